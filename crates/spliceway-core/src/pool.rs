@@ -1,0 +1,462 @@
+//! Lends empty pipes up to a limit; never splices.
+//!
+//! ```text
+//!   acquire ─▶ this thread's shelf ─▶ shared shelf ─▶ create, within the budget ─▶ a shelf of another thread ─▶ smaller class ─▶ no
+//!   drop    ─▶ clean?  this thread's shelf, and what is too many for it ─▶ shared shelf
+//!              dirty?  closed
+//!   idle    ─▶ what no shelf needed for a while is closed by a thread of the pool's own, which ends with the last idle pipe
+//! ```
+//!
+//! A hit takes one uncontended lock and touches no memory that another thread writes. All limits and counts of open pipes are
+//! moved where pipes are created and closed, which is rare.
+
+mod budget;
+mod reaper;
+mod shelf;
+
+use std::cell::RefCell;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use crate::pipe::Pipe;
+use crate::reason::Reason;
+use budget::Budget;
+pub use budget::Limits;
+use shelf::Shelf;
+
+/// Sizes a pool lends. Few, so that any pipe of a class is as good as another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum SizeClass {
+    /// 64 KiB, the kernel's default: best where fragments are as small as a segment.
+    Kib64,
+    /// 256 KiB: takes most of the gain where fragments are large.
+    Kib256,
+    /// 1 MiB, the default of `fs.pipe-max-size`: for few flows, as 64 of them are all the pages a user may hold.
+    Mib1,
+}
+
+impl SizeClass {
+    /// Every class, smallest first.
+    pub const ALL: [Self; 3] = [Self::Kib64, Self::Kib256, Self::Mib1];
+
+    /// The nominal size in bytes.
+    #[must_use]
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::Kib64 => 64 << 10,
+            Self::Kib256 => 256 << 10,
+            Self::Mib1 => 1 << 20,
+        }
+    }
+
+    /// The next class up, or `self` at the top.
+    #[must_use]
+    pub const fn larger(self) -> Self {
+        match self {
+            Self::Kib64 => Self::Kib256,
+            Self::Kib256 | Self::Mib1 => Self::Mib1,
+        }
+    }
+
+    /// The next class down, if there is one.
+    #[must_use]
+    pub const fn smaller(self) -> Option<Self> {
+        match self {
+            Self::Kib64 => None,
+            Self::Kib256 => Some(Self::Kib64),
+            Self::Mib1 => Some(Self::Kib256),
+        }
+    }
+
+    /// The class a pipe of this capacity serves; `None` if it is too small for any.
+    fn of_capacity(bytes: usize) -> Option<Self> {
+        Self::ALL.into_iter().rev().find(|class| class.bytes() <= bytes)
+    }
+}
+
+/// A bounded pool of empty pipes, cheap to clone: clones are the same pool.
+///
+/// Limits and what happens at them: [`Limits`]. Dropping the last clone closes the idle pipes; pipes still lent close when they
+/// come back.
+#[derive(Clone)]
+pub struct PipePool {
+    owner: Arc<Owner>,
+}
+
+/// Closes a pool's idle pipes when the last [`PipePool`] goes. (Lent pipes keep the [`Shared`] part alive, not the pool.)
+struct Owner(Arc<Shared>);
+
+pub(crate) struct Shared {
+    limits: Limits,
+    budget: Budget,
+    /// Set once, before the shelves are emptied for the last time: nothing is shelved any more.
+    closed: AtomicBool,
+    /// What did not fit a thread's own shelf.
+    overflow: Mutex<Shelf>,
+    /// Every thread's shelf, for the reaper, for stealing at the limit and for counting.
+    shelves: Mutex<Vec<Weak<Mutex<Shelf>>>>,
+    reaper_runs: AtomicBool,
+    created: AtomicU64,
+    closed_dirty: AtomicU64,
+    closed_idle: AtomicU64,
+    denied: [AtomicU64; Reason::ALL.len()],
+}
+
+/// One pool's shelf of one thread. The weak reference pins the pool's address, by which the shelf is found.
+struct LocalShelf {
+    pool: Weak<Shared>,
+    shelf: Arc<Mutex<Shelf>>,
+}
+
+thread_local! {
+    /// Few pools, so a scan; mostly the global one alone.
+    static LOCAL: RefCell<Vec<LocalShelf>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Drop for LocalShelf {
+    /// The thread ends: its pipes go where other threads find them.
+    fn drop(&mut self) {
+        if let Some(pool) = self.pool.upgrade() {
+            let left = lock(&self.shelf).take_all();
+            lock(&pool.overflow).put_all(left);
+            pool.wake_reaper();
+        }
+    }
+}
+
+/// A pool's counters and gauges at one moment. Under load the parts are taken one after another, so sums may be off by a few.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolStats {
+    /// Pipes made so far.
+    pub created: u64,
+    /// Acquires served by a pipe that had been used before.
+    pub reused: u64,
+    /// Pipes now in use.
+    pub lent: usize,
+    /// Pipes now shelved.
+    pub idle: usize,
+    /// Pages of all open pipes, lent and idle.
+    pub pages: usize,
+    /// Pipes closed because they came back with bytes inside, or after an error.
+    pub closed_dirty: u64,
+    /// Pipes closed because nobody had needed them for a while.
+    pub closed_idle: u64,
+    /// Acquires refused, with the reason. Reasons that never occurred are left out.
+    pub denied: Vec<(Reason, u64)>,
+}
+
+impl PipePool {
+    /// The pool of this process, made at the first call with [`Limits::of_this_process`].
+    #[must_use]
+    pub fn global() -> &'static Self {
+        static GLOBAL: OnceLock<PipePool> = OnceLock::new();
+        GLOBAL.get_or_init(|| Self::new(Limits::of_this_process()))
+    }
+
+    /// A pool of its own, with its own limits.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        let shared = Shared {
+            budget: Budget::new(&limits),
+            limits,
+            closed: AtomicBool::new(false),
+            overflow: Mutex::default(),
+            shelves: Mutex::default(),
+            reaper_runs: AtomicBool::new(false),
+            created: AtomicU64::new(0),
+            closed_dirty: AtomicU64::new(0),
+            closed_idle: AtomicU64::new(0),
+            denied: Default::default(),
+        };
+        Self { owner: Arc::new(Owner(Arc::new(shared))) }
+    }
+
+    /// An empty pipe of `class`, or of a smaller one where the budget or the kernel gives no more.
+    ///
+    /// Costs tens of nanoseconds if one is shelved, some microseconds if it must be made. Never waits for one to come back.
+    ///
+    /// # Errors
+    /// The [`Reason`] there is none, which is also counted. It is one of this moment: try again later.
+    pub fn acquire(&self, class: SizeClass) -> Result<PooledPipe, Reason> {
+        let shared = &self.owner.0;
+        let lent = match shared.shelved(class) {
+            Some(lent) => lent,
+            None => shared.create(class)?,
+        };
+        debug_assert!(lent.pipe.is_clean(), "the pool lends clean pipes only");
+        Ok(PooledPipe { lent: Some(lent) })
+    }
+
+    /// Counters and gauges.
+    #[must_use]
+    pub fn stats(&self) -> PoolStats {
+        let shared = &self.owner.0;
+        let (mut idle, mut reused) = (0, 0);
+        shared.for_each_shelf(|shelf| {
+            idle += shelf.idle();
+            reused += shelf.reused;
+        });
+        let counted = |reason: Reason| (reason, shared.denied[reason as usize].load(Ordering::Relaxed));
+        PoolStats {
+            created: shared.created.load(Ordering::Relaxed),
+            reused,
+            lent: shared.budget.pipes().saturating_sub(idle),
+            idle,
+            pages: shared.budget.pages(),
+            closed_dirty: shared.closed_dirty.load(Ordering::Relaxed),
+            closed_idle: shared.closed_idle.load(Ordering::Relaxed),
+            denied: Reason::ALL.into_iter().map(counted).filter(|(_, count)| *count > 0).collect(),
+        }
+    }
+
+    /// The limits it was made with.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
+        &self.owner.0.limits
+    }
+}
+
+impl Shared {
+    /// A pipe that lies ready on this thread's shelf or on the shared one.
+    fn shelved(self: &Arc<Self>, class: SizeClass) -> Option<Lent> {
+        let local = LOCAL.try_with(|local| lock(self.shelf_in(&mut local.borrow_mut())).take(class));
+        local.ok().flatten().or_else(|| lock(&self.overflow).take(class))
+    }
+
+    /// A new pipe within the budget, of this class or the next smaller one that can be had.
+    #[cold]
+    fn create(self: &Arc<Self>, class: SizeClass) -> Result<Lent, Reason> {
+        let mut wanted = class;
+        loop {
+            let refused = match self.create_exactly(wanted) {
+                Ok(pipe) => return Ok(pipe),
+                Err(refused) => refused,
+            };
+            match wanted.smaller() {
+                Some(smaller) => wanted = smaller,
+                None => {
+                    self.denied[refused as usize].fetch_add(1, Ordering::Relaxed);
+                    return Err(refused);
+                }
+            }
+        }
+    }
+
+    fn create_exactly(self: &Arc<Self>, class: SizeClass) -> Result<Lent, Reason> {
+        let mut reservation = self.reserve(class.bytes())?;
+        let pipe = Pipe::with_capacity(class.bytes()).map_err(|error| Reason::of_error(&error))?;
+        reservation.correct(pipe.capacity());
+        let lent = Lent { pipe, reservation };
+        if SizeClass::of_capacity(lent.pipe.capacity()).is_none() {
+            return Err(Reason::Undersized);
+        }
+        self.created.fetch_add(1, Ordering::Relaxed);
+        Ok(lent)
+    }
+
+    /// Room in the budget. An idle pipe holds room that a busy relay can use, so at the limit the idle ones are closed first.
+    fn reserve(self: &Arc<Self>, capacity: usize) -> Result<Reservation, Reason> {
+        while let Err(refused) = self.budget.reserve(capacity) {
+            if self.evict_idle() == 0 {
+                return Err(refused);
+            }
+        }
+        Ok(Reservation { pool: Arc::clone(self), capacity })
+    }
+
+    /// Closes every idle pipe of every thread: how many there were.
+    fn evict_idle(&self) -> usize {
+        let mut idle = Vec::new();
+        self.for_each_shelf(|shelf| idle.append(&mut shelf.take_all()));
+        self.close_idle(idle)
+    }
+
+    fn close_idle(&self, idle: Vec<(SizeClass, Lent)>) -> usize {
+        self.closed_idle.fetch_add(idle.len() as u64, Ordering::Relaxed);
+        idle.len()
+    }
+
+    /// Runs `visit` on the shared shelf and on every thread's, one lock at a time. Forgets shelves of threads that ended.
+    fn for_each_shelf(&self, mut visit: impl FnMut(&mut Shelf)) {
+        visit(&mut lock(&self.overflow));
+        let shelves = {
+            let mut shelves = lock(&self.shelves);
+            shelves.retain(|shelf| shelf.strong_count() > 0);
+            shelves.clone()
+        };
+        for shelf in shelves.iter().filter_map(Weak::upgrade) {
+            visit(&mut lock(&shelf));
+        }
+    }
+
+    /// This pool's shelf among those of this thread, made at the first call.
+    fn shelf_in<'local>(self: &Arc<Self>, local: &'local mut Vec<LocalShelf>) -> &'local Mutex<Shelf> {
+        let found = local.iter().position(|entry| std::ptr::eq(entry.pool.as_ptr(), Arc::as_ptr(self)));
+        let index = found.unwrap_or_else(|| {
+            local.retain(|entry| entry.pool.strong_count() > 0);
+            local.push(self.new_shelf());
+            local.len() - 1
+        });
+        &local[index].shelf
+    }
+
+    #[cold]
+    fn new_shelf(self: &Arc<Self>) -> LocalShelf {
+        let shelf = Arc::<Mutex<Shelf>>::default();
+        lock(&self.shelves).push(Arc::downgrade(&shelf));
+        LocalShelf { pool: Arc::downgrade(self), shelf }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.closed.store(true, Ordering::Release);
+        self.0.evict_idle();
+    }
+}
+
+/// An open pipe of a pool, lent or idle. The reference to the pool travels with it, so that a hit counts none. Dropping it
+/// closes the pipe and then, fields in order, frees its room in the budget.
+pub(crate) struct Lent {
+    pipe: Pipe,
+    reservation: Reservation,
+}
+
+/// Room for one pipe in a pool's budget, until dropped.
+struct Reservation {
+    pool: Arc<Shared>,
+    capacity: usize,
+}
+
+impl Reservation {
+    /// What was granted may be less than was reserved (soft limit) or more (large pages): the budget counts what is.
+    fn correct(&mut self, granted: usize) {
+        self.pool.budget.correct(self.capacity, granted);
+        self.capacity = granted;
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.pool.budget.release(self.capacity);
+    }
+}
+
+impl Lent {
+    fn pool(&self) -> &Arc<Shared> {
+        &self.reservation.pool
+    }
+
+    /// Back to the pool: shelved if it is clean, else closed.
+    fn give_back(self) {
+        match SizeClass::of_capacity(self.pipe.capacity()) {
+            Some(class) if self.pipe.is_clean() => self.shelve(class),
+            _ => self.close_dirty(),
+        }
+    }
+
+    fn close_dirty(self) {
+        self.pool().closed_dirty.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// On this thread's shelf, or on the shared one if that has enough. Closed if the pool is gone or the thread is ending.
+    fn shelve(self, class: SizeClass) {
+        let local = LOCAL.try_with(|local| {
+            let room = self.pool().limits.idle_per_thread;
+            let mut local = local.borrow_mut();
+            let shelf = self.pool().shelf_in(&mut local);
+            self.put_on(shelf, class, room)
+        });
+        let unwatched = match local {
+            Ok(Err(surplus)) => {
+                let pool = Arc::clone(surplus.pool());
+                surplus.put_on(&pool.overflow, class, usize::MAX).ok().flatten()
+            }
+            Ok(Ok(unwatched)) => unwatched,
+            Err(_) => None,
+        };
+        if let Some(pool) = unwatched {
+            pool.wake_reaper();
+        }
+    }
+
+    /// Puts it there and returns the pool if no reaper watches it; or hands it back for want of room or of a living pool.
+    fn put_on(self, shelf: &Mutex<Shelf>, class: SizeClass, room: usize) -> Result<Option<Arc<Shared>>, Self> {
+        let mut shelf = lock(shelf);
+        if shelf.idle_of(class) >= room || self.pool().closed.load(Ordering::Acquire) {
+            return Err(self);
+        }
+        // Under the shelf's lock: a reaper about to end either finds the pipe there, or is seen here to be gone.
+        let watched = self.pool().reaper_runs.load(Ordering::Acquire);
+        let unwatched = (!watched).then(|| Arc::clone(self.pool()));
+        shelf.put(class, self);
+        Ok(unwatched)
+    }
+}
+
+/// A pipe on loan. Dropping it gives it back: shelved if it is clean, closed if it holds bytes or a call on it failed.
+pub struct PooledPipe {
+    lent: Option<Lent>,
+}
+
+impl PooledPipe {
+    /// Closes the pipe whatever its state: for a caller who doubts what is inside.
+    pub fn discard(mut self) {
+        if let Some(lent) = self.lent.take() {
+            lent.close_dirty();
+        }
+    }
+
+    /// The class it serves.
+    #[must_use]
+    pub fn class(&self) -> SizeClass {
+        SizeClass::of_capacity(self.capacity()).unwrap_or(SizeClass::Kib64)
+    }
+}
+
+impl Deref for PooledPipe {
+    type Target = Pipe;
+
+    fn deref(&self) -> &Pipe {
+        &self.lent.as_ref().expect("lent until dropped").pipe
+    }
+}
+
+impl DerefMut for PooledPipe {
+    fn deref_mut(&mut self) -> &mut Pipe {
+        &mut self.lent.as_mut().expect("lent until dropped").pipe
+    }
+}
+
+impl Drop for PooledPipe {
+    fn drop(&mut self) {
+        if let Some(lent) = self.lent.take() {
+            lent.give_back();
+        }
+    }
+}
+
+impl fmt::Debug for PooledPipe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl fmt::Debug for PipePool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PipePool").field("limits", self.limits()).field("stats", &self.stats()).finish()
+    }
+}
+
+/// A shelf is a stack of whole pipes at every instant, so a panic while it was locked has broken nothing.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The default of [`Limits::idle_timeout`].
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);

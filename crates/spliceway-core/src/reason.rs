@@ -1,0 +1,138 @@
+use std::fmt;
+use std::io;
+
+use crate::sys::Errno;
+
+/// Why bytes are copied that might have been spliced.
+///
+/// Not an error: the relay goes on by `recv` and `send`. It is a fact to count and to show, because a fallback that
+/// nobody sees is how peers lost their zero copy for a year.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reason {
+    /// One of the streams is no plain socket (a TLS stream, a mock, a pipe end …).
+    NotSockets,
+    /// The caller asked for copying.
+    Disabled,
+    /// `EPERM`: a security policy forbids the call (or the soft limit forbids a pipe of that size).
+    NotPermitted,
+    /// `ENOSYS`: this kernel, or a sandbox in front of it, has no such call.
+    NotImplemented,
+    /// `EINVAL`: this kind of descriptor cannot be spliced.
+    InvalidArgument,
+    /// `EBADF`: a descriptor is not open for this kind of use.
+    BadDescriptor,
+    /// `EOPNOTSUPP`: the socket's protocol does not splice.
+    NotSupported,
+    /// `ENOMEM` or `ENOBUFS`.
+    NoMemory,
+    /// `EMFILE`: this process has no descriptor left for a pipe.
+    ProcessDescriptors,
+    /// `ENFILE`: the system has no file left for a pipe.
+    SystemFiles,
+    /// The pool's limit on pipes is reached.
+    PipeBudget,
+    /// The pool's limit on pipe pages is reached.
+    PageBudget,
+    /// The kernel grants only pipes of a few slots: this user is past `fs.pipe-user-pages-soft`.
+    Undersized,
+}
+
+/// How long a [`Reason`] to copy holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Every socket of this process: it is tried again only now and then.
+    Process,
+    /// This relay, for good: it lies in its descriptors.
+    Relay,
+    /// This moment: it is tried again after some more bytes.
+    Moment,
+}
+
+impl Reason {
+    /// Every reason, for whoever keeps a count of each.
+    pub const ALL: [Self; 13] = [
+        Self::NotSockets,
+        Self::Disabled,
+        Self::NotPermitted,
+        Self::NotImplemented,
+        Self::InvalidArgument,
+        Self::BadDescriptor,
+        Self::NotSupported,
+        Self::NoMemory,
+        Self::ProcessDescriptors,
+        Self::SystemFiles,
+        Self::PipeBudget,
+        Self::PageBudget,
+        Self::Undersized,
+    ];
+
+    /// A stable name in lower case and underscores, fit for a metric's label.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::NotSockets => "not_sockets",
+            Self::Disabled => "disabled",
+            Self::NotPermitted => "eperm",
+            Self::NotImplemented => "enosys",
+            Self::InvalidArgument => "einval",
+            Self::BadDescriptor => "ebadf",
+            Self::NotSupported => "eopnotsupp",
+            Self::NoMemory => "enomem",
+            Self::ProcessDescriptors => "emfile",
+            Self::SystemFiles => "enfile",
+            Self::PipeBudget => "pipe_budget",
+            Self::PageBudget => "page_budget",
+            Self::Undersized => "undersized",
+        }
+    }
+
+    /// How long this reason holds.
+    #[must_use]
+    pub const fn scope(self) -> Scope {
+        match self {
+            Self::NotPermitted | Self::NotImplemented => Scope::Process,
+            Self::NotSockets
+            | Self::Disabled
+            | Self::InvalidArgument
+            | Self::BadDescriptor
+            | Self::NotSupported => Scope::Relay,
+            Self::NoMemory
+            | Self::ProcessDescriptors
+            | Self::SystemFiles
+            | Self::PipeBudget
+            | Self::PageBudget
+            | Self::Undersized => Scope::Moment,
+        }
+    }
+
+    /// The reason that `errno` of `splice(2)` or `pipe2(2)` gives to copy instead; `None` where it is a broken stream.
+    ///
+    /// Taking the wrong one for a reason does no harm: the copy that follows meets the same error and reports it.
+    pub(crate) const fn of_errno(errno: Errno) -> Option<Self> {
+        match errno {
+            Errno::PERM => Some(Self::NotPermitted),
+            Errno::NOSYS => Some(Self::NotImplemented),
+            Errno::INVAL => Some(Self::InvalidArgument),
+            Errno::BADF => Some(Self::BadDescriptor),
+            Errno::OPNOTSUPP => Some(Self::NotSupported),
+            Errno::NOMEM | Errno::NOBUFS => Some(Self::NoMemory),
+            Errno::MFILE => Some(Self::ProcessDescriptors),
+            Errno::NFILE => Some(Self::SystemFiles),
+            _ => None,
+        }
+    }
+}
+
+impl Reason {
+    /// The reason there is no pipe, of an error of `pipe2(2)`. An errno that man page does not know counts as want of memory.
+    pub(crate) fn of_error(error: &io::Error) -> Self {
+        Errno::from_io_error(error).and_then(Self::of_errno).unwrap_or(Self::NoMemory)
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}

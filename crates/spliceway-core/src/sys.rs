@@ -1,0 +1,102 @@
+//! One thin function per system call; nothing is decided here.
+//!
+//! This is the only file of the crate that may hold `unsafe`, and only because two things have no safe wrapper in rustix:
+//! the `TCP_INQ` socket option and the control message that comes of it (tcp(7), `include/uapi/linux/tcp.h`). They tell, with
+//! the bytes of a receive, how many more wait behind them, which no return value of `recv` tells.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{RecvFlags, SendFlags};
+use rustix::pipe::{PipeFlags, SpliceFlags};
+
+pub(crate) use rustix::io::Errno;
+
+/// `pipe2(O_CLOEXEC | O_NONBLOCK)`: the reading and the writing end.
+pub(crate) fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
+    rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)
+}
+
+/// `fcntl(F_GETPIPE_SZ)`, bytes.
+pub(crate) fn pipe_size(pipe: BorrowedFd<'_>) -> Result<usize, Errno> {
+    rustix::pipe::fcntl_getpipe_size(pipe)
+}
+
+/// `fcntl(F_SETPIPE_SZ)`, bytes: the size the kernel granted.
+pub(crate) fn set_pipe_size(pipe: BorrowedFd<'_>, bytes: usize) -> Result<usize, Errno> {
+    rustix::pipe::fcntl_setpipe_size(pipe, bytes)
+}
+
+/// `splice(from, to, len, SPLICE_F_NONBLOCK)`. Never `SPLICE_F_MORE`: it corks the sink for up to 200 ms.
+pub(crate) fn splice(from: BorrowedFd<'_>, to: BorrowedFd<'_>, len: usize) -> Result<usize, Errno> {
+    rustix::pipe::splice(from, None, to, None, len, SpliceFlags::NONBLOCK)
+}
+
+/// `read(2)`.
+pub(crate) fn read(fd: BorrowedFd<'_>, buf: &mut [u8]) -> Result<usize, Errno> {
+    rustix::io::read(fd, buf)
+}
+
+/// `send(2)` with `MSG_NOSIGNAL`.
+pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
+    rustix::net::send(socket, bytes, SendFlags::NOSIGNAL)
+}
+
+/// `recv(2)`.
+pub(crate) fn recv(socket: BorrowedFd<'_>, buf: &mut [u8]) -> Result<usize, Errno> {
+    rustix::net::recv(socket, buf, RecvFlags::empty()).map(|(_, len)| len)
+}
+
+/// `recv(2)` of one byte with `MSG_PEEK`: 1, or 0 at the end of the stream.
+pub(crate) fn peek(socket: BorrowedFd<'_>) -> Result<usize, Errno> {
+    let mut byte = [0];
+    rustix::net::recv(socket, &mut byte[..], RecvFlags::PEEK).map(|(_, len)| len)
+}
+
+/// `setsockopt(TCP_INQ)`: from now on [`recv_inq`] tells what is left. Linux 4.18; TCP alone has it.
+pub(crate) fn enable_inq(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    // SAFETY: the option's value is one int, which outlives the call, and its size is passed with it.
+    let outcome = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INQ,
+            (&raw const on).cast(),
+            mem::size_of_val(&on) as libc::socklen_t,
+        )
+    };
+    if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The control message of `TCP_INQ` (level `IPPROTO_TCP`, type `TCP_CM_INQ`) as the kernel lays it out.
+#[repr(C)]
+struct InqMessage {
+    header: libc::cmsghdr,
+    left: libc::c_int,
+    // CMSG_SPACE rounds up to the alignment of the header.
+    padding: libc::c_int,
+}
+
+/// `recvmsg(2)`: the bytes received, and how many wait behind them if the kernel said.
+pub(crate) fn recv_inq(socket: BorrowedFd<'_>, buf: &mut [u8]) -> Result<(usize, Option<usize>), Errno> {
+    // SAFETY: all three are plain C structs of integers and pointers, for which all zeroes is a valid value.
+    let (mut message, mut control): (libc::msghdr, InqMessage) = unsafe { (mem::zeroed(), mem::zeroed()) };
+    let mut iov = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
+    message.msg_iov = &raw mut iov;
+    message.msg_iovlen = 1;
+    message.msg_control = (&raw mut control).cast();
+    message.msg_controllen = mem::size_of::<InqMessage>() as _;
+    // SAFETY: `message` points at one iovec over `buf`, borrowed mutably, and at a control buffer of the stated size that
+    // is aligned for a cmsghdr; both outlive the call, and the kernel writes inside these bounds alone.
+    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, 0) };
+    if received < 0 {
+        return Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO));
+    }
+    let said = message.msg_controllen as usize >= mem::size_of::<libc::cmsghdr>()
+        && control.header.cmsg_level == libc::IPPROTO_TCP
+        && control.header.cmsg_type == libc::TCP_CM_INQ;
+    Ok((received as usize, said.then(|| usize::try_from(control.left).unwrap_or(0))))
+}
