@@ -62,7 +62,13 @@ impl Pipe {
     pub fn new() -> io::Result<Self> {
         let (reader, writer) = sys::pipe()?;
         let capacity = sys::pipe_size(writer.as_fd())?;
-        Ok(Self { reader, writer, capacity, len: 0, sound: true })
+        Ok(Self {
+            reader,
+            writer,
+            capacity,
+            len: 0,
+            sound: true,
+        })
     }
 
     /// A pipe of `bytes`, or of what the kernel grants: ask [`capacity`](Pipe::capacity).
@@ -114,7 +120,11 @@ impl Pipe {
     /// # Panics
     /// If the pipe is not empty.
     pub fn fill_from(&mut self, source: impl AsFd) -> io::Result<Fill> {
-        assert!(self.is_empty(), "fill_from enters with an empty pipe, this one holds {} bytes", self.len);
+        assert!(
+            self.is_empty(),
+            "fill_from enters with an empty pipe, this one holds {} bytes",
+            self.len
+        );
         let (source, writer) = (source.as_fd(), self.writer.as_fd());
         match retry_on_intr(|| sys::splice(source, writer, self.capacity)) {
             Ok(0) => Ok(Fill::MaybeEof),

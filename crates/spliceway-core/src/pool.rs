@@ -173,7 +173,9 @@ impl PipePool {
             closed_idle: AtomicU64::new(0),
             denied: Default::default(),
         };
-        Self { owner: Arc::new(Owner(Arc::new(shared))) }
+        Self {
+            owner: Arc::new(Owner(Arc::new(shared))),
+        }
     }
 
     /// An empty pipe of `class`, or of a smaller one where the budget or the kernel gives no more.
@@ -186,7 +188,7 @@ impl PipePool {
         let shared = &self.owner.0;
         let lent = match shared.shelved(class) {
             Some(lent) => lent,
-            None => shared.create(class)?,
+            None => shared.find_or_create(class)?,
         };
         debug_assert!(lent.pipe.is_clean(), "the pool lends clean pipes only");
         Ok(PooledPipe { lent: Some(lent) })
@@ -210,7 +212,11 @@ impl PipePool {
             pages: shared.budget.pages(),
             closed_dirty: shared.closed_dirty.load(Ordering::Relaxed),
             closed_idle: shared.closed_idle.load(Ordering::Relaxed),
-            denied: Reason::ALL.into_iter().map(counted).filter(|(_, count)| *count > 0).collect(),
+            denied: Reason::ALL
+                .into_iter()
+                .map(counted)
+                .filter(|(_, count)| *count > 0)
+                .collect(),
         }
     }
 
@@ -228,27 +234,32 @@ impl Shared {
         local.ok().flatten().or_else(|| lock(&self.overflow).take(class))
     }
 
-    /// A new pipe within the budget, of this class or the next smaller one that can be had.
+    /// A new pipe within the budget, or a shelved one of a smaller class. If there is neither, the idle pipes of all threads
+    /// make room: they hold budget that a busy relay can use.
     #[cold]
-    fn create(self: &Arc<Self>, class: SizeClass) -> Result<Lent, Reason> {
-        let mut wanted = class;
+    fn find_or_create(self: &Arc<Self>, class: SizeClass) -> Result<Lent, Reason> {
         loop {
-            let refused = match self.create_exactly(wanted) {
+            let refused = match self.create(class) {
                 Ok(pipe) => return Ok(pipe),
                 Err(refused) => refused,
             };
-            match wanted.smaller() {
-                Some(smaller) => wanted = smaller,
-                None => {
-                    self.denied[refused as usize].fetch_add(1, Ordering::Relaxed);
-                    return Err(refused);
-                }
+            let mut smaller = std::iter::successors(class.smaller(), |class| class.smaller());
+            if let Some(pipe) = smaller.find_map(|class| self.shelved(class).or_else(|| self.create(class).ok())) {
+                return Ok(pipe);
+            }
+            if self.evict_idle() == 0 {
+                self.denied[refused as usize].fetch_add(1, Ordering::Relaxed);
+                return Err(refused);
             }
         }
     }
 
-    fn create_exactly(self: &Arc<Self>, class: SizeClass) -> Result<Lent, Reason> {
-        let mut reservation = self.reserve(class.bytes())?;
+    fn create(self: &Arc<Self>, class: SizeClass) -> Result<Lent, Reason> {
+        self.budget.reserve(class.bytes())?;
+        let mut reservation = Reservation {
+            pool: Arc::clone(self),
+            capacity: class.bytes(),
+        };
         let pipe = Pipe::with_capacity(class.bytes()).map_err(|error| Reason::of_error(&error))?;
         reservation.correct(pipe.capacity());
         let lent = Lent { pipe, reservation };
@@ -257,16 +268,6 @@ impl Shared {
         }
         self.created.fetch_add(1, Ordering::Relaxed);
         Ok(lent)
-    }
-
-    /// Room in the budget. An idle pipe holds room that a busy relay can use, so at the limit the idle ones are closed first.
-    fn reserve(self: &Arc<Self>, capacity: usize) -> Result<Reservation, Reason> {
-        while let Err(refused) = self.budget.reserve(capacity) {
-            if self.evict_idle() == 0 {
-                return Err(refused);
-            }
-        }
-        Ok(Reservation { pool: Arc::clone(self), capacity })
     }
 
     /// Closes every idle pipe of every thread: how many there were.
@@ -296,7 +297,9 @@ impl Shared {
 
     /// This pool's shelf among those of this thread, made at the first call.
     fn shelf_in<'local>(self: &Arc<Self>, local: &'local mut Vec<LocalShelf>) -> &'local Mutex<Shelf> {
-        let found = local.iter().position(|entry| std::ptr::eq(entry.pool.as_ptr(), Arc::as_ptr(self)));
+        let found = local
+            .iter()
+            .position(|entry| std::ptr::eq(entry.pool.as_ptr(), Arc::as_ptr(self)));
         let index = found.unwrap_or_else(|| {
             local.retain(|entry| entry.pool.strong_count() > 0);
             local.push(self.new_shelf());
@@ -309,7 +312,10 @@ impl Shared {
     fn new_shelf(self: &Arc<Self>) -> LocalShelf {
         let shelf = Arc::<Mutex<Shelf>>::default();
         lock(&self.shelves).push(Arc::downgrade(&shelf));
-        LocalShelf { pool: Arc::downgrade(self), shelf }
+        LocalShelf {
+            pool: Arc::downgrade(self),
+            shelf,
+        }
     }
 }
 
@@ -449,7 +455,10 @@ impl fmt::Debug for PooledPipe {
 
 impl fmt::Debug for PipePool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PipePool").field("limits", self.limits()).field("stats", &self.stats()).finish()
+        f.debug_struct("PipePool")
+            .field("limits", self.limits())
+            .field("stats", &self.stats())
+            .finish()
     }
 }
 

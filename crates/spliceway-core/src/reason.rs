@@ -92,11 +92,9 @@ impl Reason {
     pub const fn scope(self) -> Scope {
         match self {
             Self::NotPermitted | Self::NotImplemented => Scope::Process,
-            Self::NotSockets
-            | Self::Disabled
-            | Self::InvalidArgument
-            | Self::BadDescriptor
-            | Self::NotSupported => Scope::Relay,
+            Self::NotSockets | Self::Disabled | Self::InvalidArgument | Self::BadDescriptor | Self::NotSupported => {
+                Scope::Relay
+            }
             Self::NoMemory
             | Self::ProcessDescriptors
             | Self::SystemFiles
@@ -127,7 +125,9 @@ impl Reason {
 impl Reason {
     /// The reason there is no pipe, of an error of `pipe2(2)`. An errno that man page does not know counts as want of memory.
     pub(crate) fn of_error(error: &io::Error) -> Self {
-        Errno::from_io_error(error).and_then(Self::of_errno).unwrap_or(Self::NoMemory)
+        Errno::from_io_error(error)
+            .and_then(Self::of_errno)
+            .unwrap_or(Self::NoMemory)
     }
 }
 

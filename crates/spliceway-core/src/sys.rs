@@ -68,7 +68,11 @@ pub(crate) fn enable_inq(socket: BorrowedFd<'_>) -> io::Result<()> {
             mem::size_of_val(&on) as libc::socklen_t,
         )
     };
-    if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if outcome == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// The control message of `TCP_INQ` (level `IPPROTO_TCP`, type `TCP_CM_INQ`) as the kernel lays it out.
@@ -84,7 +88,10 @@ struct InqMessage {
 pub(crate) fn recv_inq(socket: BorrowedFd<'_>, buf: &mut [u8]) -> Result<(usize, Option<usize>), Errno> {
     // SAFETY: all three are plain C structs of integers and pointers, for which all zeroes is a valid value.
     let (mut message, mut control): (libc::msghdr, InqMessage) = unsafe { (mem::zeroed(), mem::zeroed()) };
-    let mut iov = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
+    let mut iov = libc::iovec {
+        iov_base: buf.as_mut_ptr().cast(),
+        iov_len: buf.len(),
+    };
     message.msg_iov = &raw mut iov;
     message.msg_iovlen = 1;
     message.msg_control = (&raw mut control).cast();
@@ -98,5 +105,8 @@ pub(crate) fn recv_inq(socket: BorrowedFd<'_>, buf: &mut [u8]) -> Result<(usize,
     let said = message.msg_controllen as usize >= mem::size_of::<libc::cmsghdr>()
         && control.header.cmsg_level == libc::IPPROTO_TCP
         && control.header.cmsg_type == libc::TCP_CM_INQ;
-    Ok((received as usize, said.then(|| usize::try_from(control.left).unwrap_or(0))))
+    Ok((
+        received as usize,
+        said.then(|| usize::try_from(control.left).unwrap_or(0)),
+    ))
 }

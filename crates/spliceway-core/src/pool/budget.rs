@@ -39,7 +39,9 @@ impl Limits {
     /// in pages, or 262,144 pages where that limit is off or does not bind this process.
     #[must_use]
     pub fn of_this_process() -> Self {
-        let descriptors = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |soft| soft as usize);
+        let descriptors = getrlimit(Resource::Nofile)
+            .current
+            .map_or(usize::MAX, |soft| soft as usize);
         Self {
             max_pipes: (descriptors / DESCRIPTOR_SHARE / 2).max(1),
             max_pages: soft_page_limit().map_or(PRIVILEGED_PAGES, |soft| soft / PAGE_SHARE),
@@ -63,7 +65,10 @@ impl Limits {
     /// The same with another [`idle_per_thread`](Limits::idle_per_thread).
     #[must_use]
     pub fn with_idle_per_thread(self, idle_per_thread: usize) -> Self {
-        Self { idle_per_thread, ..self }
+        Self {
+            idle_per_thread,
+            ..self
+        }
     }
 
     /// The same with another [`idle_timeout`](Limits::idle_timeout).
@@ -94,8 +99,8 @@ fn is_privileged() -> bool {
             u64::from_str_radix(line.trim(), 16).ok()
         })
         .unwrap_or(0);
-    let initial_namespace = fs::read_to_string("/proc/self/uid_map")
-        .is_ok_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]));
+    let initial_namespace =
+        fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]));
     capabilities & (SYS_ADMIN | SYS_RESOURCE) != 0 && initial_namespace
 }
 
@@ -152,7 +157,9 @@ fn pages_of(capacity: usize) -> usize {
 
 fn add_up_to(count: &AtomicUsize, more: usize, limit: usize) -> Result<(), ()> {
     count
-        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| now.checked_add(more).filter(|sum| *sum <= limit))
+        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
+            now.checked_add(more).filter(|sum| *sum <= limit)
+        })
         .map(|_| ())
         .map_err(|_| ())
 }

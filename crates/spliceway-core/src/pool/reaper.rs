@@ -21,15 +21,18 @@ impl Shared {
         }
         let pool = Arc::downgrade(self);
         let period = self.limits.idle_timeout / 2;
-        let spawned = thread::Builder::new().name("spliceway-pool".into()).stack_size(STACK_BYTES).spawn(move || {
-            loop {
-                // Waiting is this thread's work, and nothing it waits for can be awaited: the absence of use has no event.
-                thread::park_timeout(period);
-                if Self::visit(&pool).is_break() {
-                    return;
+        let spawned = thread::Builder::new()
+            .name("spliceway-pool".into())
+            .stack_size(STACK_BYTES)
+            .spawn(move || {
+                loop {
+                    // Waiting is this thread's work, and nothing it waits for can be awaited: the absence of use has no event.
+                    thread::park_timeout(period);
+                    if Self::visit(&pool).is_break() {
+                        return;
+                    }
                 }
-            }
-        });
+            });
         if spawned.is_err() {
             self.reaper_runs.store(false, Ordering::Release);
             self.evict_idle();

@@ -1,0 +1,48 @@
+//! One direction between blocking sockets: the parts of this crate put together without a runtime.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use crate::counts::{Counts, DirectionSummary};
+use crate::mover::{Mover, Need, Sink, Source};
+use crate::pool::PipePool;
+use crate::transfer::{Engine, PipeSize, SCRATCH};
+
+/// Copies from `source` to `sink` until the source's end, as [`std::io::copy`] does, spliced where that is cheaper.
+///
+/// ```no_run
+/// use std::net::{Shutdown, TcpStream};
+///
+/// let (client, upstream) = (TcpStream::connect("127.0.0.1:8080")?, TcpStream::connect("127.0.0.1:8081")?);
+/// let summary = spliceway_core::copy(&client, &upstream)?;
+/// upstream.shutdown(Shutdown::Write)?;
+/// println!("{} bytes, {} of them spliced", summary.bytes, summary.spliced);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+///
+/// It blocks the thread. Like its model it does not shut the sink down. Pipes come from [`PipePool::global`].
+///
+/// # Errors
+/// Of either socket; what was delivered until then is not told. `WouldBlock` if a socket is non-blocking, or has a time-out
+/// (`SO_RCVTIMEO`, `SO_SNDTIMEO`) that passed.
+pub fn copy(source: impl AsFd, sink: impl AsFd) -> io::Result<DirectionSummary> {
+    let mut mover = Mover::new(Engine::Auto, PipeSize::Auto, PipePool::global().clone());
+    let mut scratch = vec![0; SCRATCH];
+    let counts = Counts::default();
+    loop {
+        match mover.need() {
+            Need::Source => {
+                if mover.take(&source, &mut scratch, &counts)? == Source::WouldBlock {
+                    return Err(io::ErrorKind::WouldBlock.into());
+                }
+            }
+            Need::Sink => {
+                if mover.deliver(&sink, &scratch, &counts)? == Sink::WouldBlock {
+                    return Err(io::ErrorKind::WouldBlock.into());
+                }
+            }
+            Need::Yield => mover.yielded(),
+            Need::Shutdown => return Ok(counts.snapshot()),
+        }
+    }
+}

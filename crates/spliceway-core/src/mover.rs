@@ -1,0 +1,321 @@
+//! Performs what a [`Transfer`] decides, on two sockets, and never waits.
+
+use std::io;
+use std::mem;
+use std::os::fd::AsFd;
+
+use crate::counts::Counts;
+use crate::pipe::{Drain, Fill};
+use crate::pool::{PipePool, PooledPipe, SizeClass};
+use crate::reason::Reason;
+use crate::socket::{self, TellsLeft};
+use crate::switch;
+use crate::transfer::{Engine, Event, PipeSize, SCRATCH, Step, Transfer};
+
+/// One direction at work: its [`Transfer`], and what it holds at the moment.
+///
+/// Invariant: the remainder in user space and the pipe are never both non-empty. Dropping it closes a pipe with bytes inside.
+///
+/// The caller asks for the [`step`](Mover::step), waits for the readiness that [`Need`] names in its runtime's own way, and
+/// calls the method that the need belongs to.
+#[derive(Debug)]
+pub struct Mover {
+    transfer: Transfer,
+    pool: PipePool,
+    /// The pipe, and the class it was asked for as: the pool may have given a smaller one.
+    pipe: Option<(SizeClass, PooledPipe)>,
+    rest: Rest,
+    tells: Option<TellsLeft>,
+    must_splice: bool,
+}
+
+/// What a [`Mover`] needs next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// A readable source, then [`Mover::take`].
+    Source,
+    /// A writable sink, then [`Mover::deliver`].
+    Sink,
+    /// A turn for other tasks, then [`Mover::yielded`]. The source's readiness stays as it is.
+    Yield,
+    /// `shutdown(SHUT_WR)` on the sink, if the caller passes ends on. All bytes are delivered.
+    Shutdown,
+}
+
+/// What [`Mover::take`] learnt of the source's readiness.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// It gave bytes, and the kernel said that nothing more waits: an edge will tell of the next byte.
+    Drained,
+    /// It had nothing.
+    WouldBlock,
+    /// It may have more.
+    Open,
+}
+
+/// What [`Mover::deliver`] learnt of the sink's readiness.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sink {
+    /// It takes nothing now.
+    WouldBlock,
+    /// It took some.
+    Open,
+}
+
+/// Bytes in user space that the sink has not taken yet.
+#[derive(Debug, Default)]
+enum Rest {
+    #[default]
+    Nothing,
+    /// In the caller's scratch buffer, which is only lent until the mover parks.
+    InScratch {
+        start: usize,
+        end: usize,
+    },
+    Owned {
+        bytes: Vec<u8>,
+        start: usize,
+    },
+}
+
+impl Mover {
+    /// A direction about to start.
+    #[must_use]
+    pub fn new(engine: Engine, pipe_size: PipeSize, pool: PipePool) -> Self {
+        Self {
+            transfer: Transfer::new(engine, pipe_size),
+            pool,
+            pipe: None,
+            rest: Rest::Nothing,
+            tells: None,
+            must_splice: engine == Engine::Splice,
+        }
+    }
+
+    /// `bytes` were read from the source before: they go first.
+    ///
+    /// # Panics
+    /// If the direction has already moved others.
+    pub fn preload(&mut self, bytes: Vec<u8>) {
+        if !bytes.is_empty() {
+            self.transfer.preload();
+            self.rest = Rest::Owned { bytes, start: 0 };
+        }
+    }
+
+    /// What is needed next.
+    #[must_use]
+    pub fn need(&self) -> Need {
+        match self.transfer.step() {
+            Step::Recv | Step::Peek | Step::Fill(_) => Need::Source,
+            Step::Send | Step::Drain | Step::Unload => Need::Sink,
+            Step::Yield => Need::Yield,
+            Step::Shutdown | Step::Done => Need::Shutdown,
+        }
+    }
+
+    /// Takes from the source: one `recv` into `scratch`, or one `splice` into a pipe, or one look.
+    ///
+    /// # Errors
+    /// The source's own. `Unsupported` where the engine must splice and cannot. The direction is then over.
+    ///
+    /// # Panics
+    /// If [`need`](Mover::need) is not [`Need::Source`], or `scratch` is empty.
+    pub fn take(&mut self, source: impl AsFd, scratch: &mut [u8], counts: &Counts) -> io::Result<Source> {
+        match self.transfer.step() {
+            Step::Recv => self.recv(source, scratch),
+            Step::Peek => self.peek(source),
+            Step::Fill(class) => self.fill(source, class, counts),
+            step => unreachable!("{step:?} takes nothing from the source"),
+        }
+    }
+
+    /// Delivers to the sink: one `send` or one `splice`.
+    ///
+    /// # Errors
+    /// The sink's own. `Unsupported` where the engine must splice and cannot. The direction is then over.
+    ///
+    /// # Panics
+    /// If [`need`](Mover::need) is not [`Need::Sink`]. `scratch` is the one of the [`take`](Mover::take) before.
+    pub fn deliver(&mut self, sink: impl AsFd, scratch: &[u8], counts: &Counts) -> io::Result<Sink> {
+        match self.transfer.step() {
+            Step::Send => self.send(sink, scratch, counts),
+            Step::Drain => self.drain(sink, counts),
+            Step::Unload => self.unload(),
+            step => unreachable!("{step:?} delivers nothing to the sink"),
+        }
+    }
+
+    /// Other tasks had their turn.
+    pub fn yielded(&mut self) {
+        self.transfer.on(Event::Yielded);
+    }
+
+    /// To be called before waiting for anything: gives an empty pipe back, and keeps what lies in `scratch`.
+    pub fn park(&mut self, scratch: &[u8]) {
+        if !self.transfer.step().holds_pipe() {
+            self.pipe = None;
+        }
+        if let Rest::InScratch { start, end } = self.rest {
+            self.rest = Rest::Owned {
+                bytes: scratch[start..end].to_vec(),
+                start: 0,
+            };
+        }
+    }
+
+    fn recv(&mut self, source: impl AsFd, scratch: &mut [u8]) -> io::Result<Source> {
+        let length = scratch.len().min(SCRATCH);
+        assert!(length > 0, "a recv of no bytes says nothing");
+        let source = source.as_fd();
+        let tells = *self.tells.get_or_insert_with(|| socket::ask_left(source));
+        let received = match socket::recv(source, tells, &mut scratch[..length]) {
+            Ok(received) => received,
+            Err(error) => return self.source_error(error),
+        };
+        if received.bytes == 0 {
+            self.transfer.on(Event::Eof);
+            return Ok(Source::Open);
+        }
+        self.rest = Rest::InScratch {
+            start: 0,
+            end: received.bytes,
+        };
+        self.transfer.on(Event::Received {
+            full: received.bytes == length,
+        });
+        Ok(if received.left == Some(0) {
+            Source::Drained
+        } else {
+            Source::Open
+        })
+    }
+
+    fn peek(&mut self, source: impl AsFd) -> io::Result<Source> {
+        match socket::peek(source) {
+            Ok(there_is_more) => {
+                self.transfer.on(if there_is_more { Event::Peeked } else { Event::Eof });
+                Ok(Source::Open)
+            }
+            Err(error) => self.source_error(error),
+        }
+    }
+
+    fn source_error(&mut self, error: io::Error) -> io::Result<Source> {
+        if error.kind() != io::ErrorKind::WouldBlock {
+            return Err(error);
+        }
+        self.transfer.on(Event::WouldBlock);
+        Ok(Source::WouldBlock)
+    }
+
+    fn fill(&mut self, source: impl AsFd, class: SizeClass, counts: &Counts) -> io::Result<Source> {
+        let pipe = match self.pipe_of(class) {
+            Ok(pipe) => pipe,
+            Err(reason) => return self.cannot(reason, counts).map(|()| Source::Open),
+        };
+        let event = match pipe.fill_from(source)? {
+            Fill::Moved(bytes) => Event::Filled {
+                bytes,
+                full: bytes >= pipe.capacity(),
+            },
+            Fill::WouldBlock | Fill::MaybeEof => Event::FillStopped,
+            Fill::Cannot(reason) => return self.cannot(reason, counts).map(|()| Source::Open),
+        };
+        self.transfer.on(event);
+        Ok(Source::Open)
+    }
+
+    /// The pipe held, if it was asked for as this class; else one from the pool.
+    fn pipe_of(&mut self, class: SizeClass) -> Result<&mut PooledPipe, Reason> {
+        switch::check()?;
+        self.pipe.take_if(|(asked, _)| *asked != class);
+        let pipe = match self.pipe.take() {
+            Some((_, pipe)) => pipe,
+            None => self.pool.acquire(class)?,
+        };
+        Ok(&mut self.pipe.insert((class, pipe)).1)
+    }
+
+    fn send(&mut self, sink: impl AsFd, scratch: &[u8], counts: &Counts) -> io::Result<Sink> {
+        let bytes = match socket::send(sink, self.rest.bytes(scratch)) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Sink::WouldBlock),
+            Err(error) => return Err(error),
+        };
+        counts.add_copied(bytes);
+        let left = self.rest.advance(bytes);
+        self.transfer.on(Event::Sent { bytes, left });
+        Ok(Sink::Open)
+    }
+
+    fn drain(&mut self, sink: impl AsFd, counts: &Counts) -> io::Result<Sink> {
+        let (_, pipe) = self.pipe.as_mut().expect("a pipe is drained that was filled");
+        match pipe.drain_into(sink)? {
+            Drain::Moved(bytes) => {
+                counts.add_spliced(bytes);
+                let left = pipe.len();
+                self.transfer.on(Event::Drained { bytes, left });
+                Ok(Sink::Open)
+            }
+            Drain::WouldBlock => Ok(Sink::WouldBlock),
+            Drain::Cannot(reason) => self.cannot(reason, counts).map(|()| Sink::Open),
+        }
+    }
+
+    fn unload(&mut self) -> io::Result<Sink> {
+        let (_, mut pipe) = self.pipe.take().expect("a pipe is read out that was filled");
+        self.rest = Rest::Owned {
+            bytes: pipe.read_out()?,
+            start: 0,
+        };
+        self.transfer.on(Event::Unloaded);
+        Ok(Sink::Open)
+    }
+
+    /// Falls back, or fails if it must not.
+    fn cannot(&mut self, reason: Reason, counts: &Counts) -> io::Result<()> {
+        counts.set_fallback(reason);
+        if self.must_splice {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                format!("cannot splice: {reason}"),
+            ));
+        }
+        switch::note(reason);
+        self.transfer.on(Event::Cannot(reason));
+        if !self.transfer.step().holds_pipe() {
+            self.pipe = None;
+        }
+        Ok(())
+    }
+}
+
+impl Rest {
+    fn bytes<'a>(&'a self, scratch: &'a [u8]) -> &'a [u8] {
+        match self {
+            Self::Nothing => &[],
+            Self::InScratch { start, end } => &scratch[*start..*end],
+            Self::Owned { bytes, start } => &bytes[*start..],
+        }
+    }
+
+    /// Forgets what was sent, and with the last byte the memory: how many bytes are left.
+    fn advance(&mut self, sent: usize) -> usize {
+        let left = match self {
+            Self::Nothing => 0,
+            Self::InScratch { start, end } => {
+                *start += sent;
+                *end - *start
+            }
+            Self::Owned { bytes, start } => {
+                *start += sent;
+                bytes.len() - *start
+            }
+        };
+        if left == 0 {
+            drop(mem::take(self));
+        }
+        left
+    }
+}

@@ -1,0 +1,391 @@
+//! One direction of a relay as a pure state machine: it decides what comes next from what just happened.
+//!
+//! ```text
+//!                    ┌────────────────────── all sent ──────────────────────┐
+//!                    ▼                                                      │
+//!   start ──▶ Receiving ───── bytes ──▶ Sending ────────────────────────────┤
+//!               ▲    │                     ▲                                │ after a full recv, or in a bulk flow
+//!               │    └ eof ─▶ ShuttingDown │ unloaded                       ▼
+//!               │              ▲     │  Unloading ◀── cannot ── Draining ◀─ bytes ── Filling ◀─┐
+//!               │              │     ▼                             │                   │       │ data
+//!               │             eof   Done                           ├── full fill ─────▶│       │
+//!               │              └───────────── Peeking ◀─ short ────┤                   │       │
+//!               │                                └─────────────────┼───────────────────┼───────┘
+//!               └────────────────────────────── tiny fill ─────────┘                   │
+//!               └──────────── would block, 0, cannot: a recv tells what it means ──────┘
+//! ```
+//!
+//! It has no descriptor, no waker and no clock, and counts nothing that the pipe or the remainder counts already. Whoever
+//! performs a [`Step`] tells the [`Event`]; a sink that would block is no event: the same step is due when it is writable.
+
+use crate::pool::SizeClass;
+use crate::reason::{Reason, Scope};
+
+/// The size of the buffer to receive into, bytes. A `recv` that fills it marks a flow worth splicing.
+pub const SCRATCH: usize = 64 << 10;
+
+/// A fill of less than this says that the flow is one of small messages, where one recv and one send cost less than two
+/// splices: below some 8 KiB copying wins, from 16 KiB on splicing.
+const TINY_FILL: usize = 16 << 10;
+
+/// Bytes moved before the task gives way. More buys no throughput, less costs some; see docs/defaults.md.
+const TURN: usize = 256 << 10;
+
+/// Fills in a row below half of the pipe's size before a smaller pipe is taken.
+const LOW_FILLS: u8 = 4;
+
+/// After a reason that may pass, full receives to copy before splicing is tried again: 1 MiB.
+const RETRY_AFTER: u16 = 16;
+
+/// What to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// `recv` from the source into up to [`SCRATCH`] bytes of user space, which hold nothing now.
+    Recv,
+    /// `send` what user space holds.
+    Send,
+    /// Look whether the source has bytes, or an end, and take nothing.
+    Peek,
+    /// Acquire a pipe of this class if none is held, and fill it once. It is empty.
+    Fill(SizeClass),
+    /// Drain the pipe: all it holds.
+    Drain,
+    /// Read out into user space what the pipe holds.
+    Unload,
+    /// Give other tasks a turn. Nothing is held; the source may have more.
+    Yield,
+    /// Pass the end of the stream on: `shutdown(SHUT_WR)` on the sink. Nothing is held.
+    Shutdown,
+    /// Nothing, ever again.
+    Done,
+}
+
+impl Step {
+    /// Whether the pipe may hold bytes at this step. At every other step it is empty, to be given back before waiting.
+    #[must_use]
+    pub fn holds_pipe(self) -> bool {
+        matches!(self, Self::Drain | Self::Unload)
+    }
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// [`Step::Recv`] brought bytes; `full` if they filled the buffer.
+    Received {
+        /// The buffer could have been larger.
+        full: bool,
+    },
+    /// [`Step::Send`] sent `bytes`, and user space holds `left` more.
+    Sent {
+        /// Bytes the sink took.
+        bytes: usize,
+        /// Bytes still in user space.
+        left: usize,
+    },
+    /// [`Step::Peek`] saw bytes.
+    Peeked,
+    /// [`Step::Fill`] moved `bytes`; `full` if that is all it asked for.
+    Filled {
+        /// Bytes now in the pipe.
+        bytes: usize,
+        /// The pipe's size in bytes was reached, not only its slots.
+        full: bool,
+    },
+    /// [`Step::Fill`] found nothing, or an end of stream that may be none.
+    FillStopped,
+    /// [`Step::Drain`] moved `bytes`, and the pipe holds `left` more.
+    Drained {
+        /// Bytes the sink took.
+        bytes: usize,
+        /// Bytes still in the pipe.
+        left: usize,
+    },
+    /// [`Step::Unload`] moved what the pipe held to user space.
+    Unloaded,
+    /// [`Step::Recv`] or [`Step::Peek`] found the source drained.
+    WouldBlock,
+    /// [`Step::Recv`] or [`Step::Peek`] found the end of the stream.
+    Eof,
+    /// No pipe, or one end cannot be spliced.
+    Cannot(Reason),
+    /// [`Step::Yield`] is over.
+    Yielded,
+    /// [`Step::Shutdown`] is done.
+    ShutDown,
+}
+
+/// When to splice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Engine {
+    /// Small messages are copied, bulk is spliced, and what cannot be spliced is copied.
+    #[default]
+    Auto,
+    /// Splice from the first byte. Who performs the steps fails where this cannot be.
+    Splice,
+    /// Copy always.
+    Copy,
+}
+
+/// Which pipes to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PipeSize {
+    /// The size follows the flow: 64 KiB for segment-sized fragments, 256 KiB where a fill returns that many bytes.
+    #[default]
+    Auto,
+    /// This size, or a smaller one where the budget gives no more.
+    Fixed(SizeClass),
+}
+
+/// One direction of a relay. See the [module](self) for its states.
+#[derive(Debug)]
+pub struct Transfer {
+    state: State,
+    flow: Flow,
+    sizing: Sizing,
+    /// Bytes delivered since the last yield.
+    turn: usize,
+}
+
+/// Named for what comes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Receiving,
+    Sending { full: bool },
+    Filling,
+    Draining { fill: LastFill },
+    Peeking,
+    Unloading,
+    ShuttingDown,
+    Done,
+}
+
+/// What the fill that is being drained tells about the source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LastFill {
+    /// All it asked for: there will be more.
+    Full,
+    /// Less, for want of slots or of bytes.
+    Short,
+    /// So little that this is a flow of small messages.
+    Tiny,
+}
+
+/// What kind of flow this is held to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flow {
+    /// Small messages: recv first, look for a full one.
+    Messages,
+    /// Bulk: fill first.
+    Bulk,
+    /// Fill first, whatever comes.
+    Spliced,
+    /// Not to be spliced for so many full receives, or ever.
+    Copied { retry_after: Option<u16> },
+}
+
+/// The class of pipe to ask for, and how it came to be.
+#[derive(Clone, Copy, Debug)]
+struct Sizing {
+    class: SizeClass,
+    low_fills: u8,
+    follows: bool,
+}
+
+impl Transfer {
+    /// A direction about to start.
+    #[must_use]
+    pub fn new(engine: Engine, pipe_size: PipeSize) -> Self {
+        let (state, flow) = match engine {
+            Engine::Auto => (State::Receiving, Flow::Messages),
+            Engine::Splice => (State::Filling, Flow::Spliced),
+            Engine::Copy => (State::Receiving, Flow::Copied { retry_after: None }),
+        };
+        Self {
+            state,
+            flow,
+            sizing: Sizing::new(pipe_size),
+            turn: 0,
+        }
+    }
+
+    /// User space holds bytes of the source that were read before: they go first.
+    ///
+    /// # Panics
+    /// If the direction has already begun to move others.
+    pub fn preload(&mut self) {
+        assert!(
+            matches!(self.state, State::Receiving | State::Filling),
+            "preloaded bytes come before all others"
+        );
+        self.state = State::Sending { full: false };
+    }
+
+    /// What to do next.
+    #[must_use]
+    pub fn step(&self) -> Step {
+        match self.state {
+            State::Receiving | State::Filling | State::Peeking if self.turn >= TURN => Step::Yield,
+            State::Receiving => Step::Recv,
+            State::Sending { .. } => Step::Send,
+            State::Filling => Step::Fill(self.sizing.class),
+            State::Draining { .. } => Step::Drain,
+            State::Peeking => Step::Peek,
+            State::Unloading => Step::Unload,
+            State::ShuttingDown => Step::Shutdown,
+            State::Done => Step::Done,
+        }
+    }
+
+    /// Takes what came of the last [`step`](Transfer::step).
+    ///
+    /// # Panics
+    /// If that step cannot have had this outcome.
+    pub fn on(&mut self, event: Event) {
+        self.state = match (self.state, event) {
+            (State::Receiving, Event::Received { full }) => State::Sending { full },
+            (State::Receiving | State::Peeking, Event::WouldBlock) => self.await_source(),
+            (State::Receiving | State::Peeking, Event::Eof) => State::ShuttingDown,
+
+            (State::Sending { full }, Event::Sent { bytes, left }) => {
+                self.turn += bytes;
+                if left > 0 {
+                    State::Sending { full }
+                } else {
+                    self.after_copy(full)
+                }
+            }
+
+            (State::Filling, Event::Filled { bytes, full }) => {
+                self.sizing.on_fill(bytes, full);
+                State::Draining {
+                    fill: LastFill::of(bytes, full),
+                }
+            }
+            // Drained, at its end, or before an urgent mark: a recv tells which, and steps over the mark.
+            (State::Filling, Event::FillStopped) => State::Receiving,
+            (State::Filling, Event::Cannot(reason)) => {
+                self.flow = Flow::copied_for(reason);
+                State::Receiving
+            }
+
+            (State::Draining { fill }, Event::Drained { bytes, left }) => {
+                self.turn += bytes;
+                if left > 0 {
+                    State::Draining { fill }
+                } else {
+                    self.after_splice(fill)
+                }
+            }
+            (State::Draining { .. }, Event::Cannot(reason)) => {
+                self.flow = Flow::copied_for(reason);
+                State::Unloading
+            }
+            (State::Unloading, Event::Unloaded) => State::Sending { full: false },
+
+            (State::Peeking, Event::Peeked) => State::Filling,
+            (State::ShuttingDown, Event::ShutDown) => State::Done,
+            (state @ (State::Receiving | State::Filling | State::Peeking), Event::Yielded) => {
+                self.turn = 0;
+                state
+            }
+            (state, event) => unreachable!("{event:?} cannot come of {state:?}"),
+        };
+    }
+
+    /// The source is drained; how to begin when it has more.
+    fn await_source(&mut self) -> State {
+        self.turn = 0;
+        self.begin()
+    }
+
+    /// How this flow takes what the source has.
+    fn begin(&self) -> State {
+        match self.flow {
+            Flow::Bulk | Flow::Spliced => State::Filling,
+            Flow::Messages | Flow::Copied { .. } => State::Receiving,
+        }
+    }
+
+    /// User space is empty again.
+    fn after_copy(&mut self, full: bool) -> State {
+        self.flow = match self.flow {
+            Flow::Messages if full => Flow::Bulk,
+            Flow::Copied { retry_after: Some(0) } if full => Flow::Bulk,
+            Flow::Copied {
+                retry_after: Some(more),
+            } if full => Flow::Copied {
+                retry_after: Some(more - 1),
+            },
+            flow => flow,
+        };
+        self.begin()
+    }
+
+    /// The pipe is empty again.
+    fn after_splice(&mut self, fill: LastFill) -> State {
+        match fill {
+            LastFill::Full => State::Filling,
+            LastFill::Tiny if self.flow == Flow::Bulk => {
+                self.flow = Flow::Messages;
+                State::Receiving
+            }
+            LastFill::Short | LastFill::Tiny => State::Peeking,
+        }
+    }
+}
+
+impl Flow {
+    fn copied_for(reason: Reason) -> Self {
+        let retry_after = match reason.scope() {
+            Scope::Relay => None,
+            // For the whole process the pool's owner knows better when to try again; asking costs nothing.
+            Scope::Process | Scope::Moment => Some(RETRY_AFTER),
+        };
+        Self::Copied { retry_after }
+    }
+}
+
+impl LastFill {
+    fn of(bytes: usize, full: bool) -> Self {
+        match bytes {
+            _ if full => Self::Full,
+            TINY_FILL.. => Self::Short,
+            _ => Self::Tiny,
+        }
+    }
+}
+
+impl Sizing {
+    fn new(pipe_size: PipeSize) -> Self {
+        let (class, follows) = match pipe_size {
+            PipeSize::Auto => (SizeClass::Kib64, true),
+            PipeSize::Fixed(class) => (class, false),
+        };
+        Self {
+            class,
+            low_fills: 0,
+            follows,
+        }
+    }
+
+    /// Up at once when a fill returned its pipe's size in bytes; down when fills stay far below it, be it that the source is
+    /// slow or that its fragments are small: then slots run out first, and a large pipe only costs more.
+    fn on_fill(&mut self, bytes: usize, full: bool) {
+        if !self.follows {
+            return;
+        }
+        if full && bytes >= self.class.bytes() {
+            self.class = self.class.larger().min(SizeClass::Kib256);
+            self.low_fills = 0;
+        } else if bytes >= self.class.bytes() / 2 {
+            self.low_fills = 0;
+        } else if let Some(smaller) = self.class.smaller() {
+            self.low_fills += 1;
+            if self.low_fills == LOW_FILLS {
+                self.class = smaller;
+                self.low_fills = 0;
+            }
+        }
+    }
+}

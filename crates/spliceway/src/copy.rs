@@ -1,0 +1,97 @@
+//! tokio's copying functions under tokio's names, spliced where both ends are sockets.
+
+use std::future::poll_fn;
+use std::io;
+
+use spliceway_core::Counts;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::direction::Moving;
+use crate::relay::{Options, Relay};
+use crate::stream;
+
+/// Copies data in both directions between `a` and `b`: [`tokio::io::copy_bidirectional`], through the kernel where it can.
+///
+/// ```diff
+/// -use tokio::io::copy_bidirectional;
+/// +use spliceway::copy_bidirectional;
+/// ```
+///
+/// Spliced where both streams are a [`TcpStream`](tokio::net::TcpStream) or a [`UnixStream`](tokio::net::UnixStream), or a
+/// `BufReader`, `BufWriter` or `BufStream` around one, whose buffered bytes go first. Every other pair of streams is given
+/// to tokio's own function.
+///
+/// The end of one stream shuts the other's writing side down, and the other direction goes on. Returns the bytes delivered,
+/// `a` to `b` and `b` to `a`, once both have ended.
+///
+/// # Errors
+/// Any error of a read, a write, a flush or a shutdown, at once; interrupted calls are retried. Bytes in flight are then
+/// lost. [`Relay`] tells what was delivered.
+///
+/// # Cancel safety
+/// Safe to drop; bytes in flight are lost, as with tokio's.
+pub async fn copy_bidirectional<A, B>(a: &mut A, b: &mut B) -> io::Result<(u64, u64)>
+where
+    A: AsyncRead + AsyncWrite + Unpin + ?Sized,
+    B: AsyncRead + AsyncWrite + Unpin + ?Sized,
+{
+    if !stream::are_sockets(a, b) {
+        return tokio::io::copy_bidirectional(a, b).await;
+    }
+    let summary = Relay::new(a, b).await?;
+    Ok((summary.a_to_b.bytes, summary.b_to_a.bytes))
+}
+
+/// [`copy_bidirectional`] with the sizes of the buffers, in bytes, that tokio's function is to copy with:
+/// [`tokio::io::copy_bidirectional_with_sizes`].
+///
+/// Between sockets there is no buffer of the relay's own to size, and the sizes do nothing.
+///
+/// # Errors
+/// Those of [`copy_bidirectional`].
+///
+/// # Panics
+/// If either size is 0, as tokio's does.
+pub async fn copy_bidirectional_with_sizes<A, B>(
+    a: &mut A,
+    b: &mut B,
+    a_to_b_buf_size: usize,
+    b_to_a_buf_size: usize,
+) -> io::Result<(u64, u64)>
+where
+    A: AsyncRead + AsyncWrite + Unpin + ?Sized,
+    B: AsyncRead + AsyncWrite + Unpin + ?Sized,
+{
+    assert!(a_to_b_buf_size > 0, "`a_to_b_buf_size` must be greater than 0");
+    assert!(b_to_a_buf_size > 0, "`b_to_a_buf_size` must be greater than 0");
+    if !stream::are_sockets(a, b) {
+        return tokio::io::copy_bidirectional_with_sizes(a, b, a_to_b_buf_size, b_to_a_buf_size).await;
+    }
+    copy_bidirectional(a, b).await
+}
+
+/// Copies everything from `reader` to `writer`: [`tokio::io::copy`], through the kernel where it can.
+///
+/// Spliced where both ends are sockets: those of [`copy_bidirectional`], and the owned halves of both kinds. Every other pair
+/// is given to tokio's own function. The writer is not shut down at the end. Returns the bytes delivered.
+///
+/// # Errors
+/// Any error of a read, a write or a flush; interrupted calls are retried. Bytes in flight are then lost.
+///
+/// # Cancel safety
+/// Safe to drop; bytes in flight are lost, as with tokio's.
+pub async fn copy<R, W>(reader: &mut R, writer: &mut W) -> io::Result<u64>
+where
+    R: AsyncRead + Unpin + ?Sized,
+    W: AsyncWrite + Unpin + ?Sized,
+{
+    if !stream::are_sockets(reader, writer) {
+        return tokio::io::copy(reader, writer).await;
+    }
+    let counts = Counts::default();
+    let mut moving = Moving::new(reader, writer, &Options::default(), &counts);
+    poll_fn(|cx| moving.poll(cx, reader, writer, &counts))
+        .await
+        .map_err(|(_, error)| error)?;
+    Ok(counts.snapshot().bytes)
+}

@@ -1,0 +1,104 @@
+//! One direction between streams that are not both sockets: read, write, and flush when the reader stalls, as tokio's copy does.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use spliceway_core::Counts;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::relay::Operation;
+
+/// Bytes of the buffer: tokio's own size.
+const BUFFER: usize = 8 << 10;
+
+/// Reads in one poll before other tasks get a turn: a stream that is always ready must not keep the worker.
+const READS_PER_POLL: usize = 32;
+
+/// A direction that copies. Bytes between `start` and `end` are read and not yet written.
+#[derive(Debug, Default)]
+pub(crate) struct CopyLoop {
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+    unflushed: bool,
+    ended: bool,
+}
+
+impl CopyLoop {
+    /// Copies until the reader's end, then flushes.
+    pub(crate) fn poll<R, W>(
+        &mut self,
+        cx: &mut Context<'_>,
+        reader: &mut R,
+        writer: &mut W,
+        counts: &Counts,
+    ) -> Poll<Result<(), (Operation, io::Error)>>
+    where
+        R: AsyncRead + Unpin + ?Sized,
+        W: AsyncWrite + Unpin + ?Sized,
+    {
+        let (mut reader, mut writer) = (Pin::new(reader), Pin::new(writer));
+        for _ in 0..READS_PER_POLL {
+            ready!(self.poll_write_all(cx, writer.as_mut(), counts)).map_err(|error| (Operation::Write, error))?;
+            if self.ended {
+                return writer.poll_flush(cx).map_err(|error| (Operation::Write, error));
+            }
+            match self.poll_read(cx, reader.as_mut()) {
+                Poll::Ready(Ok(0)) => self.ended = true,
+                Poll::Ready(Ok(read)) => (self.start, self.end) = (0, read),
+                Poll::Ready(Err(error)) => return Poll::Ready(Err((Operation::Read, error))),
+                Poll::Pending => {
+                    // Nothing to do but wait: let the writer send what it holds back, the reader may depend on it.
+                    if self.unflushed {
+                        ready!(writer.poll_flush(cx)).map_err(|error| (Operation::Write, error))?;
+                        self.unflushed = false;
+                    }
+                    return Poll::Pending;
+                }
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    fn poll_read<R: AsyncRead>(&mut self, cx: &mut Context<'_>, mut reader: Pin<&mut R>) -> Poll<io::Result<usize>>
+    where
+        R: ?Sized,
+    {
+        if self.buffer.is_empty() {
+            self.buffer = vec![0; BUFFER].into_boxed_slice();
+        }
+        let mut buf = ReadBuf::new(&mut self.buffer);
+        loop {
+            match ready!(reader.as_mut().poll_read(cx, &mut buf)) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                outcome => return Poll::Ready(outcome.map(|()| buf.filled().len())),
+            }
+        }
+    }
+
+    fn poll_write_all<W>(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut writer: Pin<&mut W>,
+        counts: &Counts,
+    ) -> Poll<io::Result<()>>
+    where
+        W: AsyncWrite + ?Sized,
+    {
+        while self.start < self.end {
+            match ready!(writer.as_mut().poll_write(cx, &self.buffer[self.start..self.end])) {
+                Ok(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                Ok(written) => {
+                    self.start += written;
+                    self.unflushed = true;
+                    counts.add_copied(written);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}

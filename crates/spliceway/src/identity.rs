@@ -1,0 +1,97 @@
+//! Tells a socket from every other stream by its type, at compile time.
+//!
+//! By type and never by descriptor: a TLS stream has one too. This is the only file of the crate that may hold `unsafe`: a
+//! safe cast (`Any`) would ask every caller for a sized and `'static` stream, and tokio's functions, whose place we take,
+//! ask for neither.
+#![allow(unsafe_code)]
+
+use std::any::TypeId;
+
+use tokio::io::{BufReader, BufStream, BufWriter};
+use tokio::net::{TcpStream, UnixStream, tcp, unix};
+
+/// A type without lifetime parameters, so that one `TypeId` is one type.
+///
+/// # Safety
+/// The type must have no lifetime parameter: [`typeid`] erases them, and a cast would forge one.
+pub(crate) unsafe trait NoLifetimes: 'static {}
+
+// SAFETY: none of these has a lifetime parameter, nor has a buffer around one that has none.
+unsafe impl NoLifetimes for TcpStream {}
+// SAFETY: as above.
+unsafe impl NoLifetimes for UnixStream {}
+// SAFETY: as above.
+unsafe impl NoLifetimes for tcp::OwnedReadHalf {}
+// SAFETY: as above.
+unsafe impl NoLifetimes for tcp::OwnedWriteHalf {}
+// SAFETY: as above.
+unsafe impl NoLifetimes for unix::OwnedReadHalf {}
+// SAFETY: as above.
+unsafe impl NoLifetimes for unix::OwnedWriteHalf {}
+// SAFETY: as above.
+unsafe impl<S: NoLifetimes> NoLifetimes for BufReader<S> {}
+// SAFETY: as above.
+unsafe impl<S: NoLifetimes> NoLifetimes for BufWriter<S> {}
+// SAFETY: as above.
+unsafe impl<S: NoLifetimes> NoLifetimes for BufStream<S> {}
+
+/// `stream` as an `S`, if it is one or a mutable reference to one.
+pub(crate) fn cast_ref<T: ?Sized, S: NoLifetimes>(stream: &T) -> Option<&S> {
+    let id = typeid::of::<T>();
+    if id == TypeId::of::<S>() {
+        // SAFETY: T is S: the ids are equal, and S has no lifetimes in which two types of one id could differ.
+        Some(unsafe { &*std::ptr::from_ref(stream).cast::<S>() })
+    } else if id == TypeId::of::<&'static mut S>() {
+        // SAFETY: T is `&mut S` for some lifetime, which outlives the borrow `stream`; the result lives no longer than that.
+        Some(unsafe { &**std::ptr::from_ref(stream).cast::<&S>() })
+    } else {
+        None
+    }
+}
+
+/// `stream` as an `S`, if it is one or a mutable reference to one.
+pub(crate) fn cast_mut<T: ?Sized, S: NoLifetimes>(stream: &mut T) -> Option<&mut S> {
+    let id = typeid::of::<T>();
+    if id == TypeId::of::<S>() {
+        // SAFETY: as in `cast_ref`; the borrow is unique and is passed on.
+        Some(unsafe { &mut *std::ptr::from_mut(stream).cast::<S>() })
+    } else if id == TypeId::of::<&'static mut S>() {
+        // SAFETY: as in `cast_ref`; the result reborrows through a unique borrow of the unique reference.
+        Some(unsafe { &mut **std::ptr::from_mut(stream).cast::<&mut S>() })
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::AsyncRead;
+    use tokio::net::UnixStream;
+
+    #[tokio::test]
+    async fn a_socket_is_found_by_value_by_reference_and_in_a_buffer_but_not_behind_dyn_or_as_another() {
+        let (mut socket, _peer) = UnixStream::pair().unwrap();
+        assert!(cast_ref::<_, UnixStream>(&socket).is_some());
+        assert!(cast_ref::<_, TcpStream>(&socket).is_none());
+        assert!(cast_ref::<_, UnixStream>(&&mut socket).is_some());
+        assert!(cast_mut::<_, UnixStream>(&mut &mut socket).is_some());
+        let mut buffered = BufReader::new(socket);
+        assert!(cast_ref::<_, BufReader<UnixStream>>(&&mut buffered).is_some());
+        assert!(cast_ref::<_, UnixStream>(&buffered).is_none());
+        let erased: &mut (dyn AsyncRead + Unpin) = &mut buffered;
+        assert!(cast_mut::<_, BufReader<UnixStream>>(erased).is_none());
+    }
+
+    #[test]
+    fn the_cast_reference_is_the_same_object() {
+        struct Wrapped(u64);
+        // SAFETY: no lifetime parameters.
+        unsafe impl NoLifetimes for Wrapped {}
+        let mut wrapped = Wrapped(1);
+        let mut reference = &mut wrapped;
+        cast_mut::<_, Wrapped>(&mut reference).unwrap().0 = 2;
+        assert_eq!(cast_ref::<_, Wrapped>(&reference).unwrap().0, 2);
+        assert_eq!(wrapped.0, 2);
+    }
+}
