@@ -1,0 +1,129 @@
+//! The relays that are compared, each run as a process of its own so that the kernel accounts its CPU time apart.
+
+use std::io::{self, BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use clap::ValueEnum;
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::machine;
+
+/// A relay to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Arm {
+    /// tokio's `copy_bidirectional`, 8 KiB.
+    Tokio,
+    /// The same with 64 KiB buffers.
+    Copy64k,
+    /// The same with 256 KiB buffers.
+    Copy256k,
+    /// The published crate `realm_io`: splice, 64 KiB pipes.
+    #[cfg(feature = "peers")]
+    RealmIo,
+    /// The published crate `tokio-splice2`: splice, 1 MiB pipes.
+    #[cfg(feature = "peers")]
+    TokioSplice2,
+    /// Ours.
+    Spliceway,
+}
+
+impl Arm {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Tokio => "tokio 8 KiB",
+            Self::Copy64k => "copy 64 KiB",
+            Self::Copy256k => "copy 256 KiB",
+            #[cfg(feature = "peers")]
+            Self::RealmIo => "realm_io",
+            #[cfg(feature = "peers")]
+            Self::TokioSplice2 => "tokio-splice2",
+            Self::Spliceway => "spliceway",
+        }
+    }
+
+    pub(crate) fn all() -> &'static [Self] {
+        Self::value_variants()
+    }
+}
+
+/// A running relay. Dropping it ends it.
+pub(crate) struct Relay {
+    process: Child,
+    pub(crate) address: SocketAddr,
+}
+
+impl Relay {
+    /// Starts `arm` on the relay's core, towards `upstream`.
+    pub(crate) fn start(arm: Arm, upstream: SocketAddr) -> io::Result<Self> {
+        let name = arm.to_possible_value().expect("no arm is skipped");
+        let mut process = Command::new(std::env::current_exe()?)
+            .args(["relay", name.get_name(), &upstream.to_string()])
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().expect("piped")).read_line(&mut line)?;
+        match line.trim().parse() {
+            Ok(address) => Ok(Self { process, address }),
+            Err(_) => {
+                process.kill()?;
+                process.wait()?;
+                Err(io::Error::other(format!("the relay {} did not start", arm.name())))
+            }
+        }
+    }
+
+    /// CPU time of the relay so far, the system calls it made included.
+    pub(crate) fn cpu_time(&self) -> io::Result<Duration> {
+        machine::cpu_time(self.process.id())
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        // It may have ended by itself, which is just as well.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Relays every connection to `upstream`, on one thread. Prints the address it listens on.
+pub(crate) fn serve(arm: Arm, upstream: SocketAddr) -> io::Result<()> {
+    machine::pin_to(machine::RELAY_CORE)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    runtime.block_on(async {
+        let listener = TcpListener::bind((upstream.ip(), 0)).await?;
+        report_address(&listener)?;
+        loop {
+            let (client, _) = listener.accept().await?;
+            tokio::spawn(async move {
+                // A session that ends in an error ends in a wrong count at the load, which reports it.
+                let _ = session(arm, client, upstream).await;
+            });
+        }
+    })
+}
+
+#[expect(clippy::print_stdout, reason = "the parent reads the address from it")]
+fn report_address(listener: &TcpListener) -> io::Result<()> {
+    println!("{}", listener.local_addr()?);
+    Ok(())
+}
+
+async fn session(arm: Arm, mut client: TcpStream, upstream: SocketAddr) -> io::Result<()> {
+    let mut upstream = TcpStream::connect(upstream).await?;
+    client.set_nodelay(true)?;
+    upstream.set_nodelay(true)?;
+    let (a, b) = (&mut client, &mut upstream);
+    match arm {
+        Arm::Tokio => tokio::io::copy_bidirectional(a, b).await.map(drop),
+        Arm::Copy64k => tokio::io::copy_bidirectional_with_sizes(a, b, 64 << 10, 64 << 10).await.map(drop),
+        Arm::Copy256k => tokio::io::copy_bidirectional_with_sizes(a, b, 256 << 10, 256 << 10).await.map(drop),
+        #[cfg(feature = "peers")]
+        Arm::RealmIo => realm_io::bidi_zero_copy(a, b).await.map(drop),
+        #[cfg(feature = "peers")]
+        Arm::TokioSplice2 => tokio_splice2::copy_bidirectional(a, b).await.map(drop),
+        Arm::Spliceway => spliceway::copy_bidirectional(a, b).await.map(drop),
+    }
+}

@@ -1,0 +1,74 @@
+//! What a run needs of the machine: a core each for relay and load, cubic, and the kernel's own accounting.
+
+use std::env;
+use std::fs;
+use std::io;
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+/// The relay has this core to itself, the load the other.
+pub(crate) const RELAY_CORE: usize = 0;
+pub(crate) const LOAD_CORE: usize = 1;
+
+/// Pins the calling thread, and threads it starts, to one core.
+pub(crate) fn pin_to(core: usize) -> io::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(core);
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+/// Set in the process that [`isolate`] starts.
+const ISOLATED: &str = "SPLICEWAY_BENCH_ISOLATED";
+
+/// Runs this program again in a network namespace of its own, whose loopback uses cubic. Pacing (bbr, some hosts' default)
+/// costs several times what a relay does and would be all one measures.
+///
+/// Returns what it runs under, in the process that is to measure; `None` in the one that has waited for it.
+pub(crate) fn isolate() -> io::Result<Option<String>> {
+    if env::var_os(ISOLATED).is_some() {
+        ip("link set lo up")?;
+        ip("route replace local 127.0.0.0/8 dev lo table local proto kernel scope host src 127.0.0.1 congctl cubic")?;
+        return Ok(Some("cubic, in a network namespace of this run".into()));
+    }
+    let again = Command::new("unshare")
+        .args(["--net", "--"])
+        .arg(env::current_exe()?)
+        .args(env::args_os().skip(1))
+        .env(ISOLATED, "1")
+        .status();
+    match again {
+        Ok(status) if status.success() => Ok(None),
+        _ => {
+            let default = fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control")?;
+            Ok(Some(format!("{}, as no network namespace could be made", default.trim())))
+        }
+    }
+}
+
+fn ip(arguments: &str) -> io::Result<()> {
+    let status = Command::new("ip").args(arguments.split(' ')).status()?;
+    if status.success() { Ok(()) } else { Err(io::Error::other(format!("ip {arguments}: {status}"))) }
+}
+
+/// Time on a core of a process, all its threads: the scheduler's own nanoseconds (proc(5), `schedstat`). What interrupts do
+/// for its packets while it runs is in it.
+pub(crate) fn cpu_time(pid: u32) -> io::Result<Duration> {
+    let mut nanoseconds = 0;
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let schedstat = fs::read_to_string(task?.path().join("schedstat"))?;
+        let on_cpu = schedstat.split_whitespace().next().and_then(|field| field.parse::<u64>().ok());
+        nanoseconds += on_cpu.ok_or_else(|| io::Error::other("no CPU time in schedstat"))?;
+    }
+    Ok(Duration::from_nanos(nanoseconds))
+}
+
+/// One line on the machine, for whoever reads the numbers elsewhere.
+pub(crate) fn describe() -> String {
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("");
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    format!("{}, {cores} cores, Linux {}", model.trim_start_matches([' ', '\t', ':']), kernel.trim())
+}

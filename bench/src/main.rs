@@ -1,0 +1,85 @@
+//! Measures spliceway against what it replaces: medians of interleaved rounds, and ratios within one run.
+
+mod arms;
+mod bulk;
+mod machine;
+mod pool;
+mod report;
+mod rr;
+
+use std::io;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use arms::Arm;
+
+/// Measures spliceway against what it replaces, as ratios in one run.
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    scenario: Scenario,
+}
+
+#[derive(Subcommand)]
+enum Scenario {
+    /// A pipe made and closed against one from the pool: serial, and on two threads at once.
+    Pool {
+        /// Interleaved rounds.
+        #[arg(long, default_value_t = 7)]
+        rounds: usize,
+    },
+    /// One direction of bulk data: CPU time of the relay per GiB, and rate.
+    Bulk {
+        /// Connections at once.
+        #[arg(long, default_value_t = 1)]
+        flows: usize,
+        /// GiB in all, per round and arm.
+        #[arg(long, default_value_t = 4.0)]
+        gib: f64,
+        /// Interleaved rounds.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+    },
+    /// Request and response of one size: CPU time of the relay per round trip, and rate.
+    Rr {
+        /// Connections at once.
+        #[arg(long, default_value_t = 64)]
+        connections: usize,
+        /// Bytes of each request and of each response.
+        #[arg(long, default_value_t = 64)]
+        size: usize,
+        /// Round trips in all, per round and arm.
+        #[arg(long, default_value_t = 200_000)]
+        trips: usize,
+        /// Interleaved rounds.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+    },
+    /// A relay of one arm, for the scenarios above.
+    #[command(hide = true)]
+    Relay {
+        arm: Arm,
+        upstream: std::net::SocketAddr,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().scenario) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("spliceway-bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(scenario: Scenario) -> io::Result<()> {
+    match scenario {
+        Scenario::Pool { rounds } => pool::run(rounds),
+        Scenario::Bulk { flows, gib, rounds } => bulk::run(flows, (gib * f64::from(1 << 30)) as u64, rounds),
+        Scenario::Rr { connections, size, trips, rounds } => rr::run(connections, size, trips, rounds),
+        Scenario::Relay { arm, upstream } => arms::serve(arm, upstream),
+    }
+}
