@@ -118,8 +118,12 @@ async fn session(arm: Arm, mut client: TcpStream, upstream: SocketAddr) -> io::R
     let (a, b) = (&mut client, &mut upstream);
     match arm {
         Arm::Tokio => tokio::io::copy_bidirectional(a, b).await.map(drop),
-        Arm::Copy64k => tokio::io::copy_bidirectional_with_sizes(a, b, 64 << 10, 64 << 10).await.map(drop),
-        Arm::Copy256k => tokio::io::copy_bidirectional_with_sizes(a, b, 256 << 10, 256 << 10).await.map(drop),
+        Arm::Copy64k => tokio::io::copy_bidirectional_with_sizes(a, b, 64 << 10, 64 << 10)
+            .await
+            .map(drop),
+        Arm::Copy256k => tokio::io::copy_bidirectional_with_sizes(a, b, 256 << 10, 256 << 10)
+            .await
+            .map(drop),
         #[cfg(feature = "peers")]
         Arm::RealmIo => realm_io::bidi_zero_copy(a, b).await.map(drop),
         #[cfg(feature = "peers")]

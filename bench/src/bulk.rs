@@ -19,15 +19,24 @@ const GIB: f64 = (1 << 30) as f64;
 const CHUNK: usize = 1 << 20;
 
 pub(crate) fn run(flows: usize, bytes: u64, rounds: usize) -> io::Result<()> {
-    let Some(conditions) = machine::isolate()? else { return Ok(()) };
-    report::heading(&format!("bulk, {flows} flows, {:.1} GiB", bytes as f64 / GIB), rounds, &conditions);
+    let Some(conditions) = machine::isolate()? else {
+        return Ok(());
+    };
+    report::heading(
+        &format!("bulk, {flows} flows, {:.1} GiB", bytes as f64 / GIB),
+        rounds,
+        &conditions,
+    );
     machine::pin_to(machine::LOAD_CORE)?;
     let mut rows: Vec<Row> = Vec::new();
     for round in 0..rounds {
         for (index, arm) in Arm::all().iter().enumerate() {
             let (cpu, rate) = measure(*arm, flows, bytes)?;
             if round == 0 {
-                rows.push(Row { name: arm.name().into(), figures: vec![Vec::new(), Vec::new()] });
+                rows.push(Row {
+                    name: arm.name().into(),
+                    figures: vec![Vec::new(), Vec::new()],
+                });
             }
             rows[index].figures[0].push(cpu);
             rows[index].figures[1].push(rate);
@@ -62,7 +71,10 @@ fn measure(arm: Arm, flows: usize, bytes: u64) -> io::Result<(f64, f64)> {
     let elapsed = started.elapsed().as_secs_f64();
     let cpu = (relay.cpu_time()? - before).as_secs_f64();
     if received != each * flows as u64 {
-        return Err(io::Error::other(format!("{}: {received} of {bytes} bytes arrived", arm.name())));
+        return Err(io::Error::other(format!(
+            "{}: {received} of {bytes} bytes arrived",
+            arm.name()
+        )));
     }
     let gib = received as f64 / GIB;
     Ok((cpu / gib, gib / elapsed))

@@ -42,14 +42,21 @@ pub(crate) fn isolate() -> io::Result<Option<String>> {
         Ok(status) if status.success() => Ok(None),
         _ => {
             let default = fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control")?;
-            Ok(Some(format!("{}, as no network namespace could be made", default.trim())))
+            Ok(Some(format!(
+                "{}, as no network namespace could be made",
+                default.trim()
+            )))
         }
     }
 }
 
 fn ip(arguments: &str) -> io::Result<()> {
     let status = Command::new("ip").args(arguments.split(' ')).status()?;
-    if status.success() { Ok(()) } else { Err(io::Error::other(format!("ip {arguments}: {status}"))) }
+    if status.success() {
+        Ok(())
+    } else {
+        Err(io::Error::other(format!("ip {arguments}: {status}")))
+    }
 }
 
 /// Time on a core of a process, all its threads: the scheduler's own nanoseconds (proc(5), `schedstat`). What interrupts do
@@ -58,7 +65,10 @@ pub(crate) fn cpu_time(pid: u32) -> io::Result<Duration> {
     let mut nanoseconds = 0;
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
         let schedstat = fs::read_to_string(task?.path().join("schedstat"))?;
-        let on_cpu = schedstat.split_whitespace().next().and_then(|field| field.parse::<u64>().ok());
+        let on_cpu = schedstat
+            .split_whitespace()
+            .next()
+            .and_then(|field| field.parse::<u64>().ok());
         nanoseconds += on_cpu.ok_or_else(|| io::Error::other("no CPU time in schedstat"))?;
     }
     Ok(Duration::from_nanos(nanoseconds))
@@ -68,7 +78,14 @@ pub(crate) fn cpu_time(pid: u32) -> io::Result<Duration> {
 pub(crate) fn describe() -> String {
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("");
+    let model = cpuinfo
+        .lines()
+        .find_map(|line| line.strip_prefix("model name"))
+        .unwrap_or("");
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    format!("{}, {cores} cores, Linux {}", model.trim_start_matches([' ', '\t', ':']), kernel.trim())
+    format!(
+        "{}, {cores} cores, Linux {}",
+        model.trim_start_matches([' ', '\t', ':']),
+        kernel.trim()
+    )
 }

@@ -59,10 +59,7 @@ enum Scenario {
     },
     /// A relay of one arm, for the scenarios above.
     #[command(hide = true)]
-    Relay {
-        arm: Arm,
-        upstream: std::net::SocketAddr,
-    },
+    Relay { arm: Arm, upstream: std::net::SocketAddr },
 }
 
 fn main() -> ExitCode {
@@ -79,7 +76,12 @@ fn run(scenario: Scenario) -> io::Result<()> {
     match scenario {
         Scenario::Pool { rounds } => pool::run(rounds),
         Scenario::Bulk { flows, gib, rounds } => bulk::run(flows, (gib * f64::from(1 << 30)) as u64, rounds),
-        Scenario::Rr { connections, size, trips, rounds } => rr::run(connections, size, trips, rounds),
+        Scenario::Rr {
+            connections,
+            size,
+            trips,
+            rounds,
+        } => rr::run(connections, size, trips, rounds),
         Scenario::Relay { arm, upstream } => arms::serve(arm, upstream),
     }
 }

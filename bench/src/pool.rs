@@ -24,7 +24,9 @@ pub(crate) fn run(rounds: usize) -> io::Result<()> {
     for _ in 0..rounds {
         for (column, threads) in [(0, 1), (1, 2)] {
             rows[0].figures[column].push(time(threads, CREATED, || drop(black_box(Pipe::new()))));
-            rows[1].figures[column].push(time(threads, POOLED, || drop(black_box(pool.acquire(SizeClass::Kib64)))));
+            rows[1].figures[column].push(time(threads, POOLED, || {
+                drop(black_box(pool.acquire(SizeClass::Kib64)))
+            }));
         }
     }
     report::print(&[("serial, ns", 1), ("two threads, ns", 1)], &rows);

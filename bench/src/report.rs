@@ -19,8 +19,14 @@ pub(crate) fn print(figures: &[(&str, usize)], rows: &[Row]) {
         print!("{:<28}", row.name);
         for (index, (_, decimals)) in figures.iter().enumerate() {
             let samples = &row.figures[index];
-            let ratios = samples.iter().zip(&rows[0].figures[index]).map(|(ours, first)| ours / first).collect();
-            let (low, high) = samples.iter().fold((f64::MAX, f64::MIN), |(low, high), x| (low.min(*x), high.max(*x)));
+            let ratios = samples
+                .iter()
+                .zip(&rows[0].figures[index])
+                .map(|(ours, first)| ours / first)
+                .collect();
+            let (low, high) = samples
+                .iter()
+                .fold((f64::MAX, f64::MIN), |(low, high), x| (low.min(*x), high.max(*x)));
             let figure = format!(
                 "{:.decimals$} ({low:.decimals$}–{high:.decimals$}) {:>6.3} ×",
                 median(samples.clone()),
@@ -42,5 +48,9 @@ pub(crate) fn heading(scenario: &str, rounds: usize, conditions: &str) {
 fn median(mut samples: Vec<f64>) -> f64 {
     samples.sort_by(f64::total_cmp);
     let middle = samples.len() / 2;
-    if samples.len() % 2 == 1 { samples[middle] } else { (samples[middle - 1] + samples[middle]) / 2.0 }
+    if samples.len() % 2 == 1 {
+        samples[middle]
+    } else {
+        (samples[middle - 1] + samples[middle]) / 2.0
+    }
 }

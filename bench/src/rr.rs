@@ -13,8 +13,14 @@ use crate::machine;
 use crate::report::{self, Row};
 
 pub(crate) fn run(connections: usize, size: usize, trips: usize, rounds: usize) -> io::Result<()> {
-    let Some(conditions) = machine::isolate()? else { return Ok(()) };
-    report::heading(&format!("rr, {size} bytes × {connections} connections, {trips} trips"), rounds, &conditions);
+    let Some(conditions) = machine::isolate()? else {
+        return Ok(());
+    };
+    report::heading(
+        &format!("rr, {size} bytes × {connections} connections, {trips} trips"),
+        rounds,
+        &conditions,
+    );
     machine::pin_to(machine::LOAD_CORE)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let mut rows: Vec<Row> = Vec::new();
@@ -22,14 +28,20 @@ pub(crate) fn run(connections: usize, size: usize, trips: usize, rounds: usize) 
         for (index, arm) in Arm::all().iter().enumerate() {
             let figures = runtime.block_on(measure(*arm, connections, size, trips / connections))?;
             if round == 0 {
-                rows.push(Row { name: arm.name().into(), figures: vec![Vec::new(); figures.len()] });
+                rows.push(Row {
+                    name: arm.name().into(),
+                    figures: vec![Vec::new(); figures.len()],
+                });
             }
             for (samples, figure) in rows[index].figures.iter_mut().zip(figures) {
                 samples.push(figure);
             }
         }
     }
-    report::print(&[("CPU of the relay, µs/trip", 2), ("trips/s", 0), ("p99, µs", 0)], &rows);
+    report::print(
+        &[("CPU of the relay, µs/trip", 2), ("trips/s", 0), ("p99, µs", 0)],
+        &rows,
+    );
     Ok(())
 }
 

@@ -1,4 +1,7 @@
 //! smoke
+mod idle;
+mod role;
+mod unprivileged;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 

@@ -1,0 +1,100 @@
+//! Child processes of a test: the test binary again, in a role, spoken to line by line.
+
+use std::env;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// What marks a child's own lines among those of its test harness.
+const MARK: &str = "said: ";
+const ROLE: &str = "SPLICEWAY_TEST_ROLE";
+
+/// A running child. Dropping it ends it.
+pub(crate) struct Role {
+    process: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Role {
+    /// Starts the test function `test`, by its full name, as `role`; as another user if `uid` is one. The binary is named by
+    /// `/proc/self/exe`, as its folder may be closed to that user.
+    pub(crate) fn start(test: &str, role: &str, uid: Option<u32>) -> Self {
+        let mut command = Command::new("/proc/self/exe");
+        command
+            .args(["--exact", test, "--nocapture"])
+            .env(ROLE, role)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        if let Some(uid) = uid {
+            command.uid(uid).gid(uid);
+        }
+        let mut process = command.spawn().unwrap();
+        let (input, output) = (
+            process.stdin.take().unwrap(),
+            BufReader::new(process.stdout.take().unwrap()),
+        );
+        Self { process, input, output }
+    }
+
+    pub(crate) fn say(&mut self, line: &str) {
+        writeln!(self.input, "{line}").unwrap();
+    }
+
+    /// The child's next line.
+    pub(crate) fn line(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "the child ended early");
+            if let Some((_, said)) = line.split_once(MARK) {
+                return said.trim().to_owned();
+            }
+        }
+    }
+
+    /// The child's next line, as the numbers in it.
+    pub(crate) fn numbers(&mut self) -> Vec<usize> {
+        let line = self.line();
+        println!("{line}");
+        line.split_whitespace().filter_map(|word| word.parse().ok()).collect()
+    }
+}
+
+impl Drop for Role {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// In a child: its role. `None` in the test's own process, where the function that plays roles has nothing to do.
+pub(crate) fn own() -> Option<String> {
+    env::var(ROLE).ok()
+}
+
+/// In a child: tells the test.
+pub(crate) fn say(line: &str) {
+    println!("{MARK}{line}");
+}
+
+/// In a child: waits for the test's next line.
+pub(crate) fn heard() -> String {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    line.trim().to_owned()
+}
+
+/// As many descriptors as may be.
+pub(crate) fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            ..limit
+        },
+    )
+    .unwrap();
+}
