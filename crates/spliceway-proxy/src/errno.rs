@@ -1,0 +1,57 @@
+//! The names of the errnos that sockets give, for labels and records.
+
+use std::io;
+
+use rustix::io::Errno;
+
+/// The errno's C name; `other` for one that no call here is known to give, so that labels stay few.
+pub(crate) fn name(error: &io::Error) -> &'static str {
+    Errno::from_io_error(error)
+        .and_then(|errno| NAMES.iter().find(|(known, _)| *known == errno))
+        .map_or("other", |(_, name)| name)
+}
+
+/// What accept(2), socket(2) and connect(2) name in their manual pages, and the errors of routes and peers beneath them.
+const NAMES: [(Errno, &str); 29] = [
+    (Errno::ACCESS, "EACCES"),
+    (Errno::ADDRINUSE, "EADDRINUSE"),
+    (Errno::ADDRNOTAVAIL, "EADDRNOTAVAIL"),
+    (Errno::AFNOSUPPORT, "EAFNOSUPPORT"),
+    (Errno::BADF, "EBADF"),
+    (Errno::CONNABORTED, "ECONNABORTED"),
+    (Errno::CONNREFUSED, "ECONNREFUSED"),
+    (Errno::CONNRESET, "ECONNRESET"),
+    (Errno::HOSTDOWN, "EHOSTDOWN"),
+    (Errno::HOSTUNREACH, "EHOSTUNREACH"),
+    (Errno::INTR, "EINTR"),
+    (Errno::INVAL, "EINVAL"),
+    (Errno::MFILE, "EMFILE"),
+    (Errno::NETDOWN, "ENETDOWN"),
+    (Errno::NETUNREACH, "ENETUNREACH"),
+    (Errno::NFILE, "ENFILE"),
+    (Errno::NOBUFS, "ENOBUFS"),
+    (Errno::NOMEM, "ENOMEM"),
+    (Errno::NONET, "ENONET"),
+    (Errno::NOPROTOOPT, "ENOPROTOOPT"),
+    (Errno::NOTCONN, "ENOTCONN"),
+    (Errno::OPNOTSUPP, "EOPNOTSUPP"),
+    (Errno::PERM, "EPERM"),
+    (Errno::PIPE, "EPIPE"),
+    (Errno::PROTO, "EPROTO"),
+    (Errno::PROTONOSUPPORT, "EPROTONOSUPPORT"),
+    (Errno::TIMEDOUT, "ETIMEDOUT"),
+    (Errno::NOTSOCK, "ENOTSOCK"),
+    (Errno::AGAIN, "EAGAIN"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_errno_has_its_name_and_an_unknown_one_is_other() {
+        assert_eq!(name(&Errno::MFILE.into()), "EMFILE");
+        assert_eq!(name(&Errno::NAMETOOLONG.into()), "other");
+        assert_eq!(name(&io::Error::other("no errno at all")), "other");
+    }
+}

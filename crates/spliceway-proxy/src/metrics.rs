@@ -1,0 +1,171 @@
+//! What Prometheus sees.
+//!
+//! Counters of sessions are moved as things happen. Bytes are not: each relay counts its own, and a scrape adds what the running
+//! ones have so far to what the ended ones left behind ([`Traffic`]).
+
+pub(crate) mod http;
+mod traffic;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::record::End;
+use traffic::LiveSeries;
+pub(crate) use traffic::Traffic;
+
+/// Upper bounds in seconds, from a neighbour in the same rack to the default connect timeout.
+const CONNECT_BUCKETS: [f64; 14] = [
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+];
+
+/// Every series of this process.
+pub(crate) struct Metrics {
+    registry: Registry,
+    active: Family<ServiceLabel, Gauge>,
+    ended: Family<EndLabels, Counter>,
+    refused: Family<RefusedLabels, Counter>,
+    connect_seconds: Histogram,
+    accept_errors: Family<ErrnoLabel, Counter>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ServiceLabel {
+    service: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EndLabels {
+    service: &'static str,
+    end: End,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RefusedLabels {
+    service: &'static str,
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ErrnoLabel {
+    errno: &'static str,
+}
+
+impl Metrics {
+    /// The series of these services' traffic, and of what befalls their sessions.
+    pub(crate) fn new(traffic: Vec<Arc<Traffic>>) -> Self {
+        let metrics = Self {
+            registry: Registry::with_prefix("spliceway"),
+            active: Family::default(),
+            ended: Family::default(),
+            refused: Family::default(),
+            connect_seconds: Histogram::new(CONNECT_BUCKETS),
+            accept_errors: Family::default(),
+        };
+        for service in &traffic {
+            // Shown as 0 before the first session.
+            metrics
+                .active
+                .get_or_create(&ServiceLabel {
+                    service: service.service(),
+                })
+                .set(0);
+        }
+        metrics.registered(traffic)
+    }
+
+    /// The one list of names and texts; the library appends `_total` to counters and the unit to the histogram.
+    fn registered(mut self, traffic: Vec<Arc<Traffic>>) -> Self {
+        let registry = &mut self.registry;
+        registry.register(
+            "connections_active",
+            "Sessions now, handshakes included",
+            self.active.clone(),
+        );
+        registry.register("connections", "Sessions that ended, by how", self.ended.clone());
+        registry.register(
+            "refused",
+            "Clients refused by the proxy itself, by reason",
+            self.refused.clone(),
+        );
+        registry.register_with_unit(
+            "connect",
+            "Time to look up and reach a target, where it was reached",
+            Unit::Seconds,
+            self.connect_seconds.clone(),
+        );
+        registry.register("accept_errors", "Failures of accept(2)", self.accept_errors.clone());
+        registry.register_collector(Box::new(LiveSeries::new(traffic)));
+        self
+    }
+
+    pub(crate) fn session_began(&self, service: &'static str) {
+        self.active.get_or_create(&ServiceLabel { service }).inc();
+    }
+
+    pub(crate) fn session_ended(&self, service: &'static str, end: End) {
+        self.active.get_or_create(&ServiceLabel { service }).dec();
+        self.ended.get_or_create(&EndLabels { service, end }).inc();
+        if let End::Denied(reason) = end {
+            self.refused.get_or_create(&RefusedLabels { service, reason }).inc();
+        }
+    }
+
+    pub(crate) fn connected(&self, time: Duration) {
+        self.connect_seconds.observe(time.as_secs_f64());
+    }
+
+    pub(crate) fn accept_failed(&self, errno: &'static str) {
+        self.accept_errors.get_or_create(&ErrnoLabel { errno }).inc();
+    }
+
+    /// All series now, in the OpenMetrics text format.
+    pub(crate) fn text(&self) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        text::encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_series_have_the_names_that_are_promised() {
+        let metrics = Metrics::new(vec![Arc::new(Traffic::new("socks5"))]);
+        metrics.session_began("socks5");
+        metrics.session_began("socks5");
+        metrics.session_ended("socks5", End::ConnectFailed("ECONNREFUSED"));
+        metrics.session_began("socks5");
+        metrics.session_ended("socks5", End::Denied("command"));
+        metrics.connected(Duration::from_millis(3));
+        metrics.accept_failed("EMFILE");
+        let text = metrics.text().unwrap();
+        for line in [
+            r#"spliceway_bytes_total{service="socks5",direction="up",path="splice"} 0"#,
+            r#"spliceway_bytes_total{service="socks5",direction="down",path="copy"} 0"#,
+            r#"spliceway_connections_active{service="socks5"} 1"#,
+            r#"spliceway_connections_total{service="socks5",end="connect_failed:ECONNREFUSED"} 1"#,
+            r#"spliceway_refused_total{service="socks5",reason="command"} 1"#,
+            r#"spliceway_connect_seconds_bucket{le="0.005"} 1"#,
+            "spliceway_connect_seconds_count 1",
+            r#"spliceway_accept_errors_total{errno="EMFILE"} 1"#,
+            r#"spliceway_fallback_total{reason="pipe_budget"} 0"#,
+            r#"spliceway_pipes{state="lent"} 0"#,
+            r#"spliceway_pipes{state="idle"} 0"#,
+            "spliceway_pipe_pages 0",
+            r#"spliceway_pool_total{event="created"} 0"#,
+        ] {
+            assert!(text.lines().any(|have| have == line), "{line} is not in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! The series that are read off what runs: bytes, fallbacks, pipes.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use slab::Slab;
+use spliceway::{DirectionSummary, PipePool, Reason, RelayStats, RelaySummary};
+
+/// The bytes of one service: of its running relays, and of those that ended.
+pub(crate) struct Traffic {
+    service: &'static str,
+    ledger: Mutex<Ledger>,
+}
+
+/// A relay's bytes are in `running` or in `ended`, and move from one to the other under the lock: a reader that holds it counts
+/// each byte once, and never fewer than before.
+#[derive(Default)]
+struct Ledger {
+    running: Slab<Running>,
+    ended: Bytes,
+    fallbacks: [u64; Reason::ALL.len()],
+}
+
+struct Running {
+    stats: RelayStats,
+    /// The reasons already in `fallbacks`, of each direction.
+    counted: [Option<Reason>; 2],
+}
+
+/// Bytes by direction and path.
+#[derive(Clone, Copy, Default)]
+struct Bytes {
+    up: Paths,
+    down: Paths,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Paths {
+    splice: u64,
+    copy: u64,
+}
+
+impl Traffic {
+    pub(crate) fn new(service: &'static str) -> Self {
+        Self {
+            service,
+            ledger: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn service(&self) -> &'static str {
+        self.service
+    }
+
+    /// A relay starts; the key is for [`Self::leave`].
+    pub(crate) fn enter(&self, stats: RelayStats) -> usize {
+        self.ledger().running.insert(Running {
+            stats,
+            counted: [None; 2],
+        })
+    }
+
+    /// The relay of this key is over and moves no more bytes: what it came to.
+    pub(crate) fn leave(&self, key: usize) -> RelaySummary {
+        let mut ledger = self.ledger();
+        let mut relay = ledger.running.remove(key);
+        let summary = relay.stats.snapshot();
+        relay.count_fallbacks(&summary, &mut ledger.fallbacks);
+        ledger.ended.add(&summary);
+        summary
+    }
+
+    fn bytes(&self) -> Bytes {
+        let ledger = self.ledger();
+        let mut bytes = ledger.ended;
+        for (_, relay) in &ledger.running {
+            bytes.add(&relay.stats.snapshot());
+        }
+        bytes
+    }
+
+    /// Times each of [`Reason::ALL`] made a direction copy. One that comes and goes between two calls may be missed.
+    fn fallbacks(&self) -> [u64; Reason::ALL.len()] {
+        let mut ledger = self.ledger();
+        let Ledger { running, fallbacks, .. } = &mut *ledger;
+        for (_, relay) in running.iter_mut() {
+            relay.count_fallbacks(&relay.stats.snapshot(), fallbacks);
+        }
+        *fallbacks
+    }
+
+    /// Every change under the lock is complete before anything can panic, so a poisoned ledger is a good one.
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Running {
+    fn count_fallbacks(&mut self, summary: &RelaySummary, fallbacks: &mut [u64; Reason::ALL.len()]) {
+        for (counted, direction) in self.counted.iter_mut().zip([summary.a_to_b, summary.b_to_a]) {
+            if *counted == direction.fallback {
+                continue;
+            }
+            *counted = direction.fallback;
+            if let Some(index) = direction
+                .fallback
+                .and_then(|reason| Reason::ALL.iter().position(|one| *one == reason))
+            {
+                fallbacks[index] += 1;
+            }
+        }
+    }
+}
+
+impl Bytes {
+    fn add(&mut self, relay: &RelaySummary) {
+        self.up.add(&relay.a_to_b);
+        self.down.add(&relay.b_to_a);
+    }
+}
+
+impl Paths {
+    fn add(&mut self, direction: &DirectionSummary) {
+        self.splice += direction.spliced;
+        self.copy += direction.copied;
+    }
+}
+
+/// Encodes these series at each scrape.
+pub(super) struct LiveSeries {
+    traffic: Vec<Arc<Traffic>>,
+}
+
+impl LiveSeries {
+    pub(super) fn new(traffic: Vec<Arc<Traffic>>) -> Self {
+        Self { traffic }
+    }
+
+    fn bytes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let help = "Bytes delivered, by the way they took; up is from client to target";
+        let mut family = encoder.encode_descriptor("bytes", help, None, MetricType::Counter)?;
+        for traffic in &self.traffic {
+            let bytes = traffic.bytes();
+            for (direction, paths) in [("up", bytes.up), ("down", bytes.down)] {
+                for (path, count) in [("splice", paths.splice), ("copy", paths.copy)] {
+                    let labels = [("service", traffic.service), ("direction", direction), ("path", path)];
+                    family
+                        .encode_family(&labels)?
+                        .encode_counter::<NoLabelSet, u64, u64>(&count, None)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn fallbacks(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let mut sums = [0; Reason::ALL.len()];
+        for traffic in &self.traffic {
+            sums.iter_mut()
+                .zip(traffic.fallbacks())
+                .for_each(|(sum, count)| *sum += count);
+        }
+        let help = "Directions of a relay that copied where they might have spliced, by reason";
+        let mut family = encoder.encode_descriptor("fallback", help, None, MetricType::Counter)?;
+        for (reason, count) in Reason::ALL.into_iter().zip(sums) {
+            let labels = [("reason", reason.as_str())];
+            family
+                .encode_family(&labels)?
+                .encode_counter::<NoLabelSet, u64, u64>(&count, None)?;
+        }
+        Ok(())
+    }
+}
+
+impl Collector for LiveSeries {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        self.bytes(&mut encoder)?;
+        self.fallbacks(&mut encoder)?;
+        pool(&mut encoder)
+    }
+}
+
+fn pool(encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let stats = PipePool::global().stats();
+    let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+    let mut pipes = encoder.encode_descriptor("pipes", "Open pipes", None, MetricType::Gauge)?;
+    for (state, count) in [("lent", stats.lent), ("idle", stats.idle)] {
+        pipes.encode_family(&[("state", state)])?.encode_gauge(&gauge(count))?;
+    }
+    encoder
+        .encode_descriptor("pipe_pages", "Pages of all open pipes", None, MetricType::Gauge)?
+        .encode_gauge(&gauge(stats.pages))?;
+    let help = "What the pipe pool did; denied_* are pipes it could not lend";
+    let mut events = encoder.encode_descriptor("pool", help, None, MetricType::Counter)?;
+    let mut event = |name: &str, count: u64| {
+        events
+            .encode_family(&[("event", name)])?
+            .encode_counter::<NoLabelSet, u64, u64>(&count, None)
+    };
+    event("created", stats.created)?;
+    event("reused", stats.reused)?;
+    event("closed_dirty", stats.closed_dirty)?;
+    event("closed_idle", stats.closed_idle)?;
+    for (reason, count) in stats.denied {
+        event(&format!("denied_{reason}"), count)?;
+    }
+    Ok(())
+}
+
+impl fmt::Debug for LiveSeries {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list()
+            .entries(self.traffic.iter().map(|traffic| traffic.service))
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spliceway::{Engine, Relay};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    fn sum(bytes: Bytes) -> u64 {
+        bytes.up.splice + bytes.up.copy + bytes.down.splice + bytes.down.copy
+    }
+
+    #[tokio::test]
+    async fn a_relay_is_counted_once_while_it_runs_and_once_when_it_ended() {
+        let traffic = Traffic::new("forward");
+        let (mut client, near) = tokio::io::duplex(64);
+        let (far, mut target) = tokio::io::duplex(64);
+        let relay = Relay::new(near, far).engine(Engine::Copy);
+        let key = traffic.enter(relay.stats());
+        let relay = tokio::spawn(relay);
+        client.write_all(b"12345").await.unwrap();
+        target.read_exact(&mut [0; 5]).await.unwrap();
+        // The count follows the write; yield until the relay has had its turn to do so.
+        while sum(traffic.bytes()) == 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(sum(traffic.bytes()), 5);
+        drop((client, target));
+        relay.await.unwrap().unwrap();
+        assert_eq!(sum(traffic.bytes()), 5);
+        assert_eq!(
+            traffic.fallbacks().iter().sum::<u64>(),
+            2,
+            "both directions, seen while they run"
+        );
+        assert_eq!(traffic.leave(key).a_to_b.bytes, 5);
+        assert_eq!(sum(traffic.bytes()), 5);
+        assert_eq!(traffic.fallbacks().iter().sum::<u64>(), 2, "and not again at the end");
+    }
+}

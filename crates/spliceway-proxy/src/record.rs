@@ -1,0 +1,180 @@
+//! One record per session: written, and counted, when the session is over, however it got there.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus_client::encoding::{EncodeLabelValue, LabelValueEncoder};
+use spliceway::{RelayStats, RelaySummary};
+use tokio::time::Instant;
+
+use crate::address::Target;
+use crate::session::Service;
+use crate::settings::Kind;
+
+/// What is known of a session so far. Dropping it ends the session: it logs, counts and settles the bytes.
+///
+/// Outlives the session's relay, so that the counts it settles are final.
+pub(crate) struct Record {
+    service: Arc<Service>,
+    client: SocketAddr,
+    asked: Option<Target>,
+    started: Instant,
+    connect: Option<Duration>,
+    /// Where the traffic ledger keeps this session's relay.
+    running: Option<usize>,
+    outcome: Option<Outcome>,
+}
+
+/// How a session ended, and the error if there was one.
+pub(crate) struct Outcome {
+    pub(crate) end: End,
+    pub(crate) cause: Option<Box<str>>,
+}
+
+/// How a session ended: the `end` of metrics and records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum End {
+    /// Both sides finished, the client first. (Or the client went away before it asked for anything.)
+    ClientEof,
+    /// Both sides finished, the upstream first.
+    UpstreamEof,
+    Idle,
+    HalfCloseTimeout,
+    /// The client's socket failed.
+    ResetByClient,
+    /// The upstream's socket failed.
+    ResetByUpstream,
+    /// With the errno's name.
+    ConnectFailed(&'static str),
+    /// Refused by us, with the reason.
+    Denied(&'static str),
+    /// Cut because the program stops.
+    Drained,
+}
+
+impl Record {
+    pub(crate) fn new(service: Arc<Service>, client: SocketAddr) -> Self {
+        service.metrics.session_began(service.kind.name());
+        let started = Instant::now();
+        Self {
+            service,
+            client,
+            asked: None,
+            started,
+            connect: None,
+            running: None,
+            outcome: None,
+        }
+    }
+
+    pub(crate) fn service(&self) -> &Arc<Service> {
+        &self.service
+    }
+
+    /// The client asks for `target`.
+    pub(crate) fn asked(&mut self, target: Target) {
+        self.asked = Some(target);
+    }
+
+    /// Where this session goes, if that is known yet.
+    pub(crate) fn target(&self) -> Option<&Target> {
+        match &self.service.kind {
+            Kind::Forward(target) => Some(target),
+            Kind::Socks5 => self.asked.as_ref(),
+        }
+    }
+
+    /// The target answered after `time`.
+    pub(crate) fn connected(&mut self, time: Duration) {
+        self.service.metrics.connected(time);
+        self.connect = Some(time);
+    }
+
+    /// Bytes move from now on.
+    pub(crate) fn relaying(&mut self, stats: RelayStats) {
+        self.running = Some(self.service.traffic.enter(stats));
+    }
+
+    pub(crate) fn end(mut self, outcome: Outcome) {
+        self.outcome = Some(outcome);
+    }
+
+    fn write(&self, outcome: &Outcome, relay: &RelaySummary) {
+        macro_rules! write_at {
+            ($level:ident) => {
+                tracing::$level!(
+                    service = self.service.kind.name(),
+                    client = %self.client,
+                    target = self.target().map(display),
+                    bytes_up = relay.a_to_b.bytes,
+                    bytes_down = relay.b_to_a.bytes,
+                    spliced_up = relay.a_to_b.spliced,
+                    spliced_down = relay.b_to_a.spliced,
+                    connect_ms = self.connect.map(|time| time.as_millis()),
+                    duration_ms = self.started.elapsed().as_millis(),
+                    end = %outcome.end,
+                    cause = outcome.cause.as_deref(),
+                    "session"
+                )
+            };
+        }
+        match outcome.end {
+            End::ConnectFailed(_) => write_at!(warn),
+            _ => write_at!(info),
+        }
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        let outcome = self.outcome.take().unwrap_or(End::Drained.into());
+        let relay = self
+            .running
+            .map(|key| self.service.traffic.leave(key))
+            .unwrap_or_default();
+        self.service
+            .metrics
+            .session_ended(self.service.kind.name(), outcome.end);
+        self.write(&outcome, &relay);
+    }
+}
+
+impl Outcome {
+    pub(crate) fn because(end: End, cause: &dyn fmt::Display) -> Self {
+        Self {
+            end,
+            cause: Some(cause.to_string().into()),
+        }
+    }
+}
+
+impl From<End> for Outcome {
+    fn from(end: End) -> Self {
+        Self { end, cause: None }
+    }
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ClientEof => f.write_str("client_eof"),
+            Self::UpstreamEof => f.write_str("upstream_eof"),
+            Self::Idle => f.write_str("idle"),
+            Self::HalfCloseTimeout => f.write_str("half_close_timeout"),
+            Self::ResetByClient => f.write_str("reset_by_client"),
+            Self::ResetByUpstream => f.write_str("reset_by_upstream"),
+            Self::ConnectFailed(errno) => write!(f, "connect_failed:{errno}"),
+            Self::Denied(reason) => write!(f, "denied:{reason}"),
+            Self::Drained => f.write_str("drained"),
+        }
+    }
+}
+
+impl EncodeLabelValue for End {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> fmt::Result {
+        use fmt::Write;
+        write!(encoder, "{self}")
+    }
+}
