@@ -43,8 +43,8 @@
 //! - Pipes, pages and descriptors of the whole process: [`Limits::of_this_process`].
 //!
 //! # What it does not do
-//! It does not look at the bytes, encrypt, compress or log. It needs tokio's `net` and no timer. Off Linux the functions are
-//! tokio's.
+//! It does not look at the bytes, encrypt, compress or log. It needs tokio's `net` and no timer. It is for Linux, and does not
+//! compile elsewhere yet.
 //!
 //! # Coming from tokio
 //! Nothing to change but the `use` line. `copy_bidirectional_with_sizes` sizes the buffers of the copying path alone.
