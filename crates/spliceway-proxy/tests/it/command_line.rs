@@ -1,0 +1,87 @@
+use std::net::TcpListener;
+use std::process::{Command, Output};
+
+use crate::harness::{Program, listen};
+
+fn run(arguments: &[&str]) -> (Output, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_spliceway"))
+        .args(arguments)
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8(output.stderr.clone()).unwrap();
+    (output, stderr)
+}
+
+#[test]
+fn a_busy_port_is_an_error_that_names_the_address_and_the_cause() {
+    let (_listener, address) = listen();
+    let address = address.to_string();
+    for arguments in [
+        &["socks5", "-l", &address][..],
+        &["-l", "127.0.0.1:0", "-l", &address, "-r", "127.0.0.1:1"],
+        &["socks5", "-l", "127.0.0.1:0", "--metrics", &address],
+    ] {
+        let (output, stderr) = run(arguments);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(
+            stderr.contains(&address) && stderr.contains("Address already in use"),
+            "{stderr}"
+        );
+        assert!(!stderr.contains("listening on"), "all or none: {stderr}");
+    }
+}
+
+#[test]
+fn a_name_to_listen_on_that_nobody_knows_is_an_error() {
+    let name = format!("{}.invalid:0", "x".repeat(64));
+    let (output, stderr) = run(&["socks5", "-l", &name]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr.contains(&format!("cannot listen on {name}")), "{stderr}");
+}
+
+#[test]
+fn bad_usage_ends_with_2_and_says_what_was_expected() {
+    for (arguments, expected) in [
+        (&["socks5", "--no-such-flag"][..], "--no-such-flag"),
+        (
+            &["socks5", "-l", "1080"],
+            "expected :PORT, IP:PORT, [IPV6]:PORT or NAME:PORT",
+        ),
+        (&["-l", ":0", "-r", "example.com"], "expected HOST:PORT"),
+        (&["-l", ":0", "-r", "http://example.com:80"], "expected HOST:PORT"),
+        (&["-l", ":0"], "--remote"),
+        (
+            &["socks5", "--idle-timeout", "10"],
+            "expected a time such as 500ms, 10s, 1m",
+        ),
+        (&["socks5", "--connect-timeout", "0"], "longer than 0"),
+        (&["socks5", "--splice", "maybe"], "auto, on, off"),
+        (&["socks5", "--workers", "0"], "--workers"),
+        (&[], "Usage"),
+    ] {
+        let (output, stderr) = run(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(expected), "{arguments:?}: {stderr}");
+    }
+}
+
+#[test]
+fn help_and_version_end_with_0() {
+    for arguments in [&["--help"][..], &["socks5", "--help"], &["--version"]] {
+        assert_eq!(run(arguments).0.status.code(), Some(0));
+    }
+}
+
+#[test]
+fn listeners_are_announced_also_where_nothing_is_logged() {
+    let program = Program::socks5(&["--log-level", "off"]);
+    assert_ne!(program.address.port(), 0);
+    assert!(TcpListener::bind(program.address).is_err(), "it is the real address");
+}
+
+#[test]
+fn a_name_listens_on_its_addresses() {
+    let program = Program::start(&["socks5", "-l", "localhost:0"]);
+    assert!(program.address.ip().is_loopback());
+    program.connect();
+}

@@ -1,0 +1,76 @@
+use std::io::Write;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use crate::harness::{Program, accept, is_closed, listen, pattern, read_all, read_exactly};
+
+/// A program with one session that has moved a byte.
+fn with_a_session(arguments: &[&str]) -> (Program, TcpStream, TcpStream) {
+    let (listener, address) = listen();
+    let program = Program::forward(address, arguments);
+    let (mut client, mut target) = (program.connect(), accept(&listener));
+    client.write_all(b"x").unwrap();
+    assert_eq!(read_exactly(&mut target, 1), b"x");
+    (program, client, target)
+}
+
+#[test]
+fn with_nothing_to_finish_it_stops_at_once() {
+    let (_listener, address) = listen();
+    let mut program = Program::forward(address, &[]);
+    program.terminate();
+    assert_eq!(program.exit().code(), Some(0));
+}
+
+#[test]
+fn it_takes_no_new_client_lets_a_transfer_finish_and_ends_with_0() {
+    let (mut program, client, mut target) = with_a_session(&[]);
+    assert!(program.get("/readyz").starts_with("HTTP/1.1 200"));
+    program.terminate();
+    program.line("draining");
+    assert!(TcpStream::connect(program.address).is_err(), "the listener is closed");
+    assert!(TcpListener::bind(program.address).is_ok(), "and its address is free");
+    assert!(program.get("/readyz").starts_with("HTTP/1.1 503"));
+    let rest = pattern(1, 100_000);
+    target.write_all(&rest).unwrap();
+    target.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(read_all(&client), rest);
+    drop(client);
+    assert_eq!(program.exit().code(), Some(0));
+    assert_eq!(program.lines_with("end=drained"), 0);
+}
+
+#[test]
+fn the_drain_timeout_cuts_what_does_not_finish() {
+    let (mut program, mut client, _target) = with_a_session(&["--drain-timeout", "300ms"]);
+    let started = Instant::now();
+    program.terminate();
+    assert!(is_closed(&mut client));
+    assert!(started.elapsed() >= Duration::from_millis(290));
+    assert_eq!(program.exit().code(), Some(0));
+    let record = program.line("end=drained");
+    assert!(
+        record.contains("bytes_up=1"),
+        "a session that is cut has its record: {record}"
+    );
+}
+
+#[test]
+fn a_second_signal_stops_at_once() {
+    let (mut program, mut client, _target) = with_a_session(&["--drain-timeout", "1h"]);
+    program.terminate();
+    program.line("draining");
+    program.terminate();
+    assert!(is_closed(&mut client));
+    assert_eq!(program.exit().code(), Some(0));
+    program.line("end=drained");
+}
+
+#[test]
+fn one_worker_drains_as_many_do() {
+    let (mut program, mut client, _target) = with_a_session(&["--workers", "1", "--drain-timeout", "0"]);
+    program.terminate();
+    assert!(is_closed(&mut client));
+    assert_eq!(program.exit().code(), Some(0));
+    program.line("end=drained");
+}

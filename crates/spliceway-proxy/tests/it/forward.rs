@@ -1,0 +1,153 @@
+use std::io::Write;
+use std::net::Shutdown;
+use std::thread;
+
+use crate::harness::{
+    Program, accept, assert_same, connect, is_closed, listen, pattern, read_all, read_exactly, refusing,
+    send_and_finish,
+};
+
+const LARGE: usize = (8 << 20) + 12_345;
+
+#[test]
+fn bytes_arrive_exactly_both_ways_at_once() {
+    let (listener, address) = listen();
+    let program = Program::forward(address, &[]);
+    let client = program.connect();
+    let target = accept(&listener);
+    let (up, down) = (pattern(1, LARGE), pattern(2, LARGE));
+    thread::scope(|scope| {
+        scope.spawn(|| send_and_finish(&client, &up));
+        scope.spawn(|| send_and_finish(&target, &down));
+        let received = scope.spawn(|| read_all(&target));
+        assert_same(&read_all(&client), &down);
+        assert_same(&received.join().unwrap(), &up);
+    });
+    let bytes = |direction| program.sum("spliceway_bytes_total", &[direction]);
+    program.await_sum("spliceway_connections_total", &[], 1);
+    assert_eq!(
+        (bytes("direction=\"up\""), bytes("direction=\"down\"")),
+        (LARGE as u64, LARGE as u64)
+    );
+    assert_eq!(program.sum("spliceway_connections_active", &[]), 0);
+}
+
+#[test]
+fn a_client_that_finished_still_gets_a_large_answer() {
+    let (listener, address) = listen();
+    let program = Program::forward(address, &[]);
+    let mut client = program.connect();
+    let target = accept(&listener);
+    client.write_all(b"question").unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(read_all(&target), b"question");
+    let answer = pattern(3, LARGE);
+    thread::scope(|scope| {
+        scope.spawn(|| send_and_finish(&target, &answer));
+        assert_same(&read_all(&client), &answer);
+    });
+    program.await_end("client_eof");
+}
+
+#[test]
+fn a_target_that_finished_still_gets_what_the_client_sends() {
+    let (listener, address) = listen();
+    let program = Program::forward(address, &[]);
+    let client = program.connect();
+    let mut target = accept(&listener);
+    target.write_all(b"banner").unwrap();
+    target.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(read_all(&client), b"banner");
+    let sent = pattern(4, LARGE);
+    thread::scope(|scope| {
+        scope.spawn(|| send_and_finish(&client, &sent));
+        assert_same(&read_all(&target), &sent);
+    });
+    program.await_end("upstream_eof");
+}
+
+#[test]
+fn a_reset_ends_the_session_and_says_whose_it_was() {
+    let (listener, address) = listen();
+    for (end, by_client) in [("reset_by_client", true), ("reset_by_upstream", false)] {
+        let mut program = Program::forward(address, &[]);
+        let (mut client, mut target) = (program.connect(), accept(&listener));
+        client.write_all(b"a").unwrap();
+        assert_eq!(read_exactly(&mut target, 1), b"a");
+        let (resets, mut other) = if by_client { (client, target) } else { (target, client) };
+        socket2::SockRef::from(&resets)
+            .set_linger(Some(std::time::Duration::ZERO))
+            .unwrap();
+        drop(resets);
+        assert!(is_closed(&mut other));
+        program.await_end(end);
+        assert!(program.line("end=").contains(end));
+    }
+}
+
+#[test]
+fn a_refused_target_costs_its_client_and_nothing_else() {
+    let mut program = Program::forward(refusing(), &["--log-level", "warn"]);
+    for refused in 1..=2 {
+        assert!(is_closed(&mut program.connect()));
+        program.await_sum(
+            "spliceway_connections_total",
+            &["end=\"connect_failed:ECONNREFUSED\""],
+            refused,
+        );
+    }
+    let line = program.line("connect_failed:ECONNREFUSED");
+    assert!(
+        line.contains("WARN") && line.contains("refused (os error 111)"),
+        "{line}"
+    );
+    program.line("connect_failed:ECONNREFUSED");
+    assert_eq!(program.lines_with("connect_failed"), 2, "one line for each");
+}
+
+#[test]
+fn an_unresolvable_target_costs_its_client_and_nothing_else() {
+    // No label may be longer than 63 bytes, so no name server is asked.
+    let name = format!("{}.invalid:80", "x".repeat(64));
+    let mut program = Program::start(&["-l", "127.0.0.1:0", "--to", &name]);
+    for _ in 0..2 {
+        assert!(is_closed(&mut program.connect()));
+        let line = program.line("connect_failed:unresolved");
+        assert!(
+            line.contains("cannot look up the name") && line.contains(&name),
+            "{line}"
+        );
+    }
+}
+
+#[test]
+fn every_listener_serves() {
+    let (listener, address) = listen();
+    let target = address.to_string();
+    let mut program = Program::start(&["-l", "127.0.0.1:0", "-l", "[::1]:0", "-r", &target]);
+    let second = program.line("listening on ");
+    let second = second.rsplit(' ').next().unwrap().parse().unwrap();
+    for address in [program.address, second] {
+        let mut client = connect(address);
+        let mut target = accept(&listener);
+        client.write_all(b"ab").unwrap();
+        assert_eq!(read_exactly(&mut target, 2), b"ab");
+    }
+}
+
+#[test]
+fn an_idle_session_holds_two_descriptors() {
+    let (listener, address) = listen();
+    let program = Program::forward(address, &[]);
+    program.sum("spliceway_connections_active", &[]);
+    let before = program.descriptors();
+    let sessions: Vec<_> = (0..20)
+        .map(|_| {
+            let (mut client, mut target) = (program.connect(), accept(&listener));
+            client.write_all(b"x").unwrap();
+            assert_eq!(read_exactly(&mut target, 1), b"x");
+            (client, target)
+        })
+        .collect();
+    assert_eq!(program.descriptors(), before + 2 * sessions.len());
+}

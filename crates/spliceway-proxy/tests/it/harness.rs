@@ -1,0 +1,293 @@
+//! The program as a child process, targets for it, and what its metrics say.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Longer than anything here takes; a test that waits for what never comes fails after it.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A running `spliceway`, killed when dropped.
+pub(crate) struct Program {
+    child: Child,
+    lines: Receiver<String>,
+    seen: Vec<String>,
+    /// The first listener, and the metrics one if there is one.
+    pub(crate) address: SocketAddr,
+    metrics: Option<SocketAddr>,
+}
+
+impl Program {
+    /// Starts it and waits until it listens.
+    pub(crate) fn start(arguments: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
+        command.args(arguments);
+        Self::spawn(command, arguments.contains(&"--metrics"))
+    }
+
+    /// Starts it with at most `descriptors` of them.
+    pub(crate) fn start_with_descriptors(descriptors: usize, arguments: &[&str]) -> Self {
+        let mut command = Command::new("sh");
+        command.args([
+            "-c",
+            &format!("ulimit -n {descriptors}; exec \"$0\" \"$@\""),
+            env!("CARGO_BIN_EXE_spliceway"),
+        ]);
+        command.args(arguments);
+        Self::spawn(command, arguments.contains(&"--metrics"))
+    }
+
+    pub(crate) fn forward(target: SocketAddr, arguments: &[&str]) -> Self {
+        let target = target.to_string();
+        Self::start(
+            &[
+                &[
+                    "forward",
+                    "-l",
+                    "127.0.0.1:0",
+                    "-r",
+                    &target,
+                    "--metrics",
+                    "127.0.0.1:0",
+                ],
+                arguments,
+            ]
+            .concat(),
+        )
+    }
+
+    pub(crate) fn socks5(arguments: &[&str]) -> Self {
+        Self::start(&[&["socks5", "-l", "127.0.0.1:0", "--metrics", "127.0.0.1:0"], arguments].concat())
+    }
+
+    fn spawn(mut command: Command, has_metrics: bool) -> Self {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (sender, lines) = channel();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        thread::spawn(move || {
+            stderr
+                .lines()
+                .map_while(Result::ok)
+                .try_for_each(|line| sender.send(line))
+        });
+        let nowhere = SocketAddr::from(([0, 0, 0, 0], 0));
+        let mut program = Self {
+            child,
+            lines,
+            seen: Vec::new(),
+            address: nowhere,
+            metrics: None,
+        };
+        if has_metrics {
+            program.metrics = Some(address_in(&program.line("metrics listening on ")));
+        }
+        program.address = address_in(&program.line("listening on "));
+        program
+    }
+
+    /// The next line on stderr that has `text` in it.
+    pub(crate) fn line(&mut self, text: &str) -> String {
+        let until = Instant::now() + PATIENCE;
+        while let Ok(line) = self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            self.seen.push(line.clone());
+            if line.contains(text) {
+                return line;
+            }
+        }
+        panic!("no line with {text:?} in {:#?}", self.seen);
+    }
+
+    /// How many lines so far, read or not, have `text` in them.
+    pub(crate) fn lines_with(&mut self, text: &str) -> usize {
+        self.seen.extend(self.lines.try_iter());
+        self.seen.iter().filter(|line| line.contains(text)).count()
+    }
+
+    pub(crate) fn connect(&self) -> TcpStream {
+        connect(self.address)
+    }
+
+    /// The answer to `GET path` on the metrics listener, head and body.
+    pub(crate) fn get(&self, path: &str) -> String {
+        let mut stream = connect(self.metrics.expect("started with --metrics"));
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: spliceway\r\nConnection: close\r\n\r\n"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    /// The sum of the samples of `series` whose labels have all of `labels`.
+    pub(crate) fn sum(&self, series: &str, labels: &[&str]) -> u64 {
+        let sample = |line: &str| {
+            let (name, value) = line.rsplit_once(' ')?;
+            let (name, have) = name.split_once('{').unwrap_or((name, ""));
+            (name == series && labels.iter().all(|label| have.contains(label))).then(|| value.parse::<u64>().unwrap())
+        };
+        self.get("/metrics").lines().filter_map(sample).sum()
+    }
+
+    /// Waits until that sum is at least `count`.
+    pub(crate) fn await_sum(&self, series: &str, labels: &[&str], count: u64) {
+        let until = Instant::now() + PATIENCE;
+        while self.sum(series, labels) < count {
+            assert!(
+                Instant::now() < until,
+                "{series} {labels:?} stays under {count}:\n{}",
+                self.get("/metrics")
+            );
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Waits until one session has ended as `end` says.
+    pub(crate) fn await_end(&self, end: &str) {
+        self.await_sum("spliceway_connections_total", &[&format!("end=\"{end}\"")], 1);
+    }
+
+    pub(crate) fn terminate(&self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    }
+
+    /// Waits for its end.
+    pub(crate) fn exit(&mut self) -> ExitStatus {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < until, "it does not end: {:#?}", self.seen);
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Processor time so far, in clock ticks (10 ms).
+    pub(crate) fn ticks(&self) -> u64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    }
+
+    /// Descriptors it has open.
+    pub(crate) fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.child.id()))
+            .unwrap()
+            .count()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn address_in(line: &str) -> SocketAddr {
+    line.rsplit(' ')
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap_or_else(|_| panic!("no address at the end of {line:?}"))
+}
+
+/// A connection on which no read or write takes longer than [`PATIENCE`].
+pub(crate) fn connect(address: SocketAddr) -> TcpStream {
+    with_patience(TcpStream::connect(address).unwrap())
+}
+
+pub(crate) fn with_patience(stream: TcpStream) -> TcpStream {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+pub(crate) fn listen() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+pub(crate) fn accept(listener: &TcpListener) -> TcpStream {
+    with_patience(listener.accept().unwrap().0)
+}
+
+/// A target that returns what it gets, and finishes after the client; for as many clients as come.
+pub(crate) fn echo(address: &str) -> SocketAddr {
+    let listener = TcpListener::bind(address).unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            thread::spawn(move || {
+                let _ = std::io::copy(&mut &stream, &mut &stream);
+                let _ = stream.shutdown(Shutdown::Write);
+            });
+        }
+    });
+    address
+}
+
+/// An address of this machine on which nobody listens.
+pub(crate) fn refusing() -> SocketAddr {
+    listen().1
+}
+
+/// `length` bytes that no other `seed` has.
+pub(crate) fn pattern(seed: u64, length: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(2).wrapping_add(1);
+    let mut next = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        state.to_be_bytes()[0]
+    };
+    (0..length).map(|_| next()).collect()
+}
+
+pub(crate) fn read_exactly(stream: &mut TcpStream, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    stream.read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+pub(crate) fn send_and_finish(mut stream: &TcpStream, bytes: &[u8]) {
+    stream.write_all(bytes).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+}
+
+pub(crate) fn read_all(mut stream: &TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+/// Whether the other side ended the connection: an EOF or a reset, and no byte.
+pub(crate) fn is_closed(stream: &mut TcpStream) -> bool {
+    match stream.read(&mut [0]) {
+        Ok(count) => count == 0,
+        Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+    }
+}
+
+/// Equal bytes, without printing megabytes where they are not.
+pub(crate) fn assert_same(have: &[u8], expected: &[u8]) {
+    let differ = have.iter().zip(expected).position(|(have, expected)| have != expected);
+    assert!(
+        have == expected,
+        "{} bytes, {} expected, first difference at {differ:?}",
+        have.len(),
+        expected.len()
+    );
+}

@@ -1,0 +1,112 @@
+use std::io::Write;
+use std::thread;
+
+use crate::harness::{Program, accept, assert_same, listen, pattern, read_all, read_exactly, send_and_finish};
+
+const LARGE: usize = 32 << 20;
+const SPLICED: &str = "path=\"splice\"";
+
+/// One download of [`LARGE`] bytes: spliced bytes and all bytes, as counted.
+fn download(arguments: &[&str]) -> (u64, u64) {
+    let (listener, address) = listen();
+    let program = Program::forward(address, arguments);
+    let client = program.connect();
+    let target = accept(&listener);
+    let sent = pattern(1, LARGE);
+    thread::scope(|scope| {
+        scope.spawn(|| send_and_finish(&target, &sent));
+        assert_same(&read_all(&client), &sent);
+    });
+    drop(client);
+    program.await_sum("spliceway_connections_total", &[], 1);
+    let down = |label| {
+        program.sum(
+            "spliceway_bytes_total",
+            &["service=\"forward\"", "direction=\"down\"", label],
+        )
+    };
+    if arguments.contains(&"off") {
+        assert_eq!(program.sum("spliceway_fallback_total", &["reason=\"disabled\""]), 2);
+        assert_eq!(program.sum("spliceway_pool_total", &["event=\"created\""]), 0);
+    }
+    (down(SPLICED), down(SPLICED) + down("path=\"copy\""))
+}
+
+#[test]
+fn nearly_all_bytes_of_a_large_transfer_are_spliced() {
+    for arguments in [
+        &[][..],
+        &["--splice", "on"],
+        &["--pipe-size", "64k"],
+        &["--workers", "1"],
+    ] {
+        let (spliced, bytes) = download(arguments);
+        assert_eq!(bytes, LARGE as u64);
+        assert!(spliced * 100 >= bytes * 95, "{arguments:?}: {spliced} of {bytes}");
+    }
+}
+
+#[test]
+fn no_byte_is_spliced_where_splicing_is_off() {
+    assert_eq!(download(&["--splice", "off"]), (0, LARGE as u64));
+}
+
+#[test]
+fn bytes_are_counted_while_the_relay_runs_and_once() {
+    let (listener, address) = listen();
+    let program = Program::forward(address, &[]);
+    let (mut client, mut target) = (program.connect(), accept(&listener));
+    let mut sent = 0;
+    for round in 1..=10 {
+        let bytes = pattern(round, 100_000);
+        thread::scope(|scope| {
+            scope.spawn(|| client.write_all(&bytes).unwrap());
+            assert_same(&read_exactly(&mut target, bytes.len()), &bytes);
+        });
+        sent += bytes.len() as u64;
+        program.await_sum("spliceway_bytes_total", &["direction=\"up\""], sent);
+        assert_eq!(program.sum("spliceway_bytes_total", &[]), sent);
+        assert_eq!(program.sum("spliceway_connections_active", &["service=\"forward\""]), 1);
+    }
+    drop((client, target));
+    program.await_sum("spliceway_connections_total", &[], 1);
+    assert_eq!(program.sum("spliceway_bytes_total", &[]), sent);
+}
+
+#[test]
+fn every_series_is_there_by_its_name() {
+    let (listener, address) = listen();
+    let program = Program::forward(address, &[]);
+    drop((program.connect(), accept(&listener)));
+    program.await_sum("spliceway_connections_total", &[], 1);
+    let answer = program.get("/metrics");
+    assert!(answer.contains("application/openmetrics-text"), "{answer}");
+    for series in [
+        "spliceway_bytes_total{service=\"forward\",direction=\"up\",path=\"splice\"}",
+        "spliceway_connections_active{service=\"forward\"}",
+        "spliceway_connections_total{service=\"forward\",end=\"",
+        "spliceway_connect_seconds_count",
+        "spliceway_pipes{state=\"lent\"}",
+        "spliceway_pipes{state=\"idle\"}",
+        "spliceway_pipe_pages",
+        "spliceway_pool_total{event=\"reused\"}",
+        "spliceway_fallback_total{reason=\"emfile\"}",
+    ] {
+        assert!(answer.contains(&format!("\n{series}")), "{series} is not in\n{answer}");
+    }
+    assert!(answer.ends_with("# EOF\n"));
+}
+
+#[test]
+fn health_is_answered_and_other_paths_are_not() {
+    let (_listener, address) = listen();
+    let program = Program::forward(address, &[]);
+    for (path, status) in [
+        ("/healthz", "200"),
+        ("/readyz", "200"),
+        ("/", "404"),
+        ("/metrics/x", "404"),
+    ] {
+        assert!(program.get(path).starts_with(&format!("HTTP/1.1 {status} ")), "{path}");
+    }
+}
