@@ -95,12 +95,12 @@ pub(crate) fn code_map(repository: &Repository) -> Vec<Finding> {
     findings
 }
 
-/// Words that look like paths of this repository: below one of its folders, or ending in `.rs`.
+/// Words that look like paths of this repository: below one of its folders, or ending in `.rs`. (`*/a.rs` is some `a.rs`.)
 fn paths(text: &str) -> impl Iterator<Item = &str> {
     let in_path = |c: char| c.is_alphanumeric() || "_-./".contains(c);
     let words = text
         .split(move |c| !in_path(c))
-        .map(|word| word.trim_end_matches(['.', '/']));
+        .map(|word| word.trim_start_matches('/').trim_end_matches(['.', '/']));
     let folders = ["crates/", "docs/", "xtask/", "bench/", "fuzz/", ".ci/"];
     words.filter(move |word| word.ends_with(".rs") || folders.iter().any(|folder| word.starts_with(folder)))
 }

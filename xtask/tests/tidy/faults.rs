@@ -182,6 +182,8 @@ fn a_fixed_port_is_found() {
         test,
         "parse(\"[::1]:80\") // port because nothing is bound\n",
     );
+    finds(0, super::fixed_ports, "crates/x/src/tests.rs", "parse(\"[::1]:80\")\n");
+    finds(1, super::fixed_ports, "crates/x/src/tests.rs", "bind(\"[::1]:80\")\n");
 }
 
 #[test]
@@ -239,6 +241,10 @@ fn a_code_map_that_rots_is_found() {
     assert_eq!(findings("## crates/x\n`lib.rs`, `pool/budget.rs`: what they are.\n"), 0);
     assert_eq!(
         findings("`crates/x/src/lib.rs` and `crates/x/src/pool/budget.rs`.\n"),
+        0
+    );
+    assert_eq!(
+        findings("## crates/x\n`lib.rs`, `pool/budget.rs`, crates/*/src/lib.rs\n"),
         0
     );
     assert_eq!(findings("## crates/x\n`lib.rs`, `budget.rs`\n"), 1, "by its name alone");
