@@ -4,6 +4,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc;
 use std::{fs, thread};
 
 use crate::role::{self, Role, heard, raise_descriptor_limit, say};
@@ -65,6 +66,8 @@ fn peers() {
     let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     say(&server.local_addr().unwrap().to_string());
     let relay: SocketAddr = heard().parse().unwrap();
+    // So many connections in flight: fewer than a listener's backlog, beyond which the kernel drops them.
+    let (start, started) = mpsc::sync_channel(64);
     let receiving = thread::spawn(move || {
         let (mut received, sent) = (vec![0; BYTES], vec![7; BYTES]);
         (0..RELAYS)
@@ -73,6 +76,7 @@ fn peers() {
                 socket.read_exact(&mut received).unwrap();
                 assert!(received == sent, "byte-exact");
                 received.fill(0);
+                started.recv().unwrap();
                 socket
             })
             .collect::<Vec<_>>()
@@ -80,6 +84,7 @@ fn peers() {
     let sent = vec![7; BYTES];
     let clients: Vec<_> = (0..RELAYS)
         .map(|_| {
+            start.send(()).unwrap();
             let mut socket = TcpStream::connect(relay).unwrap();
             socket.write_all(&sent).unwrap();
             socket

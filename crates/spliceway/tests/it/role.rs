@@ -5,11 +5,16 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 
 /// What marks a child's own lines among those of its test harness.
 const MARK: &str = "said: ";
+/// Longer than any test here takes, on a slow machine.
+const GUARD: Duration = Duration::from_secs(100);
 const ROLE: &str = "SPLICEWAY_TEST_ROLE";
 
 /// A running child. Dropping it ends it.
@@ -17,6 +22,8 @@ pub(crate) struct Role {
     process: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
+    /// Dropped with the role, before the process's number can be another's.
+    _alive: mpsc::Sender<()>,
 }
 
 impl Role {
@@ -52,11 +59,24 @@ impl Role {
 
     fn spawn(mut command: Command) -> Self {
         let mut process = command.spawn().unwrap();
+        let (alive, ended) = mpsc::channel::<()>();
+        let id = Pid::from_child(&process);
+        thread::spawn(move || {
+            // A test that hangs says nothing; one whose child was ended says where it waited.
+            if ended.recv_timeout(GUARD) == Err(RecvTimeoutError::Timeout) {
+                let _ = kill_process(id, Signal::KILL);
+            }
+        });
         let (input, output) = (
             process.stdin.take().unwrap(),
             BufReader::new(process.stdout.take().unwrap()),
         );
-        Self { process, input, output }
+        Self {
+            process,
+            input,
+            output,
+            _alive: alive,
+        }
     }
 
     pub(crate) fn say(&mut self, line: &str) {
