@@ -9,5 +9,7 @@ mod kernel_pipe;
 mod kernel_socket;
 /// A pipe says what happened, counts what it holds, and is clean only if nothing went wrong.
 mod pipe;
+/// Whatever happens, a transfer delivers every byte in order, holds bytes in one place only, gives way, and ends.
+mod transfer;
 
 mod support;
