@@ -102,7 +102,10 @@ pub(crate) fn recv_inq(socket: BorrowedFd<'_>, buf: &mut [u8]) -> Result<(usize,
     if received < 0 {
         return Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO));
     }
-    let said = message.msg_controllen as usize >= mem::size_of::<libc::cmsghdr>()
+    // Its type differs between C libraries, hence a cast that is needless for some.
+    #[allow(clippy::unnecessary_cast)]
+    let length = message.msg_controllen as usize;
+    let said = length >= mem::size_of::<libc::cmsghdr>()
         && control.header.cmsg_level == libc::IPPROTO_TCP
         && control.header.cmsg_type == libc::TCP_CM_INQ;
     Ok((

@@ -1,0 +1,15 @@
+//! What the core promises, one line per promise; each test's name is the claim.
+//!
+//! No test sleeps: what must happen is awaited as an event, or asked for until a deadline that only a fault can reach.
+#![cfg(target_os = "linux")]
+
+/// The kernel does what the engine rests on: pipes and their slots, sizes, limits per user.
+mod kernel_pipe;
+/// The kernel does what the engine rests on: sockets at their ends, errors, urgent marks.
+mod kernel_socket;
+/// A pipe says what happened, counts what it holds, and is clean only if nothing went wrong.
+mod pipe;
+/// Whatever happens, a transfer delivers every byte in order, holds bytes in one place only, gives way, and ends.
+mod transfer;
+
+mod support;

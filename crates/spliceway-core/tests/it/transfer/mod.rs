@@ -1,0 +1,315 @@
+mod model;
+
+use proptest::prelude::*;
+use spliceway_core::transfer::{Event, SCRATCH, Step, Transfer};
+use spliceway_core::{Engine, PipeSize, Reason, SizeClass};
+
+use model::{Fate, TURN, World};
+
+const ENGINES: [Engine; 3] = [Engine::Auto, Engine::Splice, Engine::Copy];
+const SIZES: [PipeSize; 2] = [PipeSize::Auto, PipeSize::Fixed(SizeClass::Mib1)];
+
+/// Goes through every sequence of choices up to a length, one after another, as an odometer does.
+#[derive(Default)]
+struct Every {
+    choices: Vec<(usize, usize)>,
+    next: usize,
+}
+
+impl Fate for Every {
+    fn choose(&mut self, outcomes: usize) -> usize {
+        if self.next == self.choices.len() {
+            self.choices.push((0, outcomes));
+        }
+        let (choice, known) = self.choices[self.next];
+        assert_eq!(known, outcomes, "the same choices lead to the same place");
+        self.next += 1;
+        choice
+    }
+}
+
+impl Every {
+    /// Whether there is a sequence that was not yet tried, to be walked from the start.
+    fn turn(&mut self) -> bool {
+        self.next = 0;
+        while let Some((choice, outcomes)) = self.choices.pop() {
+            if choice + 1 < outcomes {
+                self.choices.push((choice + 1, outcomes));
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// Walks every sequence of `length` outcomes from the worlds that `start` makes, each on to its end.
+fn walk(length: usize, start: impl Fn() -> World) -> usize {
+    let mut every = Every::default();
+    let mut walked = 0;
+    loop {
+        let mut world = start();
+        for _ in 0..length {
+            if !world.advance(&mut every) {
+                break;
+            }
+        }
+        world.finish();
+        walked += 1;
+        if !every.turn() {
+            return walked;
+        }
+    }
+}
+
+/// What every sequence is checked for is in [`World::check`] and [`World::finish`].
+#[test]
+fn every_sequence_of_outcomes_delivers_every_byte_in_order_and_ends() {
+    let mut walked = 0;
+    for engine in ENGINES {
+        for size in SIZES {
+            // Nothing, less than a recv, a few recvs, more than two turns and a byte.
+            for bytes in [0, 1_000, 3 * SCRATCH, 2 * TURN + 1] {
+                walked += walk(9, || World::new(engine, size, bytes));
+            }
+        }
+    }
+    assert!(walked > 100_000, "{walked} sequences");
+}
+
+/// The start decides little once a flow has shown itself, so bulk is walked from where it is bulk.
+#[test]
+fn every_sequence_of_outcomes_in_a_bulk_flow_delivers_every_byte_in_order_and_ends() {
+    for size in SIZES {
+        walk(9, || {
+            let mut world = World::new(Engine::Auto, size, 3 * TURN + 1);
+            while !matches!(world.transfer.step(), Step::Fill(_)) {
+                world.advance(&mut model::Kind);
+            }
+            world
+        });
+    }
+}
+
+#[test]
+fn every_sequence_of_outcomes_after_preloaded_bytes_delivers_these_first_and_ends() {
+    for engine in ENGINES {
+        walk(8, || World::new(engine, PipeSize::Auto, 3 * SCRATCH).preloaded(10_000));
+    }
+}
+
+/// Outcomes by chance. Beyond the list all is kind.
+struct Chance<'a>(std::slice::Iter<'a, u8>);
+
+impl Fate for Chance<'_> {
+    fn choose(&mut self, outcomes: usize) -> usize {
+        self.0.next().map_or(0, |byte| usize::from(*byte) % outcomes)
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn long_sequences_of_outcomes_deliver_every_byte_in_order_and_end(
+        engine in prop::sample::select(&ENGINES[..]),
+        size in prop::sample::select(&SIZES[..]),
+        bytes in 0usize..64 << 20,
+        choices in prop::collection::vec(any::<u8>(), 0..2_000),
+    ) {
+        let mut world = World::new(engine, size, bytes);
+        let mut chance = Chance(choices.iter());
+        while chance.0.len() > 0 && world.advance(&mut chance) {}
+        world.finish();
+    }
+}
+
+/// Gives `transfer` an event at the step it must be at.
+fn at(transfer: &mut Transfer, step: Step, event: Event) {
+    assert_eq!(transfer.step(), step, "before {event:?}");
+    transfer.on(event);
+}
+
+/// One fill of `bytes`, drained at once.
+fn fill_and_drain(transfer: &mut Transfer, class: SizeClass, bytes: usize, full: bool) {
+    if transfer.step() == Step::Yield {
+        transfer.on(Event::Yielded);
+    }
+    if transfer.step() == Step::Peek {
+        transfer.on(Event::Peeked);
+    }
+    at(transfer, Step::Fill(class), Event::Filled { bytes, full });
+    at(transfer, Step::Drain, Event::Drained { bytes, left: 0 });
+}
+
+/// One recv, sent at once.
+fn recv_and_send(transfer: &mut Transfer, bytes: usize) {
+    if transfer.step() == Step::Yield {
+        transfer.on(Event::Yielded);
+    }
+    at(transfer, Step::Recv, Event::Received { full: bytes == SCRATCH });
+    at(transfer, Step::Send, Event::Sent { bytes, left: 0 });
+}
+
+/// A transfer of this engine that has become a bulk flow.
+fn bulk(size: PipeSize) -> Transfer {
+    let mut transfer = Transfer::new(Engine::Auto, size);
+    recv_and_send(&mut transfer, SCRATCH);
+    transfer
+}
+
+#[test]
+fn small_messages_are_received_and_sent_and_nothing_else() {
+    let mut transfer = Transfer::new(Engine::Auto, PipeSize::Auto);
+    for _ in 0..1_000 {
+        recv_and_send(&mut transfer, 1_000);
+        at(&mut transfer, Step::Recv, Event::WouldBlock);
+    }
+}
+
+#[test]
+fn a_full_recv_makes_a_flow_bulk_and_a_tiny_fill_makes_it_messages_again() {
+    let mut transfer = bulk(PipeSize::Auto);
+    fill_and_drain(&mut transfer, SizeClass::Kib64, 23_168, false);
+    at(&mut transfer, Step::Peek, Event::WouldBlock);
+    fill_and_drain(&mut transfer, SizeClass::Kib64, 100, false);
+    assert_eq!(transfer.step(), Step::Recv);
+}
+
+#[test]
+fn a_fill_that_stops_is_followed_by_a_recv_which_alone_tells_why() {
+    for (event, next) in [
+        (Event::Received { full: false }, Step::Send),
+        (Event::WouldBlock, Step::Fill(SizeClass::Kib64)),
+        (Event::Eof, Step::Shutdown),
+    ] {
+        let mut transfer = bulk(PipeSize::Auto);
+        at(&mut transfer, Step::Fill(SizeClass::Kib64), Event::FillStopped);
+        at(&mut transfer, Step::Recv, event);
+        assert_eq!(transfer.step(), next, "after {event:?}");
+    }
+}
+
+#[test]
+fn a_pipe_that_was_filled_in_bytes_is_followed_by_a_larger_one_up_to_256_kib() {
+    let mut transfer = bulk(PipeSize::Auto);
+    fill_and_drain(&mut transfer, SizeClass::Kib64, 64 << 10, true);
+    fill_and_drain(&mut transfer, SizeClass::Kib256, 256 << 10, true);
+    fill_and_drain(&mut transfer, SizeClass::Kib256, 1 << 20, true);
+    fill_and_drain(&mut transfer, SizeClass::Kib256, 256 << 10, true);
+}
+
+#[test]
+fn a_pipe_that_was_filled_in_slots_is_not_followed_by_a_larger_one() {
+    let mut transfer = bulk(PipeSize::Auto);
+    for _ in 0..100 {
+        fill_and_drain(&mut transfer, SizeClass::Kib64, 16 * 1_448, false);
+    }
+}
+
+#[test]
+fn four_low_fills_in_a_row_are_followed_by_a_smaller_pipe() {
+    let mut transfer = bulk(PipeSize::Auto);
+    fill_and_drain(&mut transfer, SizeClass::Kib64, 64 << 10, true);
+    for _ in 0..3 {
+        fill_and_drain(&mut transfer, SizeClass::Kib256, 90_000, false);
+    }
+    // Not in a row: half of the size starts the count again.
+    fill_and_drain(&mut transfer, SizeClass::Kib256, 128 << 10, false);
+    for _ in 0..4 {
+        fill_and_drain(&mut transfer, SizeClass::Kib256, 90_000, false);
+    }
+    fill_and_drain(&mut transfer, SizeClass::Kib64, 60_000, false);
+}
+
+#[test]
+fn a_fixed_size_stays_whatever_the_flow_is() {
+    for class in SizeClass::ALL {
+        let mut transfer = bulk(PipeSize::Fixed(class));
+        for _ in 0..10 {
+            fill_and_drain(&mut transfer, class, 4 << 20, true);
+        }
+        for _ in 0..10 {
+            fill_and_drain(&mut transfer, class, 20_000, false);
+        }
+    }
+}
+
+#[test]
+fn after_a_reason_of_this_moment_1_mib_is_copied_and_then_splicing_is_tried_again() {
+    for reason in Reason::ALL {
+        let mut transfer = bulk(PipeSize::Auto);
+        at(&mut transfer, Step::Fill(SizeClass::Kib64), Event::Cannot(reason));
+        for _ in 0..(1 << 20) / SCRATCH {
+            recv_and_send(&mut transfer, SCRATCH);
+        }
+        let mut until_tried = 0;
+        while until_tried < 100 && !matches!(transfer.step(), Step::Fill(_)) {
+            recv_and_send(&mut transfer, SCRATCH);
+            if transfer.step() == Step::Yield {
+                transfer.on(Event::Yielded);
+            }
+            until_tried += 1;
+        }
+        let for_good = reason.scope() == spliceway_core::Scope::Relay;
+        assert_eq!(until_tried, if for_good { 100 } else { 1 }, "{reason}");
+    }
+}
+
+#[test]
+fn bytes_in_a_pipe_whose_sink_cannot_be_spliced_are_read_out_and_sent() {
+    let mut transfer = bulk(PipeSize::Auto);
+    let filled = Event::Filled {
+        bytes: 64 << 10,
+        full: true,
+    };
+    at(&mut transfer, Step::Fill(SizeClass::Kib64), filled);
+    at(
+        &mut transfer,
+        Step::Drain,
+        Event::Drained {
+            bytes: 1_000,
+            left: (64 << 10) - 1_000,
+        },
+    );
+    at(&mut transfer, Step::Drain, Event::Cannot(Reason::InvalidArgument));
+    at(&mut transfer, Step::Unload, Event::Unloaded);
+    at(
+        &mut transfer,
+        Step::Send,
+        Event::Sent {
+            bytes: (64 << 10) - 1_000,
+            left: 0,
+        },
+    );
+    assert_eq!(transfer.step(), Step::Recv);
+}
+
+#[test]
+fn the_turn_ends_after_256_kib_also_in_small_messages() {
+    let mut transfer = Transfer::new(Engine::Auto, PipeSize::Auto);
+    for _ in 0..TURN / 1_024 {
+        at(&mut transfer, Step::Recv, Event::Received { full: false });
+        at(&mut transfer, Step::Send, Event::Sent { bytes: 1_024, left: 0 });
+    }
+    at(&mut transfer, Step::Yield, Event::Yielded);
+    assert_eq!(transfer.step(), Step::Recv);
+}
+
+#[test]
+fn splice_from_the_first_byte_begins_with_a_fill_and_goes_back_to_it() {
+    let mut transfer = Transfer::new(Engine::Splice, PipeSize::Auto);
+    for _ in 0..10 {
+        fill_and_drain(&mut transfer, SizeClass::Kib64, 100, false);
+        at(&mut transfer, Step::Peek, Event::WouldBlock);
+    }
+    at(&mut transfer, Step::Fill(SizeClass::Kib64), Event::FillStopped);
+    at(&mut transfer, Step::Recv, Event::Received { full: false });
+    at(&mut transfer, Step::Send, Event::Sent { bytes: 100, left: 0 });
+    assert_eq!(transfer.step(), Step::Fill(SizeClass::Kib64));
+}
+
+#[test]
+#[should_panic(expected = "cannot come of")]
+fn an_event_that_cannot_come_of_the_step_panics() {
+    Transfer::new(Engine::Auto, PipeSize::Auto).on(Event::Unloaded);
+}

@@ -1,0 +1,266 @@
+//! A world for a transfer to move bytes in: a source, a pipe, user space and a sink, of numbers instead of bytes.
+//!
+//! As bytes are only ever taken from the source in order, a range of places stands for them: what is delivered must begin
+//! where the last delivery ended, and then nothing is lost, doubled or out of order.
+
+use std::ops::Range;
+
+use spliceway_core::transfer::{Event, SCRATCH, Step, Transfer};
+use spliceway_core::{Engine, PipeSize, Reason, Scope, SizeClass};
+
+/// Bytes to move before a turn for others is due (docs/defaults.md).
+pub(crate) const TURN: usize = 256 << 10;
+/// The most that one recv or one fill can bring, and so the most that a turn can be exceeded by.
+const MOST_AT_ONCE: usize = 4 << 20;
+
+/// Whoever decides which of the possible outcomes happens.
+pub(crate) trait Fate {
+    /// A number below `outcomes`.
+    fn choose(&mut self, outcomes: usize) -> usize;
+}
+
+/// Reaches the end by the shortest way: everything succeeds, all of it. What it prefers is first among the outcomes.
+pub(crate) struct Kind;
+
+impl Fate for Kind {
+    fn choose(&mut self, _outcomes: usize) -> usize {
+        0
+    }
+}
+
+/// One transfer, and all that it moves. Each step asserts what must hold.
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(crate) transfer: Transfer,
+    engine: Engine,
+    /// Places that the source still has; it ends behind them.
+    source: Range<usize>,
+    user: Range<usize>,
+    pipe: Range<usize>,
+    delivered: usize,
+    end_seen: bool,
+    /// A reason that holds for this relay for good was given.
+    never_again: bool,
+    moved_in_turn: usize,
+    /// Steps since a byte moved, the source was waited for, or others had their turn.
+    idle_steps: usize,
+    pub(crate) history: Vec<(Step, Event)>,
+}
+
+impl World {
+    /// A source that ends after so many bytes.
+    pub(crate) fn new(engine: Engine, size: PipeSize, bytes: usize) -> Self {
+        Self {
+            transfer: Transfer::new(engine, size),
+            engine,
+            source: 0..bytes,
+            user: 0..0,
+            pipe: 0..0,
+            delivered: 0,
+            end_seen: false,
+            never_again: false,
+            moved_in_turn: 0,
+            idle_steps: 0,
+            history: Vec::new(),
+        }
+    }
+
+    /// The first `bytes` of the source were read before the transfer began.
+    pub(crate) fn preloaded(mut self, bytes: usize) -> Self {
+        self.user = 0..bytes;
+        self.source.start = bytes;
+        self.transfer.preload();
+        self
+    }
+
+    /// One step with the outcome that `fate` chooses; `false` when the transfer is done.
+    pub(crate) fn advance(&mut self, fate: &mut impl Fate) -> bool {
+        let step = self.transfer.step();
+        self.check(step);
+        let outcomes = self.outcomes(step);
+        let Some(event) = outcomes.get(fate.choose(outcomes.len().max(1))) else {
+            return false;
+        };
+        self.happen(step, *event);
+        true
+    }
+
+    /// From here everything succeeds: it must end, with every byte delivered.
+    pub(crate) fn finish(&mut self) {
+        // Per byte that is left no more than one step each to fill, drain and look, and a few for the end.
+        let enough = 64 + 8 * (self.source.len() + self.pipe.len() + self.user.len()) / SCRATCH;
+        for _ in 0..enough {
+            if !self.advance(&mut Kind) {
+                assert!(self.source.is_empty(), "done with bytes left in the source: {self:#?}");
+                return;
+            }
+        }
+        panic!("not done after {enough} kind steps: {self:#?}");
+    }
+
+    /// What must hold when `step` is asked for.
+    fn check(&self, step: Step) {
+        assert!(
+            self.user.is_empty() || self.pipe.is_empty(),
+            "both hold bytes: {self:#?}"
+        );
+        assert_eq!(step.holds_pipe(), !self.pipe.is_empty(), "at {step:?}: {self:#?}");
+        assert_eq!(step == Step::Send, !self.user.is_empty(), "at {step:?}: {self:#?}");
+        assert!(self.idle_steps <= 4, "in circles at {step:?}: {self:#?}");
+        match step {
+            Step::Fill(_) | Step::Peek => {
+                assert_ne!(self.engine, Engine::Copy, "copies always");
+                assert!(
+                    !self.never_again,
+                    "{step:?} after a reason that holds for good: {self:#?}"
+                );
+                assert!(self.moved_in_turn < TURN, "{step:?} where a turn is over: {self:#?}");
+            }
+            Step::Recv => assert!(self.moved_in_turn < TURN, "{step:?} where a turn is over: {self:#?}"),
+            Step::Yield => assert!(self.moved_in_turn >= TURN, "gives way too early: {self:#?}"),
+            Step::Shutdown | Step::Done => assert!(self.end_seen, "no end was confirmed: {self:#?}"),
+            Step::Send | Step::Drain | Step::Unload => {}
+        }
+        assert!(self.moved_in_turn < TURN + MOST_AT_ONCE, "too long a turn: {self:#?}");
+    }
+
+    /// Everything that reality allows to come of `step` now, the kindest first.
+    fn outcomes(&self, step: Step) -> Vec<Event> {
+        let left = self.source.len();
+        match step {
+            Step::Recv => {
+                let mut outcomes = Vec::new();
+                outcomes.extend((left >= SCRATCH).then_some(Event::Received { full: true }));
+                outcomes.extend((left > 0).then_some(Event::Received { full: false }));
+                outcomes.extend((left == 0).then_some(Event::Eof));
+                outcomes.push(Event::WouldBlock);
+                outcomes
+            }
+            Step::Peek if left == 0 => vec![Event::Eof, Event::WouldBlock],
+            Step::Peek => vec![Event::Peeked, Event::WouldBlock],
+            Step::Fill(class) => self.fills(class),
+            Step::Send => parts(self.user.len())
+                .map(|bytes| Event::Sent {
+                    bytes,
+                    left: self.user.len() - bytes,
+                })
+                .collect(),
+            Step::Drain => {
+                let drained = parts(self.pipe.len()).map(|bytes| Event::Drained {
+                    bytes,
+                    left: self.pipe.len() - bytes,
+                });
+                let cannot = [Reason::NotSupported, Reason::NoMemory].map(Event::Cannot);
+                drained.chain(cannot).collect()
+            }
+            Step::Unload => vec![Event::Unloaded],
+            Step::Yield => vec![Event::Yielded],
+            Step::Shutdown => vec![Event::ShutDown],
+            Step::Done => Vec::new(),
+        }
+    }
+
+    fn fills(&self, class: SizeClass) -> Vec<Event> {
+        let size = class.bytes();
+        let left = self.source.len();
+        // The size, or the last bytes; far more than the size; a part by slots; small messages; a pipe smaller than asked for.
+        let sizes = [
+            (size.min(left), left >= size),
+            (4 * size, true),
+            (size / 2 + 1, false),
+            (23_168, false),
+            (100, false),
+            (64 << 10, true),
+        ];
+        let possible = sizes.into_iter().filter(|(bytes, _)| (1..=left).contains(bytes));
+        let mut outcomes: Vec<_> = possible.map(|(bytes, full)| Event::Filled { bytes, full }).collect();
+        // Also with bytes there: they have not arrived, or they stand behind an urgent mark.
+        outcomes.push(Event::FillStopped);
+        // One of each scope: for good, for the process, for now.
+        let reasons = [Reason::InvalidArgument, Reason::NotPermitted, Reason::PipeBudget];
+        outcomes.extend(reasons.map(Event::Cannot));
+        outcomes
+    }
+
+    fn happen(&mut self, step: Step, event: Event) {
+        let moved = match event {
+            Event::Received { full } => {
+                let left = self.source.len();
+                let bytes = match full {
+                    true => SCRATCH,
+                    // A part of what there is, or the last of it.
+                    false if left >= SCRATCH => 1_000,
+                    false => left,
+                };
+                self.user = self.take(bytes);
+                bytes
+            }
+            Event::Filled { bytes, .. } => {
+                self.pipe = self.take(bytes);
+                bytes
+            }
+            Event::Sent { bytes, left } => {
+                self.deliver(step, bytes);
+                assert_eq!(self.user.len(), left);
+                bytes
+            }
+            Event::Drained { bytes, left } => {
+                self.deliver(step, bytes);
+                assert_eq!(self.pipe.len(), left);
+                bytes
+            }
+            Event::Unloaded => {
+                self.user = std::mem::take(&mut self.pipe);
+                self.user.len()
+            }
+            Event::Eof => {
+                assert!(self.source.is_empty());
+                self.end_seen = true;
+                0
+            }
+            Event::Cannot(reason) => {
+                self.never_again |= reason.scope() == Scope::Relay;
+                0
+            }
+            Event::Peeked | Event::FillStopped | Event::WouldBlock | Event::Yielded | Event::ShutDown => 0,
+        };
+        if matches!(event, Event::WouldBlock | Event::Yielded) {
+            self.moved_in_turn = 0;
+            self.idle_steps = 0;
+        } else if moved > 0 {
+            self.idle_steps = 0;
+        } else {
+            self.idle_steps += 1;
+        }
+        self.history.push((step, event));
+        self.transfer.on(event);
+    }
+
+    fn take(&mut self, bytes: usize) -> Range<usize> {
+        let from = self.source.start;
+        self.source.start += bytes;
+        assert!(
+            self.source.start <= self.source.end,
+            "the model takes what is not there"
+        );
+        from..self.source.start
+    }
+
+    /// The sink takes the next bytes of user space or of the pipe.
+    fn deliver(&mut self, step: Step, bytes: usize) {
+        let held = if step == Step::Send {
+            &mut self.user
+        } else {
+            &mut self.pipe
+        };
+        assert_eq!(held.start, self.delivered, "bytes lost, doubled or out of order");
+        held.start += bytes;
+        self.delivered = held.start;
+        self.moved_in_turn += bytes;
+    }
+}
+
+/// All of it, or a part.
+fn parts(len: usize) -> impl Iterator<Item = usize> {
+    [len, len / 3].into_iter().filter(|bytes| *bytes > 0)
+}
