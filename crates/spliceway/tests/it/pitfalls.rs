@@ -1,0 +1,1 @@
+//! Faults this field has had, each as the scenario that showed it.
