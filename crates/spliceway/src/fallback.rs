@@ -65,9 +65,9 @@ impl CopyLoop {
         Poll::Pending
     }
 
-    fn poll_read<R: AsyncRead>(&mut self, cx: &mut Context<'_>, mut reader: Pin<&mut R>) -> Poll<io::Result<usize>>
+    fn poll_read<R>(&mut self, cx: &mut Context<'_>, mut reader: Pin<&mut R>) -> Poll<io::Result<usize>>
     where
-        R: ?Sized,
+        R: AsyncRead + ?Sized,
     {
         if self.buffer.is_empty() {
             self.buffer = vec![0; BUFFER].into_boxed_slice();
