@@ -59,7 +59,7 @@ impl Subject {
 async fn for_each(mut scenario: impl AsyncFnMut(Subject, bool)) {
     for subject in Subject::ALL {
         for swapped in [false, true] {
-            println!("{subject:?}, swapped: {swapped}");
+            eprintln!("{subject:?}, swapped: {swapped}");
             guard(scenario(subject, swapped)).await;
         }
     }

@@ -5,6 +5,8 @@ use tokio::net::TcpStream;
 
 use crate::support::tcp;
 
+// Measured 336, 216 and 312 bytes, where tokio's own future is 272 and comes with two buffers of 8 KiB.
+
 #[tokio::test]
 async fn the_future_between_two_sockets_is_small() {
     let ((_near, mut a), (_far, mut b)) = (tcp().await, tcp().await);
@@ -12,9 +14,9 @@ async fn the_future_between_two_sockets_is_small() {
     let tokios = size_of_val(&tokio::io::copy_bidirectional(&mut a, &mut b));
     let one_way = size_of_val(&spliceway::copy(&mut a, &mut b));
     let relay = size_of::<Relay<&mut TcpStream, &mut TcpStream>>();
-    println!("copy_bidirectional {function} (tokio's {tokios}), copy {one_way}, Relay {relay}");
-    assert!(function <= 1024, "{function}");
-    assert!(one_way <= 1024, "{one_way}");
-    assert!(relay <= 1024, "{relay}");
+    eprintln!("copy_bidirectional {function} (tokio's {tokios}), copy {one_way}, Relay {relay}");
+    assert!(function <= 384, "{function}");
+    assert!(one_way <= 256, "{one_way}");
+    assert!(relay <= 384, "{relay}");
     assert_eq!(size_of::<RelayStats>(), size_of::<usize>());
 }

@@ -8,7 +8,8 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use rustix::net::sockopt;
+use rustix::io::Errno;
+use rustix::net::{SendFlags, sockopt};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
@@ -34,18 +35,16 @@ pub(crate) async fn tcp() -> (TcpStream, TcpStream) {
     connect(None).await
 }
 
-/// The same with small socket buffers at both ends, so that little is parked outside the relay.
+/// A peer that takes in little, and the relay's end, which sends little ahead. What the peer sends has ample room.
 pub(crate) async fn tcp_small() -> (TcpStream, TcpStream) {
     connect(Some(16 << 10)).await
 }
 
 async fn connect(buffer_bytes: Option<u32>) -> (TcpStream, TcpStream) {
     let (listening, connecting) = (TcpSocket::new_v4().unwrap(), TcpSocket::new_v4().unwrap());
-    for socket in [&listening, &connecting] {
-        if let Some(bytes) = buffer_bytes {
-            socket.set_recv_buffer_size(bytes).unwrap();
-            socket.set_send_buffer_size(bytes).unwrap();
-        }
+    if let Some(bytes) = buffer_bytes {
+        connecting.set_recv_buffer_size(bytes).unwrap();
+        listening.set_send_buffer_size(bytes).unwrap();
     }
     listening.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let listener: TcpListener = listening.listen(1).unwrap();
@@ -63,12 +62,16 @@ pub(crate) fn reset(stream: TcpStream) {
     drop(stream);
 }
 
-/// Sends `byte` as urgent data. The receiver never reads it as a normal byte.
-pub(crate) fn send_urgent(stream: &impl AsFd, byte: u8) {
-    assert_eq!(
-        rustix::net::send(stream, &[byte], rustix::net::SendFlags::OOB).unwrap(),
-        1
-    );
+/// Sends a byte as urgent data, as soon as the socket has room. The receiver must have passed the one before: TCP knows one
+/// urgent byte at a time, and an older one that is still queued becomes a normal byte.
+pub(crate) async fn send_urgent(stream: &impl AsFd) {
+    loop {
+        match rustix::net::send(stream, b"!", SendFlags::OOB) {
+            Ok(sent) => return assert_eq!(sent, 1),
+            Err(Errno::AGAIN) => tokio::task::yield_now().await,
+            Err(error) => panic!("{error}"),
+        }
+    }
 }
 
 /// `shutdown(SHUT_WR)` without waiting for anything.

@@ -15,7 +15,7 @@ async fn exchange(
     near: &mut (impl Duplex + ?Sized),
     far: &mut (impl Duplex + ?Sized),
     mut sent: (Pattern, Pattern),
-    mut wanted: (Pattern, Pattern),
+    wanted: (Pattern, Pattern),
 ) {
     let (mut near_in, mut near_out) = tokio::io::split(near);
     let (mut far_in, mut far_out) = tokio::io::split(far);

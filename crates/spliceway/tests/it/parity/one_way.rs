@@ -30,7 +30,7 @@ impl Subject {
 
 async fn for_each(mut scenario: impl AsyncFnMut(Subject)) {
     for subject in [Subject::Tokio, Subject::Ours] {
-        println!("{subject:?}");
+        eprintln!("{subject:?}");
         guard(scenario(subject)).await;
     }
 }

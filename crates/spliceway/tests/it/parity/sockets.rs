@@ -64,12 +64,11 @@ async fn both_directions_at_once_carry_their_own_bytes() {
             Pattern::new(5).send(&mut far_out, BULK / 2).await;
             far_out.shutdown().await.unwrap();
         };
-        let (mut forth_in, mut back_in) = (Pattern::new(4), Pattern::new(5));
         tokio::join!(
             forth,
             back,
-            forth_in.expect_end(&mut far_in, BULK),
-            back_in.expect_end(&mut near_in, BULK / 2)
+            Pattern::new(4).expect_end(&mut far_in, BULK),
+            Pattern::new(5).expect_end(&mut near_in, BULK / 2)
         );
         assert_eq!(relay.await.unwrap().unwrap(), (BULK, BULK / 2));
     })

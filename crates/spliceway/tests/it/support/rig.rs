@@ -172,13 +172,6 @@ impl Running {
         let error = self.task.await.unwrap().expect_err("the relay should break");
         (Moved::of(error.summary, self.swapped), error.source)
     }
-
-    /// Waits until the relay has delivered so much.
-    pub(crate) async fn until(&self, reached: impl Fn(Moved) -> bool) {
-        while !reached(self.moved()) {
-            tokio::task::yield_now().await;
-        }
-    }
 }
 
 impl Moved {
