@@ -1,11 +1,12 @@
 //! One direction between streams that are not both sockets: read, write, and flush when the reader stalls, as tokio's copy does.
 
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 
 use spliceway_core::Counts;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::task::coop::consume_budget;
 
 use crate::relay::Operation;
 
@@ -38,6 +39,8 @@ impl CopyLoop {
         R: AsyncRead + Unpin + ?Sized,
         W: AsyncWrite + Unpin + ?Sized,
     {
+        // A stream may know nothing of tokio's budget, and a task may run one short relay after another.
+        ready!(pin!(consume_budget()).poll(cx));
         let (mut reader, mut writer) = (Pin::new(reader), Pin::new(writer));
         for _ in 0..READS_PER_POLL {
             ready!(self.poll_write_all(cx, writer.as_mut(), counts)).map_err(|error| (Operation::Write, error))?;
@@ -62,9 +65,9 @@ impl CopyLoop {
         Poll::Pending
     }
 
-    fn poll_read<R: AsyncRead>(&mut self, cx: &mut Context<'_>, mut reader: Pin<&mut R>) -> Poll<io::Result<usize>>
+    fn poll_read<R>(&mut self, cx: &mut Context<'_>, mut reader: Pin<&mut R>) -> Poll<io::Result<usize>>
     where
-        R: ?Sized,
+        R: AsyncRead + ?Sized,
     {
         if self.buffer.is_empty() {
             self.buffer = vec![0; BUFFER].into_boxed_slice();

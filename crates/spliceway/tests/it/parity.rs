@@ -1,0 +1,91 @@
+//! One suite over tokio's functions and ours: every scenario runs for each subject, and the expectations name none of them.
+
+mod buffers;
+mod mocks;
+mod one_way;
+mod scheduling;
+mod sockets;
+
+use std::io;
+
+use tokio::net::{TcpStream, UnixStream};
+use tokio::task::JoinHandle;
+
+use crate::support::{Duplex, guard, tcp};
+
+/// Whose `copy_bidirectional` a scenario runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Subject {
+    Tokio,
+    Function,
+    Relay,
+}
+
+type Counts = io::Result<(u64, u64)>;
+
+impl Subject {
+    const ALL: [Self; 3] = [Self::Tokio, Self::Function, Self::Relay];
+
+    async fn run<A: Duplex + ?Sized, B: Duplex + ?Sized>(self, a: &mut A, b: &mut B) -> Counts {
+        match self {
+            Self::Tokio => tokio::io::copy_bidirectional(a, b).await,
+            Self::Function => spliceway::copy_bidirectional(a, b).await,
+            Self::Relay => {
+                let summary = spliceway::Relay::new(a, b).await?;
+                Ok((summary.a_to_b.bytes, summary.b_to_a.bytes))
+            }
+        }
+    }
+
+    /// A task that relays `near` and `far`, in this order or the other, and tells the counts near to far first.
+    fn spawn(
+        self,
+        mut near: impl Duplex + 'static,
+        mut far: impl Duplex + 'static,
+        swapped: bool,
+    ) -> JoinHandle<Counts> {
+        tokio::spawn(async move {
+            if swapped {
+                let (back, forth) = self.run(&mut far, &mut near).await?;
+                Ok((forth, back))
+            } else {
+                self.run(&mut near, &mut far).await
+            }
+        })
+    }
+}
+
+/// Runs a scenario for every subject, with near as `a` and as `b`.
+async fn for_each(mut scenario: impl AsyncFnMut(Subject, bool)) {
+    for subject in Subject::ALL {
+        for swapped in [false, true] {
+            eprintln!("{subject:?}, swapped: {swapped}");
+            guard(scenario(subject, swapped)).await;
+        }
+    }
+}
+
+/// Runs a scenario on TCP connections: the relay's task, and the peers near and far.
+async fn between_peers(mut scenario: impl AsyncFnMut(JoinHandle<Counts>, TcpStream, TcpStream)) {
+    for_each(async |subject, swapped| {
+        let ((near, near_end), (far, far_end)) = (tcp().await, tcp().await);
+        scenario(subject.spawn(near_end, far_end, swapped), near, far).await;
+    })
+    .await;
+}
+
+/// A peer and the end for the relay, of either kind of socket.
+async fn any_pair(unix: bool) -> (Box<dyn Duplex>, End) {
+    if unix {
+        let (peer, end) = UnixStream::pair().unwrap();
+        (Box::new(peer), End::Unix(end))
+    } else {
+        let (peer, end) = tcp().await;
+        (Box::new(peer), End::Tcp(end))
+    }
+}
+
+enum End {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}

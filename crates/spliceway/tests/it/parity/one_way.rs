@@ -1,0 +1,206 @@
+//! `copy`: one direction, on whole streams and on halves.
+
+use std::io::{self, ErrorKind};
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, BufWriter};
+use tokio::net::UnixStream;
+use tokio_test::io::Builder;
+
+use crate::support::pattern::Pattern;
+use crate::support::{BULK, MIB, finish, guard, reset, tcp};
+
+#[derive(Clone, Copy, Debug)]
+enum Subject {
+    Tokio,
+    Ours,
+}
+
+impl Subject {
+    async fn copy<R, W>(self, reader: &mut R, writer: &mut W) -> io::Result<u64>
+    where
+        R: AsyncRead + Unpin + ?Sized,
+        W: AsyncWrite + Unpin + ?Sized,
+    {
+        match self {
+            Self::Tokio => tokio::io::copy(reader, writer).await,
+            Self::Ours => spliceway::copy(reader, writer).await,
+        }
+    }
+}
+
+async fn for_each(mut scenario: impl AsyncFnMut(Subject)) {
+    for subject in [Subject::Tokio, Subject::Ours] {
+        eprintln!("{subject:?}");
+        guard(scenario(subject)).await;
+    }
+}
+
+/// Copies from a reader whose peer is `near` to a writer whose peer is `far`: all arrives, and the writer stays open.
+async fn all_arrives(
+    subject: Subject,
+    (mut near, mut reader): (impl AsyncWrite + Unpin, impl AsyncRead + Unpin),
+    (mut far, mut writer): (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
+) {
+    let send = async {
+        Pattern::new(1).send(&mut near, BULK).await;
+        near.shutdown().await.unwrap();
+    };
+    let mut wanted = Pattern::new(1);
+    let (copied, (), ()) = tokio::join!(
+        subject.copy(&mut reader, &mut writer),
+        send,
+        wanted.expect(&mut far, BULK)
+    );
+    assert_eq!(copied.unwrap(), BULK);
+    writer.write_all(b"still open").await.unwrap();
+    writer.flush().await.unwrap();
+    let mut more = [0; 10];
+    far.read_exact(&mut more).await.unwrap();
+    assert_eq!(&more, b"still open");
+}
+
+#[tokio::test]
+async fn whole_sockets_and_owned_halves_of_both_kinds_are_copied() {
+    for_each(async |subject| {
+        all_arrives(subject, tcp().await, tcp().await).await;
+        all_arrives(subject, UnixStream::pair().unwrap(), tcp().await).await;
+        let ((near, a), (far, b)) = (tcp().await, tcp().await);
+        let ((a_read, _a_write), (_b_read, b_write)) = (a.into_split(), b.into_split());
+        all_arrives(subject, (near, a_read), (far, b_write)).await;
+        let ((near, a), (far, b)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+        let ((a_read, _a_write), (_b_read, b_write)) = (a.into_split(), b.into_split());
+        all_arrives(subject, (near, a_read), (far, b_write)).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn halves_in_buffers_give_their_bytes_first() {
+    for_each(async |subject| {
+        let ((mut near, a), (mut far, b)) = (tcp().await, tcp().await);
+        let ((a_read, _a_write), (_b_read, b_write)) = (a.into_split(), b.into_split());
+        let (mut reader, mut writer) = (BufReader::new(a_read), BufWriter::new(b_write));
+        let mut sent = Pattern::new(2);
+        writer.write_all(&sent.take(100)).await.unwrap();
+        sent.send(&mut near, 5000).await;
+        tokio::io::AsyncBufReadExt::fill_buf(&mut reader).await.unwrap();
+        let rest = async {
+            sent.send(&mut near, BULK - 5100).await;
+            finish(&near);
+        };
+        let mut wanted = Pattern::new(2);
+        let (copied, (), ()) = tokio::join!(
+            subject.copy(&mut reader, &mut writer),
+            rest,
+            wanted.expect(&mut far, BULK)
+        );
+        assert_eq!(copied.unwrap(), BULK - 100);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn both_halves_of_one_connection_can_be_copied_at_once() {
+    for_each(async |subject| {
+        let ((mut near, a), (mut far, b)) = (tcp().await, tcp().await);
+        let ((mut a_read, mut a_write), (mut b_read, mut b_write)) = (a.into_split(), b.into_split());
+        let relay = async {
+            let forth = async {
+                let bytes = subject.copy(&mut a_read, &mut b_write).await.unwrap();
+                b_write.shutdown().await.unwrap();
+                bytes
+            };
+            let back = async {
+                let bytes = subject.copy(&mut b_read, &mut a_write).await.unwrap();
+                a_write.shutdown().await.unwrap();
+                bytes
+            };
+            tokio::join!(forth, back)
+        };
+        let peers = async {
+            let request = async {
+                Pattern::new(3).send(&mut near, 3 * MIB).await;
+                finish(&near);
+            };
+            tokio::join!(request, Pattern::new(3).expect_end(&mut far, 3 * MIB));
+            let answer = async {
+                Pattern::new(4).send(&mut far, 2 * MIB).await;
+                finish(&far);
+            };
+            tokio::join!(answer, Pattern::new(4).expect_end(&mut near, 2 * MIB));
+        };
+        let (counts, ()) = tokio::join!(relay, peers);
+        assert_eq!(counts, (3 * MIB, 2 * MIB));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_end_without_data_is_no_byte() {
+    for_each(async |subject| {
+        let ((near, mut a), (_far, mut b)) = (tcp().await, tcp().await);
+        finish(&near);
+        assert_eq!(subject.copy(&mut a, &mut b).await.unwrap(), 0);
+        assert_eq!(subject.copy(&mut tokio::io::empty(), &mut b).await.unwrap(), 0);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn errors_keep_their_kind() {
+    for_each(async |subject| {
+        let ((near, mut a), (_far, mut b)) = (tcp().await, tcp().await);
+        reset(near);
+        let error = subject.copy(&mut a, &mut b).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+
+        let ((mut near, mut a), (far, mut b)) = (tcp().await, tcp().await);
+        reset(far);
+        // The writer learns of the reset by its own means, as a read of it would eat the error.
+        b.ready(tokio::io::Interest::READABLE).await.unwrap();
+        near.write_all(b"nobody there").await.unwrap();
+        let error = subject.copy(&mut a, &mut b).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+
+        let mut reader = Builder::new().read(b"x").read_error(ErrorKind::TimedOut.into()).build();
+        let error = subject.copy(&mut reader, &mut tokio::io::sink()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn interrupted_calls_are_retried() {
+    for_each(async |subject| {
+        let interrupted = || io::Error::from(ErrorKind::Interrupted);
+        let mut reader = Builder::new()
+            .read_error(interrupted())
+            .read(b"ab")
+            .read_error(interrupted())
+            .build();
+        let mut writer = Builder::new()
+            .write_error(interrupted())
+            .write(b"a")
+            .write_error(interrupted())
+            .write(b"b")
+            .build();
+        assert_eq!(subject.copy(&mut reader, &mut writer).await.unwrap(), 2);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn trait_objects_and_in_memory_streams_are_copied() {
+    for_each(async |subject| {
+        let bytes = Pattern::new(5).take(MIB as usize);
+        let mut reader: &[u8] = &bytes;
+        let mut writer = Vec::new();
+        {
+            let (reader, writer): (&mut (dyn AsyncRead + Unpin), &mut (dyn AsyncWrite + Unpin)) =
+                (&mut reader, &mut writer);
+            assert_eq!(subject.copy(reader, writer).await.unwrap(), MIB);
+        }
+        assert!(writer == bytes);
+    })
+    .await;
+}

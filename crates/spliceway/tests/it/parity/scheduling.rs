@@ -1,0 +1,184 @@
+//! Streams that are always ready: other tasks of the thread get their turn.
+
+use std::future::poll_fn;
+use std::io::{self, Read, Write};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_test::io::Builder;
+
+use super::for_each;
+use crate::support::{MIB, guard, tcp};
+
+/// Calls on streams in a row after which a task that gave no way never will. tokio's own budget is 128 operations.
+const PATIENCE: u64 = 20_000;
+
+/// Always gives and takes, and knows nothing of tokio's budget. Counts the calls since another task ran.
+#[derive(Clone, Default)]
+struct Endless(Arc<AtomicU64>);
+
+impl Endless {
+    fn call(&self) {
+        let calls = self.0.fetch_add(1, Ordering::Relaxed);
+        assert!(calls < PATIENCE, "no other task ran for {calls} calls");
+    }
+}
+
+impl AsyncRead for Endless {
+    fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.call();
+        buf.put_slice(b"more");
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Endless {
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.call();
+        Poll::Ready(Ok(bytes.len()))
+    }
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// tokio's own copy leaves it to the streams to spend the budget. A [`Relay`](spliceway::Relay) does not.
+#[tokio::test]
+async fn a_relay_of_always_ready_streams_that_know_no_budget_gives_way() {
+    let calls = Endless::default();
+    let relay = tokio::spawn(spliceway::Relay::new(calls.clone(), calls.clone()));
+    for _ in 0..100 {
+        calls.0.store(0, Ordering::Relaxed);
+        tokio::task::yield_now().await;
+    }
+    assert!(!relay.is_finished(), "a call panicked");
+    relay.abort();
+}
+
+#[tokio::test]
+async fn always_ready_streams_of_tokios_own_give_way() {
+    for_each(async |subject, swapped| {
+        let endless = || tokio::io::join(tokio::io::repeat(7), tokio::io::sink());
+        let relay = subject.spawn(endless(), endless(), swapped);
+        crate::support::turns(100).await;
+        assert!(!relay.is_finished());
+        relay.abort();
+    })
+    .await;
+}
+
+/// Runs `short_relay` again and again until another task runs.
+async fn gives_way(mut short_relay: impl AsyncFnMut()) {
+    let loop_of_them = async {
+        for _ in 0..PATIENCE {
+            short_relay().await;
+        }
+        panic!("{PATIENCE} relays in a row without giving way");
+    };
+    tokio::select! {
+        biased;
+        () = loop_of_them => {},
+        () = tokio::task::yield_now() => {},
+    }
+}
+
+#[tokio::test]
+async fn a_loop_of_short_relays_gives_way() {
+    for_each(async |subject, _| {
+        gives_way(async || {
+            let mut a = Builder::new().read(b"short").write(b"shorter").build();
+            let mut b = Builder::new().read(b"shorter").write(b"short").build();
+            subject.run(&mut a, &mut b).await.unwrap();
+        })
+        .await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_loop_of_short_relays_of_streams_that_know_no_budget_gives_way() {
+    for_each(async |subject, _| {
+        gives_way(async || {
+            let mut a = tokio::io::join(&b"short"[..], Vec::new());
+            let mut b = tokio::io::join(&b"shorter"[..], Vec::new());
+            assert_eq!(subject.run(&mut a, &mut b).await.unwrap(), (5, 7));
+        })
+        .await;
+    })
+    .await;
+}
+
+/// Peers in threads of their own keep both of the relay's sockets readable and writable.
+async fn saturated() -> (TcpStream, Saturating) {
+    let (peer, end) = tcp().await;
+    let peer = Arc::new(peer.into_std().unwrap());
+    peer.set_nonblocking(false).unwrap();
+    let (writing, reading) = (Arc::clone(&peer), Arc::clone(&peer));
+    let writer = std::thread::spawn(move || {
+        let chunk = vec![7; MIB as usize];
+        while (&*writing).write_all(&chunk).is_ok() {}
+    });
+    let reader = std::thread::spawn(move || {
+        let mut chunk = vec![0; MIB as usize];
+        while matches!((&*reading).read(&mut chunk), Ok(1..)) {}
+    });
+    let threads = vec![writer, reader];
+    (end, Saturating { peer, threads })
+}
+
+struct Saturating {
+    peer: Arc<std::net::TcpStream>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl Drop for Saturating {
+    fn drop(&mut self) {
+        let _ = self.peer.shutdown(std::net::Shutdown::Both);
+        for thread in self.threads.drain(..) {
+            thread.join().unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn always_ready_sockets_give_way() {
+    for_each(async |subject, swapped| {
+        let ((near_end, _near), (far_end, _far)) = (saturated().await, saturated().await);
+        let relay = subject.spawn(near_end, far_end, swapped);
+        crate::support::turns(2000).await;
+        assert!(!relay.is_finished());
+        relay.abort();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_poll_of_a_relay_moves_a_bounded_number_of_bytes() {
+    // A turn ends at the first step past 256 KiB, and one step moves a pipe: at most 64 slots of 32 KiB.
+    const PER_POLL_AND_DIRECTION: u64 = MIB / 4 + 2 * MIB;
+    let ((a, near), (b, far)) = (saturated().await, saturated().await);
+    let mut relay = spliceway::Relay::new(a, b);
+    let stats = relay.stats();
+    let (mut before, mut polls) = (stats.snapshot(), 0);
+    let bounded = poll_fn(|cx| {
+        assert!(Pin::new(&mut relay).poll(cx).is_pending());
+        let now = stats.snapshot();
+        for (now, before) in [(now.a_to_b, before.a_to_b), (now.b_to_a, before.b_to_a)] {
+            let moved = now.bytes - before.bytes;
+            assert!(moved <= PER_POLL_AND_DIRECTION, "{moved} bytes in one poll");
+        }
+        (before, polls) = (now, polls + 1);
+        let done = now.a_to_b.spliced.min(now.b_to_a.spliced) > 32 * MIB;
+        if done { Poll::Ready(()) } else { Poll::Pending }
+    });
+    guard(bounded).await;
+    assert!(polls > 10, "{polls}");
+    drop((relay, near, far));
+}

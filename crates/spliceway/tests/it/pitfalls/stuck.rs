@@ -1,0 +1,199 @@
+//! A sink that takes nothing: the relay waits for that and for nothing else.
+
+use spliceway::Engine;
+use tokio::io::AsyncReadExt;
+
+use crate::support::pattern::Pattern;
+use crate::support::rig::{Rig, both_ways, both_ways_and_engines};
+use crate::support::{finish, try_send};
+
+#[tokio::test]
+async fn an_end_behind_a_blocked_sink_comes_after_all_bytes() {
+    both_ways_and_engines(async |setup| {
+        let mut rig = setup.small().start().await;
+        let mut sent = Pattern::new(1);
+        rig.push_until_stuck(&mut sent, None).await;
+        finish(&rig.near);
+        // The end is known to the relay's socket now, and far has still read nothing.
+        crate::support::turns(200).await;
+        assert!(rig.relay.moved().forth.bytes < sent.at(), "the relay holds nothing");
+        assert!(!rig.relay.moved().forth.eof);
+        Pattern::new(1).expect_end(&mut rig.far, sent.at()).await;
+        drop(rig.far);
+        let moved = rig.relay.end().await;
+        assert_eq!(moved.bytes(), (sent.at(), 0));
+        assert!(moved.forth.spliced > 0, "{moved:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_end_behind_a_blocked_sink_waits_for_its_own_bytes_with_both_directions_loaded() {
+    both_ways_and_engines(async |setup| {
+        let mut rig = setup.small().start().await;
+        let (mut forth, mut back) = (Pattern::new(2), Pattern::new(3));
+        rig.push_until_stuck(&mut forth, Some(&mut back)).await;
+        finish(&rig.near);
+        finish(&rig.far);
+        crate::support::turns(200).await;
+        let moved = rig.relay.moved();
+        assert!(
+            moved.forth.bytes < forth.at() && moved.back.bytes < back.at(),
+            "{moved:?}"
+        );
+        // One direction drains to its end while the other stays blocked.
+        Pattern::new(2).expect_end(&mut rig.far, forth.at()).await;
+        assert!(rig.relay.moved().back.bytes < back.at());
+        Pattern::new(3).expect_end(&mut rig.near, back.at()).await;
+        let moved = rig.relay.end().await;
+        assert_eq!(moved.bytes(), (forth.at(), back.at()));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn two_peers_that_only_send_cost_no_polls_and_then_get_everything() {
+    both_ways_and_engines(async |setup| {
+        let rig = setup.small().start().await;
+        let (mut forth, mut back) = (Pattern::new(4), Pattern::new(5));
+        rig.push_until_stuck(&mut forth, Some(&mut back)).await;
+        rig.assert_sleeps(|| {
+            let pushed = crate::support::rig::push(&rig.near, &mut forth);
+            pushed + crate::support::rig::push(&rig.far, &mut back) > 0
+        })
+        .await;
+        finish(&rig.near);
+        finish(&rig.far);
+        drained(rig, forth.at(), back.at()).await;
+    })
+    .await;
+}
+
+async fn drained(rig: Rig, forth: u64, back: u64) {
+    let Rig {
+        mut near,
+        mut far,
+        relay,
+        pool,
+    } = rig;
+    tokio::join!(
+        Pattern::new(4).expect_end(&mut far, forth),
+        Pattern::new(5).expect_end(&mut near, back)
+    );
+    let moved = relay.end().await;
+    assert_eq!(moved.bytes(), (forth, back));
+    assert!(moved.forth.spliced > 0 && moved.back.spliced > 0, "{moved:?}");
+    assert_eq!(pool.stats().lent, 0);
+}
+
+#[tokio::test]
+async fn a_source_with_more_and_more_data_does_not_wake_a_relay_whose_sink_is_blocked() {
+    both_ways_and_engines(async |setup| {
+        // Only the far side is small: the source's socket keeps room for what drips in.
+        let mut rig = setup.start().await;
+        let mut sent = Pattern::new(6);
+        push_until_the_relay_is_stuck(&rig, &mut sent).await;
+        let mut dripped = 0;
+        rig.assert_sleeps(|| {
+            if dripped < 400 {
+                assert_eq!(try_send(&rig.near, &sent.take(1)), 1, "the source has no room left");
+                dripped += 1;
+            }
+            false
+        })
+        .await;
+        assert!(dripped > 0);
+        finish(&rig.near);
+        Pattern::new(6).expect_end(&mut rig.far, sent.at()).await;
+        drop(rig.far);
+        assert_eq!(rig.relay.end().await.bytes(), (sent.at(), 0));
+    })
+    .await;
+}
+
+/// Sends in small steps, each only when the relay has delivered the one before, so that the source's socket stays all but empty.
+async fn push_until_the_relay_is_stuck(rig: &Rig, sent: &mut Pattern) {
+    loop {
+        let chunk = sent.take(64 << 10);
+        let mut unsent = &chunk[..];
+        while !unsent.is_empty() {
+            unsent = &unsent[try_send(&rig.near, unsent)..];
+            tokio::task::yield_now().await;
+        }
+        let mut waited = 0;
+        while rig.relay.moved().forth.bytes < sent.at() {
+            tokio::task::yield_now().await;
+            waited += 1;
+            if waited > 500 {
+                return;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_blocked_direction_lets_the_other_through() {
+    both_ways(async |setup| {
+        let mut rig = setup.small().start().await;
+        let mut sent = Pattern::new(7);
+        rig.push_until_stuck(&mut sent, None).await;
+        let (mut back_sent, mut back) = (Pattern::new(8), Pattern::new(8));
+        tokio::join!(
+            back_sent.send(&mut rig.far, crate::support::BULK),
+            back.expect(&mut rig.near, crate::support::BULK)
+        );
+        assert!(rig.relay.moved().back.spliced > 0);
+        finish(&rig.near);
+        Pattern::new(7).expect_end(&mut rig.far, sent.at()).await;
+        drop(rig.far);
+        rig.relay.end().await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_idle_relay_is_not_polled() {
+    both_ways(async |setup| {
+        let mut rig = setup.start().await;
+        let (mut sent, mut wanted) = (Pattern::new(9), Pattern::new(9));
+        tokio::join!(
+            sent.send(&mut rig.near, 256 << 10),
+            wanted.expect(&mut rig.far, 256 << 10)
+        );
+        rig.assert_sleeps(|| false).await;
+        // And it holds nothing while it waits.
+        assert_eq!(rig.pool.stats().lent, 0);
+        drop(rig.far);
+        assert_eq!(rig.near.read(&mut [0]).await.unwrap(), 0);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_relay_that_moved_256_kib_and_rests_holds_no_pipe() {
+    for engine in [Engine::Auto, Engine::Splice] {
+        both_ways(async |setup| {
+            let setup = crate::support::rig::Setup { engine, ..setup };
+            let mut rig = setup.start().await;
+            for seed in [10, 11] {
+                let (mut sent, mut wanted) = (Pattern::new(seed), Pattern::new(seed));
+                tokio::join!(
+                    sent.send(&mut rig.near, 256 << 10),
+                    wanted.expect(&mut rig.far, 256 << 10)
+                );
+                let (mut sent, mut wanted) = (Pattern::new(seed), Pattern::new(seed));
+                tokio::join!(
+                    sent.send(&mut rig.far, 256 << 10),
+                    wanted.expect(&mut rig.near, 256 << 10)
+                );
+                rig.assert_sleeps(|| false).await;
+                let stats = rig.pool.stats();
+                assert_eq!(stats.lent, 0, "{stats:?}");
+                assert_eq!(stats.closed_dirty, 0, "{stats:?}");
+                assert!(stats.created > 0, "it never had one: {stats:?}");
+            }
+            assert!(!rig.relay.task.is_finished());
+        })
+        .await;
+    }
+}

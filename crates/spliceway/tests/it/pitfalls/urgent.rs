@@ -1,0 +1,161 @@
+//! splice stops at an urgent mark, for ever, and says 0 there if a FIN follows. A receive steps over it.
+
+use tokio::io::AsyncReadExt;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+
+use crate::support::pattern::Pattern;
+use crate::support::rig::{Rig, both_ways, both_ways_and_engines};
+use crate::support::{BULK, KIB, MIB, finish, guard, send_urgent, turns};
+
+/// Before a splice run, where the relay has not moved a byte; then bulk; then the end or not.
+#[tokio::test]
+async fn an_urgent_byte_first_hides_nothing_behind_it() {
+    for with_fin in [false, true] {
+        both_ways_and_engines(async |setup| {
+            let mut rig = setup.start().await;
+            send_urgent(&rig.near).await;
+            arrives(&mut rig, Pattern::new(1), 0, with_fin).await;
+            assert!(rig.relay.moved().forth.spliced > BULK / 2, "{:?}", rig.relay.moved());
+            done(rig, with_fin).await;
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn an_urgent_byte_in_a_splice_run_hides_nothing_behind_it() {
+    for with_fin in [false, true] {
+        both_ways_and_engines(async |setup| {
+            let mut rig = setup.start().await;
+            let (mut sent, mut wanted) = (Pattern::new(2), Pattern::new(2));
+            tokio::join!(sent.send(&mut rig.near, BULK), wanted.expect(&mut rig.far, BULK));
+            assert!(rig.relay.moved().forth.spliced > 0);
+            for _ in 0..3 {
+                // Nobody reads, so the mark comes while the relay holds a pipe, and with bytes before it and behind it.
+                rig.push_until_stuck(&mut sent, None).await;
+                let queued = sent.at();
+                let urgent_then_more = async {
+                    send_urgent(&rig.near).await;
+                    sent.send(&mut rig.near, MIB).await;
+                };
+                tokio::join!(
+                    urgent_then_more,
+                    wanted.expect(&mut rig.far, queued - wanted.at() + MIB)
+                );
+            }
+            arrives(&mut rig, sent, wanted.at(), with_fin).await;
+            done(rig, with_fin).await;
+        })
+        .await;
+    }
+}
+
+/// The edge must not be lost: everything lies in the source's queue before the relay is polled at all, and nothing follows.
+#[tokio::test]
+async fn what_is_queued_around_an_urgent_byte_before_the_first_poll_arrives() {
+    for (before, after) in [
+        (6, 5),
+        (0, 5),
+        (5, 0),
+        (100 * KIB, 100 * KIB),
+        (1, 200 * KIB),
+        (200 * KIB, 1),
+    ] {
+        both_ways_and_engines(async |setup| {
+            let pool = spliceway::PipePool::new(setup.limits.clone());
+            let (mut laid, relay) = setup.lay_out(pool).await;
+            let mut sent = Pattern::new(3);
+            sent.send(&mut laid.near, before).await;
+            send_urgent(&laid.near).await;
+            sent.send(&mut laid.near, after).await;
+            let mut rig = laid.run(relay);
+            let mut wanted = Pattern::new(3);
+            guard(wanted.expect(&mut rig.far, before + after)).await;
+            // And it is not at odds with what comes next.
+            arrives(&mut rig, sent, wanted.at(), true).await;
+            done(rig, true).await;
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn small_messages_around_urgent_bytes_arrive_one_by_one() {
+    both_ways_and_engines(async |setup| {
+        let mut rig = setup.start().await;
+        let (mut sent, mut wanted) = (Pattern::new(4), Pattern::new(4));
+        for round in 0..200 {
+            // Idle again before each: the message arrived, and the relay had turns to find that nothing follows.
+            let (before, after) = (round % 3, round % 4 + 1);
+            sent.send(&mut rig.near, before).await;
+            send_urgent(&rig.near).await;
+            sent.send(&mut rig.near, after).await;
+            wanted.expect(&mut rig.far, before + after).await;
+            turns(3).await;
+        }
+        // A mark as the last thing of the stream.
+        send_urgent(&rig.near).await;
+        finish(&rig.near);
+        wanted.expect_end(&mut rig.far, wanted.at()).await;
+        done(rig, true).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn urgent_bytes_of_both_peers_do_not_mix_up_the_directions() {
+    both_ways(async |setup| {
+        const ROUNDS: u64 = 16;
+        let Rig { near, far, relay, .. } = setup.start().await;
+        let ((mut near_in, mut near_out), (mut far_in, mut far_out)) = (near.into_split(), far.into_split());
+        let stream = async |out: &mut OwnedWriteHalf, from: &mut OwnedReadHalf, seed: u64| {
+            let (mut sent, mut wanted) = (Pattern::new(seed), Pattern::new(seed));
+            for _ in 0..ROUNDS {
+                let send = async {
+                    sent.send(out, MIB / 2 + seed).await;
+                    send_urgent(out.as_ref()).await;
+                    sent.send(out, MIB / 2).await;
+                };
+                tokio::join!(send, wanted.expect(from, MIB + seed));
+            }
+            finish(out.as_ref());
+            wanted.expect_end(from, wanted.at()).await;
+        };
+        tokio::join!(
+            stream(&mut near_out, &mut far_in, 5),
+            stream(&mut far_out, &mut near_in, 6)
+        );
+        let total = |seed| ROUNDS * (MIB + seed);
+        let moved = relay.end().await;
+        assert_eq!(moved.bytes(), (total(5), total(6)));
+        assert!(moved.forth.spliced > 0 && moved.back.spliced > 0, "{moved:?}");
+    })
+    .await;
+}
+
+/// More bulk, and then an end or a last message, arrive behind what far has seen already.
+async fn arrives(rig: &mut Rig, mut sent: Pattern, seen: u64, with_fin: bool) {
+    assert_eq!(sent.at(), seen);
+    let total = seen + BULK;
+    let mut wanted = sent;
+    let send = async {
+        sent.send(&mut rig.near, BULK).await;
+        if with_fin {
+            finish(&rig.near);
+        }
+    };
+    tokio::join!(send, wanted.expect(&mut rig.far, BULK));
+    assert_eq!(wanted.at(), total);
+}
+
+/// The relay ends with both peers' ends, and far saw near's.
+async fn done(mut rig: Rig, near_has_ended: bool) {
+    if !near_has_ended {
+        finish(&rig.near);
+    }
+    assert_eq!(rig.far.read(&mut [0]).await.unwrap(), 0);
+    finish(&rig.far);
+    let moved = rig.relay.end().await;
+    assert!(moved.forth.eof && moved.back.eof);
+    assert_eq!(rig.pool.stats().lent, 0);
+}

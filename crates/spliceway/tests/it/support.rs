@@ -1,0 +1,96 @@
+//! What the tests share: socket pairs, patterns that tell where a byte came from, and relays under observation.
+
+pub(crate) mod child;
+pub(crate) mod pattern;
+pub(crate) mod rig;
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{SendFlags, sockopt};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+
+pub(crate) const KIB: u64 = 1 << 10;
+pub(crate) const MIB: u64 = 1 << 20;
+
+/// Longer than any buffer on the way: two sockets' worth each side of the relay, and its pipe.
+pub(crate) const BULK: u64 = 24 * MIB;
+
+/// Both ways of a byte stream, sized or not.
+pub(crate) trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send + ?Sized> Duplex for T {}
+
+/// Fails the test if `work` takes longer than any machine needs: a stall is a failure, not a hang.
+pub(crate) async fn guard<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(60), work)
+        .await
+        .expect("nothing moved for 60 s")
+}
+
+/// Two ends of a TCP connection over loopback, `NODELAY`.
+pub(crate) async fn tcp() -> (TcpStream, TcpStream) {
+    connect(None).await
+}
+
+/// A peer that takes in little, and the relay's end, which sends little ahead. What the peer sends has ample room.
+pub(crate) async fn tcp_small() -> (TcpStream, TcpStream) {
+    connect(Some(16 << 10)).await
+}
+
+async fn connect(buffer_bytes: Option<u32>) -> (TcpStream, TcpStream) {
+    let (listening, connecting) = (TcpSocket::new_v4().unwrap(), TcpSocket::new_v4().unwrap());
+    if let Some(bytes) = buffer_bytes {
+        connecting.set_recv_buffer_size(bytes).unwrap();
+        listening.set_send_buffer_size(bytes).unwrap();
+    }
+    listening.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener: TcpListener = listening.listen(1).unwrap();
+    let address = listener.local_addr().unwrap();
+    let (connected, accepted) = tokio::join!(connecting.connect(address), listener.accept());
+    let (connected, (accepted, _)) = (connected.unwrap(), accepted.unwrap());
+    connected.set_nodelay(true).unwrap();
+    accepted.set_nodelay(true).unwrap();
+    (connected, accepted)
+}
+
+/// Closes with a reset instead of a FIN.
+pub(crate) fn reset(stream: TcpStream) {
+    sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
+    drop(stream);
+}
+
+/// Sends a byte as urgent data, as soon as the socket has room. The receiver must have passed the one before: TCP knows one
+/// urgent byte at a time, and an older one that is still queued becomes a normal byte.
+pub(crate) async fn send_urgent(stream: &impl AsFd) {
+    loop {
+        match rustix::net::send(stream, b"!", SendFlags::OOB) {
+            Ok(sent) => return assert_eq!(sent, 1),
+            Err(Errno::AGAIN) => tokio::task::yield_now().await,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// `shutdown(SHUT_WR)` without waiting for anything.
+pub(crate) fn finish(stream: &impl AsFd) {
+    rustix::net::shutdown(stream, rustix::net::Shutdown::Write).unwrap();
+}
+
+/// Lets every other task of this thread run, and the driver look for events.
+pub(crate) async fn turns(count: usize) {
+    for _ in 0..count {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Writes as much of `bytes` as the socket takes at once.
+pub(crate) fn try_send(stream: &TcpStream, bytes: &[u8]) -> usize {
+    match stream.try_write(bytes) {
+        Ok(sent) => sent,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+        Err(error) => panic!("cannot write: {error}"),
+    }
+}
