@@ -15,36 +15,26 @@
 //! The crate `spliceway` binds them to tokio. What this crate does not do: wait, log, spawn tasks, or know of any runtime. (One
 //! thread is its own: it closes idle pipes, and ends with the last of them.)
 //!
-//! Linux only; elsewhere the crate is all but empty.
+//! Linux only.
 
-#[cfg(target_os = "linux")]
+#[cfg(not(target_os = "linux"))]
+compile_error!("spliceway moves bytes with splice(2), which only Linux has");
+
 mod blocking;
 mod counts;
-#[cfg(target_os = "linux")]
 mod mover;
-#[cfg(target_os = "linux")]
 mod pipe;
-#[cfg(target_os = "linux")]
 mod pool;
 mod reason;
-#[cfg(target_os = "linux")]
 pub mod socket;
-#[cfg(target_os = "linux")]
 mod switch;
-#[cfg(target_os = "linux")]
 mod sys;
-#[cfg(target_os = "linux")]
 pub mod transfer;
 
-#[cfg(target_os = "linux")]
 pub use blocking::copy;
 pub use counts::{Counts, DirectionSummary};
-#[cfg(target_os = "linux")]
 pub use mover::{Mover, Need, Sink, Source};
-#[cfg(target_os = "linux")]
 pub use pipe::{Drain, Fill, Pipe};
-#[cfg(target_os = "linux")]
 pub use pool::{Limits, PipePool, PoolStats, PooledPipe, SizeClass};
 pub use reason::{Reason, Scope};
-#[cfg(target_os = "linux")]
 pub use transfer::{Engine, PipeSize};

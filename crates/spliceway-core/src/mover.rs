@@ -10,7 +10,7 @@ use crate::pool::{PipePool, PooledPipe, SizeClass};
 use crate::reason::Reason;
 use crate::socket::{self, TellsLeft};
 use crate::switch;
-use crate::transfer::{Engine, Event, PipeSize, SCRATCH, Step, Transfer};
+use crate::transfer::{Engine, Event, PipeSize, SCRATCH, Step, Transfer, is_full};
 
 /// One direction at work: its [`Transfer`], and what it holds at the moment.
 ///
@@ -217,7 +217,7 @@ impl Mover {
         let event = match pipe.fill_from(source)? {
             Fill::Moved(bytes) => Event::Filled {
                 bytes,
-                full: bytes >= pipe.capacity(),
+                full: is_full(bytes, pipe.capacity()),
             },
             Fill::WouldBlock | Fill::MaybeEof => Event::FillStopped,
             Fill::Cannot(reason) => return self.cannot(reason, counts).map(|()| Source::Open),

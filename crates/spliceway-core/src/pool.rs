@@ -1,7 +1,7 @@
 //! Lends empty pipes up to a limit; never splices.
 //!
 //! ```text
-//!   acquire ─▶ this thread's shelf ─▶ shared shelf ─▶ create, within the budget ─▶ a shelf of another thread ─▶ smaller class ─▶ no
+//!   acquire ─▶ this thread's shelf ─▶ shared shelf ─▶ other threads' shelves ─▶ create, within the budget ─▶ smaller class ─▶ no
 //!   drop    ─▶ clean?  this thread's shelf, and what is too many for it ─▶ shared shelf
 //!              dirty?  closed
 //!   idle    ─▶ what no shelf needed for a while is closed by a thread of the pool's own, which ends with the last idle pipe
@@ -234,17 +234,21 @@ impl Shared {
         local.ok().flatten().or_else(|| lock(&self.overflow).take(class))
     }
 
-    /// A new pipe within the budget, or a shelved one of a smaller class. If there is neither, the idle pipes of all threads
-    /// make room: they hold budget that a busy relay can use.
+    /// A pipe that idles on another thread's shelf, else a new one within the budget; failing that, the same of a smaller
+    /// class. If there is none, the idle pipes of all threads make room: they hold budget that a busy relay can use.
+    ///
+    /// Other threads' shelves first, because a task that moves between workers takes pipes on one and leaves them on another.
     #[cold]
     fn find_or_create(self: &Arc<Self>, class: SizeClass) -> Result<Lent, Reason> {
         loop {
-            let refused = match self.create(class) {
+            let refused = match self.steal_or_create(class) {
                 Ok(pipe) => return Ok(pipe),
                 Err(refused) => refused,
             };
             let mut smaller = std::iter::successors(class.smaller(), |class| class.smaller());
-            if let Some(pipe) = smaller.find_map(|class| self.shelved(class).or_else(|| self.create(class).ok())) {
+            if let Some(pipe) =
+                smaller.find_map(|class| self.shelved(class).or_else(|| self.steal_or_create(class).ok()))
+            {
                 return Ok(pipe);
             }
             if self.evict_idle() == 0 {
@@ -252,6 +256,16 @@ impl Shared {
                 return Err(refused);
             }
         }
+    }
+
+    fn steal_or_create(self: &Arc<Self>, class: SizeClass) -> Result<Lent, Reason> {
+        let mut stolen = None;
+        self.for_each_shelf(|shelf| {
+            if stolen.is_none() {
+                stolen = shelf.take(class);
+            }
+        });
+        stolen.map_or_else(|| self.create(class), Ok)
     }
 
     fn create(self: &Arc<Self>, class: SizeClass) -> Result<Lent, Reason> {

@@ -1,4 +1,56 @@
 //! tokio's `copy_bidirectional`, through the kernel: bytes between two sockets never enter user space.
+//!
+//! ```diff
+//! -use tokio::io::copy_bidirectional;
+//! +use spliceway::copy_bidirectional;
+//! ```
+//!
+//! ```text
+//!   client ◀────────── tokio task ──────────▶ upstream
+//!      │    small messages: recv + send          │
+//!      │                                         │
+//!      └──── splice ──▶ [ pipe ] ──▶ splice ─────┘     bulk: the kernel moves pages, nobody touches the bytes
+//!                       borrowed from a pool for as long as bytes are in flight
+//! ```
+//!
+//! - [`copy_bidirectional`], [`copy_bidirectional_with_sizes`], [`copy`]: tokio's names, results and behaviour, for every
+//!   stream that tokio's take.
+//! - [`Relay`]: the same as a named future, with live counts ([`RelayStats`]) that tell spliced bytes from copied ones.
+//! - [`PipePool`]: where pipes come from, within limits ([`Limits`]).
+//!
+//! # What is spliced
+//! A pair of streams, each of which is a `TcpStream` or a `UnixStream`, a mutable reference to one, or a `BufReader`,
+//! `BufWriter` or `BufStream` around one; for [`copy`] their owned halves too. The type decides, at compile time: a TLS stream
+//! has a descriptor as well, but its bytes are not the peer's.
+//!
+//! Among those, small messages are still copied, because for up to some 8 KiB one `recv` and one `send` cost less than two
+//! splices. A direction is spliced from the moment one receive fills 64 KiB, until its messages are small again.
+//!
+//! # What falls back, and why
+//! Every other pair of streams is given to tokio's own functions. Sockets that cannot be spliced now or at all are copied,
+//! with the [`Reason`] in [`DirectionSummary::fallback`]: the pool's limits, want of descriptors or memory, a sandbox that
+//! forbids the call. What may pass is tried again after a mebibyte.
+//!
+//! # End of stream, errors, cancellation
+//! As tokio's: the end of one stream shuts the other's writing side down and the other direction goes on; the first error
+//! ends both; dropping the future is safe and loses what is in flight.
+//!
+//! # Limits and defaults
+//! - An idle relay holds no pipe and no buffer: its two descriptors and its task.
+//! - Bytes in flight per direction: one pipe, 64 KiB or, where the flow fills that, 256 KiB (nominal: where the kernel's fragments
+//!   are larger than a page, a pipe holds more); or one receive of at most 64 KiB. A slow reader holds up its own sender.
+//! - 256 KiB in one poll, then other tasks get a turn.
+//! - Pipes, pages and descriptors of the whole process: [`Limits::of_this_process`].
+//!
+//! # What it does not do
+//! It does not look at the bytes, encrypt, compress or log. It needs tokio's `net` and no timer. It is for Linux, and does not
+//! compile elsewhere yet.
+//!
+//! # Coming from tokio
+//! Nothing to change but the `use` line. `copy_bidirectional_with_sizes` sizes the buffers of the copying path alone.
+//! (One difference is on purpose: a byte of TCP urgent data in the middle of a message makes `recv` stop short, which tokio takes
+//! for a drained socket, so that what follows may wait for ever. Here it arrives.)
+
 mod copy;
 mod direction;
 mod fallback;

@@ -1,6 +1,7 @@
 //! smoke
 mod idle;
 mod role;
+mod syscalls;
 mod unprivileged;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};

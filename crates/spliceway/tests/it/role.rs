@@ -3,6 +3,7 @@
 use std::env;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -31,6 +32,25 @@ impl Role {
         if let Some(uid) = uid {
             command.uid(uid).gid(uid);
         }
+        Self::spawn(command)
+    }
+
+    /// The same under strace, which writes each call of each thread to `output`.
+    pub(crate) fn start_traced(test: &str, role: &str, output: &Path) -> Self {
+        let mut command = Command::new("strace");
+        command
+            .args(["-f", "-s", "16", "-o"])
+            .arg(output)
+            .arg(env::current_exe().unwrap());
+        command
+            .args(["--exact", test, "--nocapture"])
+            .env(ROLE, role)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        Self::spawn(command)
+    }
+
+    fn spawn(mut command: Command) -> Self {
         let mut process = command.spawn().unwrap();
         let (input, output) = (
             process.stdin.take().unwrap(),
@@ -52,6 +72,13 @@ impl Role {
                 return said.trim().to_owned();
             }
         }
+    }
+
+    /// Waits until the child has ended by itself.
+    pub(crate) fn wait(&mut self) {
+        // It may fill the pipe that nobody reads otherwise.
+        std::io::copy(&mut self.output, &mut std::io::sink()).unwrap();
+        assert!(self.process.wait().unwrap().success());
     }
 
     /// The child's next line, as the numbers in it.

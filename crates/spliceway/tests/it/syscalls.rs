@@ -1,0 +1,192 @@
+//! What a relay asks of the kernel, counted from outside with strace.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::Command;
+use std::{env, fs, process, thread};
+
+use spliceway::{PipePool, SizeClass};
+
+use crate::role::{self, Role, heard, say};
+
+const ROLES: &str = "syscalls::role_of_a_child_process";
+
+#[test]
+fn a_bulk_relay_makes_only_splices_a_recv_at_the_end_of_each_burst_and_epoll_waits() {
+    const BYTES: usize = 64 << 20;
+    let Some(calls) = trace("bulk", |mut client, mut server| {
+        let sending = thread::spawn(move || {
+            client.write_all(&vec![7; BYTES]).unwrap();
+            client.shutdown(Shutdown::Write).unwrap();
+            client
+        });
+        let mut received = Vec::new();
+        server.read_to_end(&mut received).unwrap();
+        assert_eq!(received.len(), BYTES);
+        drop(sending.join().unwrap());
+    }) else {
+        return;
+    };
+    let allowed = [
+        "splice",
+        "recvmsg",
+        "recvfrom",
+        "sendto",
+        "epoll_wait",
+        "setsockopt",
+        "shutdown",
+        "close",
+        "epoll_ctl",
+    ];
+    for call in &calls {
+        assert!(allowed.contains(&call.name.as_str()), "{}", call.line);
+    }
+    let spliced: usize = moved(&calls, "splice");
+    let copied: usize = moved(&calls, "sendto");
+    assert!(copied * 20 <= BYTES, "{copied} of {BYTES} bytes were copied");
+    // Every byte is spliced twice: in and out.
+    assert_eq!(spliced, 2 * (BYTES - copied));
+    let corked = calls.iter().filter(|call| call.line.contains("SPLICE_F_MORE")).count();
+    assert_eq!(corked, 0);
+}
+
+#[test]
+fn a_ping_pong_relay_makes_one_recv_and_one_send_per_message_and_no_call_in_vain() {
+    const TRIPS: usize = 100;
+    let Some(calls) = trace("ping-pong", |mut client, mut server| {
+        let mut message = [7; 100];
+        for _ in 0..TRIPS {
+            client.write_all(&message).unwrap();
+            server.read_exact(&mut message).unwrap();
+            server.write_all(&message).unwrap();
+            client.read_exact(&mut message).unwrap();
+        }
+    }) else {
+        return;
+    };
+    let in_vain: Vec<_> = calls
+        .iter()
+        .filter(|call| call.line.contains("EAGAIN"))
+        .map(|call| &call.line)
+        .collect();
+    assert!(in_vain.is_empty(), "{in_vain:?}");
+    // Besides the messages, the two ends of stream.
+    assert_eq!(count(&calls, "recvmsg") + count(&calls, "recvfrom"), 2 * TRIPS + 2);
+    assert_eq!(count(&calls, "sendto"), 2 * TRIPS);
+    assert_eq!(count(&calls, "splice"), 0);
+}
+
+#[test]
+fn a_short_connection_makes_no_pipe() {
+    let Some(calls) = trace("short", |mut client, mut server| {
+        let mut message = [7; 1000];
+        client.write_all(&message).unwrap();
+        server.read_exact(&mut message).unwrap();
+        server.write_all(&message).unwrap();
+        client.read_exact(&mut message).unwrap();
+    }) else {
+        return;
+    };
+    assert_eq!(count(&calls, "pipe2"), 0);
+    assert_eq!(count(&calls, "splice"), 0);
+}
+
+/// One system call of the relay's thread.
+struct Call {
+    name: String,
+    line: String,
+}
+
+fn count(calls: &[Call], name: &str) -> usize {
+    calls.iter().filter(|call| call.name == name).count()
+}
+
+/// The sum of what calls of this name returned, errors aside.
+fn moved(calls: &[Call], name: &str) -> usize {
+    calls
+        .iter()
+        .filter(|call| call.name == name)
+        .filter_map(|call| call.line.rsplit_once(" = ")?.1.parse::<usize>().ok())
+        .sum()
+}
+
+/// Runs `peers` on the two ends of one relay in a process under strace, and returns that relay's calls from its first poll to
+/// its end; `None` if there is no strace here.
+fn trace(role: &str, peers: impl FnOnce(TcpStream, TcpStream)) -> Option<Vec<Call>> {
+    if Command::new("strace").arg("--version").output().is_err() {
+        println!("skipped: no strace on this machine");
+        return None;
+    }
+    let output = env::temp_dir().join(format!("spliceway-{}-{role}.strace", process::id()));
+    let upstream = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let mut relay = Role::start_traced(ROLES, role, &output);
+    relay.say(&upstream.local_addr().unwrap().to_string());
+    let client = TcpStream::connect(relay.line().parse::<SocketAddr>().unwrap()).unwrap();
+    let (server, _) = upstream.accept().unwrap();
+    client.set_nodelay(true).unwrap();
+    server.set_nodelay(true).unwrap();
+    assert_eq!(relay.line(), "begin");
+    peers(client, server);
+    assert_eq!(relay.line(), "end");
+    relay.wait();
+    Some(calls_between_marks(output))
+}
+
+fn calls_between_marks(output: PathBuf) -> Vec<Call> {
+    let trace = fs::read_to_string(&output).unwrap();
+    fs::remove_file(output).unwrap();
+    let begin = trace
+        .lines()
+        .find(|line| line.contains("said: begin"))
+        .expect("the relay said begin");
+    let (thread, _) = begin.split_once(' ').unwrap();
+    let calls: Vec<_> = trace
+        .lines()
+        .filter(|line| line.starts_with(thread))
+        .skip_while(|line| !line.contains("said: begin"))
+        .skip(1)
+        .take_while(|line| !line.contains("said: end"))
+        .map(|line| {
+            let call = line[thread.len()..].trim_start().trim_start_matches("<... ");
+            let name = call.split(['(', ' ']).next().unwrap_or_default().to_owned();
+            Call {
+                name,
+                line: call.to_owned(),
+            }
+        })
+        // What another thread's line interrupted is told by its second half.
+        .filter(|call| !call.line.ends_with("<unfinished ...>"))
+        .collect();
+    assert!(!calls.is_empty(), "the relay made calls");
+    calls
+}
+
+/// What a process started by the test does; nothing in the test's own process.
+#[test]
+fn role_of_a_child_process() {
+    let Some(role) = role::own() else { return };
+    let upstream: SocketAddr = heard().parse().unwrap();
+    if role == "bulk" {
+        // The pool's first pipes and its thread are not this relay's doing.
+        for class in [SizeClass::Kib64, SizeClass::Kib256] {
+            PipePool::global().acquire(class).unwrap();
+        }
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        say(&listener.local_addr().unwrap().to_string());
+        let (mut client, _) = listener.accept().await.unwrap();
+        let mut upstream = tokio::net::TcpStream::connect(upstream).await.unwrap();
+        // What is made once per process is made here.
+        drop(spliceway::Relay::new(&mut client, &mut upstream));
+        let _ = PipePool::global();
+        say("begin");
+        spliceway::copy_bidirectional(&mut client, &mut upstream).await.unwrap();
+        say("end");
+    });
+}

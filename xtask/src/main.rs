@@ -1,0 +1,157 @@
+//! The repository's own commands: `cargo xtask ci` is every check a change must pass.
+#![forbid(unsafe_code)]
+
+use std::env;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
+
+fn main() -> ExitCode {
+    let words: Vec<String> = env::args().skip(1).collect();
+    let task = TASKS.iter().find(|task| words.len() == 1 && words[0] == task.name);
+    let outcome = task.map_or_else(|| Err(usage()), Task::run);
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("{message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A command of `cargo xtask`: steps that run in order up to the first that fails.
+struct Task {
+    name: &'static str,
+    purpose: &'static str,
+    steps: &'static [Step],
+}
+
+/// One command line of words separated by blanks, with the one variable it may need.
+struct Step {
+    variable: Option<(&'static str, &'static str)>,
+    line: &'static str,
+}
+
+/// Cheapest first, so that a slip is known before the long steps run.
+const TASKS: &[Task] = &[
+    Task {
+        name: "ci",
+        purpose: "every check a change must pass; what CI runs",
+        steps: &[
+            // Cargo.lock says what was tested: a manifest that no longer agrees with it fails here, not at a user's.
+            step("cargo fetch --locked"),
+            step("cargo fmt --all --check"),
+            step("cargo deny check bans licenses sources"),
+            step("cargo clippy --workspace --all-targets -- -D warnings"),
+            step("cargo test --workspace"),
+            // Twice: readers of the sources follow private links, which users must not be sent to.
+            docs("cargo doc --workspace --no-deps --document-private-items"),
+            docs("cargo doc --workspace --no-deps"),
+        ],
+    },
+    Task {
+        name: "tidy",
+        purpose: "the rules the repository checks itself by (a part of the tests)",
+        steps: &[step("cargo test --package xtask --test tidy")],
+    },
+    Task {
+        name: "advisories",
+        purpose: "known faults of our dependencies",
+        // Not in `ci`: it fetches a database, so it needs a network and fails without any change of ours.
+        steps: &[step("cargo deny check advisories")],
+    },
+];
+
+const fn step(line: &'static str) -> Step {
+    Step { variable: None, line }
+}
+
+const fn docs(line: &'static str) -> Step {
+    Step {
+        variable: Some(("RUSTDOCFLAGS", "-D warnings")),
+        line,
+    }
+}
+
+impl Task {
+    fn run(&self) -> Result<(), String> {
+        if self.steps.iter().any(Step::needs_cargo_deny) {
+            find_cargo_deny()?;
+        }
+        let started = Instant::now();
+        for step in self.steps {
+            step.run()?;
+        }
+        eprintln!(
+            "xtask: {}: all {} steps passed in {} s",
+            self.name,
+            self.steps.len(),
+            started.elapsed().as_secs()
+        );
+        Ok(())
+    }
+}
+
+impl Step {
+    fn needs_cargo_deny(&self) -> bool {
+        self.line.starts_with("cargo deny")
+    }
+
+    fn run(&self) -> Result<(), String> {
+        eprintln!("\n$ {self}");
+        let started = Instant::now();
+        let status = self
+            .command()
+            .status()
+            .map_err(|error| format!("xtask: cannot start `{self}`: {error}"))?;
+        if !status.success() {
+            return Err(format!("xtask: `{self}` failed ({status})"));
+        }
+        eprintln!("xtask: passed in {} s", started.elapsed().as_secs());
+        Ok(())
+    }
+
+    fn command(&self) -> Command {
+        let mut words = self.line.split_whitespace();
+        let program = words.next().expect("a step is not empty");
+        let mut command = Command::new(program);
+        command.args(words).envs(self.variable).current_dir(root());
+        command
+    }
+}
+
+impl std::fmt::Display for Step {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some((name, value)) = self.variable {
+            write!(f, "{name}=\"{value}\" ")?;
+        }
+        f.write_str(self.line)
+    }
+}
+
+/// Asked before the first step, not after ten minutes of tests.
+fn find_cargo_deny() -> Result<(), String> {
+    let asked = Command::new("cargo")
+        .args(["deny", "--version"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    match asked {
+        Ok(status) if status.success() => Ok(()),
+        _ => Err("xtask: cargo-deny is missing; install it with\n\n    cargo install cargo-deny --locked\n".into()),
+    }
+}
+
+fn usage() -> String {
+    let tasks: String = TASKS
+        .iter()
+        .map(|task| format!("  {:<12}{}\n", task.name, task.purpose))
+        .collect();
+    format!("usage: cargo xtask <task>\n\n{tasks}")
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask lies in the root of the repository")
+}
