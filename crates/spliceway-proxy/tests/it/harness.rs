@@ -112,12 +112,24 @@ impl Program {
     }
 
     pub(crate) fn connect(&self) -> TcpStream {
-        connect(self.address)
+        self.connect_to(self.address)
+    }
+
+    fn connect_to(&self, address: SocketAddr) -> TcpStream {
+        let refused = |error| -> ! {
+            let state = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()));
+            let log: Vec<String> = self.seen.iter().cloned().chain(self.lines.try_iter()).collect();
+            panic!(
+                "{address}: {error}; log {log:#?}, state {state:?}, address {}, metrics {:?}",
+                self.address, self.metrics
+            )
+        };
+        with_patience(TcpStream::connect(address).unwrap_or_else(|error| refused(error)))
     }
 
     /// The answer to `GET path` on the metrics listener, head and body.
     pub(crate) fn get(&self, path: &str) -> String {
-        let mut stream = connect(self.metrics.expect("started with --metrics"));
+        let mut stream = self.connect_to(self.metrics.expect("started with --metrics"));
         write!(
             stream,
             "GET {path} HTTP/1.1\r\nHost: spliceway\r\nConnection: close\r\n\r\n"
