@@ -25,7 +25,7 @@ pub(crate) fn run(rounds: usize) -> io::Result<()> {
         for (column, threads) in [(0, 1), (1, 2)] {
             rows[0].figures[column].push(time(threads, CREATED, || drop(black_box(Pipe::new()))));
             rows[1].figures[column].push(time(threads, POOLED, || {
-                drop(black_box(pool.acquire(SizeClass::Kib64)))
+                drop(black_box(pool.acquire(SizeClass::Kib64)));
             }));
         }
     }

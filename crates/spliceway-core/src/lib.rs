@@ -10,7 +10,7 @@
 //! - [`PipePool`]: lends empty pipes, within [`Limits`].
 //! - [`Transfer`](transfer::Transfer): one direction as a pure state machine: what comes next.
 //! - [`Mover`]: performs that on two sockets, and never waits.
-//! - [`copy`]: one direction between blocking sockets, put together from these.
+//! - [`copy()`]: one direction between blocking sockets, put together from these.
 //!
 //! The crate `spliceway` binds them to tokio. What this crate does not do: wait, log, spawn tasks, or know of any runtime. (One
 //! thread is its own: it closes idle pipes, and ends with the last of them.)

@@ -16,7 +16,7 @@ use crate::transfer::{Engine, Event, PipeSize, SCRATCH, Step, Transfer, is_full}
 ///
 /// Invariant: the remainder in user space and the pipe are never both non-empty. Dropping it closes a pipe with bytes inside.
 ///
-/// The caller asks for the [`step`](Mover::step), waits for the readiness that [`Need`] names in its runtime's own way, and
+/// The caller asks what is [needed](Mover::need), waits for that readiness in its runtime's own way, and
 /// calls the method that the need belongs to.
 #[derive(Debug)]
 pub struct Mover {

@@ -13,14 +13,14 @@
 //!                       borrowed from a pool for as long as bytes are in flight
 //! ```
 //!
-//! - [`copy_bidirectional`], [`copy_bidirectional_with_sizes`], [`copy`]: tokio's names, results and behaviour, for every
+//! - [`copy_bidirectional`], [`copy_bidirectional_with_sizes`], [`copy()`]: tokio's names, results and behaviour, for every
 //!   stream that tokio's take.
 //! - [`Relay`]: the same as a named future, with live counts ([`RelayStats`]) that tell spliced bytes from copied ones.
 //! - [`PipePool`]: where pipes come from, within limits ([`Limits`]).
 //!
 //! # What is spliced
 //! A pair of streams, each of which is a `TcpStream` or a `UnixStream`, a mutable reference to one, or a `BufReader`,
-//! `BufWriter` or `BufStream` around one; for [`copy`] their owned halves too. The type decides, at compile time: a TLS stream
+//! `BufWriter` or `BufStream` around one; for [`copy()`] their owned halves too. The type decides, at compile time: a TLS stream
 //! has a descriptor as well, but its bytes are not the peer's.
 //!
 //! Among those, small messages are still copied, because for up to some 8 KiB one `recv` and one `send` cost less than two

@@ -1,8 +1,7 @@
 use std::io::Write;
-use std::thread;
 use std::time::Duration;
 
-use crate::harness::{Program, read_exactly};
+use crate::harness::{Program, let_pass, read_exactly};
 
 /// Enough for the program itself, and for a few clients.
 const DESCRIPTORS: usize = 24;
@@ -28,7 +27,7 @@ fn exhausted() -> (Program, Vec<std::net::TcpStream>) {
 fn without_descriptors_it_neither_ends_nor_spins_and_serves_again_when_there_are_some() {
     let (mut program, clients) = exhausted();
     let before = program.ticks();
-    thread::sleep(Duration::from_millis(1500));
+    let_pass(Duration::from_millis(1500));
     let ticks = program.ticks() - before;
     assert!(ticks <= 5, "{ticks} ticks of 10 ms in 1.5 s of waiting");
     assert_eq!(program.lines_with("cannot accept"), 1, "one line in ten seconds");

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, Socket, Type};
 
 use crate::harness::{
-    Program, accept, assert_same, echo, is_closed, listen, pattern, read_all, read_exactly, refusing, send_and_finish,
+    Program, accept, assert_same, echo, is_closed, let_pass, listen, pattern, read_all, read_exactly, refusing,
+    send_and_finish,
 };
 
 const GREETING: [u8; 3] = [5, 1, 0];
@@ -255,7 +256,7 @@ fn the_handshake_s_deadline_does_not_hold_for_the_relay() {
     let mut client = greeted(&program);
     client.write_all(&ip_request(echo("127.0.0.1:0"))).unwrap();
     read_exactly(&mut client, 10);
-    thread::sleep(Duration::from_millis(150));
+    let_pass(Duration::from_millis(150));
     exchange(client);
 }
 

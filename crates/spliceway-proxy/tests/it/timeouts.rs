@@ -2,7 +2,7 @@ use std::io::Write;
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
-use crate::harness::{Program, accept, is_closed, listen, read_all, read_exactly};
+use crate::harness::{Program, accept, is_closed, let_pass, listen, read_all, read_exactly};
 
 fn session(arguments: &[&str]) -> (Program, TcpStream, TcpStream) {
     let (listener, address) = listen();
@@ -17,20 +17,20 @@ fn trickle(from: &mut TcpStream, to: &mut TcpStream, time: Duration) {
     while Instant::now() < until {
         from.write_all(b".").unwrap();
         assert_eq!(read_exactly(to, 1), b".");
-        std::thread::sleep(Duration::from_millis(50));
+        let_pass(Duration::from_millis(50));
     }
 }
 
 #[test]
 fn silence_ends_a_session_at_the_idle_timeout() {
-    let (program, mut client, mut target) = session(&["--idle-timeout", "400ms"]);
+    let (program, mut client, mut target) = session(&["--idle-timeout", "1s"]);
     client.write_all(b"x").unwrap();
     assert_eq!(read_exactly(&mut target, 1), b"x");
     let started = Instant::now();
     assert!(is_closed(&mut client) && is_closed(&mut target));
     let took = started.elapsed();
     assert!(
-        took >= Duration::from_millis(380) && took < Duration::from_secs(5),
+        took >= Duration::from_millis(980) && took < Duration::from_secs(5),
         "{took:?}"
     );
     program.await_end("idle");
@@ -38,9 +38,9 @@ fn silence_ends_a_session_at_the_idle_timeout() {
 
 #[test]
 fn traffic_one_way_outlives_the_idle_timeout_either_way() {
-    let (program, mut client, mut target) = session(&["--idle-timeout", "400ms"]);
-    trickle(&mut target, &mut client, Duration::from_millis(1000));
-    trickle(&mut client, &mut target, Duration::from_millis(1000));
+    let (program, mut client, mut target) = session(&["--idle-timeout", "1s"]);
+    trickle(&mut target, &mut client, Duration::from_millis(2500));
+    trickle(&mut client, &mut target, Duration::from_millis(2500));
     drop((client, target));
     program.await_sum("spliceway_connections_total", &[], 1);
     assert_eq!(program.sum("spliceway_connections_total", &["end=\"idle\""]), 0);
@@ -48,14 +48,14 @@ fn traffic_one_way_outlives_the_idle_timeout_either_way() {
 
 #[test]
 fn a_half_closed_session_ends_when_its_open_side_is_silent() {
-    let (program, mut client, target) = session(&["--half-close-timeout", "400ms"]);
+    let (program, mut client, target) = session(&["--half-close-timeout", "1s"]);
     client.shutdown(Shutdown::Write).unwrap();
     assert_eq!(read_all(&target), []);
     let started = Instant::now();
     assert!(is_closed(&mut client));
     let took = started.elapsed();
     assert!(
-        took >= Duration::from_millis(380) && took < Duration::from_secs(5),
+        took >= Duration::from_millis(980) && took < Duration::from_secs(5),
         "{took:?}"
     );
     program.await_end("half_close_timeout");
@@ -63,10 +63,10 @@ fn a_half_closed_session_ends_when_its_open_side_is_silent() {
 
 #[test]
 fn a_live_download_outlives_the_half_close_timeout_and_the_idle_timeout() {
-    let (program, mut client, mut target) = session(&["--half-close-timeout", "400ms", "--idle-timeout", "500ms"]);
+    let (program, mut client, mut target) = session(&["--half-close-timeout", "1s", "--idle-timeout", "1s"]);
     client.shutdown(Shutdown::Write).unwrap();
     assert_eq!(read_all(&target), []);
-    trickle(&mut target, &mut client, Duration::from_millis(1500));
+    trickle(&mut target, &mut client, Duration::from_millis(2500));
     target.shutdown(Shutdown::Write).unwrap();
     assert_eq!(read_all(&client), []);
     program.await_end("client_eof");
@@ -75,7 +75,7 @@ fn a_live_download_outlives_the_half_close_timeout_and_the_idle_timeout() {
 #[test]
 fn the_half_close_timeout_leaves_a_session_alone_that_is_open_both_ways() {
     let (program, mut client, mut target) = session(&["--half-close-timeout", "100ms"]);
-    std::thread::sleep(Duration::from_millis(500));
+    let_pass(Duration::from_millis(500));
     client.write_all(b"x").unwrap();
     assert_eq!(read_exactly(&mut target, 1), b"x");
     drop(program);

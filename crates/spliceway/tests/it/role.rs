@@ -1,4 +1,5 @@
 //! Child processes of a test: the test binary again, in a role, spoken to line by line.
+#![allow(clippy::print_stdout)] // A child speaks to its test by lines, and a skipped test says why.
 
 use std::env;
 use std::io::{BufRead, BufReader, Write};
