@@ -16,6 +16,7 @@ mod shelf;
 
 use std::cell::RefCell;
 use std::fmt;
+use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -118,12 +119,15 @@ thread_local! {
 }
 
 impl Drop for LocalShelf {
-    /// The thread ends: its pipes go where other threads find them.
+    /// The thread ends: its pipes go where other threads find them, and what it counted stays counted.
     fn drop(&mut self) {
         if let Some(pool) = self.pool.upgrade() {
-            let left = lock(&self.shelf).take_all();
-            lock(&pool.overflow).put_all(left);
-            pool.wake_reaper();
+            let ended = mem::take(&mut *lock(&self.shelf));
+            let leaves_pipes = ended.idle() > 0;
+            lock(&pool.overflow).absorb(ended);
+            if leaves_pipes {
+                pool.wake_reaper();
+            }
         }
     }
 }
