@@ -144,10 +144,12 @@ impl Budget {
         self.pipes.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// A pipe reserved as `asked` turned out to be `granted`.
+    /// A pipe reserved as `asked` turned out to be `granted`. By the difference alone: a pipe counted twice for a moment would
+    /// be above the limit, and deny somebody else.
     pub(super) fn correct(&self, asked: usize, granted: usize) {
-        self.pages.fetch_add(pages_of(granted), Ordering::Relaxed);
-        self.pages.fetch_sub(pages_of(asked), Ordering::Relaxed);
+        let (asked, granted) = (pages_of(asked), pages_of(granted));
+        self.pages.fetch_add(granted.saturating_sub(asked), Ordering::Relaxed);
+        self.pages.fetch_sub(asked.saturating_sub(granted), Ordering::Relaxed);
     }
 }
 
