@@ -1,7 +1,7 @@
 //! Lends empty pipes up to a limit; never splices.
 //!
 //! ```text
-//!   acquire ─▶ this thread's shelf ─▶ shared shelf ─▶ create, within the budget ─▶ a shelf of another thread ─▶ smaller class ─▶ no
+//!   acquire ─▶ this thread's shelf ─▶ shared shelf ─▶ create, within the budget ─▶ smaller class ─▶ close what is idle, once more ─▶ no
 //!   drop    ─▶ clean?  this thread's shelf, and what is too many for it ─▶ shared shelf
 //!              dirty?  closed
 //!   idle    ─▶ what no shelf needed for a while is closed by a thread of the pool's own, which ends with the last idle pipe

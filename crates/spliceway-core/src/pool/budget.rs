@@ -9,8 +9,9 @@ use rustix::process::{Resource, getrlimit};
 use super::IDLE_TIMEOUT;
 use crate::reason::Reason;
 
-/// A pool's limits, lent and idle pipes together. At either limit idle pipes are closed first, then a smaller class is lent, then
-/// none: [`Reason::PipeBudget`] or [`Reason::PageBudget`].
+/// A pool's limits, lent and idle pipes together. At either limit a smaller class is lent if there is one at hand or room for it;
+/// else the idle pipes of all threads are closed to make room; else none is lent: [`Reason::PipeBudget`] or
+/// [`Reason::PageBudget`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
