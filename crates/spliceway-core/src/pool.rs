@@ -1,7 +1,8 @@
 //! Lends empty pipes up to a limit; never splices.
 //!
 //! ```text
-//!   acquire ─▶ this thread's shelf ─▶ shared shelf ─▶ other threads' shelves ─▶ create, within the budget ─▶ smaller class ─▶ no
+//!   acquire ─▶ this thread's shelf ─▶ shared shelf ─▶ other threads' shelves ─▶ create, within the budget ─▶ smaller class
+//!              ─▶ close what is idle, once more ─▶ no
 //!   drop    ─▶ clean?  this thread's shelf, and what is too many for it ─▶ shared shelf
 //!              dirty?  closed
 //!   idle    ─▶ what no shelf needed for a while is closed by a thread of the pool's own, which ends with the last idle pipe
@@ -16,6 +17,7 @@ mod shelf;
 
 use std::cell::RefCell;
 use std::fmt;
+use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -118,12 +120,15 @@ thread_local! {
 }
 
 impl Drop for LocalShelf {
-    /// The thread ends: its pipes go where other threads find them.
+    /// The thread ends: its pipes go where other threads find them, and what it counted stays counted.
     fn drop(&mut self) {
         if let Some(pool) = self.pool.upgrade() {
-            let left = lock(&self.shelf).take_all();
-            lock(&pool.overflow).put_all(left);
-            pool.wake_reaper();
+            let ended = mem::take(&mut *lock(&self.shelf));
+            let leaves_pipes = ended.idle() > 0;
+            lock(&pool.overflow).absorb(ended);
+            if leaves_pipes {
+                pool.wake_reaper();
+            }
         }
     }
 }
@@ -246,9 +251,7 @@ impl Shared {
                 Err(refused) => refused,
             };
             let mut smaller = std::iter::successors(class.smaller(), |class| class.smaller());
-            if let Some(pipe) =
-                smaller.find_map(|class| self.shelved(class).or_else(|| self.steal_or_create(class).ok()))
-            {
+            if let Some(pipe) = smaller.find_map(|class| self.steal_or_create(class).ok()) {
                 return Ok(pipe);
             }
             if self.evict_idle() == 0 {
@@ -258,6 +261,7 @@ impl Shared {
         }
     }
 
+    /// From whichever shelf has one, this thread's own included.
     fn steal_or_create(self: &Arc<Self>, class: SizeClass) -> Result<Lent, Reason> {
         let mut stolen = None;
         self.for_each_shelf(|shelf| {

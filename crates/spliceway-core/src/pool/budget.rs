@@ -9,8 +9,9 @@ use rustix::process::{Resource, getrlimit};
 use super::IDLE_TIMEOUT;
 use crate::reason::Reason;
 
-/// A pool's limits, lent and idle pipes together. At either limit idle pipes are closed first, then a smaller class is lent, then
-/// none: [`Reason::PipeBudget`] or [`Reason::PageBudget`].
+/// A pool's limits, lent and idle pipes together. At either limit a smaller class is lent if there is one at hand or room for it;
+/// else the idle pipes of all threads are closed to make room; else none is lent: [`Reason::PipeBudget`] or
+/// [`Reason::PageBudget`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
@@ -144,10 +145,12 @@ impl Budget {
         self.pipes.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// A pipe reserved as `asked` turned out to be `granted`.
+    /// A pipe reserved as `asked` turned out to be `granted`. By the difference alone: a pipe counted twice for a moment would
+    /// be above the limit, and deny somebody else.
     pub(super) fn correct(&self, asked: usize, granted: usize) {
-        self.pages.fetch_add(pages_of(granted), Ordering::Relaxed);
-        self.pages.fetch_sub(pages_of(asked), Ordering::Relaxed);
+        let (asked, granted) = (pages_of(asked), pages_of(granted));
+        self.pages.fetch_add(granted.saturating_sub(asked), Ordering::Relaxed);
+        self.pages.fetch_sub(asked.saturating_sub(granted), Ordering::Relaxed);
     }
 }
 

@@ -22,9 +22,11 @@ impl Shelf {
         self.stacks[class as usize].pipes.push(pipe);
     }
 
-    pub(super) fn put_all(&mut self, pipes: Vec<(SizeClass, Lent)>) {
-        for (class, pipe) in pipes {
-            self.put(class, pipe);
+    /// Takes over the pipes of a shelf whose thread ends, and its count.
+    pub(super) fn absorb(&mut self, ended: Self) {
+        self.reused += ended.reused;
+        for (stack, from) in self.stacks.iter_mut().zip(ended.stacks) {
+            stack.pipes.extend(from.pipes);
         }
     }
 

@@ -9,6 +9,10 @@ mod kernel_pipe;
 mod kernel_socket;
 /// A pipe says what happened, counts what it holds, and is clean only if nothing went wrong.
 mod pipe;
+/// A pool lends clean pipes, its own thread's first, never more than its limits, and closes what nobody needs.
+mod pool;
+/// A pool in a process that runs out of descriptors or pages, or counts its descriptors.
+mod pool_process;
 /// Whatever happens, a transfer delivers every byte in order, holds bytes in one place only, gives way, and ends.
 mod transfer;
 

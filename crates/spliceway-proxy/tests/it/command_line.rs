@@ -18,6 +18,7 @@ fn a_busy_port_is_an_error_that_names_the_address_and_the_cause() {
     let address = address.to_string();
     for arguments in [
         &["socks5", "-l", &address][..],
+        // Port because nothing is ever dialled: the listener fails first.
         &["-l", "127.0.0.1:0", "-l", &address, "-r", "127.0.0.1:1"],
         &["socks5", "-l", "127.0.0.1:0", "--metrics", &address],
     ] {

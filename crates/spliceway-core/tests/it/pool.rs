@@ -1,0 +1,312 @@
+use std::io::Write;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use spliceway_core::{Fill, Limits, PipePool, PooledPipe, Reason, SizeClass};
+
+use crate::support::{self, await_that, tcp_pair};
+
+/// Idle pipes stay for as long as any test runs.
+fn limits() -> Limits {
+    Limits::of_this_process()
+        .with_max_pipes(1_000)
+        .with_max_pages(100_000)
+        .with_idle_timeout(10 * support::GUARD)
+}
+
+fn acquire(pool: &PipePool, class: SizeClass) -> PooledPipe {
+    pool.acquire(class).expect("a pipe")
+}
+
+/// Puts bytes into the pipe.
+fn fill(pipe: &mut PooledPipe) {
+    let (near, mut far) = tcp_pair();
+    far.write_all(b"bytes").expect("write");
+    support::await_queued(&near, 5);
+    assert_eq!(pipe.fill_from(&near).expect("splice"), Fill::Moved(5));
+}
+
+#[test]
+fn a_pipe_that_comes_back_is_lent_again_instead_of_a_new_one() {
+    for class in SizeClass::ALL {
+        let pool = PipePool::new(limits());
+        for _ in 0..100 {
+            let pipe = acquire(&pool, class);
+            assert_eq!((pipe.capacity(), pipe.class()), (class.bytes(), class));
+        }
+        let stats = pool.stats();
+        assert_eq!((stats.created, stats.reused), (1, 99), "{class:?}");
+        assert_eq!(
+            (stats.lent, stats.idle, stats.pages),
+            (0, 1, class.bytes() / 4_096),
+            "{class:?}"
+        );
+    }
+}
+
+#[test]
+fn the_pipe_that_came_back_last_is_lent_first() {
+    let pool = PipePool::new(limits());
+    let (cold, warm) = (acquire(&pool, SizeClass::Kib64), acquire(&pool, SizeClass::Kib64));
+    let name = |pipe: &PooledPipe| format!("{pipe:?}");
+    let (cold_name, warm_name) = (name(&cold), name(&warm));
+    assert_ne!(cold_name, warm_name, "descriptors tell them apart");
+    drop(cold);
+    drop(warm);
+    let first = acquire(&pool, SizeClass::Kib64);
+    let second = acquire(&pool, SizeClass::Kib64);
+    assert_eq!((name(&first), name(&second)), (warm_name, cold_name));
+}
+
+#[test]
+fn classes_do_not_mix_where_there_is_room() {
+    let pool = PipePool::new(limits());
+    drop(acquire(&pool, SizeClass::Mib1));
+    drop(acquire(&pool, SizeClass::Kib64));
+    for class in SizeClass::ALL {
+        assert_eq!(acquire(&pool, class).class(), class);
+    }
+    assert_eq!(pool.stats().created, 3);
+}
+
+#[test]
+fn a_pipe_may_come_back_on_another_thread_and_is_lent_there() {
+    let pool = PipePool::new(limits());
+    let pipe = acquire(&pool, SizeClass::Kib64);
+    let other = pool.clone();
+    let there = thread::spawn(move || {
+        drop(pipe);
+        drop(acquire(&other, SizeClass::Kib64));
+        other.stats()
+    });
+    let stats = there.join().expect("the other thread");
+    assert_eq!((stats.created, stats.reused, stats.lent, stats.idle), (1, 1, 0, 1));
+}
+
+#[test]
+fn what_is_too_many_for_one_thread_is_found_by_others() {
+    let pool = PipePool::new(limits().with_idle_per_thread(2));
+    let pipes: Vec<_> = (0..5).map(|_| acquire(&pool, SizeClass::Kib64)).collect();
+    drop(pipes);
+    let other = pool.clone();
+    let found = thread::spawn(move || {
+        let _three: Vec<_> = (0..3).map(|_| acquire(&other, SizeClass::Kib64)).collect();
+        other.stats()
+    });
+    let stats = found.join().expect("the other thread");
+    assert_eq!((stats.created, stats.reused, stats.lent, stats.idle), (5, 3, 3, 2));
+}
+
+#[test]
+fn the_idle_pipes_of_a_thread_that_ends_are_found_by_others_and_its_counts_stay() {
+    let pool = PipePool::new(limits());
+    let other = pool.clone();
+    let thread = thread::spawn(move || {
+        drop(acquire(&other, SizeClass::Kib64));
+        drop(acquire(&other, SizeClass::Kib64));
+    });
+    thread.join().expect("the other thread");
+    drop(acquire(&pool, SizeClass::Kib64));
+    let stats = pool.stats();
+    assert_eq!((stats.created, stats.reused, stats.idle), (1, 2, 1));
+}
+
+#[test]
+fn a_pipe_with_bytes_inside_is_closed_and_never_lent_again() {
+    let pool = PipePool::new(limits());
+    let mut pipe = acquire(&pool, SizeClass::Kib64);
+    fill(&mut pipe);
+    drop(pipe);
+    let stats = pool.stats();
+    assert_eq!((stats.closed_dirty, stats.idle, stats.lent, stats.pages), (1, 0, 0, 0));
+    assert!(acquire(&pool, SizeClass::Kib64).is_clean());
+    assert_eq!(pool.stats().created, 2);
+}
+
+#[test]
+fn a_pipe_that_an_error_touched_is_closed_although_it_is_empty() {
+    let pool = PipePool::new(limits());
+    let mut pipe = acquire(&pool, SizeClass::Kib64);
+    fill(&mut pipe);
+    let (sink, peer) = tcp_pair();
+    support::reset(peer);
+    support::await_ready(&sink, rustix::event::PollFlags::empty());
+    pipe.drain_into(&sink).expect_err("a reset");
+    assert_eq!(pipe.read_out().expect("read"), b"bytes");
+    assert!(pipe.is_empty());
+    drop(pipe);
+    let stats = pool.stats();
+    assert_eq!((stats.closed_dirty, stats.idle, stats.lent), (1, 0, 0));
+}
+
+#[test]
+fn a_discarded_pipe_is_closed_although_it_is_clean() {
+    let pool = PipePool::new(limits());
+    acquire(&pool, SizeClass::Kib64).discard();
+    let stats = pool.stats();
+    assert_eq!((stats.closed_dirty, stats.idle, stats.lent, stats.pages), (1, 0, 0, 0));
+}
+
+#[test]
+fn at_the_limit_on_pipes_the_next_is_denied_with_a_counted_reason_until_one_comes_back() {
+    let pool = PipePool::new(limits().with_max_pipes(2));
+    let (first, _second) = (acquire(&pool, SizeClass::Kib64), acquire(&pool, SizeClass::Kib64));
+    for class in SizeClass::ALL {
+        assert_eq!(pool.acquire(class).err(), Some(Reason::PipeBudget));
+    }
+    assert_eq!(pool.stats().denied, [(Reason::PipeBudget, 3)]);
+    assert_eq!((pool.stats().lent, pool.stats().created), (2, 2));
+    drop(first);
+    assert!(pool.acquire(SizeClass::Kib64).is_ok());
+}
+
+#[test]
+fn at_the_limit_on_pages_a_smaller_class_is_lent_and_then_none() {
+    // Room for one of 256 KiB and one of 64 KiB.
+    let pool = PipePool::new(limits().with_max_pages(80));
+    let first = acquire(&pool, SizeClass::Mib1);
+    let second = acquire(&pool, SizeClass::Mib1);
+    assert_eq!((first.class(), second.class()), (SizeClass::Kib256, SizeClass::Kib64));
+    assert_eq!(pool.acquire(SizeClass::Mib1).err(), Some(Reason::PageBudget));
+    assert_eq!(pool.acquire(SizeClass::Kib64).err(), Some(Reason::PageBudget));
+    assert_eq!(pool.stats().denied, [(Reason::PageBudget, 2)]);
+    assert_eq!(pool.stats().pages, 80);
+    drop((first, second));
+    assert_eq!(acquire(&pool, SizeClass::Kib256).class(), SizeClass::Kib256);
+}
+
+#[test]
+fn at_a_limit_an_idle_pipe_of_a_smaller_class_is_lent() {
+    let pool = PipePool::new(limits().with_max_pipes(1));
+    drop(acquire(&pool, SizeClass::Kib64));
+    assert_eq!(acquire(&pool, SizeClass::Mib1).class(), SizeClass::Kib64);
+    assert_eq!((pool.stats().created, pool.stats().closed_idle), (1, 0));
+}
+
+#[test]
+fn at_a_limit_idle_pipes_of_a_larger_class_make_room() {
+    let pool = PipePool::new(limits().with_max_pipes(1));
+    drop(acquire(&pool, SizeClass::Mib1));
+    assert_eq!(acquire(&pool, SizeClass::Kib64).class(), SizeClass::Kib64);
+    let stats = pool.stats();
+    assert_eq!((stats.created, stats.closed_idle, stats.pages), (2, 1, 16));
+    assert_eq!(stats.denied, []);
+}
+
+#[test]
+fn a_pipe_that_idles_on_another_thread_is_taken_before_one_is_made() {
+    let pool = PipePool::new(limits());
+    while_two_idle_elsewhere(&pool, || {
+        assert_eq!(acquire(&pool, SizeClass::Kib256).class(), SizeClass::Kib256)
+    });
+    assert_eq!((pool.stats().created, pool.stats().reused), (2, 1));
+}
+
+#[test]
+fn at_a_limit_idle_pipes_of_other_threads_make_room() {
+    for limits in [limits().with_max_pipes(2), limits().with_max_pages(128)] {
+        let pool = PipePool::new(limits);
+        while_two_idle_elsewhere(&pool, || {
+            assert_eq!(acquire(&pool, SizeClass::Kib64).class(), SizeClass::Kib64)
+        });
+        assert_eq!((pool.stats().created, pool.stats().denied), (3, vec![]));
+    }
+}
+
+/// Runs `work` while two pipes of 256 KiB idle on the shelf of a thread that waits.
+fn while_two_idle_elsewhere(pool: &PipePool, work: impl FnOnce()) {
+    let (idle, done) = (Barrier::new(2), Barrier::new(2));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            drop((acquire(pool, SizeClass::Kib256), acquire(pool, SizeClass::Kib256)));
+            idle.wait();
+            done.wait();
+        });
+        idle.wait();
+        work();
+        done.wait();
+    });
+}
+
+#[test]
+fn the_limits_hold_at_every_moment_under_four_threads() {
+    const MAX_PIPES: usize = 10;
+    const MAX_PAGES: usize = 300;
+    let pool = PipePool::new(
+        limits()
+            .with_max_pipes(MAX_PIPES)
+            .with_max_pages(MAX_PAGES)
+            .with_idle_per_thread(1),
+    );
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..4)
+            .map(|worker| {
+                let pool = &pool;
+                scope.spawn(move || work(pool, worker))
+            })
+            .collect();
+        let watch = scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                let stats = pool.stats();
+                assert!(stats.pages <= MAX_PAGES, "{stats:?}");
+                assert!(stats.lent <= MAX_PIPES, "{stats:?}");
+            }
+        });
+        let lent: usize = workers.into_iter().map(|worker| worker.join().expect("worker")).sum();
+        done.store(true, Ordering::Relaxed);
+        watch.join().expect("the limits hold");
+        assert!(lent > 0);
+    });
+    let stats = pool.stats();
+    assert_eq!(stats.lent, 0, "{stats:?}");
+    assert!(stats.reused > 0 && stats.closed_dirty > 0, "{stats:?}");
+}
+
+/// Takes up to four pipes at a time, of all classes, gives most of them back and doubts some: how many there were.
+fn work(pool: &PipePool, seed: u64) -> usize {
+    let mut held = Vec::new();
+    let mut lent = 0;
+    for byte in support::pattern(seed + 1, 4_000) {
+        match pool.acquire(SizeClass::ALL[usize::from(byte) % 3]) {
+            Ok(pipe) => {
+                assert!(pipe.is_clean());
+                lent += 1;
+                held.push(pipe);
+            }
+            Err(reason) => assert!(matches!(reason, Reason::PipeBudget | Reason::PageBudget), "{reason}"),
+        }
+        if held.len() == 4 || byte % 5 == 0 {
+            held.drain(..).for_each(|pipe| match byte % 7 {
+                0 => pipe.discard(),
+                _ => drop(pipe),
+            });
+        }
+    }
+    lent
+}
+
+#[test]
+fn idle_pipes_are_closed_with_nobody_calling() {
+    let pool = PipePool::new(limits().with_idle_timeout(Duration::from_millis(20)));
+    let busy = acquire(&pool, SizeClass::Kib64);
+    drop((acquire(&pool, SizeClass::Kib64), acquire(&pool, SizeClass::Mib1)));
+    // Pages, because a pipe that is about to be closed is on no shelf any more and still open.
+    await_that("idle pipes are closed", || pool.stats().pages == 16);
+    let stats = pool.stats();
+    assert_eq!((stats.closed_idle, stats.lent, stats.idle), (2, 1, 0), "{stats:?}");
+    drop(busy);
+    await_that("the last one too", || pool.stats().pages == 0);
+    assert_eq!((pool.stats().closed_idle, pool.stats().idle), (3, 0));
+}
+
+#[test]
+fn pipes_lent_when_the_pool_is_dropped_work_on() {
+    let pool = PipePool::new(limits());
+    let mut pipe = acquire(&pool, SizeClass::Kib64);
+    drop(pool);
+    fill(&mut pipe);
+    assert_eq!(pipe.read_out().expect("read"), b"bytes");
+}

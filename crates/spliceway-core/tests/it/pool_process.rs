@@ -1,0 +1,162 @@
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use spliceway_core::{Limits, Pipe, PipePool, Reason, SizeClass};
+
+use crate::support::{GUARD, await_that, child};
+
+fn limits() -> Limits {
+    Limits::of_this_process().with_max_pipes(1_000).with_max_pages(100_000)
+}
+
+/// Threads of this process that close idle pipes.
+fn reapers() -> usize {
+    let threads = fs::read_dir("/proc/self/task").expect("/proc/self/task");
+    let names = threads.filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("comm")).ok());
+    names.filter(|name| name.trim() == "spliceway-pool").count()
+}
+
+#[test]
+fn a_closed_pipe_gives_its_descriptors_back_and_a_dropped_pool_all_of_them() {
+    let test = "pool_process::a_closed_pipe_gives_its_descriptors_back_and_a_dropped_pool_all_of_them";
+    child::alone(test, || {
+        let before = child::descriptors();
+        let pool = PipePool::new(limits());
+        let pipes: Vec<_> = (0..20)
+            .map(|_| pool.acquire(SizeClass::Kib64).expect("a pipe"))
+            .collect();
+        let lent_on = pool.acquire(SizeClass::Kib64).expect("a pipe");
+        assert_eq!(child::descriptors().len(), before.len() + 2 * 21);
+        drop(pipes);
+        assert_eq!(
+            child::descriptors().len(),
+            before.len() + 2 * 21,
+            "idle on both shelves"
+        );
+        pool.acquire(SizeClass::Kib64).expect("a pipe").discard();
+        assert_eq!(child::descriptors().len(), before.len() + 2 * 20);
+        let clone = pool.clone();
+        drop(pool);
+        assert_eq!(child::descriptors().len(), before.len() + 2 * 20, "a clone is the pool");
+        drop(clone);
+        assert_eq!(child::descriptors().len(), before.len() + 2, "the lent one is left");
+        drop(lent_on);
+        assert_eq!(child::descriptors(), before);
+    });
+}
+
+#[test]
+fn the_thread_that_closes_idle_pipes_ends_with_the_last_of_them_and_comes_back() {
+    let test = "pool_process::the_thread_that_closes_idle_pipes_ends_with_the_last_of_them_and_comes_back";
+    child::alone(test, || {
+        let pool = PipePool::new(limits().with_idle_timeout(Duration::from_millis(20)));
+        let before = child::descriptors();
+        assert_eq!(reapers(), 0);
+        for round in 1..=3 {
+            let pipe = pool.acquire(SizeClass::Kib64).expect("a pipe");
+            assert_eq!(reapers(), 0, "nothing is idle");
+            drop(pipe);
+            await_that("a pipe is closed", || pool.stats().closed_idle == round);
+            await_that("the thread ends", || reapers() == 0);
+            assert_eq!(child::descriptors(), before);
+        }
+    });
+}
+
+#[test]
+fn a_thread_that_ends_and_leaves_no_pipe_starts_no_thread() {
+    let test = "pool_process::a_thread_that_ends_and_leaves_no_pipe_starts_no_thread";
+    child::alone(test, || {
+        let threads = || fs::read_dir("/proc/self/task").expect("/proc/self/task").count();
+        let before = threads();
+        let pool = PipePool::new(limits().with_idle_timeout(10 * GUARD));
+        let other = pool.clone();
+        let ended = thread::spawn(move || other.acquire(SizeClass::Kib64).expect("a pipe"));
+        let _lent = ended.join().expect("the other thread");
+        await_that("nothing but the old threads", || threads() == before);
+    });
+}
+
+#[test]
+fn without_descriptors_a_pipe_is_denied_and_later_lent() {
+    let test = "pool_process::without_descriptors_a_pipe_is_denied_and_later_lent";
+    child::alone(test, || {
+        let pool = PipePool::new(limits());
+        let highest = child::descriptors().pop().expect("descriptors");
+        child::limit_descriptors(u64::from(highest) + 16);
+        let mut held = Vec::new();
+        while let Ok(pipe) = Pipe::new() {
+            held.push(pipe);
+        }
+        for class in SizeClass::ALL {
+            assert_eq!(pool.acquire(class).err(), Some(Reason::ProcessDescriptors));
+        }
+        let stats = pool.stats();
+        assert_eq!(stats.denied, [(Reason::ProcessDescriptors, 3)]);
+        assert_eq!(
+            (stats.created, stats.lent, stats.pages),
+            (0, 0, 0),
+            "no room stays reserved"
+        );
+        held.pop();
+        assert!(pool.acquire(SizeClass::Kib64).is_ok());
+    });
+}
+
+#[test]
+fn past_the_soft_limit_a_pipe_is_denied_as_undersized_and_later_lent() {
+    let test = "pool_process::past_the_soft_limit_a_pipe_is_denied_as_undersized_and_later_lent";
+    child::unprivileged(test, || {
+        let Some(held) = child::fill_the_soft_limit() else {
+            return;
+        };
+        let pool = PipePool::new(limits());
+        let before = child::descriptors();
+        for class in SizeClass::ALL {
+            assert_eq!(pool.acquire(class).err(), Some(Reason::Undersized));
+        }
+        let stats = pool.stats();
+        assert_eq!(stats.denied, [(Reason::Undersized, 3)]);
+        assert_eq!((stats.created, stats.lent, stats.idle, stats.pages), (0, 0, 0, 0));
+        assert_eq!(child::descriptors(), before, "no pipe is left");
+        drop(held);
+        let pipe = pool.acquire(SizeClass::Mib1).expect("a pipe");
+        assert_eq!(pipe.class(), SizeClass::Mib1);
+    });
+}
+
+#[test]
+fn where_the_kernel_refuses_a_size_the_class_it_grants_is_lent_and_counted() {
+    let test = "pool_process::where_the_kernel_refuses_a_size_the_class_it_grants_is_lent_and_counted";
+    child::unprivileged(test, || {
+        let Some(mut held) = child::fill_the_soft_limit() else {
+            return;
+        };
+        // Room for some pipes of 64 KiB, and for none of 1 MiB.
+        let page_of_mib = held
+            .iter()
+            .position(|(_, writer)| rustix::pipe::fcntl_getpipe_size(writer).is_ok_and(|size| size == 1 << 20));
+        let (_reader, shrunk) = &held[page_of_mib.expect("one of 1 MiB")];
+        rustix::pipe::fcntl_setpipe_size(shrunk, 512 << 10).expect("F_SETPIPE_SZ");
+        let pool = PipePool::new(limits());
+        let pipe = pool.acquire(SizeClass::Mib1).expect("a pipe");
+        assert_eq!((pipe.class(), pool.stats().pages), (SizeClass::Kib64, 16));
+        held.clear();
+    });
+}
+
+#[test]
+fn an_unprivileged_users_pool_leaves_half_of_the_soft_limit_and_7_of_8_descriptors() {
+    let test = "pool_process::an_unprivileged_users_pool_leaves_half_of_the_soft_limit_and_7_of_8_descriptors";
+    child::unprivileged(test, || {
+        let soft = fs::read_to_string("/proc/sys/fs/pipe-user-pages-soft").expect("a limit");
+        let soft: usize = soft.trim().parse().expect("a number");
+        child::limit_descriptors(1_600);
+        let limits = Limits::of_this_process();
+        assert_eq!(limits.max_pipes, 1_600 / 8 / 2);
+        if soft > 0 {
+            assert_eq!(limits.max_pages, soft / 2);
+        }
+    });
+}
