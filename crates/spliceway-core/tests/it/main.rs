@@ -3,10 +3,14 @@
 //! No test sleeps: what must happen is awaited as an event, or asked for until a deadline that only a fault can reach.
 #![cfg(target_os = "linux")]
 
+/// `copy` between blocking sockets: exact, spliced in bulk, and an error where the stream broke.
+mod copy;
 /// The kernel does what the engine rests on: pipes and their slots, sizes, limits per user.
 mod kernel_pipe;
 /// The kernel does what the engine rests on: sockets at their ends, errors, urgent marks.
 mod kernel_socket;
+/// A mover performs what its transfer decides, holds a pipe only while there are bytes in it, and tells why it copies.
+mod mover;
 /// A pipe says what happened, counts what it holds, and is clean only if nothing went wrong.
 mod pipe;
 /// A pool lends clean pipes, its own thread's first, never more than its limits, and closes what nobody needs.
