@@ -45,7 +45,8 @@ pub enum Need {
 /// What [`Mover::take`] learnt of the source's readiness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// It gave bytes, and the kernel said that nothing more waits: an edge will tell of the next byte.
+    /// It gave bytes, and the kernel said that nothing more waits: an edge will tell of the next byte. A reset that waits behind
+    /// them is not told of; whoever forgets readiness here must keep what the poller said of a closed or failed socket.
     Drained,
     /// It had nothing.
     WouldBlock,

@@ -125,7 +125,12 @@ impl Drop for LocalShelf {
         if let Some(pool) = self.pool.upgrade() {
             let ended = mem::take(&mut *lock(&self.shelf));
             let leaves_pipes = ended.idle() > 0;
-            lock(&pool.overflow).absorb(ended);
+            let mut overflow = lock(&pool.overflow);
+            if pool.closed.load(Ordering::Acquire) {
+                return; // Nobody will look there again: the pipes close here.
+            }
+            overflow.absorb(ended);
+            drop(overflow);
             if leaves_pipes {
                 pool.wake_reaper();
             }

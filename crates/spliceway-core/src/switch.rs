@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::reason::{Reason, Scope};
 
-/// Attempts to refuse, once splice was found forbidden, before one is let through. A sandbox seldom changes its mind, and an
+/// Once splice was found forbidden, one attempt in so many is let through. A sandbox seldom changes its mind, and an
 /// attempt comes only once per MiB and direction.
 const PROBE_EVERY: u32 = 64;
 
