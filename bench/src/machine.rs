@@ -3,9 +3,11 @@
 use std::env;
 use std::fs;
 use std::io;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::process::Command;
 use std::time::Duration;
 
+use rustix::net::sockopt::tcp_congestion;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// The relay has this core to itself, the load the other.
@@ -29,8 +31,15 @@ const ISOLATED: &str = "SPLICEWAY_BENCH_ISOLATED";
 pub(crate) fn isolate() -> io::Result<Option<String>> {
     if env::var_os(ISOLATED).is_some() {
         ip("link set lo up")?;
-        ip("route replace local 127.0.0.0/8 dev lo table local proto kernel scope host src 127.0.0.1 congctl cubic")?;
-        return Ok(Some("cubic, in a network namespace of this run".into()));
+        // The address has a route of its own beside its network's, and goes before it.
+        for destination in ["127.0.0.0/8", "127.0.0.1"] {
+            let route = "dev lo table local proto kernel scope host src 127.0.0.1 congctl cubic";
+            ip(&format!("route replace local {destination} {route}"))?;
+        }
+        return Ok(Some(format!(
+            "{}, in a network namespace of this run",
+            congestion_control()?
+        )));
     }
     let again = Command::new("unshare")
         .args(["--net", "--"])
@@ -40,14 +49,18 @@ pub(crate) fn isolate() -> io::Result<Option<String>> {
         .status();
     match again {
         Ok(status) if status.success() => Ok(None),
-        _ => {
-            let default = fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control")?;
-            Ok(Some(format!(
-                "{}, as no network namespace could be made",
-                default.trim()
-            )))
-        }
+        _ => Ok(Some(format!(
+            "{}, as no network namespace could be made",
+            congestion_control()?
+        ))),
     }
+}
+
+/// What a connection over loopback really uses.
+fn congestion_control() -> io::Result<String> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let socket = TcpStream::connect(listener.local_addr()?)?;
+    Ok(tcp_congestion(&socket)?)
 }
 
 fn ip(arguments: &str) -> io::Result<()> {
