@@ -28,6 +28,10 @@ pub const SCRATCH: usize = 64 << 10;
 /// splices: below some 8 KiB copying wins, from 16 KiB on splicing.
 const TINY_FILL: usize = 16 << 10;
 
+/// Tiny fills in a row before a bulk flow counts as one of small messages: a sender that is slow for a moment gives a few, and
+/// each time a flow is taken back 64 KiB of it are copied before it is bulk again.
+const TINY_FILLS: u8 = 8;
+
 /// Bytes moved before the task gives way. More buys no throughput, less costs some; see docs/defaults.md.
 const TURN: usize = 256 << 10;
 
@@ -183,8 +187,8 @@ enum LastFill {
 enum Flow {
     /// Small messages: recv first, look for a full one.
     Messages,
-    /// Bulk: fill first.
-    Bulk,
+    /// Bulk: fill first. So many tiny fills in a row came last.
+    Bulk { tiny_fills: u8 },
     /// Fill first, whatever comes.
     Spliced,
     /// Not to be spliced for so many full receives, or ever.
@@ -309,7 +313,7 @@ impl Transfer {
     /// How this flow takes what the source has.
     fn begin(&self) -> State {
         match self.flow {
-            Flow::Bulk | Flow::Spliced => State::Filling,
+            Flow::Bulk { .. } | Flow::Spliced => State::Filling,
             Flow::Messages | Flow::Copied { .. } => State::Receiving,
         }
     }
@@ -317,8 +321,8 @@ impl Transfer {
     /// User space is empty again.
     fn after_copy(&mut self, full: bool) -> State {
         self.flow = match self.flow {
-            Flow::Messages if full => Flow::Bulk,
-            Flow::Copied { retry_after: Some(0) } if full => Flow::Bulk,
+            Flow::Messages if full => Flow::BULK,
+            Flow::Copied { retry_after: Some(0) } if full => Flow::BULK,
             Flow::Copied {
                 retry_after: Some(more),
             } if full => Flow::Copied {
@@ -331,18 +335,30 @@ impl Transfer {
 
     /// The pipe is empty again.
     fn after_splice(&mut self, fill: LastFill) -> State {
-        match fill {
-            LastFill::Full => State::Filling,
-            LastFill::Tiny if self.flow == Flow::Bulk => {
-                self.flow = Flow::Messages;
-                State::Receiving
-            }
-            LastFill::Short | LastFill::Tiny => State::Peeking,
+        self.flow = self.flow.after(fill);
+        match (fill, self.flow) {
+            (LastFill::Full, _) => State::Filling,
+            (_, Flow::Messages) => State::Receiving,
+            (LastFill::Short | LastFill::Tiny, _) => State::Peeking,
         }
     }
 }
 
 impl Flow {
+    const BULK: Self = Self::Bulk { tiny_fills: 0 };
+
+    /// What a flow is held to be after one more fill.
+    fn after(self, fill: LastFill) -> Self {
+        match (self, fill) {
+            (Self::Bulk { tiny_fills }, LastFill::Tiny) if tiny_fills + 1 == TINY_FILLS => Self::Messages,
+            (Self::Bulk { tiny_fills }, LastFill::Tiny) => Self::Bulk {
+                tiny_fills: tiny_fills + 1,
+            },
+            (Self::Bulk { .. }, LastFill::Full | LastFill::Short) => Self::BULK,
+            (flow, _) => flow,
+        }
+    }
+
     fn copied_for(reason: Reason) -> Self {
         let retry_after = match reason.scope() {
             Scope::Relay => None,

@@ -100,8 +100,8 @@ struct CommonArgs {
     /// Size of the pipe a direction borrows; auto follows the flow
     #[arg(long, value_enum, value_name = "SIZE", default_value = "auto", ignore_case = true)]
     pipe_size: PipeSizeArg,
-    /// Worker threads [default: as many as processors]
-    #[arg(long, value_name = "N")]
+    /// Worker threads, 1 to 1024 [default: as many as processors]
+    #[arg(long, value_name = "N", value_parser = workers)]
     workers: Option<NonZeroUsize>,
     /// Where to serve /metrics, /healthz and /readyz
     #[arg(long, value_name = "ADDR")]
@@ -193,6 +193,17 @@ impl CommonArgs {
 
 fn processors() -> NonZeroUsize {
     std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
+}
+
+/// More threads than any machine has processors, and few enough to start at once.
+const WORKERS_MAX: usize = 1024;
+
+fn workers(typed: &str) -> Result<NonZeroUsize, String> {
+    let count = typed
+        .parse()
+        .ok()
+        .filter(|count: &NonZeroUsize| count.get() <= WORKERS_MAX);
+    count.ok_or_else(|| format!("expected a number from 1 to {WORKERS_MAX}"))
 }
 
 /// A hundred years: no phase lasts longer, and an instant that far ahead is still one that the clock can name.

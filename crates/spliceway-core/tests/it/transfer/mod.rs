@@ -167,10 +167,16 @@ fn small_messages_are_received_and_sent_and_nothing_else() {
 }
 
 #[test]
-fn a_full_recv_makes_a_flow_bulk_and_a_tiny_fill_makes_it_messages_again() {
+fn a_full_recv_makes_a_flow_bulk_and_eight_tiny_fills_in_a_row_make_it_messages_again() {
     let mut transfer = bulk(PipeSize::Auto);
-    fill_and_drain(&mut transfer, SizeClass::Kib64, 23_168, false);
-    at(&mut transfer, Step::Peek, Event::WouldBlock);
+    for tiny in [7, 8] {
+        fill_and_drain(&mut transfer, SizeClass::Kib64, 23_168, false);
+        at(&mut transfer, Step::Peek, Event::WouldBlock);
+        for _ in 1..tiny {
+            fill_and_drain(&mut transfer, SizeClass::Kib64, 100, false);
+            at(&mut transfer, Step::Peek, Event::WouldBlock);
+        }
+    }
     fill_and_drain(&mut transfer, SizeClass::Kib64, 100, false);
     assert_eq!(transfer.step(), Step::Recv);
 }
