@@ -199,7 +199,7 @@ fn at_a_limit_idle_pipes_of_a_larger_class_make_room() {
 fn a_pipe_that_idles_on_another_thread_is_taken_before_one_is_made() {
     let pool = PipePool::new(limits());
     while_two_idle_elsewhere(&pool, || {
-        assert_eq!(acquire(&pool, SizeClass::Kib256).class(), SizeClass::Kib256)
+        assert_eq!(acquire(&pool, SizeClass::Kib256).class(), SizeClass::Kib256);
     });
     assert_eq!((pool.stats().created, pool.stats().reused), (2, 1));
 }
@@ -209,7 +209,7 @@ fn at_a_limit_idle_pipes_of_other_threads_make_room() {
     for limits in [limits().with_max_pipes(2), limits().with_max_pages(128)] {
         let pool = PipePool::new(limits);
         while_two_idle_elsewhere(&pool, || {
-            assert_eq!(acquire(&pool, SizeClass::Kib64).class(), SizeClass::Kib64)
+            assert_eq!(acquire(&pool, SizeClass::Kib64).class(), SizeClass::Kib64);
         });
         assert_eq!((pool.stats().created, pool.stats().denied), (3, vec![]));
     }
