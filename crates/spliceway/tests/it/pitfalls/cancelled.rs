@@ -89,6 +89,7 @@ async fn one_life(pool: PipePool, seed: u64) -> bool {
         assert_eq!((forth.at(), back.at()), (forth_bytes, back_bytes));
         return true;
     }
+    // Whose peer has half-closed learns of that peer's reset only by writing to it, so both peers go before the relay is awaited.
     let reset = Some(std::time::Duration::ZERO);
     match fate.unwrap() {
         Fate::Dropped => relay.task.abort(),
@@ -96,11 +97,13 @@ async fn one_life(pool: PipePool, seed: u64) -> bool {
             set_socket_linger(near_in.as_ref(), reset).unwrap();
             drop((near_in, near_out));
             forth.expect_until_broken(&mut far_in).await;
+            drop((far_in, far_out));
         }
         Fate::FarResets => {
             set_socket_linger(far_in.as_ref(), reset).unwrap();
             drop((far_in, far_out));
             back.expect_until_broken(&mut near_in).await;
+            drop((near_in, near_out));
         }
     }
     let _ = relay.task.await;
