@@ -35,7 +35,8 @@ unsafe impl<S: NoLifetimes> NoLifetimes for BufWriter<S> {}
 // SAFETY: as above.
 unsafe impl<S: NoLifetimes> NoLifetimes for BufStream<S> {}
 
-/// `stream` as an `S`, if it is one or a mutable reference to one.
+/// `stream` as an `S`, if it is one, or a mutable reference to one, or to such a reference: the
+/// functions of this crate borrow what a caller may have borrowed already.
 pub(crate) fn cast_ref<T: ?Sized, S: NoLifetimes>(stream: &T) -> Option<&S> {
     let id = typeid::of::<T>();
     if id == TypeId::of::<S>() {
@@ -44,12 +45,16 @@ pub(crate) fn cast_ref<T: ?Sized, S: NoLifetimes>(stream: &T) -> Option<&S> {
     } else if id == TypeId::of::<&'static mut S>() {
         // SAFETY: T is `&mut S` for some lifetime, which outlives the borrow `stream`; the result lives no longer than that.
         Some(unsafe { &**std::ptr::from_ref(stream).cast::<&S>() })
+    } else if id == TypeId::of::<&'static mut &'static mut S>() {
+        // SAFETY: the same, a reference deeper.
+        Some(unsafe { &***std::ptr::from_ref(stream).cast::<&&S>() })
     } else {
         None
     }
 }
 
-/// `stream` as an `S`, if it is one or a mutable reference to one.
+/// `stream` as an `S`, if it is one, or a mutable reference to one, or to such a reference: the
+/// functions of this crate borrow what a caller may have borrowed already.
 pub(crate) fn cast_mut<T: ?Sized, S: NoLifetimes>(stream: &mut T) -> Option<&mut S> {
     let id = typeid::of::<T>();
     if id == TypeId::of::<S>() {
@@ -58,6 +63,9 @@ pub(crate) fn cast_mut<T: ?Sized, S: NoLifetimes>(stream: &mut T) -> Option<&mut
     } else if id == TypeId::of::<&'static mut S>() {
         // SAFETY: as in `cast_ref`; the result reborrows through a unique borrow of the unique reference.
         Some(unsafe { &mut **std::ptr::from_mut(stream).cast::<&mut S>() })
+    } else if id == TypeId::of::<&'static mut &'static mut S>() {
+        // SAFETY: the same, a reference deeper.
+        Some(unsafe { &mut ***std::ptr::from_mut(stream).cast::<&mut &mut S>() })
     } else {
         None
     }
@@ -76,6 +84,8 @@ mod tests {
         assert!(cast_ref::<_, TcpStream>(&socket).is_none());
         assert!(cast_ref::<_, UnixStream>(&&mut socket).is_some());
         assert!(cast_mut::<_, UnixStream>(&mut &mut socket).is_some());
+        assert!(cast_ref::<_, UnixStream>(&&mut &mut socket).is_some());
+        assert!(cast_mut::<_, UnixStream>(&mut &mut &mut socket).is_some());
         let mut buffered = BufReader::new(socket);
         assert!(cast_ref::<_, BufReader<UnixStream>>(&&mut buffered).is_some());
         assert!(cast_ref::<_, UnixStream>(&buffered).is_none());
@@ -92,6 +102,9 @@ mod tests {
         let mut reference = &mut wrapped;
         cast_mut::<_, Wrapped>(&mut reference).unwrap().0 = 2;
         assert_eq!(cast_ref::<_, Wrapped>(&reference).unwrap().0, 2);
-        assert_eq!(wrapped.0, 2);
+        let mut deeper = &mut reference;
+        cast_mut::<_, Wrapped>(&mut deeper).unwrap().0 += 1;
+        assert_eq!(cast_ref::<_, Wrapped>(&deeper).unwrap().0, 3);
+        assert_eq!(wrapped.0, 3);
     }
 }

@@ -6,11 +6,16 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::thread;
+use std::time::Duration;
 
 use super::Shared;
 
 /// The reaper calls a few functions deep, and a page or two is all it touches.
 const STACK_BYTES: usize = 64 << 10;
+
+/// Bounds of the time between two visits: not a spin, and not a thread that outlives its pool by hours.
+const SHORTEST: Duration = Duration::from_millis(10);
+const LONGEST: Duration = Duration::from_secs(60);
 
 impl Shared {
     /// Starts the reaper if there is none. If the system gives no thread, idle pipes are closed at once instead of kept for ever.
@@ -20,7 +25,7 @@ impl Shared {
             return;
         }
         let pool = Arc::downgrade(self);
-        let period = self.limits.idle_timeout / 2;
+        let period = (self.limits.idle_timeout / 2).clamp(SHORTEST, LONGEST);
         let spawned = thread::Builder::new()
             .name("spliceway-pool".into())
             .stack_size(STACK_BYTES)
