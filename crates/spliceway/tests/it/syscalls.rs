@@ -166,8 +166,8 @@ fn calls_between_marks(output: PathBuf) -> Vec<Call> {
                 line: call.to_owned(),
             }
         })
-        // What another thread's line interrupted is told by its second half.
-        .filter(|call| !call.line.ends_with("<unfinished ...>"))
+        // What another thread's line interrupted is told by its second half; the mark itself may be.
+        .filter(|call| !call.line.ends_with("<unfinished ...>") && !call.line.starts_with("write resumed>"))
         .collect();
     assert!(!calls.is_empty(), "the relay made calls");
     calls
