@@ -117,10 +117,8 @@ pub(super) fn judge_drift(samples: &[Sample], connections: u64) -> Vec<Finding> 
         1 => memory_of_one(after_warm_up),
         _ => memory_of_many(after_warm_up, connections),
     };
-    // At the end only the slow ones are left, which cost more for what they carry.
-    let busy = samples
-        .iter()
-        .take_while(|sample| 2 * sample.metrics.active >= connections);
+    // At the start nobody may have come yet; at the end only the slow ones are left, which cost more for what they carry.
+    let busy = samples.iter().filter(|sample| 2 * sample.metrics.active >= connections);
     let mut findings = vec![memory, cpu_drift(&busy.cloned().collect::<Vec<_>>())];
     if connections == 1 {
         let share = samples.last().map_or(0.0, |last| spliced_share(&last.metrics));
@@ -238,7 +236,7 @@ mod tests {
                 ..Usage::default()
             },
             metrics: Metrics {
-                active: 64,
+                active: if nth == 0 { 0 } else { 64 },
                 spliced: nth << 30,
                 ..Metrics::default()
             },
