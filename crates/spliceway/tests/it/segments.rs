@@ -6,7 +6,8 @@ mod ended; // last data, FIN and hang-up in one wake-up; a FIN is passed on as a
 mod lossy; // a network that loses and reorders
 mod slots; // a pipe whose slots are full before its bytes
 mod trips; // no mode of 40 or 200 ms in request and response
-mod urgent;
+mod urgent; // one urgent byte in the middle of segments
+mod wires; // that the net is what the other tests take it for
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -97,7 +98,7 @@ where
 
 /// Asserts that no node has sent a reset since the net was made.
 fn assert_no_reset(net: &Net) {
-    let resets: Vec<u64> = net.nodes().iter().map(|node| node.tcp_counter("OutRsts")).collect();
+    let resets: Vec<u64> = net.nodes().iter().map(|node| node.counter("OutRsts")).collect();
     assert!(
         resets.iter().all(|&count| count == 0),
         "resets sent by each node: {resets:?}"

@@ -41,7 +41,7 @@ async fn bulk_over_a_network_that_loses_and_reorders_is_exact_and_spliced() {
             assert_eq!(pool.stats().lent, 0);
         })
         .await;
-        let counted = |name| net.nodes().iter().map(|node| node.tcp_counter(name)).sum::<u64>();
+        let counted = |name| net.nodes().iter().map(|node| node.counter(name)).sum::<u64>();
         assert!(counted("RetransSegs") > 0, "nothing was lost");
         assert!(counted("TCPOFOQueue") > 0, "nothing was out of order");
     }

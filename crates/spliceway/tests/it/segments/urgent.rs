@@ -1,4 +1,4 @@
-//! One urgent byte in the middle of segments.
+//! Urgent bytes in the middle of segments, and last.
 
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 

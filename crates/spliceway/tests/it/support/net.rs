@@ -236,11 +236,13 @@ impl Node {
         Err(format!("{program} {arguments}: {said}\n{input}"))
     }
 
-    /// A counter of this namespace's TCP, by its name in /proc/net/snmp or /proc/net/netstat.
-    pub(crate) fn tcp_counter(&self, name: &str) -> u64 {
+    /// A counter of this namespace's IPv4 or TCP, by its name in /proc/net/snmp or /proc/net/netstat.
+    pub(crate) fn counter(&self, name: &str) -> u64 {
         let read = |file| std::fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap();
         let counters = self.inside(|| read("snmp") + &read("netstat"));
-        let mut lines = counters.lines().filter(|line| line.starts_with("Tcp"));
+        let mut lines = counters
+            .lines()
+            .filter(|line| line.starts_with("Ip") || line.starts_with("Tcp"));
         // A line of names, then one of values.
         while let (Some(names), Some(values)) = (lines.next(), lines.next()) {
             let mut both = names.split(' ').zip(values.split(' '));
@@ -249,6 +251,20 @@ impl Node {
             }
         }
         panic!("no counter {name}")
+    }
+
+    /// Frames that a device has sent: one of up to 64 KiB where it leaves cutting to another.
+    pub(crate) fn frames_sent(&self, device: &str) -> u64 {
+        let devices = self.inside(|| std::fs::read_to_string("/proc/thread-self/net/dev").unwrap());
+        let line = devices.lines().find_map(|line| line.trim_start().strip_prefix(device));
+        let counts: Vec<u64> = line
+            .and_then(|line| line.strip_prefix(':'))
+            .unwrap_or_else(|| panic!("no device {device}"))
+            .split_whitespace()
+            .map(|count| count.parse().unwrap())
+            .collect();
+        // Eight counts of what came in, then bytes and packets of what went out.
+        counts[9]
     }
 }
 
