@@ -5,6 +5,7 @@ mod options; // what a caller may choose about a relay, spliced and copied, both
 mod parity; // tokio's functions and ours: one suite, the same outcomes
 mod pitfalls; // faults this field has had, and that we have not
 mod role;
+mod segments; // between network namespaces: segments of 1,448 bytes, offloads on and off, loss, long chains
 mod size; // what a relay's future costs in memory
 mod support;
 mod syscalls; // which system calls a relay makes

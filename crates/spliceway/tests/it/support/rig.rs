@@ -101,11 +101,21 @@ impl Setup {
 
     /// All but the relay's task.
     pub(crate) async fn lay_out(self, pool: PipePool) -> (Laid, Relay<TcpStream, TcpStream>) {
-        let ((near, near_end), (far, far_end)) = if self.small {
+        let (near, far) = if self.small {
             (tcp_small().await, tcp_small().await)
         } else {
             (tcp().await, tcp().await)
         };
+        self.lay_between(pool, near, far)
+    }
+
+    /// The same between sockets that are connected already: each peer's, and the relay's end of it.
+    pub(crate) fn lay_between(
+        self,
+        pool: PipePool,
+        (near, near_end): (TcpStream, TcpStream),
+        (far, far_end): (TcpStream, TcpStream),
+    ) -> (Laid, Relay<TcpStream, TcpStream>) {
         let (a, b) = if self.swapped {
             (far_end, near_end)
         } else {

@@ -1,0 +1,62 @@
+//! Sixteen segments fill a pipe that has room for forty-five of them in bytes.
+
+use rustix::event::PollFlags;
+use spliceway_core::{Fill, Pipe};
+
+use super::{block_until_queued, connected, send_in_turn, watched_rig};
+use crate::support::net::{Family, Net, Offloads, SEGMENT};
+use crate::support::pattern::Pattern;
+use crate::support::rig::both_ways_and_engines;
+use crate::support::{finish, try_send, turns};
+
+/// Slots of a pipe of 64 KiB.
+const SLOTS: usize = 16;
+const BEFORE: usize = 512 * SEGMENT;
+/// Two and a half pipes full; they fit a receiver's first window.
+const SEGMENTS: usize = 40;
+const BYTES: u64 = (SEGMENTS * SEGMENT) as u64;
+
+#[tokio::test]
+async fn what_lies_behind_a_fill_that_was_stopped_by_slots_arrives_with_no_further_byte() {
+    for offloads in Offloads::ALL {
+        let Some(net) = Net::of_three(offloads) else { return };
+        both_ways_and_engines(async |setup| {
+            let (mut rig, source) = watched_rig(&net, setup);
+            let (mut twin, mut twin_end) = connected(&net, 0, 1, Family::V4);
+            let (mut sent, mut wanted) = (Pattern::new(1), Pattern::new(1));
+            let (mut twin_sent, mut twin_wanted) = (Pattern::new(2), Pattern::new(2));
+            // A bulk flow, so that either engine begins with a fill when there is more; of segments, so that its pipe is small.
+            let segments = (&mut rig.near, &mut sent);
+            tokio::join!(
+                send_in_turn(segments, (&mut twin, &mut twin_sent), BEFORE / SEGMENT, SEGMENT),
+                wanted.expect(&mut rig.far, BEFORE as u64),
+                twin_wanted.expect(&mut twin_end, BEFORE as u64)
+            );
+            turns(3).await;
+            let spliced = rig.relay.moved().forth.spliced;
+            assert!(spliced > 0);
+
+            // In turn, so that segments next to one another in a stream are not in memory. All before the relay looks.
+            for _ in 0..SEGMENTS {
+                assert_eq!(try_send(&rig.near, &sent.take(SEGMENT)), SEGMENT);
+                assert_eq!(try_send(&twin, &twin_sent.take(SEGMENT)), SEGMENT);
+            }
+            block_until_queued(&source, BYTES, PollFlags::IN);
+            block_until_queued(&twin_end, BYTES, PollFlags::IN);
+            drop(source);
+            let mut pipe = Pipe::new().unwrap();
+            assert_eq!(pipe.fill_from(&twin_end).unwrap(), Fill::Moved(SLOTS * SEGMENT));
+
+            wanted.expect(&mut rig.far, BYTES).await;
+            let moved = rig.relay.moved();
+            assert_eq!(moved.bytes(), (BEFORE as u64 + BYTES, 0));
+            assert_eq!(moved.forth.spliced - spliced, BYTES, "{moved:?}");
+            // Small pipes all the time: a larger one would have taken it all at once.
+            let stats = rig.pool.stats();
+            assert_eq!(stats.pages, SLOTS * stats.idle, "{stats:?}");
+            finish(&rig.near);
+            wanted.expect_end(&mut rig.far, BEFORE as u64 + BYTES).await;
+        })
+        .await;
+    }
+}
