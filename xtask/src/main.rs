@@ -1,6 +1,8 @@
 //! The repository's own commands: `cargo xtask ci` is every check a change must pass.
 #![forbid(unsafe_code)]
 
+mod checks;
+
 use std::env;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
@@ -60,6 +62,9 @@ const TASKS: &[Task] = &[
         // Not in `ci`: it fetches a database, so it needs a network and fails without any change of ours.
         steps: &[step("cargo deny check advisories")],
     },
+    checks::LOOM,
+    checks::MIRI,
+    checks::TSAN,
 ];
 
 const fn step(line: &'static str) -> Step {
@@ -78,6 +83,7 @@ impl Task {
         if self.steps.iter().any(Step::needs_cargo_deny) {
             find_cargo_deny()?;
         }
+        checks::find_nightly(self)?;
         let started = Instant::now();
         for step in self.steps {
             step.run()?;
