@@ -211,6 +211,9 @@ impl Mover {
     }
 
     fn fill(&mut self, source: impl AsFd, class: SizeClass, counts: &Counts) -> io::Result<Source> {
+        if let Err(reason) = switch::check() {
+            return self.copy_instead(reason, counts).map(|()| Source::Open);
+        }
         let pipe = match self.pipe_of(class) {
             Ok(pipe) => pipe,
             Err(reason) => return self.cannot(reason, counts).map(|()| Source::Open),
@@ -229,7 +232,6 @@ impl Mover {
 
     /// The pipe held, if it was asked for as this class; else one from the pool.
     fn pipe_of(&mut self, class: SizeClass) -> Result<&mut PooledPipe, Reason> {
-        switch::check()?;
         self.pipe.take_if(|(asked, _)| *asked != class);
         let pipe = match self.pipe.take() {
             Some((_, pipe)) => pipe,
@@ -274,8 +276,16 @@ impl Mover {
         Ok(Sink::Open)
     }
 
-    /// Falls back, or fails if it must not.
+    /// A call or the pool said why not, which other directions need not ask again at once.
     fn cannot(&mut self, reason: Reason, counts: &Counts) -> io::Result<()> {
+        if !self.must_splice {
+            switch::note(reason);
+        }
+        self.copy_instead(reason, counts)
+    }
+
+    /// Falls back, or fails if it must not.
+    fn copy_instead(&mut self, reason: Reason, counts: &Counts) -> io::Result<()> {
         counts.set_fallback(reason);
         if self.must_splice {
             return Err(io::Error::new(
@@ -283,7 +293,6 @@ impl Mover {
                 format!("cannot splice: {reason}"),
             ));
         }
-        switch::note(reason);
         self.transfer.on(Event::Cannot(reason));
         if !self.transfer.step().holds_pipe() {
             self.pipe = None;

@@ -60,12 +60,15 @@ impl Refusals {
 
 #[cfg(all(test, loom))]
 mod loom_tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
     use std::sync::Arc;
 
     use loom::thread;
 
     use super::*;
     use crate::sync::every_interleaving;
+    use crate::{Counts, Engine, Limits, Mover, Need, PipePool, PipeSize};
 
     fn off_for(refusals: u32) -> Arc<Refusals> {
         Arc::new(Refusals(AtomicU32::new(refusals)))
@@ -100,5 +103,39 @@ mod loom_tests {
             assert_eq!(refused, Err(Reason::NotPermitted));
             assert_eq!(switch.0.load(Ordering::Relaxed), PROBE_EVERY - 1);
         });
+    }
+
+    /// Where the splice of one direction works again, the refusal that another just met is old news, and the switch's own.
+    #[test]
+    fn a_mover_that_is_refused_does_not_turn_it_off_again() {
+        let limits = Limits::of_this_process().with_max_pipes(0);
+        every_interleaving(move || {
+            NOT_PERMITTED.0.store(2, Ordering::Relaxed);
+            let (mut mover, source, _peer) = about_to_splice(PipePool::new(limits.clone()));
+            let probe = thread::spawn(|| while check().is_err() {});
+            mover.take(&source, &mut [0; 64], &Counts::default()).unwrap();
+            probe.join().unwrap();
+            assert_eq!(check(), Ok(()), "no call failed");
+        });
+    }
+
+    /// A mover whose next step is to fill a pipe, as the flow is bulk; and its source, and who sends there.
+    fn about_to_splice(pool: PipePool) -> (Mover, TcpStream, TcpStream) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (source, _) = listener.accept().unwrap();
+        source.set_nonblocking(true).unwrap();
+        peer.write_all(b"bytes").unwrap();
+        let (mut mover, counts, mut scratch) = (
+            Mover::new(Engine::Auto, PipeSize::Auto, pool),
+            Counts::default(),
+            [0; 5],
+        );
+        // A scratch that one receive fills makes a flow bulk.
+        while mover.take(&source, &mut scratch, &counts).unwrap() == crate::Source::WouldBlock {}
+        while mover.need() == Need::Sink {
+            mover.deliver(&source, &scratch, &counts).unwrap();
+        }
+        (mover, source, peer)
     }
 }
