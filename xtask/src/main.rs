@@ -1,6 +1,8 @@
 //! The repository's own commands: `cargo xtask ci` is every check a change must pass.
 #![forbid(unsafe_code)]
 
+mod checks;
+
 use std::env;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
@@ -74,6 +76,9 @@ const TASKS: &[Task] = &[
             step("cargo run --release --package spliceway-bench -- soak …"),
         ],
     },
+    checks::LOOM,
+    checks::MIRI,
+    checks::TSAN,
 ];
 
 fn task(name: &str) -> Option<&'static Task> {
@@ -100,6 +105,7 @@ impl Task {
         if self.steps.iter().any(Step::needs_cargo_deny) {
             find_cargo_deny()?;
         }
+        checks::find_nightly(self)?;
         let started = Instant::now();
         for step in self.steps {
             step.run(rest)?;

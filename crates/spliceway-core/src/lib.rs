@@ -28,6 +28,7 @@ mod pool;
 mod reason;
 pub mod socket;
 mod switch;
+mod sync;
 mod sys;
 pub mod transfer;
 

@@ -293,6 +293,9 @@ impl Mover {
     }
 
     fn fill(&mut self, most: usize, source: impl AsFd, class: SizeClass, counts: &Counts) -> io::Result<Source> {
+        if let Err(reason) = switch::check() {
+            return self.copy_instead(reason, counts).map(|()| Source::Open);
+        }
         let source = source.as_fd();
         if let Some(reason) = self.source.unfit_to_splice(source, self.wait)? {
             return self.cannot(reason, counts).map(|()| Source::Open);
@@ -315,7 +318,6 @@ impl Mover {
 
     /// The pipe held, if it was asked for as this class; else one from the pool.
     fn pipe_of(&mut self, class: SizeClass) -> Result<&mut PooledPipe, Reason> {
-        switch::check()?;
         self.pipe.take_if(|(asked, _)| *asked != class);
         let pipe = match self.pipe.take() {
             Some((_, pipe)) => pipe,
@@ -381,8 +383,16 @@ impl Mover {
         }
     }
 
-    /// Falls back, or fails if it must not.
+    /// A call or the pool said why not, which other directions need not ask again at once.
     fn cannot(&mut self, reason: Reason, counts: &Counts) -> io::Result<()> {
+        if !self.must_splice {
+            switch::note(reason);
+        }
+        self.copy_instead(reason, counts)
+    }
+
+    /// Falls back, or fails if it must not.
+    fn copy_instead(&mut self, reason: Reason, counts: &Counts) -> io::Result<()> {
         counts.set_fallback(reason);
         if self.must_splice {
             return Err(io::Error::new(
@@ -390,7 +400,6 @@ impl Mover {
                 format!("cannot splice: {reason}"),
             ));
         }
-        switch::note(reason);
         self.transfer.on(Event::Cannot(reason));
         if !self.transfer.step().holds_pipe() {
             self.pipe = None;

@@ -12,22 +12,26 @@
 //! moved where pipes are created and closed, which is rare.
 
 mod budget;
+#[cfg(all(test, loom))]
+mod loom_tests;
 mod reaper;
 mod shelf;
+mod shelves;
 
 use std::cell::RefCell;
 use std::fmt;
-use std::mem;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use crate::pipe::Pipe;
 use crate::reason::Reason;
+use crate::sync::{Mutex, lock};
 use budget::Budget;
 pub use budget::Limits;
 use shelf::Shelf;
+use shelves::Shelves;
 
 /// Sizes a pool lends. Few, so that any pipe of a class is as good as another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -95,13 +99,7 @@ struct Owner(Arc<Shared>);
 pub(crate) struct Shared {
     limits: Limits,
     budget: Budget,
-    /// Set once, before the shelves are emptied for the last time: nothing is shelved any more.
-    closed: AtomicBool,
-    /// What did not fit a thread's own shelf.
-    overflow: Mutex<Shelf>,
-    /// Every thread's shelf, for the reaper, for stealing at the limit and for counting.
-    shelves: Mutex<Vec<Weak<Mutex<Shelf>>>>,
-    reaper_runs: AtomicBool,
+    shelves: Shelves<Lent>,
     created: AtomicU64,
     closed_dirty: AtomicU64,
     closed_idle: AtomicU64,
@@ -111,7 +109,7 @@ pub(crate) struct Shared {
 /// One pool's shelf of one thread. The weak reference pins the pool's address, by which the shelf is found.
 struct LocalShelf {
     pool: Weak<Shared>,
-    shelf: Arc<Mutex<Shelf>>,
+    shelf: Arc<Mutex<Shelf<Lent>>>,
 }
 
 thread_local! {
@@ -122,18 +120,10 @@ thread_local! {
 impl Drop for LocalShelf {
     /// The thread ends: its pipes go where other threads find them, and what it counted stays counted.
     fn drop(&mut self) {
-        if let Some(pool) = self.pool.upgrade() {
-            let ended = mem::take(&mut *lock(&self.shelf));
-            let leaves_pipes = ended.idle() > 0;
-            let mut overflow = lock(&pool.overflow);
-            if pool.closed.load(Ordering::Acquire) {
-                return; // Nobody will look there again: the pipes close here.
-            }
-            overflow.absorb(ended);
-            drop(overflow);
-            if leaves_pipes {
-                pool.wake_reaper();
-            }
+        if let Some(pool) = self.pool.upgrade()
+            && pool.shelves.inherit(&self.shelf)
+        {
+            pool.wake_reaper();
         }
     }
 }
@@ -174,10 +164,7 @@ impl PipePool {
         let shared = Shared {
             budget: Budget::new(&limits),
             limits,
-            closed: AtomicBool::new(false),
-            overflow: Mutex::default(),
-            shelves: Mutex::default(),
-            reaper_runs: AtomicBool::new(false),
+            shelves: Shelves::new(),
             created: AtomicU64::new(0),
             closed_dirty: AtomicU64::new(0),
             closed_idle: AtomicU64::new(0),
@@ -209,7 +196,7 @@ impl PipePool {
     pub fn stats(&self) -> PoolStats {
         let shared = &self.owner.0;
         let (mut idle, mut reused) = (0, 0);
-        shared.for_each_shelf(|shelf| {
+        shared.shelves.for_each(|shelf| {
             idle += shelf.idle();
             reused += shelf.reused;
         });
@@ -241,7 +228,10 @@ impl Shared {
     /// A pipe that lies ready on this thread's shelf or on the shared one.
     fn shelved(self: &Arc<Self>, class: SizeClass) -> Option<Lent> {
         let local = LOCAL.try_with(|local| lock(self.shelf_in(&mut local.borrow_mut())).take(class));
-        local.ok().flatten().or_else(|| lock(&self.overflow).take(class))
+        local
+            .ok()
+            .flatten()
+            .or_else(|| lock(self.shelves.overflow()).take(class))
     }
 
     /// A pipe that idles on another thread's shelf, else a new one within the budget; failing that, the same of a smaller
@@ -266,15 +256,8 @@ impl Shared {
         }
     }
 
-    /// From whichever shelf has one, this thread's own included.
     fn steal_or_create(self: &Arc<Self>, class: SizeClass) -> Result<Lent, Reason> {
-        let mut stolen = None;
-        self.for_each_shelf(|shelf| {
-            if stolen.is_none() {
-                stolen = shelf.take(class);
-            }
-        });
-        stolen.map_or_else(|| self.create(class), Ok)
+        self.shelves.take(class).map_or_else(|| self.create(class), Ok)
     }
 
     fn create(self: &Arc<Self>, class: SizeClass) -> Result<Lent, Reason> {
@@ -295,31 +278,16 @@ impl Shared {
 
     /// Closes every idle pipe of every thread: how many there were.
     fn evict_idle(&self) -> usize {
-        let mut idle = Vec::new();
-        self.for_each_shelf(|shelf| idle.append(&mut shelf.take_all()));
-        self.close_idle(idle)
+        self.close_idle(self.shelves.take_all())
     }
 
-    fn close_idle(&self, idle: Vec<(SizeClass, Lent)>) -> usize {
+    fn close_idle(&self, idle: Vec<Lent>) -> usize {
         self.closed_idle.fetch_add(idle.len() as u64, Ordering::Relaxed);
         idle.len()
     }
 
-    /// Runs `visit` on the shared shelf and on every thread's, one lock at a time. Forgets shelves of threads that ended.
-    fn for_each_shelf(&self, mut visit: impl FnMut(&mut Shelf)) {
-        visit(&mut lock(&self.overflow));
-        let shelves = {
-            let mut shelves = lock(&self.shelves);
-            shelves.retain(|shelf| shelf.strong_count() > 0);
-            shelves.clone()
-        };
-        for shelf in shelves.iter().filter_map(Weak::upgrade) {
-            visit(&mut lock(&shelf));
-        }
-    }
-
     /// This pool's shelf among those of this thread, made at the first call.
-    fn shelf_in<'local>(self: &Arc<Self>, local: &'local mut Vec<LocalShelf>) -> &'local Mutex<Shelf> {
+    fn shelf_in<'local>(self: &Arc<Self>, local: &'local mut Vec<LocalShelf>) -> &'local Mutex<Shelf<Lent>> {
         let found = local
             .iter()
             .position(|entry| std::ptr::eq(entry.pool.as_ptr(), Arc::as_ptr(self)));
@@ -333,19 +301,16 @@ impl Shared {
 
     #[cold]
     fn new_shelf(self: &Arc<Self>) -> LocalShelf {
-        let shelf = Arc::<Mutex<Shelf>>::default();
-        lock(&self.shelves).push(Arc::downgrade(&shelf));
         LocalShelf {
             pool: Arc::downgrade(self),
-            shelf,
+            shelf: self.shelves.of_a_thread(),
         }
     }
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        self.0.closed.store(true, Ordering::Release);
-        self.0.evict_idle();
+        self.0.close_idle(self.0.shelves.close());
     }
 }
 
@@ -404,7 +369,10 @@ impl Lent {
         let unwatched = match local {
             Ok(Err(surplus)) => {
                 let pool = Arc::clone(surplus.pool());
-                surplus.put_on(&pool.overflow, class, usize::MAX).ok().flatten()
+                surplus
+                    .put_on(pool.shelves.overflow(), class, usize::MAX)
+                    .ok()
+                    .flatten()
             }
             Ok(Ok(unwatched)) => unwatched,
             Err(_) => None,
@@ -415,15 +383,12 @@ impl Lent {
     }
 
     /// Puts it there and returns the pool if no reaper watches it; or hands it back for want of room or of a living pool.
-    fn put_on(self, shelf: &Mutex<Shelf>, class: SizeClass, room: usize) -> Result<Option<Arc<Shared>>, Self> {
-        let mut shelf = lock(shelf);
-        if shelf.idle_of(class) >= room || self.pool().closed.load(Ordering::Acquire) {
+    fn put_on(self, shelf: &Mutex<Shelf<Lent>>, class: SizeClass, room: usize) -> Result<Option<Arc<Shared>>, Self> {
+        let Some(place) = self.pool().shelves.place_on(shelf, class, room) else {
             return Err(self);
-        }
-        // Under the shelf's lock: a reaper about to end either finds the pipe there, or is seen here to be gone.
-        let watched = self.pool().reaper_runs.load(Ordering::Acquire);
-        let unwatched = (!watched).then(|| Arc::clone(self.pool()));
-        shelf.put(class, self);
+        };
+        let unwatched = (!place.is_watched()).then(|| Arc::clone(self.pool()));
+        place.put(self);
         Ok(unwatched)
     }
 }
@@ -483,11 +448,6 @@ impl fmt::Debug for PipePool {
             .field("stats", &self.stats())
             .finish()
     }
-}
-
-/// A shelf is a stack of whole pipes at every instant, so a panic while it was locked has broken nothing.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The default of [`Limits::idle_timeout`].

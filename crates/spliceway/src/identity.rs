@@ -98,7 +98,8 @@ mod tests {
         struct Wrapped(u64);
         // SAFETY: no lifetime parameters.
         unsafe impl NoLifetimes for Wrapped {}
-        let mut wrapped = Wrapped(1);
+        let mut wrapped = Wrapped(0);
+        cast_mut::<_, Wrapped>(&mut wrapped).unwrap().0 = 1;
         let mut reference = &mut wrapped;
         cast_mut::<_, Wrapped>(&mut reference).unwrap().0 = 2;
         assert_eq!(cast_ref::<_, Wrapped>(&reference).unwrap().0, 2);

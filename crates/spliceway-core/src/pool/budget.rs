@@ -1,13 +1,14 @@
 //! How many pipes and pages a pool may hold, and the count of what it holds.
 
 use std::fs;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 
 use super::IDLE_TIMEOUT;
 use crate::reason::Reason;
+use crate::sync::AtomicUsize;
 
 /// A pool's limits, lent and idle pipes together. At either limit a smaller class is lent if there is one at hand or room for it;
 /// else the idle pipes of all threads are closed to make room; else none is lent: [`Reason::PipeBudget`] or

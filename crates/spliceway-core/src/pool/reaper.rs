@@ -3,7 +3,7 @@
 //! A thread, because a pool knows no runtime and a process that has fallen silent calls nothing. It visits the shelves twice per
 //! idle timeout and takes what stood untouched between two visits, so a shelved pipe carries no time stamp and a hit reads no clock.
 
-use std::sync::atomic::Ordering;
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
@@ -21,7 +21,7 @@ impl Shared {
     /// Starts the reaper if there is none. If the system gives no thread, idle pipes are closed at once instead of kept for ever.
     #[cold]
     pub(super) fn wake_reaper(self: &Arc<Self>) {
-        if self.reaper_runs.swap(true, Ordering::AcqRel) {
+        if !self.shelves.begin_watch() {
             return;
         }
         let pool = Arc::downgrade(self);
@@ -39,31 +39,17 @@ impl Shared {
                 }
             });
         if spawned.is_err() {
-            self.reaper_runs.store(false, Ordering::Release);
-            self.evict_idle();
+            self.close_idle(self.shelves.abandon_watch());
         }
     }
 
-    fn visit(pool: &Weak<Self>) -> std::ops::ControlFlow<()> {
-        use std::ops::ControlFlow::{Break, Continue};
+    fn visit(pool: &Weak<Self>) -> ControlFlow<()> {
         let Some(pool) = pool.upgrade() else { return Break(()) };
-        let mut unneeded = Vec::new();
-        pool.for_each_shelf(|shelf| unneeded.append(&mut shelf.take_unneeded()));
-        pool.close_idle(unneeded);
-        if pool.has_idle() {
-            return Continue(());
+        pool.close_idle(pool.shelves.take_unneeded());
+        if pool.shelves.end_watch() {
+            Break(())
+        } else {
+            Continue(())
         }
-        // Say so first, then look again: a pipe shelved in between either is seen here, or its owner sees that nobody runs.
-        pool.reaper_runs.store(false, Ordering::Release);
-        if pool.has_idle() && !pool.reaper_runs.swap(true, Ordering::AcqRel) {
-            return Continue(());
-        }
-        Break(())
-    }
-
-    fn has_idle(&self) -> bool {
-        let mut idle = 0;
-        self.for_each_shelf(|shelf| idle += shelf.idle());
-        idle > 0
     }
 }

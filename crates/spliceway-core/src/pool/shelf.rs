@@ -1,24 +1,35 @@
 //! A stack of idle pipes per size class, which knows how many of them nobody needed lately.
 
-use super::{Lent, SizeClass};
+use super::SizeClass;
 
-#[derive(Default)]
-pub(super) struct Shelf {
-    stacks: [Stack; SizeClass::ALL.len()],
+pub(super) struct Shelf<T> {
+    stacks: [Stack<T>; SizeClass::ALL.len()],
     /// Pipes lent from here so far.
     pub(super) reused: u64,
 }
 
 /// Last in, first out, so what is not needed sinks to the bottom and stays there.
-#[derive(Default)]
-struct Stack {
-    pipes: Vec<Lent>,
+struct Stack<T> {
+    pipes: Vec<T>,
     /// The lowest height since the last [`Shelf::take_unneeded`]: so many, from the bottom, were not touched since.
     low_water: usize,
 }
 
-impl Shelf {
-    pub(super) fn put(&mut self, class: SizeClass, pipe: Lent) {
+impl<T> Default for Shelf<T> {
+    fn default() -> Self {
+        let empty = |_| Stack {
+            pipes: Vec::new(),
+            low_water: 0,
+        };
+        Self {
+            stacks: SizeClass::ALL.map(empty),
+            reused: 0,
+        }
+    }
+}
+
+impl<T> Shelf<T> {
+    pub(super) fn put(&mut self, class: SizeClass, pipe: T) {
         self.stacks[class as usize].pipes.push(pipe);
     }
 
@@ -30,7 +41,7 @@ impl Shelf {
         }
     }
 
-    pub(super) fn take(&mut self, class: SizeClass) -> Option<Lent> {
+    pub(super) fn take(&mut self, class: SizeClass) -> Option<T> {
         let stack = &mut self.stacks[class as usize];
         let pipe = stack.pipes.pop()?;
         stack.low_water = stack.low_water.min(stack.pipes.len());
@@ -47,20 +58,20 @@ impl Shelf {
     }
 
     /// Empties the shelf.
-    pub(super) fn take_all(&mut self) -> Vec<(SizeClass, Lent)> {
+    pub(super) fn take_all(&mut self) -> Vec<T> {
         self.take_bottom(|stack| stack.pipes.len())
     }
 
     /// Takes the pipes that were not touched since this was last called.
-    pub(super) fn take_unneeded(&mut self) -> Vec<(SizeClass, Lent)> {
+    pub(super) fn take_unneeded(&mut self) -> Vec<T> {
         self.take_bottom(|stack| stack.low_water)
     }
 
-    fn take_bottom(&mut self, count: impl Fn(&Stack) -> usize) -> Vec<(SizeClass, Lent)> {
+    fn take_bottom(&mut self, count: impl Fn(&Stack<T>) -> usize) -> Vec<T> {
         let mut taken = Vec::new();
-        for (class, stack) in SizeClass::ALL.into_iter().zip(&mut self.stacks) {
+        for stack in &mut self.stacks {
             let count = count(stack);
-            taken.extend(stack.pipes.drain(..count).map(|pipe| (class, pipe)));
+            taken.extend(stack.pipes.drain(..count));
             stack.low_water = stack.pipes.len();
         }
         taken

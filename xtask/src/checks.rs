@@ -1,0 +1,80 @@
+//! Checks that build the code in ways of their own: loom, miri and the thread sanitizer.
+//!
+//! Each has a target folder of its own, as other flags make other builds. Tests that such a build cannot run, or not in time,
+//! are left out by name.
+
+use std::process::{Command, Stdio};
+
+use super::{Step, Task, step};
+
+/// With stable Rust.
+pub(crate) const LOOM: Task = Task {
+    name: "loom",
+    purpose: "the pool's protocols between threads, in every interleaving",
+    steps: &[rustflags(
+        "--cfg loom",
+        "cargo test --release --target-dir target/loom --package spliceway-core --lib loom_tests",
+    )],
+};
+
+pub(crate) const MIRI: Task = Task {
+    name: "miri",
+    purpose: "undefined behaviour, where no system call is made (nightly)",
+    steps: &[
+        step("cargo +nightly miri test --target-dir target/miri --package spliceway --lib"),
+        step("cargo +nightly miri test --target-dir target/miri --package spliceway-core --test it -- transfer::"),
+    ],
+};
+
+pub(crate) const TSAN: Task = Task {
+    name: "tsan",
+    purpose: "data races, in tests of the pool and of the relay (nightly)",
+    steps: &[
+        // Optimized a little: the patterns that tests compare take minutes otherwise.
+        rustflags(
+            "-Zsanitizer=thread",
+            "cargo +nightly test --config profile.dev.opt-level=1 -Zbuild-std --target x86_64-unknown-linux-gnu \
+             --target-dir target/tsan --package spliceway-core --test it -- pool",
+        ),
+        // The others run on one thread each, move far more, or count system calls, to which the sanitizer adds its own.
+        rustflags(
+            "-Zsanitizer=thread",
+            "cargo +nightly test --config profile.dev.opt-level=1 -Zbuild-std --target x86_64-unknown-linux-gnu \
+             --target-dir target/tsan --package spliceway --test it -- pitfalls::limits pitfalls::counted pitfalls::ended",
+        ),
+    ],
+};
+
+const fn rustflags(flags: &'static str, line: &'static str) -> Step {
+    Step {
+        variable: Some(("RUSTFLAGS", flags)),
+        line,
+    }
+}
+
+/// Asked before the first step: whether there is a nightly toolchain with what the task's steps need of it.
+pub(crate) fn find_nightly(task: &Task) -> Result<(), String> {
+    for (sign, component) in [("+nightly miri", "miri"), ("-Zbuild-std", "rust-src")] {
+        let needed = task.steps.iter().any(|step| step.line.contains(sign));
+        if needed && !has_component(component) {
+            return Err(format!(
+                "xtask: {}: {component} of the nightly toolchain is missing; install it with\n\n    \
+                 rustup toolchain install nightly --profile minimal --component {component}\n",
+                task.name
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn has_component(component: &str) -> bool {
+    let listed = Command::new("rustup")
+        .args(["component", "list", "--installed", "--toolchain", "nightly"])
+        .stderr(Stdio::null())
+        .output();
+    listed.is_ok_and(|listed| {
+        let listed = String::from_utf8_lossy(&listed.stdout);
+        // `miri-x86_64-unknown-linux-gnu`, but `rust-src`.
+        listed.lines().any(|line| line.starts_with(component))
+    })
+}
