@@ -1,0 +1,5 @@
+//! What a relay makes of system calls that fail, whichever of them and however: the calls are made to fail from outside our code.
+
+mod matrix; // call × errno × when, as a table
+mod row;
+mod scenario;
