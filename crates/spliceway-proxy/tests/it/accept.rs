@@ -107,3 +107,19 @@ fn whatever_accept_says_once_or_thrice_every_client_is_served_and_the_failure_co
         }
     }
 }
+
+#[test]
+fn an_accept_that_always_fails_is_not_spun_on_and_does_not_delay_the_end() {
+    for errno in [Errno::MFILE, Errno::NOMEM, Errno::CONNABORTED, Errno::PERM] {
+        with_failing_accept(errno, When::Always, move |mut program, faults| {
+            let _client = program.connect();
+            faults.await_injected(1);
+            // An error of a client is tried again at once a few times; each wait is twice as long as the one before.
+            let_pass(Duration::from_millis(700));
+            let calls = faults.seen(Call::Accept).calls;
+            assert!(calls <= 40, "{errno:?}: {calls} calls in 0.7 s");
+            program.terminate();
+            assert_eq!(program.exit().code(), Some(0), "{errno:?}");
+        });
+    }
+}
