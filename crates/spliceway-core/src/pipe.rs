@@ -27,6 +27,9 @@ pub struct Pipe {
     capacity: usize,
     len: usize,
     sound: bool,
+    /// This process would die of the `SIGPIPE` that a drain into a broken connection raises. Asked when the pipe is made: a
+    /// process decides that early, and a pipe is made seldom.
+    guards_sigpipe: bool,
 }
 
 /// What [`Pipe::fill_from`] did.
@@ -68,6 +71,7 @@ impl Pipe {
             capacity,
             len: 0,
             sound: true,
+            guards_sigpipe: sys::dies_of_sigpipe(),
         })
     }
 
@@ -150,7 +154,8 @@ impl Pipe {
     }
 
     /// `splice(pipe → sink)`, once, with exactly the count of bytes inside and never `SPLICE_F_MORE`: a greater count makes the
-    /// kernel hold back the last segment for 200 ms. Does not block if the sink is non-blocking. Retries EINTR.
+    /// kernel hold back the last segment for 200 ms. Does not block if the sink is non-blocking. Retries EINTR. Raises no
+    /// `SIGPIPE` in a process that would die of it.
     ///
     /// # Errors
     /// The sink's own error. `WriteZero` if it takes nothing and says so. The pipe is then no longer clean.
@@ -160,7 +165,12 @@ impl Pipe {
     pub fn drain_into(&mut self, sink: impl AsFd) -> io::Result<Drain> {
         assert!(!self.is_empty(), "drain_into enters with bytes in the pipe");
         let (reader, sink) = (self.reader.as_fd(), sink.as_fd());
-        match retry_on_intr(|| sys::splice(reader, sink, self.len)) {
+        let splice = if self.guards_sigpipe {
+            sys::splice_without_sigpipe
+        } else {
+            sys::splice
+        };
+        match retry_on_intr(|| splice(reader, sink, self.len)) {
             Ok(0) => {
                 self.sound = false;
                 Err(io::ErrorKind::WriteZero.into())

@@ -1,8 +1,9 @@
 //! One thin function per system call; nothing is decided here.
 //!
-//! This is the only file of the crate that may hold `unsafe`, and only because two things have no safe wrapper in rustix:
-//! the `TCP_INQ` socket option and the control message that comes of it (tcp(7), `include/uapi/linux/tcp.h`). They tell, with
-//! the bytes of a receive, how many more wait behind them, which no return value of `recv` tells.
+//! This is the only file of the crate that may hold `unsafe`, and only because these have no safe wrapper in rustix:
+//! - the `TCP_INQ` socket option and the control message that comes of it (tcp(7), `include/uapi/linux/tcp.h`). They tell, with
+//!   the bytes of a receive, how many more wait behind them, which no return value of `recv` tells;
+//! - a thread's signal mask, because splice has no `MSG_NOSIGNAL` (signal(7), pthread_sigmask(3), sigtimedwait(2)).
 #![allow(unsafe_code)]
 
 use std::io;
@@ -34,6 +35,37 @@ pub(crate) fn set_pipe_size(pipe: BorrowedFd<'_>, bytes: usize) -> Result<usize,
 /// `splice(from, to, len, SPLICE_F_NONBLOCK)`. Never `SPLICE_F_MORE`: it corks the sink for up to 200 ms.
 pub(crate) fn splice(from: BorrowedFd<'_>, to: BorrowedFd<'_>, len: usize) -> Result<usize, Errno> {
     rustix::pipe::splice(from, None, to, None, len, SpliceFlags::NONBLOCK)
+}
+
+/// `sigaction(SIGPIPE)`: whether that signal would end this process. Rust programs ignore it from their start; a host in another
+/// language need not.
+pub(crate) fn dies_of_sigpipe() -> bool {
+    // SAFETY: a sigaction of zeroes is valid, and the call only writes the present action there.
+    unsafe {
+        let mut action: libc::sigaction = mem::zeroed();
+        libc::sigaction(libc::SIGPIPE, std::ptr::null(), &raw mut action) == 0 && action.sa_sigaction == libc::SIG_DFL
+    }
+}
+
+/// [`splice`], of which no `SIGPIPE` comes: it is blocked in this thread for the call, and the one that the call raised is taken.
+/// (The kernel directs it at the calling thread.)
+pub(crate) fn splice_without_sigpipe(from: BorrowedFd<'_>, to: BorrowedFd<'_>, len: usize) -> Result<usize, Errno> {
+    // SAFETY: signal sets are plain memory, for which all zeroes is valid, and each pointer is to one on this stack or null
+    // where that is allowed. The mask is given back as it was found.
+    unsafe {
+        let (mut sigpipe, mut before): (libc::sigset_t, libc::sigset_t) = (mem::zeroed(), mem::zeroed());
+        libc::sigemptyset(&raw mut sigpipe);
+        libc::sigaddset(&raw mut sigpipe, libc::SIGPIPE);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const sigpipe, &raw mut before);
+        let outcome = splice(from, to, len);
+        // Who has it blocked anyway may want to see it.
+        if outcome == Err(Errno::PIPE) && libc::sigismember(&raw const before, libc::SIGPIPE) == 0 {
+            let at_once: libc::timespec = mem::zeroed();
+            libc::sigtimedwait(&raw const sigpipe, std::ptr::null_mut(), &raw const at_once);
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
+        outcome
+    }
 }
 
 /// `read(2)`.

@@ -21,6 +21,9 @@ const KEEPALIVE: Duration = Duration::from_secs(60);
 /// The first wait after accept failed for want of something, and the longest.
 const BACK_OFF_MIN: Duration = Duration::from_millis(50);
 const BACK_OFF_MAX: Duration = Duration::from_secs(1);
+/// Failures in a row that may each be one client's affair. What comes after them is the listener's: a sandbox that forbids
+/// accept says EPERM as a firewall does, and says it at once, for ever.
+const CLIENTS_IN_A_ROW_MAX: u32 = 16;
 /// A shortage is logged once in this time.
 const LOG_EVERY: Duration = Duration::from_secs(10);
 
@@ -93,8 +96,8 @@ pub(crate) fn prepare<'socket>(socket: impl Into<SockRef<'socket>>) -> io::Resul
 
 /// Hands every client to `serve` until `stop`, then closes the listener.
 ///
-/// Never ends before that and never spins: a client that went away again is counted and forgotten; want of descriptors or memory is
-/// waited for, 50 ms at first and 1 s at most.
+/// Never ends before that and never spins: a client that went away again is counted and forgotten, unless every one of them is; want of
+/// descriptors or memory is waited for, 50 ms at first and 1 s at most.
 pub(crate) async fn accept(
     listener: TcpListener,
     metrics: &Metrics,
@@ -118,7 +121,7 @@ pub(crate) async fn accept(
             Err(error) => error,
         };
         metrics.accept_failed(errno::name(&error));
-        if is_of_the_client(&error) {
+        if is_of_the_client(&error) && shortage.may_be_of_one_client() {
             continue;
         }
         let (wait, worth_a_line) = shortage.next(Instant::now());
@@ -164,6 +167,7 @@ fn is_of_the_client(error: &io::Error) -> bool {
 struct Shortage {
     last_wait: Duration,
     logged: Option<Instant>,
+    clients: u32,
 }
 
 impl Shortage {
@@ -177,9 +181,16 @@ impl Shortage {
         (self.last_wait, worth_a_line)
     }
 
+    /// Whether a failure that looks like one client's may be just that.
+    fn may_be_of_one_client(&mut self) -> bool {
+        self.clients = (self.clients + 1).min(CLIENTS_IN_A_ROW_MAX);
+        self.clients < CLIENTS_IN_A_ROW_MAX
+    }
+
     /// A client came through. (When the last line was written stays: at the limit every other accept may fail.)
     fn over(&mut self) {
         self.last_wait = Duration::ZERO;
+        self.clients = 0;
     }
 }
 

@@ -101,7 +101,7 @@ fn paths(text: &str) -> impl Iterator<Item = &str> {
     let words = text
         .split(move |c| !in_path(c))
         .map(|word| word.trim_start_matches('/').trim_end_matches(['.', '/']));
-    let folders = ["crates/", "docs/", "xtask/", "bench/", "fuzz/", ".ci/"];
+    let folders = ["crates/", "docs/", "xtask/", "bench/", "testing/", "fuzz/", ".ci/"];
     words.filter(move |word| word.ends_with(".rs") || folders.iter().any(|folder| word.starts_with(folder)))
 }
 

@@ -36,6 +36,9 @@ fn unsafe_is_found_outside_comments_and_strings() {
 #[test]
 fn a_file_listed_for_unsafe_that_needs_none_is_found() {
     finds(1, super::unsafe_code, "crates/spliceway/src/lib.rs", "mod stream;\n");
+    finds(1, super::unsafe_code, "testing/faults/src/lib.rs", "mod sys;\n");
+    finds(0, super::unsafe_code, "testing/faults/src/sys.rs", "unsafe { g() }\n");
+    finds(1, super::unsafe_code, "testing/faults/src/call.rs", "unsafe { g() }\n");
 }
 
 #[test]
@@ -82,6 +85,22 @@ fn a_dependency_that_points_up_is_found() {
         "crates/spliceway/src/a.rs",
         "use rustix::process::getrlimit;\n",
     );
+    for product in ["spliceway-core", "spliceway", "spliceway-proxy"] {
+        let manifest = format!("crates/{product}/Cargo.toml");
+        let faults = "spliceway-faults.workspace = true\n";
+        finds(
+            1,
+            super::dependency_direction,
+            &manifest,
+            &format!("[dependencies]\n{faults}"),
+        );
+        finds(
+            0,
+            super::dependency_direction,
+            &manifest,
+            &format!("[dev-dependencies]\n{faults}"),
+        );
+    }
 }
 
 #[test]

@@ -5,10 +5,11 @@ use std::process::Command;
 
 const CHILD: &str = "SPLICEWAY_TEST_CHILD";
 
-/// Runs `body` in a process of its own, as this user or another. `test` is the calling test's full name.
-pub(crate) fn in_child(test: &str, uid: Option<u32>, body: impl FnOnce()) {
+/// Runs `body` in a process of its own, as this user or another: what it printed. `test` is the calling test's full name.
+pub(crate) fn in_child(test: &str, uid: Option<u32>, body: impl FnOnce()) -> String {
     if std::env::var_os(CHILD).is_some_and(|name| name == test) {
-        return body();
+        body();
+        return String::new();
     }
     let mut child = Command::new("/proc/self/exe");
     child
@@ -25,6 +26,7 @@ pub(crate) fn in_child(test: &str, uid: Option<u32>, body: impl FnOnce()) {
         output.status,
         String::from_utf8_lossy(&output.stderr)
     );
+    said.into_owned()
 }
 
 /// Descriptors open in this process now.

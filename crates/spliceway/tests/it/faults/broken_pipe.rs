@@ -1,0 +1,63 @@
+//! `splice(2)` has no `MSG_NOSIGNAL`: towards a peer that is gone it raises `SIGPIPE`, which kills a process that has not asked
+//! for anything else. Rust programs ignore the signal from their start; a program in C that loads us need not.
+
+use std::io::ErrorKind;
+
+use spliceway::Engine;
+
+use crate::support::child::{block_on, in_child};
+use crate::support::pattern::Pattern;
+use crate::support::rig::{Rig, Setup};
+use crate::support::{MIB, finish, reset};
+
+/// What the client takes before it has enough.
+const TAKEN: u64 = MIB;
+
+#[test]
+fn a_peer_that_ends_and_then_resets_does_not_kill_a_process_that_dies_of_broken_pipes() {
+    const NAME: &str =
+        "faults::broken_pipe::a_peer_that_ends_and_then_resets_does_not_kill_a_process_that_dies_of_broken_pipes";
+    in_child(NAME, None, || {
+        spliceway_faults::die_of_broken_pipes().unwrap();
+        for engine in [Engine::Auto, Engine::Splice, Engine::Copy] {
+            for swapped in [false, true] {
+                let setup = Setup {
+                    engine,
+                    ..Setup::new(swapped)
+                };
+                block_on(download_given_up(setup));
+            }
+        }
+        assert!(!spliceway_faults::ignores_broken_pipes().unwrap());
+    });
+}
+
+/// A client that has said all it had to say, and goes away in the middle of the answer. Its end comes before its reset, so the
+/// relay's next write is to a socket that is known to take nothing more: `EPIPE`, not `ECONNRESET`.
+async fn download_given_up(setup: Setup) {
+    let splices = setup.engine != Engine::Copy;
+    let Rig {
+        mut near,
+        mut far,
+        relay,
+        pool,
+    } = setup.small().start().await;
+    let (mut sent, mut wanted) = (Pattern::new(1), Pattern::new(1));
+    tokio::join!(sent.send(&mut near, TAKEN), wanted.expect(&mut far, TAKEN));
+    finish(&far);
+    let mut end = [0];
+    assert_eq!(tokio::io::AsyncReadExt::read(&mut near, &mut end).await.unwrap(), 0);
+    let rig = Rig { near, far, relay, pool };
+    rig.push_until_stuck(&mut sent, None).await;
+    let Rig { near, far, relay, pool } = rig;
+    reset(far);
+    let (moved, error) = relay.broken().await;
+    assert!(
+        matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset),
+        "{error:?}"
+    );
+    assert!((TAKEN..sent.at()).contains(&moved.forth.bytes), "{moved:?}");
+    assert_eq!(moved.forth.spliced > 0, splices, "{moved:?}");
+    assert_eq!(pool.stats().lent, 0);
+    drop(near);
+}

@@ -1,0 +1,352 @@
+//! One relay on a thread of its own whose system calls fail by rules, between two peers that meet no fault.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream as Peer; // Its name aside, it does for any stream socket what these peers do.
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::thread;
+use std::time::Duration;
+
+use rustix::net::sockopt;
+use spliceway::{Direction, DirectionSummary, Engine, PipePool, PoolStats, Relay, RelayError, RelaySummary};
+use spliceway_faults::{Faults, Rule, SignalStorm};
+use tokio::runtime::Runtime;
+
+use crate::support::pattern::Pattern;
+use crate::support::rig::limits;
+use crate::support::{KIB, MIB};
+
+/// Small messages before bulk, each received before the next is sent: so the first receives and sends are known.
+pub(super) const MESSAGES: u64 = 4;
+const MESSAGE: usize = 1000;
+/// Bulk comes in bursts, the next when the last has arrived, so that each ends in a drained source: and, as it fills no number
+/// of pipes, in a short fill and a look for more.
+const BURST: usize = (2 << 20) + (20 << 10);
+/// Bulk ends when this much was sent and the plan has [`enough`](Plan::enough), or fails.
+const MOST: u64 = 256 * MIB;
+/// What far answers when near has ended.
+const ANSWER: u64 = 40 * KIB;
+/// Longer than any of this takes: a stall is an error, and no hang.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What goes wrong, and what the peers do about it.
+pub(super) struct Plan {
+    pub(super) rules: Vec<Rule>,
+    /// The time between signals at the relay's thread, if it gets any.
+    pub(super) storm: Option<Duration>,
+    pub(super) family: Family,
+    pub(super) engine: Engine,
+    /// Whether the sending peer is the relay's `b`.
+    pub(super) swapped: bool,
+    pub(super) nudge: Nudge,
+    /// What the sinks may hold on their way out, if less than usual.
+    pub(super) send_buffer: Option<usize>,
+    /// Bulk is at least so much.
+    pub(super) bulk: u64,
+    /// Whether enough was sent for the fault to have come, and for what must come after it.
+    pub(super) enough: Box<dyn Fn(&Trouble) -> bool>,
+}
+
+/// What the relay's thread has met so far.
+#[derive(Debug)]
+pub(super) struct Trouble {
+    pub(super) faults: Faults,
+    pub(super) storm: Option<SignalStorm>,
+}
+
+impl Plan {
+    /// Nothing goes wrong.
+    pub(super) fn fair(swapped: bool) -> Self {
+        Self {
+            rules: Vec::new(),
+            storm: None,
+            family: Family::Tcp,
+            engine: Engine::Auto,
+            swapped,
+            nudge: Nudge::None,
+            send_buffer: None,
+            bulk: 4 * MIB,
+            enough: Box::new(|_| true),
+        }
+    }
+}
+
+/// What the sockets are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Family {
+    Tcp,
+    Unix,
+}
+
+/// Who makes the next edge after an `EAGAIN` that was none. A relay forgets readiness by it, as it must, and the kernel owes it
+/// no edge; so the peer makes one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Nudge {
+    None,
+    /// Near sends on as soon as the receive of this message has met the fault.
+    Near {
+        message: u64,
+    },
+    /// Far sends a byte back as soon as a send has met the fault.
+    Far,
+}
+
+/// How it went.
+pub(super) struct Run {
+    pub(super) outcome: Result<RelaySummary, RelayError>,
+    /// The direction with the bulk, and the other.
+    pub(super) direction: Direction,
+    pub(super) forth: DirectionSummary,
+    pub(super) back: DirectionSummary,
+    pub(super) sent: u64,
+    /// Bytes that far has got, each of them the one that near sent.
+    pub(super) got: u64,
+    /// Bytes of far's answer, and whether near got just these.
+    pub(super) answered: u64,
+    pub(super) answer_arrived: bool,
+    pub(super) trouble: Trouble,
+    pub(super) pool: PoolStats,
+}
+
+/// Runs one plan to its end. Everything it opened is closed again.
+pub(super) fn run(plan: &Plan, stream: u64) -> Run {
+    let before = sockets_and_pipes();
+    // Whoever shelves a pipe first starts the thread that closes idle ones: the relay, and behind its filter. It should end soon.
+    let pool = PipePool::new(limits().with_idle_timeout(Duration::from_millis(200)));
+    let ((near, near_end), (far, far_end)) = (pair(plan.family), pair(plan.family));
+    if let Some(bytes) = plan.send_buffer {
+        for end in [&near_end, &far_end] {
+            sockopt::set_socket_send_buffer_size(end, bytes).unwrap();
+        }
+    }
+    let (a, b) = if plan.swapped {
+        (far_end, near_end)
+    } else {
+        (near_end, far_end)
+    };
+    let (sender, started) = channel();
+    let relaying = {
+        let (rules, storm) = (plan.rules.clone(), plan.storm);
+        let (family, engine, pool) = (plan.family, plan.engine, pool.clone());
+        thread::spawn(move || {
+            let runtime = runtime();
+            let trouble = Trouble {
+                faults: Faults::on_this_thread(rules).unwrap(),
+                storm: storm.map(|period| SignalStorm::on_this_thread(period).unwrap()),
+            };
+            sender.send(trouble).unwrap();
+            runtime.block_on(relay(family, engine, [a, b], &pool))
+        })
+    };
+    let trouble = started.recv().unwrap();
+    let progress = Arc::<Progress>::default();
+    let nudged = u64::from(plan.nudge == Nudge::Far);
+    let (sent, got, answer) = thread::scope(|scope| {
+        let receiving = scope.spawn(|| receive(&far, stream, &progress));
+        if plan.nudge == Nudge::Far {
+            scope.spawn(|| {
+                trouble.faults.await_injected(1);
+                (&far).write_all(b"!").unwrap();
+            });
+        }
+        let sent = send(&near, stream, plan, &trouble, &progress);
+        let _ = near.shutdown(Shutdown::Write);
+        let mut answer = Vec::new();
+        let _ = (&near).read_to_end(&mut answer);
+        (sent, receiving.join().unwrap(), answer)
+    });
+    let outcome = relaying.join().unwrap();
+    let summary = outcome.as_ref().map_or_else(|error| error.summary, |summary| *summary);
+    let (direction, forth, back) = if plan.swapped {
+        (Direction::BToA, summary.b_to_a, summary.a_to_b)
+    } else {
+        (Direction::AToB, summary.a_to_b, summary.b_to_a)
+    };
+    let stats = pool.stats();
+    drop((near, far, pool));
+    assert_eq!(sockets_and_pipes(), before, "descriptors stay open");
+    Run {
+        outcome,
+        direction,
+        forth,
+        back,
+        sent,
+        got,
+        answered: ANSWER + nudged,
+        answer_arrived: answer == [&b"!"[..nudged as usize], &Pattern::new(stream).take(ANSWER as usize)].concat(),
+        trouble,
+        pool: stats,
+    }
+}
+
+impl Run {
+    /// Every byte arrived, both ways, with both ends.
+    pub(super) fn check_complete(&self, context: &str) {
+        assert!(self.outcome.is_ok(), "{context}");
+        assert_eq!(self.got, self.sent, "{context}");
+        assert!(self.answer_arrived, "{context}");
+        let counted = (self.forth.bytes, self.back.bytes);
+        assert_eq!(counted, (self.sent, self.answered), "{context}");
+        assert!(self.forth.eof && self.back.eof, "{context}");
+        assert_eq!(self.pool.lent, 0, "{context}");
+    }
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()
+        .unwrap()
+}
+
+/// What runs on the thread whose calls are made to fail.
+async fn relay(
+    family: Family,
+    engine: Engine,
+    ends: [OwnedFd; 2],
+    pool: &PipePool,
+) -> Result<RelaySummary, RelayError> {
+    match family {
+        Family::Tcp => {
+            let [a, b] = ends.map(|end| tokio::net::TcpStream::from_std(end.into()).unwrap());
+            Relay::new(a, b).engine(engine).pool(pool).await
+        }
+        Family::Unix => {
+            let [a, b] = ends.map(|end| tokio::net::UnixStream::from_std(end.into()).unwrap());
+            Relay::new(a, b).engine(engine).pool(pool).await
+        }
+    }
+}
+
+/// Near: messages, bulk. Ends early if the relay does: how much it could send.
+fn send(near: &Peer, stream: u64, plan: &Plan, trouble: &Trouble, progress: &Progress) -> u64 {
+    let mut sent = 0;
+    let mut send = |bytes: usize| {
+        let outcome = write(near, stream, &mut sent, bytes);
+        (outcome.is_ok(), sent)
+    };
+    for message in 1..=MESSAGES {
+        let (open, sent) = send(MESSAGE);
+        if plan.nudge == (Nudge::Near { message }) {
+            trouble.faults.await_injected(1);
+        } else if !open || !progress.await_got(sent) {
+            return sent;
+        }
+    }
+    loop {
+        let (open, sent) = send(BURST.min(plan.bulk as usize));
+        if !open || !progress.await_got(sent) || (sent >= plan.bulk && (plan.enough)(trouble)) {
+            return sent;
+        }
+        assert!(sent < MOST, "no fault, or no splice after it: {trouble:?}");
+    }
+}
+
+fn write(mut to: &Peer, stream: u64, sent: &mut u64, mut bytes: usize) -> io::Result<()> {
+    while bytes > 0 {
+        let chunk = following(stream, *sent);
+        let written = to.write(&chunk[..bytes.min(chunk.len())])?;
+        *sent += written as u64;
+        bytes -= written;
+    }
+    Ok(())
+}
+
+/// Far: checks every byte up to the end of the stream, however it ends, then answers: how many bytes there were.
+fn receive(mut far: &Peer, stream: u64, progress: &Progress) -> u64 {
+    let mut buf = vec![0; 512 << 10];
+    let mut got = 0;
+    while let Ok(count @ 1..) = far.read(&mut buf) {
+        let mut rest = &buf[..count];
+        while !rest.is_empty() {
+            let expected = following(stream, got);
+            let length = rest.len().min(expected.len());
+            assert!(
+                rest[..length] == expected[..length],
+                "stream {stream}: a wrong byte after {got}"
+            );
+            got += length as u64;
+            rest = &rest[length..];
+        }
+        progress.set(got, false);
+    }
+    progress.set(got, true);
+    let _ = far.write_all(&Pattern::new(stream).take(ANSWER as usize));
+    let _ = far.shutdown(Shutdown::Write);
+    got
+}
+
+/// Bytes of a stream from `at` on, as many as lie in one piece. One block for all streams, which begin at different places in
+/// it; its length is a prime, so no buffer's size divides it.
+fn following(stream: u64, at: u64) -> &'static [u8] {
+    const BLOCK: usize = (1 << 20) - 3;
+    static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
+    let block = BYTES.get_or_init(|| Pattern::new(0).take(BLOCK));
+    &block[((stream * 7919 + at) % BLOCK as u64) as usize..]
+}
+
+/// What far has got so far.
+#[derive(Default)]
+struct Progress {
+    state: Mutex<(u64, bool)>,
+    changed: Condvar,
+}
+
+impl Progress {
+    fn set(&self, got: u64, ended: bool) {
+        *self.state.lock().unwrap() = (got, ended);
+        self.changed.notify_all();
+    }
+
+    /// Waits until far has got so many bytes, or its stream has ended before: whether it goes on.
+    fn await_got(&self, count: u64) -> bool {
+        let state = self.state.lock().unwrap();
+        let missing = |(got, ended): &mut (u64, bool)| *got < count && !*ended;
+        let (state, waited) = self.changed.wait_timeout_while(state, PATIENCE, missing).unwrap();
+        assert!(
+            !waited.timed_out(),
+            "stuck: {count} bytes were sent, and {} have arrived",
+            state.0
+        );
+        !state.1
+    }
+}
+
+/// A peer that waits for nothing longer than [`PATIENCE`], and the relay's end of its connection.
+fn pair(family: Family) -> (Peer, OwnedFd) {
+    let (peer, end): (Peer, OwnedFd) = match family {
+        Family::Tcp => {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let end = listener.accept().unwrap().0;
+            for stream in [&peer, &end] {
+                stream.set_nodelay(true).unwrap();
+                // Where bbr is the default it paces what it took for the bandwidth while other tests had the processors: 2 MiB
+                // in 240 ms, for as long as the connection lives. Every kernel has reno.
+                sockopt::set_tcp_congestion(stream, "reno").unwrap();
+            }
+            (OwnedFd::from(peer).into(), end.into())
+        }
+        Family::Unix => {
+            let (peer, end) = Peer::pair().unwrap();
+            (peer, end.into())
+        }
+    };
+    peer.set_read_timeout(Some(PATIENCE)).unwrap();
+    peer.set_write_timeout(Some(PATIENCE)).unwrap();
+    rustix::io::ioctl_fionbio(&end, true).unwrap();
+    (peer, end)
+}
+
+/// Descriptors of this process that a relay could have left open. (The supervisor's own stays until its thread has ended.)
+fn sockets_and_pipes() -> usize {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap();
+    let targets = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+    let relays = |target: &std::path::PathBuf| {
+        let target = target.to_string_lossy();
+        target.starts_with("socket:") || target.starts_with("pipe:")
+    };
+    targets.filter(relays).count()
+}

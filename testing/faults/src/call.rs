@@ -1,0 +1,74 @@
+//! The system calls that can be made to fail, and how to tell them apart.
+
+use std::fs;
+use std::path::Path;
+
+use crate::sys::{Notice, Watched};
+
+/// A kind of system call a relay, or a program around it, makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Call {
+    /// `splice(2)` from a socket into a pipe.
+    SpliceIn,
+    /// `splice(2)` from a pipe into a socket.
+    SpliceOut,
+    /// `pipe2(2)`.
+    Pipe,
+    /// `fcntl(F_SETPIPE_SZ)`.
+    SetPipeSize,
+    /// `recvmsg(2)`.
+    RecvMsg,
+    /// `recvfrom(2)` that takes what it returns.
+    Recv,
+    /// `recvfrom(2)` with `MSG_PEEK`.
+    Peek,
+    /// `sendto(2)`.
+    Send,
+    /// `read(2)` of a pipe.
+    ReadPipe,
+    /// `accept4(2)`.
+    Accept,
+}
+
+impl Call {
+    /// What the kernel looks at to find it. More than this kind may match; [`Call::of`] then tells.
+    pub(crate) fn watched(self) -> Watched {
+        let (number, argument) = match self {
+            Self::SpliceIn | Self::SpliceOut => (libc::SYS_splice, None),
+            Self::Pipe => (libc::SYS_pipe2, None),
+            Self::SetPipeSize => (libc::SYS_fcntl, Some((1, libc::F_SETPIPE_SZ as u32))),
+            Self::RecvMsg => (libc::SYS_recvmsg, None),
+            Self::Recv | Self::Peek => (libc::SYS_recvfrom, None),
+            Self::Send => (libc::SYS_sendto, None),
+            Self::ReadPipe => (libc::SYS_read, None),
+            Self::Accept => (libc::SYS_accept4, None),
+        };
+        Watched {
+            number: number as u32,
+            argument,
+        }
+    }
+
+    /// The kind of this call; `None` if it is none of them.
+    pub(crate) fn of(notice: &Notice) -> Option<Self> {
+        Some(match notice.number {
+            libc::SYS_splice if is_pipe(notice, 0) => Self::SpliceOut,
+            libc::SYS_splice => Self::SpliceIn,
+            libc::SYS_pipe2 => Self::Pipe,
+            libc::SYS_fcntl => Self::SetPipeSize,
+            libc::SYS_recvmsg => Self::RecvMsg,
+            libc::SYS_recvfrom if notice.arguments[3] as i32 & libc::MSG_PEEK != 0 => Self::Peek,
+            libc::SYS_recvfrom => Self::Recv,
+            libc::SYS_sendto => Self::Send,
+            libc::SYS_read if is_pipe(notice, 0) => Self::ReadPipe,
+            libc::SYS_accept4 => Self::Accept,
+            _ => return None,
+        })
+    }
+}
+
+/// Whether that argument is a descriptor of a pipe, in the caller's own table. The caller stands still meanwhile.
+fn is_pipe(notice: &Notice, argument: usize) -> bool {
+    let link = format!("/proc/{}/fd/{}", notice.thread, notice.arguments[argument] as i32);
+    fs::read_link(Path::new(&link)).is_ok_and(|target| target.to_string_lossy().starts_with("pipe:"))
+}

@@ -1,0 +1,162 @@
+//! The supervisor: a thread that the kernel asks, and what it has seen.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::call::Call;
+use crate::rule::{Fault, Rule};
+use crate::sys::{self, Answer, Waited};
+
+/// Longer than any test takes; who waits for a fault that never comes fails after it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Faults that a thread meets, and what it, the threads it starts and the programs they start have asked the kernel for.
+#[derive(Debug)]
+pub struct Faults {
+    shared: Arc<Shared>,
+    supervisor: JoinHandle<io::Result<()>>,
+}
+
+/// Calls of one kind so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// All of them.
+    pub calls: u64,
+    /// Those that were made to fail.
+    pub injected: u64,
+    /// Those let through since the last fault of *any* kind; all of them before the first.
+    pub passed_since: u64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    rules: Vec<Rule>,
+    seen: Mutex<HashMap<Call, Seen>>,
+    /// A fault was decided on.
+    injected: Condvar,
+}
+
+impl Faults {
+    /// From now on, and until it ends, the calling thread meets the first of `rules` that holds. Only kinds of call that a rule
+    /// names are looked at.
+    ///
+    /// # Errors
+    /// Those of `seccomp(2)`: `EBUSY` on a thread that has met faults before, `EINVAL` before Linux 5.9.
+    pub fn on_this_thread(rules: Vec<Rule>) -> io::Result<Self> {
+        let mut watched: Vec<_> = rules.iter().map(|rule| rule.call.watched()).collect();
+        watched.sort_unstable();
+        watched.dedup();
+        let shared = Arc::new(Shared {
+            rules,
+            seen: Mutex::default(),
+            injected: Condvar::new(),
+        });
+        // Started first: a thread started behind the filter would wait for itself.
+        let (sender, listener) = channel();
+        let supervisor = {
+            let shared = Arc::clone(&shared);
+            thread::Builder::new()
+                .name("faults".into())
+                .spawn(move || supervise(&listener, &shared))?
+        };
+        let listener = sys::filter_this_thread(&watched)?;
+        sender.send(listener).expect("the supervisor waits for nothing else");
+        Ok(Self { shared, supervisor })
+    }
+
+    /// Calls of this kind so far.
+    #[must_use]
+    pub fn seen(&self, call: Call) -> Seen {
+        self.shared.lock().get(&call).copied().unwrap_or_default()
+    }
+
+    /// Faults so far, of any kind.
+    #[must_use]
+    pub fn injected(&self) -> u64 {
+        injected(&self.shared.lock())
+    }
+
+    /// Waits until so many faults were decided on. The calls return with them a moment later.
+    ///
+    /// # Panics
+    /// If there are not so many in a minute.
+    pub fn await_injected(&self, count: u64) {
+        let seen = self.shared.lock();
+        let missing = |seen: &mut HashMap<Call, Seen>| injected(seen) < count;
+        let (seen, waited) = self
+            .shared
+            .injected
+            .wait_timeout_while(seen, PATIENCE, missing)
+            .unwrap_or_else(PoisonError::into_inner);
+        assert!(!waited.timed_out(), "{count} faults expected: {seen:?}");
+    }
+
+    /// Waits until nobody is left who could meet a fault: the thread, those it started and programs they started have ended.
+    ///
+    /// # Errors
+    /// What kept the supervisor from answering, if anything did.
+    ///
+    /// # Panics
+    /// If the supervisor did.
+    pub fn await_end(self) -> io::Result<()> {
+        self.supervisor.join().expect("the supervisor does not panic")
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Call, Seen>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts one call and says what becomes of it.
+    fn decide(&self, call: Call) -> Option<Fault> {
+        let mut seen = self.lock();
+        let number = {
+            let seen = seen.entry(call).or_default();
+            seen.calls += 1;
+            seen.calls
+        };
+        let fault = self.rules.iter().find_map(|rule| rule.on(call, number));
+        if fault.is_some() {
+            seen.values_mut().for_each(|seen| seen.passed_since = 0);
+        }
+        let counted = seen.entry(call).or_default();
+        match fault {
+            Some(_) => counted.injected += 1,
+            None => counted.passed_since += 1,
+        }
+        drop(seen);
+        if fault.is_some() {
+            self.injected.notify_all();
+        }
+        fault
+    }
+}
+
+fn injected(seen: &HashMap<Call, Seen>) -> u64 {
+    seen.values().map(|seen| seen.injected).sum()
+}
+
+/// Answers until nobody is left to ask.
+fn supervise(listener: &Receiver<OwnedFd>, shared: &Shared) -> io::Result<()> {
+    // No listener: there is no filter either.
+    let Ok(listener) = listener.recv() else { return Ok(()) };
+    while sys::wait(&listener)? == Waited::Asked {
+        // Whoever asked may have been ended by a signal meanwhile.
+        let Some(notice) = sys::receive(&listener)? else {
+            continue;
+        };
+        let answer = match Call::of(&notice).and_then(|call| shared.decide(call)) {
+            Some(Fault::Errno(errno)) => Answer::Errno(errno),
+            Some(Fault::Returns(value)) => Answer::Returns(value),
+            None => Answer::GoOn,
+        };
+        sys::answer(&listener, &notice, answer)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,285 @@
+//! One thin function per system call; nothing is decided here.
+//!
+//! This is the only file of the crate that may hold `unsafe`: seccomp's user notifications, timers that signal one thread and
+//! signal dispositions have no safe wrapper in any crate we use (seccomp(2), seccomp_unotify(2), timer_create(2)).
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// A kind of call as the filter finds it: by its number and, if given, by the low half of one argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Watched {
+    pub(crate) number: u32,
+    pub(crate) argument: Option<(u32, u32)>,
+}
+
+/// A call that waits for an answer.
+#[derive(Debug)]
+pub(crate) struct Notice {
+    id: u64,
+    pub(crate) thread: u32,
+    pub(crate) number: libc::c_long,
+    pub(crate) arguments: [u64; 6],
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Answer {
+    Errno(i32),
+    Returns(i64),
+    /// The kernel makes the call as if there were no filter.
+    GoOn,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waited {
+    /// There is a notice to receive.
+    Asked,
+    /// Nobody is left behind the filter.
+    Ended,
+}
+
+/// `AUDIT_ARCH_*` of linux/audit.h: the ELF machine, 64 bits, little endian.
+const ARCHITECTURE: u32 = if cfg!(target_arch = "x86_64") { 62 } else { 183 } | 0xc000_0000;
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+compile_error!("the filter knows the call numbers of x86-64 and AArch64");
+
+/// `SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP` of linux/seccomp.h: who asks and who answers share a processor, as only one of them runs.
+const SYNC_WAKE_UP: u64 = 1;
+
+// Offsets of struct seccomp_data, and of the low half of an argument on a little-endian machine.
+const NUMBER_AT: u32 = 0;
+const ARCHITECTURE_AT: u32 = 4;
+const fn argument_at(index: u32) -> u32 {
+    16 + 8 * index
+}
+
+/// `seccomp(SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER)` on the calling thread: the listener. Sets
+/// `no_new_privs`, without which only root may filter.
+pub(crate) fn filter_this_thread(watched: &[Watched]) -> io::Result<OwnedFd> {
+    let mut program = filter(watched);
+    let program = libc::sock_fprog {
+        len: u16::try_from(program.len()).map_err(io::Error::other)?,
+        filter: program.as_mut_ptr(),
+    };
+    // SAFETY: the call takes integers alone.
+    check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
+    let listen = |flags: libc::c_ulong| {
+        // SAFETY: `program` and the instructions it points at outlive the call, which copies them.
+        let outcome = unsafe {
+            libc::syscall(
+                libc::SYS_seccomp,
+                libc::c_long::from(libc::SECCOMP_SET_MODE_FILTER),
+                flags | libc::SECCOMP_FILTER_FLAG_NEW_LISTENER,
+                &raw const program,
+            )
+        };
+        check(outcome as libc::c_int)
+    };
+    // A signal must not make a call that was seen be seen again; Linux 5.19.
+    let listener = match listen(libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => listen(0)?,
+        listener => listener?,
+    };
+    // SAFETY: the kernel just gave us this descriptor, and nobody else knows it.
+    let listener = unsafe { OwnedFd::from_raw_fd(listener) };
+    // SAFETY: this command takes an integer by value. It only makes things faster, so its error (before 6.6) means nothing.
+    unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS, SYNC_WAKE_UP) };
+    Ok(listener)
+}
+
+/// Asks about what is watched and lets all else pass, calls of other architectures included: this is no sandbox.
+fn filter(watched: &[Watched]) -> Vec<libc::sock_filter> {
+    const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    const UNLESS: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
+    let instruction = |code: u32, k: u32, skip_unless_equal: u8| libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf: skip_unless_equal,
+        k,
+    };
+    let pass = instruction(RETURN, libc::SECCOMP_RET_ALLOW, 0);
+    let ask = instruction(RETURN, libc::SECCOMP_RET_USER_NOTIF, 0);
+    let mut program = vec![
+        instruction(LOAD, ARCHITECTURE_AT, 0),
+        libc::sock_filter {
+            code: UNLESS as u16,
+            jt: 1,
+            jf: 0,
+            k: ARCHITECTURE,
+        },
+        pass,
+        instruction(LOAD, NUMBER_AT, 0),
+    ];
+    for call in watched {
+        match call.argument {
+            None => program.extend([instruction(UNLESS, call.number, 1), ask]),
+            Some((index, value)) => program.extend([
+                instruction(UNLESS, call.number, 4),
+                instruction(LOAD, argument_at(index), 0),
+                instruction(UNLESS, value, 1),
+                ask,
+                pass,
+            ]),
+        }
+    }
+    program.push(pass);
+    program
+}
+
+/// `poll(2)` until there is a notice, or nobody left to give one.
+pub(crate) fn wait(listener: &OwnedFd) -> io::Result<Waited> {
+    let mut poll = libc::pollfd {
+        fd: listener.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    loop {
+        // SAFETY: one pollfd, borrowed mutably for the call.
+        match check(unsafe { libc::poll(&raw mut poll, 1, -1) }) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+            Ok(_) if poll.revents & libc::POLLIN != 0 => return Ok(Waited::Asked),
+            Ok(_) => return Ok(Waited::Ended),
+        }
+    }
+}
+
+/// `ioctl(SECCOMP_IOCTL_NOTIF_RECV)`; `None` if whoever asked is gone.
+pub(crate) fn receive(listener: &OwnedFd) -> io::Result<Option<Notice>> {
+    // SAFETY: a plain C struct of integers, for which all zeroes is a valid value; the kernel wants it so.
+    let mut raw: libc::seccomp_notif = unsafe { mem::zeroed() };
+    // SAFETY: the kernel writes one such struct, which is borrowed mutably for the call.
+    let outcome = unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut raw) };
+    Ok(unless_gone(outcome)?.then_some(Notice {
+        id: raw.id,
+        thread: raw.pid,
+        number: libc::c_long::from(raw.data.nr),
+        arguments: raw.data.args,
+    }))
+}
+
+/// `ioctl(SECCOMP_IOCTL_NOTIF_SEND)`. Whoever asked may be gone.
+pub(crate) fn answer(listener: &OwnedFd, notice: &Notice, answer: Answer) -> io::Result<()> {
+    let (val, error, flags) = match answer {
+        Answer::Errno(errno) => (0, -errno, 0),
+        Answer::Returns(value) => (value, 0, 0),
+        Answer::GoOn => (0, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
+    };
+    let mut raw = libc::seccomp_notif_resp {
+        id: notice.id,
+        val,
+        error,
+        flags,
+    };
+    // SAFETY: the kernel reads one such struct, which outlives the call.
+    unless_gone(unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw mut raw) })?;
+    Ok(())
+}
+
+fn unless_gone(outcome: libc::c_int) -> io::Result<bool> {
+    match check(outcome) {
+        Ok(_) => Ok(true),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINTR)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+static ALARMS: AtomicU64 = AtomicU64::new(0);
+
+/// Alarms that [`count_alarms`] counted.
+pub(crate) fn alarms() -> u64 {
+    ALARMS.load(Ordering::Relaxed)
+}
+
+/// `sigaction(SIGALRM)` to a handler that counts, without `SA_RESTART`.
+pub(crate) fn count_alarms() -> io::Result<()> {
+    extern "C" fn count(_signal: libc::c_int) {
+        ALARMS.fetch_add(1, Ordering::Relaxed);
+    }
+    // SAFETY: a plain C struct; all zeroes is no flag, an empty mask and the default handler, which is replaced.
+    let mut action: libc::sigaction = unsafe { mem::zeroed() };
+    action.sa_sigaction = count as extern "C" fn(libc::c_int) as libc::sighandler_t;
+    // SAFETY: the handler adds to an atomic, which is safe in a signal handler, and lives as long as the process.
+    check(unsafe { libc::sigaction(libc::SIGALRM, &raw const action, ptr::null_mut()) }).map(drop)
+}
+
+/// A POSIX timer that signals the thread that made it.
+#[derive(Debug)]
+pub(crate) struct Timer(libc::timer_t);
+
+// SAFETY: a timer's identity is a number of the process, wrapped in a pointer's type; any thread may delete it.
+unsafe impl Send for Timer {}
+
+impl Timer {
+    /// `timer_create(2)` and `timer_settime(2)`: `SIGALRM` at this thread, once in each `period`.
+    pub(crate) fn start(period: Duration) -> io::Result<Self> {
+        // SAFETY: a plain C struct of integers and a pointer nobody reads; all zeroes is a valid value.
+        let mut event: libc::sigevent = unsafe { mem::zeroed() };
+        event.sigev_notify = libc::SIGEV_THREAD_ID;
+        event.sigev_signo = libc::SIGALRM;
+        // SAFETY: the call takes nothing and cannot fail.
+        event.sigev_notify_thread_id = unsafe { libc::gettid() };
+        let mut timer = ptr::null_mut();
+        // SAFETY: both structs outlive the call.
+        check(unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) })?;
+        let timer = Self(timer);
+        let period = libc::timespec {
+            tv_sec: period.as_secs() as _,
+            tv_nsec: libc::c_long::from(period.subsec_nanos() as i32),
+        };
+        let every = libc::itimerspec {
+            it_interval: period,
+            it_value: period,
+        };
+        // SAFETY: the timer is ours, and the struct outlives the call.
+        check(unsafe { libc::timer_settime(timer.0, 0, &raw const every, ptr::null_mut()) })?;
+        Ok(timer)
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        // SAFETY: the timer is ours and is used no more.
+        unsafe { libc::timer_delete(self.0) };
+    }
+}
+
+/// Gives `SIGPIPE` back its default for the whole process, which is death. Rust programs start with it ignored; a host of a
+/// shared library, or a program in C, does not. (`signal(2)`.)
+///
+/// # Errors
+/// None that a healthy process meets.
+pub fn die_of_broken_pipes() -> io::Result<()> {
+    // SAFETY: the default disposition runs no code of ours.
+    let before = unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    if before == libc::SIG_ERR {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Whether `SIGPIPE` is ignored now. (`sigaction(2)`.)
+///
+/// # Errors
+/// None that a healthy process meets.
+pub fn ignores_broken_pipes() -> io::Result<bool> {
+    // SAFETY: a plain C struct, for which all zeroes is a valid value.
+    let mut action: libc::sigaction = unsafe { mem::zeroed() };
+    // SAFETY: the kernel writes one such struct, borrowed mutably for the call.
+    check(unsafe { libc::sigaction(libc::SIGPIPE, ptr::null(), &raw mut action) })?;
+    Ok(action.sa_sigaction == libc::SIG_IGN)
+}
+
+/// −1 is an error, told by errno; anything else a value or a descriptor.
+fn check(outcome: libc::c_int) -> io::Result<RawFd> {
+    if outcome == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(outcome)
+}
