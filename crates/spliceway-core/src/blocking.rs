@@ -26,7 +26,7 @@ use crate::transfer::{Engine, PipeSize, SCRATCH};
 /// Of either socket; what was delivered until then is not told. `WouldBlock` if a socket is non-blocking, or has a time-out
 /// (`SO_RCVTIMEO`, `SO_SNDTIMEO`) that passed.
 pub fn copy(source: impl AsFd, sink: impl AsFd) -> io::Result<DirectionSummary> {
-    let mut mover = Mover::new(Engine::Auto, PipeSize::Auto, PipePool::global().clone());
+    let mut mover = Mover::blocking(Engine::Auto, PipeSize::Auto, PipePool::global().clone());
     let mut scratch = vec![0; SCRATCH];
     let counts = Counts::default();
     loop {

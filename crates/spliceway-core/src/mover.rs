@@ -8,7 +8,7 @@ use crate::counts::Counts;
 use crate::pipe::{Drain, Fill};
 use crate::pool::{PipePool, PooledPipe, SizeClass};
 use crate::reason::Reason;
-use crate::socket::{self, TellsLeft};
+use crate::socket::{self, TellsLeft, Wait};
 use crate::switch;
 use crate::transfer::{Engine, Event, PipeSize, SCRATCH, Step, Transfer, is_full};
 
@@ -25,8 +25,19 @@ pub struct Mover {
     /// The pipe, and the class it was asked for as: the pool may have given a smaller one.
     pipe: Option<(SizeClass, PooledPipe)>,
     rest: Rest,
-    tells: Option<TellsLeft>,
+    /// Bytes that may still be taken from the source.
+    allowance: u64,
+    source: End,
+    sink: End,
+    wait: Wait,
     must_splice: bool,
+}
+
+/// What was asked of a socket, once and as late as possible: most relays are short.
+#[derive(Debug, Default)]
+struct End {
+    tells: Option<TellsLeft>,
+    fit_to_splice: bool,
 }
 
 /// What a [`Mover`] needs next.
@@ -80,26 +91,56 @@ enum Rest {
 }
 
 impl Mover {
-    /// A direction about to start.
+    /// A direction about to start, between sockets that are waited for elsewhere: none of its calls waits, also if a socket is
+    /// a blocking one. (Such a socket is made non-blocking before it is spliced, as `splice(2)` knows no other way.)
     #[must_use]
     pub fn new(engine: Engine, pipe_size: PipeSize, pool: PipePool) -> Self {
+        Self::with_wait(engine, pipe_size, pool, Wait::Never)
+    }
+
+    /// A direction about to start, whose calls wait where a socket is a blocking one.
+    #[must_use]
+    pub fn blocking(engine: Engine, pipe_size: PipeSize, pool: PipePool) -> Self {
+        Self::with_wait(engine, pipe_size, pool, Wait::IfBlocking)
+    }
+
+    fn with_wait(engine: Engine, pipe_size: PipeSize, pool: PipePool, wait: Wait) -> Self {
         Self {
             transfer: Transfer::new(engine, pipe_size),
             pool,
             pipe: None,
             rest: Rest::Nothing,
-            tells: None,
+            allowance: u64::MAX,
+            source: End::default(),
+            sink: End::default(),
+            wait,
             must_splice: engine == Engine::Splice,
         }
     }
 
-    /// `bytes` were read from the source before: they go first.
+    /// Takes no more than `bytes` from the source: what follows stays there for others to read. When the sink has them, the
+    /// direction is over, as at the source's end. To be set before it starts.
+    #[must_use]
+    pub fn with_limit(mut self, bytes: u64) -> Self {
+        self.allowance = bytes;
+        self.end_at_limit();
+        self
+    }
+
+    /// Bytes that may still be taken from the source; `u64::MAX` where there is no limit.
+    #[must_use]
+    pub fn allowance(&self) -> u64 {
+        self.allowance
+    }
+
+    /// `bytes` were read from the source before: they go first, and count.
     ///
     /// # Panics
-    /// If the direction has already moved others.
+    /// If the direction has already moved others, or they are more than its limit.
     pub fn preload(&mut self, bytes: Vec<u8>) {
         if !bytes.is_empty() {
             self.transfer.preload();
+            self.takes(bytes.len());
             self.rest = Rest::Owned { bytes, start: 0 };
         }
     }
@@ -166,11 +207,11 @@ impl Mover {
     }
 
     fn recv(&mut self, source: impl AsFd, scratch: &mut [u8]) -> io::Result<Source> {
-        let length = scratch.len().min(SCRATCH);
+        let length = self.at_most(scratch.len().min(SCRATCH));
         assert!(length > 0, "a recv of no bytes says nothing");
         let source = source.as_fd();
-        let tells = *self.tells.get_or_insert_with(|| socket::ask_left(source));
-        let received = match socket::recv(source, tells, &mut scratch[..length]) {
+        let tells = *self.source.tells.get_or_insert_with(|| socket::ask_left(source));
+        let received = match socket::recv(source, tells, &mut scratch[..length], self.wait) {
             Ok(received) => received,
             Err(error) => return self.source_error(error),
         };
@@ -178,6 +219,7 @@ impl Mover {
             self.transfer.on(Event::Eof);
             return Ok(Source::Open);
         }
+        self.takes(received.bytes);
         self.rest = Rest::InScratch {
             start: 0,
             end: received.bytes,
@@ -193,7 +235,7 @@ impl Mover {
     }
 
     fn peek(&mut self, source: impl AsFd) -> io::Result<Source> {
-        match socket::peek(source) {
+        match socket::peek(source, self.wait) {
             Ok(there_is_more) => {
                 self.transfer.on(if there_is_more { Event::Peeked } else { Event::Eof });
                 Ok(Source::Open)
@@ -211,19 +253,24 @@ impl Mover {
     }
 
     fn fill(&mut self, source: impl AsFd, class: SizeClass, counts: &Counts) -> io::Result<Source> {
+        let source = source.as_fd();
+        if let Some(reason) = self.source.unfit_to_splice(source, self.wait)? {
+            return self.cannot(reason, counts).map(|()| Source::Open);
+        }
+        let most = self.at_most(usize::MAX);
         let pipe = match self.pipe_of(class) {
             Ok(pipe) => pipe,
             Err(reason) => return self.cannot(reason, counts).map(|()| Source::Open),
         };
-        let event = match pipe.fill_from(source)? {
-            Fill::Moved(bytes) => Event::Filled {
-                bytes,
-                full: is_full(bytes, pipe.capacity()),
-            },
-            Fill::WouldBlock | Fill::MaybeEof => Event::FillStopped,
-            Fill::Cannot(reason) => return self.cannot(reason, counts).map(|()| Source::Open),
-        };
-        self.transfer.on(event);
+        match pipe.fill_at_most(source, most)? {
+            Fill::Moved(bytes) => {
+                let full = is_full(bytes, pipe.capacity());
+                self.takes(bytes);
+                self.transfer.on(Event::Filled { bytes, full });
+            }
+            Fill::WouldBlock | Fill::MaybeEof => self.transfer.on(Event::FillStopped),
+            Fill::Cannot(reason) => self.cannot(reason, counts)?,
+        }
         Ok(Source::Open)
     }
 
@@ -239,7 +286,7 @@ impl Mover {
     }
 
     fn send(&mut self, sink: impl AsFd, scratch: &[u8], counts: &Counts) -> io::Result<Sink> {
-        let bytes = match socket::send(sink, self.rest.bytes(scratch)) {
+        let bytes = match socket::send(sink, self.rest.bytes(scratch), self.wait) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Sink::WouldBlock),
             Err(error) => return Err(error),
@@ -247,16 +294,22 @@ impl Mover {
         counts.add_copied(bytes);
         let left = self.rest.advance(bytes);
         self.transfer.on(Event::Sent { bytes, left });
+        self.end_at_limit();
         Ok(Sink::Open)
     }
 
     fn drain(&mut self, sink: impl AsFd, counts: &Counts) -> io::Result<Sink> {
+        let sink = sink.as_fd();
+        if let Some(reason) = self.sink.unfit_to_splice(sink, self.wait)? {
+            return self.cannot(reason, counts).map(|()| Sink::Open);
+        }
         let (_, pipe) = self.pipe.as_mut().expect("a pipe is drained that was filled");
         match pipe.drain_into(sink)? {
             Drain::Moved(bytes) => {
                 counts.add_spliced(bytes);
                 let left = pipe.len();
                 self.transfer.on(Event::Drained { bytes, left });
+                self.end_at_limit();
                 Ok(Sink::Open)
             }
             Drain::WouldBlock => Ok(Sink::WouldBlock),
@@ -274,6 +327,26 @@ impl Mover {
         Ok(Sink::Open)
     }
 
+    /// `length`, or what the limit leaves of it.
+    fn at_most(&self, length: usize) -> usize {
+        usize::try_from(self.allowance).map_or(length, |left| left.min(length))
+    }
+
+    /// Bytes were taken from the source.
+    fn takes(&mut self, bytes: usize) {
+        if self.allowance < u64::MAX {
+            let left = self.allowance.checked_sub(bytes as u64);
+            self.allowance = left.expect("no more is taken than the limit allows");
+        }
+    }
+
+    /// Ends the direction if it may take no more, and holds nothing more.
+    fn end_at_limit(&mut self) {
+        if self.allowance == 0 && matches!(self.need(), Need::Source | Need::Yield) {
+            self.transfer.on(Event::LimitReached);
+        }
+    }
+
     /// Falls back, or fails if it must not.
     fn cannot(&mut self, reason: Reason, counts: &Counts) -> io::Result<()> {
         counts.set_fallback(reason);
@@ -289,6 +362,25 @@ impl Mover {
             self.pipe = None;
         }
         Ok(())
+    }
+}
+
+impl End {
+    /// Makes it fit to be spliced, before it first is: splice obeys the socket's own `O_NONBLOCK`, and takes no heed of
+    /// where a datagram ends. The reason if it cannot be made so.
+    fn unfit_to_splice(&mut self, socket: impl AsFd, wait: Wait) -> io::Result<Option<Reason>> {
+        if self.fit_to_splice {
+            return Ok(None);
+        }
+        let socket = socket.as_fd();
+        if !socket::is_stream(socket)? {
+            return Ok(Some(Reason::NotSupported));
+        }
+        if wait == Wait::Never {
+            socket::set_nonblocking(socket)?;
+        }
+        self.fit_to_splice = true;
+        Ok(None)
     }
 }
 

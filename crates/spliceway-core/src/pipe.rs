@@ -120,13 +120,25 @@ impl Pipe {
     /// # Panics
     /// If the pipe is not empty.
     pub fn fill_from(&mut self, source: impl AsFd) -> io::Result<Fill> {
+        self.fill_at_most(source, self.capacity)
+    }
+
+    /// [`fill_from`](Pipe::fill_from), for no more than `most` bytes.
+    ///
+    /// # Errors
+    /// Those of [`fill_from`](Pipe::fill_from).
+    ///
+    /// # Panics
+    /// If the pipe is not empty, or `most` is 0, to which splice says 0 as it does at the end of the stream.
+    pub fn fill_at_most(&mut self, source: impl AsFd, most: usize) -> io::Result<Fill> {
+        assert!(most > 0, "a fill of no bytes says nothing");
         assert!(
             self.is_empty(),
             "fill_from enters with an empty pipe, this one holds {} bytes",
             self.len
         );
         let (source, writer) = (source.as_fd(), self.writer.as_fd());
-        match retry_on_intr(|| sys::splice(source, writer, self.capacity)) {
+        match retry_on_intr(|| sys::splice(source, writer, self.capacity.min(most))) {
             Ok(0) => Ok(Fill::MaybeEof),
             Ok(moved) => {
                 self.len = moved;

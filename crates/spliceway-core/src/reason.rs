@@ -22,7 +22,7 @@ pub enum Reason {
     InvalidArgument,
     /// `EBADF`: a descriptor is not open for this kind of use.
     BadDescriptor,
-    /// `EOPNOTSUPP`: the socket's protocol does not splice.
+    /// `EOPNOTSUPP`, or a socket of datagrams or records: its protocol does not splice.
     NotSupported,
     /// `ENOMEM` or `ENOBUFS`.
     NoMemory,

@@ -9,10 +9,12 @@ use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::fs::OFlags;
 use rustix::pipe::{PipeFlags, SpliceFlags};
 
 pub(crate) use rustix::io::Errno;
+use rustix::net::SocketType;
+pub(crate) use rustix::net::{RecvFlags, SendFlags};
 
 /// `pipe2(O_CLOEXEC | O_NONBLOCK)`: the reading and the writing end.
 pub(crate) fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
@@ -39,20 +41,34 @@ pub(crate) fn read(fd: BorrowedFd<'_>, buf: &mut [u8]) -> Result<usize, Errno> {
     rustix::io::read(fd, buf)
 }
 
-/// `send(2)` with `MSG_NOSIGNAL`.
-pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
-    rustix::net::send(socket, bytes, SendFlags::NOSIGNAL)
+/// `send(2)` with `MSG_NOSIGNAL`, and `flags`.
+pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], flags: SendFlags) -> Result<usize, Errno> {
+    rustix::net::send(socket, bytes, flags | SendFlags::NOSIGNAL)
 }
 
 /// `recv(2)`.
-pub(crate) fn recv(socket: BorrowedFd<'_>, buf: &mut [u8]) -> Result<usize, Errno> {
-    rustix::net::recv(socket, buf, RecvFlags::empty()).map(|(_, len)| len)
+pub(crate) fn recv(socket: BorrowedFd<'_>, buf: &mut [u8], flags: RecvFlags) -> Result<usize, Errno> {
+    rustix::net::recv(socket, buf, flags).map(|(_, len)| len)
 }
 
-/// `recv(2)` of one byte with `MSG_PEEK`: 1, or 0 at the end of the stream.
-pub(crate) fn peek(socket: BorrowedFd<'_>) -> Result<usize, Errno> {
+/// `recv(2)` of one byte with `MSG_PEEK`, and `flags`: 1, or 0 at the end of the stream.
+pub(crate) fn peek(socket: BorrowedFd<'_>, flags: RecvFlags) -> Result<usize, Errno> {
     let mut byte = [0];
-    rustix::net::recv(socket, &mut byte[..], RecvFlags::PEEK).map(|(_, len)| len)
+    rustix::net::recv(socket, &mut byte[..], flags | RecvFlags::PEEK).map(|(_, len)| len)
+}
+
+/// `fcntl(F_GETFL)`, and `fcntl(F_SETFL)` if that shows a descriptor that blocks.
+pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    let flags = rustix::fs::fcntl_getfl(fd)?;
+    if flags.contains(OFlags::NONBLOCK) {
+        return Ok(());
+    }
+    rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK)
+}
+
+/// `getsockopt(SO_TYPE)`: whether it is `SOCK_STREAM`.
+pub(crate) fn is_stream(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
+    rustix::net::sockopt::socket_type(socket).map(|kind| kind == SocketType::STREAM)
 }
 
 /// `setsockopt(TCP_INQ)`: from now on [`recv_inq`] tells what is left. Linux 4.18; TCP alone has it.
@@ -85,7 +101,12 @@ struct InqMessage {
 }
 
 /// `recvmsg(2)`: the bytes received, and how many wait behind them if the kernel said.
-pub(crate) fn recv_inq(socket: BorrowedFd<'_>, buf: &mut [u8]) -> Result<(usize, Option<usize>), Errno> {
+pub(crate) fn recv_inq(
+    socket: BorrowedFd<'_>,
+    buf: &mut [u8],
+    flags: RecvFlags,
+) -> Result<(usize, Option<usize>), Errno> {
+    let flags = flags.bits() as libc::c_int;
     // SAFETY: all three are plain C structs of integers and pointers, for which all zeroes is a valid value.
     let (mut message, mut control): (libc::msghdr, InqMessage) = unsafe { (mem::zeroed(), mem::zeroed()) };
     let mut iov = libc::iovec {
@@ -98,7 +119,7 @@ pub(crate) fn recv_inq(socket: BorrowedFd<'_>, buf: &mut [u8]) -> Result<(usize,
     message.msg_controllen = mem::size_of::<InqMessage>() as _;
     // SAFETY: `message` points at one iovec over `buf`, borrowed mutably, and at a control buffer of the stated size that
     // is aligned for a cmsghdr; both outlive the call, and the kernel writes inside these bounds alone.
-    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, 0) };
+    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
     if received < 0 {
         return Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO));
     }

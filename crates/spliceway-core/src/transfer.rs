@@ -15,6 +15,8 @@
 //!               └──────────── would block, 0, cannot: a recv tells what it means ──────┘
 //! ```
 //!
+//! Where the source may be taken from no more, it goes on to ShuttingDown from wherever it would take next.
+//!
 //! It has no descriptor, no waker and no clock, and counts nothing that the pipe or the remainder counts already. Whoever
 //! performs a [`Step`] tells the [`Event`]; a sink that would block is no event: the same step is due when it is writable.
 
@@ -118,6 +120,9 @@ pub enum Event {
     WouldBlock,
     /// [`Step::Recv`] or [`Step::Peek`] found the end of the stream.
     Eof,
+    /// No byte more may be taken from the source: told instead of performing [`Step::Recv`], [`Step::Peek`], [`Step::Fill`] or
+    /// [`Step::Yield`].
+    LimitReached,
     /// No pipe, or one end cannot be spliced.
     Cannot(Reason),
     /// [`Step::Yield`] is over.
@@ -295,6 +300,7 @@ impl Transfer {
             (State::Unloading, Event::Unloaded) => State::Sending { full: false },
 
             (State::Peeking, Event::Peeked) => State::Filling,
+            (State::Receiving | State::Filling | State::Peeking, Event::LimitReached) => State::ShuttingDown,
             (State::ShuttingDown, Event::ShutDown) => State::Done,
             (state @ (State::Receiving | State::Filling | State::Peeking), Event::Yielded) => {
                 self.turn = 0;

@@ -89,9 +89,8 @@ where
         return tokio::io::copy(reader, writer).await;
     }
     let counts = Counts::default();
-    let mut moving = Moving::new(reader, writer, &Options::default(), &counts);
-    poll_fn(|cx| moving.poll(cx, reader, writer, &counts))
-        .await
-        .map_err(|(_, error)| error)?;
+    let mut moving = Moving::new(reader, writer, u64::MAX, &Options::default(), &counts);
+    let ended = poll_fn(|cx| moving.poll(cx, reader, writer, &counts)).await;
+    ended.map_err(|(_, error)| error)?;
     Ok(counts.snapshot().bytes)
 }

@@ -17,17 +17,36 @@ const BUFFER: usize = 8 << 10;
 const READS_PER_POLL: usize = 32;
 
 /// A direction that copies. Bytes between `start` and `end` are read and not yet written.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct CopyLoop {
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
+    /// Bytes that may still be read; `u64::MAX` where there is no limit.
+    allowance: u64,
     unflushed: bool,
     ended: bool,
 }
 
 impl CopyLoop {
-    /// Copies until the reader's end, then flushes.
+    /// Will read at most `limit` bytes.
+    pub(crate) fn with_limit(limit: u64) -> Self {
+        Self {
+            buffer: Box::default(),
+            start: 0,
+            end: 0,
+            allowance: limit,
+            unflushed: false,
+            ended: false,
+        }
+    }
+
+    /// Bytes that may still be read.
+    pub(crate) fn allowance(&self) -> u64 {
+        self.allowance
+    }
+
+    /// Copies until the reader's end or the limit, then flushes.
     pub(crate) fn poll<R, W>(
         &mut self,
         cx: &mut Context<'_>,
@@ -72,13 +91,23 @@ impl CopyLoop {
         if self.buffer.is_empty() {
             self.buffer = vec![0; BUFFER].into_boxed_slice();
         }
-        let mut buf = ReadBuf::new(&mut self.buffer);
+        let most = usize::try_from(self.allowance).map_or(BUFFER, |left| left.min(BUFFER));
+        if most == 0 {
+            return Poll::Ready(Ok(0));
+        }
+        let mut buf = ReadBuf::new(&mut self.buffer[..most]);
         loop {
             match ready!(reader.as_mut().poll_read(cx, &mut buf)) {
+                Ok(()) => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                outcome => return Poll::Ready(outcome.map(|()| buf.filled().len())),
+                Err(error) => return Poll::Ready(Err(error)),
             }
         }
+        let read = buf.filled().len();
+        if self.allowance < u64::MAX {
+            self.allowance -= read as u64;
+        }
+        Poll::Ready(Ok(read))
     }
 
     fn poll_write_all<W>(

@@ -49,8 +49,8 @@
 //! # Coming from tokio
 //! Nothing to change but the `use` line. `copy_bidirectional_with_sizes` sizes the buffers of the copying path alone.
 //! (One difference is on purpose: a byte of TCP urgent data in the middle of a message makes `recv` stop short, which tokio takes
-//! for a drained socket, so that what follows may wait for ever. Here it arrives, unless it was the caller's own read, before the
-//! relay began, that stopped short there.)
+//! for a drained socket, so that what follows may wait for ever. Here it arrives, also where it was the caller's own read, before
+//! the relay began, that stopped short there.)
 
 mod copy;
 mod direction;

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, ready};
 use spliceway_core::{Counts, DirectionSummary, Engine, PipePool, PipeSize};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::direction::{Broken, Moving};
+use crate::direction::{Broken, Moved, Moving};
 
 /// Relays both directions between `a` and `b` until both have ended.
 ///
@@ -62,6 +62,8 @@ pub(crate) struct Options {
     pub(crate) engine: Engine,
     pub(crate) pipe_size: PipeSize,
     pool: Option<PipePool>,
+    a_to_b_limit: Option<u64>,
+    b_to_a_limit: Option<u64>,
 }
 
 /// One direction's course.
@@ -114,6 +116,22 @@ where
         self
     }
 
+    /// Ends the direction from `a` to `b` when so many bytes were taken from `a` and `b` has them. Default: no limit. To be chosen
+    /// before the first poll.
+    ///
+    /// Not one byte more is taken: what follows can be read from `a` afterwards. `b` is not shut down, because nothing has ended, and
+    /// can be written to. A stream that ends with its last byte allowed is at its limit, not at its end.
+    pub fn a_to_b_limit(mut self, bytes: u64) -> Self {
+        self.options.a_to_b_limit = Some(bytes);
+        self
+    }
+
+    /// The same from `b` to `a`.
+    pub fn b_to_a_limit(mut self, bytes: u64) -> Self {
+        self.options.b_to_a_limit = Some(bytes);
+        self
+    }
+
     /// A handle to the live counts, cheap to clone, which outlives the relay.
     pub fn stats(&self) -> RelayStats {
         RelayStats(Arc::clone(&self.counts))
@@ -143,10 +161,10 @@ where
             source,
         };
         let a_to_b = a_to_b
-            .poll(cx, a, b, options, &counts.a_to_b)
+            .poll(cx, a, b, options.a_to_b_limit, options, &counts.a_to_b)
             .map_err(|failure| broken(Direction::AToB, failure))?;
         let b_to_a = b_to_a
-            .poll(cx, b, a, options, &counts.b_to_a)
+            .poll(cx, b, a, options.b_to_a_limit, options, &counts.b_to_a)
             .map_err(|failure| broken(Direction::BToA, failure))?;
         // Both are polled every time, and one that is done says so again.
         ready!(a_to_b);
@@ -163,6 +181,7 @@ impl Phase {
         cx: &mut Context<'_>,
         reader: &mut R,
         writer: &mut W,
+        limit: Option<u64>,
         options: &Options,
         counts: &Counts,
     ) -> Poll<Result<(), Broken>>
@@ -172,11 +191,14 @@ impl Phase {
     {
         loop {
             *self = match self {
-                Self::Start => Self::Moving(Moving::new(reader, writer, options, counts)),
-                Self::Moving(moving) => {
-                    ready!(moving.poll(cx, reader, writer, counts))?;
-                    Self::ShuttingDown
+                Self::Start => {
+                    let limit = limit.unwrap_or(u64::MAX);
+                    Self::Moving(Moving::new(reader, writer, limit, options, counts))
                 }
+                Self::Moving(moving) => match ready!(moving.poll(cx, reader, writer, counts))? {
+                    Moved::All => Self::ShuttingDown,
+                    Moved::UpToLimit => Self::Done,
+                },
                 Self::ShuttingDown => {
                     ready!(Pin::new(&mut *writer).poll_shutdown(cx)).map_err(|error| (Operation::Shutdown, error))?;
                     counts.set_eof();

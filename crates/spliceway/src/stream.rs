@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use spliceway_core::{Sink, Source};
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, BufReader, BufStream, BufWriter, Interest};
@@ -39,25 +39,26 @@ pub(crate) fn are_sockets<R: ?Sized, W: ?Sized>(reader: &R, writer: &W) -> bool 
     source(reader).is_some() && sink(writer).is_some()
 }
 
-/// Takes what `stream` has read from its socket and keeps in a buffer of its own. Afterwards that buffer is empty.
+/// Takes what `stream` has read from its socket and keeps in a buffer of its own, up to `most` bytes. If that is not all of it,
+/// there is nothing to be taken from the socket either.
 ///
-/// A `BufReader` shows its buffer. A `BufStream` does not, so its first bytes are read through it: then this waits for them,
-/// and none is the end of the stream, which the socket will tell again.
-pub(crate) fn poll_buffered<R: ?Sized>(stream: &mut R, cx: &mut Context<'_>) -> Poll<io::Result<Vec<u8>>> {
-    let held = buffer_of::<R, TcpStream>(stream)
-        .or_else(|| buffer_of::<R, UnixStream>(stream))
-        .or_else(|| buffer_of::<R, tcp::OwnedReadHalf>(stream))
-        .or_else(|| buffer_of::<R, unix::OwnedReadHalf>(stream));
+/// A `BufReader` shows its buffer. A `BufStream` does not, so its first bytes are read through it. Where that would wait, its
+/// buffer is empty; and no bytes are the end of the stream, which the socket will tell again.
+pub(crate) fn buffered<R: ?Sized>(stream: &mut R, cx: &mut Context<'_>, most: u64) -> io::Result<Vec<u8>> {
+    let held = buffer_of::<R, TcpStream>(stream, most)
+        .or_else(|| buffer_of::<R, UnixStream>(stream, most))
+        .or_else(|| buffer_of::<R, tcp::OwnedReadHalf>(stream, most))
+        .or_else(|| buffer_of::<R, unix::OwnedReadHalf>(stream, most));
     if let Some(held) = held {
-        return Poll::Ready(Ok(held));
+        return Ok(held);
     }
     if let Some(stream) = cast_mut::<R, BufStream<TcpStream>>(stream) {
-        return poll_take(stream, cx);
+        return read_ahead(stream, cx, most);
     }
     if let Some(stream) = cast_mut::<R, BufStream<UnixStream>>(stream) {
-        return poll_take(stream, cx);
+        return read_ahead(stream, cx, most);
     }
-    Poll::Ready(Ok(Vec::new()))
+    Ok(Vec::new())
 }
 
 /// A stream type that is a socket, or half of one.
@@ -108,18 +109,28 @@ fn write_half<T: ?Sized, S: IsSocket + AsyncWrite>(stream: &T) -> Option<Socket<
     socket.map(S::socket)
 }
 
-fn buffer_of<R: ?Sized, S: IsSocket + AsyncRead + Unpin>(stream: &mut R) -> Option<Vec<u8>> {
+fn buffer_of<R: ?Sized, S: IsSocket + AsyncRead + Unpin>(stream: &mut R, most: u64) -> Option<Vec<u8>> {
     let reader = cast_mut::<R, BufReader<S>>(stream)?;
-    let held = reader.buffer().to_vec();
+    let held = up_to(most, reader.buffer()).to_vec();
     Pin::new(reader).consume(held.len());
     Some(held)
 }
 
-fn poll_take(mut stream: impl AsyncBufRead + Unpin, cx: &mut Context<'_>) -> Poll<io::Result<Vec<u8>>> {
+fn read_ahead(mut stream: impl AsyncBufRead + Unpin, cx: &mut Context<'_>, most: u64) -> io::Result<Vec<u8>> {
+    if most == 0 {
+        return Ok(Vec::new());
+    }
     let mut stream = Pin::new(&mut stream);
-    let held = ready!(stream.as_mut().poll_fill_buf(cx))?.to_vec();
+    let held = match stream.as_mut().poll_fill_buf(cx)? {
+        Poll::Ready(buffer) => up_to(most, buffer).to_vec(),
+        Poll::Pending => Vec::new(),
+    };
     stream.consume(held.len());
-    Poll::Ready(Ok(held))
+    Ok(held)
+}
+
+fn up_to(most: u64, buffer: &[u8]) -> &[u8] {
+    &buffer[..usize::try_from(most).map_or(buffer.len(), |most| most.min(buffer.len()))]
 }
 
 impl Socket<'_> {

@@ -7,7 +7,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with};
-use spliceway_core::socket::{self, TellsLeft};
+use spliceway_core::socket::{self, TellsLeft, Wait};
 
 use crate::support::{self, Family, tcp_pair};
 
@@ -101,11 +101,11 @@ fn tcp_inq_tells_what_lies_behind_an_urgent_mark_where_recv_stops_short() {
     let (near, _far) = with_urgent_byte();
     assert_eq!(socket::ask_left(&near), TellsLeft::Yes);
     let mut buf = [0; 64];
-    let received = socket::recv(&near, TellsLeft::Yes, &mut buf).expect("recv");
+    let received = socket::recv(&near, TellsLeft::Yes, &mut buf, Wait::IfBlocking).expect("recv");
     assert_eq!(received.bytes, 3, "it stops at the mark");
     assert!(received.left.expect("TCP tells") > 0, "{received:?}");
     support::await_ready(&near, PollFlags::IN);
-    let received = socket::recv(&near, TellsLeft::Yes, &mut buf).expect("recv");
+    let received = socket::recv(&near, TellsLeft::Yes, &mut buf, Wait::IfBlocking).expect("recv");
     assert_eq!((&buf[..received.bytes], received.left), (&b"def"[..], Some(0)));
 }
 
@@ -116,14 +116,19 @@ fn tcp_inq_tells_what_is_left_and_that_an_end_waits() {
     support::await_queued(&near, 6);
     assert_eq!(socket::ask_left(&near), TellsLeft::Yes);
     let mut four = [0; 4];
-    let first = socket::recv(&near, TellsLeft::Yes, &mut four).expect("recv");
+    let first = socket::recv(&near, TellsLeft::Yes, &mut four, Wait::IfBlocking).expect("recv");
     assert_eq!((first.bytes, first.left), (4, Some(2)));
     far.shutdown(std::net::Shutdown::Write).expect("shutdown");
     support::await_ready(&near, PollFlags::RDHUP);
-    let last = socket::recv(&near, TellsLeft::Yes, &mut four).expect("recv");
+    let last = socket::recv(&near, TellsLeft::Yes, &mut four, Wait::IfBlocking).expect("recv");
     assert_eq!(last.bytes, 2);
     assert_ne!(last.left, Some(0), "the next recv finds the end");
-    assert_eq!(socket::recv(&near, TellsLeft::Yes, &mut four).expect("recv").bytes, 0);
+    assert_eq!(
+        socket::recv(&near, TellsLeft::Yes, &mut four, Wait::IfBlocking)
+            .expect("recv")
+            .bytes,
+        0
+    );
 }
 
 #[test]
@@ -131,7 +136,7 @@ fn unix_sockets_do_not_tell_what_is_left() {
     let (near, far) = Family::Unix.pair();
     (&far).write_all(b"abcdef").expect("write");
     assert_eq!(socket::ask_left(&near), TellsLeft::No);
-    let received = socket::recv(&near, TellsLeft::No, &mut [0; 4]).expect("recv");
+    let received = socket::recv(&near, TellsLeft::No, &mut [0; 4], Wait::IfBlocking).expect("recv");
     assert_eq!((received.bytes, received.left), (4, None));
 }
 
@@ -200,7 +205,7 @@ fn tcp_inq_does_not_tell_that_a_reset_waits() {
     support::await_queued(&near, 5);
     support::reset(far);
     support::await_ready(&near, PollFlags::empty());
-    let received = socket::recv(&near, TellsLeft::Yes, &mut [0; 64]).expect("recv");
+    let received = socket::recv(&near, TellsLeft::Yes, &mut [0; 64], Wait::IfBlocking).expect("recv");
     assert_eq!((received.bytes, received.left), (5, Some(0)));
     assert_eq!(recv(&near), Err(Errno::CONNRESET));
 }

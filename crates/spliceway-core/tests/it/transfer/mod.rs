@@ -97,6 +97,16 @@ fn every_sequence_of_outcomes_after_preloaded_bytes_delivers_these_first_and_end
     }
 }
 
+#[test]
+fn every_sequence_of_outcomes_takes_no_byte_beyond_the_limit_and_delivers_those_before_it() {
+    for engine in ENGINES {
+        // Nothing, less than a recv, less than the source, all of it, more than it has.
+        for limit in [0, 1_000, 2 * SCRATCH + 1, 3 * SCRATCH, 4 * SCRATCH] {
+            walk(8, || World::new(engine, PipeSize::Auto, 3 * SCRATCH).limited(limit));
+        }
+    }
+}
+
 /// Outcomes by chance. Beyond the list all is kind.
 struct Chance<'a>(std::slice::Iter<'a, u8>);
 

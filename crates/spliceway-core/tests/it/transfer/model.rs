@@ -35,6 +35,8 @@ pub(crate) struct World {
     engine: Engine,
     /// Places that the source still has; it ends behind them.
     source: Range<usize>,
+    /// No place from here on may be taken.
+    limit: usize,
     user: Range<usize>,
     pipe: Range<usize>,
     delivered: usize,
@@ -54,6 +56,7 @@ impl World {
             transfer: Transfer::new(engine, size),
             engine,
             source: 0..bytes,
+            limit: usize::MAX,
             user: 0..0,
             pipe: 0..0,
             delivered: 0,
@@ -73,9 +76,18 @@ impl World {
         self
     }
 
+    /// No more than the first `bytes` of the source may be taken.
+    pub(crate) fn limited(self, bytes: usize) -> Self {
+        Self { limit: bytes, ..self }
+    }
+
     /// One step with the outcome that `fate` chooses; `false` when the transfer is done.
     pub(crate) fn advance(&mut self, fate: &mut impl Fate) -> bool {
-        let step = self.transfer.step();
+        let mut step = self.transfer.step();
+        if self.is_at_limit() && matches!(step, Step::Recv | Step::Peek | Step::Fill(_) | Step::Yield) {
+            self.transfer.on(Event::LimitReached);
+            step = self.transfer.step();
+        }
         self.check(step);
         let outcomes = self.outcomes(step);
         let Some(event) = outcomes.get(fate.choose(outcomes.len().max(1))) else {
@@ -91,11 +103,21 @@ impl World {
         let enough = 64 + 8 * (self.source.len() + self.pipe.len() + self.user.len()) / SCRATCH;
         for _ in 0..enough {
             if !self.advance(&mut Kind) {
-                assert!(self.source.is_empty(), "done with bytes left in the source: {self:#?}");
+                let complete = self.source.is_empty() || self.is_at_limit();
+                assert!(complete, "done with bytes left in the source: {self:#?}");
                 return;
             }
         }
         panic!("not done after {enough} kind steps: {self:#?}");
+    }
+
+    fn is_at_limit(&self) -> bool {
+        self.source.start == self.limit
+    }
+
+    /// Places that may be taken now.
+    fn left(&self) -> usize {
+        self.source.len().min(self.limit - self.source.start)
     }
 
     /// What must hold when `step` is asked for.
@@ -118,7 +140,9 @@ impl World {
             }
             Step::Recv => assert!(self.moved_in_turn < TURN, "{step:?} where a turn is over: {self:#?}"),
             Step::Yield => assert!(self.moved_in_turn >= TURN, "gives way too early: {self:#?}"),
-            Step::Shutdown | Step::Done => assert!(self.end_seen, "no end was confirmed: {self:#?}"),
+            Step::Shutdown | Step::Done => {
+                assert!(self.end_seen || self.is_at_limit(), "no end was confirmed: {self:#?}");
+            }
             Step::Send | Step::Drain | Step::Unload => {}
         }
         assert!(self.moved_in_turn < TURN + MOST_AT_ONCE, "too long a turn: {self:#?}");
@@ -126,7 +150,7 @@ impl World {
 
     /// Everything that reality allows to come of `step` now, the kindest first.
     fn outcomes(&self, step: Step) -> Vec<Event> {
-        let left = self.source.len();
+        let left = self.left();
         match step {
             Step::Recv => {
                 let mut outcomes = Vec::new();
@@ -162,7 +186,7 @@ impl World {
 
     fn fills(&self, class: SizeClass) -> Vec<Event> {
         let size = class.bytes();
-        let left = self.source.len();
+        let left = self.left();
         // The size, or the last bytes; far more than the size; a part by slots; small messages; a pipe smaller than asked for.
         let sizes = [
             (size.min(left), left >= size),
@@ -185,7 +209,7 @@ impl World {
     fn happen(&mut self, step: Step, event: Event) {
         let moved = match event {
             Event::Received { full } => {
-                let left = self.source.len();
+                let left = self.left();
                 let bytes = match full {
                     true => SCRATCH,
                     // A part of what there is, or the last of it.
@@ -222,7 +246,12 @@ impl World {
                 self.never_again |= reason.scope() == Scope::Relay;
                 0
             }
-            Event::Peeked | Event::FillStopped | Event::WouldBlock | Event::Yielded | Event::ShutDown => 0,
+            Event::Peeked
+            | Event::FillStopped
+            | Event::WouldBlock
+            | Event::LimitReached
+            | Event::Yielded
+            | Event::ShutDown => 0,
         };
         if matches!(event, Event::WouldBlock | Event::Yielded) {
             self.moved_in_turn = 0;

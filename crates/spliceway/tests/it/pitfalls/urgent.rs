@@ -1,11 +1,12 @@
 //! splice stops at an urgent mark, for ever, and says 0 there if a FIN follows. A receive steps over it.
 
-use tokio::io::AsyncReadExt;
+use spliceway::Relay;
+use tokio::io::{AsyncReadExt, BufStream};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 use crate::support::pattern::Pattern;
 use crate::support::rig::{Rig, both_ways, both_ways_and_engines};
-use crate::support::{BULK, KIB, MIB, finish, send_urgent, turns};
+use crate::support::{BULK, KIB, MIB, finish, send_urgent, tcp, turns};
 
 /// Before a splice run, where the relay has not moved a byte; then bulk; then the end or not.
 #[tokio::test]
@@ -85,6 +86,45 @@ async fn what_is_queued_around_an_urgent_byte_before_the_first_poll_arrives() {
             })
             .await;
         }
+    }
+}
+
+/// The caller's read stopped at the mark, short of its buffer, and tokio takes a short read for a drained socket. No edge comes
+/// for what lies behind the mark: with tokio's own copy it stays there until the next byte.
+#[tokio::test]
+async fn what_is_queued_behind_a_mark_that_the_callers_own_read_stopped_at_arrives() {
+    for buffered in [false, true] {
+        both_ways_and_engines(async |setup| {
+            let ((mut near, mut near_end), (mut far, far_end)) = (tcp().await, tcp().await);
+            let (mut sent, mut wanted) = (Pattern::new(6), Pattern::new(6));
+            sent.send(&mut near, 6).await;
+            send_urgent(&near).await;
+            sent.send(&mut near, 5).await;
+            // All of it is queued before the read.
+            while near_end.peek(&mut [0; 64]).await.unwrap() < 6 {}
+            turns(10).await;
+            let mut start = [0; 64];
+            let read = near_end.read(&mut start).await.unwrap();
+            wanted.check(&start[..read]);
+            assert_eq!(read, 6, "a read stops at the mark");
+            let relay = async {
+                let near_end = BufStream::new(near_end);
+                let relayed = match (buffered, setup.swapped) {
+                    (false, false) => Relay::new(near_end.into_inner(), far_end).engine(setup.engine).await,
+                    (false, true) => Relay::new(far_end, near_end.into_inner()).engine(setup.engine).await,
+                    (true, false) => Relay::new(near_end, far_end).engine(setup.engine).await,
+                    (true, true) => Relay::new(far_end, near_end).engine(setup.engine).await,
+                };
+                relayed.unwrap();
+            };
+            let peers = async {
+                wanted.expect(&mut far, 5).await;
+                finish(&near);
+                finish(&far);
+            };
+            tokio::join!(relay, peers);
+        })
+        .await;
     }
 }
 
