@@ -4,6 +4,7 @@ mod bounds; // what a relay holds for a slow sink, and to the byte what became o
 mod cancelled; // dropped at any point, no byte reaches another relay and no descriptor is left behind
 mod counted; // the counts tell what was spliced, while it runs and at the end
 mod ended; // ends and resets, alone and with data before them
+mod freed; // whatever ends a relay, its descriptors and its pipe are free at once
 mod limited; // a limit takes so many bytes and not one more
 mod limits; // no pipe, a small pipe, no descriptor: copied, with the reason, and spliced again later
 mod slots; // slots of a pipe fill before bytes do, and just sixteen are no exception
