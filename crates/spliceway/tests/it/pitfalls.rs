@@ -3,6 +3,7 @@
 mod bounds; // what a relay holds for a slow sink, and to the byte what became of it
 mod cancelled; // dropped at any point, no byte reaches another relay and no descriptor is left behind
 mod counted; // the counts tell what was spliced, while it runs and at the end
+mod descriptors; // what a relay is given: a socket that blocks, a socket of records
 mod ended; // ends and resets, alone and with data before them
 mod fair; // one bulk transfer does not keep a thousand others waiting
 mod freed; // whatever ends a relay, its descriptors and its pipe are free at once
