@@ -317,7 +317,7 @@ fn a_catalogue_of_faults_that_lost_one_or_names_what_is_not_there_is_found() {
     finds(1, |rows| rows.push(rows[0].clone()));
     finds(1, |rows| rows.push(rows[0].replace("| 1 |", "| 41 |")));
     finds(0, |rows| {
-        rows.push("| a fault without a number | `x: watch::tests::it_waits` |".into())
+        rows.push("| a fault without a number | `x: watch::tests::it_waits` |".into());
     });
     finds(0, cell("`x: pitfalls::stuck::it_ends`, `x: watch::tests::it_waits`"));
     finds(0, cell("`x: pitfalls::stuck::it_ends`, `cargo xtask soak --gib 100`"));
