@@ -4,7 +4,7 @@ use std::env;
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rustix::net::sockopt::tcp_congestion;
@@ -41,19 +41,31 @@ pub(crate) fn isolate() -> io::Result<Option<String>> {
             congestion_control()?
         )));
     }
+    if !namespaces_permitted() {
+        return Ok(Some(format!(
+            "{}, as no network namespace could be made",
+            congestion_control()?
+        )));
+    }
     let again = Command::new("unshare")
         .args(["--net", "--"])
         .arg(env::current_exe()?)
         .args(env::args_os().skip(1))
         .env(ISOLATED, "1")
-        .status();
-    match again {
-        Ok(status) if status.success() => Ok(None),
-        _ => Ok(Some(format!(
-            "{}, as no network namespace could be made",
-            congestion_control()?
-        ))),
+        .status()?;
+    match again.success() {
+        true => Ok(None),
+        false => Err(io::Error::other(format!("the run in its network namespace: {again}"))),
     }
+}
+
+/// Asked apart from the run, so that a run that fails is not taken for a namespace that could not be made.
+fn namespaces_permitted() -> bool {
+    Command::new("unshare")
+        .args(["--net", "--", "true"])
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
 }
 
 /// What a connection over loopback really uses.

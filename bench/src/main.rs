@@ -6,6 +6,7 @@ mod machine;
 mod pool;
 mod report;
 mod rr;
+mod soak;
 
 use std::io;
 use std::process::ExitCode;
@@ -57,6 +58,8 @@ enum Scenario {
         #[arg(long, default_value_t = 5)]
         rounds: usize,
     },
+    /// Load on the program that is verified byte for byte, while its memory, descriptors, pipes and CPU are watched for drift.
+    Soak(soak::Options),
     /// A relay of one arm, for the scenarios above.
     #[command(hide = true)]
     Relay { arm: Arm, upstream: std::net::SocketAddr },
@@ -82,6 +85,7 @@ fn run(scenario: Scenario) -> io::Result<()> {
             trips,
             rounds,
         } => rr::run(connections, size, trips, rounds),
+        Scenario::Soak(options) => soak::run(&options),
         Scenario::Relay { arm, upstream } => arms::serve(arm, upstream),
     }
 }

@@ -8,8 +8,10 @@ use std::time::Instant;
 
 fn main() -> ExitCode {
     let words: Vec<String> = env::args().skip(1).collect();
-    let task = TASKS.iter().find(|task| words.len() == 1 && words[0] == task.name);
-    let outcome = task.map_or_else(|| Err(usage()), Task::run);
+    let outcome = match words.split_first().and_then(|(name, rest)| Some((task(name)?, rest))) {
+        Some((task, rest)) if rest.is_empty() || task.takes_words() => task.run(rest),
+        _ => Err(usage()),
+    };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
@@ -26,11 +28,15 @@ struct Task {
     steps: &'static [Step],
 }
 
-/// One command line of words separated by blanks, with the one variable it may need.
+/// One command line of words separated by blanks, with the one variable it may need. [`REST`] at the end of a task's last
+/// step stands for what was typed after the task's name.
 struct Step {
     variable: Option<(&'static str, &'static str)>,
     line: &'static str,
 }
+
+/// The word of a line in whose place come the words after the task's name; a task without it takes none.
+const REST: &str = "…";
 
 /// Cheapest first, so that a slip is known before the long steps run.
 const TASKS: &[Task] = &[
@@ -60,7 +66,19 @@ const TASKS: &[Task] = &[
         // Not in `ci`: it fetches a database, so it needs a network and fails without any change of ours.
         steps: &[step("cargo deny check advisories")],
     },
+    Task {
+        name: "soak",
+        purpose: "minutes of byte-exact load on the program, watched for drift; `soak --help` for its words",
+        steps: &[
+            step("cargo build --release --package spliceway-proxy"),
+            step("cargo run --release --package spliceway-bench -- soak …"),
+        ],
+    },
 ];
+
+fn task(name: &str) -> Option<&'static Task> {
+    TASKS.iter().find(|task| task.name == name)
+}
 
 const fn step(line: &'static str) -> Step {
     Step { variable: None, line }
@@ -74,13 +92,17 @@ const fn docs(line: &'static str) -> Step {
 }
 
 impl Task {
-    fn run(&self) -> Result<(), String> {
+    fn takes_words(&self) -> bool {
+        self.steps.last().is_some_and(Step::takes_words)
+    }
+
+    fn run(&self, rest: &[String]) -> Result<(), String> {
         if self.steps.iter().any(Step::needs_cargo_deny) {
             find_cargo_deny()?;
         }
         let started = Instant::now();
         for step in self.steps {
-            step.run()?;
+            step.run(rest)?;
         }
         eprintln!(
             "xtask: {}: all {} steps passed in {} s",
@@ -97,11 +119,15 @@ impl Step {
         self.line.starts_with("cargo deny")
     }
 
-    fn run(&self) -> Result<(), String> {
+    fn takes_words(&self) -> bool {
+        self.line.ends_with(REST)
+    }
+
+    fn run(&self, rest: &[String]) -> Result<(), String> {
         eprintln!("\n$ {self}");
         let started = Instant::now();
         let status = self
-            .command()
+            .command(rest)
             .status()
             .map_err(|error| format!("xtask: cannot start `{self}`: {error}"))?;
         if !status.success() {
@@ -111,11 +137,14 @@ impl Step {
         Ok(())
     }
 
-    fn command(&self) -> Command {
-        let mut words = self.line.split_whitespace();
+    fn command(&self, rest: &[String]) -> Command {
+        let mut words = self.line.split_whitespace().filter(|word| *word != REST);
         let program = words.next().expect("a step is not empty");
         let mut command = Command::new(program);
         command.args(words).envs(self.variable).current_dir(root());
+        if self.takes_words() {
+            command.args(rest);
+        }
         command
     }
 }

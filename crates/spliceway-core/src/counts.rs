@@ -8,6 +8,7 @@ pub struct Counts {
     spliced: AtomicU64,
     copied: AtomicU64,
     eof: AtomicBool,
+    lost: AtomicU64,
     /// The last reason to copy: its place in [`Reason::ALL`], plus 1. 0 is none.
     fallback: AtomicU8,
 }
@@ -24,6 +25,8 @@ pub struct DirectionSummary {
     pub copied: u64,
     /// Whether the source has ended, and its end was passed on.
     pub eof: bool,
+    /// Bytes taken from the source that the sink did not get. Told at the end; 0 before.
+    pub lost: u64,
     /// Why bytes were copied that might have been spliced; the last reason if there were several.
     pub fallback: Option<Reason>,
 }
@@ -39,6 +42,7 @@ impl Counts {
             spliced,
             copied,
             eof: self.eof.load(Ordering::Relaxed),
+            lost: self.lost.load(Ordering::Relaxed),
             fallback: usize::from(self.fallback.load(Ordering::Relaxed))
                 .checked_sub(1)
                 .map(|place| Reason::ALL[place]),
@@ -58,6 +62,11 @@ impl Counts {
     /// The source has ended, and the sink knows.
     pub fn set_eof(&self) {
         self.eof.store(true, Ordering::Relaxed);
+    }
+
+    /// It is over, and so many bytes were taken that the sink did not get.
+    pub fn set_lost(&self, bytes: usize) {
+        self.lost.store(bytes as u64, Ordering::Relaxed);
     }
 
     /// What follows is copied, for this reason.

@@ -133,16 +133,28 @@ impl Mover {
         self.allowance
     }
 
-    /// `bytes` were read from the source before: they go first, and count.
+    /// `bytes` go first. Whether they came from the source or not, the limit is no matter of theirs.
     ///
     /// # Panics
-    /// If the direction has already moved others, or they are more than its limit.
+    /// If the direction has already moved others.
     pub fn preload(&mut self, bytes: Vec<u8>) {
         if !bytes.is_empty() {
             self.transfer.preload();
-            self.takes(bytes.len());
             self.rest = Rest::Owned { bytes, start: 0 };
         }
+    }
+
+    /// Takes no more than `bytes` from now on; 0 ends the direction when what it holds is delivered.
+    pub fn restrict(&mut self, bytes: u64) {
+        self.allowance = self.allowance.min(bytes);
+        self.end_at_limit();
+    }
+
+    /// Bytes taken and not yet delivered.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        // Never both.
+        self.pipe.as_ref().map_or(0, |(_, pipe)| pipe.len()) + self.rest.len()
     }
 
     /// What is needed next.
@@ -156,6 +168,16 @@ impl Mover {
         }
     }
 
+    /// The most bytes that the next [`take`](Mover::take) brings; 0 where it only looks.
+    #[must_use]
+    pub fn appetite(&self) -> usize {
+        match self.transfer.step() {
+            Step::Recv => SCRATCH,
+            Step::Fill(class) => class.bytes(),
+            _ => 0,
+        }
+    }
+
     /// Takes from the source: one `recv` into `scratch`, or one `splice` into a pipe, or one look.
     ///
     /// # Errors
@@ -164,10 +186,28 @@ impl Mover {
     /// # Panics
     /// If [`need`](Mover::need) is not [`Need::Source`], or `scratch` is empty.
     pub fn take(&mut self, source: impl AsFd, scratch: &mut [u8], counts: &Counts) -> io::Result<Source> {
+        self.take_at_most(usize::MAX, source, scratch, counts)
+    }
+
+    /// [`take`](Mover::take), for no more than `most` bytes.
+    ///
+    /// # Errors
+    /// Those of [`take`](Mover::take).
+    ///
+    /// # Panics
+    /// As [`take`](Mover::take), or if `most` is 0.
+    pub fn take_at_most(
+        &mut self,
+        most: usize,
+        source: impl AsFd,
+        scratch: &mut [u8],
+        counts: &Counts,
+    ) -> io::Result<Source> {
+        let most = usize::try_from(self.allowance).map_or(most, |left| left.min(most));
         match self.transfer.step() {
-            Step::Recv => self.recv(source, scratch),
+            Step::Recv => self.recv(most, source, scratch),
             Step::Peek => self.peek(source),
-            Step::Fill(class) => self.fill(source, class, counts),
+            Step::Fill(class) => self.fill(most, source, class, counts),
             step => unreachable!("{step:?} takes nothing from the source"),
         }
     }
@@ -206,8 +246,8 @@ impl Mover {
         }
     }
 
-    fn recv(&mut self, source: impl AsFd, scratch: &mut [u8]) -> io::Result<Source> {
-        let length = self.at_most(scratch.len().min(SCRATCH));
+    fn recv(&mut self, most: usize, source: impl AsFd, scratch: &mut [u8]) -> io::Result<Source> {
+        let length = scratch.len().min(SCRATCH).min(most);
         assert!(length > 0, "a recv of no bytes says nothing");
         let source = source.as_fd();
         let tells = *self.source.tells.get_or_insert_with(|| socket::ask_left(source));
@@ -252,12 +292,11 @@ impl Mover {
         Ok(Source::WouldBlock)
     }
 
-    fn fill(&mut self, source: impl AsFd, class: SizeClass, counts: &Counts) -> io::Result<Source> {
+    fn fill(&mut self, most: usize, source: impl AsFd, class: SizeClass, counts: &Counts) -> io::Result<Source> {
         let source = source.as_fd();
         if let Some(reason) = self.source.unfit_to_splice(source, self.wait)? {
             return self.cannot(reason, counts).map(|()| Source::Open);
         }
-        let most = self.at_most(usize::MAX);
         let pipe = match self.pipe_of(class) {
             Ok(pipe) => pipe,
             Err(reason) => return self.cannot(reason, counts).map(|()| Source::Open),
@@ -327,11 +366,6 @@ impl Mover {
         Ok(Sink::Open)
     }
 
-    /// `length`, or what the limit leaves of it.
-    fn at_most(&self, length: usize) -> usize {
-        usize::try_from(self.allowance).map_or(length, |left| left.min(length))
-    }
-
     /// Bytes were taken from the source.
     fn takes(&mut self, bytes: usize) {
         if self.allowance < u64::MAX {
@@ -393,19 +427,21 @@ impl Rest {
         }
     }
 
+    fn len(&self) -> usize {
+        match self {
+            Self::Nothing => 0,
+            Self::InScratch { start, end } => *end - *start,
+            Self::Owned { bytes, start } => bytes.len() - *start,
+        }
+    }
+
     /// Forgets what was sent, and with the last byte the memory: how many bytes are left.
     fn advance(&mut self, sent: usize) -> usize {
-        let left = match self {
-            Self::Nothing => 0,
-            Self::InScratch { start, end } => {
-                *start += sent;
-                *end - *start
-            }
-            Self::Owned { bytes, start } => {
-                *start += sent;
-                bytes.len() - *start
-            }
-        };
+        match self {
+            Self::Nothing => {}
+            Self::InScratch { start, .. } | Self::Owned { start, .. } => *start += sent,
+        }
+        let left = self.len();
         if left == 0 {
             drop(mem::take(self));
         }

@@ -231,7 +231,7 @@ impl Transfer {
     /// If the direction has already begun to move others.
     pub fn preload(&mut self) {
         assert!(
-            matches!(self.state, State::Receiving | State::Filling),
+            matches!(self.state, State::Receiving | State::Filling | State::ShuttingDown),
             "preloaded bytes come before all others"
         );
         self.state = State::Sending { full: false };

@@ -7,7 +7,8 @@ use spliceway_core::Counts;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::direction::Moving;
-use crate::relay::{Options, Relay};
+use crate::options;
+use crate::relay::Relay;
 use crate::stream;
 
 /// Copies data in both directions between `a` and `b`: [`tokio::io::copy_bidirectional`], through the kernel where it can.
@@ -89,8 +90,8 @@ where
         return tokio::io::copy(reader, writer).await;
     }
     let counts = Counts::default();
-    let mut moving = Moving::new(reader, writer, u64::MAX, &Options::default(), &counts);
-    let ended = poll_fn(|cx| moving.poll(cx, reader, writer, &counts)).await;
+    let mut moving = Moving::new(reader, writer, &options::DEFAULT.a_to_b, &options::DEFAULT, &counts);
+    let ended = poll_fn(|cx| moving.poll(cx, reader, writer, &options::DEFAULT.a_to_b, &counts)).await;
     ended.map_err(|(_, error)| error)?;
     Ok(counts.snapshot().bytes)
 }

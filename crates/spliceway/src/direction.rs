@@ -6,13 +6,16 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
+use spliceway_core::socket;
 use spliceway_core::transfer::SCRATCH;
 use spliceway_core::{Counts, Engine, Mover, Need, Reason, Source};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::coop::has_budget_remaining;
 
 use crate::fallback::CopyLoop;
-use crate::relay::{Operation, Options};
+use crate::options::{RelayOptions, Way};
+use crate::outcome::Operation;
+use crate::rate::Gate;
 use crate::stream::{self, Socket};
 
 thread_local! {
@@ -20,9 +23,18 @@ thread_local! {
     static SCRATCH_BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH].into_boxed_slice());
 }
 
+/// One direction from its first byte to its last.
+#[derive(Debug)]
+pub(crate) struct Moving {
+    means: Means,
+    gate: Option<Box<Gate>>,
+    /// It was told to end with the other direction.
+    finishing: bool,
+}
+
 /// How one direction moves its bytes, decided by the types of its ends.
 #[derive(Debug)]
-pub(crate) enum Moving {
+enum Means {
     /// Both ends are sockets.
     Splicing { mover: Mover, start: Start },
     /// Some end is not.
@@ -38,15 +50,18 @@ pub(crate) enum Moved {
     All,
     /// All that may be taken of it was taken.
     UpToLimit,
+    /// The other direction has ended, and what the source had received by then was taken.
+    UpToEndOfOther,
 }
 
 /// What is still to be done before a direction takes from its socket as it will to the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Start {
-    /// Buffers around the sockets may hold bytes, which go first.
+enum Start {
+    /// The caller's prefix goes first, then what buffers around the sockets hold.
     Buffered,
-    /// The source was not yet seen to be drained, nor told to be readable, and may have bytes of which no edge will tell: a read of the caller's own that stopped at an
-    /// urgent mark took the readiness for what lies behind it. (A short read counts as one that drained the socket.)
+    /// The source was not yet seen to be drained, nor told to be readable, and may have bytes of which no edge will tell: a read of
+    /// the caller's own that stopped at an urgent mark took the readiness for what lies behind it. (A short read counts as one
+    /// that drained the socket.)
     Untried,
     Over,
 }
@@ -55,66 +70,111 @@ pub(crate) enum Start {
 pub(crate) type Broken = (Operation, io::Error);
 
 impl Moving {
-    /// A direction that takes at most `limit` bytes.
     pub(crate) fn new<R: ?Sized, W: ?Sized>(
         reader: &R,
         writer: &W,
-        limit: u64,
-        options: &Options,
+        way: &Way,
+        options: &RelayOptions,
         counts: &Counts,
     ) -> Self {
-        if !stream::are_sockets(reader, writer) {
-            counts.set_fallback(Reason::NotSockets);
-            return match options.engine {
-                Engine::Splice => Self::Refused,
-                Engine::Auto | Engine::Copy => Self::Copying(CopyLoop::with_limit(limit)),
-            };
-        }
-        if options.engine == Engine::Copy {
-            counts.set_fallback(Reason::Disabled);
-        }
-        let mover = Mover::new(options.engine, options.pipe_size, options.pool()).with_limit(limit);
-        Self::Splicing {
-            mover,
-            start: Start::Buffered,
+        Self {
+            means: Means::new(reader, writer, way, options, counts),
+            gate: way.rate.clone().map(|rate| Box::new(Gate::new(rate))),
+            finishing: false,
         }
     }
 
-    /// Ready when the source has ended, or the limit is reached, and the sink has every byte.
+    /// Ready when the source has ended, or may be taken from no more, and the sink has every byte.
     pub(crate) fn poll<R, W>(
         &mut self,
         cx: &mut Context<'_>,
         reader: &mut R,
         writer: &mut W,
+        way: &Way,
         counts: &Counts,
     ) -> Poll<Result<Moved, Broken>>
     where
         R: AsyncRead + Unpin + ?Sized,
         W: AsyncWrite + Unpin + ?Sized,
     {
-        let allowance = match self {
-            Self::Splicing { mover, start } => {
+        let gate = self.gate.as_deref_mut();
+        let allowance = match &mut self.means {
+            Means::Splicing { mover, start } => {
                 if *start == Start::Buffered {
-                    let buffered = ready!(poll_unbuffer(cx, reader, writer, mover.allowance()))?;
-                    mover.preload(buffered);
+                    let mut first = ready!(poll_unbuffer(cx, reader, writer, mover.allowance()))?;
+                    mover.restrict(mover.allowance() - first.len() as u64);
+                    first.splice(..0, way.prefix.iter().copied());
+                    mover.preload(first);
                     *start = Start::Untried;
                 }
                 match (stream::source(reader), stream::sink(writer)) {
-                    (Some(source), Some(sink)) => ready!(poll_mover(mover, start, cx, source, sink, counts))?,
+                    (Some(source), Some(sink)) => ready!(poll_mover(mover, start, gate, cx, source, sink, counts))?,
                     _ => unreachable!("a stream's type does not change"),
                 }
                 mover.allowance()
             }
-            Self::Copying(copy_loop) => {
-                ready!(copy_loop.poll(cx, reader, writer, counts))?;
+            Means::Copying(copy_loop) => {
+                ready!(copy_loop.poll(cx, reader, writer, gate, counts))?;
                 copy_loop.allowance()
             }
-            Self::Refused => {
+            Means::Refused => {
                 let refusal = io::Error::new(io::ErrorKind::Unsupported, "cannot splice: a stream is no plain socket");
                 return Poll::Ready(Err((Operation::Read, refusal)));
             }
         };
-        Poll::Ready(Ok(if allowance == 0 { Moved::UpToLimit } else { Moved::All }))
+        Poll::Ready(Ok(match allowance {
+            0 if self.finishing => Moved::UpToEndOfOther,
+            0 => Moved::UpToLimit,
+            _ => Moved::All,
+        }))
+    }
+
+    /// Takes what `reader` has received by now, and then no more.
+    pub(crate) fn finish<R: ?Sized>(&mut self, reader: &R) {
+        self.finishing = true;
+        match (&mut self.means, stream::source(reader)) {
+            (Means::Splicing { mover, .. }, Some(source)) => mover.restrict(socket::queued(source).unwrap_or(0)),
+            _ => self.stop(),
+        }
+    }
+
+    /// Takes no more.
+    pub(crate) fn stop(&mut self) {
+        match &mut self.means {
+            Means::Splicing { mover, .. } => mover.restrict(0),
+            Means::Copying(copy_loop) => copy_loop.stop(),
+            Means::Refused => {}
+        }
+    }
+
+    /// Bytes taken and not yet delivered.
+    pub(crate) fn in_flight(&self) -> usize {
+        match &self.means {
+            Means::Splicing { mover, .. } => mover.in_flight(),
+            Means::Copying(copy_loop) => copy_loop.in_flight(),
+            Means::Refused => 0,
+        }
+    }
+}
+
+impl Means {
+    fn new<R: ?Sized, W: ?Sized>(reader: &R, writer: &W, way: &Way, options: &RelayOptions, counts: &Counts) -> Self {
+        let limit = way.limit.unwrap_or(u64::MAX);
+        if !stream::are_sockets(reader, writer) {
+            counts.set_fallback(Reason::NotSockets);
+            return match options.engine {
+                Engine::Splice => Self::Refused,
+                Engine::Auto | Engine::Copy => Self::Copying(CopyLoop::new(&way.prefix, limit)),
+            };
+        }
+        if options.engine == Engine::Copy {
+            counts.set_fallback(Reason::Disabled);
+        }
+        let mover = Mover::new(options.engine, options.pipe_size, options.the_pool()).with_limit(limit);
+        Self::Splicing {
+            mover,
+            start: Start::Buffered,
+        }
     }
 }
 
@@ -132,6 +192,7 @@ where
 fn poll_mover(
     mover: &mut Mover,
     start: &mut Start,
+    gate: Option<&mut Gate>,
     cx: &mut Context<'_>,
     source: Socket<'_>,
     sink: Socket<'_>,
@@ -139,7 +200,7 @@ fn poll_mover(
 ) -> Poll<Result<(), Broken>> {
     SCRATCH_BUFFER.with_borrow_mut(|scratch| {
         let turn = &mut Turn { mover, scratch };
-        poll_steps(turn, start, cx, source, sink, counts)
+        poll_steps(turn, start, gate, cx, source, sink, counts)
     })
 }
 
@@ -148,6 +209,44 @@ fn poll_mover(
 struct Turn<'a> {
     mover: &'a mut Mover,
     scratch: &'a mut [u8],
+}
+
+impl Turn<'_> {
+    /// One attempt at the source, when it may have something and the gate lets something through.
+    fn poll_take(
+        &mut self,
+        start: &mut Start,
+        mut gate: Option<&mut Gate>,
+        cx: &mut Context<'_>,
+        source: Socket<'_>,
+        counts: &Counts,
+    ) -> Poll<io::Result<()>> {
+        let ready = source.poll_read_ready(cx)?.is_ready();
+        // Out of budget is not out of bytes, but then all that is to be done is to give way.
+        let worth_a_try = ready || (*start == Start::Untried && has_budget_remaining());
+        if !worth_a_try {
+            return Poll::Pending;
+        }
+        let most = match (&mut gate, self.mover.appetite()) {
+            (None, _) | (_, 0) => usize::MAX,
+            (Some(gate), appetite) => ready!(gate.poll_grant(cx, appetite)),
+        };
+        let mut take = |socket: BorrowedFd<'_>| self.mover.take_at_most(most, socket, self.scratch, counts);
+        let taken = if ready {
+            *start = Start::Over;
+            source.try_take(take)
+        } else {
+            take(source.as_fd()).map(|learnt| {
+                if learnt != Source::Open {
+                    *start = Start::Over;
+                }
+            })
+        };
+        if let Some(gate) = gate {
+            gate.spent(self.mover.in_flight());
+        }
+        Poll::Ready(taken)
+    }
 }
 
 impl Drop for Turn<'_> {
@@ -159,6 +258,7 @@ impl Drop for Turn<'_> {
 fn poll_steps(
     turn: &mut Turn<'_>,
     start: &mut Start,
+    mut gate: Option<&mut Gate>,
     cx: &mut Context<'_>,
     source: Socket<'_>,
     sink: Socket<'_>,
@@ -167,23 +267,8 @@ fn poll_steps(
     loop {
         match turn.mover.need() {
             Need::Source => {
-                let mut take = |socket: BorrowedFd<'_>| turn.mover.take(socket, turn.scratch, counts);
-                let taken = match source.poll_read_ready(cx) {
-                    Poll::Ready(outcome) => {
-                        *start = Start::Over;
-                        outcome.and_then(|()| source.try_take(take))
-                    }
-                    // Out of budget is not out of bytes: then all that is to be done is to give way.
-                    Poll::Pending if *start == Start::Untried && has_budget_remaining() => {
-                        take(source.as_fd()).map(|learnt| {
-                            if learnt != Source::Open {
-                                *start = Start::Over;
-                            }
-                        })
-                    }
-                    Poll::Pending => return Poll::Pending,
-                };
-                taken.map_err(|error| (Operation::Read, error))?;
+                ready!(turn.poll_take(start, gate.as_deref_mut(), cx, source, counts))
+                    .map_err(|error| (Operation::Read, error))?;
             }
             // Only the sink is waited for: a full one must not be woken for by a source that has more.
             Need::Sink => {

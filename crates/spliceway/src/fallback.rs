@@ -8,7 +8,8 @@ use spliceway_core::Counts;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop::consume_budget;
 
-use crate::relay::Operation;
+use crate::outcome::Operation;
+use crate::rate::Gate;
 
 /// Bytes of the buffer: tokio's own size.
 const BUFFER: usize = 8 << 10;
@@ -29,12 +30,12 @@ pub(crate) struct CopyLoop {
 }
 
 impl CopyLoop {
-    /// Will read at most `limit` bytes.
-    pub(crate) fn with_limit(limit: u64) -> Self {
+    /// Writes `prefix` first, then reads at most `limit` bytes.
+    pub(crate) fn new(prefix: &[u8], limit: u64) -> Self {
         Self {
-            buffer: Box::default(),
+            buffer: prefix.into(),
             start: 0,
-            end: 0,
+            end: prefix.len(),
             allowance: limit,
             unflushed: false,
             ended: false,
@@ -46,12 +47,23 @@ impl CopyLoop {
         self.allowance
     }
 
+    /// Reads no more.
+    pub(crate) fn stop(&mut self) {
+        self.allowance = 0;
+    }
+
+    /// Bytes read and not yet written.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.end - self.start
+    }
+
     /// Copies until the reader's end or the limit, then flushes.
     pub(crate) fn poll<R, W>(
         &mut self,
         cx: &mut Context<'_>,
         reader: &mut R,
         writer: &mut W,
+        mut gate: Option<&mut Gate>,
         counts: &Counts,
     ) -> Poll<Result<(), (Operation, io::Error)>>
     where
@@ -66,7 +78,7 @@ impl CopyLoop {
             if self.ended {
                 return writer.poll_flush(cx).map_err(|error| (Operation::Write, error));
             }
-            match self.poll_read(cx, reader.as_mut()) {
+            match self.poll_read(cx, reader.as_mut(), gate.as_deref_mut()) {
                 Poll::Ready(Ok(0)) => self.ended = true,
                 Poll::Ready(Ok(read)) => (self.start, self.end) = (0, read),
                 Poll::Ready(Err(error)) => return Poll::Ready(Err((Operation::Read, error))),
@@ -84,16 +96,24 @@ impl CopyLoop {
         Poll::Pending
     }
 
-    fn poll_read<R>(&mut self, cx: &mut Context<'_>, mut reader: Pin<&mut R>) -> Poll<io::Result<usize>>
+    fn poll_read<R>(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut reader: Pin<&mut R>,
+        mut gate: Option<&mut Gate>,
+    ) -> Poll<io::Result<usize>>
     where
         R: AsyncRead + ?Sized,
     {
-        if self.buffer.is_empty() {
-            self.buffer = vec![0; BUFFER].into_boxed_slice();
-        }
-        let most = usize::try_from(self.allowance).map_or(BUFFER, |left| left.min(BUFFER));
+        let mut most = usize::try_from(self.allowance).map_or(BUFFER, |left| left.min(BUFFER));
         if most == 0 {
             return Poll::Ready(Ok(0));
+        }
+        if let Some(gate) = &mut gate {
+            most = most.min(ready!(gate.poll_grant(cx, most)));
+        }
+        if self.buffer.len() < BUFFER {
+            self.buffer = vec![0; BUFFER].into_boxed_slice();
         }
         let mut buf = ReadBuf::new(&mut self.buffer[..most]);
         loop {
@@ -104,6 +124,9 @@ impl CopyLoop {
             }
         }
         let read = buf.filled().len();
+        if let Some(gate) = gate {
+            gate.spent(read);
+        }
         if self.allowance < u64::MAX {
             self.allowance -= read as u64;
         }

@@ -15,7 +15,9 @@
 //!
 //! - [`copy_bidirectional`], [`copy_bidirectional_with_sizes`], [`copy()`]: tokio's names, results and behaviour, for every
 //!   stream that tokio's take.
-//! - [`Relay`]: the same as a named future, with live counts ([`RelayStats`]) that tell spliced bytes from copied ones.
+//! - [`Relay`]: the same as a named future with [options](RelayOptions): timeouts, prefixes, limits, rates, and what a half-closed
+//!   connection means; a [`CancelHandle`] that loses nothing; and live counts ([`RelayStats`]) that tell spliced bytes from copied
+//!   ones. None of it turns splicing off.
 //! - [`PipePool`]: where pipes come from, within limits ([`Limits`]).
 //!
 //! # What is spliced
@@ -33,7 +35,7 @@
 //!
 //! # End of stream, errors, cancellation
 //! As tokio's: the end of one stream shuts the other's writing side down and the other direction goes on; the first error
-//! ends both; dropping the future is safe and loses what is in flight.
+//! ends both; dropping the future is safe and loses what is in flight. [`RelayOptions`] has other ends.
 //!
 //! # Limits and defaults
 //! - An idle relay holds no pipe and no buffer: its two descriptors and its task.
@@ -43,8 +45,8 @@
 //! - Pipes, pages and descriptors of the whole process: [`Limits::of_this_process`].
 //!
 //! # What it does not do
-//! It does not look at the bytes, encrypt, compress or log. It needs tokio's `net` and no timer. It is for Linux, and does not
-//! compile elsewhere yet.
+//! It does not look at the bytes, encrypt, compress or log. It needs tokio's I/O driver, and its time driver for the options
+//! that name a time or a rate alone. It is for Linux, and does not compile elsewhere yet.
 //!
 //! # Coming from tokio
 //! Nothing to change but the `use` line. `copy_bidirectional_with_sizes` sizes the buffers of the copying path alone.
@@ -52,13 +54,23 @@
 //! for a drained socket, so that what follows may wait for ever. Here it arrives, also where it was the caller's own read, before
 //! the relay began, that stopped short there.)
 
+mod cancel;
 mod copy;
 mod direction;
 mod fallback;
 mod identity;
+mod options;
+mod outcome;
+mod rate;
 mod relay;
+mod silence;
 mod stream;
+mod watch;
 
+pub use cancel::CancelHandle;
 pub use copy::{copy, copy_bidirectional, copy_bidirectional_with_sizes};
-pub use relay::{Direction, Operation, Relay, RelayError, RelayStats, RelaySummary};
+pub use options::{HalfClose, RelayOptions};
+pub use outcome::{Direction, EndReason, Operation, RelayError, RelaySummary};
+pub use rate::RateLimit;
+pub use relay::{Relay, RelayStats};
 pub use spliceway_core::{DirectionSummary, Engine, Limits, PipePool, PipeSize, PoolStats, Reason, SizeClass};

@@ -1,16 +1,21 @@
 //! Both directions between two streams as one named future.
 
-use std::error::Error;
 use std::fmt;
-use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
-use spliceway_core::{Counts, DirectionSummary, Engine, PipePool, PipeSize};
+use bytes::Bytes;
+use spliceway_core::{Counts, Engine, PipePool, PipeSize};
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use crate::cancel::CancelHandle;
 use crate::direction::{Broken, Moved, Moving};
+use crate::options::{self, HalfClose, RelayOptions, Way};
+use crate::outcome::{Direction, EndReason, Operation, RelayError, RelaySummary};
+use crate::rate::RateLimit;
+use crate::watch::Watch;
 
 /// Relays both directions between `a` and `b` until both have ended.
 ///
@@ -21,49 +26,53 @@ use crate::direction::{Broken, Moved, Moving};
 /// ```
 ///
 /// The streams may be owned or mutably borrowed. [`copy_bidirectional`](crate::copy_bidirectional) is this without the
-/// counts.
+/// options and the counts.
 ///
 /// ```no_run
-/// # async fn example(mut client: tokio::net::TcpStream, mut upstream: tokio::net::TcpStream) {
-/// let relay = spliceway::Relay::new(&mut client, &mut upstream);
+/// use std::time::Duration;
+/// use spliceway::{HalfClose, Relay};
+///
+/// # async fn example(mut client: tokio::net::TcpStream, mut upstream: tokio::net::TcpStream, early_data: Vec<u8>) {
+/// let relay = Relay::new(&mut client, &mut upstream)
+///     .idle_timeout(Duration::from_secs(300))
+///     .half_close_timeout(Duration::from_secs(30))
+///     .half_close(HalfClose::Propagate)
+///     .a_to_b_prefix(early_data);
 /// let stats = relay.stats();
 /// tokio::spawn(async move { println!("so far: {:?}", stats.snapshot()) });
 /// match relay.await {
-///     Ok(summary) => println!("{} bytes up, {} spliced", summary.a_to_b.bytes, summary.a_to_b.spliced),
+///     Ok(summary) => println!("{} bytes up, {} spliced: {:?}", summary.a_to_b.bytes, summary.a_to_b.spliced, summary.end),
 ///     Err(error) => println!("{error}, after {} bytes down", error.summary.b_to_a.bytes),
 /// }
 /// # }
 /// ```
 ///
+/// Every option is to be chosen before the first poll. They are those of [`RelayOptions`], which tells what each does.
+///
 /// # End of stream
-/// The end of one stream is passed on as a shutdown of the other's writing side; the other direction goes on.
+/// The end of one stream is passed on as a shutdown of the other's writing side; the other direction goes on, unless
+/// [`HalfClose::CloseBoth`] ends it too.
 ///
 /// # Errors
 /// An error on either side of either direction ends both: a [`RelayError`] with what was delivered until then. Bytes in
-/// flight are lost: what was received and not yet delivered, up to a pipe of each direction.
+/// flight are lost: what was taken and not yet delivered, up to a pipe of each direction, counted in
+/// [`DirectionSummary::lost`](crate::DirectionSummary::lost). A timeout is no error: the caller wanted that end, and gets
+/// a summary that says so.
 ///
 /// # Cancel safety
 /// Dropping it is safe at any point: descriptors are closed or given back, and no byte can reach another relay. Bytes in
-/// flight are lost, so the streams cannot be used on as if nothing had been read.
-#[derive(Debug)]
+/// flight are lost, so the streams cannot be used on as if nothing had been read. To end a relay and lose nothing there
+/// is [`cancel_handle`](Relay::cancel_handle).
 #[must_use = "futures do nothing unless you `.await` or poll them"]
 pub struct Relay<A, B> {
     a: A,
     b: B,
-    options: Options,
-    counts: Arc<RelayCounts>,
+    /// `None` are the defaults, for which nothing is allocated.
+    options: Option<Box<RelayOptions>>,
+    shared: Arc<Shared>,
     a_to_b: Phase,
     b_to_a: Phase,
-}
-
-/// How a relay works, for both of its directions.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Options {
-    pub(crate) engine: Engine,
-    pub(crate) pipe_size: PipeSize,
-    pool: Option<PipePool>,
-    a_to_b_limit: Option<u64>,
-    b_to_a_limit: Option<u64>,
+    watch: Watching,
 }
 
 /// One direction's course.
@@ -71,70 +80,127 @@ pub(crate) struct Options {
 enum Phase {
     Start,
     Moving(Moving),
-    ShuttingDown,
+    ShuttingDown { eof: bool },
     Done,
 }
 
+/// What may end the relay before its streams do.
+#[derive(Debug)]
+enum Watching {
+    Start,
+    Nothing,
+    Something(Box<Watch>),
+}
+
+/// What the relay shares with its handles.
 #[derive(Debug, Default)]
-struct RelayCounts {
+struct Shared {
     a_to_b: Counts,
     b_to_a: Counts,
 }
 
-impl<A, B> Relay<A, B>
-where
-    A: AsyncRead + AsyncWrite + Unpin,
-    B: AsyncRead + AsyncWrite + Unpin,
-{
+impl<A, B> Relay<A, B> {
     /// A relay between `a` and `b`, which starts at its first poll.
     pub fn new(a: A, b: B) -> Self {
         Self {
             a,
             b,
-            options: Options::default(),
-            counts: Arc::default(),
+            options: None,
+            shared: Arc::default(),
             a_to_b: Phase::Start,
             b_to_a: Phase::Start,
+            watch: Watching::Start,
         }
     }
 
-    /// When to splice. Default [`Engine::Auto`]. To be chosen before the first poll.
-    pub fn engine(mut self, engine: Engine) -> Self {
-        self.options.engine = engine;
-        self
+    /// A relay that works as `options` say.
+    pub fn with_options(a: A, b: B, options: RelayOptions) -> Self {
+        Self {
+            options: Some(Box::new(options)),
+            ..Self::new(a, b)
+        }
     }
 
-    /// Which pipes to use. Default [`PipeSize::Auto`]. To be chosen before the first poll.
-    pub fn pipe_size(mut self, pipe_size: PipeSize) -> Self {
-        self.options.pipe_size = pipe_size;
-        self
+    /// See [`RelayOptions::engine`].
+    pub fn engine(self, engine: Engine) -> Self {
+        self.with(|options| options.engine(engine))
     }
 
-    /// Where pipes come from. Default [`PipePool::global`]. To be chosen before the first poll.
-    pub fn pool(mut self, pool: &PipePool) -> Self {
-        self.options.pool = Some(pool.clone());
-        self
+    /// See [`RelayOptions::pipe_size`].
+    pub fn pipe_size(self, pipe_size: PipeSize) -> Self {
+        self.with(|options| options.pipe_size(pipe_size))
     }
 
-    /// Ends the direction from `a` to `b` when so many bytes were taken from `a` and `b` has them. Default: no limit. To be chosen
-    /// before the first poll.
-    ///
-    /// Not one byte more is taken: what follows can be read from `a` afterwards. `b` is not shut down, because nothing has ended, and
-    /// can be written to. A stream that ends with its last byte allowed is at its limit, not at its end.
-    pub fn a_to_b_limit(mut self, bytes: u64) -> Self {
-        self.options.a_to_b_limit = Some(bytes);
-        self
+    /// See [`RelayOptions::pool`].
+    pub fn pool(self, pool: &PipePool) -> Self {
+        self.with(|options| options.pool(pool))
     }
 
-    /// The same from `b` to `a`.
-    pub fn b_to_a_limit(mut self, bytes: u64) -> Self {
-        self.options.b_to_a_limit = Some(bytes);
-        self
+    /// See [`RelayOptions::idle_timeout`].
+    pub fn idle_timeout(self, timeout: Duration) -> Self {
+        self.with(|options| options.idle_timeout(timeout))
+    }
+
+    /// See [`RelayOptions::half_close_timeout`].
+    pub fn half_close_timeout(self, timeout: Duration) -> Self {
+        self.with(|options| options.half_close_timeout(timeout))
+    }
+
+    /// See [`RelayOptions::half_close`].
+    pub fn half_close(self, half_close: HalfClose) -> Self {
+        self.with(|options| options.half_close(half_close))
+    }
+
+    /// See [`RelayOptions::a_to_b_prefix`].
+    pub fn a_to_b_prefix(self, bytes: impl Into<Bytes>) -> Self {
+        self.with(|options| options.a_to_b_prefix(bytes))
+    }
+
+    /// See [`RelayOptions::b_to_a_prefix`].
+    pub fn b_to_a_prefix(self, bytes: impl Into<Bytes>) -> Self {
+        self.with(|options| options.b_to_a_prefix(bytes))
+    }
+
+    /// See [`RelayOptions::a_to_b_limit`].
+    pub fn a_to_b_limit(self, bytes: u64) -> Self {
+        self.with(|options| options.a_to_b_limit(bytes))
+    }
+
+    /// See [`RelayOptions::b_to_a_limit`].
+    pub fn b_to_a_limit(self, bytes: u64) -> Self {
+        self.with(|options| options.b_to_a_limit(bytes))
+    }
+
+    /// See [`RelayOptions::rate_limit`].
+    pub fn rate_limit(self, limit: &RateLimit) -> Self {
+        self.with(|options| options.rate_limit(limit))
+    }
+
+    /// See [`RelayOptions::a_to_b_rate_limit`].
+    pub fn a_to_b_rate_limit(self, limit: &RateLimit) -> Self {
+        self.with(|options| options.a_to_b_rate_limit(limit))
+    }
+
+    /// See [`RelayOptions::b_to_a_rate_limit`].
+    pub fn b_to_a_rate_limit(self, limit: &RateLimit) -> Self {
+        self.with(|options| options.b_to_a_rate_limit(limit))
     }
 
     /// A handle to the live counts, cheap to clone, which outlives the relay.
     pub fn stats(&self) -> RelayStats {
-        RelayStats(Arc::clone(&self.counts))
+        RelayStats(Arc::clone(&self.shared))
+    }
+
+    /// A handle that ends the relay without loss. To be taken before the first poll.
+    pub fn cancel_handle(&mut self) -> CancelHandle {
+        let options = self.options.get_or_insert_default();
+        options.cancel.get_or_insert_default().clone()
+    }
+
+    fn with(mut self, choose: impl FnOnce(RelayOptions) -> RelayOptions) -> Self {
+        let options = self.options.get_or_insert_default();
+        **options = choose(std::mem::take(&mut **options));
+        self
     }
 }
 
@@ -146,34 +212,114 @@ where
     type Output = Result<RelaySummary, RelayError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self {
-            a,
-            b,
-            options,
-            counts,
-            a_to_b,
-            b_to_a,
-        } = self.get_mut();
-        let broken = |direction, (operation, source): Broken| RelayError {
+        let this = self.get_mut();
+        loop {
+            if let Poll::Ready(ended) = this.poll_directions(cx) {
+                return Poll::Ready(ended.map(|()| this.end(EndReason::Ended)));
+            }
+            match this.poll_watch(cx) {
+                Poll::Ready(Verdict::End(reason)) => return Poll::Ready(Ok(this.end(reason))),
+                Poll::Ready(Verdict::PollAgain) => {}
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+}
+
+/// What is due when a relay has nothing to move.
+enum Verdict {
+    End(EndReason),
+    /// A direction was told to come to its end.
+    PollAgain,
+}
+
+impl<A, B> Relay<A, B>
+where
+    A: AsyncRead + AsyncWrite + Unpin,
+    B: AsyncRead + AsyncWrite + Unpin,
+{
+    /// Ready when both have ended, or one is broken.
+    fn poll_directions(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RelayError>> {
+        let Self { a, b, shared, .. } = self;
+        let options = self.options.as_deref().unwrap_or(&options::DEFAULT);
+        // Both are polled every time, and one that is done says so again.
+        let a_to_b = match self.a_to_b.poll(cx, a, b, &options.a_to_b, options, &shared.a_to_b) {
+            Poll::Ready(Err(broken)) => return Poll::Ready(Err(self.broken(Direction::AToB, broken))),
+            polled => polled.is_ready(),
+        };
+        let b_to_a = match self.b_to_a.poll(cx, b, a, &options.b_to_a, options, &shared.b_to_a) {
+            Poll::Ready(Err(broken)) => return Poll::Ready(Err(self.broken(Direction::BToA, broken))),
+            polled => polled.is_ready(),
+        };
+        if a_to_b && b_to_a {
+            Poll::Ready(Ok(()))
+        } else {
+            Poll::Pending
+        }
+    }
+
+    fn poll_watch(&mut self, cx: &mut Context<'_>) -> Poll<Verdict> {
+        if let Watching::Start = self.watch {
+            let watch = self.options.as_deref().and_then(Watch::new);
+            self.watch = watch.map_or(Watching::Nothing, |watch| Watching::Something(Box::new(watch)));
+        }
+        let Watching::Something(watch) = &mut self.watch else {
+            return Poll::Pending;
+        };
+        let half_closed = matches!(self.a_to_b, Phase::Done) || matches!(self.b_to_a, Phase::Done);
+        if watch.closes_both() && half_closed {
+            watch.closing();
+            self.a_to_b.finish(&self.a);
+            self.b_to_a.finish(&self.b);
+            return Poll::Ready(Verdict::PollAgain);
+        }
+        if watch.is_asked_to_cancel(cx) {
+            self.a_to_b.stop();
+            self.b_to_a.stop();
+            return Poll::Ready(Verdict::PollAgain);
+        }
+        let moved = self.shared.summary(EndReason::Running);
+        watch
+            .poll(cx, moved.a_to_b.bytes + moved.b_to_a.bytes, half_closed)
+            .map(Verdict::End)
+    }
+}
+
+impl<A, B> Relay<A, B> {
+    /// The relay is over: what it did, and what it held.
+    fn end(&mut self, reason: EndReason) -> RelaySummary {
+        let reason = match &self.watch {
+            Watching::Something(watch) if watch.is_cancelled() => EndReason::Cancelled,
+            _ => reason,
+        };
+        self.shared.a_to_b.set_lost(self.a_to_b.in_flight());
+        self.shared.b_to_a.set_lost(self.b_to_a.in_flight());
+        self.shared.summary(reason)
+    }
+
+    fn broken(&mut self, direction: Direction, (operation, source): Broken) -> RelayError {
+        let mut summary = self.end(EndReason::Broken);
+        summary.end = EndReason::Broken;
+        RelayError {
             direction,
             operation,
-            summary: counts.summary(),
+            summary,
             source,
-        };
-        let a_to_b = a_to_b
-            .poll(cx, a, b, options.a_to_b_limit, options, &counts.a_to_b)
-            .map_err(|failure| broken(Direction::AToB, failure))?;
-        let b_to_a = b_to_a
-            .poll(cx, b, a, options.b_to_a_limit, options, &counts.b_to_a)
-            .map_err(|failure| broken(Direction::BToA, failure))?;
-        // Both are polled every time, and one that is done says so again.
-        ready!(a_to_b);
-        ready!(b_to_a);
-        Poll::Ready(Ok(counts.summary()))
+        }
     }
 }
 
 impl<A, B> Unpin for Relay<A, B> {}
+
+impl<A, B> fmt::Debug for Relay<A, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Relay")
+            .field("options", &self.options)
+            .field("a_to_b", &self.a_to_b)
+            .field("b_to_a", &self.b_to_a)
+            .finish_non_exhaustive()
+    }
+}
 
 impl Phase {
     fn poll<R, W>(
@@ -181,8 +327,8 @@ impl Phase {
         cx: &mut Context<'_>,
         reader: &mut R,
         writer: &mut W,
-        limit: Option<u64>,
-        options: &Options,
+        way: &Way,
+        options: &RelayOptions,
         counts: &Counts,
     ) -> Poll<Result<(), Broken>>
     where
@@ -191,131 +337,66 @@ impl Phase {
     {
         loop {
             *self = match self {
-                Self::Start => {
-                    let limit = limit.unwrap_or(u64::MAX);
-                    Self::Moving(Moving::new(reader, writer, limit, options, counts))
-                }
-                Self::Moving(moving) => match ready!(moving.poll(cx, reader, writer, counts))? {
-                    Moved::All => Self::ShuttingDown,
+                Self::Start => Self::Moving(Moving::new(reader, writer, way, options, counts)),
+                Self::Moving(moving) => match ready!(moving.poll(cx, reader, writer, way, counts))? {
+                    Moved::All => Self::ShuttingDown { eof: true },
                     Moved::UpToLimit => Self::Done,
+                    Moved::UpToEndOfOther => Self::ShuttingDown { eof: false },
                 },
-                Self::ShuttingDown => {
+                Self::ShuttingDown { eof } => {
                     ready!(Pin::new(&mut *writer).poll_shutdown(cx)).map_err(|error| (Operation::Shutdown, error))?;
-                    counts.set_eof();
+                    if *eof {
+                        counts.set_eof();
+                    }
                     Self::Done
                 }
                 Self::Done => return Poll::Ready(Ok(())),
             }
         }
     }
-}
 
-impl Options {
-    pub(crate) fn pool(&self) -> PipePool {
-        self.pool.as_ref().unwrap_or_else(|| PipePool::global()).clone()
+    /// The other direction has ended: this one is to end too, when it has delivered what `reader` has received.
+    fn finish<R: ?Sized>(&mut self, reader: &R) {
+        if let Self::Moving(moving) = self {
+            moving.finish(reader);
+        }
+    }
+
+    /// This direction is to end when it has delivered what it holds.
+    fn stop(&mut self) {
+        match self {
+            Self::Moving(moving) => moving.stop(),
+            Self::Start => *self = Self::Done,
+            Self::ShuttingDown { .. } | Self::Done => {}
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        match self {
+            Self::Moving(moving) => moving.in_flight(),
+            Self::Start | Self::ShuttingDown { .. } | Self::Done => 0,
+        }
     }
 }
 
 /// A handle to a relay's live counts: cheap, lock-free, from any thread, while it runs and afterwards.
 #[derive(Clone, Debug)]
-pub struct RelayStats(Arc<RelayCounts>);
+pub struct RelayStats(Arc<Shared>);
 
 impl RelayStats {
     /// The counts now. Each is exact; taken while the relay runs, they may be an instant apart.
     #[must_use]
     pub fn snapshot(&self) -> RelaySummary {
-        self.0.summary()
+        self.0.summary(EndReason::Running)
     }
 }
 
-impl RelayCounts {
-    fn summary(&self) -> RelaySummary {
+impl Shared {
+    fn summary(&self, end: EndReason) -> RelaySummary {
         RelaySummary {
             a_to_b: self.a_to_b.snapshot(),
             b_to_a: self.b_to_a.snapshot(),
+            end,
         }
-    }
-}
-
-/// What a relay delivered, each way.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct RelaySummary {
-    /// From `a` to `b`.
-    pub a_to_b: DirectionSummary,
-    /// From `b` to `a`.
-    pub b_to_a: DirectionSummary,
-}
-
-/// A direction of a relay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Direction {
-    /// From `a` to `b`.
-    AToB,
-    /// From `b` to `a`.
-    BToA,
-}
-
-/// What a relay was doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Operation {
-    /// Reading from the direction's source.
-    Read,
-    /// Writing to its sink, or flushing it.
-    Write,
-    /// Passing the end of the source on to the sink.
-    Shutdown,
-}
-
-/// A relay that broke: where, at what, and what was delivered until then.
-///
-/// As an [`io::Error`] (`?` converts it) it is the error of the stream itself, with its kind and errno.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct RelayError {
-    /// The direction that failed. The other one was ended with it.
-    pub direction: Direction,
-    /// What failed.
-    pub operation: Operation,
-    /// What was delivered, both ways.
-    pub summary: RelaySummary,
-    /// The stream's own error.
-    pub source: io::Error,
-}
-
-impl fmt::Display for Direction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::AToB => "a to b",
-            Self::BToA => "b to a",
-        })
-    }
-}
-
-impl fmt::Display for Operation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Read => "read",
-            Self::Write => "write",
-            Self::Shutdown => "shutdown",
-        })
-    }
-}
-
-impl fmt::Display for RelayError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} failed from {}", self.operation, self.direction)
-    }
-}
-
-impl Error for RelayError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        Some(&self.source)
-    }
-}
-
-impl From<RelayError> for io::Error {
-    fn from(error: RelayError) -> Self {
-        error.source
     }
 }

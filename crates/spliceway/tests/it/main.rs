@@ -1,6 +1,7 @@
 //! The promises of the crate, one module each.
 
 mod idle; // what 10,000 relays at rest hold
+mod options; // what a caller may choose about a relay, spliced and copied, both ways
 mod parity; // tokio's functions and ours: one suite, the same outcomes
 mod pitfalls; // faults this field has had, and that we have not
 mod role;

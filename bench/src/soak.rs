@@ -1,0 +1,249 @@
+//! Minutes or hours of load on the program that is verified byte for byte, while its memory, descriptors, pipes and CPU are watched.
+
+mod load;
+mod pattern;
+mod peer;
+mod plan;
+mod program;
+mod random;
+mod stuck;
+mod tally;
+mod watch;
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit};
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{interval, sleep};
+
+use crate::machine;
+use load::{Load, Until};
+use pattern::Pattern;
+use plan::Session;
+use program::{Program, Usage};
+use watch::{COLUMNS, Finding, Sample, Weight};
+
+const GIB: f64 = (1 << 30) as f64;
+/// The longest queue of a listener (`net.core.somaxconn`) is as long.
+const CONNECTIONS_MAX: u32 = 4096;
+
+/// How long, how much, how many at once.
+#[derive(Args, Debug)]
+pub(crate) struct Options {
+    /// Stop after so many GiB, both ways together [default: no such limit]
+    #[arg(long, value_parser = positive)]
+    gib: Option<f64>,
+    /// Begin nothing after so many minutes [default: 1, or no such limit where there is one of GiB]
+    #[arg(long, value_parser = positive)]
+    minutes: Option<f64>,
+    /// Connections at a time: a mix of all kinds, or one single bulk transfer
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=u64::from(CONNECTIONS_MAX)))]
+    conns: u64,
+    /// The single transfer goes both ways, half the bytes each
+    #[arg(long)]
+    both_ways: bool,
+    /// What all that is random comes from [default: the clock]
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+fn positive(typed: &str) -> Result<f64, String> {
+    let number = typed
+        .parse()
+        .ok()
+        .filter(|number: &f64| number.is_finite() && *number > 0.0);
+    number.ok_or_else(|| "expected a number above 0".to_owned())
+}
+
+impl Options {
+    fn bytes(&self) -> u64 {
+        self.gib.map_or(u64::MAX, |gib| (gib * GIB) as u64)
+    }
+
+    fn time(&self) -> Option<Duration> {
+        let minutes = self.minutes.or(self.gib.is_none().then_some(1.0));
+        minutes.map(|minutes| Duration::from_secs_f64(60.0 * minutes))
+    }
+
+    /// Between two looks: at least some 20 a run (a fast machine moves 5 GiB a second), and no more than anybody would read.
+    fn between_looks(&self) -> Duration {
+        let by_time = self.time().map(|time| time / 40);
+        let by_bytes = self.gib.map(|gib| Duration::from_secs_f64(gib / 100.0));
+        let between = by_time.into_iter().chain(by_bytes).min();
+        between
+            .unwrap_or_default()
+            .clamp(Duration::from_millis(50), Duration::from_secs(5))
+    }
+
+    fn single(&self) -> Option<Session> {
+        let (bytes, cut) = (self.bytes(), self.time().map(|time| Instant::now() + time));
+        let down = if self.both_ways { bytes / 2 } else { 0 };
+        (self.conns == 1).then(|| Session::bulk(0, bytes - down, down, cut))
+    }
+}
+
+pub(crate) fn run(options: &Options) -> io::Result<()> {
+    let Some(conditions) = machine::isolate()? else {
+        return Ok(());
+    };
+    // Whoever ends the process that waits for this one means this one, too. The program ends with it, by `Drop`.
+    set_parent_process_death_signal(Some(Signal::TERM))?;
+    raise_descriptor_limit(options.conns)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        tokio::select! {
+            outcome = soak(options, &conditions) => outcome,
+            _ = interrupt.recv() => Err(io::Error::other("interrupted; the program is ended, and nothing said of it")),
+            _ = terminate.recv() => Err(io::Error::other("terminated; the program is ended, and nothing said of it")),
+        }
+    })
+}
+
+/// The load has both outer ends of every connection, and the program inherits the limit.
+fn raise_descriptor_limit(connections: u64) -> io::Result<()> {
+    /// Standard streams, runtimes, listeners, and the pipes of the program, which are a sixteenth of the limit.
+    const BESIDE: u64 = 512;
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    setrlimit(Resource::Nofile, raised)?;
+    match limit.maximum {
+        Some(most) if 3 * connections + BESIDE > most => Err(io::Error::other(format!(
+            "{connections} connections need more than the {most} descriptors that are permitted"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// The phases, in order; an error is also a run that found something bad.
+#[expect(clippy::print_stdout, reason = "the account is what the program is for")]
+async fn soak(options: &Options, conditions: &str) -> io::Result<()> {
+    let seed = options.seed.unwrap_or_else(clock);
+    println!("soak --conns {} --seed {seed}: {options:?}", options.conns);
+    println!("{}; {conditions}", machine::describe());
+    let listener = listen()?;
+    let program = Program::start(listener.local_addr()?)?;
+    // The first scrape makes what later ones use again.
+    program.scrape().await?;
+    let baseline = settle(&program, None).await?;
+    let pattern = Pattern::new(seed);
+    let mut findings = watch::judge_stuck(&stuck::run(&program, &listener, &pattern).await?);
+    settle(&program, Some(&baseline)).await?;
+
+    let until = Until {
+        bytes: options.bytes(),
+        time: options.time().map(|time| Instant::now() + time),
+    };
+    let load = Arc::new(Load::new(seed, pattern, program.address, until, options.single()));
+    let samples = observe(&program, &baseline, options, &load, &listener).await?;
+    let after = settle(&program, Some(&baseline)).await?;
+    let metrics = program.scrape().await?;
+    let status = program.end().await?;
+
+    println!("\nsessions: {:?}", load.tally.kinds());
+    println!("of the program: {:?}", metrics.events);
+    findings.push(watch::judge_content(&load.tally));
+    findings.extend(watch::judge_drift(&samples, options.conns));
+    let sessions = stuck::CONNECTIONS + load.tally.sessions();
+    findings.extend(watch::judge_rest(&baseline, &after, &metrics, sessions));
+    findings.push(watch::finding(
+        status.success(),
+        format!("the program after TERM: {status}"),
+    ));
+    conclude(&findings)
+}
+
+/// All connections of a run may come at once. A queue that is too short answers with SYN cookies, and then with resets that
+/// nobody sent.
+fn listen() -> io::Result<TcpListener> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+    socket.listen(CONNECTIONS_MAX)
+}
+
+fn clock() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+/// Runs the load, and looks at the program meanwhile.
+#[expect(clippy::print_stdout, reason = "the account is what the program is for")]
+async fn observe(
+    program: &Program,
+    baseline: &Usage,
+    options: &Options,
+    load: &Arc<Load>,
+    listener: &TcpListener,
+) -> io::Result<Vec<Sample>> {
+    println!("{COLUMNS}");
+    let started = Instant::now();
+    let mut running = pin!(Arc::clone(load).run(options.conns, listener));
+    let mut looks = interval(options.between_looks());
+    let mut samples: Vec<Sample> = Vec::new();
+    let mut last = Sample::default();
+    loop {
+        tokio::select! {
+            ended = &mut running => {
+                ended?;
+                return Ok(samples);
+            }
+            _ = looks.tick() => {}
+        }
+        let sample = Sample {
+            elapsed: started.elapsed(),
+            sessions: load.tally.sessions(),
+            bytes: load.tally.bytes(),
+            usage: program.usage()?,
+            metrics: program.scrape().await?,
+        };
+        println!("{}", sample.line(&last, baseline));
+        last = sample.clone();
+        samples.push(sample);
+    }
+}
+
+/// Waits until the program holds no more than at the start and has no session; the usage then, or what it is when no patience
+/// is left.
+async fn settle(program: &Program, baseline: Option<&Usage>) -> io::Result<Usage> {
+    /// Idle pipes go after 10 s.
+    const PATIENCE: Duration = Duration::from_secs(20);
+    let started = Instant::now();
+    loop {
+        // The connection of the scrape before is gone by then.
+        sleep(Duration::from_millis(100)).await;
+        let usage = program.usage()?;
+        let metrics = program.scrape().await?;
+        let back = baseline.is_none_or(|baseline| usage.descriptors <= baseline.descriptors);
+        if (back && metrics.active == 0 && metrics.pages == 0) || started.elapsed() > PATIENCE {
+            return Ok(usage);
+        }
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "the account is what the program is for")]
+fn conclude(findings: &[Finding]) -> io::Result<()> {
+    for finding in findings {
+        let word = match finding.weight {
+            Weight::Good => "ok  ",
+            Weight::Warning => "WARN",
+            Weight::Bad => "FAIL",
+        };
+        println!("{word} {}", finding.text);
+    }
+    match findings.iter().filter(|finding| finding.weight == Weight::Bad).count() {
+        0 => Ok(()),
+        bad => Err(io::Error::other(format!(
+            "soak: {bad} of {} checks failed",
+            findings.len()
+        ))),
+    }
+}

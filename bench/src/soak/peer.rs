@@ -1,0 +1,304 @@
+//! One end of a connection: does what the plan says, and verifies every byte that comes.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt::set_socket_linger;
+use rustix::net::{SendFlags, Shutdown, send as send_flagged, shutdown};
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio::time::{sleep, timeout};
+
+use super::pattern::{PIECE_MAX, Pattern, Stream, Wrong};
+use super::plan::{Begin, Kind, Session, Side, Way};
+use super::random::Random;
+use super::tally::Tally;
+
+/// Far longer than any pause of a plan, and than two busy cores make anybody wait.
+const STALLED_AFTER: Duration = Duration::from_secs(60);
+/// Bytes before the first of the pattern: which session this is, twice, the second time hidden by the seed.
+pub(super) const NAME_LEN: usize = 16;
+
+/// What a session must not meet.
+pub(super) enum Fault {
+    Wrong(Wrong),
+    /// The stream ended at another place than the plan's.
+    Ended {
+        at: u64,
+        planned: u64,
+    },
+    Failed {
+        call: &'static str,
+        error: io::Error,
+    },
+    Stalled(&'static str),
+    /// The first bytes are no session's.
+    Name([u8; NAME_LEN]),
+}
+
+/// One end of one connection.
+pub(super) struct Peer<'run> {
+    pub(super) socket: TcpStream,
+    pub(super) side: Side,
+    pub(super) session: &'run Session,
+    pub(super) pattern: &'run Pattern,
+    pub(super) tally: &'run Tally,
+}
+
+impl Peer<'_> {
+    /// From the first byte of the pattern to the end; the bytes sent and received.
+    pub(super) async fn play(self) -> Result<(u64, u64), Fault> {
+        match self.session.kind {
+            Kind::Rounds { trips, size_max, sizes } => self.rounds(trips, size_max, Random::new(sizes)).await,
+            Kind::Reset(side) if side == self.side => self.send_and_reset().await,
+            Kind::Reset(_) => match self.stream().await {
+                Err(Fault::Ended { .. } | Fault::Failed { .. }) => Ok((0, 0)),
+                outcome => outcome,
+            },
+            _ => self.stream().await,
+        }
+    }
+
+    fn streams(&self) -> (Stream, Stream) {
+        let (out, into) = self.side.out_and_in();
+        let stream = |way: usize| self.pattern.stream(2 * self.session.number + way as u64);
+        (stream(out), stream(into))
+    }
+
+    fn ways(&self) -> (&Way, &Way) {
+        let (out, into) = self.side.out_and_in();
+        (&self.session.ways[out], &self.session.ways[into])
+    }
+
+    async fn stream(&self) -> Result<(u64, u64), Fault> {
+        let (tell, told) = oneshot::channel();
+        tokio::try_join!(self.send_way(Some(told)), self.receive_way(tell))
+    }
+
+    /// Ends the way out, whose bytes were sent before, and receives the other.
+    pub(super) async fn read_what_was_sent(&self) -> Result<u64, Fault> {
+        shutdown(&self.socket, Shutdown::Write).map_err(failed("shutdown"))?;
+        let (tell, _) = oneshot::channel();
+        self.receive_way(tell).await
+    }
+
+    async fn send_way(&self, peers_end: Option<oneshot::Receiver<()>>) -> Result<u64, Fault> {
+        let (way, _) = self.ways();
+        let (mut stream, _) = self.streams();
+        match way.begin {
+            Begin::After(time) => sleep(time).await,
+            Begin::AfterPeersEnd(time) => {
+                if let Some(end) = peers_end {
+                    // Not told means that receiving failed, which ends this, too.
+                    let _ = end.await;
+                }
+                sleep(time).await;
+            }
+        }
+        let urgent_at = way.urgent_at.unwrap_or(way.bytes);
+        self.send(&mut stream, urgent_at, way).await?;
+        if way.urgent_at.is_some() {
+            self.send_urgent().await?;
+        }
+        self.send(&mut stream, way.bytes - urgent_at, way).await?;
+        if self.session.kind != Kind::Reset(self.side) {
+            shutdown(&self.socket, Shutdown::Write).map_err(failed("shutdown"))?;
+        }
+        Ok(stream.passed)
+    }
+
+    async fn receive_way(&self, ended: oneshot::Sender<()>) -> Result<u64, Fault> {
+        let (_, way) = self.ways();
+        let (_, mut stream) = self.streams();
+        loop {
+            let most = way.stall.map_or(u64::MAX, |(every, _)| every - stream.passed % every);
+            match self.receive(&mut stream, most.min(PIECE_MAX as u64) as usize).await? {
+                0 if stream.passed == way.bytes || way.cut.is_some() => break,
+                0 => return Err(ended_at(&stream, way.bytes)),
+                _ if stream.passed > way.bytes => return Err(ended_at(&stream, way.bytes)),
+                _ => {}
+            }
+            if let Some((every, time)) = way.stall
+                && stream.passed % every == 0
+            {
+                sleep(time).await;
+            }
+        }
+        // The sender may be past waiting for it.
+        let _ = ended.send(());
+        Ok(stream.passed)
+    }
+
+    /// Requests go up, responses come down; both ends draw the same sizes.
+    async fn rounds(&self, trips: u64, size_max: u64, mut sizes: Random) -> Result<(u64, u64), Fault> {
+        let (mut out, mut into) = self.streams();
+        let (way, _) = self.ways();
+        for trip in 0..2 * trips {
+            let size = sizes.between(1, size_max);
+            if (trip % 2 == 0) == (self.side == Side::Client) {
+                self.send(&mut out, size, way).await?;
+            } else {
+                self.receive_exactly(&mut into, size).await?;
+            }
+        }
+        shutdown(&self.socket, Shutdown::Write).map_err(failed("shutdown"))?;
+        match self.receive(&mut into, PIECE_MAX).await? {
+            0 => Ok((out.passed, into.passed)),
+            surplus => Err(ended_at(&into, into.passed - surplus as u64)),
+        }
+    }
+
+    /// What comes meanwhile is verified; that it may go on is no concern of a side that resets.
+    async fn send_and_reset(&self) -> Result<(u64, u64), Fault> {
+        let (tell, _) = oneshot::channel();
+        let outcome = tokio::select! {
+            sent = self.send_way(None) => sent,
+            Err(fault) = self.receive_way(tell) => Err(fault),
+        };
+        let reset = set_socket_linger(&self.socket, Some(Duration::ZERO));
+        reset.map_err(failed("setsockopt"))?;
+        outcome.map(|sent| (sent, 0))
+    }
+
+    async fn send(&self, stream: &mut Stream, bytes: u64, way: &Way) -> Result<(), Fault> {
+        let end = stream.passed + bytes;
+        while stream.passed < end && way.cut.is_none_or(|cut| Instant::now() < cut) {
+            let piece = (end - stream.passed).min(way.piece as u64) as usize;
+            in_time("send", self.socket.writable()).await?;
+            match self.socket.try_write(stream.ahead(piece)) {
+                Ok(sent) => stream.pass(sent),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(failed("send")(error)),
+            }
+        }
+        Ok(())
+    }
+
+    async fn send_urgent(&self) -> Result<(), Fault> {
+        loop {
+            in_time("send", self.socket.writable()).await?;
+            let sent = self.socket.try_io(Interest::WRITABLE, || {
+                Ok(send_flagged(&self.socket, b"!", SendFlags::OOB | SendFlags::NOSIGNAL)?)
+            });
+            match sent {
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(failed("send")(error)),
+            }
+        }
+    }
+
+    async fn receive_exactly(&self, stream: &mut Stream, bytes: u64) -> Result<(), Fault> {
+        let end = stream.passed + bytes;
+        while stream.passed < end {
+            let most = (end - stream.passed).min(PIECE_MAX as u64) as usize;
+            if self.receive(stream, most).await? == 0 {
+                return Err(ended_at(stream, end));
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives and verifies so many bytes at most; 0 is the end.
+    pub(super) async fn receive(&self, stream: &mut Stream, most: usize) -> Result<usize, Fault> {
+        loop {
+            in_time("recv", self.socket.readable()).await?;
+            let received = SCRATCH.with_borrow_mut(|scratch| {
+                let received = self.socket.try_read(&mut scratch[..most])?;
+                Ok((received, stream.expect(&scratch[..received])))
+            });
+            match received {
+                Ok((received, Ok(()))) => {
+                    self.tally.verified(received);
+                    return Ok(received);
+                }
+                Ok((_, Err(wrong))) => return Err(Fault::Wrong(wrong)),
+                Err(error) if io::Error::kind(&error) == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(failed("recv")(error)),
+            }
+        }
+    }
+}
+
+thread_local! {
+    /// Nothing is awaited between the call that fills it and the comparison, so one per thread does.
+    static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; PIECE_MAX]);
+}
+
+async fn in_time(call: &'static str, ready: impl Future<Output = io::Result<()>>) -> Result<(), Fault> {
+    match timeout(STALLED_AFTER, ready).await {
+        Ok(outcome) => outcome.map_err(failed(call)),
+        Err(_) => Err(Fault::Stalled(call)),
+    }
+}
+
+pub(super) fn failed<E: Into<io::Error>>(call: &'static str) -> impl Fn(E) -> Fault {
+    move |error| Fault::Failed {
+        call,
+        error: error.into(),
+    }
+}
+
+fn ended_at(stream: &Stream, planned: u64) -> Fault {
+    Fault::Ended {
+        at: stream.passed,
+        planned,
+    }
+}
+
+/// Says who it is.
+pub(super) async fn send_name(socket: &TcpStream, name: [u8; NAME_LEN]) -> Result<(), Fault> {
+    // The first bytes of a connection always fit its buffer.
+    in_time("send", socket.writable()).await?;
+    match socket.try_write(&name) {
+        Ok(NAME_LEN) => Ok(()),
+        Ok(_) => Err(failed("send")(io::Error::other("no room for the first bytes"))),
+        Err(error) => Err(failed("send")(error)),
+    }
+}
+
+/// The other side's name; `None` if it ended before it had said it.
+pub(super) async fn receive_name(socket: &TcpStream) -> Result<Option<[u8; NAME_LEN]>, Fault> {
+    let mut name = [0; NAME_LEN];
+    let mut known = 0;
+    while known < NAME_LEN {
+        in_time("recv", socket.readable()).await?;
+        match socket.try_read(&mut name[known..]) {
+            Ok(0) => return Ok(None),
+            Ok(received) => known += received,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
+            Err(error) => return Err(failed("recv")(error)),
+        }
+    }
+    Ok(Some(name))
+}
+
+impl Fault {
+    /// Without what differs from one to the next, to count by.
+    pub(super) fn kind(&self) -> String {
+        match self {
+            Self::Wrong(_) => "wrong bytes".into(),
+            Self::Ended { .. } => "unexpected end".into(),
+            Self::Failed { call, error } => format!("{call}: {}", error.kind()),
+            Self::Stalled(call) => format!("{call}: stalled"),
+            Self::Name(_) => "wrong first bytes".into(),
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Wrong(wrong) => wrong.fmt(f),
+            Self::Ended { at, planned } => write!(f, "ended after {at} bytes, planned {planned}"),
+            Self::Failed { call, error } => write!(f, "{call}: {error}"),
+            Self::Stalled(call) => write!(f, "{call}: nothing for {} s", STALLED_AFTER.as_secs()),
+            Self::Name(name) => write!(f, "the first bytes are no session's: {name:02x?}"),
+        }
+    }
+}

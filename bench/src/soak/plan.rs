@@ -1,0 +1,206 @@
+//! What a connection is to do. Both ends work it out for themselves from the seed and the connection's number.
+
+use std::time::{Duration, Instant};
+
+use super::pattern::PIECE_MAX;
+use super::random::Random;
+
+/// One connection, from the first byte to the last.
+#[derive(Clone, Debug)]
+pub(super) struct Session {
+    pub(super) number: u64,
+    pub(super) kind: Kind,
+    /// From client to server, and back.
+    pub(super) ways: [Way; 2],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    Bulk,
+    /// Requests and responses of random sizes.
+    Rounds {
+        trips: u64,
+        size_max: u64,
+        sizes: u64,
+    },
+    SlowReader,
+    /// One side ends before the other begins.
+    LateAnswer,
+    Urgent,
+    Idle,
+    /// This side resets the connection after the bytes of its way.
+    Reset(Side),
+    /// Connected, and closed or reset without a byte.
+    Silent {
+        reset: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Side {
+    Client,
+    Server,
+}
+
+/// One way of a connection.
+#[derive(Clone, Debug)]
+pub(super) struct Way {
+    pub(super) bytes: u64,
+    /// Sent per call.
+    pub(super) piece: usize,
+    pub(super) begin: Begin,
+    /// An urgent byte goes out before this one. One per way: a second could turn the first into a normal byte.
+    pub(super) urgent_at: Option<u64>,
+    /// The reader reads nothing for a time after each so many bytes.
+    pub(super) stall: Option<(u64, Duration)>,
+    /// The sender stops short of `bytes` at this time.
+    pub(super) cut: Option<Instant>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Begin {
+    After(Duration),
+    /// This long after the other side ended its way.
+    AfterPeersEnd(Duration),
+}
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+impl Session {
+    /// So many bytes up and down, as fast as they go.
+    pub(super) fn bulk(number: u64, up: u64, down: u64, cut: Option<Instant>) -> Self {
+        let way = |bytes| Way {
+            cut,
+            ..Way::of(bytes, PIECE_MAX)
+        };
+        Self {
+            number,
+            kind: Kind::Bulk,
+            ways: [way(up), way(down)],
+        }
+    }
+
+    /// The connection of this number in the mixed load of this seed.
+    pub(super) fn mixed(seed: u64, number: u64) -> Self {
+        let mut random = Random::new(seed ^ number.wrapping_mul(0x2545_f491_4f6c_dd1d));
+        let mut session = Self::bulk(number, 0, 0, None);
+        session.kind = kind(&mut random);
+        session.ways = match session.kind {
+            Kind::Bulk => [(); 2].map(|()| bulk_way(&mut random, 64 * MIB)),
+            Kind::SlowReader => [(); 2].map(|()| slow_way(&mut random)),
+            Kind::LateAnswer => late_ways(&mut random),
+            Kind::Urgent => [(); 2].map(|()| urgent_way(&mut random)),
+            Kind::Idle => [(); 2].map(|()| idle_way(&mut random)),
+            Kind::Reset(_) => [(); 2].map(|()| bulk_way(&mut random, 4 * MIB)),
+            Kind::Rounds { .. } | Kind::Silent { .. } => session.ways,
+        };
+        session
+    }
+}
+
+/// Of 20: chatty ones most, and each of the rest often enough to meet the others.
+fn kind(random: &mut Random) -> Kind {
+    match random.between(1, 20) {
+        1..=4 => Kind::Bulk,
+        5..=9 => Kind::Rounds {
+            trips: random.magnitude(1, 2000),
+            size_max: random.magnitude(64, 256 * KIB),
+            sizes: random.next(),
+        },
+        10 | 11 => Kind::SlowReader,
+        12..=14 => Kind::LateAnswer,
+        15 => Kind::Urgent,
+        16 => Kind::Idle,
+        17 => Kind::Reset(Side::Client),
+        18 => Kind::Reset(Side::Server),
+        _ => Kind::Silent {
+            reset: random.one_in(2),
+        },
+    }
+}
+
+impl Way {
+    fn of(bytes: u64, piece: usize) -> Self {
+        Self {
+            bytes,
+            piece,
+            begin: Begin::After(Duration::ZERO),
+            urgent_at: None,
+            stall: None,
+            cut: None,
+        }
+    }
+}
+
+/// A quarter of them carry nothing: that way ends at once while the other runs.
+fn bulk_way(random: &mut Random, most: u64) -> Way {
+    let bytes = random.magnitude(KIB, most);
+    let piece = random.magnitude(1448, PIECE_MAX as u64) as usize;
+    Way::of(if random.one_in(4) { 0 } else { bytes }, piece)
+}
+
+/// At most 8 stalls, so that the session ends within seconds of the others.
+fn slow_way(random: &mut Random) -> Way {
+    let bytes = random.magnitude(256 * KIB, 32 * MIB);
+    Way {
+        stall: Some((bytes / random.between(1, 8), milliseconds(random, 20, 500))),
+        ..Way::of(bytes, PIECE_MAX)
+    }
+}
+
+fn late_ways(random: &mut Random) -> [Way; 2] {
+    let first = bulk_way(random, MIB);
+    let late = Way {
+        begin: Begin::AfterPeersEnd(milliseconds(random, 0, 300)),
+        ..bulk_way(random, 16 * MIB)
+    };
+    match random.one_in(2) {
+        true => [first, late],
+        false => [late, first],
+    }
+}
+
+fn urgent_way(random: &mut Random) -> Way {
+    let way = Way::of(random.magnitude(KIB, 16 * MIB), 64 << 10);
+    Way {
+        urgent_at: Some(random.between(0, way.bytes - 1)),
+        ..way
+    }
+}
+
+fn idle_way(random: &mut Random) -> Way {
+    Way {
+        begin: Begin::After(milliseconds(random, 1000, 5000)),
+        ..Way::of(random.magnitude(1, 4 * KIB), PIECE_MAX)
+    }
+}
+
+fn milliseconds(random: &mut Random, low: u64, high: u64) -> Duration {
+    Duration::from_millis(random.between(low, high))
+}
+
+impl Kind {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Bulk => "bulk",
+            Self::Rounds { .. } => "rounds",
+            Self::SlowReader => "slow reader",
+            Self::LateAnswer => "late answer",
+            Self::Urgent => "urgent",
+            Self::Idle => "idle",
+            Self::Reset(_) => "reset",
+            Self::Silent { .. } => "silent",
+        }
+    }
+}
+
+impl Side {
+    /// The way it sends, and the one it receives, of a session's.
+    pub(super) fn out_and_in(self) -> (usize, usize) {
+        match self {
+            Self::Client => (0, 1),
+            Self::Server => (1, 0),
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! Numbers that a seed repeats: SplitMix64 (Steele, Lea, Flood 2014).
+
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number of the range, its ends included; the bias of the remainder does not matter here.
+    pub(super) fn between(&mut self, low: u64, high: u64) -> u64 {
+        low + self.next() % (high - low + 1)
+    }
+
+    /// A number of the range whose *order of magnitude* is even: as many from 1 to 2 KiB as from 1 to 2 MiB.
+    pub(super) fn magnitude(&mut self, low: u64, high: u64) -> u64 {
+        let doublings = (high / low).max(1).ilog2();
+        let base = low << self.between(0, u64::from(doublings));
+        self.between(base, (2 * base).min(high).max(base))
+    }
+
+    pub(super) fn one_in(&mut self, count: u64) -> bool {
+        self.next().is_multiple_of(count)
+    }
+}

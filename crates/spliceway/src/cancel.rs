@@ -1,0 +1,65 @@
+//! Ends a relay from outside, with what is in flight delivered.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::Duration;
+
+/// A handle by which a relay can be told to end, cheap to clone, from any thread.
+///
+/// ```
+/// # async fn example(a: tokio::net::TcpStream, b: tokio::net::TcpStream, shutdown: tokio::sync::oneshot::Receiver<()>) {
+/// use std::time::Duration;
+///
+/// let mut relay = spliceway::Relay::new(a, b);
+/// let cancel = relay.cancel_handle();
+/// tokio::spawn(async move {
+///     shutdown.await.ok();
+///     cancel.cancel(Duration::from_secs(5));
+/// });
+/// let summary = relay.await; // EndReason::Cancelled
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct CancelHandle(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+enum State {
+    /// Nothing asked. The relay's task, once it is polled.
+    #[default]
+    Running,
+    Watched(Waker),
+    Asked(Duration),
+}
+
+impl CancelHandle {
+    /// The relay takes nothing more from either stream, delivers what it holds within `deadline`, and ends with
+    /// [`EndReason::Cancelled`](crate::EndReason::Cancelled). Neither stream is shut down. What was not delivered by then is lost, and
+    /// counted in [`DirectionSummary::lost`](crate::DirectionSummary::lost).
+    ///
+    /// The first call counts. On a relay that has ended it does nothing.
+    pub fn cancel(&self, deadline: Duration) {
+        let mut state = self.state();
+        if let State::Asked(_) = *state {
+            return;
+        }
+        if let State::Watched(task) = std::mem::replace(&mut *state, State::Asked(deadline)) {
+            drop(state);
+            task.wake();
+        }
+    }
+
+    /// The deadline if it was asked for; else `task` will be woken by that.
+    pub(crate) fn poll_asked(&self, task: &Waker) -> Option<Duration> {
+        let mut state = self.state();
+        match &mut *state {
+            State::Asked(deadline) => return Some(*deadline),
+            State::Watched(watching) => watching.clone_from(task),
+            State::Running => *state = State::Watched(task.clone()),
+        }
+        None
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

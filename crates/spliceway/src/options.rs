@@ -1,0 +1,190 @@
+//! What a caller may choose about a relay, with its default.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use spliceway_core::{Engine, PipePool, PipeSize};
+
+use crate::cancel::CancelHandle;
+use crate::rate::RateLimit;
+
+/// How relays work: made once, cloned for each. [`Relay`](crate::Relay) has the same methods for one relay.
+///
+/// ```
+/// use std::time::Duration;
+/// use spliceway::{HalfClose, Relay, RelayOptions};
+///
+/// let options = RelayOptions::new()
+///     .idle_timeout(Duration::from_secs(300))
+///     .half_close_timeout(Duration::from_secs(30))
+///     .half_close(HalfClose::Propagate);
+/// # async fn relay(a: tokio::net::TcpStream, b: tokio::net::TcpStream, options: &RelayOptions) {
+/// let summary = Relay::with_options(a, b, options.clone()).await;
+/// # }
+/// ```
+///
+/// None of them turns splicing off.
+#[derive(Clone, Debug, Default)]
+#[must_use]
+pub struct RelayOptions {
+    pub(crate) engine: Engine,
+    pub(crate) pipe_size: PipeSize,
+    pool: Option<PipePool>,
+    pub(crate) idle_timeout: Option<Duration>,
+    pub(crate) half_close_timeout: Option<Duration>,
+    pub(crate) half_close: HalfClose,
+    pub(crate) a_to_b: Way,
+    pub(crate) b_to_a: Way,
+    /// One relay's own.
+    pub(crate) cancel: Option<CancelHandle>,
+}
+
+/// What holds for one direction.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Way {
+    pub(crate) prefix: Bytes,
+    pub(crate) limit: Option<u64>,
+    pub(crate) rate: Option<RateLimit>,
+}
+
+/// What the end of one stream means for the relay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HalfClose {
+    /// It is passed on as a shutdown of the other's writing side, and the other direction goes on, as TCP means it.
+    #[default]
+    Propagate,
+    /// It ends the other direction too, when that has delivered what its source had received by then. For protocols that never use
+    /// half-closed connections, where the end of one side means that the other is waited for in vain.
+    CloseBoth,
+}
+
+/// What relays have that nobody chose anything for.
+pub(crate) static DEFAULT: RelayOptions = RelayOptions::new();
+
+impl RelayOptions {
+    /// The defaults.
+    pub const fn new() -> Self {
+        const WAY: Way = Way {
+            prefix: Bytes::new(),
+            limit: None,
+            rate: None,
+        };
+        Self {
+            engine: Engine::Auto,
+            pipe_size: PipeSize::Auto,
+            pool: None,
+            idle_timeout: None,
+            half_close_timeout: None,
+            half_close: HalfClose::Propagate,
+            a_to_b: WAY,
+            b_to_a: WAY,
+            cancel: None,
+        }
+    }
+
+    /// When to splice. Default [`Engine::Auto`].
+    pub fn engine(mut self, engine: Engine) -> Self {
+        self.engine = engine;
+        self
+    }
+
+    /// Which pipes to use. Default [`PipeSize::Auto`].
+    pub fn pipe_size(mut self, pipe_size: PipeSize) -> Self {
+        self.pipe_size = pipe_size;
+        self
+    }
+
+    /// Where pipes come from. Default [`PipePool::global`].
+    pub fn pool(mut self, pool: &PipePool) -> Self {
+        self.pool = Some(pool.clone());
+        self
+    }
+
+    /// Ends the relay, with [`EndReason::IdleTimeout`](crate::EndReason::IdleTimeout), when no byte was delivered either way for so
+    /// long. Default: never.
+    ///
+    /// It is silence that counts, not age: a download of days outlives it. The live counts are looked at eight times per timeout,
+    /// so it ends after one to nine eighths of it, and no byte that moves pays for a timer.
+    ///
+    /// # Panics
+    /// The relay does, when polled outside of a tokio runtime with its time driver enabled.
+    pub fn idle_timeout(mut self, timeout: Duration) -> Self {
+        self.idle_timeout = Some(timeout);
+        self
+    }
+
+    /// Ends the relay, with [`EndReason::HalfCloseTimeout`](crate::EndReason::HalfCloseTimeout), when one direction has ended and the
+    /// other delivered no byte for so long. Default: never, as the answer to a request that ended may take its time; what is lost by
+    /// that is a connection whose peer has gone away unnoticed.
+    ///
+    /// It starts with the first end and starts again with every byte, with the precision of
+    /// [`idle_timeout`](RelayOptions::idle_timeout), which goes on to hold as well.
+    ///
+    /// # Panics
+    /// As with [`idle_timeout`](RelayOptions::idle_timeout).
+    pub fn half_close_timeout(mut self, timeout: Duration) -> Self {
+        self.half_close_timeout = Some(timeout);
+        self
+    }
+
+    /// What the end of one stream means for the relay. Default [`HalfClose::Propagate`].
+    pub fn half_close(mut self, half_close: HalfClose) -> Self {
+        self.half_close = half_close;
+        self
+    }
+
+    /// Bytes that `b` gets first: what was read from `a` before the relay, behind a handshake say. They count as copied, and not
+    /// towards [`a_to_b_limit`](RelayOptions::a_to_b_limit). Default: none.
+    pub fn a_to_b_prefix(mut self, bytes: impl Into<Bytes>) -> Self {
+        self.a_to_b.prefix = bytes.into();
+        self
+    }
+
+    /// Bytes that `a` gets first.
+    pub fn b_to_a_prefix(mut self, bytes: impl Into<Bytes>) -> Self {
+        self.b_to_a.prefix = bytes.into();
+        self
+    }
+
+    /// Ends the direction from `a` to `b` when so many bytes were taken from `a` and `b` has them. Default: no limit.
+    ///
+    /// Not one byte more is taken: what follows can be read from `a` afterwards. `b` is not shut down, because nothing has ended, and
+    /// can be written to. A stream that ends with its last byte allowed is at its limit, not at its end.
+    pub fn a_to_b_limit(mut self, bytes: u64) -> Self {
+        self.a_to_b.limit = Some(bytes);
+        self
+    }
+
+    /// The same from `b` to `a`.
+    pub fn b_to_a_limit(mut self, bytes: u64) -> Self {
+        self.b_to_a.limit = Some(bytes);
+        self
+    }
+
+    /// Both directions take no more than this [`RateLimit`] allows them together, and whoever else shares it. Default: none.
+    ///
+    /// # Panics
+    /// As with [`idle_timeout`](RelayOptions::idle_timeout).
+    pub fn rate_limit(self, limit: &RateLimit) -> Self {
+        self.a_to_b_rate_limit(limit).b_to_a_rate_limit(limit)
+    }
+
+    /// The direction from `a` to `b` takes no more than this [`RateLimit`] allows. Default: none.
+    ///
+    /// # Panics
+    /// As with [`idle_timeout`](RelayOptions::idle_timeout).
+    pub fn a_to_b_rate_limit(mut self, limit: &RateLimit) -> Self {
+        self.a_to_b.rate = Some(limit.clone());
+        self
+    }
+
+    /// The same from `b` to `a`.
+    pub fn b_to_a_rate_limit(mut self, limit: &RateLimit) -> Self {
+        self.b_to_a.rate = Some(limit.clone());
+        self
+    }
+
+    pub(crate) fn the_pool(&self) -> PipePool {
+        self.pool.as_ref().unwrap_or_else(|| PipePool::global()).clone()
+    }
+}

@@ -1,0 +1,245 @@
+//! A limit in bytes per second that any number of relays share.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::time::{Instant, Sleep};
+
+/// So many bytes per second, in bursts of at most so many: a token bucket. Clones are the same bucket.
+///
+/// ```
+/// use spliceway::{RateLimit, RelayOptions};
+///
+/// // 10 MB/s for all relays of one client together.
+/// let limit = RateLimit::new(10_000_000);
+/// let options = RelayOptions::new().rate_limit(&limit);
+/// ```
+///
+/// It limits how much a relay takes from its source at once, and when, so what is limited is spliced all the same, and the sender is
+/// held up by TCP itself. A relay that waits holds no pipe and no bytes. Relays that share a limit are served in the
+/// order in which they asked, each with what the limit allows in 20 ms (256 KiB at most, and 32 KiB where others wait).
+#[derive(Clone, Debug)]
+pub struct RateLimit(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    bytes_per_second: u64,
+    burst: u64,
+    bucket: Mutex<Bucket>,
+}
+
+/// The bucket as a point in time. It holds what the rate brings in from there until now, and owes what it brings from now until
+/// there.
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    empty_at: Instant,
+}
+
+/// One grant is what a rate brings in a fiftieth of a second: no burst that a receiver would notice, and for rates above 800 kB/s
+/// more than the 16 KiB that are worth a splice.
+const GRANTS_PER_SECOND: u64 = 50;
+/// A grant of more than a pipe is of no use.
+const GRANT_MOST: u64 = 256 << 10;
+/// A grant while others wait for theirs: still worth a splice.
+const GRANT_IN_TURN: u64 = 32 << 10;
+/// The default burst is what a rate brings in a tenth of a second: a hundredth of what it brings in ten.
+const BURSTS_PER_SECOND: u64 = 10;
+
+impl RateLimit {
+    /// So many bytes per second, and a burst of a tenth of that.
+    ///
+    /// # Panics
+    /// If it is 0.
+    #[must_use]
+    pub fn new(bytes_per_second: u64) -> Self {
+        Self::with_burst(bytes_per_second, (bytes_per_second / BURSTS_PER_SECOND).max(1))
+    }
+
+    /// So many bytes per second, and up to `burst` bytes at once after a silence.
+    ///
+    /// # Panics
+    /// If either is 0.
+    #[must_use]
+    pub fn with_burst(bytes_per_second: u64, burst: u64) -> Self {
+        assert!(
+            bytes_per_second > 0 && burst > 0,
+            "a limit of nothing lets nothing through"
+        );
+        let bucket = Mutex::new(Bucket {
+            empty_at: full_at(Instant::now(), burst, bytes_per_second),
+        });
+        Self(Arc::new(Shared {
+            bytes_per_second,
+            burst,
+            bucket,
+        }))
+    }
+
+    /// The rate.
+    #[must_use]
+    pub fn bytes_per_second(&self) -> u64 {
+        self.0.bytes_per_second
+    }
+
+    /// The most that passes at once.
+    #[must_use]
+    pub fn burst(&self) -> u64 {
+        self.0.burst
+    }
+
+    /// Takes up to `most` bytes out of the bucket, which may owe them: how many, and when it no longer will.
+    fn reserve(&self, most: u64, now: Instant) -> (u64, Instant) {
+        let Shared {
+            bytes_per_second: rate,
+            burst,
+            ..
+        } = *self.0;
+        let mut bucket = self.bucket();
+        // Others wait: what they all have reserved should not be more than what the rate brings in a moment.
+        let grant = if bucket.empty_at > now {
+            GRANT_IN_TURN
+        } else {
+            GRANT_MOST
+        };
+        let bytes = (rate / GRANTS_PER_SECOND).clamp(1, grant).min(burst).min(most);
+        bucket.empty_at = bucket.empty_at.max(full_at(now, burst, rate)) + time_for(bytes, rate);
+        (bytes, bucket.empty_at)
+    }
+
+    /// Puts back what was reserved and not used.
+    fn put_back(&self, bytes: u64) {
+        if bytes > 0 {
+            let mut bucket = self.bucket();
+            let earlier = bucket.empty_at.checked_sub(time_for(bytes, self.0.bytes_per_second));
+            bucket.empty_at = earlier.unwrap_or(bucket.empty_at);
+        }
+    }
+
+    fn bucket(&self) -> MutexGuard<'_, Bucket> {
+        // One point in time, whole at every instant.
+        self.0.bucket.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The time at which a bucket that is full now was empty.
+fn full_at(now: Instant, burst: u64, bytes_per_second: u64) -> Instant {
+    now.checked_sub(time_for(burst, bytes_per_second)).unwrap_or(now)
+}
+
+/// How long the rate takes to bring so many bytes. Long times lose their meaning before they lose their precision.
+fn time_for(bytes: u64, bytes_per_second: u64) -> Duration {
+    let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_second);
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX / 4))
+}
+
+/// Where one direction waits for its next bytes to be allowed.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    limit: RateLimit,
+    /// Bytes reserved and not yet taken. They may be taken once there is nothing to wait for.
+    reserved: u64,
+    wait: Option<Pin<Box<Sleep>>>,
+}
+
+impl Gate {
+    pub(crate) fn new(limit: RateLimit) -> Self {
+        Self {
+            limit,
+            reserved: 0,
+            wait: None,
+        }
+    }
+
+    /// How many of up to `most` bytes may be taken now, more than 0. (Those asked for before a wait may be more.)
+    pub(crate) fn poll_grant(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<usize> {
+        if self.reserved == 0 {
+            let now = Instant::now();
+            let (bytes, allowed_at) = self.limit.reserve(most as u64, now);
+            self.reserved = bytes;
+            self.wait = (allowed_at > now).then(|| Box::pin(tokio::time::sleep_until(allowed_at)));
+        }
+        if let Some(wait) = &mut self.wait {
+            ready!(wait.as_mut().poll(cx));
+            self.wait = None;
+        }
+        Poll::Ready(usize::try_from(self.reserved).unwrap_or(usize::MAX))
+    }
+
+    /// Of the grant so many bytes were taken; the rest is others'.
+    pub(crate) fn spent(&mut self, bytes: usize) {
+        let unused = self.reserved.saturating_sub(bytes as u64);
+        self.limit.put_back(unused);
+        self.reserved = 0;
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.limit.put_back(self.reserved);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// When the last of so many bytes may pass.
+    fn reserve_all(limit: &RateLimit, mut bytes: u64, now: Instant) -> Instant {
+        let mut last = now;
+        while bytes > 0 {
+            let (reserved, at) = limit.reserve(bytes, now);
+            (bytes, last) = (bytes - reserved, at);
+        }
+        last
+    }
+
+    #[test]
+    fn a_burst_passes_at_once_and_then_the_rate() {
+        let limit = RateLimit::with_burst(1_000, 100);
+        let start = Instant::now() + Duration::from_secs(3600);
+        assert_eq!(reserve_all(&limit, 100, start), start);
+        for second in 1..=10 {
+            assert_eq!(reserve_all(&limit, 1_000, start), start + Duration::from_secs(second));
+        }
+    }
+
+    #[test]
+    fn a_silence_earns_a_burst_and_no_more() {
+        let limit = RateLimit::with_burst(1_000, 100);
+        let later = Instant::now() + Duration::from_secs(3600);
+        assert_eq!(reserve_all(&limit, 100, later), later);
+        assert_eq!(reserve_all(&limit, 100, later), later + Duration::from_millis(100));
+    }
+
+    #[test]
+    fn what_is_put_back_is_there_for_the_next() {
+        let limit = RateLimit::with_burst(1_000, 100);
+        let later = Instant::now() + Duration::from_secs(3600);
+        reserve_all(&limit, 100, later);
+        limit.put_back(60);
+        assert_eq!(reserve_all(&limit, 60, later), later);
+    }
+
+    #[test]
+    fn where_others_wait_grants_are_small() {
+        let limit = RateLimit::with_burst(1 << 30, 1 << 20);
+        let later = Instant::now() + Duration::from_secs(3600);
+        for _ in 0..4 {
+            assert_eq!(limit.reserve(u64::MAX, later).0, GRANT_MOST);
+        }
+        assert_eq!(limit.reserve(u64::MAX, later).0, GRANT_MOST);
+        assert_eq!(limit.reserve(u64::MAX, later).0, GRANT_IN_TURN);
+    }
+
+    #[test]
+    fn no_rate_and_no_number_of_bytes_overflows() {
+        let now = Instant::now();
+        assert_eq!(RateLimit::new(u64::MAX).reserve(u64::MAX, now).0, GRANT_MOST);
+        assert_eq!(RateLimit::new(1).reserve(u64::MAX, now).0, 1);
+        let limit = RateLimit::with_burst(1, u64::MAX);
+        limit.reserve(u64::MAX, now);
+        limit.put_back(u64::MAX);
+    }
+}

@@ -1,0 +1,149 @@
+use std::time::Duration;
+
+use spliceway::{EndReason, Relay};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::time::Instant;
+
+use super::{Done, Variant, every_way, pass};
+use crate::support::pattern::Pattern;
+use crate::support::{MIB, guard};
+
+/// The relay's own ends, so that what it leaves in them can be looked at.
+struct Ends {
+    near: UnixStream,
+    near_end: UnixStream,
+    far: UnixStream,
+    far_end: UnixStream,
+}
+
+impl Ends {
+    fn new() -> Self {
+        let ((near, near_end), (far, far_end)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+        Self {
+            near,
+            near_end,
+            far,
+            far_end,
+        }
+    }
+}
+
+fn relay<'a>(
+    variant: Variant,
+    near: &'a mut UnixStream,
+    far: &'a mut UnixStream,
+) -> Relay<&'a mut UnixStream, &'a mut UnixStream> {
+    let (a, b) = if variant.swapped { (far, near) } else { (near, far) };
+    Relay::new(a, b).engine(variant.engine)
+}
+
+#[tokio::test]
+async fn a_cancelled_relay_delivers_what_it_took_and_leaves_the_rest_to_be_read() {
+    every_way(async |variant| {
+        let Ends {
+            mut near,
+            mut near_end,
+            mut far,
+            mut far_end,
+        } = Ends::new();
+        let mut relay = relay(variant, &mut near_end, &mut far_end);
+        let cancel = relay.cancel_handle();
+        let sending = tokio::spawn(async move {
+            Pattern::new(1).send(&mut near, 32 * MIB).await;
+            near.shutdown().await.unwrap();
+        });
+        let mut wanted = Pattern::new(1);
+        let reading = async {
+            let mut buffer = vec![0; MIB as usize];
+            loop {
+                let read = far.read(&mut buffer).await.unwrap();
+                wanted.check(&buffer[..read]);
+                if wanted.at() >= 8 * MIB {
+                    cancel.cancel(Duration::from_secs(60));
+                }
+            }
+        };
+        let summary = guard(async {
+            tokio::select! {
+                summary = relay => summary,
+                () = reading => unreachable!("nothing is shut down"),
+            }
+        });
+        let summary = summary.await;
+        let done = Done::of(summary.unwrap(), variant.swapped);
+        assert_eq!((done.end, done.forth.lost), (EndReason::Cancelled, 0));
+        assert!(!done.forth.eof && !done.back.eof);
+        assert_eq!(done.forth.spliced > MIB, variant.splices(), "{:?}", done.forth);
+        // All that was delivered, then all the rest from the source itself: no byte is missing between them.
+        guard(wanted.expect(&mut far, done.forth.bytes - wanted.at())).await;
+        guard(wanted.expect_end(&mut near_end, 32 * MIB)).await;
+        sending.await.unwrap();
+        // Nothing was shut down.
+        far_end.write_all(b"more").await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_delivered_by_the_deadline_is_lost_and_counted() {
+    every_way(async |variant| {
+        let Ends {
+            mut near,
+            mut near_end,
+            mut far,
+            mut far_end,
+        } = Ends::new();
+        let mut relay = relay(variant, &mut near_end, &mut far_end);
+        let cancel = relay.cancel_handle();
+        let sending = tokio::spawn(async move {
+            Pattern::new(2).send(&mut near, 16 * MIB).await;
+            near.shutdown().await.unwrap();
+        });
+        // Nobody reads: before long both sockets are full, and the relay holds something.
+        let cancelling = async {
+            pass(Duration::from_secs(1)).await;
+            cancel.cancel(Duration::from_secs(5));
+            Instant::now()
+        };
+        let (summary, asked) = tokio::join!(relay, cancelling);
+        assert!(asked.elapsed() >= Duration::from_secs(5), "it waits for the deadline");
+        let done = Done::of(summary.unwrap(), variant.swapped);
+        assert_eq!(done.end, EndReason::Cancelled);
+        assert!(done.forth.lost > 0, "{:?}", done.forth);
+        let mut wanted = Pattern::new(2);
+        wanted.expect(&mut far, done.forth.bytes).await;
+        // The stream goes on behind what was lost.
+        wanted.take(done.forth.lost as usize);
+        wanted.expect_end(&mut near_end, 16 * MIB).await;
+        sending.await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_idle_relay_ends_at_once_when_cancelled_and_so_does_one_that_was_cancelled_before_it_began() {
+    every_way(async |variant| {
+        for early in [false, true] {
+            let Ends {
+                near,
+                mut near_end,
+                far,
+                mut far_end,
+            } = Ends::new();
+            let mut relay = relay(variant, &mut near_end, &mut far_end);
+            let cancel = relay.cancel_handle();
+            if early {
+                cancel.cancel(Duration::ZERO);
+            }
+            let later = async {
+                crate::support::turns(20).await;
+                cancel.cancel(Duration::ZERO);
+            };
+            let (summary, ()) = guard(async { tokio::join!(relay, later) }).await;
+            assert_eq!(summary.unwrap().end, EndReason::Cancelled);
+            drop((near, far));
+        }
+    })
+    .await;
+}

@@ -1,0 +1,138 @@
+use std::time::Duration;
+
+use spliceway::{EndReason, RelayOptions};
+use tokio::time::Instant;
+
+use super::{Line, every_way, pass};
+use crate::support::pattern::Pattern;
+use crate::support::{KIB, MIB, finish};
+
+const TIMEOUT: Duration = Duration::from_secs(8);
+
+/// As precise as the documentation says.
+#[track_caller]
+fn assert_silence(since: Instant) {
+    let silent = since.elapsed();
+    let (least, most) = (TIMEOUT, TIMEOUT * 9 / 8 + Duration::from_millis(10));
+    assert!((least..=most).contains(&silent), "ended after {silent:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn silence_ends_a_relay_at_the_idle_timeout() {
+    every_way(async |variant| {
+        let start = Instant::now();
+        let Line { relay, .. } = &mut variant.start(RelayOptions::new().idle_timeout(TIMEOUT));
+        let done = (&mut relay.task).await.unwrap().unwrap();
+        assert_eq!(done.end, EndReason::IdleTimeout);
+        assert_silence(start);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_byte_now_and_then_either_way_outlives_the_idle_timeout() {
+    every_way(async |variant| {
+        let Line {
+            mut near,
+            mut far,
+            relay,
+        } = variant.start(RelayOptions::new().idle_timeout(TIMEOUT));
+        let (mut forth, mut back) = (Pattern::new(1), Pattern::new(2));
+        let (mut wanted_forth, mut wanted_back) = (Pattern::new(1), Pattern::new(2));
+        for _ in 0..20 {
+            pass(TIMEOUT * 3 / 4).await;
+            forth.send(&mut near, 1).await;
+            wanted_forth.expect(&mut far, 1).await;
+        }
+        for _ in 0..20 {
+            pass(TIMEOUT * 3 / 4).await;
+            back.send(&mut far, 1).await;
+            wanted_back.expect(&mut near, 1).await;
+        }
+        let last = Instant::now();
+        let done = relay.end().await;
+        assert_eq!(
+            (done.end, done.forth.bytes, done.back.bytes),
+            (EndReason::IdleTimeout, 20, 20)
+        );
+        assert_silence(last);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_half_close_timeout_counts_the_silence_of_the_open_direction_from_the_first_end() {
+    every_way(async |variant| {
+        let Line {
+            mut near,
+            mut far,
+            relay,
+        } = variant.start(RelayOptions::new().half_close_timeout(TIMEOUT));
+        let (mut back, mut wanted) = (Pattern::new(3), Pattern::new(3));
+        // Both are open, and silent for long.
+        pass(TIMEOUT * 10).await;
+        finish(&near);
+        Pattern::new(4).expect_end(&mut far, 0).await;
+        for _ in 0..10 {
+            pass(TIMEOUT * 3 / 4).await;
+            back.send(&mut far, 100 * KIB).await;
+            wanted.expect(&mut near, 100 * KIB).await;
+        }
+        let last = Instant::now();
+        let done = relay.end().await;
+        assert_eq!((done.end, done.back.bytes), (EndReason::HalfCloseTimeout, 1000 * KIB));
+        assert!(done.forth.eof && !done.back.eof);
+        assert_silence(last);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_timeouts_the_shorter_ends_a_half_closed_relay() {
+    for (idle, half_close, reason) in [
+        (TIMEOUT, 10 * TIMEOUT, EndReason::IdleTimeout),
+        (10 * TIMEOUT, TIMEOUT, EndReason::HalfCloseTimeout),
+    ] {
+        every_way(async |variant| {
+            let options = RelayOptions::new().idle_timeout(idle).half_close_timeout(half_close);
+            let Line { near, far, relay } = variant.start(options);
+            finish(&near);
+            let start = Instant::now();
+            assert_eq!(relay.end().await.end, reason);
+            assert_silence(start);
+            drop((near, far));
+        })
+        .await;
+    }
+}
+
+/// The reader never reads: what is stuck when the time is over was taken from the source, and is lost, and said to be.
+#[tokio::test(start_paused = true)]
+async fn what_is_in_flight_at_a_timeout_is_lost_and_counted() {
+    every_way(async |variant| {
+        let Line {
+            mut near,
+            mut far,
+            relay,
+        } = variant.start(RelayOptions::new().idle_timeout(TIMEOUT));
+        let sending = tokio::spawn(async move {
+            use tokio::io::AsyncWriteExt;
+            let bytes = Pattern::new(5).take(16 * MIB as usize);
+            let mut sent = 0;
+            while let Ok(count) = near.write(&bytes[sent..]).await {
+                sent += count;
+            }
+            sent as u64
+        });
+        let done = relay.end().await;
+        assert_eq!(done.end, EndReason::IdleTimeout);
+        assert!(done.forth.lost > 0, "{:?}", done.forth);
+        let mut wanted = Pattern::new(5);
+        let broken = wanted.expect_until_broken(&mut far).await;
+        assert!(broken.is_none(), "{broken:?}");
+        assert_eq!(wanted.at(), done.forth.bytes);
+        // What was sent and neither delivered nor lost lay in the source's socket, which is closed.
+        assert!(sending.await.unwrap() >= done.forth.bytes + done.forth.lost);
+    })
+    .await;
+}
