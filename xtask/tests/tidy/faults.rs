@@ -292,3 +292,59 @@ fn a_readme_without_its_commands_is_found() {
     );
     assert_eq!(with_readme("cargo test --workspace\n"), 1);
 }
+
+/// A catalogue of all faults but those not yet in it, each by the same test, and what `change` makes of its rows.
+fn catalogue(change: impl Fn(&mut Vec<String>)) -> Vec<Finding> {
+    let mut rows: Vec<String> = (1..=40)
+        .filter(|number| !super::catalogue::NOT_YET.contains(number))
+        .map(|number| format!("| {number} | it stalls | `x: pitfalls::stuck::it_goes_on` |"))
+        .collect();
+    change(&mut rows);
+    let text = format!(
+        "# Faults\n\n| number | fault | test |\n|---|---|---|\n{}\n",
+        rows.join("\n")
+    );
+    let tests =
+        "#[tokio::test(start_paused = true)]\nasync fn it_goes_on() {}\n#[test]\nfn it_ends() {}\nfn no_test() {}\n";
+    super::catalogue::faults(&Repository::of(&[
+        ("docs/faults.md", &text),
+        ("crates/x/tests/it/pitfalls/stuck.rs", tests),
+        (
+            "crates/x/src/watch.rs",
+            "mod tests {\n    #[test]\n    fn it_waits() {}\n}\n",
+        ),
+        (
+            "crates/x/src/copy.rs",
+            "fn it_goes_on() {}\n// #[test]\nfn it_ends() {}\n",
+        ),
+    ]))
+}
+
+#[test]
+fn a_catalogue_of_faults_that_lost_one_or_names_what_is_not_there_is_found() {
+    #[track_caller]
+    fn finds(count: usize, change: impl Fn(&mut Vec<String>)) {
+        let findings = catalogue(change);
+        assert_eq!(findings.len(), count, "{findings:#?}");
+    }
+    let cell = |cell: &str| {
+        let row = format!("| 1 | it stalls | {cell} |");
+        move |rows: &mut Vec<String>| rows[0].clone_from(&row)
+    };
+    finds(0, |_| ());
+    finds(1, |rows| drop(rows.remove(0)));
+    finds(1, |rows| rows.push(rows[0].clone()));
+    finds(1, |rows| rows.push(rows[0].replace("| 1 |", "| 41 |")));
+    finds(0, |rows| {
+        rows.push("| a fault without a number | `x: watch::tests::it_waits` |".into());
+    });
+    finds(0, cell("`x: pitfalls::stuck::it_ends`, `x: watch::tests::it_waits`"));
+    finds(0, cell("`x: pitfalls::stuck::it_ends`, `cargo xtask soak --gib 100`"));
+    finds(1, cell("`cargo xtask soak --gib 100`"));
+    finds(1, cell("in prose: it_goes_on"));
+    finds(1, cell("`x: pitfalls::stuck::no_test`"));
+    finds(1, cell("`x: pitfalls::stuck::gone`, `x: pitfalls::stuck::it_ends`"));
+    finds(1, cell("`x: pitfalls::gone::it_ends`"));
+    finds(1, cell("`pitfalls::stuck::it_ends`"));
+    finds(1, cell("`x: copy::tests::it_ends`"));
+}

@@ -3,6 +3,7 @@
 //! The rules are functions of a [`Repository`], so that `faults.rs` can show each of them a fault and see it caught.
 #![forbid(unsafe_code)]
 
+mod catalogue;
 mod documents;
 mod faults;
 mod source;
@@ -126,6 +127,11 @@ fn the_architecture_names_every_file_and_no_other() {
 #[test]
 fn the_readme_and_ci_run_the_same_commands() {
     check(documents::commands);
+}
+
+#[test]
+fn every_fault_of_the_field_names_tests_that_exist() {
+    check(catalogue::faults);
 }
 
 fn check(rule: fn(&Repository) -> Vec<Finding>) {

@@ -1,8 +1,12 @@
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Barrier;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::harness::{Program, accept, is_closed, listen, pattern, read_all, read_exactly};
+use crate::harness::{
+    Program, accept, assert_same, is_closed, listen, pattern, read_all, read_exactly, send_and_finish,
+};
 
 /// A program with one session that has moved a byte.
 fn with_a_session(arguments: &[&str]) -> (Program, TcpStream, TcpStream) {
@@ -37,6 +41,46 @@ fn it_takes_no_new_client_lets_a_transfer_finish_and_ends_with_0() {
     assert_eq!(read_all(&client), rest);
     drop(client);
     assert_eq!(program.exit().code(), Some(0));
+    assert_eq!(program.lines_with("end=drained"), 0);
+}
+
+#[test]
+fn a_drain_under_load_lets_every_transfer_finish() {
+    const SESSIONS: u64 = 12;
+    const LENGTH: usize = 1 << 20;
+    let (listener, address) = listen();
+    let mut program = Program::forward(address, &[]);
+    let mut sessions: Vec<_> = (0..SESSIONS)
+        .map(|seed| (program.connect(), accept(&listener), pattern(seed, 2 * LENGTH)))
+        .collect();
+    let arrived = Barrier::new(sessions.len() + 1);
+    thread::scope(|scope| {
+        for (client, target, sent) in &mut sessions {
+            let arrived = &arrived;
+            scope.spawn(move || {
+                let (client, target, sent) = (&*client, &*target, &sent[..]);
+                thread::scope(|scope| {
+                    scope.spawn(move || send_and_finish(target, sent));
+                    let mut have = vec![0; LENGTH];
+                    (&*client).read_exact(&mut have).unwrap();
+                    // In the middle of every transfer.
+                    arrived.wait();
+                    arrived.wait();
+                    have.extend(read_all(client));
+                    assert_same(&have, sent);
+                });
+                client.shutdown(Shutdown::Write).unwrap();
+            });
+        }
+        arrived.wait();
+        program.terminate();
+        program.line("draining");
+        arrived.wait();
+    });
+    assert_eq!(program.exit().code(), Some(0));
+    for _ in 0..SESSIONS {
+        program.line("end=upstream_eof");
+    }
     assert_eq!(program.lines_with("end=drained"), 0);
 }
 

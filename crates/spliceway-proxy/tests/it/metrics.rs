@@ -47,6 +47,21 @@ fn nearly_all_bytes_of_a_large_transfer_are_spliced() {
 }
 
 #[test]
+fn limits_counting_and_logging_do_not_switch_splicing_off() {
+    let limits = [
+        "--idle-timeout",
+        "10s",
+        "--half-close-timeout",
+        "10s",
+        "--log-level",
+        "trace",
+    ];
+    let (spliced, bytes) = download(&limits);
+    assert_eq!(bytes, LARGE as u64);
+    assert!(spliced * 100 >= bytes * 95, "{spliced} of {bytes}");
+}
+
+#[test]
 fn no_byte_is_spliced_where_splicing_is_off() {
     assert_eq!(download(&["--splice", "off"]), (0, LARGE as u64));
 }

@@ -2,7 +2,7 @@ use std::io::Write;
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
-use crate::harness::{Program, accept, is_closed, let_pass, listen, read_all, read_exactly};
+use crate::harness::{PATIENCE, Program, accept, is_closed, let_pass, listen, read_all, read_exactly};
 
 fn session(arguments: &[&str]) -> (Program, TcpStream, TcpStream) {
     let (listener, address) = listen();
@@ -34,6 +34,32 @@ fn silence_ends_a_session_at_the_idle_timeout() {
         "{took:?}"
     );
     program.await_end("idle");
+}
+
+#[test]
+fn a_peer_that_died_with_bytes_in_the_pipe_is_ended_by_the_idle_timeout_and_all_it_held_is_freed() {
+    let (listener, address) = listen();
+    let program = Program::forward(address, &["--idle-timeout", "1s", "--splice", "on", "--workers", "1"]);
+    let lent = || program.sum("spliceway_pipes", &["state=\"lent\""]);
+    let before = program.descriptors();
+    let (client, mut target) = (program.connect(), accept(&listener));
+    // Nobody reads, and nothing ends: the relay waits for its sink with a pipe in its hands.
+    target.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
+    while target.write(&[7; 1 << 16]).is_ok() {}
+    assert_eq!(lent(), 1);
+    program.await_end("idle");
+    assert_eq!(lent(), 0);
+    drop((client, target));
+    let until = Instant::now() + PATIENCE;
+    // The pool keeps some idle pipes for a while, and a scrape is a descriptor until both sides have closed it.
+    while program.descriptors() > before + 2 * program.sum("spliceway_pipes", &["state=\"idle\""]) as usize {
+        assert!(
+            Instant::now() < until,
+            "{} descriptors, {before} before",
+            program.descriptors()
+        );
+        let_pass(Duration::from_millis(2));
+    }
 }
 
 #[test]

@@ -87,6 +87,26 @@ pub(crate) async fn turns(count: usize) {
     }
 }
 
+/// Writes `bytes` in pieces of `len` whose pages do not touch: each takes a slot of a pipe of its own. Writes to another socket in
+/// between take the next bytes of the pages that a task writes to. A task of its own, as a new one begins with a new block of
+/// pages; nothing else of this thread runs meanwhile, so a relay of this thread finds all pieces at once.
+pub(crate) fn write_apart(socket: &TcpStream, bytes: &[u8], len: usize) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let other = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    other.set_nodelay(true).unwrap();
+    let send = |socket: &dyn AsFd, bytes: &[u8]| {
+        let sent = rustix::net::send(socket.as_fd(), bytes, SendFlags::empty());
+        assert_eq!(sent, Ok(bytes.len()), "the socket has no room");
+    };
+    let write = || {
+        for piece in bytes.chunks(len) {
+            send(socket, piece);
+            send(&other, b"gap");
+        }
+    };
+    std::thread::scope(|scope| scope.spawn(write).join()).unwrap();
+}
+
 /// Writes as much of `bytes` as the socket takes at once.
 pub(crate) fn try_send(stream: &TcpStream, bytes: &[u8]) -> usize {
     match stream.try_write(bytes) {

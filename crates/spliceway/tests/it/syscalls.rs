@@ -56,6 +56,69 @@ fn a_bulk_relay_makes_only_splices_a_recv_at_the_end_of_each_burst_and_epoll_wai
     assert_eq!(spliced, 2 * (BYTES - copied));
     let corked = calls.iter().filter(|call| call.line.contains("SPLICE_F_MORE")).count();
     assert_eq!(corked, 0);
+    assert_lengths_are_sizes_and_contents_of_pipes(&calls);
+    // One for each end of a burst, of which there are fewer than fills; some at the start and the end.
+    let looks = count(&calls, "recvmsg") + count(&calls, "recvfrom");
+    assert!(looks <= count(&calls, "splice") / 2 + 16, "{looks}");
+}
+
+/// A fill asks for a pipe's size, a drain for what is inside: never 0, and never more than there can be. (Bytes go one way here, so
+/// one pipe is in use at a time.)
+fn assert_lengths_are_sizes_and_contents_of_pipes(calls: &[Call]) {
+    let sizes = SizeClass::ALL.map(SizeClass::bytes);
+    let (mut inside, mut checked) = (0, 0);
+    for call in calls.iter().filter(|call| call.name == "splice") {
+        // What another thread interrupted does not tell its arguments.
+        let length = call
+            .line
+            .split(", ")
+            .nth(4)
+            .and_then(|length| length.parse::<usize>().ok());
+        match length {
+            Some(length) if inside == 0 => assert!(sizes.contains(&length), "{}", call.line),
+            Some(length) => assert_eq!(length, inside, "{}", call.line),
+            None => {}
+        }
+        checked += usize::from(length.is_some());
+        let moved = call
+            .line
+            .rsplit_once(" = ")
+            .and_then(|(_, moved)| moved.parse::<usize>().ok());
+        match (moved, inside) {
+            (Some(moved), 0) => inside = moved,
+            (Some(moved), _) => inside -= moved,
+            (None, _) => {}
+        }
+    }
+    assert_eq!(inside, 0);
+    assert!(checked > 100, "{checked} calls of splice");
+}
+
+#[test]
+fn a_bulk_relay_whose_sender_pauses_after_each_burst_makes_few_receives_per_splice() {
+    const BURST: usize = 256 << 10;
+    const BURSTS: usize = 64;
+    let Some(calls) = trace("bursts", |mut client, mut server| {
+        let (sent, mut received) = (vec![7; BURST], vec![0; BURST]);
+        for _ in 0..BURSTS {
+            let sending = thread::scope(|scope| {
+                let sending = scope.spawn(|| client.write_all(&sent));
+                server.read_exact(&mut received).unwrap();
+                sending.join().unwrap()
+            });
+            sending.unwrap();
+            // The client goes on only when it has this.
+            server.write_all(b".").unwrap();
+            client.read_exact(&mut [0]).unwrap();
+        }
+    }) else {
+        return;
+    };
+    let copied = moved(&calls, "sendto").saturating_sub(BURSTS);
+    assert!(copied * 20 <= BURST * BURSTS, "{copied} bytes were copied");
+    // One for each byte back, and one for the end of each burst, which may come in parts: less than one per fill.
+    let looks = count(&calls, "recvmsg") + count(&calls, "recvfrom");
+    assert!(looks <= BURSTS + count(&calls, "splice") / 2 + 16, "{looks}");
 }
 
 #[test]
@@ -176,7 +239,7 @@ fn calls_between_marks(output: PathBuf) -> Vec<Call> {
 fn role_of_a_child_process() {
     let Some(role) = role::own() else { return };
     let upstream: SocketAddr = heard().parse().unwrap();
-    if role == "bulk" {
+    if role == "bulk" || role == "bursts" {
         // The pool's first pipes and its thread are not this relay's doing.
         for class in [SizeClass::Kib64, SizeClass::Kib256] {
             PipePool::global().acquire(class).unwrap();

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::support::pattern::Pattern;
+use crate::support::pattern::{Loop, Pattern};
 use crate::support::rig::{Rig, both_ways, both_ways_and_engines};
 use crate::support::{BULK, KIB, finish, reset, tcp};
 
@@ -240,4 +240,56 @@ async fn an_end_after_a_half_close_is_an_end_and_no_reset() {
         assert_eq!(rig.relay.end().await.bytes(), (100, 0));
     })
     .await;
+}
+
+#[tokio::test]
+async fn the_last_data_and_the_end_in_one_wake_up_are_an_end_and_no_reset() {
+    for bytes in [1, 1448, FIRST_FLIGHT] {
+        for half_closed in [false, true] {
+            both_ways_and_engines(async |setup| {
+                let mut rig = setup.start().await;
+                if half_closed {
+                    // Then near's close is a hang-up for the relay, as both ways are over.
+                    finish(&rig.far);
+                    assert_eq!(rig.near.read(&mut [0]).await.unwrap(), 0);
+                }
+                Pattern::new(8).send(&mut rig.near, bytes).await;
+                drop(rig.near);
+                Pattern::new(8).expect_end(&mut rig.far, bytes).await;
+                drop(rig.far);
+                let moved = rig.relay.end().await;
+                assert_eq!(moved.bytes(), (bytes, 0));
+                assert!(moved.forth.eof && moved.back.eof);
+            })
+            .await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_answer_of_64_mib_arrives_whole_whether_the_client_ends_before_it_or_in_it() {
+    const ANSWER: u64 = 64 << 20;
+    let answer = Loop::new(9);
+    for sent_before_the_end in [0, BULK] {
+        both_ways(async |setup| {
+            let mut rig = setup.start().await;
+            let (mut sent, mut wanted) = (answer.clone(), answer.clone());
+            tokio::join!(
+                sent.send(&mut rig.far, sent_before_the_end),
+                wanted.expect(&mut rig.near, sent_before_the_end)
+            );
+            finish(&rig.near);
+            assert_eq!(rig.far.read(&mut [0]).await.unwrap(), 0);
+            let rest = async {
+                sent.send(&mut rig.far, ANSWER - sent_before_the_end).await;
+                finish(&rig.far);
+            };
+            tokio::join!(rest, wanted.expect(&mut rig.near, ANSWER - sent_before_the_end));
+            assert_eq!(rig.near.read(&mut [0]).await.unwrap(), 0);
+            let moved = rig.relay.end().await;
+            assert_eq!(moved.bytes(), (0, ANSWER));
+            assert!(moved.back.spliced > ANSWER / 100 * 95, "{moved:?}");
+        })
+        .await;
+    }
 }

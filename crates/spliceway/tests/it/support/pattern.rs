@@ -102,6 +102,55 @@ impl Pattern {
     }
 }
 
+/// The same for streams of gigabytes, where making each byte would take longer than moving it: a prime number of bytes over and
+/// over, more than all buffers on the way hold, so that what is lost or repeated shows all the same.
+#[derive(Clone)]
+pub(crate) struct Loop {
+    /// Twice, so that any piece of one period is in one piece.
+    twice: std::sync::Arc<[u8]>,
+    at: u64,
+}
+
+impl Loop {
+    const PERIOD: usize = 16_777_259;
+
+    pub(crate) fn new(seed: u64) -> Self {
+        let once = Pattern::new(seed).take(Self::PERIOD);
+        Self {
+            twice: [&once[..], &once].concat().into(),
+            at: 0,
+        }
+    }
+
+    fn next(&mut self, count: usize) -> std::ops::Range<usize> {
+        let start = (self.at % Self::PERIOD as u64) as usize;
+        self.at += count as u64;
+        start..start + count
+    }
+
+    /// Writes the next `count` bytes.
+    pub(crate) async fn send(&mut self, to: &mut (impl AsyncWrite + Unpin + ?Sized), count: u64) {
+        let end = self.at + count;
+        while self.at < end {
+            let chunk = self.next(CHUNK.min((end - self.at) as usize));
+            to.write_all(&self.twice[chunk]).await.unwrap();
+        }
+    }
+
+    /// Reads and checks the next `count` bytes.
+    pub(crate) async fn expect(&mut self, from: &mut (impl AsyncRead + Unpin + ?Sized), count: u64) {
+        let end = self.at + count;
+        let mut buf = vec![0; CHUNK];
+        while self.at < end {
+            let want = buf.len().min((end - self.at) as usize);
+            let got = from.read(&mut buf[..want]).await.unwrap();
+            assert!(got > 0, "ended at {} instead of {end}", self.at);
+            let expected = self.next(got);
+            assert!(buf[..got] == self.twice[expected], "a wrong byte before {}", self.at);
+        }
+    }
+}
+
 /// splitmix64's finisher: every bit of the result depends on every bit of `x`.
 fn mix(x: u64) -> u64 {
     let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -1,0 +1,140 @@
+//! Bytes in a pipe are charged to no socket, so only the relay bounds what it holds for a sink that is slow.
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::task::Poll;
+
+use spliceway::{Direction, DirectionSummary, Engine, Operation, PipePool, PipeSize, Relay, SizeClass};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+
+use crate::support::pattern::Pattern;
+use crate::support::rig::limits;
+use crate::support::{KIB, MIB, finish, guard, reset, tcp, tcp_small, try_send, turns};
+
+/// Of a direction that copies: the rest of one receive.
+const SCRATCH: u64 = 64 * KIB;
+/// Enough for a flow to count as bulk, and for windows to open.
+const WARM_UP: u64 = 2 * MIB;
+
+#[tokio::test]
+async fn a_relay_holds_at_most_one_pipe_for_a_slow_sink_and_every_byte_is_accounted_for() {
+    let fixed = SizeClass::ALL.map(|class| (Engine::Splice, PipeSize::Fixed(class), class.bytes() as u64));
+    let others = [
+        (Engine::Auto, PipeSize::Auto, SizeClass::Kib256.bytes() as u64),
+        (Engine::Splice, PipeSize::Auto, SizeClass::Kib256.bytes() as u64),
+        (Engine::Copy, PipeSize::Auto, SCRATCH),
+    ];
+    for (engine, size, cap) in fixed.into_iter().chain(others) {
+        for swapped in [false, true] {
+            for end in [End::Dropped, End::Reset] {
+                let held = guard(held_for_a_blocked_sink(engine, size, swapped, end)).await;
+                assert!(
+                    held > 0 && held <= cap,
+                    "{engine:?}, {size:?}, {end:?}: {held} bytes held"
+                );
+            }
+        }
+    }
+}
+
+/// How a direction with bytes in flight ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Dropped,
+    /// By far's reset, which fails the write leg.
+    Reset,
+}
+
+/// Ends a direction whose sink takes no more. What its peer sent, less what far got and what was never taken from the source, is
+/// what it held.
+async fn held_for_a_blocked_sink(engine: Engine, size: PipeSize, swapped: bool, end: End) -> u64 {
+    let ((mut near, mut near_end), (mut far, mut far_end)) = (tcp().await, tcp_small().await);
+    let pool = PipePool::new(limits());
+    let (mut sent, mut wanted) = (Pattern::new(1), Pattern::new(1));
+    let moved = {
+        let (a, b) = if swapped {
+            (&mut far_end, &mut near_end)
+        } else {
+            (&mut near_end, &mut far_end)
+        };
+        let relay = Relay::new(a, b).engine(engine).pipe_size(size).pool(&pool);
+        let stats = relay.stats();
+        let forth = || {
+            let summary = stats.snapshot();
+            if swapped { summary.b_to_a } else { summary.a_to_b }
+        };
+        let mut relay = pin!(relay);
+        let bulk = async { tokio::join!(sent.send(&mut near, WARM_UP), wanted.expect(&mut far, WARM_UP)) };
+        tokio::select! {
+            _ = bulk => {}
+            _ = relay.as_mut() => panic!("the relay ended"),
+        }
+        push_until_stuck(relay.as_mut(), &near, &mut sent, &forth).await;
+        if engine != Engine::Copy {
+            assert!(pool.stats().lent == 1 && forth().spliced > 0, "{:?}", forth());
+        }
+        if end == End::Reset {
+            let (placeholder, _) = tcp().await;
+            reset(std::mem::replace(&mut far, placeholder));
+            let error = relay.await.unwrap_err();
+            // Where the other direction meets it first, its read is what fails.
+            let forth_failed = (error.direction == Direction::AToB) != swapped;
+            let operation = if forth_failed {
+                Operation::Write
+            } else {
+                Operation::Read
+            };
+            assert_eq!(error.operation, operation, "{error:?}");
+        }
+        forth()
+    };
+    let stats = pool.stats();
+    assert_eq!(stats.lent, 0, "{stats:?}");
+    assert!(stats.closed_dirty > 0 || engine == Engine::Copy, "{stats:?}");
+    if end == End::Dropped {
+        drop(far_end);
+        wanted.expect_end(&mut far, moved.bytes).await;
+    }
+    finish(&near);
+    let mut rest = Vec::new();
+    near_end.read_to_end(&mut rest).await.unwrap();
+    let held = sent.at() - moved.bytes - rest.len() as u64;
+    let mut untaken = Pattern::new(1);
+    untaken.take((moved.bytes + held) as usize);
+    untaken.check(&rest);
+    held
+}
+
+/// Polls the relay when near's and its own sockets are as full as can be, until nothing moves any more.
+async fn push_until_stuck(
+    mut relay: Pin<&mut impl Future>,
+    near: &TcpStream,
+    sent: &mut Pattern,
+    moved: &impl Fn() -> DirectionSummary,
+) {
+    // Large pieces, whose fragments are larger than a page.
+    const PIECE: usize = 256 << 10;
+    let (mut piece, mut quiet) = (Vec::new(), 0);
+    while quiet < 500 {
+        let before = (moved(), sent.at() - piece.len() as u64);
+        loop {
+            if piece.is_empty() {
+                piece = sent.take(PIECE);
+            }
+            match try_send(near, &piece) {
+                0 => break,
+                pushed => drop(piece.drain(..pushed)),
+            }
+        }
+        poll_fn(|cx| {
+            assert!(relay.as_mut().poll(cx).is_pending());
+            Poll::Ready(())
+        })
+        .await;
+        turns(1).await;
+        let still = (moved(), sent.at() - piece.len() as u64) == before;
+        quiet = if still { quiet + 1 } else { 0 };
+    }
+    sent.unsend(piece.len());
+}

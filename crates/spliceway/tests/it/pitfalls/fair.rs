@@ -1,0 +1,92 @@
+//! One bulk transfer and a thousand chatty ones on one worker.
+
+use std::io::{Read, Write};
+
+use rustix::net::SendFlags;
+use spliceway::{Limits, PipePool, Relay, RelayStats};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+use crate::role::raise_descriptor_limit;
+use crate::support::child::{block_on, in_child};
+use crate::support::rig::Setup;
+use crate::support::{KIB, MIB, tcp, turns};
+
+const CHATTY: usize = 1000;
+const ROUNDS: usize = 8;
+
+/// Bytes of the bulk transfer while a request and its answer pass a chatty relay: as many turns of 256 KiB as tokio runs tasks before
+/// it looks for events. Measured 1 MiB at most; with turns that only tokio's own budget ends, 32 MiB.
+const BULK_MEANWHILE: u64 = 61 * 256 * KIB;
+
+#[test]
+fn a_thousand_chatty_relays_wait_for_a_bounded_number_of_turns_of_a_bulk_one() {
+    const NAME: &str = "pitfalls::fair::a_thousand_chatty_relays_wait_for_a_bounded_number_of_turns_of_a_bulk_one";
+    in_child(NAME, None, || {
+        raise_descriptor_limit();
+        for swapped in [false, true] {
+            block_on(async {
+                let pool = PipePool::new(Limits::of_this_process());
+                let mut chatty = Vec::new();
+                for _ in 0..CHATTY {
+                    let (laid, relay) = Setup::new(swapped).lay_out(pool.clone()).await;
+                    chatty.push(laid.run(relay));
+                }
+                let (bulk, _peers) = bulk(&pool).await;
+                while bulk.snapshot().a_to_b.spliced < 16 * MIB {
+                    turns(1).await;
+                }
+                for _ in 0..ROUNDS {
+                    let before = bulk.snapshot().a_to_b.spliced;
+                    let mut answers = JoinSet::new();
+                    for mut rig in chatty.drain(..) {
+                        assert_eq!(rustix::net::send(&rig.near, b"?", SendFlags::empty()), Ok(1));
+                        let bulk = bulk.clone();
+                        answers.spawn(async move {
+                            rig.far.readable().await.unwrap();
+                            let meanwhile = bulk.snapshot().a_to_b.spliced - before;
+                            let mut byte = [0];
+                            tokio::io::AsyncReadExt::read_exact(&mut rig.far, &mut byte)
+                                .await
+                                .unwrap();
+                            (rig, meanwhile)
+                        });
+                    }
+                    let mut most = 0;
+                    while let Some(answered) = answers.join_next().await {
+                        let (rig, meanwhile) = answered.unwrap();
+                        chatty.push(rig);
+                        most = most.max(meanwhile);
+                    }
+                    eprintln!("{} KiB of bulk before the last of {CHATTY} answers", most / KIB);
+                    assert!(most <= BULK_MEANWHILE, "{most}");
+                }
+            });
+        }
+    });
+}
+
+/// A relay that always has something to move, and what keeps it so: peers in threads of their own.
+async fn bulk(pool: &PipePool) -> (RelayStats, [std::net::TcpStream; 2]) {
+    let ((near, a), (far, b)) = (tcp().await, tcp().await);
+    let (near, far) = (blocking(near), blocking(far));
+    let (mut out, mut back) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+    std::thread::spawn(move || {
+        let chunk = vec![7; MIB as usize];
+        while out.write_all(&chunk).is_ok() {}
+    });
+    std::thread::spawn(move || {
+        let mut chunk = vec![0; MIB as usize];
+        while matches!(back.read(&mut chunk), Ok(1..)) {}
+    });
+    let relay = Relay::new(a, b).pool(pool);
+    let stats = relay.stats();
+    tokio::spawn(relay);
+    (stats, [near, far])
+}
+
+fn blocking(stream: TcpStream) -> std::net::TcpStream {
+    let stream = stream.into_std().unwrap();
+    stream.set_nonblocking(false).unwrap();
+    stream
+}

@@ -1,0 +1,81 @@
+//! A pipe has slots, and each holds a fragment, however small: pipes full in slots and all but empty in bytes.
+
+use std::time::{Duration, Instant};
+
+use spliceway::{Engine, PipeSize, SizeClass};
+use tokio::io::AsyncReadExt;
+
+use crate::support::pattern::Pattern;
+use crate::support::rig::{Setup, both_ways, both_ways_and_engines};
+use crate::support::{BULK, finish, write_apart};
+
+/// The kernel corks the end of a drain that asks for more than just so many slots hold, for 200 ms and each time.
+const AT_ONCE: Duration = Duration::from_millis(20);
+const TRIPS: usize = 4;
+
+#[tokio::test]
+async fn the_last_byte_of_just_so_many_slots_leaves_at_once() {
+    for slots in [15, 16, 17, 32, 33] {
+        both_ways(async |setup| {
+            let mut fastest = Duration::MAX;
+            for _ in 0..TRIPS {
+                fastest = fastest.min(trip(setup.clone(), slots).await);
+            }
+            assert!(fastest < AT_ONCE, "{slots} slots: {fastest:?} at best");
+        })
+        .await;
+    }
+}
+
+/// So many small segments wait when the relay starts: how long until far has the last byte.
+async fn trip(setup: Setup, slots: usize) -> Duration {
+    const BYTES: usize = 100;
+    let setup = Setup {
+        engine: Engine::Splice,
+        ..setup
+    };
+    let pool = spliceway::PipePool::new(setup.limits.clone());
+    let (laid, relay) = setup.lay_out(pool).await;
+    let relay = relay.pipe_size(PipeSize::Fixed(SizeClass::Kib64));
+    let (mut sent, mut wanted) = (Pattern::new(1), Pattern::new(1));
+    write_apart(&laid.near, &sent.take(slots * BYTES), BYTES);
+    let start = Instant::now();
+    let mut rig = laid.run(relay);
+    wanted.expect(&mut rig.far, (slots * BYTES) as u64).await;
+    let took = start.elapsed();
+    assert_eq!(rig.relay.moved().forth.spliced, wanted.at());
+    took
+}
+
+/// Segments of Ethernet's size: 16 of them, 23,168 bytes, fill the slots of 64 KiB.
+const SEGMENT: usize = 1448;
+/// More than two pipes' slots, and not more than a new connection's window.
+const SEGMENTS: usize = 40;
+
+#[tokio::test]
+async fn slots_that_are_full_long_before_the_bytes_are_stall_nothing_and_no_readiness_is_lost() {
+    both_ways_and_engines(async |setup| {
+        let pool = spliceway::PipePool::new(setup.limits.clone());
+        let (laid, relay) = setup.lay_out(pool).await;
+        let mut rig = laid.run(relay.pipe_size(PipeSize::Fixed(SizeClass::Kib64)));
+        let (mut sent, mut wanted) = (Pattern::new(2), Pattern::new(2));
+        // A bulk flow, so that either engine splices what follows.
+        tokio::join!(sent.send(&mut rig.near, BULK), wanted.expect(&mut rig.far, BULK));
+        for _ in 0..5 {
+            let before = rig.relay.moved().forth;
+            // All that there is, and nothing follows to wake anybody.
+            write_apart(&rig.near, &sent.take(SEGMENTS * SEGMENT), SEGMENT);
+            wanted.expect(&mut rig.far, sent.at() - wanted.at()).await;
+            let after = rig.relay.moved().forth;
+            assert!(after.spliced > before.spliced, "{after:?}");
+        }
+        write_apart(&rig.near, &sent.take(SEGMENTS * SEGMENT), SEGMENT);
+        finish(&rig.near);
+        wanted.expect_end(&mut rig.far, sent.at()).await;
+        finish(&rig.far);
+        assert_eq!(rig.near.read(&mut [0]).await.unwrap(), 0);
+        assert_eq!(rig.relay.end().await.bytes(), (sent.at(), 0));
+        assert_eq!(rig.pool.stats().lent, 0);
+    })
+    .await;
+}
