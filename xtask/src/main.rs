@@ -1,6 +1,8 @@
 //! The repository's own commands: `cargo xtask ci` is every check a change must pass.
 #![forbid(unsafe_code)]
 
+mod fuzz;
+
 use std::env;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
@@ -8,8 +10,13 @@ use std::time::Instant;
 
 fn main() -> ExitCode {
     let words: Vec<String> = env::args().skip(1).collect();
-    let task = TASKS.iter().find(|task| words.len() == 1 && words[0] == task.name);
-    let outcome = task.map_or_else(|| Err(usage()), Task::run);
+    let outcome = match words.split_first() {
+        Some((word, words)) if word == "fuzz" => fuzz::run(words, root()),
+        _ => {
+            let task = TASKS.iter().find(|task| words.len() == 1 && words[0] == task.name);
+            task.map_or_else(|| Err(usage()), Task::run)
+        }
+    };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
@@ -147,7 +154,7 @@ fn usage() -> String {
         .iter()
         .map(|task| format!("  {:<12}{}\n", task.name, task.purpose))
         .collect();
-    format!("usage: cargo xtask <task>\n\n{tasks}")
+    format!("usage: cargo xtask <task>\n\n{tasks}{}", fuzz::USAGE)
 }
 
 fn root() -> &'static Path {
