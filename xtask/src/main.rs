@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod checks;
+mod fuzz;
 
 use std::env;
 use std::path::Path;
@@ -10,9 +11,13 @@ use std::time::Instant;
 
 fn main() -> ExitCode {
     let words: Vec<String> = env::args().skip(1).collect();
-    let outcome = match words.split_first().and_then(|(name, rest)| Some((task(name)?, rest))) {
-        Some((task, rest)) if rest.is_empty() || task.takes_words() => task.run(rest),
-        _ => Err(usage()),
+    let outcome = match words.split_first() {
+        Some((word, rest)) if word == "fuzz" => fuzz::run(rest, root()),
+        Some((word, rest)) => match task(word) {
+            Some(task) if rest.is_empty() || task.takes_words() => task.run(rest),
+            _ => Err(usage()),
+        },
+        None => Err(usage()),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -182,7 +187,7 @@ fn usage() -> String {
         .iter()
         .map(|task| format!("  {:<12}{}\n", task.name, task.purpose))
         .collect();
-    format!("usage: cargo xtask <task>\n\n{tasks}")
+    format!("usage: cargo xtask <task>\n\n{tasks}{}", fuzz::USAGE)
 }
 
 fn root() -> &'static Path {

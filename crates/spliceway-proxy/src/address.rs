@@ -9,7 +9,7 @@ const NAME_MAX_BYTES: usize = 255;
 
 /// Where to accept.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum ListenAddress {
+pub enum ListenAddress {
     /// `:port`: every address of this machine, IPv4 and IPv6.
     Every(u16),
     /// One address; `[::]` is every IPv6 address and no IPv4 one, so that `0.0.0.0` can stand beside it.
@@ -20,7 +20,7 @@ pub(crate) enum ListenAddress {
 
 /// Where to relay to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Target {
+pub enum Target {
     Ip(SocketAddr),
     /// Looked up for every connection.
     Name(Box<str>, u16),
@@ -30,7 +30,7 @@ impl Target {
     /// A target by name or by an address written as text; `None` where `host` can be neither.
     ///
     /// Only what host names are made of gets through, so that nobody writes control characters into a log.
-    pub(crate) fn named(host: &str, port: u16) -> Option<Self> {
+    pub fn named(host: &str, port: u16) -> Option<Self> {
         if let Ok(ip) = host.parse::<IpAddr>() {
             return Some(Self::Ip(SocketAddr::new(ip, port)));
         }

@@ -1,3 +1,3 @@
 //! What clients say before the relay starts: bytes in, decisions out, no I/O.
 
-pub(crate) mod socks5;
+pub mod socks5;

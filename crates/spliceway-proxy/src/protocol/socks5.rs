@@ -22,27 +22,27 @@ const REQUEST_HEAD_BYTES: usize = 4;
 const PORT_BYTES: usize = 2;
 
 /// The answer where the client offers no method that is spoken here.
-pub(crate) const NO_ACCEPTABLE_METHOD: [u8; 2] = [VERSION, 0xFF];
+pub const NO_ACCEPTABLE_METHOD: [u8; 2] = [VERSION, 0xFF];
 
 /// The client's first message: the methods it offers.
 #[derive(Debug, Default)]
-pub(crate) struct Greeting {
+pub struct Greeting {
     message: Message,
 }
 
 /// Proof that "no authentication" was offered, and so agreed.
 #[derive(Debug)]
-pub(crate) struct NoAuth(());
+pub struct NoAuth(());
 
 /// The client's second message: what it wants.
 #[derive(Debug)]
-pub(crate) struct Request {
+pub struct Request {
     message: Message,
 }
 
 /// Why a client is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub enum Refusal {
     /// It speaks something else.
     Version,
     /// It offers no method that is spoken here.
@@ -56,7 +56,7 @@ pub(crate) enum Refusal {
 /// The reply code to a request, RFC 1928 section 6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Reply {
+pub enum Reply {
     Succeeded = 0x00,
     GeneralFailure = 0x01,
     NotAllowed = 0x02,
@@ -70,7 +70,7 @@ pub(crate) enum Reply {
 
 impl Greeting {
     /// Takes from `input` what belongs to this message; `None` while it is not whole.
-    pub(crate) fn feed(&mut self, input: &mut &[u8]) -> Result<Option<NoAuth>, Refusal> {
+    pub fn feed(&mut self, input: &mut &[u8]) -> Result<Option<NoAuth>, Refusal> {
         let Some(message) = self.message.feed(input, greeting_length)? else {
             return Ok(None);
         };
@@ -83,9 +83,9 @@ impl Greeting {
 
 impl NoAuth {
     /// What the client is told.
-    pub(crate) const ANSWER: [u8; 2] = [VERSION, NO_AUTHENTICATION];
+    pub const ANSWER: [u8; 2] = [VERSION, NO_AUTHENTICATION];
 
-    pub(crate) fn request(self) -> Request {
+    pub fn request(self) -> Request {
         Request {
             message: Message::default(),
         }
@@ -96,7 +96,7 @@ impl Request {
     /// Takes from `input` what belongs to this message; `None` while it is not whole.
     ///
     /// An unknown command is refused when its request is whole, an unknown address type as soon as it is seen: its length is unknown.
-    pub(crate) fn feed(&mut self, input: &mut &[u8]) -> Result<Option<Target>, Refusal> {
+    pub fn feed(&mut self, input: &mut &[u8]) -> Result<Option<Target>, Refusal> {
         let Some(message) = self.message.feed(input, request_length)? else {
             return Ok(None);
         };
@@ -124,7 +124,7 @@ fn target(address_type: u8, address: &[u8], port: u16) -> Result<Target, Refusal
 
 impl Refusal {
     /// What the client is told; nothing if it does not speak SOCKS5.
-    pub(crate) fn answer(self) -> Vec<u8> {
+    pub fn answer(self) -> Vec<u8> {
         match self {
             Self::Version => Vec::new(),
             Self::Method => NO_ACCEPTABLE_METHOD.to_vec(),
@@ -135,7 +135,7 @@ impl Refusal {
     }
 
     /// The `reason` of metrics and records.
-    pub(crate) fn as_str(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Version => "version",
             Self::Method => "method",
@@ -147,11 +147,11 @@ impl Refusal {
 }
 
 /// The bound address of a reply that binds none.
-pub(crate) const UNSPECIFIED: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+pub const UNSPECIFIED: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 impl Reply {
     /// The reply as sent, with the address that the connection to the target goes out from.
-    pub(crate) fn encode(self, bound: SocketAddr) -> Vec<u8> {
+    pub fn encode(self, bound: SocketAddr) -> Vec<u8> {
         let mut bytes = vec![VERSION, self as u8, 0];
         match bound.ip() {
             IpAddr::V4(ip) => {

@@ -1,0 +1,7 @@
+//! Whatever a user types for an address.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use spliceway_scenario::address;
+
+fuzz_target!(|text: &str| address(text));

@@ -1,0 +1,246 @@
+//! The relays of a scenario as two [`Mover`]s each over an edge-triggered epoll: the core without a runtime.
+
+use std::cell::RefCell;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, EventFlags};
+use spliceway_core::transfer::SCRATCH;
+use spliceway_core::{Counts, Mover, Need, PipePool, Sink, Source};
+
+use crate::plan::{Driving, Plan, RelayPlan};
+use crate::sockets::{self, Stage};
+use crate::world::{self, End, Relays, Standing};
+
+thread_local! {
+    static SCRATCH_BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; SCRATCH]);
+}
+
+/// Runs the scenario with movers.
+///
+/// # Panics
+/// If something does not hold that must.
+pub fn over_movers(plan: &Plan) {
+    world::run(&Stage::enter(), plan, |plan, pool, ends| {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).expect("epoll");
+        let mut relays = Vec::new();
+        for (number, (relay, ends)) in plan.relays.iter().zip(ends).enumerate() {
+            for (side, end) in ends.iter().enumerate() {
+                let events = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+                let place = epoll::EventData::new_u64(2 * number as u64 + side as u64);
+                epoll::add(&epoll, end, place, events).expect("registered");
+            }
+            relays.push(Running::new(relay, pool, ends));
+        }
+        OverMovers { epoll, relays }
+    });
+}
+
+struct OverMovers {
+    epoll: OwnedFd,
+    relays: Vec<Running>,
+}
+
+/// One relay.
+struct Running {
+    /// Until it has ended; then its sockets are closed.
+    at_work: Option<AtWork>,
+    woken: bool,
+    driving: Driving,
+    standing: Standing,
+}
+
+struct AtWork {
+    ends: [Socket; 2],
+    directions: [Direction; 2],
+}
+
+/// A relay's socket and what is known of its readiness, by the rules of tokio.
+struct Socket {
+    socket: OwnedFd,
+    readable: bool,
+    writable: bool,
+    /// The peer has ended or is gone: readable, or writable, for good.
+    read_closed: bool,
+    write_closed: bool,
+}
+
+struct Direction {
+    mover: Mover,
+    counts: Counts,
+    done: bool,
+}
+
+/// What came of running a direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Came {
+    /// It waits for readiness, or for nothing any more.
+    ToRest,
+    /// It gave way, or was made to: it is to run again.
+    ToAPause,
+}
+
+impl Relays for OverMovers {
+    fn turn(&mut self) {
+        let mut events = [const { MaybeUninit::uninit() }; 8];
+        let (events, _) = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default())).expect("epoll");
+        for event in events {
+            let place = event.data.u64() as usize;
+            self.relays[place / 2].hear(place % 2, event.flags);
+        }
+        SCRATCH_BUFFER.with_borrow_mut(|scratch| {
+            for relay in &mut self.relays {
+                relay.turn(scratch);
+            }
+        });
+    }
+
+    fn standing(&self, number: usize) -> &Standing {
+        &self.relays[number].standing
+    }
+}
+
+impl Running {
+    fn new(plan: &RelayPlan, pool: &PipePool, ends: [OwnedFd; 2]) -> Self {
+        let direction = || Direction {
+            mover: Mover::new(plan.engine, plan.pipe_size, pool.clone()),
+            counts: Counts::default(),
+            done: false,
+        };
+        Self {
+            at_work: Some(AtWork {
+                ends: ends.map(Socket::new),
+                directions: [direction(), direction()],
+            }),
+            woken: true,
+            driving: plan.driving,
+            standing: Standing::default(),
+        }
+    }
+
+    fn hear(&mut self, side: usize, flags: EventFlags) {
+        if let Some(at_work) = &mut self.at_work {
+            at_work.ends[side].hear(flags);
+            self.woken = true;
+        }
+    }
+
+    fn turn(&mut self, scratch: &mut [u8]) {
+        let Some(at_work) = &mut self.at_work else { return };
+        let woken = std::mem::take(&mut self.woken);
+        if !woken && !self.driving.spurious {
+            return;
+        }
+        self.standing.polls += u64::from(woken);
+        let ran = at_work.run(self.driving.calls_per_turn, scratch);
+        let counts = at_work
+            .directions
+            .each_ref()
+            .map(|direction| direction.counts.snapshot());
+        self.standing.moved = counts.map(|counts| counts.bytes);
+        self.standing.eof = counts.map(|counts| counts.eof);
+        self.standing.end = match ran {
+            Ok(_) if at_work.directions.iter().all(|direction| direction.done) => Some(End::Well),
+            Ok(came) => {
+                self.woken = came == Came::ToAPause;
+                self.driving.is_cancelled().then_some(End::Dropped)
+            }
+            Err(error) => Some(End::Broken(error)),
+        };
+        if self.standing.end.is_some() {
+            self.at_work = None;
+        }
+    }
+}
+
+impl AtWork {
+    fn run(&mut self, calls: Option<u8>, scratch: &mut [u8]) -> io::Result<Came> {
+        let Self {
+            ends: [near, far],
+            directions: [forth, back],
+        } = self;
+        let came = [
+            forth.run(near, far, calls, scratch)?,
+            back.run(far, near, calls, scratch)?,
+        ];
+        Ok(if came.contains(&Came::ToAPause) {
+            Came::ToAPause
+        } else {
+            Came::ToRest
+        })
+    }
+}
+
+impl Direction {
+    fn run(
+        &mut self,
+        source: &mut Socket,
+        sink: &mut Socket,
+        calls: Option<u8>,
+        scratch: &mut [u8],
+    ) -> io::Result<Came> {
+        let mut left = calls.unwrap_or(u8::MAX);
+        let came = loop {
+            if left == 0 {
+                break Came::ToAPause;
+            }
+            left -= u8::from(calls.is_some());
+            match self.mover.need() {
+                Need::Source if !(source.readable || source.read_closed) => break Came::ToRest,
+                Need::Source => match self.mover.take(&source.socket, scratch, &self.counts)? {
+                    Source::Open => {}
+                    Source::Drained | Source::WouldBlock => source.readable = false,
+                },
+                Need::Sink if !(sink.writable || sink.write_closed) => break Came::ToRest,
+                Need::Sink => match self.mover.deliver(&sink.socket, scratch, &self.counts)? {
+                    Sink::Open => {}
+                    Sink::WouldBlock => sink.writable = false,
+                },
+                Need::Yield => {
+                    self.mover.yielded();
+                    break Came::ToAPause;
+                }
+                Need::Shutdown => {
+                    if !self.done {
+                        shut_down(sink)?;
+                        self.counts.set_eof();
+                        self.done = true;
+                    }
+                    break Came::ToRest;
+                }
+            }
+        };
+        self.mover.park(scratch);
+        Ok(came)
+    }
+}
+
+/// A sink whose connection is over needs none.
+fn shut_down(sink: &Socket) -> io::Result<()> {
+    match sockets::finish(&sink.socket) {
+        Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
+        told => told,
+    }
+}
+
+impl Socket {
+    fn new(socket: OwnedFd) -> Self {
+        Self {
+            socket,
+            readable: false,
+            writable: false,
+            read_closed: false,
+            write_closed: false,
+        }
+    }
+
+    fn hear(&mut self, flags: EventFlags) {
+        let gone = flags.intersects(EventFlags::HUP | EventFlags::ERR);
+        self.readable |= flags.intersects(EventFlags::IN | EventFlags::PRI);
+        self.writable |= flags.intersects(EventFlags::OUT);
+        self.read_closed |= gone || flags.intersects(EventFlags::RDHUP);
+        self.write_closed |= gone;
+    }
+}

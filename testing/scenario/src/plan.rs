@@ -1,0 +1,253 @@
+//! What the peers of a scenario do, and which relays stand between them.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use arbitrary::{Arbitrary, Result, Unstructured};
+use spliceway_core::{Engine, Limits, PipeSize, SizeClass};
+
+/// A scenario: relays that share a pool, one mostly.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The pool they share.
+    pub pool: PoolPlan,
+    /// One to three.
+    pub relays: Vec<RelayPlan>,
+}
+
+/// By hand, so that libFuzzer's way of drawing (which lets the last field take the rest) gives the same plan as any other.
+impl Arbitrary<'_> for Plan {
+    fn arbitrary(u: &mut Unstructured<'_>) -> Result<Self> {
+        let pool = u.arbitrary()?;
+        let count = one_of(&[1, 1, 1, 1, 1, 1, 2, 3])(u)?;
+        let relays = (0..count).map(|_| u.arbitrary()).collect::<Result<_>>()?;
+        Ok(Self { pool, relays })
+    }
+}
+
+impl Plan {
+    /// The plan that these bytes stand for. Any do: what is missing at their end is zeroes.
+    ///
+    /// # Panics
+    /// Never.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Self {
+        Self::arbitrary(&mut Unstructured::new(bytes)).expect("any bytes are a plan")
+    }
+}
+
+/// A pool's limits, mostly too small.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+pub struct PoolPlan {
+    /// Pipes it may open.
+    #[arbitrary(with = one_of(&[1, 2, 3, 8, 0, 1, 2, 8]))]
+    pub pipes: usize,
+    /// Pages these may have.
+    #[arbitrary(with = one_of(&[16, 32, 64, 1024, 80, 8, 1024, 1024]))]
+    pub pages: usize,
+    /// Idle pipes that a thread keeps.
+    #[arbitrary(with = one_of(&[16, 0, 1, 2]))]
+    pub idle_per_thread: usize,
+}
+
+/// One relay and its two peers.
+#[derive(Arbitrary, Clone, Debug)]
+pub struct RelayPlan {
+    /// How it decides.
+    #[arbitrary(with = one_of(&[Engine::Auto, Engine::Splice, Engine::Auto, Engine::Copy]))]
+    pub engine: Engine,
+    /// Which pipes it takes.
+    #[arbitrary(with = one_of(&[
+        PipeSize::Auto,
+        PipeSize::Fixed(SizeClass::Kib64),
+        PipeSize::Auto,
+        PipeSize::Fixed(SizeClass::Kib256),
+        PipeSize::Auto,
+        PipeSize::Fixed(SizeClass::Mib1),
+    ]))]
+    pub pipe_size: PipeSize,
+    /// When it is polled, beside when it was woken, and when it is dropped.
+    pub driving: Driving,
+    /// The peer at its `a`.
+    pub near: PeerPlan,
+    /// The peer at its `b`.
+    pub far: PeerPlan,
+}
+
+/// How a relay is driven.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+pub struct Driving {
+    /// It is dropped after so many polls.
+    #[arbitrary(with = rarely)]
+    pub cancel_after: Option<u8>,
+    /// It is polled in every turn, whether it was woken or not.
+    #[arbitrary(with = one_in_eight)]
+    pub spurious: bool,
+    /// It parks after so many calls and goes on in its next turn. (Movers alone: a future cannot be interrupted there.)
+    #[arbitrary(with = rarely)]
+    pub calls_per_turn: Option<u8>,
+}
+
+/// A peer: it writes and reads at the same time, each in order, and reads on to the end after its last `Read`.
+#[derive(Arbitrary, Clone, Debug)]
+pub struct PeerPlan {
+    /// The kind of its connection.
+    #[arbitrary(with = one_of(&[Family::Tcp, Family::Tcp, Family::Tcp, Family::Unix]))]
+    pub family: Family,
+    /// Its send buffer is small.
+    pub small: bool,
+    /// The send buffer of the relay's end is small.
+    pub relay_small: bool,
+    /// What it sends.
+    #[arbitrary(with = up_to_eight)]
+    pub writes: Vec<Write>,
+    /// How it reads.
+    #[arbitrary(with = up_to_eight)]
+    pub reads: Vec<Read>,
+}
+
+/// A kind of connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// TCP over loopback.
+    Tcp,
+    /// A pair of Unix stream sockets.
+    Unix,
+}
+
+/// What a peer does next with what it sends.
+#[derive(Clone, Copy, Debug)]
+pub enum Write {
+    /// Writes so many bytes.
+    Bytes(Amount),
+    /// Sends one urgent byte (an ordinary one where there is none).
+    Urgent,
+    /// Does nothing until nothing moves any more.
+    Wait,
+    /// Does nothing for so many turns.
+    Pause(u8),
+    /// Shuts its writing side down.
+    Finish,
+    /// Closes with a reset.
+    Reset,
+    /// Closes.
+    Close,
+}
+
+/// What a peer does next with what it receives.
+#[derive(Clone, Copy, Debug)]
+pub enum Read {
+    /// Reads so many bytes, or what there will be of them.
+    Bytes(Amount),
+    /// Reads until there is nothing.
+    Drain,
+    /// Does nothing until nothing moves any more.
+    Stall,
+    /// Does nothing for so many turns.
+    Pause(u8),
+}
+
+/// 1 byte to 600 KiB: small messages, segments, and what fills pipes.
+#[derive(Clone, Copy, Debug)]
+pub struct Amount(pub u32);
+
+/// A byte decides; the derived way takes four.
+impl Arbitrary<'_> for Write {
+    fn arbitrary(u: &mut Unstructured<'_>) -> Result<Self> {
+        Ok(match u8::arbitrary(u)? % 10 {
+            0..=3 => Self::Bytes(u.arbitrary()?),
+            4 => Self::Urgent,
+            5 => Self::Wait,
+            6 => Self::Pause(turns(u)?),
+            7 => Self::Finish,
+            8 => Self::Reset,
+            _ => Self::Close,
+        })
+    }
+}
+
+impl Arbitrary<'_> for Read {
+    fn arbitrary(u: &mut Unstructured<'_>) -> Result<Self> {
+        Ok(match u8::arbitrary(u)? % 4 {
+            0 => Self::Bytes(u.arbitrary()?),
+            1 => Self::Drain,
+            2 => Self::Stall,
+            _ => Self::Pause(turns(u)?),
+        })
+    }
+}
+
+impl Arbitrary<'_> for Amount {
+    fn arbitrary(u: &mut Unstructured<'_>) -> Result<Self> {
+        const KIB: u32 = 1 << 10;
+        // Sizes at which the engine decides otherwise, and their neighbours.
+        const EDGES: [u32; 8] = [
+            1,
+            4 * KIB,
+            16 * KIB,
+            64 * KIB,
+            128 * KIB,
+            192 * KIB,
+            256 * KIB,
+            512 * KIB,
+        ];
+        let (kind, size) = (u8::arbitrary(u)?, u8::arbitrary(u)?);
+        Ok(Self(match kind % 4 {
+            0 => u32::from(size) + 1,
+            1 => (u32::from(size) + 1) * 64,
+            2 => EDGES[usize::from(size % 8)] + u32::from(size / 8 % 3) - u32::from(size % 8 > 0),
+            _ => (u32::from(size) + 1) * 2400,
+        }))
+    }
+}
+
+impl PoolPlan {
+    /// As a pool takes it.
+    #[must_use]
+    pub fn limits(self) -> Limits {
+        // Read once: it takes three files.
+        static OF_THIS_PROCESS: LazyLock<Limits> = LazyLock::new(Limits::of_this_process);
+        OF_THIS_PROCESS
+            .clone()
+            .with_max_pipes(self.pipes)
+            .with_max_pages(self.pages)
+            .with_idle_per_thread(self.idle_per_thread)
+            // Longer than a scenario, but not by much: half of it is how long its reaper outlives it.
+            .with_idle_timeout(Duration::from_millis(200))
+    }
+}
+
+impl Driving {
+    /// Whether this was the last poll before it is dropped.
+    pub(crate) fn is_cancelled(&mut self) -> bool {
+        self.cancel_after.as_mut().is_some_and(|left| {
+            *left -= 1;
+            *left == 0
+        })
+    }
+}
+
+/// Where the input has ended there are no more. (A collection's usual length would be taken from the input's end.)
+fn up_to_eight<'input, T: Arbitrary<'input>>(u: &mut Unstructured<'input>) -> Result<Vec<T>> {
+    let count = u8::arbitrary(u)? % 9;
+    (0..count)
+        .map_while(|_| (!u.is_empty()).then(|| u.arbitrary()))
+        .collect()
+}
+
+fn rarely(u: &mut Unstructured<'_>) -> Result<Option<u8>> {
+    let byte = u8::arbitrary(u)?;
+    Ok((byte >= 224).then(|| byte - 223))
+}
+
+fn one_in_eight(u: &mut Unstructured<'_>) -> Result<bool> {
+    Ok(u8::arbitrary(u)? >= 224)
+}
+
+fn turns(u: &mut Unstructured<'_>) -> Result<u8> {
+    Ok(u8::arbitrary(u)? % 8 + 1)
+}
+
+fn one_of<T: Copy>(choices: &'static [T]) -> impl Fn(&mut Unstructured<'_>) -> Result<T> {
+    |u| Ok(choices[usize::from(u8::arbitrary(u)?) % choices.len()])
+}

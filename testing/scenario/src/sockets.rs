@@ -1,0 +1,112 @@
+//! Pairs of connected sockets, non-blocking, and the calls that peers make on them.
+
+use std::io;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::net::{RecvFlags, SendFlags, Shutdown, sockopt};
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::audit;
+use crate::plan::{Family, PeerPlan};
+
+/// As small as it gets: the kernel makes it 4,608.
+const SMALL_BYTES: usize = 1;
+
+/// What lasts longer than a scenario, for one at a time: descriptors are the whole process'.
+pub(crate) struct Stage {
+    /// One for all: a new port for each connection would use them up.
+    listener: TcpListener,
+    pub(crate) runtime: Runtime,
+    /// Descriptors open between scenarios.
+    pub(crate) descriptors: usize,
+}
+
+impl Stage {
+    /// For the caller alone, until dropped.
+    pub(crate) fn enter() -> MutexGuard<'static, Self> {
+        static STAGE: LazyLock<Mutex<Stage>> = LazyLock::new(|| Mutex::new(Stage::new()));
+        // A panic in one scenario says nothing about the next.
+        STAGE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn new() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let runtime = Builder::new_current_thread().enable_io().build().expect("a runtime");
+        let inside = runtime.enter();
+        // Rust's start-up ignores it, as splice to a reset socket raises it. A fuzzer's start-up is libFuzzer's.
+        let _heard = signal(SignalKind::pipe()).expect("SIGPIPE is heard, and does nothing");
+        drop(inside);
+        Self {
+            listener,
+            runtime,
+            descriptors: audit::descriptors(),
+        }
+    }
+
+    /// A peer's socket and the relay's end of it.
+    pub(crate) fn pair(&self, plan: &PeerPlan) -> (OwnedFd, OwnedFd) {
+        let (peer, end) = match plan.family {
+            Family::Tcp => self.tcp_pair(),
+            Family::Unix => {
+                let (peer, end) = UnixStream::pair().expect("socketpair");
+                (OwnedFd::from(peer), OwnedFd::from(end))
+            }
+        };
+        for (socket, small) in [(&peer, plan.small), (&end, plan.relay_small)] {
+            rustix::io::ioctl_fionbio(socket, true).expect("FIONBIO");
+            if small {
+                sockopt::set_socket_send_buffer_size(socket, SMALL_BYTES).expect("SO_SNDBUF");
+            }
+        }
+        (peer, end)
+    }
+
+    /// Without Nagle's delay, as every relay and its clients have it.
+    fn tcp_pair(&self) -> (OwnedFd, OwnedFd) {
+        let near = TcpStream::connect(self.listener.local_addr().expect("address")).expect("connect");
+        let (far, peer) = self.listener.accept().expect("accept");
+        assert_eq!(peer, near.local_addr().expect("address"), "a stranger connected");
+        for end in [&near, &far] {
+            end.set_nodelay(true).expect("TCP_NODELAY");
+            acknowledge(end);
+        }
+        (near.into(), far.into())
+    }
+}
+
+pub(crate) fn send(socket: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
+    Ok(rustix::net::send(socket, bytes, SendFlags::NOSIGNAL)?)
+}
+
+pub(crate) fn send_urgent(socket: impl AsFd, byte: u8) -> io::Result<usize> {
+    Ok(rustix::net::send(
+        socket,
+        &[byte],
+        SendFlags::NOSIGNAL | SendFlags::OOB,
+    )?)
+}
+
+pub(crate) fn recv(socket: impl AsFd, buf: &mut [u8]) -> io::Result<usize> {
+    Ok(rustix::net::recv(socket, buf, RecvFlags::empty())?.1)
+}
+
+pub(crate) fn finish(socket: impl AsFd) -> io::Result<()> {
+    Ok(rustix::net::shutdown(socket, Shutdown::Write)?)
+}
+
+/// Sends the acknowledgement that TCP would delay for 40 ms. (Unix sockets know none.)
+pub(crate) fn acknowledge(socket: impl AsFd) {
+    let _ = sockopt::set_tcp_quickack(socket, true);
+}
+
+/// Closes such that a TCP peer gets a reset. (For a Unix socket it is a close.)
+pub(crate) fn reset(socket: OwnedFd) {
+    // A socket whose connection is over may refuse, and needs none.
+    let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
+    drop(socket);
+}

@@ -1,0 +1,323 @@
+//! One scenario from its first connection to its last: peers and relays take turns, and after each it is checked what must hold.
+
+use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use spliceway_core::{Engine, PipePool};
+
+use crate::audit;
+use crate::peer::{Got, Left, Peer, Release, Turn};
+use crate::plan::Plan;
+use crate::sockets::{self, Stage};
+use crate::stream::Stream;
+
+/// Turns without a move after which nothing is taken to be on its way. (Loopback delivers within the call that sends, mostly.)
+const QUIET_TURNS: u32 = 3;
+
+/// Polls of a relay in a row in which nothing in the world moves. A full pipe, a look at the source, an edge that came late, and the
+/// halves of each for both directions explain some.
+const IDLE_POLLS: u64 = 64;
+
+/// Where something must still come: how often to let the kernel have a millisecond. Its own timers (delayed acknowledgements,
+/// probes of a closed window) take up to a second or two.
+const PATIENCE: u32 = 5000;
+
+/// The relays of a scenario, in whatever runtime.
+pub(crate) trait Relays {
+    /// Lets the kernel tell what happened, and every relay with a reason run once.
+    fn turn(&mut self);
+
+    /// How the relay of this number stands.
+    fn standing(&self, number: usize) -> &Standing;
+}
+
+/// How a relay stands.
+#[derive(Debug, Default)]
+pub(crate) struct Standing {
+    /// How often it was polled so far.
+    pub(crate) polls: u64,
+    /// Bytes delivered, from near to far and back.
+    pub(crate) moved: [u64; 2],
+    /// Ends passed on, likewise.
+    pub(crate) eof: [bool; 2],
+    /// How it ended, if it did; then it has closed its sockets.
+    pub(crate) end: Option<End>,
+}
+
+/// How a relay ended.
+#[derive(Debug)]
+pub(crate) enum End {
+    Well,
+    Broken(io::Error),
+    Dropped,
+}
+
+/// A relay's peers, their streams (near's first), and how the relay stood at the last look.
+#[derive(Debug)]
+struct Line {
+    engine: Engine,
+    peers: [Peer; 2],
+    streams: [Stream; 2],
+    polls: u64,
+    moved: [u64; 2],
+    ended: bool,
+    /// Polls since anything in the world moved, and whether the last look saw one.
+    idle_polls: u64,
+    polled: bool,
+}
+
+/// What a turn of all came to.
+#[derive(Clone, Copy, Default)]
+struct Activity {
+    moved: bool,
+    waiting: bool,
+}
+
+/// Runs `plan`. `start` is given each relay's two sockets, near's first.
+pub(crate) fn run<R: Relays>(stage: &Stage, plan: &Plan, start: impl FnOnce(&Plan, &PipePool, Vec<[OwnedFd; 2]>) -> R) {
+    let pool = PipePool::new(plan.pool.limits());
+    let (mut lines, mut ends) = (Vec::new(), Vec::new());
+    for (number, relay) in plan.relays.iter().enumerate() {
+        let (near, near_end) = stage.pair(&relay.near);
+        let (far, far_end) = stage.pair(&relay.far);
+        let peers = [Peer::new(&relay.near, near), Peer::new(&relay.far, far)];
+        lines.push(Line::new(number, relay.engine, peers));
+        ends.push([near_end, far_end]);
+    }
+    let mut relays = start(plan, &pool, ends);
+    play(&mut lines, &mut relays);
+    for (number, line) in lines.iter().enumerate() {
+        line.check_end(relays.standing(number), &pool);
+    }
+    drop((lines, relays));
+    audit::pool(&pool);
+    drop(pool);
+    assert_eq!(audit::descriptors(), stage.descriptors, "descriptors are left over");
+}
+
+fn play<R: Relays>(lines: &mut [Line], relays: &mut R) {
+    let (mut quiet, mut patience) = (0, PATIENCE);
+    loop {
+        let mut activity = Activity::default();
+        for (number, line) in lines.iter_mut().enumerate() {
+            activity.also(line.peers_act(relays.standing(number)));
+        }
+        relays.turn();
+        for (number, line) in lines.iter_mut().enumerate() {
+            activity.moved |= line.look(relays.standing(number));
+        }
+        for line in lines.iter_mut() {
+            line.check_rest(activity.moved);
+        }
+        if lines.iter().all(Line::is_done) {
+            return;
+        }
+        let polled = lines.iter().any(|line| line.polled);
+        quiet = if activity.moved || activity.waiting || polled {
+            0
+        } else {
+            quiet + 1
+        };
+        if activity.moved {
+            patience = PATIENCE;
+        }
+        if quiet < QUIET_TURNS {
+            continue;
+        }
+        if let Some(owed) = lines.iter().find_map(Line::owes) {
+            patience -= 1;
+            assert!(patience > 0, "nothing moves, but {owed}: {lines:?}");
+            wait_a_little(lines);
+        } else if go_on(lines) {
+            quiet = 0;
+        }
+    }
+}
+
+/// The first peer that waited for quiet, or cannot go on, leaves that be; when all have done what they were to do, all end.
+/// Whether there was any.
+fn go_on(lines: &mut [Line]) -> bool {
+    for release in Release::ALL {
+        let mut peers = lines.iter_mut().flat_map(|line| &mut line.peers);
+        if peers.any(|peer| peer.go_on(release)) {
+            return true;
+        }
+    }
+    let mut any = false;
+    for line in lines {
+        for peer in &mut line.peers {
+            any |= peer.finish(line.ended);
+        }
+    }
+    any
+}
+
+/// A millisecond for the kernel's timers, or until a peer has something to read.
+fn wait_a_little(lines: &[Line]) {
+    let peers = lines.iter().flat_map(|line| &line.peers);
+    let sockets: Vec<_> = peers
+        .filter(|peer| peer.is_reading())
+        .filter_map(Peer::socket)
+        .collect();
+    // A small send buffer waits for these.
+    sockets.iter().for_each(sockets::acknowledge);
+    let mut polled: Vec<_> = sockets
+        .iter()
+        .map(|socket| PollFd::new(socket, PollFlags::IN))
+        .collect();
+    let millisecond = Timespec {
+        tv_sec: 0,
+        tv_nsec: 1_000_000,
+    };
+    let _ = poll(&mut polled, Some(&millisecond));
+}
+
+impl Line {
+    fn new(number: usize, engine: Engine, peers: [Peer; 2]) -> Self {
+        Self {
+            engine,
+            peers,
+            streams: [Stream::new(2 * number), Stream::new(2 * number + 1)],
+            polls: 0,
+            moved: [0, 0],
+            ended: false,
+            idle_polls: 0,
+            polled: false,
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.ended && self.peers.iter().all(Peer::is_done)
+    }
+
+    fn peers_act(&mut self, relay: &Standing) -> Activity {
+        let mut activity = Activity::default();
+        for side in [0, 1] {
+            let written = self.peers[side].write(&mut self.streams[side], self.ended);
+            let (read, got) = self.peers[side].read(&mut self.streams[1 - side]);
+            activity.add(written);
+            activity.add(read);
+            if let Some(got) = got {
+                self.check_got(side, &got, relay);
+            }
+        }
+        activity
+    }
+
+    /// What one peer got may be what it got.
+    fn check_got(&self, side: usize, got: &Got, relay: &Standing) {
+        let (other, stream) = (&self.peers[1 - side], &self.streams[1 - side]);
+        match (got, &relay.end) {
+            (Got::Bytes, _) => {
+                let counted = relay.moved[1 - side];
+                assert!(
+                    stream.received() <= counted,
+                    "more arrived than the relay counted, {counted}: {self:?}"
+                );
+            }
+            (Got::Error(error), None) => panic!("a peer's connection broke, and its relay goes on: {error}: {self:?}"),
+            (Got::End, None | Some(End::Well)) => {
+                assert!(
+                    other.finished || other.left == Some(Left::Closed),
+                    "an end that was not sent: {self:?}"
+                );
+                assert_eq!(stream.outstanding(), 0, "an end before all has arrived: {self:?}");
+            }
+            (Got::Error(_) | Got::End, _) => {}
+        }
+    }
+
+    /// Takes note of how the relay stands now: whether that has changed.
+    fn look(&mut self, relay: &Standing) -> bool {
+        let moved = self.moved != relay.moved || self.ended != relay.end.is_some();
+        self.polled = self.polls != relay.polls;
+        self.idle_polls += relay.polls - self.polls;
+        self.polls = relay.polls;
+        self.moved = relay.moved;
+        if relay.end.is_some() && !self.ended {
+            self.ended = true;
+            self.peers.iter_mut().for_each(Peer::abandon);
+        }
+        moved
+    }
+
+    fn check_rest(&mut self, anything_moved: bool) {
+        if anything_moved {
+            self.idle_polls = 0;
+        }
+        assert!(
+            self.idle_polls <= IDLE_POLLS,
+            "polled over and over with nothing to move: {self:?}"
+        );
+    }
+
+    /// What must still come without anybody doing anything more.
+    fn owes(&self) -> Option<&'static str> {
+        if self.ended {
+            return (!self.is_done()).then_some("a peer was not told that its relay ended");
+        }
+        let over = |peer: &Peer| peer.finished || !peer.is_well();
+        let takes_all = |peer: &Peer| peer.is_done() || peer.is_reading();
+        if self.peers.iter().all(|peer| over(peer) && takes_all(peer)) {
+            return Some("both peers have ended");
+        }
+        for side in [0, 1] {
+            let (from, to) = (&self.peers[side], &self.peers[1 - side]);
+            if !to.is_reading() {
+                continue;
+            }
+            if from.is_well() && self.streams[side].outstanding() > 0 {
+                return Some("bytes are on their way to a peer that reads");
+            }
+            if from.is_well() && from.finished {
+                return Some("an end is on its way to a peer that reads");
+            }
+            if from.left == Some(Left::Reset) && !from.finished {
+                return Some("a peer reset its connection");
+            }
+        }
+        None
+    }
+
+    fn check_end(&self, relay: &Standing, pool: &PipePool) {
+        match relay.end.as_ref().expect("played to its end") {
+            End::Well => {
+                for side in [0, 1] {
+                    let (to, stream, moved) = (&self.peers[1 - side], &self.streams[side], relay.moved[side]);
+                    assert!(relay.eof[side], "it ended well, and an end was not passed on: {self:?}");
+                    assert!(stream.may_be_all(moved), "it ended well and moved {moved}: {self:?}");
+                    assert!(
+                        !to.is_well() || stream.received() == moved,
+                        "it counted {moved}, and less arrived: {self:?}"
+                    );
+                }
+            }
+            End::Broken(error) if error.kind() == ErrorKind::Unsupported => {
+                assert_eq!(self.engine, Engine::Splice, "it need not splice: {error}");
+                assert!(!pool.stats().denied.is_empty(), "it could splice: {error}");
+            }
+            End::Broken(error) => {
+                let kinds = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
+                assert!(kinds.contains(&error.kind()), "an error no peer can cause: {error:?}");
+                assert!(
+                    self.peers.iter().any(|peer| !peer.is_well()),
+                    "it broke and no peer did: {error}: {self:?}"
+                );
+            }
+            End::Dropped => {}
+        }
+    }
+}
+
+impl Activity {
+    fn add(&mut self, turn: Turn) {
+        self.moved |= turn == Turn::Moved;
+        self.waiting |= turn == Turn::Waiting;
+    }
+
+    fn also(&mut self, other: Self) {
+        self.moved |= other.moved;
+        self.waiting |= other.waiting;
+    }
+}

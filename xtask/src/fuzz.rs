@@ -1,0 +1,195 @@
+//! `cargo xtask fuzz [--seconds N] [target…]`: runs the fuzz targets for a while each, and says how far they came.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// One version, so that a new release changes no results of ours.
+const INSTALL: &str = "cargo install cargo-fuzz --locked --version 0.13.1";
+
+/// Every target of fuzz/Cargo.toml.
+const TARGETS: [&str; 4] = ["relay", "mover", "socks5", "address"];
+
+const DEFAULT_SECONDS: u32 = 60;
+
+/// Longer than any scenario that ends, be it one that waits in vain for bytes and so ends as a finding.
+const TIMEOUT_SECONDS: u32 = 60;
+
+/// Lines of the fuzzer's output to show with a finding: what was drawn, and where it failed.
+const SHOWN_LINES: usize = 150;
+
+/// A network of the fuzzer's own, whose loopback delays no acknowledgement: with a small send buffer each costs 40 ms otherwise,
+/// and most of the time goes into them.
+const OWN_NETWORK: &str = "ip link set lo up
+for net in 127.0.0.0/8 127.0.0.1; do ip route replace local $net dev lo table local quickack 1 || exit; done
+exec \"$@\"";
+
+pub(crate) const USAGE: &str = "  fuzz [--seconds N] [target…]
+              runs each fuzz target for N seconds (60); needs nightly and cargo-fuzz
+";
+
+/// What a run came to, in libFuzzer's words.
+#[derive(Default)]
+struct Run {
+    executions: u64,
+    per_second: u64,
+    coverage: u64,
+    features: u64,
+    last_lines: VecDeque<String>,
+}
+
+pub(crate) fn run(words: &[String], root: &Path) -> Result<(), String> {
+    let (seconds, targets) = options(words)?;
+    find_cargo_fuzz()?;
+    let network = own_network();
+    build(root)?;
+    let mut findings = Vec::new();
+    eprintln!(
+        "{:<10}{:>12}{:>9}{:>8}{:>8}",
+        "target", "executions", "exec/s", "cov", "ft"
+    );
+    for target in targets {
+        let (run, clean) = Run::of(target, seconds, &network, root)?;
+        eprintln!(
+            "{target:<10}{:>12}{:>9}{:>8}{:>8}{}",
+            run.executions,
+            run.per_second,
+            run.coverage,
+            run.features,
+            if clean { "" } else { "  FINDING" }
+        );
+        if !clean {
+            let lines: Vec<String> = run.last_lines.into();
+            eprintln!("{}", lines.join("\n"));
+            findings.push(target);
+        }
+    }
+    if findings.is_empty() {
+        return Ok(());
+    }
+    Err(format!(
+        "xtask: fuzz: findings in {findings:?}; the inputs are in fuzz/artifacts, and `cargo +nightly fuzz fmt TARGET INPUT` shows one"
+    ))
+}
+
+fn options(words: &[String]) -> Result<(u32, Vec<&'static str>), String> {
+    let (mut seconds, mut targets) = (DEFAULT_SECONDS, Vec::new());
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        if word == "--seconds" {
+            let number = words.next().and_then(|number| number.parse().ok());
+            seconds = number.ok_or("xtask: fuzz: --seconds wants a number")?;
+            continue;
+        }
+        let known = TARGETS.into_iter().find(|target| target == word);
+        targets.push(known.ok_or_else(|| format!("xtask: fuzz: no target `{word}`; there are {TARGETS:?}"))?);
+    }
+    if targets.is_empty() {
+        targets = TARGETS.into();
+    }
+    Ok((seconds, targets))
+}
+
+fn find_cargo_fuzz() -> Result<(), String> {
+    let asked = Command::new("cargo")
+        .args(["+nightly", "fuzz", "--version"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    match asked {
+        Ok(status) if status.success() => Ok(()),
+        _ => Err(format!(
+            "xtask: cargo-fuzz or the nightly toolchain is missing; install them with\n\n    rustup toolchain install nightly\n    {INSTALL}\n"
+        )),
+    }
+}
+
+/// The words that give the command behind them its own network; none where this user may not have one.
+fn own_network() -> Vec<&'static str> {
+    let unshare = |options: &[&'static str]| -> Vec<&'static str> {
+        let shell = ["sh", "-c", OWN_NETWORK, "sh"];
+        ["unshare", "--net"]
+            .into_iter()
+            .chain(options.iter().copied())
+            .chain(shell)
+            .collect()
+    };
+    let works = |words: &Vec<&str>| {
+        let mut tried = Command::new(words[0]);
+        tried
+            .args(&words[1..])
+            .arg("true")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        tried.status().is_ok_and(|status| status.success())
+    };
+    let found = [unshare(&[]), unshare(&["--map-root-user"])].into_iter().find(works);
+    found.unwrap_or_else(|| {
+        eprintln!("xtask: fuzz: no network of its own (unshare, ip): expect a third of the speed");
+        Vec::new()
+    })
+}
+
+/// Before the network is another one.
+fn build(root: &Path) -> Result<(), String> {
+    let built = Command::new("cargo")
+        .args(["+nightly", "fuzz", "build", "--sanitizer", "none"])
+        .current_dir(root)
+        .status();
+    match built {
+        Ok(status) if status.success() => Ok(()),
+        _ => Err("xtask: fuzz: the targets do not build".into()),
+    }
+}
+
+impl Run {
+    /// Runs the target: what came of it, and whether it was without a finding.
+    fn of(target: &str, seconds: u32, network: &[&str], root: &Path) -> Result<(Self, bool), String> {
+        // What is found new stays out of the repository; its own few inputs are where each run begins.
+        let found = root.join("target/fuzz-corpus").join(target);
+        fs::create_dir_all(&found).map_err(|error| format!("xtask: fuzz: {}: {error}", found.display()))?;
+        let cargo = ["cargo", "+nightly", "fuzz", "run", "--sanitizer", "none", target];
+        let mut words = network.iter().copied().chain(cargo);
+        let mut fuzzer = Command::new(words.next().expect("cargo at least"))
+            .args(words)
+            .arg(found)
+            .arg(root.join("fuzz/corpus").join(target))
+            .arg("--")
+            .arg(format!("-max_total_time={seconds}"))
+            .arg(format!("-timeout={TIMEOUT_SECONDS}"))
+            .arg("-print_final_stats=1")
+            .current_dir(root)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("xtask: fuzz: cannot start cargo: {error}"))?;
+        let mut run = Self::default();
+        let said = fuzzer.stderr.take().expect("it is piped");
+        for line in BufReader::new(said).lines().map_while(Result::ok) {
+            run.take(line);
+        }
+        let status = fuzzer.wait().map_err(|error| format!("xtask: fuzz: {error}"))?;
+        Ok((run, status.success()))
+    }
+
+    fn take(&mut self, line: String) {
+        let number_after = |key: &str| -> Option<u64> {
+            let rest = line.split_once(key)?.1.trim_start();
+            rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+        };
+        for (key, value) in [
+            ("stat::number_of_executed_units:", &mut self.executions),
+            ("stat::average_exec_per_sec:", &mut self.per_second),
+            (" cov: ", &mut self.coverage),
+            (" ft: ", &mut self.features),
+        ] {
+            *value = number_after(key).unwrap_or(*value);
+        }
+        if self.last_lines.len() == SHOWN_LINES {
+            self.last_lines.pop_front();
+        }
+        self.last_lines.push_back(line);
+    }
+}
