@@ -178,6 +178,12 @@ impl Mover {
         }
     }
 
+    /// Whether the next [`take`](Mover::take) needs a pipe.
+    #[must_use]
+    pub fn wants_pipe(&self) -> bool {
+        matches!(self.transfer.step(), Step::Fill(_))
+    }
+
     /// Takes from the source: one `recv` into `scratch`, or one `splice` into a pipe, or one look.
     ///
     /// # Errors

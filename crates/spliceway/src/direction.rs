@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use spliceway_core::socket;
+use spliceway_core::socket::{self, Wait};
 use spliceway_core::transfer::SCRATCH;
 use spliceway_core::{Counts, Engine, Mover, Need, Reason, Source};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -28,8 +28,6 @@ thread_local! {
 pub(crate) struct Moving {
     means: Means,
     gate: Option<Box<Gate>>,
-    /// It was told to end with the other direction.
-    finishing: bool,
 }
 
 /// How one direction moves its bytes, decided by the types of its ends.
@@ -50,8 +48,6 @@ pub(crate) enum Moved {
     All,
     /// All that may be taken of it was taken.
     UpToLimit,
-    /// The other direction has ended, and what the source had received by then was taken.
-    UpToEndOfOther,
 }
 
 /// What is still to be done before a direction takes from its socket as it will to the end.
@@ -80,7 +76,6 @@ impl Moving {
         Self {
             means: Means::new(reader, writer, way, options, counts),
             gate: way.rate.clone().map(|rate| Box::new(Gate::new(rate))),
-            finishing: false,
         }
     }
 
@@ -122,16 +117,11 @@ impl Moving {
                 return Poll::Ready(Err((Operation::Read, refusal)));
             }
         };
-        Poll::Ready(Ok(match allowance {
-            0 if self.finishing => Moved::UpToEndOfOther,
-            0 => Moved::UpToLimit,
-            _ => Moved::All,
-        }))
+        Poll::Ready(Ok(if allowance == 0 { Moved::UpToLimit } else { Moved::All }))
     }
 
     /// Takes what `reader` has received by now, and then no more.
     pub(crate) fn finish<R: ?Sized>(&mut self, reader: &R) {
-        self.finishing = true;
         match (&mut self.means, stream::source(reader)) {
             (Means::Splicing { mover, .. }, Some(source)) => mover.restrict(socket::queued(source).unwrap_or(0)),
             _ => self.stop(),
@@ -231,7 +221,14 @@ impl Turn<'_> {
             (None, _) | (_, 0) => usize::MAX,
             (Some(gate), appetite) => ready!(gate.poll_grant(cx, appetite)),
         };
-        let mut take = |socket: BorrowedFd<'_>| self.mover.take_at_most(most, socket, self.scratch, counts);
+        // A direction that stays silent should need no pipe, not even to find that out. (A socket that was just connected counts as
+        // readable: before, it was hung up.)
+        let looks_first = *start == Start::Untried && self.mover.wants_pipe();
+        let mut take = |socket: BorrowedFd<'_>| match looks_first.then(|| socket::peek(socket, Wait::Never)) {
+            Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => Ok(Source::WouldBlock),
+            Some(Err(error)) => Err(error),
+            Some(Ok(_)) | None => self.mover.take_at_most(most, socket, self.scratch, counts),
+        };
         let taken = if ready {
             *start = Start::Over;
             source.try_take(take)

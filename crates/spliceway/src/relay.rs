@@ -72,7 +72,8 @@ pub struct Relay<A, B> {
     shared: Arc<Shared>,
     a_to_b: Phase,
     b_to_a: Phase,
-    watch: Watching,
+    /// What may end it before its streams do, if anything; made at the first poll.
+    watch: Option<Box<Watch>>,
 }
 
 /// One direction's course.
@@ -80,16 +81,12 @@ pub struct Relay<A, B> {
 enum Phase {
     Start,
     Moving(Moving),
-    ShuttingDown { eof: bool },
+    /// Told to end with the other direction, when what its source had received by then is delivered.
+    Finishing(Moving),
+    ShuttingDown {
+        eof: bool,
+    },
     Done,
-}
-
-/// What may end the relay before its streams do.
-#[derive(Debug)]
-enum Watching {
-    Start,
-    Nothing,
-    Something(Box<Watch>),
 }
 
 /// What the relay shares with its handles.
@@ -109,7 +106,7 @@ impl<A, B> Relay<A, B> {
             shared: Arc::default(),
             a_to_b: Phase::Start,
             b_to_a: Phase::Start,
-            watch: Watching::Start,
+            watch: None,
         }
     }
 
@@ -213,6 +210,9 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
+        if let Phase::Start = this.a_to_b {
+            this.watch = this.options.as_deref().and_then(Watch::new).map(Box::new);
+        }
         loop {
             if let Poll::Ready(ended) = this.poll_directions(cx) {
                 return Poll::Ready(ended.map(|()| this.end(EndReason::Ended)));
@@ -259,11 +259,7 @@ where
     }
 
     fn poll_watch(&mut self, cx: &mut Context<'_>) -> Poll<Verdict> {
-        if let Watching::Start = self.watch {
-            let watch = self.options.as_deref().and_then(Watch::new);
-            self.watch = watch.map_or(Watching::Nothing, |watch| Watching::Something(Box::new(watch)));
-        }
-        let Watching::Something(watch) = &mut self.watch else {
+        let Some(watch) = &mut self.watch else {
             return Poll::Pending;
         };
         let half_closed = matches!(self.a_to_b, Phase::Done) || matches!(self.b_to_a, Phase::Done);
@@ -289,7 +285,7 @@ impl<A, B> Relay<A, B> {
     /// The relay is over: what it did, and what it held.
     fn end(&mut self, reason: EndReason) -> RelaySummary {
         let reason = match &self.watch {
-            Watching::Something(watch) if watch.is_cancelled() => EndReason::Cancelled,
+            Some(watch) if watch.is_cancelled() => EndReason::Cancelled,
             _ => reason,
         };
         self.shared.a_to_b.set_lost(self.a_to_b.in_flight());
@@ -341,8 +337,13 @@ impl Phase {
                 Self::Moving(moving) => match ready!(moving.poll(cx, reader, writer, way, counts))? {
                     Moved::All => Self::ShuttingDown { eof: true },
                     Moved::UpToLimit => Self::Done,
-                    Moved::UpToEndOfOther => Self::ShuttingDown { eof: false },
                 },
+                Self::Finishing(moving) => {
+                    let moved = ready!(moving.poll(cx, reader, writer, way, counts))?;
+                    Self::ShuttingDown {
+                        eof: moved == Moved::All,
+                    }
+                }
                 Self::ShuttingDown { eof } => {
                     ready!(Pin::new(&mut *writer).poll_shutdown(cx)).map_err(|error| (Operation::Shutdown, error))?;
                     if *eof {
@@ -357,15 +358,19 @@ impl Phase {
 
     /// The other direction has ended: this one is to end too, when it has delivered what `reader` has received.
     fn finish<R: ?Sized>(&mut self, reader: &R) {
-        if let Self::Moving(moving) = self {
-            moving.finish(reader);
-        }
+        *self = match std::mem::replace(self, Self::Done) {
+            Self::Moving(mut moving) => {
+                moving.finish(reader);
+                Self::Finishing(moving)
+            }
+            phase => phase,
+        };
     }
 
     /// This direction is to end when it has delivered what it holds.
     fn stop(&mut self) {
         match self {
-            Self::Moving(moving) => moving.stop(),
+            Self::Moving(moving) | Self::Finishing(moving) => moving.stop(),
             Self::Start => *self = Self::Done,
             Self::ShuttingDown { .. } | Self::Done => {}
         }
@@ -373,7 +378,7 @@ impl Phase {
 
     fn in_flight(&self) -> usize {
         match self {
-            Self::Moving(moving) => moving.in_flight(),
+            Self::Moving(moving) | Self::Finishing(moving) => moving.in_flight(),
             Self::Start | Self::ShuttingDown { .. } | Self::Done => 0,
         }
     }

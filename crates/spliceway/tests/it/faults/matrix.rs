@@ -9,7 +9,7 @@ use spliceway_faults::{Call, Fault, Rule, When};
 use tokio::net::UnixStream;
 
 use super::row::{Expected, Failure, Row};
-use super::scenario::Nudge;
+use super::scenario::{Nudge, runtime};
 use crate::support::KIB;
 use crate::support::child::{block_on, in_child, open_descriptors};
 use crate::support::pattern::Pattern;
@@ -26,6 +26,8 @@ fn errno(errno: Errno) -> Fault {
 /// Runs the rows in a process of their own: some switch splicing off for the whole of it, and all count descriptors.
 fn try_out(test: &str, rows: impl FnOnce() -> Vec<Row>) {
     let said = in_child(test, None, || {
+        // tokio keeps what its first runtime opens for signals, where that feature is on.
+        drop(runtime());
         let before = open_descriptors();
         println!(); // Ends the line that the test harness began.
         for (number, row) in (0..).zip(rows()) {

@@ -1,11 +1,14 @@
 //! One relay on a thread of its own whose system calls fail by rules, between two peers that meet no fault.
 
+use std::future::poll_fn;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as Peer; // Its name aside, it does for any stream socket what these peers do.
+use std::pin::Pin;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
@@ -112,6 +115,8 @@ pub(super) struct Run {
 
 /// Runs one plan to its end. Everything it opened is closed again.
 pub(super) fn run(plan: &Plan, stream: u64) -> Run {
+    // The first runtime of a process opens what tokio keeps for its signals, where that feature is on, and keeps it.
+    drop(runtime());
     let before = sockets_and_pipes();
     // Whoever shelves a pipe first starts the thread that closes idle ones: the relay, and behind its filter. It should end soon.
     let pool = PipePool::new(limits().with_idle_timeout(Duration::from_millis(200)));
@@ -131,13 +136,14 @@ pub(super) fn run(plan: &Plan, stream: u64) -> Run {
         let (rules, storm) = (plan.rules.clone(), plan.storm);
         let (family, engine, pool) = (plan.family, plan.engine, pool.clone());
         thread::spawn(move || {
-            let runtime = runtime();
-            let trouble = Trouble {
-                faults: Faults::on_this_thread(rules).unwrap(),
-                storm: storm.map(|period| SignalStorm::on_this_thread(period).unwrap()),
+            let begin = || {
+                let trouble = Trouble {
+                    faults: Faults::on_this_thread(rules).unwrap(),
+                    storm: storm.map(|period| SignalStorm::on_this_thread(period).unwrap()),
+                };
+                sender.send(trouble).unwrap();
             };
-            sender.send(trouble).unwrap();
-            runtime.block_on(relay(family, engine, [a, b], &pool))
+            runtime().block_on(relay(family, engine, [a, b], &pool, begin))
         })
     };
     let trouble = started.recv().unwrap();
@@ -194,7 +200,7 @@ impl Run {
     }
 }
 
-fn runtime() -> Runtime {
+pub(super) fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .build()
@@ -207,17 +213,30 @@ async fn relay(
     engine: Engine,
     ends: [OwnedFd; 2],
     pool: &PipePool,
+    begin: impl FnOnce(),
 ) -> Result<RelaySummary, RelayError> {
     match family {
         Family::Tcp => {
             let [a, b] = ends.map(|end| tokio::net::TcpStream::from_std(end.into()).unwrap());
-            Relay::new(a, b).engine(engine).pool(pool).await
+            settled(Relay::new(a, b).engine(engine).pool(pool), begin).await
         }
         Family::Unix => {
             let [a, b] = ends.map(|end| tokio::net::UnixStream::from_std(end.into()).unwrap());
-            Relay::new(a, b).engine(engine).pool(pool).await
+            settled(Relay::new(a, b).engine(engine).pool(pool), begin).await
         }
     }
+}
+
+/// Lets the relay try both its sources, which have nothing yet, before `begin`: the calls that are counted are then those of the bytes
+/// that are sent, whichever direction the relay polls first.
+async fn settled<R: Future + Unpin>(mut relay: R, begin: impl FnOnce()) -> R::Output {
+    poll_fn(|cx| {
+        assert!(Pin::new(&mut relay).poll(cx).is_pending(), "nothing was sent");
+        Poll::Ready(())
+    })
+    .await;
+    begin();
+    relay.await
 }
 
 /// Near: messages, bulk. Ends early if the relay does: how much it could send.

@@ -183,6 +183,12 @@ async fn an_engine_that_must_splice_fails_where_the_pool_has_no_pipe() {
             ..setup
         };
         let mut rig = setup.limits(limits().with_max_pipes(0)).start().await;
+        // As long as nobody sends, nobody needs one.
+        crate::support::turns(50).await;
+        assert_eq!(
+            (rig.relay.task.is_finished(), rig.pool.stats().denied.len()),
+            (false, 0)
+        );
         rig.near.write_all(b"not taken").await.unwrap();
         let (moved, error) = rig.relay.broken().await;
         assert_eq!(error.kind(), ErrorKind::Unsupported);
