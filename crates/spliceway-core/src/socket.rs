@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use rustix::io::retry_on_intr;
 
-use crate::sys::{self, RecvFlags, SendFlags};
+use crate::sys::{self, Errno, RecvFlags, SendFlags};
 
 /// What [`recv`] brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,12 +86,16 @@ pub fn set_nonblocking(socket: impl AsFd) -> io::Result<()> {
     Ok(sys::set_nonblocking(socket.as_fd())?)
 }
 
-/// Whether it is a stream (`SOCK_STREAM`). splice takes datagrams and records too, and loses where each ends.
+/// Whether it is a stream (`SOCK_STREAM`). splice takes datagrams and records too, and loses where each ends. What is no socket has
+/// no records.
 ///
 /// # Errors
-/// `ENOTSOCK` if it is no socket.
+/// None that an open descriptor has.
 pub fn is_stream(socket: impl AsFd) -> io::Result<bool> {
-    Ok(sys::is_stream(socket.as_fd())?)
+    match sys::is_stream(socket.as_fd()) {
+        Err(Errno::NOTSOCK) => Ok(true),
+        outcome => Ok(outcome?),
+    }
 }
 
 /// `ioctl(FIONREAD)`: bytes that a receive would find now, up to an urgent mark.
