@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-use spliceway::{Relay, RelayError, RelayStats, RelaySummary};
+use spliceway::{EndReason, Relay, RelayError, RelayStats, RelaySummary};
 use spliceway_core::PipePool;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -108,11 +108,15 @@ impl Running {
         self.standing.eof = [summary.a_to_b.eof, summary.b_to_a.eof];
         self.standing.end = match polled {
             Poll::Ready(Ok(told)) => {
-                assert_eq!(told, summary, "the summary is the counts");
+                let counts = (told.a_to_b, told.b_to_a);
+                assert_eq!(counts, (summary.a_to_b, summary.b_to_a), "the summary is the counts");
+                assert_eq!((told.end, counts.0.lost, counts.1.lost), (EndReason::Ended, 0, 0));
                 Some(End::Well)
             }
             Poll::Ready(Err(error)) => {
-                assert_eq!(error.summary, summary, "the summary is the counts");
+                let counts = (error.summary.a_to_b, error.summary.b_to_a);
+                assert_eq!(counts, (summary.a_to_b, summary.b_to_a), "the summary is the counts");
+                assert_eq!(error.summary.end, EndReason::Broken);
                 Some(End::Broken(io::Error::from(error)))
             }
             Poll::Pending => self.driving.is_cancelled().then_some(End::Dropped),
