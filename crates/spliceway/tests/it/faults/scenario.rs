@@ -6,10 +6,10 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as Peer; // Its name aside, it does for any stream socket what these peers do.
 use std::pin::Pin;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::task::Poll;
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rustix::net::sockopt;
@@ -132,20 +132,7 @@ pub(super) fn run(plan: &Plan, stream: u64) -> Run {
         (near_end, far_end)
     };
     let (sender, started) = channel();
-    let relaying = {
-        let (rules, storm) = (plan.rules.clone(), plan.storm);
-        let (family, engine, pool) = (plan.family, plan.engine, pool.clone());
-        thread::spawn(move || {
-            let begin = || {
-                let trouble = Trouble {
-                    faults: Faults::on_this_thread(rules).unwrap(),
-                    storm: storm.map(|period| SignalStorm::on_this_thread(period).unwrap()),
-                };
-                sender.send(trouble).unwrap();
-            };
-            runtime().block_on(relay(family, engine, [a, b], &pool, begin))
-        })
-    };
+    let relaying = start_relay(plan, [a, b], &pool, sender);
     let trouble = started.recv().unwrap();
     let progress = Arc::<Progress>::default();
     let nudged = u64::from(plan.nudge == Nudge::Far);
@@ -205,6 +192,27 @@ pub(super) fn runtime() -> Runtime {
         .enable_io()
         .build()
         .unwrap()
+}
+
+/// The relay, on a thread of its own, whose calls fail from the moment that it has settled.
+fn start_relay(
+    plan: &Plan,
+    ends: [OwnedFd; 2],
+    pool: &PipePool,
+    started: Sender<Trouble>,
+) -> JoinHandle<Result<RelaySummary, RelayError>> {
+    let (rules, storm) = (plan.rules.clone(), plan.storm);
+    let (family, engine, pool) = (plan.family, plan.engine, pool.clone());
+    thread::spawn(move || {
+        let begin = || {
+            let trouble = Trouble {
+                faults: Faults::on_this_thread(rules).unwrap(),
+                storm: storm.map(|period| SignalStorm::on_this_thread(period).unwrap()),
+            };
+            started.send(trouble).unwrap();
+        };
+        runtime().block_on(relay(family, engine, ends, &pool, begin))
+    })
 }
 
 /// What runs on the thread whose calls are made to fail.
