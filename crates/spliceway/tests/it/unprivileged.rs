@@ -13,8 +13,6 @@ use crate::role::{self, Role, heard, raise_descriptor_limit, say};
 
 const RELAYS: usize = 300;
 const BYTES: usize = 4 << 20;
-/// A user that owns nothing else, so that no other program's pipes count.
-const UID: u32 = 61_847;
 const ROLES: &str = "unprivileged::role_of_a_child_process";
 
 #[test]
@@ -29,7 +27,9 @@ fn three_hundred_bulk_relays_are_byte_exact_and_leave_half_of_the_soft_page_limi
         .parse()
         .unwrap();
     let upstream = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let mut relays = Role::start(ROLES, "relays", Some(UID));
+    // A user that owns nothing else, so that no other program's pipes count, nor those of another run of this test.
+    let uid = 60_000 + std::process::id();
+    let mut relays = Role::start(ROLES, "relays", Some(uid));
     relays.say(&upstream.local_addr().unwrap().to_string());
     let relay: SocketAddr = relays.line().parse().unwrap();
 
@@ -58,7 +58,7 @@ fn three_hundred_bulk_relays_are_byte_exact_and_leave_half_of_the_soft_page_limi
             break pages;
         }
     };
-    let mut other_program = Role::start(ROLES, "other program", Some(UID));
+    let mut other_program = Role::start(ROLES, "other program", Some(uid));
     other_program.say(&(soft / 2).to_string());
     let [granted] = other_program.numbers()[..] else {
         panic!("one figure")
