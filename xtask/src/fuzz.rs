@@ -19,6 +19,9 @@ const TIMEOUT_SECONDS: u32 = 60;
 
 /// Lines of the fuzzer's output to show with a finding: what was drawn, and where it failed.
 const SHOWN_LINES: usize = 150;
+/// The same of its first panic, whose message may be the state of a whole scenario in one line.
+const PANIC_LINES: usize = 6;
+const PANIC_COLUMNS: usize = 6_000;
 
 /// A network of the fuzzer's own, whose loopback delays no acknowledgement: with a small send buffer each costs 40 ms otherwise,
 /// and most of the time goes into them.
@@ -37,6 +40,8 @@ struct Run {
     per_second: u64,
     coverage: u64,
     features: u64,
+    /// From the first panic on, a few lines: what comes after it may be longer than what is kept of the end.
+    panic: Vec<String>,
     last_lines: VecDeque<String>,
 }
 
@@ -61,7 +66,7 @@ pub(crate) fn run(words: &[String], root: &Path) -> Result<(), String> {
             if clean { "" } else { "  FINDING" }
         );
         if !clean {
-            let lines: Vec<String> = run.last_lines.into();
+            let lines: Vec<String> = run.panic.into_iter().chain(run.last_lines).collect();
             eprintln!("{}", lines.join("\n"));
             findings.push(target);
         }
@@ -186,6 +191,9 @@ impl Run {
             (" ft: ", &mut self.features),
         ] {
             *value = number_after(key).unwrap_or(*value);
+        }
+        if line.contains("panicked at") || (1..PANIC_LINES).contains(&self.panic.len()) {
+            self.panic.push(line.chars().take(PANIC_COLUMNS).collect());
         }
         if self.last_lines.len() == SHOWN_LINES {
             self.last_lines.pop_front();

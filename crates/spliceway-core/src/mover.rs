@@ -118,7 +118,7 @@ impl Mover {
         }
     }
 
-    /// Takes no more than `bytes` from the source: what follows stays there for others to read. When the sink has them, the
+    /// Takes no more than `bytes` from the source, or of a socket of records the one that reaches them: what follows stays there for others to read. When the sink has them, the
     /// direction is over, as at the source's end. To be set before it starts.
     #[must_use]
     pub fn with_limit(mut self, bytes: u64) -> Self {
@@ -253,10 +253,13 @@ impl Mover {
     }
 
     fn recv(&mut self, most: usize, source: impl AsFd, scratch: &mut [u8]) -> io::Result<Source> {
-        let length = scratch.len().min(SCRATCH).min(most);
-        assert!(length > 0, "a recv of no bytes says nothing");
         let source = source.as_fd();
         let tells = *self.source.tells.get_or_insert_with(|| socket::ask_left(source));
+        let all = scratch.len().min(SCRATCH);
+        // The rest of a record that is not taken whole is lost. Only TCP tells what is left, so only other sockets are asked.
+        let takes_part = most >= all || tells == TellsLeft::Yes || socket::is_stream(source)?;
+        let length = if takes_part { all.min(most) } else { all };
+        assert!(most > 0 && length > 0, "a recv of no bytes says nothing");
         let received = match socket::recv(source, tells, &mut scratch[..length], self.wait) {
             Ok(received) => received,
             Err(error) => return self.source_error(error),
@@ -365,20 +368,18 @@ impl Mover {
     }
 
     fn unload(&mut self) -> io::Result<Sink> {
-        let (_, mut pipe) = self.pipe.take().expect("a pipe is read out that was filled");
-        self.rest = Rest::Owned {
-            bytes: pipe.read_out()?,
-            start: 0,
-        };
+        let (_, pipe) = self.pipe.as_mut().expect("a pipe is read out that was filled");
+        let bytes = pipe.read_out()?;
+        self.pipe = None;
+        self.rest = Rest::Owned { bytes, start: 0 };
         self.transfer.on(Event::Unloaded);
         Ok(Sink::Open)
     }
 
-    /// Bytes were taken from the source.
+    /// Bytes were taken from the source. (Of a socket of records, the last one is taken whole.)
     fn takes(&mut self, bytes: usize) {
         if self.allowance < u64::MAX {
-            let left = self.allowance.checked_sub(bytes as u64);
-            self.allowance = left.expect("no more is taken than the limit allows");
+            self.allowance = self.allowance.saturating_sub(bytes as u64);
         }
     }
 

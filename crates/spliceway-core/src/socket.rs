@@ -98,14 +98,6 @@ pub fn is_stream(socket: impl AsFd) -> io::Result<bool> {
     }
 }
 
-/// `ioctl(FIONREAD)`: bytes that a receive would find now, up to an urgent mark.
-///
-/// # Errors
-/// None that an open socket has.
-pub fn queued(socket: impl AsFd) -> io::Result<u64> {
-    Ok(rustix::io::ioctl_fionread(socket)?)
-}
-
 impl Wait {
     fn recv_flags(self) -> RecvFlags {
         match self {

@@ -58,8 +58,9 @@ pub(crate) fn splice_without_sigpipe(from: BorrowedFd<'_>, to: BorrowedFd<'_>, l
         libc::sigaddset(&raw mut sigpipe, libc::SIGPIPE);
         libc::pthread_sigmask(libc::SIG_BLOCK, &raw const sigpipe, &raw mut before);
         let outcome = splice(from, to, len);
-        // Who has it blocked anyway may want to see it.
-        if outcome == Err(Errno::PIPE) && libc::sigismember(&raw const before, libc::SIGPIPE) == 0 {
+        // A short count too: the bytes go out in batches, and what a later one met is not told. Who has it blocked anyway may want
+        // to see it.
+        if outcome != Ok(len) && libc::sigismember(&raw const before, libc::SIGPIPE) == 0 {
             let at_once: libc::timespec = mem::zeroed();
             libc::sigtimedwait(&raw const sigpipe, std::ptr::null_mut(), &raw const at_once);
         }
@@ -132,6 +133,11 @@ struct InqMessage {
     padding: libc::c_int,
 }
 
+/// `include/linux/socket.h`, `include/uapi/linux/tls.h`, RFC 8446 §5.1.
+const SOL_TLS: libc::c_int = 282;
+const TLS_GET_RECORD_TYPE: libc::c_int = 2;
+const TLS_APPLICATION_DATA: u8 = 23;
+
 /// `recvmsg(2)`: the bytes received, and how many wait behind them if the kernel said.
 pub(crate) fn recv_inq(
     socket: BorrowedFd<'_>,
@@ -154,6 +160,14 @@ pub(crate) fn recv_inq(
     let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
     if received < 0 {
         return Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO));
+    }
+    if control.header.cmsg_level == SOL_TLS && control.header.cmsg_type == TLS_GET_RECORD_TYPE {
+        // The kernel decrypts (kTLS), and tells of records that are no data to whoever has room for it. A plain recv, which has not,
+        // fails with this errno.
+        let [kind, ..] = control.left.to_ne_bytes();
+        if kind != TLS_APPLICATION_DATA {
+            return Err(Errno::IO);
+        }
     }
     // Its type differs between C libraries, hence a cast that is needless for some.
     #[allow(clippy::unnecessary_cast)]

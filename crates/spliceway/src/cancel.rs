@@ -12,11 +12,13 @@ use std::time::Duration;
 ///
 /// let mut relay = spliceway::Relay::new(a, b);
 /// let cancel = relay.cancel_handle();
-/// tokio::spawn(async move {
-///     shutdown.await.ok();
-///     cancel.cancel(Duration::from_secs(5));
-/// });
-/// let summary = relay.await; // EndReason::Cancelled
+/// let summary = tokio::select! {
+///     ended = &mut relay => ended,
+///     _ = shutdown => {
+///         cancel.cancel(Duration::from_secs(5));
+///         relay.await // EndReason::Cancelled
+///     }
+/// };
 /// # }
 /// ```
 #[derive(Clone, Debug, Default)]
@@ -37,6 +39,9 @@ impl CancelHandle {
     /// counted in [`DirectionSummary::lost`](crate::DirectionSummary::lost).
     ///
     /// The first call counts. On a relay that has ended it does nothing.
+    ///
+    /// # Panics
+    /// The relay does, when polled outside of a tokio runtime with its time driver enabled.
     pub fn cancel(&self, deadline: Duration) {
         let mut state = self.state();
         if let State::Asked(_) = *state {
@@ -51,12 +56,25 @@ impl CancelHandle {
     /// The deadline if it was asked for; else `task` will be woken by that.
     pub(crate) fn poll_asked(&self, task: &Waker) -> Option<Duration> {
         let mut state = self.state();
-        match &mut *state {
+        let forgotten = match &*state {
             State::Asked(deadline) => return Some(*deadline),
-            State::Watched(watching) => watching.clone_from(task),
-            State::Running => *state = State::Watched(task.clone()),
-        }
+            State::Watched(watching) if watching.will_wake(task) => return None,
+            State::Watched(_) | State::Running => std::mem::replace(&mut *state, State::Watched(task.clone())),
+        };
+        drop(state);
+        // Outside the lock: the end of a waker may be the end of a task that holds another of these handles.
+        drop(forgotten);
         None
+    }
+
+    /// The relay has ended, and its task is not to be kept for this handle.
+    pub(crate) fn ended(&self) {
+        let mut state = self.state();
+        if let State::Watched(_) = &*state {
+            let forgotten = std::mem::take(&mut *state);
+            drop(state);
+            drop(forgotten);
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -23,6 +23,10 @@ thread_local! {
     static SCRATCH_BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH].into_boxed_slice());
 }
 
+/// The most that a source can have received when the other direction ends, and a bound on what a sender without end gets through by
+/// then: more than a socket holds by default (`net.ipv4.tcp_rmem`, 6 MiB).
+const RECEIVED_MOST: u64 = 8 << 20;
+
 /// One direction from its first byte to its last.
 #[derive(Debug)]
 pub(crate) struct Moving {
@@ -34,7 +38,7 @@ pub(crate) struct Moving {
 #[derive(Debug)]
 enum Means {
     /// Both ends are sockets.
-    Splicing { mover: Mover, start: Start },
+    Splicing { mover: Mover, course: Course },
     /// Some end is not.
     Copying(CopyLoop),
     /// Some end is not, and the caller would rather fail than copy.
@@ -48,6 +52,14 @@ pub(crate) enum Moved {
     All,
     /// All that may be taken of it was taken.
     UpToLimit,
+}
+
+/// How far a direction between sockets has come.
+#[derive(Debug)]
+struct Course {
+    start: Start,
+    /// To end where its source would wait.
+    finishing: bool,
 }
 
 /// What is still to be done before a direction takes from its socket as it will to the end.
@@ -93,38 +105,42 @@ impl Moving {
         W: AsyncWrite + Unpin + ?Sized,
     {
         let gate = self.gate.as_deref_mut();
-        let allowance = match &mut self.means {
-            Means::Splicing { mover, start } => {
-                if *start == Start::Buffered {
+        match &mut self.means {
+            Means::Splicing { mover, course } => {
+                if course.start == Start::Buffered {
                     let mut first = ready!(poll_unbuffer(cx, reader, writer, mover.allowance()))?;
                     mover.restrict(mover.allowance() - first.len() as u64);
                     first.splice(..0, way.prefix.iter().copied());
                     mover.preload(first);
-                    *start = Start::Untried;
+                    course.start = Start::Untried;
                 }
                 match (stream::source(reader), stream::sink(writer)) {
-                    (Some(source), Some(sink)) => ready!(poll_mover(mover, start, gate, cx, source, sink, counts))?,
+                    (Some(source), Some(sink)) => ready!(poll_mover(mover, course, gate, cx, source, sink, counts))?,
                     _ => unreachable!("a stream's type does not change"),
                 }
-                mover.allowance()
+                Poll::Ready(Ok(if mover.allowance() == 0 {
+                    Moved::UpToLimit
+                } else {
+                    Moved::All
+                }))
             }
-            Means::Copying(copy_loop) => {
-                ready!(copy_loop.poll(cx, reader, writer, gate, counts))?;
-                copy_loop.allowance()
-            }
+            Means::Copying(copy_loop) => copy_loop.poll(cx, reader, writer, gate, counts),
             Means::Refused => {
                 let refusal = io::Error::new(io::ErrorKind::Unsupported, "cannot splice: a stream is no plain socket");
-                return Poll::Ready(Err((Operation::Read, refusal)));
+                Poll::Ready(Err((Operation::Read, refusal)))
             }
-        };
-        Poll::Ready(Ok(if allowance == 0 { Moved::UpToLimit } else { Moved::All }))
+        }
     }
 
-    /// Takes what `reader` has received by now, and then no more.
-    pub(crate) fn finish<R: ?Sized>(&mut self, reader: &R) {
-        match (&mut self.means, stream::source(reader)) {
-            (Means::Splicing { mover, .. }, Some(source)) => mover.restrict(socket::queued(source).unwrap_or(0)),
-            _ => self.stop(),
+    /// Takes what its source has received by now, and then no more.
+    pub(crate) fn finish(&mut self) {
+        match &mut self.means {
+            Means::Splicing { mover, course } => {
+                mover.restrict(RECEIVED_MOST);
+                course.finishing = true;
+            }
+            Means::Copying(copy_loop) => copy_loop.finish(RECEIVED_MOST),
+            Means::Refused => {}
         }
     }
 
@@ -135,6 +151,11 @@ impl Moving {
             Means::Copying(copy_loop) => copy_loop.stop(),
             Means::Refused => {}
         }
+    }
+
+    /// Whether the source has bytes that the rate does not allow yet.
+    pub(crate) fn is_held_back(&self) -> bool {
+        self.gate.as_ref().is_some_and(|gate| gate.is_waiting())
     }
 
     /// Bytes taken and not yet delivered.
@@ -163,7 +184,10 @@ impl Means {
         let mover = Mover::new(options.engine, options.pipe_size, options.the_pool()).with_limit(limit);
         Self::Splicing {
             mover,
-            start: Start::Buffered,
+            course: Course {
+                start: Start::Buffered,
+                finishing: false,
+            },
         }
     }
 }
@@ -181,7 +205,7 @@ where
 
 fn poll_mover(
     mover: &mut Mover,
-    start: &mut Start,
+    course: &mut Course,
     gate: Option<&mut Gate>,
     cx: &mut Context<'_>,
     source: Socket<'_>,
@@ -190,7 +214,7 @@ fn poll_mover(
 ) -> Poll<Result<(), Broken>> {
     SCRATCH_BUFFER.with_borrow_mut(|scratch| {
         let turn = &mut Turn { mover, scratch };
-        poll_steps(turn, start, gate, cx, source, sink, counts)
+        poll_steps(turn, course, gate, cx, source, sink, counts)
     })
 }
 
@@ -205,7 +229,7 @@ impl Turn<'_> {
     /// One attempt at the source, when it may have something and the gate lets something through.
     fn poll_take(
         &mut self,
-        start: &mut Start,
+        course: &mut Course,
         mut gate: Option<&mut Gate>,
         cx: &mut Context<'_>,
         source: Socket<'_>,
@@ -213,7 +237,11 @@ impl Turn<'_> {
     ) -> Poll<io::Result<()>> {
         let ready = source.poll_read_ready(cx)?.is_ready();
         // Out of budget is not out of bytes, but then all that is to be done is to give way.
-        let worth_a_try = ready || (*start == Start::Untried && has_budget_remaining());
+        let worth_a_try = ready || (course.start == Start::Untried && has_budget_remaining());
+        if !worth_a_try && course.finishing && has_budget_remaining() {
+            self.mover.restrict(0);
+            return Poll::Ready(Ok(()));
+        }
         if !worth_a_try {
             return Poll::Pending;
         }
@@ -223,19 +251,19 @@ impl Turn<'_> {
         };
         // A direction that stays silent should need no pipe, not even to find that out. (A socket that was just connected counts as
         // readable: before, it was hung up.)
-        let looks_first = *start == Start::Untried && self.mover.wants_pipe();
+        let looks_first = course.start == Start::Untried && self.mover.wants_pipe();
         let mut take = |socket: BorrowedFd<'_>| match looks_first.then(|| socket::peek(socket, Wait::Never)) {
             Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => Ok(Source::WouldBlock),
             Some(Err(error)) => Err(error),
             Some(Ok(_)) | None => self.mover.take_at_most(most, socket, self.scratch, counts),
         };
         let taken = if ready {
-            *start = Start::Over;
+            course.start = Start::Over;
             source.try_take(take)
         } else {
             take(source.as_fd()).map(|learnt| {
                 if learnt != Source::Open {
-                    *start = Start::Over;
+                    course.start = Start::Over;
                 }
             })
         };
@@ -254,7 +282,7 @@ impl Drop for Turn<'_> {
 
 fn poll_steps(
     turn: &mut Turn<'_>,
-    start: &mut Start,
+    course: &mut Course,
     mut gate: Option<&mut Gate>,
     cx: &mut Context<'_>,
     source: Socket<'_>,
@@ -264,7 +292,7 @@ fn poll_steps(
     loop {
         match turn.mover.need() {
             Need::Source => {
-                ready!(turn.poll_take(start, gate.as_deref_mut(), cx, source, counts))
+                ready!(turn.poll_take(course, gate.as_deref_mut(), cx, source, counts))
                     .map_err(|error| (Operation::Read, error))?;
             }
             // Only the sink is waited for: a full one must not be woken for by a source that has more.

@@ -6,8 +6,9 @@ use std::task::{Context, Poll, ready};
 
 use spliceway_core::Counts;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::task::coop::consume_budget;
+use tokio::task::coop::{consume_budget, has_budget_remaining};
 
+use crate::direction::Moved;
 use crate::outcome::Operation;
 use crate::rate::Gate;
 
@@ -26,7 +27,9 @@ pub(crate) struct CopyLoop {
     /// Bytes that may still be read; `u64::MAX` where there is no limit.
     allowance: u64,
     unflushed: bool,
-    ended: bool,
+    /// To end where the reader would wait.
+    finishing: bool,
+    ended: Option<Moved>,
 }
 
 impl CopyLoop {
@@ -38,13 +41,9 @@ impl CopyLoop {
             end: prefix.len(),
             allowance: limit,
             unflushed: false,
-            ended: false,
+            finishing: false,
+            ended: None,
         }
-    }
-
-    /// Bytes that may still be read.
-    pub(crate) fn allowance(&self) -> u64 {
-        self.allowance
     }
 
     /// Reads no more.
@@ -52,12 +51,18 @@ impl CopyLoop {
         self.allowance = 0;
     }
 
+    /// Reads what the reader has, up to `most` bytes, and then no more.
+    pub(crate) fn finish(&mut self, most: u64) {
+        self.allowance = self.allowance.min(most);
+        self.finishing = true;
+    }
+
     /// Bytes read and not yet written.
     pub(crate) fn in_flight(&self) -> usize {
         self.end - self.start
     }
 
-    /// Copies until the reader's end or the limit, then flushes.
+    /// Copies until the reader's end or the limit, then flushes: which of them it was.
     pub(crate) fn poll<R, W>(
         &mut self,
         cx: &mut Context<'_>,
@@ -65,7 +70,7 @@ impl CopyLoop {
         writer: &mut W,
         mut gate: Option<&mut Gate>,
         counts: &Counts,
-    ) -> Poll<Result<(), (Operation, io::Error)>>
+    ) -> Poll<Result<Moved, (Operation, io::Error)>>
     where
         R: AsyncRead + Unpin + ?Sized,
         W: AsyncWrite + Unpin + ?Sized,
@@ -75,13 +80,28 @@ impl CopyLoop {
         let (mut reader, mut writer) = (Pin::new(reader), Pin::new(writer));
         for _ in 0..READS_PER_POLL {
             ready!(self.poll_write_all(cx, writer.as_mut(), counts)).map_err(|error| (Operation::Write, error))?;
-            if self.ended {
-                return writer.poll_flush(cx).map_err(|error| (Operation::Write, error));
+            if let Some(moved) = self.ended {
+                return writer
+                    .poll_flush(cx)
+                    .map_ok(|()| moved)
+                    .map_err(|error| (Operation::Write, error));
+            }
+            if self.allowance == 0 {
+                self.ended = Some(Moved::UpToLimit);
+                continue;
             }
             match self.poll_read(cx, reader.as_mut(), gate.as_deref_mut()) {
-                Poll::Ready(Ok(0)) => self.ended = true,
+                Poll::Ready(Ok(0)) => self.ended = Some(Moved::All),
                 Poll::Ready(Ok(read)) => (self.start, self.end) = (0, read),
                 Poll::Ready(Err(error)) => return Poll::Ready(Err((Operation::Read, error))),
+                // Out of budget, or of what the rate allows, is not out of bytes.
+                Poll::Pending
+                    if self.finishing
+                        && has_budget_remaining()
+                        && !gate.as_ref().is_some_and(|gate| gate.is_waiting()) =>
+                {
+                    self.ended = Some(Moved::UpToLimit);
+                }
                 Poll::Pending => {
                     // Nothing to do but wait: let the writer send what it holds back, the reader may depend on it.
                     if self.unflushed {
@@ -106,9 +126,6 @@ impl CopyLoop {
         R: AsyncRead + ?Sized,
     {
         let mut most = usize::try_from(self.allowance).map_or(BUFFER, |left| left.min(BUFFER));
-        if most == 0 {
-            return Poll::Ready(Ok(0));
-        }
         if let Some(gate) = &mut gate {
             most = most.min(ready!(gate.poll_grant(cx, most)));
         }

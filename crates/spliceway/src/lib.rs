@@ -1,4 +1,4 @@
-//! tokio's `copy_bidirectional`, through the kernel: bytes between two sockets never enter user space.
+//! tokio's `copy_bidirectional`, through the kernel: bulk between two sockets never enters user space.
 //!
 //! ```diff
 //! -use tokio::io::copy_bidirectional;
@@ -16,7 +16,7 @@
 //! - [`copy_bidirectional`], [`copy_bidirectional_with_sizes`], [`copy()`]: tokio's names, results and behaviour, for every
 //!   stream that tokio's take.
 //! - [`Relay`]: the same as a named future with [options](RelayOptions): timeouts, prefixes, limits, rates, and what a half-closed
-//!   connection means; a [`CancelHandle`] that loses nothing; and live counts ([`RelayStats`]) that tell spliced bytes from copied
+//!   connection means; a [`CancelHandle`] that delivers what is in flight; and live counts ([`RelayStats`]) that tell spliced bytes from copied
 //!   ones. None of it turns splicing off.
 //! - [`PipePool`]: where pipes come from, within limits ([`Limits`]).
 //!
@@ -41,12 +41,12 @@
 //! - An idle relay holds no pipe and no buffer: its two descriptors and its task.
 //! - Bytes in flight per direction: one pipe, 64 KiB or, where the flow fills that, 256 KiB (nominal: where the kernel's fragments
 //!   are larger than a page, a pipe holds more); or one receive of at most 64 KiB. A slow reader holds up its own sender.
-//! - 256 KiB in one poll, then other tasks get a turn.
+//! - Some 256 KiB of each direction in one poll, then other tasks get a turn.
 //! - Pipes, pages and descriptors of the whole process: [`Limits::of_this_process`].
 //!
 //! # What it does not do
 //! It does not look at the bytes, encrypt, compress or log. It needs tokio's I/O driver, and its time driver for the options
-//! that name a time or a rate alone. It is for Linux, and does not compile elsewhere yet.
+//! that name a time or a rate, and to cancel, alone. It is for Linux, and does not compile elsewhere yet.
 //!
 //! # Coming from tokio
 //! Nothing to change but the `use` line. `copy_bidirectional_with_sizes` sizes the buffers of the copying path alone.

@@ -53,8 +53,9 @@ pub enum HalfClose {
     /// It is passed on as a shutdown of the other's writing side, and the other direction goes on, as TCP means it.
     #[default]
     Propagate,
-    /// It ends the other direction too, when that has delivered what its source had received by then. For protocols that never use
-    /// half-closed connections, where the end of one side means that the other is waited for in vain.
+    /// It ends the other direction too, when that has delivered what its source had received by then: until the source would wait,
+    /// and 8 MiB at most. For protocols that never use half-closed connections, where the end of one side means that the other is
+    /// waited for in vain. A [limit](RelayOptions::a_to_b_limit) that is reached is such an end.
     CloseBoth,
 }
 
@@ -103,8 +104,10 @@ impl RelayOptions {
     /// Ends the relay, with [`EndReason::IdleTimeout`](crate::EndReason::IdleTimeout), when no byte was delivered either way for so
     /// long. Default: never.
     ///
-    /// It is silence that counts, not age: a download of days outlives it. The live counts are looked at eight times per timeout,
-    /// so it ends after one to nine eighths of it, and no byte that moves pays for a timer.
+    /// It is silence that counts, not age: a download of days outlives it, and so does a relay that its
+    /// [`rate_limit`](RelayOptions::rate_limit) holds back. The live counts are looked at eight times per timeout, so the relay ends
+    /// after one time to one and an eighth times it, and no byte that moves pays for a timer. 0 ends the relay at once; leave
+    /// the option out for "never".
     ///
     /// # Panics
     /// The relay does, when polled outside of a tokio runtime with its time driver enabled.
@@ -117,7 +120,7 @@ impl RelayOptions {
     /// other delivered no byte for so long. Default: never, as the answer to a request that ended may take its time; what is lost by
     /// that is a connection whose peer has gone away unnoticed.
     ///
-    /// It starts with the first end and starts again with every byte, with the precision of
+    /// It starts with the first end, which may be a [limit](RelayOptions::a_to_b_limit), and starts again with every byte, with the precision of
     /// [`idle_timeout`](RelayOptions::idle_timeout), which goes on to hold as well.
     ///
     /// # Panics
@@ -134,7 +137,7 @@ impl RelayOptions {
     }
 
     /// Bytes that `b` gets first: what was read from `a` before the relay, behind a handshake say. They count as copied, and not
-    /// towards [`a_to_b_limit`](RelayOptions::a_to_b_limit). Default: none.
+    /// towards [`a_to_b_limit`](RelayOptions::a_to_b_limit) or a rate. The last call counts. Default: none.
     pub fn a_to_b_prefix(mut self, bytes: impl Into<Bytes>) -> Self {
         self.a_to_b.prefix = bytes.into();
         self
@@ -149,7 +152,9 @@ impl RelayOptions {
     /// Ends the direction from `a` to `b` when so many bytes were taken from `a` and `b` has them. Default: no limit.
     ///
     /// Not one byte more is taken: what follows can be read from `a` afterwards. `b` is not shut down, because nothing has ended, and
-    /// can be written to. A stream that ends with its last byte allowed is at its limit, not at its end.
+    /// can be written to. (Lend the streams, `&mut a`, to use them on: a stream that is dropped with bytes unread resets its peer.) A
+    /// stream that ends with its last byte allowed is at its limit, not at its end: `eof` stays `false`. Of a socket of records
+    /// (`SOCK_SEQPACKET`) the one that reaches the limit is taken whole.
     pub fn a_to_b_limit(mut self, bytes: u64) -> Self {
         self.a_to_b.limit = Some(bytes);
         self

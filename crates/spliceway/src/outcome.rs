@@ -22,7 +22,7 @@ pub struct RelaySummary {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EndReason {
-    /// It has not: these are the counts of a relay that runs, or that was dropped.
+    /// It has not: these are the counts of a relay that runs, or that was dropped before its end.
     #[default]
     Running,
     /// It broke: these are the counts of a [`RelayError`].

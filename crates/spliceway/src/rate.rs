@@ -117,6 +117,13 @@ impl RateLimit {
         }
     }
 
+    /// Takes what was not reserved: a record is taken whole.
+    fn owe(&self, bytes: u64) {
+        if bytes > 0 {
+            self.bucket().empty_at += time_for(bytes, self.0.bytes_per_second);
+        }
+    }
+
     fn bucket(&self) -> MutexGuard<'_, Bucket> {
         // One point in time, whole at every instant.
         self.0.bucket.lock().unwrap_or_else(PoisonError::into_inner)
@@ -167,10 +174,16 @@ impl Gate {
         Poll::Ready(usize::try_from(self.reserved).unwrap_or(usize::MAX))
     }
 
-    /// Of the grant so many bytes were taken; the rest is others'.
+    /// Whether somebody waits here, which means that there is something to take.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.wait.is_some()
+    }
+
+    /// So many bytes were taken; what is left of the grant is others', and what was more than it is owed.
     pub(crate) fn spent(&mut self, bytes: usize) {
-        let unused = self.reserved.saturating_sub(bytes as u64);
-        self.limit.put_back(unused);
+        let bytes = bytes as u64;
+        self.limit.put_back(self.reserved.saturating_sub(bytes));
+        self.limit.owe(bytes.saturating_sub(self.reserved));
         self.reserved = 0;
     }
 }

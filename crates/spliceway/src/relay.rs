@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::direction::{Broken, Moved, Moving};
 use crate::options::{self, HalfClose, RelayOptions, Way};
 use crate::outcome::{Direction, EndReason, Operation, RelayError, RelaySummary};
 use crate::rate::RateLimit;
-use crate::watch::Watch;
+use crate::watch::{Now, Watch};
 
 /// Relays both directions between `a` and `b` until both have ended.
 ///
@@ -42,7 +42,7 @@ use crate::watch::Watch;
 /// tokio::spawn(async move { println!("so far: {:?}", stats.snapshot()) });
 /// match relay.await {
 ///     Ok(summary) => println!("{} bytes up, {} spliced: {:?}", summary.a_to_b.bytes, summary.a_to_b.spliced, summary.end),
-///     Err(error) => println!("{error}, after {} bytes down", error.summary.b_to_a.bytes),
+///     Err(error) => println!("{error}: {}, after {} bytes down", error.source, error.summary.b_to_a.bytes),
 /// }
 /// # }
 /// ```
@@ -94,6 +94,7 @@ enum Phase {
 struct Shared {
     a_to_b: Counts,
     b_to_a: Counts,
+    end: OnceLock<EndReason>,
 }
 
 impl<A, B> Relay<A, B> {
@@ -188,10 +189,16 @@ impl<A, B> Relay<A, B> {
         RelayStats(Arc::clone(&self.shared))
     }
 
-    /// A handle that ends the relay without loss. To be taken before the first poll.
+    /// A handle that ends the relay and delivers what it holds. May be taken at any time.
     pub fn cancel_handle(&mut self) -> CancelHandle {
         let options = self.options.get_or_insert_default();
-        options.cancel.get_or_insert_default().clone()
+        let handle = options.cancel.get_or_insert_default().clone();
+        match &mut self.watch {
+            Some(watch) => watch.watch_for(handle.clone()),
+            // Before the first poll this is in vain, and done again there.
+            None => self.watch = Watch::new(options).map(Box::new),
+        }
+        handle
     }
 
     fn with(mut self, choose: impl FnOnce(RelayOptions) -> RelayOptions) -> Self {
@@ -265,8 +272,8 @@ where
         let half_closed = matches!(self.a_to_b, Phase::Done) || matches!(self.b_to_a, Phase::Done);
         if watch.closes_both() && half_closed {
             watch.closing();
-            self.a_to_b.finish(&self.a);
-            self.b_to_a.finish(&self.b);
+            self.a_to_b.finish();
+            self.b_to_a.finish();
             return Poll::Ready(Verdict::PollAgain);
         }
         if watch.is_asked_to_cancel(cx) {
@@ -274,9 +281,13 @@ where
             self.b_to_a.stop();
             return Poll::Ready(Verdict::PollAgain);
         }
-        let moved = self.shared.summary(EndReason::Running);
+        let now = Now {
+            half_closed,
+            held_back: self.a_to_b.is_held_back() || self.b_to_a.is_held_back(),
+        };
+        let moved = self.shared.summary();
         watch
-            .poll(cx, moved.a_to_b.bytes + moved.b_to_a.bytes, half_closed)
+            .poll(cx, moved.a_to_b.bytes + moved.b_to_a.bytes, now)
             .map(Verdict::End)
     }
 }
@@ -285,21 +296,26 @@ impl<A, B> Relay<A, B> {
     /// The relay is over: what it did, and what it held.
     fn end(&mut self, reason: EndReason) -> RelaySummary {
         let reason = match &self.watch {
-            Some(watch) if watch.is_cancelled() => EndReason::Cancelled,
+            Some(watch) if watch.is_cancelled() && reason == EndReason::Ended => EndReason::Cancelled,
             _ => reason,
         };
         self.shared.a_to_b.set_lost(self.a_to_b.in_flight());
         self.shared.b_to_a.set_lost(self.b_to_a.in_flight());
-        self.shared.summary(reason)
+        // What they hold goes now, and not when somebody drops what is left of the relay.
+        (self.a_to_b, self.b_to_a) = (Phase::Done, Phase::Done);
+        if let Some(cancel) = self.options.as_deref().and_then(|options| options.cancel.as_ref()) {
+            cancel.ended();
+        }
+        // The first end is the one.
+        let _ = self.shared.end.set(reason);
+        self.shared.summary()
     }
 
     fn broken(&mut self, direction: Direction, (operation, source): Broken) -> RelayError {
-        let mut summary = self.end(EndReason::Broken);
-        summary.end = EndReason::Broken;
         RelayError {
             direction,
             operation,
-            summary,
+            summary: self.end(EndReason::Broken),
             source,
         }
     }
@@ -356,11 +372,11 @@ impl Phase {
         }
     }
 
-    /// The other direction has ended: this one is to end too, when it has delivered what `reader` has received.
-    fn finish<R: ?Sized>(&mut self, reader: &R) {
+    /// The other direction has ended: this one is to end too, when it has delivered what its source has received.
+    fn finish(&mut self) {
         *self = match std::mem::replace(self, Self::Done) {
             Self::Moving(mut moving) => {
-                moving.finish(reader);
+                moving.finish();
                 Self::Finishing(moving)
             }
             phase => phase,
@@ -373,6 +389,13 @@ impl Phase {
             Self::Moving(moving) | Self::Finishing(moving) => moving.stop(),
             Self::Start => *self = Self::Done,
             Self::ShuttingDown { .. } | Self::Done => {}
+        }
+    }
+
+    fn is_held_back(&self) -> bool {
+        match self {
+            Self::Moving(moving) | Self::Finishing(moving) => moving.is_held_back(),
+            Self::Start | Self::ShuttingDown { .. } | Self::Done => false,
         }
     }
 
@@ -392,16 +415,16 @@ impl RelayStats {
     /// The counts now. Each is exact; taken while the relay runs, they may be an instant apart.
     #[must_use]
     pub fn snapshot(&self) -> RelaySummary {
-        self.0.summary(EndReason::Running)
+        self.0.summary()
     }
 }
 
 impl Shared {
-    fn summary(&self, end: EndReason) -> RelaySummary {
+    fn summary(&self) -> RelaySummary {
         RelaySummary {
             a_to_b: self.a_to_b.snapshot(),
             b_to_a: self.b_to_a.snapshot(),
-            end,
+            end: self.end.get().copied().unwrap_or_default(),
         }
     }
 }

@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
+use tokio::task::coop::has_budget_remaining;
 use tokio::time::{Instant, Sleep};
 
 /// The counts are looked at so many times per timeout, which is how precise it is. More looks wake an idle relay more often.
@@ -32,15 +33,18 @@ impl Silence {
         }
     }
 
-    /// Ready when nothing was added to `moved` for the time. Called as often as the caller likes.
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>, moved: u64) -> Poll<()> {
+    /// Ready when nothing was added to `moved` for the time. A relay that is `held_back` by its own rate is not silent. Called as often
+    /// as the caller likes.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>, moved: u64, held_back: bool) -> Poll<()> {
         if !self.next_look.is_elapsed() && self.waiting.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
             return Poll::Pending;
         }
-        self.waiting = Some(cx.waker().clone());
         loop {
+            // Out of budget, the timer is not asked at all, and the task is woken for another reason.
+            self.waiting = has_budget_remaining().then(|| cx.waker().clone());
             ready!(self.next_look.as_mut().poll(cx));
-            self.quiet_looks = if self.moved == moved { self.quiet_looks + 1 } else { 0 };
+            let quiet = self.moved == moved && !held_back;
+            self.quiet_looks = if quiet { self.quiet_looks + 1 } else { 0 };
             self.moved = moved;
             if self.quiet_looks >= LOOKS {
                 return Poll::Ready(());

@@ -38,6 +38,15 @@ enum Cancel {
     Until(Pin<Box<Sleep>>),
 }
 
+/// How a relay stands.
+#[derive(Clone, Copy)]
+pub(crate) struct Now {
+    /// One direction has ended, and the other has not.
+    pub(crate) half_closed: bool,
+    /// A direction has something to move and may not yet.
+    pub(crate) held_back: bool,
+}
+
 impl Watch {
     pub(crate) fn new(options: &RelayOptions) -> Option<Self> {
         let watch = Self {
@@ -79,27 +88,35 @@ impl Watch {
         }
     }
 
+    /// A handle was taken from a relay that runs.
+    pub(crate) fn watch_for(&mut self, handle: CancelHandle) {
+        if let Cancel::Never = self.cancel {
+            self.cancel = Cancel::Possible(handle);
+        }
+    }
+
     pub(crate) fn is_cancelled(&self) -> bool {
         matches!(self.cancel, Cancel::Until(_))
     }
 
     /// Ready when the relay must end as it is. `moved` is all that was delivered so far.
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>, moved: u64, half_closed: bool) -> Poll<EndReason> {
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>, moved: u64, now: Now) -> Poll<EndReason> {
         if let Cancel::Until(deadline) = &mut self.cancel
             && deadline.as_mut().poll(cx).is_ready()
         {
             return Poll::Ready(EndReason::Cancelled);
         }
-        if half_closed && !self.half_closed {
+        if now.half_closed && !self.half_closed {
             self.half_closed = true;
-            if let Some((timeout, _)) = self.shortest() {
+            // The idle timeout's silence goes on if that is the one that counts.
+            if let Some((timeout, EndReason::HalfCloseTimeout)) = self.shortest() {
                 self.silence = Some(Silence::new(timeout, moved));
             }
         }
         let Some(silence) = &mut self.silence else {
             return Poll::Pending;
         };
-        ready!(silence.poll(cx, moved));
+        ready!(silence.poll(cx, moved, now.held_back));
         let (_, reason) = self.shortest().expect("silence is that of a timeout");
         Poll::Ready(reason)
     }

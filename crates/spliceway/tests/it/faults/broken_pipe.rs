@@ -4,6 +4,7 @@
 use std::io::ErrorKind;
 
 use spliceway::Engine;
+use spliceway_core::{Drain, Fill, Pipe};
 
 use crate::support::child::{block_on, in_child};
 use crate::support::pattern::Pattern;
@@ -60,4 +61,31 @@ async fn download_given_up(setup: Setup) {
     assert_eq!(moved.forth.spliced > 0, splices, "{moved:?}");
     assert_eq!(pool.stats().lent, 0);
     drop(near);
+}
+
+/// The bytes of a large pipe go out in batches. A batch that meets the broken connection raises the signal, and the call says how
+/// much went before it: a short count, and no error.
+#[test]
+fn a_short_count_behind_which_the_connection_broke_does_not_kill_it_either() {
+    const NAME: &str = "faults::broken_pipe::a_short_count_behind_which_the_connection_broke_does_not_kill_it_either";
+    in_child(NAME, None, || {
+        spliceway_faults::die_of_broken_pipes().unwrap();
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        for _ in 0..10 {
+            let (peer, sink) = block_on(crate::support::tcp());
+            let mut pipe = Pipe::with_capacity(1 << 20).unwrap();
+            let Fill::Moved(inside) = pipe.fill_from(&file).unwrap() else {
+                panic!("a file has bytes")
+            };
+            assert!(inside > 512 << 10, "{inside}");
+            drop(peer);
+            // Its reset answers the first of the bytes.
+            let mut broken = false;
+            while !broken && !pipe.is_empty() {
+                broken = !matches!(pipe.drain_into(&sink), Ok(Drain::Moved(_)));
+            }
+            assert!(broken || pipe.is_empty());
+        }
+        assert!(!spliceway_faults::ignores_broken_pipes().unwrap());
+    });
 }

@@ -1,3 +1,6 @@
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use spliceway::{EndReason, Relay};
@@ -142,6 +145,38 @@ async fn an_idle_relay_ends_at_once_when_cancelled_and_so_does_one_that_was_canc
             };
             let (summary, ()) = guard(async { tokio::join!(relay, later) }).await;
             assert_eq!(summary.unwrap().end, EndReason::Cancelled);
+            drop((near, far));
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_handle_taken_while_the_relay_runs_cancels_it() {
+    every_way(async |variant| {
+        for timed in [false, true] {
+            let Ends {
+                near,
+                mut near_end,
+                far,
+                mut far_end,
+            } = Ends::new();
+            let mut relay = relay(variant, &mut near_end, &mut far_end);
+            if timed {
+                relay = relay.idle_timeout(Duration::from_secs(600));
+            }
+            let stats = relay.stats();
+            let polled = poll_fn(|cx| Poll::Ready(Pin::new(&mut relay).poll(cx).is_ready())).await;
+            assert!(!polled);
+            assert_eq!(stats.snapshot().end, EndReason::Running);
+            let cancel = relay.cancel_handle();
+            let later = async {
+                crate::support::turns(20).await;
+                cancel.cancel(Duration::ZERO);
+            };
+            let (summary, ()) = guard(async { tokio::join!(relay, later) }).await;
+            assert_eq!(summary.unwrap().end, EndReason::Cancelled);
+            assert_eq!(stats.snapshot().end, EndReason::Cancelled);
             drop((near, far));
         }
     })

@@ -1,10 +1,11 @@
 use rustix::net::sockopt;
-use spliceway::{EndReason, HalfClose, Relay, RelayOptions};
+use spliceway::{EndReason, Engine, HalfClose, Relay, RelayOptions};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, BufWriter};
 use tokio::net::UnixStream;
 
 use super::{Done, Line, every_way};
 use crate::support::pattern::Pattern;
-use crate::support::{KIB, MIB, finish, guard};
+use crate::support::{KIB, MIB, finish, guard, send_urgent, tcp, tcp_small, turns};
 
 #[tokio::test]
 async fn an_end_is_passed_on_and_the_other_direction_goes_on() {
@@ -68,7 +69,6 @@ async fn closing_both_does_not_wait_for_a_sender_without_end() {
     every_way(async |variant| {
         let Line { mut near, far, relay } = variant.start(RelayOptions::new().half_close(HalfClose::CloseBoth));
         let sending = tokio::spawn(async move {
-            use tokio::io::AsyncWriteExt;
             let (mut far, mut pattern) = (far, Pattern::new(5));
             while far.write_all(&pattern.take(64 << 10)).await.is_ok() {}
         });
@@ -86,4 +86,69 @@ async fn closing_both_does_not_wait_for_a_sender_without_end() {
         guard(scenario).await;
     })
     .await;
+}
+
+/// What is no socket has received what it can give at once.
+#[tokio::test]
+async fn closing_both_delivers_what_streams_that_are_no_sockets_had_received_by_then() {
+    for swapped in [false, true] {
+        let ((mut near, near_end), (mut far, far_end)) = (tokio::io::duplex(2 << 20), tokio::io::duplex(2 << 20));
+        Pattern::new(6).send(&mut far, MIB).await;
+        near.shutdown().await.unwrap();
+        let (a, b) = if swapped {
+            (far_end, near_end)
+        } else {
+            (near_end, far_end)
+        };
+        let relay = Relay::new(a, b).half_close(HalfClose::CloseBoth);
+        let receive = Pattern::new(6).expect_end(&mut near, MIB);
+        let (summary, ()) = guard(async { tokio::join!(relay, receive) }).await;
+        assert_eq!(Done::of(summary.unwrap(), swapped).back.bytes, MIB);
+    }
+}
+
+/// An urgent mark is no end of what was received.
+#[tokio::test]
+async fn closing_both_delivers_what_lies_behind_an_urgent_mark() {
+    for engine in [Engine::Auto, Engine::Splice, Engine::Copy] {
+        let ((near, mut near_end), (mut far, mut far_end)) = (tcp_small().await, tcp().await);
+        let relay = Relay::new(&mut near_end, &mut far_end)
+            .engine(engine)
+            .half_close(HalfClose::CloseBoth);
+        let mut sent = Pattern::new(7);
+        sent.send(&mut far, 100 * KIB).await;
+        send_urgent(&far).await;
+        sent.send(&mut far, 50 * KIB).await;
+        finish(&near);
+        let mut near = near;
+        let receive = Pattern::new(7).expect_end(&mut near, 150 * KIB);
+        let (summary, ()) = guard(async { tokio::join!(relay, receive) }).await;
+        assert_eq!(summary.unwrap().b_to_a.bytes, 150 * KIB, "{engine:?}");
+    }
+}
+
+/// The end of the other direction comes while what a writer holds is not flushed, and nothing was taken from the reader's buffer yet.
+#[tokio::test]
+async fn closing_both_delivers_what_a_buffer_holds() {
+    let ((mut near, near_end), (mut far, far_end)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+    Pattern::new(8).send(&mut far, 3000).await;
+    let mut far_end = BufReader::new(far_end);
+    far_end.fill_buf().await.unwrap();
+    // Near reads nothing yet, and has no room for what its writer holds.
+    let filling = vec![1; 1 << 20];
+    let mut held = 0;
+    while let Ok(written) = near_end.try_write(&filling) {
+        held += written as u64;
+    }
+    let mut near_end = BufWriter::new(near_end);
+    near_end.write_all(&[2; 100]).await.unwrap();
+    finish(&near);
+    let relay = Relay::new(near_end, far_end).half_close(HalfClose::CloseBoth);
+    let receive = async {
+        turns(20).await;
+        near.read_exact(&mut vec![0; held as usize + 100]).await.unwrap();
+        Pattern::new(8).expect_end(&mut near, 3000).await;
+    };
+    let (summary, ()) = guard(async { tokio::join!(relay, receive) }).await;
+    assert_eq!(summary.unwrap().b_to_a.bytes, 3000);
 }

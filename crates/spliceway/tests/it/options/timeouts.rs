@@ -1,9 +1,14 @@
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::task::Poll;
 use std::time::Duration;
 
-use spliceway::{EndReason, RelayOptions};
+use spliceway::{EndReason, Engine, RateLimit, Relay, RelayOptions};
+use tokio::net::UnixStream;
+use tokio::task::coop::consume_budget;
 use tokio::time::Instant;
 
-use super::{Line, every_way, pass};
+use super::{Line, Variant, every_way, pass};
 use crate::support::pattern::Pattern;
 use crate::support::{KIB, MIB, finish};
 
@@ -133,6 +138,71 @@ async fn what_is_in_flight_at_a_timeout_is_lost_and_counted() {
         assert_eq!(wanted.at(), done.forth.bytes);
         // What was sent and neither delivered nor lost lay in the source's socket, which is closed.
         assert!(sending.await.unwrap() >= done.forth.bytes + done.forth.lost);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_end_does_not_restart_the_idle_timeout() {
+    every_way(async |variant| {
+        let start = Instant::now();
+        let Line { near, far, relay } = variant.start(RelayOptions::new().idle_timeout(TIMEOUT));
+        pass(TIMEOUT * 7 / 8).await;
+        finish(&near);
+        assert_eq!(relay.end().await.end, EndReason::IdleTimeout);
+        assert_silence(start);
+        drop(far);
+    })
+    .await;
+}
+
+/// Each gets a byte in twenty seconds, and has more to send all the time.
+#[tokio::test(start_paused = true)]
+async fn a_relay_held_back_by_a_rate_it_shares_is_not_silent() {
+    for engine in [Engine::Auto, Engine::Copy] {
+        let limit = RateLimit::with_burst(1, 1);
+        let options = RelayOptions::new().idle_timeout(TIMEOUT).rate_limit(&limit);
+        let lines: Vec<_> = (0..20)
+            .map(|number| {
+                let variant = Variant {
+                    engine,
+                    swapped: number % 2 == 0,
+                };
+                variant.start(options.clone())
+            })
+            .collect();
+        for Line { near, far, .. } in &lines {
+            assert_eq!(near.try_write(b"abc").unwrap(), 3);
+            finish(near);
+            finish(far);
+        }
+        for Line { relay, near, far } in lines {
+            let done = relay.end().await;
+            assert_eq!((done.end, done.forth.bytes), (EndReason::Ended, 3));
+            drop((near, far));
+        }
+    }
+}
+
+/// A timer asked out of tokio's budget is not set. Every other poll is one of a task that has used its budget up.
+#[tokio::test(start_paused = true)]
+async fn a_task_that_used_its_budget_up_loses_no_timeout() {
+    every_way(async |variant| {
+        let ((_near, a), (_far, b)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+        let mut relay = Relay::new(a, b).engine(variant.engine).idle_timeout(TIMEOUT);
+        let (start, mut polls) = (Instant::now(), 0);
+        let ended = poll_fn(|cx| {
+            polls += 1;
+            if polls % 2 == u32::from(variant.swapped) {
+                while pin!(consume_budget()).poll(cx).is_ready() {}
+            }
+            Pin::new(&mut relay).poll(cx)
+        });
+        let ended = tokio::time::timeout(4 * TIMEOUT, ended)
+            .await
+            .expect("a timer was lost");
+        assert_eq!(ended.unwrap().end, EndReason::IdleTimeout);
+        assert_silence(start);
     })
     .await;
 }

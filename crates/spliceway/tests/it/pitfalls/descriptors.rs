@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use spliceway::{Engine, PipePool, Reason, Relay};
+use spliceway::{Engine, PipePool, RateLimit, Reason, Relay};
 use tokio::net::UnixStream;
 
 use crate::support::child::block_on;
@@ -192,5 +192,37 @@ async fn an_engine_that_must_splice_refuses_records() {
         near.try_write(b"not taken").unwrap();
         let error = guard(Relay::new(a, b).engine(Engine::Splice)).await.unwrap_err();
         assert_eq!(error.source.kind(), ErrorKind::Unsupported, "{kind:?}");
+    }
+}
+
+/// What is not taken of a record is lost, so a rate and a limit take it whole.
+#[tokio::test]
+async fn a_rate_and_a_limit_cut_no_record() {
+    const LENGTH: usize = 4000;
+    for kind in [SocketType::SEQPACKET, SocketType::DGRAM] {
+        let ((near, a), (far, b)) = (records(kind), records(kind));
+        let rate = RateLimit::with_burst(1_000_000, 1000);
+        let relay = Relay::new(a, b)
+            .rate_limit(&rate)
+            .a_to_b_limit(9 * LENGTH as u64 + 1)
+            .b_to_a_limit(0);
+        let exchange = async {
+            for seed in 0..10 {
+                near.writable().await.unwrap();
+                near.try_write(&Pattern::new(seed).take(LENGTH)).unwrap();
+                let mut record = vec![0; 2 * LENGTH];
+                let length = loop {
+                    far.readable().await.unwrap();
+                    match far.try_read(&mut record) {
+                        Ok(length) => break length,
+                        Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+                    }
+                };
+                assert_eq!(length, LENGTH, "{kind:?}");
+                Pattern::new(seed).check(&record[..length]);
+            }
+        };
+        let (summary, ()) = guard(async { tokio::join!(relay, exchange) }).await;
+        assert_eq!(summary.unwrap().a_to_b.bytes, 10 * LENGTH as u64, "{kind:?}");
     }
 }
