@@ -1,6 +1,5 @@
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::task::Poll;
 use std::time::Duration;
 
 use spliceway::{EndReason, Engine, RateLimit, Relay, RelayOptions};
