@@ -11,9 +11,14 @@ mod timeouts; // silence ends a relay, age does not
 
 use std::time::Duration;
 
-use spliceway::{DirectionSummary, EndReason, Engine, Relay, RelayError, RelayOptions, RelaySummary};
+use spliceway::{
+    DirectionSummary, EndReason, Engine, HalfClose, RateLimit, Relay, RelayError, RelayOptions, RelaySummary,
+};
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
+
+use crate::support::pattern::Pattern;
+use crate::support::{BULK, finish, guard, tcp};
 
 /// How a scenario is run.
 #[derive(Clone, Copy, Debug)]
@@ -97,5 +102,42 @@ impl Done {
         } = summary;
         let (forth, back) = if swapped { (b_to_a, a_to_b) } else { (a_to_b, b_to_a) };
         Self { forth, back, end }
+    }
+}
+
+/// Over TCP and in real time, none of them near what it would end.
+#[tokio::test]
+async fn all_options_together_leave_bulk_spliced() {
+    for swapped in [false, true] {
+        let ((mut near, near_end), (mut far, far_end)) = (tcp().await, tcp().await);
+        let (a, b) = if swapped {
+            (far_end, near_end)
+        } else {
+            (near_end, far_end)
+        };
+        let (hour, rate) = (Duration::from_secs(3600), RateLimit::new(10 << 30));
+        let options = RelayOptions::new()
+            .idle_timeout(hour)
+            .half_close_timeout(hour)
+            .half_close(HalfClose::Propagate)
+            .a_to_b_limit(1 << 40)
+            .b_to_a_limit(1 << 40)
+            .rate_limit(&rate);
+        let mut relay = Relay::with_options(a, b, options);
+        let (stats, _cancel) = (relay.stats(), relay.cancel_handle());
+        let send = async {
+            Pattern::new(1).send(&mut near, BULK).await;
+            finish(&near);
+        };
+        let receive = async {
+            Pattern::new(1).expect_end(&mut far, BULK).await;
+            finish(&far);
+        };
+        let (summary, (), ()) = guard(async { tokio::join!(relay, send, receive) }).await;
+        let summary = summary.unwrap();
+        assert_eq!(stats.snapshot(), summary);
+        let done = Done::of(summary, swapped);
+        assert_eq!((done.end, done.forth.bytes), (EndReason::Ended, BULK));
+        assert!(done.forth.spliced >= BULK / 10 * 9, "{:?}", done.forth);
     }
 }
