@@ -16,6 +16,26 @@ pub(crate) fn descriptors() -> usize {
         .count()
 }
 
+/// The kernel's own view of this network's TCP connections with something queued: ports, state, `tx_queue:rx_queue`, and the timer that
+/// runs (1 retransmits, 4 probes a closed window), as in proc_net_tcp(5).
+pub(crate) fn queues() -> Vec<Vec<String>> {
+    let table = fs::read_to_string("/proc/thread-self/net/tcp").unwrap_or_default();
+    let lines = table
+        .lines()
+        .skip(1)
+        .map(|line| line.split_whitespace().skip(1).take(5).map(str::to_owned).collect());
+    lines
+        .filter(|line: &Vec<String>| line.get(3).is_some_and(|queues| queues != "00000000:00000000"))
+        .collect()
+}
+
+/// Whether TCP itself waits to send something again.
+pub(crate) fn a_timer_of_tcp_runs() -> bool {
+    let timers = queues();
+    let mut timers = timers.iter().filter_map(|line| line.get(4));
+    timers.any(|timer| timer.starts_with("01:") || timer.starts_with("04:"))
+}
+
 /// No pipe is lent, the idle ones are all that is counted, and they are empty.
 pub(crate) fn pool(pool: &PipePool) {
     let stats = pool.stats();
