@@ -107,7 +107,9 @@ fn every_sequence_of_outcomes_takes_no_byte_beyond_the_limit_and_delivers_those_
     for engine in ENGINES {
         // Nothing, less than a recv, less than the source, all of it, more than it has.
         for limit in [0, 1_000, 2 * SCRATCH + 1, 3 * SCRATCH, 4 * SCRATCH] {
-            walk(8, || World::new(engine, PipeSize::Auto, 3 * SCRATCH).limited(limit));
+            walk(LENGTH - 1, || {
+                World::new(engine, PipeSize::Auto, 3 * SCRATCH).limited(limit)
+            });
         }
     }
 }
