@@ -15,7 +15,7 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, se
 /// What marks a child's own lines among those of its test harness.
 const MARK: &str = "said: ";
 /// Longer than any test here takes, on a slow machine.
-const GUARD: Duration = Duration::from_secs(180);
+const GUARD: Duration = Duration::from_secs(300);
 const ROLE: &str = "SPLICEWAY_TEST_ROLE";
 
 /// A running child. Dropping it ends it.
