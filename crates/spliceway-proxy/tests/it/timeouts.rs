@@ -39,7 +39,8 @@ fn silence_ends_a_session_at_the_idle_timeout() {
 #[test]
 fn a_peer_that_died_with_bytes_in_the_pipe_is_ended_by_the_idle_timeout_and_all_it_held_is_freed() {
     let (listener, address) = listen();
-    let program = Program::forward(address, &["--idle-timeout", "1s", "--splice", "on", "--workers", "1"]);
+    // Long enough to look at it before, also on a machine that has other things to do.
+    let program = Program::forward(address, &["--idle-timeout", "4s", "--splice", "on", "--workers", "1"]);
     let lent = || program.sum("spliceway_pipes", &["state=\"lent\""]);
     let before = program.descriptors();
     let (client, mut target) = (program.connect(), accept(&listener));
