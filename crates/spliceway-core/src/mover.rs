@@ -118,8 +118,8 @@ impl Mover {
         }
     }
 
-    /// Takes no more than `bytes` from the source, or of a socket of records the one that reaches them: what follows stays there for others to read. When the sink has them, the
-    /// direction is over, as at the source's end. To be set before it starts.
+    /// Takes no more than `bytes` from the source, or of a socket of records the one that reaches them: what follows stays there
+    /// for others to read. When the sink has them, the direction is over, as at the source's end. To be set before it starts.
     #[must_use]
     pub fn with_limit(mut self, bytes: u64) -> Self {
         self.allowance = bytes;
@@ -127,7 +127,7 @@ impl Mover {
         self
     }
 
-    /// Bytes that may still be taken from the source; `u64::MAX` where there is no limit.
+    /// Bytes that may still be taken from the source. Without a limit they begin at `u64::MAX`, which no stream reaches.
     #[must_use]
     pub fn allowance(&self) -> u64 {
         self.allowance
@@ -378,9 +378,7 @@ impl Mover {
 
     /// Bytes were taken from the source. (Of a socket of records, the last one is taken whole.)
     fn takes(&mut self, bytes: usize) {
-        if self.allowance < u64::MAX {
-            self.allowance = self.allowance.saturating_sub(bytes as u64);
-        }
+        self.allowance = self.allowance.saturating_sub(bytes as u64);
     }
 
     /// Ends the direction if it may take no more, and holds nothing more.

@@ -24,7 +24,7 @@ pub(crate) struct CopyLoop {
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
-    /// Bytes that may still be read; `u64::MAX` where there is no limit.
+    /// Bytes that may still be read. Without a limit they begin at `u64::MAX`, which no stream reaches.
     allowance: u64,
     unflushed: bool,
     /// To end where the reader would wait.
@@ -144,9 +144,7 @@ impl CopyLoop {
         if let Some(gate) = gate {
             gate.spent(read);
         }
-        if self.allowance < u64::MAX {
-            self.allowance -= read as u64;
-        }
+        self.allowance -= read as u64;
         Poll::Ready(Ok(read))
     }
 

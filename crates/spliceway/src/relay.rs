@@ -193,10 +193,11 @@ impl<A, B> Relay<A, B> {
     pub fn cancel_handle(&mut self) -> CancelHandle {
         let options = self.options.get_or_insert_default();
         let handle = options.cancel.get_or_insert_default().clone();
-        match &mut self.watch {
-            Some(watch) => watch.watch_for(handle.clone()),
-            // Before the first poll this is in vain, and done again there.
-            None => self.watch = Watch::new(options).map(Box::new),
+        match (&mut self.watch, &self.a_to_b) {
+            (Some(watch), _) => watch.watch_for(handle.clone()),
+            // The first poll makes one, inside the runtime that its timers need.
+            (None, Phase::Start) => {}
+            (None, _) => self.watch = Watch::new(options).map(Box::new),
         }
         handle
     }

@@ -9,6 +9,7 @@ use tokio::net::UnixStream;
 use tokio::time::Instant;
 
 use super::{Done, Variant, every_way, pass};
+use crate::support::child::block_on;
 use crate::support::pattern::Pattern;
 use crate::support::{MIB, guard};
 
@@ -181,4 +182,14 @@ async fn a_handle_taken_while_the_relay_runs_cancels_it() {
         }
     })
     .await;
+}
+
+/// A relay is built where there is no runtime, and polled where there is one.
+#[test]
+fn a_handle_can_be_taken_outside_of_a_runtime() {
+    let ((_near, a), (_far, b)) = (tokio::io::duplex(64), tokio::io::duplex(64));
+    let mut relay = Relay::new(a, b).idle_timeout(Duration::from_secs(60));
+    let cancel = relay.cancel_handle();
+    cancel.cancel(Duration::ZERO);
+    assert_eq!(block_on(relay).unwrap().end, EndReason::Cancelled);
 }
