@@ -36,7 +36,7 @@ where
     A: AsyncRead + AsyncWrite + Unpin + ?Sized,
     B: AsyncRead + AsyncWrite + Unpin + ?Sized,
 {
-    if !stream::are_sockets(a, b) {
+    if !stream::are_plain(a, b) {
         return tokio::io::copy_bidirectional(a, b).await;
     }
     let summary = Relay::new(a, b).await?;
@@ -65,7 +65,7 @@ where
 {
     assert!(a_to_b_buf_size > 0, "`a_to_b_buf_size` must be greater than 0");
     assert!(b_to_a_buf_size > 0, "`b_to_a_buf_size` must be greater than 0");
-    if !stream::are_sockets(a, b) {
+    if !stream::are_plain(a, b) {
         return tokio::io::copy_bidirectional_with_sizes(a, b, a_to_b_buf_size, b_to_a_buf_size).await;
     }
     copy_bidirectional(a, b).await
@@ -86,12 +86,17 @@ where
     R: AsyncRead + Unpin + ?Sized,
     W: AsyncWrite + Unpin + ?Sized,
 {
-    if !stream::are_sockets(reader, writer) {
+    if !stream::are_plain(reader, writer) {
         return tokio::io::copy(reader, writer).await;
     }
     let counts = Counts::default();
     let mut moving = Moving::new(reader, writer, &options::DEFAULT.a_to_b, &options::DEFAULT, &counts);
-    let ended = poll_fn(|cx| moving.poll(cx, reader, writer, &options::DEFAULT.a_to_b, &counts)).await;
-    ended.map_err(|(_, error)| error)?;
+    moving.restrict(stream::limit(reader));
+    let ended = poll_fn(|cx| {
+        let polled = moving.poll(cx, reader, writer, &options::DEFAULT.a_to_b, &counts);
+        stream::set_limit(reader, moving.allowance());
+        polled
+    });
+    ended.await.map_err(|(_, error)| error)?;
     Ok(counts.snapshot().bytes)
 }

@@ -57,6 +57,7 @@
 mod cancel;
 mod copy;
 mod direction;
+mod end;
 mod fallback;
 mod identity;
 mod options;
