@@ -258,17 +258,25 @@ impl Mover {
         assert!(step == Step::Pass && most > 0, "{step:?} passes nothing on");
         let of_source = |error| (Side::Source, error);
         if let Err(reason) = switch::check() {
-            return self.copy_instead(reason, counts).map(|()| Sink::Open).map_err(of_source);
+            return self
+                .copy_instead(reason, counts)
+                .map(|()| Sink::Open)
+                .map_err(of_source);
         }
         let (source, sink) = (source.as_fd(), sink.as_fd());
         let unfit = match self.source.unfit_to_splice(source, self.wait).map_err(of_source)? {
-            None => self.sink.unfit_to_splice(sink, self.wait).map_err(|error| (Side::Sink, error))?,
+            None => self
+                .sink
+                .unfit_to_splice(sink, self.wait)
+                .map_err(|error| (Side::Sink, error))?,
             reason => reason,
         };
         if let Some(reason) = unfit {
             return self.cannot(reason, counts).map(|()| Sink::Open).map_err(of_source);
         }
-        let most = usize::try_from(self.allowance).map_or(most, |left| left.min(most)).min(PASS);
+        let most = usize::try_from(self.allowance)
+            .map_or(most, |left| left.min(most))
+            .min(PASS);
         let guards_sigpipe = self.sink.guards_sigpipe();
         match pipe_end::pass(&self.source.at(source), &self.sink.at(sink), most, guards_sigpipe)? {
             Pass::Moved(bytes) => {

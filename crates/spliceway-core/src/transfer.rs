@@ -345,10 +345,9 @@ impl Transfer {
             (State::Unloading, Event::Unloaded) => State::Sending { full: false },
 
             (State::Peeking, Event::Peeked) => self.begin(),
-            (
-                State::Receiving | State::Passing | State::Filling | State::Peeking,
-                Event::LimitReached,
-            ) => State::ShuttingDown,
+            (State::Receiving | State::Passing | State::Filling | State::Peeking, Event::LimitReached) => {
+                State::ShuttingDown
+            }
             (State::ShuttingDown, Event::ShutDown) => State::Done,
             (state @ (State::Receiving | State::Passing | State::Filling | State::Peeking), Event::Yielded) => {
                 self.turn = 0;

@@ -127,7 +127,10 @@ impl Moving {
             }
             Means::Copying(copy_loop) => copy_loop.poll(cx, reader, writer, gate, counts),
             Means::Refused => {
-                let refusal = io::Error::new(io::ErrorKind::Unsupported, "cannot splice: a stream is no plain socket or pipe");
+                let refusal = io::Error::new(
+                    io::ErrorKind::Unsupported,
+                    "cannot splice: a stream is no plain socket or pipe",
+                );
                 Poll::Ready(Err((Operation::Read, refusal)))
             }
         }
@@ -192,7 +195,8 @@ impl Means {
             counts.set_fallback(Reason::Disabled);
         }
         let (source, sink) = (source.kind(), sink.kind());
-        let mover = Mover::between(source, sink, options.engine, options.pipe_size, options.the_pool()).with_limit(limit);
+        let mover =
+            Mover::between(source, sink, options.engine, options.pipe_size, options.the_pool()).with_limit(limit);
         Self::Splicing {
             mover,
             course: Course {

@@ -137,7 +137,9 @@ pub(crate) fn cast_take_ref<T: ?Sized, S: NoLifetimes + AsyncRead + Unpin>(strea
 }
 
 /// `stream` as a reader of an `S` with a limit, if it is one or a mutable reference to one.
-pub(crate) fn cast_take_mut<T: ?Sized, S: NoLifetimes + AsyncRead + Unpin>(stream: &mut T) -> Option<&mut dyn Limited<S>> {
+pub(crate) fn cast_take_mut<T: ?Sized, S: NoLifetimes + AsyncRead + Unpin>(
+    stream: &mut T,
+) -> Option<&mut dyn Limited<S>> {
     let id = typeid::of::<T>();
     if id == TypeId::of::<Take<&'static mut S>>() {
         // SAFETY: as in `cast_take_ref`; the borrow is unique and is passed on.

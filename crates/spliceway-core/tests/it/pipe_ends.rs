@@ -199,7 +199,10 @@ fn a_pipe_that_nobody_reads_is_the_sinks_fault() {
         }
         let learnt = subject.mover.take(&source, &mut subject.scratch, &subject.counts);
         assert_eq!(learnt.expect("take"), Source::Open);
-        let error = subject.mover.deliver(&sink, &subject.scratch, &subject.counts).unwrap_err();
+        let error = subject
+            .mover
+            .deliver(&sink, &subject.scratch, &subject.counts)
+            .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::BrokenPipe);
     }
 }

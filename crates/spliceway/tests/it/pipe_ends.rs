@@ -143,10 +143,7 @@ async fn the_end_of_a_pipe_is_passed_on_and_the_other_direction_goes_on() {
             Pattern::new(5).expect(&mut rig.far, 100_000).await;
             // What has no shutdown keeps its peer waiting for the end of the relay; see below.
             let (mut said, mut answer) = (Pattern::new(6), Pattern::new(6));
-            tokio::join!(
-                said.send(&mut rig.far, MIB),
-                answer.expect(&mut from_relay, MIB)
-            );
+            tokio::join!(said.send(&mut rig.far, MIB), answer.expect(&mut from_relay, MIB));
             drop(rig.far);
             from_relay
         };
@@ -162,7 +159,9 @@ async fn the_end_of_a_pipe_is_passed_on_and_the_other_direction_goes_on() {
 #[tokio::test]
 async fn a_socket_hears_of_the_end_of_a_pipe_at_once() {
     for swapped in [false, true] {
-        let Rig { near, mut far, relay, .. } = Rig::new(tcp().await, swapped, Engine::Auto);
+        let Rig {
+            near, mut far, relay, ..
+        } = Rig::new(tcp().await, swapped, Engine::Auto);
         let peers = async {
             let (from_relay, to_relay) = near.into_inner();
             drop(to_relay);
@@ -218,7 +217,11 @@ async fn a_relay_whose_sink_is_full_is_not_polled_and_loses_no_readiness() {
                 }
                 said.unsend(chunk.len() - sent);
                 tokio::task::yield_now().await;
-                quiet = if sent == 0 && polls.load(Relaxed) == before { quiet + 1 } else { 0 };
+                quiet = if sent == 0 && polls.load(Relaxed) == before {
+                    quiet + 1
+                } else {
+                    0
+                };
                 before = polls.load(Relaxed);
             }
             let stuck = said.at();
@@ -247,7 +250,9 @@ async fn a_limit_takes_so_many_bytes_from_a_pipe_and_from_a_socket_into_one() {
                 let (mut from_relay, mut to_relay) = near.into_inner();
                 let total = 400 * KIB;
                 let relay = async {
-                    let relay = Relay::new(&mut near_end, &mut far_end).a_to_b_limit(limit).b_to_a_limit(limit);
+                    let relay = Relay::new(&mut near_end, &mut far_end)
+                        .a_to_b_limit(limit)
+                        .b_to_a_limit(limit);
                     let summary = relay.engine(engine).await.unwrap();
                     assert_eq!((summary.a_to_b.bytes, summary.b_to_a.bytes), (limit, limit));
                     let (mut rest_near, mut rest_far) = (Pattern::new(1), Pattern::new(2));
@@ -323,7 +328,9 @@ fn a_pipe_that_nobody_reads_does_not_kill_a_process_that_dies_of_broken_pipes() 
         spliceway_faults::die_of_broken_pipes().unwrap();
         for engine in ENGINES {
             block_on(async {
-                let Rig { near, mut far, relay, .. } = Rig::new(tcp().await, false, engine);
+                let Rig {
+                    near, mut far, relay, ..
+                } = Rig::new(tcp().await, false, engine);
                 let (from_relay, _to_relay) = near.into_inner();
                 drop(from_relay);
                 far.write_all(b"for nobody").await.unwrap();

@@ -108,8 +108,12 @@ fn every_sequence_of_outcomes_with_no_pipe_between_delivers_every_byte_in_order_
         for bytes in [0, 1_000, 3 * SCRATCH, 2 * TURN + 1] {
             walk(LENGTH - 2, || World::without_pipe(engine, bytes));
         }
-        walk(LENGTH - 2, || World::without_pipe(engine, 3 * SCRATCH).preloaded(10_000));
-        walk(LENGTH - 2, || World::without_pipe(engine, 3 * SCRATCH).limited(2 * SCRATCH + 1));
+        walk(LENGTH - 2, || {
+            World::without_pipe(engine, 3 * SCRATCH).preloaded(10_000)
+        });
+        walk(LENGTH - 2, || {
+            World::without_pipe(engine, 3 * SCRATCH).limited(2 * SCRATCH + 1)
+        });
     }
 }
 

@@ -143,7 +143,11 @@ impl World {
         assert!(self.idle_steps <= 4, "in circles at {step:?}: {self:#?}");
         match step {
             Step::Fill(_) | Step::Pass | Step::Peek => {
-                let wrong = if self.passes { matches!(step, Step::Fill(_)) } else { step == Step::Pass };
+                let wrong = if self.passes {
+                    matches!(step, Step::Fill(_))
+                } else {
+                    step == Step::Pass
+                };
                 assert!(!wrong, "{step:?} between such ends");
                 assert_ne!(self.engine, Engine::Copy, "copies always");
                 assert!(
