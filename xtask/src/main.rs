@@ -57,9 +57,10 @@ const TASKS: &[Task] = &[
             step("cargo deny check bans licenses sources"),
             step("cargo clippy --workspace --all-targets -- -D warnings"),
             step("cargo test --workspace"),
-            // Twice: readers of the sources follow private links, which users must not be sent to.
+            // Twice: readers of the sources follow private links, which users must not be sent to. And once without the libraries'
+            // features, once with them.
             docs("cargo doc --workspace --no-deps --document-private-items"),
-            docs("cargo doc --workspace --no-deps"),
+            docs("cargo doc --workspace --no-deps --features spliceway/hyper"),
         ],
     },
     Task {
