@@ -19,6 +19,7 @@
 //!   connection means; a [`CancelHandle`] that delivers what is in flight; and live counts ([`RelayStats`]) that tell spliced bytes from copied
 //!   ones. None of it turns splicing off.
 //! - [`PipePool`]: where pipes come from, within limits ([`Limits`]).
+//! - `upgraded`, with the feature `hyper`: the sockets below hyper's upgraded connections, which a relay can splice.
 //!
 //! # What is spliced
 //! A pair of streams, each of which is a `TcpStream` or a `UnixStream`, a mutable reference to one, or a `BufReader`,
@@ -66,6 +67,8 @@ mod rate;
 mod relay;
 mod silence;
 mod stream;
+#[cfg(feature = "hyper")]
+pub mod upgraded;
 mod watch;
 
 pub use cancel::CancelHandle;

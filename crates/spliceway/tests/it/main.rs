@@ -12,3 +12,4 @@ mod size; // what a relay's future costs in memory
 mod support;
 mod syscalls; // which system calls a relay makes
 mod unprivileged; // 300 bulk relays of a user with a soft limit on pipe pages
+mod upgraded; // the sockets below hyper's upgraded connections
