@@ -214,7 +214,7 @@ enum Flow {
     Bulk { tiny_fills: u8 },
     /// Fill first, whatever comes.
     Spliced,
-    /// Pass on, whatever comes: nothing between two ends costs less.
+    /// Pass on, whatever comes.
     Passed,
     /// Not to be spliced for so many full receives, or ever.
     Copied { retry_after: Option<u16> },

@@ -73,8 +73,20 @@ where
 
 /// Copies everything from `reader` to `writer`: [`tokio::io::copy`], through the kernel where it can.
 ///
-/// Spliced where both ends are sockets: those of [`copy_bidirectional`], and the owned halves of both kinds. Every other pair
-/// is given to tokio's own function. The writer is not shut down at the end. Returns the bytes delivered.
+/// Spliced where both ends are those of [`copy_bidirectional`], the owned halves of both kinds of sockets, the ends of a
+/// [pipe](tokio::net::unix::pipe), or a [`Take`](tokio::io::Take) of one of these or of a mutable reference to it. Every other pair is
+/// given to tokio's own function. The writer is not shut down at the end. Returns the bytes delivered.
+///
+/// With a limit, `take` says so: not one byte more is taken, the stream can be read on, and the `Take` knows what is left.
+///
+/// ```no_run
+/// use tokio::io::AsyncReadExt;
+///
+/// # async fn example(mut body: tokio::net::TcpStream, mut upstream: tokio::net::TcpStream, length: u64) -> std::io::Result<()> {
+/// let copied = spliceway::copy(&mut (&mut body).take(length), &mut upstream).await?;
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// Any error of a read, a write or a flush; interrupted calls are retried. Bytes in flight are then lost.

@@ -154,7 +154,12 @@ pub(crate) fn cast_take_mut<T: ?Sized, S: NoLifetimes + AsyncRead + Unpin>(
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
     use super::*;
+    use tokio::io::{AsyncReadExt, ReadBuf};
     use tokio::net::UnixStream;
 
     #[tokio::test]
@@ -171,6 +176,35 @@ mod tests {
         assert!(cast_ref::<_, UnixStream>(&buffered).is_none());
         let erased: &mut (dyn AsyncRead + Unpin) = &mut buffered;
         assert!(cast_mut::<_, BufReader<UnixStream>>(erased).is_none());
+    }
+
+    #[test]
+    fn a_limit_is_told_to_the_reader_that_has_it_whatever_it_borrows() {
+        struct Wrapped;
+        // SAFETY: no lifetime parameters.
+        unsafe impl NoLifetimes for Wrapped {}
+        impl AsyncRead for Wrapped {
+            fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+                Poll::Pending
+            }
+        }
+        fn halve<T>(stream: &mut T) -> Option<u64> {
+            let limited = cast_take_mut::<T, Wrapped>(stream)?;
+            limited.set_limit(limited.limit() / 2);
+            cast_take_ref::<T, Wrapped>(stream).map(Limit::limit)
+        }
+        let mut owned = Wrapped.take(8);
+        assert_eq!(
+            (halve(&mut owned), halve(&mut &mut owned), owned.limit()),
+            (Some(4), Some(2), 2)
+        );
+        let mut wrapped = Wrapped;
+        let mut borrowed = (&mut wrapped).take(80);
+        assert_eq!(
+            (halve(&mut borrowed), halve(&mut &mut borrowed), borrowed.limit()),
+            (Some(40), Some(20), 20)
+        );
+        assert_eq!(halve(&mut wrapped), None);
     }
 
     #[test]

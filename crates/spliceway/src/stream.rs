@@ -9,7 +9,7 @@ use tokio::net::unix::pipe;
 use tokio::net::{TcpStream, UnixStream, tcp, unix};
 
 use crate::end::End;
-use crate::identity::{Limit, NoLifetimes, cast_mut, cast_ref, cast_take_mut, cast_take_ref};
+use crate::identity::{Limit, Limited, NoLifetimes, cast_mut, cast_ref, cast_take_mut, cast_take_ref};
 
 /// What `stream` reads from, past whatever it has buffered; `None` if the kernel alone does not know its bytes.
 pub(crate) fn source<R: ?Sized>(stream: &R) -> Option<End<'_>> {
@@ -128,7 +128,7 @@ fn duplex<T: ?Sized, S: IsEnd + AsyncRead + AsyncWrite + Unpin>(stream: &T) -> O
 fn read_half<T: ?Sized, S: IsEnd + AsyncRead + Unpin>(stream: &T) -> Option<End<'_>> {
     cast_ref::<T, S>(stream)
         .or_else(|| cast_ref::<T, BufReader<S>>(stream).map(BufReader::get_ref))
-        .or_else(|| cast_take_ref::<T, S>(stream).map(|limited| limited.inner()))
+        .or_else(|| cast_take_ref::<T, S>(stream).map(Limited::inner))
         .or_else(|| cast_take_ref::<T, BufReader<S>>(stream).map(|limited| limited.inner().get_ref()))
         .map(S::end)
 }
@@ -153,7 +153,7 @@ fn buffered_reader<R: ?Sized, S: IsEnd + AsyncRead + Unpin>(stream: &mut R) -> O
     if cast_ref::<R, BufReader<S>>(stream).is_some() {
         cast_mut::<R, BufReader<S>>(stream)
     } else {
-        cast_take_mut::<R, BufReader<S>>(stream).map(|limited| limited.inner_mut())
+        cast_take_mut::<R, BufReader<S>>(stream).map(Limited::inner_mut)
     }
 }
 
