@@ -14,7 +14,7 @@ use crate::arms::{Arm, Relay};
 use crate::machine;
 use crate::report::{self, Row};
 
-const GIB: f64 = (1 << 30) as f64;
+pub(crate) const GIB: f64 = (1 << 30) as f64;
 /// Bytes per call on either side.
 const CHUNK: usize = 1 << 20;
 
@@ -30,7 +30,7 @@ pub(crate) fn run(flows: usize, bytes: u64, rounds: usize) -> io::Result<()> {
     machine::pin_to(machine::LOAD_CORE)?;
     let mut rows: Vec<Row> = Vec::new();
     for round in 0..rounds {
-        for (index, arm) in Arm::all().iter().enumerate() {
+        for (index, arm) in Arm::RELAYS.iter().enumerate() {
             let (cpu, rate) = measure(*arm, flows, bytes)?;
             if round == 0 {
                 rows.push(Row {
@@ -47,7 +47,7 @@ pub(crate) fn run(flows: usize, bytes: u64, rounds: usize) -> io::Result<()> {
 }
 
 /// CPU seconds of the relay per GiB, and GiB per second.
-fn measure(arm: Arm, flows: usize, bytes: u64) -> io::Result<(f64, f64)> {
+pub(crate) fn measure(arm: Arm, flows: usize, bytes: u64) -> io::Result<(f64, f64)> {
     let upstream = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let relay = Relay::start(arm, upstream.local_addr()?)?;
     let each = bytes / flows as u64;

@@ -107,7 +107,8 @@ pub(crate) fn describe() -> String {
         .lines()
         .find_map(|line| line.strip_prefix("model name"))
         .unwrap_or("");
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    // All of them, and not those that the caller has pinned itself to.
+    let cores = cpuinfo.lines().filter(|line| line.starts_with("processor")).count();
     format!(
         "{}, {cores} cores, Linux {}",
         model.trim_start_matches([' ', '\t', ':']),
