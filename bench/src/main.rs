@@ -5,6 +5,7 @@ mod bulk;
 mod machine;
 mod options;
 mod pool;
+mod rate;
 mod report;
 mod rr;
 mod sampler;
@@ -72,6 +73,12 @@ enum Scenario {
         #[arg(long, default_value_t = 21)]
         rounds: usize,
     },
+    /// Rate limits over TCP: how well they are kept, and how much of what they limit is spliced.
+    Rate {
+        /// Seconds that each is looked at.
+        #[arg(long, default_value_t = 10)]
+        seconds: u64,
+    },
     /// Load on the program that is verified byte for byte, while its memory, descriptors, pipes and CPU are watched for drift.
     Soak(soak::Options),
     /// A relay of one arm, for the scenarios above.
@@ -100,6 +107,7 @@ fn run(scenario: Scenario) -> io::Result<()> {
             rounds,
         } => rr::run(connections, size, trips, rounds),
         Scenario::Options { gib, trips, rounds } => options::run(bytes(gib), trips, rounds),
+        Scenario::Rate { seconds } => rate::run(seconds),
         Scenario::Soak(options) => soak::run(&options),
         Scenario::Relay { arm, upstream } => arms::serve(arm, upstream),
     }
