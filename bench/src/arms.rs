@@ -2,6 +2,7 @@
 
 use std::io::{self, BufRead, BufReader};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -98,6 +99,26 @@ impl Relay {
                 Err(io::Error::other(format!("the relay {} did not start", arm.name())))
             }
         }
+    }
+
+    /// Starts `program` on the relay's core, which takes the address to listen on and the one to connect to as its arguments.
+    pub(crate) fn start_program(program: &Path, upstream: SocketAddr) -> io::Result<Self> {
+        // The kernel's choice of a free port, free again by then.
+        let address = std::net::TcpListener::bind((upstream.ip(), 0))?.local_addr()?;
+        let process = Command::new("taskset")
+            .args(["-c", &machine::RELAY_CORE.to_string()])
+            .arg(program)
+            .args([address.to_string(), upstream.to_string()])
+            .stdout(Stdio::null())
+            .spawn()?;
+        let mut relay = Self { process, address };
+        while !machine::is_listening(address.port())? {
+            if let Some(status) = relay.process.try_wait()? {
+                return Err(io::Error::other(format!("{}: {status}", program.display())));
+            }
+            std::thread::yield_now();
+        }
+        Ok(relay)
     }
 
     /// CPU time of the relay so far, the system calls it made included.

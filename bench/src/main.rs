@@ -12,6 +12,7 @@ mod sampler;
 mod soak;
 
 use std::io;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -61,6 +62,18 @@ enum Scenario {
         #[arg(long, default_value_t = 5)]
         rounds: usize,
     },
+    /// `bulk` through programs, each of which takes the address to listen on and the one to connect to.
+    Programs {
+        /// Ratios are to the first.
+        #[arg(required = true)]
+        programs: Vec<PathBuf>,
+        /// GiB per round and program.
+        #[arg(long, default_value_t = 2.0)]
+        gib: f64,
+        /// Interleaved rounds.
+        #[arg(long, default_value_t = 7)]
+        rounds: usize,
+    },
     /// What the options of a relay cost: CPU time of relays with them against `copy_bidirectional`, which is measured twice.
     Options {
         /// GiB per round and arm, on one connection.
@@ -106,6 +119,7 @@ fn run(scenario: Scenario) -> io::Result<()> {
             trips,
             rounds,
         } => rr::run(connections, size, trips, rounds),
+        Scenario::Programs { programs, gib, rounds } => bulk::run_programs(&programs, bytes(gib), rounds),
         Scenario::Options { gib, trips, rounds } => options::run(bytes(gib), trips, rounds),
         Scenario::Rate { seconds } => rate::run(seconds),
         Scenario::Soak(options) => soak::run(&options),
