@@ -2,13 +2,17 @@
 
 use std::io::{self, BufRead, BufReader};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use spliceway::{RateLimit, RelayOptions};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::machine;
+use crate::sampler::Sampler;
 
 /// A relay to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -27,6 +31,16 @@ pub(crate) enum Arm {
     TokioSplice2,
     /// Ours.
     Spliceway,
+    /// `spliceway::Relay`, no option chosen.
+    Relay,
+    /// The same, its live counts read ten times a second.
+    Stats,
+    /// The same with an idle and a half-close timeout, no counts read.
+    Timeouts,
+    /// The same with a rate limit that all relays share and never reach, alone.
+    Rate,
+    /// The same with counts read, timeouts and a cancel handle.
+    Everything,
 }
 
 impl Arm {
@@ -40,12 +54,25 @@ impl Arm {
             #[cfg(feature = "peers")]
             Self::TokioSplice2 => "tokio-splice2",
             Self::Spliceway => "spliceway",
+            Self::Relay => "Relay",
+            Self::Stats => "stats read at 10 Hz",
+            Self::Timeouts => "timeouts",
+            Self::Rate => "rate limit never reached",
+            Self::Everything => "stats, timeouts, cancel",
         }
     }
 
-    pub(crate) fn all() -> &'static [Self] {
-        Self::value_variants()
-    }
+    /// Those that replace each other: what `bulk` and `rr` compare.
+    pub(crate) const RELAYS: &[Self] = &[
+        Self::Tokio,
+        Self::Copy64k,
+        Self::Copy256k,
+        #[cfg(feature = "peers")]
+        Self::RealmIo,
+        #[cfg(feature = "peers")]
+        Self::TokioSplice2,
+        Self::Spliceway,
+    ];
 }
 
 /// A running relay. Dropping it ends it.
@@ -74,6 +101,26 @@ impl Relay {
         }
     }
 
+    /// Starts `program` on the relay's core, which takes the address to listen on and the one to connect to as its arguments.
+    pub(crate) fn start_program(program: &Path, upstream: SocketAddr) -> io::Result<Self> {
+        // The kernel's choice of a free port, free again by then.
+        let address = std::net::TcpListener::bind((upstream.ip(), 0))?.local_addr()?;
+        let process = Command::new("taskset")
+            .args(["-c", &machine::RELAY_CORE.to_string()])
+            .arg(program)
+            .args([address.to_string(), upstream.to_string()])
+            .stdout(Stdio::null())
+            .spawn()?;
+        let mut relay = Self { process, address };
+        while !machine::is_listening(address.port())? {
+            if let Some(status) = relay.process.try_wait()? {
+                return Err(io::Error::other(format!("{}: {status}", program.display())));
+            }
+            std::thread::yield_now();
+        }
+        Ok(relay)
+    }
+
     /// CPU time of the relay so far, the system calls it made included.
     pub(crate) fn cpu_time(&self) -> io::Result<Duration> {
         machine::cpu_time(self.process.id())
@@ -91,15 +138,18 @@ impl Drop for Relay {
 /// Relays every connection to `upstream`, on one thread. Prints the address it listens on.
 pub(crate) fn serve(arm: Arm, upstream: SocketAddr) -> io::Result<()> {
     machine::pin_to(machine::RELAY_CORE)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    // With timers for every arm, as programs have them.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let relays = Arc::new(Relays::new(arm));
     runtime.block_on(async {
         let listener = TcpListener::bind((upstream.ip(), 0)).await?;
         report_address(&listener)?;
         loop {
             let (client, _) = listener.accept().await?;
+            let relays = Arc::clone(&relays);
             tokio::spawn(async move {
                 // A session that ends in an error ends in a wrong count at the load, which reports it.
-                let _ = session(arm, client, upstream).await;
+                let _ = relays.session(client, upstream).await;
             });
         }
     })
@@ -111,23 +161,65 @@ fn report_address(listener: &TcpListener) -> io::Result<()> {
     Ok(())
 }
 
-async fn session(arm: Arm, mut client: TcpStream, upstream: SocketAddr) -> io::Result<()> {
-    let mut upstream = TcpStream::connect(upstream).await?;
-    client.set_nodelay(true)?;
-    upstream.set_nodelay(true)?;
-    let (a, b) = (&mut client, &mut upstream);
-    match arm {
-        Arm::Tokio => tokio::io::copy_bidirectional(a, b).await.map(drop),
-        Arm::Copy64k => tokio::io::copy_bidirectional_with_sizes(a, b, 64 << 10, 64 << 10)
-            .await
-            .map(drop),
-        Arm::Copy256k => tokio::io::copy_bidirectional_with_sizes(a, b, 256 << 10, 256 << 10)
-            .await
-            .map(drop),
-        #[cfg(feature = "peers")]
-        Arm::RealmIo => realm_io::bidi_zero_copy(a, b).await.map(drop),
-        #[cfg(feature = "peers")]
-        Arm::TokioSplice2 => tokio_splice2::copy_bidirectional(a, b).await.map(drop),
-        Arm::Spliceway => spliceway::copy_bidirectional(a, b).await.map(drop),
+/// What the sessions of one arm share.
+struct Relays {
+    arm: Arm,
+    options: Option<RelayOptions>,
+    sampler: Option<Sampler>,
+}
+
+impl Relays {
+    fn new(arm: Arm) -> Self {
+        let timeouts = || {
+            RelayOptions::new()
+                .idle_timeout(Duration::from_secs(300))
+                .half_close_timeout(Duration::from_secs(30))
+        };
+        // A terabyte per second.
+        let rate = || RelayOptions::new().rate_limit(&RateLimit::new(1_000_000_000_000));
+        Self {
+            arm,
+            options: match arm {
+                Arm::Timeouts | Arm::Everything => Some(timeouts()),
+                Arm::Rate => Some(rate()),
+                _ => None,
+            },
+            sampler: matches!(arm, Arm::Stats | Arm::Everything).then(Sampler::start),
+        }
+    }
+
+    async fn session(&self, mut client: TcpStream, upstream: SocketAddr) -> io::Result<()> {
+        let mut upstream = TcpStream::connect(upstream).await?;
+        client.set_nodelay(true)?;
+        upstream.set_nodelay(true)?;
+        let (a, b) = (&mut client, &mut upstream);
+        match self.arm {
+            Arm::Tokio => tokio::io::copy_bidirectional(a, b).await.map(drop),
+            Arm::Copy64k => tokio::io::copy_bidirectional_with_sizes(a, b, 64 << 10, 64 << 10)
+                .await
+                .map(drop),
+            Arm::Copy256k => tokio::io::copy_bidirectional_with_sizes(a, b, 256 << 10, 256 << 10)
+                .await
+                .map(drop),
+            #[cfg(feature = "peers")]
+            Arm::RealmIo => realm_io::bidi_zero_copy(a, b).await.map(drop),
+            #[cfg(feature = "peers")]
+            Arm::TokioSplice2 => tokio_splice2::copy_bidirectional(a, b).await.map(drop),
+            Arm::Spliceway => spliceway::copy_bidirectional(a, b).await.map(drop),
+            Arm::Relay | Arm::Stats | Arm::Timeouts | Arm::Rate | Arm::Everything => self.relay(a, b).await,
+        }
+    }
+
+    async fn relay(&self, a: &mut TcpStream, b: &mut TcpStream) -> io::Result<()> {
+        let mut relay = match &self.options {
+            None => spliceway::Relay::new(a, b),
+            Some(options) => spliceway::Relay::with_options(a, b, options.clone()),
+        };
+        if let Some(sampler) = &self.sampler {
+            sampler.watch(relay.stats());
+        }
+        let _cancel = (self.arm == Arm::Everything).then(|| relay.cancel_handle());
+        relay.await?;
+        Ok(())
     }
 }

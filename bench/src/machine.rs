@@ -84,6 +84,13 @@ fn ip(arguments: &str) -> io::Result<()> {
     }
 }
 
+/// Whether somebody in this network namespace listens on a port of IPv4. A connection, to find that out, would be a session.
+pub(crate) fn is_listening(port: u16) -> io::Result<bool> {
+    // proc_net_tcp(5): local address, remote address, state; 0A is LISTEN.
+    let listening = format!(":{port:04X} 00000000:0000 0A");
+    Ok(fs::read_to_string("/proc/net/tcp")?.contains(&listening))
+}
+
 /// Time on a core of a process, all its threads: the scheduler's own nanoseconds (proc(5), `schedstat`). What interrupts do
 /// for its packets while it runs is in it.
 pub(crate) fn cpu_time(pid: u32) -> io::Result<Duration> {
@@ -107,7 +114,8 @@ pub(crate) fn describe() -> String {
         .lines()
         .find_map(|line| line.strip_prefix("model name"))
         .unwrap_or("");
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    // All of them, and not those that the caller has pinned itself to.
+    let cores = cpuinfo.lines().filter(|line| line.starts_with("processor")).count();
     format!(
         "{}, {cores} cores, Linux {}",
         model.trim_start_matches([' ', '\t', ':']),

@@ -3,12 +3,16 @@
 mod arms;
 mod bulk;
 mod machine;
+mod options;
 mod pool;
+mod rate;
 mod report;
 mod rr;
+mod sampler;
 mod soak;
 
 use std::io;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -58,6 +62,36 @@ enum Scenario {
         #[arg(long, default_value_t = 5)]
         rounds: usize,
     },
+    /// `bulk` through programs, each of which takes the address to listen on and the one to connect to.
+    Programs {
+        /// Ratios are to the first.
+        #[arg(required = true)]
+        programs: Vec<PathBuf>,
+        /// GiB per round and program.
+        #[arg(long, default_value_t = 2.0)]
+        gib: f64,
+        /// Interleaved rounds.
+        #[arg(long, default_value_t = 7)]
+        rounds: usize,
+    },
+    /// What the options of a relay cost: CPU time of relays with them against `copy_bidirectional`, which is measured twice.
+    Options {
+        /// GiB per round and arm, on one connection.
+        #[arg(long, default_value_t = 1.0)]
+        gib: f64,
+        /// Round trips of 64 bytes per round and arm, on 64 connections.
+        #[arg(long, default_value_t = 64_000)]
+        trips: usize,
+        /// Interleaved rounds.
+        #[arg(long, default_value_t = 21)]
+        rounds: usize,
+    },
+    /// Rate limits over TCP: how well they are kept, and how much of what they limit is spliced.
+    Rate {
+        /// Seconds that each is looked at.
+        #[arg(long, default_value_t = 10)]
+        seconds: u64,
+    },
     /// Load on the program that is verified byte for byte, while its memory, descriptors, pipes and CPU are watched for drift.
     Soak(soak::Options),
     /// A relay of one arm, for the scenarios above.
@@ -78,14 +112,21 @@ fn main() -> ExitCode {
 fn run(scenario: Scenario) -> io::Result<()> {
     match scenario {
         Scenario::Pool { rounds } => pool::run(rounds),
-        Scenario::Bulk { flows, gib, rounds } => bulk::run(flows, (gib * f64::from(1 << 30)) as u64, rounds),
+        Scenario::Bulk { flows, gib, rounds } => bulk::run(flows, bytes(gib), rounds),
         Scenario::Rr {
             connections,
             size,
             trips,
             rounds,
         } => rr::run(connections, size, trips, rounds),
+        Scenario::Programs { programs, gib, rounds } => bulk::run_programs(&programs, bytes(gib), rounds),
+        Scenario::Options { gib, trips, rounds } => options::run(bytes(gib), trips, rounds),
+        Scenario::Rate { seconds } => rate::run(seconds),
         Scenario::Soak(options) => soak::run(&options),
         Scenario::Relay { arm, upstream } => arms::serve(arm, upstream),
     }
+}
+
+fn bytes(gib: f64) -> u64 {
+    (gib * f64::from(1 << 30)) as u64
 }

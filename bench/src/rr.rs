@@ -25,7 +25,7 @@ pub(crate) fn run(connections: usize, size: usize, trips: usize, rounds: usize) 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let mut rows: Vec<Row> = Vec::new();
     for round in 0..rounds {
-        for (index, arm) in Arm::all().iter().enumerate() {
+        for (index, arm) in Arm::RELAYS.iter().enumerate() {
             let figures = runtime.block_on(measure(*arm, connections, size, trips / connections))?;
             if round == 0 {
                 rows.push(Row {
@@ -46,7 +46,7 @@ pub(crate) fn run(connections: usize, size: usize, trips: usize, rounds: usize) 
 }
 
 /// CPU microseconds of the relay per round trip, round trips per second, and the 99th percentile of their time.
-async fn measure(arm: Arm, connections: usize, size: usize, trips: usize) -> io::Result<[f64; 3]> {
+pub(crate) async fn measure(arm: Arm, connections: usize, size: usize, trips: usize) -> io::Result<[f64; 3]> {
     let upstream = TcpListener::bind("127.0.0.1:0").await?;
     let relay = Relay::start(arm, upstream.local_addr()?)?;
     let mut servers = JoinSet::new();

@@ -411,7 +411,8 @@ impl Mover {
         };
         match pipe.fill_at_most(source, most)? {
             Fill::Moved(bytes) => {
-                let full = is_full(bytes, pipe.capacity());
+                // All that was allowed tells no more of the source than all that fits: there will be more.
+                let full = bytes == most || is_full(bytes, pipe.capacity());
                 self.takes(bytes);
                 self.transfer.on(Event::Filled { bytes, full });
             }

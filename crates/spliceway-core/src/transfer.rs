@@ -110,7 +110,7 @@ pub enum Event {
     Filled {
         /// Bytes now in the pipe.
         bytes: usize,
-        /// Bytes about reached the pipe's size, not only fragments its slots.
+        /// Bytes about reached the pipe's size, not only fragments its slots; or they are all that might be taken.
         full: bool,
     },
     /// [`Step::Fill`] or [`Step::Pass`] found nothing, or an end of stream that may be none.

@@ -37,8 +37,8 @@ struct Bucket {
     empty_at: Instant,
 }
 
-/// One grant is what a rate brings in a fiftieth of a second: no burst that a receiver would notice, and for rates above 800 kB/s
-/// more than the 16 KiB that are worth a splice.
+/// One grant is what a rate brings in a fiftieth of a second: no burst that a receiver would notice. For rates below 800 kB/s it is
+/// less than the 16 KiB from which a splice pays, at fifty of them a second.
 const GRANTS_PER_SECOND: u64 = 50;
 /// A grant of more than a pipe is of no use.
 const GRANT_MOST: u64 = 256 << 10;

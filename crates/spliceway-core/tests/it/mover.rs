@@ -86,10 +86,22 @@ fn step(
     scratch: &mut [u8],
     counts: &Counts,
 ) -> io::Result<Option<Need>> {
+    step_by(usize::MAX, mover, source, sink, scratch, counts)
+}
+
+/// The same, taking no more than `most` bytes at once.
+fn step_by(
+    most: usize,
+    mover: &mut Mover,
+    source: impl AsFd,
+    sink: impl AsFd,
+    scratch: &mut [u8],
+    counts: &Counts,
+) -> io::Result<Option<Need>> {
     loop {
         match mover.need() {
             Need::Source => {
-                if mover.take(&source, scratch, counts)? == Source::WouldBlock {
+                if mover.take_at_most(most, &source, scratch, counts)? == Source::WouldBlock {
                     return Ok(Some(Need::Source));
                 }
             }
@@ -139,6 +151,48 @@ fn a_small_message_is_copied_without_a_pipe() {
         let got = Line::new(from, to).carry(&mut mover(Engine::Auto, &pool), &counts, b"a message");
         assert_same(&got, b"a message");
         assert_eq!((counts.snapshot().copied, pool.stats().created), (9, 0));
+    }
+}
+
+/// What a rate allows may be little; that the source has more is seen by its being taken whole.
+#[test]
+fn bulk_taken_in_small_allowances_stays_spliced() {
+    for family in [Family::Tcp, Family::Unix] {
+        let (line, pool, counts, sent) = (Line::new(family, family), pool(), Counts::default(), pattern(3, 40_000));
+        let (mut mover, mut scratch) = (mover(Engine::Auto, &pool), vec![0; SCRATCH]);
+        (&line.client).write_all(&sent).expect("write");
+        line.client.finish();
+        support::await_ready(&line.source, PollFlags::RDHUP);
+        let ended = step_by(2000, &mut mover, &line.source, &line.sink, &mut scratch, &counts).expect("moved");
+        assert_eq!(ended, None);
+        line.sink.finish();
+        let mut got = Vec::new();
+        (&line.server).read_to_end(&mut got).expect("read");
+        assert_same(&got, &sent);
+        let summary = counts.snapshot();
+        assert_eq!((summary.copied, summary.spliced), (2000, 38_000), "{family:?}");
+    }
+}
+
+#[test]
+fn small_messages_below_the_allowance_are_small_messages() {
+    for family in [Family::Tcp, Family::Unix] {
+        let (line, pool, counts) = (Line::new(family, family), pool(), Counts::default());
+        let (mut mover, mut scratch) = (mover(Engine::Auto, &pool), vec![0; SCRATCH]);
+        for length in std::iter::once(4000).chain([2000; 12]) {
+            (&line.client).write_all(&pattern(4, length)).expect("write");
+            support::await_ready(&line.source, PollFlags::IN);
+            let needed = step_by(4000, &mut mover, &line.source, &line.sink, &mut scratch, &counts).expect("moved");
+            assert_eq!(needed, Some(Need::Source));
+            mover.park(&scratch);
+        }
+        let summary = counts.snapshot();
+        // The first one marks bulk; eight tiny fills say that it is none.
+        assert_eq!(
+            (summary.copied, summary.spliced),
+            (4000 + 4 * 2000, 8 * 2000),
+            "{family:?}"
+        );
     }
 }
 

@@ -43,7 +43,8 @@ fn delivered(relays: &[RelayStats]) -> (u64, u64) {
 #[tokio::test(start_paused = true)]
 async fn a_rate_is_kept_within_three_percent_by_one_relay_or_fifty_and_bulk_stays_spliced() {
     const MB: u64 = 1_000_000;
-    for (bytes_per_second, relays, seconds) in [(MB, 1, 10), (100 * MB, 1, 2), (20 * MB, 50, 10)] {
+    // The slowest by grants of 2 kB, each too small to be worth a splice for itself.
+    for (bytes_per_second, relays, seconds) in [(MB / 10, 1, 10), (MB, 1, 10), (100 * MB, 1, 2), (20 * MB, 50, 10)] {
         let limit = RateLimit::new(bytes_per_second);
         let relays: Vec<_> = (0..relays).map(|seed| stream(seed, &limit)).collect();
         pass(Duration::from_secs(1)).await;
