@@ -73,7 +73,7 @@ where
 
 /// Copies everything from `reader` to `writer`: [`tokio::io::copy`], through the kernel where it can.
 ///
-/// Spliced where both ends are those of [`copy_bidirectional`], the owned halves of both kinds of sockets, the ends of a
+/// Spliced where both ends are those of [`copy_bidirectional`], the halves of both kinds of sockets, owned or borrowed, the ends of a
 /// [pipe](tokio::net::unix::pipe), or a [`Take`](tokio::io::Take) of one of these or of a mutable reference to it. Every other pair is
 /// given to tokio's own function. The writer is not shut down at the end. Returns the bytes delivered.
 ///

@@ -80,6 +80,46 @@ pub(crate) fn cast_mut<T: ?Sized, S: NoLifetimes>(stream: &mut T) -> Option<&mut
     }
 }
 
+/// A type with one lifetime parameter, named by its longest one.
+///
+/// # Safety
+/// `For<'a>` must be the same type for another lifetime, have no lifetime parameter but this one, and be covariant in it: where it lives
+/// longer than `'a`, it may be taken for `For<'a>`.
+pub(crate) unsafe trait OneLifetime: 'static {
+    type For<'a>: 'a;
+}
+
+// SAFETY: each half holds a shared reference of that lifetime to its socket, and nothing else.
+unsafe impl OneLifetime for tcp::ReadHalf<'static> {
+    type For<'a> = tcp::ReadHalf<'a>;
+}
+// SAFETY: as above.
+unsafe impl OneLifetime for tcp::WriteHalf<'static> {
+    type For<'a> = tcp::WriteHalf<'a>;
+}
+// SAFETY: as above.
+unsafe impl OneLifetime for unix::ReadHalf<'static> {
+    type For<'a> = unix::ReadHalf<'a>;
+}
+// SAFETY: as above.
+unsafe impl OneLifetime for unix::WriteHalf<'static> {
+    type For<'a> = unix::WriteHalf<'a>;
+}
+
+/// `stream` as an `S` of some lifetime, if it is one or a mutable reference to one.
+pub(crate) fn cast_borrowed<T: ?Sized, S: OneLifetime>(stream: &T) -> Option<&S::For<'_>> {
+    let id = typeid::of::<T>();
+    if id == TypeId::of::<S::For<'static>>() {
+        // SAFETY: T is `S::For` some lifetime, which outlives the borrow `stream`, and may be taken for that of the borrow.
+        Some(unsafe { &*std::ptr::from_ref(stream).cast::<S::For<'_>>() })
+    } else if id == TypeId::of::<&'static mut S::For<'static>>() {
+        // SAFETY: the same, a reference deeper.
+        Some(unsafe { &**std::ptr::from_ref(stream).cast::<&S::For<'_>>() })
+    } else {
+        None
+    }
+}
+
 /// The limit of a reader that `AsyncReadExt::take` made: bytes it may still be read of.
 pub(crate) trait Limit {
     fn limit(&self) -> u64;

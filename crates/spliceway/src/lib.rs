@@ -23,7 +23,7 @@
 //!
 //! # What is spliced
 //! A pair of streams, each of which is a `TcpStream` or a `UnixStream`, a mutable reference to one, or a `BufReader`,
-//! `BufWriter` or `BufStream` around one; for [`copy()`] also their owned halves, the ends of a pipe, and a `Take` of what can be
+//! `BufWriter` or `BufStream` around one; for [`copy()`] also their halves, owned or borrowed, the ends of a pipe, and a `Take` of what can be
 //! spliced. What has two parts is joined for the functions that take a duplex stream: `tokio::io::join(stdout, stdin)` of a child's
 //! pipes (`pipe::Receiver::from_owned_fd`), or of owned halves. The type decides, at compile time: a TLS stream has a descriptor
 //! as well, but its bytes are not the peer's.

@@ -9,7 +9,7 @@ use tokio::net::unix::pipe;
 use tokio::net::{TcpStream, UnixStream, tcp, unix};
 
 use crate::end::End;
-use crate::identity::{Limit, Limited, NoLifetimes, cast_mut, cast_ref, cast_take_mut, cast_take_ref};
+use crate::identity::{Limit, Limited, NoLifetimes, cast_borrowed, cast_mut, cast_ref, cast_take_mut, cast_take_ref};
 
 /// What `stream` reads from, past whatever it has buffered; `None` if the kernel alone does not know its bytes.
 pub(crate) fn source<R: ?Sized>(stream: &R) -> Option<End<'_>> {
@@ -17,6 +17,8 @@ pub(crate) fn source<R: ?Sized>(stream: &R) -> Option<End<'_>> {
         .or_else(|| duplex::<R, UnixStream>(stream))
         .or_else(|| read_half::<R, tcp::OwnedReadHalf>(stream))
         .or_else(|| read_half::<R, unix::OwnedReadHalf>(stream))
+        .or_else(|| cast_borrowed::<R, tcp::ReadHalf<'static>>(stream).map(|half| End::Tcp(half.as_ref())))
+        .or_else(|| cast_borrowed::<R, unix::ReadHalf<'static>>(stream).map(|half| End::Unix(half.as_ref())))
         .or_else(|| read_half::<R, pipe::Receiver>(stream))
         .or_else(|| joined::<R, tcp::OwnedReadHalf, tcp::OwnedWriteHalf>(stream).map(|(reader, _)| reader))
         .or_else(|| joined::<R, unix::OwnedReadHalf, unix::OwnedWriteHalf>(stream).map(|(reader, _)| reader))
@@ -29,6 +31,8 @@ pub(crate) fn sink<W: ?Sized>(stream: &W) -> Option<End<'_>> {
         .or_else(|| duplex::<W, UnixStream>(stream))
         .or_else(|| write_half::<W, tcp::OwnedWriteHalf>(stream))
         .or_else(|| write_half::<W, unix::OwnedWriteHalf>(stream))
+        .or_else(|| cast_borrowed::<W, tcp::WriteHalf<'static>>(stream).map(|half| End::Tcp(half.as_ref())))
+        .or_else(|| cast_borrowed::<W, unix::WriteHalf<'static>>(stream).map(|half| End::Unix(half.as_ref())))
         .or_else(|| write_half::<W, pipe::Sender>(stream))
         .or_else(|| joined::<W, tcp::OwnedReadHalf, tcp::OwnedWriteHalf>(stream).map(|(_, writer)| writer))
         .or_else(|| joined::<W, unix::OwnedReadHalf, unix::OwnedWriteHalf>(stream).map(|(_, writer)| writer))

@@ -2,11 +2,13 @@
 
 use std::io::{self, ErrorKind};
 
+use spliceway_faults::{Call, Faults, Rule};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, BufWriter};
 use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 use tokio_test::io::Builder;
 
+use crate::support::child::block_on;
 use crate::support::pattern::Pattern;
 use crate::support::{BULK, MIB, finish, guard, reset, tcp};
 
@@ -134,6 +136,43 @@ async fn halves_in_buffers_give_their_bytes_first() {
         assert_eq!(copied.unwrap(), BULK - 100);
     })
     .await;
+}
+
+/// As tokio's own proxy example did it for years.
+#[tokio::test]
+async fn borrowed_halves_of_both_kinds_are_copied() {
+    for_each(async |subject| {
+        let ((near, mut a), (far, mut b)) = (tcp().await, tcp().await);
+        let ((a_read, _), (_, b_write)) = (a.split(), b.split());
+        all_arrives(subject, (near, a_read), (far, b_write)).await;
+        let ((near, mut a), (far, mut b)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+        let ((mut a_read, _), (_, mut b_write)) = (a.split(), b.split());
+        all_arrives(subject, (near, &mut a_read), (far, &mut b_write)).await;
+    })
+    .await;
+}
+
+#[test]
+fn whatever_can_be_spliced_is() {
+    let watched = || {
+        let faults = Faults::on_this_thread(vec![Rule::watch(Call::SpliceIn), Rule::watch(Call::RecvMsg)]).unwrap();
+        let splices = || faults.seen(Call::SpliceIn).calls;
+        block_on(async {
+            let before = splices();
+            let ((near, mut a), (far, mut b)) = (tcp().await, tcp().await);
+            let ((a_read, _), (_, b_write)) = (a.split(), b.split());
+            all_arrives(Subject::Ours, (near, a_read), (far, b_write)).await;
+            assert!(splices() > before + 20, "borrowed halves");
+
+            let before = splices();
+            let ((near, a), (far, b)) = (tcp().await, tcp().await);
+            let ((a_read, _a_write), (_b_read, b_write)) = (a.into_split(), b.into_split());
+            all_arrives(Subject::Ours, (near, a_read), (far, b_write)).await;
+            assert!(splices() > before + 20, "owned halves");
+        });
+    };
+    // A thread is watched until it ends.
+    std::thread::spawn(watched).join().unwrap();
 }
 
 #[tokio::test]
