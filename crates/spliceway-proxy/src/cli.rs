@@ -38,7 +38,7 @@ struct Cli {
 
 const AFTER_HELP: &str = "\
 Signals: TERM or INT stops accepting and lets transfers finish within the drain timeout; a second one stops at once.
-Exit codes: 0 stopped as asked, 1 failed at run time, 2 bad usage.";
+Exit codes: 0 stopped as asked, whether or not every transfer had finished by then, 1 failed at run time, 2 bad usage.";
 
 #[derive(Subcommand, Debug)]
 enum Command {
@@ -91,7 +91,7 @@ struct CommonArgs {
     /// End a session this long after one side finished and the other last sent; 0 = off. Acts up to 1/8 late, never early
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = time)]
     half_close_timeout: Duration,
-    /// Time transfers have to finish after TERM or INT
+    /// Time transfers have to finish after TERM or INT; what they hold then is delivered if it can be within 2 s more
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     drain_timeout: Duration,
     /// Whether bytes may stay in the kernel

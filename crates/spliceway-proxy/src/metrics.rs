@@ -156,6 +156,7 @@ mod tests {
             r#"spliceway_connections_active{service="socks5"} 1"#,
             r#"spliceway_connections_total{service="socks5",end="connect_failed:ECONNREFUSED"} 1"#,
             r#"spliceway_refused_total{service="socks5",reason="command"} 1"#,
+            r#"spliceway_lost_bytes_total{service="socks5",direction="up"} 0"#,
             r#"spliceway_connect_seconds_bucket{le="0.005"} 1"#,
             "spliceway_connect_seconds_count 1",
             r#"spliceway_accept_errors_total{errno="EMFILE"} 1"#,
