@@ -107,6 +107,11 @@ impl Metrics {
         self
     }
 
+    /// Shown as 0 before the first.
+    pub(crate) fn may_refuse(&self, service: &'static str, reason: &'static str) {
+        drop(self.refused.get_or_create(&RefusedLabels { service, reason }));
+    }
+
     pub(crate) fn session_began(&self, service: &'static str) {
         self.active.get_or_create(&ServiceLabel { service }).inc();
     }
@@ -165,6 +170,7 @@ mod tests {
             r#"spliceway_pipes{state="idle"} 0"#,
             "spliceway_pipe_pages 0",
             r#"spliceway_pool_total{event="created"} 0"#,
+            r#"spliceway_pool_total{event="denied_emfile"} 0"#,
         ] {
             assert!(text.lines().any(|have| have == line), "{line} is not in\n{text}");
         }

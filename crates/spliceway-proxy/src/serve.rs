@@ -86,6 +86,9 @@ fn services(settings: &Settings) -> (Vec<Arc<Service>>, Arc<Metrics>) {
         .pipe_size(settings.pipe_size)
         .idle_timeout(settings.timeouts.idle)
         .half_close_timeout(settings.timeouts.half_close);
+    for service in &settings.services {
+        session::refusals(&service.kind).for_each(|reason| metrics.may_refuse(service.kind.name(), reason));
+    }
     let service = |(settled, traffic): (&ServiceSettings, Arc<Traffic>)| {
         Arc::new(Service {
             kind: settled.kind.clone(),

@@ -27,6 +27,9 @@ const HANDSHAKE_BUFFER_BYTES: usize = 512;
 const FAREWELL: Duration = Duration::from_secs(1);
 const FAREWELL_MAX_BYTES: u64 = 64 << 10;
 
+/// The one reason to refuse a client that lies not in what it says.
+const TOO_SLOW: &str = "handshake_timeout";
+
 /// What the sessions of one service share.
 pub(crate) struct Service {
     pub(crate) kind: Kind,
@@ -34,6 +37,16 @@ pub(crate) struct Service {
     pub(crate) relays: RelayOptions,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) traffic: Arc<Traffic>,
+}
+
+/// The reasons for which a client of such a service may be refused.
+pub(crate) fn refusals(kind: &Kind) -> impl Iterator<Item = &'static str> {
+    let spoken: &[Refusal] = match kind {
+        Kind::Forward(_) => &[],
+        Kind::Socks5 => &Refusal::ALL,
+    };
+    let slow = (!spoken.is_empty()).then_some(TOO_SLOW);
+    spoken.iter().map(|refusal| refusal.as_str()).chain(slow)
 }
 
 /// Serves one client to the end. Dropped before that, it is cut, and its record says so.
@@ -91,7 +104,7 @@ async fn open_socks5(mut client: BufReader<TcpStream>, record: &mut Record) -> R
         }
         Ok(Err(NoTarget::Gone)) => return Err(End::ClientEof.into()),
         Ok(Err(NoTarget::Failed(error))) => return Err(Outcome::because(End::ResetByClient, &error)),
-        Err(_) => return Err(End::Denied("handshake_timeout").into()),
+        Err(_) => return Err(End::Denied(TOO_SLOW).into()),
     };
     record.asked(target.clone());
     let upstream = match connect(&target, record).await {
@@ -105,7 +118,7 @@ async fn open_socks5(mut client: BufReader<TcpStream>, record: &mut Record) -> R
     match timeout(limit, client.write_all(&Reply::Succeeded.encode(bound))).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => return Err(Outcome::because(End::ResetByClient, &error)),
-        Err(_) => return Err(End::Denied("handshake_timeout").into()),
+        Err(_) => return Err(End::Denied(TOO_SLOW).into()),
     }
     Ok(Ends {
         early: client.buffer().to_vec(),

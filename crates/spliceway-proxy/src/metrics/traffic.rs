@@ -8,7 +8,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use slab::Slab;
-use spliceway::{CancelHandle, DirectionSummary, PipePool, Reason, RelayStats, RelaySummary};
+use spliceway::{CancelHandle, DirectionSummary, PipePool, Reason, RelayStats, RelaySummary, Scope};
 
 /// The bytes of one service: of its running relays, and of those that ended.
 pub(crate) struct Traffic {
@@ -232,8 +232,12 @@ fn pool(encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     event("reused", stats.reused)?;
     event("closed_dirty", stats.closed_dirty)?;
     event("closed_idle", stats.closed_idle)?;
-    for (reason, count) in stats.denied {
-        event(&format!("denied_{reason}"), count)?;
+    // Shown as 0 before the first: all that hold for a while and not for a relay, as only such can be a pool's.
+    for reason in Reason::ALL {
+        let denied = stats.denied.iter().find(|(denied, _)| *denied == reason);
+        if denied.is_some() || reason.scope() != Scope::Relay {
+            event(&format!("denied_{reason}"), denied.map_or(0, |(_, count)| *count))?;
+        }
     }
     Ok(())
 }
