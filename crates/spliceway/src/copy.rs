@@ -3,6 +3,7 @@
 use std::future::poll_fn;
 use std::io;
 
+use bytes::Bytes;
 use spliceway_core::Counts;
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -90,8 +91,15 @@ where
         return tokio::io::copy(reader, writer).await;
     }
     let counts = Counts::default();
-    let mut moving = Moving::new(reader, writer, &options::DEFAULT.a_to_b, &options::DEFAULT, &counts);
-    let ended = poll_fn(|cx| moving.poll(cx, reader, writer, &options::DEFAULT.a_to_b, &counts)).await;
+    let mut moving = Moving::new(
+        reader,
+        writer,
+        Bytes::new(),
+        &options::DEFAULT.a_to_b,
+        &options::DEFAULT,
+        &counts,
+    );
+    let ended = poll_fn(|cx| moving.poll(cx, reader, writer, &counts)).await;
     ended.map_err(|(_, error)| error)?;
     Ok(counts.snapshot().bytes)
 }

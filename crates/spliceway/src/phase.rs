@@ -3,6 +3,7 @@
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
+use bytes::Bytes;
 use spliceway_core::Counts;
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -13,7 +14,8 @@ use crate::outcome::Operation;
 /// Where a direction stands.
 #[derive(Debug)]
 pub(crate) enum Phase {
-    Start,
+    /// Nothing was done yet. The bytes are the caller's, to go first.
+    Start(Bytes),
     Moving(Moving),
     /// Told to end with the other direction, when what its source had received by then is delivered.
     Finishing(Moving),
@@ -39,13 +41,16 @@ impl Phase {
     {
         loop {
             *self = match self {
-                Self::Start => Self::Moving(Moving::new(reader, writer, way, options, counts)),
-                Self::Moving(moving) => match ready!(moving.poll(cx, reader, writer, way, counts))? {
+                Self::Start(prefix) => {
+                    let prefix = std::mem::take(prefix);
+                    Self::Moving(Moving::new(reader, writer, prefix, way, options, counts))
+                }
+                Self::Moving(moving) => match ready!(moving.poll(cx, reader, writer, counts))? {
                     Moved::All => Self::ShuttingDown { eof: true },
                     Moved::UpToLimit => Self::Done,
                 },
                 Self::Finishing(moving) => {
-                    let moved = ready!(moving.poll(cx, reader, writer, way, counts))?;
+                    let moved = ready!(moving.poll(cx, reader, writer, counts))?;
                     Self::ShuttingDown {
                         eof: moved == Moved::All,
                     }
@@ -77,7 +82,7 @@ impl Phase {
     pub(crate) fn stop(&mut self) {
         match self {
             Self::Moving(moving) | Self::Finishing(moving) => moving.stop(),
-            Self::Start => *self = Self::Done,
+            Self::Start(_) => *self = Self::Done,
             Self::ShuttingDown { .. } | Self::Done => {}
         }
     }
@@ -85,14 +90,14 @@ impl Phase {
     pub(crate) fn is_held_back(&self) -> bool {
         match self {
             Self::Moving(moving) | Self::Finishing(moving) => moving.is_held_back(),
-            Self::Start | Self::ShuttingDown { .. } | Self::Done => false,
+            Self::Start(_) | Self::ShuttingDown { .. } | Self::Done => false,
         }
     }
 
     pub(crate) fn in_flight(&self) -> usize {
         match self {
             Self::Moving(moving) | Self::Finishing(moving) => moving.in_flight(),
-            Self::Start | Self::ShuttingDown { .. } | Self::Done => 0,
+            Self::Start(_) | Self::ShuttingDown { .. } | Self::Done => 0,
         }
     }
 }

@@ -100,8 +100,8 @@ impl<A, B> Relay<A, B> {
             b,
             options: None,
             both: Both {
-                a_to_b: Phase::Start,
-                b_to_a: Phase::Start,
+                a_to_b: Phase::Start(Bytes::new()),
+                b_to_a: Phase::Start(Bytes::new()),
                 shared: Arc::default(),
             },
             watch: None,
@@ -193,10 +193,24 @@ impl<A, B> Relay<A, B> {
         match (&mut self.watch, &self.both.a_to_b) {
             (Some(watch), _) => watch.watch_for(handle.clone()),
             // The first poll makes one, inside the runtime that its timers need.
-            (None, Phase::Start) => {}
+            (None, Phase::Start(_)) => {}
             (None, _) => self.watch = Watch::new(options).map(Box::new),
         }
         handle
+    }
+
+    /// Before the first poll.
+    fn start(&mut self) {
+        let (Phase::Start(forth), Phase::Start(back)) = (&mut self.both.a_to_b, &mut self.both.b_to_a) else {
+            return;
+        };
+        let Some(options) = self.options.as_deref_mut() else {
+            return;
+        };
+        self.watch = Watch::new(options).map(Box::new);
+        // What was sent is not kept for as long as the relay lasts.
+        *forth = std::mem::take(&mut options.a_to_b.prefix);
+        *back = std::mem::take(&mut options.b_to_a.prefix);
     }
 
     fn with(mut self, choose: impl FnOnce(RelayOptions) -> RelayOptions) -> Self {
@@ -215,9 +229,7 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        if let Phase::Start = this.both.a_to_b {
-            this.watch = this.options.as_deref().and_then(Watch::new).map(Box::new);
-        }
+        this.start();
         loop {
             if let Poll::Ready(ended) = this.poll_directions(cx) {
                 return Poll::Ready(ended.map(|()| this.end(EndReason::Ended)));
