@@ -1,6 +1,7 @@
 //! The repository's own commands: `cargo xtask ci` is every check a change must pass.
 #![forbid(unsafe_code)]
 
+mod api;
 mod checks;
 mod fuzz;
 
@@ -12,6 +13,7 @@ use std::time::Instant;
 fn main() -> ExitCode {
     let words: Vec<String> = env::args().skip(1).collect();
     let outcome = match words.split_first() {
+        Some((word, rest)) if word == "api" => api::run(rest, root()),
         Some((word, rest)) if word == "fuzz" => fuzz::run(rest, root()),
         Some((word, rest)) => match task(word) {
             Some(task) if rest.is_empty() || task.takes_words() => task.run(rest),
@@ -57,9 +59,10 @@ const TASKS: &[Task] = &[
             step("cargo deny check bans licenses sources"),
             step("cargo clippy --workspace --all-targets -- -D warnings"),
             step("cargo test --workspace"),
-            // Twice: readers of the sources follow private links, which users must not be sent to.
+            // Twice: readers of the sources follow private links, which users must not be sent to. And once without the libraries'
+            // features, once with them.
             docs("cargo doc --workspace --no-deps --document-private-items"),
-            docs("cargo doc --workspace --no-deps"),
+            docs("cargo doc --workspace --no-deps --features spliceway/hyper"),
         ],
     },
     Task {
@@ -187,7 +190,7 @@ fn usage() -> String {
         .iter()
         .map(|task| format!("  {:<12}{}\n", task.name, task.purpose))
         .collect();
-    format!("usage: cargo xtask <task>\n\n{tasks}{}", fuzz::USAGE)
+    format!("usage: cargo xtask <task>\n\n{tasks}{}{}", api::USAGE, fuzz::USAGE)
 }
 
 fn root() -> &'static Path {

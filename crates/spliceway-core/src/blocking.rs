@@ -41,6 +41,7 @@ pub fn copy(source: impl AsFd, sink: impl AsFd) -> io::Result<DirectionSummary> 
                     return Err(io::ErrorKind::WouldBlock.into());
                 }
             }
+            Need::Both => unreachable!("there is a pipe between two sockets"),
             Need::Yield => mover.yielded(),
             Need::Shutdown => return Ok(counts.snapshot()),
         }

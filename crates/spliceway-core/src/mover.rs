@@ -1,16 +1,18 @@
-//! Performs what a [`Transfer`] decides, on two sockets, and never waits.
+//! Performs what a [`Transfer`] decides, on two ends, and never waits.
 
 use std::io;
 use std::mem;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::counts::Counts;
 use crate::pipe::{Drain, Fill};
+use crate::pipe_end::{self, EndKind, Pass, PassEnd, Side};
 use crate::pool::{PipePool, PooledPipe, SizeClass};
 use crate::reason::Reason;
 use crate::socket::{self, TellsLeft, Wait};
 use crate::switch;
-use crate::transfer::{Engine, Event, PipeSize, SCRATCH, Step, Transfer, is_full};
+use crate::sys;
+use crate::transfer::{Engine, Event, PASS, PipeSize, SCRATCH, Step, Transfer, is_full};
 
 /// One direction at work: its [`Transfer`], and what it holds at the moment.
 ///
@@ -33,11 +35,13 @@ pub struct Mover {
     must_splice: bool,
 }
 
-/// What was asked of a socket, once and as late as possible: most relays are short.
+/// What was asked of an end, once and as late as possible: most relays are short.
 #[derive(Debug, Default)]
 struct End {
+    kind: EndKind,
     tells: Option<TellsLeft>,
-    fit_to_splice: bool,
+    fit: bool,
+    guards_sigpipe: Option<bool>,
 }
 
 /// What a [`Mover`] needs next.
@@ -45,6 +49,8 @@ struct End {
 pub enum Need {
     /// A readable source, then [`Mover::take`].
     Source,
+    /// A readable source and a writable sink, then [`Mover::pass`].
+    Both,
     /// A writable sink, then [`Mover::deliver`].
     Sink,
     /// A turn for other tasks, then [`Mover::yielded`]. The source's readiness stays as it is.
@@ -65,7 +71,7 @@ pub enum Source {
     Open,
 }
 
-/// What [`Mover::deliver`] learnt of the sink's readiness.
+/// What [`Mover::deliver`] or [`Mover::pass`] learnt of the sink's readiness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sink {
     /// It takes nothing now.
@@ -116,6 +122,20 @@ impl Mover {
             wait,
             must_splice: engine == Engine::Splice,
         }
+    }
+
+    /// A direction about to start of which one end is a pipe of the caller's, or both are: bytes go from one to the other by one
+    /// splice, with no pipe between, or are copied. Such an end is made non-blocking before it is used, as `read(2)` and `write(2)` know no
+    /// other way.
+    #[must_use]
+    pub fn between(source: EndKind, sink: EndKind, engine: Engine, pipe_size: PipeSize, pool: PipePool) -> Self {
+        let mut mover = Self::new(engine, pipe_size, pool);
+        mover.source.kind = source;
+        mover.sink.kind = sink;
+        if source == EndKind::Pipe || sink == EndKind::Pipe {
+            mover.transfer = Transfer::without_pipe(engine);
+        }
+        mover
     }
 
     /// Takes no more than `bytes` from the source, or of a socket of records the one that reaches them: what follows stays there
@@ -172,16 +192,18 @@ impl Mover {
         match self.transfer.step() {
             Step::Recv | Step::Peek | Step::Fill(_) => Need::Source,
             Step::Send | Step::Drain | Step::Unload => Need::Sink,
+            Step::Pass => Need::Both,
             Step::Yield => Need::Yield,
             Step::Shutdown | Step::Done => Need::Shutdown,
         }
     }
 
-    /// The most bytes that the next [`take`](Mover::take) brings; 0 where it only looks.
+    /// The most bytes that the next [`take`](Mover::take) or [`pass`](Mover::pass) brings; 0 where it only looks.
     #[must_use]
     pub fn appetite(&self) -> usize {
         match self.transfer.step() {
             Step::Recv => SCRATCH,
+            Step::Pass => PASS,
             Step::Fill(class) => class.bytes(),
             _ => 0,
         }
@@ -227,6 +249,60 @@ impl Mover {
         }
     }
 
+    /// Moves from the source to the sink, no more than `most` bytes: one `splice`. Of the source's readiness it learns nothing.
+    ///
+    /// # Errors
+    /// That of a stream, and whose it is. `Unsupported` where the engine must splice and cannot. The direction is then over.
+    ///
+    /// # Panics
+    /// If [`need`](Mover::need) is not [`Need::Both`], or `most` is 0.
+    pub fn pass(
+        &mut self,
+        most: usize,
+        source: impl AsFd,
+        sink: impl AsFd,
+        counts: &Counts,
+    ) -> Result<Sink, (Side, io::Error)> {
+        let step = self.transfer.step();
+        assert!(step == Step::Pass && most > 0, "{step:?} passes nothing on");
+        let of_source = |error| (Side::Source, error);
+        if let Err(reason) = switch::check() {
+            return self
+                .copy_instead(reason, counts)
+                .map(|()| Sink::Open)
+                .map_err(of_source);
+        }
+        let (source, sink) = (source.as_fd(), sink.as_fd());
+        let unfit = match self.source.unfit_to_splice(source, self.wait).map_err(of_source)? {
+            None => self
+                .sink
+                .unfit_to_splice(sink, self.wait)
+                .map_err(|error| (Side::Sink, error))?,
+            reason => reason,
+        };
+        if let Some(reason) = unfit {
+            return self.cannot(reason, counts).map(|()| Sink::Open).map_err(of_source);
+        }
+        let most = usize::try_from(self.allowance)
+            .map_or(most, |left| left.min(most))
+            .min(PASS);
+        let guards_sigpipe = self.sink.guards_sigpipe();
+        match pipe_end::pass(&self.source.at(source), &self.sink.at(sink), most, guards_sigpipe)? {
+            Pass::Moved(bytes) => {
+                self.takes(bytes);
+                counts.add_spliced(bytes);
+                // What a pipe has is told before every pass. A socket is looked at after a few bytes, as most likely these were all.
+                let more = self.source.kind == EndKind::Pipe || bytes >= SCRATCH;
+                self.transfer.on(Event::Passed { bytes, more });
+                self.end_at_limit();
+            }
+            Pass::SourceStopped => self.transfer.on(Event::SourceStopped),
+            Pass::SinkWouldBlock => return Ok(Sink::WouldBlock),
+            Pass::Cannot(reason) => self.cannot(reason, counts).map_err(of_source)?,
+        }
+        Ok(Sink::Open)
+    }
+
     /// Delivers to the sink: one `send` or one `splice`.
     ///
     /// # Errors
@@ -263,6 +339,9 @@ impl Mover {
 
     fn recv(&mut self, most: usize, source: impl AsFd, scratch: &mut [u8]) -> io::Result<Source> {
         let source = source.as_fd();
+        if self.source.kind == EndKind::Pipe {
+            return self.read(most, source, scratch);
+        }
         let tells = *self.source.tells.get_or_insert_with(|| socket::ask_left(source));
         let all = scratch.len().min(SCRATCH);
         // The rest of a record that is not taken whole is lost. Only TCP tells what is left, so only other sockets are asked.
@@ -290,6 +369,23 @@ impl Mover {
         } else {
             Source::Open
         })
+    }
+
+    /// [`recv`](Mover::recv) of a pipe.
+    fn read(&mut self, most: usize, source: BorrowedFd<'_>, scratch: &mut [u8]) -> io::Result<Source> {
+        self.source.unfit_to_splice(source, self.wait)?;
+        let length = scratch.len().min(SCRATCH).min(most);
+        assert!(length > 0, "a read of no bytes says nothing");
+        match pipe_end::read(source, &mut scratch[..length]) {
+            Ok(0) => self.transfer.on(Event::Eof),
+            Ok(end) => {
+                self.takes(end);
+                self.rest = Rest::InScratch { start: 0, end };
+                self.transfer.on(Event::Received { full: end == length });
+            }
+            Err(error) => return self.source_error(error),
+        }
+        Ok(Source::Open)
     }
 
     fn peek(&mut self, source: impl AsFd) -> io::Result<Source> {
@@ -328,7 +424,7 @@ impl Mover {
                 self.takes(bytes);
                 self.transfer.on(Event::Filled { bytes, full });
             }
-            Fill::WouldBlock | Fill::MaybeEof => self.transfer.on(Event::FillStopped),
+            Fill::WouldBlock | Fill::MaybeEof => self.transfer.on(Event::SourceStopped),
             Fill::Cannot(reason) => self.cannot(reason, counts)?,
         }
         Ok(Source::Open)
@@ -345,7 +441,7 @@ impl Mover {
     }
 
     fn send(&mut self, sink: impl AsFd, scratch: &[u8], counts: &Counts) -> io::Result<Sink> {
-        let bytes = match socket::send(sink, self.rest.bytes(scratch), self.wait) {
+        let bytes = match self.sink.send(sink.as_fd(), self.rest.bytes(scratch), self.wait) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Sink::WouldBlock),
             Err(error) => return Err(error),
@@ -392,7 +488,7 @@ impl Mover {
 
     /// Ends the direction if it may take no more, and holds nothing more.
     fn end_at_limit(&mut self) {
-        if self.allowance == 0 && matches!(self.need(), Need::Source | Need::Yield) {
+        if self.allowance == 0 && matches!(self.need(), Need::Source | Need::Both | Need::Yield) {
             self.transfer.on(Event::LimitReached);
         }
     }
@@ -423,21 +519,40 @@ impl Mover {
 }
 
 impl End {
-    /// Makes it fit to be spliced, before it first is: splice obeys the socket's own `O_NONBLOCK`, and takes no heed of
-    /// where a datagram ends. The reason if it cannot be made so.
-    fn unfit_to_splice(&mut self, socket: impl AsFd, wait: Wait) -> io::Result<Option<Reason>> {
-        if self.fit_to_splice {
+    /// Makes it fit to be spliced, before it first is: splice obeys an end's own `O_NONBLOCK`, and takes no heed of where a
+    /// datagram ends. The reason if it cannot be made so. (A pipe has no datagrams, and is to be read and written as well.)
+    fn unfit_to_splice(&mut self, end: impl AsFd, wait: Wait) -> io::Result<Option<Reason>> {
+        if self.fit {
             return Ok(None);
         }
-        let socket = socket.as_fd();
-        if !socket::is_stream(socket)? {
+        let end = end.as_fd();
+        if self.kind == EndKind::Socket && !socket::is_stream(end)? {
             return Ok(Some(Reason::NotSupported));
         }
         if wait == Wait::Never {
-            socket::set_nonblocking(socket)?;
+            socket::set_nonblocking(end)?;
         }
-        self.fit_to_splice = true;
+        self.fit = true;
         Ok(None)
+    }
+
+    fn send(&mut self, sink: BorrowedFd<'_>, bytes: &[u8], wait: Wait) -> io::Result<usize> {
+        match self.kind {
+            EndKind::Socket => socket::send(sink, bytes, wait),
+            EndKind::Pipe => {
+                self.unfit_to_splice(sink, wait)?;
+                let guards_sigpipe = self.guards_sigpipe();
+                pipe_end::write(sink, bytes, guards_sigpipe)
+            }
+        }
+    }
+
+    fn at<'a>(&self, fd: BorrowedFd<'a>) -> PassEnd<'a> {
+        PassEnd { fd, kind: self.kind }
+    }
+
+    fn guards_sigpipe(&mut self) -> bool {
+        *self.guards_sigpipe.get_or_insert_with(sys::dies_of_sigpipe)
     }
 }
 

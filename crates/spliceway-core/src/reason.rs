@@ -10,7 +10,7 @@ use crate::sys::Errno;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
-    /// One of the streams is no plain socket (a TLS stream, a mock, a pipe end …).
+    /// One of the streams is no plain socket or pipe (a TLS stream, a mock …).
     NotSockets,
     /// The caller asked for copying.
     Disabled,

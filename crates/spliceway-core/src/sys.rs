@@ -10,7 +10,9 @@ use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
+use rustix::io::retry_on_intr;
 use rustix::pipe::{PipeFlags, SpliceFlags};
 
 pub(crate) use rustix::io::Errno;
@@ -47,9 +49,23 @@ pub(crate) fn dies_of_sigpipe() -> bool {
     }
 }
 
-/// [`splice`], of which no `SIGPIPE` comes: it is blocked in this thread for the call, and the one that the call raised is taken.
-/// (The kernel directs it at the calling thread.)
+/// [`splice`], of which no `SIGPIPE` comes.
 pub(crate) fn splice_without_sigpipe(from: BorrowedFd<'_>, to: BorrowedFd<'_>, len: usize) -> Result<usize, Errno> {
+    // A short count too: the bytes go out in batches, and what a later one met is not told.
+    without_sigpipe(|| splice(from, to, len), |outcome| outcome != Ok(len))
+}
+
+/// [`write`], of which no `SIGPIPE` comes.
+pub(crate) fn write_without_sigpipe(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
+    without_sigpipe(|| write(fd, bytes), |outcome| outcome == Err(Errno::PIPE))
+}
+
+/// `SIGPIPE` is blocked in this thread for the call, and the one that the call may have raised is taken. (The kernel directs it at
+/// the calling thread.)
+fn without_sigpipe(
+    call: impl FnOnce() -> Result<usize, Errno>,
+    may_have_raised: impl FnOnce(Result<usize, Errno>) -> bool,
+) -> Result<usize, Errno> {
     // SAFETY: signal sets are plain memory, for which all zeroes is valid, and each pointer is to one on this stack or null
     // where that is allowed. The mask is given back as it was found.
     unsafe {
@@ -57,10 +73,9 @@ pub(crate) fn splice_without_sigpipe(from: BorrowedFd<'_>, to: BorrowedFd<'_>, l
         libc::sigemptyset(&raw mut sigpipe);
         libc::sigaddset(&raw mut sigpipe, libc::SIGPIPE);
         libc::pthread_sigmask(libc::SIG_BLOCK, &raw const sigpipe, &raw mut before);
-        let outcome = splice(from, to, len);
-        // A short count too: the bytes go out in batches, and what a later one met is not told. Who has it blocked anyway may want
-        // to see it.
-        if outcome != Ok(len) && libc::sigismember(&raw const before, libc::SIGPIPE) == 0 {
+        let outcome = call();
+        // Who has it blocked anyway may want to see it.
+        if may_have_raised(outcome) && libc::sigismember(&raw const before, libc::SIGPIPE) == 0 {
             let at_once: libc::timespec = mem::zeroed();
             libc::sigtimedwait(&raw const sigpipe, std::ptr::null_mut(), &raw const at_once);
         }
@@ -72,6 +87,22 @@ pub(crate) fn splice_without_sigpipe(from: BorrowedFd<'_>, to: BorrowedFd<'_>, l
 /// `read(2)`.
 pub(crate) fn read(fd: BorrowedFd<'_>, buf: &mut [u8]) -> Result<usize, Errno> {
     rustix::io::read(fd, buf)
+}
+
+/// `write(2)`.
+pub(crate) fn write(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
+    rustix::io::write(fd, bytes)
+}
+
+/// `ioctl(FIONREAD)`, bytes.
+pub(crate) fn bytes_to_read(fd: BorrowedFd<'_>) -> Result<usize, Errno> {
+    rustix::io::ioctl_fionread(fd).map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX))
+}
+
+/// `poll(POLLOUT)`, without waiting: whether a write would now find room, or an error.
+pub(crate) fn is_writable(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
+    let mut asked = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
+    retry_on_intr(|| rustix::event::poll(&mut asked, Some(&Timespec::default()))).map(|ready| ready > 0)
 }
 
 /// `send(2)` with `MSG_NOSIGNAL`, and `flags`.

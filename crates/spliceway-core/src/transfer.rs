@@ -15,6 +15,9 @@
 //!               └──────────── would block, 0, cannot: a recv tells what it means ──────┘
 //! ```
 //!
+//! Where an end is a pipe itself, no pipe is needed between, and Passing takes the place of Filling and Draining: it goes on to itself,
+//! to Peeking after a few bytes, and to Receiving where the source has none.
+//!
 //! Where the source may be taken from no more, it goes on to ShuttingDown from wherever it would take next.
 //!
 //! It has no descriptor, no waker and no clock, and counts nothing that the pipe or the remainder counts already. Whoever
@@ -36,6 +39,9 @@ const TINY_FILLS: u8 = 8;
 
 /// Bytes moved before the task gives way. More buys no throughput, less costs some; see docs/defaults.md.
 const TURN: usize = 256 << 10;
+
+/// The most bytes to pass from a pipe to a socket, from a socket to a pipe or from pipe to pipe at once: as much as moves in one turn.
+pub const PASS: usize = TURN;
 
 /// Fills in a row below half of the pipe's size before a smaller pipe is taken.
 const LOW_FILLS: u8 = 4;
@@ -59,6 +65,8 @@ pub enum Step {
     Send,
     /// Look whether the source has bytes, or an end, and take nothing.
     Peek,
+    /// Splice once from the source to the sink, up to [`PASS`] bytes.
+    Pass,
     /// Acquire a pipe of this class if none is held, and fill it once. It is empty.
     Fill(SizeClass),
     /// Drain the pipe: all it holds.
@@ -105,8 +113,15 @@ pub enum Event {
         /// Bytes about reached the pipe's size, not only fragments its slots.
         full: bool,
     },
-    /// [`Step::Fill`] found nothing, or an end of stream that may be none.
-    FillStopped,
+    /// [`Step::Fill`] or [`Step::Pass`] found nothing, or an end of stream that may be none.
+    SourceStopped,
+    /// [`Step::Pass`] moved `bytes`.
+    Passed {
+        /// Bytes the sink took.
+        bytes: usize,
+        /// It is worth another attempt at once.
+        more: bool,
+    },
     /// [`Step::Drain`] moved `bytes`, and the pipe holds `left` more.
     Drained {
         /// Bytes the sink took.
@@ -158,6 +173,8 @@ pub enum PipeSize {
 pub struct Transfer {
     state: State,
     flow: Flow,
+    /// What it is held to be where it is worth splicing.
+    bulk: Flow,
     sizing: Sizing,
     /// Bytes delivered since the last yield.
     turn: usize,
@@ -168,6 +185,7 @@ pub struct Transfer {
 enum State {
     Receiving,
     Sending { full: bool },
+    Passing,
     Filling,
     Draining { fill: LastFill },
     Peeking,
@@ -196,6 +214,8 @@ enum Flow {
     Bulk { tiny_fills: u8 },
     /// Fill first, whatever comes.
     Spliced,
+    /// Pass on, whatever comes.
+    Passed,
     /// Not to be spliced for so many full receives, or ever.
     Copied { retry_after: Option<u16> },
 }
@@ -220,8 +240,24 @@ impl Transfer {
         Self {
             state,
             flow,
+            bulk: Flow::BULK,
             sizing: Sizing::new(pipe_size),
             turn: 0,
+        }
+    }
+
+    /// A direction about to start, of which one end is a pipe.
+    #[must_use]
+    pub fn without_pipe(engine: Engine) -> Self {
+        let (state, flow) = match engine {
+            Engine::Auto | Engine::Splice => (State::Passing, Flow::Passed),
+            Engine::Copy => (State::Receiving, Flow::Copied { retry_after: None }),
+        };
+        Self {
+            state,
+            flow,
+            bulk: Flow::Passed,
+            ..Self::new(engine, PipeSize::Auto)
         }
     }
 
@@ -231,7 +267,10 @@ impl Transfer {
     /// If the direction has already begun to move others.
     pub fn preload(&mut self) {
         assert!(
-            matches!(self.state, State::Receiving | State::Filling | State::ShuttingDown),
+            matches!(
+                self.state,
+                State::Receiving | State::Passing | State::Filling | State::ShuttingDown
+            ),
             "preloaded bytes come before all others"
         );
         self.state = State::Sending { full: false };
@@ -241,9 +280,10 @@ impl Transfer {
     #[must_use]
     pub fn step(&self) -> Step {
         match self.state {
-            State::Receiving | State::Filling | State::Peeking if self.turn >= TURN => Step::Yield,
+            State::Receiving | State::Passing | State::Filling | State::Peeking if self.turn >= TURN => Step::Yield,
             State::Receiving => Step::Recv,
             State::Sending { .. } => Step::Send,
+            State::Passing => Step::Pass,
             State::Filling => Step::Fill(self.sizing.class),
             State::Draining { .. } => Step::Drain,
             State::Peeking => Step::Peek,
@@ -272,6 +312,11 @@ impl Transfer {
                 }
             }
 
+            (State::Passing, Event::Passed { bytes, more }) => {
+                self.turn += bytes;
+                if more { State::Passing } else { State::Peeking }
+            }
+
             (State::Filling, Event::Filled { bytes, full }) => {
                 self.sizing.on_fill(bytes, full);
                 State::Draining {
@@ -279,8 +324,8 @@ impl Transfer {
                 }
             }
             // Drained, at its end, or before an urgent mark: a recv tells which, and steps over the mark.
-            (State::Filling, Event::FillStopped) => State::Receiving,
-            (State::Filling, Event::Cannot(reason)) => {
+            (State::Filling | State::Passing | State::Peeking, Event::SourceStopped) => State::Receiving,
+            (State::Filling | State::Passing, Event::Cannot(reason)) => {
                 self.flow = Flow::copied_for(reason);
                 State::Receiving
             }
@@ -299,10 +344,12 @@ impl Transfer {
             }
             (State::Unloading, Event::Unloaded) => State::Sending { full: false },
 
-            (State::Peeking, Event::Peeked) => State::Filling,
-            (State::Receiving | State::Filling | State::Peeking, Event::LimitReached) => State::ShuttingDown,
+            (State::Peeking, Event::Peeked) => self.begin(),
+            (State::Receiving | State::Passing | State::Filling | State::Peeking, Event::LimitReached) => {
+                State::ShuttingDown
+            }
             (State::ShuttingDown, Event::ShutDown) => State::Done,
-            (state @ (State::Receiving | State::Filling | State::Peeking), Event::Yielded) => {
+            (state @ (State::Receiving | State::Passing | State::Filling | State::Peeking), Event::Yielded) => {
                 self.turn = 0;
                 state
             }
@@ -319,6 +366,7 @@ impl Transfer {
     /// How this flow takes what the source has.
     fn begin(&self) -> State {
         match self.flow {
+            Flow::Passed => State::Passing,
             Flow::Bulk { .. } | Flow::Spliced => State::Filling,
             Flow::Messages | Flow::Copied { .. } => State::Receiving,
         }
@@ -327,8 +375,8 @@ impl Transfer {
     /// User space is empty again.
     fn after_copy(&mut self, full: bool) -> State {
         self.flow = match self.flow {
-            Flow::Messages if full => Flow::BULK,
-            Flow::Copied { retry_after: Some(0) } if full => Flow::BULK,
+            Flow::Messages if full => self.bulk,
+            Flow::Copied { retry_after: Some(0) } if full => self.bulk,
             Flow::Copied {
                 retry_after: Some(more),
             } if full => Flow::Copied {

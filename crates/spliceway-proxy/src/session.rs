@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use spliceway::{EndReason, Relay, RelayError, RelayOptions, RelaySummary, Side};
+use spliceway::{EndReason, Peer, Relay, RelayError, RelayOptions, RelaySummary};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
@@ -192,9 +192,9 @@ impl From<Result<RelaySummary, RelayError>> for Outcome {
         let summary = match ended {
             Ok(summary) => summary,
             Err(error) => {
-                let end = match error.side() {
-                    Side::A => End::ResetByClient,
-                    Side::B => End::ResetByUpstream,
+                let end = match error.peer() {
+                    Peer::A => End::ResetByClient,
+                    Peer::B => End::ResetByUpstream,
                 };
                 return Self::because(end, &format_args!("{} failed: {}", error.operation, error.source));
             }
@@ -203,8 +203,8 @@ impl From<Result<RelaySummary, RelayError>> for Outcome {
             (EndReason::IdleTimeout, _) => End::Idle,
             (EndReason::HalfCloseTimeout, _) => End::HalfCloseTimeout,
             (EndReason::Cancelled, _) => End::Drained,
-            (_, Some(Side::B)) => End::UpstreamEof,
-            (_, Some(Side::A) | None) => End::ClientEof,
+            (_, Some(Peer::B)) => End::UpstreamEof,
+            (_, Some(Peer::A) | None) => End::ClientEof,
         };
         end.into()
     }

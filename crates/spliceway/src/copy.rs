@@ -37,7 +37,7 @@ where
     A: AsyncRead + AsyncWrite + Unpin + ?Sized,
     B: AsyncRead + AsyncWrite + Unpin + ?Sized,
 {
-    if !stream::are_sockets(a, b) {
+    if !stream::are_plain(a, b) {
         return tokio::io::copy_bidirectional(a, b).await;
     }
     let summary = Relay::new(a, b).await?;
@@ -66,7 +66,7 @@ where
 {
     assert!(a_to_b_buf_size > 0, "`a_to_b_buf_size` must be greater than 0");
     assert!(b_to_a_buf_size > 0, "`b_to_a_buf_size` must be greater than 0");
-    if !stream::are_sockets(a, b) {
+    if !stream::are_plain(a, b) {
         return tokio::io::copy_bidirectional_with_sizes(a, b, a_to_b_buf_size, b_to_a_buf_size).await;
     }
     copy_bidirectional(a, b).await
@@ -74,8 +74,20 @@ where
 
 /// Copies everything from `reader` to `writer`: [`tokio::io::copy`], through the kernel where it can.
 ///
-/// Spliced where both ends are sockets: those of [`copy_bidirectional`], and the owned halves of both kinds. Every other pair
-/// is given to tokio's own function. The writer is not shut down at the end. Returns the bytes delivered.
+/// Spliced where both ends are those of [`copy_bidirectional`], the owned halves of both kinds of sockets, the ends of a
+/// [pipe](tokio::net::unix::pipe), or a [`Take`](tokio::io::Take) of one of these or of a mutable reference to it. Every other pair is
+/// given to tokio's own function. The writer is not shut down at the end. Returns the bytes delivered.
+///
+/// With a limit, `take` says so: not one byte more is taken, the stream can be read on, and the `Take` knows what is left.
+///
+/// ```no_run
+/// use tokio::io::AsyncReadExt;
+///
+/// # async fn example(mut body: tokio::net::TcpStream, mut upstream: tokio::net::TcpStream, length: u64) -> std::io::Result<()> {
+/// let copied = spliceway::copy(&mut (&mut body).take(length), &mut upstream).await?;
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// Any error of a read, a write or a flush; interrupted calls are retried. Bytes in flight are then lost.
@@ -87,7 +99,7 @@ where
     R: AsyncRead + Unpin + ?Sized,
     W: AsyncWrite + Unpin + ?Sized,
 {
-    if !stream::are_sockets(reader, writer) {
+    if !stream::are_plain(reader, writer) {
         return tokio::io::copy(reader, writer).await;
     }
     let counts = Counts::default();
@@ -99,7 +111,12 @@ where
         &options::DEFAULT,
         &counts,
     );
-    let ended = poll_fn(|cx| moving.poll(cx, reader, writer, &counts)).await;
-    ended.map_err(|(_, error)| error)?;
+    moving.restrict(stream::limit(reader));
+    let ended = poll_fn(|cx| {
+        let polled = moving.poll(cx, reader, writer, &counts);
+        stream::set_limit(reader, moving.allowance());
+        polled
+    });
+    ended.await.map_err(|(_, error)| error)?;
     Ok(counts.snapshot().bytes)
 }

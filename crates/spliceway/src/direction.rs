@@ -9,15 +9,16 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use spliceway_core::socket::{self, Wait};
 use spliceway_core::transfer::SCRATCH;
-use spliceway_core::{Counts, Engine, Mover, Need, Reason, Source};
+use spliceway_core::{Counts, Engine, Mover, Need, Reason, Side, Source};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::coop::has_budget_remaining;
 
+use crate::end::End;
 use crate::fallback::CopyLoop;
 use crate::options::{RelayOptions, Way};
 use crate::outcome::Operation;
 use crate::rate::Gate;
-use crate::stream::{self, Socket};
+use crate::stream;
 
 thread_local! {
     /// Where a worker receives: bytes stay here only until the same poll has sent them, or has set the rest aside.
@@ -38,7 +39,7 @@ pub(crate) struct Moving {
 /// How one direction moves its bytes, decided by the types of its ends.
 #[derive(Debug)]
 enum Means {
-    /// Both ends are sockets.
+    /// Each end is a socket or a pipe.
     Splicing { mover: Mover, course: Course },
     /// Some end is not.
     Copying(CopyLoop),
@@ -126,7 +127,10 @@ impl Moving {
             }
             Means::Copying(copy_loop) => copy_loop.poll(cx, reader, writer, gate, counts),
             Means::Refused => {
-                let refusal = io::Error::new(io::ErrorKind::Unsupported, "cannot splice: a stream is no plain socket");
+                let refusal = io::Error::new(
+                    io::ErrorKind::Unsupported,
+                    "cannot splice: a stream is no plain socket or pipe",
+                );
                 Poll::Ready(Err((Operation::Read, refusal)))
             }
         }
@@ -144,11 +148,20 @@ impl Moving {
         }
     }
 
-    /// Takes no more.
-    pub(crate) fn stop(&mut self) {
+    /// Bytes that may still be taken.
+    pub(crate) fn allowance(&self) -> u64 {
+        match &self.means {
+            Means::Splicing { mover, .. } => mover.allowance(),
+            Means::Copying(copy_loop) => copy_loop.allowance(),
+            Means::Refused => 0,
+        }
+    }
+
+    /// Takes no more than `bytes` from now on.
+    pub(crate) fn restrict(&mut self, bytes: u64) {
         match &mut self.means {
-            Means::Splicing { mover, .. } => mover.restrict(0),
-            Means::Copying(copy_loop) => copy_loop.stop(),
+            Means::Splicing { mover, .. } => mover.restrict(bytes),
+            Means::Copying(copy_loop) => copy_loop.restrict(bytes),
             Means::Refused => {}
         }
     }
@@ -178,17 +191,19 @@ impl Means {
         counts: &Counts,
     ) -> Self {
         let limit = way.limit.unwrap_or(u64::MAX);
-        if !stream::are_sockets(reader, writer) {
+        let (Some(source), Some(sink)) = (stream::source(reader), stream::sink(writer)) else {
             counts.set_fallback(Reason::NotSockets);
             return match options.engine {
                 Engine::Splice => Self::Refused,
                 Engine::Auto | Engine::Copy => Self::Copying(CopyLoop::new(prefix, limit)),
             };
-        }
+        };
         if options.engine == Engine::Copy {
             counts.set_fallback(Reason::Disabled);
         }
-        let mut mover = Mover::new(options.engine, options.pipe_size, options.the_pool()).with_limit(limit);
+        let (source, sink) = (source.kind(), sink.kind());
+        let mut mover =
+            Mover::between(source, sink, options.engine, options.pipe_size, options.the_pool()).with_limit(limit);
         mover.preload(prefix.into());
         Self::Splicing {
             mover,
@@ -216,8 +231,8 @@ fn poll_mover(
     course: &mut Course,
     gate: Option<&mut Gate>,
     cx: &mut Context<'_>,
-    source: Socket<'_>,
-    sink: Socket<'_>,
+    source: End<'_>,
+    sink: End<'_>,
     counts: &Counts,
 ) -> Poll<Result<(), Broken>> {
     SCRATCH_BUFFER.with_borrow_mut(|scratch| {
@@ -240,45 +255,115 @@ impl Turn<'_> {
         course: &mut Course,
         mut gate: Option<&mut Gate>,
         cx: &mut Context<'_>,
-        source: Socket<'_>,
+        source: End<'_>,
         counts: &Counts,
     ) -> Poll<io::Result<()>> {
-        let ready = source.poll_read_ready(cx)?.is_ready();
-        // Out of budget is not out of bytes, but then all that is to be done is to give way.
-        let worth_a_try = ready || (course.start == Start::Untried && has_budget_remaining());
-        if !worth_a_try && course.finishing && has_budget_remaining() {
-            self.mover.restrict(0);
+        let Some(attempt) = ready!(self.poll_source(course, cx, source))? else {
             return Poll::Ready(Ok(()));
-        }
-        if !worth_a_try {
-            return Poll::Pending;
-        }
-        let most = match (&mut gate, self.mover.appetite()) {
-            (None, _) | (_, 0) => usize::MAX,
-            (Some(gate), appetite) => ready!(gate.poll_grant(cx, appetite)),
         };
+        let most = ready!(poll_most(self.mover, gate.as_deref_mut(), cx));
         // A direction that stays silent should need no pipe, not even to find that out. (A socket that was just connected counts as
         // readable: before, it was hung up.)
         let looks_first = course.start == Start::Untried && self.mover.wants_pipe();
-        let mut take = |socket: BorrowedFd<'_>| match looks_first.then(|| socket::peek(socket, Wait::Never)) {
+        let mut take = |fd: BorrowedFd<'_>| match looks_first.then(|| socket::peek(fd, Wait::Never)) {
             Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => Ok(Source::WouldBlock),
             Some(Err(error)) => Err(error),
-            Some(Ok(_)) | None => self.mover.take_at_most(most, socket, self.scratch, counts),
+            Some(Ok(_)) | None => self.mover.take_at_most(most, fd, self.scratch, counts),
         };
-        let taken = if ready {
-            course.start = Start::Over;
-            source.try_take(take)
-        } else {
-            take(source.as_fd()).map(|learnt| {
+        let taken = match attempt {
+            Attempt::Ready => {
+                course.start = Start::Over;
+                source.try_take(take)
+            }
+            Attempt::Untried => take(source.as_fd()).map(|learnt| {
                 if learnt != Source::Open {
                     course.start = Start::Over;
                 }
-            })
+            }),
         };
         if let Some(gate) = gate {
             gate.spent(self.mover.in_flight());
         }
         Poll::Ready(taken)
+    }
+
+    /// One attempt to move bytes from the source to the sink with no pipe between, when both may do and the gate lets something
+    /// through. Of the two only the sink's readiness is cleared here.
+    fn poll_pass(
+        &mut self,
+        course: &mut Course,
+        mut gate: Option<&mut Gate>,
+        cx: &mut Context<'_>,
+        source: End<'_>,
+        sink: End<'_>,
+        counts: &Counts,
+    ) -> Poll<Result<(), Broken>> {
+        let attempt = ready!(self.poll_source(course, cx, source)).map_err(|error| (Operation::Read, error))?;
+        let Some(attempt) = attempt else {
+            return Poll::Ready(Ok(()));
+        };
+        ready!(sink.poll_write_ready(cx)).map_err(|error| (Operation::Write, error))?;
+        let most = ready!(poll_most(self.mover, gate.as_deref_mut(), cx));
+        if let Attempt::Ready = attempt {
+            course.start = Start::Over;
+        }
+        let allowance = self.mover.allowance();
+        let mut operation = Operation::Write;
+        let passed = sink.try_deliver(|sink| {
+            self.mover
+                .pass(most, source.as_fd(), sink, counts)
+                .map_err(|(side, error)| {
+                    if let Side::Source = side {
+                        operation = Operation::Read;
+                    }
+                    error
+                })
+        });
+        if let Some(gate) = gate {
+            // Of a splice no more than a turn's bytes.
+            gate.spent((allowance - self.mover.allowance()) as usize);
+        }
+        Poll::Ready(passed.map_err(|error| (operation, error)))
+    }
+
+    /// Ready when the source may have something; with `None` where that is all it will be asked for.
+    fn poll_source(
+        &mut self,
+        course: &Course,
+        cx: &mut Context<'_>,
+        source: End<'_>,
+    ) -> Poll<io::Result<Option<Attempt>>> {
+        let ready = source.poll_read_ready(cx)?.is_ready();
+        // Out of budget is not out of bytes, but then all that is to be done is to give way.
+        if !ready && !has_budget_remaining() {
+            return Poll::Pending;
+        }
+        Poll::Ready(Ok(Some(match (ready, course.start) {
+            (true, _) => Attempt::Ready,
+            (false, Start::Untried) => Attempt::Untried,
+            (false, _) if course.finishing => {
+                self.mover.restrict(0);
+                return Poll::Ready(Ok(None));
+            }
+            (false, _) => return Poll::Pending,
+        })))
+    }
+}
+
+/// Why the source is worth an attempt.
+#[derive(Clone, Copy)]
+enum Attempt {
+    /// It counts as readable.
+    Ready,
+    /// It does not, but see [`Start::Untried`].
+    Untried,
+}
+
+/// The most bytes to take now: ready when the gate lets some through.
+fn poll_most(mover: &Mover, gate: Option<&mut Gate>, cx: &mut Context<'_>) -> Poll<usize> {
+    match (gate, mover.appetite()) {
+        (None, _) | (_, 0) => Poll::Ready(usize::MAX),
+        (Some(gate), appetite) => gate.poll_grant(cx, appetite),
     }
 }
 
@@ -293,8 +378,8 @@ fn poll_steps(
     course: &mut Course,
     mut gate: Option<&mut Gate>,
     cx: &mut Context<'_>,
-    source: Socket<'_>,
-    sink: Socket<'_>,
+    source: End<'_>,
+    sink: End<'_>,
     counts: &Counts,
 ) -> Poll<Result<(), Broken>> {
     loop {
@@ -303,6 +388,7 @@ fn poll_steps(
                 ready!(turn.poll_take(course, gate.as_deref_mut(), cx, source, counts))
                     .map_err(|error| (Operation::Read, error))?;
             }
+            Need::Both => ready!(turn.poll_pass(course, gate.as_deref_mut(), cx, source, sink, counts))?,
             // Only the sink is waited for: a full one must not be woken for by a source that has more.
             Need::Sink => {
                 ready!(sink.poll_write_ready(cx)).map_err(|error| (Operation::Write, error))?;

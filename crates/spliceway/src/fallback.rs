@@ -47,9 +47,14 @@ impl CopyLoop {
         }
     }
 
-    /// Reads no more.
-    pub(crate) fn stop(&mut self) {
-        self.allowance = 0;
+    /// Bytes that may still be read.
+    pub(crate) fn allowance(&self) -> u64 {
+        self.allowance
+    }
+
+    /// Reads no more than `bytes` from now on.
+    pub(crate) fn restrict(&mut self, bytes: u64) {
+        self.allowance = self.allowance.min(bytes);
     }
 
     /// Reads what the reader has, up to `most` bytes, and then no more.

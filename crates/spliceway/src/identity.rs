@@ -7,7 +7,8 @@
 
 use std::any::TypeId;
 
-use tokio::io::{BufReader, BufStream, BufWriter};
+use tokio::io::{AsyncRead, BufReader, BufStream, BufWriter, Join, Take};
+use tokio::net::unix::pipe;
 use tokio::net::{TcpStream, UnixStream, tcp, unix};
 
 /// A type without lifetime parameters, so that one `TypeId` is one type.
@@ -28,6 +29,14 @@ unsafe impl NoLifetimes for tcp::OwnedWriteHalf {}
 unsafe impl NoLifetimes for unix::OwnedReadHalf {}
 // SAFETY: as above.
 unsafe impl NoLifetimes for unix::OwnedWriteHalf {}
+// SAFETY: as above.
+unsafe impl NoLifetimes for pipe::Receiver {}
+// SAFETY: as above.
+unsafe impl NoLifetimes for pipe::Sender {}
+// SAFETY: as above.
+unsafe impl<R: NoLifetimes, W: NoLifetimes> NoLifetimes for Join<R, W> {}
+// SAFETY: as above.
+unsafe impl<S: NoLifetimes> NoLifetimes for Take<S> {}
 // SAFETY: as above.
 unsafe impl<S: NoLifetimes> NoLifetimes for BufReader<S> {}
 // SAFETY: as above.
@@ -71,10 +80,86 @@ pub(crate) fn cast_mut<T: ?Sized, S: NoLifetimes>(stream: &mut T) -> Option<&mut
     }
 }
 
+/// The limit of a reader that `AsyncReadExt::take` made: bytes it may still be read of.
+pub(crate) trait Limit {
+    fn limit(&self) -> u64;
+    fn set_limit(&mut self, limit: u64);
+}
+
+/// Such a reader: of a stream, or of a mutable reference to one.
+pub(crate) trait Limited<S>: Limit {
+    fn inner(&self) -> &S;
+    fn inner_mut(&mut self) -> &mut S;
+}
+
+impl<R: AsyncRead> Limit for Take<R> {
+    fn limit(&self) -> u64 {
+        self.limit()
+    }
+
+    fn set_limit(&mut self, limit: u64) {
+        self.set_limit(limit);
+    }
+}
+
+macro_rules! limited {
+    ($($take:ty),+) => {$(
+        impl<S: NoLifetimes + AsyncRead + Unpin> Limited<S> for $take {
+            fn inner(&self) -> &S {
+                self.get_ref()
+            }
+
+            fn inner_mut(&mut self) -> &mut S {
+                self.get_mut()
+            }
+        }
+    )+};
+}
+
+limited!(Take<S>, Take<&mut S>);
+
+/// `stream` as a reader of an `S` with a limit, if it is one or a mutable reference to one.
+pub(crate) fn cast_take_ref<T: ?Sized, S: NoLifetimes + AsyncRead + Unpin>(stream: &T) -> Option<&dyn Limited<S>> {
+    if let Some(take) = cast_ref::<T, Take<S>>(stream) {
+        return Some(take);
+    }
+    let id = typeid::of::<T>();
+    if id == TypeId::of::<Take<&'static mut S>>() {
+        // SAFETY: T is `Take<&mut S>` for some lifetime, which outlives the borrow `stream`. That the cast forges a shorter one does
+        // no harm: the trait, behind which it is hidden at once, can put no reference there.
+        Some(unsafe { &*std::ptr::from_ref(stream).cast::<Take<&mut S>>() })
+    } else if id == TypeId::of::<&'static mut Take<&'static mut S>>() {
+        // SAFETY: the same, a reference deeper.
+        Some(unsafe { &**std::ptr::from_ref(stream).cast::<&Take<&mut S>>() })
+    } else {
+        None
+    }
+}
+
+/// `stream` as a reader of an `S` with a limit, if it is one or a mutable reference to one.
+pub(crate) fn cast_take_mut<T: ?Sized, S: NoLifetimes + AsyncRead + Unpin>(
+    stream: &mut T,
+) -> Option<&mut dyn Limited<S>> {
+    let id = typeid::of::<T>();
+    if id == TypeId::of::<Take<&'static mut S>>() {
+        // SAFETY: as in `cast_take_ref`; the borrow is unique and is passed on.
+        Some(unsafe { &mut *std::ptr::from_mut(stream).cast::<Take<&mut S>>() })
+    } else if id == TypeId::of::<&'static mut Take<&'static mut S>>() {
+        // SAFETY: as in `cast_take_ref`; the result reborrows through a unique borrow of the unique reference.
+        Some(unsafe { &mut **std::ptr::from_mut(stream).cast::<&mut Take<&mut S>>() })
+    } else {
+        cast_mut::<T, Take<S>>(stream).map(|take| take as &mut dyn Limited<S>)
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
     use super::*;
-    use tokio::io::AsyncRead;
+    use tokio::io::{AsyncReadExt, ReadBuf};
     use tokio::net::UnixStream;
 
     #[tokio::test]
@@ -91,6 +176,35 @@ mod tests {
         assert!(cast_ref::<_, UnixStream>(&buffered).is_none());
         let erased: &mut (dyn AsyncRead + Unpin) = &mut buffered;
         assert!(cast_mut::<_, BufReader<UnixStream>>(erased).is_none());
+    }
+
+    #[test]
+    fn a_limit_is_told_to_the_reader_that_has_it_whatever_it_borrows() {
+        struct Wrapped;
+        // SAFETY: no lifetime parameters.
+        unsafe impl NoLifetimes for Wrapped {}
+        impl AsyncRead for Wrapped {
+            fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+                Poll::Pending
+            }
+        }
+        fn halve<T>(stream: &mut T) -> Option<u64> {
+            let limited = cast_take_mut::<T, Wrapped>(stream)?;
+            limited.set_limit(limited.limit() / 2);
+            cast_take_ref::<T, Wrapped>(stream).map(Limit::limit)
+        }
+        let mut owned = Wrapped.take(8);
+        assert_eq!(
+            (halve(&mut owned), halve(&mut &mut owned), owned.limit()),
+            (Some(4), Some(2), 2)
+        );
+        let mut wrapped = Wrapped;
+        let mut borrowed = (&mut wrapped).take(80);
+        assert_eq!(
+            (halve(&mut borrowed), halve(&mut &mut borrowed), borrowed.limit()),
+            (Some(40), Some(20), 20)
+        );
+        assert_eq!(halve(&mut wrapped), None);
     }
 
     #[test]

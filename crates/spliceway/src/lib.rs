@@ -19,17 +19,22 @@
 //!   connection means; a [`CancelHandle`] that delivers what is in flight; and live counts ([`RelayStats`]) that tell spliced bytes from copied
 //!   ones. None of it turns splicing off.
 //! - [`PipePool`]: where pipes come from, within limits ([`Limits`]).
+//! - `upgraded`, with the feature `hyper`: the sockets below hyper's upgraded connections, which a relay can splice.
 //!
 //! # What is spliced
 //! A pair of streams, each of which is a `TcpStream` or a `UnixStream`, a mutable reference to one, or a `BufReader`,
-//! `BufWriter` or `BufStream` around one; for [`copy()`] their owned halves too. The type decides, at compile time: a TLS stream
-//! has a descriptor as well, but its bytes are not the peer's.
+//! `BufWriter` or `BufStream` around one; for [`copy()`] also their owned halves, the ends of a pipe, and a `Take` of what can be
+//! spliced. What has two parts is joined for the functions that take a duplex stream: `tokio::io::join(stdout, stdin)` of a child's
+//! pipes (`pipe::Receiver::from_owned_fd`), or of owned halves. The type decides, at compile time: a TLS stream has a descriptor
+//! as well, but its bytes are not the peer's.
 //!
-//! Among those, small messages are still copied, because for up to some 8 KiB one `recv` and one `send` cost less than two
+//! Where one end is a pipe, bytes go from one end to the other by one splice, small messages too, and no pipe is between.
+//!
+//! Between sockets small messages are still copied, because for up to some 8 KiB one `recv` and one `send` cost less than two
 //! splices. A direction is spliced from the moment one receive fills 64 KiB, until its messages are small again.
 //!
 //! # What falls back, and why
-//! Every other pair of streams is given to tokio's own functions. Sockets that cannot be spliced now or at all are copied,
+//! Every other pair of streams is given to tokio's own functions. Ends that cannot be spliced now or at all are copied,
 //! with the [`Reason`] in [`DirectionSummary::fallback`]: the pool's limits, want of descriptors or memory, a sandbox that
 //! forbids the call. What may pass is tried again after a mebibyte.
 //!
@@ -57,6 +62,7 @@
 mod cancel;
 mod copy;
 mod direction;
+mod end;
 mod fallback;
 mod identity;
 mod options;
@@ -66,12 +72,14 @@ mod rate;
 mod relay;
 mod silence;
 mod stream;
+#[cfg(feature = "hyper")]
+pub mod upgraded;
 mod watch;
 
 pub use cancel::CancelHandle;
 pub use copy::{copy, copy_bidirectional, copy_bidirectional_with_sizes};
 pub use options::{HalfClose, RelayOptions};
-pub use outcome::{Direction, EndReason, Operation, RelayError, RelaySummary, Side};
+pub use outcome::{Direction, EndReason, Operation, Peer, RelayError, RelaySummary};
 pub use rate::RateLimit;
 pub use relay::{Relay, RelayStats};
 pub use spliceway_core::{DirectionSummary, Engine, Limits, PipePool, PipeSize, PoolStats, Reason, Scope, SizeClass};

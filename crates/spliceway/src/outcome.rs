@@ -14,9 +14,9 @@ pub struct RelaySummary {
     pub a_to_b: DirectionSummary,
     /// From `b` to `a`.
     pub b_to_a: DirectionSummary,
-    /// Whose end of stream came first, which is who closed the connection where both have ended: the side of the first
+    /// Whose end of stream came first, which is who closed the connection where both have ended: the one of the first
     /// [`eof`](DirectionSummary::eof). `None` while there is none. Of two ends seen at once `a`'s is the first.
-    pub first_eof: Option<Side>,
+    pub first_eof: Option<Peer>,
     /// Why it ended.
     pub end: EndReason,
 }
@@ -43,9 +43,9 @@ pub enum EndReason {
     Cancelled,
 }
 
-/// One of the two streams of a relay.
+/// One of the two streams of a relay, by who is at its far end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Side {
+pub enum Peer {
     /// The one that was given first.
     A,
     /// The other.
@@ -89,17 +89,17 @@ pub struct RelayError {
 }
 
 impl RelayError {
-    /// The side whose stream failed: the direction's source where reading failed, its sink where anything else did.
+    /// Whose stream failed: that of the direction's source where reading failed, its sink's where anything else did.
     #[must_use]
-    pub fn side(&self) -> Side {
+    pub fn peer(&self) -> Peer {
         match (self.direction, self.operation) {
-            (Direction::AToB, Operation::Read) | (Direction::BToA, Operation::Write | Operation::Shutdown) => Side::A,
-            (Direction::BToA, Operation::Read) | (Direction::AToB, Operation::Write | Operation::Shutdown) => Side::B,
+            (Direction::AToB, Operation::Read) | (Direction::BToA, Operation::Write | Operation::Shutdown) => Peer::A,
+            (Direction::BToA, Operation::Read) | (Direction::AToB, Operation::Write | Operation::Shutdown) => Peer::B,
         }
     }
 }
 
-impl fmt::Display for Side {
+impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::A => "a",

@@ -81,7 +81,7 @@ impl Phase {
     /// This direction is to end when it has delivered what it holds.
     pub(crate) fn stop(&mut self) {
         match self {
-            Self::Moving(moving) | Self::Finishing(moving) => moving.stop(),
+            Self::Moving(moving) | Self::Finishing(moving) => moving.restrict(0),
             Self::Start(_) => *self = Self::Done,
             Self::ShuttingDown { .. } | Self::Done => {}
         }

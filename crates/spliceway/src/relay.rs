@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::cancel::CancelHandle;
 use crate::direction::Broken;
 use crate::options::{self, HalfClose, RelayOptions};
-use crate::outcome::{Direction, EndReason, RelayError, RelaySummary, Side};
+use crate::outcome::{Direction, EndReason, Peer, RelayError, RelaySummary};
 use crate::phase::Phase;
 use crate::rate::RateLimit;
 use crate::watch::{Now, Watch};
@@ -88,7 +88,7 @@ struct Both {
 struct Shared {
     a_to_b: Counts,
     b_to_a: Counts,
-    first_eof: OnceLock<Side>,
+    first_eof: OnceLock<Peer>,
     end: OnceLock<EndReason>,
 }
 
@@ -265,13 +265,13 @@ where
         let counts = &both.shared.a_to_b;
         let a_to_b = match both.a_to_b.poll(cx, a, b, &options.a_to_b, options, counts) {
             Poll::Ready(Err(broken)) => return Poll::Ready(Err(self.broken(Direction::AToB, broken))),
-            Poll::Ready(Ok(())) => both.shared.has_ended(Side::A, counts),
+            Poll::Ready(Ok(())) => both.shared.has_ended(Peer::A, counts),
             Poll::Pending => false,
         };
         let counts = &both.shared.b_to_a;
         let b_to_a = match both.b_to_a.poll(cx, b, a, &options.b_to_a, options, counts) {
             Poll::Ready(Err(broken)) => return Poll::Ready(Err(self.broken(Direction::BToA, broken))),
-            Poll::Ready(Ok(())) => both.shared.has_ended(Side::B, counts),
+            Poll::Ready(Ok(())) => both.shared.has_ended(Peer::B, counts),
             Poll::Pending => false,
         };
         if a_to_b && b_to_a {
@@ -378,10 +378,10 @@ impl RelayStats {
 }
 
 impl Shared {
-    /// The direction whose source is `side` is over: `true`.
-    fn has_ended(&self, side: Side, counts: &Counts) -> bool {
+    /// The direction whose source is `peer` is over: `true`.
+    fn has_ended(&self, peer: Peer, counts: &Counts) -> bool {
         if self.first_eof.get().is_none() && counts.snapshot().eof {
-            let _ = self.first_eof.set(side);
+            let _ = self.first_eof.set(peer);
         }
         true
     }

@@ -1,41 +1,42 @@
-//! The sockets beneath the streams a relay is given, and the only calls of `try_io`: here alone readiness is cleared.
+//! The sockets and pipes beneath the streams a relay is given, and what those streams hold back: known by their types.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use spliceway_core::{Sink, Source};
-use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, BufReader, BufStream, BufWriter, Interest};
+use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, BufReader, BufStream, BufWriter, Join};
+use tokio::net::unix::pipe;
 use tokio::net::{TcpStream, UnixStream, tcp, unix};
 
-use crate::identity::{NoLifetimes, cast_mut, cast_ref};
+use crate::end::End;
+use crate::identity::{Limit, Limited, NoLifetimes, cast_mut, cast_ref, cast_take_mut, cast_take_ref};
 
-/// A socket beneath a stream.
-#[derive(Clone, Copy)]
-pub(crate) enum Socket<'a> {
-    Tcp(&'a TcpStream),
-    Unix(&'a UnixStream),
-}
-
-/// The socket that `stream` reads from, past whatever it has buffered; `None` if it is no plain socket.
-pub(crate) fn source<R: ?Sized>(stream: &R) -> Option<Socket<'_>> {
+/// What `stream` reads from, past whatever it has buffered; `None` if the kernel alone does not know its bytes.
+pub(crate) fn source<R: ?Sized>(stream: &R) -> Option<End<'_>> {
     duplex::<R, TcpStream>(stream)
         .or_else(|| duplex::<R, UnixStream>(stream))
         .or_else(|| read_half::<R, tcp::OwnedReadHalf>(stream))
         .or_else(|| read_half::<R, unix::OwnedReadHalf>(stream))
+        .or_else(|| read_half::<R, pipe::Receiver>(stream))
+        .or_else(|| joined::<R, tcp::OwnedReadHalf, tcp::OwnedWriteHalf>(stream).map(|(reader, _)| reader))
+        .or_else(|| joined::<R, unix::OwnedReadHalf, unix::OwnedWriteHalf>(stream).map(|(reader, _)| reader))
+        .or_else(|| joined::<R, pipe::Receiver, pipe::Sender>(stream).map(|(reader, _)| reader))
 }
 
-/// The socket that `stream` writes to; `None` if it is no plain socket. What a buffer holds back must be flushed first.
-pub(crate) fn sink<W: ?Sized>(stream: &W) -> Option<Socket<'_>> {
+/// What `stream` writes to; `None` if the kernel alone cannot. What a buffer holds back must be flushed first.
+pub(crate) fn sink<W: ?Sized>(stream: &W) -> Option<End<'_>> {
     duplex::<W, TcpStream>(stream)
         .or_else(|| duplex::<W, UnixStream>(stream))
         .or_else(|| write_half::<W, tcp::OwnedWriteHalf>(stream))
         .or_else(|| write_half::<W, unix::OwnedWriteHalf>(stream))
+        .or_else(|| write_half::<W, pipe::Sender>(stream))
+        .or_else(|| joined::<W, tcp::OwnedReadHalf, tcp::OwnedWriteHalf>(stream).map(|(_, writer)| writer))
+        .or_else(|| joined::<W, unix::OwnedReadHalf, unix::OwnedWriteHalf>(stream).map(|(_, writer)| writer))
+        .or_else(|| joined::<W, pipe::Receiver, pipe::Sender>(stream).map(|(_, writer)| writer))
 }
 
 /// Whether bytes from `reader` to `writer` can go through the kernel. Known at compile time.
-pub(crate) fn are_sockets<R: ?Sized, W: ?Sized>(reader: &R, writer: &W) -> bool {
+pub(crate) fn are_plain<R: ?Sized, W: ?Sized>(reader: &R, writer: &W) -> bool {
     source(reader).is_some() && sink(writer).is_some()
 }
 
@@ -48,7 +49,8 @@ pub(crate) fn buffered<R: ?Sized>(stream: &mut R, cx: &mut Context<'_>, most: u6
     let held = buffer_of::<R, TcpStream>(stream, most)
         .or_else(|| buffer_of::<R, UnixStream>(stream, most))
         .or_else(|| buffer_of::<R, tcp::OwnedReadHalf>(stream, most))
-        .or_else(|| buffer_of::<R, unix::OwnedReadHalf>(stream, most));
+        .or_else(|| buffer_of::<R, unix::OwnedReadHalf>(stream, most))
+        .or_else(|| buffer_of::<R, pipe::Receiver>(stream, most));
     if let Some(held) = held {
         return Ok(held);
     }
@@ -61,59 +63,98 @@ pub(crate) fn buffered<R: ?Sized>(stream: &mut R, cx: &mut Context<'_>, most: u6
     Ok(Vec::new())
 }
 
-/// A stream type that is a socket, or half of one.
-trait IsSocket: NoLifetimes {
-    fn socket(&self) -> Socket<'_>;
+/// Bytes that `stream` may still be read of, where it is a `Take`: what is beneath it knows nothing of that.
+pub(crate) fn limit<R: ?Sized>(stream: &mut R) -> u64 {
+    let mut limit = u64::MAX;
+    with_limit(stream, &mut |limited| limit = limited.limit());
+    limit
 }
 
-macro_rules! is_socket {
-    ($($kind:ident: $($stream:ty),+;)+) => {$($(
-        impl IsSocket for $stream {
-            fn socket(&self) -> Socket<'_> {
-                Socket::$kind(self.as_ref())
+/// Tells a `Take` what is left of that.
+pub(crate) fn set_limit<R: ?Sized>(stream: &mut R, limit: u64) {
+    with_limit(stream, &mut |limited| limited.set_limit(limit));
+}
+
+fn with_limit<R: ?Sized>(stream: &mut R, tell: &mut dyn FnMut(&mut dyn Limit)) {
+    with_limit_around::<R, TcpStream>(stream, tell);
+    with_limit_around::<R, UnixStream>(stream, tell);
+    with_limit_around::<R, tcp::OwnedReadHalf>(stream, tell);
+    with_limit_around::<R, unix::OwnedReadHalf>(stream, tell);
+    with_limit_around::<R, pipe::Receiver>(stream, tell);
+}
+
+fn with_limit_around<R: ?Sized, S: IsEnd + AsyncRead + Unpin>(stream: &mut R, tell: &mut dyn FnMut(&mut dyn Limit)) {
+    if let Some(limited) = cast_take_mut::<R, S>(stream) {
+        tell(limited);
+    }
+    if let Some(limited) = cast_take_mut::<R, BufReader<S>>(stream) {
+        tell(limited);
+    }
+}
+
+/// A stream type that is a socket, half of one, or an end of a pipe.
+trait IsEnd: NoLifetimes {
+    fn end(&self) -> End<'_>;
+}
+
+macro_rules! is_end {
+    ($($stream:ty: $this:ident => $end:expr;)+) => {$(
+        impl IsEnd for $stream {
+            fn end(&self) -> End<'_> {
+                let $this = self;
+                $end
             }
         }
-    )+)+};
+    )+};
 }
 
-is_socket! {
-    Tcp: tcp::OwnedReadHalf, tcp::OwnedWriteHalf;
-    Unix: unix::OwnedReadHalf, unix::OwnedWriteHalf;
+is_end! {
+    TcpStream: stream => End::Tcp(stream);
+    UnixStream: stream => End::Unix(stream);
+    tcp::OwnedReadHalf: half => End::Tcp(half.as_ref());
+    tcp::OwnedWriteHalf: half => End::Tcp(half.as_ref());
+    unix::OwnedReadHalf: half => End::Unix(half.as_ref());
+    unix::OwnedWriteHalf: half => End::Unix(half.as_ref());
+    pipe::Receiver: receiver => End::Receiver(receiver);
+    pipe::Sender: sender => End::Sender(sender);
 }
 
-impl IsSocket for TcpStream {
-    fn socket(&self) -> Socket<'_> {
-        Socket::Tcp(self)
-    }
-}
-
-impl IsSocket for UnixStream {
-    fn socket(&self) -> Socket<'_> {
-        Socket::Unix(self)
-    }
-}
-
-fn duplex<T: ?Sized, S: IsSocket + AsyncRead + AsyncWrite>(stream: &T) -> Option<Socket<'_>> {
+fn duplex<T: ?Sized, S: IsEnd + AsyncRead + AsyncWrite + Unpin>(stream: &T) -> Option<End<'_>> {
     read_half::<T, S>(stream)
         .or_else(|| write_half::<T, S>(stream))
-        .or_else(|| cast_ref::<T, BufStream<S>>(stream).map(|buffered| buffered.get_ref().socket()))
+        .or_else(|| cast_ref::<T, BufStream<S>>(stream).map(|buffered| buffered.get_ref().end()))
 }
 
-fn read_half<T: ?Sized, S: IsSocket + AsyncRead>(stream: &T) -> Option<Socket<'_>> {
-    let socket = cast_ref::<T, S>(stream).or_else(|| cast_ref::<T, BufReader<S>>(stream).map(BufReader::get_ref));
-    socket.map(S::socket)
+fn read_half<T: ?Sized, S: IsEnd + AsyncRead + Unpin>(stream: &T) -> Option<End<'_>> {
+    cast_ref::<T, S>(stream)
+        .or_else(|| cast_ref::<T, BufReader<S>>(stream).map(BufReader::get_ref))
+        .or_else(|| cast_take_ref::<T, S>(stream).map(Limited::inner))
+        .or_else(|| cast_take_ref::<T, BufReader<S>>(stream).map(|limited| limited.inner().get_ref()))
+        .map(S::end)
 }
 
-fn write_half<T: ?Sized, S: IsSocket + AsyncWrite>(stream: &T) -> Option<Socket<'_>> {
+fn write_half<T: ?Sized, S: IsEnd + AsyncWrite>(stream: &T) -> Option<End<'_>> {
     let socket = cast_ref::<T, S>(stream).or_else(|| cast_ref::<T, BufWriter<S>>(stream).map(BufWriter::get_ref));
-    socket.map(S::socket)
+    socket.map(S::end)
 }
 
-fn buffer_of<R: ?Sized, S: IsSocket + AsyncRead + Unpin>(stream: &mut R, most: u64) -> Option<Vec<u8>> {
-    let reader = cast_mut::<R, BufReader<S>>(stream)?;
+fn joined<T: ?Sized, R: IsEnd + AsyncRead, W: IsEnd + AsyncWrite>(stream: &T) -> Option<(End<'_>, End<'_>)> {
+    cast_ref::<T, Join<R, W>>(stream).map(|both| (both.reader().end(), both.writer().end()))
+}
+
+fn buffer_of<R: ?Sized, S: IsEnd + AsyncRead + Unpin>(stream: &mut R, most: u64) -> Option<Vec<u8>> {
+    let reader = buffered_reader::<R, S>(stream)?;
     let held = up_to(most, reader.buffer()).to_vec();
     Pin::new(reader).consume(held.len());
     Some(held)
+}
+
+fn buffered_reader<R: ?Sized, S: IsEnd + AsyncRead + Unpin>(stream: &mut R) -> Option<&mut BufReader<S>> {
+    if cast_ref::<R, BufReader<S>>(stream).is_some() {
+        cast_mut::<R, BufReader<S>>(stream)
+    } else {
+        cast_take_mut::<R, BufReader<S>>(stream).map(Limited::inner_mut)
+    }
 }
 
 fn read_ahead(mut stream: impl AsyncBufRead + Unpin, cx: &mut Context<'_>, most: u64) -> io::Result<Vec<u8>> {
@@ -131,81 +172,4 @@ fn read_ahead(mut stream: impl AsyncBufRead + Unpin, cx: &mut Context<'_>, most:
 
 fn up_to(most: u64, buffer: &[u8]) -> &[u8] {
     &buffer[..usize::try_from(most).map_or(buffer.len(), |most| most.min(buffer.len()))]
-}
-
-impl Socket<'_> {
-    /// Waits until there may be something to read; costs one unit of tokio's cooperative budget.
-    pub(crate) fn poll_read_ready(self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self {
-            Self::Tcp(stream) => stream.poll_read_ready(cx),
-            Self::Unix(stream) => stream.poll_read_ready(cx),
-        }
-    }
-
-    /// Waits until there may be room to write; costs one unit of tokio's cooperative budget.
-    pub(crate) fn poll_write_ready(self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self {
-            Self::Tcp(stream) => stream.poll_write_ready(cx),
-            Self::Unix(stream) => stream.poll_write_ready(cx),
-        }
-    }
-
-    /// Runs `take` if the socket counts as readable, and clears that if it learnt that the source is drained.
-    ///
-    /// Cleared is by an `Err(WouldBlock)` from the closure. So the outcome is set aside, and a receive that took the last byte
-    /// saves the call that would only return EAGAIN. What no caller may do is to report a full pipe's EAGAIN as the source's:
-    /// the edge would be lost.
-    pub(crate) fn try_take(self, take: impl FnOnce(BorrowedFd<'_>) -> io::Result<Source>) -> io::Result<()> {
-        self.try_io(Interest::READABLE, |socket| match take(socket) {
-            Ok(Source::Open) => (Ok(()), Readiness::Kept),
-            Ok(Source::Drained | Source::WouldBlock) => (Ok(()), Readiness::Cleared),
-            Err(error) => (Err(error), Readiness::Kept),
-        })
-    }
-
-    /// Runs `deliver` if the socket counts as writable, and clears that if the sink took nothing.
-    pub(crate) fn try_deliver(self, deliver: impl FnOnce(BorrowedFd<'_>) -> io::Result<Sink>) -> io::Result<()> {
-        self.try_io(Interest::WRITABLE, |socket| match deliver(socket) {
-            Ok(Sink::Open) => (Ok(()), Readiness::Kept),
-            Ok(Sink::WouldBlock) => (Ok(()), Readiness::Cleared),
-            Err(error) => (Err(error), Readiness::Kept),
-        })
-    }
-
-    fn try_io(
-        self,
-        interest: Interest,
-        io: impl FnOnce(BorrowedFd<'_>) -> (io::Result<()>, Readiness),
-    ) -> io::Result<()> {
-        let mut outcome = Ok(());
-        let attempt = || {
-            let readiness;
-            (outcome, readiness) = io(self.as_fd());
-            match readiness {
-                Readiness::Kept => Ok(()),
-                Readiness::Cleared => Err(io::Error::from(io::ErrorKind::WouldBlock)),
-            }
-        };
-        // The error is `attempt`'s own, or tokio's word that the socket is not ready and `attempt` did not run.
-        let _ = match self {
-            Self::Tcp(stream) => stream.try_io(interest, attempt),
-            Self::Unix(stream) => stream.try_io(interest, attempt),
-        };
-        outcome
-    }
-}
-
-/// What a call on a socket leaves of its readiness.
-enum Readiness {
-    Kept,
-    Cleared,
-}
-
-impl AsFd for Socket<'_> {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Tcp(stream) => stream.as_fd(),
-            Self::Unix(stream) => stream.as_fd(),
-        }
-    }
 }

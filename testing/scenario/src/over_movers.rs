@@ -198,6 +198,7 @@ impl Direction {
                     Sink::Open => {}
                     Sink::WouldBlock => sink.writable = false,
                 },
+                Need::Both => unreachable!("there is a pipe between two sockets"),
                 Need::Yield => {
                     self.mover.yielded();
                     break Came::ToAPause;

@@ -104,6 +104,24 @@ fn a_dependency_that_points_up_is_found() {
 }
 
 #[test]
+fn a_crate_is_found_outside_the_file_that_is_its_feature() {
+    let hyper = "use hyper::upgrade::Upgraded;\n";
+    for (path, count) in [
+        ("src/relay.rs", 1),
+        ("src/upgraded.rs", 0),
+        ("tests/it/a.rs", 0),
+        ("examples/a.rs", 0),
+    ] {
+        finds(
+            count,
+            super::dependency_direction,
+            &format!("crates/spliceway/{path}"),
+            hyper,
+        );
+    }
+}
+
+#[test]
 fn a_second_msrv_is_found() {
     let findings = |path: &str, text: &str| {
         super::msrv(&Repository::of(&[

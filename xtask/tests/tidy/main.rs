@@ -35,16 +35,19 @@ const ABSENCES: &[Absence] = &[
         folder: "crates/spliceway-core/",
         never: &["tokio", "futures", "tracing", "clap", "spliceway", "spliceway_proxy"],
         not_directly: &["spliceway_faults"],
+        behind_a_feature: &[],
     },
     Absence {
         folder: "crates/spliceway/",
-        never: &["tracing", "clap", "hyper", "axum", "spliceway_proxy"],
+        never: &["tracing", "clap", "axum", "spliceway_proxy"],
         not_directly: &["libc", "rustix", "spliceway_faults"],
+        behind_a_feature: &[("hyper", "crates/spliceway/src/upgraded.rs")],
     },
     Absence {
         folder: "crates/spliceway-proxy/",
         never: &[],
         not_directly: &["libc", "spliceway_core", "spliceway_faults"],
+        behind_a_feature: &[],
     },
 ];
 
@@ -54,6 +57,23 @@ struct Absence {
     never: &'static [&'static str],
     /// Not named by what ships, though it is there below one that is named; tests may.
     not_directly: &'static [&'static str],
+    /// Not linked unless a feature asks for it, and named in the sources by one file, which is that feature; tests and examples may.
+    behind_a_feature: &'static [(&'static str, &'static str)],
+}
+
+impl Absence {
+    fn is_behind_a_feature(&self, name: &str) -> bool {
+        self.behind_a_feature.iter().any(|(head, _)| forbids(&[head], name))
+    }
+
+    fn is_outside_its_feature(&self, name: &str, path: &str) -> bool {
+        let in_sources = path.starts_with(&format!("{}src/", self.folder));
+        in_sources
+            && self
+                .behind_a_feature
+                .iter()
+                .any(|(head, file)| forbids(&[head], name) && path != *file)
+    }
 }
 
 /// A file that needs more has two subjects. (The longest are read top-down in one sitting.)
@@ -194,7 +214,10 @@ fn dependency_direction(repository: &Repository) -> Vec<Finding> {
         {
             let ships = shipped_lines(file);
             for (index, name) in named_dependencies(file) {
-                if forbids(absence.never, &name) || (ships[index] && forbids(absence.not_directly, &name)) {
+                if forbids(absence.never, &name)
+                    || absence.is_outside_its_feature(&name, &file.path)
+                    || (ships[index] && forbids(absence.not_directly, &name))
+                {
                     findings.push(format!(
                         "{}: names `{name}`; {} does without",
                         file.at(index),
@@ -270,7 +293,7 @@ fn dependency_trees(repository: &Repository) -> Vec<Finding> {
         let package = absence.folder.trim_start_matches("crates/").trim_end_matches('/');
         for name in linked_crates(package)
             .iter()
-            .filter(|name| forbids(absence.never, name))
+            .filter(|name| forbids(absence.never, name) || absence.is_behind_a_feature(name))
         {
             findings.push(format!(
                 "{package}: links `{name}`; see `cargo tree --package {package} --edges normal --invert {name}`"

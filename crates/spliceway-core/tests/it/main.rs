@@ -13,6 +13,8 @@ mod kernel_socket;
 mod mover;
 /// A pipe says what happened, counts what it holds, and is clean only if nothing went wrong.
 mod pipe;
+/// A pipe of the caller's is spliced with none between, and both ends' readiness is told apart.
+mod pipe_ends;
 /// A pool lends clean pipes, its own thread's first, never more than its limits, and closes what nobody needs.
 mod pool;
 /// A pool in a process that runs out of descriptors or pages, or counts its descriptors.

@@ -98,6 +98,7 @@ fn step(
                     return Ok(Some(Need::Sink));
                 }
             }
+            Need::Both => unreachable!("there is a pipe between two sockets"),
             Need::Yield => mover.yielded(),
             Need::Shutdown => return Ok(None),
         }

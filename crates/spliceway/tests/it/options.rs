@@ -5,9 +5,9 @@
 
 mod cancel; // told to end, it loses nothing that it can deliver in time
 mod half_close; // the end of one stream as the end of both
+mod peers; // whose end was the first, whose stream failed
 mod prefix; // bytes that go first
 mod rate; // a rate shared by one or many, spliced all the same
-mod sides; // whose end was the first, whose stream failed
 mod timeouts; // silence ends a relay, age does not
 
 use std::time::Duration;

@@ -1,6 +1,7 @@
 //! One suite over tokio's functions and ours: every scenario runs for each subject, and the expectations name none of them.
 
 mod buffers;
+mod limited;
 mod mocks;
 mod one_way;
 mod scheduling;

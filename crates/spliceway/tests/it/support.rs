@@ -65,6 +65,13 @@ pub(crate) fn unpaced(socket: &impl AsFd) {
     sockopt::set_tcp_congestion(socket, "reno").unwrap();
 }
 
+/// Bounds what a socket, and what is accepted from it, queues: where many connections stand still at once, full queues of the kernel's own
+/// choice take the memory that all of TCP has (`net.ipv4.tcp_mem`), and then it resets connections, whosoever they are.
+pub(crate) fn short_queues(socket: &impl AsFd) {
+    sockopt::set_socket_send_buffer_size(socket, 128 << 10).unwrap();
+    sockopt::set_socket_recv_buffer_size(socket, 128 << 10).unwrap();
+}
+
 /// Closes with a reset instead of a FIN.
 pub(crate) fn reset(stream: TcpStream) {
     sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();

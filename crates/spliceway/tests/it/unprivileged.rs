@@ -10,7 +10,7 @@ use spliceway::PipePool;
 use spliceway_core::Pipe;
 
 use crate::role::{self, Role, heard, raise_descriptor_limit, say};
-use crate::support::unpaced;
+use crate::support::{short_queues, unpaced};
 
 const RELAYS: usize = 300;
 const BYTES: usize = 4 << 20;
@@ -29,6 +29,7 @@ fn three_hundred_bulk_relays_are_byte_exact_and_leave_half_of_the_soft_page_limi
         .unwrap();
     let upstream = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     unpaced(&upstream);
+    short_queues(&upstream);
     // A user that owns nothing else, so that no other program's pipes count, nor those of another run of this test.
     let uid = 60_000 + std::process::id();
     let mut relays = Role::start(ROLES, "relays", Some(uid));
@@ -41,6 +42,7 @@ fn three_hundred_bulk_relays_are_byte_exact_and_leave_half_of_the_soft_page_limi
         .map(|stream| {
             let client = TcpStream::connect(relay).unwrap();
             unpaced(&client);
+            short_queues(&client);
             let (server, _) = upstream.accept().unwrap();
             let reading = Arc::clone(&reading);
             let sending = thread::spawn(move || send(client));
@@ -154,12 +156,14 @@ fn relays() {
     runtime.block_on(async move {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         unpaced(&listener);
+        short_queues(&listener);
         say(&listener.local_addr().unwrap().to_string());
         loop {
             let (mut client, _) = listener.accept().await.unwrap();
             tokio::spawn(async move {
                 let mut upstream = tokio::net::TcpStream::connect(upstream).await.unwrap();
                 unpaced(&upstream);
+                short_queues(&upstream);
                 spliceway::copy_bidirectional(&mut client, &mut upstream).await.unwrap();
             });
         }

@@ -103,6 +103,21 @@ fn every_sequence_of_outcomes_after_preloaded_bytes_delivers_these_first_and_end
 }
 
 #[test]
+fn every_sequence_of_outcomes_with_no_pipe_between_delivers_every_byte_in_order_and_ends() {
+    for engine in ENGINES {
+        for bytes in [0, 1_000, 3 * SCRATCH, 2 * TURN + 1] {
+            walk(LENGTH - 2, || World::without_pipe(engine, bytes));
+        }
+        walk(LENGTH - 2, || {
+            World::without_pipe(engine, 3 * SCRATCH).preloaded(10_000)
+        });
+        walk(LENGTH - 2, || {
+            World::without_pipe(engine, 3 * SCRATCH).limited(2 * SCRATCH + 1)
+        });
+    }
+}
+
+#[test]
 fn every_sequence_of_outcomes_takes_no_byte_beyond_the_limit_and_delivers_those_before_it() {
     for engine in ENGINES {
         // Nothing, less than a recv, less than the source, all of it, more than it has.
@@ -206,7 +221,7 @@ fn a_fill_that_stops_is_followed_by_a_recv_which_alone_tells_why() {
         (Event::Eof, Step::Shutdown),
     ] {
         let mut transfer = bulk(PipeSize::Auto);
-        at(&mut transfer, Step::Fill(SizeClass::Kib64), Event::FillStopped);
+        at(&mut transfer, Step::Fill(SizeClass::Kib64), Event::SourceStopped);
         at(&mut transfer, Step::Recv, event);
         assert_eq!(transfer.step(), next, "after {event:?}");
     }
@@ -325,7 +340,7 @@ fn splice_from_the_first_byte_begins_with_a_fill_and_goes_back_to_it() {
         fill_and_drain(&mut transfer, SizeClass::Kib64, 100, false);
         at(&mut transfer, Step::Peek, Event::WouldBlock);
     }
-    at(&mut transfer, Step::Fill(SizeClass::Kib64), Event::FillStopped);
+    at(&mut transfer, Step::Fill(SizeClass::Kib64), Event::SourceStopped);
     at(&mut transfer, Step::Recv, Event::Received { full: false });
     at(&mut transfer, Step::Send, Event::Sent { bytes: 100, left: 0 });
     assert_eq!(transfer.step(), Step::Fill(SizeClass::Kib64));

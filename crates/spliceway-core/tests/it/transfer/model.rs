@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use spliceway_core::transfer::{Event, SCRATCH, Step, Transfer};
+use spliceway_core::transfer::{Event, PASS, SCRATCH, Step, Transfer};
 use spliceway_core::{Engine, PipeSize, Reason, Scope, SizeClass};
 
 /// Bytes to move before a turn for others is due (docs/defaults.md).
@@ -33,6 +33,8 @@ impl Fate for Kind {
 pub(crate) struct World {
     pub(crate) transfer: Transfer,
     engine: Engine,
+    /// An end is a pipe: there is none between.
+    passes: bool,
     /// Places that the source still has; it ends behind them.
     source: Range<usize>,
     /// No place from here on may be taken.
@@ -55,6 +57,7 @@ impl World {
         Self {
             transfer: Transfer::new(engine, size),
             engine,
+            passes: false,
             source: 0..bytes,
             limit: usize::MAX,
             user: 0..0,
@@ -65,6 +68,15 @@ impl World {
             moved_in_turn: 0,
             idle_steps: 0,
             history: Vec::new(),
+        }
+    }
+
+    /// The same, of which one end is a pipe.
+    pub(crate) fn without_pipe(engine: Engine, bytes: usize) -> Self {
+        Self {
+            transfer: Transfer::without_pipe(engine),
+            passes: true,
+            ..Self::new(engine, PipeSize::Auto, bytes)
         }
     }
 
@@ -84,7 +96,7 @@ impl World {
     /// One step with the outcome that `fate` chooses; `false` when the transfer is done.
     pub(crate) fn advance(&mut self, fate: &mut impl Fate) -> bool {
         let mut step = self.transfer.step();
-        if self.is_at_limit() && matches!(step, Step::Recv | Step::Peek | Step::Fill(_) | Step::Yield) {
+        if self.is_at_limit() && matches!(step, Step::Recv | Step::Peek | Step::Pass | Step::Fill(_) | Step::Yield) {
             self.transfer.on(Event::LimitReached);
             step = self.transfer.step();
         }
@@ -130,7 +142,13 @@ impl World {
         assert_eq!(step == Step::Send, !self.user.is_empty(), "at {step:?}: {self:#?}");
         assert!(self.idle_steps <= 4, "in circles at {step:?}: {self:#?}");
         match step {
-            Step::Fill(_) | Step::Peek => {
+            Step::Fill(_) | Step::Pass | Step::Peek => {
+                let wrong = if self.passes {
+                    matches!(step, Step::Fill(_))
+                } else {
+                    step == Step::Pass
+                };
+                assert!(!wrong, "{step:?} between such ends");
                 assert_ne!(self.engine, Engine::Copy, "copies always");
                 assert!(
                     !self.never_again,
@@ -160,8 +178,12 @@ impl World {
                 outcomes.push(Event::WouldBlock);
                 outcomes
             }
+            // Of a pipe that is empty nobody can tell whether it has ended.
+            Step::Peek if left == 0 && self.passes => vec![Event::Eof, Event::WouldBlock, Event::SourceStopped],
             Step::Peek if left == 0 => vec![Event::Eof, Event::WouldBlock],
+            Step::Peek if self.passes => vec![Event::Peeked, Event::WouldBlock, Event::SourceStopped],
             Step::Peek => vec![Event::Peeked, Event::WouldBlock],
+            Step::Pass => self.passed(),
             Step::Fill(class) => self.fills(class),
             Step::Send => parts(self.user.len())
                 .map(|bytes| Event::Sent {
@@ -199,9 +221,21 @@ impl World {
         let possible = sizes.into_iter().filter(|(bytes, _)| (1..=left).contains(bytes));
         let mut outcomes: Vec<_> = possible.map(|(bytes, full)| Event::Filled { bytes, full }).collect();
         // Also with bytes there: they have not arrived, or they stand behind an urgent mark.
-        outcomes.push(Event::FillStopped);
+        outcomes.push(Event::SourceStopped);
         // One of each scope: for good, for the process, for now.
         let reasons = [Reason::InvalidArgument, Reason::NotPermitted, Reason::PipeBudget];
+        outcomes.extend(reasons.map(Event::Cannot));
+        outcomes
+    }
+
+    fn passed(&self) -> Vec<Event> {
+        let left = self.left();
+        // As much as may be, or the last bytes; a good part; small messages, of a socket and of a pipe.
+        let sizes = [(PASS.min(left), true), (SCRATCH, true), (100, false), (100, true)];
+        let possible = sizes.into_iter().filter(|(bytes, _)| (1..=left).contains(bytes));
+        let mut outcomes: Vec<_> = possible.map(|(bytes, more)| Event::Passed { bytes, more }).collect();
+        outcomes.push(Event::SourceStopped);
+        let reasons = [Reason::InvalidArgument, Reason::NotPermitted, Reason::NoMemory];
         outcomes.extend(reasons.map(Event::Cannot));
         outcomes
     }
@@ -221,6 +255,12 @@ impl World {
             }
             Event::Filled { bytes, .. } => {
                 self.pipe = self.take(bytes);
+                bytes
+            }
+            Event::Passed { bytes, .. } => {
+                assert!(self.user.is_empty(), "what was read goes first");
+                self.user = self.take(bytes);
+                self.deliver(Step::Send, bytes);
                 bytes
             }
             Event::Sent { bytes, left } => {
@@ -247,7 +287,7 @@ impl World {
                 0
             }
             Event::Peeked
-            | Event::FillStopped
+            | Event::SourceStopped
             | Event::WouldBlock
             | Event::LimitReached
             | Event::Yielded

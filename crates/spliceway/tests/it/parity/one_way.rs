@@ -4,19 +4,20 @@ use std::io::{self, ErrorKind};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, BufWriter};
 use tokio::net::UnixStream;
+use tokio::net::unix::pipe;
 use tokio_test::io::Builder;
 
 use crate::support::pattern::Pattern;
 use crate::support::{BULK, MIB, finish, guard, reset, tcp};
 
 #[derive(Clone, Copy, Debug)]
-enum Subject {
+pub(super) enum Subject {
     Tokio,
     Ours,
 }
 
 impl Subject {
-    async fn copy<R, W>(self, reader: &mut R, writer: &mut W) -> io::Result<u64>
+    pub(super) async fn copy<R, W>(self, reader: &mut R, writer: &mut W) -> io::Result<u64>
     where
         R: AsyncRead + Unpin + ?Sized,
         W: AsyncWrite + Unpin + ?Sized,
@@ -28,7 +29,7 @@ impl Subject {
     }
 }
 
-async fn for_each(mut scenario: impl AsyncFnMut(Subject)) {
+pub(super) async fn for_each(mut scenario: impl AsyncFnMut(Subject)) {
     for subject in [Subject::Tokio, Subject::Ours] {
         eprintln!("{subject:?}");
         guard(scenario(subject)).await;
@@ -72,6 +73,42 @@ async fn whole_sockets_and_owned_halves_of_both_kinds_are_copied() {
         all_arrives(subject, (near, a_read), (far, b_write)).await;
     })
     .await;
+}
+
+#[tokio::test]
+async fn pipes_are_copied_to_sockets_to_pipes_and_from_them() {
+    let pipe = || pipe::pipe().unwrap();
+    let reversed = || {
+        let (sender, receiver) = pipe();
+        (receiver, sender)
+    };
+    for_each(async |subject| {
+        all_arrives(subject, tcp().await, reversed()).await;
+        all_arrives(subject, UnixStream::pair().unwrap(), reversed()).await;
+        // A pipe ends when its writer is dropped, not when that is shut down.
+        let ((near, reader), (far, writer)) = (pipe(), tcp().await);
+        all_of_a_pipe_arrives(subject, (near, reader), (far, writer)).await;
+        all_of_a_pipe_arrives(subject, pipe(), reversed()).await;
+        all_of_a_pipe_arrives(subject, pipe(), UnixStream::pair().unwrap()).await;
+    })
+    .await;
+}
+
+async fn all_of_a_pipe_arrives(
+    subject: Subject,
+    (mut near, mut reader): (pipe::Sender, pipe::Receiver),
+    (mut far, mut writer): (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
+) {
+    let send = async move {
+        Pattern::new(8).send(&mut near, BULK).await;
+    };
+    let mut wanted = Pattern::new(8);
+    let (copied, (), ()) = tokio::join!(
+        subject.copy(&mut reader, &mut writer),
+        send,
+        wanted.expect(&mut far, BULK)
+    );
+    assert_eq!(copied.unwrap(), BULK);
 }
 
 #[tokio::test]

@@ -1,16 +1,16 @@
-use spliceway::{Direction, Operation, RelayOptions, Side};
+use spliceway::{Direction, Operation, Peer, RelayOptions};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::{Line, Variant, every_way};
 use crate::support::{finish, guard};
 
 impl Variant {
-    fn near_side(self) -> Side {
-        if self.swapped { Side::B } else { Side::A }
+    fn near_peer(self) -> Peer {
+        if self.swapped { Peer::B } else { Peer::A }
     }
 
-    fn far_side(self) -> Side {
-        if self.swapped { Side::A } else { Side::B }
+    fn far_peer(self) -> Peer {
+        if self.swapped { Peer::A } else { Peer::B }
     }
 
     fn forth(self) -> Direction {
@@ -32,12 +32,12 @@ async fn the_summary_says_whose_end_came_first_while_the_relay_runs_and_afterwar
             assert_eq!(relay.stats.snapshot().first_eof, None);
             finish(&near);
             assert_eq!(far.read(&mut [0]).await.unwrap(), 0);
-            assert_eq!(relay.stats.snapshot().first_eof, Some(variant.near_side()));
+            assert_eq!(relay.stats.snapshot().first_eof, Some(variant.near_peer()));
             finish(&far);
             (&mut relay.task).await.unwrap().unwrap()
         });
         let summary = guard(scenario).await;
-        assert_eq!(summary.first_eof, Some(variant.near_side()));
+        assert_eq!(summary.first_eof, Some(variant.near_peer()));
         assert_eq!(summary, stats.snapshot());
     })
     .await;
@@ -67,7 +67,7 @@ async fn an_error_says_whose_stream_failed() {
         };
         let error = guard(scenario).await;
         assert_eq!((error.direction, error.operation), (variant.forth(), Operation::Read));
-        assert_eq!(error.side(), variant.near_side());
+        assert_eq!(error.peer(), variant.near_peer());
 
         // Far goes away, which is an end, and then near has something for it.
         let Line { mut near, far, relay } = variant.start(RelayOptions::new());
@@ -79,8 +79,8 @@ async fn an_error_says_whose_stream_failed() {
         };
         let error = guard(scenario).await;
         assert_eq!((error.direction, error.operation), (variant.forth(), Operation::Write));
-        assert_eq!(error.side(), variant.far_side());
-        assert_eq!(error.summary.first_eof, Some(variant.far_side()));
+        assert_eq!(error.peer(), variant.far_peer());
+        assert_eq!(error.summary.first_eof, Some(variant.far_peer()));
     })
     .await;
 }

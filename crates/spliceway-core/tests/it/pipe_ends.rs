@@ -1,0 +1,246 @@
+//! A pipe of the caller's at an end: bytes go there or come from there by one splice, and both sides' EAGAIN are told apart.
+
+use std::io::{ErrorKind, PipeReader, PipeWriter, Read, Write, pipe};
+use std::os::fd::AsFd;
+
+use rustix::event::PollFlags;
+use rustix::fs::OFlags;
+use rustix::net::SendFlags;
+use spliceway_core::transfer::SCRATCH;
+use spliceway_core::{Counts, EndKind, Engine, Limits, Mover, Need, PipePool, PipeSize, Side, Sink, Source};
+
+use crate::support::{self, Family, Socket, assert_same, pattern};
+
+/// More than a pipe has room for, also where each slot holds 32 KiB.
+const BULK: usize = 2 << 20;
+
+/// A mover between such ends, and what it works with.
+struct Subject {
+    mover: Mover,
+    pool: PipePool,
+    counts: Counts,
+    scratch: Vec<u8>,
+}
+
+impl Subject {
+    fn new(source: EndKind, sink: EndKind, engine: Engine) -> Self {
+        let limits = Limits::of_this_process().with_idle_timeout(10 * support::GUARD);
+        let pool = PipePool::new(limits.with_max_pipes(100).with_max_pages(10_000));
+        Self {
+            mover: Mover::between(source, sink, engine, PipeSize::Auto, pool.clone()),
+            pool,
+            counts: Counts::default(),
+            scratch: vec![0; SCRATCH],
+        }
+    }
+
+    /// Moves until one end must be waited for: which. `None` at the source's end.
+    fn run(&mut self, source: impl AsFd, sink: impl AsFd) -> Option<Side> {
+        loop {
+            let sink_learnt = match self.mover.need() {
+                Need::Source => {
+                    let learnt = self.mover.take(&source, &mut self.scratch, &self.counts).expect("take");
+                    if learnt == Source::WouldBlock {
+                        return Some(Side::Source);
+                    }
+                    continue;
+                }
+                Need::Both => self.mover.pass(usize::MAX, &source, &sink, &self.counts).expect("pass"),
+                Need::Sink => self.mover.deliver(&sink, &self.scratch, &self.counts).expect("deliver"),
+                Need::Yield => {
+                    self.mover.yielded();
+                    continue;
+                }
+                Need::Shutdown => return None,
+            };
+            if sink_learnt == Sink::WouldBlock {
+                self.mover.park(&self.scratch);
+                return Some(Side::Sink);
+            }
+        }
+    }
+
+    fn assert_all_spliced(&self, bytes: usize) {
+        let summary = self.counts.snapshot();
+        assert_eq!((summary.spliced, summary.copied), (bytes as u64, 0), "{summary:?}");
+        assert_eq!(self.pool.stats().created, 0, "there is no pipe between");
+    }
+}
+
+/// As much of `bytes` as it takes at once.
+fn write_some(mut sink: &PipeWriter, bytes: &[u8]) -> usize {
+    rustix::fs::fcntl_setfl(sink, OFlags::NONBLOCK).expect("fcntl");
+    sink.write(bytes).expect("write")
+}
+
+/// What it has, without waiting.
+fn read_all(mut source: impl Read) -> Vec<u8> {
+    let mut got = Vec::new();
+    loop {
+        let mut buf = [0; 10_000];
+        match source.read(&mut buf) {
+            Ok(0) => return got,
+            Ok(read) => got.extend(&buf[..read]),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return got,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+fn nonblocking(reader: PipeReader) -> PipeReader {
+    rustix::fs::fcntl_setfl(&reader, OFlags::NONBLOCK).expect("fcntl");
+    reader
+}
+
+fn socket_pair(family: Family) -> (Socket, Socket) {
+    let (near, far) = family.pair();
+    near.set_nonblocking();
+    far.set_nonblocking();
+    (near, far)
+}
+
+#[test]
+fn a_full_sink_and_an_empty_source_are_told_apart_from_a_socket_to_a_pipe() {
+    for family in [Family::Tcp, Family::Unix] {
+        let ((client, source), (server, sink)) = (socket_pair(family), pipe().expect("pipe"));
+        let (server, sent) = (nonblocking(server), pattern(1, BULK));
+        let mut subject = Subject::new(EndKind::Socket, EndKind::Pipe, Engine::Auto);
+        assert_eq!(subject.run(&source, &sink), Some(Side::Source), "it has nothing yet");
+
+        let (mut offered, mut got, mut was_full) = (0, Vec::new(), false);
+        while got.len() < BULK {
+            offered += support::write_until_full(&client, &sent[offered..]);
+            was_full |= subject.run(&source, &sink) == Some(Side::Sink);
+            got.extend(read_all(&server));
+        }
+        assert!(was_full, "{family:?}");
+        assert_same(&got, &sent);
+        client.finish();
+        assert_eq!(subject.run(&source, &sink), None);
+        subject.assert_all_spliced(BULK);
+    }
+}
+
+#[test]
+fn a_full_sink_and_an_empty_source_are_told_apart_from_a_pipe_to_a_socket() {
+    for family in [Family::Tcp, Family::Unix] {
+        let ((source, client), (sink, server)) = (pipe().expect("pipe"), socket_pair(family));
+        let bytes = 8 << 20;
+        let sent = pattern(2, bytes);
+        let mut subject = Subject::new(EndKind::Pipe, EndKind::Socket, Engine::Auto);
+        assert_eq!(subject.run(&source, &sink), Some(Side::Source), "it has nothing yet");
+
+        let mut offered = 0;
+        while subject.run(&source, &sink) == Some(Side::Source) {
+            assert!(offered < bytes, "it is never full");
+            offered += write_some(&client, &sent[offered..]);
+        }
+        let mut got = Vec::new();
+        while got.len() < bytes {
+            got.extend(read_all(&server));
+            if subject.run(&source, &sink) == Some(Side::Source) && offered < bytes {
+                offered += write_some(&client, &sent[offered..]);
+            }
+        }
+        assert_same(&got, &sent);
+        drop(client);
+        assert_eq!(subject.run(&source, &sink), None);
+        subject.assert_all_spliced(bytes);
+    }
+}
+
+#[test]
+fn a_full_sink_and_an_empty_source_are_told_apart_from_pipe_to_pipe() {
+    let ((source, client), (server, sink)) = (pipe().expect("pipe"), pipe().expect("pipe"));
+    let (server, sent) = (nonblocking(server), pattern(3, BULK));
+    let mut subject = Subject::new(EndKind::Pipe, EndKind::Pipe, Engine::Auto);
+    let mut offered = 0;
+    while subject.run(&source, &sink) == Some(Side::Source) {
+        offered += write_some(&client, &sent[offered..]);
+    }
+    let mut got = read_all(&server);
+    while got.len() < BULK {
+        if subject.run(&source, &sink) == Some(Side::Source) {
+            offered += write_some(&client, &sent[offered..]);
+        }
+        got.extend(read_all(&server));
+    }
+    assert_same(&got, &sent);
+    drop(client);
+    assert_eq!(subject.run(&source, &sink), None);
+    subject.assert_all_spliced(BULK);
+}
+
+#[test]
+fn what_lies_behind_an_urgent_mark_goes_into_a_pipe() {
+    let ((client, source), (server, sink)) = (socket_pair(Family::Tcp), pipe().expect("pipe"));
+    (&client).write_all(b"before").expect("write");
+    rustix::net::send(&client, b"!", SendFlags::OOB).expect("send");
+    (&client).write_all(b"behind").expect("write");
+    client.finish();
+    let mut subject = Subject::new(EndKind::Socket, EndKind::Pipe, Engine::Auto);
+    while let Some(side) = subject.run(&source, &sink) {
+        assert_eq!(side, Side::Source);
+        support::await_ready(&source, PollFlags::IN | PollFlags::RDHUP);
+    }
+    assert_eq!(read_all(nonblocking(server)), b"beforebehind");
+}
+
+#[test]
+fn a_pipe_that_nobody_reads_is_the_sinks_fault() {
+    for engine in [Engine::Auto, Engine::Copy] {
+        let ((client, source), (server, sink)) = (socket_pair(Family::Unix), pipe().expect("pipe"));
+        (&client).write_all(b"for nobody").expect("write");
+        drop(server);
+        let mut subject = Subject::new(EndKind::Socket, EndKind::Pipe, engine);
+        if engine == Engine::Auto {
+            let learnt = subject.mover.pass(usize::MAX, &source, &sink, &subject.counts);
+            assert_eq!(learnt.expect("not yet known to be for nobody"), Sink::Open);
+        }
+        let learnt = subject.mover.take(&source, &mut subject.scratch, &subject.counts);
+        assert_eq!(learnt.expect("take"), Source::Open);
+        let error = subject
+            .mover
+            .deliver(&sink, &subject.scratch, &subject.counts)
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::BrokenPipe);
+    }
+}
+
+#[test]
+fn an_end_is_an_end_also_before_a_pipe_that_nobody_reads() {
+    let ((client, source), (server, sink)) = (socket_pair(Family::Unix), pipe().expect("pipe"));
+    drop((client, server));
+    let mut subject = Subject::new(EndKind::Socket, EndKind::Pipe, Engine::Auto);
+    assert_eq!(subject.run(&source, &sink), None);
+}
+
+#[test]
+fn a_reset_is_the_sources_fault_and_a_broken_connection_the_sinks() {
+    let ((client, source), (_server, sink)) = (support::tcp_pair(), pipe().expect("pipe"));
+    support::reset(client);
+    support::await_ready(&source, PollFlags::HUP);
+    let mut subject = Subject::new(EndKind::Socket, EndKind::Pipe, Engine::Auto);
+    let (side, error) = subject.mover.pass(1, &source, &sink, &subject.counts).unwrap_err();
+    assert_eq!((side, error.kind()), (Side::Source, ErrorKind::ConnectionReset));
+
+    let ((source, client), (sink, server)) = (pipe().expect("pipe"), socket_pair(Family::Unix));
+    drop(server);
+    write_some(&client, b"for nobody");
+    let mut subject = Subject::new(EndKind::Pipe, EndKind::Socket, Engine::Auto);
+    let (side, error) = subject.mover.pass(1, &source, &sink, &subject.counts).unwrap_err();
+    assert_eq!((side, error.kind()), (Side::Sink, ErrorKind::BrokenPipe));
+}
+
+/// Both ends of one pipe: splice refuses that, a copy does it.
+#[test]
+fn what_splice_refuses_is_copied() {
+    let (source, sink) = pipe().expect("pipe");
+    write_some(&sink, b"round and round");
+    let mut subject = Subject::new(EndKind::Pipe, EndKind::Pipe, Engine::Auto);
+    let mut take = || subject.mover.pass(usize::MAX, &source, &sink, &subject.counts);
+    assert_eq!(take().expect("refused"), Sink::Open);
+    assert_eq!(subject.mover.need(), Need::Source);
+    let summary = subject.counts.snapshot();
+    assert_eq!(summary.fallback, Some(spliceway_core::Reason::InvalidArgument));
+}

@@ -1,0 +1,279 @@
+//! The cases that Go's tests put to its splice, between every two kinds of socket: `copy` from streams and from streams with a limit
+//! (`AsyncReadExt::take`, their `LimitedReader`).
+
+use spliceway_faults::{Call, Faults, Rule};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::net::unix::pipe;
+
+use super::one_way::{Subject, for_each};
+use crate::support::child::block_on;
+use crate::support::pattern::{Loop, Pattern};
+use crate::support::{Duplex, KIB, MIB, finish, guard, tcp};
+
+/// For both functions: from TCP and from a Unix socket, to each.
+macro_rules! between_all {
+    ($scenario:ident) => {
+        for_each(async |subject| {
+            guard($scenario(subject, tcp().await, tcp().await)).await;
+            guard($scenario(subject, tcp().await, unix())).await;
+            guard($scenario(subject, unix(), tcp().await)).await;
+            guard($scenario(subject, unix(), unix())).await;
+        })
+        .await
+    };
+}
+
+fn unix() -> (UnixStream, UnixStream) {
+    UnixStream::pair().unwrap()
+}
+
+/// Sends `total` bytes in writes of `chunk`, and the end; copies them all; compares them.
+async fn copied_in_chunks<S: Duplex, D: Duplex>(
+    subject: Subject,
+    (mut client, mut source): (S, S),
+    (mut server, mut sink): (D, D),
+    chunk: u64,
+    total: u64,
+) {
+    let send = async {
+        let mut said = Pattern::new(1);
+        for _ in 0..total / chunk {
+            said.send(&mut client, chunk).await;
+        }
+        client.shutdown().await.unwrap();
+    };
+    let mut heard = Pattern::new(1);
+    let copy = subject.copy(&mut source, &mut sink);
+    let ((), copied, ()) = tokio::join!(send, copy, heard.expect(&mut server, total));
+    assert_eq!(copied.unwrap(), total);
+}
+
+#[tokio::test]
+async fn one_write_and_many_are_copied() {
+    async fn simple<S: Duplex, D: Duplex>(subject: Subject, source: (S, S), sink: (D, D)) {
+        copied_in_chunks(subject, source, sink, 128, 128).await;
+    }
+    async fn multiple_write<S: Duplex, D: Duplex>(subject: Subject, source: (S, S), sink: (D, D)) {
+        copied_in_chunks(subject, source, sink, 4 * KIB, MIB).await;
+    }
+    between_all!(simple);
+    between_all!(multiple_write);
+}
+
+/// Ours alone: it is the machine's time that this one costs.
+#[tokio::test]
+async fn a_gibibyte_is_copied() {
+    const BIG: u64 = 1 << 30;
+    let ((mut client, mut source), (mut server, mut sink)) = (tcp().await, tcp().await);
+    let mut said = Loop::new(2);
+    let mut heard = said.clone();
+    let send = async {
+        said.send(&mut client, BIG).await;
+        finish(&client);
+    };
+    let copy = spliceway::copy(&mut source, &mut sink);
+    let ((), copied, ()) = guard(async { tokio::join!(send, copy, heard.expect(&mut server, BIG)) }).await;
+    assert_eq!(copied.unwrap(), BIG);
+}
+
+#[tokio::test]
+async fn a_limit_is_honoured_and_told_what_is_left_of_it() {
+    async fn scenario<S: Duplex, D: Duplex>(
+        subject: Subject,
+        (mut client, mut source): (S, S),
+        (mut server, mut sink): (D, D),
+    ) {
+        const SENT: u64 = 300 * KIB;
+        let (mut said, mut heard) = (Pattern::new(3), Pattern::new(3));
+        let send = async {
+            said.send(&mut client, SENT).await;
+            client.shutdown().await.unwrap();
+        };
+        let copies = async {
+            let mut left = SENT;
+            for limit in [0, 1, 4 * KIB, 64 * KIB, 100 * KIB] {
+                let mut limited = (&mut source).take(limit);
+                assert_eq!(subject.copy(&mut limited, &mut sink).await.unwrap(), limit);
+                assert_eq!(limited.limit(), 0);
+                left -= limit;
+            }
+            // More than there is.
+            let mut limited = (&mut source).take(SENT);
+            assert_eq!(subject.copy(&mut limited, &mut sink).await.unwrap(), left);
+            assert_eq!(limited.limit(), SENT - left);
+        };
+        tokio::join!(send, copies, heard.expect(&mut server, SENT));
+    }
+    between_all!(scenario);
+}
+
+#[tokio::test]
+async fn at_its_limit_nothing_is_copied_though_there_are_bytes() {
+    async fn scenario<S: Duplex, D: Duplex>(
+        subject: Subject,
+        (mut client, mut source): (S, S),
+        (_server, mut sink): (D, D),
+    ) {
+        client.write_all(b"not for you").await.unwrap();
+        let mut limited = (&mut source).take(0);
+        assert_eq!(subject.copy(&mut limited, &mut sink).await.unwrap(), 0);
+        let mut unharmed = [0; 11];
+        source.read_exact(&mut unharmed).await.unwrap();
+        assert_eq!(&unharmed, b"not for you");
+    }
+    between_all!(scenario);
+}
+
+#[tokio::test]
+async fn a_reader_at_its_end_gives_nothing_and_the_writer_can_be_used_on() {
+    async fn scenario<S: Duplex, D: Duplex>(
+        subject: Subject,
+        (client, mut source): (S, S),
+        (mut server, mut sink): (D, D),
+    ) {
+        drop(client);
+        assert_eq!(subject.copy(&mut source, &mut sink).await.unwrap(), 0);
+        let mut limited = (&mut source).take(10);
+        assert_eq!(subject.copy(&mut limited, &mut sink).await.unwrap(), 0);
+        assert_eq!(limited.limit(), 10);
+        sink.write_all(b"after").await.unwrap();
+        let mut got = [0; 5];
+        server.read_exact(&mut got).await.unwrap();
+        assert_eq!(&got, b"after");
+    }
+    between_all!(scenario);
+}
+
+/// Go's issue 25985: a proxy of two copies whose second one never came to its end.
+#[tokio::test]
+async fn two_copies_between_two_connections_end_when_both_peers_have() {
+    async fn scenario<S: Duplex, D: Duplex>(subject: Subject, (client, near): (S, S), (server, far): (D, D)) {
+        let ((mut near_read, mut near_write), (mut far_read, mut far_write)) =
+            (tokio::io::split(near), tokio::io::split(far));
+        let forth = async {
+            subject.copy(&mut near_read, &mut far_write).await.unwrap();
+            far_write.shutdown().await.unwrap();
+        };
+        let back = async {
+            subject.copy(&mut far_read, &mut near_write).await.unwrap();
+            near_write.shutdown().await.unwrap();
+        };
+        let ask = async move {
+            let mut client = client;
+            client.write_all(b"ping").await.unwrap();
+            client.shutdown().await.unwrap();
+            let mut answer = Vec::new();
+            client.read_to_end(&mut answer).await.unwrap();
+            answer
+        };
+        let serve = async move {
+            let (mut server, mut question) = (server, Vec::new());
+            server.read_to_end(&mut question).await.unwrap();
+            server.write_all(&question.repeat(10_000)).await.unwrap();
+        };
+        let ((), (), answer, ()) = tokio::join!(forth, back, ask, serve);
+        assert_eq!(answer, b"ping".repeat(10_000));
+    }
+    between_all!(scenario);
+}
+
+/// A copy up to `limit` of what `said` says, and what is left can be read.
+async fn limit_holds(subject: Subject, limit: u64, mut said: impl AsyncWrite + Unpin, reader: impl AsyncRead + Unpin) {
+    const SENT: u64 = 400 * KIB;
+    let (mut server, mut sink) = tcp().await;
+    let (mut pattern, mut heard) = (Pattern::new(4), Pattern::new(4));
+    let copy = async {
+        let mut limited = reader.take(limit);
+        assert_eq!(subject.copy(&mut limited, &mut sink).await.unwrap(), limit);
+        let mut rest = Pattern::new(4);
+        rest.take(limit as usize);
+        rest.expect(&mut limited.into_inner(), SENT - limit).await;
+    };
+    guard(async { tokio::join!(pattern.send(&mut said, SENT), copy, heard.expect(&mut server, limit)) }).await;
+}
+
+#[tokio::test]
+async fn a_limit_holds_around_whatever_is_read() {
+    for_each(async |subject| {
+        for limit in [0, 10, 3000, 200 * KIB] {
+            let (said, reader) = tcp().await;
+            limit_holds(subject, limit, said, reader).await;
+            let (said, reader) = tcp().await;
+            limit_holds(subject, limit, said, BufReader::with_capacity(2000, reader)).await;
+            let (said, mut reader) = tcp().await;
+            limit_holds(subject, limit, said, &mut reader).await;
+            let (said, reader) = unix();
+            limit_holds(subject, limit, said, reader).await;
+            let (said, reader) = tcp().await;
+            limit_holds(subject, limit, said, reader.into_split().0).await;
+            let (said, reader) = unix();
+            limit_holds(subject, limit, said, BufReader::new(reader.into_split().0)).await;
+            let (said, reader) = pipe::pipe().unwrap();
+            limit_holds(subject, limit, said, reader).await;
+            let (said, mut reader) = pipe::pipe().unwrap();
+            limit_holds(subject, limit, said, BufReader::new(&mut reader)).await;
+        }
+    })
+    .await;
+}
+
+/// What a buffer with a limit around it holds is taken up to the limit, and the rest stays there.
+#[tokio::test]
+async fn a_buffer_within_a_limit_gives_its_bytes_first_and_no_more() {
+    for_each(async |subject| {
+        let ((mut client, source), (mut server, mut sink)) = (tcp().await, tcp().await);
+        let (mut said, mut heard) = (Pattern::new(5), Pattern::new(5));
+        said.send(&mut client, 1000).await;
+        let mut source = BufReader::new(source);
+        source.fill_buf().await.unwrap();
+        for limit in [0, 1, 300] {
+            let mut limited = (&mut source).take(limit);
+            assert_eq!(subject.copy(&mut limited, &mut sink).await.unwrap(), limit);
+            heard.expect(&mut server, limit).await;
+        }
+        finish(&client);
+        heard.expect_end(&mut source, 1000).await;
+    })
+    .await;
+}
+
+/// Dropped in the middle, a copy leaves the limit at what was taken, as tokio's does.
+#[tokio::test]
+async fn a_copy_that_is_dropped_leaves_what_is_left_of_its_limit() {
+    for_each(async |subject| {
+        let ((mut client, mut source), (mut server, mut sink)) = (tcp().await, tcp().await);
+        let mut limited = (&mut source).take(1000);
+        client.write_all(&[7; 600]).await.unwrap();
+        let mut got = [0; 600];
+        tokio::select! {
+            copied = subject.copy(&mut limited, &mut sink) => panic!("{copied:?}"),
+            read = server.read_exact(&mut got) => assert_eq!(read.unwrap(), 600),
+        }
+        assert_eq!((limited.limit(), got), (400, [7; 600]));
+    })
+    .await;
+}
+
+#[test]
+fn what_has_a_limit_is_spliced_all_the_same() {
+    let copying = || {
+        let faults = Faults::on_this_thread(vec![Rule::watch(Call::SpliceIn), Rule::watch(Call::RecvMsg)]).unwrap();
+        block_on(async {
+            let ((mut client, mut source), (mut server, mut sink)) = (tcp().await, tcp().await);
+            let (mut said, mut heard) = (Pattern::new(6), Pattern::new(6));
+            let mut limited = (&mut source).take(8 * MIB);
+            let copy = spliceway::copy(&mut limited, &mut sink);
+            let send = said.send(&mut client, 8 * MIB);
+            let ((), copied, ()) = guard(async { tokio::join!(send, copy, heard.expect(&mut server, 8 * MIB)) }).await;
+            assert_eq!(copied.unwrap(), 8 * MIB);
+        });
+        (faults.seen(Call::SpliceIn).calls, faults.seen(Call::RecvMsg).calls)
+    };
+    // A thread is watched until it ends.
+    let (splices, receives) = std::thread::spawn(copying).join().unwrap();
+    assert!(
+        splices >= 32 && receives < splices,
+        "{splices} splices, {receives} receives"
+    );
+}

@@ -1,0 +1,154 @@
+//! `cargo xtask api [--bless]`: what users of the libraries can name, and what docs/api says they can.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// One version, so that a new release changes no results of ours. `.ci/run` installs it.
+const VERSION: &str = "cargo-public-api 0.52.0";
+const INSTALL: &str = "cargo install cargo-public-api --locked --version 0.52.0";
+
+/// The rustdoc JSON that this version reads. Nightly changes it every few months, and the version has to follow.
+const FORMAT: u32 = 57;
+
+const LIBRARIES: [&str; 2] = ["spliceway-core", "spliceway"];
+
+pub(crate) const USAGE: &str = "  api [--bless]
+              compares the libraries' public items with docs/api, or writes them there; needs nightly and cargo-public-api
+";
+
+pub(crate) fn run(words: &[String], root: &Path) -> Result<(), String> {
+    let bless = match words {
+        [] => false,
+        [word] if word == "--bless" => true,
+        _ => return Err(format!("usage: cargo xtask <task>\n\n{USAGE}")),
+    };
+    find_tool()?;
+    let mut changes = String::new();
+    for library in LIBRARIES {
+        let json = document(library, root)?;
+        match format_of(&json)? {
+            FORMAT => {}
+            other if bless => return Err(format!("xtask: api: {}", other_format(other))),
+            // Another nightly is the machine's matter and no fault of a change.
+            other => {
+                eprintln!("skipped: cargo xtask api: {}", other_format(other));
+                return Ok(());
+            }
+        }
+        let (listed, path) = (list(&json)?, format!("docs/api/{library}.txt"));
+        let failed = |error| format!("xtask: api: {path}: {error}");
+        if bless {
+            fs::write(root.join(&path), listed).map_err(failed)?;
+            continue;
+        }
+        let change = difference(&fs::read_to_string(root.join(&path)).map_err(failed)?, &listed);
+        if !change.is_empty() {
+            changes += &format!("{path}\n{change}\n");
+        }
+    }
+    if !changes.is_empty() {
+        return Err(format!(
+            "xtask: api: what users can name has changed; a line that went breaks some of them:\n\n{changes}\
+             If that is meant: `cargo xtask api --bless`, and a line in CHANGELOG.md.\n\
+             If the standard library's names alone differ, another nightly has moved them: the same command, in a commit of its own."
+        ));
+    }
+    let outcome = if bless { "now has" } else { "agrees with" };
+    eprintln!("xtask: api: docs/api {outcome} the public items of {LIBRARIES:?}");
+    Ok(())
+}
+
+/// Asked before anything is built.
+fn find_tool() -> Result<(), String> {
+    let asked = Command::new("cargo")
+        .args(["+nightly", "public-api", "--version"])
+        .stderr(Stdio::null())
+        .output();
+    match asked {
+        Ok(asked) if asked.stdout.trim_ascii() == VERSION.as_bytes() => Ok(()),
+        _ => Err(format!(
+            "xtask: api: {VERSION} or the nightly toolchain is missing; install them with\n\n    \
+             rustup toolchain install nightly --profile minimal\n    {INSTALL}\n"
+        )),
+    }
+}
+
+/// Has nightly describe the library, with all its features: the file.
+fn document(library: &str, root: &Path) -> Result<PathBuf, String> {
+    let documented = Command::new("cargo")
+        .args([
+            "+nightly",
+            "rustdoc",
+            "--quiet",
+            "--lib",
+            "--all-features",
+            "--package",
+            library,
+        ])
+        .args([
+            "--target-dir",
+            "target/api",
+            "--",
+            "-Zunstable-options",
+            "--output-format",
+            "json",
+        ])
+        .current_dir(root)
+        .status();
+    match documented {
+        Ok(status) if status.success() => {
+            let name = library.replace('-', "_");
+            Ok(root.join(format!("target/api/doc/{name}.json")))
+        }
+        _ => Err(format!("xtask: api: nightly cannot document {library}")),
+    }
+}
+
+/// The number of the JSON's format, which it says itself.
+fn format_of(json: &Path) -> Result<u32, String> {
+    let text = fs::read_to_string(json).map_err(|error| format!("xtask: api: {}: {error}", json.display()))?;
+    let number = text.rsplit_once("\"format_version\":").and_then(|(_, rest)| {
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        rest[..digits].parse().ok()
+    });
+    number.ok_or_else(|| format!("xtask: api: {} does not say its format", json.display()))
+}
+
+fn other_format(found: u32) -> String {
+    format!("nightly writes rustdoc JSON {found}, and {VERSION} reads {FORMAT}")
+}
+
+/// The public items, one a line. Left out are implementations that std has for every type, as they change with std, and those of `Send`
+/// and its like, as some of the traits are unstable.
+fn list(json: &Path) -> Result<String, String> {
+    let listed = Command::new("cargo")
+        .args(["+nightly", "public-api", "-ss", "--color", "never", "--rustdoc-json"])
+        .arg(json)
+        .stderr(Stdio::inherit())
+        .output();
+    match listed {
+        Ok(listed) if listed.status.success() => Ok(String::from_utf8_lossy(&listed.stdout).into_owned()),
+        _ => Err(format!("xtask: api: {VERSION} cannot read {}", json.display())),
+    }
+}
+
+/// Lines that went, and lines that came; nothing if there are none, as the order says nothing.
+fn difference(written: &str, listed: &str) -> String {
+    let (old, new): (BTreeSet<_>, BTreeSet<_>) = (written.lines().collect(), listed.lines().collect());
+    let went = old.difference(&new).map(|line| format!("- {line}\n"));
+    let came = new.difference(&old).map(|line| format!("+ {line}\n"));
+    went.chain(came).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::difference;
+
+    #[test]
+    fn items_that_went_and_came_are_shown_and_others_are_not() {
+        assert_eq!(difference("a\nb\nc\n", "c\nd\na\n"), "- b\n+ d\n");
+        assert_eq!(difference("a\nb\n", "b\na\n"), "");
+    }
+}
