@@ -25,7 +25,8 @@ pub struct DirectionSummary {
     pub copied: u64,
     /// Whether the source has ended, and its end was passed on.
     pub eof: bool,
-    /// Bytes taken from the source that the sink did not get. Told at the end; 0 before, and for a relay that was dropped.
+    /// Bytes taken from the source that the sink did not get. Told at the end, also where that is
+    /// the relay being dropped; 0 before.
     pub lost: u64,
     /// Why bytes were copied that might have been spliced; the last reason if there were several.
     pub fallback: Option<Reason>,

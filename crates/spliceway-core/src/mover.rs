@@ -153,15 +153,24 @@ impl Mover {
         self.allowance
     }
 
-    /// `bytes` go first. Whether they came from the source or not, the limit is no matter of theirs.
+    /// `bytes` go first, behind those of an earlier call. Whether they came from the source or not, the limit is no matter of theirs.
     ///
     /// # Panics
     /// If the direction has already moved others.
     pub fn preload(&mut self, bytes: Vec<u8>) {
-        if !bytes.is_empty() {
-            self.transfer.preload();
-            self.rest = Rest::Owned { bytes, start: 0 };
+        if bytes.is_empty() {
+            return;
         }
+        if let Rest::Owned {
+            bytes: before,
+            start: 0,
+        } = &mut self.rest
+        {
+            before.extend(bytes);
+            return;
+        }
+        self.transfer.preload();
+        self.rest = Rest::Owned { bytes, start: 0 };
     }
 
     /// Takes no more than `bytes` from now on; 0 ends the direction when what it holds is delivered.

@@ -38,6 +38,13 @@ impl Target {
         let is_name = !host.is_empty() && host.len() <= NAME_MAX_BYTES && host.bytes().all(of_names);
         is_name.then(|| Self::Name(host.into(), port))
     }
+
+    pub fn port(&self) -> u16 {
+        match self {
+            Self::Ip(address) => address.port(),
+            Self::Name(_, port) => *port,
+        }
+    }
 }
 
 impl FromStr for Target {

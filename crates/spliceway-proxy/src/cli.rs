@@ -38,7 +38,7 @@ struct Cli {
 
 const AFTER_HELP: &str = "\
 Signals: TERM or INT stops accepting and lets transfers finish within the drain timeout; a second one stops at once.
-Exit codes: 0 stopped as asked, 1 failed at run time, 2 bad usage.";
+Exit codes: 0 stopped as asked, whether or not every transfer had finished by then, 1 failed at run time, 2 bad usage.";
 
 #[derive(Subcommand, Debug)]
 enum Command {
@@ -66,7 +66,7 @@ struct ForwardArgs {
     #[arg(short, long, value_name = "ADDR", required = true)]
     listen: Vec<ListenAddress>,
     /// Where to relay to
-    #[arg(short, long, visible_alias = "to", value_name = "HOST:PORT", required = true)]
+    #[arg(short, long, visible_alias = "to", value_name = "HOST:PORT", required = true, value_parser = remote)]
     remote: Target,
 }
 
@@ -91,7 +91,7 @@ struct CommonArgs {
     /// End a session this long after one side finished and the other last sent; 0 = off. Acts up to 1/8 late, never early
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = time)]
     half_close_timeout: Duration,
-    /// Time transfers have to finish after TERM or INT
+    /// Time transfers have to finish after TERM or INT; what they hold then is delivered if it can be within 2 s more
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     drain_timeout: Duration,
     /// Whether bytes may stay in the kernel
@@ -206,11 +206,19 @@ fn workers(typed: &str) -> Result<NonZeroUsize, String> {
     count.ok_or_else(|| format!("expected a number from 1 to {WORKERS_MAX}"))
 }
 
+fn remote(typed: &str) -> Result<Target, String> {
+    let target: Target = typed.parse()?;
+    match target.port() {
+        0 => Err("expected a port from 1 to 65535: nobody can listen on port 0".to_owned()),
+        _ => Ok(target),
+    }
+}
+
 /// A hundred years: no phase lasts longer, and an instant that far ahead is still one that the clock can name.
 const LONGEST_DAYS: u64 = 36_500;
 
 fn time(typed: &str) -> Result<Duration, String> {
-    let expected = "expected a time such as 500ms, 10s, 1m or 1h30m";
+    let expected = "expected a time such as 500ms, 10s, 1m or 1h30m, in ms, s, m, h or d";
     let time = humantime::parse_duration(typed).map_err(|error| format!("{expected}: {error}"))?;
     match time <= Duration::from_secs(LONGEST_DAYS * 24 * 60 * 60) {
         true => Ok(time),
@@ -300,6 +308,8 @@ mod tests {
             "spliceway socks5 --no-such-flag",
             "spliceway socks5 -l 127.0.0.1",
             "spliceway forward -l :80 -r example.com",
+            "spliceway forward -l :80 -r example.com:0",
+            "spliceway forward -l :80 -r [::1]:0",
             "spliceway forward -l :80 -r a:1 -r b:1",
             "spliceway socks5 --workers 0",
             "spliceway socks5 --pipe-size 3K",

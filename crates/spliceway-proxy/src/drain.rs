@@ -32,7 +32,7 @@ impl Drain {
     }
 
     /// Waits until nothing is alive, `limit` is over, or another signal comes.
-    pub(crate) async fn wait(mut self, limit: Duration, signals: &mut StopSignals) -> Drained {
+    pub(crate) async fn wait(&mut self, limit: Duration, signals: &mut StopSignals) -> Drained {
         tokio::select! {
             biased;
             _ = self.0.recv() => Drained::Empty,

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   what was typed ─ cli ─▶ Settings ─ serve ─▶ listener ─▶ session: handshake ▸ dial ▸ relay ▸ one record
-//!                                        │                     │          │         │
-//!                                      drain             protocol   upstream   watch (timeouts)      metrics
+//!                                        │                     │          │       │          │
+//!                                      drain              protocol   upstream  spliceway  metrics
 //! ```
 //!
 //! No library for others: `main.rs` calls [`main`], and the fuzz targets what reads the words of strangers.
@@ -24,7 +24,6 @@ mod serve;
 mod session;
 mod settings;
 mod upstream;
-mod watch;
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;

@@ -107,6 +107,11 @@ impl Metrics {
         self
     }
 
+    /// Shown as 0 before the first.
+    pub(crate) fn may_refuse(&self, service: &'static str, reason: &'static str) {
+        drop(self.refused.get_or_create(&RefusedLabels { service, reason }));
+    }
+
     pub(crate) fn session_began(&self, service: &'static str) {
         self.active.get_or_create(&ServiceLabel { service }).inc();
     }
@@ -156,6 +161,7 @@ mod tests {
             r#"spliceway_connections_active{service="socks5"} 1"#,
             r#"spliceway_connections_total{service="socks5",end="connect_failed:ECONNREFUSED"} 1"#,
             r#"spliceway_refused_total{service="socks5",reason="command"} 1"#,
+            r#"spliceway_lost_bytes_total{service="socks5",direction="up"} 0"#,
             r#"spliceway_connect_seconds_bucket{le="0.005"} 1"#,
             "spliceway_connect_seconds_count 1",
             r#"spliceway_accept_errors_total{errno="EMFILE"} 1"#,
@@ -164,6 +170,7 @@ mod tests {
             r#"spliceway_pipes{state="idle"} 0"#,
             "spliceway_pipe_pages 0",
             r#"spliceway_pool_total{event="created"} 0"#,
+            r#"spliceway_pool_total{event="denied_emfile"} 0"#,
         ] {
             assert!(text.lines().any(|have| have == line), "{line} is not in\n{text}");
         }

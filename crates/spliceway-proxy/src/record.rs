@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus_client::encoding::{EncodeLabelValue, LabelValueEncoder};
-use spliceway::{RelayStats, RelaySummary};
+use spliceway::{CancelHandle, DirectionSummary, RelayStats, RelaySummary};
 use tokio::time::Instant;
 
 use crate::address::Target;
@@ -93,8 +93,8 @@ impl Record {
     }
 
     /// Bytes move from now on.
-    pub(crate) fn relaying(&mut self, stats: RelayStats) {
-        self.running = Some(self.service.traffic.enter(stats));
+    pub(crate) fn relaying(&mut self, stats: RelayStats, cancel: CancelHandle) {
+        self.running = Some(self.service.traffic.enter(stats, cancel));
     }
 
     pub(crate) fn end(mut self, outcome: Outcome) {
@@ -112,6 +112,8 @@ impl Record {
                     bytes_down = relay.b_to_a.bytes,
                     spliced_up = relay.a_to_b.spliced,
                     spliced_down = relay.b_to_a.spliced,
+                    lost_up = lost(&relay.a_to_b),
+                    lost_down = lost(&relay.b_to_a),
                     connect_ms = self.connect.map(|time| time.as_millis()),
                     duration_ms = self.started.elapsed().as_millis(),
                     end = %outcome.end,
@@ -139,6 +141,11 @@ impl Drop for Record {
             .session_ended(self.service.kind.name(), outcome.end);
         self.write(&outcome, &relay);
     }
+}
+
+/// Bytes in flight when it ended, where there were any.
+fn lost(direction: &DirectionSummary) -> Option<u64> {
+    (direction.lost > 0).then_some(direction.lost)
 }
 
 impl Outcome {

@@ -1,17 +1,15 @@
 //! One client: handshake, connect, relay, record.
 //!
 //! What a session needs before it relays is boxed and gone by then: thousands of idle relays are the normal state, and each holds
-//! two sockets, the relay, a timer and its record.
-
-mod watched;
+//! two sockets, the relay and its record.
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use spliceway::{Engine, PipeSize, Relay};
-use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use spliceway::{EndReason, Peer, Relay, RelayError, RelayOptions, RelaySummary};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
@@ -22,7 +20,6 @@ use crate::protocol::socks5::{Greeting, NoAuth, Refusal, Reply, UNSPECIFIED};
 use crate::record::{End, Outcome, Record};
 use crate::settings::{Kind, Timeouts};
 use crate::upstream::{DialError, dial};
-use watched::Watched;
 
 /// Room for the longest request (262 bytes) and some early data. More of that waits in the socket.
 const HANDSHAKE_BUFFER_BYTES: usize = 512;
@@ -30,14 +27,26 @@ const HANDSHAKE_BUFFER_BYTES: usize = 512;
 const FAREWELL: Duration = Duration::from_secs(1);
 const FAREWELL_MAX_BYTES: u64 = 64 << 10;
 
+/// The one reason to refuse a client that lies not in what it says.
+const TOO_SLOW: &str = "handshake_timeout";
+
 /// What the sessions of one service share.
 pub(crate) struct Service {
     pub(crate) kind: Kind,
     pub(crate) timeouts: Timeouts,
-    pub(crate) engine: Engine,
-    pub(crate) pipe_size: PipeSize,
+    pub(crate) relays: RelayOptions,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) traffic: Arc<Traffic>,
+}
+
+/// The reasons for which a client of such a service may be refused.
+pub(crate) fn refusals(kind: &Kind) -> impl Iterator<Item = &'static str> {
+    let spoken: &[Refusal] = match kind {
+        Kind::Forward(_) => &[],
+        Kind::Socks5 => &Refusal::ALL,
+    };
+    let slow = (!spoken.is_empty()).then_some(TOO_SLOW);
+    spoken.iter().map(|refusal| refusal.as_str()).chain(slow)
 }
 
 /// Serves one client to the end. Dropped before that, it is cut, and its record says so.
@@ -45,40 +54,35 @@ pub(crate) async fn run(client: TcpStream, address: SocketAddr, service: Arc<Ser
     let mut record = Record::new(service, address);
     let opened = Box::pin(open(client, &mut record)).await;
     let outcome = match opened {
-        Ok((Client::Plain(client), upstream)) => relay(Relay::new(client, upstream), &mut record).await,
-        Ok((Client::Ahead(client), upstream)) => Box::pin(relay(Relay::new(client, upstream), &mut record)).await,
+        Ok(ends) => relay(ends, &mut record).await.into(),
         Err(outcome) => outcome,
     };
     record.end(outcome);
 }
 
-/// A client that is ready for the relay.
-enum Client {
-    Plain(TcpStream),
-    /// It has sent more than its handshake, which is buffered.
-    Ahead(BufReader<TcpStream>),
+/// Both ends of a relay, and what the client has sent beyond its handshake.
+struct Ends {
+    client: TcpStream,
+    early: Vec<u8>,
+    upstream: TcpStream,
 }
 
-fn relay<C>(relay: Relay<C, TcpStream>, record: &mut Record) -> Watched<C>
-where
-    C: AsyncRead + AsyncWrite + Unpin,
-{
-    let service = record.service();
-    let (timeouts, relay) = (
-        service.timeouts,
-        relay.engine(service.engine).pipe_size(service.pipe_size),
-    );
-    record.relaying(relay.stats());
-    Watched::new(relay, &timeouts)
+/// Not in [`open`]: a future that is returned has room twice, once where it comes from.
+fn relay(ends: Ends, record: &mut Record) -> Relay<TcpStream, TcpStream> {
+    let options = record.service().relays.clone();
+    let mut relay = Relay::with_options(ends.client, ends.upstream, options).a_to_b_prefix(ends.early);
+    record.relaying(relay.stats(), relay.cancel_handle());
+    relay
 }
 
-async fn open(client: TcpStream, record: &mut Record) -> Result<(Client, TcpStream), Outcome> {
+async fn open(client: TcpStream, record: &mut Record) -> Result<Ends, Outcome> {
     let service = Arc::clone(record.service());
     match &service.kind {
-        Kind::Forward(target) => match connect(target, record).await {
-            Ok(upstream) => Ok((Client::Plain(client), upstream)),
-            Err(error) => Err(error.into()),
-        },
+        Kind::Forward(target) => Ok(Ends {
+            client,
+            early: Vec::new(),
+            upstream: connect(target, record).await?,
+        }),
         Kind::Socks5 => open_socks5(BufReader::with_capacity(HANDSHAKE_BUFFER_BYTES, client), record).await,
     }
 }
@@ -90,7 +94,7 @@ async fn connect(target: &Target, record: &mut Record) -> Result<TcpStream, Dial
     Ok(upstream)
 }
 
-async fn open_socks5(mut client: BufReader<TcpStream>, record: &mut Record) -> Result<(Client, TcpStream), Outcome> {
+async fn open_socks5(mut client: BufReader<TcpStream>, record: &mut Record) -> Result<Ends, Outcome> {
     let limit = record.service().timeouts.handshake;
     let target = match timeout(limit, ask(&mut client)).await {
         Ok(Ok(target)) => target,
@@ -100,7 +104,7 @@ async fn open_socks5(mut client: BufReader<TcpStream>, record: &mut Record) -> R
         }
         Ok(Err(NoTarget::Gone)) => return Err(End::ClientEof.into()),
         Ok(Err(NoTarget::Failed(error))) => return Err(Outcome::because(End::ResetByClient, &error)),
-        Err(_) => return Err(End::Denied("handshake_timeout").into()),
+        Err(_) => return Err(End::Denied(TOO_SLOW).into()),
     };
     record.asked(target.clone());
     let upstream = match connect(&target, record).await {
@@ -114,12 +118,13 @@ async fn open_socks5(mut client: BufReader<TcpStream>, record: &mut Record) -> R
     match timeout(limit, client.write_all(&Reply::Succeeded.encode(bound))).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => return Err(Outcome::because(End::ResetByClient, &error)),
-        Err(_) => return Err(End::Denied("handshake_timeout").into()),
+        Err(_) => return Err(End::Denied(TOO_SLOW).into()),
     }
-    match client.buffer() {
-        [] => Ok((Client::Plain(client.into_inner()), upstream)),
-        _ => Ok((Client::Ahead(client), upstream)),
-    }
+    Ok(Ends {
+        early: client.buffer().to_vec(),
+        client: client.into_inner(),
+        upstream,
+    })
 }
 
 /// Why a handshake came to no target.
@@ -181,6 +186,30 @@ impl From<DialError> for Outcome {
     }
 }
 
+/// The client is `a`, the upstream `b`.
+impl From<Result<RelaySummary, RelayError>> for Outcome {
+    fn from(ended: Result<RelaySummary, RelayError>) -> Self {
+        let summary = match ended {
+            Ok(summary) => summary,
+            Err(error) => {
+                let end = match error.peer() {
+                    Peer::A => End::ResetByClient,
+                    Peer::B => End::ResetByUpstream,
+                };
+                return Self::because(end, &format_args!("{} failed: {}", error.operation, error.source));
+            }
+        };
+        let end = match (summary.end, summary.first_eof) {
+            (EndReason::IdleTimeout, _) => End::Idle,
+            (EndReason::HalfCloseTimeout, _) => End::HalfCloseTimeout,
+            (EndReason::Cancelled, _) => End::Drained,
+            (_, Some(Peer::B)) => End::UpstreamEof,
+            (_, Some(Peer::A) | None) => End::ClientEof,
+        };
+        end.into()
+    }
+}
+
 fn reply_to(error: &DialError) -> Reply {
     match error.as_str() {
         "ECONNREFUSED" => Reply::ConnectionRefused,
@@ -211,8 +240,7 @@ mod tests {
                 half_close: None,
                 drain: second,
             },
-            engine: Engine::Auto,
-            pipe_size: PipeSize::Auto,
+            relays: RelayOptions::new(),
             metrics: Arc::new(Metrics::new(vec![Arc::clone(&traffic)])),
             traffic,
         };
@@ -222,7 +250,7 @@ mod tests {
         let bytes = size_of_val(&session);
         let relay = size_of::<Relay<TcpStream, TcpStream>>();
         assert!(
-            bytes <= relay + 640,
+            bytes <= relay + 400,
             "a session takes {bytes} bytes, {relay} of them the relay"
         );
     }

@@ -3,6 +3,7 @@
 use std::future::poll_fn;
 use std::io;
 
+use bytes::Bytes;
 use spliceway_core::Counts;
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -102,10 +103,17 @@ where
         return tokio::io::copy(reader, writer).await;
     }
     let counts = Counts::default();
-    let mut moving = Moving::new(reader, writer, &options::DEFAULT.a_to_b, &options::DEFAULT, &counts);
+    let mut moving = Moving::new(
+        reader,
+        writer,
+        Bytes::new(),
+        &options::DEFAULT.a_to_b,
+        &options::DEFAULT,
+        &counts,
+    );
     moving.restrict(stream::limit(reader));
     let ended = poll_fn(|cx| {
-        let polled = moving.poll(cx, reader, writer, &options::DEFAULT.a_to_b, &counts);
+        let polled = moving.poll(cx, reader, writer, &counts);
         stream::set_limit(reader, moving.allowance());
         polled
     });

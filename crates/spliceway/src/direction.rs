@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
+use bytes::Bytes;
 use spliceway_core::socket::{self, Wait};
 use spliceway_core::transfer::SCRATCH;
 use spliceway_core::{Counts, Engine, Mover, Need, Reason, Side, Source};
@@ -66,7 +67,7 @@ struct Course {
 /// What is still to be done before a direction takes from its socket as it will to the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Start {
-    /// The caller's prefix goes first, then what buffers around the sockets hold.
+    /// What buffers around the sockets hold goes first, behind the caller's prefix, which the mover has.
     Buffered,
     /// The source was not yet seen to be drained, nor told to be readable, and may have bytes of which no edge will tell: a read of
     /// the caller's own that stopped at an urgent mark took the readiness for what lies behind it. (A short read counts as one
@@ -82,12 +83,13 @@ impl Moving {
     pub(crate) fn new<R: ?Sized, W: ?Sized>(
         reader: &R,
         writer: &W,
+        prefix: Bytes,
         way: &Way,
         options: &RelayOptions,
         counts: &Counts,
     ) -> Self {
         Self {
-            means: Means::new(reader, writer, way, options, counts),
+            means: Means::new(reader, writer, prefix, way, options, counts),
             gate: way.rate.clone().map(|rate| Box::new(Gate::new(rate))),
         }
     }
@@ -98,7 +100,6 @@ impl Moving {
         cx: &mut Context<'_>,
         reader: &mut R,
         writer: &mut W,
-        way: &Way,
         counts: &Counts,
     ) -> Poll<Result<Moved, Broken>>
     where
@@ -109,10 +110,9 @@ impl Moving {
         match &mut self.means {
             Means::Splicing { mover, course } => {
                 if course.start == Start::Buffered {
-                    let mut first = ready!(poll_unbuffer(cx, reader, writer, mover.allowance()))?;
-                    mover.restrict(mover.allowance() - first.len() as u64);
-                    first.splice(..0, way.prefix.iter().copied());
-                    mover.preload(first);
+                    let buffered = ready!(poll_unbuffer(cx, reader, writer, mover.allowance()))?;
+                    mover.restrict(mover.allowance() - buffered.len() as u64);
+                    mover.preload(buffered);
                     course.start = Start::Untried;
                 }
                 match (stream::source(reader), stream::sink(writer)) {
@@ -182,21 +182,29 @@ impl Moving {
 }
 
 impl Means {
-    fn new<R: ?Sized, W: ?Sized>(reader: &R, writer: &W, way: &Way, options: &RelayOptions, counts: &Counts) -> Self {
+    fn new<R: ?Sized, W: ?Sized>(
+        reader: &R,
+        writer: &W,
+        prefix: Bytes,
+        way: &Way,
+        options: &RelayOptions,
+        counts: &Counts,
+    ) -> Self {
         let limit = way.limit.unwrap_or(u64::MAX);
         let (Some(source), Some(sink)) = (stream::source(reader), stream::sink(writer)) else {
             counts.set_fallback(Reason::NotSockets);
             return match options.engine {
                 Engine::Splice => Self::Refused,
-                Engine::Auto | Engine::Copy => Self::Copying(CopyLoop::new(&way.prefix, limit)),
+                Engine::Auto | Engine::Copy => Self::Copying(CopyLoop::new(prefix, limit)),
             };
         };
         if options.engine == Engine::Copy {
             counts.set_fallback(Reason::Disabled);
         }
         let (source, sink) = (source.kind(), sink.kind());
-        let mover =
+        let mut mover =
             Mover::between(source, sink, options.engine, options.pipe_size, options.the_pool()).with_limit(limit);
+        mover.preload(prefix.into());
         Self::Splicing {
             mover,
             course: Course {

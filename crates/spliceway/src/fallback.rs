@@ -4,6 +4,7 @@ use std::io;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 
+use bytes::Bytes;
 use spliceway_core::Counts;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop::{consume_budget, has_budget_remaining};
@@ -34,11 +35,11 @@ pub(crate) struct CopyLoop {
 
 impl CopyLoop {
     /// Writes `prefix` first, then reads at most `limit` bytes.
-    pub(crate) fn new(prefix: &[u8], limit: u64) -> Self {
+    pub(crate) fn new(prefix: Bytes, limit: u64) -> Self {
         Self {
-            buffer: prefix.into(),
             start: 0,
             end: prefix.len(),
+            buffer: Vec::from(prefix).into_boxed_slice(),
             allowance: limit,
             unflushed: false,
             finishing: false,
@@ -134,7 +135,8 @@ impl CopyLoop {
         if let Some(gate) = &mut gate {
             most = most.min(ready!(gate.poll_grant(cx, most)));
         }
-        if self.buffer.len() < BUFFER {
+        // A prefix was in it.
+        if self.buffer.len() != BUFFER {
             self.buffer = vec![0; BUFFER].into_boxed_slice();
         }
         let mut buf = ReadBuf::new(&mut self.buffer[..most]);

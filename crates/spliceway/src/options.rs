@@ -106,13 +106,13 @@ impl RelayOptions {
     ///
     /// It is silence that counts, not age: a download of days outlives it, and so does a relay that its
     /// [`rate_limit`](RelayOptions::rate_limit) holds back. The live counts are looked at eight times per timeout, so the relay ends
-    /// after one time to one and an eighth times it, and no byte that moves pays for a timer. 0 ends the relay at once; leave
-    /// the option out for "never".
+    /// after one time to one and an eighth times it, and no byte that moves pays for a timer. 0 ends the relay at once; `None` is
+    /// "never".
     ///
     /// # Panics
     /// The relay does, when polled outside of a tokio runtime with its time driver enabled.
-    pub fn idle_timeout(mut self, timeout: Duration) -> Self {
-        self.idle_timeout = Some(timeout);
+    pub fn idle_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
+        self.idle_timeout = timeout.into();
         self
     }
 
@@ -121,12 +121,12 @@ impl RelayOptions {
     /// that is a connection whose peer has gone away unnoticed.
     ///
     /// It starts with the first end, which may be a [limit](RelayOptions::a_to_b_limit), and starts again with every byte, with the precision of
-    /// [`idle_timeout`](RelayOptions::idle_timeout), which goes on to hold as well.
+    /// [`idle_timeout`](RelayOptions::idle_timeout), which goes on to hold as well. `None` is "never".
     ///
     /// # Panics
     /// As with [`idle_timeout`](RelayOptions::idle_timeout).
-    pub fn half_close_timeout(mut self, timeout: Duration) -> Self {
-        self.half_close_timeout = Some(timeout);
+    pub fn half_close_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
+        self.half_close_timeout = timeout.into();
         self
     }
 

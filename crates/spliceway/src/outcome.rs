@@ -14,6 +14,9 @@ pub struct RelaySummary {
     pub a_to_b: DirectionSummary,
     /// From `b` to `a`.
     pub b_to_a: DirectionSummary,
+    /// Whose end of stream came first, which is who closed the connection where both have ended: the one of the first
+    /// [`eof`](DirectionSummary::eof). `None` while there is none. Of two ends seen at once `a`'s is the first.
+    pub first_eof: Option<Peer>,
     /// Why it ended.
     pub end: EndReason,
 }
@@ -22,9 +25,11 @@ pub struct RelaySummary {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EndReason {
-    /// It has not: these are the counts of a relay that runs, or that was dropped before its end.
+    /// It has not: these are the counts of a relay that runs.
     #[default]
     Running,
+    /// It was dropped before its end, by a `select!` say, or with its task.
+    Dropped,
     /// It broke: these are the counts of a [`RelayError`].
     Broken,
     /// Both directions have ended, by the end of their stream or their limit; or one has, and the options close both then.
@@ -36,6 +41,15 @@ pub enum EndReason {
     HalfCloseTimeout,
     /// A [`CancelHandle`](crate::CancelHandle) asked for it.
     Cancelled,
+}
+
+/// One of the two streams of a relay, by who is at its far end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Peer {
+    /// The one that was given first.
+    A,
+    /// The other.
+    B,
 }
 
 /// A direction of a relay.
@@ -72,6 +86,26 @@ pub struct RelayError {
     pub summary: RelaySummary,
     /// The stream's own error.
     pub source: io::Error,
+}
+
+impl RelayError {
+    /// Whose stream failed: that of the direction's source where reading failed, its sink's where anything else did.
+    #[must_use]
+    pub fn peer(&self) -> Peer {
+        match (self.direction, self.operation) {
+            (Direction::AToB, Operation::Read) | (Direction::BToA, Operation::Write | Operation::Shutdown) => Peer::A,
+            (Direction::BToA, Operation::Read) | (Direction::AToB, Operation::Write | Operation::Shutdown) => Peer::B,
+        }
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::A => "a",
+            Self::B => "b",
+        })
+    }
 }
 
 impl fmt::Display for Direction {

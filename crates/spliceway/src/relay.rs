@@ -3,7 +3,7 @@
 use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,9 +11,10 @@ use spliceway_core::{Counts, Engine, PipePool, PipeSize};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::cancel::CancelHandle;
-use crate::direction::{Broken, Moved, Moving};
-use crate::options::{self, HalfClose, RelayOptions, Way};
-use crate::outcome::{Direction, EndReason, Operation, RelayError, RelaySummary};
+use crate::direction::Broken;
+use crate::options::{self, HalfClose, RelayOptions};
+use crate::outcome::{Direction, EndReason, Peer, RelayError, RelaySummary};
+use crate::phase::Phase;
 use crate::rate::RateLimit;
 use crate::watch::{Now, Watch};
 
@@ -61,32 +62,25 @@ use crate::watch::{Now, Watch};
 ///
 /// # Cancel safety
 /// Dropping it is safe at any point: descriptors are closed or given back, and no byte can reach another relay. Bytes in
-/// flight are lost, so the streams cannot be used on as if nothing had been read. To end a relay and lose nothing there
-/// is [`cancel_handle`](Relay::cancel_handle).
+/// flight are lost, so the streams cannot be used on as if nothing had been read; [`stats`](Relay::stats) tell how many. To
+/// end a relay and lose nothing there is [`cancel_handle`](Relay::cancel_handle).
 #[must_use = "futures do nothing unless you `.await` or poll them"]
 pub struct Relay<A, B> {
     a: A,
     b: B,
     /// `None` are the defaults, for which nothing is allocated.
     options: Option<Box<RelayOptions>>,
-    shared: Arc<Shared>,
-    a_to_b: Phase,
-    b_to_a: Phase,
+    both: Both,
     /// What may end it before its streams do, if anything; made at the first poll.
     watch: Option<Box<Watch>>,
 }
 
-/// One direction's course.
+/// Both directions, and those who are told how they end: also where that is by being dropped.
 #[derive(Debug)]
-enum Phase {
-    Start,
-    Moving(Moving),
-    /// Told to end with the other direction, when what its source had received by then is delivered.
-    Finishing(Moving),
-    ShuttingDown {
-        eof: bool,
-    },
-    Done,
+struct Both {
+    a_to_b: Phase,
+    b_to_a: Phase,
+    shared: Arc<Shared>,
 }
 
 /// What the relay shares with its handles.
@@ -94,6 +88,7 @@ enum Phase {
 struct Shared {
     a_to_b: Counts,
     b_to_a: Counts,
+    first_eof: OnceLock<Peer>,
     end: OnceLock<EndReason>,
 }
 
@@ -104,9 +99,11 @@ impl<A, B> Relay<A, B> {
             a,
             b,
             options: None,
-            shared: Arc::default(),
-            a_to_b: Phase::Start,
-            b_to_a: Phase::Start,
+            both: Both {
+                a_to_b: Phase::Start(Bytes::new()),
+                b_to_a: Phase::Start(Bytes::new()),
+                shared: Arc::default(),
+            },
             watch: None,
         }
     }
@@ -135,12 +132,12 @@ impl<A, B> Relay<A, B> {
     }
 
     /// See [`RelayOptions::idle_timeout`].
-    pub fn idle_timeout(self, timeout: Duration) -> Self {
+    pub fn idle_timeout(self, timeout: impl Into<Option<Duration>>) -> Self {
         self.with(|options| options.idle_timeout(timeout))
     }
 
     /// See [`RelayOptions::half_close_timeout`].
-    pub fn half_close_timeout(self, timeout: Duration) -> Self {
+    pub fn half_close_timeout(self, timeout: impl Into<Option<Duration>>) -> Self {
         self.with(|options| options.half_close_timeout(timeout))
     }
 
@@ -186,20 +183,34 @@ impl<A, B> Relay<A, B> {
 
     /// A handle to the live counts, cheap to clone, which outlives the relay.
     pub fn stats(&self) -> RelayStats {
-        RelayStats(Arc::clone(&self.shared))
+        RelayStats(Arc::clone(&self.both.shared))
     }
 
     /// A handle that ends the relay and delivers what it holds. May be taken at any time.
     pub fn cancel_handle(&mut self) -> CancelHandle {
         let options = self.options.get_or_insert_default();
         let handle = options.cancel.get_or_insert_default().clone();
-        match (&mut self.watch, &self.a_to_b) {
+        match (&mut self.watch, &self.both.a_to_b) {
             (Some(watch), _) => watch.watch_for(handle.clone()),
             // The first poll makes one, inside the runtime that its timers need.
-            (None, Phase::Start) => {}
+            (None, Phase::Start(_)) => {}
             (None, _) => self.watch = Watch::new(options).map(Box::new),
         }
         handle
+    }
+
+    /// Before the first poll.
+    fn start(&mut self) {
+        let (Phase::Start(forth), Phase::Start(back)) = (&mut self.both.a_to_b, &mut self.both.b_to_a) else {
+            return;
+        };
+        let Some(options) = self.options.as_deref_mut() else {
+            return;
+        };
+        self.watch = Watch::new(options).map(Box::new);
+        // What was sent is not kept for as long as the relay lasts.
+        *forth = std::mem::take(&mut options.a_to_b.prefix);
+        *back = std::mem::take(&mut options.b_to_a.prefix);
     }
 
     fn with(mut self, choose: impl FnOnce(RelayOptions) -> RelayOptions) -> Self {
@@ -218,9 +229,7 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        if let Phase::Start = this.a_to_b {
-            this.watch = this.options.as_deref().and_then(Watch::new).map(Box::new);
-        }
+        this.start();
         loop {
             if let Poll::Ready(ended) = this.poll_directions(cx) {
                 return Poll::Ready(ended.map(|()| this.end(EndReason::Ended)));
@@ -248,16 +257,22 @@ where
 {
     /// Ready when both have ended, or one is broken.
     fn poll_directions(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RelayError>> {
-        let Self { a, b, shared, .. } = self;
-        let options = self.options.as_deref().unwrap_or(&options::DEFAULT);
+        let Self {
+            a, b, options, both, ..
+        } = self;
+        let options = options.as_deref().unwrap_or(&options::DEFAULT);
         // Both are polled every time, and one that is done says so again.
-        let a_to_b = match self.a_to_b.poll(cx, a, b, &options.a_to_b, options, &shared.a_to_b) {
+        let counts = &both.shared.a_to_b;
+        let a_to_b = match both.a_to_b.poll(cx, a, b, &options.a_to_b, options, counts) {
             Poll::Ready(Err(broken)) => return Poll::Ready(Err(self.broken(Direction::AToB, broken))),
-            polled => polled.is_ready(),
+            Poll::Ready(Ok(())) => both.shared.has_ended(Peer::A, counts),
+            Poll::Pending => false,
         };
-        let b_to_a = match self.b_to_a.poll(cx, b, a, &options.b_to_a, options, &shared.b_to_a) {
+        let counts = &both.shared.b_to_a;
+        let b_to_a = match both.b_to_a.poll(cx, b, a, &options.b_to_a, options, counts) {
             Poll::Ready(Err(broken)) => return Poll::Ready(Err(self.broken(Direction::BToA, broken))),
-            polled => polled.is_ready(),
+            Poll::Ready(Ok(())) => both.shared.has_ended(Peer::B, counts),
+            Poll::Pending => false,
         };
         if a_to_b && b_to_a {
             Poll::Ready(Ok(()))
@@ -270,23 +285,24 @@ where
         let Some(watch) = &mut self.watch else {
             return Poll::Pending;
         };
-        let half_closed = matches!(self.a_to_b, Phase::Done) || matches!(self.b_to_a, Phase::Done);
+        let Both { a_to_b, b_to_a, shared } = &mut self.both;
+        let half_closed = matches!(a_to_b, Phase::Done) || matches!(b_to_a, Phase::Done);
         if watch.closes_both() && half_closed {
             watch.closing();
-            self.a_to_b.finish();
-            self.b_to_a.finish();
+            a_to_b.finish();
+            b_to_a.finish();
             return Poll::Ready(Verdict::PollAgain);
         }
         if watch.is_asked_to_cancel(cx) {
-            self.a_to_b.stop();
-            self.b_to_a.stop();
+            a_to_b.stop();
+            b_to_a.stop();
             return Poll::Ready(Verdict::PollAgain);
         }
         let now = Now {
             half_closed,
-            held_back: self.a_to_b.is_held_back() || self.b_to_a.is_held_back(),
+            held_back: a_to_b.is_held_back() || b_to_a.is_held_back(),
         };
-        let moved = self.shared.summary();
+        let moved = shared.summary();
         watch
             .poll(cx, moved.a_to_b.bytes + moved.b_to_a.bytes, now)
             .map(Verdict::End)
@@ -300,16 +316,11 @@ impl<A, B> Relay<A, B> {
             Some(watch) if watch.is_cancelled() && reason == EndReason::Ended => EndReason::Cancelled,
             _ => reason,
         };
-        self.shared.a_to_b.set_lost(self.a_to_b.in_flight());
-        self.shared.b_to_a.set_lost(self.b_to_a.in_flight());
-        // What they hold goes now, and not when somebody drops what is left of the relay.
-        (self.a_to_b, self.b_to_a) = (Phase::Done, Phase::Done);
         if let Some(cancel) = self.options.as_deref().and_then(|options| options.cancel.as_ref()) {
             cancel.ended();
         }
-        // The first end is the one.
-        let _ = self.shared.end.set(reason);
-        self.shared.summary()
+        self.both.end(reason);
+        self.both.shared.summary()
     }
 
     fn broken(&mut self, direction: Direction, (operation, source): Broken) -> RelayError {
@@ -328,83 +339,29 @@ impl<A, B> fmt::Debug for Relay<A, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Relay")
             .field("options", &self.options)
-            .field("a_to_b", &self.a_to_b)
-            .field("b_to_a", &self.b_to_a)
+            .field("a_to_b", &self.both.a_to_b)
+            .field("b_to_a", &self.both.b_to_a)
             .finish_non_exhaustive()
     }
 }
 
-impl Phase {
-    fn poll<R, W>(
-        &mut self,
-        cx: &mut Context<'_>,
-        reader: &mut R,
-        writer: &mut W,
-        way: &Way,
-        options: &RelayOptions,
-        counts: &Counts,
-    ) -> Poll<Result<(), Broken>>
-    where
-        R: AsyncRead + Unpin,
-        W: AsyncWrite + Unpin,
-    {
-        loop {
-            *self = match self {
-                Self::Start => Self::Moving(Moving::new(reader, writer, way, options, counts)),
-                Self::Moving(moving) => match ready!(moving.poll(cx, reader, writer, way, counts))? {
-                    Moved::All => Self::ShuttingDown { eof: true },
-                    Moved::UpToLimit => Self::Done,
-                },
-                Self::Finishing(moving) => {
-                    let moved = ready!(moving.poll(cx, reader, writer, way, counts))?;
-                    Self::ShuttingDown {
-                        eof: moved == Moved::All,
-                    }
-                }
-                Self::ShuttingDown { eof } => {
-                    ready!(Pin::new(&mut *writer).poll_shutdown(cx)).map_err(|error| (Operation::Shutdown, error))?;
-                    if *eof {
-                        counts.set_eof();
-                    }
-                    Self::Done
-                }
-                Self::Done => return Poll::Ready(Ok(())),
-            }
+impl Both {
+    /// They are over. The first end is the one.
+    fn end(&mut self, reason: EndReason) {
+        if self.shared.end.get().is_some() {
+            return;
         }
+        self.shared.a_to_b.set_lost(self.a_to_b.in_flight());
+        self.shared.b_to_a.set_lost(self.b_to_a.in_flight());
+        // What they hold goes now, and not when somebody drops what is left of the relay.
+        (self.a_to_b, self.b_to_a) = (Phase::Done, Phase::Done);
+        let _ = self.shared.end.set(reason);
     }
+}
 
-    /// The other direction has ended: this one is to end too, when it has delivered what its source has received.
-    fn finish(&mut self) {
-        *self = match std::mem::replace(self, Self::Done) {
-            Self::Moving(mut moving) => {
-                moving.finish();
-                Self::Finishing(moving)
-            }
-            phase => phase,
-        };
-    }
-
-    /// This direction is to end when it has delivered what it holds.
-    fn stop(&mut self) {
-        match self {
-            Self::Moving(moving) | Self::Finishing(moving) => moving.restrict(0),
-            Self::Start => *self = Self::Done,
-            Self::ShuttingDown { .. } | Self::Done => {}
-        }
-    }
-
-    fn is_held_back(&self) -> bool {
-        match self {
-            Self::Moving(moving) | Self::Finishing(moving) => moving.is_held_back(),
-            Self::Start | Self::ShuttingDown { .. } | Self::Done => false,
-        }
-    }
-
-    fn in_flight(&self) -> usize {
-        match self {
-            Self::Moving(moving) | Self::Finishing(moving) => moving.in_flight(),
-            Self::Start | Self::ShuttingDown { .. } | Self::Done => 0,
-        }
+impl Drop for Both {
+    fn drop(&mut self) {
+        self.end(EndReason::Dropped);
     }
 }
 
@@ -421,10 +378,19 @@ impl RelayStats {
 }
 
 impl Shared {
+    /// The direction whose source is `peer` is over: `true`.
+    fn has_ended(&self, peer: Peer, counts: &Counts) -> bool {
+        if self.first_eof.get().is_none() && counts.snapshot().eof {
+            let _ = self.first_eof.set(peer);
+        }
+        true
+    }
+
     fn summary(&self) -> RelaySummary {
         RelaySummary {
             a_to_b: self.a_to_b.snapshot(),
             b_to_a: self.b_to_a.snapshot(),
+            first_eof: self.first_eof.get().copied(),
             end: self.end.get().copied().unwrap_or_default(),
         }
     }

@@ -223,7 +223,9 @@ fn bytes_read_before_go_first() {
         let (pool, counts, sent) = (pool(), Counts::default(), pattern(2, 2 * MIB));
         let mut mover = mover(engine, &pool);
         let (before, rest) = sent.split_at(100_000);
-        mover.preload(before.to_vec());
+        for piece in before.chunks(60_000) {
+            mover.preload(piece.to_vec());
+        }
         assert_same(
             &Line::new(Family::Tcp, Family::Tcp).carry(&mut mover, &counts, rest),
             &sent,

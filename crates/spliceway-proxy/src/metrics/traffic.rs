@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use slab::Slab;
-use spliceway::{DirectionSummary, PipePool, Reason, RelayStats, RelaySummary};
+use spliceway::{CancelHandle, DirectionSummary, PipePool, Reason, RelayStats, RelaySummary, Scope};
 
 /// The bytes of one service: of its running relays, and of those that ended.
 pub(crate) struct Traffic {
@@ -26,6 +27,7 @@ struct Ledger {
 
 struct Running {
     stats: RelayStats,
+    cancel: CancelHandle,
     /// The reasons already in `fallbacks`, of each direction.
     counted: [Option<Reason>; 2],
 }
@@ -41,6 +43,8 @@ struct Bytes {
 struct Paths {
     splice: u64,
     copy: u64,
+    /// Taken, and not delivered.
+    lost: u64,
 }
 
 impl Traffic {
@@ -56,9 +60,10 @@ impl Traffic {
     }
 
     /// A relay starts; the key is for [`Self::leave`].
-    pub(crate) fn enter(&self, stats: RelayStats) -> usize {
+    pub(crate) fn enter(&self, stats: RelayStats, cancel: CancelHandle) -> usize {
         self.ledger().running.insert(Running {
             stats,
+            cancel,
             counted: [None; 2],
         })
     }
@@ -71,6 +76,13 @@ impl Traffic {
         relay.count_fallbacks(&summary, &mut ledger.fallbacks);
         ledger.ended.add(&summary);
         summary
+    }
+
+    /// Every relay that runs takes no more, and ends when it has delivered what it holds, or after `deadline`: how many these are.
+    pub(crate) fn cancel(&self, deadline: Duration) -> usize {
+        let running = &self.ledger().running;
+        running.iter().for_each(|(_, relay)| relay.cancel.cancel(deadline));
+        running.len()
     }
 
     fn bytes(&self) -> Bytes {
@@ -126,6 +138,7 @@ impl Paths {
     fn add(&mut self, direction: &DirectionSummary) {
         self.splice += direction.spliced;
         self.copy += direction.copied;
+        self.lost += direction.lost;
     }
 }
 
@@ -156,6 +169,20 @@ impl LiveSeries {
         Ok(())
     }
 
+    fn lost(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let help = "Bytes taken from one side that the other did not get, as their session ended before";
+        let mut family = encoder.encode_descriptor("lost_bytes", help, None, MetricType::Counter)?;
+        for traffic in &self.traffic {
+            let bytes = traffic.bytes();
+            for (direction, paths) in [("up", bytes.up), ("down", bytes.down)] {
+                family
+                    .encode_family(&[("service", traffic.service), ("direction", direction)])?
+                    .encode_counter::<NoLabelSet, u64, u64>(&paths.lost, None)?;
+            }
+        }
+        Ok(())
+    }
+
     fn fallbacks(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let mut sums = [0; Reason::ALL.len()];
         for traffic in &self.traffic {
@@ -178,6 +205,7 @@ impl LiveSeries {
 impl Collector for LiveSeries {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         self.bytes(&mut encoder)?;
+        self.lost(&mut encoder)?;
         self.fallbacks(&mut encoder)?;
         pool(&mut encoder)
     }
@@ -204,8 +232,12 @@ fn pool(encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     event("reused", stats.reused)?;
     event("closed_dirty", stats.closed_dirty)?;
     event("closed_idle", stats.closed_idle)?;
-    for (reason, count) in stats.denied {
-        event(&format!("denied_{reason}"), count)?;
+    // Shown as 0 before the first: all that hold for a while and not for a relay, as only such can be a pool's.
+    for reason in Reason::ALL {
+        let denied = stats.denied.iter().find(|(denied, _)| *denied == reason);
+        if denied.is_some() || reason.scope() != Scope::Relay {
+            event(&format!("denied_{reason}"), denied.map_or(0, |(_, count)| *count))?;
+        }
     }
     Ok(())
 }
@@ -233,8 +265,8 @@ mod tests {
         let traffic = Traffic::new("forward");
         let (mut client, near) = tokio::io::duplex(64);
         let (far, mut target) = tokio::io::duplex(64);
-        let relay = Relay::new(near, far).engine(Engine::Copy);
-        let key = traffic.enter(relay.stats());
+        let mut relay = Relay::new(near, far).engine(Engine::Copy);
+        let key = traffic.enter(relay.stats(), relay.cancel_handle());
         let relay = tokio::spawn(relay);
         client.write_all(b"12345").await.unwrap();
         target.read_exact(&mut [0; 5]).await.unwrap();

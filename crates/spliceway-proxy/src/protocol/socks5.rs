@@ -123,6 +123,15 @@ fn target(address_type: u8, address: &[u8], port: u16) -> Result<Target, Refusal
 }
 
 impl Refusal {
+    /// Every one, for whoever keeps a count of each.
+    pub const ALL: [Self; 5] = [
+        Self::Version,
+        Self::Method,
+        Self::Command,
+        Self::AddressType,
+        Self::Name,
+    ];
+
     /// What the client is told; nothing if it does not speak SOCKS5.
     pub fn answer(self) -> Vec<u8> {
         match self {

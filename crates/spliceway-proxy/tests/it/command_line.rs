@@ -53,8 +53,11 @@ fn bad_usage_ends_with_2_and_says_what_was_expected() {
         (&["-l", ":0"], "--remote"),
         (
             &["socks5", "--idle-timeout", "10"],
-            "expected a time such as 500ms, 10s, 1m",
+            "expected a time such as 500ms, 10s, 1m or 1h30m, in ms, s, m, h or d",
         ),
+        // Port because it is refused before anything listens.
+        (&["-l", ":0", "-r", "example.com:0"], "nobody can listen on port 0"),
+        (&["-l", ":0", "-r", "127.0.0.1:0"], "expected a port from 1 to 65535"),
         (&["socks5", "--connect-timeout", "0"], "longer than 0"),
         (&["socks5", "--splice", "maybe"], "auto, on, off"),
         (&["socks5", "--workers", "0"], "--workers"),

@@ -99,6 +99,61 @@ fn the_drain_timeout_cuts_what_does_not_finish() {
     );
 }
 
+/// A session that has taken from its target all it can, as its client reads nothing; and what the target sends.
+fn with_a_stuck_download(arguments: &[&str]) -> (Program, TcpStream, TcpStream, Vec<u8>) {
+    let (program, mut client, mut target) = with_a_session(arguments);
+    let sent = pattern(5, 32 << 20);
+    target.write_all(b"y").unwrap();
+    assert_eq!(read_exactly(&mut client, 1), b"y");
+    target.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
+    let mut taken = 0;
+    while let Ok(count) = target.write(&sent[taken..]) {
+        taken += count;
+    }
+    assert!(taken < sent.len(), "it is stuck");
+    (program, client, target, sent)
+}
+
+fn number(record: &str, name: &str) -> Option<usize> {
+    let (_, value) = record.split_once(&format!(" {name}="))?;
+    value.split(' ').next()?.parse().ok()
+}
+
+#[test]
+fn what_a_session_holds_that_the_drain_timeout_cuts_is_delivered_to_a_client_that_reads() {
+    let (mut program, client, _target, sent) = with_a_stuck_download(&["--drain-timeout", "100ms", "--splice", "on"]);
+    program.terminate();
+    program.line("the drain timeout is over");
+    let have = read_all(&client);
+    assert_same(&have, &sent[..have.len()]);
+    let record = program.line("end=drained");
+    // Its target is there to go on, and it does not wait for that.
+    program.line("every session has ended");
+    assert_eq!(program.exit().code(), Some(0));
+    assert_eq!(number(&record, "bytes_down"), Some(have.len() + 1), "{record}");
+    assert_eq!(number(&record, "lost_down"), None, "{record}");
+}
+
+#[test]
+fn what_a_session_holds_that_cannot_be_delivered_is_lost_and_its_record_says_how_much() {
+    for hurried in [false, true] {
+        let limit = if hurried { "1h" } else { "0" };
+        let (mut program, client, _target, sent) = with_a_stuck_download(&["--drain-timeout", limit]);
+        program.terminate();
+        program.line("draining");
+        if hurried {
+            program.terminate();
+        }
+        assert_eq!(program.exit().code(), Some(0));
+        let record = program.line("end=drained");
+        let have = read_all(&client);
+        assert_same(&have, &sent[..have.len()]);
+        assert_eq!(number(&record, "bytes_down"), Some(have.len() + 1), "{record}");
+        assert!(number(&record, "lost_down") > Some(0), "{record}");
+        assert_eq!(number(&record, "lost_up"), None, "{record}");
+    }
+}
+
 #[test]
 fn a_second_signal_stops_at_once() {
     let (mut program, mut client, _target) = with_a_session(&["--drain-timeout", "1h"]);

@@ -113,6 +113,40 @@ fn every_series_is_there_by_its_name() {
 }
 
 #[test]
+fn what_can_be_counted_is_there_as_0_before_it_was() {
+    let program = Program::socks5(&[]);
+    let answer = program.get("/metrics");
+    let refusals = [
+        "version",
+        "method",
+        "command",
+        "address_type",
+        "name",
+        "handshake_timeout",
+    ];
+    let refusals = refusals.map(|reason| format!("spliceway_refused_total{{service=\"socks5\",reason=\"{reason}\"}}"));
+    let denials = [
+        "eperm",
+        "enosys",
+        "enomem",
+        "emfile",
+        "enfile",
+        "pipe_budget",
+        "page_budget",
+        "undersized",
+    ];
+    let denials = denials.map(|reason| format!("spliceway_pool_total{{event=\"denied_{reason}\"}}"));
+    let lost =
+        ["up", "down"].map(|way| format!("spliceway_lost_bytes_total{{service=\"socks5\",direction=\"{way}\"}}"));
+    for series in refusals.iter().chain(&denials).chain(&lost) {
+        assert!(
+            answer.contains(&format!("\n{series} 0\n")),
+            "{series} 0 is not in\n{answer}"
+        );
+    }
+}
+
+#[test]
 fn health_is_answered_and_other_paths_are_not() {
     let (_listener, address) = listen();
     let program = Program::forward(address, &[]);

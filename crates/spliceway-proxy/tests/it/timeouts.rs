@@ -37,19 +37,26 @@ fn silence_ends_a_session_at_the_idle_timeout() {
 }
 
 #[test]
-fn a_peer_that_died_with_bytes_in_the_pipe_is_ended_by_the_idle_timeout_and_all_it_held_is_freed() {
+fn a_peer_that_died_with_bytes_in_the_pipe_is_ended_by_the_idle_timeout_and_all_it_held_is_freed_and_said_to_be_lost() {
     let (listener, address) = listen();
     // Long enough to look at it before, also on a machine that has other things to do.
-    let program = Program::forward(address, &["--idle-timeout", "4s", "--splice", "on", "--workers", "1"]);
-    let lent = || program.sum("spliceway_pipes", &["state=\"lent\""]);
+    let mut program = Program::forward(address, &["--idle-timeout", "4s", "--splice", "on", "--workers", "1"]);
+    let lent = |program: &Program| program.sum("spliceway_pipes", &["state=\"lent\""]);
     let before = program.descriptors();
     let (client, mut target) = (program.connect(), accept(&listener));
     // Nobody reads, and nothing ends: the relay waits for its sink with a pipe in its hands.
     target.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
     while target.write(&[7; 1 << 16]).is_ok() {}
-    assert_eq!(lent(), 1);
+    assert_eq!(lent(&program), 1);
     program.await_end("idle");
-    assert_eq!(lent(), 0);
+    assert_eq!(lent(&program), 0);
+    let lost = program.sum("spliceway_lost_bytes_total", &["direction=\"down\""]);
+    assert!(lost > 0);
+    let record = program.line("end=idle");
+    assert!(
+        record.contains(&format!("lost_down={lost} ")) && !record.contains("lost_up"),
+        "{record}"
+    );
     drop((client, target));
     let until = Instant::now() + PATIENCE;
     // The pool keeps some idle pipes for a while, and a scrape is a descriptor until both sides have closed it.

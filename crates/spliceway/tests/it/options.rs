@@ -5,6 +5,7 @@
 
 mod cancel; // told to end, it loses nothing that it can deliver in time
 mod half_close; // the end of one stream as the end of both
+mod peers; // whose end was the first, whose stream failed
 mod prefix; // bytes that go first
 mod rate; // a rate shared by one or many, spliced all the same
 mod timeouts; // silence ends a relay, age does not
@@ -12,7 +13,8 @@ mod timeouts; // silence ends a relay, age does not
 use std::time::Duration;
 
 use spliceway::{
-    DirectionSummary, EndReason, Engine, HalfClose, RateLimit, Relay, RelayError, RelayOptions, RelaySummary,
+    DirectionSummary, EndReason, Engine, HalfClose, RateLimit, Relay, RelayError, RelayOptions, RelayStats,
+    RelaySummary,
 };
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
@@ -51,6 +53,7 @@ pub(crate) struct Line {
 
 pub(crate) struct Running {
     pub(crate) task: JoinHandle<Result<RelaySummary, RelayError>>,
+    pub(crate) stats: RelayStats,
     swapped: bool,
 }
 
@@ -73,6 +76,7 @@ impl Variant {
         };
         let relay = Relay::with_options(a, b, options).engine(self.engine);
         let running = Running {
+            stats: relay.stats(),
             task: tokio::spawn(relay),
             swapped: self.swapped,
         };

@@ -125,6 +125,37 @@ async fn what_cannot_be_delivered_by_the_deadline_is_lost_and_counted() {
     .await;
 }
 
+/// The same, where nobody asked: a task that is aborted, a `select!` with another winner.
+#[tokio::test(start_paused = true)]
+async fn what_a_relay_holds_that_is_dropped_is_lost_and_counted() {
+    every_way(async |variant| {
+        let Ends {
+            mut near,
+            mut near_end,
+            mut far,
+            mut far_end,
+        } = Ends::new();
+        let relay = relay(variant, &mut near_end, &mut far_end);
+        let stats = relay.stats();
+        let sending = tokio::spawn(async move {
+            Pattern::new(3).send(&mut near, 16 * MIB).await;
+            near.shutdown().await.unwrap();
+        });
+        let stuck = tokio::time::timeout(Duration::from_secs(1), relay);
+        assert!(stuck.await.is_err(), "nobody reads");
+        let done = Done::of(stats.snapshot(), variant.swapped);
+        assert_eq!(done.end, EndReason::Dropped);
+        assert!(done.forth.lost > 0 && done.back.lost == 0, "{:?}", done.forth);
+        let mut wanted = Pattern::new(3);
+        wanted.expect(&mut far, done.forth.bytes).await;
+        // The stream goes on behind what was lost.
+        wanted.take(done.forth.lost as usize);
+        wanted.expect_end(&mut near_end, 16 * MIB).await;
+        sending.await.unwrap();
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn an_idle_relay_ends_at_once_when_cancelled_and_so_does_one_that_was_cancelled_before_it_began() {
     every_way(async |variant| {

@@ -1,10 +1,13 @@
+use std::time::Duration;
+
+use bytes::Bytes;
 use spliceway::{Relay, RelayOptions};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::UnixStream;
 
 use super::{Line, every_way};
 use crate::support::pattern::Pattern;
-use crate::support::{KIB, MIB, finish, guard};
+use crate::support::{KIB, MIB, finish, guard, turns};
 
 #[tokio::test]
 async fn a_prefix_goes_first_either_way_and_bulk_behind_it_is_spliced() {
@@ -51,6 +54,38 @@ async fn a_prefix_is_not_held_back_until_its_stream_brings_more() {
         guard(Pattern::new(3).expect(&mut far, 1000)).await;
         drop((near, far));
         drop(relay);
+    })
+    .await;
+}
+
+/// Else an idle relay would hold what its client said first, to its end.
+#[tokio::test]
+async fn a_prefix_that_was_delivered_is_not_kept() {
+    every_way(async |variant| {
+        let prefix = Bytes::from(Pattern::new(7).take(1000));
+        let options = RelayOptions::new()
+            .a_to_b_prefix(prefix.clone())
+            .b_to_a_prefix(prefix.clone());
+        let Line { near, mut far, relay } = variant.start(options);
+        guard(Pattern::new(7).expect(&mut far, 1000)).await;
+        turns(20).await;
+        assert!(prefix.is_unique() && !relay.task.is_finished());
+        drop(near);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_prefix_that_is_not_delivered_is_lost_and_counted() {
+    every_way(async |variant| {
+        let prefix = Pattern::new(8).take(4 * MIB as usize);
+        let options = RelayOptions::new().idle_timeout(Duration::from_secs(1));
+        let options = options.a_to_b_prefix(prefix.clone()).b_to_a_prefix(prefix);
+        let Line { near, mut far, relay } = variant.start(options);
+        let done = relay.end().await;
+        assert_eq!(done.forth.bytes + done.forth.lost, 4 * MIB);
+        Pattern::new(8).expect_end(&mut far, done.forth.bytes).await;
+        drop(near);
     })
     .await;
 }

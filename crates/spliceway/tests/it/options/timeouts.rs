@@ -155,6 +155,25 @@ async fn an_end_does_not_restart_the_idle_timeout() {
     .await;
 }
 
+/// What a configuration says is an `Option`, and goes in as it is.
+#[tokio::test(start_paused = true)]
+async fn no_timeout_is_never_also_where_there_was_one() {
+    every_way(async |variant| {
+        let options = RelayOptions::new().idle_timeout(TIMEOUT).half_close_timeout(TIMEOUT);
+        let options = options.idle_timeout(None).half_close_timeout(None);
+        let Line { near, mut far, relay } = variant.start(options);
+        pass(TIMEOUT * 10).await;
+        finish(&near);
+        pass(TIMEOUT * 10).await;
+        Pattern::new(6).send(&mut far, 1).await;
+        finish(&far);
+        let done = relay.end().await;
+        assert_eq!((done.end, done.back.bytes), (EndReason::Ended, 1));
+        drop(near);
+    })
+    .await;
+}
+
 /// Each gets a byte in twenty seconds, and has more to send all the time.
 #[tokio::test(start_paused = true)]
 async fn a_relay_held_back_by_a_rate_it_shares_is_not_silent() {

@@ -1,0 +1,103 @@
+//! One direction's course, from its start to the end that the sink was told of.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use spliceway_core::Counts;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::direction::{Broken, Moved, Moving};
+use crate::options::{RelayOptions, Way};
+use crate::outcome::Operation;
+
+/// Where a direction stands.
+#[derive(Debug)]
+pub(crate) enum Phase {
+    /// Nothing was done yet. The bytes are the caller's, to go first.
+    Start(Bytes),
+    Moving(Moving),
+    /// Told to end with the other direction, when what its source had received by then is delivered.
+    Finishing(Moving),
+    ShuttingDown {
+        eof: bool,
+    },
+    Done,
+}
+
+impl Phase {
+    pub(crate) fn poll<R, W>(
+        &mut self,
+        cx: &mut Context<'_>,
+        reader: &mut R,
+        writer: &mut W,
+        way: &Way,
+        options: &RelayOptions,
+        counts: &Counts,
+    ) -> Poll<Result<(), Broken>>
+    where
+        R: AsyncRead + Unpin,
+        W: AsyncWrite + Unpin,
+    {
+        loop {
+            *self = match self {
+                Self::Start(prefix) => {
+                    let prefix = std::mem::take(prefix);
+                    Self::Moving(Moving::new(reader, writer, prefix, way, options, counts))
+                }
+                Self::Moving(moving) => match ready!(moving.poll(cx, reader, writer, counts))? {
+                    Moved::All => Self::ShuttingDown { eof: true },
+                    Moved::UpToLimit => Self::Done,
+                },
+                Self::Finishing(moving) => {
+                    let moved = ready!(moving.poll(cx, reader, writer, counts))?;
+                    Self::ShuttingDown {
+                        eof: moved == Moved::All,
+                    }
+                }
+                Self::ShuttingDown { eof } => {
+                    ready!(Pin::new(&mut *writer).poll_shutdown(cx)).map_err(|error| (Operation::Shutdown, error))?;
+                    if *eof {
+                        counts.set_eof();
+                    }
+                    Self::Done
+                }
+                Self::Done => return Poll::Ready(Ok(())),
+            }
+        }
+    }
+
+    /// The other direction has ended: this one is to end too, when it has delivered what its source has received.
+    pub(crate) fn finish(&mut self) {
+        *self = match std::mem::replace(self, Self::Done) {
+            Self::Moving(mut moving) => {
+                moving.finish();
+                Self::Finishing(moving)
+            }
+            phase => phase,
+        };
+    }
+
+    /// This direction is to end when it has delivered what it holds.
+    pub(crate) fn stop(&mut self) {
+        match self {
+            Self::Moving(moving) | Self::Finishing(moving) => moving.restrict(0),
+            Self::Start(_) => *self = Self::Done,
+            Self::ShuttingDown { .. } | Self::Done => {}
+        }
+    }
+
+    pub(crate) fn is_held_back(&self) -> bool {
+        match self {
+            Self::Moving(moving) | Self::Finishing(moving) => moving.is_held_back(),
+            Self::Start(_) | Self::ShuttingDown { .. } | Self::Done => false,
+        }
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        match self {
+            Self::Moving(moving) | Self::Finishing(moving) => moving.in_flight(),
+            Self::Start(_) | Self::ShuttingDown { .. } | Self::Done => 0,
+        }
+    }
+}
