@@ -58,6 +58,13 @@
 //! (One difference is on purpose: a byte of TCP urgent data in the middle of a message makes `recv` stop short, which tokio takes
 //! for a drained socket, so that what follows may wait for ever. Here it arrives, also where it was the caller's own read, before
 //! the relay began, that stopped short there.)
+//!
+//! # Coming from tokio-splice2, tokio-splice or realm_io
+//! Their `copy_bidirectional`, `zero_copy_bidirectional` and `bidi_zero_copy` are [`copy_bidirectional`]; pipe sizes are a
+//! [`PipeSize`] of each relay. What is different: a broken relay is an `Err`, with the counts of a [`RelayError`] if it is a [`Relay`];
+//! no connection holds pipes that it has no bytes for, or fails for want of one; small messages are not spliced; streams that
+//! cannot be spliced compile, and are copied. `docs/migration.md` in the repository has the table, and a program moved over with
+//! what it cost before and after.
 
 mod cancel;
 mod copy;
