@@ -37,7 +37,7 @@ pub use blocking::copy;
 pub use counts::{Counts, DirectionSummary};
 pub use mover::{Mover, Need, Sink, Source};
 pub use pipe::{Drain, Fill, Pipe};
-pub use pipe_end::{EndKind, Side};
+pub use pipe_end::{EndKind, Side, bytes_in_pipe};
 pub use pool::{Limits, PipePool, PoolStats, PooledPipe, SizeClass};
 pub use reason::{Reason, Scope};
 pub use transfer::{Engine, PipeSize};

@@ -1,18 +1,21 @@
 //! Performs what a [`Transfer`] decides, on two ends, and never waits.
 
+mod end;
+mod rest;
+
 use std::io;
-use std::mem;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::counts::Counts;
 use crate::pipe::{Drain, Fill};
-use crate::pipe_end::{self, EndKind, Pass, PassEnd, Side};
+use crate::pipe_end::{self, EndKind, Pass, Side};
 use crate::pool::{PipePool, PooledPipe, SizeClass};
 use crate::reason::Reason;
 use crate::socket::{self, TellsLeft, Wait};
 use crate::switch;
-use crate::sys;
-use crate::transfer::{Engine, Event, PASS, PipeSize, SCRATCH, Step, Transfer, is_full};
+use crate::transfer::{Engine, Event, PASS, PipeSize, SCRATCH, Step, TINY_FILL, Transfer, is_full};
+use end::End;
+use rest::Rest;
 
 /// One direction at work: its [`Transfer`], and what it holds at the moment.
 ///
@@ -35,14 +38,8 @@ pub struct Mover {
     must_splice: bool,
 }
 
-/// What was asked of an end, once and as late as possible: most relays are short.
-#[derive(Debug, Default)]
-struct End {
-    kind: EndKind,
-    tells: Option<TellsLeft>,
-    fit: bool,
-    guards_sigpipe: Option<bool>,
-}
+/// The largest packet of a pipe in packet mode (pipe(2)).
+const PIPE_BUF: usize = 4096;
 
 /// What a [`Mover`] needs next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,22 +77,6 @@ pub enum Sink {
     Open,
 }
 
-/// Bytes in user space that the sink has not taken yet.
-#[derive(Debug, Default)]
-enum Rest {
-    #[default]
-    Nothing,
-    /// In the caller's scratch buffer, which is only lent until the mover parks.
-    InScratch {
-        start: usize,
-        end: usize,
-    },
-    Owned {
-        bytes: Vec<u8>,
-        start: usize,
-    },
-}
-
 impl Mover {
     /// A direction about to start, between sockets that are waited for elsewhere: none of its calls waits, also if a socket is
     /// a blocking one. (Such a socket is made non-blocking before it is spliced, as `splice(2)` knows no other way.)
@@ -125,7 +106,8 @@ impl Mover {
     }
 
     /// A direction about to start of which one end is a pipe of the caller's, or both are: bytes go from one to the other by one
-    /// splice, with no pipe between, or are copied. Such an end is made non-blocking before it is used, as `read(2)` and `write(2)` know no
+    /// splice, with no pipe between, or are copied. (From pipe to pipe a packet, as `O_DIRECT` makes them, stays one, and who reads the
+    /// sink in parts loses its rest. Nothing tells of packets in advance.) Such an end is made non-blocking before it is used, as `read(2)` and `write(2)` know no
     /// other way.
     #[must_use]
     pub fn between(source: EndKind, sink: EndKind, engine: Engine, pipe_size: PipeSize, pool: PipePool) -> Self {
@@ -192,7 +174,7 @@ impl Mover {
         match self.transfer.step() {
             Step::Recv | Step::Peek | Step::Fill(_) => Need::Source,
             Step::Send | Step::Drain | Step::Unload => Need::Sink,
-            Step::Pass => Need::Both,
+            Step::Pass { .. } => Need::Both,
             Step::Yield => Need::Yield,
             Step::Shutdown | Step::Done => Need::Shutdown,
         }
@@ -203,7 +185,7 @@ impl Mover {
     pub fn appetite(&self) -> usize {
         match self.transfer.step() {
             Step::Recv => SCRATCH,
-            Step::Pass => PASS,
+            Step::Pass { .. } => PASS,
             Step::Fill(class) => class.bytes(),
             _ => 0,
         }
@@ -249,7 +231,22 @@ impl Mover {
         }
     }
 
+    /// The sink is full: whether there is something else to do first, which is to look at the source. It may have ended, or broken,
+    /// and then there is nothing to wait for a sink for.
+    ///
+    /// # Panics
+    /// If [`need`](Mover::need) is not [`Need::Both`].
+    pub fn sink_blocked(&mut self) -> bool {
+        match self.transfer.step() {
+            Step::Pass { sure } if !sure => self.transfer.on(Event::SinkBlocked),
+            Step::Pass { .. } => return false,
+            step => unreachable!("{step:?} does not wait for both"),
+        }
+        true
+    }
+
     /// Moves from the source to the sink, no more than `most` bytes: one `splice`. Of the source's readiness it learns nothing.
+    /// Where the sink is full, [`sink_blocked`](Mover::sink_blocked) is to be asked next.
     ///
     /// # Errors
     /// That of a stream, and whose it is. `Unsupported` where the engine must splice and cannot. The direction is then over.
@@ -264,24 +261,21 @@ impl Mover {
         counts: &Counts,
     ) -> Result<Sink, (Side, io::Error)> {
         let step = self.transfer.step();
-        assert!(step == Step::Pass && most > 0, "{step:?} passes nothing on");
-        let of_source = |error| (Side::Source, error);
+        assert!(
+            matches!(step, Step::Pass { .. }) && most > 0,
+            "{step:?} passes nothing on"
+        );
+        let (of_source, of_sink) = (|error| (Side::Source, error), |error| (Side::Sink, error));
+        let open = |()| Sink::Open;
         if let Err(reason) = switch::check() {
-            return self
-                .copy_instead(reason, counts)
-                .map(|()| Sink::Open)
-                .map_err(of_source);
+            return self.copy_instead(reason, counts).map(open).map_err(of_source);
         }
         let (source, sink) = (source.as_fd(), sink.as_fd());
-        let unfit = match self.source.unfit_to_splice(source, self.wait).map_err(of_source)? {
-            None => self
-                .sink
-                .unfit_to_splice(sink, self.wait)
-                .map_err(|error| (Side::Sink, error))?,
-            reason => reason,
-        };
-        if let Some(reason) = unfit {
-            return self.cannot(reason, counts).map(|()| Sink::Open).map_err(of_source);
+        if let Some(reason) = self.source.unfit_to_splice(source, self.wait).map_err(of_source)? {
+            return self.cannot(reason, counts).map(open).map_err(of_source);
+        }
+        if let Some(reason) = self.sink.unfit_to_splice(sink, self.wait).map_err(of_sink)? {
+            return self.cannot(reason, counts).map(open).map_err(of_sink);
         }
         let most = usize::try_from(self.allowance)
             .map_or(most, |left| left.min(most))
@@ -299,6 +293,7 @@ impl Mover {
             Pass::SourceStopped => self.transfer.on(Event::SourceStopped),
             Pass::SinkWouldBlock => return Ok(Sink::WouldBlock),
             Pass::Cannot(reason) => self.cannot(reason, counts).map_err(of_source)?,
+            Pass::CannotAsk(reason) => self.copy_instead(reason, counts).map_err(of_source)?,
         }
         Ok(Sink::Open)
     }
@@ -374,6 +369,8 @@ impl Mover {
     /// [`recv`](Mover::recv) of a pipe.
     fn read(&mut self, most: usize, source: BorrowedFd<'_>, scratch: &mut [u8]) -> io::Result<Source> {
         self.source.unfit_to_splice(source, self.wait)?;
+        // The rest of a packet (`O_DIRECT`) that is not read whole is lost. Whoever limits the rate waits longer the next time.
+        let most = usize::try_from(self.allowance).map_or(usize::MAX, |left| left.min(most.max(PIPE_BUF)));
         let length = scratch.len().min(SCRATCH).min(most);
         assert!(length > 0, "a read of no bytes says nothing");
         match pipe_end::read(source, &mut scratch[..length]) {
@@ -381,7 +378,9 @@ impl Mover {
             Ok(end) => {
                 self.takes(end);
                 self.rest = Rest::InScratch { start: 0, end };
-                self.transfer.on(Event::Received { full: end == length });
+                // A pipe of the default size is rarely read when it is full to the last byte.
+                let full = end == length || end >= TINY_FILL;
+                self.transfer.on(Event::Received { full });
             }
             Err(error) => return self.source_error(error),
         }
@@ -389,6 +388,13 @@ impl Mover {
     }
 
     fn peek(&mut self, source: impl AsFd) -> io::Result<Source> {
+        if self.source.kind == EndKind::Pipe {
+            // Empty may be the end: a read tells.
+            let has_bytes = pipe_end::bytes_in_pipe(source)? > 0;
+            self.transfer
+                .on(if has_bytes { Event::Peeked } else { Event::SourceStopped });
+            return Ok(Source::Open);
+        }
         match socket::peek(source, self.wait) {
             Ok(there_is_more) => {
                 self.transfer.on(if there_is_more { Event::Peeked } else { Event::Eof });
@@ -516,74 +522,5 @@ impl Mover {
             self.pipe = None;
         }
         Ok(())
-    }
-}
-
-impl End {
-    /// Makes it fit to be spliced, before it first is: splice obeys an end's own `O_NONBLOCK`, and takes no heed of where a
-    /// datagram ends. The reason if it cannot be made so. (A pipe has no datagrams, and is to be read and written as well.)
-    fn unfit_to_splice(&mut self, end: impl AsFd, wait: Wait) -> io::Result<Option<Reason>> {
-        if self.fit {
-            return Ok(None);
-        }
-        let end = end.as_fd();
-        if self.kind == EndKind::Socket && !socket::is_stream(end)? {
-            return Ok(Some(Reason::NotSupported));
-        }
-        if wait == Wait::Never {
-            socket::set_nonblocking(end)?;
-        }
-        self.fit = true;
-        Ok(None)
-    }
-
-    fn send(&mut self, sink: BorrowedFd<'_>, bytes: &[u8], wait: Wait) -> io::Result<usize> {
-        match self.kind {
-            EndKind::Socket => socket::send(sink, bytes, wait),
-            EndKind::Pipe => {
-                self.unfit_to_splice(sink, wait)?;
-                let guards_sigpipe = self.guards_sigpipe();
-                pipe_end::write(sink, bytes, guards_sigpipe)
-            }
-        }
-    }
-
-    fn at<'a>(&self, fd: BorrowedFd<'a>) -> PassEnd<'a> {
-        PassEnd { fd, kind: self.kind }
-    }
-
-    fn guards_sigpipe(&mut self) -> bool {
-        *self.guards_sigpipe.get_or_insert_with(sys::dies_of_sigpipe)
-    }
-}
-
-impl Rest {
-    fn bytes<'a>(&'a self, scratch: &'a [u8]) -> &'a [u8] {
-        match self {
-            Self::Nothing => &[],
-            Self::InScratch { start, end } => &scratch[*start..*end],
-            Self::Owned { bytes, start } => &bytes[*start..],
-        }
-    }
-
-    fn len(&self) -> usize {
-        match self {
-            Self::Nothing => 0,
-            Self::InScratch { start, end } => *end - *start,
-            Self::Owned { bytes, start } => bytes.len() - *start,
-        }
-    }
-
-    /// Forgets what was sent, and with the last byte the memory: how many bytes are left.
-    fn advance(&mut self, sent: usize) -> usize {
-        match self {
-            Self::Nothing => {}
-            Self::InScratch { start, .. } | Self::Owned { start, .. } => *start += sent,
-        }
-        let left = self.len();
-        if left == 0 {
-            drop(mem::take(self));
-        }
-        left
     }
 }

@@ -2,7 +2,7 @@
 //! says what `EAGAIN` and 0 of that splice mean.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::retry_on_intr;
 
@@ -46,13 +46,15 @@ pub(crate) enum Pass {
     SinkWouldBlock,
     /// These two cannot be spliced, now or at all.
     Cannot(Reason),
+    /// Neither can they, for want of a call that splicing needs besides.
+    CannotAsk(Reason),
 }
 
 /// `splice(source → sink)`, once, for at most `most` bytes. Neither must block.
 ///
-/// A pipe is asked first how many bytes it holds, for two reasons: to splice more than there is corks a TCP sink, and splice says
-/// `EAGAIN` both of an empty pipe and of a full sink. Where that is said, the sink is asked, once: not the source, because bytes may
-/// have come to it since, while nobody but us makes the sink less writable.
+/// A pipe is asked first how many bytes it holds: to splice more than there is corks a TCP sink. (Where others read from it too that
+/// may happen all the same, and the last bytes come late.) Splice says `EAGAIN` both of an empty source and of a full sink. Where
+/// that is said, the sink is asked: bytes may have come to the source since.
 ///
 /// # Errors
 /// That of a stream, and whose it is.
@@ -64,7 +66,10 @@ pub(crate) fn pass(
 ) -> Result<Pass, (Side, io::Error)> {
     let there = match source.kind {
         EndKind::Socket => most,
-        EndKind::Pipe => most.min(waiting(source.fd).map_err(|error| (Side::Source, error))?),
+        EndKind::Pipe => match sys::bytes_to_read(source.fd) {
+            Ok(waiting) => most.min(waiting),
+            Err(errno) => return cannot_ask(errno, Side::Source),
+        },
     };
     if there == 0 {
         return Ok(Pass::SourceStopped);
@@ -77,10 +82,11 @@ pub(crate) fn pass(
     match retry_on_intr(|| splice(source.fd, sink.fd, there)) {
         Ok(0) => Ok(Pass::SourceStopped),
         Ok(moved) => Ok(Pass::Moved(moved)),
-        Err(Errno::AGAIN) if sys::is_writable(sink.fd).map_err(|errno| (Side::Sink, errno.into()))? => {
-            Ok(Pass::SourceStopped)
-        }
-        Err(Errno::AGAIN) => Ok(Pass::SinkWouldBlock),
+        Err(Errno::AGAIN) => match sys::is_writable(sink.fd) {
+            Ok(true) => Ok(Pass::SourceStopped),
+            Ok(false) => Ok(Pass::SinkWouldBlock),
+            Err(errno) => cannot_ask(errno, Side::Sink),
+        },
         // Splice looks at the pipe before it looks at the socket, which may have nothing but its end.
         Err(Errno::PIPE) if source.kind == EndKind::Socket => Ok(Pass::SourceStopped),
         Err(errno) => match (Reason::of_errno(errno), source.kind) {
@@ -92,12 +98,17 @@ pub(crate) fn pass(
     }
 }
 
-/// Bytes in a pipe.
+fn cannot_ask(errno: Errno, side: Side) -> Result<Pass, (Side, io::Error)> {
+    let reason = Reason::of_errno(errno).ok_or_else(|| (side, errno.into()));
+    reason.map(Pass::CannotAsk)
+}
+
+/// Bytes in a pipe: `ioctl(FIONREAD)`. 0 may be its end.
 ///
 /// # Errors
-/// None that an open pipe has.
-pub(crate) fn waiting(pipe: BorrowedFd<'_>) -> io::Result<usize> {
-    Ok(sys::bytes_to_read(pipe)?)
+/// Of a descriptor that is no pipe, or a sandbox that forbids the call.
+pub fn bytes_in_pipe(pipe: impl AsFd) -> io::Result<usize> {
+    Ok(sys::bytes_to_read(pipe.as_fd())?)
 }
 
 /// `read(2)`; retries EINTR. 0 is the end: nobody is left who could write.

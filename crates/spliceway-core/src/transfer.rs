@@ -16,7 +16,7 @@
 //! ```
 //!
 //! Where an end is a pipe itself, no pipe is needed between, and Passing takes the place of Filling and Draining: it goes on to itself,
-//! to Peeking after a few bytes, and to Receiving where the source has none.
+//! to Peeking after a few bytes and where the sink is full, as the source may be at its end, and to Receiving where it has none.
 //!
 //! Where the source may be taken from no more, it goes on to ShuttingDown from wherever it would take next.
 //!
@@ -31,7 +31,7 @@ pub const SCRATCH: usize = 64 << 10;
 
 /// A fill of less than this says that the flow is one of small messages, where one recv and one send cost less than two
 /// splices: below some 8 KiB copying wins, from 16 KiB on splicing.
-const TINY_FILL: usize = 16 << 10;
+pub(crate) const TINY_FILL: usize = 16 << 10;
 
 /// Tiny fills in a row before a bulk flow counts as one of small messages: a sender that is slow for a moment gives a few, and
 /// each time a flow is taken back 64 KiB of it are copied before it is bulk again.
@@ -66,7 +66,10 @@ pub enum Step {
     /// Look whether the source has bytes, or an end, and take nothing.
     Peek,
     /// Splice once from the source to the sink, up to [`PASS`] bytes.
-    Pass,
+    Pass {
+        /// The source was seen to have bytes, so that there is nothing to do but wait for a sink that is full.
+        sure: bool,
+    },
     /// Acquire a pipe of this class if none is held, and fill it once. It is empty.
     Fill(SizeClass),
     /// Drain the pipe: all it holds.
@@ -115,6 +118,8 @@ pub enum Event {
     },
     /// [`Step::Fill`] or [`Step::Pass`] found nothing, or an end of stream that may be none.
     SourceStopped,
+    /// The sink takes nothing of a [`Step::Pass`] that is not sure of its source.
+    SinkBlocked,
     /// [`Step::Pass`] moved `bytes`.
     Passed {
         /// Bytes the sink took.
@@ -173,8 +178,8 @@ pub enum PipeSize {
 pub struct Transfer {
     state: State,
     flow: Flow,
-    /// What it is held to be where it is worth splicing.
-    bulk: Flow,
+    /// An end is a pipe.
+    passes: bool,
     sizing: Sizing,
     /// Bytes delivered since the last yield.
     turn: usize,
@@ -185,7 +190,7 @@ pub struct Transfer {
 enum State {
     Receiving,
     Sending { full: bool },
-    Passing,
+    Passing { sure: bool },
     Filling,
     Draining { fill: LastFill },
     Peeking,
@@ -214,8 +219,6 @@ enum Flow {
     Bulk { tiny_fills: u8 },
     /// Fill first, whatever comes.
     Spliced,
-    /// Pass on, whatever comes.
-    Passed,
     /// Not to be spliced for so many full receives, or ever.
     Copied { retry_after: Option<u16> },
 }
@@ -240,7 +243,7 @@ impl Transfer {
         Self {
             state,
             flow,
-            bulk: Flow::BULK,
+            passes: false,
             sizing: Sizing::new(pipe_size),
             turn: 0,
         }
@@ -249,16 +252,10 @@ impl Transfer {
     /// A direction about to start, of which one end is a pipe.
     #[must_use]
     pub fn without_pipe(engine: Engine) -> Self {
-        let (state, flow) = match engine {
-            Engine::Auto | Engine::Splice => (State::Passing, Flow::Passed),
-            Engine::Copy => (State::Receiving, Flow::Copied { retry_after: None }),
-        };
-        Self {
-            state,
-            flow,
-            bulk: Flow::Passed,
-            ..Self::new(engine, PipeSize::Auto)
-        }
+        let mut transfer = Self::new(engine, PipeSize::Auto);
+        transfer.passes = true;
+        transfer.state = transfer.begin();
+        transfer
     }
 
     /// User space holds bytes of the source that were read before: they go first.
@@ -269,7 +266,7 @@ impl Transfer {
         assert!(
             matches!(
                 self.state,
-                State::Receiving | State::Passing | State::Filling | State::ShuttingDown
+                State::Receiving | State::Passing { .. } | State::Filling | State::ShuttingDown
             ),
             "preloaded bytes come before all others"
         );
@@ -280,10 +277,12 @@ impl Transfer {
     #[must_use]
     pub fn step(&self) -> Step {
         match self.state {
-            State::Receiving | State::Passing | State::Filling | State::Peeking if self.turn >= TURN => Step::Yield,
+            State::Receiving | State::Passing { .. } | State::Filling | State::Peeking if self.turn >= TURN => {
+                Step::Yield
+            }
             State::Receiving => Step::Recv,
             State::Sending { .. } => Step::Send,
-            State::Passing => Step::Pass,
+            State::Passing { sure } => Step::Pass { sure },
             State::Filling => Step::Fill(self.sizing.class),
             State::Draining { .. } => Step::Drain,
             State::Peeking => Step::Peek,
@@ -312,10 +311,15 @@ impl Transfer {
                 }
             }
 
-            (State::Passing, Event::Passed { bytes, more }) => {
+            (State::Passing { .. }, Event::Passed { bytes, more }) => {
                 self.turn += bytes;
-                if more { State::Passing } else { State::Peeking }
+                if more {
+                    State::Passing { sure: false }
+                } else {
+                    State::Peeking
+                }
             }
+            (State::Passing { sure: false }, Event::SinkBlocked) => State::Peeking,
 
             (State::Filling, Event::Filled { bytes, full }) => {
                 self.sizing.on_fill(bytes, full);
@@ -324,8 +328,8 @@ impl Transfer {
                 }
             }
             // Drained, at its end, or before an urgent mark: a recv tells which, and steps over the mark.
-            (State::Filling | State::Passing | State::Peeking, Event::SourceStopped) => State::Receiving,
-            (State::Filling | State::Passing, Event::Cannot(reason)) => {
+            (State::Filling | State::Passing { .. } | State::Peeking, Event::SourceStopped) => State::Receiving,
+            (State::Filling | State::Passing { .. }, Event::Cannot(reason)) => {
                 self.flow = Flow::copied_for(reason);
                 State::Receiving
             }
@@ -344,12 +348,13 @@ impl Transfer {
             }
             (State::Unloading, Event::Unloaded) => State::Sending { full: false },
 
-            (State::Peeking, Event::Peeked) => self.begin(),
-            (State::Receiving | State::Passing | State::Filling | State::Peeking, Event::LimitReached) => {
+            (State::Peeking, Event::Peeked) if self.passes => State::Passing { sure: true },
+            (State::Peeking, Event::Peeked) => State::Filling,
+            (State::Receiving | State::Passing { .. } | State::Filling | State::Peeking, Event::LimitReached) => {
                 State::ShuttingDown
             }
             (State::ShuttingDown, Event::ShutDown) => State::Done,
-            (state @ (State::Receiving | State::Passing | State::Filling | State::Peeking), Event::Yielded) => {
+            (state @ (State::Receiving | State::Passing { .. } | State::Filling | State::Peeking), Event::Yielded) => {
                 self.turn = 0;
                 state
             }
@@ -359,6 +364,10 @@ impl Transfer {
 
     /// The source is drained; how to begin when it has more.
     fn await_source(&mut self) -> State {
+        if self.passes {
+            // A pass may be small for want of room as well, so what counts is all that was moved since the source was waited for.
+            self.flow = self.flow.after(LastFill::of(self.turn, false));
+        }
         self.turn = 0;
         self.begin()
     }
@@ -366,7 +375,7 @@ impl Transfer {
     /// How this flow takes what the source has.
     fn begin(&self) -> State {
         match self.flow {
-            Flow::Passed => State::Passing,
+            Flow::Bulk { .. } | Flow::Spliced if self.passes => State::Passing { sure: false },
             Flow::Bulk { .. } | Flow::Spliced => State::Filling,
             Flow::Messages | Flow::Copied { .. } => State::Receiving,
         }
@@ -375,8 +384,8 @@ impl Transfer {
     /// User space is empty again.
     fn after_copy(&mut self, full: bool) -> State {
         self.flow = match self.flow {
-            Flow::Messages if full => self.bulk,
-            Flow::Copied { retry_after: Some(0) } if full => self.bulk,
+            Flow::Messages if full => Flow::BULK,
+            Flow::Copied { retry_after: Some(0) } if full => Flow::BULK,
             Flow::Copied {
                 retry_after: Some(more),
             } if full => Flow::Copied {

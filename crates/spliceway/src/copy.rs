@@ -37,7 +37,7 @@ where
     A: AsyncRead + AsyncWrite + Unpin + ?Sized,
     B: AsyncRead + AsyncWrite + Unpin + ?Sized,
 {
-    if !stream::are_plain(a, b) {
+    if stream::plain(a, b).is_none() {
         return tokio::io::copy_bidirectional(a, b).await;
     }
     let summary = Relay::new(a, b).await?;
@@ -66,7 +66,7 @@ where
 {
     assert!(a_to_b_buf_size > 0, "`a_to_b_buf_size` must be greater than 0");
     assert!(b_to_a_buf_size > 0, "`b_to_a_buf_size` must be greater than 0");
-    if !stream::are_plain(a, b) {
+    if stream::plain(a, b).is_none() {
         return tokio::io::copy_bidirectional_with_sizes(a, b, a_to_b_buf_size, b_to_a_buf_size).await;
     }
     copy_bidirectional(a, b).await
@@ -99,7 +99,7 @@ where
     R: AsyncRead + Unpin + ?Sized,
     W: AsyncWrite + Unpin + ?Sized,
 {
-    if !stream::are_plain(reader, writer) {
+    if stream::plain(reader, writer).is_none() {
         return tokio::io::copy(reader, writer).await;
     }
     let counts = Counts::default();

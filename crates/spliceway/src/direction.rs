@@ -191,7 +191,7 @@ impl Means {
         counts: &Counts,
     ) -> Self {
         let limit = way.limit.unwrap_or(u64::MAX);
-        let (Some(source), Some(sink)) = (stream::source(reader), stream::sink(writer)) else {
+        let Some((source, sink)) = stream::plain(reader, writer) else {
             counts.set_fallback(Reason::NotSockets);
             return match options.engine {
                 Engine::Splice => Self::Refused,
@@ -302,7 +302,17 @@ impl Turn<'_> {
         let Some(attempt) = attempt else {
             return Poll::Ready(Ok(()));
         };
-        ready!(sink.poll_write_ready(cx)).map_err(|error| (Operation::Write, error))?;
+        if sink
+            .poll_write_ready(cx)
+            .map_err(|error| (Operation::Write, error))?
+            .is_pending()
+        {
+            return if has_budget_remaining() && self.mover.sink_blocked() {
+                Poll::Ready(Ok(()))
+            } else {
+                Poll::Pending
+            };
+        }
         let most = ready!(poll_most(self.mover, gate.as_deref_mut(), cx));
         if let Attempt::Ready = attempt {
             course.start = Start::Over;
@@ -340,7 +350,8 @@ impl Turn<'_> {
         }
         Poll::Ready(Ok(Some(match (ready, course.start) {
             (true, _) => Attempt::Ready,
-            (false, Start::Untried) => Attempt::Untried,
+            // A FIFO is read as ended until somebody has opened it to write.
+            (false, Start::Untried) if !source.is_empty_pipe() => Attempt::Untried,
             (false, _) if course.finishing => {
                 self.mover.restrict(0);
                 return Poll::Ready(Ok(None));

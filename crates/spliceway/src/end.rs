@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::task::{Context, Poll};
 
-use spliceway_core::{EndKind, Sink, Source};
+use spliceway_core::{EndKind, Sink, Source, bytes_in_pipe};
 use tokio::io::Interest;
 use tokio::net::unix::pipe;
 use tokio::net::{TcpStream, UnixStream};
@@ -24,6 +24,14 @@ impl End<'_> {
         match self {
             Self::Tcp(_) | Self::Unix(_) => EndKind::Socket,
             Self::Receiver(_) | Self::Sender(_) => EndKind::Pipe,
+        }
+    }
+
+    /// Whether it is a pipe without a byte. No error: a read will tell it.
+    pub(crate) fn is_empty_pipe(self) -> bool {
+        match self {
+            Self::Receiver(receiver) => bytes_in_pipe(receiver).is_ok_and(|bytes| bytes == 0),
+            Self::Tcp(_) | Self::Unix(_) | Self::Sender(_) => false,
         }
     }
 

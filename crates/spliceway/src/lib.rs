@@ -28,10 +28,13 @@
 //! pipes (`pipe::Receiver::from_owned_fd`), or of owned halves. The type decides, at compile time: a TLS stream has a descriptor
 //! as well, but its bytes are not the peer's.
 //!
-//! Where one end is a pipe, bytes go from one end to the other by one splice, small messages too, and no pipe is between.
+//! Where one end is a pipe and the other a socket, bytes go from one to the other by one splice, and no pipe is between. (From pipe to
+//! pipe they are copied: splice would hand on with them that they were written as packets, with `O_DIRECT`, and who reads packets in
+//! parts loses the rest.)
 //!
-//! Between sockets small messages are still copied, because for up to some 8 KiB one `recv` and one `send` cost less than two
-//! splices. A direction is spliced from the moment one receive fills 64 KiB, until its messages are small again.
+//! Small messages are still copied, because for up to some 8 KiB one `recv` and one `send` cost less than two
+//! splices. A direction is spliced from the moment one receive fills 64 KiB (of a pipe: brings 16 KiB), until its messages are small
+//! again.
 //!
 //! # What falls back, and why
 //! Every other pair of streams is given to tokio's own functions. Ends that cannot be spliced now or at all are copied,
@@ -41,6 +44,9 @@
 //! # End of stream, errors, cancellation
 //! As tokio's: the end of one stream shuts the other's writing side down and the other direction goes on; the first error
 //! ends both; dropping the future is safe and loses what is in flight. [`RelayOptions`] has other ends.
+//!
+//! A pipe has no writing side to shut down: who reads it sees the end when its sender is dropped, with the relay or after it. A child
+//! that waits for the end of its input is best served with [`copy()`] to a sender that is dropped then.
 //!
 //! # Limits and defaults
 //! - An idle relay holds no pipe and no buffer: its two descriptors and its task.
@@ -55,7 +61,9 @@
 //!
 //! # Coming from tokio
 //! Nothing to change but the `use` line. `copy_bidirectional_with_sizes` sizes the buffers of the copying path alone.
-//! (One difference is on purpose: a byte of TCP urgent data in the middle of a message makes `recv` stop short, which tokio takes
+//! (Two differences. What is in flight is passed on by reference: where a sender changes memory or a file that it gave to the kernel
+//! without a copy (`vmsplice`, `sendfile`, `MSG_ZEROCOPY`) before its peer has it, the peer gets the change, as from the sender itself;
+//! [`Engine::Copy`] takes copies. And, on purpose: a byte of TCP urgent data in the middle of a message makes `recv` stop short, which tokio takes
 //! for a drained socket, so that what follows may wait for ever. Here it arrives, also where it was the caller's own read, before
 //! the relay began, that stopped short there.)
 //!

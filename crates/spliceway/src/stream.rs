@@ -39,9 +39,15 @@ pub(crate) fn sink<W: ?Sized>(stream: &W) -> Option<End<'_>> {
         .or_else(|| joined::<W, pipe::Receiver, pipe::Sender>(stream).map(|(_, writer)| writer))
 }
 
-/// Whether bytes from `reader` to `writer` can go through the kernel. Known at compile time.
-pub(crate) fn are_plain<R: ?Sized, W: ?Sized>(reader: &R, writer: &W) -> bool {
-    source(reader).is_some() && sink(writer).is_some()
+/// Both ends, where bytes from `reader` to `writer` can go through the kernel. Known at compile time.
+///
+/// From pipe to pipe they do not: a buffer takes with it that it was written as a packet (`O_DIRECT`), which the source's end cannot
+/// be asked for, and the rest of a packet is lost to whoever reads it in parts.
+pub(crate) fn plain<'a, R: ?Sized, W: ?Sized>(reader: &'a R, writer: &'a W) -> Option<(End<'a>, End<'a>)> {
+    match (source(reader)?, sink(writer)?) {
+        (End::Receiver(_), End::Sender(_)) => None,
+        ends => Some(ends),
+    }
 }
 
 /// Takes what `stream` has read from its socket and keeps in a buffer of its own, up to `most` bytes. If that is not all of it,

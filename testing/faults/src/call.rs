@@ -26,6 +26,8 @@ pub enum Call {
     Send,
     /// `read(2)` of a pipe.
     ReadPipe,
+    /// `ioctl(FIONREAD)`.
+    BytesToRead,
     /// `accept4(2)`.
     Accept,
 }
@@ -41,6 +43,7 @@ impl Call {
             Self::Recv | Self::Peek => (libc::SYS_recvfrom, None),
             Self::Send => (libc::SYS_sendto, None),
             Self::ReadPipe => (libc::SYS_read, None),
+            Self::BytesToRead => (libc::SYS_ioctl, Some((1, libc::FIONREAD as u32))),
             Self::Accept => (libc::SYS_accept4, None),
         };
         Watched {
@@ -61,6 +64,7 @@ impl Call {
             libc::SYS_recvfrom => Self::Recv,
             libc::SYS_sendto => Self::Send,
             libc::SYS_read if is_pipe(notice, 0) => Self::ReadPipe,
+            libc::SYS_ioctl => Self::BytesToRead,
             libc::SYS_accept4 => Self::Accept,
             _ => return None,
         })

@@ -45,7 +45,13 @@ impl Subject {
                     }
                     continue;
                 }
-                Need::Both => self.mover.pass(usize::MAX, &source, &sink, &self.counts).expect("pass"),
+                Need::Both => {
+                    let learnt = self.mover.pass(usize::MAX, &source, &sink, &self.counts);
+                    match learnt.expect("pass") {
+                        Sink::WouldBlock if self.mover.sink_blocked() => continue,
+                        learnt => learnt,
+                    }
+                }
                 Need::Sink => self.mover.deliver(&sink, &self.scratch, &self.counts).expect("deliver"),
                 Need::Yield => {
                     self.mover.yielded();
@@ -67,10 +73,11 @@ impl Subject {
     }
 }
 
-/// As much of `bytes` as it takes at once.
-fn write_some(mut sink: &PipeWriter, bytes: &[u8]) -> usize {
-    rustix::fs::fcntl_setfl(sink, OFlags::NONBLOCK).expect("fcntl");
-    sink.write(bytes).expect("write")
+/// As much of `bytes` as it takes at once, and that is something.
+fn write_some(sink: &PipeWriter, bytes: &[u8]) -> usize {
+    let written = write_some_or_none(sink, bytes);
+    assert!(written > 0, "the pipe has room");
+    written
 }
 
 /// What it has, without waiting.
@@ -104,7 +111,7 @@ fn a_full_sink_and_an_empty_source_are_told_apart_from_a_socket_to_a_pipe() {
     for family in [Family::Tcp, Family::Unix] {
         let ((client, source), (server, sink)) = (socket_pair(family), pipe().expect("pipe"));
         let (server, sent) = (nonblocking(server), pattern(1, BULK));
-        let mut subject = Subject::new(EndKind::Socket, EndKind::Pipe, Engine::Auto);
+        let mut subject = Subject::new(EndKind::Socket, EndKind::Pipe, Engine::Splice);
         assert_eq!(subject.run(&source, &sink), Some(Side::Source), "it has nothing yet");
 
         let (mut offered, mut got, mut was_full) = (0, Vec::new(), false);
@@ -127,19 +134,19 @@ fn a_full_sink_and_an_empty_source_are_told_apart_from_a_pipe_to_a_socket() {
         let ((source, client), (sink, server)) = (pipe().expect("pipe"), socket_pair(family));
         let bytes = 8 << 20;
         let sent = pattern(2, bytes);
-        let mut subject = Subject::new(EndKind::Pipe, EndKind::Socket, Engine::Auto);
+        let mut subject = Subject::new(EndKind::Pipe, EndKind::Socket, Engine::Splice);
         assert_eq!(subject.run(&source, &sink), Some(Side::Source), "it has nothing yet");
 
         let mut offered = 0;
         while subject.run(&source, &sink) == Some(Side::Source) {
             assert!(offered < bytes, "it is never full");
-            offered += write_some(&client, &sent[offered..]);
+            offered += write_some_or_none(&client, &sent[offered..]);
         }
         let mut got = Vec::new();
         while got.len() < bytes {
             got.extend(read_all(&server));
             if subject.run(&source, &sink) == Some(Side::Source) && offered < bytes {
-                offered += write_some(&client, &sent[offered..]);
+                offered += write_some_or_none(&client, &sent[offered..]);
             }
         }
         assert_same(&got, &sent);
@@ -153,15 +160,15 @@ fn a_full_sink_and_an_empty_source_are_told_apart_from_a_pipe_to_a_socket() {
 fn a_full_sink_and_an_empty_source_are_told_apart_from_pipe_to_pipe() {
     let ((source, client), (server, sink)) = (pipe().expect("pipe"), pipe().expect("pipe"));
     let (server, sent) = (nonblocking(server), pattern(3, BULK));
-    let mut subject = Subject::new(EndKind::Pipe, EndKind::Pipe, Engine::Auto);
+    let mut subject = Subject::new(EndKind::Pipe, EndKind::Pipe, Engine::Splice);
     let mut offered = 0;
     while subject.run(&source, &sink) == Some(Side::Source) {
-        offered += write_some(&client, &sent[offered..]);
+        offered += write_some_or_none(&client, &sent[offered..]);
     }
     let mut got = read_all(&server);
     while got.len() < BULK {
         if subject.run(&source, &sink) == Some(Side::Source) {
-            offered += write_some(&client, &sent[offered..]);
+            offered += write_some_or_none(&client, &sent[offered..]);
         }
         got.extend(read_all(&server));
     }
@@ -178,7 +185,7 @@ fn what_lies_behind_an_urgent_mark_goes_into_a_pipe() {
     rustix::net::send(&client, b"!", SendFlags::OOB).expect("send");
     (&client).write_all(b"behind").expect("write");
     client.finish();
-    let mut subject = Subject::new(EndKind::Socket, EndKind::Pipe, Engine::Auto);
+    let mut subject = Subject::new(EndKind::Socket, EndKind::Pipe, Engine::Splice);
     while let Some(side) = subject.run(&source, &sink) {
         assert_eq!(side, Side::Source);
         support::await_ready(&source, PollFlags::IN | PollFlags::RDHUP);
@@ -188,12 +195,12 @@ fn what_lies_behind_an_urgent_mark_goes_into_a_pipe() {
 
 #[test]
 fn a_pipe_that_nobody_reads_is_the_sinks_fault() {
-    for engine in [Engine::Auto, Engine::Copy] {
+    for engine in [Engine::Splice, Engine::Auto, Engine::Copy] {
         let ((client, source), (server, sink)) = (socket_pair(Family::Unix), pipe().expect("pipe"));
         (&client).write_all(b"for nobody").expect("write");
         drop(server);
         let mut subject = Subject::new(EndKind::Socket, EndKind::Pipe, engine);
-        if engine == Engine::Auto {
+        if engine == Engine::Splice {
             let learnt = subject.mover.pass(usize::MAX, &source, &sink, &subject.counts);
             assert_eq!(learnt.expect("not yet known to be for nobody"), Sink::Open);
         }
@@ -211,7 +218,7 @@ fn a_pipe_that_nobody_reads_is_the_sinks_fault() {
 fn an_end_is_an_end_also_before_a_pipe_that_nobody_reads() {
     let ((client, source), (server, sink)) = (socket_pair(Family::Unix), pipe().expect("pipe"));
     drop((client, server));
-    let mut subject = Subject::new(EndKind::Socket, EndKind::Pipe, Engine::Auto);
+    let mut subject = Subject::new(EndKind::Socket, EndKind::Pipe, Engine::Splice);
     assert_eq!(subject.run(&source, &sink), None);
 }
 
@@ -220,14 +227,14 @@ fn a_reset_is_the_sources_fault_and_a_broken_connection_the_sinks() {
     let ((client, source), (_server, sink)) = (support::tcp_pair(), pipe().expect("pipe"));
     support::reset(client);
     support::await_ready(&source, PollFlags::HUP);
-    let mut subject = Subject::new(EndKind::Socket, EndKind::Pipe, Engine::Auto);
+    let mut subject = Subject::new(EndKind::Socket, EndKind::Pipe, Engine::Splice);
     let (side, error) = subject.mover.pass(1, &source, &sink, &subject.counts).unwrap_err();
     assert_eq!((side, error.kind()), (Side::Source, ErrorKind::ConnectionReset));
 
     let ((source, client), (sink, server)) = (pipe().expect("pipe"), socket_pair(Family::Unix));
     drop(server);
     write_some(&client, b"for nobody");
-    let mut subject = Subject::new(EndKind::Pipe, EndKind::Socket, Engine::Auto);
+    let mut subject = Subject::new(EndKind::Pipe, EndKind::Socket, Engine::Splice);
     let (side, error) = subject.mover.pass(1, &source, &sink, &subject.counts).unwrap_err();
     assert_eq!((side, error.kind()), (Side::Sink, ErrorKind::BrokenPipe));
 }
@@ -236,11 +243,83 @@ fn a_reset_is_the_sources_fault_and_a_broken_connection_the_sinks() {
 #[test]
 fn what_splice_refuses_is_copied() {
     let (source, sink) = pipe().expect("pipe");
-    write_some(&sink, b"round and round");
+    write_some(&sink, &pattern(4, 60_000));
     let mut subject = Subject::new(EndKind::Pipe, EndKind::Pipe, Engine::Auto);
+    while subject.mover.need() != Need::Both {
+        if subject.mover.need() == Need::Source {
+            let taken = subject.mover.take(&source, &mut subject.scratch, &subject.counts);
+            assert_eq!(taken.expect("take"), Source::Open);
+        } else {
+            let delivered = subject.mover.deliver(&sink, &subject.scratch, &subject.counts);
+            assert_eq!(delivered.expect("deliver"), Sink::Open);
+        }
+    }
     let mut take = || subject.mover.pass(usize::MAX, &source, &sink, &subject.counts);
     assert_eq!(take().expect("refused"), Sink::Open);
     assert_eq!(subject.mover.need(), Need::Source);
     let summary = subject.counts.snapshot();
     assert_eq!(summary.fallback, Some(spliceway_core::Reason::InvalidArgument));
+}
+
+/// A message of its own slot each would fill a pipe with sixteen bytes, where a write appends.
+#[test]
+fn small_messages_are_copied_into_a_pipe_and_a_message_of_64_kib_is_spliced_after_the_first() {
+    let ((client, source), (server, sink)) = (socket_pair(Family::Unix), pipe().expect("pipe"));
+    let (server, mut subject) = (
+        nonblocking(server),
+        Subject::new(EndKind::Socket, EndKind::Pipe, Engine::Auto),
+    );
+    for _ in 0..40 {
+        (&client).write_all(b"x").expect("write");
+        assert_eq!(subject.run(&source, &sink), Some(Side::Source));
+    }
+    assert_eq!(
+        (read_all(&server), subject.counts.snapshot().spliced),
+        (vec![b'x'; 40], 0)
+    );
+    let sent = pattern(5, 2 * SCRATCH);
+    let mut offered = 0;
+    let mut got = Vec::new();
+    while got.len() < sent.len() {
+        offered += support::write_until_full(&client, &sent[offered..]);
+        subject.run(&source, &sink);
+        got.extend(read_all(&server));
+    }
+    assert_same(&got, &sent);
+    assert!(subject.counts.snapshot().spliced >= SCRATCH as u64 / 2);
+    // Small again: eight of these are passed on, and then no more.
+    for _ in 0..8 {
+        (&client).write_all(b"y").expect("write");
+        assert_eq!(subject.run(&source, &sink), Some(Side::Source));
+    }
+    let spliced = subject.counts.snapshot().spliced;
+    (&client).write_all(b"z").expect("write");
+    assert_eq!(subject.run(&source, &sink), Some(Side::Source));
+    assert_eq!(subject.counts.snapshot().spliced, spliced);
+    assert_eq!(read_all(&server), b"yyyyyyyyz");
+}
+
+#[test]
+fn behind_a_full_sink_the_end_of_a_source_and_its_reset_are_seen() {
+    for engine in [Engine::Auto, Engine::Splice] {
+        let ((client, source), (_server, sink)) = (socket_pair(Family::Tcp), pipe().expect("pipe"));
+        while write_some_or_none(&sink, &[0; 4096]) > 0 {}
+        let mut subject = Subject::new(EndKind::Socket, EndKind::Pipe, engine);
+        client.finish();
+        while let Some(side) = subject.run(&source, &sink) {
+            assert_eq!(side, Side::Source, "nothing waits for the sink");
+            support::await_ready(&source, PollFlags::IN | PollFlags::RDHUP);
+        }
+
+        let ((source, client), (_server, sink)) = (pipe().expect("pipe"), pipe().expect("pipe"));
+        while write_some_or_none(&sink, &[0; 4096]) > 0 {}
+        let mut subject = Subject::new(EndKind::Pipe, EndKind::Pipe, engine);
+        drop(client);
+        assert_eq!(subject.run(&source, &sink), None);
+    }
+}
+
+fn write_some_or_none(mut sink: &PipeWriter, bytes: &[u8]) -> usize {
+    rustix::fs::fcntl_setfl(sink, OFlags::NONBLOCK).expect("fcntl");
+    sink.write(bytes).unwrap_or(0)
 }

@@ -96,7 +96,12 @@ impl World {
     /// One step with the outcome that `fate` chooses; `false` when the transfer is done.
     pub(crate) fn advance(&mut self, fate: &mut impl Fate) -> bool {
         let mut step = self.transfer.step();
-        if self.is_at_limit() && matches!(step, Step::Recv | Step::Peek | Step::Pass | Step::Fill(_) | Step::Yield) {
+        if self.is_at_limit()
+            && matches!(
+                step,
+                Step::Recv | Step::Peek | Step::Pass { .. } | Step::Fill(_) | Step::Yield
+            )
+        {
             self.transfer.on(Event::LimitReached);
             step = self.transfer.step();
         }
@@ -142,11 +147,11 @@ impl World {
         assert_eq!(step == Step::Send, !self.user.is_empty(), "at {step:?}: {self:#?}");
         assert!(self.idle_steps <= 4, "in circles at {step:?}: {self:#?}");
         match step {
-            Step::Fill(_) | Step::Pass | Step::Peek => {
+            Step::Fill(_) | Step::Pass { .. } | Step::Peek => {
                 let wrong = if self.passes {
                     matches!(step, Step::Fill(_))
                 } else {
-                    step == Step::Pass
+                    matches!(step, Step::Pass { .. })
                 };
                 assert!(!wrong, "{step:?} between such ends");
                 assert_ne!(self.engine, Engine::Copy, "copies always");
@@ -183,7 +188,7 @@ impl World {
             Step::Peek if left == 0 => vec![Event::Eof, Event::WouldBlock],
             Step::Peek if self.passes => vec![Event::Peeked, Event::WouldBlock, Event::SourceStopped],
             Step::Peek => vec![Event::Peeked, Event::WouldBlock],
-            Step::Pass => self.passed(),
+            Step::Pass { sure } => self.passed(sure),
             Step::Fill(class) => self.fills(class),
             Step::Send => parts(self.user.len())
                 .map(|bytes| Event::Sent {
@@ -228,13 +233,15 @@ impl World {
         outcomes
     }
 
-    fn passed(&self) -> Vec<Event> {
+    fn passed(&self, sure: bool) -> Vec<Event> {
         let left = self.left();
         // As much as may be, or the last bytes; a good part; small messages, of a socket and of a pipe.
         let sizes = [(PASS.min(left), true), (SCRATCH, true), (100, false), (100, true)];
         let possible = sizes.into_iter().filter(|(bytes, _)| (1..=left).contains(bytes));
         let mut outcomes: Vec<_> = possible.map(|(bytes, more)| Event::Passed { bytes, more }).collect();
         outcomes.push(Event::SourceStopped);
+        // Of one that is sure of its source it is no event.
+        outcomes.extend((!sure).then_some(Event::SinkBlocked));
         let reasons = [Reason::InvalidArgument, Reason::NotPermitted, Reason::NoMemory];
         outcomes.extend(reasons.map(Event::Cannot));
         outcomes
@@ -288,6 +295,7 @@ impl World {
             }
             Event::Peeked
             | Event::SourceStopped
+            | Event::SinkBlocked
             | Event::WouldBlock
             | Event::LimitReached
             | Event::Yielded

@@ -243,6 +243,7 @@ impl Display for Calls<'_> {
             Call::Peek => "recvfrom(MSG_PEEK)",
             Call::Send => "sendto",
             Call::ReadPipe => "read of a pipe a sink refused",
+            Call::BytesToRead => "ioctl FIONREAD",
             Call::Accept => "accept4",
         };
         f.write_str(name)

@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind};
 
+use rustix::fs::{FileType, Mode};
 use spliceway_faults::{Call, Faults, Rule};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, BufWriter};
 use tokio::net::UnixStream;
@@ -111,6 +112,82 @@ async fn all_of_a_pipe_arrives(
         wanted.expect(&mut far, BULK)
     );
     assert_eq!(copied.unwrap(), BULK);
+}
+
+/// What is written to a pipe in small messages fills it as one write of them all would, and an end is seen behind a full one.
+#[tokio::test]
+async fn a_pipe_takes_as_many_small_messages_as_it_has_room_for_bytes() {
+    for_each(async |subject| {
+        let ((mut near, mut reader), (mut writer, mut far)) = (tcp().await, pipe::pipe().unwrap());
+        let send = async {
+            for said in 1..=100 {
+                near.write_all(b"x").await.unwrap();
+                while rustix::io::ioctl_fionread(&far).unwrap() < said {
+                    tokio::task::yield_now().await;
+                }
+            }
+            finish(&near);
+        };
+        let (copied, ()) = tokio::join!(subject.copy(&mut reader, &mut writer), send);
+        assert_eq!(copied.unwrap(), 100);
+        let mut got = [0; 100];
+        far.read_exact(&mut got).await.unwrap();
+        assert_eq!(got, [b'x'; 100]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn behind_a_full_pipe_an_end_is_an_end_and_a_reset_a_reset() {
+    for_each(async |subject| {
+        let full = async || {
+            let (writer, far) = pipe::pipe().unwrap();
+            writer.writable().await.unwrap();
+            while writer.try_write(&[0; 4096]).is_ok() {}
+            (writer, far)
+        };
+        let ((near, mut reader), (mut writer, _far)) = (tcp().await, full().await);
+        finish(&near);
+        assert_eq!(subject.copy(&mut reader, &mut writer).await.unwrap(), 0);
+
+        let ((near, mut reader), (mut writer, _far)) = (tcp().await, full().await);
+        reset(near);
+        let error = subject.copy(&mut reader, &mut writer).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+
+        let ((near, mut reader), (mut writer, _far)) = (pipe::pipe().unwrap(), full().await);
+        drop(near);
+        assert_eq!(subject.copy(&mut reader, &mut writer).await.unwrap(), 0);
+    })
+    .await;
+}
+
+/// A FIFO that nobody has opened to write yet gives an end when it is read.
+#[tokio::test]
+async fn a_fifo_is_not_at_its_end_before_its_first_writer() {
+    let directory = std::env::temp_dir().join(format!("spliceway-fifo-{}", std::process::id()));
+    std::fs::create_dir(&directory).unwrap();
+    for_each(async |subject| {
+        let path = directory.join(format!("{subject:?}"));
+        rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let mut reader = pipe::OpenOptions::new().open_receiver(&path).unwrap();
+        let (mut far, mut writer) = tcp().await;
+        let mut copy = tokio::spawn(async move { subject.copy(&mut reader, &mut writer).await });
+        // It has had a hundred turns.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        assert!(!copy.is_finished(), "{subject:?}");
+        let mut near = pipe::OpenOptions::new().open_sender(&path).unwrap();
+        near.write_all(b"at last").await.unwrap();
+        drop(near);
+        assert_eq!((&mut copy).await.unwrap().unwrap(), 7);
+        let mut got = [0; 7];
+        far.read_exact(&mut got).await.unwrap();
+        assert_eq!(&got, b"at last");
+    })
+    .await;
+    std::fs::remove_dir_all(directory).unwrap();
 }
 
 #[tokio::test]
