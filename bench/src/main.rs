@@ -2,6 +2,7 @@
 
 mod arms;
 mod bulk;
+mod instructions;
 mod machine;
 mod options;
 mod pool;
@@ -92,6 +93,15 @@ enum Scenario {
         #[arg(long, default_value_t = 10)]
         seconds: u64,
     },
+    /// Instructions of a relay in user space, per round trip and per MiB, counted by Valgrind.
+    Instructions {
+        /// Round trips of 64 bytes to count.
+        #[arg(long, default_value_t = 4000)]
+        trips: usize,
+        /// MiB of bulk to count.
+        #[arg(long, default_value_t = 256)]
+        mib: usize,
+    },
     /// Load on the program that is verified byte for byte, while its memory, descriptors, pipes and CPU are watched for drift.
     Soak(soak::Options),
     /// A relay of one arm, for the scenarios above.
@@ -122,6 +132,7 @@ fn run(scenario: Scenario) -> io::Result<()> {
         Scenario::Programs { programs, gib, rounds } => bulk::run_programs(&programs, bytes(gib), rounds),
         Scenario::Options { gib, trips, rounds } => options::run(bytes(gib), trips, rounds),
         Scenario::Rate { seconds } => rate::run(seconds),
+        Scenario::Instructions { trips, mib } => instructions::run(trips, mib),
         Scenario::Soak(options) => soak::run(&options),
         Scenario::Relay { arm, upstream } => arms::serve(arm, upstream),
     }

@@ -55,7 +55,7 @@ pub(crate) fn splice_without_sigpipe(from: BorrowedFd<'_>, to: BorrowedFd<'_>, l
     without_sigpipe(|| splice(from, to, len), |outcome| outcome != Ok(len))
 }
 
-/// [`write`], of which no `SIGPIPE` comes.
+/// [`write()`], of which no `SIGPIPE` comes.
 pub(crate) fn write_without_sigpipe(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
     without_sigpipe(|| write(fd, bytes), |outcome| outcome == Err(Errno::PIPE))
 }

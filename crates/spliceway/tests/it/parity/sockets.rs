@@ -2,7 +2,9 @@
 
 use std::io::ErrorKind;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use spliceway::Relay;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, join};
+use tokio::net::UnixStream;
 
 use super::{End, Subject, any_pair, between_peers, for_each};
 use crate::support::pattern::Pattern;
@@ -196,6 +198,34 @@ async fn unix_sockets_and_mixed_pairs_are_relayed_alike() {
             assert_eq!(relay.await.unwrap().unwrap(), (8 * MIB + 7, 8 * MIB + 3));
         })
         .await;
+    }
+}
+
+/// As tokio's `join` makes a stream of them.
+#[tokio::test]
+async fn joined_halves_are_relayed_and_spliced() {
+    for swapped in [false, true] {
+        let ((mut near, a), (mut far, b)) = (tcp().await, UnixStream::pair().unwrap());
+        let ((a_read, a_write), (b_read, b_write)) = (a.into_split(), b.into_split());
+        let (a, b) = (join(a_read, a_write), join(b_read, b_write));
+        let peers = async {
+            let send = async {
+                Pattern::new(3).send(&mut near, BULK).await;
+                near.shutdown().await.unwrap();
+            };
+            tokio::join!(send, Pattern::new(3).expect_end(&mut far, BULK));
+            far.shutdown().await.unwrap();
+            Pattern::new(4).expect_end(&mut near, 0).await;
+        };
+        let summary = if swapped {
+            let (summary, ()) = tokio::join!(Relay::new(b, a), peers);
+            summary.unwrap().b_to_a
+        } else {
+            let (summary, ()) = tokio::join!(Relay::new(a, b), peers);
+            summary.unwrap().a_to_b
+        };
+        assert_eq!(summary.bytes, BULK);
+        assert!(summary.spliced > BULK / 100 * 95, "{summary:?}");
     }
 }
 
