@@ -23,7 +23,7 @@ pub struct DirectionSummary {
     pub spliced: u64,
     /// Bytes that went through user space.
     pub copied: u64,
-    /// Whether the source has ended, and its end was passed on.
+    /// Whether the source has ended, and its end was passed on. (To a pipe there is none to pass on before it is dropped.)
     pub eof: bool,
     /// Bytes taken from the source that the sink did not get. Told at the end, also where that is
     /// the relay being dropped; 0 before.

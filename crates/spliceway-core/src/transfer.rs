@@ -6,10 +6,10 @@
 //!   start ──▶ Receiving ───── bytes ──▶ Sending ────────────────────────────┤
 //!               ▲    │                     ▲                                │ after a full recv, or in a bulk flow
 //!               │    └ eof ─▶ ShuttingDown │ unloaded                       ▼
-//!               │              ▲     │  Unloading ◀── cannot ── Draining ◀─ bytes ── Filling ◀─┐
-//!               │              │     ▼                             │                   │       │ data
-//!               │             eof   Done                           ├── full fill ─────▶│       │
-//!               │              └───────────── Peeking ◀─ short ────┤                   │       │
+//!               │                    │  Unloading ◀── cannot ── Draining ◀─ bytes ── Filling ◀─┐
+//!               │                    ▼                             │                   │       │ data
+//!               │                   Done                           ├── full fill ─────▶│       │
+//!               ├──────────── eof ─────────── Peeking ◀─ short ────┤                   │       │
 //!               │                                └─────────────────┼───────────────────┼───────┘
 //!               └────────────────────────────── tiny fill ─────────┘                   │
 //!               └──────────── would block, 0, cannot: a recv tells what it means ──────┘
@@ -300,7 +300,10 @@ impl Transfer {
         self.state = match (self.state, event) {
             (State::Receiving, Event::Received { full }) => State::Sending { full },
             (State::Receiving | State::Peeking, Event::WouldBlock) => self.await_source(),
-            (State::Receiving | State::Peeking, Event::Eof) => State::ShuttingDown,
+            (State::Receiving, Event::Eof) => State::ShuttingDown,
+            // An urgent byte may stand before the end, which a look does not take. A connection that is closed with bytes unread is reset,
+            // and what the other peer has not read by then is lost.
+            (State::Peeking, Event::Eof) => State::Receiving,
 
             (State::Sending { full }, Event::Sent { bytes, left }) => {
                 self.turn += bytes;

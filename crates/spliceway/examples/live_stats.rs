@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use spliceway::Relay;
+use spliceway::{EndReason, Relay};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -27,7 +27,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     });
     let watcher = tokio::spawn(async move {
         let mut every = tokio::time::interval(Duration::from_millis(100));
-        while !stats.snapshot().a_to_b.eof {
+        while stats.snapshot().end == EndReason::Running {
             every.tick().await;
             eprintln!("{:>12} bytes so far", stats.snapshot().a_to_b.bytes);
         }

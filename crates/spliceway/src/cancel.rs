@@ -38,7 +38,13 @@ impl CancelHandle {
     /// [`EndReason::Cancelled`](crate::EndReason::Cancelled). Neither stream is shut down. What was not delivered by then is lost, and
     /// counted in [`DirectionSummary::lost`](crate::DirectionSummary::lost).
     ///
-    /// The first call counts. On a relay that has ended it does nothing.
+    /// Delivered is what the kernel has taken to send. A TCP socket that is dropped with bytes unread is reset, and then what its peer has
+    /// not read yet is lost all the same; a relay that owns its streams drops them when it ends. Where the peers still send and
+    /// nothing may be lost, lend the streams (`Relay::new(&mut a, &mut b)`), and afterwards shut both down and read both to their end, for as
+    /// long as you will wait.
+    ///
+    /// The first call counts: a second one cannot shorten the deadline, but dropping the relay ends it at once. On a relay that has
+    /// ended it does nothing.
     ///
     /// # Panics
     /// The relay does, when polled outside of a tokio runtime with its time driver enabled.

@@ -24,8 +24,8 @@
 //! # What is spliced
 //! A pair of streams, each of which is a `TcpStream` or a `UnixStream`, a mutable reference to one, or a `BufReader`,
 //! `BufWriter` or `BufStream` around one; for [`copy()`] also their halves, owned or borrowed, the ends of a pipe, and a `Take` of what can be
-//! spliced. What has two parts is joined for the functions that take a duplex stream: `tokio::io::join(stdout, stdin)` of a child's
-//! pipes (`pipe::Receiver::from_owned_fd`), or of owned halves. The type decides, at compile time: a TLS stream has a descriptor
+//! spliced. What has two parts is joined for the functions that take a duplex stream: `tokio::io::join(reader, writer)` of pipe ends,
+//! or of owned halves. The type decides, at compile time: a TLS stream has a descriptor
 //! as well, but its bytes are not the peer's.
 //!
 //! Where one end is a pipe and the other a socket, bytes go from one to the other by one splice, and no pipe is between. (From pipe to
@@ -45,8 +45,11 @@
 //! As tokio's: the end of one stream shuts the other's writing side down and the other direction goes on; the first error
 //! ends both; dropping the future is safe and loses what is in flight. [`RelayOptions`] has other ends.
 //!
-//! A pipe has no writing side to shut down: who reads it sees the end when its sender is dropped, with the relay or after it. A child
-//! that waits for the end of its input is best served with [`copy()`] to a sender that is dropped then.
+//! # Child processes
+//! `ChildStdin` and `ChildStdout` are copied. Their pipes are spliced: `pipe::Receiver::from_owned_fd(stdout.into_owned_fd()?)?`, and
+//! `pipe::Sender` in the same way. A pipe has no writing side to shut down: who reads it sees the end when its sender is dropped, with
+//! the relay or after it. So a child that waits for the end of its input is best served with two [`copy()`]s, the sender dropped
+//! after the one, or with a half-close timeout. That a child has exited is noticed at the next byte for it: select with `child.wait()`.
 //!
 //! # Limits and defaults
 //! - An idle relay holds no pipe and no buffer: its two descriptors and its task.
@@ -56,8 +59,8 @@
 //! - Pipes, pages and descriptors of the whole process: [`Limits::of_this_process`].
 //!
 //! # What it does not do
-//! It does not look at the bytes, encrypt, compress or log. It needs tokio's I/O driver, and its time driver for the options
-//! that name a time or a rate, and to cancel, alone. It is for Linux, and does not compile elsewhere yet.
+//! It does not look at the bytes, encrypt, compress or log. It needs tokio's I/O driver; its time driver only for timeouts, rates and
+//! cancelling. It is for Linux, and does not compile elsewhere yet.
 //!
 //! # Coming from tokio
 //! Nothing to change but the `use` line. `copy_bidirectional_with_sizes` sizes the buffers of the copying path alone.

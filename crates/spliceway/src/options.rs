@@ -109,6 +109,9 @@ impl RelayOptions {
     /// after one time to one and an eighth times it, and no byte that moves pays for a timer. 0 ends the relay at once; `None` is
     /// "never".
     ///
+    /// What is in flight then is lost, and counted so. The streams are not shut down: those that the relay owns are dropped with it, and a
+    /// peer cannot tell that from an end. Lend them, `&mut a`, to end them otherwise.
+    ///
     /// # Panics
     /// The relay does, when polled outside of a tokio runtime with its time driver enabled.
     pub fn idle_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
@@ -166,7 +169,8 @@ impl RelayOptions {
         self
     }
 
-    /// Both directions take no more than this [`RateLimit`] allows them together, and whoever else shares it. Default: none.
+    /// Both directions take no more than this [`RateLimit`] allows them together, and whoever else shares it. Default: none. A direction
+    /// has one limit: of this and the two below, the last call for it counts.
     ///
     /// # Panics
     /// As with [`idle_timeout`](RelayOptions::idle_timeout).

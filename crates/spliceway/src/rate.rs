@@ -19,7 +19,8 @@ use tokio::time::{Instant, Sleep};
 ///
 /// It limits how much a relay takes from its source at once, and when, so what is limited is spliced all the same, and the sender is
 /// held up by TCP itself. A relay that waits holds no pipe and no bytes. Relays that share a limit are served in the
-/// order in which they asked, each with what the limit allows in 20 ms (256 KiB at most, and 32 KiB where others wait).
+/// order in which they asked, each with what the limit allows in 20 ms, or what is left of a burst (256 KiB at most, and 32 KiB where
+/// others wait). A new limit begins with its burst.
 #[derive(Clone, Debug)]
 pub struct RateLimit(Arc<Shared>);
 
@@ -103,8 +104,15 @@ impl RateLimit {
         } else {
             GRANT_MOST
         };
-        let bytes = (rate / GRANTS_PER_SECOND).clamp(1, grant).min(burst).min(most);
-        bucket.empty_at = bucket.empty_at.max(full_at(now, burst, rate)) + time_for(bytes, rate);
+        let empty_at = bucket.empty_at.max(full_at(now, burst, rate));
+        // What is there need not be taken in parts.
+        let there = bytes_in(now.saturating_duration_since(empty_at), rate);
+        let bytes = (rate / GRANTS_PER_SECOND)
+            .max(there)
+            .clamp(1, grant)
+            .min(burst)
+            .min(most);
+        bucket.empty_at = empty_at + time_for(bytes, rate);
         (bytes, bucket.empty_at)
     }
 
@@ -139,6 +147,12 @@ fn full_at(now: Instant, burst: u64, bytes_per_second: u64) -> Instant {
 fn time_for(bytes: u64, bytes_per_second: u64) -> Duration {
     let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_second);
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX / 4))
+}
+
+/// What the rate brings in so long.
+fn bytes_in(time: Duration, bytes_per_second: u64) -> u64 {
+    let bytes = time.as_nanos() * u128::from(bytes_per_second) / 1_000_000_000;
+    u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
 /// Where one direction waits for its next bytes to be allowed.
@@ -224,6 +238,18 @@ mod tests {
         let later = Instant::now() + Duration::from_secs(3600);
         assert_eq!(reserve_all(&limit, 100, later), later);
         assert_eq!(reserve_all(&limit, 100, later), later + Duration::from_millis(100));
+    }
+
+    #[test]
+    fn a_burst_is_granted_in_large_parts_however_low_the_rate() {
+        let limit = RateLimit::with_burst(1_000, 300 << 10);
+        let later = Instant::now() + Duration::from_secs(3600);
+        assert_eq!(
+            limit.reserve(u64::MAX, later),
+            (GRANT_MOST, later - Duration::from_nanos(45_056_000_000))
+        );
+        assert_eq!(limit.reserve(u64::MAX, later), (44 << 10, later));
+        assert_eq!(limit.reserve(u64::MAX, later).0, 20);
     }
 
     #[test]

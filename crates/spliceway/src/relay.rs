@@ -48,7 +48,7 @@ use crate::watch::{Now, Watch};
 /// # }
 /// ```
 ///
-/// Every option is to be chosen before the first poll. They are those of [`RelayOptions`], which tells what each does.
+/// Every option is to be chosen before the first poll; one chosen later has no effect. They are those of [`RelayOptions`], which tells what each does.
 ///
 /// # End of stream
 /// The end of one stream is passed on as a shutdown of the other's writing side; the other direction goes on, unless

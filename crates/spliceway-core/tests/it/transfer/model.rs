@@ -286,7 +286,8 @@ impl World {
             }
             Event::Eof => {
                 assert!(self.source.is_empty());
-                self.end_seen = true;
+                // A look takes nothing, an urgent byte before the end neither.
+                self.end_seen = step == Step::Recv;
                 0
             }
             Event::Cannot(reason) => {

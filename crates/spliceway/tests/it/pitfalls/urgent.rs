@@ -182,6 +182,30 @@ async fn urgent_bytes_of_both_peers_do_not_mix_up_the_directions() {
     .await;
 }
 
+/// A connection that is closed with bytes unread is reset, and an urgent byte that nobody took is one. What its peer had not read by
+/// then would be lost.
+#[tokio::test]
+async fn an_urgent_byte_before_the_end_does_not_turn_the_close_into_a_reset() {
+    /// More than the far peer's window, as long as it reads nothing.
+    const TAIL: u64 = 200 * KIB;
+    both_ways_and_engines(async |setup| {
+        let pool = spliceway::PipePool::new(setup.limits.clone());
+        let (mut laid, relay) = setup.lay_out(pool).await;
+        // All of this is queued before the relay begins, so that it meets the mark and the end together.
+        Pattern::new(9).send(&mut laid.far, 1000).await;
+        send_urgent(&laid.far).await;
+        finish(&laid.far);
+        let mut rig = laid.run(relay);
+        Pattern::new(8).send(&mut rig.near, TAIL).await;
+        finish(&rig.near);
+        Pattern::new(9).expect_end(&mut rig.near, 1000).await;
+        let moved = rig.relay.end().await;
+        assert_eq!(moved.bytes(), (TAIL, 1000));
+        Pattern::new(8).expect_end(&mut rig.far, TAIL).await;
+    })
+    .await;
+}
+
 /// More bulk, and then an end or a last message, arrive behind what far has seen already.
 async fn arrives(rig: &mut Rig, mut sent: Pattern, seen: u64, with_fin: bool) {
     assert_eq!(sent.at(), seen);
