@@ -66,6 +66,15 @@ impl Subject {
         }
     }
 
+    /// Moves to the source's end, which its peer has sent. It may come a moment later than the peer is dropped: a process that another
+    /// test is starting has a copy of every descriptor until it becomes another program.
+    fn run_to_end(&mut self, source: impl AsFd, sink: impl AsFd) {
+        while let Some(side) = self.run(&source, &sink) {
+            assert_eq!(side, Side::Source, "nothing waits for the sink");
+            support::await_ready(&source, PollFlags::IN | PollFlags::RDHUP);
+        }
+    }
+
     fn assert_all_spliced(&self, bytes: usize) {
         let summary = self.counts.snapshot();
         assert_eq!((summary.spliced, summary.copied), (bytes as u64, 0), "{summary:?}");
@@ -123,7 +132,7 @@ fn a_full_sink_and_an_empty_source_are_told_apart_from_a_socket_to_a_pipe() {
         assert!(was_full, "{family:?}");
         assert_same(&got, &sent);
         client.finish();
-        assert_eq!(subject.run(&source, &sink), None);
+        subject.run_to_end(&source, &sink);
         subject.assert_all_spliced(BULK);
     }
 }
@@ -151,7 +160,7 @@ fn a_full_sink_and_an_empty_source_are_told_apart_from_a_pipe_to_a_socket() {
         }
         assert_same(&got, &sent);
         drop(client);
-        assert_eq!(subject.run(&source, &sink), None);
+        subject.run_to_end(&source, &sink);
         subject.assert_all_spliced(bytes);
     }
 }
@@ -174,7 +183,7 @@ fn a_full_sink_and_an_empty_source_are_told_apart_from_pipe_to_pipe() {
     }
     assert_same(&got, &sent);
     drop(client);
-    assert_eq!(subject.run(&source, &sink), None);
+    subject.run_to_end(&source, &sink);
     subject.assert_all_spliced(BULK);
 }
 
@@ -186,10 +195,7 @@ fn what_lies_behind_an_urgent_mark_goes_into_a_pipe() {
     (&client).write_all(b"behind").expect("write");
     client.finish();
     let mut subject = Subject::new(EndKind::Socket, EndKind::Pipe, Engine::Splice);
-    while let Some(side) = subject.run(&source, &sink) {
-        assert_eq!(side, Side::Source);
-        support::await_ready(&source, PollFlags::IN | PollFlags::RDHUP);
-    }
+    subject.run_to_end(&source, &sink);
     assert_eq!(read_all(nonblocking(server)), b"beforebehind");
 }
 
@@ -199,6 +205,7 @@ fn a_pipe_that_nobody_reads_is_the_sinks_fault() {
         let ((client, source), (server, sink)) = (socket_pair(Family::Unix), pipe().expect("pipe"));
         (&client).write_all(b"for nobody").expect("write");
         drop(server);
+        support::await_ready(&sink, PollFlags::ERR);
         let mut subject = Subject::new(EndKind::Socket, EndKind::Pipe, engine);
         if engine == Engine::Splice {
             let learnt = subject.mover.pass(usize::MAX, &source, &sink, &subject.counts);
@@ -218,8 +225,9 @@ fn a_pipe_that_nobody_reads_is_the_sinks_fault() {
 fn an_end_is_an_end_also_before_a_pipe_that_nobody_reads() {
     let ((client, source), (server, sink)) = (socket_pair(Family::Unix), pipe().expect("pipe"));
     drop((client, server));
+    support::await_ready(&sink, PollFlags::ERR);
     let mut subject = Subject::new(EndKind::Socket, EndKind::Pipe, Engine::Splice);
-    assert_eq!(subject.run(&source, &sink), None);
+    subject.run_to_end(&source, &sink);
 }
 
 #[test]
@@ -233,6 +241,7 @@ fn a_reset_is_the_sources_fault_and_a_broken_connection_the_sinks() {
 
     let ((source, client), (sink, server)) = (pipe().expect("pipe"), socket_pair(Family::Unix));
     drop(server);
+    support::await_ready(&sink, PollFlags::HUP);
     write_some(&client, b"for nobody");
     let mut subject = Subject::new(EndKind::Pipe, EndKind::Socket, Engine::Splice);
     let (side, error) = subject.mover.pass(1, &source, &sink, &subject.counts).unwrap_err();
@@ -306,16 +315,13 @@ fn behind_a_full_sink_the_end_of_a_source_and_its_reset_are_seen() {
         while write_some_or_none(&sink, &[0; 4096]) > 0 {}
         let mut subject = Subject::new(EndKind::Socket, EndKind::Pipe, engine);
         client.finish();
-        while let Some(side) = subject.run(&source, &sink) {
-            assert_eq!(side, Side::Source, "nothing waits for the sink");
-            support::await_ready(&source, PollFlags::IN | PollFlags::RDHUP);
-        }
+        subject.run_to_end(&source, &sink);
 
         let ((source, client), (_server, sink)) = (pipe().expect("pipe"), pipe().expect("pipe"));
         while write_some_or_none(&sink, &[0; 4096]) > 0 {}
         let mut subject = Subject::new(EndKind::Pipe, EndKind::Pipe, engine);
         drop(client);
-        assert_eq!(subject.run(&source, &sink), None);
+        subject.run_to_end(&source, &sink);
     }
 }
 

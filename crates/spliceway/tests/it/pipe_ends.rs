@@ -182,17 +182,21 @@ async fn a_socket_hears_of_the_end_of_a_pipe_at_once() {
 #[tokio::test]
 async fn a_pipe_that_nobody_reads_any_more_breaks_the_relay_at_a_write() {
     async fn scenario<D: Duplex + 'static>(mut rig: Rig<D>) {
-        let (from_relay, to_relay) = rig.near.into_inner();
+        let (from_relay, _to_relay) = rig.near.into_inner();
         drop(from_relay);
+        // More than once: a process that another test is starting has a copy of the reading end until it becomes another program.
         let say = async {
-            Pattern::new(7).send(&mut rig.far, 1000).await;
+            while rig.far.write_all(b"for nobody").await.is_ok() {
+                tokio::task::yield_now().await;
+            }
+            std::future::pending::<()>().await;
         };
-        let (outcome, ()) = tokio::join!(rig.relay, say);
-        let error = outcome.unwrap_err();
+        let error = tokio::select! {
+            outcome = rig.relay => outcome.unwrap_err(),
+            () = say => unreachable!("it says so for ever"),
+        };
         assert_eq!(error.operation, Operation::Write);
         assert_eq!(error.source.kind(), ErrorKind::BrokenPipe);
-        assert_eq!(error.summary.b_to_a.bytes, 0);
-        drop(to_relay);
     }
     every_way!(scenario);
 }
