@@ -1,9 +1,7 @@
-//! The relays that are compared, each run as a process of its own so that the kernel accounts its CPU time apart.
+//! The relays that are compared.
 
-use std::io::{self, BufRead, BufReader};
+use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +15,8 @@ use crate::sampler::Sampler;
 /// A relay to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Arm {
+    /// No relay: clients connect to the server.
+    Direct,
     /// tokio's `copy_bidirectional`, 8 KiB.
     Tokio,
     /// The same with 64 KiB buffers.
@@ -46,6 +46,7 @@ pub(crate) enum Arm {
 impl Arm {
     pub(crate) fn name(self) -> &'static str {
         match self {
+            Self::Direct => "direct",
             Self::Tokio => "tokio 8 KiB",
             Self::Copy64k => "copy 64 KiB",
             Self::Copy256k => "copy 256 KiB",
@@ -62,8 +63,14 @@ impl Arm {
         }
     }
 
-    /// Those that replace each other: what `bulk` and `rr` compare.
+    /// Why it cannot be measured here, if it cannot.
+    pub(crate) fn missing(self) -> Option<String> {
+        None
+    }
+
+    /// Those that replace each other.
     pub(crate) const RELAYS: &[Self] = &[
+        Self::Direct,
         Self::Tokio,
         Self::Copy64k,
         Self::Copy256k,
@@ -73,66 +80,6 @@ impl Arm {
         Self::TokioSplice2,
         Self::Spliceway,
     ];
-}
-
-/// A running relay. Dropping it ends it.
-pub(crate) struct Relay {
-    process: Child,
-    pub(crate) address: SocketAddr,
-}
-
-impl Relay {
-    /// Starts `arm` on the relay's core, towards `upstream`.
-    pub(crate) fn start(arm: Arm, upstream: SocketAddr) -> io::Result<Self> {
-        let name = arm.to_possible_value().expect("no arm is skipped");
-        let mut process = Command::new(std::env::current_exe()?)
-            .args(["relay", name.get_name(), &upstream.to_string()])
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let mut line = String::new();
-        BufReader::new(process.stdout.take().expect("piped")).read_line(&mut line)?;
-        match line.trim().parse() {
-            Ok(address) => Ok(Self { process, address }),
-            Err(_) => {
-                process.kill()?;
-                process.wait()?;
-                Err(io::Error::other(format!("the relay {} did not start", arm.name())))
-            }
-        }
-    }
-
-    /// Starts `program` on the relay's core, which takes the address to listen on and the one to connect to as its arguments.
-    pub(crate) fn start_program(program: &Path, upstream: SocketAddr) -> io::Result<Self> {
-        // The kernel's choice of a free port, free again by then.
-        let address = std::net::TcpListener::bind((upstream.ip(), 0))?.local_addr()?;
-        let process = Command::new("taskset")
-            .args(["-c", &machine::RELAY_CORE.to_string()])
-            .arg(program)
-            .args([address.to_string(), upstream.to_string()])
-            .stdout(Stdio::null())
-            .spawn()?;
-        let mut relay = Self { process, address };
-        while !machine::is_listening(address.port())? {
-            if let Some(status) = relay.process.try_wait()? {
-                return Err(io::Error::other(format!("{}: {status}", program.display())));
-            }
-            std::thread::yield_now();
-        }
-        Ok(relay)
-    }
-
-    /// CPU time of the relay so far, the system calls it made included.
-    pub(crate) fn cpu_time(&self) -> io::Result<Duration> {
-        machine::cpu_time(self.process.id())
-    }
-}
-
-impl Drop for Relay {
-    fn drop(&mut self) {
-        // It may have ended by itself, which is just as well.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
 }
 
 /// Relays every connection to `upstream`, on one thread. Prints the address it listens on.
@@ -194,6 +141,7 @@ impl Relays {
         upstream.set_nodelay(true)?;
         let (a, b) = (&mut client, &mut upstream);
         match self.arm {
+            Arm::Direct => unreachable!("no relay"),
             Arm::Tokio => tokio::io::copy_bidirectional(a, b).await.map(drop),
             Arm::Copy64k => tokio::io::copy_bidirectional_with_sizes(a, b, 64 << 10, 64 << 10)
                 .await

@@ -1,15 +1,18 @@
 //! Measures spliceway against what it replaces: medians of interleaved rounds, and ratios within one run.
 
 mod arms;
-mod bulk;
 mod instructions;
+mod load;
 mod machine;
 mod options;
 mod pool;
+mod programs;
 mod rate;
+mod relay;
 mod report;
-mod rr;
 mod sampler;
+mod scenario;
+mod scenarios;
 mod soak;
 
 use std::io;
@@ -19,6 +22,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use arms::Arm;
+use scenarios::bulk::Bulk;
+use scenarios::rr::RequestResponse;
 
 /// Measures spliceway against what it replaces, as ratios in one run.
 #[derive(Parser)]
@@ -58,7 +63,7 @@ enum Scenario {
         size: usize,
         /// Round trips in all, per round and arm.
         #[arg(long, default_value_t = 200_000)]
-        trips: usize,
+        trips: u64,
         /// Interleaved rounds.
         #[arg(long, default_value_t = 5)]
         rounds: usize,
@@ -82,7 +87,7 @@ enum Scenario {
         gib: f64,
         /// Round trips of 64 bytes per round and arm, on 64 connections.
         #[arg(long, default_value_t = 64_000)]
-        trips: usize,
+        trips: u64,
         /// Interleaved rounds.
         #[arg(long, default_value_t = 21)]
         rounds: usize,
@@ -122,20 +127,43 @@ fn main() -> ExitCode {
 fn run(scenario: Scenario) -> io::Result<()> {
     match scenario {
         Scenario::Pool { rounds } => pool::run(rounds),
-        Scenario::Bulk { flows, gib, rounds } => bulk::run(flows, bytes(gib), rounds),
+        Scenario::Bulk { flows, gib, rounds } => compare(
+            &Bulk {
+                flows,
+                bytes: bytes(gib),
+            },
+            rounds,
+        ),
         Scenario::Rr {
             connections,
             size,
             trips,
             rounds,
-        } => rr::run(connections, size, trips, rounds),
-        Scenario::Programs { programs, gib, rounds } => bulk::run_programs(&programs, bytes(gib), rounds),
+        } => compare(
+            &RequestResponse {
+                connections,
+                size,
+                trips,
+            },
+            rounds,
+        ),
+        Scenario::Programs { programs, gib, rounds } => programs::run(&programs, bytes(gib), rounds),
         Scenario::Options { gib, trips, rounds } => options::run(bytes(gib), trips, rounds),
         Scenario::Rate { seconds } => rate::run(seconds),
         Scenario::Instructions { trips, mib } => instructions::run(trips, mib),
         Scenario::Soak(options) => soak::run(&options),
         Scenario::Relay { arm, upstream } => arms::serve(arm, upstream),
     }
+}
+
+/// One scenario, through every relay there is.
+fn compare(scenario: &dyn scenario::Scenario, rounds: usize) -> io::Result<()> {
+    let Some(conditions) = machine::isolate()? else {
+        return Ok(());
+    };
+    let table = scenario::run(scenario, Arm::RELAYS, rounds)?;
+    report::print_table(&table, &conditions);
+    Ok(())
 }
 
 fn bytes(gib: f64) -> u64 {

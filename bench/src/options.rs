@@ -5,8 +5,11 @@
 use std::io;
 
 use crate::arms::Arm;
+use crate::machine;
 use crate::report::{self, Row};
-use crate::{bulk, machine, rr};
+use crate::scenario::Scenario;
+use crate::scenarios::bulk::{Bulk, GIB};
+use crate::scenarios::rr::RequestResponse;
 
 const ARMS: [(&str, Arm); 7] = [
     ("copy_bidirectional", Arm::Spliceway),
@@ -21,23 +24,25 @@ const ARMS: [(&str, Arm); 7] = [
 const CONNECTIONS: usize = 64;
 const SIZE: usize = 64;
 
-pub(crate) fn run(bytes: u64, trips: usize, rounds: usize) -> io::Result<()> {
+pub(crate) fn run(bytes: u64, trips: u64, rounds: usize) -> io::Result<()> {
     let Some(conditions) = machine::isolate()? else {
         return Ok(());
     };
     machine::pin_to(machine::LOAD_CORE)?;
-    let gib = bytes as f64 / bulk::GIB;
+    let gib = bytes as f64 / GIB;
+    let bulk = Bulk { flows: 1, bytes };
     report::heading(&format!("options, bulk, 1 flow, {gib:.1} GiB"), rounds, &conditions);
-    let rows = interleave(rounds, |arm| Ok(bulk::measure(arm, 1, bytes)?.0))?;
+    let rows = interleave(rounds, |arm| Ok(bulk.measure(arm)?[0]))?;
     report::print_small_differences(("CPU of the relay, s/GiB", 4), &rows);
 
     let scenario = format!("options, rr, {SIZE} bytes × {CONNECTIONS} connections, {trips} trips");
     report::heading(&scenario, rounds, &conditions);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
-    let rows = interleave(rounds, |arm| {
-        let [cpu, ..] = runtime.block_on(rr::measure(arm, CONNECTIONS, SIZE, trips / CONNECTIONS))?;
-        Ok(cpu)
-    })?;
+    let rr = RequestResponse {
+        connections: CONNECTIONS,
+        size: SIZE,
+        trips,
+    };
+    let rows = interleave(rounds, |arm| Ok(rr.measure(arm)?[0]))?;
     report::print_small_differences(("CPU of the relay, µs/trip", 3), &rows);
     Ok(())
 }

@@ -1,5 +1,37 @@
 //! Tables of medians with their spread, and ratios to the first arm of the same round; and what a table is fine enough to tell.
 
+use crate::scenario::Table;
+
+/// Prints the table of a scenario: of each figure the median, the spread of the rounds, and the ratio to the first row but `direct`
+/// (median of the ratios round by round, as the machine's speed drifts between rounds).
+#[expect(clippy::print_stdout, reason = "the table is what the program is for")]
+pub(crate) fn print_table(table: &Table, conditions: &str) {
+    heading(&table.title, table.rounds, conditions);
+    let titles: Vec<(String, usize)> = table
+        .figures
+        .iter()
+        .map(|figure| (format!("{}, {}", figure.name, figure.unit), figure.decimals))
+        .collect();
+    let rows: Vec<Row> = table
+        .rows
+        .iter()
+        .map(|row| Row {
+            name: row.arm.name().into(),
+            figures: row.samples.clone(),
+        })
+        .collect();
+    if !rows.is_empty() {
+        let titles: Vec<(&str, usize)> = titles
+            .iter()
+            .map(|(title, decimals)| (title.as_str(), *decimals))
+            .collect();
+        print(&titles, &rows);
+    }
+    for (arm, why) in &table.skipped {
+        println!("{:<28}skipped: {why}", arm.name());
+    }
+}
+
 /// One arm's samples of one figure, a sample per round.
 pub(crate) struct Row {
     pub(crate) name: String,

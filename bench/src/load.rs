@@ -1,0 +1,242 @@
+//! The load: one thread drives every connection of a scenario, clients and servers both, so that its own cost is small and the same
+//! for every relay.
+
+mod peers;
+mod tally;
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+use socket2::{Domain, Protocol, Socket, Type};
+
+pub(crate) use peers::{Answerer, Asker, Duplex, Fetcher, Receiver, Responder, Sender, Source, Trips};
+pub(crate) use tally::Tally;
+
+/// Nothing that works is silent for so long.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// The listener among the events; connections are counted from 0.
+const LISTENER: u64 = u64::MAX;
+
+/// What a connection's end waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    Readable,
+    Writable,
+    Either,
+    /// To be told to go on ([`Peer::on_time`]), or nothing: it stays open.
+    Rest,
+    /// It is to be closed.
+    Over,
+}
+
+/// What one end of a connection does.
+pub(crate) trait Peer {
+    /// Goes on, as the socket is ready for what it waited for (or has failed). It begins with this, writable.
+    fn on_ready(&mut self, socket: &TcpStream, tally: &mut Tally) -> io::Result<Next>;
+
+    /// Its time has come: see [`Load::at`].
+    fn on_time(&mut self, socket: &TcpStream, tally: &mut Tally) -> io::Result<Next> {
+        self.on_ready(socket, tally)
+    }
+}
+
+/// Makes the peers of one side, one for each connection; `None` when there are to be no more.
+pub(crate) type Factory = Box<dyn FnMut() -> Option<Box<dyn Peer>>>;
+
+/// The connections of a scenario.
+pub(crate) struct Load {
+    epoll: OwnedFd,
+    upstream: TcpListener,
+    servers: Factory,
+    clients: Option<(SocketAddr, Factory)>,
+    ends: Vec<Option<End>>,
+    free: Vec<usize>,
+    /// When which end is to be told to go on: in order of time.
+    times: VecDeque<(Instant, usize)>,
+    pub(crate) tally: Tally,
+}
+
+struct End {
+    socket: TcpStream,
+    waits: Option<epoll::EventFlags>,
+    is_client: bool,
+    peer: Box<dyn Peer>,
+}
+
+impl Load {
+    /// Listens on loopback (or another address of the same machine), and serves who connects with what `servers` makes.
+    pub(crate) fn new(at: std::net::IpAddr, servers: impl FnMut() -> Box<dyn Peer> + 'static) -> io::Result<Self> {
+        let mut servers = servers;
+        let listener = Socket::new(Domain::for_address((at, 0).into()), Type::STREAM, Some(Protocol::TCP))?;
+        listener.bind(&SocketAddr::from((at, 0)).into())?;
+        listener.listen(4096)?;
+        listener.set_nonblocking(true)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(
+            &epoll,
+            &listener,
+            epoll::EventData::new_u64(LISTENER),
+            epoll::EventFlags::IN,
+        )?;
+        Ok(Self {
+            epoll,
+            upstream: listener.into(),
+            servers: Box::new(move || Some(servers())),
+            clients: None,
+            ends: Vec::new(),
+            free: Vec::new(),
+            times: VecDeque::new(),
+            tally: Tally::default(),
+        })
+    }
+
+    /// Where it listens: what a relay is to connect to.
+    pub(crate) fn address(&self) -> io::Result<SocketAddr> {
+        self.upstream.local_addr()
+    }
+
+    /// Connects to `to`, and returns a name for the connection.
+    pub(crate) fn connect(&mut self, to: SocketAddr, peer: Box<dyn Peer>) -> io::Result<usize> {
+        let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
+        socket.set_nonblocking(true)?;
+        match socket.connect(&to.into()) {
+            Ok(()) => {}
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => {}
+            Err(error) => return Err(error),
+        }
+        self.add(socket.into(), true, peer)
+    }
+
+    /// Connects so many times to `to`, and again whenever one of them is over, for as long as `clients` makes them.
+    pub(crate) fn keep_connected(&mut self, count: usize, to: SocketAddr, clients: Factory) -> io::Result<()> {
+        self.clients = Some((to, clients));
+        (0..count).try_for_each(|_| self.replace_client())
+    }
+
+    /// Tells a connection to go on at a time, which is no earlier than those told before.
+    pub(crate) fn at(&mut self, time: Instant, end: usize) {
+        debug_assert!(
+            self.times.back().is_none_or(|(last, _)| *last <= time),
+            "times come in order"
+        );
+        self.times.push_back((time, end));
+    }
+
+    /// Drives all connections until `done`, or until none is left.
+    ///
+    /// # Errors
+    /// What a connection meets, unless its peer expects it. `TimedOut` when nothing happened for 20 s.
+    pub(crate) fn run_until(&mut self, mut done: impl FnMut(&Tally) -> bool) -> io::Result<()> {
+        let mut events = Vec::with_capacity(256);
+        while !done(&self.tally) && !(self.is_empty() && self.times.is_empty()) {
+            let until = self
+                .times
+                .front()
+                .map(|(time, _)| time.saturating_duration_since(Instant::now()));
+            let timeout = Timespec::try_from(until.unwrap_or(PATIENCE)).map_err(io::Error::other)?;
+            events.clear();
+            epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout))?;
+            if events.is_empty() && until.is_none() {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "nothing moves"));
+            }
+            for event in &events {
+                match event.data.u64() {
+                    LISTENER => self.accept()?,
+                    end => self.go_on(end as usize, false)?,
+                }
+            }
+            while self.times.front().is_some_and(|(time, _)| *time <= Instant::now()) {
+                let (_, end) = self.times.pop_front().expect("there is one");
+                self.go_on(end, true)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.free.len() == self.ends.len()
+    }
+
+    fn accept(&mut self) -> io::Result<()> {
+        loop {
+            match self.upstream.accept() {
+                Ok((socket, _)) => {
+                    let peer = (self.servers)().expect("servers are made without end");
+                    socket.set_nonblocking(true)?;
+                    self.add(socket, false, peer)?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn add(&mut self, socket: TcpStream, is_client: bool, peer: Box<dyn Peer>) -> io::Result<usize> {
+        socket.set_nodelay(true)?;
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.ends.push(None);
+            self.ends.len() - 1
+        });
+        let mut end = End {
+            socket,
+            waits: None,
+            is_client,
+            peer,
+        };
+        end.wait_for(&self.epoll, index, Next::Writable)?;
+        self.ends[index] = Some(end);
+        Ok(index)
+    }
+
+    fn go_on(&mut self, index: usize, on_time: bool) -> io::Result<()> {
+        // An event of one that was closed since is nobody's.
+        let Some(end) = self.ends.get_mut(index).and_then(Option::as_mut) else {
+            return Ok(());
+        };
+        let next = match on_time {
+            true => end.peer.on_time(&end.socket, &mut self.tally)?,
+            false => end.peer.on_ready(&end.socket, &mut self.tally)?,
+        };
+        if next != Next::Over {
+            return end.wait_for(&self.epoll, index, next);
+        }
+        let was_client = end.is_client;
+        self.ends[index] = None;
+        self.free.push(index);
+        if was_client { self.replace_client() } else { Ok(()) }
+    }
+
+    fn replace_client(&mut self) -> io::Result<()> {
+        let Some((to, clients)) = &mut self.clients else {
+            return Ok(());
+        };
+        let to = *to;
+        match clients() {
+            Some(peer) => self.connect(to, peer).map(drop),
+            None => Ok(()),
+        }
+    }
+}
+
+impl End {
+    fn wait_for(&mut self, epoll: &OwnedFd, index: usize, next: Next) -> io::Result<()> {
+        let flags = match next {
+            Next::Readable => epoll::EventFlags::IN,
+            Next::Writable => epoll::EventFlags::OUT,
+            Next::Either => epoll::EventFlags::IN | epoll::EventFlags::OUT,
+            Next::Rest | Next::Over => epoll::EventFlags::empty(),
+        };
+        let data = epoll::EventData::new_u64(index as u64);
+        match self.waits.replace(flags) {
+            None => epoll::add(epoll, &self.socket, data, flags)?,
+            Some(before) if before == flags => {}
+            Some(_) => epoll::modify(epoll, &self.socket, data, flags)?,
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,4 @@
+//! The kinds of load.
+
+pub(crate) mod bulk;
+pub(crate) mod rr;
