@@ -1,8 +1,9 @@
 //! One direction of bulk data: `sendfile` from memory on one side, a receive that throws away on the other.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
+use std::thread;
 use std::time::Instant;
 
 use crate::arms::Arm;
@@ -43,21 +44,32 @@ impl Bulk {
         self.carry(|upstream| Relay::start_program(program, upstream))
     }
 
-    fn carry(&self, start: impl FnOnce(std::net::SocketAddr) -> io::Result<Relay>) -> io::Result<Vec<f64>> {
+    fn carry(&self, start: impl FnOnce(SocketAddr) -> io::Result<Relay>) -> io::Result<Vec<f64>> {
         let mut load = Load::new(LOOPBACK, || Box::new(Receiver))?;
         let relay = start(load.address()?)?;
         let each = self.bytes / self.flows as u64;
+        let all = each * self.flows as u64;
         let before = relay.cpu_time()?;
         let started = Instant::now();
-        let source = Source::file()?;
-        for _ in 0..self.flows {
-            load.connect(relay.address, Box::new(Sender::new(source.clone(), each)))?;
-        }
-        let all = each * self.flows as u64;
-        load.run_until(|tally| tally.received == all)?;
+        // A thread for all that send and one for all that receive, as they are two hosts elsewhere: the one need not wait until the
+        // other has had its turn.
+        thread::scope(|scope| {
+            let senders = scope.spawn(|| send(relay.address, self.flows, each));
+            load.run_until(|tally| tally.ended == self.flows as u64)?;
+            senders.join().expect("sending does not panic")
+        })?;
         let elapsed = started.elapsed().as_secs_f64();
         let cpu = (relay.cpu_time()? - before).as_secs_f64();
         let gib = all as f64 / GIB;
         Ok(vec![cpu / gib, gib / elapsed])
     }
+}
+
+fn send(to: SocketAddr, flows: usize, each: u64) -> io::Result<()> {
+    let mut load = Load::new(LOOPBACK, || Box::new(Receiver))?;
+    let source = Source::file()?;
+    for _ in 0..flows {
+        load.connect(to, Box::new(Sender::new(source.clone(), each)))?;
+    }
+    load.run_until(|tally| tally.ended == flows as u64)
 }
