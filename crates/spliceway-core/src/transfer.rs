@@ -37,14 +37,20 @@ pub(crate) const TINY_FILL: usize = 16 << 10;
 /// each time a flow is taken back 64 KiB of it are copied before it is bulk again.
 const TINY_FILLS: u8 = 8;
 
-/// Bytes moved before the task gives way. More buys no throughput, less costs some; see docs/defaults.md.
-const TURN: usize = 256 << 10;
+/// Bytes moved before the task gives way, where others may wait for their turn; see docs/defaults.md.
+const SHORT_TURN: usize = 256 << 10;
+
+/// The same for bulk with nothing but bulk beside it, which larger and fewer calls serve best.
+const LONG_TURN: usize = 1 << 20;
 
 /// The most bytes to pass from a pipe to a socket, from a socket to a pipe or from pipe to pipe at once: as much as moves in one turn.
-pub const PASS: usize = TURN;
+pub const PASS: usize = SHORT_TURN;
 
 /// Fills in a row below half of the pipe's size before a smaller pipe is taken.
 const LOW_FILLS: u8 = 4;
+
+/// Full fills in a row that the sink took whole before a pipe of 1 MiB is taken: 2 MiB.
+const TAKEN_FILLS: u8 = 8;
 
 /// After a reason that may pass, full receives to copy before splicing is tried again: 1 MiB.
 const RETRY_AFTER: u16 = 16;
@@ -118,7 +124,7 @@ pub enum Event {
     },
     /// [`Step::Fill`] or [`Step::Pass`] found nothing, or an end of stream that may be none.
     SourceStopped,
-    /// The sink takes nothing of a [`Step::Pass`] that is not sure of its source.
+    /// The sink takes nothing of a [`Step::Drain`], or of a [`Step::Pass`] that is not sure of its source.
     SinkBlocked,
     /// [`Step::Pass`] moved `bytes`.
     Passed {
@@ -173,6 +179,33 @@ pub enum PipeSize {
     Fixed(SizeClass),
 }
 
+/// How long turns of bulk are, before others get theirs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Turns {
+    /// 256 KiB: others may wait.
+    #[default]
+    Short,
+    /// 1 MiB, and pipes of that size: nobody waits but other bulk.
+    Long,
+}
+
+impl Turns {
+    fn bytes(self) -> usize {
+        match self {
+            Self::Short => SHORT_TURN,
+            Self::Long => LONG_TURN,
+        }
+    }
+
+    /// One fill is never more than a turn.
+    fn largest_pipe(self) -> SizeClass {
+        match self {
+            Self::Short => SizeClass::Kib256,
+            Self::Long => SizeClass::Mib1,
+        }
+    }
+}
+
 /// One direction of a relay. See the [module](self) for its states.
 #[derive(Debug)]
 pub struct Transfer {
@@ -181,6 +214,7 @@ pub struct Transfer {
     /// An end is a pipe.
     passes: bool,
     sizing: Sizing,
+    turns: Turns,
     /// Bytes delivered since the last yield.
     turn: usize,
 }
@@ -228,6 +262,7 @@ enum Flow {
 struct Sizing {
     class: SizeClass,
     low_fills: u8,
+    taken_fills: u8,
     follows: bool,
 }
 
@@ -245,6 +280,7 @@ impl Transfer {
             flow,
             passes: false,
             sizing: Sizing::new(pipe_size),
+            turns: Turns::default(),
             turn: 0,
         }
     }
@@ -273,17 +309,36 @@ impl Transfer {
         self.state = State::Sending { full: false };
     }
 
+    /// Bulk takes turns of this length from now on. Copies take short ones, as each byte takes longer.
+    pub fn take_turns(&mut self, turns: Turns) {
+        self.turns = turns;
+    }
+
+    /// Whether user space holds a message: bytes that did not fill the buffer they were received into.
+    #[must_use]
+    pub fn holds_message(&self) -> bool {
+        matches!(self.state, State::Sending { full: false })
+    }
+
+    fn turn_is_over(&self) -> bool {
+        let turns = match self.flow {
+            Flow::Bulk { .. } | Flow::Spliced => self.turns,
+            Flow::Messages | Flow::Copied { .. } => Turns::Short,
+        };
+        self.turn >= turns.bytes()
+    }
+
     /// What to do next.
     #[must_use]
     pub fn step(&self) -> Step {
         match self.state {
-            State::Receiving | State::Passing { .. } | State::Filling | State::Peeking if self.turn >= TURN => {
+            State::Receiving | State::Passing { .. } | State::Filling | State::Peeking if self.turn_is_over() => {
                 Step::Yield
             }
             State::Receiving => Step::Recv,
             State::Sending { .. } => Step::Send,
             State::Passing { sure } => Step::Pass { sure },
-            State::Filling => Step::Fill(self.sizing.class),
+            State::Filling => Step::Fill(self.sizing.class_in(self.turns)),
             State::Draining { .. } => Step::Drain,
             State::Peeking => Step::Peek,
             State::Unloading => Step::Unload,
@@ -325,7 +380,7 @@ impl Transfer {
             (State::Passing { sure: false }, Event::SinkBlocked) => State::Peeking,
 
             (State::Filling, Event::Filled { bytes, full }) => {
-                self.sizing.on_fill(bytes, full);
+                self.sizing.on_fill(self.sizing.class_in(self.turns), bytes, full);
                 State::Draining {
                     fill: LastFill::of(bytes, full),
                 }
@@ -344,6 +399,10 @@ impl Transfer {
                 } else {
                     self.after_splice(fill)
                 }
+            }
+            (state @ State::Draining { .. }, Event::SinkBlocked) => {
+                self.sizing.on_stall();
+                state
             }
             (State::Draining { .. }, Event::Cannot(reason)) => {
                 self.flow = Flow::copied_for(reason);
@@ -454,27 +513,50 @@ impl Sizing {
         Self {
             class,
             low_fills: 0,
+            taken_fills: 0,
             follows,
         }
     }
 
-    /// Up at once when a fill returned its pipe's size in bytes; down when fills stay far below it, be it that the source is
-    /// slow or that its fragments are small: then slots run out first, and a large pipe only costs more.
-    fn on_fill(&mut self, bytes: usize, full: bool) {
+    /// The class to ask for.
+    fn class_in(&self, turns: Turns) -> SizeClass {
+        if self.follows {
+            self.class.min(turns.largest_pipe())
+        } else {
+            self.class
+        }
+    }
+
+    /// Up at once when a fill of what was `asked` for returned its size in bytes, but to 1 MiB only for a sink that keeps up; down
+    /// when fills stay far below it, be it that the source is slow or that its fragments are small: then slots run out first, and
+    /// a large pipe only costs more.
+    fn on_fill(&mut self, asked: SizeClass, bytes: usize, full: bool) {
         if !self.follows {
             return;
         }
-        if full && is_full(bytes, self.class.bytes()) {
-            self.class = self.class.larger().min(SizeClass::Kib256);
+        if full && is_full(bytes, asked.bytes()) {
             self.low_fills = 0;
-        } else if bytes >= self.class.bytes() / 2 {
+            self.taken_fills = (self.taken_fills + 1).min(TAKEN_FILLS);
+            if asked == SizeClass::Kib64 || self.taken_fills == TAKEN_FILLS {
+                self.class = asked.larger();
+            }
+        } else if bytes >= asked.bytes() / 2 {
             self.low_fills = 0;
-        } else if let Some(smaller) = self.class.smaller() {
+        } else if let Some(smaller) = asked.smaller() {
             self.low_fills += 1;
             if self.low_fills == LOW_FILLS {
                 self.class = smaller;
                 self.low_fills = 0;
+                self.taken_fills = 0;
             }
+        }
+    }
+
+    /// The sink does not keep up: a larger pipe would not make it faster, and would hold more for it.
+    fn on_stall(&mut self) {
+        self.taken_fills = 0;
+        if self.follows {
+            self.class = self.class.min(SizeClass::Kib256);
         }
     }
 }

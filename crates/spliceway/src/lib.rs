@@ -78,6 +78,7 @@
 //! what it cost before and after.
 
 mod cancel;
+mod company;
 mod copy;
 mod direction;
 mod end;
