@@ -1,6 +1,10 @@
 //! Who else a thread serves: bulk takes long turns where there is nothing but bulk, and short ones where messages pass.
 
+use std::pin::pin;
+use std::task::Context;
+
 use spliceway_core::Turns;
+use tokio::task::yield_now;
 
 /// Turns of bulk without a message among them before bulk is held to be alone: 64 MiB in short turns, some 10 ms. Messages that come
 /// more often than that find no long turn before them.
@@ -41,6 +45,14 @@ impl Company {
             Turns::Short
         }
     }
+}
+
+/// Wakes this task when the runtime has looked for events. A waker called here would do so before: tokio looks for events when no task
+/// is ready, or after 61, so that every message would wait for 61 turns of a flow that is always ready.
+pub(crate) fn give_way(cx: &mut Context<'_>) {
+    // All that its first poll does is to hand the waker over.
+    let first = pin!(yield_now()).poll(cx);
+    debug_assert!(first.is_pending());
 }
 
 #[cfg(test)]

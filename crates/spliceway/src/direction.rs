@@ -13,7 +13,7 @@ use spliceway_core::{Counts, Engine, Mover, Need, Reason, Side, Source};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::coop::has_budget_remaining;
 
-use crate::company::Company;
+use crate::company::{Company, give_way};
 use crate::end::End;
 use crate::fallback::CopyLoop;
 use crate::options::{RelayOptions, Way};
@@ -428,7 +428,7 @@ fn poll_steps(
             Need::Yield => {
                 turn.mover.yielded();
                 turn.company.turn_over();
-                cx.waker().wake_by_ref();
+                give_way(cx);
                 return Poll::Pending;
             }
             Need::Shutdown => return Poll::Ready(Ok(())),

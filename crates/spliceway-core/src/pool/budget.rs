@@ -151,7 +151,9 @@ impl Budget {
             self.max_pages
         } else {
             // One at least, where there is room for one.
-            (self.max_pages / LARGEST_SHARE).max(pages_of(largest)).min(self.max_pages)
+            (self.max_pages / LARGEST_SHARE)
+                .max(pages_of(largest))
+                .min(self.max_pages)
         }
     }
 

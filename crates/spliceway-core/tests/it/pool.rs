@@ -187,7 +187,11 @@ fn pipes_of_1_mib_come_from_the_first_half_of_the_pages_and_one_from_any_that_ha
         }
         let found = lent.iter().filter(|pipe| pipe.class() == SizeClass::Mib1).count();
         assert_eq!(found, largest, "of {max_pages} pages");
-        assert!(pool.stats().pages + 16 > max_pages, "the rest is lent as smaller ones: {:?}", pool.stats());
+        assert!(
+            pool.stats().pages + 16 > max_pages,
+            "the rest is lent as smaller ones: {:?}",
+            pool.stats()
+        );
     }
 }
 
