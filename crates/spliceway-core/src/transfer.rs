@@ -172,7 +172,8 @@ pub enum Engine {
 /// Which pipes to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PipeSize {
-    /// The size follows the flow: 64 KiB for segment-sized fragments, 256 KiB where a fill returns that many bytes.
+    /// The size follows the flow: 64 KiB for segment-sized fragments, 256 KiB where a fill returns that many bytes, 1 MiB in long
+    /// [`Turns`] for a sink that keeps up.
     #[default]
     Auto,
     /// This size, or a smaller one where the budget gives no more.
