@@ -23,8 +23,11 @@
 //! It has no descriptor, no waker and no clock, and counts nothing that the pipe or the remainder counts already. Whoever
 //! performs a [`Step`] tells the [`Event`]; a sink that would block is no event: the same step is due when it is writable.
 
+mod sizing;
+
 use crate::pool::SizeClass;
 use crate::reason::{Reason, Scope};
+use sizing::Sizing;
 
 /// The size of the buffer to receive into, bytes. A `recv` that fills it marks a flow worth splicing.
 pub const SCRATCH: usize = 64 << 10;
@@ -45,12 +48,6 @@ const LONG_TURN: usize = 1 << 20;
 
 /// The most bytes to pass from a pipe to a socket, from a socket to a pipe or from pipe to pipe at once: as much as moves in one turn.
 pub const PASS: usize = SHORT_TURN;
-
-/// Fills in a row below half of the pipe's size before a smaller pipe is taken.
-const LOW_FILLS: u8 = 4;
-
-/// Full fills in a row that the sink took whole before a pipe of 1 MiB is taken: 2 MiB.
-const TAKEN_FILLS: u8 = 8;
 
 /// After a reason that may pass, full receives to copy before splicing is tried again: 1 MiB.
 const RETRY_AFTER: u16 = 16;
@@ -258,15 +255,6 @@ enum Flow {
     Copied { retry_after: Option<u16> },
 }
 
-/// The class of pipe to ask for, and how it came to be.
-#[derive(Clone, Copy, Debug)]
-struct Sizing {
-    class: SizeClass,
-    low_fills: u8,
-    taken_fills: u8,
-    follows: bool,
-}
-
 impl Transfer {
     /// A direction about to start.
     #[must_use]
@@ -372,11 +360,7 @@ impl Transfer {
 
             (State::Passing { .. }, Event::Passed { bytes, more }) => {
                 self.turn += bytes;
-                if more {
-                    State::Passing { sure: false }
-                } else {
-                    State::Peeking
-                }
+                State::after_pass(more)
             }
             (State::Passing { sure: false }, Event::SinkBlocked) => State::Peeking,
 
@@ -470,6 +454,16 @@ impl Transfer {
     }
 }
 
+impl State {
+    fn after_pass(more: bool) -> Self {
+        if more {
+            Self::Passing { sure: false }
+        } else {
+            Self::Peeking
+        }
+    }
+}
+
 impl Flow {
     const BULK: Self = Self::Bulk { tiny_fills: 0 };
 
@@ -501,63 +495,6 @@ impl LastFill {
             _ if full => Self::Full,
             TINY_FILL.. => Self::Short,
             _ => Self::Tiny,
-        }
-    }
-}
-
-impl Sizing {
-    fn new(pipe_size: PipeSize) -> Self {
-        let (class, follows) = match pipe_size {
-            PipeSize::Auto => (SizeClass::Kib64, true),
-            PipeSize::Fixed(class) => (class, false),
-        };
-        Self {
-            class,
-            low_fills: 0,
-            taken_fills: 0,
-            follows,
-        }
-    }
-
-    /// The class to ask for.
-    fn class_in(&self, turns: Turns) -> SizeClass {
-        if self.follows {
-            self.class.min(turns.largest_pipe())
-        } else {
-            self.class
-        }
-    }
-
-    /// Up at once when a fill of what was `asked` for returned its size in bytes, but to 1 MiB only for a sink that keeps up; down
-    /// when fills stay far below it, be it that the source is slow or that its fragments are small: then slots run out first, and
-    /// a large pipe only costs more.
-    fn on_fill(&mut self, asked: SizeClass, bytes: usize, full: bool) {
-        if !self.follows {
-            return;
-        }
-        if full && is_full(bytes, asked.bytes()) {
-            self.low_fills = 0;
-            self.taken_fills = (self.taken_fills + 1).min(TAKEN_FILLS);
-            if asked == SizeClass::Kib64 || self.taken_fills == TAKEN_FILLS {
-                self.class = asked.larger();
-            }
-        } else if bytes >= asked.bytes() / 2 {
-            self.low_fills = 0;
-        } else if let Some(smaller) = asked.smaller() {
-            self.low_fills += 1;
-            if self.low_fills == LOW_FILLS {
-                self.class = smaller;
-                self.low_fills = 0;
-                self.taken_fills = 0;
-            }
-        }
-    }
-
-    /// The sink does not keep up: a larger pipe would not make it faster, and would hold more for it.
-    fn on_stall(&mut self) {
-        self.taken_fills = 0;
-        if self.follows {
-            self.class = self.class.min(SizeClass::Kib256);
         }
     }
 }
