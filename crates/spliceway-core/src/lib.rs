@@ -40,4 +40,4 @@ pub use pipe::{Drain, Fill, Pipe};
 pub use pipe_end::{EndKind, Side, bytes_in_pipe};
 pub use pool::{Limits, PipePool, PoolStats, PooledPipe, SizeClass};
 pub use reason::{Reason, Scope};
-pub use transfer::{Engine, PipeSize};
+pub use transfer::{Engine, PipeSize, Turns};

@@ -13,7 +13,7 @@ use crate::pool::{PipePool, PooledPipe, SizeClass};
 use crate::reason::Reason;
 use crate::socket::{self, TellsLeft, Wait};
 use crate::switch;
-use crate::transfer::{Engine, Event, PASS, PipeSize, SCRATCH, Step, TINY_FILL, Transfer, is_full};
+use crate::transfer::{Engine, Event, PASS, PipeSize, SCRATCH, Step, TINY_FILL, Transfer, Turns, is_full};
 use end::End;
 use rest::Rest;
 
@@ -314,6 +314,17 @@ impl Mover {
         }
     }
 
+    /// Bulk takes turns of this length from now on. Short ones unless told.
+    pub fn take_turns(&mut self, turns: Turns) {
+        self.transfer.take_turns(turns);
+    }
+
+    /// Whether it holds a message: bytes that a [`take`](Mover::take) copied and that were all there was.
+    #[must_use]
+    pub fn holds_message(&self) -> bool {
+        self.transfer.holds_message()
+    }
+
     /// Other tasks had their turn.
     pub fn yielded(&mut self) {
         self.transfer.on(Event::Yielded);
@@ -474,7 +485,10 @@ impl Mover {
                 self.end_at_limit();
                 Ok(Sink::Open)
             }
-            Drain::WouldBlock => Ok(Sink::WouldBlock),
+            Drain::WouldBlock => {
+                self.transfer.on(Event::SinkBlocked);
+                Ok(Sink::WouldBlock)
+            }
             Drain::Cannot(reason) => self.cannot(reason, counts).map(|()| Sink::Open),
         }
     }

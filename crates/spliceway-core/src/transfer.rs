@@ -23,8 +23,11 @@
 //! It has no descriptor, no waker and no clock, and counts nothing that the pipe or the remainder counts already. Whoever
 //! performs a [`Step`] tells the [`Event`]; a sink that would block is no event: the same step is due when it is writable.
 
+mod sizing;
+
 use crate::pool::SizeClass;
 use crate::reason::{Reason, Scope};
+use sizing::Sizing;
 
 /// The size of the buffer to receive into, bytes. A `recv` that fills it marks a flow worth splicing.
 pub const SCRATCH: usize = 64 << 10;
@@ -37,14 +40,14 @@ pub(crate) const TINY_FILL: usize = 16 << 10;
 /// each time a flow is taken back 64 KiB of it are copied before it is bulk again.
 const TINY_FILLS: u8 = 8;
 
-/// Bytes moved before the task gives way. More buys no throughput, less costs some; see docs/defaults.md.
-const TURN: usize = 256 << 10;
+/// Bytes moved before the task gives way, where others may wait for their turn; see docs/defaults.md.
+const SHORT_TURN: usize = 256 << 10;
+
+/// The same for bulk with nothing but bulk beside it, which larger and fewer calls serve best.
+const LONG_TURN: usize = 1 << 20;
 
 /// The most bytes to pass from a pipe to a socket, from a socket to a pipe or from pipe to pipe at once: as much as moves in one turn.
-pub const PASS: usize = TURN;
-
-/// Fills in a row below half of the pipe's size before a smaller pipe is taken.
-const LOW_FILLS: u8 = 4;
+pub const PASS: usize = SHORT_TURN;
 
 /// After a reason that may pass, full receives to copy before splicing is tried again: 1 MiB.
 const RETRY_AFTER: u16 = 16;
@@ -118,7 +121,7 @@ pub enum Event {
     },
     /// [`Step::Fill`] or [`Step::Pass`] found nothing, or an end of stream that may be none.
     SourceStopped,
-    /// The sink takes nothing of a [`Step::Pass`] that is not sure of its source.
+    /// The sink takes nothing of a [`Step::Drain`], or of a [`Step::Pass`] that is not sure of its source.
     SinkBlocked,
     /// [`Step::Pass`] moved `bytes`.
     Passed {
@@ -166,11 +169,39 @@ pub enum Engine {
 /// Which pipes to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PipeSize {
-    /// The size follows the flow: 64 KiB for segment-sized fragments, 256 KiB where a fill returns that many bytes.
+    /// The size follows the flow: 64 KiB for segment-sized fragments, 256 KiB where a fill returns that many bytes, 1 MiB in long
+    /// [`Turns`] for a sink that keeps up.
     #[default]
     Auto,
     /// This size, or a smaller one where the budget gives no more.
     Fixed(SizeClass),
+}
+
+/// How long turns of bulk are, before others get theirs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Turns {
+    /// 256 KiB: others may wait.
+    #[default]
+    Short,
+    /// 1 MiB, and pipes of that size: nobody waits but other bulk.
+    Long,
+}
+
+impl Turns {
+    fn bytes(self) -> usize {
+        match self {
+            Self::Short => SHORT_TURN,
+            Self::Long => LONG_TURN,
+        }
+    }
+
+    /// One fill is never more than a turn.
+    fn largest_pipe(self) -> SizeClass {
+        match self {
+            Self::Short => SizeClass::Kib256,
+            Self::Long => SizeClass::Mib1,
+        }
+    }
 }
 
 /// One direction of a relay. See the [module](self) for its states.
@@ -181,6 +212,7 @@ pub struct Transfer {
     /// An end is a pipe.
     passes: bool,
     sizing: Sizing,
+    turns: Turns,
     /// Bytes delivered since the last yield.
     turn: usize,
 }
@@ -223,14 +255,6 @@ enum Flow {
     Copied { retry_after: Option<u16> },
 }
 
-/// The class of pipe to ask for, and how it came to be.
-#[derive(Clone, Copy, Debug)]
-struct Sizing {
-    class: SizeClass,
-    low_fills: u8,
-    follows: bool,
-}
-
 impl Transfer {
     /// A direction about to start.
     #[must_use]
@@ -245,6 +269,7 @@ impl Transfer {
             flow,
             passes: false,
             sizing: Sizing::new(pipe_size),
+            turns: Turns::default(),
             turn: 0,
         }
     }
@@ -273,17 +298,36 @@ impl Transfer {
         self.state = State::Sending { full: false };
     }
 
+    /// Bulk takes turns of this length from now on. Copies take short ones, as each byte takes longer.
+    pub fn take_turns(&mut self, turns: Turns) {
+        self.turns = turns;
+    }
+
+    /// Whether user space holds a message: bytes that did not fill the buffer they were received into.
+    #[must_use]
+    pub fn holds_message(&self) -> bool {
+        matches!(self.state, State::Sending { full: false })
+    }
+
+    fn turn_is_over(&self) -> bool {
+        let turns = match self.flow {
+            Flow::Bulk { .. } | Flow::Spliced => self.turns,
+            Flow::Messages | Flow::Copied { .. } => Turns::Short,
+        };
+        self.turn >= turns.bytes()
+    }
+
     /// What to do next.
     #[must_use]
     pub fn step(&self) -> Step {
         match self.state {
-            State::Receiving | State::Passing { .. } | State::Filling | State::Peeking if self.turn >= TURN => {
+            State::Receiving | State::Passing { .. } | State::Filling | State::Peeking if self.turn_is_over() => {
                 Step::Yield
             }
             State::Receiving => Step::Recv,
             State::Sending { .. } => Step::Send,
             State::Passing { sure } => Step::Pass { sure },
-            State::Filling => Step::Fill(self.sizing.class),
+            State::Filling => Step::Fill(self.sizing.class_in(self.turns)),
             State::Draining { .. } => Step::Drain,
             State::Peeking => Step::Peek,
             State::Unloading => Step::Unload,
@@ -316,16 +360,12 @@ impl Transfer {
 
             (State::Passing { .. }, Event::Passed { bytes, more }) => {
                 self.turn += bytes;
-                if more {
-                    State::Passing { sure: false }
-                } else {
-                    State::Peeking
-                }
+                State::after_pass(more)
             }
             (State::Passing { sure: false }, Event::SinkBlocked) => State::Peeking,
 
             (State::Filling, Event::Filled { bytes, full }) => {
-                self.sizing.on_fill(bytes, full);
+                self.sizing.on_fill(self.sizing.class_in(self.turns), bytes, full);
                 State::Draining {
                     fill: LastFill::of(bytes, full),
                 }
@@ -344,6 +384,10 @@ impl Transfer {
                 } else {
                     self.after_splice(fill)
                 }
+            }
+            (state @ State::Draining { .. }, Event::SinkBlocked) => {
+                self.sizing.on_stall();
+                state
             }
             (State::Draining { .. }, Event::Cannot(reason)) => {
                 self.flow = Flow::copied_for(reason);
@@ -410,6 +454,16 @@ impl Transfer {
     }
 }
 
+impl State {
+    fn after_pass(more: bool) -> Self {
+        if more {
+            Self::Passing { sure: false }
+        } else {
+            Self::Peeking
+        }
+    }
+}
+
 impl Flow {
     const BULK: Self = Self::Bulk { tiny_fills: 0 };
 
@@ -441,40 +495,6 @@ impl LastFill {
             _ if full => Self::Full,
             TINY_FILL.. => Self::Short,
             _ => Self::Tiny,
-        }
-    }
-}
-
-impl Sizing {
-    fn new(pipe_size: PipeSize) -> Self {
-        let (class, follows) = match pipe_size {
-            PipeSize::Auto => (SizeClass::Kib64, true),
-            PipeSize::Fixed(class) => (class, false),
-        };
-        Self {
-            class,
-            low_fills: 0,
-            follows,
-        }
-    }
-
-    /// Up at once when a fill returned its pipe's size in bytes; down when fills stay far below it, be it that the source is
-    /// slow or that its fragments are small: then slots run out first, and a large pipe only costs more.
-    fn on_fill(&mut self, bytes: usize, full: bool) {
-        if !self.follows {
-            return;
-        }
-        if full && is_full(bytes, self.class.bytes()) {
-            self.class = self.class.larger().min(SizeClass::Kib256);
-            self.low_fills = 0;
-        } else if bytes >= self.class.bytes() / 2 {
-            self.low_fills = 0;
-        } else if let Some(smaller) = self.class.smaller() {
-            self.low_fills += 1;
-            if self.low_fills == LOW_FILLS {
-                self.class = smaller;
-                self.low_fills = 0;
-            }
         }
     }
 }

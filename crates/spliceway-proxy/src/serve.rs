@@ -16,7 +16,7 @@ use crate::metrics::{Metrics, Traffic, http};
 use crate::session::{self, Service};
 use crate::settings::{ServiceSettings, Settings};
 
-/// What sessions that the drain timeout cuts have to deliver what they hold: 256 KiB, the largest automatic pipe, at 1 Mbit/s.
+/// What sessions that the drain timeout cuts have to deliver what they hold: 256 KiB, what is held for a sink that is slow, at 1 Mbit/s.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Serves until asked to stop and for the drain timeout at most after that. Sessions that are left then deliver what they hold, and

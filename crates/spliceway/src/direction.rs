@@ -13,6 +13,7 @@ use spliceway_core::{Counts, Engine, Mover, Need, Reason, Side, Source};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::coop::has_budget_remaining;
 
+use crate::company::{Company, give_way};
 use crate::end::End;
 use crate::fallback::CopyLoop;
 use crate::options::{RelayOptions, Way};
@@ -21,8 +22,17 @@ use crate::rate::Gate;
 use crate::stream;
 
 thread_local! {
-    /// Where a worker receives: bytes stay here only until the same poll has sent them, or has set the rest aside.
-    static SCRATCH_BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH].into_boxed_slice());
+    static WORKER: RefCell<Worker> = RefCell::new(Worker {
+        scratch: vec![0; SCRATCH].into_boxed_slice(),
+        company: Company::new(),
+    });
+}
+
+/// What the relays of one thread share.
+struct Worker {
+    /// Where it receives: bytes stay here only until the same poll has sent them, or has set the rest aside.
+    scratch: Box<[u8]>,
+    company: Company,
 }
 
 /// The most that a source can have received when the other direction ends, and a bound on what a sender without end gets through by
@@ -235,8 +245,13 @@ fn poll_mover(
     sink: End<'_>,
     counts: &Counts,
 ) -> Poll<Result<(), Broken>> {
-    SCRATCH_BUFFER.with_borrow_mut(|scratch| {
-        let turn = &mut Turn { mover, scratch };
+    WORKER.with_borrow_mut(|Worker { scratch, company }| {
+        mover.take_turns(company.turns());
+        let turn = &mut Turn {
+            mover,
+            scratch,
+            company,
+        };
         poll_steps(turn, course, gate, cx, source, sink, counts)
     })
 }
@@ -246,6 +261,7 @@ fn poll_mover(
 struct Turn<'a> {
     mover: &'a mut Mover,
     scratch: &'a mut [u8],
+    company: &'a mut Company,
 }
 
 impl Turn<'_> {
@@ -281,6 +297,9 @@ impl Turn<'_> {
                 }
             }),
         };
+        if self.mover.holds_message() {
+            self.company.message();
+        }
         if let Some(gate) = gate {
             gate.spent(self.mover.in_flight());
         }
@@ -408,7 +427,8 @@ fn poll_steps(
             }
             Need::Yield => {
                 turn.mover.yielded();
-                cx.waker().wake_by_ref();
+                turn.company.turn_over();
+                give_way(cx);
                 return Poll::Pending;
             }
             Need::Shutdown => return Poll::Ready(Ok(())),

@@ -9,6 +9,7 @@ use spliceway_core::Counts;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop::{consume_budget, has_budget_remaining};
 
+use crate::company::give_way;
 use crate::direction::Moved;
 use crate::outcome::Operation;
 use crate::rate::Gate;
@@ -118,7 +119,7 @@ impl CopyLoop {
                 }
             }
         }
-        cx.waker().wake_by_ref();
+        give_way(cx);
         Poll::Pending
     }
 

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 
-use super::IDLE_TIMEOUT;
+use super::{IDLE_TIMEOUT, SizeClass};
 use crate::reason::Reason;
 use crate::sync::AtomicUsize;
 
 /// A pool's limits, lent and idle pipes together. At either limit a smaller class is lent if there is one at hand or room for it;
 /// else the idle pipes of all threads are closed to make room; else none is lent: [`Reason::PipeBudget`] or
-/// [`Reason::PageBudget`].
+/// [`Reason::PageBudget`]. Pipes of 1 MiB are made from the first half of the pages only (but one where there is room for one).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
@@ -31,6 +31,9 @@ pub struct Limits {
 const DESCRIPTOR_SHARE: usize = 8;
 /// One part in so many of the pages an unprivileged user may hold in pipes: the other half is for its other programs.
 const PAGE_SHARE: usize = 2;
+/// Pipes of the largest class are made while no more than one part in so many of the pages is open: a few stalled sinks that hold them
+/// leave the rest to many.
+const LARGEST_SHARE: usize = 2;
 /// The kernel's default of `fs.pipe-user-pages-soft`, if it cannot be read.
 const SOFT_PAGES: usize = 16_384;
 /// Where no soft limit holds: 1 GiB of 4 KiB pages, so that the pool has a bound of its own.
@@ -135,10 +138,23 @@ impl Budget {
     /// Room for one pipe of this capacity, or the limit that leaves none.
     pub(super) fn reserve(&self, capacity: usize) -> Result<(), Reason> {
         add_up_to(&self.pipes, 1, self.max_pipes).map_err(|()| Reason::PipeBudget)?;
-        add_up_to(&self.pages, pages_of(capacity), self.max_pages).map_err(|()| {
+        add_up_to(&self.pages, pages_of(capacity), self.max_pages_for(capacity)).map_err(|()| {
             self.pipes.fetch_sub(1, Ordering::Relaxed);
             Reason::PageBudget
         })
+    }
+
+    /// How full the budget may be with a pipe of this capacity in it.
+    fn max_pages_for(&self, capacity: usize) -> usize {
+        let largest = SizeClass::Mib1.bytes();
+        if capacity < largest {
+            self.max_pages
+        } else {
+            // One at least, where there is room for one.
+            (self.max_pages / LARGEST_SHARE)
+                .max(pages_of(largest))
+                .min(self.max_pages)
+        }
     }
 
     pub(super) fn release(&self, capacity: usize) {

@@ -178,6 +178,24 @@ fn at_the_limit_on_pages_a_smaller_class_is_lent_and_then_none() {
 }
 
 #[test]
+fn pipes_of_1_mib_come_from_the_first_half_of_the_pages_and_one_from_any_that_have_room() {
+    for (max_pages, largest) in [(1_024, 2), (1_023, 1), (512, 1), (256, 1)] {
+        let pool = PipePool::new(limits().with_max_pages(max_pages));
+        let mut lent = Vec::new();
+        while let Ok(pipe) = pool.acquire(SizeClass::Mib1) {
+            lent.push(pipe);
+        }
+        let found = lent.iter().filter(|pipe| pipe.class() == SizeClass::Mib1).count();
+        assert_eq!(found, largest, "of {max_pages} pages");
+        assert!(
+            pool.stats().pages + 16 > max_pages,
+            "the rest is lent as smaller ones: {:?}",
+            pool.stats()
+        );
+    }
+}
+
+#[test]
 fn at_a_limit_an_idle_pipe_of_a_smaller_class_is_lent() {
     let pool = PipePool::new(limits().with_max_pipes(1));
     drop(acquire(&pool, SizeClass::Kib64));

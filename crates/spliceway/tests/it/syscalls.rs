@@ -241,7 +241,7 @@ fn role_of_a_child_process() {
     let upstream: SocketAddr = heard().parse().unwrap();
     if role == "bulk" || role == "bursts" {
         // The pool's first pipes and its thread are not this relay's doing.
-        for class in [SizeClass::Kib64, SizeClass::Kib256] {
+        for class in SizeClass::ALL {
             PipePool::global().acquire(class).unwrap();
         }
     }

@@ -2,9 +2,9 @@ mod model;
 
 use proptest::prelude::*;
 use spliceway_core::transfer::{Event, SCRATCH, Step, Transfer};
-use spliceway_core::{Engine, PipeSize, Reason, SizeClass};
+use spliceway_core::{Engine, PipeSize, Reason, SizeClass, Turns};
 
-use model::{Fate, TURN, World};
+use model::{Fate, LONG_TURN, TURN, World};
 
 const ENGINES: [Engine; 3] = [Engine::Auto, Engine::Splice, Engine::Copy];
 const SIZES: [PipeSize; 2] = [PipeSize::Auto, PipeSize::Fixed(SizeClass::Mib1)];
@@ -91,6 +91,17 @@ fn every_sequence_of_outcomes_in_a_bulk_flow_delivers_every_byte_in_order_and_en
             world
         });
     }
+}
+
+#[test]
+fn every_sequence_of_outcomes_in_long_turns_delivers_every_byte_in_order_and_ends() {
+    walk(LENGTH - 1, || {
+        let mut world = World::new(Engine::Auto, PipeSize::Auto, 2 * LONG_TURN + 1).alone();
+        while world.transfer.step() != Step::Fill(SizeClass::Mib1) {
+            world.advance(&mut model::Kind);
+        }
+        world
+    });
 }
 
 #[test]
@@ -228,12 +239,52 @@ fn a_fill_that_stops_is_followed_by_a_recv_which_alone_tells_why() {
 }
 
 #[test]
-fn a_pipe_that_was_filled_in_bytes_is_followed_by_a_larger_one_up_to_256_kib() {
+fn a_pipe_that_was_filled_in_bytes_is_followed_by_a_larger_one_up_to_256_kib_where_others_wait() {
     let mut transfer = bulk(PipeSize::Auto);
     fill_and_drain(&mut transfer, SizeClass::Kib64, 64 << 10, true);
+    for _ in 0..20 {
+        fill_and_drain(&mut transfer, SizeClass::Kib256, 256 << 10, true);
+    }
+}
+
+#[test]
+fn pipes_of_1_mib_come_after_eight_full_ones_that_the_sink_took_whole_where_bulk_is_alone() {
+    let mut transfer = bulk_alone();
+    for _ in 0..10 {
+        fill_and_drain(&mut transfer, SizeClass::Mib1, 1 << 20, true);
+    }
+    transfer.take_turns(Turns::Short);
     fill_and_drain(&mut transfer, SizeClass::Kib256, 256 << 10, true);
-    fill_and_drain(&mut transfer, SizeClass::Kib256, 1 << 20, true);
-    fill_and_drain(&mut transfer, SizeClass::Kib256, 256 << 10, true);
+    transfer.take_turns(Turns::Long);
+    fill_and_drain(&mut transfer, SizeClass::Mib1, 1 << 20, true);
+}
+
+#[test]
+fn a_sink_that_does_not_keep_up_gets_no_pipe_of_1_mib_until_it_has() {
+    let mut transfer = bulk_alone();
+    let (bytes, full) = (1 << 20, true);
+    at(
+        &mut transfer,
+        Step::Fill(SizeClass::Mib1),
+        Event::Filled { bytes, full },
+    );
+    at(&mut transfer, Step::Drain, Event::SinkBlocked);
+    at(&mut transfer, Step::Drain, Event::Drained { bytes, left: 0 });
+    for _ in 0..8 {
+        fill_and_drain(&mut transfer, SizeClass::Kib256, 256 << 10, true);
+    }
+    fill_and_drain(&mut transfer, SizeClass::Mib1, 1 << 20, true);
+}
+
+/// A bulk flow in long turns whose sink has kept up for so long that 1 MiB is due.
+fn bulk_alone() -> Transfer {
+    let mut transfer = bulk(PipeSize::Auto);
+    transfer.take_turns(Turns::Long);
+    fill_and_drain(&mut transfer, SizeClass::Kib64, 64 << 10, true);
+    for _ in 0..7 {
+        fill_and_drain(&mut transfer, SizeClass::Kib256, 256 << 10, true);
+    }
+    transfer
 }
 
 #[test]
@@ -331,6 +382,35 @@ fn the_turn_ends_after_256_kib_also_in_small_messages() {
     }
     at(&mut transfer, Step::Yield, Event::Yielded);
     assert_eq!(transfer.step(), Step::Recv);
+}
+
+#[test]
+fn the_long_turn_of_bulk_ends_after_1_mib_and_that_of_copies_after_256_kib() {
+    let mut transfer = bulk(PipeSize::Auto);
+    transfer.take_turns(Turns::Long);
+    for _ in 0..LONG_TURN / 32_768 - SCRATCH / 32_768 {
+        assert_ne!(transfer.step(), Step::Yield);
+        at(
+            &mut transfer,
+            Step::Fill(SizeClass::Kib64),
+            Event::Filled {
+                bytes: 32_768,
+                full: false,
+            },
+        );
+        at(&mut transfer, Step::Drain, Event::Drained { bytes: 32_768, left: 0 });
+        if transfer.step() == Step::Peek {
+            transfer.on(Event::Peeked);
+        }
+    }
+    assert_eq!(transfer.step(), Step::Yield);
+
+    let mut transfer = Transfer::new(Engine::Copy, PipeSize::Auto);
+    transfer.take_turns(Turns::Long);
+    for _ in 0..TURN / SCRATCH {
+        recv_and_send(&mut transfer, SCRATCH);
+    }
+    assert_eq!(transfer.step(), Step::Yield);
 }
 
 #[test]

@@ -6,10 +6,12 @@
 use std::ops::Range;
 
 use spliceway_core::transfer::{Event, PASS, SCRATCH, Step, Transfer};
-use spliceway_core::{Engine, PipeSize, Reason, Scope, SizeClass};
+use spliceway_core::{Engine, PipeSize, Reason, Scope, SizeClass, Turns};
 
 /// Bytes to move before a turn for others is due (docs/defaults.md).
 pub(crate) const TURN: usize = 256 << 10;
+/// The same for bulk with nothing but bulk beside it.
+pub(crate) const LONG_TURN: usize = 1 << 20;
 /// The most that one recv or one fill can bring, and so the most that a turn can be exceeded by.
 const MOST_AT_ONCE: usize = 4 << 20;
 
@@ -33,6 +35,7 @@ impl Fate for Kind {
 pub(crate) struct World {
     pub(crate) transfer: Transfer,
     engine: Engine,
+    turns: Turns,
     /// An end is a pipe: there is none between.
     passes: bool,
     /// Places that the source still has; it ends behind them.
@@ -57,6 +60,7 @@ impl World {
         Self {
             transfer: Transfer::new(engine, size),
             engine,
+            turns: Turns::Short,
             passes: false,
             source: 0..bytes,
             limit: usize::MAX,
@@ -85,6 +89,13 @@ impl World {
         self.user = 0..bytes;
         self.source.start = bytes;
         self.transfer.preload();
+        self
+    }
+
+    /// Nobody but bulk beside it.
+    pub(crate) fn alone(mut self) -> Self {
+        self.turns = Turns::Long;
+        self.transfer.take_turns(Turns::Long);
         self
     }
 
@@ -146,6 +157,10 @@ impl World {
         assert_eq!(step.holds_pipe(), !self.pipe.is_empty(), "at {step:?}: {self:#?}");
         assert_eq!(step == Step::Send, !self.user.is_empty(), "at {step:?}: {self:#?}");
         assert!(self.idle_steps <= 4, "in circles at {step:?}: {self:#?}");
+        let turn = match self.turns {
+            Turns::Short => TURN,
+            Turns::Long => LONG_TURN,
+        };
         match step {
             Step::Fill(_) | Step::Pass { .. } | Step::Peek => {
                 let wrong = if self.passes {
@@ -159,16 +174,16 @@ impl World {
                     !self.never_again,
                     "{step:?} after a reason that holds for good: {self:#?}"
                 );
-                assert!(self.moved_in_turn < TURN, "{step:?} where a turn is over: {self:#?}");
+                assert!(self.moved_in_turn < turn, "{step:?} where a turn is over: {self:#?}");
             }
-            Step::Recv => assert!(self.moved_in_turn < TURN, "{step:?} where a turn is over: {self:#?}"),
+            Step::Recv => assert!(self.moved_in_turn < turn, "{step:?} where a turn is over: {self:#?}"),
             Step::Yield => assert!(self.moved_in_turn >= TURN, "gives way too early: {self:#?}"),
             Step::Shutdown | Step::Done => {
                 assert!(self.end_seen || self.is_at_limit(), "no end was confirmed: {self:#?}");
             }
             Step::Send | Step::Drain | Step::Unload => {}
         }
-        assert!(self.moved_in_turn < TURN + MOST_AT_ONCE, "too long a turn: {self:#?}");
+        assert!(self.moved_in_turn < turn + MOST_AT_ONCE, "too long a turn: {self:#?}");
     }
 
     /// Everything that reality allows to come of `step` now, the kindest first.
@@ -202,7 +217,7 @@ impl World {
                     left: self.pipe.len() - bytes,
                 });
                 let cannot = [Reason::NotSupported, Reason::NoMemory].map(Event::Cannot);
-                drained.chain(cannot).collect()
+                drained.chain([Event::SinkBlocked]).chain(cannot).collect()
             }
             Step::Unload => vec![Event::Unloaded],
             Step::Yield => vec![Event::Yielded],
@@ -302,7 +317,10 @@ impl World {
             | Event::Yielded
             | Event::ShutDown => 0,
         };
-        if matches!(event, Event::WouldBlock | Event::Yielded) {
+        if matches!((step, event), (Step::Drain, Event::SinkBlocked)) {
+            // Whoever performs the steps waits.
+            self.idle_steps = 0;
+        } else if matches!(event, Event::WouldBlock | Event::Yielded) {
             self.moved_in_turn = 0;
             self.idle_steps = 0;
         } else if moved > 0 {

@@ -4,8 +4,8 @@ use std::future::poll_fn;
 use std::io::{self, Read, Write};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -161,8 +161,8 @@ async fn always_ready_sockets_give_way() {
 
 #[tokio::test]
 async fn a_poll_of_a_relay_moves_a_bounded_number_of_bytes() {
-    // A turn ends at the first step past 256 KiB, and one step moves a pipe: at most 64 slots of 32 KiB.
-    const PER_POLL_AND_DIRECTION: u64 = MIB / 4 + 2 * MIB;
+    // A turn ends with the first step past 1 MiB, and one step moves no more than a pipe is asked for: 1 MiB.
+    const PER_POLL_AND_DIRECTION: u64 = 2 * MIB;
     let ((a, near), (b, far)) = (saturated().await, saturated().await);
     let mut relay = spliceway::Relay::new(a, b);
     let stats = relay.stats();
@@ -180,5 +180,38 @@ async fn a_poll_of_a_relay_moves_a_bounded_number_of_bytes() {
     });
     guard(bounded).await;
     assert!(polls > 10, "{polls}");
+    drop((relay, near, far));
+}
+
+/// tokio looks for events when no task is ready, or after 61 that were: a relay that is always ready would let every other wait for 61
+/// turns of it, if it woke itself at their ends.
+#[tokio::test]
+async fn a_relay_at_the_end_of_its_turn_is_woken_after_the_runtime_has_looked_for_events() {
+    struct Woken(AtomicBool);
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    let ((a, near), (b, far)) = (saturated().await, saturated().await);
+    let mut relay = spliceway::Relay::new(a, b);
+    let stats = relay.stats();
+    let mut turns = 0;
+    while turns < 8 {
+        let before = stats.snapshot();
+        let woken = Arc::new(Woken(AtomicBool::new(false)));
+        let waker = Waker::from(Arc::clone(&woken));
+        let polled = Pin::new(&mut relay).poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+        let woken_at_once = woken.0.load(Ordering::SeqCst);
+        crate::support::turns(1).await;
+        let now = stats.snapshot();
+        let moved = (now.a_to_b.bytes - before.a_to_b.bytes).max(now.b_to_a.bytes - before.b_to_a.bytes);
+        if moved >= MIB / 4 {
+            assert!(!woken_at_once, "woken before others had their turn");
+            assert!(woken.0.load(Ordering::SeqCst), "not woken at all");
+            turns += 1;
+        }
+    }
     drop((relay, near, far));
 }

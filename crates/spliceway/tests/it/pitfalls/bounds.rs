@@ -21,8 +21,8 @@ const WARM_UP: u64 = 2 * MIB;
 async fn a_relay_holds_at_most_one_pipe_for_a_slow_sink_and_every_byte_is_accounted_for() {
     let fixed = SizeClass::ALL.map(|class| (Engine::Splice, PipeSize::Fixed(class), class.bytes() as u64));
     let others = [
-        (Engine::Auto, PipeSize::Auto, SizeClass::Kib256.bytes() as u64),
-        (Engine::Splice, PipeSize::Auto, SizeClass::Kib256.bytes() as u64),
+        (Engine::Auto, PipeSize::Auto, SizeClass::Mib1.bytes() as u64),
+        (Engine::Splice, PipeSize::Auto, SizeClass::Mib1.bytes() as u64),
         (Engine::Copy, PipeSize::Auto, SCRATCH),
     ];
     for (engine, size, cap) in fixed.into_iter().chain(others) {

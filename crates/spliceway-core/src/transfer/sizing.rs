@@ -1,0 +1,76 @@
+//! How large a pipe a flow is worth.
+
+use super::{PipeSize, Turns, is_full};
+use crate::pool::SizeClass;
+
+/// Fills in a row below half of the pipe's size before a smaller pipe is taken.
+const LOW_FILLS: u8 = 4;
+
+/// Full fills in a row that the sink took whole before a pipe of 1 MiB is taken: 2 MiB.
+const TAKEN_FILLS: u8 = 8;
+
+/// The class of pipe to ask for, and how it came to be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizing {
+    class: SizeClass,
+    low_fills: u8,
+    taken_fills: u8,
+    follows: bool,
+}
+
+impl Sizing {
+    pub(super) fn new(pipe_size: PipeSize) -> Self {
+        let (class, follows) = match pipe_size {
+            PipeSize::Auto => (SizeClass::Kib64, true),
+            PipeSize::Fixed(class) => (class, false),
+        };
+        Self {
+            class,
+            low_fills: 0,
+            taken_fills: 0,
+            follows,
+        }
+    }
+
+    /// The class to ask for.
+    pub(super) fn class_in(&self, turns: Turns) -> SizeClass {
+        if self.follows {
+            self.class.min(turns.largest_pipe())
+        } else {
+            self.class
+        }
+    }
+
+    /// Up at once when a fill of what was `asked` for returned its size in bytes, but to 1 MiB only for a sink that keeps up; down
+    /// when fills stay far below it, be it that the source is slow or that its fragments are small: then slots run out first, and
+    /// a large pipe only costs more.
+    pub(super) fn on_fill(&mut self, asked: SizeClass, bytes: usize, full: bool) {
+        if !self.follows {
+            return;
+        }
+        if full && is_full(bytes, asked.bytes()) {
+            self.low_fills = 0;
+            self.taken_fills = (self.taken_fills + 1).min(TAKEN_FILLS);
+            if asked == SizeClass::Kib64 || self.taken_fills == TAKEN_FILLS {
+                self.class = asked.larger();
+            }
+        } else if bytes >= asked.bytes() / 2 {
+            self.low_fills = 0;
+        } else if let Some(smaller) = asked.smaller() {
+            self.low_fills += 1;
+            if self.low_fills == LOW_FILLS {
+                self.class = smaller;
+                self.low_fills = 0;
+                self.taken_fills = 0;
+            }
+        }
+    }
+
+    /// The sink does not keep up: a larger pipe would not make it faster, and would hold more for it.
+    pub(super) fn on_stall(&mut self) {
+        self.taken_fills = 0;
+        if self.follows {
+            self.class = self.class.min(SizeClass::Kib256);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Who else a thread serves: bulk takes long turns where there is nothing but bulk, and short ones where messages pass.
+
+use std::pin::pin;
+use std::task::Context;
+
+use spliceway_core::Turns;
+use tokio::task::yield_now;
+
+/// Turns of bulk without a message among them before bulk is held to be alone: 64 MiB in short turns, some 10 ms. Messages that come
+/// more often than that find no long turn before them.
+const ALONE_AFTER: u64 = 256;
+
+/// What the relays of one thread have moved.
+#[derive(Debug)]
+pub(crate) struct Company {
+    /// Turns of bulk that have ended.
+    turns: u64,
+    /// The first of them that begins with nobody but bulk around.
+    alone_from: u64,
+}
+
+impl Company {
+    pub(crate) const fn new() -> Self {
+        Self {
+            turns: 0,
+            alone_from: 0,
+        }
+    }
+
+    /// A message has passed.
+    pub(crate) fn message(&mut self) {
+        self.alone_from = self.turns + ALONE_AFTER;
+    }
+
+    /// A turn has ended.
+    pub(crate) fn turn_over(&mut self) {
+        self.turns += 1;
+    }
+
+    /// How long the next turn of bulk is.
+    pub(crate) fn turns(&self) -> Turns {
+        if self.turns >= self.alone_from {
+            Turns::Long
+        } else {
+            Turns::Short
+        }
+    }
+}
+
+/// Wakes this task when the runtime has looked for events. A waker called here would do so before: tokio looks for events when no task
+/// is ready, or after 61, so that every message would wait for 61 turns of a flow that is always ready.
+pub(crate) fn give_way(cx: &mut Context<'_>) {
+    // All that its first poll does is to hand the waker over.
+    let first = pin!(yield_now()).poll(cx);
+    debug_assert!(first.is_pending());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turns_are_long_until_a_message_passes_and_again_after_256_without() {
+        let mut company = Company::new();
+        assert_eq!(company.turns(), Turns::Long);
+        for _ in 0..2 {
+            company.message();
+            for turn in 0..ALONE_AFTER {
+                assert_eq!(company.turns(), Turns::Short, "turn {turn}");
+                company.turn_over();
+            }
+            assert_eq!(company.turns(), Turns::Long);
+        }
+    }
+}
