@@ -1,5 +1,6 @@
 //! Measures spliceway against what it replaces: medians of interleaved rounds, and ratios within one run.
 
+mod accounts;
 mod arms;
 mod instructions;
 mod load;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 
+use crate::accounts::{self, Resources};
 use crate::arms::Arm;
 use crate::machine;
 
@@ -76,6 +77,14 @@ impl Relay {
             return Ok(Duration::ZERO);
         };
         machine::cpu_time(process.id())
+    }
+
+    /// What the relay holds now.
+    pub(crate) fn resources(&self) -> io::Result<Resources> {
+        match &self.process {
+            Some(process) => accounts::resources(process.id()),
+            None => Ok(Resources::default()),
+        }
     }
 }
 
