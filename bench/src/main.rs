@@ -14,6 +14,7 @@ mod report;
 mod sampler;
 mod scenario;
 mod scenarios;
+mod servers;
 mod soak;
 
 use std::io;
@@ -162,6 +163,7 @@ fn compare(scenario: &dyn scenario::Scenario, rounds: usize) -> io::Result<()> {
     let Some(conditions) = machine::isolate()? else {
         return Ok(());
     };
+    machine::raise_descriptor_limit()?;
     let table = scenario::run(scenario, Arm::RELAYS, rounds)?;
     report::print_table(&table, &conditions);
     Ok(())
