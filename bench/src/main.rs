@@ -2,6 +2,7 @@
 
 mod accounts;
 mod arms;
+mod http;
 mod instructions;
 mod load;
 mod machine;
@@ -25,6 +26,8 @@ use clap::{Parser, Subcommand};
 
 use arms::Arm;
 use scenarios::bulk::Bulk;
+use scenarios::k6::K6;
+use scenarios::more;
 use scenarios::rr::RequestResponse;
 
 /// Measures spliceway against what it replaces, as ratios in one run.
@@ -66,6 +69,27 @@ enum Scenario {
         /// Round trips in all, per round and arm.
         #[arg(long, default_value_t = 200_000)]
         trips: u64,
+        /// Interleaved rounds.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+    },
+    /// 100 MB over HTTP, fetched by k6 (one virtual user, a new connection each time): CPU time of the relay per GiB, and rate.
+    K6 {
+        /// Of each run.
+        #[arg(long, default_value_t = 5)]
+        seconds: u64,
+        /// Interleaved rounds.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+    },
+    /// What `SPLICE_F_MORE` costs a plain relay that sets it on what it writes: time of an exchange, and rate.
+    More {
+        /// Bytes of each answer.
+        #[arg(long, default_value_t = 100_000_000)]
+        bytes: u64,
+        /// Answers per round, with the flag and without it.
+        #[arg(long, default_value_t = 20)]
+        exchanges: usize,
         /// Interleaved rounds.
         #[arg(long, default_value_t = 5)]
         rounds: usize,
@@ -149,6 +173,12 @@ fn run(scenario: Scenario) -> io::Result<()> {
             },
             rounds,
         ),
+        Scenario::K6 { seconds, rounds } => compare(&K6 { seconds }, rounds),
+        Scenario::More {
+            bytes,
+            exchanges,
+            rounds,
+        } => more::run(bytes, exchanges, rounds),
         Scenario::Programs { programs, gib, rounds } => programs::run(&programs, bytes(gib), rounds),
         Scenario::Options { gib, trips, rounds } => options::run(bytes(gib), trips, rounds),
         Scenario::Rate { seconds } => rate::run(seconds),
