@@ -4,8 +4,10 @@ use std::fs::{self, File};
 use std::io;
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::arms::Arm;
 use crate::http::{self, Server};
@@ -140,14 +142,13 @@ struct Running(Child);
 impl Running {
     /// Whether it succeeded.
     fn wait(mut self, patience: Duration) -> io::Result<bool> {
-        let started = Instant::now();
-        while started.elapsed() < patience {
-            if let Some(status) = self.0.try_wait()? {
-                return Ok(status.success());
-            }
-            thread::sleep(Duration::from_millis(20));
+        let process = pidfd_open(Pid::from_child(&self.0), PidfdFlags::empty())?;
+        let patience = Timespec::try_from(patience).map_err(io::Error::other)?;
+        // Readable when it has ended.
+        match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&patience))? {
+            0 => Err(io::Error::new(io::ErrorKind::TimedOut, "k6 does not end")),
+            _ => Ok(self.0.wait()?.success()),
         }
-        Err(io::Error::new(io::ErrorKind::TimedOut, "k6 does not end"))
     }
 }
 
