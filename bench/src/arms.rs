@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use spliceway::{RateLimit, RelayOptions};
+use spliceway::{Engine, RateLimit, RelayOptions};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::machine;
 use crate::sampler::Sampler;
+use crate::servers::Server;
 
 /// A relay to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -26,11 +27,24 @@ pub(crate) enum Arm {
     /// The published crate `realm_io`: splice, 64 KiB pipes.
     #[cfg(feature = "peers")]
     RealmIo,
+    /// The published crate `tokio-splice`: splice, 64 KiB pipes.
+    #[cfg(feature = "peers")]
+    TokioSplice,
     /// The published crate `tokio-splice2`: splice, 1 MiB pipes.
     #[cfg(feature = "peers")]
     TokioSplice2,
+    /// `io.Copy` of Go, which splices: `bench/peers/relay.go`.
+    Go,
+    /// HAProxy that splices where it chooses to.
+    Haproxy,
+    /// nginx, its `stream` module.
+    Nginx,
     /// Ours.
     Spliceway,
+    /// Ours, which always splices.
+    Splice,
+    /// Ours, which never splices.
+    Copy,
     /// `spliceway::Relay`, no option chosen.
     Relay,
     /// The same, its live counts read ten times a second.
@@ -53,8 +67,15 @@ impl Arm {
             #[cfg(feature = "peers")]
             Self::RealmIo => "realm_io",
             #[cfg(feature = "peers")]
+            Self::TokioSplice => "tokio-splice",
+            #[cfg(feature = "peers")]
             Self::TokioSplice2 => "tokio-splice2",
+            Self::Go => "Go",
+            Self::Haproxy => "HAProxy",
+            Self::Nginx => "nginx",
             Self::Spliceway => "spliceway",
+            Self::Splice => "spliceway, splice",
+            Self::Copy => "spliceway, copy",
             Self::Relay => "Relay",
             Self::Stats => "stats read at 10 Hz",
             Self::Timeouts => "timeouts",
@@ -65,7 +86,17 @@ impl Arm {
 
     /// Why it cannot be measured here, if it cannot.
     pub(crate) fn missing(self) -> Option<String> {
-        None
+        self.server()?.missing()
+    }
+
+    /// The program of others that it is, if it is one.
+    pub(crate) fn server(self) -> Option<Server> {
+        match self {
+            Self::Go => Some(Server::Go),
+            Self::Haproxy => Some(Server::Haproxy),
+            Self::Nginx => Some(Server::Nginx),
+            _ => None,
+        }
     }
 
     /// Those that replace each other.
@@ -77,8 +108,15 @@ impl Arm {
         #[cfg(feature = "peers")]
         Self::RealmIo,
         #[cfg(feature = "peers")]
+        Self::TokioSplice,
+        #[cfg(feature = "peers")]
         Self::TokioSplice2,
+        Self::Go,
+        Self::Haproxy,
+        Self::Nginx,
         Self::Spliceway,
+        Self::Splice,
+        Self::Copy,
     ];
 }
 
@@ -129,6 +167,8 @@ impl Relays {
             options: match arm {
                 Arm::Timeouts | Arm::Everything => Some(timeouts()),
                 Arm::Rate => Some(rate()),
+                Arm::Splice => Some(RelayOptions::new().engine(Engine::Splice)),
+                Arm::Copy => Some(RelayOptions::new().engine(Engine::Copy)),
                 _ => None,
             },
             sampler: matches!(arm, Arm::Stats | Arm::Everything).then(Sampler::start),
@@ -141,7 +181,7 @@ impl Relays {
         upstream.set_nodelay(true)?;
         let (a, b) = (&mut client, &mut upstream);
         match self.arm {
-            Arm::Direct => unreachable!("no relay"),
+            Arm::Direct | Arm::Go | Arm::Haproxy | Arm::Nginx => unreachable!("no relay of this program"),
             Arm::Tokio => tokio::io::copy_bidirectional(a, b).await.map(drop),
             Arm::Copy64k => tokio::io::copy_bidirectional_with_sizes(a, b, 64 << 10, 64 << 10)
                 .await
@@ -152,9 +192,13 @@ impl Relays {
             #[cfg(feature = "peers")]
             Arm::RealmIo => realm_io::bidi_zero_copy(a, b).await.map(drop),
             #[cfg(feature = "peers")]
+            Arm::TokioSplice => tokio_splice::zero_copy_bidirectional(a, b).await.map(drop),
+            #[cfg(feature = "peers")]
             Arm::TokioSplice2 => tokio_splice2::copy_bidirectional(a, b).await.map(drop),
             Arm::Spliceway => spliceway::copy_bidirectional(a, b).await.map(drop),
-            Arm::Relay | Arm::Stats | Arm::Timeouts | Arm::Rate | Arm::Everything => self.relay(a, b).await,
+            Arm::Splice | Arm::Copy | Arm::Relay | Arm::Stats | Arm::Timeouts | Arm::Rate | Arm::Everything => {
+                self.relay(a, b).await
+            }
         }
     }
 

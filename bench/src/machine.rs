@@ -5,9 +5,9 @@ use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use rustix::net::sockopt::tcp_congestion;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// The relay has this core to itself, the load the other.
@@ -91,19 +91,14 @@ pub(crate) fn is_listening(port: u16) -> io::Result<bool> {
     Ok(fs::read_to_string("/proc/net/tcp")?.contains(&listening))
 }
 
-/// Time on a core of a process, all its threads: the scheduler's own nanoseconds (proc(5), `schedstat`). What interrupts do
-/// for its packets while it runs is in it.
-pub(crate) fn cpu_time(pid: u32) -> io::Result<Duration> {
-    let mut nanoseconds = 0;
-    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-        let schedstat = fs::read_to_string(task?.path().join("schedstat"))?;
-        let on_cpu = schedstat
-            .split_whitespace()
-            .next()
-            .and_then(|field| field.parse::<u64>().ok());
-        nanoseconds += on_cpu.ok_or_else(|| io::Error::other("no CPU time in schedstat"))?;
-    }
-    Ok(Duration::from_nanos(nanoseconds))
+/// Lets this process, and those it starts, open as many descriptors as it may.
+pub(crate) fn raise_descriptor_limit() -> io::Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    Ok(setrlimit(Resource::Nofile, raised)?)
 }
 
 /// One line on the machine, for whoever reads the numbers elsewhere.

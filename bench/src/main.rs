@@ -1,6 +1,8 @@
 //! Measures spliceway against what it replaces: medians of interleaved rounds, and ratios within one run.
 
+mod accounts;
 mod arms;
+mod http;
 mod instructions;
 mod load;
 mod machine;
@@ -13,6 +15,7 @@ mod report;
 mod sampler;
 mod scenario;
 mod scenarios;
+mod servers;
 mod soak;
 
 use std::io;
@@ -23,6 +26,8 @@ use clap::{Parser, Subcommand};
 
 use arms::Arm;
 use scenarios::bulk::Bulk;
+use scenarios::k6::K6;
+use scenarios::more;
 use scenarios::rr::RequestResponse;
 
 /// Measures spliceway against what it replaces, as ratios in one run.
@@ -64,6 +69,27 @@ enum Scenario {
         /// Round trips in all, per round and arm.
         #[arg(long, default_value_t = 200_000)]
         trips: u64,
+        /// Interleaved rounds.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+    },
+    /// 100 MB over HTTP, fetched by k6 (one virtual user, a new connection each time): CPU time of the relay per GiB, and rate.
+    K6 {
+        /// Of each run.
+        #[arg(long, default_value_t = 5)]
+        seconds: u64,
+        /// Interleaved rounds.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+    },
+    /// What `SPLICE_F_MORE` costs a plain relay that sets it on what it writes: time of an exchange, and rate.
+    More {
+        /// Bytes of each answer.
+        #[arg(long, default_value_t = 100_000_000)]
+        bytes: u64,
+        /// Answers per round, with the flag and without it.
+        #[arg(long, default_value_t = 20)]
+        exchanges: usize,
         /// Interleaved rounds.
         #[arg(long, default_value_t = 5)]
         rounds: usize,
@@ -147,6 +173,12 @@ fn run(scenario: Scenario) -> io::Result<()> {
             },
             rounds,
         ),
+        Scenario::K6 { seconds, rounds } => compare(&K6 { seconds }, rounds),
+        Scenario::More {
+            bytes,
+            exchanges,
+            rounds,
+        } => more::run(bytes, exchanges, rounds),
         Scenario::Programs { programs, gib, rounds } => programs::run(&programs, bytes(gib), rounds),
         Scenario::Options { gib, trips, rounds } => options::run(bytes(gib), trips, rounds),
         Scenario::Rate { seconds } => rate::run(seconds),
@@ -161,6 +193,7 @@ fn compare(scenario: &dyn scenario::Scenario, rounds: usize) -> io::Result<()> {
     let Some(conditions) = machine::isolate()? else {
         return Ok(());
     };
+    machine::raise_descriptor_limit()?;
     let table = scenario::run(scenario, Arm::RELAYS, rounds)?;
     report::print_table(&table, &conditions);
     Ok(())

@@ -4,19 +4,31 @@ use std::io::{self, BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
+use rustix::process::{Pid, Signal};
 
+use crate::accounts::{self, Resources};
 use crate::arms::Arm;
 use crate::machine;
+use crate::servers::{self, Folder};
 
 /// A running relay. Dropping it ends it.
 pub(crate) struct Relay {
     /// None where clients connect to the server.
-    process: Option<Child>,
+    process: Option<Process>,
     /// What clients connect to.
     pub(crate) address: SocketAddr,
+}
+
+/// The relay's process, ended when it is dropped.
+struct Process {
+    child: Child,
+    /// What the kernel had done on its core for packets before.
+    softirq_before: Duration,
+    /// What it was configured by, removed after it.
+    _files: Option<Folder>,
 }
 
 impl Relay {
@@ -28,39 +40,46 @@ impl Relay {
                 address: upstream,
             });
         }
-        let name = arm.to_possible_value().expect("no arm is skipped");
-        let mut process = Command::new(std::env::current_exe()?)
-            .args(["relay", name.get_name(), &upstream.to_string()])
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let mut line = String::new();
-        BufReader::new(process.stdout.take().expect("piped")).read_line(&mut line)?;
-        match line.trim().parse() {
-            Ok(address) => Ok(Self {
-                process: Some(process),
-                address,
-            }),
-            Err(_) => {
-                process.kill()?;
-                process.wait()?;
-                Err(io::Error::other(format!("the relay {} did not start", arm.name())))
-            }
+        if let Some(server) = arm.server() {
+            let files = Folder::new()?;
+            let address = free_port(upstream)?;
+            let command = server.command(address, upstream, files.path())?;
+            return Self::start_listening(arm.name(), &command, address, Some(files));
         }
+        let name = arm.to_possible_value().expect("no arm is skipped");
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args(["relay", name.get_name(), &upstream.to_string()])
+            .stdout(Stdio::piped());
+        let mut process = Process::spawn(&mut command, None)?;
+        let mut line = String::new();
+        BufReader::new(process.child.stdout.take().expect("piped")).read_line(&mut line)?;
+        let address = line.trim().parse();
+        Ok(Self {
+            process: Some(process),
+            address: address.map_err(|_| io::Error::other(format!("the relay {} did not start", arm.name())))?,
+        })
     }
 
     /// Starts `program` on the relay's core, which takes the address to listen on and the one to connect to as its arguments.
     pub(crate) fn start_program(program: &Path, upstream: SocketAddr) -> io::Result<Self> {
-        // The kernel's choice of a free port, free again by then.
-        let address = std::net::TcpListener::bind((upstream.ip(), 0))?.local_addr()?;
-        let mut process = Command::new("taskset")
-            .args(["-c", &machine::RELAY_CORE.to_string()])
-            .arg(program)
-            .args([address.to_string(), upstream.to_string()])
-            .stdout(Stdio::null())
-            .spawn()?;
+        let address = free_port(upstream)?;
+        let mut command = Command::new(program);
+        command.args([address.to_string(), upstream.to_string()]);
+        Self::start_listening(&program.display().to_string(), &command, address, None)
+    }
+
+    /// Starts what `command` says on the relay's core, and waits until it listens.
+    fn start_listening(name: &str, command: &Command, address: SocketAddr, files: Option<Folder>) -> io::Result<Self> {
+        let mut pinned = servers::on_core(machine::RELAY_CORE, command);
+        let mut process = Process::spawn(pinned.stdout(Stdio::null()), files)?;
+        let patience = Instant::now() + Duration::from_secs(20);
         while !machine::is_listening(address.port())? {
-            if let Some(status) = process.try_wait()? {
-                return Err(io::Error::other(format!("{}: {status}", program.display())));
+            if let Some(status) = process.child.try_wait()? {
+                return Err(io::Error::other(format!("{name}: {status}")));
+            }
+            if Instant::now() > patience {
+                return Err(io::Error::other(format!("{name} does not listen")));
             }
             std::thread::yield_now();
         }
@@ -70,21 +89,55 @@ impl Relay {
         })
     }
 
-    /// CPU time of the relay so far, the system calls it made included.
+    /// CPU time of the relay so far: the system calls it made, those it started, and what the kernel did for packets on its core.
     pub(crate) fn cpu_time(&self) -> io::Result<Duration> {
         let Some(process) = &self.process else {
             return Ok(Duration::ZERO);
         };
-        machine::cpu_time(process.id())
+        let softirq = accounts::softirq_time(machine::RELAY_CORE) - process.softirq_before;
+        Ok(accounts::cpu_time(process.child.id())? + softirq)
+    }
+
+    /// What the relay holds now.
+    pub(crate) fn resources(&self) -> io::Result<Resources> {
+        match &self.process {
+            Some(process) => accounts::resources(process.child.id()),
+            None => Ok(Resources::default()),
+        }
     }
 }
 
-impl Drop for Relay {
-    fn drop(&mut self) {
-        if let Some(process) = &mut self.process {
-            // It may have ended by itself, which is just as well.
-            let _ = process.kill();
-            let _ = process.wait();
+/// The kernel's choice, free again by then.
+fn free_port(at: SocketAddr) -> io::Result<SocketAddr> {
+    std::net::TcpListener::bind((at.ip(), 0))?.local_addr()
+}
+
+impl Process {
+    fn spawn(command: &mut Command, files: Option<Folder>) -> io::Result<Self> {
+        Ok(Self {
+            softirq_before: accounts::softirq_time(machine::RELAY_CORE),
+            child: command.spawn()?,
+            _files: files,
+        })
+    }
+
+    /// Asked to end, as only it can end those it started; made to where it does not listen.
+    fn end(&mut self) -> io::Result<()> {
+        rustix::process::kill_process(Pid::from_child(&self.child), Signal::TERM)?;
+        let patience = Instant::now() + Duration::from_secs(2);
+        while self.child.try_wait()?.is_none() {
+            if Instant::now() > patience {
+                self.child.kill()?;
+            }
+            std::thread::yield_now();
         }
+        Ok(())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended by itself, which is just as well.
+        let _ = self.end();
     }
 }

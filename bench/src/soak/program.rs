@@ -15,7 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
-use crate::machine;
+use crate::accounts;
 
 /// A start takes milliseconds; an end has nothing left to do here.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -86,7 +86,7 @@ impl Program {
         let mut usage = Usage {
             rss_kib: kib(&status, "VmRSS:")?,
             anon_kib: kib(&status, "RssAnon:")?,
-            cpu: machine::cpu_time(self.pid())?,
+            cpu: accounts::cpu_time(self.pid())?,
             ..Usage::default()
         };
         for descriptor in fs::read_dir(format!("{folder}/fd"))? {

@@ -1,0 +1,48 @@
+// Relays every connection as Go programs do: io.Copy each way, which splices, and CloseWrite at the end of each.
+// Arguments: the address to listen on, the one to connect to.
+package main
+
+import (
+	"io"
+	"log"
+	"net"
+	"os"
+	"runtime"
+)
+
+func main() {
+	runtime.GOMAXPROCS(1)
+	listener, err := net.Listen("tcp", os.Args[1])
+	if err != nil {
+		log.Fatal(err)
+	}
+	for {
+		client, err := listener.Accept()
+		if err != nil {
+			log.Fatal(err)
+		}
+		go relay(client.(*net.TCPConn), os.Args[2])
+	}
+}
+
+func relay(client *net.TCPConn, to string) {
+	defer client.Close()
+	connected, err := net.Dial("tcp", to)
+	if err != nil {
+		return
+	}
+	upstream := connected.(*net.TCPConn)
+	defer upstream.Close()
+	done := make(chan struct{})
+	go func() {
+		pass(client, upstream)
+		close(done)
+	}()
+	pass(upstream, client)
+	<-done
+}
+
+func pass(to, from *net.TCPConn) {
+	io.Copy(to, from)
+	to.CloseWrite()
+}

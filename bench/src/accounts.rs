@@ -1,0 +1,184 @@
+//! What the kernel's accounts say of a process and its children.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// What a relay holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Resources {
+    /// Descriptors that are open.
+    pub(crate) descriptors: u64,
+    /// Resident memory, KiB.
+    pub(crate) rss_kib: u64,
+    /// Descriptors of pipes: two a pipe.
+    pub(crate) pipes: u64,
+}
+
+/// What a process and its children hold.
+pub(crate) fn resources(pid: u32) -> io::Result<Resources> {
+    let mut all = Resources::default();
+    for pid in family(pid)? {
+        for descriptor in fs::read_dir(format!("/proc/{pid}/fd"))? {
+            all.descriptors += 1;
+            // One that was closed since it was listed is no pipe any more.
+            let file = fs::read_link(descriptor?.path()).unwrap_or_default();
+            all.pipes += u64::from(file.as_os_str().as_encoded_bytes().starts_with(b"pipe:"));
+        }
+        all.rss_kib += resident_kib(&fs::read_to_string(format!("/proc/{pid}/status"))?).unwrap_or(0);
+    }
+    Ok(all)
+}
+
+/// Time that a process and its children were on a core, all their threads. What interrupts do for a relay's packets while it runs is
+/// in it.
+pub(crate) fn cpu_time(pid: u32) -> io::Result<Duration> {
+    let times = family(pid)?.into_iter().map(time_of_process);
+    times.sum()
+}
+
+/// Of one process: the scheduler's own nanoseconds (proc(5), `schedstat`) of the threads it has, or the sum of those it ever had where
+/// that is more. The kernel makes that sum of the same nanoseconds, and tells it in ticks of 10 ms, rounded down.
+fn time_of_process(pid: u32) -> io::Result<Duration> {
+    let mut live = Duration::ZERO;
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        // One that has ended since is in the sum alone.
+        live += scheduled(&task?.path().join("schedstat")).unwrap_or_default();
+    }
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let ticks = ticks(&stat).ok_or_else(|| io::Error::other("no CPU time in stat"))?;
+    Ok(live.max(Duration::from_secs(ticks) / rustix::param::clock_ticks_per_second() as u32))
+}
+
+/// Time of the thread that does what interrupts leave over on a core. None where it is not to be seen, as in a container.
+pub(crate) fn softirq_time(core: usize) -> Duration {
+    static THREADS: OnceLock<Vec<(String, PathBuf)>> = OnceLock::new();
+    let threads = THREADS.get_or_init(|| {
+        let folders = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let named =
+            folders.filter_map(|folder| Some((fs::read_to_string(folder.path().join("comm")).ok()?, folder.path())));
+        named.filter(|(name, _)| name.starts_with("ksoftirqd/")).collect()
+    });
+    let name = format!("ksoftirqd/{core}\n");
+    let thread = threads.iter().find(|(of, _)| *of == name);
+    thread
+        .and_then(|(_, folder)| scheduled(&folder.join("schedstat")).ok())
+        .unwrap_or_default()
+}
+
+/// The first field: nanoseconds on a core.
+fn scheduled(schedstat: &Path) -> io::Result<Duration> {
+    let text = fs::read_to_string(schedstat)?;
+    let nanoseconds = text.split_whitespace().next().and_then(|field| field.parse().ok());
+    nanoseconds
+        .map(Duration::from_nanos)
+        .ok_or_else(|| io::Error::other("no CPU time in schedstat"))
+}
+
+/// Fields 14 and 15 of a line of proc_pid_stat(5): user and system time of every thread, those that ended included.
+fn ticks(stat: &str) -> Option<u64> {
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(11);
+    Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
+}
+
+/// A process and those below it.
+fn family(pid: u32) -> io::Result<Vec<u32>> {
+    let mut parents = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        // One that has ended since has no line.
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        parents.extend(parent(&stat).map(|above| (pid, above)));
+    }
+    let mut family = vec![pid];
+    let mut next = 0;
+    while let Some(&of) = family.get(next) {
+        family.extend(
+            parents
+                .iter()
+                .filter(|(_, parent)| *parent == of)
+                .map(|(below, _)| *below),
+        );
+        next += 1;
+    }
+    Ok(family)
+}
+
+/// The fourth field of a line of proc_pid_stat(5). The second is a name in brackets, and may hold both blanks and brackets.
+fn parent(stat: &str) -> Option<u32> {
+    stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+}
+
+fn resident_kib(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().strip_suffix(" kB")?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn the_parent_is_found_behind_any_name() {
+        assert_eq!(parent("7 (nginx: worker) S 5 7 7 0 -1"), Some(5));
+        assert_eq!(parent("7 (a) S 9 (b) S 5 7 7 0 -1"), Some(5));
+        assert_eq!(parent(""), None);
+    }
+
+    #[test]
+    fn a_thread_that_has_ended_loses_no_time() -> io::Result<()> {
+        let used = Duration::from_millis(100);
+        let before = cpu_time(std::process::id())?;
+        let thread = std::thread::spawn(move || {
+            while scheduled(Path::new("/proc/thread-self/schedstat"))? < used {}
+            io::Result::Ok(())
+        });
+        thread.join().expect("it does not panic")?;
+        // User and system time are each told in whole ticks.
+        let after = cpu_time(std::process::id())?;
+        assert!(
+            after - before >= used - Duration::from_millis(20),
+            "{:?}",
+            after - before
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn user_and_system_time_are_added() {
+        let stat = "7 (a) S 5 7 7 0 -1 4194304 100 200 0 0 30 12 5 6 20 0 1 0 1000";
+        assert_eq!(ticks(stat), Some(42));
+    }
+
+    #[test]
+    fn descriptors_and_pipes_of_a_child_are_counted() -> io::Result<()> {
+        let ends: Vec<_> = (0..8).map(|_| io::pipe()).collect::<Result<_, _>>()?;
+        // A child beside, whose own descriptors count too.
+        let mut child = Command::new("sleep").arg("60").spawn()?;
+        let held = resources(std::process::id());
+        child.kill()?;
+        child.wait()?;
+        let held = held?;
+        drop(ends);
+        assert!(held.pipes >= 16, "{held:?}");
+        assert!(held.descriptors >= 16 + 3, "{held:?}");
+        assert!(held.rss_kib > 0, "{held:?}");
+        Ok(())
+    }
+
+    #[test]
+    fn a_child_belongs_to_the_family() -> io::Result<()> {
+        let mut child = Command::new("sleep").arg("60").spawn()?;
+        let family = family(std::process::id());
+        child.kill()?;
+        child.wait()?;
+        assert!(family?.contains(&child.id()));
+        Ok(())
+    }
+}

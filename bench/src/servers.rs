@@ -1,0 +1,188 @@
+//! Relays that are programs of others: a relay in Go, HAProxy and nginx, where they are installed.
+
+use std::env;
+use std::fs::{self, File};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::process::{Resource, getrlimit};
+
+/// A program that relays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Server {
+    Go,
+    Haproxy,
+    Nginx,
+}
+
+impl Server {
+    /// Why it cannot be started here, if it cannot.
+    pub(crate) fn missing(self) -> Option<String> {
+        match self {
+            Self::Go => go_relay().as_ref().err().cloned(),
+            Self::Haproxy => unless_installed("haproxy"),
+            Self::Nginx => unless_installed("nginx"),
+        }
+    }
+
+    /// What starts it in the foreground. Its files are in `folder`.
+    pub(crate) fn command(self, listen: SocketAddr, upstream: SocketAddr, folder: &Path) -> io::Result<Command> {
+        match self {
+            Self::Go => {
+                let relay = go_relay().as_ref().map_err(|why| io::Error::other(why.clone()))?;
+                let mut command = Command::new(format!("/proc/{}/fd/{}", std::process::id(), relay.as_raw_fd()));
+                command.args([listen.to_string(), upstream.to_string()]);
+                Ok(command)
+            }
+            Self::Haproxy => {
+                let file = folder.join("haproxy.cfg");
+                fs::write(&file, haproxy_configuration(listen, upstream))?;
+                let mut command = Command::new("haproxy");
+                command.arg("-db").arg("-q").arg("-f").arg(file);
+                Ok(command)
+            }
+            Self::Nginx => {
+                let file = folder.join("nginx.conf");
+                fs::write(&file, nginx_configuration(&nginx_module()?, listen, upstream, folder))?;
+                let mut command = Command::new("nginx");
+                command.args(["-e", "/dev/null", "-p"]).arg(folder).arg("-c").arg(file);
+                Ok(command)
+            }
+        }
+    }
+}
+
+/// The relay in Go, built once. The file is removed as soon as it is open, so that nothing of it can be left behind.
+fn go_relay() -> &'static Result<File, String> {
+    static BUILT: OnceLock<Result<File, String>> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        if let Some(why) = unless_installed("go") {
+            return Err(why);
+        }
+        build_go_relay().map_err(|error| format!("go build: {error}"))
+    })
+}
+
+fn build_go_relay() -> io::Result<File> {
+    let folder = Folder::new()?;
+    let (source, program) = (folder.path().join("relay.go"), folder.path().join("relay"));
+    fs::write(&source, include_str!("../peers/relay.go"))?;
+    let built = Command::new("go")
+        .args(["build", "-o"])
+        .args([&program, &source])
+        // The standard library is all it takes: nothing is to be fetched.
+        .envs([("GOTOOLCHAIN", "local"), ("GOPROXY", "off"), ("GOFLAGS", "")])
+        .current_dir(folder.path())
+        .output()?;
+    match built.status.success() {
+        true => File::open(program),
+        false => Err(io::Error::other(
+            String::from_utf8_lossy(&built.stderr).trim().to_owned(),
+        )),
+    }
+}
+
+/// As many connections as descriptors allow: two each, and two pipes for a quarter of them, which is its default.
+fn haproxy_configuration(listen: SocketAddr, upstream: SocketAddr) -> String {
+    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
+    let connections = (descriptors.saturating_sub(200) * 2 / 5).min(16_384);
+    format!(
+        "global
+    nbthread 1
+    maxconn {connections}
+defaults
+    mode tcp
+    option splice-auto
+    maxconn {connections}
+    timeout connect 60s
+    timeout client 600s
+    timeout server 600s
+listen relay
+    bind {listen} backlog 4096
+    server upstream {upstream}
+"
+    )
+}
+
+fn nginx_configuration(module: &str, listen: SocketAddr, upstream: SocketAddr, folder: &Path) -> String {
+    let folder = folder.display();
+    format!(
+        "{module}daemon off;
+worker_processes 1;
+pid {folder}/nginx.pid;
+error_log stderr emerg;
+events {{
+    worker_connections 16384;
+}}
+stream {{
+    server {{
+        listen {listen} backlog=4096;
+        proxy_pass {upstream};
+    }}
+}}
+"
+    )
+}
+
+/// Debian's nginx loads what relays at run time.
+fn nginx_module() -> io::Result<String> {
+    let said = Command::new("nginx").arg("-V").output()?.stderr;
+    let said = String::from_utf8_lossy(&said);
+    if !said.contains("--with-stream=dynamic") {
+        return Ok(String::new());
+    }
+    let folder = said
+        .split_whitespace()
+        .find_map(|option| option.strip_prefix("--modules-path="))
+        .ok_or_else(|| io::Error::other("nginx does not say where its modules are"))?;
+    Ok(format!("load_module {folder}/ngx_stream_module.so;\n"))
+}
+
+pub(crate) fn unless_installed(program: &str) -> Option<String> {
+    let folders = env::var_os("PATH").unwrap_or_default();
+    match env::split_paths(&folders).any(|folder| folder.join(program).is_file()) {
+        true => None,
+        false => Some(format!("there is no {program} on PATH")),
+    }
+}
+
+/// The rest of a command on one core.
+pub(crate) fn on_core(core: usize, command: &Command) -> Command {
+    let mut pinned = Command::new("taskset");
+    pinned
+        .args(["-c", &core.to_string()])
+        .arg(command.get_program())
+        .args(command.get_args());
+    pinned.stdin(Stdio::null());
+    pinned
+}
+
+/// A folder for files of one run, removed when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    pub(crate) fn new() -> io::Result<Self> {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let made = MADE.fetch_add(1, Ordering::Relaxed);
+        let path = env::temp_dir().join(format!("spliceway-bench-{}-{made}", std::process::id()));
+        fs::create_dir(&path)?;
+        Ok(Self(path))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What cannot be removed is a few hundred bytes in a folder for such.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
