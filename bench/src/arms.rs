@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 use spliceway::{RateLimit, RelayOptions};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -43,7 +44,26 @@ pub(crate) enum Arm {
     Everything,
 }
 
+/// What an arm is to the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Role {
+    /// No relay: what could be had at best, and not compared with.
+    Direct,
+    /// What somebody may choose instead.
+    Peer,
+    Ours,
+}
+
 impl Arm {
+    pub(crate) fn role(self) -> Role {
+        match self {
+            Self::Direct => Role::Direct,
+            Self::Spliceway | Self::Relay | Self::Stats | Self::Timeouts | Self::Rate | Self::Everything => Role::Ours,
+            _ => Role::Peer,
+        }
+    }
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
@@ -67,6 +87,9 @@ impl Arm {
     pub(crate) fn missing(self) -> Option<String> {
         None
     }
+
+    /// The one that ratios are to.
+    pub(crate) const FIRST: Self = Self::Tokio;
 
     /// Those that replace each other.
     pub(crate) const RELAYS: &[Self] = &[
