@@ -64,13 +64,16 @@ fn locked(name: &str) -> Option<String> {
     Some(rest.split_once('"')?.0.into())
 }
 
-/// The first word with a dot of what a program says of itself.
+/// The first number with a dot of what a program says of itself: "nginx/1.22.1", "go1.26.8".
 fn version(program: &str, argument: &str) -> Option<String> {
     let said = Command::new(program).arg(argument).output().ok()?;
     let said = [said.stdout, said.stderr].concat();
-    let said = String::from_utf8_lossy(&said);
-    let mut words = said.split_whitespace();
-    words.find(|word| word.contains('.')).map(Into::into)
+    number_in(&String::from_utf8_lossy(&said))
+}
+
+fn number_in(said: &str) -> Option<String> {
+    let mut words = said.split_whitespace().filter(|word| word.contains('.'));
+    words.find_map(|word| Some(word[word.find(|c: char| c.is_ascii_digit())?..].into()))
 }
 
 #[cfg(test)]
@@ -81,5 +84,20 @@ mod tests {
     fn the_version_of_a_crate_is_that_of_the_lock_file() {
         assert!(locked("tokio").is_some_and(|version| version.starts_with("1.")));
         assert_eq!(locked("no-such-crate"), None);
+    }
+
+    #[test]
+    fn a_version_is_found_in_what_programs_say() {
+        for (said, expected) in [
+            (
+                "HAProxy version 2.6.12-1 2023/12/16 - https://haproxy.org/",
+                Some("2.6.12-1"),
+            ),
+            ("nginx version: nginx/1.22.1", Some("1.22.1")),
+            ("go version go1.26.8 linux/amd64", Some("1.26.8")),
+            ("usage: none", None),
+        ] {
+            assert_eq!(number_in(said).as_deref(), expected, "{said}");
+        }
     }
 }

@@ -23,8 +23,8 @@ const END: &str = "<!-- end -->";
 /// true median at 15 times of 16: where it is wider than this, half as fast and as fast cannot be told apart.
 const TOO_NOISY: f64 = 1.5;
 
-/// Columns of one table, so that it fits a screen.
-const COLUMNS: usize = 4;
+/// Columns of one table at most, so that it fits a screen.
+const COLUMNS: usize = 5;
 
 /// The document with its blocks filled in.
 pub(crate) fn fill_in(document: &str, results: &Results) -> Result<String, String> {
@@ -262,7 +262,9 @@ fn tables(corner: &str, columns: &[Column<'_>]) -> String {
         }
     }
     let mut text = String::new();
-    for columns in columns.chunks(COLUMNS) {
+    // As many tables as it takes, of the same width.
+    let width = columns.len().div_ceil(columns.len().div_ceil(COLUMNS));
+    for columns in columns.chunks(width) {
         let mut head = vec![corner];
         head.extend(columns.iter().map(|(head, _, _)| head.as_str()));
         let row = |(arm, role): &(&str, Role)| {
