@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use spliceway::{Engine, RateLimit, RelayOptions};
+use serde::{Deserialize, Serialize};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::machine;
@@ -57,7 +58,26 @@ pub(crate) enum Arm {
     Everything,
 }
 
+/// What an arm is to the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Role {
+    /// No relay: what could be had at best, and not compared with.
+    Direct,
+    /// What somebody may choose instead.
+    Peer,
+    Ours,
+}
+
 impl Arm {
+    pub(crate) fn role(self) -> Role {
+        match self {
+            Self::Direct => Role::Direct,
+            Self::Spliceway | Self::Relay | Self::Stats | Self::Timeouts | Self::Rate | Self::Everything => Role::Ours,
+            _ => Role::Peer,
+        }
+    }
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
@@ -98,6 +118,9 @@ impl Arm {
             _ => None,
         }
     }
+
+    /// The one that ratios are to.
+    pub(crate) const FIRST: Self = Self::Tokio;
 
     /// Those that replace each other.
     pub(crate) const RELAYS: &[Self] = &[

@@ -17,6 +17,7 @@ mod scenario;
 mod scenarios;
 mod servers;
 mod soak;
+mod suite;
 
 use std::io;
 use std::path::PathBuf;
@@ -40,6 +41,14 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Scenario {
+    /// Every scenario through every relay, and the documents: `benchmarks.md` (its generated blocks), plots, and the results as JSON.
+    All(suite::Options),
+    /// Writes the documents of `all` again from the results, without measuring.
+    Report {
+        /// The folder of `benchmarks.md`, with `benchmarks/results.json` in it.
+        #[arg(long, default_value = "docs")]
+        out: PathBuf,
+    },
     /// A pipe made and closed against one from the pool: serial, and on two threads at once.
     Pool {
         /// Interleaved rounds.
@@ -152,6 +161,8 @@ fn main() -> ExitCode {
 
 fn run(scenario: Scenario) -> io::Result<()> {
     match scenario {
+        Scenario::All(options) => suite::run(&options),
+        Scenario::Report { out } => suite::report(&out),
         Scenario::Pool { rounds } => pool::run(rounds),
         Scenario::Bulk { flows, gib, rounds } => compare(
             &Bulk {

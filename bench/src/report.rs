@@ -1,96 +1,49 @@
-//! Tables of medians with their spread, and ratios to the first arm of the same round; and what a table is fine enough to tell.
+//! What is made of the samples: tables in the terminal, a file of all results, and the documents that are written from it.
 
-use crate::scenario::Table;
+pub(crate) mod environment;
+pub(crate) mod json;
+pub(crate) mod markdown;
+mod plots;
+mod regret;
+mod terminal;
 
-/// Prints the table of a scenario: of each figure the median, the spread of the rounds, and the ratio to the first row but `direct`
-/// (median of the ratios round by round, as the machine's speed drifts between rounds).
-#[expect(clippy::print_stdout, reason = "the table is what the program is for")]
-pub(crate) fn print_table(table: &Table, conditions: &str) {
-    heading(&table.title, table.rounds, conditions);
-    let titles: Vec<(String, usize)> = table
-        .figures
-        .iter()
-        .map(|figure| (format!("{}, {}", figure.name, figure.unit), figure.decimals))
-        .collect();
-    let rows: Vec<Row> = table
-        .rows
-        .iter()
-        .map(|row| Row {
-            name: row.arm.name().into(),
-            figures: row.samples.clone(),
-        })
-        .collect();
-    if !rows.is_empty() {
-        let titles: Vec<(&str, usize)> = titles
-            .iter()
-            .map(|(title, decimals)| (title.as_str(), *decimals))
-            .collect();
-        print(&titles, &rows);
-    }
-    for (arm, why) in &table.skipped {
-        println!("{:<28}skipped: {why}", arm.name());
-    }
-}
+use std::fs;
+use std::io;
+use std::path::Path;
 
-/// One arm's samples of one figure, a sample per round.
-pub(crate) struct Row {
-    pub(crate) name: String,
-    pub(crate) figures: Vec<Vec<f64>>,
-}
+pub(crate) use terminal::{Row, heading, print, print_small_differences, print_table};
 
-/// Prints a table: for each figure the median, the spread of the rounds, and the ratio to the first row's (median of the
-/// ratios round by round, as the machine's speed drifts between rounds).
-#[expect(clippy::print_stdout, reason = "the table is what the program is for")]
-pub(crate) fn print(figures: &[(&str, usize)], rows: &[Row]) {
-    print!("{:<28}", "");
-    for (title, _) in figures {
-        print!("{title:>34}");
-    }
-    println!();
-    for row in rows {
-        print!("{:<28}", row.name);
-        for (index, (_, decimals)) in figures.iter().enumerate() {
-            let samples = &row.figures[index];
-            let (low, high) = spread(samples);
-            let figure = format!(
-                "{:.decimals$} ({low:.decimals$}–{high:.decimals$}) {:>6.3} ×",
-                median(samples.clone()),
-                median(ratios(row, &rows[0], index))
-            );
-            print!("{figure:>34}");
-        }
-        println!();
-    }
-}
+use json::Results;
 
-/// Prints a table of the first figure as ratios to the first row, with their spread and the interval that holds their median at 19
-/// times of 20. The second row is the first measured again: how far its interval is from 1 is what the table cannot tell.
-#[expect(clippy::print_stdout, reason = "the table is what the program is for")]
-pub(crate) fn print_small_differences((title, decimals): (&str, usize), rows: &[Row]) {
-    println!("{:<28}{title:>28}{:>26}{:>18}", "", "ratio", "19 of 20");
-    for row in rows {
-        let ratios = ratios(row, &rows[0], 0);
-        let ((low, high), (from, to)) = (spread(&ratios), median_interval(&ratios));
-        println!(
-            "{:<28}{:>28.decimals$}{:>26}{:>18}",
-            row.name,
-            median(row.figures[0].clone()),
-            format!("{:.3} ({low:.3}–{high:.3})", median(ratios)),
-            format!("{from:.3}–{to:.3}"),
-        );
-    }
-    let (from, to) = median_interval(&ratios(&rows[1], &rows[0], 0));
-    let noise = (1.0 - from).max(to - 1.0) * 100.0;
-    let verdict = match noise {
-        ..1.0 => "This run can tell 1 %.",
-        _ => "This run is too noisy to tell 1 %.",
+/// The results, below the folder of the documents.
+pub(crate) const RESULTS: &str = "benchmarks/results.json";
+const DOCUMENT: &str = "benchmarks.md";
+const PLOTS: &str = "benchmarks";
+
+/// Writes the documents from the results: the generated blocks of `benchmarks.md`, and the plots beside the results.
+pub(crate) fn write_documents(results: &Results, out: &Path) -> io::Result<()> {
+    let path = out.join(DOCUMENT);
+    let document = match fs::read_to_string(&path) {
+        Ok(document) => document,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => markdown::empty_document(results),
+        Err(error) => return Err(error),
     };
-    println!("The same program measured twice differs by up to {noise:.1} %. {verdict}");
+    for name in markdown::unmentioned(&document, results) {
+        eprintln!("{}: no block has the results of {name}", path.display());
+    }
+    let written = markdown::fill_in(&document, results)
+        .map_err(|error| io::Error::other(format!("{}: {error}", path.display())))?;
+    fs::write(&path, written)?;
+    plots::draw_all(results, &out.join(PLOTS))
 }
 
-fn ratios(row: &Row, first: &Row, figure: usize) -> Vec<f64> {
-    let pairs = row.figures[figure].iter().zip(&first.figures[figure]);
-    pairs.map(|(ours, first)| ours / first).collect()
+/// Ratios round by round, as the machine's speed drifts between rounds.
+fn paired(samples: &[f64], others: &[f64]) -> Vec<f64> {
+    samples
+        .iter()
+        .zip(others)
+        .map(|(sample, other)| sample / other)
+        .collect()
 }
 
 fn spread(samples: &[f64]) -> (f64, f64) {
@@ -114,13 +67,6 @@ fn median_interval(samples: &[f64]) -> (f64, f64) {
     (samples[outermost], samples[count - 1 - outermost])
 }
 
-/// Prints what a reader elsewhere needs to judge a table by.
-#[expect(clippy::print_stdout, reason = "the table is what the program is for")]
-pub(crate) fn heading(scenario: &str, rounds: usize, conditions: &str) {
-    println!("{scenario}: median of {rounds} interleaved rounds (lowest–highest), ratio to the first row");
-    println!("{}; {conditions}", crate::machine::describe());
-}
-
 fn median(mut samples: Vec<f64>) -> f64 {
     samples.sort_by(f64::total_cmp);
     let middle = samples.len() / 2;
@@ -133,7 +79,33 @@ fn median(mut samples: Vec<f64>) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::json::{Measured, Quantity, Samples};
     use super::*;
+    use crate::arms::Role;
+    use crate::scenario::Better;
+
+    /// A scenario as if it had been measured: its figures, and of each arm the samples by figure.
+    pub(super) fn scenario(id: &str, figures: &[(&str, Better)], rows: &[(&str, Role, &[&[f64]])]) -> Measured {
+        let quantity = |(name, better): &(&str, Better)| Quantity {
+            name: (*name).into(),
+            unit: "units".into(),
+            decimals: 2,
+            better: *better,
+        };
+        let samples = |(arm, role, samples): &(&str, Role, &[&[f64]])| Samples {
+            arm: (*arm).into(),
+            role: *role,
+            samples: samples.iter().map(|samples| samples.to_vec()).collect(),
+        };
+        Measured {
+            id: id.into(),
+            title: format!("the scenario, {id}"),
+            rounds: 1,
+            figures: figures.iter().map(quantity).collect(),
+            rows: rows.iter().map(samples).collect(),
+            skipped: Vec::new(),
+        }
+    }
 
     #[test]
     fn the_interval_of_a_median_leaves_out_what_tables_of_the_sign_test_say() {

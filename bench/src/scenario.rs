@@ -2,6 +2,8 @@
 
 use std::io;
 
+use serde::{Deserialize, Serialize};
+
 use crate::arms::Arm;
 use crate::machine;
 
@@ -18,7 +20,8 @@ pub(crate) struct Figure {
 }
 
 /// Which way a figure is better.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Better {
     Lower,
     Higher,

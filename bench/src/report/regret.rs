@@ -1,0 +1,290 @@
+//! Regret: by how much the best of the others beats an arm where it is beaten most.
+//!
+//! A relay is chosen by its worst day. So of every scenario and figure the medians are compared with the best other's, and the largest
+//! factor is what whoever chose this arm may come to regret.
+
+use super::json::{Measured, Quantity, Results};
+use super::median;
+use crate::arms::Role;
+use crate::scenario::Better;
+
+/// What a figure is about. Others than these count for nothing here: p50 and p99.9 move with p99.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Cpu,
+    Rate,
+    P99,
+    Memory,
+    Descriptors,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Self; 5] = [Self::Cpu, Self::Rate, Self::P99, Self::Memory, Self::Descriptors];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "CPU",
+            Self::Rate => "rate",
+            Self::P99 => "p99",
+            Self::Memory => "memory",
+            Self::Descriptors => "descriptors",
+        }
+    }
+
+    /// By the words of its name ("chatty p99", "bulk rate"), and memory by its unit.
+    pub(crate) fn of(figure: &Quantity) -> Option<Self> {
+        let has = |names: &[&str]| figure.name.split([' ', ',']).any(|word| names.contains(&word));
+        if has(&["CPU"]) {
+            Some(Self::Cpu)
+        } else if has(&["rate"]) {
+            Some(Self::Rate)
+        } else if has(&["p99"]) {
+            Some(Self::P99)
+        } else if has(&["descriptors", "pipes"]) {
+            Some(Self::Descriptors)
+        } else if ["B", "KiB", "MiB"].contains(&figure.unit.split(['/', ' ']).next()?) {
+            Some(Self::Memory)
+        } else {
+            None
+        }
+    }
+}
+
+/// Where an arm is beaten by how much, and by whom.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Beaten {
+    pub(crate) factor: f64,
+    pub(crate) kind: Kind,
+    pub(crate) scenario: String,
+    pub(crate) by: String,
+}
+
+/// The regret of one arm.
+#[derive(Debug)]
+pub(crate) struct Regret {
+    pub(crate) arm: String,
+    pub(crate) role: Role,
+    /// In how many scenarios it was measured.
+    pub(crate) scenarios: usize,
+    /// By kind of figure, as in [`Kind::ALL`]: where it is worst, or nothing if nobody is better or there is no such figure.
+    pub(crate) by_kind: [Option<Beaten>; 5],
+    /// Which kinds were compared at all.
+    pub(crate) compared: [bool; 5],
+}
+
+impl Regret {
+    /// The worst of all.
+    pub(crate) fn whole(&self) -> Option<&Beaten> {
+        let worst = self.by_kind.iter().flatten();
+        worst.max_by(|a, b| a.factor.total_cmp(&b.factor))
+    }
+
+    /// 1 where nobody is better.
+    pub(crate) fn factor(&self) -> f64 {
+        self.whole().map_or(1.0, |worst| worst.factor)
+    }
+}
+
+/// Of every arm but `direct`, the least first.
+pub(crate) fn of_all(results: &Results) -> Vec<Regret> {
+    let mut all: Vec<Regret> = Vec::new();
+    let rows = results.scenarios.iter().flat_map(|scenario| &scenario.rows);
+    for row in rows.filter(|row| row.role != Role::Direct) {
+        if !all.iter().any(|regret| regret.arm == row.arm) {
+            all.push(of(&row.arm, row.role, &results.scenarios));
+        }
+    }
+    all.sort_by(|a, b| a.factor().total_cmp(&b.factor()));
+    all
+}
+
+fn of(arm: &str, role: Role, scenarios: &[Measured]) -> Regret {
+    let mut regret = Regret {
+        arm: arm.into(),
+        role,
+        scenarios: 0,
+        by_kind: Default::default(),
+        compared: [false; 5],
+    };
+    for scenario in scenarios {
+        if !scenario.rows.iter().any(|row| row.arm == arm) {
+            continue;
+        }
+        regret.scenarios += 1;
+        for (index, figure) in scenario.figures.iter().enumerate() {
+            let Some(kind) = Kind::of(figure) else { continue };
+            let Some((factor, by)) = beaten_by(arm, role, scenario, index) else {
+                continue;
+            };
+            let place = kind as usize;
+            regret.compared[place] = true;
+            let worst = regret.by_kind[place].as_ref().map_or(1.0, |worst| worst.factor);
+            if factor > worst {
+                regret.by_kind[place] = Some(Beaten {
+                    factor,
+                    kind,
+                    scenario: scenario.id.clone(),
+                    by,
+                });
+            }
+        }
+    }
+    regret
+}
+
+/// How many times better the best other arm is, and which that is. Less than 1 if none is.
+fn beaten_by(arm: &str, role: Role, scenario: &Measured, figure: usize) -> Option<(f64, String)> {
+    let better = scenario.figures[figure].better;
+    let ours = scenario.rows.iter().find(|row| row.arm == arm)?;
+    let ours = median(ours.samples[figure].clone());
+    // Our own arms are no peers of each other.
+    let is_other = |other: Role| other != Role::Direct && !(role == Role::Ours && other == Role::Ours);
+    let others = scenario.rows.iter().filter(|row| row.arm != arm && is_other(row.role));
+    others
+        .filter_map(|row| {
+            Some((
+                factor(ours, median(row.samples[figure].clone()), better)?,
+                row.arm.clone(),
+            ))
+        })
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+}
+
+/// How many times better `other` is than `ours`. Where one is none at all (no pipe), so many times are no number: both are equal then, or
+/// the one that has none is not compared, as what the other has is in a figure of its own (descriptors).
+fn factor(ours: f64, other: f64, better: Better) -> Option<f64> {
+    let (more, less) = match better {
+        Better::Lower => (ours, other),
+        Better::Higher => (other, ours),
+    };
+    match (more == 0.0, less == 0.0) {
+        (true, true) => Some(1.0),
+        (false, true) => None,
+        _ => Some(more / less),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::environment::Environment;
+    use super::super::tests::scenario;
+    use super::*;
+
+    fn results(scenarios: Vec<Measured>) -> Results {
+        Results {
+            scenarios,
+            ..Results::new(Environment::default())
+        }
+    }
+
+    fn find<'r>(all: &'r [Regret], arm: &str) -> &'r Regret {
+        all.iter().find(|regret| regret.arm == arm).expect("measured")
+    }
+
+    /// CPU and rate of `direct`, of two of ours and of two peers, the median of three rounds each.
+    fn two_figures() -> Results {
+        results(vec![scenario(
+            "bulk-1",
+            &[("CPU", Better::Lower), ("rate", Better::Higher)],
+            &[
+                ("direct", Role::Direct, &[&[0.0, 0.0, 0.0], &[90.0, 90.0, 90.0]]),
+                ("spliceway", Role::Ours, &[&[1.2, 9.0, 0.1], &[5.0, 5.0, 5.0]]),
+                ("Relay", Role::Ours, &[&[0.6, 0.6, 0.6], &[9.0, 9.0, 9.0]]),
+                ("tokio", Role::Peer, &[&[4.0, 4.0, 4.0], &[1.0, 1.0, 1.0]]),
+                ("splice", Role::Peer, &[&[1.0, 1.0, 1.0], &[4.0, 4.0, 4.0]]),
+            ],
+        )])
+    }
+
+    #[test]
+    fn the_largest_factor_counts_and_names_where_and_who() {
+        let all = of_all(&two_figures());
+        let tokio = find(&all, "tokio").whole().expect("beaten");
+        let expected = Beaten {
+            factor: 9.0,
+            kind: Kind::Rate,
+            scenario: "bulk-1".into(),
+            by: "Relay".into(),
+        };
+        assert_eq!(*tokio, expected);
+        let cpu = find(&all, "tokio").by_kind[Kind::Cpu as usize]
+            .as_ref()
+            .expect("beaten");
+        assert_eq!((cpu.by.as_str(), (cpu.factor * 100.0).round()), ("Relay", 667.0));
+    }
+
+    #[test]
+    fn ours_are_compared_with_peers_alone_by_medians() {
+        let all = of_all(&two_figures());
+        let ours = find(&all, "spliceway");
+        // 1.2 against the 1.0 of a peer, and not against the 0.6 of another of ours nor the 0 of none at all.
+        assert_eq!(ours.factor(), 1.2);
+        assert_eq!(ours.by_kind[Kind::Rate as usize], None, "nobody is better");
+        assert!(ours.compared[Kind::Rate as usize]);
+        assert!(!ours.compared[Kind::P99 as usize]);
+    }
+
+    #[test]
+    fn an_arm_that_nobody_beats_has_a_regret_of_one_and_comes_first() {
+        let all = of_all(&two_figures());
+        assert_eq!((all[0].arm.as_str(), all[0].factor()), ("Relay", 1.0));
+        assert!(!all.iter().any(|regret| regret.arm == "direct"));
+    }
+
+    #[test]
+    fn none_against_none_is_equal_and_some_against_none_counts_as_descriptors_alone() {
+        let idle = scenario(
+            "idle-10000",
+            &[("descriptors", Better::Lower), ("pipes", Better::Lower)],
+            &[
+                ("ours", Role::Ours, &[&[2.0], &[0.0]]),
+                ("copy", Role::Peer, &[&[2.0], &[0.0]]),
+                ("splice", Role::Peer, &[&[6.0], &[2.0]]),
+            ],
+        );
+        let all = of_all(&results(vec![idle]));
+        assert_eq!(find(&all, "ours").factor(), 1.0);
+        let splice = find(&all, "splice").whole().expect("beaten");
+        assert_eq!((splice.kind, splice.factor), (Kind::Descriptors, 3.0));
+    }
+
+    #[test]
+    fn scenarios_in_which_an_arm_was_not_measured_do_not_count() {
+        let figures = [("CPU", Better::Lower)];
+        let all = of_all(&results(vec![
+            scenario(
+                "a",
+                &figures,
+                &[("x", Role::Peer, &[&[1.0]]), ("y", Role::Peer, &[&[2.0]])],
+            ),
+            scenario("b", &figures, &[("y", Role::Peer, &[&[2.0]])]),
+        ]));
+        assert_eq!(find(&all, "x").scenarios, 1);
+        assert_eq!(find(&all, "y").scenarios, 2);
+        assert_eq!(find(&all, "y").factor(), 2.0);
+    }
+
+    #[test]
+    fn figures_are_told_by_the_words_of_their_names_and_memory_by_its_unit() {
+        let kind = |name: &str, unit: &str| {
+            Kind::of(&Quantity {
+                name: name.into(),
+                unit: unit.into(),
+                decimals: 0,
+                better: Better::Lower,
+            })
+        };
+        for (name, unit, expected) in [
+            ("CPU", "s/GiB", Some(Kind::Cpu)),
+            ("bulk rate", "GiB/s", Some(Kind::Rate)),
+            ("chatty p99", "µs", Some(Kind::P99)),
+            ("p99.9", "µs", None),
+            ("p50", "µs", None),
+            ("pipes", "", Some(Kind::Descriptors)),
+            ("RSS", "KiB each", Some(Kind::Memory)),
+            ("slab", "KiB/connection", Some(Kind::Memory)),
+        ] {
+            assert_eq!(kind(name, unit), expected, "{name}");
+        }
+    }
+}
