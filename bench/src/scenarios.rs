@@ -1,4 +1,10 @@
 //! The kinds of load.
 
 pub(crate) mod bulk;
+pub(crate) mod churn;
+pub(crate) mod duplex;
+pub(crate) mod fair;
+pub(crate) mod idle;
+pub(crate) mod mixed;
 pub(crate) mod rr;
+pub(crate) mod sweep;
