@@ -6,6 +6,7 @@ mod tally;
 
 use std::collections::VecDeque;
 use std::io;
+use std::mem;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -60,6 +61,8 @@ pub(crate) struct Load {
     free: Vec<usize>,
     /// When which end is to be told to go on: in order of time.
     times: VecDeque<(Instant, usize)>,
+    /// Room for what a wait returns.
+    events: Vec<epoll::Event>,
     pub(crate) tally: Tally,
 }
 
@@ -93,6 +96,7 @@ impl Load {
             ends: Vec::new(),
             free: Vec::new(),
             times: VecDeque::new(),
+            events: Vec::with_capacity(256),
             tally: Tally::default(),
         })
     }
@@ -176,30 +180,47 @@ impl Load {
     /// # Errors
     /// What a connection meets, unless its peer expects it. `TimedOut` when nothing happened for 20 s.
     pub(crate) fn run_until(&mut self, mut done: impl FnMut(&Tally) -> bool) -> io::Result<()> {
-        let mut events = Vec::with_capacity(256);
         while !done(&self.tally) {
-            let until = self
-                .times
-                .front()
-                .map(|(time, _)| time.saturating_duration_since(Instant::now()));
-            let timeout = Timespec::try_from(until.unwrap_or(PATIENCE)).map_err(io::Error::other)?;
-            events.clear();
-            epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout))?;
-            if events.is_empty() && until.is_none() {
+            if !self.turn(PATIENCE)? {
                 return Err(io::Error::new(io::ErrorKind::TimedOut, "nothing moves"));
-            }
-            for event in &events {
-                match event.data.u64() {
-                    LISTENER => self.accept()?,
-                    end => self.go_on(end as usize, None)?,
-                }
-            }
-            while self.times.front().is_some_and(|(time, _)| *time <= Instant::now()) {
-                let (due, end) = self.times.pop_front().expect("there is one");
-                self.go_on(end, Some(due))?;
             }
         }
         Ok(())
+    }
+
+    /// Drives all connections for so long, whether or not anything happens.
+    ///
+    /// # Errors
+    /// What a connection meets.
+    pub(crate) fn run_for(&mut self, time: Duration) -> io::Result<()> {
+        let until = Instant::now() + time;
+        while Instant::now() < until {
+            self.turn(until.saturating_duration_since(Instant::now()))?;
+        }
+        Ok(())
+    }
+
+    /// Waits once, no longer than that or until the next time one of them is due; `false` if nothing happened and nothing is due.
+    fn turn(&mut self, most: Duration) -> io::Result<bool> {
+        let due = self.times.front().map(|(time, _)| *time);
+        let until_due = due.map_or(most, |due| due.saturating_duration_since(Instant::now()));
+        let timeout = Timespec::try_from(most.min(until_due)).map_err(io::Error::other)?;
+        let mut events = mem::take(&mut self.events);
+        events.clear();
+        epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout))?;
+        for event in &events {
+            match event.data.u64() {
+                LISTENER => self.accept()?,
+                end => self.go_on(end as usize, None)?,
+            }
+        }
+        while self.times.front().is_some_and(|(time, _)| *time <= Instant::now()) {
+            let (due, end) = self.times.pop_front().expect("there is one");
+            self.go_on(end, Some(due))?;
+        }
+        let happened = !events.is_empty() || due.is_some();
+        self.events = events;
+        Ok(happened)
     }
 
     fn accept(&mut self) -> io::Result<()> {

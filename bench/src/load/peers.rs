@@ -16,34 +16,32 @@ use super::{Next, Peer, Tally};
 /// Bytes of a call at most.
 const CHUNK: usize = 1 << 20;
 
-/// Where bytes to send come from.
+/// Where bytes to send come from: `sendfile` from memory, which costs the sender little.
 #[derive(Clone)]
-pub(crate) enum Source {
-    /// `sendfile` from memory, a MiB a call: costs the sender little.
-    File(Rc<File>),
-    /// `send` of so many bytes a call, as a program does that makes them.
-    Written(Rc<[u8]>),
+pub(crate) struct Source {
+    memory: Rc<File>,
+    /// Bytes of a call at most.
+    chunk: usize,
 }
 
 impl Source {
     pub(crate) fn file() -> io::Result<Self> {
-        let memory = File::from(memfd_create("spliceway-bench", MemfdFlags::CLOEXEC)?);
-        memory.set_len(CHUNK as u64)?;
-        Ok(Self::File(Rc::new(memory)))
+        Self::in_calls_of(CHUNK)
     }
 
-    pub(crate) fn written(chunk: usize) -> Self {
-        Self::Written(vec![7; chunk].into())
+    pub(crate) fn in_calls_of(chunk: usize) -> io::Result<Self> {
+        let memory = File::from(memfd_create("spliceway-bench", MemfdFlags::CLOEXEC)?);
+        memory.set_len(chunk as u64)?;
+        Ok(Self {
+            memory: Rc::new(memory),
+            chunk,
+        })
     }
 
     /// Bytes sent of `left`; `None` when the socket takes none.
     fn send(&self, socket: &TcpStream, left: u64) -> io::Result<Option<usize>> {
-        let most = |size: usize| usize::try_from(left).map_or(size, |left| left.min(size));
-        let sent = match self {
-            Self::File(file) => sendfile(socket, file, Some(&mut 0), most(CHUNK)),
-            Self::Written(bytes) => send(socket, &bytes[..most(bytes.len())], SendFlags::NOSIGNAL),
-        };
-        unless_blocked(sent)
+        let most = usize::try_from(left).map_or(self.chunk, |left| left.min(self.chunk));
+        unless_blocked(sendfile(socket, &*self.memory, Some(&mut 0), most))
     }
 }
 

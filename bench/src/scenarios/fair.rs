@@ -1,13 +1,12 @@
 //! One flow of bulk data and many connections that say little: what the one leaves to the others.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::TcpStream;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
-
-use std::collections::VecDeque;
 
 use rustix::process::setpriority_process;
 use rustix::thread::set_current_timer_slack;
@@ -28,6 +27,8 @@ const SEED: u64 = 1;
 const WARMING: Duration = Duration::from_millis(100);
 /// The bulk flow's ends share a core with the others' and must not keep it from them.
 const LOWEST_PRIORITY: i32 = 19;
+/// Bytes of one of its calls, which many kernels do not interrupt for others either.
+const CHUNK: usize = 64 << 10;
 
 pub(crate) struct Fair {
     /// Beside the one with bulk data.
@@ -86,7 +87,7 @@ impl Fair {
     fn converse(&self, load: &mut Load, chatty: &[usize], relay: &Relay, flow: &Flow) -> io::Result<Vec<f64>> {
         // The kernel's default would add up to 50 µs to every trip.
         set_current_timer_slack(NonZeroU64::new(1))?;
-        thread::sleep(WARMING);
+        load.run_for(WARMING)?;
         load.tally.reset();
         let (bytes_before, cpu_before) = (flow.bytes(), relay.cpu_time()?);
         let started = Instant::now();
@@ -137,7 +138,7 @@ impl Flow {
 
     fn send(&self, socket: TcpStream) -> io::Result<()> {
         let mut load = Self::end()?;
-        load.adopt(socket, Box::new(Sender::new(Source::file()?, u64::MAX)))?;
+        load.adopt(socket, Box::new(Sender::new(Source::in_calls_of(CHUNK)?, u64::MAX)))?;
         // Its end is the stream's end.
         load.run_until(|_| self.enough.load(Ordering::Relaxed))
     }

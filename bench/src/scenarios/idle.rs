@@ -1,7 +1,6 @@
 //! Connections that have carried something and then rest: what each of them holds on to.
 
 use std::io;
-use std::thread;
 use std::time::Duration;
 
 use crate::arms::Arm;
@@ -50,12 +49,12 @@ impl Scenario for Idle {
         machine::raise_descriptor_limit(2 * self.connections as u64 + BESIDE)?;
         let mut load = Load::new(LOOPBACK, || Box::new(Answerer::new(SIZE)))?;
         let relay = Relay::start(arm, load.address()?)?;
-        thread::sleep(SETTLING);
+        load.run_for(SETTLING)?;
         let (before, slab_before) = (relay.resources()?, machine::slab_kib()?);
         load.connect_in_turn(self.connections, relay.address, || {
             Box::new(Asker::new(SIZE, Trips::ThenRest(1)))
         })?;
-        thread::sleep(SETTLING);
+        load.run_for(SETTLING)?;
         let (after, slab_after) = (relay.resources()?, machine::slab_kib()?);
         // Sockets in TIME_WAIT would be kernel memory that goes away while the next relay is measured.
         load.abort()?;
