@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use spliceway::{Engine, RateLimit, RelayOptions};
 use serde::{Deserialize, Serialize};
+use spliceway::{Engine, RateLimit, RelayOptions};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::machine;

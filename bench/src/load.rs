@@ -6,21 +6,24 @@ mod tally;
 
 use std::collections::VecDeque;
 use std::io;
+use std::mem;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-pub(crate) use peers::{Answerer, Asker, Duplex, Fetcher, Receiver, Responder, Sender, Source, Trips};
+pub(crate) use peers::{Answerer, Asker, Duplex, Fetcher, REQUEST, Receiver, Responder, Sender, Source, Trips};
 pub(crate) use tally::Tally;
 
 /// Nothing that works is silent for so long.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The listener among the events; connections are counted from 0.
 const LISTENER: u64 = u64::MAX;
+/// Connections that [`Load::connect_in_turn`] begins before it waits, so that they overflow no relay's backlog.
+const AT_ONCE: usize = 64;
 
 /// What a connection's end waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +31,7 @@ pub(crate) enum Next {
     Readable,
     Writable,
     Either,
-    /// To be told to go on ([`Peer::on_time`]), or nothing: it stays open.
+    /// To be told to go on ([`Peer::on_time`]), or nothing: it stays open, and fails if the other side does not.
     Rest,
     /// It is to be closed.
     Over,
@@ -39,8 +42,8 @@ pub(crate) trait Peer {
     /// Goes on, as the socket is ready for what it waited for (or has failed). It begins with this, writable.
     fn on_ready(&mut self, socket: &TcpStream, tally: &mut Tally) -> io::Result<Next>;
 
-    /// Its time has come: see [`Load::at`].
-    fn on_time(&mut self, socket: &TcpStream, tally: &mut Tally) -> io::Result<Next> {
+    /// A time it was given has come, or has passed: see [`Load::at`].
+    fn on_time(&mut self, _due: Instant, socket: &TcpStream, tally: &mut Tally) -> io::Result<Next> {
         self.on_ready(socket, tally)
     }
 }
@@ -58,6 +61,8 @@ pub(crate) struct Load {
     free: Vec<usize>,
     /// When which end is to be told to go on: in order of time.
     times: VecDeque<(Instant, usize)>,
+    /// Room for what a wait returns.
+    events: Vec<epoll::Event>,
     pub(crate) tally: Tally,
 }
 
@@ -91,6 +96,7 @@ impl Load {
             ends: Vec::new(),
             free: Vec::new(),
             times: VecDeque::new(),
+            events: Vec::with_capacity(256),
             tally: Tally::default(),
         })
     }
@@ -118,6 +124,48 @@ impl Load {
         (0..count).try_for_each(|_| self.replace_client())
     }
 
+    /// Connects so many times to `to`, a few at once, and waits until each of them has had what it counts as done. Returns their names.
+    pub(crate) fn connect_in_turn(
+        &mut self,
+        count: usize,
+        to: SocketAddr,
+        mut client: impl FnMut() -> Box<dyn Peer>,
+    ) -> io::Result<Vec<usize>> {
+        let done = self.tally.done;
+        let mut names = Vec::with_capacity(count);
+        while names.len() < count {
+            for _ in 0..AT_ONCE.min(count - names.len()) {
+                names.push(self.connect(to, client())?);
+            }
+            let connected = done + names.len() as u64;
+            self.run_until(|tally| tally.done >= connected)?;
+        }
+        Ok(names)
+    }
+
+    /// Waits for the next connection, which others are to serve. There are no more than this one yet.
+    pub(crate) fn accept_one(&mut self) -> io::Result<TcpStream> {
+        let timeout = Timespec::try_from(PATIENCE).map_err(io::Error::other)?;
+        let mut events = Vec::with_capacity(1);
+        epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout))?;
+        if events.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "nobody connects"));
+        }
+        Ok(self.upstream.accept()?.0)
+    }
+
+    /// Drives a connection that others have made.
+    pub(crate) fn adopt(&mut self, socket: TcpStream, peer: Box<dyn Peer>) -> io::Result<()> {
+        socket.set_nonblocking(true)?;
+        self.add(socket, false, peer).map(drop)
+    }
+
+    /// Ends all connections by a reset, so that none of them stays behind in TIME_WAIT.
+    pub(crate) fn abort(self) -> io::Result<()> {
+        let mut ends = self.ends.iter().flatten();
+        ends.try_for_each(|end| SockRef::from(&end.socket).set_linger(Some(Duration::ZERO)))
+    }
+
     /// Tells a connection to go on at a time, which is no earlier than those told before.
     pub(crate) fn at(&mut self, time: Instant, end: usize) {
         debug_assert!(
@@ -132,30 +180,47 @@ impl Load {
     /// # Errors
     /// What a connection meets, unless its peer expects it. `TimedOut` when nothing happened for 20 s.
     pub(crate) fn run_until(&mut self, mut done: impl FnMut(&Tally) -> bool) -> io::Result<()> {
-        let mut events = Vec::with_capacity(256);
         while !done(&self.tally) {
-            let until = self
-                .times
-                .front()
-                .map(|(time, _)| time.saturating_duration_since(Instant::now()));
-            let timeout = Timespec::try_from(until.unwrap_or(PATIENCE)).map_err(io::Error::other)?;
-            events.clear();
-            epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout))?;
-            if events.is_empty() && until.is_none() {
+            if !self.turn(PATIENCE)? {
                 return Err(io::Error::new(io::ErrorKind::TimedOut, "nothing moves"));
-            }
-            for event in &events {
-                match event.data.u64() {
-                    LISTENER => self.accept()?,
-                    end => self.go_on(end as usize, false)?,
-                }
-            }
-            while self.times.front().is_some_and(|(time, _)| *time <= Instant::now()) {
-                let (_, end) = self.times.pop_front().expect("there is one");
-                self.go_on(end, true)?;
             }
         }
         Ok(())
+    }
+
+    /// Drives all connections for so long, whether or not anything happens.
+    ///
+    /// # Errors
+    /// What a connection meets.
+    pub(crate) fn run_for(&mut self, time: Duration) -> io::Result<()> {
+        let until = Instant::now() + time;
+        while Instant::now() < until {
+            self.turn(until.saturating_duration_since(Instant::now()))?;
+        }
+        Ok(())
+    }
+
+    /// Waits once, no longer than that or until the next time one of them is due; `false` if nothing happened and nothing is due.
+    fn turn(&mut self, most: Duration) -> io::Result<bool> {
+        let due = self.times.front().map(|(time, _)| *time);
+        let until_due = due.map_or(most, |due| due.saturating_duration_since(Instant::now()));
+        let timeout = Timespec::try_from(most.min(until_due)).map_err(io::Error::other)?;
+        let mut events = mem::take(&mut self.events);
+        events.clear();
+        epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout))?;
+        for event in &events {
+            match event.data.u64() {
+                LISTENER => self.accept()?,
+                end => self.go_on(end as usize, None)?,
+            }
+        }
+        while self.times.front().is_some_and(|(time, _)| *time <= Instant::now()) {
+            let (due, end) = self.times.pop_front().expect("there is one");
+            self.go_on(end, Some(due))?;
+        }
+        let happened = !events.is_empty() || due.is_some();
+        self.events = events;
+        Ok(happened)
     }
 
     fn accept(&mut self) -> io::Result<()> {
@@ -189,14 +254,14 @@ impl Load {
         Ok(index)
     }
 
-    fn go_on(&mut self, index: usize, on_time: bool) -> io::Result<()> {
+    fn go_on(&mut self, index: usize, due: Option<Instant>) -> io::Result<()> {
         // An event of one that was closed since is nobody's.
         let Some(end) = self.ends.get_mut(index).and_then(Option::as_mut) else {
             return Ok(());
         };
-        let next = match on_time {
-            true => end.peer.on_time(&end.socket, &mut self.tally)?,
-            false => end.peer.on_ready(&end.socket, &mut self.tally)?,
+        let next = match due {
+            Some(due) => end.peer.on_time(due, &end.socket, &mut self.tally)?,
+            None => end.peer.on_ready(&end.socket, &mut self.tally)?,
         };
         if next != Next::Over {
             return end.wait_for(&self.epoll, index, next);

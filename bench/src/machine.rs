@@ -31,6 +31,7 @@ const ISOLATED: &str = "SPLICEWAY_BENCH_ISOLATED";
 pub(crate) fn isolate() -> io::Result<Option<String>> {
     if env::var_os(ISOLATED).is_some() {
         ip("link set lo up")?;
+        provide_ports();
         // The address has a route of its own beside its network's, and goes before it.
         for destination in ["127.0.0.0/8", "127.0.0.1"] {
             let route = "dev lo table local proto kernel scope host src 127.0.0.1 congctl cubic";
@@ -68,6 +69,14 @@ fn namespaces_permitted() -> bool {
         .is_ok_and(|status| status.success())
 }
 
+/// Ports for a churn of connections, each of which keeps its own for a minute; and for connections to one address, again after a second.
+/// The defaults do for most runs, so one that may not change them goes on with them.
+fn provide_ports() {
+    for (name, value) in [("ip_local_port_range", "1024 65535"), ("tcp_tw_reuse", "1")] {
+        let _ = fs::write(format!("/proc/sys/net/ipv4/{name}"), value);
+    }
+}
+
 /// What a connection over loopback really uses.
 fn congestion_control() -> io::Result<String> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
@@ -99,6 +108,33 @@ pub(crate) fn raise_descriptor_limit() -> io::Result<()> {
         ..limit
     };
     Ok(setrlimit(Resource::Nofile, raised)?)
+}
+
+/// Permits this process, and those it starts, as many descriptors as the hard limit has.
+///
+/// # Errors
+/// These are fewer than needed.
+pub(crate) fn raise_descriptor_limit(needed: u64) -> io::Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    setrlimit(Resource::Nofile, raised)?;
+    match limit.maximum {
+        Some(most) if needed > most => Err(io::Error::other(format!(
+            "{needed} descriptors are needed and {most} permitted"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Memory of the kernel's own objects, of which sockets and pipes are some: `Slab` of proc_meminfo(5).
+pub(crate) fn slab_kib() -> io::Result<u64> {
+    let meminfo = fs::read_to_string("/proc/meminfo")?;
+    let slab = meminfo.lines().find_map(|line| line.strip_prefix("Slab:"));
+    slab.and_then(|value| value.trim().strip_suffix(" kB")?.parse().ok())
+        .ok_or_else(|| io::Error::other("no Slab in /proc/meminfo"))
 }
 
 /// One line on the machine, for whoever reads the numbers elsewhere.

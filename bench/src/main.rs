@@ -9,6 +9,7 @@ mod machine;
 mod options;
 mod pool;
 mod programs;
+mod random;
 mod rate;
 mod relay;
 mod report;
@@ -27,9 +28,15 @@ use clap::{Parser, Subcommand};
 
 use arms::Arm;
 use scenarios::bulk::Bulk;
+use scenarios::churn::Churn;
+use scenarios::duplex::Duplex;
+use scenarios::fair::Fair;
+use scenarios::idle::Idle;
 use scenarios::k6::K6;
+use scenarios::mixed::Mixed;
 use scenarios::more;
 use scenarios::rr::RequestResponse;
+use scenarios::sweep::Sweep;
 
 /// Measures spliceway against what it replaces, as ratios in one run.
 #[derive(Parser)]
@@ -91,6 +98,18 @@ enum Scenario {
         #[arg(long, default_value_t = 5)]
         rounds: usize,
     },
+    /// One flow of writes of 1 KiB, 2, 4 … 1 MiB: CPU time of the relay per GiB, and rate.
+    Sweep {
+        /// Writes per size, round and arm.
+        #[arg(long, default_value_t = 1 << 20)]
+        writes: u64,
+        /// GiB per size, round and arm at most.
+        #[arg(long, default_value_t = 2.0)]
+        gib: f64,
+        /// Interleaved rounds.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+    },
     /// What `SPLICE_F_MORE` costs a plain relay that sets it on what it writes: time of an exchange, and rate.
     More {
         /// Bytes of each answer.
@@ -99,6 +118,69 @@ enum Scenario {
         /// Answers per round, with the flag and without it.
         #[arg(long, default_value_t = 20)]
         exchanges: usize,
+        /// Interleaved rounds.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+    },
+    /// Bulk data both ways at once: CPU time of the relay per GiB, and rate, of both ways together.
+    Duplex {
+        /// Connections at once.
+        #[arg(long, default_value_t = 1)]
+        flows: usize,
+        /// GiB in all, both ways together, per round and arm.
+        #[arg(long, default_value_t = 4.0)]
+        gib: f64,
+        /// Interleaved rounds.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+    },
+    /// Connect, 1 KiB there, 1 KiB back, close: CPU time of the relay per connection, and rate.
+    Churn {
+        /// Connections at once.
+        #[arg(long, default_value_t = 32)]
+        connections: usize,
+        /// Connections in all, per round and arm.
+        #[arg(long, default_value_t = 10_000)]
+        count: u64,
+        /// Interleaved rounds.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+    },
+    /// Connections that carried 256 KiB each way and then rest: descriptors, pipes and memory of each.
+    Idle {
+        /// Relays that splice with pipes of their own need 6 descriptors for each.
+        #[arg(long, default_value_t = 3_000)]
+        connections: usize,
+        /// Interleaved rounds.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+    },
+    /// One flow of bulk data beside many connections with short messages: latency of these, and rate of that.
+    Fair {
+        /// Connections with short messages.
+        #[arg(long, default_value_t = 1_000)]
+        connections: usize,
+        /// Round trips per second, of all of them.
+        #[arg(long, default_value_t = 2_000)]
+        trips: u64,
+        /// Per round and arm.
+        #[arg(long, default_value_t = 2.0)]
+        seconds: f64,
+        /// Interleaved rounds.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+    },
+    /// Transfers of many sizes, up to 100 MiB, half of them below 16 KiB: CPU time of the relay per GiB, rate, and time of a transfer.
+    Mixed {
+        /// Transfers at once.
+        #[arg(long, default_value_t = 64)]
+        connections: usize,
+        /// Transfers per round and arm.
+        #[arg(long, default_value_t = 3_000)]
+        transfers: usize,
+        /// Of their sizes.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
         /// Interleaved rounds.
         #[arg(long, default_value_t = 5)]
         rounds: usize,
@@ -190,6 +272,50 @@ fn run(scenario: Scenario) -> io::Result<()> {
             exchanges,
             rounds,
         } => more::run(bytes, exchanges, rounds),
+        Scenario::Sweep { writes, gib, rounds } => {
+            let sizes: Vec<Sweep> = Sweep::all(writes, bytes(gib)).collect();
+            let sizes: Vec<&dyn scenario::Scenario> = sizes.iter().map(|size| size as _).collect();
+            compare_each(&sizes, rounds)
+        }
+        Scenario::Duplex { flows, gib, rounds } => compare(
+            &Duplex {
+                flows,
+                bytes: bytes(gib),
+            },
+            rounds,
+        ),
+        Scenario::Churn {
+            connections,
+            count,
+            rounds,
+        } => compare(&Churn { connections, count }, rounds),
+        Scenario::Idle { connections, rounds } => compare(&Idle { connections }, rounds),
+        Scenario::Fair {
+            connections,
+            trips,
+            seconds,
+            rounds,
+        } => compare(
+            &Fair {
+                connections,
+                trips_per_second: trips,
+                seconds,
+            },
+            rounds,
+        ),
+        Scenario::Mixed {
+            connections,
+            transfers,
+            seed,
+            rounds,
+        } => compare(
+            &Mixed {
+                connections,
+                transfers,
+                seed,
+            },
+            rounds,
+        ),
         Scenario::Programs { programs, gib, rounds } => programs::run(&programs, bytes(gib), rounds),
         Scenario::Options { gib, trips, rounds } => options::run(bytes(gib), trips, rounds),
         Scenario::Rate { seconds } => rate::run(seconds),
@@ -201,12 +327,18 @@ fn run(scenario: Scenario) -> io::Result<()> {
 
 /// One scenario, through every relay there is.
 fn compare(scenario: &dyn scenario::Scenario, rounds: usize) -> io::Result<()> {
+    compare_each(&[scenario], rounds)
+}
+
+fn compare_each(scenarios: &[&dyn scenario::Scenario], rounds: usize) -> io::Result<()> {
     let Some(conditions) = machine::isolate()? else {
         return Ok(());
     };
     machine::raise_descriptor_limit()?;
-    let table = scenario::run(scenario, Arm::RELAYS, rounds)?;
-    report::print_table(&table, &conditions);
+    for scenario in scenarios {
+        let table = scenario::run(*scenario, Arm::RELAYS, rounds)?;
+        report::print_table(&table, &conditions);
+    }
     Ok(())
 }
 

@@ -5,7 +5,6 @@ mod pattern;
 mod peer;
 mod plan;
 mod program;
-mod random;
 mod stuck;
 mod tally;
 mod watch;
@@ -17,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
-use rustix::process::{Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit};
+use rustix::process::{Signal, set_parent_process_death_signal};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{interval, sleep};
@@ -110,18 +109,7 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
 fn raise_descriptor_limit(connections: u64) -> io::Result<()> {
     /// Standard streams, runtimes, listeners, and the pipes of the program, which are a sixteenth of the limit.
     const BESIDE: u64 = 512;
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        ..limit
-    };
-    setrlimit(Resource::Nofile, raised)?;
-    match limit.maximum {
-        Some(most) if 3 * connections + BESIDE > most => Err(io::Error::other(format!(
-            "{connections} connections need more than the {most} descriptors that are permitted"
-        ))),
-        _ => Ok(()),
-    }
+    machine::raise_descriptor_limit(3 * connections + BESIDE)
 }
 
 /// The phases, in order; an error is also a run that found something bad.

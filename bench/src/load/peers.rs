@@ -1,6 +1,6 @@
 //! What ends of connections do.
 
-use std::cell::Cell;
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::net::{Shutdown, TcpStream};
@@ -16,34 +16,32 @@ use super::{Next, Peer, Tally};
 /// Bytes of a call at most.
 const CHUNK: usize = 1 << 20;
 
-/// Where bytes to send come from.
+/// Where bytes to send come from: `sendfile` from memory, which costs the sender little.
 #[derive(Clone)]
-pub(crate) enum Source {
-    /// `sendfile` from memory, a MiB a call: costs the sender little.
-    File(Rc<File>),
-    /// `send` of so many bytes a call, as a program does that makes them.
-    Written(Rc<[u8]>),
+pub(crate) struct Source {
+    memory: Rc<File>,
+    /// Bytes of a call at most.
+    chunk: usize,
 }
 
 impl Source {
     pub(crate) fn file() -> io::Result<Self> {
-        let memory = File::from(memfd_create("spliceway-bench", MemfdFlags::CLOEXEC)?);
-        memory.set_len(CHUNK as u64)?;
-        Ok(Self::File(Rc::new(memory)))
+        Self::in_calls_of(CHUNK)
     }
 
-    pub(crate) fn written(chunk: usize) -> Self {
-        Self::Written(vec![7; chunk].into())
+    pub(crate) fn in_calls_of(chunk: usize) -> io::Result<Self> {
+        let memory = File::from(memfd_create("spliceway-bench", MemfdFlags::CLOEXEC)?);
+        memory.set_len(chunk as u64)?;
+        Ok(Self {
+            memory: Rc::new(memory),
+            chunk,
+        })
     }
 
     /// Bytes sent of `left`; `None` when the socket takes none.
     fn send(&self, socket: &TcpStream, left: u64) -> io::Result<Option<usize>> {
-        let most = |size: usize| usize::try_from(left).map_or(size, |left| left.min(size));
-        let sent = match self {
-            Self::File(file) => sendfile(socket, file, Some(&mut 0), most(CHUNK)),
-            Self::Written(bytes) => send(socket, &bytes[..most(bytes.len())], SendFlags::NOSIGNAL),
-        };
-        unless_blocked(sent)
+        let most = usize::try_from(left).map_or(self.chunk, |left| left.min(self.chunk));
+        unless_blocked(sendfile(socket, &*self.memory, Some(&mut 0), most))
     }
 }
 
@@ -108,16 +106,19 @@ pub(crate) struct Receiver;
 
 impl Peer for Receiver {
     fn on_ready(&mut self, socket: &TcpStream, tally: &mut Tally) -> io::Result<Next> {
-        match discard(socket, CHUNK)? {
-            Some(0) => {
-                tally.ended += 1;
-                return Ok(Next::Over);
-            }
-            Some(bytes) => tally.received += bytes as u64,
-            None => {}
+        if received_all(socket, tally)? {
+            tally.ended += 1;
+            return Ok(Next::Over);
         }
         Ok(Next::Readable)
     }
+}
+
+/// One call; `true` at the end of the stream.
+fn received_all(socket: &TcpStream, tally: &mut Tally) -> io::Result<bool> {
+    let received = discard(socket, CHUNK)?;
+    tally.received += received.unwrap_or(0) as u64;
+    Ok(received == Some(0))
 }
 
 /// Sends and receives at once.
@@ -138,11 +139,14 @@ impl Duplex {
 impl Peer for Duplex {
     fn on_ready(&mut self, socket: &TcpStream, tally: &mut Tally) -> io::Result<Next> {
         if !self.received_all {
-            self.received_all = Receiver.on_ready(socket, tally)? == Next::Over;
+            self.received_all = received_all(socket, tally)?;
         }
         let sent_all = self.sender.go_on(socket)?;
         Ok(match (sent_all, self.received_all) {
-            (true, true) => Next::Over,
+            (true, true) => {
+                tally.ended += 1;
+                Next::Over
+            }
             (true, false) => Next::Readable,
             (false, true) => Next::Writable,
             (false, false) => Next::Either,
@@ -155,7 +159,13 @@ pub(crate) struct Asker {
     message: Message,
     trips: Trips,
     asked: Instant,
-    asking: bool,
+    state: Asking,
+}
+
+enum Asking {
+    Sending,
+    Receiving,
+    Resting,
 }
 
 /// How an [`Asker`] goes on after an answer.
@@ -167,8 +177,9 @@ pub(crate) enum Trips {
     ThenRest(u64),
     /// It closes after so many.
     ThenClose(u64),
-    /// When it is told to ([`super::Load::at`]), by this clock: a trip is timed from when it was due.
-    WhenTold(Rc<Cell<Instant>>),
+    /// When it is told to ([`super::Load::at`]), after a first one. A trip is timed from when it was due; those that are due while one is
+    /// under way wait here.
+    WhenTold(VecDeque<Instant>),
 }
 
 impl Asker {
@@ -177,33 +188,44 @@ impl Asker {
             message: Message::new(size),
             trips,
             asked: Instant::now(),
-            asking: true,
+            state: Asking::Sending,
         }
     }
 
     fn ask(&mut self, socket: &TcpStream) -> io::Result<Next> {
-        self.asking = !self.message.send(socket)?;
-        Ok(if self.asking { Next::Writable } else { Next::Readable })
+        let next;
+        (self.state, next) = match self.message.send(socket)? {
+            true => (Asking::Receiving, Next::Readable),
+            false => (Asking::Sending, Next::Writable),
+        };
+        Ok(next)
     }
 
     fn answered(&mut self, socket: &TcpStream) -> io::Result<Next> {
-        match &mut self.trips {
-            Trips::Endless => {}
-            Trips::ThenRest(left) if *left == 1 => return Ok(Next::Rest),
-            Trips::ThenClose(left) if *left == 1 => return Ok(Next::Over),
-            Trips::ThenRest(left) | Trips::ThenClose(left) => *left -= 1,
-            Trips::WhenTold(_) => return Ok(Next::Rest),
-        }
-        self.asked = Instant::now();
+        self.state = Asking::Resting;
+        self.asked = match &mut self.trips {
+            Trips::ThenRest(1) => return Ok(Next::Rest),
+            Trips::ThenClose(1) => return Ok(Next::Over),
+            Trips::Endless => Instant::now(),
+            Trips::ThenRest(left) | Trips::ThenClose(left) => {
+                *left -= 1;
+                Instant::now()
+            }
+            Trips::WhenTold(due) => match due.pop_front() {
+                Some(due) => due,
+                None => return Ok(Next::Rest),
+            },
+        };
         self.ask(socket)
     }
 }
 
 impl Peer for Asker {
     fn on_ready(&mut self, socket: &TcpStream, tally: &mut Tally) -> io::Result<Next> {
-        if self.asking {
+        if let Asking::Sending = self.state {
             return self.ask(socket);
         }
+        // One that rests is not to be ready, unless its connection fails, which this finds out.
         match self.message.receive(socket, tally)? {
             Received::Part => Ok(Next::Readable),
             Received::All => {
@@ -214,11 +236,19 @@ impl Peer for Asker {
         }
     }
 
-    fn on_time(&mut self, socket: &TcpStream, _tally: &mut Tally) -> io::Result<Next> {
-        if let Trips::WhenTold(due) = &self.trips {
-            self.asked = due.get();
+    fn on_time(&mut self, due: Instant, socket: &TcpStream, _tally: &mut Tally) -> io::Result<Next> {
+        let next = match self.state {
+            Asking::Resting => {
+                self.asked = due;
+                return self.ask(socket);
+            }
+            Asking::Sending => Next::Writable,
+            Asking::Receiving => Next::Readable,
+        };
+        if let Trips::WhenTold(waiting) = &mut self.trips {
+            waiting.push_back(due);
         }
-        self.ask(socket)
+        Ok(next)
     }
 }
 
@@ -319,7 +349,7 @@ pub(crate) struct Fetcher {
 }
 
 /// Bytes of a [`Fetcher`]'s request.
-const REQUEST: usize = 256;
+pub(crate) const REQUEST: usize = 256;
 
 impl Fetcher {
     pub(crate) fn new() -> Self {
@@ -337,16 +367,12 @@ impl Peer for Fetcher {
             self.asking = !self.request.send(socket)?;
             return Ok(if self.asking { Next::Writable } else { Next::Readable });
         }
-        match discard(socket, CHUNK)? {
-            Some(0) => {
+        match received_all(socket, tally)? {
+            true => {
                 tally.done_in(self.began.elapsed());
                 Ok(Next::Over)
             }
-            Some(bytes) => {
-                tally.received += bytes as u64;
-                Ok(Next::Readable)
-            }
-            None => Ok(Next::Readable),
+            false => Ok(Next::Readable),
         }
     }
 }

@@ -60,6 +60,7 @@ impl Bulk {
         })?;
         let elapsed = started.elapsed().as_secs_f64();
         let cpu = (relay.cpu_time()? - before).as_secs_f64();
+        load.tally.expect_received(all)?;
         let gib = all as f64 / GIB;
         Ok(vec![cpu / gib, gib / elapsed])
     }

@@ -13,8 +13,8 @@ use tokio::task::JoinSet;
 use super::pattern::Pattern;
 use super::peer::{self, Fault, NAME_LEN, Peer, failed};
 use super::plan::{Kind, Session, Side};
-use super::random::Random;
 use super::tally::Tally;
+use crate::random::Random;
 
 /// What the tasks of a load share.
 pub(super) struct Load {

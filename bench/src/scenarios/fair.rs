@@ -1,0 +1,187 @@
+//! One flow of bulk data and many connections that say little: what the one leaves to the others.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::TcpStream;
+use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::process::setpriority_process;
+use rustix::thread::set_current_timer_slack;
+
+use crate::arms::Arm;
+use crate::load::{Answerer, Asker, Load, Receiver, Sender, Source, Trips};
+use crate::machine;
+use crate::random::Random;
+use crate::relay::Relay;
+use crate::scenario::{Figure, Scenario};
+use crate::scenarios::bulk::{GIB, LOOPBACK};
+
+/// Bytes of what the many say, and of the answers.
+const SIZE: usize = 64;
+/// What the times of trips are made from: the same for all relays.
+const SEED: u64 = 1;
+/// Until the bulk flow is as fast as it gets.
+const WARMING: Duration = Duration::from_millis(100);
+/// The bulk flow's ends share a core with the others' and must not keep it from them.
+const LOWEST_PRIORITY: i32 = 19;
+/// Bytes of one of its calls, which many kernels do not interrupt for others either.
+const CHUNK: usize = 64 << 10;
+
+pub(crate) struct Fair {
+    /// Beside the one with bulk data.
+    pub(crate) connections: usize,
+    /// Of all of them, per second.
+    pub(crate) trips_per_second: u64,
+    pub(crate) seconds: f64,
+}
+
+impl Scenario for Fair {
+    fn id(&self) -> String {
+        format!("fair-{}", self.connections)
+    }
+
+    fn title(&self) -> String {
+        format!(
+            "bulk on one flow beside {} trips/s of {SIZE} bytes on {} connections",
+            self.trips_per_second, self.connections
+        )
+    }
+
+    fn figures(&self) -> &'static [Figure] {
+        const {
+            &[
+                Figure::lower("p50", "µs", 0),
+                Figure::lower("p99", "µs", 0),
+                Figure::lower("p99.9", "µs", 0),
+                Figure::higher("bulk", "GiB/s", 2),
+                Figure::lower("CPU", "s/s", 3),
+            ]
+        }
+    }
+
+    fn measure(&self, arm: Arm) -> io::Result<Vec<f64>> {
+        let mut load = Load::new(LOOPBACK, || Box::new(Answerer::new(SIZE)))?;
+        let relay = Relay::start(arm, load.address()?)?;
+        let sender = TcpStream::connect(relay.address)?;
+        let receiver = load.accept_one()?;
+        let chatty = load.connect_in_turn(self.connections, relay.address, || {
+            Box::new(Asker::new(SIZE, Trips::WhenTold(VecDeque::new())))
+        })?;
+        let flow = Flow::default();
+        thread::scope(|scope| {
+            let sending = scope.spawn(|| flow.send(sender));
+            let receiving = scope.spawn(|| flow.receive(receiver));
+            let measured = self.converse(&mut load, &chatty, &relay, &flow);
+            flow.enough.store(true, Ordering::Relaxed);
+            let join = |end: ScopedJoinHandle<'_, io::Result<()>>| end.join().expect("the flow does not panic");
+            join(sending).and(join(receiving)).and(measured)
+        })
+    }
+}
+
+impl Fair {
+    /// The trips, and what the flow did meanwhile.
+    fn converse(&self, load: &mut Load, chatty: &[usize], relay: &Relay, flow: &Flow) -> io::Result<Vec<f64>> {
+        // The kernel's default would add up to 50 µs to every trip.
+        set_current_timer_slack(NonZeroU64::new(1))?;
+        load.run_for(WARMING)?;
+        load.tally.reset();
+        let (bytes_before, cpu_before) = (flow.bytes(), relay.cpu_time()?);
+        let started = Instant::now();
+        let schedule = self.schedule();
+        for (after, connection) in &schedule {
+            load.at(started + *after, chatty[*connection]);
+        }
+        load.run_until(|tally| tally.done == schedule.len() as u64)?;
+        let elapsed = started.elapsed().as_secs_f64();
+        let cpu = (relay.cpu_time()? - cpu_before).as_secs_f64();
+        let gib = (flow.bytes() - bytes_before) as f64 / GIB;
+        let percentile = |percentile| load.tally.percentile(percentile);
+        Ok(vec![
+            percentile(50.0),
+            percentile(99.0),
+            percentile(99.9),
+            gib / elapsed,
+            cpu / elapsed,
+        ])
+    }
+
+    /// When which connection has a trip to make, in order of time: both are even, so a connection may be due while it is under way.
+    fn schedule(&self) -> Vec<(Duration, usize)> {
+        let mut random = Random::new(SEED);
+        let trips = (self.trips_per_second as f64 * self.seconds) as usize;
+        let mut schedule: Vec<(Duration, usize)> = (0..trips)
+            .map(|_| {
+                let after = Duration::from_secs_f64(self.seconds * random.fraction());
+                (after, random.between(0, self.connections as u64 - 1) as usize)
+            })
+            .collect();
+        schedule.sort_unstable();
+        schedule
+    }
+}
+
+/// The flow of bulk data, each end on a thread of its own.
+#[derive(Default)]
+struct Flow {
+    received: AtomicU64,
+    enough: AtomicBool,
+}
+
+impl Flow {
+    fn bytes(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    fn send(&self, socket: TcpStream) -> io::Result<()> {
+        let mut load = Self::end()?;
+        load.adopt(socket, Box::new(Sender::new(Source::in_calls_of(CHUNK)?, u64::MAX)))?;
+        // Its end is the stream's end.
+        load.run_until(|_| self.enough.load(Ordering::Relaxed))
+    }
+
+    fn receive(&self, socket: TcpStream) -> io::Result<()> {
+        let mut load = Self::end()?;
+        load.adopt(socket, Box::new(Receiver))?;
+        load.run_until(|tally| {
+            self.received.store(tally.received, Ordering::Relaxed);
+            tally.ended == 1
+        })
+    }
+
+    /// One of the calling thread, to which nobody connects.
+    fn end() -> io::Result<Load> {
+        machine::pin_to(machine::LOAD_CORE)?;
+        // Of this thread alone, on Linux.
+        setpriority_process(None, LOWEST_PRIORITY)?;
+        Load::new(LOOPBACK, || unreachable!("nobody knows the address"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_schedule_has_all_trips_in_order_within_its_time_on_all_connections() {
+        let fair = Fair {
+            connections: 10,
+            trips_per_second: 500,
+            seconds: 2.0,
+        };
+        let schedule = fair.schedule();
+        assert_eq!(schedule.len(), 1000);
+        assert!(schedule.is_sorted());
+        assert!(schedule.iter().all(|(after, _)| *after < Duration::from_secs(2)));
+        for connection in 0..10 {
+            let trips = schedule.iter().filter(|(_, of)| *of == connection).count();
+            assert!((60..=140).contains(&trips), "{trips} on connection {connection}");
+        }
+        let early = schedule.iter().filter(|(after, _)| *after < Duration::from_secs(1));
+        assert!((450..=550).contains(&early.count()));
+        assert_eq!(schedule, fair.schedule(), "the same for every relay");
+    }
+}
