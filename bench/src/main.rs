@@ -4,6 +4,7 @@ mod arms;
 mod instructions;
 mod load;
 mod machine;
+mod net;
 mod options;
 mod pool;
 mod programs;
@@ -16,6 +17,7 @@ mod scenarios;
 mod soak;
 
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -24,6 +26,7 @@ use clap::{Parser, Subcommand};
 use arms::Arm;
 use scenarios::bulk::Bulk;
 use scenarios::rr::RequestResponse;
+use scenarios::veth::Veth;
 
 /// Measures spliceway against what it replaces, as ratios in one run.
 #[derive(Parser)]
@@ -64,6 +67,15 @@ enum Scenario {
         /// Round trips in all, per round and arm.
         #[arg(long, default_value_t = 200_000)]
         trips: u64,
+        /// Interleaved rounds.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+    },
+    /// `bulk` of one flow between network namespaces joined by veth pairs, MTU 1500: offloads on, off, and off but GRO.
+    Veth {
+        /// GiB per round and arm.
+        #[arg(long, default_value_t = 2.0)]
+        gib: f64,
         /// Interleaved rounds.
         #[arg(long, default_value_t = 5)]
         rounds: usize,
@@ -111,7 +123,12 @@ enum Scenario {
     Soak(soak::Options),
     /// A relay of one arm, for the scenarios above.
     #[command(hide = true)]
-    Relay { arm: Arm, upstream: std::net::SocketAddr },
+    Relay {
+        arm: Arm,
+        upstream: SocketAddr,
+        /// The address to listen on, where it is not that of `upstream`.
+        listen: Option<IpAddr>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -147,22 +164,33 @@ fn run(scenario: Scenario) -> io::Result<()> {
             },
             rounds,
         ),
+        Scenario::Veth { gib, rounds } => {
+            let variants = Veth::variants(bytes(gib));
+            compare_each(&variants.each_ref().map(|variant| variant as _), rounds)
+        }
         Scenario::Programs { programs, gib, rounds } => programs::run(&programs, bytes(gib), rounds),
         Scenario::Options { gib, trips, rounds } => options::run(bytes(gib), trips, rounds),
         Scenario::Rate { seconds } => rate::run(seconds),
         Scenario::Instructions { trips, mib } => instructions::run(trips, mib),
         Scenario::Soak(options) => soak::run(&options),
-        Scenario::Relay { arm, upstream } => arms::serve(arm, upstream),
+        Scenario::Relay { arm, upstream, listen } => arms::serve(arm, listen.unwrap_or(upstream.ip()), upstream),
     }
 }
 
 /// One scenario, through every relay there is.
 fn compare(scenario: &dyn scenario::Scenario, rounds: usize) -> io::Result<()> {
+    compare_each(&[scenario], rounds)
+}
+
+/// Several, one after the other, in one namespace.
+fn compare_each(scenarios: &[&dyn scenario::Scenario], rounds: usize) -> io::Result<()> {
     let Some(conditions) = machine::isolate()? else {
         return Ok(());
     };
-    let table = scenario::run(scenario, Arm::RELAYS, rounds)?;
-    report::print_table(&table, &conditions);
+    for scenario in scenarios {
+        let table = scenario::run(*scenario, Arm::RELAYS, rounds)?;
+        report::print_table(&table, &conditions);
+    }
     Ok(())
 }
 

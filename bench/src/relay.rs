@@ -1,7 +1,7 @@
 //! Relays that run, each as a process of its own so that the kernel accounts its CPU time apart.
 
 use std::io::{self, BufRead, BufReader};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -20,8 +20,13 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    /// Starts `arm` on the relay's core, towards `upstream`.
+    /// Starts `arm` on the relay's core, towards `upstream`, on the same address.
     pub(crate) fn start(arm: Arm, upstream: SocketAddr) -> io::Result<Self> {
+        Self::start_at(arm, upstream.ip(), upstream)
+    }
+
+    /// The same, on an address of its own.
+    pub(crate) fn start_at(arm: Arm, listen: IpAddr, upstream: SocketAddr) -> io::Result<Self> {
         if arm == Arm::Direct {
             return Ok(Self {
                 process: None,
@@ -30,7 +35,7 @@ impl Relay {
         }
         let name = arm.to_possible_value().expect("no arm is skipped");
         let mut process = Command::new(std::env::current_exe()?)
-            .args(["relay", name.get_name(), &upstream.to_string()])
+            .args(["relay", name.get_name(), &upstream.to_string(), &listen.to_string()])
             .stdout(Stdio::piped())
             .spawn()?;
         let mut line = String::new();

@@ -2,3 +2,4 @@
 
 pub(crate) mod bulk;
 pub(crate) mod rr;
+pub(crate) mod veth;
