@@ -110,17 +110,13 @@ enum Scenario {
         #[arg(long, default_value_t = 10)]
         seconds: u64,
     },
-    /// Instructions of a relay in user space, per round trip and per MiB, counted by Valgrind.
-    Instructions {
-        /// Round trips of 64 bytes to count.
-        #[arg(long, default_value_t = 4000)]
-        trips: usize,
-        /// MiB of bulk to count.
-        #[arg(long, default_value_t = 256)]
-        mib: usize,
-    },
+    /// Instructions in user space, of a relay per round trip, session and MiB, and of a pool hit, counted by Valgrind.
+    Instructions(instructions::Options),
     /// Load on the program that is verified byte for byte, while its memory, descriptors, pipes and CPU are watched for drift.
     Soak(soak::Options),
+    /// So many pipes lent and given back, for `instructions` to count.
+    #[command(hide = true)]
+    PoolHits { hits: u32 },
     /// A relay of one arm, for the scenarios above.
     #[command(hide = true)]
     Relay {
@@ -171,7 +167,11 @@ fn run(scenario: Scenario) -> io::Result<()> {
         Scenario::Programs { programs, gib, rounds } => programs::run(&programs, bytes(gib), rounds),
         Scenario::Options { gib, trips, rounds } => options::run(bytes(gib), trips, rounds),
         Scenario::Rate { seconds } => rate::run(seconds),
-        Scenario::Instructions { trips, mib } => instructions::run(trips, mib),
+        Scenario::Instructions(options) => instructions::run(&options),
+        Scenario::PoolHits { hits } => {
+            instructions::pool_hits(hits);
+            Ok(())
+        }
         Scenario::Soak(options) => soak::run(&options),
         Scenario::Relay { arm, upstream, listen } => arms::serve(arm, listen.unwrap_or(upstream.ip()), upstream),
     }
