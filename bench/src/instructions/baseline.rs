@@ -13,14 +13,15 @@ pub(super) struct Baseline {
     counts: BTreeMap<(String, String), f64>,
 }
 
-/// How far a count may be from the baseline, as a part of it. A pool hit runs the same instructions each time. Trips (0.4 % between runs)
-/// and sessions (1.4 %) differ by the polls that find nothing, when something arrives early or late. A MiB differs by half, by how much each
-/// splice finds, which is the scheduler's choice: its bound tells a multiple of the calls or of what each costs, and nothing finer.
+/// How far a count may be from the baseline, as a part of it. A pool hit runs the same instructions each time. Trips differ
+/// by the polls that find nothing, when something arrives early or late (seen: 0.4 % between runs); sessions, which are several such moments
+/// and little else, by more (14 %). A MiB differs by half, by how much each splice finds, which is the scheduler's choice: its bound tells
+/// a multiple of the calls or of what each costs, and nothing finer.
 fn tolerance(name: &str) -> f64 {
     match name {
         "hit" => 0.005,
         "trip" => 0.02,
-        "session" => 0.04,
+        "session" => 0.25,
         _ => 1.0,
     }
 }
