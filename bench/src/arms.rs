@@ -1,7 +1,7 @@
 //! The relays that are compared.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -143,14 +143,14 @@ impl Arm {
     ];
 }
 
-/// Relays every connection to `upstream`, on one thread. Prints the address it listens on.
-pub(crate) fn serve(arm: Arm, upstream: SocketAddr) -> io::Result<()> {
+/// Relays every connection to `listen` on to `upstream`, on one thread. Prints the address it listens on.
+pub(crate) fn serve(arm: Arm, listen: IpAddr, upstream: SocketAddr) -> io::Result<()> {
     machine::pin_to(machine::RELAY_CORE)?;
     // With timers for every arm, as programs have them.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let relays = Arc::new(Relays::new(arm));
     runtime.block_on(async {
-        let listener = TcpListener::bind((upstream.ip(), 0)).await?;
+        let listener = TcpListener::bind((listen, 0)).await?;
         report_address(&listener)?;
         loop {
             let (client, _) = listener.accept().await?;

@@ -1,97 +1,214 @@
-//! Instructions that a relay takes in user space, by Valgrind's count: the kernel's work is not in it, and it does not wobble, so it shows
-//! what a stopwatch cannot. What a relay takes to start and to end is in two counts of different length, and not in their difference.
+//! Instructions of a relay in user space, by Valgrind's count: the kernel's work is not in it, and it does not wobble, so it shows what a
+//! stopwatch cannot. Each count is the difference between two runs of different length, so that what is done once is not in it.
+
+mod baseline;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::thread;
 
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use rustix::process::{Pid, Signal, kill_process};
+use spliceway_core::{Limits, PipePool, SizeClass};
 
 use crate::arms::Arm;
+use baseline::Baseline;
 
-const ARMS: [Arm; 6] = [
-    Arm::Tokio,
-    Arm::Spliceway,
-    Arm::Relay,
-    Arm::Timeouts,
-    Arm::Rate,
-    Arm::Everything,
-];
+/// Those with a baseline: ours that look at no clock of their own (what reads counts ten times a second does so more often the
+/// slower Valgrind is).
+const OURS: [Arm; 4] = [Arm::Spliceway, Arm::Relay, Arm::Timeouts, Arm::Rate];
+const OTHERS: [Arm; 2] = [Arm::Tokio, Arm::Everything];
 
 /// Bytes of each message of a round trip.
 const SIZE: usize = 64;
 const MIB: usize = 1 << 20;
 
-/// Prints both figures for each arm. Without `valgrind` it says that it skips.
+/// What to count, and what to do with it.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Round trips of 64 bytes to count.
+    #[arg(long, default_value_t = 4000)]
+    trips: usize,
+    /// MiB of bulk to count.
+    #[arg(long, default_value_t = 256)]
+    mib: usize,
+    /// Sessions of one round trip each to count.
+    #[arg(long, default_value_t = 400)]
+    sessions: usize,
+    /// Compares with `bench/instructions.toml`, and fails where a count is above it by more than its tolerance.
+    #[arg(long)]
+    check: bool,
+    /// Writes that file.
+    #[arg(long, conflicts_with = "check")]
+    bless: bool,
+}
+
+/// What is counted of a relay: its name in the baseline, and its heading.
+const KINDS: [(&str, &str); 3] = [
+    ("trip", "a trip of 64 bytes"),
+    ("session", "start and end"),
+    ("mib", "a MiB of bulk"),
+];
+
+/// What a relay carries: sessions of a trip one after the other, and one with more than that.
+#[derive(Clone, Copy)]
+struct Work {
+    sessions: usize,
+    trips: usize,
+    mib: usize,
+}
+
+/// Prints the counts. Without `valgrind` it says that it skips.
 #[expect(clippy::print_stdout, reason = "this is the program's result")]
-pub(crate) fn run(trips: usize, mib: usize) -> io::Result<()> {
+pub(crate) fn run(options: &Options) -> io::Result<()> {
     if Command::new("valgrind").arg("--version").output().is_err() {
         println!("skipped: there is no valgrind");
         return Ok(());
     }
+    let mut found = Baseline::of_this_build();
+    let hit = hit()?;
+    found.set("pool", "hit", hit);
+    println!("{:<28} {hit:>18.0}", "a pipe lent and given back");
     println!(
-        "{:<28} {:>18} {:>18}",
-        "instructions in user space", "a trip of 64 bytes", "a MiB of bulk"
+        "{:<28} {:>18} {:>18} {:>18}",
+        "instructions in user space", KINDS[0].1, KINDS[1].1, KINDS[2].1
     );
-    for arm in ARMS {
-        // Both begin alike, so that what a relay does once is in neither difference.
-        let few = count(arm, 100, 16)?;
-        let per_trip = (count(arm, 100 + trips, 16)? - few) as f64 / trips as f64;
-        let per_mib = (count(arm, 100, 16 + mib)? - few) as f64 / mib as f64;
-        println!("{:<28} {per_trip:>18.0} {per_mib:>18.0}", arm.name());
+    let others: &[Arm] = if options.check || options.bless { &[] } else { &OTHERS };
+    for arm in OURS.iter().chain(others) {
+        let counts = counts(*arm, options)?;
+        println!(
+            "{:<28} {:>18.0} {:>18.0} {:>18.0}",
+            arm.name(),
+            counts[0],
+            counts[1],
+            counts[2]
+        );
+        if OURS.contains(arm) {
+            for ((kind, _), count) in KINDS.iter().zip(counts) {
+                found.set(&word(*arm), kind, count);
+            }
+        }
     }
-    Ok(())
+    match (options.check, options.bless) {
+        (true, _) => found.check(),
+        (_, true) => found.bless(),
+        _ => Ok(()),
+    }
 }
 
-/// Instructions of a relay that carries so many round trips, and then so many MiB one way.
-fn count(arm: Arm, trips: usize, mib: usize) -> io::Result<u64> {
+/// As many as [`KINDS`].
+fn counts(arm: Arm, options: &Options) -> io::Result<[f64; 3]> {
+    let least = Work {
+        sessions: 20,
+        trips: 100,
+        mib: 0,
+    };
+    let per = |work: Work, base: Work, times: usize| -> io::Result<f64> {
+        let (more, less) = (relayed(arm, work)?, relayed(arm, base)?);
+        Ok((more as f64 - less as f64) / times as f64)
+    };
+    let (trips, sessions) = (least.trips + options.trips, least.sessions + options.sessions);
+    // Bulk begins with some: what a relay does once about it is in both.
+    let (some, bulk) = (Work { mib: 16, ..least }, 16 + options.mib);
+    Ok([
+        per(Work { trips, ..least }, least, options.trips)?,
+        per(Work { sessions, ..least }, least, options.sessions)?,
+        per(Work { mib: bulk, ..least }, some, options.mib)?,
+    ])
+}
+
+fn word(arm: Arm) -> String {
+    let value = arm.to_possible_value().expect("no arm is skipped");
+    value.get_name().to_owned()
+}
+
+/// Instructions of a relay that carries this.
+fn relayed(arm: Arm, work: Work) -> io::Result<u64> {
     let upstream = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let name = arm.to_possible_value().expect("no arm is skipped");
-    let mut relay = Command::new("valgrind")
-        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
-        .arg(std::env::current_exe()?)
-        .args(["relay", name.get_name(), &upstream.local_addr()?.to_string()])
+    let mut relay = callgrind()?
+        .args(["relay", &word(arm), &upstream.local_addr()?.to_string()])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()?;
     let mut address = String::new();
     BufReader::new(relay.stdout.take().expect("piped")).read_line(&mut address)?;
     let carried = match address.trim().parse() {
-        Ok(address) => carry(address, &upstream, trips, mib),
+        Ok(address) => carry(address, &upstream, work),
         Err(_) => Err(io::Error::other(format!("the relay {} did not start", arm.name()))),
     };
     kill_process(Pid::from_child(&relay), Signal::TERM)?;
     let said = relay.wait_with_output()?.stderr;
     carried?;
-    collected(&String::from_utf8_lossy(&said)).ok_or_else(|| io::Error::other("valgrind told no count"))
+    collected(&said)
 }
 
-fn carry(relay: SocketAddr, upstream: &TcpListener, trips: usize, mib: usize) -> io::Result<()> {
-    let mut client = TcpStream::connect(relay)?;
-    let (mut server, _) = upstream.accept()?;
-    client.set_nodelay(true)?;
-    server.set_nodelay(true)?;
-    let mut message = [7; SIZE];
-    for _ in 0..trips {
-        client.write_all(&message)?;
-        server.read_exact(&mut message)?;
-        server.write_all(&message)?;
-        client.read_exact(&mut message)?;
+/// This program, counted.
+fn callgrind() -> io::Result<Command> {
+    let mut command = Command::new("valgrind");
+    command
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg(std::env::current_exe()?);
+    Ok(command)
+}
+
+fn carry(relay: SocketAddr, upstream: &TcpListener, work: Work) -> io::Result<()> {
+    for _ in 0..work.sessions {
+        let (mut client, mut server) = connect(relay, upstream)?;
+        trip(&mut client, &mut server)?;
+        // Both ends have seen the end before there is another.
+        drop(client);
+        server.read_to_end(&mut Vec::new())?;
     }
+    let (mut client, mut server) = connect(relay, upstream)?;
+    (0..work.trips).try_for_each(|_| trip(&mut client, &mut server))?;
     let (sent, mut received) = (vec![7; MIB], vec![0; MIB]);
     thread::scope(|scope| {
-        let sending = scope.spawn(|| (0..mib).try_for_each(|_| client.write_all(&sent)));
-        (0..mib).try_for_each(|_| server.read_exact(&mut received))?;
+        let sending = scope.spawn(|| (0..work.mib).try_for_each(|_| client.write_all(&sent)));
+        (0..work.mib).try_for_each(|_| server.read_exact(&mut received))?;
         sending.join().expect("sending does not panic")
     })
 }
 
+fn connect(relay: SocketAddr, upstream: &TcpListener) -> io::Result<(TcpStream, TcpStream)> {
+    let client = TcpStream::connect(relay)?;
+    let (server, _) = upstream.accept()?;
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
+    Ok((client, server))
+}
+
+fn trip(client: &mut TcpStream, server: &mut TcpStream) -> io::Result<()> {
+    let mut message = [7; SIZE];
+    client.write_all(&message)?;
+    server.read_exact(&mut message)?;
+    server.write_all(&message)?;
+    client.read_exact(&mut message)
+}
+
+/// Instructions of a pipe lent by the pool that has one, and given back.
+fn hit() -> io::Result<f64> {
+    let count = |hits: u32| {
+        let output = callgrind()?.args(["pool-hits", &hits.to_string()]).output()?;
+        collected(&output.stderr)
+    };
+    Ok((count(11_000)? as f64 - count(1_000)? as f64) / 10_000.0)
+}
+
+/// So many of them, to be counted from outside.
+pub(crate) fn pool_hits(hits: u32) {
+    let pool = PipePool::new(Limits::of_this_process());
+    for _ in 0..hits {
+        drop(std::hint::black_box(pool.acquire(SizeClass::Kib64)));
+    }
+}
+
 /// The count in what callgrind says at its end.
-fn collected(said: &str) -> Option<u64> {
+fn collected(said: &[u8]) -> io::Result<u64> {
+    let said = String::from_utf8_lossy(said);
     said.lines()
         .find_map(|line| line.split_once("Collected :")?.1.trim().parse().ok())
+        .ok_or_else(|| io::Error::other("valgrind told no count"))
 }
 
 #[cfg(test)]
@@ -102,7 +219,7 @@ mod tests {
     fn the_count_is_found_in_what_callgrind_says() {
         let said =
             "==7== \n==7== Events    : Ir\n==7== Collected : 22853406\n==7== \n==7== I   refs:      22,853,406\n";
-        assert_eq!(collected(said), Some(22_853_406));
-        assert_eq!(collected("==7== killed"), None);
+        assert_eq!(collected(said.as_bytes()).unwrap(), 22_853_406);
+        assert!(collected(b"==7== killed").is_err());
     }
 }

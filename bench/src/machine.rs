@@ -93,21 +93,11 @@ fn ip(arguments: &str) -> io::Result<()> {
     }
 }
 
-/// Whether somebody in this network namespace listens on a port of IPv4. A connection, to find that out, would be a session.
+/// Whether somebody in this thread's network namespace listens on a port of IPv4. A connection, to find that out, would be a session.
 pub(crate) fn is_listening(port: u16) -> io::Result<bool> {
     // proc_net_tcp(5): local address, remote address, state; 0A is LISTEN.
     let listening = format!(":{port:04X} 00000000:0000 0A");
-    Ok(fs::read_to_string("/proc/net/tcp")?.contains(&listening))
-}
-
-/// Lets this process, and those it starts, open as many descriptors as it may.
-pub(crate) fn raise_descriptor_limit() -> io::Result<()> {
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        ..limit
-    };
-    Ok(setrlimit(Resource::Nofile, raised)?)
+    Ok(fs::read_to_string("/proc/thread-self/net/tcp")?.contains(&listening))
 }
 
 /// Permits this process, and those it starts, as many descriptors as the hard limit has.

@@ -6,6 +6,7 @@ mod http;
 mod instructions;
 mod load;
 mod machine;
+mod net;
 mod options;
 mod pool;
 mod programs;
@@ -21,6 +22,7 @@ mod soak;
 mod suite;
 
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -37,6 +39,7 @@ use scenarios::mixed::Mixed;
 use scenarios::more;
 use scenarios::rr::RequestResponse;
 use scenarios::sweep::Sweep;
+use scenarios::veth::Veth;
 
 /// Measures spliceway against what it replaces, as ratios in one run.
 #[derive(Parser)]
@@ -85,6 +88,15 @@ enum Scenario {
         /// Round trips in all, per round and arm.
         #[arg(long, default_value_t = 200_000)]
         trips: u64,
+        /// Interleaved rounds.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+    },
+    /// `bulk` of one flow between network namespaces joined by veth pairs, MTU 1500: offloads on, off, and off but GRO.
+    Veth {
+        /// GiB per round and arm.
+        #[arg(long, default_value_t = 2.0)]
+        gib: f64,
         /// Interleaved rounds.
         #[arg(long, default_value_t = 5)]
         rounds: usize,
@@ -215,20 +227,21 @@ enum Scenario {
         #[arg(long, default_value_t = 10)]
         seconds: u64,
     },
-    /// Instructions of a relay in user space, per round trip and per MiB, counted by Valgrind.
-    Instructions {
-        /// Round trips of 64 bytes to count.
-        #[arg(long, default_value_t = 4000)]
-        trips: usize,
-        /// MiB of bulk to count.
-        #[arg(long, default_value_t = 256)]
-        mib: usize,
-    },
+    /// Instructions in user space, of a relay per round trip, session and MiB, and of a pool hit, counted by Valgrind.
+    Instructions(instructions::Options),
     /// Load on the program that is verified byte for byte, while its memory, descriptors, pipes and CPU are watched for drift.
     Soak(soak::Options),
+    /// So many pipes lent and given back, for `instructions` to count.
+    #[command(hide = true)]
+    PoolHits { hits: u32 },
     /// A relay of one arm, for the scenarios above.
     #[command(hide = true)]
-    Relay { arm: Arm, upstream: std::net::SocketAddr },
+    Relay {
+        arm: Arm,
+        upstream: SocketAddr,
+        /// The address to listen on, where it is not that of `upstream`.
+        listen: Option<IpAddr>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -316,12 +329,20 @@ fn run(scenario: Scenario) -> io::Result<()> {
             },
             rounds,
         ),
+        Scenario::Veth { gib, rounds } => {
+            let variants = Veth::variants(bytes(gib));
+            compare_each(&variants.each_ref().map(|variant| variant as _), rounds)
+        }
         Scenario::Programs { programs, gib, rounds } => programs::run(&programs, bytes(gib), rounds),
         Scenario::Options { gib, trips, rounds } => options::run(bytes(gib), trips, rounds),
         Scenario::Rate { seconds } => rate::run(seconds),
-        Scenario::Instructions { trips, mib } => instructions::run(trips, mib),
+        Scenario::Instructions(options) => instructions::run(&options),
+        Scenario::PoolHits { hits } => {
+            instructions::pool_hits(hits);
+            Ok(())
+        }
         Scenario::Soak(options) => soak::run(&options),
-        Scenario::Relay { arm, upstream } => arms::serve(arm, upstream),
+        Scenario::Relay { arm, upstream, listen } => arms::serve(arm, listen.unwrap_or(upstream.ip()), upstream),
     }
 }
 
@@ -330,11 +351,12 @@ fn compare(scenario: &dyn scenario::Scenario, rounds: usize) -> io::Result<()> {
     compare_each(&[scenario], rounds)
 }
 
+/// Several, one after the other, in one namespace.
 fn compare_each(scenarios: &[&dyn scenario::Scenario], rounds: usize) -> io::Result<()> {
     let Some(conditions) = machine::isolate()? else {
         return Ok(());
     };
-    machine::raise_descriptor_limit()?;
+    machine::raise_descriptor_limit(0)?;
     for scenario in scenarios {
         let table = scenario::run(*scenario, Arm::RELAYS, rounds)?;
         report::print_table(&table, &conditions);

@@ -1,7 +1,7 @@
 //! Relays that run, each as a process of its own so that the kernel accounts its CPU time apart.
 
 use std::io::{self, BufRead, BufReader};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -32,8 +32,13 @@ struct Process {
 }
 
 impl Relay {
-    /// Starts `arm` on the relay's core, towards `upstream`.
+    /// Starts `arm` on the relay's core, towards `upstream`, on the same address.
     pub(crate) fn start(arm: Arm, upstream: SocketAddr) -> io::Result<Self> {
+        Self::start_at(arm, upstream.ip(), upstream)
+    }
+
+    /// The same, on an address of its own.
+    pub(crate) fn start_at(arm: Arm, listen: IpAddr, upstream: SocketAddr) -> io::Result<Self> {
         if arm == Arm::Direct {
             return Ok(Self {
                 process: None,
@@ -42,14 +47,14 @@ impl Relay {
         }
         if let Some(server) = arm.server() {
             let files = Folder::new()?;
-            let address = free_port(upstream)?;
+            let address = free_port(listen)?;
             let command = server.command(address, upstream, files.path())?;
             return Self::start_listening(arm.name(), &command, address, Some(files));
         }
         let name = arm.to_possible_value().expect("no arm is skipped");
         let mut command = Command::new(std::env::current_exe()?);
         command
-            .args(["relay", name.get_name(), &upstream.to_string()])
+            .args(["relay", name.get_name(), &upstream.to_string(), &listen.to_string()])
             .stdout(Stdio::piped());
         let mut process = Process::spawn(&mut command, None)?;
         let mut line = String::new();
@@ -63,7 +68,7 @@ impl Relay {
 
     /// Starts `program` on the relay's core, which takes the address to listen on and the one to connect to as its arguments.
     pub(crate) fn start_program(program: &Path, upstream: SocketAddr) -> io::Result<Self> {
-        let address = free_port(upstream)?;
+        let address = free_port(upstream.ip())?;
         let mut command = Command::new(program);
         command.args([address.to_string(), upstream.to_string()]);
         Self::start_listening(&program.display().to_string(), &command, address, None)
@@ -108,8 +113,8 @@ impl Relay {
 }
 
 /// The kernel's choice, free again by then.
-fn free_port(at: SocketAddr) -> io::Result<SocketAddr> {
-    std::net::TcpListener::bind((at.ip(), 0))?.local_addr()
+fn free_port(at: IpAddr) -> io::Result<SocketAddr> {
+    std::net::TcpListener::bind((at, 0))?.local_addr()
 }
 
 impl Process {

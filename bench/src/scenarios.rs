@@ -10,3 +10,4 @@ pub(crate) mod mixed;
 pub(crate) mod more;
 pub(crate) mod rr;
 pub(crate) mod sweep;
+pub(crate) mod veth;

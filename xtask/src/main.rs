@@ -84,6 +84,11 @@ const TASKS: &[Task] = &[
             step("cargo run --release --package spliceway-bench -- soak …"),
         ],
     },
+    Task {
+        name: "instructions",
+        purpose: "instructions of a relay against bench/instructions.toml; `--check` or `--bless`",
+        steps: &[step("cargo run --release --package spliceway-bench -- instructions …")],
+    },
     checks::LOOM,
     checks::MIRI,
     checks::TSAN,
@@ -188,7 +193,7 @@ fn find_cargo_deny() -> Result<(), String> {
 fn usage() -> String {
     let tasks: String = TASKS
         .iter()
-        .map(|task| format!("  {:<12}{}\n", task.name, task.purpose))
+        .map(|task| format!("  {:<14}{}\n", task.name, task.purpose))
         .collect();
     format!("usage: cargo xtask <task>\n\n{tasks}{}{}", api::USAGE, fuzz::USAGE)
 }

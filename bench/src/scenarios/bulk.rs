@@ -66,7 +66,7 @@ impl Bulk {
     }
 }
 
-fn send(to: SocketAddr, flows: usize, each: u64) -> io::Result<()> {
+pub(crate) fn send(to: SocketAddr, flows: usize, each: u64) -> io::Result<()> {
     let mut load = Load::new(LOOPBACK, || Box::new(Receiver))?;
     let source = Source::file()?;
     for _ in 0..flows {

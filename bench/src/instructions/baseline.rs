@@ -1,0 +1,156 @@
+//! The counts that were blessed, in `bench/instructions.toml`, and what is said of others.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+/// Counts by section and name, and whose they are: the compiler's as much as the code's.
+#[derive(Debug, PartialEq)]
+pub(super) struct Baseline {
+    rustc: String,
+    counts: BTreeMap<(String, String), f64>,
+}
+
+/// How far a count may be from the baseline, as a part of it. A pool hit runs the same instructions each time. Trips differ
+/// by the polls that find nothing, when something arrives early or late (seen: 0.4 % between runs); sessions, which are several such moments
+/// and little else, by more (14 %). A MiB differs by half, by how much each splice finds, which is the scheduler's choice: its bound tells
+/// a multiple of the calls or of what each costs, and nothing finer.
+fn tolerance(name: &str) -> f64 {
+    match name {
+        "hit" => 0.005,
+        "trip" => 0.02,
+        "session" => 0.25,
+        _ => 1.0,
+    }
+}
+
+impl Baseline {
+    pub(super) fn of_this_build() -> Self {
+        Self {
+            rustc: env!("SPLICEWAY_BENCH_RUSTC").into(),
+            counts: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn set(&mut self, section: &str, name: &str, count: f64) {
+        self.counts.insert((section.into(), name.into()), count.round());
+    }
+
+    /// Compares with the file.
+    ///
+    /// # Errors
+    /// Counts above it, or that it does not have. None where it is another compiler's.
+    #[expect(clippy::print_stdout, reason = "this is the program's result")]
+    pub(super) fn check(&self) -> io::Result<()> {
+        let baseline = Self::parse(&fs::read_to_string(path())?);
+        if baseline.rustc != self.rustc {
+            println!(
+                "not compared: the baseline is of {}, this is {}",
+                baseline.rustc, self.rustc
+            );
+            return Ok(());
+        }
+        let (above, below) = self.against(&baseline);
+        for line in &below {
+            println!("{line}: better; keep it with `cargo xtask instructions --bless`");
+        }
+        if above.is_empty() {
+            return Ok(());
+        }
+        Err(io::Error::other(format!(
+            "{}\nIf that is meant: `cargo xtask instructions --bless`, and say in the commit why",
+            above.join("\n")
+        )))
+    }
+
+    /// What is further above the baseline than it may be, and what is as far below.
+    fn against(&self, baseline: &Self) -> (Vec<String>, Vec<String>) {
+        let (mut above, mut below) = (Vec::new(), Vec::new());
+        for (key @ (section, name), count) in &self.counts {
+            let Some(was) = baseline.counts.get(key) else {
+                above.push(format!("{section}.{name}: {count}, and no baseline"));
+                continue;
+            };
+            let line = format!("{section}.{name}: {count}, baseline {was}");
+            match count / was - 1.0 {
+                by if by > tolerance(name) => above.push(line),
+                by if by < -tolerance(name).min(0.5) => below.push(line),
+                _ => {}
+            }
+        }
+        (above, below)
+    }
+
+    /// Writes the file.
+    pub(super) fn bless(&self) -> io::Result<()> {
+        fs::write(path(), self.text())
+    }
+
+    fn text(&self) -> String {
+        let mut text = format!(
+            "# Instructions in user space, as `cargo xtask instructions --bless` wrote them.\nrustc = \"{}\"\n",
+            self.rustc
+        );
+        let mut last = "";
+        for ((section, name), count) in &self.counts {
+            if section != last {
+                let _ = write!(text, "\n[{section}]\n");
+                last = section;
+            }
+            let _ = writeln!(text, "{name} = {count}");
+        }
+        text
+    }
+
+    /// Of the TOML there is, what [`Self::text`] writes.
+    fn parse(text: &str) -> Self {
+        let (mut rustc, mut counts, mut section) = (String::new(), BTreeMap::new(), "");
+        for line in text.lines() {
+            if let Some(name) = line.strip_prefix('[') {
+                section = name.trim_end_matches(']');
+            } else if let Some((name, value)) = line.split_once(" = ") {
+                match value.parse() {
+                    Ok(count) => drop(counts.insert((section.into(), name.into()), count)),
+                    Err(_) => rustc = value.trim_matches('"').into(),
+                }
+            }
+        }
+        Self { rustc, counts }
+    }
+}
+
+fn path() -> PathBuf {
+    [env!("CARGO_MANIFEST_DIR"), "instructions.toml"].iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(hit: f64) -> Baseline {
+        let mut baseline = Baseline::of_this_build();
+        baseline.set("pool", "hit", hit);
+        baseline.set("relay", "mib", 1000.0);
+        baseline
+    }
+
+    #[test]
+    fn what_was_blessed_is_read_back() {
+        assert_eq!(Baseline::parse(&with(1000.0).text()), with(1000.0));
+    }
+
+    #[test]
+    fn a_count_above_its_tolerance_is_told_and_one_as_far_below_too() {
+        for (hit, above, below) in [(1004.0, 0, 0), (1006.0, 1, 0), (996.0, 0, 0), (994.0, 0, 1)] {
+            let found = with(hit).against(&with(1000.0));
+            assert_eq!((found.0.len(), found.1.len()), (above, below), "{hit}");
+        }
+    }
+
+    #[test]
+    fn a_count_without_a_baseline_is_told() {
+        assert_eq!(with(1.0).against(&Baseline::of_this_build()).0.len(), 2);
+    }
+}

@@ -1,0 +1,84 @@
+//! A relay of small messages takes no memory from the heap for one. A test binary of its own: what counts is its global allocator.
+
+use std::future::poll_fn;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
+use std::thread;
+
+use allocation_counter::measure;
+
+/// Until whatever is made once is made.
+const WARM: usize = 100;
+const MEASURED: usize = 1000;
+/// A few more than that, so that the end of the streams is not among what is measured.
+const TRIPS: usize = WARM + MEASURED + 100;
+/// Bytes of a message.
+const SIZE: usize = 64;
+
+/// The two ends of a connection, that which connected first.
+fn connection() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (far, _) = listener.accept().unwrap();
+    for end in [&near, &far] {
+        end.set_nodelay(true).unwrap();
+    }
+    (near, far)
+}
+
+/// What happens on the thread of the relay is counted, and nothing else: its peers have another thread.
+#[test]
+fn a_trip_of_small_messages_allocates_nothing() {
+    let ((client, near), (far, server)) = (connection(), connection());
+    let trips = &AtomicUsize::new(0);
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let (mut client, mut server) = (client, server);
+            let mut message = [7; SIZE];
+            for _ in 0..TRIPS {
+                client.write_all(&message).unwrap();
+                server.read_exact(&mut message).unwrap();
+                server.write_all(&message).unwrap();
+                client.read_exact(&mut message).unwrap();
+                trips.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let _inside = runtime.enter();
+        let [mut near, mut far] = [near, far].map(|end| {
+            end.set_nonblocking(true).unwrap();
+            tokio::net::TcpStream::from_std(end).unwrap()
+        });
+        let mut relay = pin!(spliceway::copy_bidirectional(&mut near, &mut far));
+        // Polls the relay until so many trips are done, or it is.
+        let mut run_until = |done: usize| {
+            runtime.block_on(poll_fn(|context| match relay.as_mut().poll(context) {
+                Poll::Ready(moved) => Poll::Ready(Some(moved.unwrap())),
+                Poll::Pending if trips.load(Ordering::Relaxed) >= done => Poll::Ready(None),
+                Poll::Pending => Poll::Pending,
+            }))
+        };
+        assert_eq!(run_until(WARM), None);
+        let mut during = None;
+        let allocations = measure(|| during = run_until(WARM + MEASURED));
+        assert_eq!(during, None, "the relay ended early");
+        assert_eq!(allocations.count_total, 0, "{allocations:?}");
+
+        let all = (TRIPS * SIZE) as u64;
+        assert_eq!(run_until(usize::MAX), Some((all, all)));
+    });
+}
+
+/// Else 0 would say nothing.
+#[test]
+fn what_a_runtime_takes_is_counted() {
+    let made = measure(|| drop(tokio::runtime::Builder::new_current_thread().build().unwrap()));
+    assert!(made.count_total > 0);
+}
