@@ -1,4 +1,4 @@
-//! A file over HTTP, fetched by k6 over and over, on a new connection each time: the experiment of SEEDS A, by its own tool.
+//! A file over HTTP, fetched by k6 over and over, on a new connection each time: the published experiment, by its own tool.
 
 use std::fs::{self, File};
 use std::io;
