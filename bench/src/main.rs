@@ -285,18 +285,11 @@ fn run(scenario: Scenario) -> io::Result<()> {
             exchanges,
             rounds,
         } => more::run(bytes, exchanges, rounds),
-        Scenario::Sweep { writes, gib, rounds } => {
-            let sizes: Vec<Sweep> = Sweep::all(writes, bytes(gib)).collect();
-            let sizes: Vec<&dyn scenario::Scenario> = sizes.iter().map(|size| size as _).collect();
-            compare_each(&sizes, rounds)
+        Scenario::Sweep { writes, gib, rounds } => sweep(writes, bytes(gib), rounds),
+        Scenario::Duplex { flows, gib, rounds } => {
+            let bytes = bytes(gib);
+            compare(&Duplex { flows, bytes }, rounds)
         }
-        Scenario::Duplex { flows, gib, rounds } => compare(
-            &Duplex {
-                flows,
-                bytes: bytes(gib),
-            },
-            rounds,
-        ),
         Scenario::Churn {
             connections,
             count,
@@ -344,6 +337,12 @@ fn run(scenario: Scenario) -> io::Result<()> {
         Scenario::Soak(options) => soak::run(&options),
         Scenario::Relay { arm, upstream, listen } => arms::serve(arm, listen.unwrap_or(upstream.ip()), upstream),
     }
+}
+
+fn sweep(writes: u64, most: u64, rounds: usize) -> io::Result<()> {
+    let sizes: Vec<Sweep> = Sweep::all(writes, most).collect();
+    let sizes: Vec<&dyn scenario::Scenario> = sizes.iter().map(|size| size as _).collect();
+    compare_each(&sizes, rounds)
 }
 
 /// One scenario, through every relay there is.

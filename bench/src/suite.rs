@@ -13,7 +13,15 @@ use crate::report::json::{self, Results};
 use crate::report::{self, RESULTS};
 use crate::scenario::{self, Scenario};
 use crate::scenarios::bulk::Bulk;
+use crate::scenarios::churn::Churn;
+use crate::scenarios::duplex::Duplex;
+use crate::scenarios::fair::Fair;
+use crate::scenarios::idle::Idle;
+use crate::scenarios::k6::K6;
+use crate::scenarios::mixed::Mixed;
 use crate::scenarios::rr::RequestResponse;
+use crate::scenarios::sweep::Sweep;
+use crate::scenarios::veth::Veth;
 
 /// What to measure, and where to write it.
 #[derive(Args)]
@@ -61,6 +69,27 @@ fn scenarios() -> Vec<Box<dyn Scenario>> {
             }));
         }
     }
+    all.extend(Sweep::all(1 << 17, 1 << 30).map(|one| Box::new(one) as Box<dyn Scenario>));
+    for flows in [1, 64] {
+        all.push(Box::new(Duplex { flows, bytes: 2 << 30 }));
+    }
+    all.extend(Veth::variants(1 << 30).map(|one| Box::new(one) as Box<dyn Scenario>));
+    all.push(Box::new(Churn {
+        connections: 32,
+        count: 10_000,
+    }));
+    all.push(Box::new(Fair {
+        connections: 1_000,
+        trips_per_second: 2_000,
+        seconds: 2.0,
+    }));
+    all.push(Box::new(Mixed {
+        connections: 64,
+        transfers: 3_000,
+        seed: 1,
+    }));
+    all.push(Box::new(Idle { connections: 3_000 }));
+    all.push(Box::new(K6 { seconds: 4 }));
     all
 }
 
@@ -77,6 +106,11 @@ fn quick_scenarios() -> Vec<Box<dyn Scenario>> {
             trips: 1_000,
         }));
     }
+    all.push(Box::new(Churn {
+        connections: 8,
+        count: 200,
+    }));
+    all.push(Box::new(Idle { connections: 50 }));
     all
 }
 
@@ -88,6 +122,7 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
         true => (quick_scenarios(), FEW, 1),
         false => (scenarios(), Arm::RELAYS, options.rounds),
     };
+    machine::raise_descriptor_limit(0)?;
     let path = options.out.join(RESULTS);
     let mut results = begin(options, &path, Environment::of_this_machine(conditions))?;
     let command = options.command();
