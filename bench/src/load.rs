@@ -12,7 +12,8 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
-use rustix::event::{Timespec, epoll};
+use rustix::io::retry_on_intr;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 pub(crate) use peers::{Answerer, Asker, Duplex, Fetcher, REQUEST, Receiver, Responder, Sender, Source, Trips};
@@ -147,7 +148,7 @@ impl Load {
     pub(crate) fn accept_one(&mut self) -> io::Result<TcpStream> {
         let timeout = Timespec::try_from(PATIENCE).map_err(io::Error::other)?;
         let mut events = Vec::with_capacity(1);
-        epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout))?;
+        retry_on_intr(|| epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout)))?;
         if events.is_empty() {
             return Err(io::Error::new(io::ErrorKind::TimedOut, "nobody connects"));
         }
@@ -204,10 +205,16 @@ impl Load {
     fn turn(&mut self, most: Duration) -> io::Result<bool> {
         let due = self.times.front().map(|(time, _)| *time);
         let until_due = due.map_or(most, |due| due.saturating_duration_since(Instant::now()));
-        let timeout = Timespec::try_from(most.min(until_due)).map_err(io::Error::other)?;
+        let mut timeout = Timespec::try_from(most.min(until_due)).map_err(io::Error::other)?;
+        if due.is_some() {
+            // Which counts in nanoseconds, where `epoll_wait` counts in milliseconds.
+            let mut waits = [PollFd::new(&self.epoll, PollFlags::IN)];
+            retry_on_intr(|| poll(&mut waits, Some(&timeout)))?;
+            timeout = Timespec::default();
+        }
         let mut events = mem::take(&mut self.events);
         events.clear();
-        epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout))?;
+        retry_on_intr(|| epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout)))?;
         for event in &events {
             match event.data.u64() {
                 LISTENER => self.accept()?,

@@ -21,6 +21,18 @@ pub(crate) fn pin_to(core: usize) -> io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
+/// Has the calling thread run only where no other wants to, and interrupted as soon as one does (`SCHED_IDLE`, sched(7)): the lowest
+/// priority among others does not do that, as each may use up its slice of some milliseconds.
+pub(crate) fn give_way_to_all() -> io::Result<()> {
+    let thread = rustix::thread::gettid().to_string();
+    let status = Command::new("chrt").args(["--idle", "--pid", "0", &thread]).status()?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(io::Error::other(format!("chrt: {status}")))
+    }
+}
+
 /// Set in the process that [`isolate`] starts.
 const ISOLATED: &str = "SPLICEWAY_BENCH_ISOLATED";
 

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use rustix::process::setpriority_process;
 use rustix::thread::set_current_timer_slack;
 
 use crate::arms::Arm;
@@ -25,9 +24,8 @@ const SIZE: usize = 64;
 const SEED: u64 = 1;
 /// Until the bulk flow is as fast as it gets.
 const WARMING: Duration = Duration::from_millis(100);
-/// The bulk flow's ends share a core with the others' and must not keep it from them.
-const LOWEST_PRIORITY: i32 = 19;
-/// Bytes of one of its calls, which many kernels do not interrupt for others either.
+/// Bytes of a call of the bulk flow's: its ends share a core with the others' and must not keep it from them, and many kernels do
+/// not interrupt a call.
 const CHUNK: usize = 64 << 10;
 
 pub(crate) struct Fair {
@@ -155,8 +153,7 @@ impl Flow {
     /// One of the calling thread, to which nobody connects.
     fn end() -> io::Result<Load> {
         machine::pin_to(machine::LOAD_CORE)?;
-        // Of this thread alone, on Linux.
-        setpriority_process(None, LOWEST_PRIORITY)?;
+        machine::give_way_to_all()?;
         Load::new(LOOPBACK, || unreachable!("nobody knows the address"))
     }
 }
