@@ -73,7 +73,14 @@ impl Arm {
     pub(crate) fn role(self) -> Role {
         match self {
             Self::Direct => Role::Direct,
-            Self::Spliceway | Self::Relay | Self::Stats | Self::Timeouts | Self::Rate | Self::Everything => Role::Ours,
+            Self::Spliceway
+            | Self::Splice
+            | Self::Copy
+            | Self::Relay
+            | Self::Stats
+            | Self::Timeouts
+            | Self::Rate
+            | Self::Everything => Role::Ours,
             _ => Role::Peer,
         }
     }

@@ -12,8 +12,8 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
-use rustix::io::retry_on_intr;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::io::retry_on_intr;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 pub(crate) use peers::{Answerer, Asker, Duplex, Fetcher, REQUEST, Receiver, Responder, Sender, Source, Trips};

@@ -60,7 +60,8 @@ fn discard(socket: &TcpStream, most: usize) -> io::Result<Option<usize>> {
 fn unless_blocked(moved: Result<usize, Errno>) -> io::Result<Option<usize>> {
     match moved {
         Ok(bytes) => Ok(Some(bytes)),
-        Err(Errno::AGAIN) => Ok(None),
+        // Whoever was interrupted is told again that it is ready.
+        Err(Errno::AGAIN | Errno::INTR) => Ok(None),
         Err(errno) => Err(errno.into()),
     }
 }

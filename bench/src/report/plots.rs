@@ -16,8 +16,11 @@ use canvas::{Axis, Canvas, Look, Marker, Side};
 /// The scenario whose latencies are drawn: the smallest that keeps a relay busy.
 const LATENCY: &str = "rr-64-64";
 
+/// How a value on an axis is written.
+type Write = fn(f64) -> String;
+
 /// Kinds of scenarios that are drawn as lines: what their last part stands for, and how to write it.
-const LINES: [(&str, &str, fn(f64) -> String); 2] = [
+const LINES: [(&str, &str, Write); 2] = [
     ("bulk", "connections at once", |count| format!("{count}")),
     ("sweep", "bytes per write of the peer", bytes),
 ];
@@ -83,7 +86,7 @@ fn lines(
     results: &Results,
     scenarios: &[(f64, &Measured)],
     kind: Kind,
-    (over, write): (&str, fn(f64) -> String),
+    (over, write): (&str, Write),
     path: &Path,
 ) -> io::Result<()> {
     let first = scenarios[0].1;
