@@ -396,7 +396,10 @@ impl Transfer {
             (State::Unloading, Event::Unloaded) => State::Sending { full: false },
 
             (State::Peeking, Event::Peeked) if self.passes => State::Passing { sure: true },
-            (State::Peeking, Event::Peeked) => State::Filling,
+            (State::Peeking, Event::Peeked) => {
+                self.sizing.on_more(self.sizing.class_in(self.turns));
+                State::Filling
+            }
             (State::Receiving | State::Passing { .. } | State::Filling | State::Peeking, Event::LimitReached) => {
                 State::ShuttingDown
             }

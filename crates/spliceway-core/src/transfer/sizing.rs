@@ -3,10 +3,10 @@
 use super::{PipeSize, Turns, is_full};
 use crate::pool::SizeClass;
 
-/// Fills in a row below half of the pipe's size before a smaller pipe is taken.
+/// Fills below half of the pipe's size in a row, of a source that had more, before a smaller pipe is taken.
 const LOW_FILLS: u8 = 4;
 
-/// Full fills in a row that the sink took whole before a pipe of 1 MiB is taken: 2 MiB.
+/// Full fills that the sink took without making one wait, before a pipe of 1 MiB is taken: 2 MiB.
 const TAKEN_FILLS: u8 = 8;
 
 /// The class of pipe to ask for, and how it came to be.
@@ -14,6 +14,7 @@ const TAKEN_FILLS: u8 = 8;
 pub(super) struct Sizing {
     class: SizeClass,
     low_fills: u8,
+    last_was_low: bool,
     taken_fills: u8,
     follows: bool,
 }
@@ -27,6 +28,7 @@ impl Sizing {
         Self {
             class,
             low_fills: 0,
+            last_was_low: false,
             taken_fills: 0,
             follows,
         }
@@ -41,28 +43,31 @@ impl Sizing {
         }
     }
 
-    /// Up at once when a fill of what was `asked` for returned its size in bytes, but to 1 MiB only for a sink that keeps up; down
-    /// when fills stay far below it, be it that the source is slow or that its fragments are small: then slots run out first, and
-    /// a large pipe only costs more.
+    /// Up at once when a fill of what was `asked` for returned its size in bytes, but to 1 MiB only for a sink that keeps up.
     pub(super) fn on_fill(&mut self, asked: SizeClass, bytes: usize, full: bool) {
-        if !self.follows {
-            return;
+        self.last_was_low = bytes < asked.bytes() / 2;
+        if !self.last_was_low {
+            self.low_fills = 0;
         }
         if full && is_full(bytes, asked.bytes()) {
-            self.low_fills = 0;
             self.taken_fills = (self.taken_fills + 1).min(TAKEN_FILLS);
-            if asked == SizeClass::Kib64 || self.taken_fills == TAKEN_FILLS {
+            if self.follows && (asked == SizeClass::Kib64 || self.taken_fills == TAKEN_FILLS) {
                 self.class = asked.larger();
             }
-        } else if bytes >= asked.bytes() / 2 {
+        }
+    }
+
+    /// The source has more than the last fill took: down when such fills stay far below the size, as slots run out first where fragments
+    /// are small, and a large pipe only costs more. A source that had no more says nothing about the pipe.
+    pub(super) fn on_more(&mut self, asked: SizeClass) {
+        let Some(smaller) = asked.smaller().filter(|_| self.follows && self.last_was_low) else {
+            return;
+        };
+        self.low_fills += 1;
+        if self.low_fills == LOW_FILLS {
+            self.class = smaller;
             self.low_fills = 0;
-        } else if let Some(smaller) = asked.smaller() {
-            self.low_fills += 1;
-            if self.low_fills == LOW_FILLS {
-                self.class = smaller;
-                self.low_fills = 0;
-                self.taken_fills = 0;
-            }
+            self.taken_fills = 0;
         }
     }
 

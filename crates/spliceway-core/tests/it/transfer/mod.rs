@@ -248,7 +248,7 @@ fn a_pipe_that_was_filled_in_bytes_is_followed_by_a_larger_one_up_to_256_kib_whe
 }
 
 #[test]
-fn pipes_of_1_mib_come_after_eight_full_ones_that_the_sink_took_whole_where_bulk_is_alone() {
+fn pipes_of_1_mib_come_after_eight_full_ones_that_the_sink_did_not_make_wait_where_bulk_is_alone() {
     let mut transfer = bulk_alone();
     for _ in 0..10 {
         fill_and_drain(&mut transfer, SizeClass::Mib1, 1 << 20, true);
@@ -308,6 +308,16 @@ fn four_low_fills_in_a_row_are_followed_by_a_smaller_pipe() {
         fill_and_drain(&mut transfer, SizeClass::Kib256, 90_000, false);
     }
     fill_and_drain(&mut transfer, SizeClass::Kib64, 60_000, false);
+}
+
+#[test]
+fn low_fills_that_left_the_source_empty_are_not_followed_by_a_smaller_pipe() {
+    let mut transfer = bulk(PipeSize::Auto);
+    fill_and_drain(&mut transfer, SizeClass::Kib64, 64 << 10, true);
+    for _ in 0..100 {
+        fill_and_drain(&mut transfer, SizeClass::Kib256, 20_000, false);
+        at(&mut transfer, Step::Peek, Event::WouldBlock);
+    }
 }
 
 #[test]
