@@ -85,6 +85,13 @@ const TASKS: &[Task] = &[
         ],
     },
     Task {
+        name: "bench",
+        purpose: "every scenario through every relay, into docs/benchmarks.md; `bench --help` for its words",
+        steps: &[step(
+            "cargo run --release --package spliceway-bench --features peers -- all …",
+        )],
+    },
+    Task {
         name: "instructions",
         purpose: "instructions of a relay against bench/instructions.toml; `--check` or `--bless`",
         steps: &[step("cargo run --release --package spliceway-bench -- instructions …")],

@@ -14,15 +14,15 @@ pub(super) struct Baseline {
 }
 
 /// How far a count may be from the baseline, as a part of it. A pool hit runs the same instructions each time. Trips differ
-/// by the polls that find nothing, when something arrives early or late (seen: 0.4 % between runs); sessions, which are several such moments
-/// and little else, by more (14 %). A MiB differs by half, by how much each splice finds, which is the scheduler's choice: its bound tells
-/// a multiple of the calls or of what each costs, and nothing finer.
+/// by the polls that find nothing, when something arrives early or late (seen: 0.4 % between runs, on one machine); sessions, which are several
+/// such moments and little else, by more (14 %). A MiB differs by half and more, by how much each splice finds, which is the
+/// scheduler's choice: its bound tells that bulk is copied, and nothing finer.
 fn tolerance(name: &str) -> f64 {
     match name {
-        "hit" => 0.005,
-        "trip" => 0.02,
-        "session" => 0.25,
-        _ => 1.0,
+        "hit" => 0.02,
+        "trip" => 0.05,
+        "session" => 0.5,
+        _ => 3.0,
     }
 }
 
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_count_above_its_tolerance_is_told_and_one_as_far_below_too() {
-        for (hit, above, below) in [(1004.0, 0, 0), (1006.0, 1, 0), (996.0, 0, 0), (994.0, 0, 1)] {
+        for (hit, above, below) in [(1019.0, 0, 0), (1021.0, 1, 0), (981.0, 0, 0), (979.0, 0, 1)] {
             let found = with(hit).against(&with(1000.0));
             assert_eq!((found.0.len(), found.1.len()), (above, below), "{hit}");
         }

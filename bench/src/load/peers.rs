@@ -98,16 +98,29 @@ impl Peer for Sender {
                 Next::Writable
             });
         }
-        Receiver.on_ready(socket, tally)
+        Receiver::new().on_ready(socket, tally)
     }
 }
 
 /// Receives until the end of the stream, then ends its own.
-pub(crate) struct Receiver;
+pub(crate) struct Receiver {
+    /// Bytes of a call.
+    most: usize,
+}
+
+impl Receiver {
+    pub(crate) fn new() -> Self {
+        Self::in_calls_of(CHUNK)
+    }
+
+    pub(crate) fn in_calls_of(most: usize) -> Self {
+        Self { most }
+    }
+}
 
 impl Peer for Receiver {
     fn on_ready(&mut self, socket: &TcpStream, tally: &mut Tally) -> io::Result<Next> {
-        if received_all(socket, tally)? {
+        if received_all(socket, self.most, tally)? {
             tally.ended += 1;
             return Ok(Next::Over);
         }
@@ -116,8 +129,8 @@ impl Peer for Receiver {
 }
 
 /// One call; `true` at the end of the stream.
-fn received_all(socket: &TcpStream, tally: &mut Tally) -> io::Result<bool> {
-    let received = discard(socket, CHUNK)?;
+fn received_all(socket: &TcpStream, most: usize, tally: &mut Tally) -> io::Result<bool> {
+    let received = discard(socket, most)?;
     tally.received += received.unwrap_or(0) as u64;
     Ok(received == Some(0))
 }
@@ -140,7 +153,7 @@ impl Duplex {
 impl Peer for Duplex {
     fn on_ready(&mut self, socket: &TcpStream, tally: &mut Tally) -> io::Result<Next> {
         if !self.received_all {
-            self.received_all = received_all(socket, tally)?;
+            self.received_all = received_all(socket, CHUNK, tally)?;
         }
         let sent_all = self.sender.go_on(socket)?;
         Ok(match (sent_all, self.received_all) {
@@ -368,7 +381,7 @@ impl Peer for Fetcher {
             self.asking = !self.request.send(socket)?;
             return Ok(if self.asking { Next::Writable } else { Next::Readable });
         }
-        match received_all(socket, tally)? {
+        match received_all(socket, CHUNK, tally)? {
             true => {
                 tally.done_in(self.began.elapsed());
                 Ok(Next::Over)

@@ -45,7 +45,7 @@ impl Bulk {
     }
 
     fn carry(&self, start: impl FnOnce(SocketAddr) -> io::Result<Relay>) -> io::Result<Vec<f64>> {
-        let mut load = Load::new(LOOPBACK, || Box::new(Receiver))?;
+        let mut load = Load::new(LOOPBACK, || Box::new(Receiver::new()))?;
         let relay = start(load.address()?)?;
         let each = self.bytes / self.flows as u64;
         let all = each * self.flows as u64;
@@ -67,7 +67,7 @@ impl Bulk {
 }
 
 pub(crate) fn send(to: SocketAddr, flows: usize, each: u64) -> io::Result<()> {
-    let mut load = Load::new(LOOPBACK, || Box::new(Receiver))?;
+    let mut load = Load::new(LOOPBACK, || Box::new(Receiver::new()))?;
     let source = Source::file()?;
     for _ in 0..flows {
         load.connect(to, Box::new(Sender::new(source.clone(), each)))?;

@@ -143,7 +143,7 @@ impl Flow {
 
     fn receive(&self, socket: TcpStream) -> io::Result<()> {
         let mut load = Self::end()?;
-        load.adopt(socket, Box::new(Receiver))?;
+        load.adopt(socket, Box::new(Receiver::in_calls_of(CHUNK)))?;
         load.run_until(|tally| {
             self.received.store(tally.received, Ordering::Relaxed);
             tally.ended == 1

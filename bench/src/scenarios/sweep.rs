@@ -56,7 +56,7 @@ impl Scenario for Sweep {
     }
 
     fn measure(&self, arm: Arm) -> io::Result<Vec<f64>> {
-        let mut load = Load::new(LOOPBACK, || Box::new(Receiver))?;
+        let mut load = Load::new(LOOPBACK, || Box::new(Receiver::new()))?;
         let relay = Relay::start(arm, load.address()?)?;
         let before = relay.cpu_time()?;
         let started = Instant::now();
