@@ -42,6 +42,8 @@ pub(crate) enum Arm {
     Nginx,
     /// Ours.
     Spliceway,
+    /// Ours once more: by what it differs is the run's own noise.
+    Again,
     /// Ours, which always splices.
     Splice,
     /// Ours, which never splices.
@@ -74,6 +76,7 @@ impl Arm {
         match self {
             Self::Direct => Role::Direct,
             Self::Spliceway
+            | Self::Again
             | Self::Splice
             | Self::Copy
             | Self::Relay
@@ -101,6 +104,7 @@ impl Arm {
             Self::Haproxy => "HAProxy",
             Self::Nginx => "nginx",
             Self::Spliceway => "spliceway",
+            Self::Again => "spliceway, again",
             Self::Splice => "spliceway, splice",
             Self::Copy => "spliceway, copy",
             Self::Relay => "Relay",
@@ -147,6 +151,7 @@ impl Arm {
         Self::Spliceway,
         Self::Splice,
         Self::Copy,
+        Self::Again,
     ];
 }
 
@@ -225,7 +230,7 @@ impl Relays {
             Arm::TokioSplice => tokio_splice::zero_copy_bidirectional(a, b).await.map(drop),
             #[cfg(feature = "peers")]
             Arm::TokioSplice2 => tokio_splice2::copy_bidirectional(a, b).await.map(drop),
-            Arm::Spliceway => spliceway::copy_bidirectional(a, b).await.map(drop),
+            Arm::Spliceway | Arm::Again => spliceway::copy_bidirectional(a, b).await.map(drop),
             Arm::Splice | Arm::Copy | Arm::Relay | Arm::Stats | Arm::Timeouts | Arm::Rate | Arm::Everything => {
                 self.relay(a, b).await
             }

@@ -115,6 +115,7 @@ fn summary(results: &Results) -> String {
         let Some(ours) = scenario.rows.iter().find(|row| row.arm == Arm::Spliceway.name()) else {
             continue;
         };
+        let again = scenario.rows.iter().find(|row| row.arm == Arm::Again.name());
         for (index, figure) in scenario.figures.iter().enumerate() {
             if Kind::of(figure).is_none() {
                 continue;
@@ -127,6 +128,7 @@ fn summary(results: &Results) -> String {
                 ratio_to(scenario, ours, Arm::FIRST.name(), index),
                 ratio_to(scenario, ours, best, index),
                 best.into(),
+                again.map_or("–".into(), |again| ratio_to(scenario, again, &ours.arm, index)),
             ]);
         }
     }
@@ -138,6 +140,7 @@ fn summary(results: &Results) -> String {
             "to tokio",
             "to the best peer",
             "which is",
+            "the same again",
         ],
         &rows,
     )

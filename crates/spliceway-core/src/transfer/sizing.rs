@@ -6,8 +6,8 @@ use crate::pool::SizeClass;
 /// Fills below half of the pipe's size in a row, of a source that had more, before a smaller pipe is taken.
 const LOW_FILLS: u8 = 4;
 
-/// Full fills that the sink took without making one wait, before a pipe of 1 MiB is taken: 2 MiB.
-const TAKEN_FILLS: u8 = 8;
+/// Full fills that the sink took without making one wait, before a pipe of 1 MiB is taken.
+const TAKEN_FILLS: u8 = 2;
 
 /// The class of pipe to ask for, and how it came to be.
 #[derive(Clone, Copy, Debug)]
