@@ -167,10 +167,12 @@ pub(crate) fn ask_for_mark(socket: BorrowedFd<'_>) -> Asked {
 /// `poll(2)` without waiting, for all of them at once: those that hold an urgent mark. All of them where the call fails.
 pub(crate) fn urgent_marks(asked: &mut [Asked]) -> impl Iterator<Item = RawFd> {
     // SAFETY: the pointer and the count are those of one exclusive borrow. A descriptor that was closed is only said to be none.
-    let found = retry_on_intr(|| match unsafe { libc::poll(asked.as_mut_ptr(), asked.len() as libc::nfds_t, 0) } {
-        -1 => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
-        found => Ok(found),
-    });
+    let found = retry_on_intr(
+        || match unsafe { libc::poll(asked.as_mut_ptr(), asked.len() as libc::nfds_t, 0) } {
+            -1 => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+            found => Ok(found),
+        },
+    );
     let (all, any) = (found.is_err(), found != Ok(0));
     let asked = if any { asked } else { &mut [] };
     asked

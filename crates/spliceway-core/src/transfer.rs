@@ -366,9 +366,8 @@ impl Transfer {
 
             (State::Filling, Event::Filled { bytes, full }) => {
                 self.sizing.on_fill(self.sizing.class_in(self.turns), bytes, full);
-                State::Draining {
-                    fill: LastFill::of(bytes, full),
-                }
+                let fill = LastFill::of(bytes, full);
+                State::Draining { fill }
             }
             // Drained, at its end, or before an urgent mark: a recv tells which, and steps over the mark.
             (State::Filling | State::Passing { .. } | State::Peeking, Event::SourceStopped) => State::Receiving,

@@ -253,7 +253,11 @@ fn poll_mover(
     counts: &Counts,
 ) -> Poll<Result<(), Broken>> {
     WORKER.with_borrow_mut(|worker| {
-        let Worker { scratch, company, lookout } = worker;
+        let Worker {
+            scratch,
+            company,
+            lookout,
+        } = worker;
         mover.take_turns(company.turns());
         let turn = &mut Turn {
             mover,
