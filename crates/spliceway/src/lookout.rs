@@ -12,46 +12,75 @@ use crate::company::give_way;
 #[derive(Debug)]
 pub(crate) struct Lookout(Arc<Shared>);
 
-#[derive(Debug)]
-struct Shared(Mutex<Suspects>);
+#[derive(Debug, Default)]
+struct Shared(Mutex<State>);
 
-/// Keeps itself when it is dropped: by the runtime once it has looked for events, as it wakes what gave way, or at once where no runtime
-/// is; or by one that stops before, whose sockets may still be waited for when it goes on.
+#[derive(Debug, Default)]
+struct State {
+    suspects: Suspects,
+    /// The one that was kept last, to be given again: a message is worth no allocation.
+    kept: Option<Arc<Promise>>,
+}
+
+/// Is kept when it is woken: by the runtime once it has looked for events, or at once where no runtime is. Else it is kept when it is
+/// dropped: by a runtime that stops before, whose sockets may still be waited for when it goes on.
+#[derive(Debug)]
 struct Promise(Arc<Shared>);
 
 impl Lookout {
     pub(crate) fn new() -> Self {
-        Self(Arc::new(Shared(Mutex::new(Suspects::new()))))
+        Self(Arc::default())
     }
 
     /// Its readiness was forgotten, as a receive came short.
     pub(crate) fn suspect(&self, socket: BorrowedFd<'_>) {
-        let mut suspects = self.0.suspects();
-        let is_promised = !suspects.is_empty();
-        if suspects.is_full() {
-            suspects.clear();
+        let mut state = self.0.state();
+        let is_promised = !state.suspects.is_empty();
+        if state.suspects.is_full() {
+            state.suspects.clear();
         }
-        suspects.add(socket);
-        drop(suspects);
-        if !is_promised {
-            let waker = Waker::from(Arc::new(Promise(Arc::clone(&self.0))));
-            give_way(&mut Context::from_waker(&waker));
+        state.suspects.add(socket);
+        if is_promised {
+            return;
         }
+        let promise = state
+            .kept
+            .take()
+            .unwrap_or_else(|| Arc::new(Promise(Arc::clone(&self.0))));
+        // It may be kept at once.
+        drop(state);
+        give_way(&mut Context::from_waker(&Waker::from(promise)));
     }
 }
 
 impl Shared {
-    fn suspects(&self) -> MutexGuard<'_, Suspects> {
+    fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Wake for Promise {
-    fn wake(self: Arc<Self>) {}
+    fn wake(self: Arc<Self>) {
+        let shared = Arc::clone(&self.0);
+        let mut state = shared.state();
+        state.suspects.clear();
+        let before = state.kept.replace(self);
+        // Its end takes the lock.
+        drop(state);
+        drop(before);
+    }
 }
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        self.0.suspects().clear();
+        self.0.state().suspects.clear();
+    }
+}
+
+impl Drop for Lookout {
+    fn drop(&mut self) {
+        // Each holds the other.
+        let kept = self.0.state().kept.take();
+        drop(kept);
     }
 }
