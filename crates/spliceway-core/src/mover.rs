@@ -11,7 +11,7 @@ use crate::pipe::{Drain, Fill};
 use crate::pipe_end::{self, EndKind, Pass, Side};
 use crate::pool::{PipePool, PooledPipe, SizeClass};
 use crate::reason::Reason;
-use crate::socket::{self, TellsLeft, Wait};
+use crate::socket::{self, Wait};
 use crate::switch;
 use crate::transfer::{Engine, Event, PASS, PipeSize, SCRATCH, Step, TINY_FILL, Transfer, Turns, is_full};
 use end::End;
@@ -59,9 +59,10 @@ pub enum Need {
 /// What [`Mover::take`] learnt of the source's readiness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// It gave bytes, and the kernel said that nothing more waits: an edge will tell of the next byte. A reset that waits behind
-    /// them is not told of; whoever forgets readiness here must keep what the poller said of a closed or failed socket.
-    Drained,
+    /// It gave bytes, and fewer than were asked for: it is drained, and an edge will tell of the next byte. Whoever forgets readiness here
+    /// must keep what the poller said of a closed or failed socket, and add the source to [`Suspects`](crate::Suspects): at an urgent mark
+    /// a receive is short as well.
+    Short,
     /// It had nothing.
     WouldBlock,
     /// It may have more.
@@ -348,30 +349,30 @@ impl Mover {
         if self.source.kind == EndKind::Pipe {
             return self.read(most, source, scratch);
         }
-        let tells = *self.source.tells.get_or_insert_with(|| socket::ask_left(source));
+        let ask = || socket::is_drained_by_a_short_receive(source);
+        let short_drains = *self.source.short_drains.get_or_insert_with(ask);
         let all = scratch.len().min(SCRATCH);
-        // The rest of a record that is not taken whole is lost. Only TCP tells what is left, so only other sockets are asked.
-        let takes_part = most >= all || tells == TellsLeft::Yes || socket::is_stream(source)?;
+        // The rest of a record that is not taken whole is lost. TCP has none, so only other sockets are asked.
+        let takes_part = most >= all || short_drains || socket::is_stream(source)?;
         let length = if takes_part { all.min(most) } else { all };
         assert!(most > 0 && length > 0, "a recv of no bytes says nothing");
-        let received = match socket::recv(source, tells, &mut scratch[..length], self.wait) {
+        let received = match socket::recv(source, &mut scratch[..length], self.wait) {
             Ok(received) => received,
             Err(error) => return self.source_error(error),
         };
-        if received.bytes == 0 {
+        if received == 0 {
             self.transfer.on(Event::Eof);
             return Ok(Source::Open);
         }
-        self.takes(received.bytes);
+        self.takes(received);
         self.rest = Rest::InScratch {
             start: 0,
-            end: received.bytes,
+            end: received,
         };
-        self.transfer.on(Event::Received {
-            full: received.bytes == length,
-        });
-        Ok(if received.left == Some(0) {
-            Source::Drained
+        let full = received == length;
+        self.transfer.on(Event::Received { full });
+        Ok(if short_drains && !full {
+            Source::Short
         } else {
             Source::Open
         })

@@ -7,16 +7,6 @@ use rustix::io::retry_on_intr;
 
 use crate::sys::{self, Errno, RecvFlags, SendFlags};
 
-/// What [`recv`] brought.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Received {
-    /// Bytes now in the buffer; 0 is the end of the stream (for a buffer that is not empty).
-    pub bytes: usize,
-    /// Bytes that wait behind them, if the kernel said. 0 means that the next `recv` would find nothing. A short count of
-    /// [`bytes`](Received::bytes) does not mean that: `recv` also stops short at an urgent mark.
-    pub left: Option<usize>,
-}
-
 /// Whether a call may wait for the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
@@ -26,35 +16,20 @@ pub enum Wait {
     IfBlocking,
 }
 
-/// A socket's answer to the question whether [`recv`] may ask for [`Received::left`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TellsLeft {
-    /// TCP since Linux 4.18: `TCP_INQ` is now set on it.
-    Yes,
-    /// Every other socket.
-    No,
+/// Whether a receive that brings less than was asked for has drained the socket, all but what lies behind an urgent mark, if there is
+/// one (see [`Suspects`](crate::Suspects)). So it is with TCP. Other sockets end a receive where a record ends, or the credentials
+/// of the sender change.
+pub fn is_drained_by_a_short_receive(socket: impl AsFd) -> bool {
+    sys::is_plain_tcp(socket.as_fd())
 }
 
-/// Asks the kernel to tell with each receive how many bytes are left (`TCP_INQ`). One system call; harmless to every other
-/// user of the socket, as only `recvmsg` with room for a control message sees the answer.
-pub fn ask_left(socket: impl AsFd) -> TellsLeft {
-    match sys::enable_inq(socket.as_fd()) {
-        Ok(()) => TellsLeft::Yes,
-        Err(_) => TellsLeft::No,
-    }
-}
-
-/// `recv(2)`, or `recvmsg(2)` where the socket tells what is left.
+/// `recv(2)`: bytes, of which 0 is the end of the stream (for a buffer that is not empty).
 ///
 /// # Errors
 /// The socket's own; `WouldBlock` if it is drained and the call may not wait.
-pub fn recv(socket: impl AsFd, tells: TellsLeft, buf: &mut [u8], wait: Wait) -> io::Result<Received> {
-    let (socket, flags) = (socket.as_fd(), wait.recv_flags());
-    let (bytes, left) = match tells {
-        TellsLeft::Yes => retry_on_intr(|| sys::recv_inq(socket, buf, flags))?,
-        TellsLeft::No => (retry_on_intr(|| sys::recv(socket, buf, flags))?, None),
-    };
-    Ok(Received { bytes, left })
+pub fn recv(socket: impl AsFd, buf: &mut [u8], wait: Wait) -> io::Result<usize> {
+    let socket = socket.as_fd();
+    Ok(retry_on_intr(|| sys::recv(socket, buf, wait.recv_flags()))?)
 }
 
 /// Whether there is something to receive: `true`, or `false` at the end of the stream. Takes nothing.

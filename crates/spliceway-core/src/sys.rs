@@ -1,14 +1,14 @@
 //! One thin function per system call; nothing is decided here.
 //!
 //! This is the only file of the crate that may hold `unsafe`, and only because these have no safe wrapper in rustix:
-//! - the `TCP_INQ` socket option and the control message that comes of it (tcp(7), `include/uapi/linux/tcp.h`). They tell, with
-//!   the bytes of a receive, how many more wait behind them, which no return value of `recv` tells;
+//! - `TCP_ULP`, which tells a plain TCP socket from one with TLS in the kernel (tcp(7), `include/uapi/linux/tcp.h`);
+//! - `poll` and `SO_RCVLOWAT` of sockets that may be closed by now, which no borrow can say (poll(2), socket(7));
 //! - a thread's signal mask, because splice has no `MSG_NOSIGNAL` (signal(7), pthread_sigmask(3), sigtimedwait(2)).
 #![allow(unsafe_code)]
 
 use std::io;
 use std::mem;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
@@ -135,79 +135,62 @@ pub(crate) fn is_stream(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
     rustix::net::sockopt::socket_type(socket).map(|kind| kind == SocketType::STREAM)
 }
 
-/// `setsockopt(TCP_INQ)`: from now on [`recv_inq`] tells what is left. Linux 4.18; TCP alone has it.
-pub(crate) fn enable_inq(socket: BorrowedFd<'_>) -> io::Result<()> {
-    let on: libc::c_int = 1;
-    // SAFETY: the option's value is one int, which outlives the call, and its size is passed with it.
+/// `getsockopt(TCP_ULP)`: whether it is TCP with nothing on top of it in the kernel, as TLS would be, that receives by rules of its own.
+pub(crate) fn is_plain_tcp(socket: BorrowedFd<'_>) -> bool {
+    let mut name = [0_u8; 16];
+    let mut length = mem::size_of_val(&name) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes to `name`, which outlives the call as `length` does.
     let outcome = unsafe {
-        libc::setsockopt(
+        libc::getsockopt(
             socket.as_raw_fd(),
             libc::IPPROTO_TCP,
-            libc::TCP_INQ,
-            (&raw const on).cast(),
-            mem::size_of_val(&on) as libc::socklen_t,
+            libc::TCP_ULP,
+            name.as_mut_ptr().cast(),
+            &raw mut length,
         )
     };
-    if outcome == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
+    outcome == 0 && length == 0
+}
+
+/// What [`urgent_marks`] asks of one descriptor.
+pub(crate) type Asked = libc::pollfd;
+
+/// To be asked whether it holds an urgent mark (`POLLPRI`).
+pub(crate) fn ask_for_mark(socket: BorrowedFd<'_>) -> Asked {
+    Asked {
+        fd: socket.as_raw_fd(),
+        events: libc::POLLPRI,
+        revents: 0,
     }
 }
 
-/// The control message of `TCP_INQ` (level `IPPROTO_TCP`, type `TCP_CM_INQ`) as the kernel lays it out.
-#[repr(C)]
-struct InqMessage {
-    header: libc::cmsghdr,
-    left: libc::c_int,
-    // CMSG_SPACE rounds up to the alignment of the header.
-    padding: libc::c_int,
+/// `poll(2)` without waiting, for all of them at once: those that hold an urgent mark. All of them where the call fails.
+pub(crate) fn urgent_marks(asked: &mut [Asked]) -> impl Iterator<Item = RawFd> {
+    // SAFETY: the pointer and the count are those of one exclusive borrow. A descriptor that was closed is only said to be none.
+    let found = retry_on_intr(
+        || match unsafe { libc::poll(asked.as_mut_ptr(), asked.len() as libc::nfds_t, 0) } {
+            -1 => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+            found => Ok(found),
+        },
+    );
+    let (all, any) = (found.is_err(), found != Ok(0));
+    let asked = if any { asked } else { &mut [] };
+    asked
+        .iter()
+        .filter(move |one| all || one.revents & libc::POLLPRI != 0)
+        .map(|one| one.fd)
 }
 
-/// `include/linux/socket.h`, `include/uapi/linux/tls.h`, RFC 8446 §5.1.
-const SOL_TLS: libc::c_int = 282;
-const TLS_GET_RECORD_TYPE: libc::c_int = 2;
-const TLS_APPLICATION_DATA: u8 = 23;
-
-/// `recvmsg(2)`: the bytes received, and how many wait behind them if the kernel said.
-pub(crate) fn recv_inq(
-    socket: BorrowedFd<'_>,
-    buf: &mut [u8],
-    flags: RecvFlags,
-) -> Result<(usize, Option<usize>), Errno> {
-    let flags = flags.bits() as libc::c_int;
-    // SAFETY: all three are plain C structs of integers and pointers, for which all zeroes is a valid value.
-    let (mut message, mut control): (libc::msghdr, InqMessage) = unsafe { (mem::zeroed(), mem::zeroed()) };
-    let mut iov = libc::iovec {
-        iov_base: buf.as_mut_ptr().cast(),
-        iov_len: buf.len(),
-    };
-    message.msg_iov = &raw mut iov;
-    message.msg_iovlen = 1;
-    message.msg_control = (&raw mut control).cast();
-    message.msg_controllen = mem::size_of::<InqMessage>() as _;
-    // SAFETY: `message` points at one iovec over `buf`, borrowed mutably, and at a control buffer of the stated size that
-    // is aligned for a cmsghdr; both outlive the call, and the kernel writes inside these bounds alone.
-    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
-    if received < 0 {
-        return Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO));
-    }
-    if control.header.cmsg_level == SOL_TLS && control.header.cmsg_type == TLS_GET_RECORD_TYPE {
-        // The kernel decrypts (kTLS), and tells of records that are no data to whoever has room for it. A plain recv, which has not,
-        // fails with this errno.
-        let [kind, ..] = control.left.to_ne_bytes();
-        if kind != TLS_APPLICATION_DATA {
-            return Err(Errno::IO);
+/// `setsockopt(SO_RCVLOWAT)` with the value that it has: if there is something to read, pollers are told once more.
+pub(crate) fn tell_pollers_again(socket: RawFd) {
+    let mut bytes: libc::c_int = 0;
+    let mut length = mem::size_of_val(&bytes) as libc::socklen_t;
+    // SAFETY: the value is one int that outlives both calls, which are told its size. If the descriptor was closed they fail, and if
+    // it is another by now they change nothing of it.
+    unsafe {
+        let (level, name) = (libc::SOL_SOCKET, libc::SO_RCVLOWAT);
+        if libc::getsockopt(socket, level, name, (&raw mut bytes).cast(), &raw mut length) == 0 {
+            libc::setsockopt(socket, level, name, (&raw const bytes).cast(), length);
         }
     }
-    // Its type differs between C libraries, hence a cast that is needless for some.
-    #[allow(clippy::unnecessary_cast)]
-    let length = message.msg_controllen as usize;
-    let said = length >= mem::size_of::<libc::cmsghdr>()
-        && control.header.cmsg_level == libc::IPPROTO_TCP
-        && control.header.cmsg_type == libc::TCP_CM_INQ;
-    Ok((
-        received as usize,
-        said.then(|| usize::try_from(control.left).unwrap_or(0)),
-    ))
 }

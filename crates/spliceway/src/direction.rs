@@ -16,6 +16,7 @@ use tokio::task::coop::has_budget_remaining;
 use crate::company::{Company, give_way};
 use crate::end::End;
 use crate::fallback::CopyLoop;
+use crate::lookout::Lookout;
 use crate::options::{RelayOptions, Way};
 use crate::outcome::Operation;
 use crate::rate::Gate;
@@ -25,6 +26,7 @@ thread_local! {
     static WORKER: RefCell<Worker> = RefCell::new(Worker {
         scratch: vec![0; SCRATCH].into_boxed_slice(),
         company: Company::new(),
+        lookout: Lookout::new(),
     });
 }
 
@@ -33,6 +35,7 @@ struct Worker {
     /// Where it receives: bytes stay here only until the same poll has sent them, or has set the rest aside.
     scratch: Box<[u8]>,
     company: Company,
+    lookout: Lookout,
 }
 
 /// The most that a source can have received when the other direction ends, and a bound on what a sender without end gets through by
@@ -152,6 +155,10 @@ impl Moving {
             Means::Splicing { mover, course } => {
                 mover.restrict(RECEIVED_MOST);
                 course.finishing = true;
+                if course.start == Start::Over {
+                    // It counts as drained, and may stand at an urgent mark.
+                    course.start = Start::Untried;
+                }
             }
             Means::Copying(copy_loop) => copy_loop.finish(RECEIVED_MOST),
             Means::Refused => {}
@@ -245,12 +252,18 @@ fn poll_mover(
     sink: End<'_>,
     counts: &Counts,
 ) -> Poll<Result<(), Broken>> {
-    WORKER.with_borrow_mut(|Worker { scratch, company }| {
+    WORKER.with_borrow_mut(|worker| {
+        let Worker {
+            scratch,
+            company,
+            lookout,
+        } = worker;
         mover.take_turns(company.turns());
         let turn = &mut Turn {
             mover,
             scratch,
             company,
+            lookout,
         };
         poll_steps(turn, course, gate, cx, source, sink, counts)
     })
@@ -262,6 +275,7 @@ struct Turn<'a> {
     mover: &'a mut Mover,
     scratch: &'a mut [u8],
     company: &'a mut Company,
+    lookout: &'a Lookout,
 }
 
 impl Turn<'_> {
@@ -281,22 +295,29 @@ impl Turn<'_> {
         // A direction that stays silent should need no pipe, not even to find that out. (A socket that was just connected counts as
         // readable: before, it was hung up.)
         let looks_first = course.start == Start::Untried && self.mover.wants_pipe();
-        let mut take = |fd: BorrowedFd<'_>| match looks_first.then(|| socket::peek(fd, Wait::Never)) {
-            Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => Ok(Source::WouldBlock),
-            Some(Err(error)) => Err(error),
-            Some(Ok(_)) | None => self.mover.take_at_most(most, fd, self.scratch, counts),
+        let mut learnt = Source::Open;
+        let mut take = |fd: BorrowedFd<'_>| {
+            learnt = match looks_first.then(|| socket::peek(fd, Wait::Never)) {
+                Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => Source::WouldBlock,
+                Some(Err(error)) => return Err(error),
+                Some(Ok(_)) | None => self.mover.take_at_most(most, fd, self.scratch, counts)?,
+            };
+            Ok(learnt)
         };
         let taken = match attempt {
-            Attempt::Ready => {
-                course.start = Start::Over;
-                source.try_take(take)
-            }
-            Attempt::Untried => take(source.as_fd()).map(|learnt| {
-                if learnt != Source::Open {
-                    course.start = Start::Over;
-                }
-            }),
+            Attempt::Ready => source.try_take(take),
+            Attempt::Untried => take(source.as_fd()).map(drop),
         };
+        match (attempt, learnt) {
+            // To the end of what was received: an urgent mark is none.
+            (_, Source::Short) if course.finishing => course.start = Start::Untried,
+            (_, Source::Short) => {
+                course.start = Start::Over;
+                self.lookout.suspect(source.as_fd());
+            }
+            (Attempt::Ready, _) | (_, Source::WouldBlock) => course.start = Start::Over,
+            (Attempt::Untried, Source::Open) => {}
+        }
         if self.mover.holds_message() {
             self.company.message();
         }

@@ -63,7 +63,7 @@ impl End<'_> {
     pub(crate) fn try_take(self, take: impl FnOnce(BorrowedFd<'_>) -> io::Result<Source>) -> io::Result<()> {
         self.try_io(Interest::READABLE, |fd| match take(fd) {
             Ok(Source::Open) => (Ok(()), Readiness::Kept),
-            Ok(Source::Drained | Source::WouldBlock) => (Ok(()), Readiness::Cleared),
+            Ok(Source::Short | Source::WouldBlock) => (Ok(()), Readiness::Cleared),
             Err(error) => (Err(error), Readiness::Kept),
         })
     }

@@ -85,6 +85,7 @@ mod direction;
 mod end;
 mod fallback;
 mod identity;
+mod lookout;
 mod options;
 mod outcome;
 mod phase;

@@ -16,8 +16,6 @@ pub enum Call {
     Pipe,
     /// `fcntl(F_SETPIPE_SZ)`.
     SetPipeSize,
-    /// `recvmsg(2)`.
-    RecvMsg,
     /// `recvfrom(2)` that takes what it returns.
     Recv,
     /// `recvfrom(2)` with `MSG_PEEK`.
@@ -39,7 +37,6 @@ impl Call {
             Self::SpliceIn | Self::SpliceOut => (libc::SYS_splice, None),
             Self::Pipe => (libc::SYS_pipe2, None),
             Self::SetPipeSize => (libc::SYS_fcntl, Some((1, libc::F_SETPIPE_SZ as u32))),
-            Self::RecvMsg => (libc::SYS_recvmsg, None),
             Self::Recv | Self::Peek => (libc::SYS_recvfrom, None),
             Self::Send => (libc::SYS_sendto, None),
             Self::ReadPipe => (libc::SYS_read, None),
@@ -59,7 +56,6 @@ impl Call {
             libc::SYS_splice => Self::SpliceIn,
             libc::SYS_pipe2 => Self::Pipe,
             libc::SYS_fcntl => Self::SetPipeSize,
-            libc::SYS_recvmsg => Self::RecvMsg,
             libc::SYS_recvfrom if notice.arguments[3] as i32 & libc::MSG_PEEK != 0 => Self::Peek,
             libc::SYS_recvfrom => Self::Recv,
             libc::SYS_sendto => Self::Send,

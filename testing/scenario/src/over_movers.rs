@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventFlags};
 use spliceway_core::transfer::SCRATCH;
-use spliceway_core::{Counts, Mover, Need, PipePool, Sink, Source};
+use spliceway_core::{Counts, Mover, Need, PipePool, Sink, Source, Suspects};
 
 use crate::plan::{Driving, Plan, RelayPlan};
 use crate::sockets::{self, Stage};
@@ -34,13 +34,18 @@ pub fn over_movers(plan: &Plan) {
             }
             relays.push(Running::new(relay, pool, ends));
         }
-        OverMovers { epoll, relays }
+        OverMovers {
+            epoll,
+            relays,
+            suspects: Suspects::new(),
+        }
     });
 }
 
 struct OverMovers {
     epoll: OwnedFd,
     relays: Vec<Running>,
+    suspects: Suspects,
 }
 
 /// One relay.
@@ -84,6 +89,7 @@ enum Came {
 
 impl Relays for OverMovers {
     fn turn(&mut self) {
+        self.suspects.clear();
         let mut events = [const { MaybeUninit::uninit() }; 8];
         let (events, _) = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default())).expect("epoll");
         for event in events {
@@ -92,7 +98,7 @@ impl Relays for OverMovers {
         }
         SCRATCH_BUFFER.with_borrow_mut(|scratch| {
             for relay in &mut self.relays {
-                relay.turn(scratch);
+                relay.turn(scratch, &mut self.suspects);
             }
         });
     }
@@ -127,14 +133,14 @@ impl Running {
         }
     }
 
-    fn turn(&mut self, scratch: &mut [u8]) {
+    fn turn(&mut self, scratch: &mut [u8], suspects: &mut Suspects) {
         let Some(at_work) = &mut self.at_work else { return };
         let woken = std::mem::take(&mut self.woken);
         if !woken && !self.driving.spurious {
             return;
         }
         self.standing.polls += u64::from(woken);
-        let ran = at_work.run(self.driving.calls_per_turn, scratch);
+        let ran = at_work.run(self.driving.calls_per_turn, scratch, suspects);
         let counts = at_work
             .directions
             .each_ref()
@@ -156,14 +162,14 @@ impl Running {
 }
 
 impl AtWork {
-    fn run(&mut self, calls: Option<u8>, scratch: &mut [u8]) -> io::Result<Came> {
+    fn run(&mut self, calls: Option<u8>, scratch: &mut [u8], suspects: &mut Suspects) -> io::Result<Came> {
         let Self {
             ends: [near, far],
             directions: [forth, back],
         } = self;
         let came = [
-            forth.run(near, far, calls, scratch)?,
-            back.run(far, near, calls, scratch)?,
+            forth.run(near, far, calls, scratch, suspects)?,
+            back.run(far, near, calls, scratch, suspects)?,
         ];
         Ok(if came.contains(&Came::ToAPause) {
             Came::ToAPause
@@ -180,6 +186,7 @@ impl Direction {
         sink: &mut Socket,
         calls: Option<u8>,
         scratch: &mut [u8],
+        suspects: &mut Suspects,
     ) -> io::Result<Came> {
         let mut left = calls.unwrap_or(u8::MAX);
         let came = loop {
@@ -191,7 +198,11 @@ impl Direction {
                 Need::Source if !(source.readable || source.read_closed) => break Came::ToRest,
                 Need::Source => match self.mover.take(&source.socket, scratch, &self.counts)? {
                     Source::Open => {}
-                    Source::Drained | Source::WouldBlock => source.readable = false,
+                    Source::WouldBlock => source.readable = false,
+                    Source::Short => {
+                        source.readable = false;
+                        suspects.add(&source.socket);
+                    }
                 },
                 Need::Sink if !(sink.writable || sink.write_closed) => break Came::ToRest,
                 Need::Sink => match self.mover.deliver(&sink.socket, scratch, &self.counts)? {

@@ -17,7 +17,7 @@ use source::{File, Repository, words};
 const UNSAFE_FILES: &[(&str, &str)] = &[
     (
         "crates/spliceway-core/src/sys.rs",
-        "TCP_INQ and its control message have no safe wrapper",
+        "TCP_ULP, and calls on descriptors that may be closed, have no safe wrapper",
     ),
     (
         "crates/spliceway/src/identity.rs",

@@ -5,14 +5,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::pipe_end::{self, EndKind, PassEnd};
 use crate::reason::Reason;
-use crate::socket::{self, TellsLeft, Wait};
+use crate::socket::{self, Wait};
 use crate::sys;
 
 /// What was asked of an end, once and as late as possible: most relays are short.
 #[derive(Debug, Default)]
 pub(super) struct End {
     pub(super) kind: EndKind,
-    pub(super) tells: Option<TellsLeft>,
+    /// See [`socket::is_drained_by_a_short_receive`].
+    pub(super) short_drains: Option<bool>,
     fit: Fit,
 }
 

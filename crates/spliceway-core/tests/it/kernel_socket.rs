@@ -7,7 +7,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with};
-use spliceway_core::socket::{self, TellsLeft, Wait};
+use spliceway_core::socket;
 
 use crate::support::{self, Family, tcp_pair};
 
@@ -97,47 +97,42 @@ fn so_oobinline_does_not_carry_splice_over_an_urgent_byte() {
 }
 
 #[test]
-fn tcp_inq_tells_what_lies_behind_an_urgent_mark_where_recv_stops_short() {
+fn recv_stops_short_at_an_urgent_mark_where_poll_says_pri() {
     let (near, _far) = with_urgent_byte();
-    assert_eq!(socket::ask_left(&near), TellsLeft::Yes);
-    let mut buf = [0; 64];
-    let received = socket::recv(&near, TellsLeft::Yes, &mut buf, Wait::IfBlocking).expect("recv");
-    assert_eq!(received.bytes, 3, "it stops at the mark");
-    assert!(received.left.expect("TCP tells") > 0, "{received:?}");
+    let shows_mark = || support::ready_now(&near, PollFlags::PRI) == PollFlags::PRI;
+    assert!(shows_mark());
+    assert_eq!(recv(&near).as_deref(), Ok(&b"abc"[..]), "it stops at the mark");
+    assert!(shows_mark());
     support::await_ready(&near, PollFlags::IN);
-    let received = socket::recv(&near, TellsLeft::Yes, &mut buf, Wait::IfBlocking).expect("recv");
-    assert_eq!((&buf[..received.bytes], received.left), (&b"def"[..], Some(0)));
+    assert_eq!(recv(&near).as_deref(), Ok(&b"def"[..]), "the next steps over it");
+    assert!(!shows_mark());
 }
 
 #[test]
-fn tcp_inq_tells_what_is_left_and_that_an_end_waits() {
-    let (near, mut far) = tcp_pair();
-    far.write_all(b"abcdef").expect("write");
-    support::await_queued(&near, 6);
-    assert_eq!(socket::ask_left(&near), TellsLeft::Yes);
-    let mut four = [0; 4];
-    let first = socket::recv(&near, TellsLeft::Yes, &mut four, Wait::IfBlocking).expect("recv");
-    assert_eq!((first.bytes, first.left), (4, Some(2)));
-    far.shutdown(std::net::Shutdown::Write).expect("shutdown");
-    support::await_ready(&near, PollFlags::RDHUP);
-    let last = socket::recv(&near, TellsLeft::Yes, &mut four, Wait::IfBlocking).expect("recv");
-    assert_eq!(last.bytes, 2);
-    assert_ne!(last.left, Some(0), "the next recv finds the end");
+fn a_short_recv_without_an_urgent_mark_leaves_nothing() {
+    let (near, far) = tcp_pair();
+    near.set_nonblocking(true).expect("FIONBIO");
+    support::write_apart(&far, &[b'x'; 60], 5);
+    support::await_queued(&near, 60);
+    assert_eq!(support::ready_now(&near, PollFlags::PRI), PollFlags::empty());
     assert_eq!(
-        socket::recv(&near, TellsLeft::Yes, &mut four, Wait::IfBlocking)
-            .expect("recv")
-            .bytes,
-        0
+        recv(&near).map(|bytes| bytes.len()),
+        Ok(60),
+        "of 64, whatever they came in"
     );
+    assert_eq!(recv(&near), Err(Errno::AGAIN));
 }
 
+/// Others end a receive where a record ends.
 #[test]
-fn unix_sockets_do_not_tell_what_is_left() {
-    let (near, far) = Family::Unix.pair();
-    (&far).write_all(b"abcdef").expect("write");
-    assert_eq!(socket::ask_left(&near), TellsLeft::No);
-    let received = socket::recv(&near, TellsLeft::No, &mut [0; 4], Wait::IfBlocking).expect("recv");
-    assert_eq!((received.bytes, received.left), (4, None));
+fn only_of_plain_tcp_it_is_said_that_a_short_recv_drains() {
+    let (near, far) = tcp_pair();
+    assert!(socket::is_drained_by_a_short_receive(&near));
+    assert!(socket::is_drained_by_a_short_receive(&far));
+    let (near, _far) = Family::Unix.pair();
+    assert!(!socket::is_drained_by_a_short_receive(&near));
+    let (reader, _writer) = pipe();
+    assert!(!socket::is_drained_by_a_short_receive(&reader));
 }
 
 #[test]
@@ -193,21 +188,6 @@ fn data_before_a_reset_comes_first_then_the_error_once_then_0() {
         let outcomes = [take(), take(), take()];
         assert_eq!(outcomes, [Ok(5), Err(Errno::CONNRESET), Ok(0)], "splice: {by_splice}");
     }
-}
-
-/// So "drained" says nothing of a reset that waits: readiness for errors and hang-ups must outlive it.
-#[test]
-fn tcp_inq_does_not_tell_that_a_reset_waits() {
-    let (near, mut far) = tcp_pair();
-    near.set_nonblocking(true).expect("FIONBIO");
-    assert_eq!(socket::ask_left(&near), TellsLeft::Yes);
-    far.write_all(b"bytes").expect("write");
-    support::await_queued(&near, 5);
-    support::reset(far);
-    support::await_ready(&near, PollFlags::empty());
-    let received = socket::recv(&near, TellsLeft::Yes, &mut [0; 64], Wait::IfBlocking).expect("recv");
-    assert_eq!((received.bytes, received.left), (5, Some(0)));
-    assert_eq!(recv(&near), Err(Errno::CONNRESET));
 }
 
 #[test]

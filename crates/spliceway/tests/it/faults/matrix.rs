@@ -112,18 +112,12 @@ fn an_interrupted_or_spurious_outcome_is_noticed_by_nobody() {
     const NAME: &str = "faults::matrix::an_interrupted_or_spurious_outcome_is_noticed_by_nobody";
     use Expected::Unnoticed;
     try_out(NAME, || {
-        let calls = [
-            Call::SpliceIn,
-            Call::SpliceOut,
-            Call::RecvMsg,
-            Call::Recv,
-            Call::Peek,
-            Call::Send,
-        ];
+        let calls = [Call::SpliceIn, Call::SpliceOut, Call::Recv, Call::Peek, Call::Send];
         let mut rows: Vec<_> = calls
             .into_iter()
             .flat_map(|call| [FIRST, LATER].map(|when| Row::new(call, errno(Errno::INTR), when, Unnoticed)))
             .collect();
+        rows.extend([FIRST, LATER].map(|when| Row::new(Call::Recv, errno(Errno::INTR), when, Unnoticed).unix()));
         let again = errno(Errno::AGAIN);
         for when in [FIRST, LATER] {
             rows.extend([
@@ -136,7 +130,7 @@ fn an_interrupted_or_spurious_outcome_is_noticed_by_nobody() {
         }
         rows.extend(
             [(FIRST, 1), (LATER, 3)]
-                .map(|(when, message)| Row::new(Call::RecvMsg, again, when, Unnoticed).nudged(Nudge::Near { message })),
+                .map(|(when, message)| Row::new(Call::Recv, again, when, Unnoticed).nudged(Nudge::Near { message })),
         );
         rows.extend([FIRST, When::Between(1, 3)].map(|when| {
             let unread = Expected::CopiesForGood(Reason::InvalidArgument);
@@ -155,7 +149,6 @@ fn a_broken_stream_is_reported_with_its_direction_and_what_failed() {
             Operation::Read,
             &[Errno::CONNRESET, Errno::TIMEDOUT][..],
         ),
-        (Call::RecvMsg, Operation::Read, &[Errno::CONNRESET, Errno::NOMEM]),
         (Call::Recv, Operation::Read, &[Errno::CONNRESET, Errno::NOMEM]),
         (Call::Peek, Operation::Read, &[Errno::CONNRESET]),
         (Call::SpliceOut, Operation::Write, &[Errno::CONNRESET, Errno::PIPE]),
@@ -172,6 +165,10 @@ fn a_broken_stream_is_reported_with_its_direction_and_what_failed() {
             for number in errnos {
                 rows.extend([FIRST, LATER].map(|when| Row::new(call, errno(*number), when, expected)));
             }
+        }
+        let unread = Expected::Breaks(Operation::Read, Failure::AsInjected);
+        for number in [Errno::CONNRESET, Errno::NOMEM] {
+            rows.extend([FIRST, LATER].map(|when| Row::new(Call::Recv, errno(number), when, unread).unix()));
         }
         let nothing = Failure::OfKind(std::io::ErrorKind::WriteZero);
         let takes_nothing = Expected::Breaks(Operation::Write, nothing);

@@ -55,14 +55,19 @@ impl Row {
             when,
             also: None,
             nudge: Nudge::None,
-            // Only a socket that does not tell what is left is received from so.
-            family: if call == Call::Recv { Family::Unix } else { Family::Tcp },
+            family: Family::Tcp,
             expected,
         }
     }
 
     pub(super) fn also(mut self, rule: Rule) -> Self {
         self.also = Some(rule);
+        self
+    }
+
+    /// Between Unix sockets, where a short receive says nothing.
+    pub(super) fn unix(mut self) -> Self {
+        self.family = Family::Unix;
         self
     }
 
@@ -238,7 +243,7 @@ impl Display for Calls<'_> {
             Call::SpliceOut => "splice, pipe to socket",
             Call::Pipe => "pipe2",
             Call::SetPipeSize => "fcntl(F_SETPIPE_SZ)",
-            Call::RecvMsg => "recvmsg",
+            Call::Recv if self.0.family == Family::Unix => "recvfrom, Unix socket",
             Call::Recv => "recvfrom",
             Call::Peek => "recvfrom(MSG_PEEK)",
             Call::Send => "sendto",

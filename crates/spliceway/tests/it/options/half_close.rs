@@ -127,6 +127,33 @@ async fn closing_both_delivers_what_lies_behind_an_urgent_mark() {
     }
 }
 
+/// The mark stops a receive, and within the same poll the other stream is found to have ended.
+#[tokio::test]
+async fn closing_both_delivers_what_lies_behind_an_urgent_mark_that_stopped_a_receive() {
+    for swapped in [false, true] {
+        for engine in [Engine::Auto, Engine::Splice, Engine::Copy] {
+            let ((mut near, near_end), (mut far, far_end)) = (tcp().await, tcp().await);
+            let mut sent = Pattern::new(9);
+            sent.send(&mut far, 3).await;
+            send_urgent(&far).await;
+            sent.send(&mut far, 3).await;
+            finish(&near);
+            for end in [&near_end, &far_end] {
+                end.readable().await.unwrap();
+            }
+            let (a, b) = if swapped {
+                (far_end, near_end)
+            } else {
+                (near_end, far_end)
+            };
+            let relay = Relay::new(a, b).engine(engine).half_close(HalfClose::CloseBoth);
+            let receive = Pattern::new(9).expect_end(&mut near, 6);
+            let (summary, ()) = guard(async { tokio::join!(relay, receive) }).await;
+            assert_eq!(Done::of(summary.unwrap(), swapped).back.bytes, 6, "{engine:?}");
+        }
+    }
+}
+
 /// The end of the other direction comes while what a writer holds is not flushed, and nothing was taken from the reader's buffer yet.
 #[tokio::test]
 async fn closing_both_delivers_what_a_buffer_holds() {

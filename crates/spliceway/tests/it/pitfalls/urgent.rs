@@ -1,12 +1,19 @@
 //! splice stops at an urgent mark, for ever, and says 0 there if a FIN follows. A receive steps over it.
 
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::Poll;
+
 use spliceway::Relay;
 use tokio::io::{AsyncReadExt, BufStream};
+use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::runtime::Builder;
 
+use crate::support::child::block_on;
 use crate::support::pattern::Pattern;
 use crate::support::rig::{Rig, both_ways, both_ways_and_engines};
-use crate::support::{BULK, KIB, MIB, finish, send_urgent, tcp, turns};
+use crate::support::{BULK, KIB, MIB, finish, guard, send_urgent, tcp, turns};
 
 /// Before a splice run, where the relay has not moved a byte; then bulk; then the end or not.
 #[tokio::test]
@@ -204,6 +211,105 @@ async fn an_urgent_byte_before_the_end_does_not_turn_the_close_into_a_reset() {
         Pattern::new(8).expect_end(&mut rig.far, TAIL).await;
     })
     .await;
+}
+
+#[test]
+fn a_mark_hides_nothing_whatever_thread_the_relay_runs_on() {
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
+    for _ in 0..50 {
+        runtime.block_on(async { tokio::spawn(guard(passes_a_mark())).await.unwrap() });
+        // On this thread there is no scheduler, whose looks for events could be waited for.
+        runtime.block_on(guard(passes_a_mark()));
+    }
+}
+
+/// The runtime stops between the short receive and its next look for events.
+#[test]
+fn a_mark_hides_nothing_from_a_runtime_that_stops_and_goes_on() {
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    let mut at_a_mark = runtime.block_on(guard(AtAMark::new()));
+    let mut relay = at_a_mark.relay();
+    runtime.block_on(poll_once(&mut relay));
+    runtime.block_on(guard(at_a_mark.peers.pass(relay)));
+}
+
+/// Nor from the next on its thread.
+#[test]
+fn a_mark_hides_nothing_from_a_runtime_after_one_that_ended_at_a_mark() {
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut at_a_mark = AtAMark::new().await;
+        poll_once(&mut at_a_mark.relay()).await;
+    });
+    drop(runtime);
+    block_on(guard(passes_a_mark()));
+}
+
+/// A relay's two ends. At the first lie three bytes, an urgent one and three more, and the runtime has told of all of them, once.
+struct AtAMark {
+    ends: Option<(TcpStream, TcpStream)>,
+    peers: Peers,
+}
+
+/// What is at the other ends.
+struct Peers {
+    near: TcpStream,
+    far: TcpStream,
+}
+
+impl AtAMark {
+    async fn new() -> Self {
+        let ((mut near, near_end), (far, far_end)) = (tcp().await, tcp().await);
+        let mut sent = Pattern::new(10);
+        sent.send(&mut near, 3).await;
+        send_urgent(&near).await;
+        sent.send(&mut near, 3).await;
+        // Registered anew, it is told of once; before, with each part that came.
+        let near_end = TcpStream::from_std(near_end.into_std().unwrap()).unwrap();
+        near_end.readable().await.unwrap();
+        Self {
+            ends: Some((near_end, far_end)),
+            peers: Peers { near, far },
+        }
+    }
+
+    fn relay(&mut self) -> Relay<TcpStream, TcpStream> {
+        let (near_end, far_end) = self.ends.take().unwrap();
+        Relay::new(near_end, far_end)
+    }
+}
+
+impl Peers {
+    /// All six bytes arrive.
+    async fn pass(mut self, relay: Relay<TcpStream, TcpStream>) {
+        let peers = async {
+            Pattern::new(10).expect(&mut self.far, 6).await;
+            finish(&self.near);
+            finish(&self.far);
+        };
+        let (relayed, ()) = tokio::join!(relay, peers);
+        assert_eq!(relayed.unwrap().a_to_b.bytes, 6);
+    }
+}
+
+async fn passes_a_mark() {
+    let mut at_a_mark = AtAMark::new().await;
+    let relay = at_a_mark.relay();
+    at_a_mark.peers.pass(relay).await;
+}
+
+/// Its receive comes short at the mark, and the runtime looks for no event behind it.
+async fn poll_once(relay: &mut Relay<TcpStream, TcpStream>) {
+    poll_fn(|cx| {
+        assert!(Pin::new(&mut *relay).poll(cx).is_pending());
+        Poll::Ready(())
+    })
+    .await;
+    assert_eq!(relay.stats().snapshot().a_to_b.bytes, 3);
 }
 
 /// More bulk, and then an end or a last message, arrive behind what far has seen already.
