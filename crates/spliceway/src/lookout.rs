@@ -2,11 +2,11 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Wake, Waker};
+use std::task::{Wake, Waker};
 
 use spliceway_core::Suspects;
 
-use crate::company::give_way;
+use crate::company::defer;
 
 /// The sockets of one thread that a receive came short on. While there is one, a [`Promise`] is out to look at them all.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ impl Lookout {
             .unwrap_or_else(|| Arc::new(Promise(Arc::clone(&self.0))));
         // It may be kept at once.
         drop(state);
-        give_way(&mut Context::from_waker(&Waker::from(promise)));
+        defer(&Waker::from(promise));
     }
 }
 
