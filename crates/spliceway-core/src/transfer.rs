@@ -341,6 +341,10 @@ impl Transfer {
     /// # Panics
     /// If that step cannot have had this outcome.
     pub fn on(&mut self, event: Event) {
+        if let (State::Peeking, Event::Peeked | Event::WouldBlock) = (self.state, event) {
+            self.sizing
+                .on_look(self.sizing.class_in(self.turns), event == Event::Peeked);
+        }
         self.state = match (self.state, event) {
             (State::Receiving, Event::Received { full }) => State::Sending { full },
             (State::Receiving | State::Peeking, Event::WouldBlock) => self.await_source(),
@@ -395,10 +399,7 @@ impl Transfer {
             (State::Unloading, Event::Unloaded) => State::Sending { full: false },
 
             (State::Peeking, Event::Peeked) if self.passes => State::Passing { sure: true },
-            (State::Peeking, Event::Peeked) => {
-                self.sizing.on_more(self.sizing.class_in(self.turns));
-                State::Filling
-            }
+            (State::Peeking, Event::Peeked) => State::Filling,
             (State::Receiving | State::Passing { .. } | State::Filling | State::Peeking, Event::LimitReached) => {
                 State::ShuttingDown
             }

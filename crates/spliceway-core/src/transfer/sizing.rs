@@ -3,7 +3,7 @@
 use super::{PipeSize, Turns, is_full};
 use crate::pool::SizeClass;
 
-/// Fills below half of the pipe's size in a row, of a source that had more, before a smaller pipe is taken.
+/// Fills in a row for which the pipe was too large, before a smaller one is taken.
 const LOW_FILLS: u8 = 4;
 
 /// Full fills that the sink took without making one wait, before a pipe of 1 MiB is taken.
@@ -14,7 +14,7 @@ const TAKEN_FILLS: u8 = 2;
 pub(super) struct Sizing {
     class: SizeClass,
     low_fills: u8,
-    last_was_low: bool,
+    last_fill: usize,
     taken_fills: u8,
     follows: bool,
 }
@@ -28,7 +28,7 @@ impl Sizing {
         Self {
             class,
             low_fills: 0,
-            last_was_low: false,
+            last_fill: 0,
             taken_fills: 0,
             follows,
         }
@@ -45,11 +45,9 @@ impl Sizing {
 
     /// Up at once when a fill of what was `asked` for returned its size in bytes, but to 1 MiB only for a sink that keeps up.
     pub(super) fn on_fill(&mut self, asked: SizeClass, bytes: usize, full: bool) {
-        self.last_was_low = bytes < asked.bytes() / 2;
-        if !self.last_was_low {
-            self.low_fills = 0;
-        }
+        self.last_fill = bytes;
         if full && is_full(bytes, asked.bytes()) {
+            self.low_fills = 0;
             self.taken_fills = (self.taken_fills + 1).min(TAKEN_FILLS);
             if self.follows && (asked == SizeClass::Kib64 || self.taken_fills == TAKEN_FILLS) {
                 self.class = asked.larger();
@@ -57,13 +55,19 @@ impl Sizing {
         }
     }
 
-    /// The source has more than the last fill took: down when such fills stay far below the size, as slots run out first where fragments
-    /// are small, and a large pipe only costs more. A source that had no more says nothing about the pipe.
-    pub(super) fn on_more(&mut self, asked: SizeClass) {
-        let Some(smaller) = asked.smaller().filter(|_| self.follows && self.last_was_low) else {
+    /// After a fill that was not full the source was looked at. Down when a few such fills in a row were low. Where it had `more`, those
+    /// below half of the size: slots run out first where fragments are small, and a large pipe only costs more. Where it had none, those
+    /// that would not have filled the smaller pipe: it would have done as well, and taken less of the budget.
+    pub(super) fn on_look(&mut self, asked: SizeClass, more: bool) {
+        let Some(smaller) = asked.smaller().filter(|_| self.follows) else {
             return;
         };
-        self.low_fills += 1;
+        let is_low = if more {
+            self.last_fill < asked.bytes() / 2
+        } else {
+            !is_full(self.last_fill, smaller.bytes())
+        };
+        self.low_fills = if is_low { self.low_fills + 1 } else { 0 };
         if self.low_fills == LOW_FILLS {
             self.class = smaller;
             self.low_fills = 0;

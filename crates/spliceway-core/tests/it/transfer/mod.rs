@@ -309,13 +309,20 @@ fn four_low_fills_in_a_row_are_followed_by_a_smaller_pipe() {
 }
 
 #[test]
-fn low_fills_that_left_the_source_empty_are_not_followed_by_a_smaller_pipe() {
+fn fills_that_left_the_source_empty_are_followed_by_a_smaller_pipe_where_they_would_not_have_filled_it() {
     let mut transfer = bulk(PipeSize::Auto);
     fill_and_drain(&mut transfer, SizeClass::Kib64, 64 << 10, true);
-    for _ in 0..100 {
-        fill_and_drain(&mut transfer, SizeClass::Kib256, 20_000, false);
+    let mut fill_that_is_all = |class, bytes| {
+        fill_and_drain(&mut transfer, class, bytes, false);
         at(&mut transfer, Step::Peek, Event::WouldBlock);
+    };
+    for _ in 0..100 {
+        fill_that_is_all(SizeClass::Kib256, 64 << 10);
     }
+    for _ in 0..4 {
+        fill_that_is_all(SizeClass::Kib256, 40_000);
+    }
+    fill_that_is_all(SizeClass::Kib64, 40_000);
 }
 
 #[test]
