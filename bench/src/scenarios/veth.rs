@@ -59,7 +59,9 @@ impl Scenario for Veth {
     /// what goes directly.
     fn measure(&self, arm: Arm) -> io::Result<Vec<f64>> {
         let net = Net::new(self.offloads)?;
-        let mut load = net.server.visit(|| Load::new(Net::SERVER, || Box::new(Receiver::new())))?;
+        let mut load = net
+            .server
+            .visit(|| Load::new(Net::SERVER, || Box::new(Receiver::new())))?;
         let upstream = load.address()?;
         let relay = net.relay.visit(|| Relay::start_at(arm, Net::RELAY, upstream))?;
         let before = relay.cpu_time()?;

@@ -59,9 +59,9 @@ pub enum Need {
 /// What [`Mover::take`] learnt of the source's readiness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// It gave bytes, and fewer than were asked for: it is drained, and an edge will tell of the next byte. Whoever forgets readiness here
-    /// must keep what the poller said of a closed or failed socket, and add the source to [`Suspects`](crate::Suspects): at an urgent mark
-    /// a receive is short as well.
+    /// It gave bytes, and fewer than were asked for, or none after some: it is drained, and an edge will tell of the next byte. Whoever
+    /// forgets readiness here must keep what the poller said of a closed or failed socket, and add the source to
+    /// [`Suspects`](crate::Suspects): at an urgent mark it is as short of bytes.
     Short,
     /// It had nothing.
     WouldBlock,
@@ -349,8 +349,7 @@ impl Mover {
         if self.source.kind == EndKind::Pipe {
             return self.read(most, source, scratch);
         }
-        let ask = || socket::is_drained_by_a_short_receive(source);
-        let short_drains = *self.source.short_drains.get_or_insert_with(ask);
+        let short_drains = self.source.short_drains(source);
         let all = scratch.len().min(SCRATCH);
         // The rest of a record that is not taken whole is lost. TCP has none, so only other sockets are asked.
         let takes_part = most >= all || short_drains || socket::is_stream(source)?;
@@ -442,6 +441,10 @@ impl Mover {
                 let full = bytes == most || is_full(bytes, pipe.capacity());
                 self.takes(bytes);
                 self.transfer.on(Event::Filled { bytes, full });
+            }
+            Fill::WouldBlock if self.transfer.has_moved() && self.source.short_drains(source) => {
+                self.transfer.on(Event::WouldBlock);
+                return Ok(Source::Short);
             }
             Fill::WouldBlock | Fill::MaybeEof => self.transfer.on(Event::SourceStopped),
             Fill::Cannot(reason) => self.cannot(reason, counts)?,

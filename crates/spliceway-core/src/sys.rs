@@ -185,8 +185,8 @@ pub(crate) fn urgent_marks(asked: &mut [Asked]) -> impl Iterator<Item = RawFd> {
 pub(crate) fn tell_pollers_again(socket: RawFd) {
     let mut bytes: libc::c_int = 0;
     let mut length = mem::size_of_val(&bytes) as libc::socklen_t;
-    // SAFETY: the value is one int that outlives both calls, which are told its size. If the descriptor was closed they fail, and if
-    // it is another by now they change nothing of it.
+    // SAFETY: the value is one int that outlives both calls, which are told its size. If the descriptor was closed they fail. If it is
+    // another's by now it is given its own value, or, closed between the two, the one before's: 1, unless somebody chose another.
     unsafe {
         let (level, name) = (libc::SOL_SOCKET, libc::SO_RCVLOWAT);
         if libc::getsockopt(socket, level, name, (&raw mut bytes).cast(), &raw mut length) == 0 {

@@ -7,13 +7,15 @@
 //!               ▲    │                     ▲                                │ after a full recv, or in a bulk flow
 //!               │    └ eof ─▶ ShuttingDown │ unloaded                       ▼
 //!               │                    │  Unloading ◀── cannot ── Draining ◀─ bytes ── Filling ◀─┐
-//!               │                    ▼                             │                   │       │ data
-//!               │                   Done                           ├── full fill ─────▶│       │
-//!               ├──────────── eof ─────────── Peeking ◀─ short ────┤                   │       │
-//!               │                                └─────────────────┼───────────────────┼───────┘
-//!               └────────────────────────────── tiny fill ─────────┘                   │
-//!               └──────────── would block, 0, cannot: a recv tells what it means ──────┘
+//!               │                    ▼                             │                   │   │   │ would block:
+//!               │                   Done                           └── the pipe is ───▶│   └───┘ waits
+//!               │                                                  │   empty           │
+//!               ├───────────────── tiny fills ─────────────────────┘                   │
+//!               └──────────── nothing at once, 0, cannot: a recv tells what it means ──┘
 //! ```
+//!
+//! A fill that finds nothing ends a burst. One that finds nothing before any has moved a byte may stand at an urgent mark or at the
+//! end: of these a recv tells.
 //!
 //! Where an end is a pipe itself, no pipe is needed between, and Passing takes the place of Filling and Draining: it goes on to itself,
 //! to Peeking after a few bytes and where the sink is full, as the source may be at its end, and to Receiving where it has none.
@@ -139,7 +141,8 @@ pub enum Event {
     },
     /// [`Step::Unload`] moved what the pipe held to user space.
     Unloaded,
-    /// [`Step::Recv`] or [`Step::Peek`] found the source drained.
+    /// [`Step::Recv`] or [`Step::Peek`] found the source drained, or a [`Step::Fill`] did where the source [has
+    /// moved](Transfer::has_moved) bytes before.
     WouldBlock,
     /// [`Step::Recv`] or [`Step::Peek`] found the end of the stream.
     Eof,
@@ -221,10 +224,19 @@ pub struct Transfer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Receiving,
-    Sending { full: bool },
-    Passing { sure: bool },
-    Filling,
-    Draining { fill: LastFill },
+    Sending {
+        full: bool,
+    },
+    Passing {
+        sure: bool,
+    },
+    /// `moved` if bytes came of the source since it was waited for.
+    Filling {
+        moved: bool,
+    },
+    Draining {
+        fill: LastFill,
+    },
     Peeking,
     Unloading,
     ShuttingDown,
@@ -261,7 +273,7 @@ impl Transfer {
     pub fn new(engine: Engine, pipe_size: PipeSize) -> Self {
         let (state, flow) = match engine {
             Engine::Auto => (State::Receiving, Flow::Messages),
-            Engine::Splice => (State::Filling, Flow::Spliced),
+            Engine::Splice => (State::Filling { moved: false }, Flow::Spliced),
             Engine::Copy => (State::Receiving, Flow::Copied { retry_after: None }),
         };
         Self {
@@ -291,7 +303,7 @@ impl Transfer {
         assert!(
             matches!(
                 self.state,
-                State::Receiving | State::Passing { .. } | State::Filling | State::ShuttingDown
+                State::Receiving | State::Passing { .. } | State::Filling { .. } | State::ShuttingDown
             ),
             "preloaded bytes come before all others"
         );
@@ -317,17 +329,25 @@ impl Transfer {
         self.turn >= turns.bytes()
     }
 
+    /// Whether the source gave bytes since it was waited for, so that a [`Step::Fill`] that finds nothing has found the end of a burst.
+    #[must_use]
+    pub fn has_moved(&self) -> bool {
+        matches!(self.state, State::Filling { moved: true })
+    }
+
     /// What to do next.
     #[must_use]
     pub fn step(&self) -> Step {
         match self.state {
-            State::Receiving | State::Passing { .. } | State::Filling | State::Peeking if self.turn_is_over() => {
+            State::Receiving | State::Passing { .. } | State::Filling { .. } | State::Peeking
+                if self.turn_is_over() =>
+            {
                 Step::Yield
             }
             State::Receiving => Step::Recv,
             State::Sending { .. } => Step::Send,
             State::Passing { sure } => Step::Pass { sure },
-            State::Filling => Step::Fill(self.sizing.class_in(self.turns)),
+            State::Filling { .. } => Step::Fill(self.sizing.class_in(self.turns)),
             State::Draining { .. } => Step::Drain,
             State::Peeking => Step::Peek,
             State::Unloading => Step::Unload,
@@ -341,13 +361,20 @@ impl Transfer {
     /// # Panics
     /// If that step cannot have had this outcome.
     pub fn on(&mut self, event: Event) {
-        if let (State::Peeking, Event::Peeked | Event::WouldBlock) = (self.state, event) {
-            self.sizing
-                .on_look(self.sizing.class_in(self.turns), event == Event::Peeked);
+        let asked = self.sizing.class_in(self.turns);
+        if let (State::Filling { moved: true }, Event::Filled { .. } | Event::WouldBlock) = (self.state, event) {
+            self.sizing.on_more(event != Event::WouldBlock);
         }
-        self.state = match (self.state, event) {
+        self.state = self.next(asked, event);
+    }
+
+    /// The state after `event`. What a fill had was `asked` for.
+    fn next(&mut self, asked: SizeClass, event: Event) -> State {
+        match (self.state, event) {
             (State::Receiving, Event::Received { full }) => State::Sending { full },
-            (State::Receiving | State::Peeking, Event::WouldBlock) => self.await_source(),
+            (State::Receiving | State::Peeking | State::Filling { moved: true }, Event::WouldBlock) => {
+                self.await_source()
+            }
             (State::Receiving, Event::Eof) => State::ShuttingDown,
             // An urgent byte may stand before the end, which a look does not take. A connection that is closed with bytes unread is reset,
             // and what the other peer has not read by then is lost.
@@ -368,14 +395,14 @@ impl Transfer {
             }
             (State::Passing { sure: false }, Event::SinkBlocked) => State::Peeking,
 
-            (State::Filling, Event::Filled { bytes, full }) => {
-                self.sizing.on_fill(self.sizing.class_in(self.turns), bytes, full);
+            (State::Filling { .. }, Event::Filled { bytes, full }) => {
+                self.sizing.on_fill(asked, bytes, full);
                 let fill = LastFill::of(bytes, full);
                 State::Draining { fill }
             }
             // Drained, at its end, or before an urgent mark: a recv tells which, and steps over the mark.
-            (State::Filling | State::Passing { .. } | State::Peeking, Event::SourceStopped) => State::Receiving,
-            (State::Filling | State::Passing { .. }, Event::Cannot(reason)) => {
+            (State::Filling { .. } | State::Passing { .. } | State::Peeking, Event::SourceStopped) => State::Receiving,
+            (State::Filling { .. } | State::Passing { .. }, Event::Cannot(reason)) => {
                 self.flow = Flow::copied_for(reason);
                 State::Receiving
             }
@@ -398,18 +425,21 @@ impl Transfer {
             }
             (State::Unloading, Event::Unloaded) => State::Sending { full: false },
 
-            (State::Peeking, Event::Peeked) if self.passes => State::Passing { sure: true },
-            (State::Peeking, Event::Peeked) => State::Filling,
-            (State::Receiving | State::Passing { .. } | State::Filling | State::Peeking, Event::LimitReached) => {
-                State::ShuttingDown
-            }
+            (State::Peeking, Event::Peeked) => State::Passing { sure: true },
+            (
+                State::Receiving | State::Passing { .. } | State::Filling { .. } | State::Peeking,
+                Event::LimitReached,
+            ) => State::ShuttingDown,
             (State::ShuttingDown, Event::ShutDown) => State::Done,
-            (state @ (State::Receiving | State::Passing { .. } | State::Filling | State::Peeking), Event::Yielded) => {
+            (
+                state @ (State::Receiving | State::Passing { .. } | State::Filling { .. } | State::Peeking),
+                Event::Yielded,
+            ) => {
                 self.turn = 0;
                 state
             }
             (state, event) => unreachable!("{event:?} cannot come of {state:?}"),
-        };
+        }
     }
 
     /// The source is drained; how to begin when it has more.
@@ -426,7 +456,7 @@ impl Transfer {
     fn begin(&self) -> State {
         match self.flow {
             Flow::Bulk { .. } | Flow::Spliced if self.passes => State::Passing { sure: false },
-            Flow::Bulk { .. } | Flow::Spliced => State::Filling,
+            Flow::Bulk { .. } | Flow::Spliced => State::Filling { moved: false },
             Flow::Messages | Flow::Copied { .. } => State::Receiving,
         }
     }
@@ -449,10 +479,9 @@ impl Transfer {
     /// The pipe is empty again.
     fn after_splice(&mut self, fill: LastFill) -> State {
         self.flow = self.flow.after(fill);
-        match (fill, self.flow) {
-            (LastFill::Full, _) => State::Filling,
-            (_, Flow::Messages) => State::Receiving,
-            (LastFill::Short | LastFill::Tiny, _) => State::Peeking,
+        match self.flow {
+            Flow::Messages => State::Receiving,
+            _ => State::Filling { moved: true },
         }
     }
 }

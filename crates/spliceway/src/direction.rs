@@ -315,7 +315,14 @@ impl Turn<'_> {
                 course.start = Start::Over;
                 self.lookout.suspect(source.as_fd());
             }
-            (Attempt::Ready, _) | (_, Source::WouldBlock) => course.start = Start::Over,
+            (_, Source::WouldBlock) => {
+                course.start = Start::Over;
+                // At a mark a receive finds nothing as well where a signal is pending.
+                if let End::Tcp(_) = source {
+                    self.lookout.suspect(source.as_fd());
+                }
+            }
+            (Attempt::Ready, Source::Open) => course.start = Start::Over,
             (Attempt::Untried, Source::Open) => {}
         }
         if self.mover.holds_message() {

@@ -12,8 +12,7 @@ use crate::sys;
 #[derive(Debug, Default)]
 pub(super) struct End {
     pub(super) kind: EndKind,
-    /// See [`socket::is_drained_by_a_short_receive`].
-    pub(super) short_drains: Option<bool>,
+    short_drains: Option<bool>,
     fit: Fit,
 }
 
@@ -44,6 +43,12 @@ impl End {
         }
         self.fit = Fit::Yes { guards_sigpipe: None };
         Ok(None)
+    }
+
+    /// See [`socket::is_drained_by_a_short_receive`].
+    pub(super) fn short_drains(&mut self, source: BorrowedFd<'_>) -> bool {
+        let ask = || socket::is_drained_by_a_short_receive(source);
+        *self.short_drains.get_or_insert_with(ask)
     }
 
     pub(super) fn send(&mut self, sink: BorrowedFd<'_>, bytes: &[u8], wait: Wait) -> io::Result<usize> {

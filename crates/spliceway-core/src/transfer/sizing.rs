@@ -14,7 +14,8 @@ const TAKEN_FILLS: u8 = 2;
 pub(super) struct Sizing {
     class: SizeClass,
     low_fills: u8,
-    last_fill: usize,
+    /// What was asked for last, and the bytes that came.
+    last_fill: (SizeClass, u32),
     taken_fills: u8,
     follows: bool,
 }
@@ -28,7 +29,7 @@ impl Sizing {
         Self {
             class,
             low_fills: 0,
-            last_fill: 0,
+            last_fill: (class, 0),
             taken_fills: 0,
             follows,
         }
@@ -45,7 +46,7 @@ impl Sizing {
 
     /// Up at once when a fill of what was `asked` for returned its size in bytes, but to 1 MiB only for a sink that keeps up.
     pub(super) fn on_fill(&mut self, asked: SizeClass, bytes: usize, full: bool) {
-        self.last_fill = bytes;
+        self.last_fill = (asked, u32::try_from(bytes).unwrap_or(u32::MAX));
         if full && is_full(bytes, asked.bytes()) {
             self.low_fills = 0;
             self.taken_fills = (self.taken_fills + 1).min(TAKEN_FILLS);
@@ -55,17 +56,18 @@ impl Sizing {
         }
     }
 
-    /// After a fill that was not full the source was looked at. Down when a few such fills in a row were low. Where it had `more`, those
+    /// The source had `more` than the last fill took, or not. Down when a few fills in a row were low. Where it had, those
     /// below half of the size: slots run out first where fragments are small, and a large pipe only costs more. Where it had none, those
     /// that would not have filled the smaller pipe: it would have done as well, and taken less of the budget.
-    pub(super) fn on_look(&mut self, asked: SizeClass, more: bool) {
+    pub(super) fn on_more(&mut self, more: bool) {
+        let (asked, bytes) = (self.last_fill.0, self.last_fill.1 as usize);
         let Some(smaller) = asked.smaller().filter(|_| self.follows) else {
             return;
         };
         let is_low = if more {
-            self.last_fill < asked.bytes() / 2
+            bytes < asked.bytes() / 2
         } else {
-            !is_full(self.last_fill, smaller.bytes())
+            !is_full(bytes, smaller.bytes())
         };
         self.low_fills = if is_low { self.low_fills + 1 } else { 0 };
         if self.low_fills == LOW_FILLS {

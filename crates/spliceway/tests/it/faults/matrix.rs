@@ -112,7 +112,7 @@ fn an_interrupted_or_spurious_outcome_is_noticed_by_nobody() {
     const NAME: &str = "faults::matrix::an_interrupted_or_spurious_outcome_is_noticed_by_nobody";
     use Expected::Unnoticed;
     try_out(NAME, || {
-        let calls = [Call::SpliceIn, Call::SpliceOut, Call::Recv, Call::Peek, Call::Send];
+        let calls = [Call::SpliceIn, Call::SpliceOut, Call::Recv, Call::Send];
         let mut rows: Vec<_> = calls
             .into_iter()
             .flat_map(|call| [FIRST, LATER].map(|when| Row::new(call, errno(Errno::INTR), when, Unnoticed)))
@@ -150,7 +150,6 @@ fn a_broken_stream_is_reported_with_its_direction_and_what_failed() {
             &[Errno::CONNRESET, Errno::TIMEDOUT][..],
         ),
         (Call::Recv, Operation::Read, &[Errno::CONNRESET, Errno::NOMEM]),
-        (Call::Peek, Operation::Read, &[Errno::CONNRESET]),
         (Call::SpliceOut, Operation::Write, &[Errno::CONNRESET, Errno::PIPE]),
         (
             Call::Send,

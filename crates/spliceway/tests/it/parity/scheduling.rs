@@ -207,7 +207,8 @@ async fn a_relay_at_the_end_of_its_turn_is_woken_after_the_runtime_has_looked_fo
         crate::support::turns(1).await;
         let now = stats.snapshot();
         let moved = (now.a_to_b.bytes - before.a_to_b.bytes).max(now.b_to_a.bytes - before.b_to_a.bytes);
-        if moved >= MIB / 4 {
+        // Less may be all that there was.
+        if moved >= MIB {
             assert!(!woken_at_once, "woken before others had their turn");
             assert!(woken.0.load(Ordering::SeqCst), "not woken at all");
             turns += 1;
