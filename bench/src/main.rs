@@ -255,77 +255,18 @@ fn main() -> ExitCode {
 }
 
 fn run(scenario: Scenario) -> io::Result<()> {
+    if let Some((scenarios, rounds)) = comparison(&scenario) {
+        return compare(&scenarios, rounds);
+    }
     match scenario {
         Scenario::All(options) => suite::run(&options),
         Scenario::Report { out } => suite::report(&out),
         Scenario::Pool { rounds } => pool::run(rounds),
-        Scenario::Bulk { flows, gib, rounds } => compare(
-            &Bulk {
-                flows,
-                bytes: bytes(gib),
-            },
-            rounds,
-        ),
-        Scenario::Rr {
-            connections,
-            size,
-            trips,
-            rounds,
-        } => compare(
-            &RequestResponse {
-                connections,
-                size,
-                trips,
-            },
-            rounds,
-        ),
-        Scenario::K6 { seconds, rounds } => compare(&K6 { seconds }, rounds),
         Scenario::More {
             bytes,
             exchanges,
             rounds,
         } => more::run(bytes, exchanges, rounds),
-        Scenario::Sweep { writes, gib, rounds } => sweep(writes, bytes(gib), rounds),
-        Scenario::Duplex { flows, gib, rounds } => {
-            let bytes = bytes(gib);
-            compare(&Duplex { flows, bytes }, rounds)
-        }
-        Scenario::Churn {
-            connections,
-            count,
-            rounds,
-        } => compare(&Churn { connections, count }, rounds),
-        Scenario::Idle { connections, rounds } => compare(&Idle { connections }, rounds),
-        Scenario::Fair {
-            connections,
-            trips,
-            seconds,
-            rounds,
-        } => compare(
-            &Fair {
-                connections,
-                trips_per_second: trips,
-                seconds,
-            },
-            rounds,
-        ),
-        Scenario::Mixed {
-            connections,
-            transfers,
-            seed,
-            rounds,
-        } => compare(
-            &Mixed {
-                connections,
-                transfers,
-                seed,
-            },
-            rounds,
-        ),
-        Scenario::Veth { gib, rounds } => {
-            let variants = Veth::variants(bytes(gib));
-            compare_each(&variants.each_ref().map(|variant| variant as _), rounds)
-        }
         Scenario::Programs { programs, gib, rounds } => programs::run(&programs, bytes(gib), rounds),
         Scenario::Options { gib, trips, rounds } => options::run(bytes(gib), trips, rounds),
         Scenario::Rate { seconds } => rate::run(seconds),
@@ -336,28 +277,87 @@ fn run(scenario: Scenario) -> io::Result<()> {
         }
         Scenario::Soak(options) => soak::run(&options),
         Scenario::Relay { arm, upstream, listen } => arms::serve(arm, listen.unwrap_or(upstream.ip()), upstream),
+        _ => unreachable!("a comparison"),
     }
 }
 
-fn sweep(writes: u64, most: u64, rounds: usize) -> io::Result<()> {
-    let sizes: Vec<Sweep> = Sweep::all(writes, most).collect();
-    let sizes: Vec<&dyn scenario::Scenario> = sizes.iter().map(|size| size as _).collect();
-    compare_each(&sizes, rounds)
+type Scenarios = Vec<Box<dyn scenario::Scenario>>;
+
+/// What goes through every relay there is, and in how many rounds, if it is such a scenario.
+fn comparison(scenario: &Scenario) -> Option<(Scenarios, usize)> {
+    Some(match *scenario {
+        Scenario::Bulk { flows, gib, rounds } => {
+            let bytes = bytes(gib);
+            (vec![Box::new(Bulk { flows, bytes })], rounds)
+        }
+        Scenario::Rr {
+            connections,
+            size,
+            trips,
+            rounds,
+        } => {
+            let exchange = RequestResponse {
+                connections,
+                size,
+                trips,
+            };
+            (vec![Box::new(exchange)], rounds)
+        }
+        Scenario::K6 { seconds, rounds } => (vec![Box::new(K6 { seconds })], rounds),
+        Scenario::Sweep { writes, gib, rounds } => (each(Sweep::all(writes, bytes(gib))), rounds),
+        Scenario::Duplex { flows, gib, rounds } => {
+            let bytes = bytes(gib);
+            (vec![Box::new(Duplex { flows, bytes })], rounds)
+        }
+        Scenario::Churn {
+            connections,
+            count,
+            rounds,
+        } => (vec![Box::new(Churn { connections, count })], rounds),
+        Scenario::Idle { connections, rounds } => (vec![Box::new(Idle { connections })], rounds),
+        Scenario::Fair {
+            connections,
+            trips: trips_per_second,
+            seconds,
+            rounds,
+        } => {
+            let fair = Fair {
+                connections,
+                trips_per_second,
+                seconds,
+            };
+            (vec![Box::new(fair)], rounds)
+        }
+        Scenario::Mixed {
+            connections,
+            transfers,
+            seed,
+            rounds,
+        } => {
+            let mixed = Mixed {
+                connections,
+                transfers,
+                seed,
+            };
+            (vec![Box::new(mixed)], rounds)
+        }
+        Scenario::Veth { gib, rounds } => (each(Veth::variants(bytes(gib))), rounds),
+        _ => return None,
+    })
 }
 
-/// One scenario, through every relay there is.
-fn compare(scenario: &dyn scenario::Scenario, rounds: usize) -> io::Result<()> {
-    compare_each(&[scenario], rounds)
+fn each(scenarios: impl IntoIterator<Item = impl scenario::Scenario + 'static>) -> Scenarios {
+    scenarios.into_iter().map(|one| Box::new(one) as _).collect()
 }
 
-/// Several, one after the other, in one namespace.
-fn compare_each(scenarios: &[&dyn scenario::Scenario], rounds: usize) -> io::Result<()> {
+/// One after the other, in one namespace.
+fn compare(scenarios: &Scenarios, rounds: usize) -> io::Result<()> {
     let Some(conditions) = machine::isolate()? else {
         return Ok(());
     };
     machine::raise_descriptor_limit(0)?;
     for scenario in scenarios {
-        let table = scenario::run(*scenario, Arm::RELAYS, rounds)?;
+        let table = scenario::run(scenario.as_ref(), Arm::RELAYS, rounds)?;
         report::print_table(&table, &conditions);
     }
     Ok(())

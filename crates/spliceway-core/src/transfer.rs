@@ -361,15 +361,28 @@ impl Transfer {
     /// # Panics
     /// If that step cannot have had this outcome.
     pub fn on(&mut self, event: Event) {
-        let asked = self.sizing.class_in(self.turns);
-        if let (State::Filling { moved: true }, Event::Filled { .. } | Event::WouldBlock) = (self.state, event) {
-            self.sizing.on_more(event != Event::WouldBlock);
-        }
-        self.state = self.next(asked, event);
+        self.size_pipe(event);
+        self.state = self.next(event);
     }
 
-    /// The state after `event`. What a fill had was `asked` for.
-    fn next(&mut self, asked: SizeClass, event: Event) -> State {
+    /// What `event` says about the size of the pipe.
+    fn size_pipe(&mut self, event: Event) {
+        match (self.state, event) {
+            (State::Filling { moved }, Event::Filled { bytes, full }) => {
+                let asked = self.sizing.class_in(self.turns);
+                if moved {
+                    self.sizing.on_more(true);
+                }
+                self.sizing.on_fill(asked, bytes, full);
+            }
+            (State::Filling { moved: true }, Event::WouldBlock) => self.sizing.on_more(false),
+            (State::Draining { .. }, Event::SinkBlocked) => self.sizing.on_stall(),
+            _ => {}
+        }
+    }
+
+    /// The state after `event`.
+    fn next(&mut self, event: Event) -> State {
         match (self.state, event) {
             (State::Receiving, Event::Received { full }) => State::Sending { full },
             (State::Receiving | State::Peeking | State::Filling { moved: true }, Event::WouldBlock) => {
@@ -396,7 +409,6 @@ impl Transfer {
             (State::Passing { sure: false }, Event::SinkBlocked) => State::Peeking,
 
             (State::Filling { .. }, Event::Filled { bytes, full }) => {
-                self.sizing.on_fill(asked, bytes, full);
                 let fill = LastFill::of(bytes, full);
                 State::Draining { fill }
             }
@@ -415,10 +427,7 @@ impl Transfer {
                     self.after_splice(fill)
                 }
             }
-            (state @ State::Draining { .. }, Event::SinkBlocked) => {
-                self.sizing.on_stall();
-                state
-            }
+            (state @ State::Draining { .. }, Event::SinkBlocked) => state,
             (State::Draining { .. }, Event::Cannot(reason)) => {
                 self.flow = Flow::copied_for(reason);
                 State::Unloading
