@@ -65,7 +65,7 @@ fn scenarios() -> Vec<Box<dyn Scenario>> {
                 connections,
                 size,
                 // One at a time leaves both cores idle in between.
-                trips: if connections == 1 { trips / 3 } else { trips },
+                trips: if connections == 1 { trips / 6 } else { trips },
             }));
         }
     }

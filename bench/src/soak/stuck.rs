@@ -18,7 +18,7 @@ use super::tally::Tally;
 /// Enough to see whether pipes are held per connection, few enough to be quick.
 pub(super) const CONNECTIONS: u64 = 4;
 /// What a direction may hold: its one pipe of the largest automatic class. A remainder is never held beside it.
-pub(super) const HELD_MAX: i64 = 256 << 10;
+pub(super) const HELD_MAX: i64 = 1 << 20;
 /// A sender that could push nothing for so long is stuck; acknowledgements are late by 40 ms at most.
 const QUIET: Duration = Duration::from_secs(1);
 
