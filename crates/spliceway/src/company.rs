@@ -7,9 +7,9 @@ use std::task::{Context, Wake, Waker};
 use spliceway_core::Turns;
 use tokio::task::yield_now;
 
-/// Turns of bulk without a message among them before bulk is held to be alone: 64 MiB in short turns, some 10 ms. Messages that come
+/// Turns of bulk without a message among them before bulk is held to be alone: 8 MiB in short turns, some 1.5 ms. Messages that come
 /// more often than that find no long turn before them.
-const ALONE_AFTER: u64 = 256;
+const ALONE_AFTER: u64 = 32;
 
 /// What the relays of one thread have moved.
 #[derive(Debug)]
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn turns_are_long_until_a_message_passes_and_again_after_256_without() {
+    fn turns_are_long_until_a_message_passes_and_again_after_32_without() {
         let mut company = Company::new();
         assert_eq!(company.turns(), Turns::Long);
         for _ in 0..2 {
