@@ -9,7 +9,7 @@
 //! What is outside the markers stays as it is, byte for byte, and so does a block whose name stands for nothing in the results.
 
 use super::json::{Measured, Quantity, Results, Samples};
-use super::regret::{self, Kind, Regret};
+use super::regret::{self, Kind, Regret, is_noisy};
 use super::{median, paired, spread};
 use crate::arms::{Arm, Role};
 use crate::scenario::Better;
@@ -17,11 +17,6 @@ use crate::scenario::Better;
 const BEGIN: &str = "<!-- generated: ";
 const BEGIN_ENDS: &str = " -->";
 const END: &str = "<!-- end -->";
-
-/// Highest to lowest CPU time of an arm, from which on a scenario says nothing about it. Undisturbed runs stay below 1.4 at small messages
-/// and 1.2 at bulk, and anything else on the machine makes them 2 and more. Of five rounds, lowest to highest is the interval that holds the
-/// true median at 15 times of 16: where it is wider than this, half as fast and as fast cannot be told apart.
-const TOO_NOISY: f64 = 1.5;
 
 /// Columns of one table at most, so that it fits a screen.
 const COLUMNS: usize = 5;
@@ -157,13 +152,7 @@ fn regrets(results: &Results) -> String {
             format!("{:.2}", regret.factor()),
         ];
         cells.push(match regret.whole() {
-            Some(worst) => format!(
-                "{} in {}{}, {}",
-                worst.kind.name(),
-                worst.scenario,
-                noise_of(results, regret),
-                worst.by
-            ),
+            Some(worst) => format!("{} in {}, {}", worst.kind.name(), worst.scenario, worst.by),
             None => "nobody is better".into(),
         });
         for (by_kind, compared) in regret.by_kind.iter().zip(regret.compared) {
@@ -177,20 +166,6 @@ fn regrets(results: &Results) -> String {
         cells
     };
     table(&head, &all.iter().map(row).collect::<Vec<_>>())
-}
-
-/// Said where the worst of an arm is in a scenario that is too noisy to judge it or the other by.
-fn noise_of(results: &Results, regret: &Regret) -> &'static str {
-    let Some(worst) = regret.whole() else { return "" };
-    let scenario = results.scenarios.iter().find(|one| one.id == worst.scenario);
-    let is_noisy = scenario.is_some_and(|scenario| {
-        let of_both = scenario
-            .rows
-            .iter()
-            .filter(|row| row.arm == regret.arm || row.arm == worst.by);
-        of_both.into_iter().any(|row| is_noisy(scenario, row))
-    });
-    if is_noisy { " (noisy)" } else { "" }
 }
 
 /// The scenarios of one kind: a table for each figure with a column for each scenario, or where there is but one scenario, a table with a
@@ -298,17 +273,6 @@ fn cell(scenario: &Measured, arm: &str, index: usize) -> String {
     let to_tokio = ratio_to(scenario, row, Arm::FIRST.name(), index);
     let to_best = best_peer(scenario, index).map_or("–".into(), |best| ratio_to(scenario, row, &best.arm, index));
     format!("{value}<br>{to_tokio} · {to_best}")
-}
-
-fn is_noisy(scenario: &Measured, row: &Samples) -> bool {
-    let cpu = scenario
-        .figures
-        .iter()
-        .position(|figure| Kind::of(figure) == Some(Kind::Cpu));
-    cpu.is_some_and(|index| {
-        let (low, high) = spread(&row.samples[index]);
-        high > low * TOO_NOISY
-    })
 }
 
 /// The peer with the best median.
