@@ -59,7 +59,7 @@ pub enum Need {
 /// What [`Mover::take`] learnt of the source's readiness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// It gave bytes, and fewer than were asked for, or none after some: it is drained, and an edge will tell of the next byte. Whoever
+    /// It gave bytes, and fewer than were asked for: it is drained, and an edge will tell of the next byte. Whoever
     /// forgets readiness here must keep what the poller said of a closed or failed socket, and add the source to
     /// [`Suspects`](crate::Suspects): at an urgent mark it is as short of bytes.
     Short,
@@ -441,10 +441,6 @@ impl Mover {
                 let full = bytes == most || is_full(bytes, pipe.capacity());
                 self.takes(bytes);
                 self.transfer.on(Event::Filled { bytes, full });
-            }
-            Fill::WouldBlock if self.transfer.has_moved() && self.source.short_drains(source) => {
-                self.transfer.on(Event::WouldBlock);
-                return Ok(Source::Short);
             }
             Fill::WouldBlock | Fill::MaybeEof => self.transfer.on(Event::SourceStopped),
             Fill::Cannot(reason) => self.cannot(reason, counts)?,

@@ -6,16 +6,12 @@
 //!   start ──▶ Receiving ───── bytes ──▶ Sending ────────────────────────────┤
 //!               ▲    │                     ▲                                │ after a full recv, or in a bulk flow
 //!               │    └ eof ─▶ ShuttingDown │ unloaded                       ▼
-//!               │                    │  Unloading ◀── cannot ── Draining ◀─ bytes ── Filling ◀─┐
-//!               │                    ▼                             │                   │   │   │ would block:
-//!               │                   Done                           └── the pipe is ───▶│   └───┘ waits
-//!               │                                                  │   empty           │
-//!               ├───────────────── tiny fills ─────────────────────┘                   │
-//!               └──────────── nothing at once, 0, cannot: a recv tells what it means ──┘
+//!               │                    │  Unloading ◀── cannot ── Draining ◀─ bytes ── Filling
+//!               │                    ▼                             │                   │ ▲
+//!               │                   Done                           ├── it is empty ────┼─┘
+//!               ├────────────── tiny fills in a row ───────────────┘                   │
+//!               └─────────── would block, 0, cannot: a recv tells what it means ───────┘
 //! ```
-//!
-//! A fill that finds nothing ends a burst. One that finds nothing before any has moved a byte may stand at an urgent mark or at the
-//! end: of these a recv tells.
 //!
 //! Where an end is a pipe itself, no pipe is needed between, and Passing takes the place of Filling and Draining: it goes on to itself,
 //! to Peeking after a few bytes and where the sink is full, as the source may be at its end, and to Receiving where it has none.
@@ -141,8 +137,7 @@ pub enum Event {
     },
     /// [`Step::Unload`] moved what the pipe held to user space.
     Unloaded,
-    /// [`Step::Recv`] or [`Step::Peek`] found the source drained, or a [`Step::Fill`] did where the source [has
-    /// moved](Transfer::has_moved) bytes before.
+    /// [`Step::Recv`] or [`Step::Peek`] found the source drained.
     WouldBlock,
     /// [`Step::Recv`] or [`Step::Peek`] found the end of the stream.
     Eof,
@@ -329,12 +324,6 @@ impl Transfer {
         self.turn >= turns.bytes()
     }
 
-    /// Whether the source gave bytes since it was waited for, so that a [`Step::Fill`] that finds nothing has found the end of a burst.
-    #[must_use]
-    pub fn has_moved(&self) -> bool {
-        matches!(self.state, State::Filling { moved: true })
-    }
-
     /// What to do next.
     #[must_use]
     pub fn step(&self) -> Step {
@@ -375,7 +364,7 @@ impl Transfer {
                 }
                 self.sizing.on_fill(asked, bytes, full);
             }
-            (State::Filling { moved: true }, Event::WouldBlock) => self.sizing.on_more(false),
+            (State::Filling { moved: true }, Event::SourceStopped) => self.sizing.on_more(false),
             (State::Draining { .. }, Event::SinkBlocked) => self.sizing.on_stall(),
             _ => {}
         }

@@ -181,6 +181,14 @@ fn fill_and_drain(transfer: &mut Transfer, class: SizeClass, bytes: usize, full:
     at(transfer, Step::Drain, Event::Drained { bytes, left: 0 });
 }
 
+/// A fill that finds nothing, and a recv that says so.
+fn finds_nothing(transfer: &mut Transfer) {
+    let step = transfer.step();
+    assert!(matches!(step, Step::Fill(_)), "at {step:?}");
+    transfer.on(Event::SourceStopped);
+    at(transfer, Step::Recv, Event::WouldBlock);
+}
+
 /// One recv, sent at once.
 fn recv_and_send(transfer: &mut Transfer, bytes: usize) {
     if transfer.step() == Step::Yield {
@@ -211,26 +219,14 @@ fn a_full_recv_makes_a_flow_bulk_and_eight_tiny_fills_in_a_row_make_it_messages_
     let mut transfer = bulk(PipeSize::Auto);
     for tiny in [7, 8] {
         fill_and_drain(&mut transfer, SizeClass::Kib64, 23_168, false);
-        at(&mut transfer, Step::Fill(SizeClass::Kib64), Event::WouldBlock);
+        finds_nothing(&mut transfer);
         for _ in 1..tiny {
             fill_and_drain(&mut transfer, SizeClass::Kib64, 100, false);
-            at(&mut transfer, Step::Fill(SizeClass::Kib64), Event::WouldBlock);
+            finds_nothing(&mut transfer);
         }
     }
     fill_and_drain(&mut transfer, SizeClass::Kib64, 100, false);
     assert_eq!(transfer.step(), Step::Recv);
-}
-
-#[test]
-fn a_fill_that_finds_nothing_is_the_end_of_a_burst_only_where_others_went_before() {
-    let mut transfer = bulk(PipeSize::Auto);
-    assert!(!transfer.has_moved(), "nothing since it was waited for");
-    for full in [false, true] {
-        fill_and_drain(&mut transfer, SizeClass::Kib64, 40_000, full);
-        assert!(transfer.has_moved());
-        at(&mut transfer, Step::Fill(SizeClass::Kib64), Event::WouldBlock);
-        assert!(!transfer.has_moved(), "it is waited for");
-    }
 }
 
 #[test]
@@ -324,10 +320,7 @@ fn fills_that_left_the_source_empty_are_followed_by_a_smaller_pipe_where_they_wo
     fill_and_drain(&mut transfer, SizeClass::Kib64, 64 << 10, true);
     let mut fill_that_is_all = |class, bytes| {
         fill_and_drain(&mut transfer, class, bytes, false);
-        let Step::Fill(next) = transfer.step() else {
-            panic!("at {:?}", transfer.step());
-        };
-        at(&mut transfer, Step::Fill(next), Event::WouldBlock);
+        finds_nothing(&mut transfer);
     };
     for _ in 0..100 {
         fill_that_is_all(SizeClass::Kib256, 64 << 10);
@@ -443,7 +436,7 @@ fn splice_from_the_first_byte_begins_with_a_fill_and_goes_back_to_it() {
     let mut transfer = Transfer::new(Engine::Splice, PipeSize::Auto);
     for _ in 0..10 {
         fill_and_drain(&mut transfer, SizeClass::Kib64, 100, false);
-        at(&mut transfer, Step::Fill(SizeClass::Kib64), Event::WouldBlock);
+        finds_nothing(&mut transfer);
     }
     at(&mut transfer, Step::Fill(SizeClass::Kib64), Event::SourceStopped);
     at(&mut transfer, Step::Recv, Event::Received { full: false });

@@ -236,7 +236,6 @@ impl World {
         let mut outcomes: Vec<_> = possible.map(|(bytes, full)| Event::Filled { bytes, full }).collect();
         // Also with bytes there: they have not arrived, or they stand behind an urgent mark.
         outcomes.push(Event::SourceStopped);
-        outcomes.extend(self.transfer.has_moved().then_some(Event::WouldBlock));
         // One of each scope: for good, for the process, for now.
         let reasons = [Reason::InvalidArgument, Reason::NotPermitted, Reason::PipeBudget];
         outcomes.extend(reasons.map(Event::Cannot));
