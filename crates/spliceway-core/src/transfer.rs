@@ -374,9 +374,7 @@ impl Transfer {
     fn next(&mut self, event: Event) -> State {
         match (self.state, event) {
             (State::Receiving, Event::Received { full }) => State::Sending { full },
-            (State::Receiving | State::Peeking | State::Filling { moved: true }, Event::WouldBlock) => {
-                self.await_source()
-            }
+            (State::Receiving | State::Peeking, Event::WouldBlock) => self.await_source(),
             (State::Receiving, Event::Eof) => State::ShuttingDown,
             // An urgent byte may stand before the end, which a look does not take. A connection that is closed with bytes unread is reset,
             // and what the other peer has not read by then is lost.
