@@ -238,14 +238,12 @@ enum State {
     Done,
 }
 
-/// What the fill that is being drained tells about the source.
+/// What the fill that is being drained tells about the flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LastFill {
-    /// About all it asked for: there will be more.
-    Full,
-    /// Less, for want of slots or of bytes.
-    Short,
-    /// So little that this is a flow of small messages.
+    /// Bulk.
+    Large,
+    /// So little that this is a flow of small messages, and not for want of leave to take more.
     Tiny,
 }
 
@@ -502,7 +500,7 @@ impl Flow {
             (Self::Bulk { tiny_fills }, LastFill::Tiny) => Self::Bulk {
                 tiny_fills: tiny_fills + 1,
             },
-            (Self::Bulk { .. }, LastFill::Full | LastFill::Short) => Self::BULK,
+            (Self::Bulk { .. }, LastFill::Large) => Self::BULK,
             (flow, _) => flow,
         }
     }
@@ -519,10 +517,10 @@ impl Flow {
 
 impl LastFill {
     fn of(bytes: usize, full: bool) -> Self {
-        match bytes {
-            _ if full => Self::Full,
-            TINY_FILL.. => Self::Short,
-            _ => Self::Tiny,
+        if full || bytes >= TINY_FILL {
+            Self::Large
+        } else {
+            Self::Tiny
         }
     }
 }
