@@ -51,7 +51,7 @@ const FEW: &[Arm] = &[Arm::Direct, Arm::Tokio, Arm::Copy256k, Arm::Spliceway];
 fn scenarios() -> Vec<Box<dyn Scenario>> {
     let mut all: Vec<Box<dyn Scenario>> = Vec::new();
     for flows in [1, 8, 64, 512] {
-        all.push(Box::new(Bulk { flows, bytes: 1 << 30 }));
+        all.push(Box::new(Bulk { flows, bytes: 2 << 30 }));
     }
     for (size, trips) in [
         (1, 40_000),
@@ -69,11 +69,11 @@ fn scenarios() -> Vec<Box<dyn Scenario>> {
             }));
         }
     }
-    all.extend(Sweep::all(1 << 16, 512 << 20).map(|one| Box::new(one) as Box<dyn Scenario>));
+    all.extend(Sweep::all(1 << 17, 2 << 30).map(|one| Box::new(one) as Box<dyn Scenario>));
     for flows in [1, 64] {
-        all.push(Box::new(Duplex { flows, bytes: 1 << 30 }));
+        all.push(Box::new(Duplex { flows, bytes: 2 << 30 }));
     }
-    all.extend(Veth::variants(512 << 20).map(|one| Box::new(one) as Box<dyn Scenario>));
+    all.extend(Veth::variants(1 << 30).map(|one| Box::new(one) as Box<dyn Scenario>));
     all.push(Box::new(Churn {
         connections: 32,
         count: 10_000,
