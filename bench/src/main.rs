@@ -6,7 +6,6 @@ mod http;
 mod instructions;
 mod load;
 mod machine;
-mod net;
 mod options;
 mod pool;
 mod programs;

@@ -10,9 +10,10 @@ use std::io;
 use std::thread;
 use std::time::Instant;
 
+use spliceway_net::{Family, Net, Offloads, address};
+
 use crate::arms::Arm;
 use crate::load::{Load, Receiver};
-use crate::net::{Net, Offloads};
 use crate::relay::Relay;
 use crate::scenario::{Figure, Scenario};
 use crate::scenarios::bulk::{self, GIB};
@@ -25,7 +26,7 @@ pub(crate) struct Veth {
 impl Veth {
     /// All there are.
     pub(crate) fn variants(bytes: u64) -> [Self; 3] {
-        [Offloads::On, Offloads::Off, Offloads::Gro].map(|offloads| Self { offloads, bytes })
+        Offloads::ALL.map(|offloads| Self { offloads, bytes })
     }
 }
 
@@ -58,17 +59,20 @@ impl Scenario for Veth {
     /// In namespaces made for this one run, so that no arm finds what another has left (TCP's metrics, queues). The middle one forwards
     /// what goes directly.
     fn measure(&self, arm: Arm) -> io::Result<Vec<f64>> {
-        let net = Net::new(self.offloads)?;
-        let mut load = net
-            .server
-            .visit(|| Load::new(Net::SERVER, || Box::new(Receiver::new())))?;
+        let net = Net::new(3, self.offloads)?.with_forwarding()?;
+        // The host's own choice of congestion control may be one that paces, and would be all one measures.
+        net.connect(0, 1, Family::V4)?;
+        net.connect(1, 2, Family::V4)?;
+        let [client, middle, server] = [0, 1, 2].map(|index| net.node(index));
+        let at = address(1, true, Family::V4);
+        let mut load = server.inside(|| Load::new(at, || Box::new(Receiver::new())))?;
         let upstream = load.address()?;
-        let relay = net.relay.visit(|| Relay::start_at(arm, Net::RELAY, upstream))?;
+        let relay = middle.inside(|| Relay::start_at(arm, address(0, true, Family::V4), upstream))?;
         let before = relay.cpu_time()?;
         let started = Instant::now();
         thread::scope(|scope| {
             let sender = scope.spawn(|| {
-                net.client.enter()?;
+                client.enter()?;
                 bulk::send(relay.address, 1, self.bytes)
             });
             load.run_until(|tally| tally.ended == 1)?;

@@ -34,19 +34,19 @@ const ABSENCES: &[Absence] = &[
     Absence {
         folder: "crates/spliceway-core/",
         never: &["tokio", "futures", "tracing", "clap", "spliceway", "spliceway_proxy"],
-        not_directly: &["spliceway_faults"],
+        not_directly: &["spliceway_faults", "spliceway_net"],
         behind_a_feature: &[],
     },
     Absence {
         folder: "crates/spliceway/",
         never: &["tracing", "clap", "axum", "spliceway_proxy"],
-        not_directly: &["libc", "rustix", "spliceway_faults"],
+        not_directly: &["libc", "rustix", "spliceway_faults", "spliceway_net"],
         behind_a_feature: &[("hyper", "crates/spliceway/src/upgraded.rs")],
     },
     Absence {
         folder: "crates/spliceway-proxy/",
         never: &[],
-        not_directly: &["libc", "spliceway_core", "spliceway_faults"],
+        not_directly: &["libc", "spliceway_core", "spliceway_faults", "spliceway_net"],
         behind_a_feature: &[],
     },
 ];

@@ -5,8 +5,9 @@ use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use spliceway_net::{Family, Net, Offloads, address};
+
 use crate::harness::{PATIENCE, Program, accept, connect, let_pass};
-use crate::net::{Family, Net, Offloads, address};
 
 const BULK: usize = 1 << 20;
 
@@ -42,7 +43,7 @@ fn vanishes(net: &Net, client_vanishes: bool) {
     }
 
     let device = if client_vanishes { "right" } else { "left" };
-    net.node(cut).ip(&[format!("link set {device} down")]);
+    net.node(cut).ip(&[format!("link set {device} down")]).unwrap();
     // The end or a reset, after what was on its way.
     let _ = io::copy(&mut &stays, &mut io::sink());
     program.await_end("idle");

@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::ioctl_fionread;
 use spliceway::PipePool;
+use spliceway_net::{Family, Net};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use crate::support::net::{Family, Net};
 use crate::support::pattern::Pattern;
 use crate::support::rig::{Rig, Setup};
 
@@ -27,7 +27,7 @@ type Ends = (TcpStream, TcpStream);
 
 /// A connection between neighbours, `NODELAY`.
 fn connected(net: &Net, from: usize, to: usize, family: Family) -> Ends {
-    let ends = net.connect(from, to, family);
+    let ends = net.connect(from, to, family).unwrap();
     for end in [&ends.0, &ends.1] {
         end.set_nodelay(true).unwrap();
     }

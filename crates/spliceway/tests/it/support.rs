@@ -1,7 +1,6 @@
 //! What the tests share: socket pairs, patterns that tell where a byte came from, and relays under observation.
 
 pub(crate) mod child;
-pub(crate) mod net;
 pub(crate) mod pattern;
 pub(crate) mod rig;
 

@@ -1,10 +1,10 @@
 //! Bulk both ways at once.
 
 use spliceway::{PipePool, SizeClass};
+use spliceway_net::{Family, Net, Offloads, SEGMENT};
 use tokio::net::tcp::OwnedWriteHalf;
 
 use super::{connected, rig, send_in_turn};
-use crate::support::net::{Family, Net, Offloads, SEGMENT};
 use crate::support::pattern::Pattern;
 use crate::support::rig::{Moved, Rig, both_ways};
 use crate::support::{MIB, finish};

@@ -1,6 +1,7 @@
 //! Relays in a row, each on its own node or to and fro between two.
 
 use spliceway::{PipePool, Relay, RelayStats};
+use spliceway_net::{Family, Net, Offloads};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::net::tcp::OwnedWriteHalf;
@@ -8,7 +9,6 @@ use tokio::task::JoinSet;
 
 use super::connected;
 use crate::support::child::{block_on, in_child, open_descriptors};
-use crate::support::net::{Family, Net, Offloads};
 use crate::support::pattern::Pattern;
 use crate::support::rig::limits;
 use crate::support::{MIB, finish, reset};
@@ -146,7 +146,8 @@ fn through_chains(test: &str, mut scenario: impl AsyncFnMut(&Net, &[usize])) {
             for path in [own_nodes, to_and_fro] {
                 let net = Net::chain(path.iter().max().unwrap() + 1, offloads)
                     .unwrap()
-                    .with_small_windows();
+                    .with_small_windows()
+                    .unwrap();
                 block_on(async {
                     let before = open_descriptors();
                     scenario(&net, &path).await;

@@ -2,10 +2,10 @@
 
 use rustix::event::PollFlags;
 use rustix::net::sockopt::socket_error;
+use spliceway_net::{Net, Offloads};
 use tokio::io::AsyncReadExt;
 
 use super::{assert_no_reset, block_until_queued, watched_rig};
-use crate::support::net::{Net, Offloads};
 use crate::support::pattern::Pattern;
 use crate::support::rig::both_ways_and_engines;
 use crate::support::{KIB, MIB, finish, try_send, turns};

@@ -1,8 +1,9 @@
 //! A network that loses some segments and delays others past their successors.
 #![allow(clippy::print_stdout)] // A skipped test says why.
 
+use spliceway_net::{Family, Net, Offloads};
+
 use super::rig;
-use crate::support::net::{Family, Net, Offloads};
 use crate::support::pattern::Pattern;
 use crate::support::rig::{Rig, both_ways};
 use crate::support::{MIB, finish};

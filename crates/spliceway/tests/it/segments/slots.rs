@@ -6,10 +6,10 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 use spliceway_core::{Fill, Pipe};
+use spliceway_net::{Family, Net, Offloads, SEGMENT};
 use tokio::net::TcpStream;
 
 use super::{block_until_queued, connected, send_in_turn, watched_rig};
-use crate::support::net::{Family, Net, Offloads, SEGMENT};
 use crate::support::pattern::Pattern;
 use crate::support::rig::both_ways_and_engines;
 use crate::support::{finish, turns};

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use spliceway::{Engine, PipePool};
+use spliceway_net::{Family, Net, Offloads};
 
 use super::{awaited, connected, rig, send_in_turn};
 use crate::support::guard;
-use crate::support::net::{Family, Net, Offloads};
 use crate::support::pattern::Pattern;
 use crate::support::rig::{Rig, Setup, both_ways};
 
@@ -49,7 +49,10 @@ async fn request_and_response_of_any_size_wait_for_no_timer() {
 
 /// Near and far write each message with one call, so that `NODELAY` or not, a kernel alone would not hold any of it back.
 fn rig_with_nodelay(net: &Net, engine: Engine, peers: bool, relay: bool) -> Rig {
-    let ends = [net.connect(0, 1, Family::V4), net.connect(2, 1, Family::V4)];
+    let ends = [
+        net.connect(0, 1, Family::V4).unwrap(),
+        net.connect(2, 1, Family::V4).unwrap(),
+    ];
     for (peer, relays_end) in &ends {
         peer.set_nodelay(peers).unwrap();
         relays_end.set_nodelay(relay).unwrap();

@@ -1,9 +1,9 @@
 //! Urgent bytes in the middle of segments, and last.
 
+use spliceway_net::{Family, Net, Offloads};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::rig;
-use crate::support::net::{Family, Net, Offloads};
 use crate::support::pattern::Pattern;
 use crate::support::rig::{Rig, both_ways_and_engines};
 use crate::support::{MIB, finish, send_urgent};

@@ -1,8 +1,9 @@
 //! What the other tests stand on: frames of 1,500 bytes without offloads, and a receiver that joins them with GRO.
 
+use spliceway_net::{Family, Net, Offloads, SEGMENT};
+
 use super::connected;
 use crate::support::guard;
-use crate::support::net::{Family, Net, Offloads, SEGMENT};
 use crate::support::pattern::Pattern;
 use crate::support::{MIB, finish};
 

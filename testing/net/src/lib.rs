@@ -1,0 +1,236 @@
+//! Network namespaces in a row, joined by veth pairs of MTU 1500: real segments, with the kernel's offloads or without.
+//!
+//! ```text
+//!   node 0 ── right ═══ left ── node 1 ── right ═══ left ── node 2 …
+//!        10.77.0.1     10.77.0.2      10.77.1.1     10.77.1.2
+//! ```
+//!
+//! No namespace has a name: each lives as long as a child that reads from a pipe of ours, and the sockets in it. So it goes with
+//! whatever made it, whether that returns, panics or is killed, and runs at the same time never meet.
+//!
+//! It takes the right to make namespaces, and `unshare`, `ip`, `ethtool` and `tc` on `PATH`.
+#![forbid(unsafe_code)]
+
+mod node;
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
+
+use rustix::net::sockopt::tcp_congestion;
+
+pub use node::Node;
+
+/// Payload of a full segment: 1,500 bytes less the headers of IPv4 and TCP, with its timestamps.
+pub const SEGMENT: usize = 1448;
+
+/// What both ends of a link do with large sends and with trains of segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offloads {
+    /// The default of a veth: what a sender writes crosses in pieces of up to 64 KiB.
+    On,
+    /// Every segment crosses alone, and is received alone.
+    Off,
+    /// Every segment crosses alone, and the receiver puts trains together, as behind a network card.
+    Gro,
+}
+
+impl Offloads {
+    /// Each of them.
+    pub const ALL: [Self; 3] = [Self::On, Self::Off, Self::Gro];
+
+    fn switches(self) -> Option<&'static str> {
+        match self {
+            Self::On => None,
+            Self::Off => Some("tso off gso off gro off"),
+            Self::Gro => Some("tso off gso off gro on"),
+        }
+    }
+}
+
+/// The version of IP.
+#[derive(Clone, Copy, Debug)]
+pub enum Family {
+    /// 4.
+    V4,
+    /// 6.
+    V6,
+}
+
+/// Namespaces in a row.
+#[derive(Debug)]
+pub struct Net {
+    nodes: Vec<Node>,
+}
+
+impl Net {
+    /// So many nodes, each linked to the next, and cubic on every route.
+    ///
+    /// # Errors
+    /// What is missing: the privilege (`PermissionDenied`), or a program.
+    pub fn new(count: usize, offloads: Offloads) -> io::Result<Self> {
+        let nodes: io::Result<Vec<Node>> = (0..count).map(|_| Node::new()).collect();
+        let net = Self { nodes: nodes? };
+        for link in 0..count - 1 {
+            net.join(link, offloads)?;
+        }
+        Ok(net)
+    }
+
+    /// The same for a test. `None` where the privilege is missing; says so.
+    ///
+    /// # Panics
+    /// If anything else is missing: a test that never runs proves nothing.
+    #[expect(clippy::print_stdout, reason = "a skipped test says why")]
+    #[must_use]
+    pub fn chain(count: usize, offloads: Offloads) -> Option<Self> {
+        match Self::new(count, offloads) {
+            Ok(net) => Some(net),
+            Err(why) if why.kind() == io::ErrorKind::PermissionDenied => {
+                println!("skipped: {why}");
+                None
+            }
+            Err(why) => panic!("{why}"),
+        }
+    }
+
+    /// Client, relay and server, for a test.
+    #[must_use]
+    pub fn of_three(offloads: Offloads) -> Option<Self> {
+        Self::chain(3, offloads)
+    }
+
+    /// Bounds what a receiver lets on the way to itself, to a few dozen segments. Else a sender may have more of them on the way
+    /// than a veth queues (256 with GRO, 1,000 without), and a test waits for timers of TCP.
+    ///
+    /// # Errors
+    /// Of a file below `/proc/sys`.
+    pub fn with_small_windows(self) -> io::Result<Self> {
+        for node in &self.nodes {
+            node.inside(|| std::fs::write("/proc/sys/net/ipv4/tcp_rmem", "4096 131072 131072"))?;
+        }
+        Ok(self)
+    }
+
+    /// Has nodes pass on what is not for them, over IPv4, so that those reach each other which are not neighbours.
+    ///
+    /// # Errors
+    /// Of `ip`, or of a file below `/proc/sys`.
+    pub fn with_forwarding(self) -> io::Result<Self> {
+        for (index, node) in self.nodes.iter().enumerate() {
+            let routes: Vec<String> = (0..self.nodes.len() - 1)
+                .filter_map(|link| {
+                    let via = match link {
+                        _ if link > index => address(index, true, Family::V4),
+                        _ if link + 1 < index => address(index - 1, false, Family::V4),
+                        _ => return None, // It is at that link's end.
+                    };
+                    Some(format!("route add 10.77.{link}.0/24 via {via} congctl cubic"))
+                })
+                .collect();
+            node.ip(&routes)?;
+            node.inside(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1"))?;
+        }
+        Ok(self)
+    }
+
+    /// One node, counted from 0.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    #[must_use]
+    pub fn node(&self, index: usize) -> &Node {
+        &self.nodes[index]
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// A connection that one node opens to a neighbour: both ends, the caller's first, without `NODELAY`.
+    ///
+    /// # Errors
+    /// Of the sockets; and where they do not use cubic: the host's own choice may be one that paces, which no route of another namespace
+    /// inherits.
+    ///
+    /// # Panics
+    /// If they are no neighbours.
+    pub fn connect(&self, from: usize, to: usize, family: Family) -> io::Result<(TcpStream, TcpStream)> {
+        assert_eq!(from.abs_diff(to), 1, "only neighbours are joined");
+        let address = address(from.min(to), to > from, family);
+        let listener = self.node(to).inside(|| TcpListener::bind((address, 0)))?;
+        let target = listener.local_addr()?;
+        let connected = self.node(from).inside(|| TcpStream::connect(target))?;
+        let (accepted, _) = listener.accept()?;
+        for end in [&connected, &accepted] {
+            let used = tcp_congestion(end)?;
+            if used != "cubic" {
+                return Err(io::Error::other(format!("between namespaces connections use {used}")));
+            }
+        }
+        Ok((connected, accepted))
+    }
+
+    /// From now on each end of each link loses one in a hundred of the packets it receives, and sends one in twenty by a slow
+    /// queue, so that later ones overtake it: classifiers of classic BPF roll the dice.
+    ///
+    /// # Errors
+    /// What a kernel lacks.
+    pub fn lose_and_reorder(&self) -> io::Result<()> {
+        // ld rand; mod 100; jeq 0, lose; ret
+        let lose = "5,32 0 0 4294963256,148 0 0 100,21 0 1 0,6 0 0 2,6 0 0 0";
+        // ld rand; mod 20; jeq 0, class 1:2; default class
+        let overtake = "5,32 0 0 4294963256,148 0 0 20,21 0 1 0,6 0 0 65538,6 0 0 4294967295";
+        for (index, node) in self.nodes.iter().enumerate() {
+            let links = [("left", index > 0), ("right", index + 1 < self.nodes.len())];
+            for (device, _) in links.iter().filter(|(_, is_there)| *is_there) {
+                node.tc(&[
+                    format!("qdisc add dev {device} clsact"),
+                    format!("filter add dev {device} ingress protocol all bpf da bytecode \"{lose}\""),
+                    format!("qdisc add dev {device} root handle 1: htb default 1"),
+                    format!("class add dev {device} parent 1: classid 1:1 htb rate 10gbit burst 256k quantum 60000"),
+                    format!("class add dev {device} parent 1: classid 1:2 htb rate 50mbit burst 1600 quantum 3000"),
+                    format!("filter add dev {device} parent 1: protocol all bpf bytecode \"{overtake}\""),
+                ])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn join(&self, link: usize, offloads: Offloads) -> io::Result<()> {
+        let (left, right) = (self.node(link), self.node(link + 1));
+        left.ip(&[format!(
+            "link add right mtu 1500 type veth peer name left mtu 1500 netns {}",
+            right.process()
+        )])?;
+        for (node, device, is_right) in [(left, "right", false), (right, "left", true)] {
+            let (v4, v6) = (address(link, is_right, Family::V4), address(link, is_right, Family::V6));
+            node.ip(&[
+                format!("address add {v4}/24 dev {device}"),
+                format!("address add {v6}/64 dev {device} nodad"),
+                format!("link set {device} up"),
+                format!("route replace 10.77.{link}.0/24 dev {device} src {v4} congctl cubic"),
+                // Before the route that came with the address, which it does not replace.
+                format!("route replace 2001:db8:{link}::/64 dev {device} metric 1 congctl cubic"),
+            ])?;
+            if let Some(switches) = offloads.switches() {
+                node.ethtool(&format!("-K {device} {switches}"))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The address of one end of a link.
+///
+/// # Panics
+/// If there are more than 256 links.
+#[must_use]
+pub fn address(link: usize, is_right: bool, family: Family) -> IpAddr {
+    let (link, host) = (u8::try_from(link).expect("a link's number"), 1 + u8::from(is_right));
+    match family {
+        Family::V4 => Ipv4Addr::new(10, 77, link, host).into(),
+        Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, link.into(), 0, 0, 0, 0, host.into()).into(),
+    }
+}
