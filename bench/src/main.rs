@@ -260,7 +260,10 @@ fn run(scenario: Scenario) -> io::Result<()> {
     match scenario {
         Scenario::All(options) => suite::run(&options),
         Scenario::Report { out } => suite::report(&out),
-        Scenario::Pool { rounds } => pool::run(rounds),
+        Scenario::Pool { rounds } => {
+            report::print_apart(&pool::measure(pool::Operations::ALL, rounds), "no network");
+            Ok(())
+        }
         Scenario::More {
             bytes,
             exchanges,

@@ -1,36 +1,54 @@
-//! A pipe made and closed against one acquired from the pool and released (SEEDS C: what pooling is for).
+//! A pipe made and closed against one acquired from the pool and released: what pooling is for.
 
 use std::hint::black_box;
-use std::io;
 use std::thread;
 use std::time::Instant;
 
 use spliceway_core::{Limits, Pipe, PipePool, SizeClass};
 
 use crate::machine;
-use crate::report::{self, Row};
+use crate::report::apart::Apart;
+use crate::scenario::Figure;
 
 /// Operations per round, thread and kind.
-const CREATED: u32 = 100_000;
-const POOLED: u32 = 5_000_000;
+#[derive(Clone, Copy)]
+pub(crate) struct Operations {
+    created: u32,
+    pooled: u32,
+}
 
-pub(crate) fn run(rounds: usize) -> io::Result<()> {
-    report::heading("pool", rounds, "nanoseconds per pipe and thread");
+impl Operations {
+    pub(crate) const ALL: Self = Self {
+        created: 100_000,
+        pooled: 5_000_000,
+    };
+    /// That it works, and not how fast.
+    pub(crate) const FEW: Self = Self {
+        created: 1_000,
+        pooled: 50_000,
+    };
+}
+
+const FIGURES: &[Figure] = &[
+    Figure::lower("serial", "ns", 1),
+    Figure::lower("two threads at once", "ns", 1),
+];
+
+pub(crate) fn measure(operations: Operations, rounds: usize) -> Apart {
+    let title = "a pipe of the pool's against one of the kernel's, time of each".into();
+    let mut apart = Apart::new("pool", title, rounds, FIGURES, ["acquire + release", "create + close"]);
     let pool = PipePool::new(Limits::of_this_process());
-    let mut rows = ["create + close", "acquire + release"].map(|name| Row {
-        name: name.into(),
-        figures: vec![Vec::new(), Vec::new()],
-    });
     for _ in 0..rounds {
-        for (column, threads) in [(0, 1), (1, 2)] {
-            rows[0].figures[column].push(time(threads, CREATED, || drop(black_box(Pipe::new()))));
-            rows[1].figures[column].push(time(threads, POOLED, || {
+        for (figure, threads) in [(0, 1), (1, 2)] {
+            let pooled = time(threads, operations.pooled, || {
                 drop(black_box(pool.acquire(SizeClass::Kib64)));
-            }));
+            });
+            apart.add(0, figure, pooled);
+            let created = time(threads, operations.created, || drop(black_box(Pipe::new())));
+            apart.add(1, figure, created);
         }
     }
-    report::print(&[("serial, ns", 1), ("two threads, ns", 1)], &rows);
-    Ok(())
+    apart
 }
 
 /// Nanoseconds per operation, on so many threads at once, each on a core of its own.

@@ -1,5 +1,6 @@
 //! What is made of the samples: tables in the terminal, a file of all results, and the documents that are written from it.
 
+pub(crate) mod apart;
 pub(crate) mod environment;
 pub(crate) mod json;
 pub(crate) mod markdown;
@@ -11,7 +12,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-pub(crate) use terminal::{Row, heading, print, print_small_differences, print_table};
+pub(crate) use terminal::{Row, heading, print, print_apart, print_small_differences, print_table};
 
 use json::Results;
 

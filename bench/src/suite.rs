@@ -8,6 +8,8 @@ use clap::Args;
 
 use crate::arms::Arm;
 use crate::machine;
+use crate::pool;
+use crate::report::apart::Apart;
 use crate::report::environment::Environment;
 use crate::report::json::{self, Results};
 use crate::report::{self, RESULTS};
@@ -19,6 +21,7 @@ use crate::scenarios::fair::Fair;
 use crate::scenarios::idle::Idle;
 use crate::scenarios::k6::K6;
 use crate::scenarios::mixed::Mixed;
+use crate::scenarios::more;
 use crate::scenarios::rr::RequestResponse;
 use crate::scenarios::sweep::Sweep;
 use crate::scenarios::veth::Veth;
@@ -114,13 +117,27 @@ fn quick_scenarios() -> Vec<Box<dyn Scenario>> {
     all
 }
 
+/// What is no relay's: its name, and how it is measured, in so many rounds.
+type Beside = (&'static str, fn(usize) -> io::Result<Apart>);
+
+const BESIDE: [Beside; 2] = [
+    ("pool", |rounds| Ok(pool::measure(pool::Operations::ALL, rounds))),
+    // Three rounds at most: an answer that waits for a timer of 200 ms does so in every one.
+    ("more", |rounds| more::measure(100_000_000, 10, rounds.min(3))),
+];
+
+const QUICK_BESIDE: [Beside; 2] = [
+    ("pool", |rounds| Ok(pool::measure(pool::Operations::FEW, rounds))),
+    ("more", |rounds| more::measure(1_000_000, 2, rounds)),
+];
+
 pub(crate) fn run(options: &Options) -> io::Result<()> {
     let Some(conditions) = machine::isolate()? else {
         return Ok(());
     };
-    let (all, arms, rounds) = match options.quick {
-        true => (quick_scenarios(), FEW, 1),
-        false => (scenarios(), Arm::RELAYS, options.rounds),
+    let (all, arms, beside, rounds) = match options.quick {
+        true => (quick_scenarios(), FEW, QUICK_BESIDE, 1),
+        false => (scenarios(), Arm::RELAYS, BESIDE, options.rounds),
     };
     machine::raise_descriptor_limit(0)?;
     let path = options.out.join(RESULTS);
@@ -133,7 +150,11 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
         .iter()
         .filter(|one| options.is_due(one.as_ref(), rounds, &results))
         .collect();
-    if due.is_empty() {
+    let beside: Vec<_> = beside
+        .iter()
+        .filter(|(id, _)| options.is_due_beside(id, &results))
+        .collect();
+    if due.is_empty() && beside.is_empty() {
         eprintln!("spliceway-bench: nothing to measure");
     }
     let started = Instant::now();
@@ -155,6 +176,11 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
             .scenarios
             .sort_by_key(|one| place(&one.id).unwrap_or(usize::MAX));
         results.write(&path)?;
+    }
+    for (id, measure) in beside {
+        results.put_apart(measure(rounds)?);
+        results.write(&path)?;
+        eprintln!("{id}");
     }
     eprintln!("{} scenarios in {:.0} s", due.len(), started.elapsed().as_secs_f64());
     report::write_documents(&results, &options.out)
@@ -194,11 +220,22 @@ impl Options {
     fn is_due(&self, scenario: &dyn Scenario, rounds: usize, results: &Results) -> bool {
         let (id, title) = (scenario.id(), scenario.title());
         if !self.only.is_empty() {
-            return self.only.iter().any(|name| json::is_of(&id, name));
+            return self.names(&id);
         }
         // The same name with other amounts, or fewer rounds, is not the same.
         let is_there = |one: &json::Measured| one.id == id && one.title == title && one.rounds >= rounds;
         !(self.resume && results.scenarios.iter().any(is_there))
+    }
+
+    fn is_due_beside(&self, id: &str, results: &Results) -> bool {
+        if !self.only.is_empty() {
+            return self.names(id);
+        }
+        !(self.resume && results.apart.iter().any(|one| one.id == id))
+    }
+
+    fn names(&self, id: &str) -> bool {
+        self.only.iter().any(|name| json::is_of(id, name))
     }
 
     /// For readers to repeat. Where it wrote to is nobody's business.
@@ -274,6 +311,17 @@ mod tests {
         assert_eq!(due(&["--resume"], &results), all - 1);
         assert_eq!(due(&["--resume", "--rounds", "6"], &results), all);
         assert_eq!(due(&["--only", "bulk-1", "rr-1"], &results), 1 + 4);
+        assert_eq!(due(&["--only", "pool"], &results), 0);
+    }
+
+    #[test]
+    fn what_is_no_relays_is_due_unless_it_is_there_or_others_are_named() {
+        let mut results = Results::new(Environment::default());
+        results.put_apart(Apart::new("pool", String::new(), 5, &[], ["", ""]));
+        let due = |words: &[&str]| BESIDE.map(|(id, _)| options(words).is_due_beside(id, &results));
+        assert_eq!(due(&[]), [true, true]);
+        assert_eq!(due(&["--resume"]), [false, true]);
+        assert_eq!(due(&["--only", "pool", "bulk"]), [true, false]);
     }
 
     #[test]

@@ -7,9 +7,10 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::ser::Formatter;
 
+use super::apart::Apart;
 use super::environment::Environment;
 use crate::arms::Role;
-use crate::scenario::{Better, Table};
+use crate::scenario::{Better, Figure, Table};
 
 /// All that was measured under the same conditions.
 #[derive(Debug, Serialize, Deserialize)]
@@ -18,6 +19,9 @@ pub(crate) struct Results {
     /// What was run, in order: a run that was cut short, or that measured some scenarios anew, adds its own.
     pub(crate) commands: Vec<String>,
     pub(crate) scenarios: Vec<Measured>,
+    /// What is not of relays. Older files have none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) apart: Vec<Apart>,
 }
 
 /// What came of a scenario.
@@ -33,7 +37,7 @@ pub(crate) struct Measured {
     pub(crate) skipped: Vec<Skipped>,
 }
 
-/// A [`Figure`](crate::scenario::Figure), read from a file.
+/// A [`Figure`], read from a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Quantity {
     pub(crate) name: String,
@@ -64,6 +68,7 @@ impl Results {
             environment,
             commands: Vec::new(),
             scenarios: Vec::new(),
+            apart: Vec::new(),
         }
     }
 
@@ -98,6 +103,25 @@ impl Results {
             None => self.scenarios.push(measured),
         }
     }
+
+    /// The same for what is apart.
+    pub(crate) fn put_apart(&mut self, measured: Apart) {
+        match self.apart.iter_mut().find(|old| old.id == measured.id) {
+            Some(old) => *old = measured,
+            None => self.apart.push(measured),
+        }
+    }
+}
+
+impl From<&Figure> for Quantity {
+    fn from(figure: &Figure) -> Self {
+        Self {
+            name: figure.name.into(),
+            unit: figure.unit.into(),
+            decimals: figure.decimals,
+            better: figure.better,
+        }
+    }
 }
 
 impl Measured {
@@ -119,12 +143,6 @@ pub(crate) fn is_of(id: &str, name: &str) -> bool {
 
 impl From<Table> for Measured {
     fn from(table: Table) -> Self {
-        let quantity = |figure: &crate::scenario::Figure| Quantity {
-            name: figure.name.into(),
-            unit: figure.unit.into(),
-            decimals: figure.decimals,
-            better: figure.better,
-        };
         let samples = |row: crate::scenario::Row| Samples {
             arm: row.arm.name().into(),
             role: row.arm.role(),
@@ -142,7 +160,7 @@ impl From<Table> for Measured {
             id: table.id,
             title: table.title,
             rounds: table.rounds,
-            figures: table.figures.iter().map(quantity).collect(),
+            figures: table.figures.iter().map(Quantity::from).collect(),
             rows: table.rows.into_iter().map(samples).collect(),
             skipped: table.skipped.into_iter().map(skipped).collect(),
         }
@@ -150,7 +168,7 @@ impl From<Table> for Measured {
 }
 
 /// What a figure is fine to, and more than any is repeatable to.
-fn six_digits(value: f64) -> f64 {
+pub(super) fn six_digits(value: f64) -> f64 {
     format!("{value:.5e}").parse().expect("a number as it was printed")
 }
 
@@ -234,6 +252,7 @@ mod tests {
                 ("tokio", Role::Peer, &[&[0.3, 0.4]]),
             ],
         ));
+        results.put_apart(super::super::apart::tests::apart());
         let folder = std::env::temp_dir().join(format!("spliceway-results-{}", std::process::id()));
         let path = folder.join("deeper/results.json");
         results.write(&path).expect("written");
@@ -242,11 +261,20 @@ mod tests {
         fs::remove_dir_all(&folder).expect("ours to remove");
         assert_eq!(read.scenarios, results.scenarios);
         assert_eq!(read.environment, results.environment);
+        assert_eq!(read.apart, results.apart);
         assert!(
             text.contains("\n    {\"arm\":\"ours\",\"role\":\"ours\",\"samples\":[[0.1,0.2]]}"),
             "{text}"
         );
         assert!(Results::read(&path).expect("no error").is_none(), "removed");
+    }
+
+    #[test]
+    fn a_file_from_before_there_was_anything_apart_is_read() {
+        let text =
+            r#"{"environment":{"machine":"","conditions":"","sysctls":{},"peers":{}},"commands":[],"scenarios":[]}"#;
+        let read: Results = serde_json::from_str(text).expect("readable");
+        assert!(read.apart.is_empty());
     }
 
     #[test]

@@ -57,6 +57,8 @@ pub(crate) fn unmentioned<'r>(document: &str, results: &'r Results) -> Vec<&'r s
         .map(Measured::kind)
         .collect();
     kinds.dedup();
+    let apart = results.apart.iter().map(|one| one.id.as_str());
+    kinds.extend(apart.filter(|id| !names.contains(id)));
     kinds
 }
 
@@ -64,6 +66,7 @@ pub(crate) fn unmentioned<'r>(document: &str, results: &'r Results) -> Vec<&'r s
 pub(crate) fn empty_document(results: &Results) -> String {
     let mut names = vec!["conditions", "summary", "regret"];
     names.extend(results.scenarios.iter().map(Measured::kind));
+    names.extend(results.apart.iter().map(|one| one.id.as_str()));
     names.dedup();
     let blocks = names.iter().map(|name| format!("\n{BEGIN}{name}{BEGIN_ENDS}\n{END}\n"));
     format!("# Measurements\n{}", blocks.collect::<String>())
@@ -75,6 +78,9 @@ fn block(name: &str, results: &Results) -> Option<String> {
         "summary" => Some(summary(results)),
         "regret" => Some(regrets(results)),
         _ => {
+            if let Some(apart) = results.apart.iter().find(|one| one.id == name) {
+                return Some(apart.block());
+            }
             let scenarios: Vec<&Measured> = results.scenarios.iter().filter(|one| one.is_of(name)).collect();
             let kinds = scenarios.chunk_by(|a, b| a.kind() == b.kind());
             let groups: Vec<String> = kinds.map(group).collect();
@@ -321,14 +327,14 @@ fn skipped(scenarios: &[&Measured]) -> String {
     format!("\nNot measured: {}.\n", said.collect::<Vec<_>>().join("; "))
 }
 
-fn title(figure: &Quantity) -> String {
+pub(super) fn title(figure: &Quantity) -> String {
     match figure.unit.is_empty() {
         true => figure.name.clone(),
         false => format!("{}, {}", figure.name, figure.unit),
     }
 }
 
-fn median_and_spread(samples: &[f64], decimals: usize) -> String {
+pub(super) fn median_and_spread(samples: &[f64], decimals: usize) -> String {
     let (low, high) = spread(samples);
     let middle = median(samples.to_vec());
     match samples.len() {
@@ -344,7 +350,7 @@ fn name_in_table(arm: &str, role: Role) -> String {
     }
 }
 
-fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+pub(super) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let line = |cells: &[&str]| format!("| {} |\n", cells.join(" | "));
     let mut text = line(head) + &format!("|{}\n", "---|".repeat(head.len()));
     for row in rows {
@@ -373,6 +379,7 @@ mod tests {
         let mut results = Results::new(Environment::default());
         results.put(scenario("bulk-1", &[CPU], rows));
         results.put(scenario("bulk-8", &[CPU], rows));
+        results.put_apart(super::super::apart::tests::apart());
         results
     }
 
@@ -454,11 +461,12 @@ mod tests {
     fn the_blocks_of_an_empty_document_show_everything() {
         let document = empty_document(&results());
         assert!(unmentioned(&document, &results()).is_empty());
-        assert_eq!(unmentioned("# Nothing\n", &results()), ["bulk"]);
+        assert_eq!(unmentioned("# Nothing\n", &results()), ["bulk", "pool"]);
         let written = fill_in(&document, &results()).expect("blocks end");
         for expected in [
             "| bulk-8 | CPU, units | 1.10 (1.00–1.20) | 0.25 | 1.09 | splice |",
             "| **spliceway** | 1.10 |",
+            "<!-- generated: pool -->\n**a thing and another**",
         ] {
             assert!(written.contains(expected), "{expected} in {written}");
         }

@@ -1,5 +1,8 @@
 //! Tables for the terminal: medians with their spread, ratios to the first row, and what a table is fine enough to tell.
 
+use serde::{Deserialize, Serialize};
+
+use super::apart::Apart;
 use super::{median, median_interval, paired, spread};
 use crate::scenario::Table;
 
@@ -33,9 +36,26 @@ pub(crate) fn print_table(table: &Table, conditions: &str) {
     }
 }
 
-/// One arm's samples of one figure, a sample per round.
+/// The same of what is apart.
+pub(crate) fn print_apart(apart: &Apart, conditions: &str) {
+    heading(&apart.title, apart.rounds, conditions);
+    let titles: Vec<(String, usize)> = apart
+        .figures
+        .iter()
+        .map(|figure| (format!("{}, {}", figure.name, figure.unit), figure.decimals))
+        .collect();
+    let titles: Vec<(&str, usize)> = titles
+        .iter()
+        .map(|(title, decimals)| (title.as_str(), *decimals))
+        .collect();
+    print(&titles, &apart.rows);
+}
+
+/// One arm's samples of each figure, a sample per round.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) name: String,
+    #[serde(rename = "samples")]
     pub(crate) figures: Vec<Vec<f64>>,
 }
 

@@ -14,40 +14,42 @@ use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 
 use crate::http::{self, Server};
 use crate::machine;
+use crate::report;
+use crate::report::apart::Apart;
+use crate::scenario::Figure;
 use crate::scenarios::bulk::LOOPBACK;
 
 /// The pipe's own size: 16 pages.
 const PIPE: usize = 64 << 10;
 const CHUNK: usize = 1 << 20;
 
-/// Prints both rates.
-#[expect(clippy::print_stdout, reason = "the table is what the program is for")]
+const FIGURES: &[Figure] = &[Figure::lower("time", "ms", 2), Figure::higher("rate", "MB/s", 0)];
+
+/// Prints both.
 pub(crate) fn run(bytes: u64, exchanges: usize, rounds: usize) -> io::Result<()> {
     let Some(conditions) = machine::isolate()? else {
         return Ok(());
     };
-    machine::pin_to(machine::LOAD_CORE)?;
-    println!(
-        "SPLICE_F_MORE: {exchanges} answers of {bytes} bytes, a connection each, one at a time; the middle of {rounds} rounds"
-    );
-    println!("{}; {conditions}", machine::describe());
-    println!("{:<28}{:>14}{:>14}", "", "ms/exchange", "MB/s");
-    let arms = [("without", SpliceFlags::empty()), ("with", SpliceFlags::MORE)];
-    let mut times = [const { Vec::new() }; 2];
-    for _ in 0..rounds {
-        for ((_, flags), times) in arms.iter().zip(&mut times) {
-            times.push(measure(bytes, exchanges, *flags)?);
-        }
-    }
-    for ((name, _), times) in arms.iter().zip(&mut times) {
-        times.sort();
-        let each = times[times.len() / 2].as_secs_f64() / exchanges as f64;
-        println!("{name:<28}{:>14.2}{:>14.0}", each * 1e3, bytes as f64 / 1e6 / each);
-    }
+    report::print_apart(&measure(bytes, exchanges, rounds)?, &conditions);
     Ok(())
 }
 
-fn measure(bytes: u64, exchanges: usize, flags: SpliceFlags) -> io::Result<Duration> {
+/// Of an answer, with the flag and without it: so many answers a round, a connection each, one at a time.
+pub(crate) fn measure(bytes: u64, exchanges: usize, rounds: usize) -> io::Result<Apart> {
+    machine::pin_to(machine::LOAD_CORE)?;
+    let title = format!("`SPLICE_F_MORE`, {exchanges} answers of {bytes} bytes, each");
+    let mut apart = Apart::new("more", title, rounds, FIGURES, ["without", "with"]);
+    for _ in 0..rounds {
+        for (row, flags) in [SpliceFlags::empty(), SpliceFlags::MORE].into_iter().enumerate() {
+            let each = time(bytes, exchanges, flags)?.as_secs_f64() / exchanges as f64;
+            apart.add(row, 0, each * 1e3);
+            apart.add(row, 1, bytes as f64 / 1e6 / each);
+        }
+    }
+    Ok(apart)
+}
+
+fn time(bytes: u64, exchanges: usize, flags: SpliceFlags) -> io::Result<Duration> {
     let server = Server::start(bytes)?;
     let relay = Relay::start(server.address, flags)?;
     let started = Instant::now();
