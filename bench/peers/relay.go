@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"time"
 )
 
 func main() {
@@ -19,7 +20,9 @@ func main() {
 	for {
 		client, err := listener.Accept()
 		if err != nil {
-			log.Fatal(err)
+			// No descriptor is free, most likely: as net/http does.
+			time.Sleep(5 * time.Millisecond)
+			continue
 		}
 		go relay(client.(*net.TCPConn), os.Args[2])
 	}

@@ -155,6 +155,8 @@ impl Arm {
     ];
 }
 
+const AFTER_REFUSAL: Duration = Duration::from_millis(5);
+
 /// Relays every connection to `listen` on to `upstream`, on one thread. Prints the address it listens on.
 pub(crate) fn serve(arm: Arm, listen: IpAddr, upstream: SocketAddr) -> io::Result<()> {
     machine::pin_to(machine::RELAY_CORE)?;
@@ -165,7 +167,11 @@ pub(crate) fn serve(arm: Arm, listen: IpAddr, upstream: SocketAddr) -> io::Resul
         let listener = TcpListener::bind((listen, 0)).await?;
         report_address(&listener)?;
         loop {
-            let (client, _) = listener.accept().await?;
+            let Ok((client, _)) = listener.accept().await else {
+                // As programs do: a client that is gone already is nothing, and where there is no descriptor one may come free.
+                tokio::time::sleep(AFTER_REFUSAL).await;
+                continue;
+            };
             let relays = Arc::clone(&relays);
             tokio::spawn(async move {
                 // A session that ends in an error ends in a wrong count at the load, which reports it.

@@ -267,9 +267,14 @@ impl Load {
             return Ok(());
         };
         let next = match due {
-            Some(due) => end.peer.on_time(due, &end.socket, &mut self.tally)?,
-            None => end.peer.on_ready(&end.socket, &mut self.tally)?,
+            Some(due) => end.peer.on_time(due, &end.socket, &mut self.tally),
+            None => end.peer.on_ready(&end.socket, &mut self.tally),
         };
+        let next = next.inspect_err(|_| {
+            // Who goes on after an error does so without it.
+            self.ends[index] = None;
+        })?;
+        let end = self.ends[index].as_mut().expect("it has not failed");
         if next != Next::Over {
             return end.wait_for(&self.epoll, index, next);
         }

@@ -57,6 +57,11 @@ pub(crate) trait Scenario {
 
     fn figures(&self) -> &'static [Figure];
 
+    /// How many of so many rounds are worth their time.
+    fn rounds(&self, asked: usize) -> usize {
+        asked
+    }
+
     /// A figure each, of one run. An error is a run that did not work: bytes missing, a relay that did not start.
     fn measure(&self, arm: Arm) -> io::Result<Vec<f64>>;
 }
@@ -85,7 +90,7 @@ pub(crate) struct Row {
 /// or that fails, is skipped from then on and said to be.
 pub(crate) fn run(scenario: &dyn Scenario, arms: &[Arm], rounds: usize) -> io::Result<Table> {
     machine::pin_to(machine::LOAD_CORE)?;
-    let figures = scenario.figures();
+    let (figures, rounds) = (scenario.figures(), scenario.rounds(rounds));
     let mut table = Table {
         id: scenario.id(),
         title: scenario.title(),

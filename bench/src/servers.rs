@@ -109,15 +109,19 @@ listen relay
     )
 }
 
+/// As many connections as descriptors allow, of which a client takes two.
 fn nginx_configuration(module: &str, listen: SocketAddr, upstream: SocketAddr, folder: &Path) -> String {
     let folder = folder.display();
+    let connections = getrlimit(Resource::Nofile)
+        .current
+        .map_or(16_384, |most| most.min(20_000));
     format!(
         "{module}daemon off;
 worker_processes 1;
 pid {folder}/nginx.pid;
 error_log stderr emerg;
 events {{
-    worker_connections 16384;
+    worker_connections {connections};
 }}
 stream {{
     server {{

@@ -194,7 +194,7 @@ fn group(scenarios: &[&Measured]) -> String {
             text += &tables("relay", &columns.collect::<Vec<_>>());
         }
         _ => {
-            for figure in &scenarios[0].figures {
+            for figure in all_figures(scenarios) {
                 if is_only_for_one(figure) {
                     continue;
                 }
@@ -211,6 +211,17 @@ fn group(scenarios: &[&Measured]) -> String {
         }
     }
     text + &skipped(scenarios)
+}
+
+/// Those of the first, and those that only others have.
+fn all_figures<'m>(scenarios: &[&'m Measured]) -> Vec<&'m Quantity> {
+    let mut all: Vec<&Quantity> = Vec::new();
+    for figure in scenarios.iter().flat_map(|scenario| &scenario.figures) {
+        if !all.iter().any(|known| known.name == figure.name) {
+            all.push(figure);
+        }
+    }
+    all
 }
 
 /// Percentiles besides p99 are in the JSON and the plot.

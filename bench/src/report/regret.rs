@@ -40,7 +40,7 @@ impl Kind {
             Some(Self::Rate)
         } else if has(&["p99"]) {
             Some(Self::P99)
-        } else if has(&["descriptors"]) {
+        } else if has(&["descriptors", "held"]) {
             Some(Self::Descriptors)
         } else if ["B", "KiB", "MiB"].contains(&figure.unit.split(['/', ' ']).next()?) {
             Some(Self::Memory)
@@ -314,6 +314,7 @@ mod tests {
             ("p99.9", "µs", None),
             ("p50", "µs", None),
             ("descriptors", "", Some(Kind::Descriptors)),
+            ("held", "", Some(Kind::Descriptors)),
             // Their descriptors count already.
             ("pipes", "", None),
             ("bulk", "GiB/s", Some(Kind::Rate)),
