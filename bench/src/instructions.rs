@@ -2,6 +2,7 @@
 //! stopwatch cannot. Each count is the difference between two runs of different length, so that what is done once is not in it.
 
 mod baseline;
+pub(crate) mod pieces;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -10,10 +11,10 @@ use std::thread;
 
 use clap::{Args, ValueEnum};
 use rustix::process::{Pid, Signal, kill_process};
-use spliceway_core::{Limits, PipePool, SizeClass};
 
 use crate::arms::Arm;
 use baseline::Baseline;
+use pieces::{COUNTED, Piece};
 
 /// Those with a baseline: ours that look at no clock of their own (what reads counts ten times a second does so more often the
 /// slower Valgrind is).
@@ -67,9 +68,11 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
         return Ok(());
     }
     let mut found = Baseline::of_this_build();
-    let hit = hit()?;
-    found.set("pool", "hit", hit);
-    println!("{:<28} {hit:>18.0}", "a pipe lent and given back");
+    for piece in Piece::value_variants() {
+        let (count, (section, name)) = (repeated(*piece)?, piece.names());
+        println!("{:<28} {count:>18.0}", piece.title());
+        found.set(section, name, count);
+    }
     println!(
         "{:<28} {:>18} {:>18} {:>18}",
         "instructions in user space", KINDS[0].1, KINDS[1].1, KINDS[2].1
@@ -86,7 +89,7 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
         );
         if OURS.contains(arm) {
             for ((kind, _), count) in KINDS.iter().zip(counts) {
-                found.set(&word(*arm), kind, count);
+                found.set(&value_name(arm), kind, count);
             }
         }
     }
@@ -118,16 +121,17 @@ fn counts(arm: Arm, options: &Options) -> io::Result<[f64; 3]> {
     ])
 }
 
-fn word(arm: Arm) -> String {
-    let value = arm.to_possible_value().expect("no arm is skipped");
+/// As it is typed.
+fn value_name(value: &impl ValueEnum) -> String {
+    let value = value.to_possible_value().expect("none is skipped");
     value.get_name().to_owned()
 }
 
 /// Instructions of a relay that carries this.
 fn relayed(arm: Arm, work: Work) -> io::Result<u64> {
     let upstream = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let mut relay = callgrind()?
-        .args(["relay", &word(arm), &upstream.local_addr()?.to_string()])
+    let mut relay = callgrind(&[])?
+        .args(["relay", &value_name(&arm), &upstream.local_addr()?.to_string()])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()?;
@@ -144,10 +148,11 @@ fn relayed(arm: Arm, work: Work) -> io::Result<u64> {
 }
 
 /// This program, counted.
-fn callgrind() -> io::Result<Command> {
+fn callgrind(options: &[&str]) -> io::Result<Command> {
     let mut command = Command::new("valgrind");
     command
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .args(options)
         .arg(std::env::current_exe()?);
     Ok(command)
 }
@@ -186,21 +191,15 @@ fn trip(client: &mut TcpStream, server: &mut TcpStream) -> io::Result<()> {
     client.read_exact(&mut message)
 }
 
-/// Instructions of a pipe lent by the pool that has one, and given back.
-fn hit() -> io::Result<f64> {
-    let count = |hits: u32| {
-        let output = callgrind()?.args(["pool-hits", &hits.to_string()]).output()?;
+/// Instructions of one of them.
+fn repeated(piece: Piece) -> io::Result<f64> {
+    let count = |times: u32| {
+        let output = callgrind(&[&format!("--toggle-collect={COUNTED}")])?
+            .args(["repeat", &value_name(&piece), &times.to_string()])
+            .output()?;
         collected(&output.stderr)
     };
     Ok((count(11_000)? as f64 - count(1_000)? as f64) / 10_000.0)
-}
-
-/// So many of them, to be counted from outside.
-pub(crate) fn pool_hits(hits: u32) {
-    let pool = PipePool::new(Limits::of_this_process());
-    for _ in 0..hits {
-        drop(std::hint::black_box(pool.acquire(SizeClass::Kib64)));
-    }
 }
 
 /// The count in what callgrind says at its end.

@@ -28,6 +28,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use arms::Arm;
+use instructions::pieces::Piece;
 use scenarios::bulk::Bulk;
 use scenarios::churn::Churn;
 use scenarios::duplex::Duplex;
@@ -226,13 +227,13 @@ enum Scenario {
         #[arg(long, default_value_t = 10)]
         seconds: u64,
     },
-    /// Instructions in user space, of a relay per round trip, session and MiB, and of a pool hit, counted by Valgrind.
+    /// Instructions in user space, of a relay per round trip, session and MiB, and of the pieces it is made of, counted by Valgrind.
     Instructions(instructions::Options),
     /// Load on the program that is verified byte for byte, while its memory, descriptors, pipes and CPU are watched for drift.
     Soak(soak::Options),
-    /// So many pipes lent and given back, for `instructions` to count.
+    /// One piece of a relay so many times, for `instructions` to count.
     #[command(hide = true)]
-    PoolHits { hits: u32 },
+    Repeat { piece: Piece, times: u32 },
     /// A relay of one arm, for the scenarios above.
     #[command(hide = true)]
     Relay {
@@ -273,10 +274,7 @@ fn run(scenario: Scenario) -> io::Result<()> {
         Scenario::Options { gib, trips, rounds } => options::run(bytes(gib), trips, rounds),
         Scenario::Rate { seconds } => rate::run(seconds),
         Scenario::Instructions(options) => instructions::run(&options),
-        Scenario::PoolHits { hits } => {
-            instructions::pool_hits(hits);
-            Ok(())
-        }
+        Scenario::Repeat { piece, times } => piece.repeat(times),
         Scenario::Soak(options) => soak::run(&options),
         Scenario::Relay { arm, upstream, listen } => arms::serve(arm, listen.unwrap_or(upstream.ip()), upstream),
         _ => unreachable!("a comparison"),

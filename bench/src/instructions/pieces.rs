@@ -1,0 +1,116 @@
+//! The pieces that a relay is made of, each over and over, for Valgrind to count: no runtime is in them.
+
+use std::hint::black_box;
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+use clap::ValueEnum;
+use spliceway_core::transfer::SCRATCH;
+use spliceway_core::{Counts, Engine, Limits, Mover, Need, PipePool, PipeSize, SizeClass};
+
+/// What to do over and over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Piece {
+    /// A pipe lent by the pool that has one, and given back.
+    Hit,
+    /// A message from one socket to another: one receive, one send.
+    Message,
+    /// A part of bulk from one socket to another: one splice into a pipe that is held, one out of it.
+    Round,
+}
+
+/// Bytes of a message, and of a part of bulk, which a pipe of 64 KiB takes at once.
+const MESSAGE: usize = 64;
+const PART: usize = 16 << 10;
+
+/// The function that [`Piece`] is done in: callgrind counts nothing else.
+pub(super) const COUNTED: &str = "*pieces::counted*";
+
+#[inline(never)]
+fn counted<T>(work: impl FnOnce() -> T) -> T {
+    black_box(work())
+}
+
+impl Piece {
+    /// Its name in the baseline, and that of its section.
+    pub(super) fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Hit => ("pool", "hit"),
+            Self::Message => ("core", "message"),
+            Self::Round => ("core", "round"),
+        }
+    }
+
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Self::Hit => "a pipe lent and given back",
+            Self::Message => "a message: recv and send",
+            Self::Round => "a round: fill and drain",
+        }
+    }
+
+    /// Does it so many times, to be counted from outside.
+    pub(crate) fn repeat(self, times: u32) -> io::Result<()> {
+        match self {
+            Self::Hit => {
+                let pool = PipePool::new(Limits::of_this_process());
+                for _ in 0..times {
+                    counted(|| drop(black_box(pool.acquire(SizeClass::Kib64))));
+                }
+                Ok(())
+            }
+            Self::Message => relay(Engine::Auto, MESSAGE, times),
+            Self::Round => relay(Engine::Splice, PART, times),
+        }
+    }
+}
+
+/// So many bytes from one socket to another, by one call on each, so many times. All of them are there before they are taken, and the
+/// other end takes them before there are more: nothing is ever full, or empty.
+fn relay(engine: Engine, bytes: usize, times: u32) -> io::Result<()> {
+    let ((mut sender, source), (sink, mut receiver)) = (connection()?, connection()?);
+    let pool = PipePool::new(Limits::of_this_process());
+    let mut mover = Mover::new(engine, PipeSize::Fixed(SizeClass::Kib64), pool);
+    let (counts, mut scratch, mut message) = (Counts::default(), vec![0; SCRATCH], vec![7; bytes]);
+    for _ in 0..times {
+        sender.write_all(&message)?;
+        // Until all is there.
+        while source.peek(&mut scratch)? < bytes {}
+        if mover.need() == Need::Yield {
+            mover.yielded();
+        }
+        counted(|| {
+            mover.take(&source, &mut scratch, &counts)?;
+            mover.deliver(&sink, &scratch, &counts)
+        })?;
+        receiver.read_exact(&mut message)?;
+    }
+    let delivered = counts.snapshot();
+    let spliced = if engine == Engine::Splice { delivered.bytes } else { 0 };
+    assert_eq!(delivered.bytes, bytes as u64 * u64::from(times), "one call each");
+    assert_eq!(delivered.spliced, spliced, "what it is to count");
+    Ok(())
+}
+
+/// Both ends, who connected first.
+fn connection() -> io::Result<(TcpStream, TcpStream)> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let connected = TcpStream::connect(listener.local_addr()?)?;
+    let (accepted, _) = listener.accept()?;
+    for end in [&connected, &accepted] {
+        end.set_nodelay(true)?;
+    }
+    Ok((connected, accepted))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_piece_is_what_its_name_says_also_over_many_turns() {
+        for piece in Piece::value_variants() {
+            piece.repeat(100).unwrap();
+        }
+    }
+}
