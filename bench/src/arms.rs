@@ -13,6 +13,8 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::machine;
 use crate::sampler::Sampler;
 use crate::servers::Server;
+use crate::variants;
+use crate::workers;
 
 /// A relay to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -58,6 +60,15 @@ pub(crate) enum Arm {
     Rate,
     /// The same with counts read, timeouts and a cancel handle.
     Everything,
+    /// Ours, on a runtime of two threads, on both cores.
+    TwoWorkers,
+    /// Ours, on two runtimes of a thread each, on both cores.
+    TwoRuntimes,
+    /// Ours, on a runtime of one thread, on either core.
+    OneRuntime,
+    /// Ours, of another build of this program: see [`variants`].
+    #[value(skip)]
+    Variant(usize),
 }
 
 /// What an arm is to the others.
@@ -83,7 +94,11 @@ impl Arm {
             | Self::Stats
             | Self::Timeouts
             | Self::Rate
-            | Self::Everything => Role::Ours,
+            | Self::Everything
+            | Self::TwoWorkers
+            | Self::TwoRuntimes
+            | Self::OneRuntime
+            | Self::Variant(_) => Role::Ours,
             _ => Role::Peer,
         }
     }
@@ -112,7 +127,16 @@ impl Arm {
             Self::Timeouts => "timeouts",
             Self::Rate => "rate limit never reached",
             Self::Everything => "stats, timeouts, cancel",
+            Self::TwoWorkers => "a runtime of 2 threads",
+            Self::TwoRuntimes => "2 runtimes of 1 thread",
+            Self::OneRuntime => "1 runtime of 1 thread",
+            Self::Variant(index) => variants::program(index).0,
         }
+    }
+
+    /// Whether it shares both cores with the load, which else have one each.
+    pub(crate) fn shares_cores(self) -> bool {
+        matches!(self, Self::TwoWorkers | Self::TwoRuntimes | Self::OneRuntime)
     }
 
     /// Why it cannot be measured here, if it cannot.
@@ -157,34 +181,41 @@ impl Arm {
 
 const AFTER_REFUSAL: Duration = Duration::from_millis(5);
 
-/// Relays every connection to `listen` on to `upstream`, on one thread. Prints the address it listens on.
+/// Relays every connection to `listen` on to `upstream`, most arms on one thread. Prints the address it listens on.
 pub(crate) fn serve(arm: Arm, listen: IpAddr, upstream: SocketAddr) -> io::Result<()> {
+    if arm.shares_cores() {
+        return workers::serve(arm, listen, upstream);
+    }
     machine::pin_to(machine::RELAY_CORE)?;
     // With timers for every arm, as programs have them.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let relays = Arc::new(Relays::new(arm));
     runtime.block_on(async {
         let listener = TcpListener::bind((listen, 0)).await?;
-        report_address(&listener)?;
-        loop {
-            let Ok((client, _)) = listener.accept().await else {
-                // As programs do: a client that is gone already is nothing, and where there is no descriptor one may come free.
-                tokio::time::sleep(AFTER_REFUSAL).await;
-                continue;
-            };
-            let relays = Arc::clone(&relays);
-            tokio::spawn(async move {
-                // A session that ends in an error ends in a wrong count at the load, which reports it.
-                let _ = relays.session(client, upstream).await;
-            });
-        }
+        report_address(listener.local_addr()?);
+        accept(arm, listener, upstream).await
     })
 }
 
+/// Relays whatever connects, for ever.
+pub(crate) async fn accept(arm: Arm, listener: TcpListener, upstream: SocketAddr) -> io::Result<()> {
+    let relays = Arc::new(Relays::new(arm));
+    loop {
+        let Ok((client, _)) = listener.accept().await else {
+            // As programs do: a client that is gone already is nothing, and where there is no descriptor one may come free.
+            tokio::time::sleep(AFTER_REFUSAL).await;
+            continue;
+        };
+        let relays = Arc::clone(&relays);
+        tokio::spawn(async move {
+            // A session that ends in an error ends in a wrong count at the load, which reports it.
+            let _ = relays.session(client, upstream).await;
+        });
+    }
+}
+
 #[expect(clippy::print_stdout, reason = "the parent reads the address from it")]
-fn report_address(listener: &TcpListener) -> io::Result<()> {
-    println!("{}", listener.local_addr()?);
-    Ok(())
+pub(crate) fn report_address(address: SocketAddr) {
+    println!("{address}");
 }
 
 /// What the sessions of one arm share.
@@ -222,7 +253,9 @@ impl Relays {
         upstream.set_nodelay(true)?;
         let (a, b) = (&mut client, &mut upstream);
         match self.arm {
-            Arm::Direct | Arm::Go | Arm::Haproxy | Arm::Nginx => unreachable!("no relay of this program"),
+            Arm::Direct | Arm::Go | Arm::Haproxy | Arm::Nginx | Arm::Variant(_) => {
+                unreachable!("no relay of this program")
+            }
             Arm::Tokio => tokio::io::copy_bidirectional(a, b).await.map(drop),
             Arm::Copy64k => tokio::io::copy_bidirectional_with_sizes(a, b, 64 << 10, 64 << 10)
                 .await
@@ -236,7 +269,9 @@ impl Relays {
             Arm::TokioSplice => tokio_splice::zero_copy_bidirectional(a, b).await.map(drop),
             #[cfg(feature = "peers")]
             Arm::TokioSplice2 => tokio_splice2::copy_bidirectional(a, b).await.map(drop),
-            Arm::Spliceway | Arm::Again => spliceway::copy_bidirectional(a, b).await.map(drop),
+            Arm::Spliceway | Arm::Again | Arm::TwoWorkers | Arm::TwoRuntimes | Arm::OneRuntime => {
+                spliceway::copy_bidirectional(a, b).await.map(drop)
+            }
             Arm::Splice | Arm::Copy | Arm::Relay | Arm::Stats | Arm::Timeouts | Arm::Rate | Arm::Everything => {
                 self.relay(a, b).await
             }

@@ -21,6 +21,14 @@ pub(crate) fn pin_to(core: usize) -> io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
+/// Has the calling thread, and threads it starts, run on either core.
+pub(crate) fn use_all_cores() -> io::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(RELAY_CORE);
+    set.set(LOAD_CORE);
+    Ok(sched_setaffinity(None, &set)?)
+}
+
 /// Has the calling thread run only where no other wants to, and interrupted as soon as one does (`SCHED_IDLE`, sched(7)): the lowest
 /// priority among others does not do that, as each may use up its slice of some milliseconds.
 pub(crate) fn give_way_to_all() -> io::Result<()> {

@@ -19,6 +19,8 @@ mod scenarios;
 mod servers;
 mod soak;
 mod suite;
+mod variants;
+mod workers;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -209,6 +211,24 @@ enum Scenario {
         #[arg(long, default_value_t = 7)]
         rounds: usize,
     },
+    /// This program against other builds of it, whose sources differ by a number, in scenarios of `all`.
+    Variants {
+        /// The builds. Ratios are to the first.
+        #[arg(required = true)]
+        programs: Vec<PathBuf>,
+        /// Their names or beginnings of them.
+        #[arg(long, required = true, num_args = 1.., value_name = "ID-PREFIX")]
+        scenarios: Vec<String>,
+        /// Interleaved rounds.
+        #[arg(long, default_value_t = 9)]
+        rounds: usize,
+    },
+    /// Two workers: one runtime with two threads against a runtime for each, relay and load on both cores.
+    Workers {
+        /// Interleaved rounds.
+        #[arg(long, default_value_t = 15)]
+        rounds: usize,
+    },
     /// What the options of a relay cost: CPU time of relays with them against `copy_bidirectional`, which is measured twice.
     Options {
         /// GiB per round and arm, on one connection.
@@ -271,6 +291,12 @@ fn run(scenario: Scenario) -> io::Result<()> {
             rounds,
         } => more::run(bytes, exchanges, rounds),
         Scenario::Programs { programs, gib, rounds } => programs::run(&programs, bytes(gib), rounds),
+        Scenario::Variants {
+            programs,
+            scenarios,
+            rounds,
+        } => variants::run(&programs, &scenarios, rounds),
+        Scenario::Workers { rounds } => workers::run(rounds),
         Scenario::Options { gib, trips, rounds } => options::run(bytes(gib), trips, rounds),
         Scenario::Rate { seconds } => rate::run(seconds),
         Scenario::Instructions(options) => instructions::run(&options),

@@ -13,6 +13,11 @@ use crate::accounts::{self, Resources};
 use crate::arms::Arm;
 use crate::machine;
 use crate::servers::{self, Folder};
+use crate::variants;
+
+/// The relay's, and those of one that has both.
+const OWN: &[usize] = &[machine::RELAY_CORE];
+const BOTH: &[usize] = &[machine::RELAY_CORE, machine::LOAD_CORE];
 
 /// A running relay. Dropping it ends it.
 pub(crate) struct Relay {
@@ -25,7 +30,8 @@ pub(crate) struct Relay {
 /// The relay's process, ended when it is dropped.
 struct Process {
     child: Child,
-    /// What the kernel had done on its core for packets before.
+    cores: &'static [usize],
+    /// What the kernel had done on its cores for packets before.
     softirq_before: Duration,
     /// What it was configured by, removed after it.
     _files: Option<Folder>,
@@ -51,12 +57,17 @@ impl Relay {
             let command = server.command(address, upstream, files.path())?;
             return Self::start_listening(arm.name(), &command, address, Some(files));
         }
-        let name = arm.to_possible_value().expect("no arm is skipped");
-        let mut command = Command::new(std::env::current_exe()?);
+        let (program, arm) = match arm {
+            Arm::Variant(index) => (variants::program(index).1.to_owned(), Arm::Spliceway),
+            arm => (std::env::current_exe()?, arm),
+        };
+        let name = arm.to_possible_value().expect("all others can be typed");
+        let mut command = Command::new(program);
         command
             .args(["relay", name.get_name(), &upstream.to_string(), &listen.to_string()])
             .stdout(Stdio::piped());
-        let mut process = Process::spawn(&mut command, None)?;
+        let cores = if arm.shares_cores() { BOTH } else { OWN };
+        let mut process = Process::spawn(&mut command, cores, None)?;
         let mut line = String::new();
         BufReader::new(process.child.stdout.take().expect("piped")).read_line(&mut line)?;
         let address = line.trim().parse();
@@ -77,7 +88,7 @@ impl Relay {
     /// Starts what `command` says on the relay's core, and waits until it listens.
     fn start_listening(name: &str, command: &Command, address: SocketAddr, files: Option<Folder>) -> io::Result<Self> {
         let mut pinned = servers::on_core(machine::RELAY_CORE, command);
-        let mut process = Process::spawn(pinned.stdout(Stdio::null()), files)?;
+        let mut process = Process::spawn(pinned.stdout(Stdio::null()), OWN, files)?;
         let patience = Instant::now() + Duration::from_secs(20);
         while !machine::is_listening(address.port())? {
             if let Some(status) = process.child.try_wait()? {
@@ -94,12 +105,12 @@ impl Relay {
         })
     }
 
-    /// CPU time of the relay so far: the system calls it made, those it started, and what the kernel did for packets on its core.
+    /// CPU time of the relay so far: the system calls it made, those it started, and what the kernel did for packets on its cores.
     pub(crate) fn cpu_time(&self) -> io::Result<Duration> {
         let Some(process) = &self.process else {
             return Ok(Duration::ZERO);
         };
-        let softirq = accounts::softirq_time(machine::RELAY_CORE) - process.softirq_before;
+        let softirq = softirq_time(process.cores) - process.softirq_before;
         Ok(accounts::cpu_time(process.child.id())? + softirq)
     }
 
@@ -112,15 +123,20 @@ impl Relay {
     }
 }
 
+fn softirq_time(cores: &[usize]) -> Duration {
+    cores.iter().map(|core| accounts::softirq_time(*core)).sum()
+}
+
 /// The kernel's choice, free again by then.
 fn free_port(at: IpAddr) -> io::Result<SocketAddr> {
     std::net::TcpListener::bind((at, 0))?.local_addr()
 }
 
 impl Process {
-    fn spawn(command: &mut Command, files: Option<Folder>) -> io::Result<Self> {
+    fn spawn(command: &mut Command, cores: &'static [usize], files: Option<Folder>) -> io::Result<Self> {
         Ok(Self {
-            softirq_before: accounts::softirq_time(machine::RELAY_CORE),
+            cores,
+            softirq_before: softirq_time(cores),
             child: command.spawn()?,
             _files: files,
         })

@@ -89,7 +89,10 @@ pub(crate) struct Row {
 /// Measures every arm once a round. Every other round goes backwards, so that what drifts falls on all. An arm that is not there,
 /// or that fails, is skipped from then on and said to be.
 pub(crate) fn run(scenario: &dyn Scenario, arms: &[Arm], rounds: usize) -> io::Result<Table> {
-    machine::pin_to(machine::LOAD_CORE)?;
+    match arms.iter().any(|arm| arm.shares_cores()) {
+        true => machine::use_all_cores()?,
+        false => machine::pin_to(machine::LOAD_CORE)?,
+    }
     let (figures, rounds) = (scenario.figures(), scenario.rounds(rounds));
     let mut table = Table {
         id: scenario.id(),

@@ -51,7 +51,7 @@ const FEW: &[Arm] = &[Arm::Direct, Arm::Tokio, Arm::Copy256k, Arm::Spliceway];
 
 /// Everything that is measured, in the order of the documents. Each run takes a second or so: long against what starts with it, short
 /// enough that a round through all arms sees one state of the machine.
-fn scenarios() -> Vec<Box<dyn Scenario>> {
+pub(crate) fn scenarios() -> Vec<Box<dyn Scenario>> {
     let mut all: Vec<Box<dyn Scenario>> = Vec::new();
     for flows in [1, 8, 64, 512] {
         all.push(Box::new(Bulk { flows, bytes: 2 << 30 }));
