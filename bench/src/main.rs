@@ -225,6 +225,9 @@ enum Scenario {
     },
     /// Two workers: one runtime with two threads against a runtime for each, relay and load on both cores.
     Workers {
+        /// These alone, by their names or beginnings of them (`bulk`).
+        #[arg(long, num_args = 1.., value_name = "ID-PREFIX")]
+        only: Vec<String>,
         /// Interleaved rounds.
         #[arg(long, default_value_t = 15)]
         rounds: usize,
@@ -296,7 +299,7 @@ fn run(scenario: Scenario) -> io::Result<()> {
             scenarios,
             rounds,
         } => variants::run(&programs, &scenarios, rounds),
-        Scenario::Workers { rounds } => workers::run(rounds),
+        Scenario::Workers { only, rounds } => workers::run(&only, rounds),
         Scenario::Options { gib, trips, rounds } => options::run(bytes(gib), trips, rounds),
         Scenario::Rate { seconds } => rate::run(seconds),
         Scenario::Instructions(options) => instructions::run(&options),

@@ -15,6 +15,7 @@ use tokio::runtime::Builder;
 use crate::arms::{self, Arm};
 use crate::machine;
 use crate::report;
+use crate::report::json::is_of;
 use crate::scenario::{self, Scenario};
 use crate::scenarios::bulk::Bulk;
 use crate::scenarios::churn::Churn;
@@ -23,12 +24,13 @@ use crate::scenarios::rr::RequestResponse;
 const ARMS: &[Arm] = &[Arm::TwoWorkers, Arm::TwoRuntimes, Arm::OneRuntime];
 
 /// Prints a table of each scenario; ratios are to the runtime with two threads.
-pub(crate) fn run(rounds: usize) -> io::Result<()> {
+pub(crate) fn run(only: &[String], rounds: usize) -> io::Result<()> {
     let Some(conditions) = machine::isolate()? else {
         return Ok(());
     };
     machine::raise_descriptor_limit(0)?;
-    for scenario in scenarios() {
+    let is_asked = |id: &str| only.is_empty() || only.iter().any(|name| is_of(id, name));
+    for scenario in scenarios().into_iter().filter(|one| is_asked(&one.id())) {
         let table = scenario::run(scenario.as_ref(), ARMS, rounds)?;
         report::print_table(&table, &conditions);
     }
@@ -47,7 +49,7 @@ fn scenarios() -> Vec<Box<dyn Scenario>> {
             trips: 60_000,
         }));
     }
-    // The last is the uneven load: of four flows one runtime has all at one time of eight, and three or more at five.
+    // The last is the uneven load: of four flows one of two runtimes has all at one time of eight, and three or more at five.
     for flows in [64, 4] {
         all.push(Box::new(Bulk { flows, bytes: 2 << 30 }));
     }
