@@ -31,7 +31,7 @@ use sizing::Sizing;
 pub const SCRATCH: usize = 64 << 10;
 
 /// A fill of less than this says that the flow is one of small messages, where one recv and one send cost less than two
-/// splices: below some 8 KiB copying wins, from 16 KiB on splicing.
+/// splices; see docs/defaults.md.
 pub(crate) const TINY_FILL: usize = 16 << 10;
 
 /// Tiny fills in a row before a bulk flow counts as one of small messages: a sender that is slow for a moment gives a few, and
