@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::json::{Quantity, six_digits};
 use super::markdown::{median_and_spread, table, title};
-use super::{Row, median, paired, spread};
+use super::{Row, median, paired};
 use crate::scenario::Figure;
 
 /// What came of such a measurement.
@@ -66,10 +66,8 @@ impl Apart {
         let mut cells = vec!["ratio".into()];
         for (over, under) in second.figures.iter().zip(&first.figures) {
             let ratios = paired(over, under);
-            let (low, high) = spread(&ratios);
-            let middle = median(ratios);
-            let decimals = if middle < 10.0 { 2 } else { 0 };
-            cells.push(format!("{middle:.decimals$} × ({low:.decimals$}–{high:.decimals$})"));
+            let decimals = if median(ratios.clone()) < 10.0 { 2 } else { 0 };
+            cells.push(median_and_spread(&ratios, decimals));
         }
         cells
     }
@@ -94,7 +92,7 @@ pub(super) mod tests {
     fn the_table_ends_with_the_ratio_round_by_round() {
         let expected = "**a thing and another**: median of 3 rounds (lowest–highest)\n\n\
                         |  | serial, ns |\n|---|---|\n| one | 2.0 (1.0–4.0) |\n| other | 100.0 (100.0–100.0) |\n\
-                        | ratio | 50 × (25–100) |\n";
+                        | ratio | 50 (25–100) |\n";
         assert_eq!(apart().block(), expected);
     }
 }
