@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use spliceway_core::socket::{self, Wait};
 use spliceway_core::transfer::SCRATCH;
-use spliceway_core::{Counts, Engine, Mover, Need, Reason, Side, Source};
+use spliceway_core::{Counts, Engine, Mover, Need, Reason, Side, Sink, Source};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::coop::has_budget_remaining;
 
@@ -93,6 +93,8 @@ enum Start {
 pub(crate) type Broken = (Operation, io::Error);
 
 impl Moving {
+    // Once in a direction's life, as all that is cold here: what each message passes through is to be small.
+    #[cold]
     pub(crate) fn new<R: ?Sized, W: ?Sized>(
         reader: &R,
         writer: &W,
@@ -123,15 +125,25 @@ impl Moving {
         match &mut self.means {
             Means::Splicing { mover, course } => {
                 if course.start == Start::Buffered {
-                    let buffered = ready!(poll_unbuffer(cx, reader, writer, mover.allowance()))?;
-                    mover.restrict(mover.allowance() - buffered.len() as u64);
-                    mover.preload(buffered);
+                    ready!(poll_unbuffer(cx, reader, writer, mover))?;
                     course.start = Start::Untried;
                 }
-                match (stream::source(reader), stream::sink(writer)) {
-                    (Some(source), Some(sink)) => ready!(poll_mover(mover, course, gate, cx, source, sink, counts))?,
-                    _ => unreachable!("a stream's type does not change"),
-                }
+                let (Some(source), Some(sink)) = (stream::source(reader), stream::sink(writer)) else {
+                    unreachable!("a stream's type does not change");
+                };
+                let polled = WORKER.with_borrow_mut(|worker| {
+                    let turn = Turn {
+                        mover,
+                        course,
+                        gate,
+                        source,
+                        sink,
+                        counts,
+                        worker,
+                    };
+                    turn.poll(cx)
+                });
+                ready!(polled)?;
                 Poll::Ready(Ok(if mover.allowance() == 0 {
                     Moved::UpToLimit
                 } else {
@@ -139,13 +151,7 @@ impl Moving {
                 }))
             }
             Means::Copying(copy_loop) => copy_loop.poll(cx, reader, writer, gate, counts),
-            Means::Refused => {
-                let refusal = io::Error::new(
-                    io::ErrorKind::Unsupported,
-                    "cannot splice: a stream is no plain socket or pipe",
-                );
-                Poll::Ready(Err((Operation::Read, refusal)))
-            }
+            Means::Refused => Poll::Ready(Err((Operation::Read, refusal()))),
         }
     }
 
@@ -232,179 +238,204 @@ impl Means {
     }
 }
 
-/// Empties the buffers between the caller's streams and their sockets: what was written goes out, what was read is returned, up
-/// to `most` bytes of it.
-fn poll_unbuffer<R, W>(cx: &mut Context<'_>, reader: &mut R, writer: &mut W, most: u64) -> Poll<Result<Vec<u8>, Broken>>
+#[cold]
+fn refusal() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::Unsupported,
+        "cannot splice: a stream is no plain socket or pipe",
+    )
+}
+
+/// Empties the buffers between the caller's streams and their sockets: what was written goes out, what was read goes first, as much of
+/// it as the mover may take.
+#[cold]
+fn poll_unbuffer<R, W>(
+    cx: &mut Context<'_>,
+    reader: &mut R,
+    writer: &mut W,
+    mover: &mut Mover,
+) -> Poll<Result<(), Broken>>
 where
     R: ?Sized,
     W: AsyncWrite + Unpin + ?Sized,
 {
     ready!(Pin::new(writer).poll_flush(cx)).map_err(|error| (Operation::Write, error))?;
-    Poll::Ready(stream::buffered(reader, cx, most).map_err(|error| (Operation::Read, error)))
+    let most = mover.allowance();
+    let buffered = stream::buffered(reader, cx, most).map_err(|error| (Operation::Read, error))?;
+    mover.restrict(most - buffered.len() as u64);
+    mover.preload(buffered);
+    Poll::Ready(Ok(()))
 }
 
-fn poll_mover(
-    mover: &mut Mover,
-    course: &mut Course,
-    gate: Option<&mut Gate>,
-    cx: &mut Context<'_>,
-    source: End<'_>,
-    sink: End<'_>,
-    counts: &Counts,
-) -> Poll<Result<(), Broken>> {
-    WORKER.with_borrow_mut(|worker| {
-        let Worker {
-            scratch,
-            company,
-            lookout,
-        } = worker;
-        mover.take_turns(company.turns());
-        let turn = &mut Turn {
-            mover,
-            scratch,
-            company,
-            lookout,
-        };
-        poll_steps(turn, course, gate, cx, source, sink, counts)
-    })
-}
-
-/// A mover while it has the scratch buffer. Dropping it parks the mover, also where a panic ends the turn: bytes left in a buffer
-/// that the next relay receives into would be sent to the wrong peer.
+/// A direction while it is polled, and what its thread lends it. Dropping it parks the mover, also where a panic ends the turn: bytes left
+/// in a buffer that the next relay receives into would be sent to the wrong peer.
 struct Turn<'a> {
     mover: &'a mut Mover,
-    scratch: &'a mut [u8],
-    company: &'a mut Company,
-    lookout: &'a Lookout,
+    course: &'a mut Course,
+    gate: Option<&'a mut Gate>,
+    source: End<'a>,
+    sink: End<'a>,
+    counts: &'a Counts,
+    worker: &'a mut Worker,
 }
 
 impl Turn<'_> {
+    fn poll(mut self, cx: &mut Context<'_>) -> Poll<Result<(), Broken>> {
+        self.mover.take_turns(self.worker.company.turns());
+        loop {
+            match self.mover.need() {
+                Need::Source => ready!(self.poll_take(cx)).map_err(|error| (Operation::Read, error))?,
+                Need::Both => ready!(self.poll_pass(cx))?,
+                Need::Sink => ready!(self.poll_deliver(cx)).map_err(|error| (Operation::Write, error))?,
+                Need::Yield => {
+                    self.mover.yielded();
+                    self.worker.company.turn_over();
+                    give_way(cx);
+                    return Poll::Pending;
+                }
+                Need::Shutdown => return Poll::Ready(Ok(())),
+            }
+        }
+    }
+
     /// One attempt at the source, when it may have something and the gate lets something through.
-    fn poll_take(
-        &mut self,
-        course: &mut Course,
-        mut gate: Option<&mut Gate>,
-        cx: &mut Context<'_>,
-        source: End<'_>,
-        counts: &Counts,
-    ) -> Poll<io::Result<()>> {
-        let Some(attempt) = ready!(self.poll_source(course, cx, source))? else {
+    fn poll_take(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Some(attempt) = ready!(self.poll_source(cx))? else {
             return Poll::Ready(Ok(()));
         };
-        let most = ready!(poll_most(self.mover, gate.as_deref_mut(), cx));
-        // A direction that stays silent should need no pipe, not even to find that out. (A socket that was just connected counts as
-        // readable: before, it was hung up.)
-        let looks_first = course.start == Start::Untried && self.mover.wants_pipe();
-        let mut learnt = Source::Open;
-        let mut take = |fd: BorrowedFd<'_>| {
-            learnt = match looks_first.then(|| socket::peek(fd, Wait::Never)) {
-                Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => Source::WouldBlock,
-                Some(Err(error)) => return Err(error),
-                Some(Ok(_)) | None => self.mover.take_at_most(most, fd, self.scratch, counts)?,
-            };
-            Ok(learnt)
-        };
+        let most = ready!(self.poll_most(cx));
+        let source = self.source;
         let taken = match attempt {
-            Attempt::Ready => source.try_take(take),
-            Attempt::Untried => take(source.as_fd()).map(drop),
+            Attempt::Ready => source.try_take(|source| self.take(most, source)),
+            Attempt::Untried => self.take(most, source.as_fd()),
         };
-        match (attempt, learnt) {
+        match (attempt, &taken) {
             // To the end of what was received: an urgent mark is none.
-            (_, Source::Short) if course.finishing => course.start = Start::Untried,
-            (_, Source::Short) => {
-                course.start = Start::Over;
-                self.lookout.suspect(source.as_fd());
+            (_, Ok(Source::Short)) if self.course.finishing => self.course.start = Start::Untried,
+            (_, Ok(Source::Short)) => {
+                self.course.start = Start::Over;
+                self.worker.lookout.suspect(source.as_fd());
             }
-            (_, Source::WouldBlock) => {
-                course.start = Start::Over;
+            (_, Ok(Source::WouldBlock)) => {
+                self.course.start = Start::Over;
                 // At a mark a receive finds nothing as well where a signal is pending.
                 if let End::Tcp(_) = source {
-                    self.lookout.suspect(source.as_fd());
+                    self.worker.lookout.suspect(source.as_fd());
                 }
             }
-            (Attempt::Ready, Source::Open) => course.start = Start::Over,
-            (Attempt::Untried, Source::Open) => {}
+            (Attempt::Ready, Ok(Source::Open)) => self.course.start = Start::Over,
+            (Attempt::Untried, Ok(Source::Open)) | (_, Err(_)) => {}
         }
         if self.mover.holds_message() {
-            self.company.message();
+            self.worker.company.message();
         }
-        if let Some(gate) = gate {
+        if let Some(gate) = &mut self.gate {
             gate.spent(self.mover.in_flight());
         }
-        Poll::Ready(taken)
+        Poll::Ready(taken.map(drop))
+    }
+
+    fn take(&mut self, most: usize, source: BorrowedFd<'_>) -> io::Result<Source> {
+        // A direction that stays silent should need no pipe, not even to find that out. (A socket that was just connected counts as
+        // readable: before, it was hung up.)
+        if self.course.start == Start::Untried && self.mover.wants_pipe() {
+            match socket::peek(source, Wait::Never) {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Source::WouldBlock),
+                Err(error) => return Err(error),
+            }
+        }
+        self.mover
+            .take_at_most(most, source, &mut self.worker.scratch, self.counts)
     }
 
     /// One attempt to move bytes from the source to the sink with no pipe between, when both may do and the gate lets something
     /// through. Of the two only the sink's readiness is cleared here.
-    fn poll_pass(
-        &mut self,
-        course: &mut Course,
-        mut gate: Option<&mut Gate>,
-        cx: &mut Context<'_>,
-        source: End<'_>,
-        sink: End<'_>,
-        counts: &Counts,
-    ) -> Poll<Result<(), Broken>> {
-        let attempt = ready!(self.poll_source(course, cx, source)).map_err(|error| (Operation::Read, error))?;
+    fn poll_pass(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Broken>> {
+        let attempt = ready!(self.poll_source(cx)).map_err(|error| (Operation::Read, error))?;
         let Some(attempt) = attempt else {
             return Poll::Ready(Ok(()));
         };
-        if sink
-            .poll_write_ready(cx)
-            .map_err(|error| (Operation::Write, error))?
-            .is_pending()
-        {
+        let room = self.sink.poll_write_ready(cx);
+        if room.map_err(|error| (Operation::Write, error))?.is_pending() {
             return if has_budget_remaining() && self.mover.sink_blocked() {
                 Poll::Ready(Ok(()))
             } else {
                 Poll::Pending
             };
         }
-        let most = ready!(poll_most(self.mover, gate.as_deref_mut(), cx));
+        let most = ready!(self.poll_most(cx));
         if let Attempt::Ready = attempt {
-            course.start = Start::Over;
+            self.course.start = Start::Over;
         }
         let allowance = self.mover.allowance();
-        let mut operation = Operation::Write;
-        let passed = sink.try_deliver(|sink| {
-            self.mover
-                .pass(most, source.as_fd(), sink, counts)
-                .map_err(|(side, error)| {
-                    if let Side::Source = side {
-                        operation = Operation::Read;
-                    }
-                    error
-                })
-        });
-        if let Some(gate) = gate {
+        let passed = self
+            .sink
+            .try_deliver(|sink| self.mover.pass(most, self.source.as_fd(), sink, self.counts));
+        if let Some(gate) = &mut self.gate {
             // Of a splice no more than a turn's bytes.
             gate.spent((allowance - self.mover.allowance()) as usize);
         }
-        Poll::Ready(passed.map_err(|error| (operation, error)))
+        Poll::Ready(passed.map(drop).map_err(|(side, error)| match side {
+            Side::Source => (Operation::Read, error),
+            Side::Sink => (Operation::Write, error),
+        }))
+    }
+
+    /// One attempt at the sink. Only it is waited for: a full one must not be woken for by a source that has more.
+    fn poll_deliver(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.sink.poll_write_ready(cx))?;
+        Poll::Ready(self.sink.try_deliver(|sink| self.deliver(sink)).map(drop))
+    }
+
+    fn deliver(&mut self, sink: BorrowedFd<'_>) -> io::Result<Sink> {
+        self.mover.deliver(sink, &self.worker.scratch, self.counts)
     }
 
     /// Ready when the source may have something; with `None` where that is all it will be asked for.
-    fn poll_source(
-        &mut self,
-        course: &Course,
-        cx: &mut Context<'_>,
-        source: End<'_>,
-    ) -> Poll<io::Result<Option<Attempt>>> {
-        let ready = source.poll_read_ready(cx)?.is_ready();
+    #[inline]
+    fn poll_source(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Attempt>>> {
+        match self.source.poll_read_ready(cx) {
+            Poll::Ready(ready) => Poll::Ready(ready.map(|()| Some(Attempt::Ready))),
+            Poll::Pending if self.course.start == Start::Over && !self.course.finishing => Poll::Pending,
+            Poll::Pending => self.poll_unready_source().map(Ok),
+        }
+    }
+
+    /// The source does not count as readable, and may be worth an attempt.
+    #[cold]
+    fn poll_unready_source(&mut self) -> Poll<Option<Attempt>> {
         // Out of budget is not out of bytes, but then all that is to be done is to give way.
-        if !ready && !has_budget_remaining() {
+        if !has_budget_remaining() {
             return Poll::Pending;
         }
-        Poll::Ready(Ok(Some(match (ready, course.start) {
-            (true, _) => Attempt::Ready,
-            // A FIFO is read as ended until somebody has opened it to write.
-            (false, Start::Untried) if !source.is_empty_pipe() => Attempt::Untried,
-            (false, _) if course.finishing => {
-                self.mover.restrict(0);
-                return Poll::Ready(Ok(None));
-            }
-            (false, _) => return Poll::Pending,
-        })))
+        // A FIFO is read as ended until somebody has opened it to write.
+        if self.course.start == Start::Untried && !self.source.is_empty_pipe() {
+            return Poll::Ready(Some(Attempt::Untried));
+        }
+        if self.course.finishing {
+            self.mover.restrict(0);
+            return Poll::Ready(None);
+        }
+        Poll::Pending
+    }
+
+    /// The most bytes to take now: ready when the gate lets some through.
+    fn poll_most(&mut self, cx: &mut Context<'_>) -> Poll<usize> {
+        let Some(gate) = &mut self.gate else {
+            return Poll::Ready(usize::MAX);
+        };
+        match self.mover.appetite() {
+            0 => Poll::Ready(usize::MAX),
+            appetite => gate.poll_grant(cx, appetite),
+        }
+    }
+}
+
+impl Drop for Turn<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.mover.park(&self.worker.scratch);
     }
 }
 
@@ -415,51 +446,4 @@ enum Attempt {
     Ready,
     /// It does not, but see [`Start::Untried`].
     Untried,
-}
-
-/// The most bytes to take now: ready when the gate lets some through.
-fn poll_most(mover: &Mover, gate: Option<&mut Gate>, cx: &mut Context<'_>) -> Poll<usize> {
-    match (gate, mover.appetite()) {
-        (None, _) | (_, 0) => Poll::Ready(usize::MAX),
-        (Some(gate), appetite) => gate.poll_grant(cx, appetite),
-    }
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        self.mover.park(self.scratch);
-    }
-}
-
-fn poll_steps(
-    turn: &mut Turn<'_>,
-    course: &mut Course,
-    mut gate: Option<&mut Gate>,
-    cx: &mut Context<'_>,
-    source: End<'_>,
-    sink: End<'_>,
-    counts: &Counts,
-) -> Poll<Result<(), Broken>> {
-    loop {
-        match turn.mover.need() {
-            Need::Source => {
-                ready!(turn.poll_take(course, gate.as_deref_mut(), cx, source, counts))
-                    .map_err(|error| (Operation::Read, error))?;
-            }
-            Need::Both => ready!(turn.poll_pass(course, gate.as_deref_mut(), cx, source, sink, counts))?,
-            // Only the sink is waited for: a full one must not be woken for by a source that has more.
-            Need::Sink => {
-                ready!(sink.poll_write_ready(cx)).map_err(|error| (Operation::Write, error))?;
-                sink.try_deliver(|socket| turn.mover.deliver(socket, turn.scratch, counts))
-                    .map_err(|error| (Operation::Write, error))?;
-            }
-            Need::Yield => {
-                turn.mover.yielded();
-                turn.company.turn_over();
-                give_way(cx);
-                return Poll::Pending;
-            }
-            Need::Shutdown => return Poll::Ready(Ok(())),
-        }
-    }
 }

@@ -55,50 +55,48 @@ impl End<'_> {
         }
     }
 
-    /// Runs `take` if it counts as readable, and clears that if it learnt that the source is drained.
+    /// Runs `take` if it counts as readable, and clears that if it learnt that the source is drained: what it learnt.
     ///
     /// Cleared is by an `Err(WouldBlock)` from the closure. So the outcome is set aside, and a receive that took the last byte
     /// saves the call that would only return EAGAIN. What no caller may do is to report a full pipe's EAGAIN as the source's:
     /// the edge would be lost.
-    pub(crate) fn try_take(self, take: impl FnOnce(BorrowedFd<'_>) -> io::Result<Source>) -> io::Result<()> {
-        self.try_io(Interest::READABLE, |fd| match take(fd) {
-            Ok(Source::Open) => (Ok(()), Readiness::Kept),
-            Ok(Source::Short | Source::WouldBlock) => (Ok(()), Readiness::Cleared),
-            Err(error) => (Err(error), Readiness::Kept),
-        })
-    }
-
-    /// Runs `deliver` if it counts as writable, and clears that if the sink took nothing.
-    pub(crate) fn try_deliver(self, deliver: impl FnOnce(BorrowedFd<'_>) -> io::Result<Sink>) -> io::Result<()> {
-        self.try_io(Interest::WRITABLE, |fd| match deliver(fd) {
-            Ok(Sink::Open) => (Ok(()), Readiness::Kept),
-            Ok(Sink::WouldBlock) => (Ok(()), Readiness::Cleared),
-            Err(error) => (Err(error), Readiness::Kept),
-        })
-    }
-
-    fn try_io(
-        self,
-        interest: Interest,
-        io: impl FnOnce(BorrowedFd<'_>) -> (io::Result<()>, Readiness),
-    ) -> io::Result<()> {
-        let mut outcome = Ok(());
-        let attempt = || {
-            let readiness;
-            (outcome, readiness) = io(self.as_fd());
-            match readiness {
-                Readiness::Kept => Ok(()),
-                Readiness::Cleared => Err(io::Error::from(io::ErrorKind::WouldBlock)),
+    pub(crate) fn try_take(self, take: impl FnOnce(BorrowedFd<'_>) -> io::Result<Source>) -> io::Result<Source> {
+        let mut outcome = Ok(Source::Open);
+        self.try_io(Interest::READABLE, |fd| {
+            outcome = take(fd);
+            match outcome {
+                Ok(Source::Short | Source::WouldBlock) => Readiness::Cleared,
+                Ok(Source::Open) | Err(_) => Readiness::Kept,
             }
+        });
+        outcome
+    }
+
+    /// Runs `deliver` if it counts as writable, and clears that if the sink took nothing: `WouldBlock` also if it did not run.
+    pub(crate) fn try_deliver<E>(self, deliver: impl FnOnce(BorrowedFd<'_>) -> Result<Sink, E>) -> Result<Sink, E> {
+        let mut outcome = Ok(Sink::WouldBlock);
+        self.try_io(Interest::WRITABLE, |fd| {
+            outcome = deliver(fd);
+            match outcome {
+                Ok(Sink::WouldBlock) => Readiness::Cleared,
+                Ok(Sink::Open) | Err(_) => Readiness::Kept,
+            }
+        });
+        outcome
+    }
+
+    fn try_io(self, interest: Interest, io: impl FnOnce(BorrowedFd<'_>) -> Readiness) {
+        let attempt = |fd| match io(fd) {
+            Readiness::Kept => Ok(()),
+            Readiness::Cleared => Err(io::Error::from(io::ErrorKind::WouldBlock)),
         };
         // The error is `attempt`'s own, or tokio's word that the end is not ready and `attempt` did not run.
         let _ = match self {
-            Self::Tcp(stream) => stream.try_io(interest, attempt),
-            Self::Unix(stream) => stream.try_io(interest, attempt),
-            Self::Receiver(receiver) => receiver.try_io(attempt),
-            Self::Sender(sender) => sender.try_io(attempt),
+            Self::Tcp(stream) => stream.try_io(interest, || attempt(stream.as_fd())),
+            Self::Unix(stream) => stream.try_io(interest, || attempt(stream.as_fd())),
+            Self::Receiver(receiver) => receiver.try_io(|| attempt(receiver.as_fd())),
+            Self::Sender(sender) => sender.try_io(|| attempt(sender.as_fd())),
         };
-        outcome
     }
 }
 
