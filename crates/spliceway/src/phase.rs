@@ -45,18 +45,12 @@ impl Phase {
                     let prefix = std::mem::take(prefix);
                     Self::Moving(Moving::new(reader, writer, prefix, way, options, counts))
                 }
-                Self::Moving(moving) => match ready!(moving.poll(cx, reader, writer, counts))? {
-                    Moved::All => Self::ShuttingDown { eof: true },
-                    Moved::UpToLimit => Self::Done,
-                },
-                Self::Finishing(moving) => {
+                Self::Moving(moving) | Self::Finishing(moving) => {
                     let moved = ready!(moving.poll(cx, reader, writer, counts))?;
-                    Self::ShuttingDown {
-                        eof: moved == Moved::All,
-                    }
+                    self.after(moved)
                 }
                 Self::ShuttingDown { eof } => {
-                    ready!(Pin::new(&mut *writer).poll_shutdown(cx)).map_err(|error| (Operation::Shutdown, error))?;
+                    ready!(poll_shutdown(cx, writer))?;
                     if *eof {
                         counts.set_eof();
                     }
@@ -64,6 +58,15 @@ impl Phase {
                 }
                 Self::Done => return Poll::Ready(Ok(())),
             }
+        }
+    }
+
+    /// Where it stands when its bytes are delivered.
+    fn after(&self, moved: Moved) -> Self {
+        match (self, moved) {
+            (Self::Finishing(_), Moved::UpToLimit) => Self::ShuttingDown { eof: false },
+            (_, Moved::All) => Self::ShuttingDown { eof: true },
+            (_, Moved::UpToLimit) => Self::Done,
         }
     }
 
@@ -100,4 +103,11 @@ impl Phase {
             Self::Start(_) | Self::ShuttingDown { .. } | Self::Done => 0,
         }
     }
+}
+
+#[cold]
+fn poll_shutdown<W: AsyncWrite + Unpin>(cx: &mut Context<'_>, writer: &mut W) -> Poll<Result<(), Broken>> {
+    Pin::new(writer)
+        .poll_shutdown(cx)
+        .map_err(|error| (Operation::Shutdown, error))
 }
