@@ -170,6 +170,7 @@ impl Mover {
     }
 
     /// What is needed next.
+    #[inline]
     #[must_use]
     pub fn need(&self) -> Need {
         match self.transfer.step() {
@@ -332,10 +333,16 @@ impl Mover {
     }
 
     /// To be called before waiting for anything: gives an empty pipe back, and keeps what lies in `scratch`.
+    #[inline]
     pub fn park(&mut self, scratch: &[u8]) {
-        if !self.transfer.step().holds_pipe() {
-            self.pipe = None;
+        // A direction of messages that waits for its source holds nothing.
+        if self.pipe.is_some() || !self.rest.is_empty() {
+            self.park_what_it_holds(scratch);
         }
+    }
+
+    fn park_what_it_holds(&mut self, scratch: &[u8]) {
+        self.pipe.take_if(|(_, pipe)| pipe.is_empty());
         if let Rest::InScratch { start, end } = self.rest {
             self.rest = Rest::Owned {
                 bytes: scratch[start..end].to_vec(),

@@ -315,6 +315,9 @@ impl Transfer {
     }
 
     fn turn_is_over(&self) -> bool {
+        if self.turn < SHORT_TURN {
+            return false;
+        }
         let turns = match self.flow {
             Flow::Bulk { .. } | Flow::Spliced => self.turns,
             Flow::Messages | Flow::Copied { .. } => Turns::Short,
@@ -323,6 +326,7 @@ impl Transfer {
     }
 
     /// What to do next.
+    #[inline]
     #[must_use]
     pub fn step(&self) -> Step {
         match self.state {
@@ -347,12 +351,15 @@ impl Transfer {
     ///
     /// # Panics
     /// If that step cannot have had this outcome.
+    // Each caller knows the event, of which a compare and a store are left.
+    #[inline]
     pub fn on(&mut self, event: Event) {
         self.size_pipe(event);
         self.state = self.next(event);
     }
 
     /// What `event` says about the size of the pipe.
+    #[inline]
     fn size_pipe(&mut self, event: Event) {
         match (self.state, event) {
             (State::Filling { moved }, Event::Filled { bytes, full }) => {
@@ -369,6 +376,7 @@ impl Transfer {
     }
 
     /// The state after `event`.
+    #[inline(always)]
     fn next(&mut self, event: Event) -> State {
         match (self.state, event) {
             (State::Receiving, Event::Received { full }) => State::Sending { full },
@@ -432,7 +440,7 @@ impl Transfer {
                 self.turn = 0;
                 state
             }
-            (state, event) => unreachable!("{event:?} cannot come of {state:?}"),
+            (state, event) => state.cannot_have(event),
         }
     }
 
@@ -457,16 +465,9 @@ impl Transfer {
 
     /// User space is empty again.
     fn after_copy(&mut self, full: bool) -> State {
-        self.flow = match self.flow {
-            Flow::Messages if full => Flow::BULK,
-            Flow::Copied { retry_after: Some(0) } if full => Flow::BULK,
-            Flow::Copied {
-                retry_after: Some(more),
-            } if full => Flow::Copied {
-                retry_after: Some(more - 1),
-            },
-            flow => flow,
-        };
+        if full {
+            self.flow = self.flow.after_full_copy();
+        }
         self.begin()
     }
 
@@ -481,6 +482,11 @@ impl Transfer {
 }
 
 impl State {
+    #[cold]
+    fn cannot_have(self, event: Event) -> ! {
+        unreachable!("{event:?} cannot come of {self:?}")
+    }
+
     fn after_pass(more: bool) -> Self {
         if more {
             Self::Passing { sure: false }
@@ -502,6 +508,19 @@ impl Flow {
             },
             (Self::Bulk { .. }, LastFill::Large) => Self::BULK,
             (flow, _) => flow,
+        }
+    }
+
+    /// What a flow is held to be after one more full receive.
+    fn after_full_copy(self) -> Self {
+        match self {
+            Self::Messages | Self::Copied { retry_after: Some(0) } => Self::BULK,
+            Self::Copied {
+                retry_after: Some(more),
+            } => Self::Copied {
+                retry_after: Some(more - 1),
+            },
+            flow => flow,
         }
     }
 

@@ -51,6 +51,7 @@ impl End {
         *self.short_drains.get_or_insert_with(ask)
     }
 
+    #[inline]
     pub(super) fn send(&mut self, sink: BorrowedFd<'_>, bytes: &[u8], wait: Wait) -> io::Result<usize> {
         match self.kind {
             EndKind::Socket => socket::send(sink, bytes, wait),

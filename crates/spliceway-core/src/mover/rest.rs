@@ -1,7 +1,5 @@
 //! Bytes in user space between a receive and the sends that deliver them.
 
-use std::mem;
-
 /// Bytes in user space that the sink has not taken yet.
 #[derive(Debug, Default)]
 pub(super) enum Rest {
@@ -35,15 +33,25 @@ impl Rest {
         }
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        matches!(self, Self::Nothing)
+    }
+
     /// Forgets what was sent, and with the last byte the memory: how many bytes are left.
     pub(super) fn advance(&mut self, sent: usize) -> usize {
-        match self {
-            Self::Nothing => {}
-            Self::InScratch { start, .. } | Self::Owned { start, .. } => *start += sent,
-        }
-        let left = self.len();
+        let left = match self {
+            Self::Nothing => 0,
+            Self::InScratch { start, end } => {
+                *start += sent;
+                *end - *start
+            }
+            Self::Owned { bytes, start } => {
+                *start += sent;
+                bytes.len() - *start
+            }
+        };
         if left == 0 {
-            drop(mem::take(self));
+            *self = Self::Nothing;
         }
         left
     }
