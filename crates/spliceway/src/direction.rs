@@ -382,10 +382,13 @@ impl Turn<'_> {
         }))
     }
 
-    /// One attempt at the sink. Only it is waited for: a full one must not be woken for by a source that has more.
+    /// One attempt at the sink, which is waited for only if it takes nothing, and alone: a full one must not be woken for by a source that
+    /// has more.
     fn poll_deliver(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.sink.poll_write_ready(cx))?;
-        Poll::Ready(self.sink.try_deliver(|sink| self.deliver(sink)).map(drop))
+        match self.sink.try_deliver(|sink| self.deliver(sink))? {
+            Sink::Open => Poll::Ready(Ok(())),
+            Sink::WouldBlock => self.sink.poll_write_ready(cx),
+        }
     }
 
     fn deliver(&mut self, sink: BorrowedFd<'_>) -> io::Result<Sink> {
