@@ -21,21 +21,25 @@ use tokio::time::{Instant, Sleep};
 /// held up by TCP itself. A relay that waits holds no pipe and no bytes. Relays that share a limit are served in the
 /// order in which they asked, each with what the limit allows in 20 ms, or what is left of a burst (256 KiB at most, and 32 KiB where
 /// others wait). A new limit begins with its burst.
+///
+/// A limit may be [within](Self::within) another, as that of one connection within that of its client.
 #[derive(Clone, Debug)]
-pub struct RateLimit(Arc<Shared>);
+pub struct RateLimit(Arc<Level>);
 
+/// A bucket, and the limit it is within. What is granted comes out of every bucket from here outwards.
 #[derive(Debug)]
-struct Shared {
-    bytes_per_second: u64,
-    burst: u64,
-    bucket: Mutex<Bucket>,
+struct Level {
+    bucket: Arc<Bucket>,
+    outer: Option<RateLimit>,
 }
 
-/// The bucket as a point in time. It holds what the rate brings in from there until now, and owes what it brings from now until
-/// there.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Bucket {
-    empty_at: Instant,
+    bytes_per_second: u64,
+    burst: u64,
+    /// What it holds, as a point in time: what the rate brings in from there until now. It owes what the rate brings from now until
+    /// there.
+    empty_at: Mutex<Instant>,
 }
 
 /// One grant is what a rate brings in a fiftieth of a second: no burst that a receiver would notice. For rates below 800 kB/s it is
@@ -68,73 +72,128 @@ impl RateLimit {
             bytes_per_second > 0 && burst > 0,
             "a limit of nothing lets nothing through"
         );
-        let bucket = Mutex::new(Bucket {
-            empty_at: full_at(Instant::now(), burst, bytes_per_second),
-        });
-        Self(Arc::new(Shared {
+        let bucket = Bucket {
             bytes_per_second,
             burst,
-            bucket,
+            empty_at: Mutex::new(full_at(Instant::now(), burst, bytes_per_second)),
+        };
+        Self(Arc::new(Level {
+            bucket: Arc::new(bucket),
+            outer: None,
         }))
     }
 
-    /// The rate.
+    /// This limit, for relays that are held to `outer` as well: they take what both allow, when both do, and both count it. Where this
+    /// limit is within others already, `outer` is around all of them.
+    ///
+    /// It is the same bucket: who uses this limit without `outer` takes from it, too.
+    ///
+    /// ```
+    /// use spliceway::{RateLimit, RelayOptions};
+    ///
+    /// // 1 MB/s for each relay, and 10 MB/s for all of them.
+    /// let all = RateLimit::new(10_000_000);
+    /// let one = RateLimit::new(1_000_000).within(&all);
+    /// let options = RelayOptions::new().rate_limit(&one);
+    /// ```
+    #[must_use]
+    pub fn within(&self, outer: &RateLimit) -> Self {
+        Self(Arc::new(Level {
+            bucket: Arc::clone(&self.0.bucket),
+            outer: Some(match &self.0.outer {
+                Some(nearer) => nearer.within(outer),
+                None => outer.clone(),
+            }),
+        }))
+    }
+
+    /// The rate; of this limit alone, whatever it is within.
     #[must_use]
     pub fn bytes_per_second(&self) -> u64 {
-        self.0.bytes_per_second
+        self.0.bucket.bytes_per_second
     }
 
-    /// The most that passes at once.
+    /// The most that passes at once; of this limit alone.
     #[must_use]
     pub fn burst(&self) -> u64 {
-        self.0.burst
+        self.0.bucket.burst
     }
 
-    /// Takes up to `most` bytes out of the bucket, which may owe them: how many, and when it no longer will.
+    /// Takes bytes that passed in another way than a relay's, a handshake's say: whoever comes next waits for them.
+    pub fn charge(&self, bytes: u64) {
+        let now = Instant::now();
+        self.buckets().for_each(|bucket| {
+            bucket.take(bytes, now);
+        });
+    }
+
+    /// Takes up to `most` bytes, more than 0 if that is, out of every bucket, which may owe them: how many, and when none will any longer.
     fn reserve(&self, most: u64, now: Instant) -> (u64, Instant) {
-        let Shared {
-            bytes_per_second: rate,
-            burst,
-            ..
-        } = *self.0;
-        let mut bucket = self.bucket();
-        // Others wait: what they all have reserved should not be more than what the rate brings in a moment.
-        let grant = if bucket.empty_at > now {
-            GRANT_IN_TURN
-        } else {
-            GRANT_MOST
-        };
-        let empty_at = bucket.empty_at.max(full_at(now, burst, rate));
-        // What is there need not be taken in parts.
-        let there = bytes_in(now.saturating_duration_since(empty_at), rate);
-        let bytes = (rate / GRANTS_PER_SECOND)
-            .max(there)
-            .clamp(1, grant)
-            .min(burst)
-            .min(most);
-        bucket.empty_at = empty_at + time_for(bytes, rate);
-        (bytes, bucket.empty_at)
+        // Between the two looks others may take theirs: a grant is then larger than it would have been, and no byte is counted twice.
+        let bytes = self.buckets().fold(most, |most, bucket| bucket.grant(most, now));
+        let allowed_at = self.buckets().map(|bucket| bucket.take(bytes, now)).max();
+        (bytes, allowed_at.expect("its own bucket"))
     }
 
     /// Puts back what was reserved and not used.
     fn put_back(&self, bytes: u64) {
         if bytes > 0 {
-            let mut bucket = self.bucket();
-            let earlier = bucket.empty_at.checked_sub(time_for(bytes, self.0.bytes_per_second));
-            bucket.empty_at = earlier.unwrap_or(bucket.empty_at);
+            self.buckets().for_each(|bucket| bucket.put_back(bytes));
         }
     }
 
     /// Takes what was not reserved: a record is taken whole.
     fn owe(&self, bytes: u64) {
         if bytes > 0 {
-            self.bucket().empty_at += time_for(bytes, self.0.bytes_per_second);
+            self.buckets().for_each(|bucket| bucket.owe(bytes));
         }
     }
 
-    fn bucket(&self) -> MutexGuard<'_, Bucket> {
+    /// This limit's own, then those it is within.
+    fn buckets(&self) -> impl Iterator<Item = &Bucket> {
+        std::iter::successors(Some(self), |limit| limit.0.outer.as_ref()).map(|limit| &*limit.0.bucket)
+    }
+}
+
+impl Bucket {
+    /// How many of up to `most` bytes may be taken next. It may have to be waited for.
+    fn grant(&self, most: u64, now: Instant) -> u64 {
+        let empty_at = *self.empty_at();
+        // Others wait: what they all have reserved should not be more than what the rate brings in a moment.
+        let grant = if empty_at > now { GRANT_IN_TURN } else { GRANT_MOST };
+        let empty_at = empty_at.max(full_at(now, self.burst, self.bytes_per_second));
+        // What is there need not be taken in parts.
+        let there = bytes_in(now.saturating_duration_since(empty_at), self.bytes_per_second);
+        (self.bytes_per_second / GRANTS_PER_SECOND)
+            .max(there)
+            .clamp(1, grant)
+            .min(self.burst)
+            .min(most)
+    }
+
+    /// Takes so many: when it will no longer owe them.
+    fn take(&self, bytes: u64, now: Instant) -> Instant {
+        let mut empty_at = self.empty_at();
+        *empty_at = (*empty_at).max(full_at(now, self.burst, self.bytes_per_second)) + self.time_for(bytes);
+        *empty_at
+    }
+
+    fn put_back(&self, bytes: u64) {
+        let mut empty_at = self.empty_at();
+        *empty_at = empty_at.checked_sub(self.time_for(bytes)).unwrap_or(*empty_at);
+    }
+
+    fn owe(&self, bytes: u64) {
+        *self.empty_at() += self.time_for(bytes);
+    }
+
+    fn time_for(&self, bytes: u64) -> Duration {
+        time_for(bytes, self.bytes_per_second)
+    }
+
+    fn empty_at(&self) -> MutexGuard<'_, Instant> {
         // One point in time, whole at every instant.
-        self.0.bucket.lock().unwrap_or_else(PoisonError::into_inner)
+        self.empty_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -270,6 +329,57 @@ mod tests {
         }
         assert_eq!(limit.reserve(u64::MAX, later).0, GRANT_MOST);
         assert_eq!(limit.reserve(u64::MAX, later).0, GRANT_IN_TURN);
+    }
+
+    #[test]
+    fn within_another_a_limit_grants_what_both_allow_when_both_do() {
+        let later = Instant::now() + Duration::from_secs(3600);
+        let (outer, inner) = (RateLimit::with_burst(1_000, 100), RateLimit::with_burst(100, 50));
+        let both = inner.within(&outer);
+        assert_eq!(both.reserve(u64::MAX, later).0, 50, "the lesser burst");
+        // The outer has 50 left, the inner owes.
+        assert_eq!(reserve_all(&both, 10, later), later + Duration::from_millis(100));
+        // And now the outer does, by what another takes from it.
+        assert_eq!(reserve_all(&outer, 1_040, later), later + Duration::from_secs(1));
+        assert_eq!(reserve_all(&both, 1, later), later + Duration::from_millis(1_001));
+    }
+
+    #[test]
+    fn what_passes_within_a_limit_counts_in_it_and_what_is_put_back_or_owed_does() {
+        let later = Instant::now() + Duration::from_secs(3600);
+        let outer = RateLimit::with_burst(1_000, 100);
+        let both = RateLimit::with_burst(1_000, 100).within(&outer);
+        reserve_all(&both, 100, later);
+        both.put_back(60);
+        assert_eq!(reserve_all(&outer, 60, later), later, "put back in both");
+        assert_eq!(reserve_all(&outer, 1, later), later + Duration::from_millis(1));
+        let other = RateLimit::with_burst(1_000, 100).within(&outer);
+        other.owe(99);
+        assert_eq!(reserve_all(&outer, 1, later), later + Duration::from_millis(101));
+    }
+
+    #[test]
+    fn limits_within_limits_are_a_chain_however_it_was_made() {
+        let later = Instant::now() + Duration::from_secs(3600);
+        let burst = |burst| RateLimit::with_burst(1_000, burst);
+        for chain in [
+            burst(100).within(&burst(100).within(&burst(7))),
+            burst(100).within(&burst(100)).within(&burst(7)),
+            burst(7).within(&burst(100)).within(&burst(100)),
+        ] {
+            assert_eq!(chain.reserve(u64::MAX, later), (7, later));
+            assert_eq!(chain.buckets().count(), 3);
+        }
+    }
+
+    #[test]
+    fn what_is_charged_is_waited_for_by_the_next_and_by_whoever_shares_it() {
+        let outer = RateLimit::with_burst(1_000, 100);
+        let limit = RateLimit::with_burst(10_000, 1_000).within(&outer);
+        limit.charge(1_100);
+        let now = Instant::now();
+        let (_, at) = outer.reserve(1, now);
+        assert!(at > now + Duration::from_millis(900), "{:?}", at - now);
     }
 
     #[test]

@@ -65,6 +65,29 @@ async fn a_rate_is_kept_within_three_percent_by_one_relay_or_fifty_and_bulk_stay
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn limits_within_another_hold_each_relay_and_all_of_them_and_bulk_stays_spliced() {
+    const MB: u64 = 1_000_000;
+    // Of three relays one is held by its own limit, so that the others have the rest of what all may take.
+    let all = RateLimit::new(10 * MB);
+    let own = [MB, 20 * MB, 20 * MB].map(|rate| RateLimit::new(rate).within(&all));
+    let relays: Vec<_> = own.iter().zip(0..).map(|(limit, seed)| stream(seed, limit)).collect();
+    pass(Duration::from_secs(1)).await;
+    let each = || relays.iter().map(|relay| delivered(std::slice::from_ref(relay)).0);
+    let before: Vec<_> = each().collect();
+    pass(Duration::from_secs(10)).await;
+    let rates: Vec<_> = each()
+        .zip(before)
+        .map(|(after, before)| (after - before) / 10)
+        .collect();
+    println!("{rates:?} B/s");
+    let near = |rate: u64, expected: u64| rate.abs_diff(expected) < expected * 3 / 100;
+    assert!(near(rates[0], MB), "its own: {rates:?}");
+    assert!(near(rates.iter().sum(), 10 * MB), "all: {rates:?}");
+    let (bytes, spliced) = delivered(&relays);
+    assert!(spliced as f64 / bytes as f64 >= 0.95, "{spliced} of {bytes} spliced");
+}
+
 /// Together from the start: the burst, and then the rate.
 #[tokio::test(start_paused = true)]
 async fn a_limited_stream_arrives_byte_for_byte_at_its_rate() {
