@@ -1,0 +1,292 @@
+//! Who is let in: so many sessions at once, and so many of one client.
+//!
+//! At the first limit nobody is accepted any more: clients wait in the kernel's backlog, and the sessions that run have all that they
+//! need. At the second a client is refused, as it alone would fill the first.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::net::{IpAddr, Ipv6Addr};
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+/// Why a session is refused that would be one too many of its client's.
+pub(crate) const TOO_MANY_OF_CLIENT: &str = "max_conns_per_ip";
+/// Why one is that needs more places than there are.
+pub(crate) const NO_PLACE_LEFT: &str = "max_conns";
+/// That a limit is reached is logged once in this time.
+const LOG_EVERY: Duration = Duration::from_secs(10);
+
+/// The limits, and who counts in them.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    /// What it lets in, for the log.
+    what: &'static str,
+    max: usize,
+    free: Semaphore,
+    waits: AtomicU64,
+    logged: Mutex<Option<Instant>>,
+    max_per_client: Option<NonZeroU32>,
+    /// Clients with sessions; those without are not in it, so that it is never larger than `max`.
+    clients: Mutex<HashMap<ClientKey, u32>>,
+}
+
+/// The place of one session, given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Permit {
+    admission: Arc<Admission>,
+    places: u32,
+    /// Whose session it is, where that is counted.
+    client: Option<ClientKey>,
+}
+
+/// Who counts as one client: an IPv4 address, or a /64 of IPv6, which is what one customer has at least.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct ClientKey(IpAddr);
+
+impl Admission {
+    /// Up to `max` at once (at least 1), and of one client up to `max_per_client`.
+    pub(crate) fn new(what: &'static str, max: usize, max_per_client: Option<NonZeroU32>) -> Arc<Self> {
+        let max = max.clamp(1, Semaphore::MAX_PERMITS);
+        Arc::new(Self {
+            what,
+            max,
+            free: Semaphore::new(max),
+            waits: AtomicU64::new(0),
+            logged: Mutex::new(None),
+            max_per_client,
+            clients: Mutex::default(),
+        })
+    }
+
+    /// A place, as soon as there is one. Those who wait are served in their order. Cancel safe: who no longer waits has no place.
+    pub(crate) async fn admit(self: &Arc<Self>) -> Permit {
+        let place = match self.free.try_acquire() {
+            Ok(place) => place,
+            Err(_) => {
+                self.full(Instant::now());
+                self.free.acquire().await.expect("it is never closed")
+            }
+        };
+        // Given back by the permit.
+        place.forget();
+        Permit {
+            admission: Arc::clone(self),
+            places: 1,
+            client: None,
+        }
+    }
+
+    /// Somebody has to wait: counted, and said once in a while.
+    fn full(&self, now: Instant) {
+        self.waits.fetch_add(1, Ordering::Relaxed);
+        let mut logged = unpoisoned(&self.logged);
+        if logged.is_none_or(|logged| now - logged >= LOG_EVERY) {
+            *logged = Some(now);
+            tracing::warn!(
+                max = self.max,
+                "the limit on {} is reached: new clients wait",
+                self.what
+            );
+        }
+    }
+
+    /// The most at once.
+    pub(crate) fn max(&self) -> usize {
+        self.max
+    }
+
+    /// How many places are taken now.
+    #[cfg(test)]
+    pub(crate) fn taken(&self) -> usize {
+        self.max - self.free.available_permits()
+    }
+
+    /// How many times a listener had to wait for a place, so far.
+    pub(crate) fn waits(&self) -> u64 {
+        self.waits.load(Ordering::Relaxed)
+    }
+
+    fn clients(&self) -> MutexGuard<'_, HashMap<ClientKey, u32>> {
+        unpoisoned(&self.clients)
+    }
+}
+
+impl Permit {
+    /// Takes one place more, for a session with more descriptors than the two of a place; `false` where there is none.
+    pub(crate) fn widen(&mut self) -> bool {
+        let Ok(place) = self.admission.free.try_acquire() else {
+            return false;
+        };
+        place.forget();
+        self.places += 1;
+        true
+    }
+
+    /// Counts this session as `client`'s from now on; `false` where that would be one too many, and nothing is counted.
+    ///
+    /// Not a part of [`Admission::admit`]: behind another proxy the client is known once that has said who it is.
+    pub(crate) fn count(&mut self, client: IpAddr) -> bool {
+        let Some(max) = self.admission.max_per_client else {
+            return true;
+        };
+        self.uncount();
+        let client = ClientKey::from(client);
+        let mut clients = self.admission.clients();
+        let sessions = clients.entry(client).or_insert(0);
+        // The entry was there, or has room: the limit is at least 1.
+        if *sessions >= max.get() {
+            return false;
+        }
+        *sessions += 1;
+        drop(clients);
+        self.client = Some(client);
+        true
+    }
+
+    fn uncount(&mut self) {
+        let Some(client) = self.client.take() else { return };
+        if let Entry::Occupied(mut sessions) = self.admission.clients().entry(client) {
+            *sessions.get_mut() -= 1;
+            if *sessions.get() == 0 {
+                sessions.remove();
+            }
+        }
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.uncount();
+        self.admission.free.add_permits(self.places as usize);
+    }
+}
+
+impl From<IpAddr> for ClientKey {
+    fn from(client: IpAddr) -> Self {
+        const NETWORK: u128 = u128::MAX << 64;
+        Self(match client.to_canonical() {
+            IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & NETWORK).into(),
+            ipv4 => ipv4,
+        })
+    }
+}
+
+/// Everything that is locked here is whole at every instant.
+fn unpoisoned<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    fn poll<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
+        future.poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    /// A place that is there.
+    fn admitted(admission: &Arc<Admission>) -> Permit {
+        match poll(pin!(admission.admit())) {
+            Poll::Ready(permit) => permit,
+            Poll::Pending => panic!("no place: {admission:?}"),
+        }
+    }
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn who_comes_at_the_limit_waits_until_somebody_goes() {
+        let admission = Admission::new("sessions", 2, None);
+        let (first, _second) = (admitted(&admission), admitted(&admission));
+        let mut third = pin!(admission.admit());
+        assert!(poll(third.as_mut()).is_pending() && poll(third.as_mut()).is_pending());
+        assert_eq!((admission.taken(), admission.waits()), (2, 1), "a wait counts once");
+        drop(first);
+        assert!(poll(third.as_mut()).is_ready());
+    }
+
+    #[test]
+    fn who_no_longer_waits_takes_no_place() {
+        let admission = Admission::new("sessions", 1, None);
+        let first = admitted(&admission);
+        {
+            let mut second = pin!(admission.admit());
+            assert!(poll(second.as_mut()).is_pending());
+            drop(first);
+            // It is woken with the place in hand, and goes.
+        }
+        assert_eq!(admission.taken(), 0);
+        drop(admitted(&admission));
+        assert_eq!(admission.taken(), 0);
+    }
+
+    #[test]
+    fn a_session_may_take_a_second_place_where_there_is_one_and_gives_both_back() {
+        let admission = Admission::new("sessions", 3, None);
+        let (mut first, mut second) = (admitted(&admission), admitted(&admission));
+        assert!(first.widen() && !second.widen());
+        assert_eq!(admission.taken(), 3);
+        drop(second);
+        drop(first);
+        assert_eq!(admission.taken(), 0);
+    }
+
+    #[test]
+    fn a_limit_of_nobody_is_a_limit_of_one() {
+        assert_eq!(Admission::new("sessions", 0, None).max(), 1);
+    }
+
+    #[test]
+    fn one_client_has_so_many_sessions_and_others_have_theirs() {
+        let admission = Admission::new("sessions", 100, NonZeroU32::new(2));
+        let mut permits: Vec<_> = (0..5).map(|_| admitted(&admission)).collect();
+        assert!(permits[0].count(ip("192.0.2.1")) && permits[1].count(ip("::ffff:192.0.2.1")));
+        assert!(!permits[2].count(ip("192.0.2.1")));
+        assert!(permits[3].count(ip("192.0.2.2")));
+        permits.remove(0);
+        assert!(permits[1].count(ip("192.0.2.1")), "one has gone");
+    }
+
+    #[test]
+    fn a_network_of_ipv6_is_one_client() {
+        let admission = Admission::new("sessions", 100, NonZeroU32::new(1));
+        let mut permits: Vec<_> = (0..3).map(|_| admitted(&admission)).collect();
+        assert!(permits[0].count(ip("2001:db8:0:1::1")));
+        assert!(!permits[1].count(ip("2001:db8:0:1:ffff::2")));
+        assert!(permits[2].count(ip("2001:db8:0:2::1")));
+    }
+
+    #[test]
+    fn a_session_counts_once_whatever_it_is_told_and_nobody_is_remembered() {
+        let admission = Admission::new("sessions", 100, NonZeroU32::new(1));
+        let mut permit = admitted(&admission);
+        assert!(permit.count(ip("192.0.2.1")) && permit.count(ip("192.0.2.1")));
+        assert!(permit.count(ip("192.0.2.2")), "the client behind the proxy");
+        assert_eq!(admission.clients().len(), 1);
+        let mut refused = admitted(&admission);
+        assert!(!refused.count(ip("192.0.2.2")));
+        drop((permit, refused));
+        assert_eq!((admission.clients().len(), admission.taken()), (0, 0));
+    }
+
+    #[test]
+    fn a_limit_that_is_reached_is_said_once_in_ten_seconds() {
+        let admission = Admission::new("sessions", 1, None);
+        let start = Instant::now();
+        let said = |after| {
+            admission.full(start + after);
+            *unpoisoned(&admission.logged) == Some(start + after)
+        };
+        assert!(said(Duration::ZERO) && !said(LOG_EVERY / 2) && said(LOG_EVERY));
+        assert_eq!(admission.waits(), 3);
+    }
+}

@@ -1,0 +1,317 @@
+//! The names that the client sends to, and the datagrams that wait for their addresses.
+//!
+//! ```text
+//!           ask            found           ask, 5 s later
+//!   (none) ────▶ Asked ──────────▶ Known ─────────────────▶ Known, asked
+//!      ▲           │                 ▲                           │
+//!      └───────────┘                 └───────────────────────────┘
+//!         not found                       found, or not found
+//! ```
+//!
+//! Datagrams to one name and port keep their order: those that come while it is looked up for the first time wait, and go before
+//! any that comes after. Between names there is none. No I/O, and time is an argument.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// A name and the port with it: what is allowed may depend on both.
+pub(super) type Name = (Box<str>, u16);
+
+/// How long an address serves before the resolver is asked again, which keeps it for as long as its record may be kept. So a
+/// change is seen this much later than by who asks the resolver each time.
+const FRESH: Duration = Duration::from_secs(5);
+/// Lookups at once: a page's worth of names, and no flood for a resolver.
+pub(super) const LOOKUPS_MAX: usize = 4;
+/// Names kept: four times as many, so there is always one to forget that nobody waits for.
+pub(super) const NAMES_MAX: usize = 16 * LOOKUPS_MAX;
+/// Addresses kept of a name, in the order they came.
+const ADDRESSES_MAX: usize = 8;
+/// All that waits: the first flights of a few flows, and one datagram of any size.
+pub(super) const WAITING_MAX_BYTES: usize = 128 << 10;
+/// What a datagram that waits takes beside its data: its place in the queue and the allocator's share.
+const WAITING_BYTES_EACH: usize = 64;
+
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    names: HashMap<Name, State>,
+    lookups: usize,
+    waiting_bytes: usize,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Looked up for the first time; these wait.
+    Asked(Vec<Box<[u8]>>),
+    Known {
+        /// The first is in use. Never empty.
+        addresses: Vec<SocketAddr>,
+        since: Instant,
+        asked: bool,
+        proven: bool,
+    },
+}
+
+/// What a datagram to a name finds.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// Nothing to do: it is known, or on its way.
+    No,
+    /// The caller looks it up, and says what came of it: [`Names::found`].
+    Now,
+    /// As many are looked up as may be.
+    TooMany,
+}
+
+impl Names {
+    /// To be called before each datagram to `name`.
+    pub(super) fn ask(&mut self, name: &Name, now: Instant) -> Asked {
+        let may_ask = self.lookups < LOOKUPS_MAX;
+        match self.names.get_mut(name) {
+            Some(State::Known { since, asked, .. }) if !*asked && now.duration_since(*since) >= FRESH && may_ask => {
+                *asked = true;
+            }
+            Some(_) => return Asked::No,
+            None if !may_ask => return Asked::TooMany,
+            None => {
+                self.make_room();
+                self.names.insert(name.clone(), State::Asked(Vec::new()));
+            }
+        }
+        self.lookups += 1;
+        Asked::Now
+    }
+
+    /// Where to send to, best first; `None` while that is not known.
+    pub(super) fn addresses(&self, name: &Name) -> Option<&[SocketAddr]> {
+        match self.names.get(name) {
+            Some(State::Known { addresses, .. }) => Some(addresses),
+            _ => None,
+        }
+    }
+
+    /// The first of them, if a datagram has been sent there since they were looked up.
+    pub(super) fn proven(&self, name: &Name) -> Option<SocketAddr> {
+        match self.names.get(name) {
+            Some(State::Known {
+                addresses,
+                proven: true,
+                ..
+            }) => addresses.first().copied(),
+            _ => None,
+        }
+    }
+
+    /// A datagram was sent to the address at this place: it serves from now on.
+    pub(super) fn prove(&mut self, name: &Name, place: usize) {
+        if let Some(State::Known { addresses, proven, .. }) = self.names.get_mut(name) {
+            addresses[..=place].rotate_right(1);
+            *proven = true;
+        }
+    }
+
+    /// Keeps a datagram until its name is found; `false` if there is no room, or nobody looks the name up.
+    pub(super) fn wait(&mut self, name: &Name, data: &[u8]) -> bool {
+        let bytes = data.len() + WAITING_BYTES_EACH;
+        match self.names.get_mut(name) {
+            Some(State::Asked(waiting)) if self.waiting_bytes + bytes <= WAITING_MAX_BYTES => {
+                self.waiting_bytes += bytes;
+                waiting.push(data.into());
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// What a lookup came to; none if it failed. Returns the datagrams that waited for it, in their order.
+    ///
+    /// A flow stays with the address it is on for as long as that is among them, as resolvers turn them round; and if there are none
+    /// any more, as a connection would.
+    pub(super) fn found(&mut self, name: &Name, mut addresses: Vec<SocketAddr>, now: Instant) -> Vec<Box<[u8]>> {
+        self.lookups -= 1;
+        let (waiting, known) = match self.names.remove(name) {
+            Some(State::Asked(waiting)) => (waiting, Vec::new()),
+            Some(State::Known { addresses, .. }) => (Vec::new(), addresses),
+            None => (Vec::new(), Vec::new()),
+        };
+        let bytes: usize = waiting.iter().map(|data| data.len() + WAITING_BYTES_EACH).sum();
+        self.waiting_bytes -= bytes;
+        let in_use = |address: &SocketAddr| known.first() == Some(address);
+        if let Some(place) = addresses.iter().position(in_use) {
+            addresses[..=place].rotate_right(1);
+        }
+        addresses.truncate(ADDRESSES_MAX);
+        let addresses = if addresses.is_empty() { known } else { addresses };
+        if !addresses.is_empty() {
+            let known = State::Known {
+                addresses,
+                since: now,
+                asked: false,
+                proven: false,
+            };
+            self.names.insert(name.clone(), known);
+        }
+        waiting
+    }
+
+    /// Forgets the name looked up longest ago, if there are as many as may be. One that is being looked up stays.
+    fn make_room(&mut self) {
+        if self.names.len() < NAMES_MAX {
+            return;
+        }
+        let oldest = self
+            .names
+            .iter()
+            .filter_map(|(name, state)| match state {
+                State::Known {
+                    since, asked: false, ..
+                } => Some((since, name)),
+                _ => None,
+            })
+            .min_by_key(|(since, _)| **since)
+            .map(|(_, name)| name.clone());
+        if let Some(oldest) = oldest {
+            self.names.remove(&oldest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> Name {
+        (text.into(), 53)
+    }
+
+    fn address(last: u8) -> SocketAddr {
+        ([192, 0, 2, last], 53).into()
+    }
+
+    /// A name that is known since `now`.
+    fn known(names: &mut Names, text: &str, now: Instant) {
+        assert_eq!(names.ask(&name(text), now), Asked::Now, "{text}");
+        names.found(&name(text), vec![address(1)], now);
+    }
+
+    #[test]
+    fn a_name_is_looked_up_once_and_what_waits_keeps_its_order() {
+        let (mut names, now) = (Names::default(), Instant::now());
+        let example = name("example.com");
+        assert_eq!(names.ask(&example, now), Asked::Now);
+        for data in [b"1", b"2", b"3"] {
+            assert_eq!(names.addresses(&example), None);
+            assert!(names.wait(&example, data));
+            assert_eq!(names.ask(&example, now), Asked::No);
+        }
+        let waited = names.found(&example, vec![address(1), address(2)], now);
+        assert_eq!(waited.concat(), b"123");
+        assert_eq!(names.addresses(&example), Some(&[address(1), address(2)][..]));
+        assert_eq!((names.lookups, names.waiting_bytes), (0, 0));
+    }
+
+    #[test]
+    fn a_name_that_is_not_found_is_forgotten_and_may_be_asked_again() {
+        let (mut names, now) = (Names::default(), Instant::now());
+        let example = name("example.com");
+        assert_eq!(names.ask(&example, now), Asked::Now);
+        assert!(names.wait(&example, b"1"));
+        assert_eq!(names.found(&example, Vec::new(), now).concat(), b"1");
+        assert_eq!((names.names.len(), names.waiting_bytes), (0, 0));
+        assert!(!names.wait(&example, b"2"), "nobody looks it up");
+        assert_eq!(names.ask(&example, now), Asked::Now);
+    }
+
+    #[test]
+    fn an_address_serves_while_the_name_is_looked_up_again() {
+        let (mut names, start) = (Names::default(), Instant::now());
+        let example = name("example.com");
+        known(&mut names, "example.com", start);
+        assert_eq!(names.ask(&example, start + FRESH / 2), Asked::No);
+        let stale = start + FRESH;
+        assert_eq!(names.ask(&example, stale), Asked::Now);
+        assert_eq!(names.ask(&example, stale), Asked::No, "once");
+        assert_eq!(names.addresses(&example), Some(&[address(1)][..]));
+        assert!(
+            names
+                .found(&example, vec![address(2), address(3), address(1)], stale)
+                .is_empty()
+        );
+        let kept = [address(1), address(2), address(3)];
+        assert_eq!(names.addresses(&example), Some(&kept[..]), "the one in use stays first");
+        assert_eq!(names.proven(&example), None);
+        names.prove(&example, 2);
+        assert_eq!(names.proven(&example), Some(address(3)));
+        assert_eq!(
+            names.addresses(&example),
+            Some(&[address(3), address(1), address(2)][..])
+        );
+        assert_eq!(names.ask(&example, stale + FRESH), Asked::Now);
+        names.found(&example, Vec::new(), stale + FRESH);
+        assert_eq!(
+            names.addresses(&example).map(<[_]>::len),
+            Some(3),
+            "a flow outlives its name"
+        );
+        assert_eq!(
+            names.ask(&example, stale + 2 * FRESH),
+            Asked::Now,
+            "which is asked for again"
+        );
+    }
+
+    #[test]
+    fn no_more_than_so_many_are_looked_up_at_once() {
+        let (mut names, now) = (Names::default(), Instant::now());
+        known(&mut names, "old", now);
+        for number in 0..LOOKUPS_MAX {
+            assert_eq!(names.ask(&name(&number.to_string()), now), Asked::Now);
+        }
+        assert_eq!(names.ask(&name("one.more"), now), Asked::TooMany);
+        assert_eq!(
+            names.ask(&name("old"), now + FRESH),
+            Asked::No,
+            "the old address serves on"
+        );
+        names.found(&name("0"), Vec::new(), now);
+        assert_eq!(names.ask(&name("one.more"), now), Asked::Now);
+    }
+
+    #[test]
+    fn what_waits_is_bounded_over_all_names() {
+        let (mut names, now) = (Names::default(), Instant::now());
+        for text in ["a", "b"] {
+            assert_eq!(names.ask(&name(text), now), Asked::Now);
+        }
+        let half = vec![0; WAITING_MAX_BYTES / 2 - WAITING_BYTES_EACH];
+        assert!(names.wait(&name("a"), &half) && names.wait(&name("b"), &half));
+        assert!(!names.wait(&name("a"), b"") && !names.wait(&name("b"), b""));
+        assert_eq!(names.found(&name("a"), Vec::new(), now).len(), 1);
+        assert!(names.wait(&name("b"), b""), "there is room again");
+    }
+
+    #[test]
+    fn names_are_bounded_and_the_oldest_is_forgotten() {
+        let (mut names, start) = (Names::default(), Instant::now());
+        for number in 0..2 * NAMES_MAX {
+            let now = start + Duration::from_millis(u64::try_from(number).unwrap());
+            known(&mut names, &number.to_string(), now);
+            assert!(names.names.len() <= NAMES_MAX);
+        }
+        let is_known = |number: &usize| names.names.contains_key(&name(&number.to_string()));
+        assert_eq!(
+            (0..2 * NAMES_MAX).filter(is_known).collect::<Vec<_>>(),
+            (NAMES_MAX..2 * NAMES_MAX).collect::<Vec<_>>()
+        );
+    }
+
+    #[test]
+    fn a_datagram_of_any_size_may_wait() {
+        let (mut names, now) = (Names::default(), Instant::now());
+        assert_eq!(names.ask(&name("a"), now), Asked::Now);
+        assert!(names.wait(&name("a"), &[0; 65_507 - 10]));
+        let _ = names.found(&name("a"), Vec::new(), now);
+    }
+}

@@ -1,0 +1,96 @@
+//! Whom the client has sent to, and so who may answer.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr};
+
+/// At least so many that were last heard of are known, and at most twice as many: room for a client that asks a swarm, in 64 KiB.
+pub(super) const REMEMBERED: usize = 512;
+
+/// The addresses of the last datagrams, either way.
+///
+/// Two generations: who is heard of is put into the younger one, and when that is full it becomes the older one, which is forgotten.
+#[derive(Debug, Default)]
+pub(super) struct Peers {
+    younger: HashSet<Peer>,
+    older: HashSet<Peer>,
+}
+
+/// Without the scope of an IPv6 address, which the kernel adds and the client cannot say.
+type Peer = (IpAddr, u16);
+
+impl Peers {
+    /// A datagram goes to this address.
+    pub(super) fn sent_to(&mut self, address: SocketAddr) {
+        self.remember((address.ip(), address.port()));
+    }
+
+    /// Whether one that came from this address is an answer.
+    pub(super) fn may_answer(&mut self, address: SocketAddr) -> bool {
+        let peer = (address.ip(), address.port());
+        if self.younger.contains(&peer) {
+            return true;
+        }
+        let known = self.older.contains(&peer);
+        if known {
+            self.remember(peer);
+        }
+        known
+    }
+
+    fn remember(&mut self, peer: Peer) {
+        if self.younger.contains(&peer) {
+            return;
+        }
+        if self.younger.len() == REMEMBERED {
+            self.older = std::mem::take(&mut self.younger);
+        }
+        self.younger.insert(peer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(port: usize) -> SocketAddr {
+        ([192, 0, 2, 1], u16::try_from(port).unwrap()).into()
+    }
+
+    #[test]
+    fn who_was_sent_to_may_answer_and_nobody_else() {
+        let mut peers = Peers::default();
+        peers.sent_to(peer(1));
+        assert!(peers.may_answer(peer(1)) && !peers.may_answer(peer(2)));
+        assert!(!peers.may_answer(([192, 0, 2, 2], 1).into()));
+    }
+
+    #[test]
+    fn the_last_ones_are_known_and_the_table_is_bounded() {
+        let mut peers = Peers::default();
+        for port in 1..=10 * REMEMBERED {
+            peers.sent_to(peer(port));
+            assert!(peers.younger.len() <= REMEMBERED && peers.older.len() <= REMEMBERED);
+        }
+        assert!((9 * REMEMBERED + 1..=10 * REMEMBERED).all(|port| peers.may_answer(peer(port))));
+        assert!((1..=8 * REMEMBERED).all(|port| !peers.may_answer(peer(port))));
+    }
+
+    #[test]
+    fn one_that_is_heard_of_again_and_again_is_never_forgotten() {
+        let mut peers = Peers::default();
+        peers.sent_to(peer(1));
+        for port in 2..=10 * REMEMBERED {
+            peers.sent_to(peer(port));
+            // Once in a generation is enough.
+            assert!(port % (REMEMBERED - 1) != 0 || peers.may_answer(peer(1)), "{port}");
+        }
+    }
+
+    #[test]
+    fn the_scope_that_the_kernel_adds_makes_no_stranger() {
+        let address = |scope| std::net::SocketAddrV6::new("fe80::1".parse().unwrap(), 1, 0, scope).into();
+        let mut peers = Peers::default();
+        peers.sent_to(address(0));
+        assert!(peers.may_answer(address(2)));
+    }
+}

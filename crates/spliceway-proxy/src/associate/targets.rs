@@ -1,0 +1,184 @@
+//! What a client's datagrams go through on their way to targets: policy, names, sockets.
+
+use std::future::pending;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use quinn_udp::UdpSocketState;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+
+use super::Destinations;
+use super::counts::{AssociateStats, Dropped};
+use super::names::{Asked, Name, Names};
+use super::peers::Peers;
+use super::sockets::Outside;
+use super::train::{Train, send};
+use crate::address::Target;
+
+/// Everything of an association on the side of the targets.
+#[derive(Debug)]
+pub(super) struct Targets<D> {
+    pub(super) sockets: Outside,
+    pub(super) peers: Peers,
+    pub(super) lookups: JoinSet<Found>,
+    names: Names,
+    destinations: D,
+    lookup_limit: Duration,
+    /// Whether names are rather taken for their IPv4 addresses.
+    prefers_v4: bool,
+    udp: &'static UdpSocketState,
+    stats: AssociateStats,
+}
+
+/// A lookup that is over.
+#[derive(Debug)]
+pub(super) struct Found {
+    name: Name,
+    addresses: Result<Vec<SocketAddr>, Dropped>,
+}
+
+impl<D: Destinations> Targets<D> {
+    pub(super) fn new(
+        destinations: D,
+        lookup_limit: Duration,
+        prefers_v4: bool,
+        udp: &'static UdpSocketState,
+        stats: AssociateStats,
+    ) -> Self {
+        Self {
+            sockets: Outside::default(),
+            peers: Peers::default(),
+            lookups: JoinSet::new(),
+            names: Names::default(),
+            destinations,
+            lookup_limit,
+            prefers_v4,
+            udp,
+            stats,
+        }
+    }
+
+    /// Sends a datagram on, which may mean that it is put on `train`; or keeps it until its name is looked up, or drops it.
+    /// Counts which.
+    pub(super) fn send(&mut self, target: Target, data: &[u8], now: Instant, train: &mut Train) {
+        match target {
+            Target::Ip(address) => self.send_to(address, data, train),
+            Target::Name(name, port) => self.send_to_name((name, port), data, now, train),
+            // Clients cannot name one.
+            Target::Unix(_) => self.stats.dropped(Dropped::Denied),
+        }
+    }
+
+    fn send_to(&mut self, address: SocketAddr, data: &[u8], train: &mut Train) {
+        if let Err(dropped) = self.admit(address) {
+            return self.stats.dropped(dropped);
+        }
+        if !train.take(address, data, |train| self.depart(train)) {
+            let sent = self.send_now(address, data);
+            self.count(sent, data.len());
+        }
+    }
+
+    fn send_to_name(&mut self, name: Name, data: &[u8], now: Instant, train: &mut Train) {
+        match self.names.ask(&name, now) {
+            Asked::No => {}
+            Asked::Now => self.look_up(name.clone()),
+            Asked::TooMany => return self.stats.dropped(Dropped::LookupLimit),
+        }
+        if let Some(address) = self.names.proven(&name) {
+            self.send_to(address, data, train);
+        } else if self.names.addresses(&name).is_some() {
+            self.depart(train);
+            let sent = self.send_to_first(&name, data);
+            self.count(sent, data.len());
+        } else if !self.names.wait(&name, data) {
+            self.stats.dropped(Dropped::LookupLimit);
+        }
+    }
+
+    /// To the first address that there is a way to, which then is the first.
+    fn send_to_first(&mut self, name: &Name, data: &[u8]) -> Result<(), Dropped> {
+        let mut sent = Err(Dropped::Unresolved);
+        for place in 0.. {
+            let Some(&address) = self.names.addresses(name).and_then(|addresses| addresses.get(place)) else {
+                break;
+            };
+            sent = self.admit(address).and_then(|()| self.send_now(address, data));
+            if !matches!(sent, Err(Dropped::Unreachable | Dropped::Denied)) {
+                self.names.prove(name, place);
+                break;
+            }
+        }
+        sent
+    }
+
+    /// Every datagram passes here, so none goes where it may not.
+    fn admit(&mut self, address: SocketAddr) -> Result<(), Dropped> {
+        if !self.destinations.allow(address) {
+            return Err(Dropped::Denied);
+        }
+        self.sockets.open(address, &self.destinations)?;
+        // Before it is sent: the answer may be faster than this thread.
+        self.peers.sent_to(address);
+        Ok(())
+    }
+
+    fn send_now(&self, address: SocketAddr, data: &[u8]) -> Result<(), Dropped> {
+        let socket = self.sockets.of(address).ok_or(Dropped::Socket)?;
+        send(socket, address, data)
+    }
+
+    /// Sends what is on `train`.
+    pub(super) fn depart(&self, train: &mut Train) {
+        if let Some(socket) = train.to().and_then(|address| self.sockets.of(address)) {
+            train.depart(self.udp, socket, |bytes, sent| self.count(sent, bytes));
+        }
+    }
+
+    fn count(&self, sent: Result<(), Dropped>, bytes: usize) {
+        match sent {
+            Ok(()) => self.stats.up(bytes),
+            Err(dropped) => self.stats.dropped(dropped),
+        }
+    }
+
+    fn look_up(&mut self, name: Name) {
+        let (destinations, limit) = (self.destinations.clone(), self.lookup_limit);
+        self.lookups.spawn(async move {
+            let target = Target::Name(name.0.clone(), name.1);
+            let looked_up = timeout(limit, destinations.look_up(&target)).await;
+            Found {
+                addresses: looked_up.unwrap_or(Err(Dropped::Unresolved)),
+                name,
+            }
+        });
+    }
+
+    /// Sends what waited for this name.
+    pub(super) fn found(&mut self, found: Found, now: Instant) {
+        let Found { name, addresses } = found;
+        let (mut addresses, without) = match addresses {
+            Ok(addresses) => (addresses, Dropped::Unresolved),
+            Err(dropped) => (Vec::new(), dropped),
+        };
+        let fruitless = addresses.is_empty();
+        addresses.sort_by_key(|address| address.is_ipv4() != self.prefers_v4);
+        for data in self.names.found(&name, addresses, now) {
+            let sent = match fruitless {
+                true => Err(without),
+                false => self.send_to_first(&name, &data),
+            };
+            self.count(sent, data.len());
+        }
+    }
+}
+
+/// The next lookup that is over; waits forever where there is none. Dropping it loses none.
+pub(super) async fn next(lookups: &mut JoinSet<Found>) -> Found {
+    match lookups.join_next().await {
+        Some(Ok(found)) => found,
+        Some(Err(panicked)) => std::panic::resume_unwind(panicked.into_panic()),
+        None => pending().await,
+    }
+}

@@ -1,0 +1,120 @@
+//! How associations end, and what is left of them.
+
+use std::fs;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use socket2::SockRef;
+use tokio::io::AsyncWriteExt;
+use tokio::time::{Instant, advance, pause, resume};
+
+use super::rig::{ANYWHERE, Book, Rig, soon, target};
+use crate::associate::{AssociateEnd, AssociateSettings, Dropped};
+use crate::protocol::socks5::datagram::Malformed;
+
+/// The inode of the socket that is bound to this address, as the kernel lists it: no other socket has that number.
+fn socket_at(address: SocketAddr) -> String {
+    // Words of four bytes in the order of this machine, in hexadecimal.
+    let (list, ip) = match address {
+        SocketAddr::V4(v4) => ("/proc/self/net/udp", v4.ip().octets().to_vec()),
+        SocketAddr::V6(v6) => ("/proc/self/net/udp6", v6.ip().octets().to_vec()),
+    };
+    let words = ip
+        .chunks_exact(4)
+        .map(|word| u32::from_ne_bytes(word.try_into().unwrap()));
+    let local = words.map(|word| format!("{word:08X}")).collect::<String>() + &format!(":{:04X}", address.port());
+    let list = fs::read_to_string(list).unwrap();
+    let mut sockets = list.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    sockets.find(|fields| fields[1] == local).expect("it is bound")[9].to_owned()
+}
+
+/// Whether this process has the socket open.
+fn is_open(inode: &str) -> bool {
+    let link = format!("socket:[{inode}]");
+    let mut descriptors = fs::read_dir("/proc/self/fd").unwrap();
+    descriptors
+        .any(|entry| fs::read_link(entry.unwrap().path()).is_ok_and(|target| target.as_os_str() == link.as_str()))
+}
+
+/// A rig whose sockets have all been opened, and these.
+async fn in_use() -> (Rig, Vec<String>) {
+    let rig = Rig::new("127.0.0.1").await;
+    let (v4, v6) = (target("127.0.0.1").await, target("::1").await);
+    let (four, six) = (rig.echo(&v4, b"4").await, rig.echo(&v6, b"6").await);
+    let outside_v4 = (Ipv4Addr::UNSPECIFIED, four.port()).into();
+    let outside_v6 = (Ipv6Addr::UNSPECIFIED, six.port()).into();
+    let sockets = [rig.address, outside_v4, outside_v6].map(socket_at).to_vec();
+    assert!(sockets.iter().all(|socket| is_open(socket)));
+    (rig, sockets)
+}
+
+#[tokio::test]
+async fn it_ends_with_the_client_s_connection_and_closes_every_socket() {
+    let (rig, sockets) = in_use().await;
+    drop(rig.connection);
+    assert!(matches!(soon(rig.running).await.unwrap(), AssociateEnd::ClientEof));
+    assert!(!sockets.iter().any(|socket| is_open(socket)));
+}
+
+#[tokio::test]
+async fn a_client_that_only_says_it_will_send_no_more_is_gone_too() {
+    let mut rig = Rig::new("127.0.0.1").await;
+    rig.connection.shutdown().await.unwrap();
+    assert!(matches!(soon(rig.running).await.unwrap(), AssociateEnd::ClientEof));
+}
+
+#[tokio::test]
+async fn it_ends_with_a_connection_that_fails() {
+    let (rig, sockets) = in_use().await;
+    SockRef::from(&rig.connection).set_linger(Some(Duration::ZERO)).unwrap();
+    drop(rig.connection);
+    match soon(rig.running).await.unwrap() {
+        AssociateEnd::ClientFailed(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
+        other => panic!("{other:?}"),
+    }
+    assert!(!sockets.iter().any(|socket| is_open(socket)));
+}
+
+#[tokio::test]
+async fn it_can_be_stopped() {
+    let (rig, sockets) = in_use().await;
+    rig.stats.stop();
+    assert!(matches!(soon(rig.running).await.unwrap(), AssociateEnd::Stopped));
+    assert!(!sockets.iter().any(|socket| is_open(socket)));
+    assert_eq!(rig.stats.snapshot().up.datagrams, 2, "the counts stay");
+}
+
+#[tokio::test]
+async fn it_can_be_dropped() {
+    let (rig, sockets) = in_use().await;
+    rig.running.abort();
+    assert!(soon(rig.running).await.unwrap_err().is_cancelled());
+    assert!(!sockets.iter().any(|socket| is_open(socket)));
+}
+
+/// The clock stands while it is put forward, and runs while datagrams pass: it would not wait for those.
+#[tokio::test]
+async fn it_ends_when_no_datagram_has_passed_for_long_enough() {
+    let idle = Duration::from_secs(600);
+    let settings = AssociateSettings {
+        idle: Some(idle),
+        ..AssociateSettings::patient()
+    };
+    let rig = Rig::with("127.0.0.1", &settings, Book::new().0, |_| ANYWHERE).await;
+    let target = target("127.0.0.1").await;
+    for _ in 0..3 {
+        rig.echo(&target, b"not idle").await;
+        pause();
+        advance(idle * 2 / 3).await;
+        resume();
+    }
+    assert!(!rig.running.is_finished());
+    // What is dropped keeps nothing alive.
+    rig.send_raw(b"").await;
+    rig.await_dropped(Dropped::Malformed(Malformed::Short), 1).await;
+    let dropped = Instant::now();
+    pause();
+    advance(idle / 2).await;
+    assert!(matches!(rig.running.await.unwrap(), AssociateEnd::Idle));
+    assert!(dropped.elapsed() < idle * 3 / 4);
+}

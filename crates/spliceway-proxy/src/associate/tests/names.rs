@@ -1,0 +1,142 @@
+//! Datagrams to names.
+
+use std::net::SocketAddr;
+
+use tokio::sync::mpsc;
+
+use super::rig::{ANYWHERE, Book, Lookup, Rig, soon, take, target};
+use crate::associate::{AssociateSettings, Dropped};
+
+async fn rig(host: &str) -> (Rig, mpsc::UnboundedReceiver<Lookup>) {
+    let (book, asked) = Book::new();
+    let rig = Rig::with(host, &AssociateSettings::patient(), book, |_| ANYWHERE).await;
+    (rig, asked)
+}
+
+/// The next name that is looked up.
+async fn next(asked: &mut mpsc::UnboundedReceiver<Lookup>) -> Lookup {
+    soon(asked.recv()).await.expect("somebody may ask")
+}
+
+/// A port where nobody listens, and of which nothing comes back.
+fn nowhere() -> SocketAddr {
+    ([127, 0, 0, 1], 1).into()
+}
+
+#[tokio::test]
+async fn datagrams_wait_for_their_name_in_order_and_for_no_other() {
+    let ((rig, mut asked), slow, quick) = (
+        rig("127.0.0.1").await,
+        target("127.0.0.1").await,
+        target("127.0.0.1").await,
+    );
+    let (slow_address, quick_address) = (slow.local_addr().unwrap(), quick.local_addr().unwrap());
+    rig.send_to_name("slow.example", slow_address.port(), b"1").await;
+    rig.send_to_name("slow.example", slow_address.port(), b"2").await;
+    let waiting = next(&mut asked).await;
+    assert_eq!(waiting.target, format!("slow.example:{}", slow_address.port()));
+
+    rig.send_to_name("quick.example", quick_address.port(), b"3").await;
+    next(&mut asked).await.answer.send(Ok(vec![quick_address])).unwrap();
+    assert_eq!(take(&quick).await.0, b"3");
+    rig.echo(&quick, b"an address needs no name").await;
+
+    rig.send_to_name("slow.example", slow_address.port(), b"4").await;
+    // So it waits too: it came before one that has arrived.
+    rig.echo(&quick, b"4 is there").await;
+    waiting.answer.send(Ok(vec![slow_address])).unwrap();
+    for expected in [b"1", b"2", b"4"] {
+        let (data, ours) = take(&slow).await;
+        assert_eq!(data, expected);
+        slow.send_to(&data, ours).await.unwrap();
+        assert_eq!(rig.receive().await, (slow_address, data), "the answer says the address");
+    }
+    rig.send_to_name("slow.example", slow_address.port(), b"5").await;
+    assert_eq!(take(&slow).await.0, b"5");
+    assert!(asked.try_recv().is_err(), "each name was looked up once");
+    assert_eq!(rig.stats.snapshot().dropped_in_all(), 0);
+}
+
+#[tokio::test]
+async fn what_waits_for_a_name_that_has_no_address_is_dropped_by_the_reason() {
+    let ((rig, mut asked), target) = (rig("127.0.0.1").await, target("127.0.0.1").await);
+    let address = target.local_addr().unwrap();
+    for (outcome, reason) in [
+        (Err(Dropped::Unresolved), Dropped::Unresolved),
+        (Err(Dropped::Denied), Dropped::Denied),
+    ] {
+        let before = rig.dropped(reason);
+        rig.send_to_name("none.example", address.port(), b"1").await;
+        rig.send_to_name("none.example", address.port(), b"2").await;
+        let lookup = next(&mut asked).await;
+        rig.echo(&target, b"both wait").await;
+        lookup.answer.send(outcome).unwrap();
+        rig.await_dropped(reason, before + 2).await;
+    }
+    rig.send_to_name("none.example", address.port(), b"3").await;
+    next(&mut asked).await.answer.send(Ok(vec![address])).unwrap();
+    assert_eq!(
+        take(&target).await.0,
+        b"3",
+        "it is looked up again, and nothing of before comes"
+    );
+}
+
+#[tokio::test]
+async fn an_address_that_there_is_no_way_to_is_passed_over() {
+    let ((rig, mut asked), target) = (rig("127.0.0.1").await, target("::1").await);
+    let address = target.local_addr().unwrap();
+    // A socket has to ask for leave to send to everybody.
+    let no_way: SocketAddr = ([255; 4], address.port()).into();
+    rig.send_to_name("both.example", address.port(), b"1").await;
+    next(&mut asked).await.answer.send(Ok(vec![no_way, address])).unwrap();
+    assert_eq!(take(&target).await.0, b"1");
+    rig.send_to_name("both.example", address.port(), b"2").await;
+    assert_eq!(take(&target).await.0, b"2");
+    assert_eq!(rig.stats.snapshot().dropped_in_all(), 0);
+}
+
+#[tokio::test]
+async fn a_name_of_both_families_is_taken_for_the_one_that_the_client_reached_us_by() {
+    let (v4, v6) = (target("127.0.0.1").await, target("::1").await);
+    let both = [&v6, &v4].map(|target| target.local_addr().unwrap());
+    for (host, expected) in [("127.0.0.1", &v4), ("::1", &v6)] {
+        let (rig, mut asked) = rig(host).await;
+        rig.send_to_name("both.example", 53, b"1").await;
+        next(&mut asked).await.answer.send(Ok(both.to_vec())).unwrap();
+        assert_eq!(take(expected).await.0, b"1");
+    }
+}
+
+#[tokio::test]
+async fn what_a_name_stands_for_is_refused_like_an_address() {
+    let (book, mut asked) = Book::new();
+    let rig = Rig::with("127.0.0.1", &AssociateSettings::patient(), book.clone(), |_| ANYWHERE).await;
+    let target = target("127.0.0.1").await;
+    let address = target.local_addr().unwrap();
+    rig.send_to_name("inner.example", address.port(), b"1").await;
+    let lookup = next(&mut asked).await;
+    book.refuse(true);
+    lookup.answer.send(Ok(vec![address])).unwrap();
+    rig.await_dropped(Dropped::Denied, 1).await;
+    book.refuse(false);
+    rig.echo(&target, b"the first that arrives").await;
+}
+
+#[tokio::test]
+async fn more_names_than_may_be_looked_up_are_dropped_and_others_pass() {
+    let ((rig, mut asked), target) = (rig("127.0.0.1").await, target("127.0.0.1").await);
+    let mut lookups = Vec::new();
+    for number in 0..super::super::names::LOOKUPS_MAX {
+        rig.send_to_name(&format!("{number}.example"), 53, b"").await;
+        lookups.push(next(&mut asked).await);
+    }
+    rig.send_to_name("one.more.example", 53, b"").await;
+    rig.echo(&target, b"an address").await;
+    assert_eq!(rig.dropped(Dropped::LookupLimit), 1);
+    lookups.remove(0).answer.send(Ok(vec![nowhere()])).unwrap();
+    rig.send_to_name("0.example", 53, b"").await;
+    rig.echo(&target, b"an address").await;
+    // As it is known by now, or else waits: either way there is no lookup.
+    assert!(asked.try_recv().is_err());
+}

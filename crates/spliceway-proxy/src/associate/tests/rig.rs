@@ -1,0 +1,193 @@
+//! A client, its association, and targets that the test plays.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::address::Target;
+use crate::associate::sockets::bind;
+use crate::associate::{AssociateEnd, AssociateSettings, AssociateStats, Association, Destinations, Dropped};
+use crate::protocol::socks5::datagram::{self, HEADER_MAX_BYTES, Header};
+
+/// Where clients are that know nothing better.
+pub(super) const ANYWHERE: Target = Target::Ip(crate::protocol::socks5::UNSPECIFIED);
+
+/// Far longer than anything takes here.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Waits, but not for ever.
+pub(super) async fn soon<T>(expected: impl Future<Output = T>) -> T {
+    timeout(PATIENCE, expected).await.expect("it never came")
+}
+
+/// Lookups that the test answers, one by one, and a policy that it sets.
+#[derive(Debug, Clone)]
+pub(super) struct Book {
+    lookups: mpsc::UnboundedSender<Lookup>,
+    refuses: Arc<AtomicBool>,
+}
+
+/// A name that is asked for, and how to answer.
+#[derive(Debug)]
+pub(super) struct Lookup {
+    pub(super) target: String,
+    pub(super) answer: oneshot::Sender<Result<Vec<SocketAddr>, Dropped>>,
+}
+
+impl Book {
+    pub(super) fn new() -> (Self, mpsc::UnboundedReceiver<Lookup>) {
+        let (lookups, asked) = mpsc::unbounded_channel();
+        let refuses = Arc::default();
+        (Self { lookups, refuses }, asked)
+    }
+
+    /// Whether every address is refused from now on.
+    pub(super) fn refuse(&self, all: bool) {
+        self.refuses.store(all, Ordering::SeqCst);
+    }
+}
+
+impl Destinations for Book {
+    fn allow(&self, _: SocketAddr) -> bool {
+        !self.refuses.load(Ordering::SeqCst)
+    }
+
+    fn socket(&self, to: IpAddr) -> Result<UdpSocket, Dropped> {
+        match to {
+            IpAddr::V4(_) => bind((Ipv4Addr::UNSPECIFIED, 0).into()),
+            IpAddr::V6(_) => bind((Ipv6Addr::UNSPECIFIED, 0).into()),
+        }
+        .map_err(|_| Dropped::Socket)
+    }
+
+    async fn look_up(&self, target: &Target) -> Result<Vec<SocketAddr>, Dropped> {
+        let (answer, answered) = oneshot::channel();
+        let target = target.to_string();
+        self.lookups
+            .send(Lookup { target, answer })
+            .expect("the test looks after them");
+        answered.await.unwrap_or(Err(Dropped::Unresolved))
+    }
+}
+
+/// A client with its association.
+pub(super) struct Rig {
+    /// The client's end of the connection that holds it.
+    pub(super) connection: TcpStream,
+    pub(super) socket: UdpSocket,
+    /// What the client was told.
+    pub(super) address: SocketAddr,
+    pub(super) stats: AssociateStats,
+    pub(super) running: JoinHandle<AssociateEnd>,
+}
+
+impl Rig {
+    /// Of a client at `host`, with nothing special about it.
+    pub(super) async fn new(host: &str) -> Self {
+        Self::with(host, &AssociateSettings::patient(), Book::new().0, |_| ANYWHERE).await
+    }
+
+    /// `asked` is what the client's request says, which may tell the address of its socket.
+    pub(super) async fn with(
+        host: &str,
+        settings: &AssociateSettings,
+        book: Book,
+        asked: impl FnOnce(SocketAddr) -> Target,
+    ) -> Self {
+        let listener = TcpListener::bind((host, 0)).await.unwrap();
+        let (connection, accepted) =
+            tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), listener.accept());
+        let (mut accepted, peer) = accepted.unwrap();
+        let socket = UdpSocket::bind((host, 0)).await.unwrap();
+        let asked = asked(socket.local_addr().unwrap());
+        let association = Association::open(accepted.local_addr().unwrap(), peer, &asked, settings, book).unwrap();
+        Self {
+            connection: connection.unwrap(),
+            socket,
+            address: association.address(),
+            stats: association.stats(),
+            running: tokio::spawn(async move { association.run(&mut accepted).await }),
+        }
+    }
+
+    /// Sends `data` for an address.
+    pub(super) async fn send(&self, target: SocketAddr, data: &[u8]) {
+        self.send_raw(&[Header::of(target).as_bytes(), data].concat()).await;
+    }
+
+    /// Sends `data` for a name.
+    pub(super) async fn send_to_name(&self, name: &str, port: u16, data: &[u8]) {
+        let length = u8::try_from(name.len()).unwrap();
+        let header = [&[0, 0, 0, 3, length], name.as_bytes(), &port.to_be_bytes()].concat();
+        self.send_raw(&[&header, data].concat()).await;
+    }
+
+    pub(super) async fn send_raw(&self, datagram: &[u8]) {
+        let sent = self.socket.send_to(datagram, self.address).await.unwrap();
+        assert_eq!(sent, datagram.len());
+    }
+
+    /// The next datagram: where it came from, as its header says, and its data.
+    pub(super) async fn receive(&self) -> (SocketAddr, Vec<u8>) {
+        let mut buffer = vec![0; usize::from(u16::MAX)];
+        let (length, source) = soon(self.socket.recv_from(&mut buffer)).await.unwrap();
+        assert_eq!(source, self.address, "the client hears from where it sends to");
+        match datagram::parse(&buffer[..length]).unwrap() {
+            (Target::Ip(source), data) => (source, data.to_vec()),
+            named => panic!("a name as a source: {named:?}"),
+        }
+    }
+
+    /// There and back: `data` arrives at the target, and comes back from there. Where the target saw it come from.
+    pub(super) async fn echo(&self, target: &UdpSocket, data: &[u8]) -> SocketAddr {
+        let address = target.local_addr().unwrap();
+        self.send(address, data).await;
+        let (received, source) = take(target).await;
+        assert_eq!(received, data);
+        target.send_to(data, source).await.unwrap();
+        assert_eq!(self.receive().await, (address, data.to_vec()));
+        source
+    }
+
+    /// Waits until so many have been dropped for this reason, as only counts tell.
+    pub(super) async fn await_dropped(&self, reason: Dropped, count: u64) {
+        let dropped = async {
+            while self.dropped(reason) < count {
+                tokio::task::yield_now().await;
+            }
+        };
+        soon(dropped).await;
+    }
+
+    pub(super) fn dropped(&self, reason: Dropped) -> u64 {
+        self.stats.snapshot().dropped(reason)
+    }
+}
+
+/// What arrives next at a target, and where from.
+pub(super) async fn take(target: &UdpSocket) -> (Vec<u8>, SocketAddr) {
+    let mut buffer = vec![0; usize::from(u16::MAX) + HEADER_MAX_BYTES];
+    let (length, source) = soon(target.recv_from(&mut buffer)).await.unwrap();
+    buffer.truncate(length);
+    (buffer, source)
+}
+
+pub(super) async fn target(host: &str) -> UdpSocket {
+    UdpSocket::bind((host, 0)).await.unwrap()
+}
+
+impl AssociateSettings {
+    /// Without a limit that a test could meet by being slow.
+    pub(super) fn patient() -> Self {
+        Self {
+            lookup: PATIENCE * 2,
+            ..Self::default()
+        }
+    }
+}

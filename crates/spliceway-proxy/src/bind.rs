@@ -1,0 +1,307 @@
+//! BIND of SOCKS5 (RFC 1928 section 4) and SOCKS4: one connection from a target to the client, through us.
+//!
+//! ```text
+//!   open ─ first reply: address ─▶ accept ─ second reply: who connected ─▶ relay
+//! ```
+//!
+//! Who may connect: whom the client named, from any port, as that is where such protocols differ from what they announce (FTP's data
+//! comes from port 20); anyone, where it named the unspecified address. And nobody whom the policy for targets refuses. Who may not is
+//! closed at once, and the wait goes on.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+
+use crate::address::Target;
+use crate::associate::{Destinations, Dropped, at_any_port};
+use crate::listener::prepare;
+
+/// One is taken; a few may be turned away before it.
+const BACKLOG: i32 = 8;
+
+/// Whom the client expects.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Expected {
+    Anyone,
+    /// One of these.
+    These(Vec<IpAddr>),
+}
+
+impl Expected {
+    /// Whom `asked`, the address in the client's request, stands for: a name for all of its addresses.
+    ///
+    /// # Errors
+    /// The policy refuses all of them ([`Dropped::Denied`]), or the name has none ([`Dropped::Unresolved`]).
+    pub(crate) async fn from_request(asked: &Target, destinations: &impl Destinations) -> Result<Self, Dropped> {
+        let addresses = match asked {
+            Target::Ip(address) if address.ip().to_canonical().is_unspecified() => return Ok(Self::Anyone),
+            Target::Ip(address) => vec![*address],
+            Target::Name(..) => destinations.look_up(asked).await?,
+            Target::Unix(_) => return Err(Dropped::Denied),
+        };
+        let ips = addresses
+            .into_iter()
+            .map(|address| SocketAddr::new(address.ip().to_canonical(), address.port()))
+            .filter(|address| destinations.allow(*address))
+            .map(|address| address.ip())
+            .collect::<Vec<_>>();
+        match ips.is_empty() {
+            true => Err(Dropped::Denied),
+            false => Ok(Self::These(ips)),
+        }
+    }
+
+    fn is(&self, ip: IpAddr) -> bool {
+        match self {
+            Self::Anyone => true,
+            Self::These(ips) => ips.contains(&ip),
+        }
+    }
+}
+
+/// A listener for one connection.
+#[derive(Debug)]
+pub(crate) struct Binding {
+    listener: TcpListener,
+    advertised: SocketAddr,
+}
+
+/// Why nobody came.
+#[derive(Debug)]
+pub(crate) enum NobodyCame {
+    /// Not in time.
+    TimedOut,
+    /// The client is gone: its connection ended, or failed.
+    Client(io::Result<()>),
+    /// Nothing can be accepted.
+    Listener(io::Error),
+}
+
+impl Binding {
+    /// Listens on a port that the kernel chooses, on `reached`, the address at which the client reached us.
+    ///
+    /// `advertise` is what the client is told instead of that address, if it is of its family.
+    ///
+    /// # Errors
+    /// The socket cannot be had.
+    pub(crate) fn open(reached: SocketAddr, advertise: Option<IpAddr>) -> io::Result<Self> {
+        let address = at_any_port(reached);
+        let socket = Socket::new(
+            Domain::for_address(address),
+            Type::STREAM.nonblocking(),
+            Some(Protocol::TCP),
+        )?;
+        if address.is_ipv6() {
+            socket.set_only_v6(true)?;
+        }
+        // What is accepted inherits its options.
+        prepare(&socket)?;
+        socket.bind(&address.into())?;
+        socket.listen(BACKLOG)?;
+        let listener = TcpListener::from_std(socket.into())?;
+        let bound = listener.local_addr()?;
+        let advertised = advertise.filter(|ip| ip.is_ipv4() == bound.is_ipv4());
+        Ok(Self {
+            listener,
+            advertised: SocketAddr::new(advertised.unwrap_or(bound.ip()), bound.port()),
+        })
+    }
+
+    /// What the first reply says.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.advertised
+    }
+
+    /// Waits for one whom the client expects, for `limit` at most, and for as long as `client` is there. Then the listener is closed.
+    ///
+    /// What the client sends meanwhile stays in its buffer. Once there is something, its end is no longer seen before the limit.
+    ///
+    /// # Errors
+    /// See [`NobodyCame`].
+    ///
+    /// # Cancel safety
+    /// Dropping it closes the listener; a connection is either returned or closed.
+    pub(crate) async fn accept(
+        self,
+        expected: &Expected,
+        destinations: &impl Destinations,
+        client: &mut (impl AsyncBufRead + Unpin),
+        limit: Duration,
+    ) -> Result<(TcpStream, SocketAddr), NobodyCame> {
+        let awaited = async {
+            tokio::select! {
+                accepted = self.accept_expected(expected, destinations) => accepted.map_err(NobodyCame::Listener),
+                gone = gone(client) => Err(NobodyCame::Client(gone)),
+            }
+        };
+        timeout(limit, awaited).await.unwrap_or(Err(NobodyCame::TimedOut))
+    }
+
+    async fn accept_expected(
+        &self,
+        expected: &Expected,
+        destinations: &impl Destinations,
+    ) -> io::Result<(TcpStream, SocketAddr)> {
+        loop {
+            match self.listener.accept().await {
+                Ok((stream, peer)) if expected.is(peer.ip()) && destinations.allow(peer) => return Ok((stream, peer)),
+                Ok((_, peer)) => tracing::debug!(%peer, "not whom the client expects: closed"),
+                // It came and went.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// Waits for the end of the client's connection; for ever, once it has sent something.
+async fn gone(client: &mut (impl AsyncBufRead + Unpin)) -> io::Result<()> {
+    if client.fill_buf().await?.is_empty() {
+        return Ok(());
+    }
+    std::future::pending().await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use socket2::SockRef;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+    use tokio::net::UdpSocket;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    /// Refuses these addresses, and knows one name.
+    #[derive(Debug, Clone, Default)]
+    struct Book {
+        refused: Arc<Mutex<Vec<IpAddr>>>,
+        name: Vec<SocketAddr>,
+    }
+
+    impl Destinations for Book {
+        fn allow(&self, address: SocketAddr) -> bool {
+            !self.refused.lock().unwrap().contains(&address.ip())
+        }
+
+        fn socket(&self, _: IpAddr) -> Result<UdpSocket, Dropped> {
+            Err(Dropped::Socket)
+        }
+
+        async fn look_up(&self, _: &Target) -> Result<Vec<SocketAddr>, Dropped> {
+            Ok(self.name.clone())
+        }
+    }
+
+    fn ip(last: u8) -> IpAddr {
+        [127, 0, 0, last].into()
+    }
+
+    fn asked(last: u8) -> Target {
+        Target::Ip(SocketAddr::new(ip(last), 21))
+    }
+
+    /// A binding, and both ends of the client's connection.
+    async fn bound() -> (Binding, TcpStream, BufReader<TcpStream>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (client, ours) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let binding = Binding::open(address, None).unwrap();
+        assert_eq!(binding.address().ip(), address.ip());
+        (binding, client.unwrap(), BufReader::new(ours.unwrap().0))
+    }
+
+    /// A connection to `address` that comes from the host `last`.
+    async fn connect_from(last: u8, address: SocketAddr) -> TcpStream {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind(SocketAddr::new(ip(last), 0)).unwrap();
+        socket.connect(address).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn who_is_expected_is_connected_and_who_is_not_is_closed() {
+        let (binding, _client, mut ours) = bound().await;
+        let (address, book) = (binding.address(), Book::default());
+        let expected = Expected::from_request(&asked(5), &book).await.unwrap();
+        let mut stranger = connect_from(6, address).await;
+        let mut friend = connect_from(5, address).await;
+        let (mut accepted, peer) = binding.accept(&expected, &book, &mut ours, LIMIT).await.unwrap();
+        assert_eq!(peer, friend.local_addr().unwrap());
+        assert_eq!(stranger.read(&mut [0]).await.unwrap_or(0), 0, "closed");
+        friend.write_all(b"in").await.unwrap();
+        accepted.read_exact(&mut [0; 2]).await.unwrap();
+        assert!(SockRef::from(&accepted).tcp_nodelay().unwrap() && SockRef::from(&accepted).keepalive().unwrap());
+        assert!(TcpStream::connect(address).await.is_err(), "one is all");
+    }
+
+    #[tokio::test]
+    async fn the_unspecified_address_is_anyone_whom_the_policy_lets() {
+        let (binding, _client, mut ours) = bound().await;
+        let (address, book) = (binding.address(), Book::default());
+        let anyone = Expected::from_request(&Target::Ip(crate::protocol::socks5::UNSPECIFIED), &book).await;
+        assert_eq!(anyone, Ok(Expected::Anyone));
+        book.refused.lock().unwrap().push(ip(6));
+        let _refused = connect_from(6, address).await;
+        let friend = connect_from(7, address).await;
+        let (_, peer) = binding.accept(&anyone.unwrap(), &book, &mut ours, LIMIT).await.unwrap();
+        assert_eq!(peer, friend.local_addr().unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_name_is_all_of_its_addresses_that_are_allowed() {
+        let book = Book {
+            name: vec![(ip(5), 21).into(), (ip(6), 21).into()],
+            ..Book::default()
+        };
+        book.refused.lock().unwrap().push(ip(6));
+        let name = Target::named("ftp.example", 21).unwrap();
+        let expected = Expected::from_request(&name, &book).await;
+        assert_eq!(expected, Ok(Expected::These(vec![ip(5)])));
+        book.refused.lock().unwrap().push(ip(5));
+        assert_eq!(Expected::from_request(&name, &book).await, Err(Dropped::Denied));
+        assert_eq!(Expected::from_request(&asked(6), &book).await, Err(Dropped::Denied));
+    }
+
+    #[tokio::test]
+    async fn the_wait_ends_with_the_client() {
+        let (binding, client, mut ours) = bound().await;
+        drop(client);
+        let ended = binding
+            .accept(&Expected::Anyone, &Book::default(), &mut ours, LIMIT)
+            .await;
+        assert!(matches!(ended, Err(NobodyCame::Client(Ok(())))), "{ended:?}");
+    }
+
+    #[tokio::test]
+    async fn what_the_client_sends_early_is_kept() {
+        let (binding, mut client, mut ours) = bound().await;
+        let address = binding.address();
+        client.write_all(b"early").await.unwrap();
+        ours.fill_buf().await.unwrap();
+        let _friend = connect_from(5, address).await;
+        binding
+            .accept(&Expected::Anyone, &Book::default(), &mut ours, LIMIT)
+            .await
+            .unwrap();
+        assert_eq!(ours.buffer(), b"early");
+    }
+
+    #[tokio::test]
+    async fn the_wait_ends_with_the_limit() {
+        let (binding, _client, mut ours) = bound().await;
+        let address = binding.address();
+        tokio::time::pause();
+        let ended = binding
+            .accept(&Expected::Anyone, &Book::default(), &mut ours, LIMIT)
+            .await;
+        assert!(matches!(ended, Err(NobodyCame::TimedOut)), "{ended:?}");
+        assert!(TcpStream::connect(address).await.is_err(), "it is closed");
+    }
+}

@@ -1,0 +1,122 @@
+//! Runs a race: its lookups and attempts side by side, until one attempt has a connection.
+
+use std::future::poll_fn;
+use std::net::IpAddr;
+use std::task::Poll;
+
+use tokio::time::{Instant, sleep_until};
+
+use super::race::{Race, Step};
+use super::resolver::{Found, LookupError, Pending};
+use super::socket::SocketError;
+use crate::policy::Denied;
+
+/// An attempt that is over.
+pub(super) struct Tried<T> {
+    pub(super) ip: IpAddr,
+    pub(super) outcome: Result<T, Why>,
+}
+
+/// Why an attempt came to nothing.
+#[derive(Debug)]
+pub(super) enum Why {
+    Denied(Denied),
+    Failed(SocketError),
+}
+
+/// Why a race did.
+#[derive(Debug)]
+pub(super) enum Lost {
+    /// There was no address to try.
+    Unresolved(LookupError),
+    /// The first that was denied: somebody may want to know. If none was, the last one.
+    Attempt(IpAddr, Why),
+}
+
+/// The first connection that comes of `attempt`; what else is under way then is dropped, and so closed.
+pub(super) async fn first_to_connect<'a, T>(
+    mut race: Race,
+    mut lookups: Vec<Pending<'a, Found>>,
+    attempt: impl Fn(IpAddr) -> Pending<'a, Tried<T>>,
+    deadline: Instant,
+) -> Result<(IpAddr, T), Lost> {
+    let mut attempts: Vec<Pending<'a, Tried<T>>> = Vec::new();
+    let mut latest = None;
+    let mut lost = Lost::Unresolved(LookupError::NoAddress);
+    loop {
+        let now = Instant::now();
+        if now >= deadline {
+            return Err(lost.or_late(latest.filter(|_| !attempts.is_empty())));
+        }
+        let until = match race.next(now) {
+            Step::Try(ip) => {
+                latest = Some(ip);
+                attempts.push(attempt(ip));
+                continue;
+            }
+            Step::Wait(until) => until.map_or(deadline, |until| until.min(deadline)),
+            Step::Lost => return Err(lost),
+        };
+        tokio::select! {
+            biased;
+            Tried { ip, outcome } = next_done(&mut attempts) => match outcome {
+                Ok(connection) => return Ok((ip, connection)),
+                Err(why) => {
+                    lost = lost.or(ip, why);
+                    race.failed();
+                }
+            },
+            Found { family, addresses } = next_done(&mut lookups) => match addresses {
+                Ok(addresses) => race.answered(family, addresses, Instant::now()),
+                Err(error) => {
+                    lost = lost.or_unresolved(error);
+                    race.answered(family, [], Instant::now());
+                }
+            },
+            () = sleep_until(until) => {}
+        }
+    }
+}
+
+impl Lost {
+    fn or(self, ip: IpAddr, why: Why) -> Self {
+        match self {
+            Self::Attempt(_, Why::Denied(_)) => self,
+            _ => Self::Attempt(ip, why),
+        }
+    }
+
+    /// What is told at the deadline: of the attempt that is under way, that it took too long; without one, what went wrong before.
+    fn or_late(self, under_way: Option<IpAddr>) -> Self {
+        match (under_way, self) {
+            (Some(ip), lost) => lost.or(ip, Why::Failed(SocketError::timed_out())),
+            (None, Self::Unresolved(_)) => Self::Unresolved(LookupError::TimedOut),
+            (None, lost) => lost,
+        }
+    }
+
+    /// A lookup that failed says more than one that found nothing.
+    fn or_unresolved(self, error: LookupError) -> Self {
+        match self {
+            Self::Unresolved(LookupError::NoAddress) => Self::Unresolved(error),
+            lost => lost,
+        }
+    }
+}
+
+/// The result of the first of `futures` that is done, which leaves them; never, if there is none. Cancel safe.
+async fn next_done<T>(futures: &mut Vec<Pending<'_, T>>) -> T {
+    poll_fn(|cx| {
+        for index in 0..futures.len() {
+            if let Poll::Ready(done) = futures[index].as_mut().poll(cx) {
+                drop(futures.swap_remove(index));
+                return Poll::Ready(done);
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,228 @@
+//! Time stands still in these tests, and jumps to the next deadline when nothing else can happen.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use tokio::time::sleep;
+
+use super::super::race::{ATTEMPT_DELAY, Family, RESOLUTION_DELAY};
+use super::super::socket::Call;
+use super::*;
+
+const TIME: Duration = Duration::from_secs(10);
+const FAST: Duration = Duration::from_millis(5);
+const NEVER: Duration = Duration::from_secs(1_000_000);
+
+/// What becomes of an attempt, and after which time.
+#[derive(Clone, Copy)]
+enum Fate {
+    Connects(Duration),
+    Refused(Duration),
+    Denied,
+}
+
+/// Addresses, numbered by their last byte, and what becomes of them; and those that are being tried or connected.
+struct Network {
+    fates: Vec<(&'static str, Fate)>,
+    held: Arc<()>,
+}
+
+impl Network {
+    fn new(fates: &[(&'static str, Fate)]) -> Self {
+        Self {
+            fates: fates.to_vec(),
+            held: Arc::new(()),
+        }
+    }
+
+    fn all(&self) -> Race {
+        Race::of(self.fates.iter().map(|(ip, _)| ip.parse().unwrap()))
+    }
+
+    fn attempt(&self, ip: IpAddr) -> Pending<'static, Tried<Arc<()>>> {
+        let fate = self.fates.iter().find(|(known, _)| known.parse() == Ok(ip));
+        let fate = fate.unwrap_or_else(|| panic!("{ip} is tried")).1;
+        let held = Arc::clone(&self.held);
+        Box::pin(async move {
+            let (after, outcome) = match fate {
+                Fate::Connects(after) => (after, Ok(held)),
+                Fate::Refused(after) => (after, Err(Why::Failed(refused()))),
+                Fate::Denied => (Duration::ZERO, Err(Why::Denied(Denied::Private))),
+            };
+            // sleeps because that is all an attempt does here, by a clock that is stopped
+            sleep(after).await;
+            Tried { ip, outcome }
+        })
+    }
+
+    /// Who won and after how long, or the error.
+    async fn run(&self, race: Race, lookups: Vec<Pending<'_, Found>>) -> (Result<String, Lost>, Duration) {
+        let start = Instant::now();
+        let won = first_to_connect(race, lookups, |ip| self.attempt(ip), start + TIME).await;
+        let took = start.elapsed();
+        if let Ok((_, held)) = &won {
+            assert_eq!(Arc::strong_count(held), 2, "whoever lost is gone when somebody has won");
+        }
+        (won.map(|(ip, _)| ip.to_string()), took)
+    }
+}
+
+fn refused() -> SocketError {
+    SocketError {
+        call: Call::Connect,
+        error: Errno::CONNREFUSED.into(),
+    }
+}
+
+fn answer(family: Family, addresses: &[&str], after: Duration) -> Pending<'static, Found> {
+    let addresses = Ok(addresses.iter().map(|ip| ip.parse().unwrap()).collect());
+    Box::pin(async move {
+        // sleeps because that is all a lookup does here, by a clock that is stopped
+        sleep(after).await;
+        Found { family, addresses }
+    })
+}
+
+fn failure(family: Family, error: LookupError) -> Pending<'static, Found> {
+    Box::pin(async move {
+        Found {
+            family,
+            addresses: Err(error),
+        }
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_address_that_does_not_answer_costs_a_quarter_of_a_second() {
+    let network = Network::new(&[
+        ("2001:db8::1", Fate::Connects(NEVER)),
+        ("192.0.2.1", Fate::Connects(FAST)),
+    ]);
+    let (won, took) = network.run(network.all(), Vec::new()).await;
+    assert_eq!((won.unwrap().as_str(), took), ("192.0.2.1", ATTEMPT_DELAY + FAST));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_to_connect_wins_though_it_was_not_the_first_to_be_tried() {
+    let slow = ATTEMPT_DELAY + 10 * FAST;
+    let network = Network::new(&[
+        ("2001:db8::1", Fate::Connects(slow)),
+        ("192.0.2.1", Fate::Connects(FAST)),
+    ]);
+    let (won, took) = network.run(network.all(), Vec::new()).await;
+    assert_eq!((won.unwrap().as_str(), took), ("192.0.2.1", ATTEMPT_DELAY + FAST));
+    let network = Network::new(&[
+        ("2001:db8::1", Fate::Connects(slow)),
+        ("192.0.2.1", Fate::Connects(NEVER)),
+    ]);
+    let (won, took) = network.run(network.all(), Vec::new()).await;
+    assert_eq!((won.unwrap().as_str(), took), ("2001:db8::1", slow));
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_refusal_the_next_is_tried_at_once() {
+    let network = Network::new(&[
+        ("2001:db8::1", Fate::Refused(FAST)),
+        ("192.0.2.1", Fate::Refused(FAST)),
+        ("192.0.2.2", Fate::Connects(FAST)),
+    ]);
+    let (won, took) = network.run(network.all(), Vec::new()).await;
+    assert_eq!((won.unwrap().as_str(), took), ("192.0.2.2", 3 * FAST));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_address_that_is_denied_is_passed_over() {
+    let network = Network::new(&[("2001:db8::1", Fate::Denied), ("192.0.2.1", Fate::Connects(FAST))]);
+    let (won, took) = network.run(network.all(), Vec::new()).await;
+    assert_eq!((won.unwrap().as_str(), took), ("192.0.2.1", FAST));
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_all_fail_a_denial_is_told_and_else_the_last_failure() {
+    let network = Network::new(&[("192.0.2.1", Fate::Refused(FAST)), ("192.0.2.2", Fate::Refused(FAST))]);
+    let (lost, took) = network.run(network.all(), Vec::new()).await;
+    assert!(matches!(lost, Err(Lost::Attempt(ip, Why::Failed(_))) if ip == IpAddr::from([192, 0, 2, 2])));
+    assert_eq!(took, 2 * FAST);
+    for fates in [
+        [("192.0.2.1", Fate::Denied), ("192.0.2.2", Fate::Refused(FAST))],
+        [("192.0.2.1", Fate::Refused(FAST)), ("192.0.2.2", Fate::Denied)],
+        [("192.0.2.1", Fate::Denied), ("192.0.2.2", Fate::Connects(NEVER))],
+    ] {
+        let network = Network::new(&fates);
+        let (lost, _) = network.run(network.all(), Vec::new()).await;
+        assert!(matches!(lost, Err(Lost::Attempt(_, Why::Denied(Denied::Private)))));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_deadline_ends_what_is_under_way() {
+    let network = Network::new(&[
+        ("192.0.2.1", Fate::Connects(NEVER)),
+        ("192.0.2.2", Fate::Connects(NEVER)),
+    ]);
+    let (lost, took) = network.run(network.all(), Vec::new()).await;
+    let Err(Lost::Attempt(ip, Why::Failed(failed))) = lost else {
+        panic!("{lost:?}")
+    };
+    assert_eq!(
+        (ip, failed.error.kind()),
+        ([192, 0, 2, 2].into(), std::io::ErrorKind::TimedOut)
+    );
+    assert_eq!(took, TIME);
+    assert_eq!(Arc::strong_count(&network.held), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_never_comes_keeps_the_other_s_addresses_for_50_ms() {
+    let network = Network::new(&[("192.0.2.1", Fate::Connects(FAST))]);
+    let lookups = vec![answer(Family::V6, &[], NEVER), answer(Family::V4, &["192.0.2.1"], FAST)];
+    let (won, took) = network.run(Race::asking(), lookups).await;
+    assert_eq!(
+        (won.unwrap().as_str(), took),
+        ("192.0.2.1", FAST + RESOLUTION_DELAY + FAST)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn ipv6_does_not_wait_for_ipv4_s_answer() {
+    let network = Network::new(&[("2001:db8::1", Fate::Connects(FAST))]);
+    let lookups = vec![
+        answer(Family::V6, &["2001:db8::1"], FAST),
+        answer(Family::V4, &["192.0.2.1"], NEVER),
+    ];
+    let (won, took) = network.run(Race::asking(), lookups).await;
+    assert_eq!((won.unwrap().as_str(), took), ("2001:db8::1", 2 * FAST));
+}
+
+#[tokio::test(start_paused = true)]
+async fn addresses_that_come_late_are_tried_too() {
+    let network = Network::new(&[
+        ("2001:db8::1", Fate::Connects(FAST)),
+        ("192.0.2.1", Fate::Refused(FAST)),
+    ]);
+    let late = Duration::from_secs(3);
+    let lookups = vec![
+        answer(Family::V6, &["2001:db8::1"], late),
+        answer(Family::V4, &["192.0.2.1"], FAST),
+    ];
+    let (won, took) = network.run(Race::asking(), lookups).await;
+    assert_eq!((won.unwrap().as_str(), took), ("2001:db8::1", late + FAST));
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_an_address_the_lookup_s_own_error_is_told() {
+    let network = Network::new(&[]);
+    let failed = LookupError::Failed("broken".into());
+    for lookups in [
+        vec![failure(Family::V6, failed.clone()), answer(Family::V4, &[], FAST)],
+        vec![answer(Family::V6, &[], FAST), failure(Family::V4, failed.clone())],
+    ] {
+        let (lost, _) = network.run(Race::asking(), lookups).await;
+        assert!(matches!(lost, Err(Lost::Unresolved(error)) if error == failed));
+    }
+    let lookups = vec![answer(Family::V6, &[], FAST), answer(Family::V4, &[], NEVER)];
+    let (lost, took) = network.run(Race::asking(), lookups).await;
+    assert!(matches!(lost, Err(Lost::Unresolved(LookupError::TimedOut))));
+    assert_eq!(took, TIME);
+}

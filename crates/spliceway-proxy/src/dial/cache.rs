@@ -1,0 +1,182 @@
+//! What was looked up, for as long as the answer said it holds. Pure; time is an argument.
+//!
+//! Not hickory's own cache: an entry there is a whole message, of up to 64 KiB on the wire, and here clients choose the names.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::race::{ADDRESSES_MAX, Family};
+
+/// Names in each of two generations. A name has 255 bytes and 32 addresses at most: 4 MiB if every one has.
+const GENERATION_MAX: usize = 2048;
+/// The longest an answer is believed, whatever it says.
+const POSITIVE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+/// The longest that a name has no address: it is often one that is about to get one.
+const NEGATIVE_MAX: Duration = Duration::from_secs(5 * 60);
+
+/// At most 2 × 2048 names: when the young generation is full the old one is forgotten, and the young one grows old. A name in use
+/// is young again.
+#[derive(Debug, Default)]
+pub(super) struct Cache {
+    young: HashMap<Box<str>, Known>,
+    old: HashMap<Box<str>, Known>,
+}
+
+/// What is known of a name, by family.
+#[derive(Debug, Default, Clone)]
+struct Known {
+    v6: Option<Answer>,
+    v4: Option<Answer>,
+}
+
+#[derive(Debug, Clone)]
+struct Answer {
+    /// None where there is none.
+    addresses: Arc<[IpAddr]>,
+    until: Instant,
+}
+
+impl Cache {
+    /// The addresses that `name` still has; no address, if that is still so; `None` if it has to be asked.
+    pub(super) fn get(&mut self, name: &str, family: Family, now: Instant) -> Option<Arc<[IpAddr]>> {
+        if let Some((name, known)) = self.old.remove_entry(name) {
+            // Young may know it by now, and then knows it better.
+            if !self.young.contains_key(&name) {
+                self.insert(name, known);
+            }
+        }
+        let answer = self.young.get(name)?.of(family)?;
+        (now < answer.until).then(|| Arc::clone(&answer.addresses))
+    }
+
+    /// Remembers an answer for `ttl`, which may be 0. Of more than 16 addresses, the first 16.
+    pub(super) fn put(&mut self, name: &str, family: Family, addresses: &[IpAddr], ttl: Duration, now: Instant) {
+        let longest = if addresses.is_empty() {
+            NEGATIVE_MAX
+        } else {
+            POSITIVE_MAX
+        };
+        let ttl = ttl.min(longest);
+        if ttl.is_zero() {
+            return;
+        }
+        let answer = Answer {
+            addresses: addresses.iter().copied().take(ADDRESSES_MAX).collect(),
+            until: now + ttl,
+        };
+        if let Some(known) = self.young.get_mut(name) {
+            *known.slot(family) = Some(answer);
+            return;
+        }
+        let mut known = self.old.remove(name).unwrap_or_default();
+        *known.slot(family) = Some(answer);
+        self.insert(name.into(), known);
+    }
+
+    fn insert(&mut self, name: Box<str>, known: Known) {
+        if self.young.len() >= GENERATION_MAX {
+            self.old = std::mem::take(&mut self.young);
+        }
+        self.young.insert(name, known);
+    }
+}
+
+impl Known {
+    fn of(&self, family: Family) -> Option<&Answer> {
+        match family {
+            Family::V6 => self.v6.as_ref(),
+            Family::V4 => self.v4.as_ref(),
+        }
+    }
+
+    fn slot(&mut self, family: Family) -> &mut Option<Answer> {
+        match family {
+            Family::V6 => &mut self.v6,
+            Family::V4 => &mut self.v4,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn one() -> [IpAddr; 1] {
+        [[192, 0, 2, 1].into()]
+    }
+
+    #[test]
+    fn an_answer_holds_until_its_time_is_up_and_for_its_family_alone() {
+        let (mut cache, start) = (Cache::default(), Instant::now());
+        cache.put("a.", Family::V4, &one(), 10 * SECOND, start);
+        let last = start + 10 * SECOND - Duration::from_nanos(1);
+        assert_eq!(cache.get("a.", Family::V4, last).as_deref(), Some(&one()[..]));
+        assert_eq!(cache.get("a.", Family::V4, start + 10 * SECOND), None);
+        assert_eq!(cache.get("a.", Family::V6, start), None);
+        cache.put("a.", Family::V6, &[], 10 * SECOND, start);
+        assert_eq!(cache.get("a.", Family::V6, start).as_deref(), Some(&[][..]));
+        assert!(cache.get("a.", Family::V4, start).is_some());
+    }
+
+    #[test]
+    fn no_time_is_no_answer() {
+        let (mut cache, start) = (Cache::default(), Instant::now());
+        cache.put("a.", Family::V4, &one(), Duration::ZERO, start);
+        assert_eq!(cache.get("a.", Family::V4, start), None);
+        assert!(cache.young.is_empty(), "it takes the place of nothing");
+    }
+
+    #[test]
+    fn nothing_holds_longer_than_a_day_and_no_denial_longer_than_five_minutes() {
+        let (mut cache, start) = (Cache::default(), Instant::now());
+        cache.put("a.", Family::V4, &one(), Duration::from_secs(u32::MAX.into()), start);
+        assert!(cache.get("a.", Family::V4, start + POSITIVE_MAX - SECOND).is_some());
+        assert_eq!(cache.get("a.", Family::V4, start + POSITIVE_MAX), None);
+        cache.put("b.", Family::V4, &[], 3600 * SECOND, start);
+        assert!(cache.get("b.", Family::V4, start + NEGATIVE_MAX - SECOND).is_some());
+        assert_eq!(cache.get("b.", Family::V4, start + NEGATIVE_MAX), None);
+    }
+
+    #[test]
+    fn it_is_bounded_and_keeps_what_is_in_use() {
+        let (mut cache, start) = (Cache::default(), Instant::now());
+        cache.put("used.", Family::V4, &one(), SECOND, start);
+        for index in 0..10 * GENERATION_MAX {
+            cache.put(&format!("{index}."), Family::V4, &one(), SECOND, start);
+            assert!(cache.young.len() + cache.old.len() <= 2 * GENERATION_MAX);
+            if index % 100 == 0 {
+                assert!(cache.get("used.", Family::V4, start).is_some(), "{index}");
+            }
+        }
+        assert_eq!(cache.get("0.", Family::V4, start), None);
+    }
+
+    #[test]
+    fn an_answer_about_one_family_keeps_the_other_s_when_the_name_grows_young_again() {
+        let (mut cache, start) = (Cache::default(), Instant::now());
+        cache.put("a.", Family::V4, &one(), SECOND, start);
+        for index in 0..GENERATION_MAX {
+            cache.put(&format!("{index}."), Family::V4, &one(), SECOND, start);
+        }
+        assert!(cache.old.contains_key("a."));
+        cache.put("a.", Family::V6, &[], SECOND, start);
+        assert!(cache.young.contains_key("a.") && cache.get("a.", Family::V4, start).is_some());
+    }
+
+    #[test]
+    fn of_many_addresses_the_first_16_are_kept() {
+        let (mut cache, start) = (Cache::default(), Instant::now());
+        let many: Vec<IpAddr> = (0..=255).map(|low| IpAddr::from([192, 0, 2, low])).collect();
+        cache.put("a.", Family::V4, &many, SECOND, start);
+        assert_eq!(
+            cache.get("a.", Family::V4, start).as_deref(),
+            Some(&many[..ADDRESSES_MAX])
+        );
+    }
+}

@@ -1,0 +1,134 @@
+//! Through other proxies, one behind another: the first is dialled, each is asked for the next, the last for the target.
+
+use std::io;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::{Instant, timeout_at};
+
+use super::error::UpstreamFault;
+use super::resolver::LookupError;
+use super::upstream::Scheme;
+use super::{DialError, Dialed, Dialer, Purpose, UpstreamProxy};
+use crate::address::Target;
+use crate::protocol::client::{self, Handshake, Language, Step};
+
+/// What is read at once of a proxy's answer, and so the most that [`Dialed::early`] holds.
+const READ_BYTES: usize = 2 << 10;
+
+impl Dialer {
+    /// A connection to `target` by way of all proxies. Where the last of them takes addresses alone, those of a name are asked for in
+    /// turn, each by a connection of its own.
+    pub(super) async fn dial_through(&self, target: &Target, deadline: Instant) -> Result<Dialed, DialError> {
+        let proxies = &self.settings.upstreams;
+        let takes_addresses = proxies.last().is_some_and(|last| last.scheme == Scheme::Socks5);
+        let targets = match target {
+            Target::Name(name, port) if takes_addresses => {
+                let addresses = self.look_up(name, *port, deadline).await?;
+                addresses.into_iter().map(Target::Ip).collect()
+            }
+            target => vec![target.clone()],
+        };
+        let mut failed = None;
+        for target in &targets {
+            match self.through_all(target, deadline).await {
+                // As in a race, a denial is what is told.
+                Err(error) if error.is_of_the_target() && Instant::now() < deadline => {
+                    failed = failed
+                        .filter(|before: &DialError| before.denied().is_some())
+                        .or(Some(error));
+                }
+                done => return done,
+            }
+        }
+        Err(failed.unwrap_or(DialError::Unresolved(LookupError::NoAddress)))
+    }
+
+    async fn through_all(&self, target: &Target, deadline: Instant) -> Result<Dialed, DialError> {
+        // What it may make of a name is beyond us; what it makes of an address is not.
+        self.policy.check_passed_on(target)?;
+        let proxies = &self.settings.upstreams;
+        let connected = self.connect(&proxies[0].address, Purpose::Proxy, deadline).await;
+        let mut dialed = connected.map_err(|error| proxies[0].unreachable(error))?;
+        for (proxy, next) in proxies.iter().zip(&proxies[1..]) {
+            let asked = self.ask_for_proxy(&mut dialed, proxy, next, deadline).await;
+            asked.map_err(|error| next.unreachable(error))?;
+        }
+        let last = &proxies[proxies.len() - 1];
+        ask(&mut dialed, last, target, deadline).await?;
+        Ok(dialed)
+    }
+
+    async fn ask_for_proxy(
+        &self,
+        dialed: &mut Dialed,
+        proxy: &UpstreamProxy,
+        next: &UpstreamProxy,
+        deadline: Instant,
+    ) -> Result<(), DialError> {
+        match &next.address {
+            Target::Name(name, port) if proxy.scheme == Scheme::Socks5 => {
+                let address = self.look_up(name, *port, deadline).await?[0];
+                ask(dialed, proxy, &Target::Ip(address), deadline).await
+            }
+            address => ask(dialed, proxy, address, deadline).await,
+        }
+    }
+}
+
+impl UpstreamProxy {
+    fn fault(&self, fault: UpstreamFault) -> DialError {
+        DialError::Upstream(self.to_string().into(), fault)
+    }
+
+    fn unreachable(&self, error: DialError) -> DialError {
+        self.fault(UpstreamFault::Unreachable(Box::new(error)))
+    }
+}
+
+/// Has `proxy`, at the other end of `dialed`, connect it to `target`.
+async fn ask(dialed: &mut Dialed, proxy: &UpstreamProxy, target: &Target, deadline: Instant) -> Result<(), DialError> {
+    let asked = timeout_at(deadline, converse(dialed, proxy, target)).await;
+    asked
+        .unwrap_or(Err(UpstreamFault::Silent))
+        .map_err(|fault| proxy.fault(fault))
+}
+
+async fn converse(dialed: &mut Dialed, proxy: &UpstreamProxy, target: &Target) -> Result<(), UpstreamFault> {
+    let language = match proxy.scheme {
+        Scheme::Socks5 | Scheme::Socks5h => Language::Socks5,
+        Scheme::Http => Language::Http,
+    };
+    let (mut handshake, first) = Handshake::start(language, target, proxy.credentials.as_ref())?;
+    dialed.stream.write_all(&first).await?;
+    loop {
+        let mut left = &dialed.early[..];
+        let step = handshake.feed(&mut left)?;
+        let taken = dialed.early.len() - left.len();
+        dialed.early.drain(..taken);
+        match step {
+            Step::Connected => return Ok(()),
+            Step::Send(words) => dialed.stream.write_all(&words).await?,
+            Step::Wait => {
+                dialed.early.reserve(READ_BYTES);
+                if dialed.stream.read_buf(&mut dialed.early).await? == 0 {
+                    return Err(UpstreamFault::Closed);
+                }
+            }
+        }
+    }
+}
+
+impl From<client::Error> for UpstreamFault {
+    fn from(error: client::Error) -> Self {
+        Self::Answered(error)
+    }
+}
+
+impl From<io::Error> for UpstreamFault {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,273 @@
+//! Happy eyeballs, RFC 8305, as decisions: which address to try now, or until when to wait. Time is an argument.
+//!
+//! ```text
+//!   answers ──▶ waiting IPv6 ─┐ in turn
+//!   answers ──▶ waiting IPv4 ─┴────────▶ Try, 250 ms later or at a failure the next ──▶ won, or Lost
+//! ```
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// "Connection Attempt Delay", section 5: what one address has to itself before the next is tried beside it.
+pub(super) const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
+/// "Resolution Delay", section 3: what IPv4 waits for the answer about IPv6, once its own is there.
+pub(super) const RESOLUTION_DELAY: Duration = Duration::from_millis(50);
+/// Addresses that are tried for one connection, and so the sockets it may hold at once. All are under way after 4 s.
+pub(super) const ADDRESSES_MAX: usize = 16;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Family {
+    V6,
+    V4,
+}
+
+/// The attempts at one connection. IPv6 comes first, as section 4 has it, unless only IPv4 is known.
+#[derive(Debug)]
+pub(super) struct Race {
+    waiting_v6: VecDeque<IpAddr>,
+    waiting_v4: VecDeque<IpAddr>,
+    /// Families whose answer is still out.
+    awaited: Vec<Family>,
+    /// Whose turn it is, if both have an address.
+    turn: Family,
+    under_way: usize,
+    /// How many more may be tried.
+    left: usize,
+    /// When the next may be tried; `None` at once.
+    not_before: Option<Instant>,
+}
+
+/// What to do next.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Try this address, beside whatever is under way.
+    Try(IpAddr),
+    /// Wait for an attempt or an answer, and no longer than this.
+    Wait(Option<Instant>),
+    /// Nothing is under way, and nothing is left to try.
+    Lost,
+}
+
+impl Race {
+    /// Both answers are still to come.
+    pub(super) fn asking() -> Self {
+        Self {
+            waiting_v6: VecDeque::new(),
+            waiting_v4: VecDeque::new(),
+            awaited: vec![Family::V6, Family::V4],
+            turn: Family::V6,
+            under_way: 0,
+            left: ADDRESSES_MAX,
+            not_before: None,
+        }
+    }
+
+    /// Between addresses that are all known.
+    pub(super) fn of(addresses: impl IntoIterator<Item = IpAddr>) -> Self {
+        let mut race = Self::asking();
+        race.awaited.clear();
+        race.add(addresses);
+        race
+    }
+
+    /// An answer came; with no address, if it was that there is none, or that nobody could say.
+    pub(super) fn answered(&mut self, family: Family, addresses: impl IntoIterator<Item = IpAddr>, now: Instant) {
+        let begun = self.left < ADDRESSES_MAX;
+        self.awaited.retain(|awaited| *awaited != family);
+        self.add(addresses);
+        if !begun {
+            let waits = self.waiting_v6.is_empty() && self.awaited.contains(&Family::V6);
+            self.not_before = waits.then(|| now + RESOLUTION_DELAY);
+        }
+    }
+
+    /// An attempt failed.
+    pub(super) fn failed(&mut self) {
+        self.under_way -= 1;
+        self.not_before = None;
+    }
+
+    /// To be asked again after each `Try`, and whenever something came of a `Wait`.
+    pub(super) fn next(&mut self, now: Instant) -> Step {
+        let may_try = self.left > 0;
+        let is_waiting = !self.waiting_v6.is_empty() || !self.waiting_v4.is_empty();
+        if let Some(then) = self.not_before.filter(|then| may_try && is_waiting && now < *then) {
+            return Step::Wait(Some(then));
+        }
+        if let Some(ip) = may_try.then(|| self.take()).flatten() {
+            self.under_way += 1;
+            self.left -= 1;
+            self.not_before = Some(now + ATTEMPT_DELAY);
+            return Step::Try(ip);
+        }
+        if self.under_way > 0 || (may_try && !self.awaited.is_empty()) {
+            Step::Wait(None)
+        } else {
+            Step::Lost
+        }
+    }
+
+    /// What is waiting, in the order it would be tried.
+    pub(super) fn in_turn(mut self) -> Vec<IpAddr> {
+        std::iter::from_fn(|| self.take()).take(ADDRESSES_MAX).collect()
+    }
+
+    fn take(&mut self) -> Option<IpAddr> {
+        let ip = match self.turn {
+            Family::V6 => self.waiting_v6.pop_front().or_else(|| self.waiting_v4.pop_front()),
+            Family::V4 => self.waiting_v4.pop_front().or_else(|| self.waiting_v6.pop_front()),
+        }?;
+        self.turn = if ip.is_ipv6() { Family::V4 } else { Family::V6 };
+        Some(ip)
+    }
+
+    fn add(&mut self, addresses: impl IntoIterator<Item = IpAddr>) {
+        for ip in addresses.into_iter().map(|ip| ip.to_canonical()) {
+            let waiting = if ip.is_ipv6() {
+                &mut self.waiting_v6
+            } else {
+                &mut self.waiting_v4
+            };
+            if waiting.len() < ADDRESSES_MAX {
+                waiting.push_back(ip);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: &str = "2001:db8::a";
+    const B: &str = "2001:db8::b";
+    const ONE: &str = "192.0.2.1";
+    const TWO: &str = "192.0.2.2";
+
+    fn ips(texts: &[&str]) -> Vec<IpAddr> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    fn tries(ip: &str) -> Step {
+        Step::Try(ip.parse().unwrap())
+    }
+
+    fn after(start: Instant, millis: u64) -> Instant {
+        start + Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn families_take_turns_250_ms_apart_whatever_order_they_came_in() {
+        let start = Instant::now();
+        let mut race = Race::of(ips(&[ONE, TWO, A, B]));
+        for (index, ip) in (0..).zip([A, ONE, B, TWO]) {
+            let now = after(start, index * 250);
+            assert_eq!(race.next(now), tries(ip));
+            let waits = if index < 3 { Some(after(now, 250)) } else { None };
+            assert_eq!(race.next(now), Step::Wait(waits));
+            assert_eq!(race.next(after(now, 249)), Step::Wait(waits));
+        }
+    }
+
+    #[test]
+    fn a_failure_lets_the_next_start_at_once() {
+        let start = Instant::now();
+        let mut race = Race::of(ips(&[A, ONE]));
+        assert_eq!(race.next(start), tries(A));
+        race.failed();
+        assert_eq!(race.next(start), tries(ONE));
+        assert_eq!(race.next(start), Step::Wait(None));
+        race.failed();
+        assert_eq!(race.next(start), Step::Lost);
+    }
+
+    #[test]
+    fn ipv6_starts_without_waiting_for_the_answer_about_ipv4() {
+        let start = Instant::now();
+        let mut race = Race::asking();
+        assert_eq!(race.next(start), Step::Wait(None));
+        race.answered(Family::V6, ips(&[A]), start);
+        assert_eq!(race.next(start), tries(A));
+        race.answered(Family::V4, ips(&[ONE]), after(start, 10));
+        assert_eq!(race.next(after(start, 10)), Step::Wait(Some(after(start, 250))));
+        assert_eq!(race.next(after(start, 250)), tries(ONE));
+    }
+
+    #[test]
+    fn ipv4_waits_50_ms_for_the_answer_about_ipv6_and_gives_it_the_first_turn() {
+        let start = Instant::now();
+        let mut race = Race::asking();
+        race.answered(Family::V4, ips(&[ONE]), start);
+        assert_eq!(race.next(start), Step::Wait(Some(after(start, 50))));
+        race.answered(Family::V6, ips(&[A]), after(start, 30));
+        assert_eq!(race.next(after(start, 30)), tries(A));
+    }
+
+    #[test]
+    fn ipv4_starts_after_50_ms_and_a_late_answer_joins_in() {
+        let start = Instant::now();
+        let mut race = Race::asking();
+        race.answered(Family::V4, ips(&[ONE, TWO]), start);
+        assert_eq!(race.next(after(start, 50)), tries(ONE));
+        race.answered(Family::V6, ips(&[A]), after(start, 60));
+        assert_eq!(race.next(after(start, 299)), Step::Wait(Some(after(start, 300))));
+        assert_eq!(race.next(after(start, 300)), tries(A));
+        assert_eq!(race.next(after(start, 550)), tries(TWO));
+    }
+
+    #[test]
+    fn ipv4_starts_at_once_if_there_is_no_ipv6() {
+        let start = Instant::now();
+        let mut race = Race::asking();
+        race.answered(Family::V4, ips(&[ONE]), start);
+        race.answered(Family::V6, [], after(start, 1));
+        assert_eq!(race.next(after(start, 1)), tries(ONE));
+    }
+
+    #[test]
+    fn a_race_without_addresses_is_lost_when_both_answers_are_there() {
+        let start = Instant::now();
+        let mut race = Race::asking();
+        race.answered(Family::V6, [], start);
+        assert_eq!(race.next(start), Step::Wait(None));
+        race.answered(Family::V4, [], start);
+        assert_eq!(race.next(start), Step::Lost);
+        assert_eq!(Race::of([]).next(start), Step::Lost);
+    }
+
+    #[test]
+    fn a_failure_of_all_that_is_known_waits_for_the_answer_that_is_out() {
+        let start = Instant::now();
+        let mut race = Race::asking();
+        race.answered(Family::V6, ips(&[A]), start);
+        assert_eq!(race.next(start), tries(A));
+        race.failed();
+        assert_eq!(race.next(start), Step::Wait(None));
+        race.answered(Family::V4, ips(&[ONE]), start);
+        assert_eq!(race.next(start), tries(ONE));
+    }
+
+    #[test]
+    fn no_more_than_16_addresses_are_tried_and_both_families_are_among_them() {
+        let start = Instant::now();
+        let v6 = (0..100_u16).map(|low| IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, low]));
+        let v4 = (0..100_u8).map(|low| IpAddr::from([192, 0, 2, low]));
+        let mut race = Race::of(v6.chain(v4));
+        let mut tried = Vec::new();
+        while let Step::Try(ip) = race.next(start) {
+            tried.push(ip);
+            race.failed();
+        }
+        assert_eq!(race.next(start), Step::Lost);
+        assert_eq!(tried.len(), ADDRESSES_MAX);
+        assert_eq!(tried.iter().filter(|ip| ip.is_ipv4()).count(), ADDRESSES_MAX / 2);
+    }
+
+    #[test]
+    fn an_ipv4_address_mapped_into_ipv6_is_tried_as_what_it_is() {
+        assert_eq!(Race::of(ips(&["::ffff:192.0.2.1"])).next(Instant::now()), tries(ONE));
+    }
+}

@@ -1,0 +1,191 @@
+use hickory_resolver::proto::rr::RData;
+
+use super::*;
+use crate::dial::tests::dns::{Answer, Server};
+
+const TIME: Duration = Duration::from_secs(20);
+
+fn asking(server: &Server) -> Resolver {
+    Resolver::new(&ResolverSettings::Servers(vec![server.address]), 64).unwrap()
+}
+
+async fn all(resolver: &Resolver, name: &str) -> Result<Vec<IpAddr>, LookupError> {
+    resolver.all(name, Instant::now() + TIME).await
+}
+
+fn ips(texts: &[&str]) -> Result<Vec<IpAddr>, LookupError> {
+    Ok(texts.iter().map(|text| text.parse().unwrap()).collect())
+}
+
+fn search(domains: &[&str], ndots: usize) -> Search {
+    Search {
+        domains: domains.iter().map(|domain| (*domain).into()).collect(),
+        ndots,
+    }
+}
+
+#[tokio::test]
+async fn both_families_are_asked_for_and_take_turns() {
+    let server = Server::start().await;
+    let answer = Answer::has(&["192.0.2.1", "192.0.2.2", "2001:db8::1"], 60);
+    server.says("a.example.", answer);
+    let found = all(&asking(&server), "a.example").await;
+    assert_eq!(found, ips(&["2001:db8::1", "192.0.2.1", "192.0.2.2"]));
+}
+
+#[tokio::test]
+async fn within_its_time_an_answer_is_not_asked_for_again() {
+    let server = Server::start().await;
+    server.says("a.example.", Answer::has(&["192.0.2.1", "2001:db8::1"], 60));
+    let resolver = asking(&server);
+    let first = all(&resolver, "a.example").await;
+    let asked = server.asked("a.example.");
+    server.says("a.example.", Answer::has(&["192.0.2.9"], 60));
+    assert_eq!(all(&resolver, "A.Example.").await, first);
+    assert_eq!(server.asked("a.example."), asked);
+}
+
+#[tokio::test]
+async fn an_answer_without_time_is_asked_for_again() {
+    let server = Server::start().await;
+    server.says("a.example.", Answer::has(&["192.0.2.1"], 0));
+    let resolver = asking(&server);
+    assert_eq!(all(&resolver, "a.example").await, ips(&["192.0.2.1"]));
+    server.says("a.example.", Answer::has(&["192.0.2.9"], 0));
+    assert_eq!(all(&resolver, "a.example").await, ips(&["192.0.2.9"]));
+}
+
+#[tokio::test]
+async fn an_alias_holds_no_longer_than_its_own_time() {
+    let server = Server::start().await;
+    let v4 = |low| vec![IpAddr::from([192, 0, 2, low])];
+    server.says("a.example.", Answer::IsAlias("b.example.", 0, v4(1), 60));
+    let resolver = asking(&server);
+    assert_eq!(all(&resolver, "a.example").await, Ok(v4(1)));
+    server.says("a.example.", Answer::IsAlias("c.example.", 60, v4(2), 60));
+    assert_eq!(all(&resolver, "a.example").await, Ok(v4(2)));
+    server.says("a.example.", Answer::IsAlias("b.example.", 60, v4(3), 60));
+    assert_eq!(all(&resolver, "a.example").await, Ok(v4(2)));
+}
+
+#[tokio::test]
+async fn that_there_is_no_such_name_is_remembered_as_long_as_it_says() {
+    let server = Server::start().await;
+    let resolver = asking(&server);
+    for (seconds, found) in [(Some(60), Err(LookupError::NoAddress)), (None, ips(&["192.0.2.1"]))] {
+        let name = format!("{seconds:?}.example.").replace(['(', ')'], "-").to_lowercase();
+        server.says(&name, Answer::HasNone(seconds));
+        assert_eq!(all(&resolver, &name).await, Err(LookupError::NoAddress));
+        server.says(&name, Answer::has(&["192.0.2.1"], 60));
+        assert_eq!(all(&resolver, &name).await, found, "{seconds:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_failure_is_not_remembered_and_is_no_denial() {
+    let server = Server::start().await;
+    server.says("a.example.", Answer::Fails);
+    let resolver = asking(&server);
+    assert!(matches!(all(&resolver, "a.example").await, Err(LookupError::Failed(_))));
+    server.says("a.example.", Answer::has(&["192.0.2.1"], 60));
+    assert_eq!(all(&resolver, "a.example").await, ips(&["192.0.2.1"]));
+}
+
+#[tokio::test]
+async fn an_answer_too_long_for_a_datagram_comes_whole_and_16_of_it_are_used() {
+    let server = Server::start().await;
+    let many: Vec<IpAddr> = (0..200).map(|low| IpAddr::from([192, 0, 2, low])).collect();
+    server.says("a.example.", Answer::Has(many.clone(), 60));
+    assert_eq!(all(&asking(&server), "a.example").await, Ok(many[..16].to_vec()));
+}
+
+#[tokio::test]
+async fn what_is_no_name_of_dns_has_no_address_and_asks_nobody() {
+    let server = Server::start().await;
+    let long = format!("{}.example", "a".repeat(64));
+    for name in [&long, "a..b", "-a.example", "."] {
+        assert!(all(&asking(&server), name).await.is_err(), "{name}");
+    }
+    assert_eq!(server.asked(&format!("{long}.")), 0);
+}
+
+#[tokio::test]
+async fn localhost_is_known_without_asking() {
+    let server = Server::start().await;
+    for name in ["LocalHost", "localhost.", "a.localhost"] {
+        let found = all(&asking(&server), name).await.unwrap();
+        assert!(
+            !found.is_empty() && found.iter().all(IpAddr::is_loopback),
+            "{name}: {found:?}"
+        );
+    }
+    assert_eq!(server.asked("localhost."), 0);
+}
+
+#[tokio::test]
+async fn hosts_come_first_and_are_asked_for_nowhere_else() {
+    let server = Server::start().await;
+    server.says("a.", Answer::has(&["192.0.2.9", "2001:db8::9"], 60));
+    server.says("a.example.", Answer::has(&["192.0.2.8"], 60));
+    let name = Name::from_ascii("a.").unwrap();
+    let (query, address) = (Query::query(name.clone(), RecordType::A), IpAddr::from([192, 0, 2, 1]));
+    let mut hosts = Hosts::default();
+    hosts.insert(name, RecordType::A, Answered::from_rdata(query, RData::from(address)));
+    let servers = vec![server_config(&server)];
+    let config = ResolverConfig::from_parts(None, vec![Name::from_ascii("example.").unwrap()], servers);
+    let resolver = Resolver::of(config, ResolverOpts::default(), hosts, 16).unwrap();
+    assert_eq!(all(&resolver, "A").await, Ok(vec![address]));
+    assert_eq!(all(&resolver, "a.").await, Ok(vec![address]));
+    assert_eq!((server.asked("a."), server.asked("a.example.")), (0, 0));
+}
+
+fn server_config(server: &Server) -> NameServerConfig {
+    super::server(server.address)
+}
+
+#[tokio::test]
+async fn a_short_name_is_found_in_the_domain_that_has_it() {
+    let server = Server::start().await;
+    server.says("a.second.example.", Answer::has(&["192.0.2.1"], 60));
+    server.says("a.", Answer::has(&["2001:db8::9"], 60));
+    let domains = ["first.example.", "second.example."].map(|domain| Name::from_ascii(domain).unwrap());
+    let config = ResolverConfig::from_parts(None, domains.into(), vec![server_config(&server)]);
+    let resolver = Resolver::of(config, ResolverOpts::default(), Hosts::default(), 16).unwrap();
+    assert_eq!(all(&resolver, "a").await, ips(&["192.0.2.1"]));
+    assert_eq!(all(&resolver, "a.").await, ips(&["2001:db8::9"]));
+}
+
+#[test]
+fn names_are_read_as_resolv_conf_says() {
+    let search = search(&["one.example.", "two.example."], 1);
+    for (host, readings) in [
+        ("a", &["a.one.example.", "a.two.example.", "a."][..]),
+        ("a.b", &["a.b.", "a.b.one.example.", "a.b.two.example."]),
+        ("a.", &["a."]),
+        (
+            "localhost",
+            &["localhost.", "localhost.one.example.", "localhost.two.example."],
+        ),
+    ] {
+        assert_eq!(search.readings(host.into()), readings, "{host}");
+    }
+}
+
+#[test]
+fn search_domains_are_bounded_and_the_own_domain_stands_in_for_none() {
+    let name = |text: &str| Name::from_ascii(text).unwrap();
+    let many = (0..20).map(|index| name(&format!("D{index}.example"))).collect();
+    let config = ResolverConfig::from_parts(Some(name("own.example")), many, Vec::new());
+    let listed = Search::new(&config, 1);
+    assert_eq!(listed.domains.len(), SEARCH_MAX);
+    assert_eq!(&*listed.domains[0], "d0.example.");
+    let config = ResolverConfig::from_parts(Some(name("own.example")), Vec::new(), Vec::new());
+    assert_eq!(Search::new(&config, 1).domains, [Box::<str>::from("own.example.")]);
+}
+
+#[tokio::test]
+async fn the_system_s_resolver_knows_localhost() {
+    let resolver = Resolver::new(&ResolverSettings::System, 64).unwrap();
+    let found = all(&resolver, "LOCALHOST").await.unwrap();
+    assert!(!found.is_empty() && found.iter().all(IpAddr::is_loopback), "{found:?}");
+}

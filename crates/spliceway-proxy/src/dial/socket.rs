@@ -1,0 +1,157 @@
+//! Sockets to targets, and what they are told before they connect.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
+use tokio::net::{TcpSocket, TcpStream};
+
+/// `IFNAMSIZ` has 16 bytes, and the last is 0.
+const INTERFACE_MAX_BYTES: usize = 15;
+
+/// What sockets to targets have in common.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct SocketSettings {
+    /// What IPv4 connections go out from. With a source of one family and none of the other, targets of the other are not reached.
+    pub(crate) source_v4: Option<Ipv4Addr>,
+    pub(crate) source_v6: Option<Ipv6Addr>,
+    /// The network interface that they go out by, `SO_BINDTODEVICE`.
+    pub(crate) interface: Option<Box<str>>,
+    /// `SO_MARK`, for routes and firewalls.
+    pub(crate) mark: Option<u32>,
+    /// Silence after which the kernel asks whether the target is still there, and the time between questions. `None`: never.
+    pub(crate) keepalive: Option<Duration>,
+}
+
+/// The call that failed on a socket, and what it said.
+#[derive(Debug)]
+pub(crate) struct SocketError {
+    pub(crate) call: Call,
+    pub(crate) error: io::Error,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Call {
+    Open,
+    Mark,
+    Interface,
+    Source,
+    Connect,
+}
+
+impl SocketSettings {
+    /// Tries what depends on privileges, so that what is lacking is told once and at the start.
+    ///
+    /// # Errors
+    /// What can never work: a privilege that is missing, a name that no interface can have. What may come yet, such as an
+    /// interface, is logged.
+    pub(super) fn probe(&self) -> io::Result<()> {
+        let is_name = |name: &str| (1..=INTERFACE_MAX_BYTES).contains(&name.len()) && !name.contains(['\0', '/', ' ']);
+        // To the kernel an empty name is no interface at all, and a long one is its beginning.
+        if self.interface.as_deref().is_some_and(|name| !is_name(name)) {
+            let expected = "expected the name of a network interface, of 1 to 15 bytes";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, expected));
+        }
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        match self.steer(&socket) {
+            Err(failed) if failed.error.kind() == io::ErrorKind::PermissionDenied => {
+                Err(io::Error::new(failed.error.kind(), failed.to_string()))
+            }
+            Err(failed) => {
+                tracing::warn!(%failed, "no target can be reached yet");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Connects to `address`. Cancel safe: the socket is closed.
+    pub(super) async fn connect(&self, address: SocketAddr) -> Result<TcpStream, SocketError> {
+        let socket = self.open(address.ip())?;
+        socket.set_tcp_nodelay(true).map_err(Call::Open.failed())?;
+        if let Some(silence) = self.keepalive {
+            let keepalive = TcpKeepalive::new().with_time(silence).with_interval(silence);
+            socket.set_tcp_keepalive(&keepalive).map_err(Call::Open.failed())?;
+        }
+        let connecting = TcpSocket::from_std_stream(socket.into()).connect(address);
+        connecting.await.map_err(Call::Connect.failed())
+    }
+
+    fn open(&self, to: IpAddr) -> Result<Socket, SocketError> {
+        let source = self.source(to);
+        if source.is_none() && (self.source_v4.is_some() || self.source_v6.is_some()) {
+            return Err(Call::Source.failed()(Errno::AFNOSUPPORT.into()));
+        }
+        let domain = match to {
+            IpAddr::V4(_) => Domain::IPV4,
+            IpAddr::V6(_) => Domain::IPV6,
+        };
+        let opened = Socket::new(domain, Type::STREAM.nonblocking(), Some(Protocol::TCP));
+        let socket = opened.map_err(Call::Open.failed())?;
+        self.steer(&socket)?;
+        if let Some(source) = source {
+            socket
+                .bind(&SocketAddr::new(source, 0).into())
+                .map_err(Call::Source.failed())?;
+        }
+        Ok(socket)
+    }
+
+    fn steer(&self, socket: &Socket) -> Result<(), SocketError> {
+        if let Some(mark) = self.mark {
+            socket.set_mark(mark).map_err(Call::Mark.failed())?;
+        }
+        if let Some(interface) = &self.interface {
+            let bound = socket.bind_device(Some(interface.as_bytes()));
+            bound.map_err(Call::Interface.failed())?;
+        }
+        Ok(())
+    }
+
+    fn source(&self, to: IpAddr) -> Option<IpAddr> {
+        match to {
+            IpAddr::V4(_) => self.source_v4.map(IpAddr::from),
+            IpAddr::V6(_) => self.source_v6.map(IpAddr::from),
+        }
+    }
+}
+
+impl Call {
+    fn failed(self) -> impl Fn(io::Error) -> SocketError {
+        move |error| SocketError { call: self, error }
+    }
+}
+
+impl SocketError {
+    /// What the kernel would say in the end of a connection that takes too long.
+    pub(super) fn timed_out() -> Self {
+        Call::Connect.failed()(Errno::TIMEDOUT.into())
+    }
+}
+
+impl fmt::Display for SocketError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { call, error } = self;
+        let denied = Errno::from_io_error(error) == Some(Errno::PERM);
+        match call {
+            Call::Open => write!(f, "no socket: {error}"),
+            Call::Mark if denied => write!(f, "cannot set the mark: {error}: that takes CAP_NET_ADMIN"),
+            Call::Mark => write!(f, "cannot set the mark: {error}"),
+            Call::Interface if denied => {
+                write!(
+                    f,
+                    "cannot bind to the interface: {error}: before Linux 5.7 that takes CAP_NET_RAW"
+                )
+            }
+            Call::Interface => write!(f, "cannot bind to the interface: {error}"),
+            Call::Source => write!(f, "cannot go out from the source address: {error}"),
+            Call::Connect => error.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

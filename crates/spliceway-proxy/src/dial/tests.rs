@@ -1,0 +1,284 @@
+use std::net::Ipv4Addr;
+
+use tokio::net::{TcpListener, UnixListener};
+
+pub(super) mod dns;
+
+use self::dns::{Answer, Server};
+use super::*;
+use crate::policy::{OwnListeners, Targets};
+use crate::protocol::Failure;
+
+/// For what must come sooner.
+const TIME: Duration = Duration::from_secs(20);
+
+/// Room enough for any test.
+const PASSING: usize = 64;
+
+fn dialer(resolver: ResolverSettings, sockets: SocketSettings, policy: TargetPolicy) -> Dialer {
+    let settings = DialSettings {
+        resolver,
+        sockets,
+        upstreams: Vec::new(),
+        timeout: TIME,
+    };
+    Dialer::new(settings, policy, PASSING).unwrap()
+}
+
+/// By the names of `server`, to whatever is public, from an address that this machine does not have: what is allowed fails for that
+/// alone, and nothing leaves this machine.
+fn from_nowhere(server: &Server) -> Dialer {
+    let sockets = SocketSettings {
+        source_v4: Some(Ipv4Addr::new(192, 0, 2, 1)),
+        ..SocketSettings::default()
+    };
+    let policy = TargetPolicy::new(Targets::Public, OwnListeners::default());
+    dialer(ResolverSettings::Servers(vec![server.address]), sockets, policy)
+}
+
+const ALLOWED_BUT_FROM_NOWHERE: (&str, Option<&str>) = ("EADDRNOTAVAIL", None);
+
+async fn dial(dialer: &Dialer, target: &str) -> Result<Dialed, DialError> {
+    dialer.dial(&target.parse().unwrap()).await
+}
+
+async fn fails(dialer: &Dialer, target: &str) -> (&'static str, Option<&'static str>) {
+    let error = dial(dialer, target).await.unwrap_err();
+    (error.as_str(), error.denied())
+}
+
+/// Two listeners on one port, at 127.0.0.1 and at 127.0.0.2.
+async fn two_on_one_port() -> (TcpListener, TcpListener, u16) {
+    loop {
+        let first = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = first.local_addr().unwrap().port();
+        if let Ok(second) = TcpListener::bind(("127.0.0.2", port)).await {
+            return (first, second, port);
+        }
+    }
+}
+
+/// Whether nobody has connected. On loopback, who connects is in the backlog before connect(2) is done.
+fn was_left_alone(listener: TcpListener) -> bool {
+    let listener = listener.into_std().unwrap();
+    matches!(listener.accept(), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+}
+
+#[tokio::test]
+async fn a_name_that_was_public_is_refused_when_it_turns_private() {
+    let server = Server::start().await;
+    let dialer = from_nowhere(&server);
+    server.says("rebind.example.", Answer::has(&["8.8.8.8"], 0));
+    assert_eq!(fails(&dialer, "rebind.example:80").await, ALLOWED_BUT_FROM_NOWHERE);
+    for (ip, reason) in [
+        ("127.0.0.1", "loopback"),
+        ("10.0.0.1", "private"),
+        ("169.254.169.254", "metadata"),
+        ("0.0.0.0", "unspecified"),
+        ("::1", "loopback"),
+        ("::ffff:192.168.0.1", "private"),
+        ("64:ff9b::7f00:1", "loopback"),
+    ] {
+        server.says("rebind.example.", Answer::has(&[ip], 0));
+        for name in [
+            "rebind.example:80",
+            "ReBind.Example:80",
+            "rebind.example.:80",
+            "REBIND.EXAMPLE.:80",
+        ] {
+            assert_eq!(fails(&dialer, name).await, (reason, Some(reason)), "{name} is {ip}");
+        }
+    }
+    server.says("rebind.example.", Answer::has(&["8.8.4.4"], 0));
+    assert_eq!(fails(&dialer, "rebind.example:80").await, ALLOWED_BUT_FROM_NOWHERE);
+}
+
+#[tokio::test]
+async fn what_the_cache_holds_is_checked_as_what_was_just_looked_up() {
+    let server = Server::start().await;
+    let dialer = from_nowhere(&server);
+    server.says("inside.example.", Answer::has(&["10.0.0.1"], 60));
+    for _ in 0..2 {
+        assert_eq!(fails(&dialer, "inside.example:80").await, ("private", Some("private")));
+    }
+    let error = dial(&dialer, "inside.example:80").await.unwrap_err();
+    assert_eq!(error.to_string(), "not allowed: 10.0.0.1 is a private address");
+    let asked = server.asked("inside.example.");
+    assert_eq!(fails(&dialer, "INSIDE.example.:80").await, ("private", Some("private")));
+    assert_eq!(server.asked("inside.example."), asked);
+}
+
+#[tokio::test]
+async fn of_a_name_s_addresses_only_those_allowed_are_dialled() {
+    let server = Server::start().await;
+    let (ours, theirs, port) = two_on_one_port().await;
+    let own = OwnListeners::default();
+    own.add(&ours).unwrap();
+    let policy = TargetPolicy::new(Targets::Everything, own);
+    let resolver = ResolverSettings::Servers(vec![server.address]);
+    let dialer = dialer(resolver, SocketSettings::default(), policy);
+    for ips in [["127.0.0.1", "127.0.0.2"], ["127.0.0.2", "127.0.0.1"]] {
+        server.says("both.example.", Answer::has(&ips, 0));
+        let dialed = dial(&dialer, &format!("both.example:{port}")).await.unwrap();
+        assert_eq!(dialed.address, Some(([127, 0, 0, 2], port).into()));
+        theirs.accept().await.unwrap();
+    }
+    server.says("both.example.", Answer::has(&["127.0.0.1"], 0));
+    assert_eq!(
+        fails(&dialer, &format!("both.example:{port}")).await,
+        ("loop", Some("loop"))
+    );
+    assert!(was_left_alone(ours));
+}
+
+#[tokio::test]
+async fn a_name_that_turns_into_ourselves_is_refused_and_nobody_is_dialled() {
+    let server = Server::start().await;
+    let (ours, theirs, port) = two_on_one_port().await;
+    let own = OwnListeners::default();
+    let resolver = ResolverSettings::Servers(vec![server.address]);
+    let policy = TargetPolicy::new(Targets::Everything, own.clone());
+    let dialer = dialer(resolver, SocketSettings::default(), policy);
+    // Known only once it is bound, which is after the dialer was made.
+    own.add(&ours).unwrap();
+    let target = format!("rebind.example:{port}");
+    server.says("rebind.example.", Answer::has(&["127.0.0.2"], 0));
+    dial(&dialer, &target).await.unwrap();
+    theirs.accept().await.unwrap();
+    for ip in ["127.0.0.1", "0.0.0.0", "::ffff:127.0.0.1"] {
+        server.says("rebind.example.", Answer::has(&[ip], 0));
+        assert_eq!(fails(&dialer, &target).await, ("loop", Some("loop")), "{ip}");
+        let literal = SocketAddr::new(ip.parse().unwrap(), port).to_string();
+        assert_eq!(fails(&dialer, &literal).await, ("loop", Some("loop")), "{ip}");
+    }
+    assert!(was_left_alone(ours));
+}
+
+#[tokio::test]
+async fn names_that_need_no_lookup_are_refused_without_one() {
+    let server = Server::start().await;
+    let dialer = from_nowhere(&server);
+    for (target, reason) in [
+        ("localhost:80", "loopback"),
+        ("a.LOCALHOST.:80", "loopback"),
+        ("127.1:80", "reserved"),
+    ] {
+        assert_eq!(fails(&dialer, target).await, (reason, Some(reason)), "{target}");
+        let error = dialer.addresses(&target.parse().unwrap()).await.unwrap_err();
+        assert_eq!(error.denied(), Some(reason), "{target}");
+    }
+    assert_eq!(server.asked("127.1.") + server.asked("localhost."), 0);
+}
+
+#[tokio::test]
+async fn addresses_for_datagrams_are_those_allowed() {
+    let server = Server::start().await;
+    let dialer = from_nowhere(&server);
+    server.says(
+        "mixed.example.",
+        Answer::has(&["10.0.0.1", "8.8.8.8", "::ffff:8.8.4.4"], 60),
+    );
+    let addresses = dialer.addresses(&"mixed.example:53".parse().unwrap()).await.unwrap();
+    let texts: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    assert_eq!(texts.len(), 2);
+    assert!(
+        texts.contains(&"8.8.8.8:53".to_owned()) && texts.contains(&"8.8.4.4:53".to_owned()),
+        "{texts:?}"
+    );
+    for (target, reason) in [
+        ("inside.example:53", Some("private")),
+        ("127.0.0.1:53", Some("loopback")),
+        ("[::ffff:10.0.0.1]:53", Some("private")),
+        ("missing.example:53", None),
+    ] {
+        server.says("inside.example.", Answer::has(&["10.0.0.1"], 60));
+        let error = dialer.addresses(&target.parse().unwrap()).await.unwrap_err();
+        assert_eq!(error.denied(), reason, "{target}");
+    }
+    let literal = dialer.addresses(&"[::ffff:8.8.8.8]:53".parse().unwrap()).await.unwrap();
+    assert_eq!(literal, ["8.8.8.8:53".parse().unwrap()]);
+}
+
+#[tokio::test]
+async fn a_name_with_a_dead_address_connects_by_the_live_one() {
+    let server = Server::start().await;
+    let (dead, live, port) = two_on_one_port().await;
+    drop(dead);
+    server.says("half.example.", Answer::has(&["127.0.0.1", "127.0.0.2", "::1"], 60));
+    let resolver = ResolverSettings::Servers(vec![server.address]);
+    let dialer = dialer(
+        resolver,
+        SocketSettings::default(),
+        TargetPolicy::new(Targets::Everything, OwnListeners::default()),
+    );
+    let dialed = dial(&dialer, &format!("half.example:{port}")).await.unwrap();
+    assert_eq!(dialed.address, Some(([127, 0, 0, 2], port).into()));
+    assert!(dialed.early.is_empty());
+    live.accept().await.unwrap();
+}
+
+#[tokio::test]
+async fn failures_are_told_by_their_names() {
+    let server = Server::start().await;
+    let (listener, _theirs, port) = two_on_one_port().await;
+    drop(listener);
+    let resolver = ResolverSettings::Servers(vec![server.address]);
+    let dialer = dialer(
+        resolver,
+        SocketSettings::default(),
+        TargetPolicy::new(Targets::Everything, OwnListeners::default()),
+    );
+    let refused = dial(&dialer, &format!("127.0.0.1:{port}")).await.unwrap_err();
+    assert_eq!(
+        (refused.as_str(), refused.failure()),
+        ("ECONNREFUSED", Failure::Refused)
+    );
+    let missing = dial(&dialer, "missing.example:80").await.unwrap_err();
+    assert_eq!(
+        (missing.as_str(), missing.failure()),
+        ("unresolved", Failure::HostUnreachable)
+    );
+    server.says("broken.example.", Answer::Fails);
+    let broken = dial(&dialer, "broken.example:80").await.unwrap_err();
+    assert_eq!(
+        (broken.as_str(), broken.failure()),
+        ("unresolved", Failure::HostUnreachable)
+    );
+}
+
+/// The clock is stopped, and so jumps to the deadline when nobody answers.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_says_nothing_is_given_up_at_the_timeout() {
+    let server = Server::start().await;
+    server.says("silent.example.", Answer::Nothing);
+    let resolver = ResolverSettings::Servers(vec![server.address]);
+    let dialer = dialer(resolver, SocketSettings::default(), TargetPolicy::default());
+    let start = Instant::now();
+    let late = dial(&dialer, "silent.example:80").await.unwrap_err();
+    assert_eq!((late.as_str(), late.failure()), ("ETIMEDOUT", Failure::TimedOut));
+    assert!(start.elapsed() <= TIME, "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn a_socket_on_the_file_system_is_reached_unless_it_is_our_own() {
+    let folder = std::env::temp_dir().join(format!("spliceway-dial-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let (ours, theirs) = (folder.join("ours"), folder.join("theirs"));
+    let own = OwnListeners::default();
+    let our_listener = UnixListener::bind(&ours).unwrap();
+    own.add(&our_listener).unwrap();
+    let their_listener = UnixListener::bind(&theirs).unwrap();
+    let policy = TargetPolicy::new(Targets::Public, own);
+    let dialer = dialer(ResolverSettings::System, SocketSettings::default(), policy);
+    let dialed = dialer.dial(&Target::Unix(theirs.into())).await.unwrap();
+    assert!(matches!(dialed.stream, Stream::Unix(_)) && dialed.address.is_none());
+    their_listener.accept().await.unwrap();
+    let refused = dialer.dial(&Target::Unix(ours.into())).await.unwrap_err();
+    assert_eq!(refused.denied(), Some("loop"));
+    let missing = dialer
+        .dial(&Target::Unix(folder.join("missing").into()))
+        .await
+        .unwrap_err();
+    assert!(matches!(missing, DialError::Unreachable(Target::Unix(_), _)));
+    std::fs::remove_dir_all(&folder).unwrap();
+}

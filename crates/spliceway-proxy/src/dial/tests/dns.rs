@@ -1,0 +1,165 @@
+//! A name server on loopback that says what a test has it say, and counts what it is asked.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex};
+
+use hickory_resolver::proto::op::{Message, OpCode, ResponseCode};
+use hickory_resolver::proto::rr::rdata::{CNAME, SOA};
+use hickory_resolver::proto::rr::{Name, RData, Record};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::task::JoinSet;
+
+/// What fits a datagram of the size that every client takes.
+const DATAGRAM_MAX_BYTES: usize = 512;
+
+/// Says that there is no such name until it is told otherwise. Ends with its last handle.
+pub(in crate::dial) struct Server {
+    pub(in crate::dial) address: SocketAddr,
+    script: Arc<Mutex<Script>>,
+    _running: JoinSet<()>,
+}
+
+#[derive(Default)]
+struct Script {
+    /// By name, in lower case and with its last dot.
+    answers: HashMap<String, Answer>,
+    asked: Vec<String>,
+}
+
+/// What is said of a name.
+#[derive(Clone)]
+pub(in crate::dial) enum Answer {
+    /// These addresses, for so many seconds.
+    Has(Vec<IpAddr>, u32),
+    /// That it is another name's alias, for so many seconds, and that name's addresses, for so many.
+    IsAlias(&'static str, u32, Vec<IpAddr>, u32),
+    /// That it has none, for so many seconds; or for nobody knows how many.
+    HasNone(Option<u32>),
+    /// That something is wrong.
+    Fails,
+    /// Nothing at all.
+    Nothing,
+}
+
+impl Answer {
+    pub(in crate::dial) fn has(ips: &[&str], seconds: u32) -> Self {
+        Self::Has(ips.iter().map(|ip| ip.parse().unwrap()).collect(), seconds)
+    }
+}
+
+impl Server {
+    pub(in crate::dial) async fn start() -> Self {
+        let (udp, tcp) = loop {
+            let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+            // Somebody else may have the same port of TCP.
+            if let Ok(tcp) = TcpListener::bind(udp.local_addr().unwrap()).await {
+                break (udp, tcp);
+            }
+        };
+        let address = udp.local_addr().unwrap();
+        let script = Arc::new(Mutex::new(Script::default()));
+        let mut running = JoinSet::new();
+        running.spawn(serve_datagrams(udp, Arc::clone(&script)));
+        running.spawn(serve_streams(tcp, Arc::clone(&script)));
+        Self {
+            address,
+            script,
+            _running: running,
+        }
+    }
+
+    /// From now on, `answer` is what is said of `name`.
+    pub(in crate::dial) fn says(&self, name: &str, answer: Answer) {
+        self.script.lock().unwrap().answers.insert(name.into(), answer);
+    }
+
+    /// How often it was asked about `name`, for addresses of either family.
+    pub(in crate::dial) fn asked(&self, name: &str) -> usize {
+        let script = self.script.lock().unwrap();
+        script.asked.iter().filter(|asked| *asked == name).count()
+    }
+}
+
+async fn serve_datagrams(socket: UdpSocket, script: Arc<Mutex<Script>>) {
+    let mut buffer = [0; DATAGRAM_MAX_BYTES];
+    loop {
+        let (bytes, from) = socket.recv_from(&mut buffer).await.unwrap();
+        let Some(mut answer) = answer(&buffer[..bytes], &script) else {
+            continue;
+        };
+        if answer.to_vec().unwrap().len() > DATAGRAM_MAX_BYTES {
+            answer.answers.clear();
+            answer.metadata.truncation = true;
+        }
+        socket.send_to(&answer.to_vec().unwrap(), from).await.unwrap();
+    }
+}
+
+async fn serve_streams(listener: TcpListener, script: Arc<Mutex<Script>>) {
+    let mut streams = JoinSet::new();
+    loop {
+        let (stream, _) = listener.accept().await.unwrap();
+        streams.spawn(serve_stream(stream, Arc::clone(&script)));
+    }
+}
+
+async fn serve_stream(mut stream: TcpStream, script: Arc<Mutex<Script>>) {
+    while let Ok(bytes) = stream.read_u16().await {
+        let mut question = vec![0; bytes.into()];
+        stream.read_exact(&mut question).await.unwrap();
+        let Some(answer) = answer(&question, &script) else {
+            continue;
+        };
+        let answer = answer.to_vec().unwrap();
+        stream.write_u16(answer.len().try_into().unwrap()).await.unwrap();
+        stream.write_all(&answer).await.unwrap();
+    }
+}
+
+/// What is said to a question; `None` is silence.
+fn answer(question: &[u8], script: &Mutex<Script>) -> Option<Message> {
+    let question = Message::from_vec(question).unwrap();
+    let query = question.queries[0].clone();
+    let name = query.name().to_lowercase().to_ascii();
+    let mut script = script.lock().unwrap();
+    script.asked.push(name.clone());
+    let mut message = Message::response(question.metadata.id, OpCode::Query);
+    message.metadata.recursion_available = true;
+    message.add_query(query.clone());
+    let records = |owner: &Name, ips: &[IpAddr], seconds| -> Vec<Record> {
+        let of_type = |record: &Record| record.record_type() == query.query_type();
+        let records = ips
+            .iter()
+            .map(|ip| Record::from_rdata(owner.clone(), seconds, RData::from(*ip)));
+        records.filter(of_type).collect()
+    };
+    let mut none_for = None;
+    match script.answers.get(&name) {
+        Some(Answer::Has(ips, seconds)) => {
+            message.add_answers(records(query.name(), ips, *seconds));
+            none_for = message.answers.is_empty().then_some(*seconds);
+        }
+        Some(Answer::IsAlias(of, alias_seconds, ips, seconds)) => {
+            let of = Name::from_ascii(of).unwrap();
+            let alias = RData::CNAME(CNAME(of.clone()));
+            message.add_answer(Record::from_rdata(query.name().clone(), *alias_seconds, alias));
+            message.add_answers(records(&of, ips, *seconds));
+        }
+        Some(Answer::HasNone(seconds)) => {
+            message.metadata.response_code = ResponseCode::NXDomain;
+            none_for = *seconds;
+        }
+        Some(Answer::Fails) => message.metadata.response_code = ResponseCode::ServFail,
+        Some(Answer::Nothing) => return None,
+        None => message.metadata.response_code = ResponseCode::NXDomain,
+    }
+    // How long it holds that there is nothing is said by the zone, RFC 2308.
+    if let Some(seconds) = none_for {
+        let zone = Name::from_ascii("example.").unwrap();
+        let soa = SOA::new(zone.clone(), zone.clone(), 1, 1, 1, 1, seconds);
+        message.add_authority(Record::from_rdata(zone, seconds, RData::SOA(soa)));
+    }
+    Some(message)
+}

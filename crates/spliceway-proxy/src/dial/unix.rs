@@ -1,0 +1,91 @@
+//! Connects to sockets on the file system.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::net::UnixStream;
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use super::socket::{Call, SocketError};
+
+/// How long to wait for room in a listener's backlog before asking again, at first and at most: there is nothing else to wait for.
+const RETRY_MIN: Duration = Duration::from_millis(1);
+const RETRY_MAX: Duration = Duration::from_millis(100);
+
+/// Connects to `path`. A listener whose backlog is full says so at once, where one of TCP lets wait: it is asked again. Cancel safe.
+pub(super) async fn connect(path: &Path, deadline: Instant) -> Result<UnixStream, SocketError> {
+    let mut wait = RETRY_MIN;
+    loop {
+        let error = match timeout_at(deadline, UnixStream::connect(path)).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => error,
+            Err(_) => return Err(SocketError::timed_out()),
+        };
+        let now = Instant::now();
+        if error.kind() != io::ErrorKind::WouldBlock {
+            let call = Call::Connect;
+            return Err(SocketError { call, error });
+        } else if now >= deadline {
+            return Err(SocketError::timed_out());
+        }
+        sleep_until((now + wait).min(deadline)).await;
+        wait = (wait * 2).min(RETRY_MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use socket2::{Domain, SockAddr, Socket, Type};
+
+    use super::*;
+
+    struct Folder(std::path::PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let folder = std::env::temp_dir().join(format!("spliceway-dial-{name}-{}", std::process::id()));
+            std::fs::create_dir_all(&folder).unwrap();
+            Self(folder)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// Time stands still unless nothing else can happen, and then jumps to the next deadline.
+    #[tokio::test(start_paused = true)]
+    async fn a_full_backlog_is_waited_for_until_there_is_room_or_the_time_is_up() {
+        let folder = Folder::new("backlog");
+        let path = folder.0.join("socket");
+        let listener = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None).unwrap();
+        listener.bind(&SockAddr::unix(&path).unwrap()).unwrap();
+        listener.listen(0).unwrap();
+        let _first = UnixStream::connect(&path).await.unwrap();
+
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let late = connect(&path, deadline).await.unwrap_err();
+        assert_eq!(late.error.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(Instant::now(), deadline);
+
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let accept = async {
+            sleep_until(Instant::now() + Duration::from_secs(1)).await;
+            listener.accept().unwrap()
+        };
+        let (connected, _accepted) = tokio::join!(connect(&path, deadline), accept);
+        connected.unwrap();
+        assert!(Instant::now() < deadline);
+    }
+
+    #[tokio::test]
+    async fn a_path_without_a_listener_fails_at_once() {
+        let folder = Folder::new("missing");
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let missing = connect(&folder.0.join("socket"), deadline).await.unwrap_err();
+        assert_eq!(missing.error.kind(), io::ErrorKind::NotFound);
+    }
+}

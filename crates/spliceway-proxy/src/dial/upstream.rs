@@ -1,0 +1,186 @@
+//! Proxies between us and targets, as they are named on the command line.
+
+use std::fmt;
+use std::str::FromStr;
+
+use percent_encoding::percent_decode_str;
+use url::Url;
+
+use crate::address::Target;
+use crate::protocol::Credentials;
+
+/// Proxies in a row. Each costs a handshake of every connection, and all have to be done within its timeout.
+pub(crate) const CHAIN_MAX: usize = 8;
+/// What a SOCKS5 message has room for, of a user's name and of the password.
+const CREDENTIAL_MAX_BYTES: usize = 255;
+/// IANA's for SOCKS.
+const SOCKS_PORT: u16 = 1080;
+
+const EXPECTED: &str = "expected socks5://[USER:PASSWORD@]HOST[:PORT], socks5h://… or http://…";
+
+/// One of them. Neither `Debug` nor `Display` shows its password, or its user.
+#[derive(Clone)]
+pub(crate) struct UpstreamProxy {
+    pub(super) scheme: Scheme,
+    /// Where it is; never a socket on the file system.
+    pub(super) address: Target,
+    pub(super) credentials: Option<Credentials>,
+}
+
+/// How it is spoken to, and who looks up names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scheme {
+    /// SOCKS5; names are looked up here.
+    Socks5,
+    /// SOCKS5; the proxy looks names up.
+    Socks5h,
+    /// HTTP CONNECT; the proxy looks names up.
+    Http,
+}
+
+impl Scheme {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Socks5 => "socks5",
+            Self::Socks5h => "socks5h",
+            Self::Http => "http",
+        }
+    }
+}
+
+impl FromStr for UpstreamProxy {
+    type Err = String;
+
+    /// No error repeats what was written: there may be a password in it.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let but = |what: &dyn fmt::Display| format!("{EXPECTED}: {what}");
+        let url = Url::parse(text).map_err(|error| but(&error))?;
+        let scheme = [Scheme::Socks5, Scheme::Socks5h, Scheme::Http]
+            .into_iter()
+            .find(|scheme| scheme.as_str() == url.scheme())
+            .ok_or_else(|| but(&"another scheme"))?;
+        if !matches!(url.path(), "" | "/") || url.query().is_some() || url.fragment().is_some() {
+            return Err(but(&"nothing follows the port"));
+        }
+        let host = url.host_str().unwrap_or_default();
+        // An IPv6 address stands in brackets, as everywhere in a URL.
+        let host = host
+            .strip_prefix('[')
+            .and_then(|host| host.strip_suffix(']'))
+            .unwrap_or(host);
+        let port = url.port_or_known_default().unwrap_or(SOCKS_PORT);
+        let address = Target::named(host, port).ok_or_else(|| but(&"no such host can be"))?;
+        if port == 0 {
+            return Err(but(&"nobody can listen on port 0"));
+        }
+        Ok(Self {
+            scheme,
+            address,
+            credentials: credentials(&url, scheme).map_err(|what| but(&what))?,
+        })
+    }
+}
+
+/// What stands before the `@`, with `%` and two digits for whatever has a meaning in URLs.
+fn credentials(url: &Url, scheme: Scheme) -> Result<Option<Credentials>, &'static str> {
+    let decode = |text| -> Box<[u8]> { percent_decode_str(text).collect() };
+    let (name, secret) = (decode(url.username()), decode(url.password().unwrap_or_default()));
+    if name.is_empty() && url.password().is_none() {
+        return Ok(None);
+    }
+    let fits = |field: &[u8]| (1..=CREDENTIAL_MAX_BYTES).contains(&field.len());
+    match scheme {
+        Scheme::Http if name.contains(&b':') => Err("the user of an HTTP proxy has no colon"),
+        Scheme::Http if name.len() + secret.len() > 2 * CREDENTIAL_MAX_BYTES => {
+            Err("user and password have 510 bytes at most")
+        }
+        Scheme::Socks5 | Scheme::Socks5h if !fits(&name) || !fits(&secret) => {
+            Err("user and password of a SOCKS5 proxy have 1 to 255 bytes each")
+        }
+        _ => Ok(Some(Credentials { name, secret })),
+    }
+}
+
+impl fmt::Display for UpstreamProxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}", self.scheme.as_str(), self.address)
+    }
+}
+
+impl fmt::Debug for UpstreamProxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UpstreamProxy")
+            .field("url", &format_args!("{self}"))
+            .field("has_credentials", &self.credentials.is_some())
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> UpstreamProxy {
+        text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    #[test]
+    fn each_scheme_is_read_with_its_usual_port() {
+        for (text, shown) in [
+            ("socks5://127.0.0.1:9050", "socks5://127.0.0.1:9050"),
+            ("socks5://127.0.0.1", "socks5://127.0.0.1:1080"),
+            ("SOCKS5h://example.com:1", "socks5h://example.com:1"),
+            ("http://[2001:db8::1]:3128/", "http://[2001:db8::1]:3128"),
+            ("http://proxy.example", "http://proxy.example:80"),
+            ("socks5h://[::1]", "socks5h://[::1]:1080"),
+        ] {
+            assert_eq!(parsed(text).to_string(), shown);
+            assert!(parsed(text).credentials.is_none());
+        }
+        assert!(matches!(parsed("socks5://127.0.0.1").address, Target::Ip(_)));
+    }
+
+    #[test]
+    fn credentials_may_hold_any_byte() {
+        let proxy = parsed("socks5://us%3Aer:p%40ss%2f%00%ff@example.com:1");
+        let credentials = proxy.credentials.unwrap();
+        assert_eq!(&*credentials.name, b"us:er");
+        assert_eq!(&*credentials.secret, b"p@ss/\0\xff");
+        let long = "a".repeat(255);
+        let proxy = parsed(&format!("socks5h://{long}:{long}@example.com"));
+        assert_eq!(proxy.credentials.unwrap().secret.len(), 255);
+        let proxy = parsed("http://user@example.com");
+        assert_eq!(proxy.credentials.map(|both| both.secret.len()), Some(0));
+    }
+
+    #[test]
+    fn neither_what_is_shown_nor_any_error_tells_the_password() {
+        let proxy = parsed("http://somebody:hunter2@example.com:3128");
+        let shown = format!("{proxy} {proxy:?}");
+        assert!(!shown.contains("hunter2") && !shown.contains("somebody"), "{shown}");
+        let long = "x".repeat(256);
+        for text in [
+            "socks5://somebody:hunter2@".to_owned(),
+            "somebody:hunter2@example.com:1080".to_owned(),
+            "ftp://somebody:hunter2@example.com".to_owned(),
+            "socks5://somebody:hunter2@example.com:99999".to_owned(),
+            "socks5://somebody:hunter2@example.com:0".to_owned(),
+            "socks5://somebody:hunter2@exa mple.com".to_owned(),
+            "socks5://somebody:hunter2@example.com/path".to_owned(),
+            "socks5://somebody:hunter2@example.com?query".to_owned(),
+            "socks5://somebody@example.com".to_owned(),
+            "socks5://:hunter2@example.com".to_owned(),
+            format!("socks5://{long}:hunter2@example.com"),
+            "http://some%3Abody:hunter2@example.com".to_owned(),
+            format!("http://{long}{long}:hunter2@example.com"),
+            String::new(),
+        ] {
+            let error = text.parse::<UpstreamProxy>().unwrap_err();
+            assert!(error.starts_with(EXPECTED), "{text}: {error}");
+            assert!(
+                !error.contains("hunter2") && !error.contains("somebody") && !error.contains("xxx"),
+                "{error}"
+            );
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Which clients are served.
+
+use std::net::IpAddr;
+
+use ipnet::{IpNet, Ipv4Net};
+
+/// Networks that clients may and may not come from. The default admits everybody.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ClientPolicy {
+    allow: Vec<IpNet>,
+    deny: Vec<IpNet>,
+}
+
+impl ClientPolicy {
+    /// Whoever is in `deny` is refused; and, if `allow` has any, whoever is not in `allow`.
+    pub(crate) fn new(allow: Vec<IpNet>, deny: Vec<IpNet>) -> Self {
+        let canonical = |nets: Vec<IpNet>| nets.into_iter().map(canonical).collect();
+        Self {
+            allow: canonical(allow),
+            deny: canonical(deny),
+        }
+    }
+
+    /// Whether a client from `ip` is served. An IPv4 client is one also where a socket for both families shows it as IPv6.
+    pub(crate) fn admits(&self, ip: IpAddr) -> bool {
+        let ip = ip.to_canonical();
+        let is_in = |nets: &[IpNet]| nets.iter().any(|net| net.contains(&ip));
+        !is_in(&self.deny) && (self.allow.is_empty() || is_in(&self.allow))
+    }
+
+    /// Whether anybody is refused for not being in `allow`.
+    pub(crate) fn names_who_may(&self) -> bool {
+        !self.allow.is_empty()
+    }
+}
+
+/// A network as people write it: `10.0.0.0/8`, or an address for itself alone.
+///
+/// # Errors
+/// What was expected.
+pub(crate) fn network(text: &str) -> Result<IpNet, &'static str> {
+    text.parse()
+        .or_else(|_| text.parse().map(|ip: IpAddr| IpNet::from(ip)))
+        .map_err(|_| "expected IP/BITS or IP, such as 192.0.2.0/24, 2001:db8::/32 or 127.0.0.1")
+}
+
+/// IPv4 networks written as mapped into IPv6 are those of IPv4.
+fn canonical(net: IpNet) -> IpNet {
+    let (IpAddr::V4(ip), IpNet::V6(v6)) = (net.addr().to_canonical(), net) else {
+        return net;
+    };
+    let bits = v6.prefix_len().checked_sub(128 - 32);
+    bits.and_then(|bits| Ipv4Net::new(ip, bits).ok()).map_or(net, IpNet::V4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(allow: &[&str], deny: &[&str]) -> ClientPolicy {
+        let nets = |texts: &[&str]| texts.iter().map(|text| network(text).unwrap()).collect();
+        ClientPolicy::new(nets(allow), nets(deny))
+    }
+
+    fn admits(policy: &ClientPolicy, ip: &str) -> bool {
+        policy.admits(ip.parse().unwrap())
+    }
+
+    #[test]
+    fn without_any_network_everybody_is_served() {
+        assert!(admits(&ClientPolicy::default(), "192.0.2.1") && admits(&ClientPolicy::default(), "::1"));
+        assert!(!ClientPolicy::default().names_who_may());
+    }
+
+    #[test]
+    fn who_is_denied_is_refused_even_if_allowed_too() {
+        let policy = policy(&["10.0.0.0/8"], &["10.1.0.0/16"]);
+        assert!(admits(&policy, "10.0.0.1"));
+        assert!(!admits(&policy, "10.1.0.1"));
+        assert!(!admits(&policy, "192.0.2.1"), "not among those allowed");
+        assert!(policy.names_who_may());
+    }
+
+    #[test]
+    fn denying_some_leaves_the_others() {
+        let policy = policy(&[], &["192.0.2.7", "2001:db8::/32"]);
+        assert!(!admits(&policy, "192.0.2.7") && admits(&policy, "192.0.2.8"));
+        assert!(!admits(&policy, "2001:db8:1::1") && admits(&policy, "2001:db9::1"));
+    }
+
+    #[test]
+    fn an_ipv4_client_or_network_is_the_same_mapped_into_ipv6() {
+        for net in ["10.0.0.0/8", "::ffff:10.0.0.0/104"] {
+            let policy = policy(&[net], &[]);
+            for ip in ["10.9.9.9", "::ffff:10.9.9.9"] {
+                assert!(admits(&policy, ip), "{ip} in {net}");
+            }
+            assert!(!admits(&policy, "::ffff:11.0.0.1"), "{net}");
+        }
+        assert!(!admits(&policy(&["::/0"], &[]), "10.0.0.1"), "IPv6 alone");
+    }
+
+    #[test]
+    fn bits_of_the_host_do_not_matter() {
+        assert!(admits(&policy(&["10.1.2.3/8"], &[]), "10.200.0.1"));
+        assert_eq!(network("192.0.2.1"), network("192.0.2.1/32"));
+        for text in ["", "10.0.0.0/33", "10.0.0/8", "example.com", "10.0.0.0/-1"] {
+            assert!(network(text).unwrap_err().starts_with("expected IP/BITS"), "{text}");
+        }
+    }
+}

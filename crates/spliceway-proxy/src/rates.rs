@@ -1,0 +1,465 @@
+//! Rates: what was asked for, and the buckets that a session takes from.
+//!
+//! ```text
+//!   connection ──within──▶ client ──within──▶ service      each where there is one; a byte comes out of all of them
+//! ```
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::net::IpAddr;
+use std::num::NonZeroU64;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use spliceway::RateLimit;
+use tokio::time::Instant;
+
+use crate::admission::ClientKey;
+
+/// How long a client without sessions keeps its buckets. They are as good as new once they are full again, after a tenth of a second; without
+/// that a client would have a full one for each connection it makes.
+const REMEMBERED: Duration = Duration::from_secs(1);
+
+/// Bytes per second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ByteRate(NonZeroU64);
+
+/// Who has a rate to himself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scope {
+    Connection,
+    Client,
+    Service,
+}
+
+/// `10MB:client`: what one `--rate-in` or `--rate-out` says. Without a scope it is the service's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RateArg {
+    pub(crate) rate: ByteRate,
+    pub(crate) scope: Scope,
+}
+
+/// The rates of one direction.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Rates {
+    pub(crate) connection: Option<ByteRate>,
+    pub(crate) client: Option<ByteRate>,
+    pub(crate) service: Option<ByteRate>,
+}
+
+/// The buckets of a service and of its clients.
+#[derive(Debug)]
+pub(crate) struct RateLimits {
+    rates: Both<Rates>,
+    service: Both<Option<RateLimit>>,
+    clients: Mutex<Clients>,
+}
+
+/// Of what comes from the client, and of what goes to it.
+#[derive(Debug, Clone, Default)]
+struct Both<T> {
+    incoming: T,
+    outgoing: T,
+}
+
+/// What one session takes from.
+#[derive(Debug)]
+pub(crate) struct SessionRates {
+    /// Of what comes from the client.
+    pub(crate) incoming: Option<RateLimit>,
+    /// Of what goes to it.
+    pub(crate) outgoing: Option<RateLimit>,
+    /// To be held as long as the session lasts.
+    #[allow(dead_code, reason = "it is held, never read")]
+    pub(crate) session: Option<ClientSession>,
+}
+
+/// Keeps the buckets of a client for this session of its own and for others.
+#[derive(Debug)]
+pub(crate) struct ClientSession {
+    limits: Arc<RateLimits>,
+    client: ClientKey,
+}
+
+/// The buckets of those that have sessions, or had until a moment ago: as many as there may be sessions, and as come in that moment.
+#[derive(Debug, Default)]
+struct Clients {
+    buckets: HashMap<ClientKey, Client>,
+    /// Who was left without a session, and when, in that order.
+    left: VecDeque<(Instant, ClientKey)>,
+}
+
+#[derive(Debug)]
+struct Client {
+    limits: Both<Option<RateLimit>>,
+    sessions: usize,
+    /// Since when there has been none, where there is none.
+    left: Option<Instant>,
+}
+
+impl RateLimits {
+    pub(crate) fn new(incoming: Rates, outgoing: Rates) -> Arc<Self> {
+        Arc::new(Self {
+            rates: Both { incoming, outgoing },
+            service: Both {
+                incoming: limit(incoming.service, None),
+                outgoing: limit(outgoing.service, None),
+            },
+            clients: Mutex::default(),
+        })
+    }
+
+    /// What a session of this client takes from; one whose address is not known has no buckets of a client.
+    pub(crate) fn of_session(self: &Arc<Self>, client: Option<IpAddr>) -> SessionRates {
+        let has_clients = self.rates.incoming.client.is_some() || self.rates.outgoing.client.is_some();
+        let session = client.filter(|_| has_clients).map(|client| ClientSession {
+            limits: Arc::clone(self),
+            client: client.into(),
+        });
+        let outer = match &session {
+            Some(session) => self.enter(session.client, Instant::now()),
+            None => self.service.clone(),
+        };
+        SessionRates {
+            incoming: limit(self.rates.incoming.connection, outer.incoming.as_ref()),
+            outgoing: limit(self.rates.outgoing.connection, outer.outgoing.as_ref()),
+            session,
+        }
+    }
+
+    fn enter(&self, client: ClientKey, now: Instant) -> Both<Option<RateLimit>> {
+        let mut clients = self.clients();
+        clients.forget(now);
+        let client = clients.buckets.entry(client).or_insert_with(|| Client {
+            limits: Both {
+                incoming: limit(self.rates.incoming.client, self.service.incoming.as_ref()),
+                outgoing: limit(self.rates.outgoing.client, self.service.outgoing.as_ref()),
+            },
+            sessions: 0,
+            left: None,
+        });
+        client.sessions += 1;
+        client.left = None;
+        client.limits.clone()
+    }
+
+    fn leave(&self, key: ClientKey, now: Instant) {
+        let mut clients = self.clients();
+        let Clients { buckets, left } = &mut *clients;
+        let client = buckets.get_mut(&key).expect("a client with sessions is not forgotten");
+        client.sessions -= 1;
+        if client.sessions == 0 {
+            client.left = Some(now);
+            left.push_back((now, key));
+        }
+    }
+
+    fn clients(&self) -> MutexGuard<'_, Clients> {
+        // Whole at every instant.
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Clients {
+    /// Forgets who has been without a session for long enough.
+    fn forget(&mut self, now: Instant) {
+        while let Some((when, client)) = self.left.front().copied() {
+            if now.saturating_duration_since(when) < REMEMBERED {
+                return;
+            }
+            self.left.pop_front();
+            // It may have been back since then.
+            if self
+                .buckets
+                .get(&client)
+                .is_some_and(|client| client.left == Some(when))
+            {
+                self.buckets.remove(&client);
+            }
+        }
+    }
+}
+
+impl Drop for ClientSession {
+    fn drop(&mut self) {
+        self.limits.leave(self.client, Instant::now());
+    }
+}
+
+/// A bucket of `rate` within `outer`, or the one of them that there is.
+fn limit(rate: Option<ByteRate>, outer: Option<&RateLimit>) -> Option<RateLimit> {
+    let own = rate.map(|rate| RateLimit::new(rate.0.get()));
+    match (own, outer) {
+        (Some(own), Some(outer)) => Some(own.within(outer)),
+        (own, outer) => own.or_else(|| outer.cloned()),
+    }
+}
+
+impl Rates {
+    /// What several arguments say together.
+    ///
+    /// # Errors
+    /// Two for the same scope.
+    pub(crate) fn from_args(args: &[RateArg]) -> Result<Self, String> {
+        let mut rates = Self::default();
+        for arg in args {
+            let of_scope = match arg.scope {
+                Scope::Connection => &mut rates.connection,
+                Scope::Client => &mut rates.client,
+                Scope::Service => &mut rates.service,
+            };
+            if let Some(before) = of_scope.replace(arg.rate) {
+                return Err(format!("two rates per {}: {before} and {}", arg.scope, arg.rate));
+            }
+        }
+        Ok(rates)
+    }
+}
+
+/// What is written behind a number, and how many bytes that is. A megabit is no unit here, so that `Mb` is nobody's misunderstanding.
+const UNITS: [(&str, u64); 8] = [
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+    ("GB", 1_000_000_000),
+    ("MB", 1_000_000),
+    ("kB", 1_000),
+    ("KB", 1_000),
+    ("B", 1),
+];
+
+impl FromStr for ByteRate {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let expected = "expected bytes per second such as 10MB, 500kB or 1.5MiB, in B, kB, MB, GB, KiB, MiB or GiB";
+        let text = text.strip_suffix("/s").unwrap_or(text);
+        let (number, unit) = UNITS
+            .iter()
+            .find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)))
+            .ok_or(expected)?;
+        let bytes = decimal(number, unit).ok_or(expected)?;
+        NonZeroU64::new(bytes)
+            .map(Self)
+            .ok_or("expected at least 1 byte per second; without a rate there is no limit")
+    }
+}
+
+/// `number`, which may have a point, times `unit`, rounded down.
+fn decimal(number: &str, unit: u64) -> Option<u64> {
+    /// More would be of no meaning, and no power of ten overflows.
+    const PLACES_MAX: usize = 9;
+    let (whole, places) = number.split_once('.').unwrap_or((number, "0"));
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if !digits(whole) || !digits(places) || places.len() > PLACES_MAX {
+        return None;
+    }
+    let whole = whole.parse::<u64>().ok()?.checked_mul(unit)?;
+    let parts = u128::from(places.parse::<u64>().ok()?) * u128::from(unit) / 10_u128.pow(places.len() as u32);
+    whole.checked_add(u64::try_from(parts).ok()?)
+}
+
+impl FromStr for Scope {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "connection" => Ok(Self::Connection),
+            "client" => Ok(Self::Client),
+            "service" => Ok(Self::Service),
+            _ => Err("expected a rate for each `connection`, each `client` or the `service`, such as 10MB:client"),
+        }
+    }
+}
+
+impl FromStr for RateArg {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (rate, scope) = match text.split_once(':') {
+            Some((rate, scope)) => (rate, scope.parse()?),
+            None => (text, Scope::Service),
+        };
+        Ok(Self {
+            rate: rate.parse()?,
+            scope,
+        })
+    }
+}
+
+/// In the largest unit of which it is a whole number.
+impl fmt::Display for ByteRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let whole = |(_, unit): &&(&str, u64)| self.0.get().is_multiple_of(*unit);
+        let (name, unit) = UNITS.iter().find(whole).expect("every number is whole in bytes");
+        write!(f, "{}{name}", self.0.get() / unit)
+    }
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Connection => "connection",
+            Self::Client => "client",
+            Self::Service => "service",
+        })
+    }
+}
+
+impl fmt::Display for RateArg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.rate, self.scope)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rates(args: &str) -> Rates {
+        let args: Vec<RateArg> = args.split_whitespace().map(|arg| arg.parse().unwrap()).collect();
+        Rates::from_args(&args).unwrap()
+    }
+
+    fn ip(last: u8) -> Option<IpAddr> {
+        Some([192, 0, 2, last].into())
+    }
+
+    /// How many clients have buckets.
+    fn known(limits: &RateLimits) -> usize {
+        limits.clients().buckets.len()
+    }
+
+    #[test]
+    fn a_rate_is_read_in_decimal_and_binary_units_and_exactly() {
+        for (text, bytes) in [
+            ("1B", 1),
+            ("10MB", 10_000_000),
+            ("500kB", 500_000),
+            ("500KB/s", 500_000),
+            ("1.5MiB", 3 << 19),
+            ("0.1GB", 100_000_000),
+            ("2KiB", 2048),
+            ("18446744073709551615B", u64::MAX),
+        ] {
+            assert_eq!(text.parse::<ByteRate>().unwrap().0.get(), bytes, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_rate_is_refused_with_what_was_expected() {
+        for text in [
+            "",
+            "10",
+            "MB",
+            "10M",
+            "10Mb",
+            "10 MB",
+            "-1MB",
+            "+1MB",
+            "1e3B",
+            "1.MB",
+            ".5MB",
+            "1.2.3MB",
+            "0B",
+            "0.4B",
+            "1.0000000001GB",
+            "18446744073709551616B",
+            "18446744073709551615kB",
+        ] {
+            assert!(text.parse::<ByteRate>().unwrap_err().starts_with("expected"), "{text}");
+        }
+        for text in ["10MB:", "10MB:user", ":client", "10MB:client:client"] {
+            assert!(text.parse::<RateArg>().unwrap_err().starts_with("expected"), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_argument_reads_back_as_it_is_shown_and_is_the_service_s_unless_it_says_whose() {
+        for (text, shown) in [
+            ("10MB", "10MB:service"),
+            ("1.5MiB:client", "1536KiB:client"),
+            ("999B:connection", "999B:connection"),
+        ] {
+            let arg: RateArg = text.parse().unwrap();
+            assert_eq!(arg.to_string(), shown);
+            assert_eq!(shown.parse(), Ok(arg));
+        }
+    }
+
+    #[test]
+    fn two_rates_for_the_same_are_refused_and_for_different_ones_are_not() {
+        let arg = |text: &str| text.parse::<RateArg>().unwrap();
+        let all = rates("1MB:connection 2MB:client 3MB");
+        assert_eq!(all.service, Some(arg("3MB").rate));
+        let error = Rates::from_args(&[arg("1MB"), arg("2MB:client"), arg("3MB:service")]).unwrap_err();
+        assert_eq!(error, "two rates per service: 1MB and 3MB");
+    }
+
+    #[test]
+    fn without_rates_a_session_has_none_and_nobody_is_remembered() {
+        let limits = RateLimits::new(Rates::default(), rates("1MB:connection"));
+        let session = limits.of_session(ip(1));
+        assert!(session.incoming.is_none() && session.session.is_none());
+        assert_eq!(session.outgoing.unwrap().bytes_per_second(), 1_000_000);
+        assert_eq!(known(&limits), 0);
+    }
+
+    #[test]
+    fn the_innermost_rate_is_the_session_s_own_and_directions_are_apart() {
+        let limits = RateLimits::new(rates("1MB:connection 2MB:client 3MB"), rates("2MB:client 3MB"));
+        let session = limits.of_session(ip(1));
+        assert_eq!(session.incoming.unwrap().bytes_per_second(), 1_000_000);
+        assert_eq!(session.outgoing.unwrap().bytes_per_second(), 2_000_000);
+        let unknown = limits.of_session(None);
+        assert_eq!(
+            unknown.outgoing.unwrap().bytes_per_second(),
+            3_000_000,
+            "a client without an address"
+        );
+    }
+
+    #[test]
+    fn a_client_is_remembered_while_it_has_sessions_and_a_second_after() {
+        let limits = RateLimits::new(rates("1MB:client"), Rates::default());
+        let (start, key) = (Instant::now(), ClientKey::from(ip(1).unwrap()));
+        let after = |seconds: u64| start + Duration::from_secs(seconds);
+        limits.enter(key, start);
+        limits.enter(key, start);
+        limits.leave(key, after(1));
+        let other = ClientKey::from(ip(2).unwrap());
+        limits.enter(other, after(9));
+        assert_eq!(known(&limits), 2, "it has a session left");
+        limits.leave(key, after(9));
+        limits.enter(other, after(9));
+        assert_eq!(known(&limits), 2, "it has just gone");
+        limits.enter(other, after(10));
+        assert_eq!(known(&limits), 1);
+    }
+
+    #[test]
+    fn a_client_that_comes_back_is_not_forgotten_for_having_been_away() {
+        let limits = RateLimits::new(rates("1MB:client"), Rates::default());
+        let (start, key) = (Instant::now(), ClientKey::from(ip(1).unwrap()));
+        limits.enter(key, start);
+        limits.leave(key, start);
+        limits.enter(key, start);
+        let other = ClientKey::from(ip(2).unwrap());
+        limits.enter(other, start + REMEMBERED);
+        assert_eq!(known(&limits), 2);
+        limits.leave(key, start + REMEMBERED);
+        limits.enter(other, start + REMEMBERED);
+        assert_eq!(known(&limits), 2);
+        assert!(limits.clients().left.len() <= 1, "one note of having gone");
+    }
+
+    #[test]
+    fn a_session_that_is_dropped_has_left() {
+        let limits = RateLimits::new(rates("1MB:client"), Rates::default());
+        let session = limits.of_session(ip(1));
+        assert!(limits.clients().left.is_empty());
+        drop(session);
+        assert_eq!(limits.clients().left.len(), 1);
+    }
+}

@@ -1,0 +1,112 @@
+//! A request that has no body, and the head of its answer.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::time::{sleep, timeout};
+
+use super::request_body::FORGOTTEN_MAX_BYTES;
+use crate::dial::Dialed;
+use crate::protocol::http::Answer;
+
+/// Room for most heads of answers.
+const READ_BYTES: usize = 4 << 10;
+
+/// How long to wait for a client to finish where nobody is waited for.
+const LINGER_MAX: Duration = Duration::from_secs(60);
+
+/// How an exchange came to no answer.
+pub(super) enum NoAnswer {
+    /// The client's connection failed.
+    Client(io::Error),
+    Target(io::Error),
+    /// The target ended without a word.
+    Eof,
+    /// It has said nothing for as long as anybody may.
+    Silence,
+    /// Nor for as long as it may once the client has finished.
+    HalfClosed,
+}
+
+/// How long a target may say nothing.
+#[derive(Clone, Copy)]
+pub(super) struct Patience {
+    pub(super) idle: Option<Duration>,
+    pub(super) half_closed: Option<Duration>,
+}
+
+/// Sends `request`, and gives what the client is to read: the answer's head, made the last of its connection, and what came behind it.
+///
+/// A target that ends before its head does is passed on as it is.
+pub(super) async fn exchange(
+    request: &[u8],
+    dialed: &mut Dialed,
+    client: &mut (impl AsyncBufRead + Unpin),
+    patience: Patience,
+) -> Result<Vec<u8>, NoAnswer> {
+    let answered = async {
+        tokio::select! {
+            answer = ask(request, dialed) => answer,
+            given_up = gone(client, patience.half_closed) => Err(given_up),
+        }
+    };
+    match patience.idle {
+        None => answered.await,
+        Some(idle) => timeout(idle, answered).await.unwrap_or(Err(NoAnswer::Silence)),
+    }
+}
+
+async fn ask(request: &[u8], dialed: &mut Dialed) -> Result<Vec<u8>, NoAnswer> {
+    dialed.stream.write_all(request).await.map_err(NoAnswer::Target)?;
+    let mut answer = Answer::default();
+    let mut received = std::mem::take(&mut dialed.early);
+    loop {
+        let mut input = &received[..];
+        if let Some(heads) = answer.feed(&mut input) {
+            return Ok([&heads[..], input].concat());
+        }
+        received.clear();
+        received.reserve(READ_BYTES);
+        let read = dialed.stream.read_buf(&mut received).await.map_err(NoAnswer::Target)?;
+        if read == 0 {
+            let cut_short = answer.cut_short();
+            return if cut_short.is_empty() {
+                Err(NoAnswer::Eof)
+            } else {
+                Ok(cut_short)
+            };
+        }
+    }
+}
+
+/// Waits for the client's connection to fail, or to have been over for too long. What a client says meanwhile it says to nobody.
+async fn gone(client: &mut (impl AsyncBufRead + Unpin), half_closed: Option<Duration>) -> NoAnswer {
+    let mut forgotten = 0;
+    while forgotten <= FORGOTTEN_MAX_BYTES {
+        match (client.fill_buf().await, half_closed) {
+            (Err(error), _) => return NoAnswer::Client(error),
+            (Ok([]), Some(limit)) => {
+                sleep(limit).await;
+                return NoAnswer::HalfClosed;
+            }
+            (Ok([]), None) => break,
+            (Ok(more), _) => {
+                let bytes = more.len();
+                forgotten += bytes;
+                client.consume(bytes);
+            }
+        }
+    }
+    std::future::pending().await
+}
+
+/// Reads what a client still sends, until it has finished: a socket that is closed with bytes unread resets its peer, and what that has not
+/// read yet of the answer is lost. As long as who has finished is waited for, and no more than 64 KiB.
+pub(super) async fn linger(client: &mut (impl AsyncRead + Unpin), limit: Option<Duration>) {
+    let mut client = client.take(FORGOTTEN_MAX_BYTES as u64);
+    let mut sink = tokio::io::sink();
+    let reading = tokio::io::copy(&mut client, &mut sink);
+    // Whatever it says, it is over.
+    let _ = timeout(limit.unwrap_or(LINGER_MAX), reading).await;
+}

@@ -1,0 +1,323 @@
+//! From a connection to what its client asked for.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use spliceway::RateLimit;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::{Instant, timeout};
+
+use super::arrival::{self, Addresses};
+use super::association::{self, Reach};
+use super::exchange::{self, NoAnswer, Patience};
+use super::{Ends, Opened, Rest, Service};
+use crate::admission::{self, Permit};
+use crate::bind::{Binding, Expected, NobodyCame};
+use crate::dial::{DialError, Dialed};
+use crate::handshake::{self, Asked, Client, Door, NoRequest};
+use crate::listener::{self, Accepted};
+use crate::protocol::http::{Body, Chunks, Malformed};
+use crate::protocol::socks5::UNSPECIFIED;
+use crate::protocol::{Command, Failure, proxy};
+use crate::record::{End, Outcome, Record};
+use crate::settings::Kind;
+
+/// Room for the longest message of SOCKS (520 bytes), most heads of HTTP, and some early data. More of that waits in the socket.
+const HANDSHAKE_BUFFER_BYTES: usize = 1024;
+/// How long, and how much of, what a refused client still sends is read, so that the close does not overtake the answer.
+const FAREWELL: Duration = Duration::from_secs(1);
+const FAREWELL_MAX_BYTES: u64 = 64 << 10;
+
+/// From a connection to both ends of a relay, or to an association. Dropped before that, it leaves the client unanswered.
+pub(super) async fn open(
+    accepted: Accepted,
+    port_index: u16,
+    permit: &mut Permit,
+    record: &mut Record,
+) -> Result<Opened, Outcome> {
+    let service = Arc::clone(record.service());
+    let mut addresses = Addresses::of(&accepted, &service);
+    let mut client = Client::with_capacity(HANDSHAKE_BUFFER_BYTES, accepted.stream);
+    if let Some(accept) = &service.accept_proxy {
+        addresses = arrival::introduce(&mut client, accept, addresses, &service).await?;
+        if let Some(client) = addresses.client {
+            record.introduced(client);
+        }
+    }
+    if let Some(reason) = arrival::refusal(&addresses, permit, &service) {
+        listener::reset(client.into_inner());
+        return Err(End::Denied(reason).into());
+    }
+    let asked = match &service.kind {
+        Kind::Forward(targets) => Asked::of_nobody(targets.nth(port_index)),
+        kind => ask(&mut client, kind, &addresses, &service).await?,
+    };
+    record.asked(&asked);
+    let mut opening = Opening {
+        client,
+        addresses,
+        asked,
+        introduced: false,
+        ahead: 0,
+        service,
+    };
+    match opening.asked.request.command {
+        Command::Connect => {
+            let mut dialed = opening.connect(record).await?;
+            if opening.asked.body == Some(Body::Bytes(0)) {
+                opening.exchange(&mut dialed, record).await?;
+            }
+            opening.ends(dialed).map(Opened::Relay)
+        }
+        Command::Bind => {
+            let dialed = opening.bind(record).await?;
+            opening.ends(dialed).map(Opened::Relay)
+        }
+        // It has up to four descriptors, as two sessions do.
+        Command::Associate if !permit.widen() => {
+            let end = End::Denied(admission::NO_PLACE_LEFT);
+            Err(opening.refuse(Failure::General, end.into()).await)
+        }
+        Command::Associate => opening.associate().await,
+    }
+}
+
+async fn ask(client: &mut Client, kind: &Kind, addresses: &Addresses, service: &Service) -> Result<Asked, Outcome> {
+    let door = Door {
+        users: service.users.as_deref(),
+        penalties: &service.penalties,
+        client: addresses.client.map(|client| client.ip()),
+    };
+    match timeout(service.timeouts.handshake, handshake::ask(client, kind, &door)).await {
+        Ok(Ok(asked)) => Ok(asked),
+        Ok(Err(no_request)) => {
+            if let NoRequest::Refused(refused) = &no_request {
+                farewell(client, &refused.answer).await;
+            }
+            Err(no_request.outcome())
+        }
+        Err(_) => Err(End::Denied(handshake::TOO_SLOW).into()),
+    }
+}
+
+/// A client whose request is known.
+struct Opening {
+    client: Client,
+    addresses: Addresses,
+    asked: Asked,
+    /// Whether the target has heard what it hears first.
+    introduced: bool,
+    /// Bytes that it has heard before the relay.
+    ahead: u64,
+    service: Arc<Service>,
+}
+
+impl Opening {
+    async fn connect(&mut self, record: &mut Record) -> Result<Dialed, Outcome> {
+        let started = Instant::now();
+        let dialed = match self.service.dialer.dial(&self.asked.request.target).await {
+            Ok(dialed) => dialed,
+            Err(error) => return Err(self.refuse(error.failure(), error.into()).await),
+        };
+        record.connected(dialed.address, started.elapsed());
+        let bound = dialed.stream.local_addr().unwrap_or(UNSPECIFIED);
+        self.answer(&self.asked.succeeded(bound)).await?;
+        Ok(dialed)
+    }
+
+    /// One connection from a target. The client is answered twice: when it can come, and when it has.
+    async fn bind(&mut self, record: &mut Record) -> Result<Dialed, Outcome> {
+        let reached = self.reached_directly().await?;
+        let reach = Reach::of(&self.service);
+        let expected = match Expected::from_request(&self.asked.request.target, &reach).await {
+            Ok(expected) => expected,
+            Err(dropped) => {
+                return Err(self
+                    .refuse(Failure::NotAllowed, End::Denied(dropped.as_str()).into())
+                    .await);
+            }
+        };
+        let binding = match Binding::open(reached, self.service.advertise) {
+            Ok(binding) => binding,
+            Err(error) => return Err(self.out_of_sockets(&error).await),
+        };
+        self.answer(&self.asked.succeeded(binding.address())).await?;
+        let limit = self.service.timeouts.connect;
+        let started = Instant::now();
+        match binding.accept(&expected, &reach, &mut self.client, limit).await {
+            Ok((stream, peer)) => {
+                record.connected(Some(peer), started.elapsed());
+                self.answer(&self.asked.succeeded(peer)).await?;
+                Ok(Dialed {
+                    stream: stream.into(),
+                    early: Vec::new(),
+                    address: Some(peer),
+                })
+            }
+            Err(NobodyCame::TimedOut) => Err(self
+                .refuse(Failure::TimedOut, End::ConnectFailed("ETIMEDOUT").into())
+                .await),
+            Err(NobodyCame::Client(Ok(()))) => Err(End::ClientEof.into()),
+            Err(NobodyCame::Client(Err(error))) => Err(Outcome::because(End::ResetByClient, &error)),
+            Err(NobodyCame::Listener(error)) => Err(self.out_of_sockets(&error).await),
+        }
+    }
+
+    async fn associate(mut self) -> Result<Opened, Outcome> {
+        let reached = self.reached_directly().await?;
+        // Only a client of a socket that has ports gets here.
+        let from = self.addresses.client.unwrap_or(UNSPECIFIED);
+        let association = match association::bind(&self.service, reached, from, &self.asked.request.target) {
+            Ok(association) => association,
+            Err(error) => return Err(self.out_of_sockets(&error).await),
+        };
+        self.answer(&self.asked.succeeded(association.address())).await?;
+        Ok(Opened::Association(Box::new(association::Open {
+            client: self.client,
+            association,
+        })))
+    }
+
+    /// The address at which the client reached us, by a connection that comes from it and goes no further through proxies: what a
+    /// listener for its peers, or for its datagrams, is bound to.
+    async fn reached_directly(&mut self) -> Result<SocketAddr, Outcome> {
+        let reached = self.client.get_ref().local_addr();
+        match reached.filter(|_| !self.service.dialer.has_upstreams() && self.service.accept_proxy.is_none()) {
+            Some(reached) => Ok(reached),
+            None => {
+                farewell(&mut self.client, &self.asked.unsupported()).await;
+                Err(End::Denied(handshake::UNSUPPORTED).into())
+            }
+        }
+    }
+
+    async fn out_of_sockets(&mut self, error: &io::Error) -> Outcome {
+        let end = End::ConnectFailed(crate::errno::name(error));
+        self.refuse(Failure::General, Outcome::because(end, error)).await
+    }
+
+    async fn refuse(&mut self, failure: Failure, outcome: Outcome) -> Outcome {
+        if self.asked.spoken.is_some() {
+            farewell(&mut self.client, &self.asked.failed(failure)).await;
+        }
+        outcome
+    }
+
+    /// A client that does not take its answer in the time of a handshake is no better than one that does not ask.
+    async fn answer(&mut self, answer: &[u8]) -> Result<(), Outcome> {
+        match timeout(self.service.timeouts.handshake, self.client.write_all(answer)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(Outcome::because(End::ResetByClient, &error)),
+            Err(_) => Err(End::Denied(handshake::TOO_SLOW).into()),
+        }
+    }
+
+    /// Has the answer's head, which tells the client that this request was its last here.
+    async fn exchange(&mut self, dialed: &mut Dialed, record: &mut Record) -> Result<(), Outcome> {
+        let request = self.introduction();
+        let patience = Patience {
+            idle: self.service.timeouts.idle,
+            half_closed: self.service.timeouts.half_close,
+        };
+        match exchange::exchange(&request, dialed, &mut self.client, patience).await {
+            Ok(answer) => {
+                self.ahead = request.len() as u64;
+                record.sent_ahead(self.ahead);
+                dialed.early = answer;
+                Ok(())
+            }
+            Err(NoAnswer::Client(error)) => Err(Outcome::because(End::ResetByClient, &error)),
+            Err(NoAnswer::Target(error)) => Err(self
+                .refuse(Failure::General, Outcome::because(End::ResetByUpstream, &error))
+                .await),
+            Err(NoAnswer::Eof) => Err(self.refuse(Failure::General, End::UpstreamEof.into()).await),
+            Err(NoAnswer::HalfClosed) => Err(End::HalfCloseTimeout.into()),
+            Err(NoAnswer::Silence) => Err(self.refuse(Failure::TimedOut, End::Idle.into()).await),
+        }
+    }
+
+    /// What the target hears first, once: whose connection it is, if it is to know, and a request that is meant for it.
+    fn introduction(&mut self) -> Vec<u8> {
+        let Addresses { client, reached } = self.addresses;
+        let version = self.service.send_proxy.filter(|_| !self.introduced);
+        self.introduced = true;
+        let mut said = version.map_or_else(Vec::new, |version| proxy::encode(version, client, reached));
+        said.append(&mut self.asked.head);
+        said
+    }
+
+    fn ends(mut self, dialed: Dialed) -> Result<Ends, Outcome> {
+        let mut up = self.introduction();
+        let early = self.client.buffer();
+        let mut rest = self.asked.body.map(|body| match body {
+            Body::Bytes(bytes) => Rest::Bytes(bytes),
+            Body::Chunked => Rest::Chunks(Chunks::default()),
+        });
+        let here = match &mut rest {
+            None => early.len(),
+            Some(rest) => rest
+                .take(early)
+                .map_err(|Malformed| End::Denied(handshake::NO_CHUNKS))?,
+        };
+        up.extend_from_slice(&early[..here]);
+        let rates = self
+            .service
+            .rates
+            .of_session(self.addresses.client.map(|client| client.ip()));
+        if rest.is_some() {
+            // Requests and heads of answers are all there is of many sessions.
+            charge(&rates.incoming, up.len() as u64 + self.ahead);
+            charge(&rates.outgoing, dialed.early.len() as u64);
+        }
+        Ok(Ends {
+            up,
+            rest,
+            rates: self
+                .service
+                .rates
+                .of_session(self.addresses.client.map(|client| client.ip())),
+            client: self.client.into_inner(),
+            upstream: dialed.stream,
+            down: dialed.early,
+        })
+    }
+}
+
+fn charge(rate: &Option<RateLimit>, bytes: u64) {
+    if let Some(rate) = rate {
+        rate.charge(bytes);
+    }
+}
+
+/// Answers and closes so that the answer arrives: a socket closed with bytes unread sends a reset, which discards it.
+async fn farewell(client: &mut Client, answer: &[u8]) {
+    let farewell = async {
+        client.write_all(answer).await?;
+        client.shutdown().await?;
+        tokio::io::copy(&mut client.take(FAREWELL_MAX_BYTES), &mut tokio::io::sink()).await
+    };
+    // Whether it arrived is not for us to know.
+    let _ = timeout(FAREWELL, farewell).await;
+}
+
+impl NoRequest {
+    pub(super) fn outcome(&self) -> Outcome {
+        match self {
+            Self::Refused(refused) => End::Denied(refused.reason).into(),
+            Self::Gone => End::ClientEof.into(),
+            Self::Failed(error) => Outcome::because(End::ResetByClient, error),
+        }
+    }
+}
+
+impl From<DialError> for Outcome {
+    fn from(error: DialError) -> Self {
+        let end = match error.denied() {
+            Some(reason) => End::Denied(reason),
+            None => End::ConnectFailed(error.as_str()),
+        };
+        Self::because(end, &error)
+    }
+}
