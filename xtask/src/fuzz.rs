@@ -10,7 +10,19 @@ use std::process::{Command, Stdio};
 const INSTALL: &str = "cargo install cargo-fuzz --locked --version 0.13.1";
 
 /// Every target of fuzz/Cargo.toml.
-const TARGETS: [&str; 4] = ["relay", "mover", "socks5", "address"];
+const TARGETS: [&str; 11] = [
+    "relay",
+    "mover",
+    "socks5",
+    "socks5_datagram",
+    "socks4",
+    "http",
+    "http_answer",
+    "http_chunks",
+    "upstream",
+    "proxy_header",
+    "address",
+];
 
 const DEFAULT_SECONDS: u32 = 60;
 

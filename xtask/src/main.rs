@@ -77,6 +77,15 @@ const TASKS: &[Task] = &[
         steps: &[step("cargo deny check advisories")],
     },
     Task {
+        name: "interop",
+        purpose: "clients of others fetch through the program; `interop --help` for its words",
+        steps: &[
+            // A debug build: its assertions are on.
+            step("cargo build --package spliceway-proxy --package spliceway-interop --bins --examples"),
+            step("python3 testing/interop/run.py …"),
+        ],
+    },
+    Task {
         name: "soak",
         purpose: "minutes of byte-exact load on the program, watched for drift; `soak --help` for its words",
         steps: &[

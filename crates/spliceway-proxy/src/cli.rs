@@ -1,18 +1,41 @@
-//! What was typed, and what it means.
+//! What was typed.
 
-use std::num::NonZeroUsize;
+mod settled;
+mod values;
+
+use std::net::IpAddr;
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use spliceway::{Engine, PipeSize, SizeClass};
-use tracing_subscriber::filter::LevelFilter;
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use ipnet::IpNet;
 
-use crate::address::{ListenAddress, Target};
-use crate::settings::{Kind, ServiceSettings, Settings, Timeouts};
+use crate::address::{ListenAddress, ListenRange, TargetRange};
+use crate::dial::ResolverSettings;
+use crate::policy;
+use crate::protocol::proxy;
+use crate::rates::RateArg;
+use crate::settings::Settings;
+use values::{LogLevelArg, PipeSizeArg, SpliceArg};
 
-/// The settings of this command line. Ends the process where there are none: with 0 after `--help`, with 2 after bad usage.
-pub(crate) fn settings() -> Settings {
-    Cli::parse().into_settings()
+/// What a command line asks for.
+#[derive(Debug)]
+pub(crate) enum Asked {
+    /// To serve.
+    Run(Box<Settings>),
+    /// For the hash of a secret that is to be read.
+    Hash,
+}
+
+/// What this command line asks for. Ends the process where that is nothing: with 0 after `--help`, with 2 after bad usage.
+pub(crate) fn asked() -> Asked {
+    match Cli::parse().settle() {
+        Ok(asked) => asked,
+        Err(wrong) => Cli::command()
+            .error(clap::error::ErrorKind::ValueValidation, wrong)
+            .exit(),
+    }
 }
 
 /// Forward and proxy TCP through the kernel.
@@ -50,50 +73,179 @@ enum Command {
         #[command(flatten)]
         common: CommonArgs,
     },
-    /// Relay every client to where it asks (SOCKS5 CONNECT, no authentication)
+    /// Relay every client to where it asks: SOCKS5, with CONNECT, BIND and UDP ASSOCIATE
     #[command(after_help = AFTER_HELP)]
     Socks5 {
+        #[arg(short, long, value_name = "ADDR", default_value = "127.0.0.1:1080", help = LISTEN)]
+        listen: Vec<ListenRange>,
         #[command(flatten)]
-        socks5: Socks5Args,
+        proxy: ProxyArgs,
         #[command(flatten)]
         common: CommonArgs,
     },
+    /// Relay every client to where it asks: HTTP, with CONNECT and requests for a whole URI
+    #[command(after_help = AFTER_HELP)]
+    Http {
+        #[arg(short, long, value_name = "ADDR", default_value = "127.0.0.1:8080", help = LISTEN)]
+        listen: Vec<ListenRange>,
+        #[command(flatten)]
+        proxy: ProxyArgs,
+        #[command(flatten)]
+        common: CommonArgs,
+    },
+    /// SOCKS4, 4a, 5 and HTTP on one port, told apart by the first byte
+    #[command(after_help = AFTER_HELP)]
+    Mixed {
+        #[arg(short, long, value_name = "ADDR", default_value = "127.0.0.1:1080", help = LISTEN)]
+        listen: Vec<ListenRange>,
+        #[command(flatten)]
+        proxy: ProxyArgs,
+        #[command(flatten)]
+        common: CommonArgs,
+    },
+    /// Print the hash of a secret, which is read from standard input, for --auth-file
+    HashPassword,
 }
+
+const LISTEN: &str = "Where to accept: `:port` (all addresses), `ip:port`, `[v6]:port`, `name:port`, `unix:PATH[,mode=0660]` or `fd:NAME`, \
+and `port-port` for many; may be repeated";
 
 #[derive(Args, Debug)]
 struct ForwardArgs {
-    /// Where to accept: `:port` (all addresses), `ip:port`, `[v6]:port` or `name:port`; may be repeated
-    #[arg(short, long, value_name = "ADDR", required = true)]
-    listen: Vec<ListenAddress>,
-    /// Where to relay to
-    #[arg(short, long, visible_alias = "to", value_name = "HOST:PORT", required = true, value_parser = remote)]
-    remote: Target,
+    #[arg(short, long, value_name = "ADDR", required = true, help = LISTEN)]
+    listen: Vec<ListenRange>,
+    /// Where to relay to; `host:port-port` maps a range of ports to be listened on one to one, and `unix:PATH` is a socket
+    #[arg(short, long, visible_alias = "to", value_name = "HOST:PORT", required = true, value_parser = values::remote)]
+    remote: TargetRange,
 }
 
 #[derive(Args, Debug)]
-struct Socks5Args {
-    /// Where to accept: `:port` (all addresses), `ip:port`, `[v6]:port` or `name:port`; may be repeated
-    #[arg(short, long, value_name = "ADDR", default_value = "127.0.0.1:1080")]
-    listen: Vec<ListenAddress>,
+struct ProxyArgs {
     /// Time a client has to say what it wants
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = positive_time)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = values::positive_time)]
     handshake_timeout: Duration,
+    /// The one user there is. Whoever may list processes sees a command line: prefer SPLICEWAY_AUTH or a file
+    #[arg(
+        long,
+        value_name = "USER:SECRET",
+        env = "SPLICEWAY_AUTH",
+        hide_env_values = true,
+        conflicts_with = "auth_file"
+    )]
+    auth: Option<String>,
+    /// Users, one `NAME:HASH` a line, with hashes of `spliceway hash-password`
+    #[arg(long, value_name = "FILE")]
+    auth_file: Option<PathBuf>,
+    /// Serve other machines without users and without --allow: everybody, that is
+    #[arg(long)]
+    open: bool,
+    /// Let clients of other machines reach what is not on the public Internet: loopback, private, link-local and metadata addresses and the rest
+    #[arg(long)]
+    allow_private: bool,
+    /// The address that SOCKS clients are told to send datagrams or connections to [default: the one they reached]
+    #[arg(long, value_name = "IP")]
+    advertise: Option<IpAddr>,
 }
 
 #[derive(Args, Debug)]
 struct CommonArgs {
+    #[command(flatten, next_help_heading = "Clients")]
+    clients: ClientArgs,
+    #[command(flatten, next_help_heading = "Targets")]
+    dial: DialArgs,
+    #[command(flatten, next_help_heading = "Deadlines")]
+    times: TimeArgs,
+    #[command(flatten, next_help_heading = "Limits")]
+    limits: LimitArgs,
+    #[command(flatten, next_help_heading = "Engine")]
+    engine: EngineArgs,
+    #[command(flatten, next_help_heading = "Watching")]
+    watch: WatchArgs,
+}
+
+#[derive(Args, Debug)]
+struct ClientArgs {
+    /// Serve clients of this network, and no others; may be repeated
+    #[arg(long, value_name = "CIDR", value_parser = policy::network)]
+    allow: Vec<IpNet>,
+    /// Refuse clients of this network, also where --allow has it; may be repeated
+    #[arg(long, value_name = "CIDR", value_parser = policy::network)]
+    deny: Vec<IpNet>,
+    /// Every connection begins with a PROXY header of this version: v1, v2 or any
+    #[arg(long, value_name = "VERSION", requires = "proxy_from")]
+    accept_proxy: Option<proxy::Accept>,
+    /// Who may send such headers; others are refused; may be repeated
+    #[arg(long, value_name = "CIDR", value_parser = policy::network, requires = "accept_proxy")]
+    proxy_from: Vec<IpNet>,
+}
+
+#[derive(Args, Debug)]
+struct DialArgs {
+    /// Proxy to go through: socks5://[user:secret@]host:port, socks5h://… or http://…; repeated (in the variable, with blanks between), a chain
+    // Not parsed by clap, which repeats what it cannot parse, secrets and all.
+    #[arg(
+        short = 'x',
+        long,
+        value_name = "URL",
+        env = "SPLICEWAY_UPSTREAM_PROXY",
+        hide_env_values = true,
+        value_delimiter = ' '
+    )]
+    upstream_proxy: Vec<String>,
+    /// Tell targets whose connection it is, by a PROXY header: v1 or v2
+    #[arg(long, value_name = "VERSION")]
+    send_proxy: Option<proxy::Version>,
+    /// Who knows the addresses of names: `auto` (/etc/resolv.conf, with a cache), `system` (the C library), or servers, IP[:PORT],…
+    #[arg(long, value_name = "WHO", default_value = "auto", value_parser = values::resolver)]
+    dns: ResolverSettings,
+    /// Connect from this address; once per family, and a family without one is not used
+    #[arg(long, value_name = "IP")]
+    bind_source: Vec<IpAddr>,
+    /// Connect through this interface
+    #[arg(long, value_name = "NAME")]
+    bind_interface: Option<String>,
+    /// Mark packets to targets (SO_MARK), for routing and firewalls
+    #[arg(long, value_name = "N")]
+    mark: Option<u32>,
+}
+
+#[derive(Args, Debug)]
+struct TimeArgs {
     /// Time to look up a target's name and to connect to it, all its addresses together
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = positive_time)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = values::positive_time)]
     connect_timeout: Duration,
     /// End a session after this much silence in both directions; 0 = off. Acts up to 1/8 late, never early
-    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = time)]
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = values::time)]
     idle_timeout: Duration,
     /// End a session this long after one side finished and the other last sent; 0 = off. Acts up to 1/8 late, never early
-    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = time)]
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = values::time)]
     half_close_timeout: Duration,
     /// Time transfers have to finish after TERM or INT; what they hold then is delivered if it can be within 2 s more
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = values::time)]
     drain_timeout: Duration,
+}
+
+#[derive(Args, Debug)]
+struct LimitArgs {
+    /// Sessions at once; further clients wait to be accepted [default: what the descriptors allow]
+    #[arg(long, value_name = "N")]
+    max_conns: Option<NonZeroUsize>,
+    /// Sessions at once of one address, or of one IPv6 /64; further ones are refused
+    #[arg(long, value_name = "N")]
+    max_conns_per_ip: Option<NonZeroU32>,
+    /// Bytes a second from clients, such as 10MB or 500KiB, of all together; `RATE:client` of each address, `RATE:connection` of each; may be repeated
+    #[arg(long, value_name = "RATE")]
+    rate_in: Vec<RateArg>,
+    /// The same to clients
+    #[arg(long, value_name = "RATE")]
+    rate_out: Vec<RateArg>,
+    /// Descriptors [default: as many as this user may have]
+    #[arg(long, value_name = "N")]
+    nofile: Option<u64>,
+}
+
+#[derive(Args, Debug)]
+struct EngineArgs {
     /// Whether bytes may stay in the kernel
     #[arg(long, value_enum, value_name = "WHEN", default_value = "auto")]
     splice: SpliceArg,
@@ -101,222 +253,16 @@ struct CommonArgs {
     #[arg(long, value_enum, value_name = "SIZE", default_value = "auto", ignore_case = true)]
     pipe_size: PipeSizeArg,
     /// Worker threads, 1 to 1024 [default: as many as processors]
-    #[arg(long, value_name = "N", value_parser = workers)]
+    #[arg(long, value_name = "N", value_parser = values::workers)]
     workers: Option<NonZeroUsize>,
+}
+
+#[derive(Args, Debug)]
+struct WatchArgs {
     /// Where to serve /metrics, /healthz and /readyz
     #[arg(long, value_name = "ADDR")]
     metrics: Option<ListenAddress>,
     /// What to log on stderr; `info` has one line per session
     #[arg(long, value_enum, value_name = "LEVEL", default_value = "info")]
     log_level: LogLevelArg,
-}
-
-#[derive(ValueEnum, Clone, Copy, Debug)]
-enum SpliceArg {
-    /// Splice bulk, copy what is short
-    Auto,
-    /// Splice from the first byte
-    On,
-    /// Copy everything
-    Off,
-}
-
-#[derive(ValueEnum, Clone, Copy, Debug)]
-enum PipeSizeArg {
-    Auto,
-    #[value(name = "64K")]
-    Kib64,
-    #[value(name = "256K")]
-    Kib256,
-    #[value(name = "1M")]
-    Mib1,
-}
-
-#[derive(ValueEnum, Clone, Copy, Debug)]
-enum LogLevelArg {
-    Off,
-    Error,
-    Warn,
-    Info,
-    Debug,
-    Trace,
-}
-
-impl Cli {
-    fn into_settings(self) -> Settings {
-        match (self.command, self.forward) {
-            (Some(Command::Socks5 { socks5, common }), _) => {
-                let service = ServiceSettings {
-                    kind: Kind::Socks5,
-                    listen: socks5.listen,
-                };
-                common.into_settings(service, socks5.handshake_timeout)
-            }
-            (Some(Command::Forward { forward, common }), _) => forward.into_settings(common),
-            (None, Some(forward)) => forward.into_settings(self.common),
-            (None, None) => unreachable!("clap demands --listen and --remote where there is no subcommand"),
-        }
-    }
-}
-
-impl ForwardArgs {
-    fn into_settings(self, common: CommonArgs) -> Settings {
-        let service = ServiceSettings {
-            kind: Kind::Forward(self.remote),
-            listen: self.listen,
-        };
-        // A forwarder has no handshake to wait for.
-        common.into_settings(service, Duration::ZERO)
-    }
-}
-
-impl CommonArgs {
-    fn into_settings(self, service: ServiceSettings, handshake: Duration) -> Settings {
-        let unless_zero = |time: Duration| (!time.is_zero()).then_some(time);
-        Settings {
-            services: vec![service],
-            timeouts: Timeouts {
-                handshake,
-                connect: self.connect_timeout,
-                idle: unless_zero(self.idle_timeout),
-                half_close: unless_zero(self.half_close_timeout),
-                drain: self.drain_timeout,
-            },
-            engine: self.splice.into(),
-            pipe_size: self.pipe_size.into(),
-            workers: self.workers.unwrap_or_else(processors),
-            log_level: self.log_level.into(),
-            metrics: self.metrics,
-        }
-    }
-}
-
-fn processors() -> NonZeroUsize {
-    std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
-}
-
-/// More threads than any machine has processors, and few enough to start at once.
-const WORKERS_MAX: usize = 1024;
-
-fn workers(typed: &str) -> Result<NonZeroUsize, String> {
-    let count = typed
-        .parse()
-        .ok()
-        .filter(|count: &NonZeroUsize| count.get() <= WORKERS_MAX);
-    count.ok_or_else(|| format!("expected a number from 1 to {WORKERS_MAX}"))
-}
-
-fn remote(typed: &str) -> Result<Target, String> {
-    let target: Target = typed.parse()?;
-    match target.port() {
-        0 => Err("expected a port from 1 to 65535: nobody can listen on port 0".to_owned()),
-        _ => Ok(target),
-    }
-}
-
-/// A hundred years: no phase lasts longer, and an instant that far ahead is still one that the clock can name.
-const LONGEST_DAYS: u64 = 36_500;
-
-fn time(typed: &str) -> Result<Duration, String> {
-    let expected = "expected a time such as 500ms, 10s, 1m or 1h30m, in ms, s, m, h or d";
-    let time = humantime::parse_duration(typed).map_err(|error| format!("{expected}: {error}"))?;
-    match time <= Duration::from_secs(LONGEST_DAYS * 24 * 60 * 60) {
-        true => Ok(time),
-        false => Err(format!("{expected}, and at most {LONGEST_DAYS} days")),
-    }
-}
-
-fn positive_time(typed: &str) -> Result<Duration, String> {
-    match time(typed)? {
-        Duration::ZERO => Err("expected a time longer than 0: this phase cannot go without a deadline".to_owned()),
-        time => Ok(time),
-    }
-}
-
-impl From<SpliceArg> for Engine {
-    fn from(arg: SpliceArg) -> Self {
-        match arg {
-            SpliceArg::Auto => Self::Auto,
-            SpliceArg::On => Self::Splice,
-            SpliceArg::Off => Self::Copy,
-        }
-    }
-}
-
-impl From<PipeSizeArg> for PipeSize {
-    fn from(arg: PipeSizeArg) -> Self {
-        match arg {
-            PipeSizeArg::Auto => Self::Auto,
-            PipeSizeArg::Kib64 => Self::Fixed(SizeClass::Kib64),
-            PipeSizeArg::Kib256 => Self::Fixed(SizeClass::Kib256),
-            PipeSizeArg::Mib1 => Self::Fixed(SizeClass::Mib1),
-        }
-    }
-}
-
-impl From<LogLevelArg> for LevelFilter {
-    fn from(arg: LogLevelArg) -> Self {
-        match arg {
-            LogLevelArg::Off => Self::OFF,
-            LogLevelArg::Error => Self::ERROR,
-            LogLevelArg::Warn => Self::WARN,
-            LogLevelArg::Info => Self::INFO,
-            LogLevelArg::Debug => Self::DEBUG,
-            LogLevelArg::Trace => Self::TRACE,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn typed(line: &str) -> Result<Settings, clap::Error> {
-        Cli::try_parse_from(line.split_whitespace()).map(Cli::into_settings)
-    }
-
-    #[test]
-    fn the_command_line_is_consistent() {
-        use clap::CommandFactory;
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn the_bare_form_means_forward() {
-        let bare = typed("spliceway -l :80 -l [::1]:81 --to example.com:90").unwrap();
-        let long = typed("spliceway forward --listen :80 --listen [::1]:81 --remote example.com:90").unwrap();
-        assert_eq!(format!("{bare:?}"), format!("{long:?}"));
-        assert_eq!(bare.services[0].listen.len(), 2);
-    }
-
-    #[test]
-    fn zero_turns_off_what_can_be_off_and_nothing_else() {
-        let settings = typed("spliceway socks5 --idle-timeout 0 --half-close-timeout 0").unwrap();
-        assert_eq!((settings.timeouts.idle, settings.timeouts.half_close), (None, None));
-        assert!(typed("spliceway socks5 --connect-timeout 0").is_err());
-        assert!(typed("spliceway socks5 --handshake-timeout 0s").is_err());
-        assert!(typed("spliceway socks5 --drain-timeout 0").is_ok());
-    }
-
-    #[test]
-    fn what_is_wrong_is_refused() {
-        for line in [
-            "spliceway",
-            "spliceway -l :80",
-            "spliceway -r example.com:80",
-            "spliceway --workers 1",
-            "spliceway socks5 --no-such-flag",
-            "spliceway socks5 -l 127.0.0.1",
-            "spliceway forward -l :80 -r example.com",
-            "spliceway forward -l :80 -r example.com:0",
-            "spliceway forward -l :80 -r [::1]:0",
-            "spliceway forward -l :80 -r a:1 -r b:1",
-            "spliceway socks5 --workers 0",
-            "spliceway socks5 --pipe-size 3K",
-            "spliceway socks5 --idle-timeout 10",
-            "spliceway socks5 --idle-timeout 999999y",
-        ] {
-            assert!(typed(line).is_err(), "{line}");
-        }
-    }
 }

@@ -1,23 +1,31 @@
 //! Listens and accepts, whatever `accept(2)` says.
 
-use std::future::Future;
+mod bind;
+mod inherited;
+mod socket_file;
+
+use std::future::{Future, poll_fn};
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
-use tokio::net::{TcpListener, TcpStream, lookup_host};
+use tokio::net::{TcpListener, UnixListener};
 use tokio::time::{Instant, sleep};
 
-use crate::address::ListenAddress;
+use crate::admission::{Admission, Permit};
 use crate::errno;
 use crate::metrics::Metrics;
+use crate::stream::Stream;
+
+pub(crate) use bind::{KEEPALIVE, bind, prepare};
+pub(crate) use inherited::adopt as adopt_inherited;
+pub(crate) use socket_file::SocketFile;
 
 /// Connections that may wait to be accepted; the kernel takes the lesser of this and `net.core.somaxconn`, 4096 by default.
 const BACKLOG: i32 = 4096;
-/// Silence after which the kernel asks whether the peer is still there, and the time between questions. A peer that vanished is
-/// noticed also where the idle timeout is off.
-const KEEPALIVE: Duration = Duration::from_secs(60);
 /// The first wait after accept failed for want of something, and the longest.
 const BACK_OFF_MIN: Duration = Duration::from_millis(50);
 const BACK_OFF_MAX: Duration = Duration::from_secs(1);
@@ -27,108 +35,147 @@ const CLIENTS_IN_A_ROW_MAX: u32 = 16;
 /// A shortage is logged once in this time.
 const LOG_EVERY: Duration = Duration::from_secs(10);
 
-/// Listeners for `address`: one, or one for each address of a name. `:port` is one socket for IPv6 and IPv4, where there is IPv6.
-///
-/// # Errors
-/// The first address that cannot be had; the text names it.
-pub(crate) async fn bind(address: &ListenAddress) -> io::Result<Vec<TcpListener>> {
-    let named = |error: io::Error| io::Error::new(error.kind(), format!("cannot listen on {address}: {error}"));
-    let bound = match address {
-        ListenAddress::Every(port) => match listen((Ipv6Addr::UNSPECIFIED, *port).into(), false) {
-            Err(error) if no_such_family(&error) => listen((Ipv4Addr::UNSPECIFIED, *port).into(), false),
-            listener => listener,
-        }
-        .map(|listener| vec![listener]),
-        ListenAddress::Ip(address) => listen(*address, true).map(|listener| vec![listener]),
-        ListenAddress::Name(name, port) => match lookup_host((&**name, *port)).await {
-            Ok(addresses) => listen_on_all(addresses),
-            Err(error) => Err(error),
-        },
-    };
-    bound.map_err(named)
+/// A socket that clients connect to.
+#[derive(Debug)]
+pub(crate) enum Listener {
+    Tcp(TcpListener),
+    /// With its file, which goes first, where that is ours to remove.
+    Unix(
+        #[allow(dead_code, reason = "it is held, never read")] Option<SocketFile>,
+        UnixListener,
+    ),
 }
 
-/// Addresses of a name that this machine does not have (`::1` where IPv6 is off) are left out, unless it has none of them.
-fn listen_on_all(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<Vec<TcpListener>> {
-    let (mut listeners, mut missing) = (Vec::new(), io::Error::other("the name has no address"));
-    for address in addresses {
-        match listen(address, true) {
-            Ok(listener) => listeners.push(listener),
-            Err(error) if no_such_family(&error) => missing = error,
-            Err(error) => return Err(error),
+/// A client that has connected.
+#[derive(Debug)]
+pub(crate) struct Accepted {
+    pub(crate) stream: Stream,
+    /// Its address, IPv4 where it is that in the form of IPv6; none on a unix socket.
+    pub(crate) peer: Option<SocketAddr>,
+}
+
+impl Listener {
+    /// The address clients connect to; none of a unix socket.
+    pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Tcp(listener) => listener.local_addr().ok(),
+            Self::Unix(..) => None,
         }
     }
-    if listeners.is_empty() {
-        Err(missing)
-    } else {
-        Ok(listeners)
+
+    /// Where it listens, to be read by people.
+    pub(crate) fn describe(&self) -> String {
+        let described = match self {
+            Self::Tcp(listener) => listener.local_addr().map(|address| address.to_string()),
+            Self::Unix(_, listener) => listener.local_addr().map(|address| match address.as_pathname() {
+                Some(path) => format!("unix:{}", path.display()),
+                None => format!("unix:{address:?}"),
+            }),
+        };
+        described.unwrap_or_else(|_| "?".to_owned())
+    }
+
+    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<Accepted>> {
+        Poll::Ready(match self {
+            Self::Tcp(listener) => ready!(listener.poll_accept(cx)).map(|(stream, peer)| Accepted {
+                stream: stream.into(),
+                peer: Some(canonical(peer)),
+            }),
+            Self::Unix(_, listener) => ready!(listener.poll_accept(cx)).map(|(stream, _)| Accepted {
+                stream: stream.into(),
+                peer: None,
+            }),
+        })
+    }
+
+    /// The next client and a place for it. Nobody is taken out of the backlog without one, and no listener that waits for a client keeps a
+    /// place from others. Cancel safe.
+    async fn next(&self, admission: &Arc<Admission>) -> (io::Result<Accepted>, Permit) {
+        loop {
+            let mut place = Some(admission.admit().await);
+            let look = poll_fn(|cx| {
+                if place.is_none() {
+                    // Woken after a look in vain.
+                    return Poll::Ready(None);
+                }
+                let looked = self.poll_accept(cx).map(Some);
+                if looked.is_pending() {
+                    place = None;
+                }
+                looked
+            });
+            if let (Some(accepted), Some(place)) = (look.await, place) {
+                return (accepted, place);
+            }
+        }
     }
 }
 
-fn no_such_family(error: &io::Error) -> bool {
-    matches!(errno::name(error), "EAFNOSUPPORT" | "EADDRNOTAVAIL")
-}
-
-fn listen(address: SocketAddr, v6_only: bool) -> io::Result<TcpListener> {
-    let socket = Socket::new(
-        Domain::for_address(address),
-        Type::STREAM.nonblocking(),
-        Some(Protocol::TCP),
-    )?;
-    if address.is_ipv6() {
-        socket.set_only_v6(v6_only)?;
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(listener) => listener.as_fd(),
+            Self::Unix(_, listener) => listener.as_fd(),
+        }
     }
-    // Else a restart must wait until the last connections of the run before it have left TIME_WAIT.
-    socket.set_reuse_address(true)?;
-    // Accepted sockets inherit both options: no call for each of them.
-    prepare(&socket)?;
-    socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    TcpListener::from_std(socket.into())
 }
 
-/// What every relayed socket has: no waiting for more to send (the relay sends what there is), and keepalive.
-pub(crate) fn prepare<'socket>(socket: impl Into<SockRef<'socket>>) -> io::Result<()> {
-    let socket = socket.into();
-    socket.set_tcp_nodelay(true)?;
-    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE))
+impl Accepted {
+    /// The address it has connected to, IPv4 where it is that in the form of IPv6; none on a unix socket.
+    pub(crate) fn local(&self) -> Option<SocketAddr> {
+        self.stream.local_addr().map(canonical)
+    }
 }
 
-/// Hands every client to `serve` until `stop`, then closes the listener.
+/// An IPv4 address of a socket for both families is shown as the IPv4 address it is.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// Closes at once and says so with a reset, for clients that are refused before a word was spoken: they are not to take what comes for the end
+/// of a conversation, and nothing of them is to stay here in TIME_WAIT.
+pub(crate) fn reset(stream: Stream) {
+    if let Stream::Tcp(stream) = stream {
+        // Else it is closed in the usual way.
+        let _ = stream.set_zero_linger();
+    }
+}
+
+/// Hands every client to `serve` until `stop`, then closes the listener. At the limit of `admission` clients stay in the backlog.
 ///
 /// Never ends before that and never spins: a client that went away again is counted and forgotten, unless every one of them is; want of
 /// descriptors or memory is waited for, 50 ms at first and 1 s at most.
 pub(crate) async fn accept(
-    listener: TcpListener,
+    listener: Listener,
+    admission: &Arc<Admission>,
     metrics: &Metrics,
     stop: impl Future<Output = ()>,
-    mut serve: impl FnMut(TcpStream, SocketAddr),
+    mut serve: impl FnMut(Accepted, Permit),
 ) {
     let mut stop = std::pin::pin!(stop);
     let mut shortage = Shortage::default();
     loop {
-        let accepted = tokio::select! {
+        let (accepted, permit) = tokio::select! {
             biased;
             () = &mut stop => return,
-            accepted = listener.accept() => accepted,
+            next = listener.next(admission) => next,
         };
         let error = match accepted {
-            Ok((stream, client)) => {
+            Ok(client) => {
                 shortage.over();
-                serve(stream, canonical(client));
+                serve(client, permit);
                 continue;
             }
             Err(error) => error,
         };
+        drop(permit);
         metrics.accept_failed(errno::name(&error));
         if is_of_the_client(&error) && shortage.may_be_of_one_client() {
             continue;
         }
         let (wait, worth_a_line) = shortage.next(Instant::now());
         if worth_a_line {
-            let listener = listener
-                .local_addr()
-                .map_or_else(|_| "?".to_owned(), |address| address.to_string());
+            let listener = listener.describe();
             tracing::warn!(listener, %error, "cannot accept; running sessions go on, new clients wait");
         }
         tokio::select! {
@@ -137,11 +184,6 @@ pub(crate) async fn accept(
             () = sleep(wait) => {}
         }
     }
-}
-
-/// An IPv4 client of a socket for both families is shown as the IPv4 address it has.
-fn canonical(client: SocketAddr) -> SocketAddr {
-    SocketAddr::new(client.ip().to_canonical(), client.port())
 }
 
 /// Errors of one connection, not of the listener: accept(2), "Error handling", and what a firewall gives.
@@ -197,6 +239,9 @@ impl Shortage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::address::ListenAddress;
+    use tokio::net::{TcpStream, UnixStream};
+    use tokio::sync::{mpsc, oneshot};
 
     #[test]
     fn a_shortage_is_waited_for_longer_each_time_and_logged_once_in_ten_seconds() {
@@ -210,22 +255,104 @@ mod tests {
         assert_eq!(shortage.next(start + LOG_EVERY), (BACK_OFF_MIN * 2, true));
     }
 
+    async fn one(address: &str) -> Listener {
+        bind(&address.parse().unwrap()).await.unwrap().remove(0)
+    }
+
+    /// Runs it until the returned sender is used; who is accepted comes out of the channel.
+    fn run(
+        listener: Listener,
+        admission: &Arc<Admission>,
+    ) -> (mpsc::UnboundedReceiver<(Accepted, Permit)>, oneshot::Sender<()>) {
+        let ((clients, accepted), (stop, stopped)) = (mpsc::unbounded_channel(), oneshot::channel());
+        let admission = Arc::clone(admission);
+        tokio::spawn(async move {
+            let metrics = Metrics::new(Vec::new(), Arc::clone(&admission));
+            let stop = async { drop(stopped.await) };
+            let serve = |client, permit| clients.send((client, permit)).unwrap();
+            accept(listener, &admission, &metrics, stop, serve).await;
+        });
+        (accepted, stop)
+    }
+
     #[tokio::test]
-    async fn accepted_sockets_inherit_nodelay_and_keepalive() {
-        let listener = bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap().remove(0);
-        let client = TcpStream::connect(listener.local_addr().unwrap());
-        let (accepted, _client) = tokio::join!(listener.accept(), client);
-        let (accepted, _) = accepted.unwrap();
-        let options = SockRef::from(&accepted);
-        assert!(options.tcp_nodelay().unwrap() && options.keepalive().unwrap());
-        assert_eq!(options.tcp_keepalive_time().unwrap(), KEEPALIVE);
+    async fn at_the_limit_nobody_is_accepted_until_a_session_ends() {
+        let (listener, admission) = (one("127.0.0.1:0").await, Admission::new("sessions", 2, None));
+        let address = listener.local_addr().unwrap();
+        let (mut accepted, _stop) = run(listener, &admission);
+        let mut clients = Vec::new();
+        for _ in 0..3 {
+            // The kernel answers for the third.
+            clients.push(TcpStream::connect(address).await.unwrap());
+        }
+        let (first, _second) = (accepted.recv().await.unwrap(), accepted.recv().await.unwrap());
+        while admission.waits() == 0 {
+            tokio::task::yield_now().await;
+        }
+        assert!(accepted.try_recv().is_err());
+        assert_eq!(first.0.peer, Some(clients[0].local_addr().unwrap()));
+        drop(first);
+        let third = accepted.recv().await.unwrap().0;
+        assert_eq!(third.peer, Some(clients[2].local_addr().unwrap()));
+        assert_eq!(third.local(), Some(address));
+    }
+
+    #[tokio::test]
+    async fn at_the_limit_it_stops_at_once_when_told_to() {
+        let (listener, admission) = (one("127.0.0.1:0").await, Admission::new("sessions", 1, None));
+        let address = listener.local_addr().unwrap();
+        let _place = admission.admit().await;
+        let (mut accepted, stop) = run(listener, &admission);
+        let _waits = TcpStream::connect(address).await.unwrap();
+        stop.send(()).unwrap();
+        assert!(accepted.recv().await.is_none());
+        assert!(TcpStream::connect(address).await.is_err(), "the listener is closed");
+    }
+
+    #[tokio::test]
+    async fn listeners_that_wait_for_clients_keep_no_place_from_the_one_that_has_some() {
+        let admission = Admission::new("sessions", 1, None);
+        let idle = run(one("127.0.0.1:0").await, &admission);
+        let listener = one("127.0.0.1:0").await;
+        let address = listener.local_addr().unwrap();
+        let mut busy = run(listener, &admission);
+        for _ in 0..3 {
+            let _client = TcpStream::connect(address).await.unwrap();
+            drop(busy.0.recv().await.unwrap());
+        }
+        drop(idle);
+    }
+
+    #[tokio::test]
+    async fn a_client_that_is_refused_is_reset() {
+        let (listener, admission) = (one("127.0.0.1:0").await, Admission::new("sessions", 1, None));
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        reset(listener.next(&admission).await.0.unwrap().stream);
+        client.readable().await.unwrap();
+        let error = client.try_read(&mut [0]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
     }
 
     #[tokio::test]
     async fn every_address_means_both_families_on_one_port() {
         let listener = bind(&ListenAddress::Every(0)).await.unwrap().remove(0);
+        let admission = Admission::new("sessions", 1, None);
         let port = listener.local_addr().unwrap().port();
-        let (accepted, client) = tokio::join!(listener.accept(), TcpStream::connect(("127.0.0.1", port)));
-        assert_eq!(canonical(accepted.unwrap().1), client.unwrap().local_addr().unwrap());
+        let client = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+        let accepted = listener.next(&admission).await.0.unwrap();
+        assert_eq!(accepted.peer, Some(client.local_addr().unwrap()));
+        assert_eq!(accepted.local(), Some(client.peer_addr().unwrap()));
+    }
+
+    #[tokio::test]
+    async fn clients_of_a_unix_socket_have_no_address() {
+        let folder = socket_file::tests::Folder::new();
+        let listener = one(&format!("unix:{}", folder.path("a.sock").display())).await;
+        assert_eq!(listener.describe(), format!("unix:{}", folder.path("a.sock").display()));
+        assert_eq!(listener.local_addr(), None);
+        let admission = Admission::new("sessions", 1, None);
+        let _client = UnixStream::connect(folder.path("a.sock")).await.unwrap();
+        let accepted = listener.next(&admission).await.0.unwrap();
+        assert_eq!((accepted.peer, accepted.local()), (None, None));
     }
 }

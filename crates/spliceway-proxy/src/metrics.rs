@@ -18,6 +18,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::admission::Admission;
 use crate::record::End;
 use traffic::LiveSeries;
 pub(crate) use traffic::Traffic;
@@ -61,7 +62,7 @@ struct ErrnoLabel {
 
 impl Metrics {
     /// The series of these services' traffic, and of what befalls their sessions.
-    pub(crate) fn new(traffic: Vec<Arc<Traffic>>) -> Self {
+    pub(crate) fn new(traffic: Vec<Arc<Traffic>>, admission: Arc<Admission>) -> Self {
         let metrics = Self {
             registry: Registry::with_prefix("spliceway"),
             active: Family::default(),
@@ -79,11 +80,11 @@ impl Metrics {
                 })
                 .set(0);
         }
-        metrics.registered(traffic)
+        metrics.registered(traffic, admission)
     }
 
     /// The one list of names and texts; the library appends `_total` to counters and the unit to the histogram.
-    fn registered(mut self, traffic: Vec<Arc<Traffic>>) -> Self {
+    fn registered(mut self, traffic: Vec<Arc<Traffic>>, admission: Arc<Admission>) -> Self {
         let registry = &mut self.registry;
         registry.register(
             "connections_active",
@@ -103,7 +104,7 @@ impl Metrics {
             self.connect_seconds.clone(),
         );
         registry.register("accept_errors", "Failures of accept(2)", self.accept_errors.clone());
-        registry.register_collector(Box::new(LiveSeries::new(traffic)));
+        registry.register_collector(Box::new(LiveSeries::new(traffic, admission)));
         self
     }
 
@@ -146,7 +147,8 @@ mod tests {
 
     #[test]
     fn the_series_have_the_names_that_are_promised() {
-        let metrics = Metrics::new(vec![Arc::new(Traffic::new("socks5"))]);
+        let admission = Admission::new("sessions", 10, None);
+        let metrics = Metrics::new(vec![Arc::new(Traffic::new("socks5"))], admission);
         metrics.session_began("socks5");
         metrics.session_began("socks5");
         metrics.session_ended("socks5", End::ConnectFailed("ECONNREFUSED"));
@@ -168,6 +170,9 @@ mod tests {
             r#"spliceway_fallback_total{reason="pipe_budget"} 0"#,
             r#"spliceway_pipes{state="lent"} 0"#,
             r#"spliceway_pipes{state="idle"} 0"#,
+            r#"spliceway_datagrams_total{service="socks5",direction="up"} 0"#,
+            "spliceway_connections_max 10",
+            "spliceway_admission_waits_total 0",
             "spliceway_pipe_pages 0",
             r#"spliceway_pool_total{event="created"} 0"#,
             r#"spliceway_pool_total{event="denied_emfile"} 0"#,

@@ -10,20 +10,31 @@ use spliceway::{CancelHandle, DirectionSummary, RelayStats, RelaySummary};
 use tokio::time::Instant;
 
 use crate::address::Target;
+use crate::associate::{AssociateStats, AssociateSummary};
+use crate::handshake::Asked;
+use crate::protocol::Spoken;
 use crate::session::Service;
-use crate::settings::Kind;
 
 /// What is known of a session so far. Dropping it ends the session: it logs, counts and settles the bytes.
 ///
 /// Outlives the session's relay, so that the counts it settles are final.
 pub(crate) struct Record {
     service: Arc<Service>,
-    client: SocketAddr,
-    asked: Option<Target>,
+    /// `None` of a client on this machine's file system.
+    client: Option<SocketAddr>,
+    user: Option<Box<str>>,
+    protocol: Option<Spoken>,
+    target: Option<Target>,
+    /// What was dialled for the target: one of its addresses, or the first proxy on the way.
+    dialled: Option<SocketAddr>,
     started: Instant,
     connect: Option<Duration>,
+    /// Bytes that the target got before the relay.
+    ahead: u64,
     /// Where the traffic ledger keeps this session's relay.
     running: Option<usize>,
+    /// Where it keeps its association.
+    associated: Option<usize>,
     outcome: Option<Outcome>,
 }
 
@@ -55,16 +66,21 @@ pub(crate) enum End {
 }
 
 impl Record {
-    pub(crate) fn new(service: Arc<Service>, client: SocketAddr) -> Self {
+    pub(crate) fn new(service: Arc<Service>, client: Option<SocketAddr>) -> Self {
         service.metrics.session_began(service.kind.name());
         let started = Instant::now();
         Self {
             service,
             client,
-            asked: None,
+            user: None,
+            protocol: None,
+            target: None,
+            dialled: None,
             started,
             connect: None,
+            ahead: 0,
             running: None,
+            associated: None,
             outcome: None,
         }
     }
@@ -73,23 +89,29 @@ impl Record {
         &self.service
     }
 
-    /// The client asks for `target`.
-    pub(crate) fn asked(&mut self, target: Target) {
-        self.asked = Some(target);
+    /// A balancer in front of us says whose connection it is.
+    pub(crate) fn introduced(&mut self, client: SocketAddr) {
+        self.client = Some(client);
     }
 
-    /// Where this session goes, if that is known yet.
-    pub(crate) fn target(&self) -> Option<&Target> {
-        match &self.service.kind {
-            Kind::Forward(target) => Some(target),
-            Kind::Socks5 => self.asked.as_ref(),
-        }
+    /// The client asks for this.
+    pub(crate) fn asked(&mut self, asked: &Asked) {
+        self.protocol = asked.spoken;
+        self.user.clone_from(&asked.user);
+        self.target = Some(asked.request.target.clone());
     }
 
     /// The target answered after `time`.
-    pub(crate) fn connected(&mut self, time: Duration) {
+    pub(crate) fn connected(&mut self, dialled: Option<SocketAddr>, time: Duration) {
         self.service.metrics.connected(time);
+        self.dialled = dialled;
         self.connect = Some(time);
+    }
+
+    /// The target has got so many bytes before the relay.
+    pub(crate) fn sent_ahead(&mut self, bytes: u64) {
+        self.ahead = bytes;
+        self.service.traffic.sent_ahead(bytes);
     }
 
     /// Bytes move from now on.
@@ -97,21 +119,34 @@ impl Record {
         self.running = Some(self.service.traffic.enter(stats, cancel));
     }
 
+    /// Datagrams pass from now on.
+    pub(crate) fn associating(&mut self, stats: AssociateStats) {
+        self.associated = Some(self.service.traffic.associate(stats));
+    }
+
     pub(crate) fn end(mut self, outcome: Outcome) {
         self.outcome = Some(outcome);
     }
 
-    fn write(&self, outcome: &Outcome, relay: &RelaySummary) {
+    fn write(&self, outcome: &Outcome, relay: &RelaySummary, datagrams: Option<&AssociateSummary>) {
         macro_rules! write_at {
             ($level:ident) => {
                 tracing::$level!(
                     service = self.service.kind.name(),
-                    client = %self.client,
-                    target = self.target().map(display),
-                    bytes_up = relay.a_to_b.bytes,
+                    client = %Shown(self.client.as_ref(), "unix"),
+                    user = self.user.as_deref(),
+                    protocol = self.protocol.map(Spoken::name),
+                    target = self.target.as_ref().map(display),
+                    upstream = self.dialled.map(display),
+                    bytes_up = relay.a_to_b.bytes + self.ahead,
                     bytes_down = relay.b_to_a.bytes,
                     spliced_up = relay.a_to_b.spliced,
                     spliced_down = relay.b_to_a.spliced,
+                    datagrams_up = datagrams.map(|passed| passed.up.datagrams),
+                    datagrams_down = datagrams.map(|passed| passed.down.datagrams),
+                    datagram_bytes_up = datagrams.map(|passed| passed.up.bytes),
+                    datagram_bytes_down = datagrams.map(|passed| passed.down.bytes),
+                    datagrams_dropped = datagrams.map(AssociateSummary::dropped_in_all),
                     lost_up = lost(&relay.a_to_b),
                     lost_down = lost(&relay.b_to_a),
                     connect_ms = self.connect.map(|time| time.as_millis()),
@@ -136,10 +171,23 @@ impl Drop for Record {
             .running
             .map(|key| self.service.traffic.leave(key))
             .unwrap_or_default();
+        let datagrams = self.associated.map(|key| self.service.traffic.dissociate(key));
         self.service
             .metrics
             .session_ended(self.service.kind.name(), outcome.end);
-        self.write(&outcome, &relay);
+        self.write(&outcome, &relay, datagrams.as_ref());
+    }
+}
+
+/// What there is, or the word for what there is not.
+struct Shown<'a>(Option<&'a SocketAddr>, &'static str);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(address) => address.fmt(f),
+            None => f.write_str(self.1),
+        }
     }
 }
 

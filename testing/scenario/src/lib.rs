@@ -21,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 mod audit;
+mod datagrams;
 mod over_movers;
 mod over_tokio;
 mod parsers;
@@ -30,7 +31,8 @@ mod sockets;
 mod stream;
 mod world;
 
+pub use datagrams::socks5_datagram;
 pub use over_movers::over_movers;
 pub use over_tokio::over_tokio;
-pub use parsers::{address, socks5};
+pub use parsers::{address, http, http_answer, http_chunks, proxy_header, socks4, socks5, upstream};
 pub use plan::{Amount, Driving, Family, PeerPlan, Plan, PoolPlan, Read, RelayPlan, Write};

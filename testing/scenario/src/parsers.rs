@@ -1,94 +1,107 @@
 //! What must hold for whatever strangers send to the parsers, and users type.
 
+mod answer;
+mod http;
+mod proxy_header;
+mod socks4;
+mod socks5;
+mod upstream;
+
+pub use answer::{http_answer, http_chunks};
+pub use http::http;
+pub use proxy_header::proxy_header;
+pub use socks4::socks4;
+pub use socks5::socks5;
+pub use upstream::upstream;
+
+use std::fmt::Debug;
+
 use spliceway_proxy::address::{ListenAddress, Target};
-use spliceway_proxy::protocol::socks5::{Greeting, NoAuth, Refusal, Reply, Request, UNSPECIFIED};
+use spliceway_proxy::protocol::{Credentials, Demand, printable};
 
-/// Two bytes, and as many methods or bytes of a name as one byte can count.
-const GREETING_BYTES_MAX: usize = 2 + 255;
-const REQUEST_BYTES_MAX: usize = 4 + 1 + 255 + 2;
-
-/// What a client's bytes came to.
+/// What somebody's bytes came to.
 #[derive(Debug, PartialEq, Eq)]
-enum Decision {
+enum Decision<T, R> {
     Undecided,
-    /// And how many bytes the handshake was.
-    Target(Target, usize),
-    Refused(Refusal),
+    /// With how many bytes that took: the next one is somebody else's.
+    Made(T, usize),
+    Refused(R),
 }
 
-/// A SOCKS5 handshake is decided by its bytes, however they were cut into reads. The first byte says how to cut the rest.
-///
-/// # Panics
-/// If something does not hold that must.
-pub fn socks5(bytes: &[u8]) {
-    let Some((&cut, stream)) = bytes.split_first() else {
-        return;
-    };
-    let whole = converse([stream]);
+/// Name and secret, to be compared.
+type Pair = (Vec<u8>, Vec<u8>);
+
+/// The first byte of an input says how to cut the others, and its highest bit what is demanded.
+fn demand(bytes: &[u8]) -> Demand {
+    match bytes {
+        [0x80..=0xFF, ..] => Demand::Password,
+        _ => Demand::Nothing,
+    }
+}
+
+/// What a conversation comes to, which its bytes decide, however they are cut into reads.
+fn decision<T, R>(
+    bytes: &[u8],
+    converse: impl Fn(&mut dyn Iterator<Item = &[u8]>) -> Decision<T, R>,
+) -> Option<(&[u8], Decision<T, R>)>
+where
+    Decision<T, R>: PartialEq + Debug,
+{
+    let (&cut, stream) = bytes.split_first()?;
+    let whole = converse(&mut [stream].into_iter());
+    assert_eq!(whole, converse(&mut irregular(cut, stream)), "cut by {cut}");
+    assert_eq!(whole, converse(&mut stream.chunks(1)), "byte by byte");
+    Some((stream, whole))
+}
+
+fn irregular(cut: u8, stream: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut state = u32::from(cut);
     let mut rest = stream;
-    let irregular = std::iter::from_fn(|| {
+    std::iter::from_fn(move || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         let (piece, after) = rest.split_at(rest.len().min(1 + (state >> 28) as usize));
         rest = after;
         (!piece.is_empty()).then_some(piece)
-    });
-    assert_eq!(whole, converse(irregular), "cut by {cut}");
-    assert_eq!(whole, converse(stream.chunks(1)), "byte by byte");
-    match whole {
-        Decision::Undecided => {}
-        Decision::Target(target, _) => {
-            assert!(!target.to_string().contains(char::is_control), "{target:?}");
-            assert_eq!(target.to_string().parse(), Ok(target), "it reads back");
-        }
-        Decision::Refused(refusal) => assert_well_formed(refusal),
-    }
+    })
 }
 
-fn converse<'stream>(pieces: impl IntoIterator<Item = &'stream [u8]>) -> Decision {
-    let (mut greeting, mut request) = (Greeting::default(), None);
-    let (mut greeting_bytes, mut request_bytes) = (0, 0);
+/// Feeds a parser until it has decided, and counts what it takes: never more than `bytes_max`.
+fn feed<T, R>(
+    pieces: &mut dyn Iterator<Item = &[u8]>,
+    bytes_max: usize,
+    mut feed: impl FnMut(&mut &[u8]) -> Result<Option<T>, R>,
+) -> Decision<T, R> {
+    let mut taken = 0;
     for mut input in pieces {
         let before = input.len();
-        let agreed: Result<Option<Request>, _> = match request.take() {
-            Some(request) => Ok(Some(request)),
-            None => greeting.feed(&mut input).map(|agreed| agreed.map(NoAuth::request)),
-        };
-        greeting_bytes += before - input.len();
-        assert!(
-            greeting_bytes <= GREETING_BYTES_MAX,
-            "a greeting of {greeting_bytes} bytes"
-        );
-        let decided = match agreed {
-            Ok(Some(agreed)) => {
-                let before = input.len();
-                let fed = request.insert(agreed).feed(&mut input);
-                request_bytes += before - input.len();
-                assert!(request_bytes <= REQUEST_BYTES_MAX, "a request of {request_bytes} bytes");
-                fed
-            }
-            Ok(None) => Ok(None),
-            Err(refusal) => Err(refusal),
-        };
-        match decided {
+        let fed = feed(&mut input);
+        taken += before - input.len();
+        assert!(taken <= bytes_max, "{taken} bytes are taken, of {bytes_max} at most");
+        match fed {
             Ok(None) => assert!(input.is_empty(), "what is not the end is taken whole"),
-            Ok(Some(target)) => return Decision::Target(target, greeting_bytes + request_bytes),
+            Ok(Some(made)) => return Decision::Made(made, taken),
             Err(refusal) => return Decision::Refused(refusal),
         }
     }
     Decision::Undecided
 }
 
-/// RFC 1928: a method selection that selects none, or a reply that says why not.
-fn assert_well_formed(refusal: Refusal) {
-    let answer = refusal.answer();
-    match answer[..] {
-        [] => assert_eq!(refusal, Refusal::Version),
-        [5, 0xFF] => assert_eq!(refusal, Refusal::Method),
-        [5, code, 0, 1, _, _, _, _, _, _] => assert_ne!(code, Reply::Succeeded as u8),
-        _ => panic!("{refusal:?} is answered {answer:?}"),
-    }
-    assert!(!refusal.as_str().is_empty() && answer != Reply::Succeeded.encode(UNSPECIFIED));
+/// A client's target is an address, or a name that no log or lookup is harmed by. It is no file.
+fn assert_sound(target: &Target) {
+    assert!(!matches!(target, Target::Unix(_)), "{target:?}");
+    let written = target.to_string();
+    assert!(written.bytes().all(|byte| byte.is_ascii_graphic()), "{written:?}");
+    assert_eq!(written.parse().as_ref(), Ok(target), "it reads back");
+}
+
+fn pair(credentials: &Credentials) -> Pair {
+    let text = credentials.name_as_text();
+    assert_eq!(text, printable(&credentials.name));
+    assert!(
+        text.len() <= 255 && !text.contains(|c: char| !c.is_ascii_graphic() && c != ' '),
+        "{text:?}"
+    );
+    (credentials.name.to_vec(), credentials.secret.to_vec())
 }
 
 /// An address reads back as it is written, and none that is accepted could garble a log.

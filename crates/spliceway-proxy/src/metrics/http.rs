@@ -1,7 +1,6 @@
 //! Serves `/metrics`, `/healthz` and `/readyz`.
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,13 +11,13 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use super::Metrics;
-use crate::listener;
+use crate::admission::{Admission, Permit};
+use crate::listener::{self, Accepted, Listener};
 
-/// Scrapers are few; more than this at once is a mistake or an attack, and the rest is closed unanswered.
+/// Scrapers are few; more than this at once is a mistake or an attack, and the rest waits.
 const CONNECTIONS_MAX: usize = 64;
 /// Time for a request's head, and how long a kept connection may wait for the next one: longer than usual scrape intervals.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(90);
@@ -29,12 +28,9 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 const PLAIN: &str = "text/plain; charset=utf-8";
 
 /// Answers until the process ends; while it drains, too, so that its last counts can be read.
-pub(crate) async fn serve(listener: TcpListener, metrics: Arc<Metrics>, draining: watch::Receiver<bool>) {
-    let free = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let serve = |stream: TcpStream, _: SocketAddr| {
-        let Ok(permit) = Arc::clone(&free).try_acquire_owned() else {
-            return;
-        };
+pub(crate) async fn serve(listener: Listener, metrics: Arc<Metrics>, draining: watch::Receiver<bool>) {
+    let admission = Admission::new("scrapers", CONNECTIONS_MAX, None);
+    let serve = |accepted: Accepted, permit: Permit| {
         let (metrics, draining) = (Arc::clone(&metrics), draining.clone());
         tokio::spawn(async move {
             let answer = service_fn(|request| {
@@ -45,13 +41,13 @@ pub(crate) async fn serve(listener: TcpListener, metrics: Arc<Metrics>, draining
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEAD_TIMEOUT)
                 .max_buf_size(HEAD_MAX_BYTES)
-                .serve_connection(TokioIo::new(stream), answer);
+                .serve_connection(TokioIo::new(accepted.stream), answer);
             // A scraper that goes away in the middle is its own affair.
             let _ = connection.await;
             drop(permit);
         });
     };
-    listener::accept(listener, &metrics, std::future::pending(), serve).await;
+    listener::accept(listener, &admission, &metrics, std::future::pending(), serve).await;
 }
 
 fn answer<B>(request: &Request<B>, metrics: &Metrics, draining: bool) -> Response<Full<Bytes>> {

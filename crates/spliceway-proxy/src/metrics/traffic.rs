@@ -10,6 +10,9 @@ use prometheus_client::metrics::MetricType;
 use slab::Slab;
 use spliceway::{CancelHandle, DirectionSummary, PipePool, Reason, RelayStats, RelaySummary, Scope};
 
+use crate::admission::Admission;
+use crate::associate::{AssociateStats, AssociateSummary};
+
 /// The bytes of one service: of its running relays, and of those that ended.
 pub(crate) struct Traffic {
     service: &'static str,
@@ -23,6 +26,9 @@ struct Ledger {
     running: Slab<Running>,
     ended: Bytes,
     fallbacks: [u64; Reason::ALL.len()],
+    associations: Slab<AssociateStats>,
+    /// Of associations that ended.
+    datagrams: AssociateSummary,
 }
 
 struct Running {
@@ -78,11 +84,43 @@ impl Traffic {
         summary
     }
 
-    /// Every relay that runs takes no more, and ends when it has delivered what it holds, or after `deadline`: how many these are.
+    /// A session's target has got so many bytes before the relay.
+    pub(crate) fn sent_ahead(&self, bytes: u64) {
+        self.ledger().ended.up.copy += bytes;
+    }
+
+    /// The same of an association that starts, for [`Self::dissociate`].
+    pub(crate) fn associate(&self, stats: AssociateStats) -> usize {
+        self.ledger().associations.insert(stats)
+    }
+
+    /// The association of this key is over: what it came to.
+    pub(crate) fn dissociate(&self, key: usize) -> AssociateSummary {
+        let mut ledger = self.ledger();
+        let summary = ledger.associations.remove(key).snapshot();
+        ledger.datagrams.add(&summary);
+        summary
+    }
+
+    /// Every relay that runs takes no more, and ends when it has delivered what it holds, or after `deadline`; associations, which hold
+    /// nothing, end at once: how many these are.
     pub(crate) fn cancel(&self, deadline: Duration) -> usize {
-        let running = &self.ledger().running;
+        let ledger = self.ledger();
+        let Ledger {
+            running, associations, ..
+        } = &*ledger;
         running.iter().for_each(|(_, relay)| relay.cancel.cancel(deadline));
-        running.len()
+        associations.iter().for_each(|(_, association)| association.stop());
+        running.len() + associations.len()
+    }
+
+    fn datagrams(&self) -> AssociateSummary {
+        let ledger = self.ledger();
+        let mut datagrams = ledger.datagrams;
+        for (_, association) in &ledger.associations {
+            datagrams.add(&association.snapshot());
+        }
+        datagrams
     }
 
     fn bytes(&self) -> Bytes {
@@ -145,11 +183,12 @@ impl Paths {
 /// Encodes these series at each scrape.
 pub(super) struct LiveSeries {
     traffic: Vec<Arc<Traffic>>,
+    admission: Arc<Admission>,
 }
 
 impl LiveSeries {
-    pub(super) fn new(traffic: Vec<Arc<Traffic>>) -> Self {
-        Self { traffic }
+    pub(super) fn new(traffic: Vec<Arc<Traffic>>, admission: Arc<Admission>) -> Self {
+        Self { traffic, admission }
     }
 
     fn bytes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -183,6 +222,55 @@ impl LiveSeries {
         Ok(())
     }
 
+    fn datagrams(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let counts: Vec<_> = self
+            .traffic
+            .iter()
+            .map(|traffic| (traffic.service, traffic.datagrams()))
+            .collect();
+        let passed = |datagrams: &AssociateSummary| [("up", datagrams.up), ("down", datagrams.down)];
+        let help = "Datagrams passed on; up is from client to target";
+        let mut family = encoder.encode_descriptor("datagrams", help, None, MetricType::Counter)?;
+        for (service, datagrams) in &counts {
+            for (direction, passed) in passed(datagrams) {
+                family
+                    .encode_family(&[("service", *service), ("direction", direction)])?
+                    .encode_counter::<NoLabelSet, u64, u64>(&passed.datagrams, None)?;
+            }
+        }
+        let help = "Bytes of their data";
+        let mut family = encoder.encode_descriptor("datagram_bytes", help, None, MetricType::Counter)?;
+        for (service, datagrams) in &counts {
+            for (direction, passed) in passed(datagrams) {
+                family
+                    .encode_family(&[("service", *service), ("direction", direction)])?
+                    .encode_counter::<NoLabelSet, u64, u64>(&passed.bytes, None)?;
+            }
+        }
+        let help = "Datagrams not passed on, by reason";
+        let mut family = encoder.encode_descriptor("datagrams_dropped", help, None, MetricType::Counter)?;
+        for (service, datagrams) in &counts {
+            for (reason, count) in datagrams.drops() {
+                family
+                    .encode_family(&[("service", *service), ("reason", reason.as_str())])?
+                    .encode_counter::<NoLabelSet, u64, u64>(&count, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn admission(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let max = i64::try_from(self.admission.max()).unwrap_or(i64::MAX);
+        let help = "Sessions that may be at once; further clients wait to be accepted";
+        encoder
+            .encode_descriptor("connections_max", help, None, MetricType::Gauge)?
+            .encode_gauge(&max)?;
+        let help = "Times a listener had to wait for a session to end";
+        encoder
+            .encode_descriptor("admission_waits", help, None, MetricType::Counter)?
+            .encode_counter::<NoLabelSet, u64, u64>(&self.admission.waits(), None)
+    }
+
     fn fallbacks(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let mut sums = [0; Reason::ALL.len()];
         for traffic in &self.traffic {
@@ -207,6 +295,8 @@ impl Collector for LiveSeries {
         self.bytes(&mut encoder)?;
         self.lost(&mut encoder)?;
         self.fallbacks(&mut encoder)?;
+        self.datagrams(&mut encoder)?;
+        self.admission(&mut encoder)?;
         pool(&mut encoder)
     }
 }

@@ -1,69 +1,193 @@
-use std::io::Write;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::thread;
 use std::time::Duration;
 
 use rustix::io::Errno;
+use socket2::{Domain, Socket, Type};
 use spliceway_faults::{Call, Fault, Faults, Rule, When};
 
-use crate::harness::{Program, let_pass, read_exactly};
+use crate::clients::{AGREED, GREETING, exchange};
+use crate::harness::{PATIENCE, Program, echo, is_closed, let_pass, read_exactly, with_patience};
 
-/// Enough for the program itself, and for a few clients.
-const DESCRIPTORS: usize = 24;
+/// Few enough for more clients to be at hand than it can serve at once.
+const DESCRIPTORS: usize = 256;
+/// How many sessions it has descriptors for then: `limits.rs` has the sum.
+const SESSIONS: u64 = 83;
+const FLOOD: usize = 300;
 
-fn exhausted() -> (Program, Vec<std::net::TcpStream>) {
-    let arguments = [
-        "socks5",
+/// A forwarder to an echo, with few descriptors.
+fn with_few_descriptors(arguments: &[&str]) -> Program {
+    let target = echo("127.0.0.1:0").to_string();
+    let forward = [
+        "forward",
         "-l",
         "127.0.0.1:0",
-        "--handshake-timeout",
-        "1h",
-        "--drain-timeout",
-        "0",
+        "-r",
+        &target,
+        "--metrics",
+        "127.0.0.1:0",
     ];
-    let mut program = Program::start_with_descriptors(DESCRIPTORS, &arguments);
-    // The kernel accepts them all; the program can take some.
-    let clients = (0..2 * DESCRIPTORS).map(|_| program.connect()).collect();
-    assert!(program.line("cannot accept").contains("Too many open files"));
-    (program, clients)
+    Program::start_with_descriptors(DESCRIPTORS, &[&forward, arguments].concat())
+}
+
+fn flood(program: &mut Program) -> Vec<TcpStream> {
+    // The kernel accepts them all.
+    let clients = (0..FLOOD).map(|_| program.connect()).collect();
+    program.line("the limit on sessions is reached");
+    clients
+}
+
+fn says_and_hears(client: &mut TcpStream, bytes: &[u8]) {
+    client.write_all(bytes).unwrap();
+    assert_eq!(read_exactly(client, bytes.len()), bytes);
 }
 
 #[test]
-fn without_descriptors_it_neither_ends_nor_spins_and_serves_again_when_there_are_some() {
-    let (mut program, clients) = exhausted();
+fn a_flood_costs_running_relays_nothing_and_everybody_is_served_in_turn() {
+    let mut program = with_few_descriptors(&[]);
+    let mut running = program.connect();
+    says_and_hears(&mut running, b"before");
+    let clients = flood(&mut program);
     let before = program.ticks();
     let_pass(Duration::from_millis(1500));
     let ticks = program.ticks() - before;
     assert!(ticks <= 5, "{ticks} ticks of 10 ms in 1.5 s of waiting");
-    assert_eq!(program.lines_with("cannot accept"), 1, "one line in ten seconds");
-    drop(clients);
-    let mut client = program.connect();
-    client.write_all(&[5, 1, 0]).unwrap();
-    assert_eq!(read_exactly(&mut client, 2), [5, 0]);
+    assert_eq!(
+        program.lines_with("the limit on sessions"),
+        1,
+        "one line in ten seconds"
+    );
+    assert_eq!(program.sum("spliceway_connections_active", &[]), SESSIONS);
+    assert!(program.descriptors() < DESCRIPTORS);
+    says_and_hears(&mut running, b"during");
+    exchange(running);
+    // Each makes way for one that waits, whose target is dialled then.
+    for mut client in clients {
+        says_and_hears(&mut client, b"mine");
+    }
+    for (series, label) in [
+        ("spliceway_accept_errors_total", ""),
+        ("spliceway_refused_total", ""),
+        ("spliceway_connections_total", "connect_failed"),
+        ("spliceway_pool_total", "denied_emfile"),
+    ] {
+        assert_eq!(program.sum(series, &[label]), 0, "{series} {label}");
+    }
 }
 
 #[test]
-fn the_wait_for_descriptors_does_not_delay_the_end() {
-    let (mut program, _clients) = exhausted();
+fn the_wait_for_a_session_s_end_does_not_delay_the_program_s() {
+    let mut program = with_few_descriptors(&["--drain-timeout", "0"]);
+    let _clients = flood(&mut program);
     program.terminate();
     assert_eq!(program.exit().code(), Some(0));
 }
 
 #[test]
+fn at_max_conns_clients_wait_and_are_not_refused() {
+    let program = Program::forward(echo("127.0.0.1:0"), &["--max-conns", "2"]);
+    let [mut first, mut second, mut third] = [(); 3].map(|()| program.connect());
+    says_and_hears(&mut first, b"first");
+    says_and_hears(&mut second, b"second");
+    third.write_all(b"third").unwrap();
+    program.await_sum("spliceway_admission_waits_total", &[], 1);
+    third.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let error = third.read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WouldBlock, "not served, not closed");
+    assert_eq!(program.sum("spliceway_connections_max", &[]), 2);
+    assert_eq!(program.sum("spliceway_connections_active", &[]), 2);
+    drop(first);
+    third.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(read_exactly(&mut third, 5), b"third");
+    says_and_hears(&mut second, b"second");
+}
+
+#[test]
+fn more_sessions_than_there_are_descriptors_for_are_not_let_in() {
+    let mut program = with_few_descriptors(&["--max-conns", "100000"]);
+    assert!(program.lines_with("more than there are descriptors for") > 0);
+    assert_eq!(program.sum("spliceway_connections_max", &[]), SESSIONS);
+    flood(&mut program);
+}
+
+#[test]
+fn the_limit_on_descriptors_is_the_one_asked_for_or_none_at_all() {
+    let program = Program::socks5(&["--nofile", "256"]);
+    assert_eq!(program.sum("spliceway_connections_max", &[]), SESSIONS);
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_spliceway"))
+        // More than any kernel allows.
+        .args(["socks5", "-l", "127.0.0.1:0", "--nofile", "18446744073709551614"])
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("cannot raise the limit on descriptors"), "{stderr}");
+}
+
+/// A client with an address of its own.
+fn connect_from(ip: Ipv4Addr, program: &Program) -> TcpStream {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from(SocketAddrV4::new(ip, 0)).into()).unwrap();
+    socket.connect(&program.address.into()).unwrap();
+    with_patience(socket.into())
+}
+
+#[test]
+fn one_address_has_so_many_sessions_and_others_have_theirs() {
+    let mut program = Program::forward(echo("127.0.0.1:0"), &["--max-conns-per-ip", "1"]);
+    let mut first = program.connect();
+    says_and_hears(&mut first, b"first");
+    assert!(is_closed(&mut program.connect()));
+    let record = program.line("end=denied:max_conns_per_ip");
+    assert!(record.contains("client=127.0.0.1:"), "{record}");
+    program.await_sum("spliceway_refused_total", &["reason=\"max_conns_per_ip\""], 1);
+    says_and_hears(&mut connect_from(Ipv4Addr::new(127, 0, 0, 2), &program), b"other");
+    says_and_hears(&mut first, b"still");
+    drop(first);
+    program.await_sum("spliceway_connections_total", &["end=\"client_eof\""], 2);
+    exchange(program.connect());
+}
+
+/// Clients that are there when there are no descriptors left.
+fn exhausted(program: &mut Program) -> Vec<TcpStream> {
+    program.limit_descriptors(program.descriptors());
+    // More than numbers below the limit may have become free.
+    let clients = (0..16).map(|_| program.connect()).collect();
+    assert!(program.line("cannot accept").contains("Too many open files"));
+    clients
+}
+
+#[test]
+fn without_descriptors_it_neither_ends_nor_spins_and_serves_again_when_there_are_some() {
+    let mut program = Program::socks5(&["--handshake-timeout", "1h"]);
+    let clients = exhausted(&mut program);
+    let before = program.ticks();
+    let_pass(Duration::from_millis(1500));
+    let ticks = program.ticks() - before;
+    assert!(ticks <= 5, "{ticks} ticks of 10 ms in 1.5 s of waiting");
+    assert_eq!(program.lines_with("cannot accept"), 1, "one line in ten seconds");
+    program.limit_descriptors(DESCRIPTORS);
+    for mut client in clients {
+        client.write_all(&GREETING).unwrap();
+        assert_eq!(read_exactly(&mut client, 2), AGREED);
+    }
+}
+
+#[test]
 fn failures_of_accept_are_counted_by_errno() {
-    let arguments = [
-        "socks5",
-        "-l",
-        "127.0.0.1:0",
-        "--handshake-timeout",
-        "1h",
-        "--metrics",
-        "127.0.0.1:0",
-    ];
-    let mut program = Program::start_with_descriptors(DESCRIPTORS, &arguments);
-    let clients: Vec<_> = (0..2 * DESCRIPTORS).map(|_| program.connect()).collect();
-    program.line("cannot accept");
-    drop(clients);
+    let mut program = Program::socks5(&["--handshake-timeout", "1h"]);
+    let _clients = exhausted(&mut program);
+    program.limit_descriptors(DESCRIPTORS);
     program.await_sum("spliceway_accept_errors_total", &["errno=\"EMFILE\""], 1);
+}
+
+#[test]
+fn the_wait_for_descriptors_does_not_delay_the_end() {
+    let mut program = Program::socks5(&["--handshake-timeout", "1h", "--drain-timeout", "0"]);
+    let _clients = exhausted(&mut program);
+    program.terminate();
+    assert_eq!(program.exit().code(), Some(0));
 }
 
 /// Runs the program under a filter of the thread that starts it, so that its calls of accept4 fail by `when`.
@@ -94,8 +218,8 @@ fn whatever_accept_says_once_or_thrice_every_client_is_served_and_the_failure_co
             with_failing_accept(errno, when, move |program, faults| {
                 for _ in 0..CLIENTS {
                     let mut client = program.connect();
-                    client.write_all(&[5, 1, 0]).unwrap();
-                    assert_eq!(read_exactly(&mut client, 2), [5, 0], "{name}, {when:?}");
+                    client.write_all(&GREETING).unwrap();
+                    assert_eq!(read_exactly(&mut client, 2), AGREED, "{name}, {when:?}");
                 }
                 let seen = faults.seen(Call::Accept);
                 assert_eq!(seen.injected, failures, "{name}, {when:?}");

@@ -2,10 +2,13 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
 
 /// Longer than anything here takes; a test that waits for what never comes fails after it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -60,12 +63,39 @@ impl Program {
     }
 
     pub(crate) fn socks5(arguments: &[&str]) -> Self {
-        Self::start(&[&["socks5", "-l", "127.0.0.1:0", "--metrics", "127.0.0.1:0"], arguments].concat())
+        Self::proxy("socks5", arguments)
     }
 
-    fn spawn(mut command: Command, has_metrics: bool) -> Self {
+    /// A proxy of this kind for clients of this machine.
+    pub(crate) fn proxy(kind: &str, arguments: &[&str]) -> Self {
+        Self::start(&[&[kind, "-l", "127.0.0.1:0", "--metrics", "127.0.0.1:0"], arguments].concat())
+    }
+
+    /// A proxy of this kind on every address of this machine, as for clients of others.
+    pub(crate) fn public(kind: &str, arguments: &[&str]) -> Self {
+        let mut program = Self::start(&[&[kind, "-l", "0.0.0.0:0", "--metrics", "127.0.0.1:0"], arguments].concat());
+        program.address.set_ip([127, 0, 0, 1].into());
+        program
+    }
+
+    /// Starts it as a service manager does that listens for it, on a socket of this name.
+    pub(crate) fn start_with_socket(socket: OwnedFd, name: &str, arguments: &[&str]) -> Self {
+        let mut command = Command::new("sh");
+        let script = format!(
+            "exec 3<&0 </dev/null; export LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES={name}; exec \"$0\" \"$@\""
+        );
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_spliceway")]);
+        command.args(arguments);
+        Self::spawn_with_stdin(command, socket.into(), arguments.contains(&"--metrics"))
+    }
+
+    pub(crate) fn spawn(command: Command, has_metrics: bool) -> Self {
+        Self::spawn_with_stdin(command, Stdio::null(), has_metrics)
+    }
+
+    fn spawn_with_stdin(mut command: Command, stdin: Stdio, has_metrics: bool) -> Self {
         let mut child = command
-            .stdin(Stdio::null())
+            .stdin(stdin)
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
@@ -192,6 +222,22 @@ impl Program {
         fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
     }
 
+    /// Changes how many descriptors it may have open from now on.
+    pub(crate) fn limit_descriptors(&self, limit: usize) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        let limit = Rlimit {
+            current: Some(limit as u64),
+            maximum: getrlimit(Resource::Nofile).maximum,
+        };
+        prlimit(Some(pid), Resource::Nofile, limit).unwrap();
+    }
+
+    /// Ends it as nothing that it could do something about does.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.exit();
+    }
+
     /// Descriptors it has open.
     pub(crate) fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.child.id()))
@@ -213,6 +259,35 @@ fn address_in(line: &str) -> SocketAddr {
         .unwrap()
         .parse()
         .unwrap_or_else(|_| panic!("no address at the end of {line:?}"))
+}
+
+/// A file with these lines, gone with the value.
+pub(crate) struct TextFile(pub(crate) std::path::PathBuf);
+
+impl TextFile {
+    pub(crate) fn new(lines: &str) -> Self {
+        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("spliceway-test-{}-{number}", std::process::id()));
+        std::fs::write(&path, lines).unwrap();
+        Self(path)
+    }
+
+    pub(crate) fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for TextFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Whether anybody has tried to reach this listener.
+pub(crate) fn was_reached(listener: &TcpListener) -> bool {
+    listener.set_nonblocking(true).unwrap();
+    listener.accept().is_ok()
 }
 
 /// A connection on which no read or write takes longer than [`PATIENCE`].

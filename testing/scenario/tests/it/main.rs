@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use proptest::prelude::*;
-use spliceway_scenario::{Plan, address, over_movers, over_tokio, socks5};
+use spliceway_scenario::{
+    Plan, address, http, over_movers, over_tokio, proxy_header, socks4, socks5, socks5_datagram, upstream,
+};
 
 /// Of each kind. `PROPTEST_CASES` is for longer searches.
 const CASES: u32 = 250;
@@ -33,6 +35,31 @@ proptest! {
     }
 
     #[test]
+    fn a_datagram_has_a_target_or_is_none(bytes in datagrams()) {
+        socks5_datagram(&bytes);
+    }
+
+    #[test]
+    fn a_proxy_header_is_decided_by_its_bytes_and_says_the_same_again(bytes in proxy_headers()) {
+        proxy_header(&bytes);
+    }
+
+    #[test]
+    fn a_socks4_request_is_decided_by_its_bytes_however_they_are_cut(bytes in socks4_requests()) {
+        socks4(&bytes);
+    }
+
+    #[test]
+    fn a_head_is_decided_by_its_bytes_and_sent_on_as_it_is_meant(bytes in heads()) {
+        http(&bytes);
+    }
+
+    #[test]
+    fn what_an_upstream_proxy_answers_is_decided_by_its_bytes(bytes in answers()) {
+        upstream(&bytes);
+    }
+
+    #[test]
     fn an_address_that_is_accepted_reads_back(text in r"[\[\]:.a-f0-9-]{0,40}|\PC{0,20}") {
         address(&text);
     }
@@ -56,6 +83,108 @@ fn handshakes() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
+fn socks4_requests() -> impl Strategy<Value = Vec<u8>> {
+    let usual = prop::sample::select(vec![0, 0, 1, 2, 4, b'a', b'.', 255]);
+    let rest = prop::collection::vec(prop_oneof![4 => usual, 1 => any::<u8>()], 0..40);
+    (any::<u8>(), rest).prop_map(|(cut, rest)| [&[cut, 4, 1][..], &rest].concat())
+}
+
+/// Words of heads, in lines that are mostly whole.
+fn heads() -> impl Strategy<Value = Vec<u8>> {
+    let words = [
+        "GET ",
+        "CONNECT ",
+        "OPTIONS ",
+        "http://",
+        "https://",
+        "a",
+        "a.b:80",
+        "[::1]",
+        ":",
+        "/",
+        "?",
+        "@",
+        "*",
+        " HTTP/1.1\r\n",
+        " HTTP/1.0\n",
+        "Host: ",
+        "Connection: ",
+        "X: ",
+        "close",
+        "x",
+        ",",
+        " ",
+        "\t",
+        "Content-Length: 4",
+        "Transfer-Encoding: ",
+        "chunked",
+        "TE: trailers",
+        "Proxy-Authorization: Basic ",
+        "YTpi",
+        "\r\n",
+        "\r\n",
+        "\r\n",
+        "\n",
+        "\r",
+        "\0",
+        "\u{e4}",
+    ];
+    let lines = prop::collection::vec(prop::sample::select(words.to_vec()), 0..30);
+    let start = prop::sample::select(vec!["", "GET http://a/ HTTP/1.1\r\n", "CONNECT a:1 HTTP/1.1\r\n"]);
+    (any::<u8>(), start, lines).prop_map(|(cut, start, lines)| {
+        let text = format!("{start}{}\r\n\r\nbody", lines.concat());
+        [&[cut], text.as_bytes()].concat()
+    })
+}
+
+fn answers() -> impl Strategy<Value = Vec<u8>> {
+    let socks5 = prop::sample::select(vec![0, 1, 2, 3, 4, 5, 5, 255]);
+    let socks5 = prop::collection::vec(socks5, 0..30);
+    let words = [
+        "HTTP/1.1 200 OK\r\n",
+        "HTTP/1.1 100 x\r\n",
+        "HTTP/1.1 407\r\n",
+        "X: y\r\n",
+        "\r\n",
+        "\r\n",
+        "\n",
+        "HTTP/1.0 ",
+        "502",
+        "x",
+    ];
+    let http = prop::collection::vec(prop::sample::select(words.to_vec()), 0..10)
+        .prop_map(|words| words.concat().into_bytes());
+    (any::<u8>(), prop_oneof![socks5, http]).prop_map(|(cut, rest)| [&[cut], &rest[..]].concat())
+}
+
+/// Bytes that mostly begin as a datagram does.
+fn datagrams() -> impl Strategy<Value = Vec<u8>> {
+    let usual = prop::sample::select(vec![0, 1, 3, 4, 9, b'a', b'.', 255]);
+    let rest = prop::collection::vec(prop_oneof![4 => usual, 1 => any::<u8>()], 0..30);
+    let head = prop_oneof![8 => Just([0, 0, 0]), 1 => any::<[u8; 3]>()];
+    let kind = prop_oneof![4 => prop::sample::select(vec![1, 3, 4]), 1 => any::<u8>()];
+    (head, kind, rest).prop_map(|(head, kind, rest)| [&head[..], &[kind], &rest].concat())
+}
+
+/// Lines and heads of PROXY, mostly of known words.
+fn proxy_headers() -> impl Strategy<Value = Vec<u8>> {
+    let words = [
+        "PROXY ", "TCP4 ", "TCP6 ", "UNKNOWN", "1.2.3.4 ", "::1 ", "1 ", "65535", "x", "+1", "\r\n", "\r", "\n",
+    ];
+    let line = prop::collection::vec(prop::sample::select(words.to_vec()), 0..8)
+        .prop_map(|words| format!("PROXY {}\r\n", words.concat()).into_bytes());
+    let head = (
+        prop::sample::select(vec![0x20, 0x21, 0x22]),
+        prop::sample::select(vec![0, 0x11, 0x12, 0x21, 0x31]),
+        prop::sample::select(vec![0, 11, 12, 13, 36, 40, 216]),
+        prop::collection::vec(any::<u8>(), 0..60),
+    );
+    let binary = head.prop_map(|(command, family, length, rest)| {
+        [&b"\r\n\r\n\0\r\nQUIT\n"[..], &[command, family, 0, length], &rest].concat()
+    });
+    (any::<u8>(), prop_oneof![line, binary]).prop_map(|(cut, header)| [&[cut], &header[..]].concat())
+}
+
 #[test]
 fn all_that_must_hold_does_in_what_the_fuzzers_kept() {
     for (name, bytes) in kept("relay").chain(kept("mover")) {
@@ -64,7 +193,16 @@ fn all_that_must_hold_does_in_what_the_fuzzers_kept() {
         over_tokio(&Plan::from_bytes(&bytes));
         over_movers(&Plan::from_bytes(&bytes));
     }
-    kept("socks5").for_each(|(_, bytes)| socks5(&bytes));
+    for (target, parser) in [
+        ("socks5", socks5 as fn(&[u8])),
+        ("socks5_datagram", socks5_datagram),
+        ("socks4", socks4),
+        ("http", http),
+        ("proxy_header", proxy_header),
+        ("upstream", upstream),
+    ] {
+        kept(target).for_each(|(_, bytes)| parser(&bytes));
+    }
     for (_, bytes) in kept("address") {
         std::str::from_utf8(&bytes).into_iter().for_each(address);
     }

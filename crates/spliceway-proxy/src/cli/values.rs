@@ -1,0 +1,138 @@
+//! Single values as they are typed.
+
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use spliceway::{Engine, PipeSize, SizeClass};
+use tracing_subscriber::filter::LevelFilter;
+
+use crate::address::TargetRange;
+use crate::dial::ResolverSettings;
+
+#[derive(ValueEnum, Clone, Copy, Debug)]
+pub(super) enum SpliceArg {
+    /// Splice bulk, copy what is short
+    Auto,
+    /// Splice from the first byte
+    On,
+    /// Copy everything
+    Off,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug)]
+pub(super) enum PipeSizeArg {
+    Auto,
+    #[value(name = "64K")]
+    Kib64,
+    #[value(name = "256K")]
+    Kib256,
+    #[value(name = "1M")]
+    Mib1,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug)]
+pub(super) enum LogLevelArg {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+/// More threads than any machine has processors, and few enough to start at once.
+const WORKERS_MAX: usize = 1024;
+
+pub(super) fn workers(typed: &str) -> Result<NonZeroUsize, String> {
+    let count = typed
+        .parse()
+        .ok()
+        .filter(|count: &NonZeroUsize| count.get() <= WORKERS_MAX);
+    count.ok_or_else(|| format!("expected a number from 1 to {WORKERS_MAX}"))
+}
+
+pub(super) fn remote(typed: &str) -> Result<TargetRange, String> {
+    let target: TargetRange = typed.parse()?;
+    match target.first.port() {
+        Some(0) => Err("expected a port from 1 to 65535: nobody can listen on port 0".to_owned()),
+        _ => Ok(target),
+    }
+}
+
+const DNS_PORT: u16 = 53;
+
+/// Who looks names up; several servers with commas between them.
+pub(super) fn resolver(typed: &str) -> Result<ResolverSettings, String> {
+    let server = |text: &str| match (text.parse::<SocketAddr>(), text.parse::<IpAddr>()) {
+        (Ok(address), _) => Some(address),
+        (_, Ok(ip)) => Some(SocketAddr::new(ip, DNS_PORT)),
+        _ => None,
+    };
+    match typed {
+        "auto" => Ok(ResolverSettings::Configured),
+        "system" => Ok(ResolverSettings::System),
+        servers => servers
+            .split(',')
+            .map(server)
+            .collect::<Option<_>>()
+            .map(ResolverSettings::Servers)
+            .ok_or_else(|| {
+                "expected auto, system, or addresses of servers such as 192.0.2.53 or [2001:db8::53]:53".to_owned()
+            }),
+    }
+}
+
+/// A hundred years: no phase lasts longer, and an instant that far ahead is still one that the clock can name.
+const LONGEST_DAYS: u64 = 36_500;
+
+pub(super) fn time(typed: &str) -> Result<Duration, String> {
+    let expected = "expected a time such as 500ms, 10s, 1m or 1h30m, in ms, s, m, h or d";
+    let time = humantime::parse_duration(typed).map_err(|error| format!("{expected}: {error}"))?;
+    match time <= Duration::from_secs(LONGEST_DAYS * 24 * 60 * 60) {
+        true => Ok(time),
+        false => Err(format!("{expected}, and at most {LONGEST_DAYS} days")),
+    }
+}
+
+pub(super) fn positive_time(typed: &str) -> Result<Duration, String> {
+    match time(typed)? {
+        Duration::ZERO => Err("expected a time longer than 0: this phase cannot go without a deadline".to_owned()),
+        time => Ok(time),
+    }
+}
+
+impl From<SpliceArg> for Engine {
+    fn from(arg: SpliceArg) -> Self {
+        match arg {
+            SpliceArg::Auto => Self::Auto,
+            SpliceArg::On => Self::Splice,
+            SpliceArg::Off => Self::Copy,
+        }
+    }
+}
+
+impl From<PipeSizeArg> for PipeSize {
+    fn from(arg: PipeSizeArg) -> Self {
+        match arg {
+            PipeSizeArg::Auto => Self::Auto,
+            PipeSizeArg::Kib64 => Self::Fixed(SizeClass::Kib64),
+            PipeSizeArg::Kib256 => Self::Fixed(SizeClass::Kib256),
+            PipeSizeArg::Mib1 => Self::Fixed(SizeClass::Mib1),
+        }
+    }
+}
+
+impl From<LogLevelArg> for LevelFilter {
+    fn from(arg: LogLevelArg) -> Self {
+        match arg {
+            LogLevelArg::Off => Self::OFF,
+            LogLevelArg::Error => Self::ERROR,
+            LogLevelArg::Warn => Self::WARN,
+            LogLevelArg::Info => Self::INFO,
+            LogLevelArg::Debug => Self::DEBUG,
+            LogLevelArg::Trace => Self::TRACE,
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Binds listeners of every kind.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use tokio::net::{TcpListener, lookup_host};
+
+use super::{BACKLOG, Listener, SocketFile, inherited};
+use crate::address::ListenAddress;
+use crate::errno;
+
+/// Silence after which the kernel asks whether the peer is still there, and the time between questions. A peer that vanished is
+/// noticed also where the idle timeout is off.
+pub(crate) const KEEPALIVE: Duration = Duration::from_secs(60);
+
+/// Listeners for `address`: one, or one for each address of a name, or for each socket of a name that the service manager has. `:port` is one
+/// socket for IPv6 and IPv4, where there is IPv6.
+///
+/// # Errors
+/// The first address that cannot be had; the text names it.
+pub(crate) async fn bind(address: &ListenAddress) -> io::Result<Vec<Listener>> {
+    let named = |error: io::Error| io::Error::new(error.kind(), format!("cannot listen on {address}: {error}"));
+    let bound = match address {
+        ListenAddress::Every(port) => match listen((Ipv6Addr::UNSPECIFIED, *port).into(), false) {
+            Err(error) if no_such_family(&error) => listen((Ipv4Addr::UNSPECIFIED, *port).into(), false),
+            listener => listener,
+        }
+        .map(|listener| vec![listener]),
+        ListenAddress::Ip(address) => listen(*address, true).map(|listener| vec![listener]),
+        ListenAddress::Name(name, port) => match lookup_host((&**name, *port)).await {
+            Ok(addresses) => listen_on_all(addresses),
+            Err(error) => Err(error),
+        },
+        ListenAddress::Unix { path, mode } => {
+            SocketFile::listen(path, *mode).map(|(file, listener)| vec![Listener::Unix(Some(file), listener)])
+        }
+        ListenAddress::Inherited(name) => inherited::take(name),
+    };
+    bound.map_err(named)
+}
+
+/// Addresses of a name that this machine does not have (`::1` where IPv6 is off) are left out, unless it has none of them.
+fn listen_on_all(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<Vec<Listener>> {
+    let (mut listeners, mut missing) = (Vec::new(), io::Error::other("the name has no address"));
+    for address in addresses {
+        match listen(address, true) {
+            Ok(listener) => listeners.push(listener),
+            Err(error) if no_such_family(&error) => missing = error,
+            Err(error) => return Err(error),
+        }
+    }
+    if listeners.is_empty() {
+        Err(missing)
+    } else {
+        Ok(listeners)
+    }
+}
+
+fn no_such_family(error: &io::Error) -> bool {
+    matches!(errno::name(error), "EAFNOSUPPORT" | "EADDRNOTAVAIL")
+}
+
+fn listen(address: SocketAddr, v6_only: bool) -> io::Result<Listener> {
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM.nonblocking(),
+        Some(Protocol::TCP),
+    )?;
+    if address.is_ipv6() {
+        socket.set_only_v6(v6_only)?;
+    }
+    // Else a restart must wait until the last connections of the run before it have left TIME_WAIT.
+    socket.set_reuse_address(true)?;
+    // Accepted sockets inherit both options: no call for each of them.
+    prepare(&socket)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into()).map(Listener::Tcp)
+}
+
+/// What every relayed socket has: no waiting for more to send (the relay sends what there is), and keepalive.
+pub(crate) fn prepare<'socket>(socket: impl Into<SockRef<'socket>>) -> io::Result<()> {
+    let socket = socket.into();
+    socket.set_tcp_nodelay(true)?;
+    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::TcpStream;
+
+    #[tokio::test]
+    async fn accepted_sockets_inherit_nodelay_and_keepalive() {
+        let Ok(Listener::Tcp(listener)) = listen(([127, 0, 0, 1], 0).into(), true) else {
+            panic!("no listener")
+        };
+        let client = TcpStream::connect(listener.local_addr().unwrap());
+        let (accepted, _client) = tokio::join!(listener.accept(), client);
+        let (accepted, _) = accepted.unwrap();
+        let options = SockRef::from(&accepted);
+        assert!(options.tcp_nodelay().unwrap() && options.keepalive().unwrap());
+        assert_eq!(options.tcp_keepalive_time().unwrap(), KEEPALIVE);
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_had_is_named() {
+        let Listener::Tcp(taken) = bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap().remove(0) else {
+            panic!("no TCP listener")
+        };
+        let address = ListenAddress::Ip(taken.local_addr().unwrap());
+        let error = bind(&address).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        assert!(
+            error.to_string().starts_with(&format!("cannot listen on {address}: ")),
+            "{error}"
+        );
+    }
+}

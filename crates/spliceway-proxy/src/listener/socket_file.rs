@@ -1,0 +1,198 @@
+//! Unix sockets: a file of which one must know whose it is.
+
+use std::fs::{self, Metadata, Permissions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use socket2::{Domain, SockAddr, Socket, Type};
+use tokio::net::UnixListener;
+
+use super::BACKLOG;
+
+/// Who may connect unless it is said: who the program runs as, and root. The rest of a machine is not what a proxy is for by default.
+const MODE: u32 = 0o600;
+
+/// The file of a socket that this process listens on: removed when this is dropped, if it is still that file.
+#[derive(Debug)]
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    /// While the socket is open no other file has this number.
+    inode: (u64, u64),
+}
+
+impl SocketFile {
+    /// Listens on `path`, for who has write permission by `mode`. A socket that is there and nobody listens on is what a program that was
+    /// killed has left behind, and is removed.
+    ///
+    /// Two programs that start at the same moment with the same path may both take the other's for such: the second has the path then.
+    ///
+    /// # Errors
+    /// Somebody listens there, it is no socket, or the folder is not there or not ours to write to.
+    pub(super) fn listen(path: &Path, mode: Option<u32>) -> io::Result<(Self, UnixListener)> {
+        make_way(path)?;
+        let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
+        socket.bind(&SockAddr::unix(path)?)?;
+        let file = Self {
+            path: path.to_owned(),
+            inode: inode(&fs::symlink_metadata(path)?),
+        };
+        // Nobody can connect before `listen`, whatever the umask has left them.
+        fs::set_permissions(path, Permissions::from_mode(mode.unwrap_or(MODE)))?;
+        socket.listen(BACKLOG)?;
+        Ok((file, UnixListener::from_std(socket.into())?))
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if fs::symlink_metadata(&self.path).is_ok_and(|found| inode(&found) == self.inode) {
+            // Who cannot remove it leaves what the next start does.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn inode(file: &Metadata) -> (u64, u64) {
+    (file.dev(), file.ino())
+}
+
+/// Removes a socket that nobody listens on.
+fn make_way(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                "a file is there that is no socket",
+            ));
+        }
+        Ok(_) => {}
+    }
+    // Non-blocking, as a full backlog would make it wait.
+    let caller = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
+    match caller
+        .connect(&SockAddr::unix(path)?)
+        .map_err(|error| Errno::from_io_error(&error))
+    {
+        Err(Some(Errno::CONNREFUSED)) => fs::remove_file(path),
+        Ok(()) | Err(Some(Errno::AGAIN)) => Err(io::Error::new(
+            io::ErrorKind::AddrInUse,
+            "another program listens there",
+        )),
+        Err(Some(Errno::NOENT)) => Ok(()),
+        Err(errno) => Err(errno.map_or_else(|| io::Error::other("cannot tell whose socket is there"), Into::into)),
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use tokio::net::UnixStream;
+
+    /// A folder of a test's own, removed at its end.
+    pub(crate) struct Folder(PathBuf);
+
+    impl Folder {
+        pub(crate) fn new() -> Self {
+            static NEXT: AtomicU32 = AtomicU32::new(0);
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let folder = std::env::temp_dir().join(format!("spliceway-{}-{number}", std::process::id()));
+            fs::create_dir(&folder).unwrap();
+            Self(folder)
+        }
+
+        pub(crate) fn path(&self, name: &str) -> PathBuf {
+            self.0.join(name)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
+    }
+
+    #[tokio::test]
+    async fn only_its_owner_may_connect_unless_a_mode_says_who() {
+        let folder = Folder::new();
+        let path = folder.path("a.sock");
+        for (asked, expected) in [(None, 0o600), (Some(0o666), 0o666), (Some(0o660), 0o660)] {
+            let _listening = SocketFile::listen(&path, asked).unwrap();
+            assert_eq!(mode(&path), expected);
+            UnixStream::connect(&path).await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn its_file_goes_with_the_listener() {
+        let folder = Folder::new();
+        let path = folder.path("a.sock");
+        drop(SocketFile::listen(&path, None).unwrap());
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn what_a_killed_program_left_behind_makes_way() {
+        let folder = Folder::new();
+        let path = folder.path("a.sock");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        assert!(path.exists(), "the standard library leaves it");
+        let _listening = SocketFile::listen(&path, None).unwrap();
+        UnixStream::connect(&path).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_socket_on_which_somebody_listens_is_left_alone() {
+        let folder = Folder::new();
+        let path = folder.path("a.sock");
+        let (_file, theirs) = SocketFile::listen(&path, None).unwrap();
+        let error = SocketFile::listen(&path, None).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "{error}");
+        let (_theirs, client) = tokio::join!(theirs.accept(), UnixStream::connect(&path));
+        client.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_socket_with_a_full_backlog_is_somebody_s_too() {
+        let folder = Folder::new();
+        let path = folder.path("a.sock");
+        let theirs = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        theirs.bind(&SockAddr::unix(&path).unwrap()).unwrap();
+        theirs.listen(0).unwrap();
+        let _waiting = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        let error = SocketFile::listen(&path, None).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_no_socket_is_left_alone() {
+        let folder = Folder::new();
+        let path = folder.path("a.sock");
+        fs::write(&path, "kept").unwrap();
+        assert!(SocketFile::listen(&path, None).is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "kept");
+        let link = folder.path("link.sock");
+        std::os::unix::fs::symlink(folder.path("nowhere"), &link).unwrap();
+        assert!(SocketFile::listen(&link, None).is_err());
+        assert!(link.is_symlink());
+    }
+
+    #[tokio::test]
+    async fn a_file_that_took_its_place_is_left_alone() {
+        let folder = Folder::new();
+        let path = folder.path("a.sock");
+        let ours = SocketFile::listen(&path, None).unwrap();
+        fs::remove_file(&path).unwrap();
+        let _theirs = SocketFile::listen(&path, None).unwrap();
+        drop(ours);
+        UnixStream::connect(&path).await.unwrap();
+    }
+}

@@ -1,0 +1,149 @@
+//! The head of a target's answer, as the client is to read it: the last on this connection.
+//!
+//! A client that took the connection for one to use again would send its next request, which may be for another target, to this one:
+//! with the secrets that go to the other, or to the proxy. A target decides that by what it answers, so its answer is not taken as it is.
+
+use httparse::Header;
+
+use super::framing::options;
+use super::{FIELDS_MAX, head_length_within};
+use crate::protocol::message::Message;
+
+/// More than a client sends: targets set cookies. Held while a head is awaited.
+const HEADS_MAX_BYTES: usize = 64 << 10;
+/// For this connection alone (RFC 9110 section 7.6.1), or written anew.
+const NOT_PASSED_ON: [&str; 4] = ["connection", "keep-alive", "proxy-connection", "upgrade"];
+
+/// The head of an answer, and the interim ones before it.
+#[derive(Debug, Default)]
+pub struct Answer {
+    message: Message,
+    interim: Vec<u8>,
+}
+
+impl Answer {
+    /// Takes from `input` what belongs to the heads, and gives what the client is to read in their place; `None` while they are not whole.
+    ///
+    /// What is no head of HTTP/1, or larger than 64 KiB, is given as it came: the client may make of it what it can, and is not heard any more.
+    pub fn feed(&mut self, input: &mut &[u8]) -> Option<Vec<u8>> {
+        loop {
+            let room = HEADS_MAX_BYTES.saturating_sub(self.interim.len());
+            let whole = self.message.feed(input, |held| {
+                let speaks_http = held.iter().zip(b"HTTP/1.").all(|(byte, expected)| byte == expected);
+                head_length_within(held, room).filter(|_| speaks_http).ok_or(())
+            });
+            let head = match whole {
+                Ok(Some(head)) => head,
+                Ok(None) => return None,
+                Err(()) => return Some([&self.interim[..], self.message.held()].concat()),
+            };
+            match parsed(head) {
+                Some((100 | 102..=199, _)) => {
+                    self.interim.extend_from_slice(head);
+                    self.message.clear();
+                }
+                Some((_, last)) => return Some([&self.interim[..], &last].concat()),
+                None => return Some([&self.interim[..], head].concat()),
+            }
+        }
+    }
+
+    /// What came of heads that never became whole.
+    pub fn cut_short(self) -> Vec<u8> {
+        [&self.interim[..], self.message.held()].concat()
+    }
+}
+
+/// The status, and the head as the last of a connection.
+fn parsed(head: &[u8]) -> Option<(u16, Vec<u8>)> {
+    let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
+    let mut parsed = httparse::Response::new(&mut fields);
+    match parsed.parse(head) {
+        Ok(httparse::Status::Complete(bytes)) if bytes == head.len() => {}
+        _ => return None,
+    }
+    let line = head.iter().position(|byte| *byte == b'\n')? + 1;
+    let mut last = head[..line].to_vec();
+    for field in parsed
+        .headers
+        .iter()
+        .filter(|field| is_passed_on(field, parsed.headers))
+    {
+        last.extend_from_slice(field.name.as_bytes());
+        last.extend_from_slice(b": ");
+        last.extend_from_slice(field.value);
+        last.extend_from_slice(b"\r\n");
+    }
+    last.extend_from_slice(b"Connection: close\r\n\r\n");
+    Some((parsed.code?, last))
+}
+
+fn is_passed_on(field: &Header<'_>, fields: &[Header<'_>]) -> bool {
+    let is = |name: &str| field.name.eq_ignore_ascii_case(name);
+    // What says where the body ends stays, whoever calls it this connection's.
+    let frames = is("content-length") || is("transfer-encoding");
+    let named = options(fields).any(|option| option.eq_ignore_ascii_case(field.name.as_bytes()));
+    frames || !(named || NOT_PASSED_ON.into_iter().any(is))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ANSWER: &str = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: keep-alive, X-Hop\r\nKeep-Alive: timeout=5\r\nX-Hop: 1\r\n\
+                          Set-Cookie: a=b\r\nSet-Cookie: c=d\r\n\r\n";
+    const PASSED_ON: &str =
+        "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nSet-Cookie: a=b\r\nSet-Cookie: c=d\r\nConnection: close\r\n\r\n";
+
+    fn fed(pieces: &[&[u8]]) -> (Option<String>, Vec<u8>) {
+        let (mut answer, mut given, mut left) = (Answer::default(), None, Vec::new());
+        for mut input in pieces.iter().copied() {
+            if given.is_none() {
+                given = answer.feed(&mut input);
+            }
+            left.extend_from_slice(input);
+        }
+        (given.map(|given| String::from_utf8_lossy(&given).into_owned()), left)
+    }
+
+    #[test]
+    fn an_answer_says_that_it_is_the_last_at_every_split() {
+        let stream = [ANSWER.as_bytes(), b"hello"].concat();
+        for split in 0..=stream.len() {
+            let (given, left) = fed(&[&stream[..split], &stream[split..]]);
+            assert_eq!(
+                (given.as_deref(), &left[..]),
+                (Some(PASSED_ON), &b"hello"[..]),
+                "{split}"
+            );
+        }
+    }
+
+    #[test]
+    fn interim_answers_go_before_it_as_they_are() {
+        let hints = "HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n";
+        let (given, _) = fed(&[hints.as_bytes(), hints.as_bytes(), ANSWER.as_bytes()]);
+        assert_eq!(given.unwrap(), [hints, hints, PASSED_ON].concat());
+    }
+
+    #[test]
+    fn what_is_no_head_passes_as_it_is() {
+        for raw in [
+            "<html>",
+            "HTTP/2 200\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nbad field\r\n\r\n",
+            "SSH-2.0-x\r\n",
+        ] {
+            let (given, left) = fed(&[raw.as_bytes()]);
+            assert_eq!([given.unwrap().as_bytes(), &left].concat(), raw.as_bytes());
+        }
+        let long = [b"HTTP/1.1 200 OK\r\nX: ", &[b'x'; 70_000][..]].concat();
+        let (given, left) = fed(&[&long]);
+        assert_eq!([given.unwrap().as_bytes(), &left].concat(), long);
+    }
+
+    #[test]
+    fn a_head_that_is_not_whole_is_awaited() {
+        assert_eq!(fed(&[&ANSWER.as_bytes()[..ANSWER.len() - 1]]), (None, Vec::new()));
+    }
+}

@@ -1,0 +1,151 @@
+//! The answers that are the proxy's own.
+
+use crate::protocol::Failure;
+
+/// What a client is told whose CONNECT came to a connection. What follows is the target's.
+pub const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Status {
+    BadRequest = 400,
+    /// The target is not for this client.
+    Forbidden = 403,
+    /// And so is none, while nobody knows who asks. Names Basic as the way to tell.
+    AuthenticationRequired = 407,
+    /// Its head did not come in time.
+    RequestTimeout = 408,
+    HeadTooLarge = 431,
+    BadGateway = 502,
+    GatewayTimeout = 504,
+}
+
+impl Status {
+    pub const ALL: [Self; 7] = [
+        Self::BadRequest,
+        Self::Forbidden,
+        Self::AuthenticationRequired,
+        Self::RequestTimeout,
+        Self::HeadTooLarge,
+        Self::BadGateway,
+        Self::GatewayTimeout,
+    ];
+
+    /// The reason phrase, and a text for whoever reads it.
+    fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Self::BadRequest => ("Bad Request", "The request is none."),
+            Self::Forbidden => ("Forbidden", "This target is not allowed."),
+            Self::AuthenticationRequired => (
+                "Proxy Authentication Required",
+                "The proxy wants the name and password of a user.",
+            ),
+            Self::RequestTimeout => ("Request Timeout", "The request did not come in time."),
+            Self::HeadTooLarge => (
+                "Request Header Fields Too Large",
+                "The head of the request is too large.",
+            ),
+            Self::BadGateway => ("Bad Gateway", "The target could not be reached."),
+            Self::GatewayTimeout => ("Gateway Timeout", "The target did not answer in time."),
+        }
+    }
+}
+
+/// The whole response, after which the connection is closed.
+pub fn response(status: Status) -> Vec<u8> {
+    with_text(status, status.words().1)
+}
+
+pub(super) fn with_text(status: Status, text: &str) -> Vec<u8> {
+    let challenge = match status {
+        Status::AuthenticationRequired => "Proxy-Authenticate: Basic realm=\"spliceway\", charset=\"UTF-8\"\r\n",
+        _ => "",
+    };
+    format!(
+        "HTTP/1.1 {} {}\r\n{challenge}Content-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{text}\n",
+        status as u16,
+        status.words().0,
+        text.len() + 1,
+    )
+    .into_bytes()
+}
+
+/// What a client is told whose target is not reached.
+pub fn failed(failure: Failure) -> Vec<u8> {
+    match failure {
+        Failure::NotAllowed => response(Status::Forbidden),
+        Failure::NetworkUnreachable => with_text(Status::BadGateway, "There is no way to the target's network."),
+        Failure::HostUnreachable => with_text(
+            Status::BadGateway,
+            "The target's host was not found, or is out of reach.",
+        ),
+        Failure::Refused => with_text(Status::BadGateway, "The target refuses connections."),
+        Failure::TimedOut => response(Status::GatewayTimeout),
+        Failure::General => response(Status::BadGateway),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::http::Refusal;
+
+    /// Status, fields and body of a response of ours, which is well formed.
+    fn taken_apart(response: &[u8]) -> (u16, Vec<(String, String)>, String) {
+        let mut fields = [httparse::EMPTY_HEADER; 8];
+        let mut parsed = httparse::Response::new(&mut fields);
+        let httparse::Status::Complete(head_bytes) = parsed.parse(response).unwrap() else {
+            panic!("no head: {response:?}");
+        };
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        let fields = parsed
+            .headers
+            .iter()
+            .map(|field| (field.name.to_owned(), text(field.value)));
+        (parsed.code.unwrap(), fields.collect(), text(&response[head_bytes..]))
+    }
+
+    #[test]
+    fn every_answer_of_ours_is_one_line_and_says_that_it_closes() {
+        let responses = Status::ALL.map(response).into_iter();
+        let failures = Failure::ALL.map(failed).into_iter();
+        for bytes in responses.chain(failures).chain(Refusal::ALL.map(Refusal::answer)) {
+            let (code, fields, body) = taken_apart(&bytes);
+            assert!(body.ends_with('\n') && body.lines().count() == 1, "{body:?}");
+            assert!(
+                fields.contains(&("Content-Length".into(), body.len().to_string())),
+                "{fields:?}"
+            );
+            assert!(fields.contains(&("Connection".into(), "close".into())), "{fields:?}");
+            let challenge = (
+                "Proxy-Authenticate".into(),
+                "Basic realm=\"spliceway\", charset=\"UTF-8\"".into(),
+            );
+            assert_eq!(fields.contains(&challenge), code == 407, "{fields:?}");
+        }
+        let (code, fields, body) = taken_apart(ESTABLISHED);
+        assert_eq!((code, fields.len(), body.as_str()), (200, 0, ""));
+    }
+
+    #[test]
+    fn every_outcome_has_its_status() {
+        let code = |response: &[u8]| taken_apart(response).0;
+        for status in Status::ALL {
+            assert_eq!(code(&response(status)), status as u16);
+        }
+        for (failure, expected) in [
+            (Failure::NotAllowed, 403),
+            (Failure::NetworkUnreachable, 502),
+            (Failure::HostUnreachable, 502),
+            (Failure::Refused, 502),
+            (Failure::General, 502),
+            (Failure::TimedOut, 504),
+        ] {
+            assert_eq!(code(&failed(failure)), expected, "{failure:?}");
+        }
+        for refusal in Refusal::ALL {
+            let expected = if refusal == Refusal::HeadTooLarge { 431 } else { 400 };
+            assert_eq!(code(&refusal.answer()), expected, "{refusal:?}");
+        }
+    }
+}

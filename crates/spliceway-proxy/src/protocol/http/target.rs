@@ -1,0 +1,66 @@
+//! What a request line names: `host:port` for CONNECT, a URI for everything else.
+
+use std::net::Ipv6Addr;
+
+use super::Refusal;
+use crate::address::Target;
+
+const HTTP_PORT: u16 = 80;
+
+/// An `http://` URI, taken apart.
+#[derive(Debug)]
+pub(super) struct Absolute<'head> {
+    /// Host and port as written, made of nothing that a `Host` could not hold.
+    pub(super) authority: &'head str,
+    pub(super) target: Target,
+    /// With the query; may be empty, or a query alone.
+    pub(super) path: &'head str,
+}
+
+impl<'head> Absolute<'head> {
+    pub(super) fn parse(uri: &'head str) -> Result<Self, Refusal> {
+        let is_scheme = |scheme: &str| scheme.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        let (scheme, rest) = uri
+            .split_once("://")
+            .filter(|(scheme, _)| is_scheme(scheme))
+            .ok_or(Refusal::NoHost)?;
+        if !scheme.eq_ignore_ascii_case("http") {
+            return Err(Refusal::Scheme);
+        }
+        // A fragment is the client's own business, and no part of a request.
+        if rest.contains('#') {
+            return Err(Refusal::Target);
+        }
+        let (host, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+        Ok(Self {
+            authority: host,
+            target: authority(host, Some(HTTP_PORT)).ok_or(Refusal::Target)?,
+            path,
+        })
+    }
+}
+
+/// `host`, `host:port` or `[v6]:port`. Not [`Target`]'s own `FromStr`, which reads more than a client may name.
+///
+/// User information makes it none: a browser sends it nowhere, and elsewhere `http://good@evil/` misleads whoever reads it.
+pub(super) fn authority(text: &str, default_port: Option<u16>) -> Option<Target> {
+    if let Some(text) = text.strip_prefix('[') {
+        let (ip, port) = text.split_once(']')?;
+        let port = match port {
+            "" => default_port?,
+            port => number(port.strip_prefix(':')?, default_port)?,
+        };
+        return Some(Target::Ip((ip.parse::<Ipv6Addr>().ok()?, port).into()));
+    }
+    let (host, port) = text.split_once(':').unwrap_or((text, ""));
+    Target::named(host, number(port, default_port)?)
+}
+
+/// Digits only: `str::parse` would take a plus sign.
+fn number(text: &str, default: Option<u16>) -> Option<u16> {
+    match text {
+        "" => default,
+        digits if digits.bytes().all(|byte| byte.is_ascii_digit()) => digits.parse().ok(),
+        _ => None,
+    }
+}

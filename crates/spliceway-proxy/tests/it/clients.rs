@@ -1,0 +1,88 @@
+//! What clients of proxies send, byte by byte.
+
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
+use std::thread;
+
+use crate::harness::{Program, assert_same, pattern, read_all, read_exactly, send_and_finish};
+
+/// SOCKS5 without authentication, and the answer to it.
+pub(crate) const GREETING: [u8; 3] = [5, 1, 0];
+pub(crate) const AGREED: [u8; 2] = [5, 0];
+
+pub(crate) fn ip_request(target: SocketAddr) -> Vec<u8> {
+    let mut request = match target {
+        SocketAddr::V4(target) => [&[5, 1, 0, 1][..], &target.ip().octets()].concat(),
+        SocketAddr::V6(target) => [&[5, 1, 0, 4][..], &target.ip().octets()].concat(),
+    };
+    request.extend(target.port().to_be_bytes());
+    request
+}
+
+pub(crate) fn name_request(name: &str, port: u16) -> Vec<u8> {
+    let length = u8::try_from(name.len()).unwrap();
+    [&[5, 1, 0, 3, length][..], name.as_bytes(), &port.to_be_bytes()].concat()
+}
+
+/// A client whose greeting is answered.
+pub(crate) fn greeted(program: &Program) -> TcpStream {
+    let mut client = program.connect();
+    client.write_all(&GREETING).unwrap();
+    assert_eq!(read_exactly(&mut client, 2), AGREED);
+    client
+}
+
+/// The greeting of a client that has a password to offer and nothing else, and the answer to it.
+pub(crate) const GREETING_WITH_PASSWORD: [u8; 3] = [5, 1, 2];
+pub(crate) const ASKED_FOR_PASSWORD: [u8; 2] = [5, 2];
+
+/// RFC 1929.
+pub(crate) fn password(name: &str, secret: &str) -> Vec<u8> {
+    let length = |text: &str| u8::try_from(text.len()).unwrap();
+    [
+        &[1, length(name)],
+        name.as_bytes(),
+        &[length(secret)],
+        secret.as_bytes(),
+    ]
+    .concat()
+}
+
+/// SOCKS4, or 4a where `name` is one.
+pub(crate) fn socks4_request(target: SocketAddr, user: &str, name: Option<&str>) -> Vec<u8> {
+    let SocketAddr::V4(target) = target else {
+        panic!("SOCKS4 has no IPv6");
+    };
+    let mut request = vec![4, 1];
+    request.extend(target.port().to_be_bytes());
+    request.extend(if name.is_some() {
+        [0, 0, 0, 7]
+    } else {
+        target.ip().octets()
+    });
+    request.extend(user.as_bytes());
+    request.push(0);
+    if let Some(name) = name {
+        request.extend(name.as_bytes());
+        request.push(0);
+    }
+    request
+}
+
+/// The head of an HTTP message, up to its blank line.
+pub(crate) fn read_head(stream: &mut TcpStream) -> String {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.extend(read_exactly(stream, 1));
+    }
+    String::from_utf8(head).unwrap()
+}
+
+/// Sends 300 kB to a target that returns them.
+pub(crate) fn exchange(client: TcpStream) {
+    let sent = pattern(7, 300_000);
+    thread::scope(|scope| {
+        scope.spawn(|| send_and_finish(&client, &sent));
+        assert_same(&read_all(&client), &sent);
+    });
+}

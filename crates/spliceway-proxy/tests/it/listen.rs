@@ -1,0 +1,264 @@
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+
+use crate::clients::exchange;
+use crate::harness::{PATIENCE, Program, assert_same, connect, echo, listen, pattern, read_exactly};
+
+/// A path for a socket in a folder of its own, which is gone with it.
+struct SocketPath(PathBuf);
+
+impl SocketPath {
+    fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("spliceway-listen-{}-{number}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        Self(folder.join("a.sock"))
+    }
+
+    /// As an address.
+    fn address(&self) -> String {
+        format!("unix:{}", self.0.display())
+    }
+}
+
+impl Drop for SocketPath {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(self.0.parent().unwrap());
+    }
+}
+
+fn connect_to_path(path: &Path) -> UnixStream {
+    let stream = UnixStream::connect(path).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// Sends 300 kB to a target that returns them.
+fn exchange_on_path(mut client: &UnixStream) {
+    let (sent, mut got) = (pattern(11, 300_000), Vec::new());
+    thread::scope(|scope| {
+        let (mut sender, sent) = (client, &sent);
+        scope.spawn(move || {
+            sender.write_all(sent).unwrap();
+            sender.shutdown(Shutdown::Write).unwrap();
+        });
+        client.read_to_end(&mut got).unwrap();
+    });
+    assert_same(&got, &sent);
+}
+
+/// A forwarder on a port and on a path.
+fn on_path(path: &str, arguments: &[&str]) -> Program {
+    let target = echo("127.0.0.1:0").to_string();
+    let listen = ["forward", "-l", "127.0.0.1:0", "-l", path, "-r", &target];
+    let mut program = Program::start(&[&listen, arguments].concat());
+    program.line("forward listening on unix:");
+    program
+}
+
+#[test]
+fn clients_of_a_unix_socket_are_served_and_spliced_and_its_file_is_its_owner_s() {
+    let path = SocketPath::new();
+    let mut program = on_path(&path.address(), &["--splice", "on", "--metrics", "127.0.0.1:0"]);
+    let mode = std::fs::symlink_metadata(&path.0).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    exchange_on_path(&connect_to_path(&path.0));
+    let record = program.line("end=client_eof");
+    assert!(record.contains("client=unix"), "{record}");
+    let spliced = program.sum("spliceway_bytes_total", &["path=\"splice\""]);
+    assert!(spliced >= 95 * 2 * 300_000 / 100, "{spliced}");
+    program.terminate();
+    assert_eq!(program.exit().code(), Some(0));
+    assert!(!path.0.exists(), "it takes its file along");
+}
+
+#[test]
+fn a_mode_says_who_may_connect() {
+    let path = SocketPath::new();
+    let _program = on_path(&format!("{},mode=0666", path.address()), &[]);
+    let mode = std::fs::symlink_metadata(&path.0).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o666);
+}
+
+#[test]
+fn what_a_killed_program_left_behind_makes_way_and_a_running_one_does_not() {
+    let path = SocketPath::new();
+    let mut first = on_path(&path.address(), &[]);
+    let second = Command::new(env!("CARGO_BIN_EXE_spliceway"))
+        .args(["forward", "-l", &path.address(), "-r", &path.address()])
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8(second.stderr).unwrap();
+    assert_eq!(second.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("another program listens there"), "{stderr}");
+    exchange_on_path(&connect_to_path(&path.0));
+    first.kill();
+    assert!(path.0.exists());
+    let _third = on_path(&path.address(), &[]);
+    exchange_on_path(&connect_to_path(&path.0));
+}
+
+#[test]
+fn a_unix_socket_is_a_target_as_well() {
+    let path = SocketPath::new();
+    let target = UnixListener::bind(&path.0).unwrap();
+    thread::spawn(move || {
+        for stream in target.incoming().map_while(Result::ok) {
+            let _ = std::io::copy(&mut &stream, &mut &stream);
+            let _ = stream.shutdown(Shutdown::Write);
+        }
+    });
+    let mut program = Program::start(&["forward", "-l", "127.0.0.1:0", "-r", &path.address()]);
+    exchange(program.connect());
+    let record = program.line("end=client_eof");
+    assert!(record.contains(&format!("target={}", path.address())), "{record}");
+}
+
+/// So many ports in a row that nobody has, on an address that no other test has.
+fn free_ports(count: u16) -> SocketAddr {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let number = COUNT.fetch_add(1, Ordering::Relaxed) as u8;
+    let ip = Ipv4Addr::new(127, 100 + number, high, low);
+    loop {
+        let first = TcpListener::bind((ip, 0)).unwrap().local_addr().unwrap();
+        if first.port().checked_add(count).is_some() {
+            return first;
+        }
+    }
+}
+
+fn range(first: SocketAddr, count: u16) -> String {
+    format!("{first}-{}", first.port() + count - 1)
+}
+
+fn on_port(first: SocketAddr, offset: u16) -> SocketAddr {
+    SocketAddr::new(first.ip(), first.port() + offset)
+}
+
+#[test]
+fn a_range_of_ports_is_relayed_to_another_one_to_one() {
+    const PORTS: u16 = 3;
+    let (first, first_target) = (free_ports(PORTS), free_ports(PORTS));
+    // Each says which it is, and takes who comes.
+    for offset in 0..PORTS {
+        let target = TcpListener::bind(on_port(first_target, offset)).unwrap();
+        thread::spawn(move || {
+            for client in target.incoming().map_while(Result::ok) {
+                let _ = (&client).write_all(&[7, offset as u8]);
+            }
+        });
+    }
+    let mut program = Program::start(&["forward", "-l", &range(first, PORTS), "-r", &range(first_target, PORTS)]);
+    for _ in 1..PORTS {
+        program.line("forward listening on ");
+    }
+    for offset in 0..PORTS {
+        let mut client = connect(on_port(first, offset));
+        assert_eq!(read_exactly(&mut client, 2), [7, offset as u8]);
+    }
+}
+
+#[test]
+fn a_range_of_ports_may_go_to_one_target() {
+    const PORTS: u16 = 3;
+    let first = free_ports(PORTS);
+    let target = echo("127.0.0.1:0").to_string();
+    let mut program = Program::start(&["forward", "-l", &range(first, PORTS), "-r", &target]);
+    for _ in 1..PORTS {
+        program.line("forward listening on ");
+    }
+    for offset in 0..PORTS {
+        exchange(connect(on_port(first, offset)));
+    }
+}
+
+#[test]
+fn a_range_of_which_one_port_is_taken_is_not_listened_on_at_all() {
+    const PORTS: u16 = 3;
+    let first = free_ports(PORTS);
+    let _taken = TcpListener::bind(on_port(first, PORTS - 1)).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_spliceway"))
+        .args(["socks5", "-l", &range(first, PORTS)])
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(
+        stderr.contains(&on_port(first, PORTS - 1).to_string()) && !stderr.contains("listening on"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn every_address_is_both_families_and_two_families_stand_side_by_side() {
+    let target = echo("127.0.0.1:0").to_string();
+    let program = Program::start(&["forward", "-l", ":0", "-r", &target]);
+    let port = program.address.port();
+    exchange(connect((Ipv4Addr::LOCALHOST, port).into()));
+    exchange(connect((Ipv6Addr::LOCALHOST, port).into()));
+    drop(program);
+    let (ipv4, ipv6) = (format!("0.0.0.0:{port}"), format!("[::]:{port}"));
+    let mut program = Program::start(&["forward", "-l", &ipv4, "-l", &ipv6, "-r", &target]);
+    program.line("forward listening on [::]:");
+    exchange(connect((Ipv4Addr::LOCALHOST, port).into()));
+    exchange(connect((Ipv6Addr::LOCALHOST, port).into()));
+}
+
+#[test]
+fn a_socket_of_the_service_manager_s_is_listened_on_by_name_and_outlives_the_program() {
+    let (socket, address) = listen();
+    let target = echo("127.0.0.1:0").to_string();
+    for listened_on in ["fd:web", "fd:3"] {
+        let passed = socket.try_clone().unwrap();
+        let arguments = ["forward", "-l", listened_on, "-r", &target];
+        let mut program = Program::start_with_socket(passed.into(), "web", &arguments);
+        assert_eq!(program.address, address);
+        exchange(program.connect());
+        program.terminate();
+        assert_eq!(program.exit().code(), Some(0));
+        // Whoever comes before the next one starts waits for it.
+        let waits = connect(address);
+        let mut next = Program::start_with_socket(socket.try_clone().unwrap().into(), "web", &arguments);
+        exchange(waits);
+        next.terminate();
+        next.exit();
+    }
+}
+
+#[test]
+fn a_socket_that_was_not_passed_is_an_error_that_says_what_was() {
+    let output = Command::new("sh")
+        .args([
+            "-c",
+            "export LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=web; exec \"$0\" socks5 -l fd:dns 3</dev/null",
+        ])
+        .arg(env!("CARGO_BIN_EXE_spliceway"))
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("fd:dns") && stderr.contains("named web"), "{stderr}");
+    let output = Command::new("sh")
+        .args([
+            "-c",
+            "export LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=web; exec \"$0\" socks5 -l fd:web 3</dev/null",
+        ])
+        .arg(env!("CARGO_BIN_EXE_spliceway"))
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(
+        stderr.contains("neither a TCP socket nor a unix stream socket"),
+        "{stderr}"
+    );
+}

@@ -1,0 +1,145 @@
+use std::io::Write;
+use std::net::SocketAddr;
+use std::process::Command;
+
+use crate::clients::{exchange, greeted, ip_request, name_request, read_head, socks4_request};
+use crate::harness::{Program, connect, echo, is_closed, listen, read_all, read_exactly, was_reached};
+
+const NOT_ALLOWED: u8 = 2;
+
+fn code(program: &Program, request: &[u8]) -> u8 {
+    let mut client = greeted(program);
+    client.write_all(request).unwrap();
+    read_exactly(&mut client, 4)[1]
+}
+
+/// Every one is refused by the proxy itself: most of these would be refused, or not answered, by somebody else.
+#[test]
+fn where_clients_are_not_local_no_target_of_this_network_is_reached() {
+    let program = Program::public("mixed", &["--open"]);
+    let (target, address) = listen();
+    let port = address.port();
+    let literal = [
+        "127.0.0.1",
+        "127.255.255.254",
+        "0.0.0.0",
+        "0.1.2.3",
+        "10.0.0.1",
+        "100.64.0.1",
+        "169.254.169.254",
+        "172.16.0.1",
+        "192.168.0.1",
+        "192.0.0.192",
+        "198.18.0.1",
+        "224.0.0.1",
+        "255.255.255.255",
+        "::",
+        "::1",
+        "::ffff:127.0.0.1",
+        "::ffff:10.0.0.1",
+        "::ffff:169.254.169.254",
+        "::127.0.0.1",
+        "64:ff9b::7f00:1",
+        "2002:7f00:1::1",
+        "fc00::1",
+        "fd00:ec2::254",
+        "fe80::1",
+        "fec0::1",
+        "ff02::1",
+    ];
+    for ip in literal {
+        let target = SocketAddr::new(ip.parse().unwrap(), port);
+        assert_eq!(code(&program, &ip_request(target)), NOT_ALLOWED, "{ip}");
+        assert_eq!(code(&program, &name_request(ip, port)), NOT_ALLOWED, "{ip} as a name");
+    }
+    for name in ["localhost", "LocalHost", "localhost.", "LOCALHOST.", "foo.localhost"] {
+        assert_eq!(code(&program, &name_request(name, port)), NOT_ALLOWED, "{name}");
+    }
+    for name in [None, Some("localhost"), Some("127.0.0.1")] {
+        let mut client = program.connect();
+        client.write_all(&socks4_request(address, "", name)).unwrap();
+        assert_eq!(read_all(&client)[..2], [0, 91]);
+    }
+    for request in [
+        format!("CONNECT localhost:{port} HTTP/1.1\r\n\r\n"),
+        format!("CONNECT [::ffff:7f00:1]:{port} HTTP/1.1\r\n\r\n"),
+        format!("GET http://127.0.0.1:{port}/ HTTP/1.1\r\nHost: a\r\n\r\n"),
+        format!("GET http://LOCALHOST.:{port}/ HTTP/1.1\r\nHost: a\r\n\r\n"),
+    ] {
+        let mut client = program.connect();
+        client.write_all(request.as_bytes()).unwrap();
+        assert!(read_head(&mut client).starts_with("HTTP/1.1 403 "), "{request}");
+    }
+    assert!(!was_reached(&target));
+    assert_eq!(program.sum("spliceway_connect_seconds_count", &[]), 0);
+    program.await_sum("spliceway_refused_total", &["reason=\"loopback\""], 1);
+}
+
+#[test]
+fn private_targets_are_reached_where_that_is_asked_for_or_all_clients_are_local() {
+    let target = echo("127.0.0.1:0");
+    for program in [
+        Program::public("socks5", &["--open", "--allow-private"]),
+        Program::socks5(&[]),
+    ] {
+        let mut client = greeted(&program);
+        client.write_all(&ip_request(target)).unwrap();
+        assert_eq!(read_exactly(&mut client, 10)[1], 0);
+        exchange(client);
+    }
+}
+
+#[test]
+fn a_proxy_is_no_target_of_its_own() {
+    for program in [
+        Program::socks5(&[]),
+        Program::public("socks5", &["--open", "--allow-private"]),
+    ] {
+        let port = program.address.port();
+        let mut own = vec![ip_request(program.address), name_request("localhost", port)];
+        own.push(ip_request(SocketAddr::new([0, 0, 0, 0].into(), port)));
+        for request in own {
+            assert_eq!(code(&program, &request), NOT_ALLOWED, "{request:?}");
+        }
+        program.await_sum("spliceway_connections_total", &["end=\"denied:loop\""], 3);
+    }
+}
+
+#[test]
+fn a_proxy_for_everybody_starts_only_when_that_is_said() {
+    for kind in ["socks5", "http", "mixed"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_spliceway"))
+            .args([kind, "-l", "0.0.0.0:0"])
+            .output()
+            .unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        for way_out in ["--auth-file", "--allow", "--open"] {
+            assert!(stderr.contains(way_out), "{stderr}");
+        }
+    }
+    Program::public("socks5", &["--allow", "127.0.0.0/8"]);
+}
+
+#[test]
+fn clients_are_admitted_by_their_addresses_before_they_say_a_word() {
+    let target = echo("127.0.0.1:0");
+    let admits = |arguments: &[&str]| {
+        let program = Program::socks5(arguments);
+        let mut client = connect(program.address);
+        let _ = client.write_all(&[5, 1, 0]);
+        if is_closed(&mut client) {
+            program.await_end("denied:client");
+            return false;
+        }
+        client.write_all(&ip_request(target)).unwrap();
+        read_exactly(&mut client, 11);
+        true
+    };
+    assert!(admits(&["--allow", "127.0.0.1"]));
+    assert!(admits(&["--allow", "10.0.0.0/8", "--allow", "127.0.0.0/8"]));
+    assert!(admits(&["--deny", "10.0.0.0/8"]));
+    assert!(!admits(&["--allow", "10.0.0.0/8"]));
+    assert!(!admits(&["--deny", "127.0.0.1"]));
+    assert!(!admits(&["--allow", "127.0.0.0/8", "--deny", "127.0.0.1/32"]));
+}

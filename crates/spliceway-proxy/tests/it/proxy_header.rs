@@ -1,0 +1,178 @@
+use std::io::Write;
+use std::net::{Shutdown, TcpListener, TcpStream};
+
+use crate::clients::{GREETING, exchange, ip_request};
+use crate::harness::{
+    Program, accept, assert_same, echo, is_closed, listen, pattern, read_all, read_exactly, send_and_finish,
+    was_reached,
+};
+
+const BELIEVING: [&str; 4] = ["--accept-proxy", "any", "--proxy-from", "127.0.0.0/8"];
+const LINE: &[u8] = b"PROXY TCP4 192.0.2.1 198.51.100.2 56324 443\r\n";
+
+fn binary(command: u8, payload: &[u8]) -> Vec<u8> {
+    let mut header = b"\r\n\r\n\0\r\nQUIT\n".to_vec();
+    header.extend([command, 0x11]);
+    header.extend((payload.len() as u16).to_be_bytes());
+    header.extend(payload);
+    header
+}
+
+const ADDRESSES: [u8; 12] = [192, 0, 2, 1, 198, 51, 100, 2, 0xDC, 0x04, 0x01, 0xBB];
+
+/// A forwarder, and its target.
+fn forward_with(arguments: &[&str]) -> (Program, TcpListener) {
+    let (listener, target) = listen();
+    (Program::forward(target, arguments), listener)
+}
+
+fn send_in_parts(client: &mut TcpStream, bytes: &[u8], size: usize) {
+    client.set_nodelay(true).unwrap();
+    for part in bytes.chunks(size) {
+        client.write_all(part).unwrap();
+    }
+}
+
+#[test]
+fn it_says_whose_connection_it_is_and_what_follows_goes_to_the_target() {
+    let with_tlv = [&ADDRESSES[..], &[0x04, 0, 2, 9, 9]].concat();
+    for header in [LINE.to_vec(), binary(0x21, &ADDRESSES), binary(0x21, &with_tlv)] {
+        for size in [1, 7, usize::MAX] {
+            let (mut program, listener) = forward_with(&BELIEVING);
+            let (mut client, early) = (program.connect(), pattern(5, 1000));
+            send_in_parts(&mut client, &[&header[..], &early].concat(), size);
+            client.shutdown(Shutdown::Write).unwrap();
+            let target = accept(&listener);
+            assert_same(&read_all(&target), &early);
+            drop(target);
+            let record = program.line("end=client_eof");
+            assert!(record.contains("client=192.0.2.1:56324"), "{record}");
+        }
+    }
+}
+
+#[test]
+fn one_of_the_balancer_s_own_or_of_nobody_known_is_the_balancer_s() {
+    for header in [
+        b"PROXY UNKNOWN\r\n".to_vec(),
+        binary(0x20, &[]),
+        binary(0x20, &ADDRESSES),
+    ] {
+        let (mut program, listener) = forward_with(&BELIEVING);
+        let client = program.connect();
+        send_and_finish(&client, &[&header[..], b"early"].concat());
+        assert_eq!(read_all(&accept(&listener)), b"early");
+        let record = program.line("end=client_eof");
+        let address = client.local_addr().unwrap();
+        assert!(record.contains(&format!("client={address}")), "{record}");
+    }
+}
+
+#[test]
+fn whoever_sends_none_or_a_wrong_one_reaches_no_target() {
+    for (version, bytes, reason) in [
+        ("any", &b"GET / HTTP/1.1\r\n"[..], "proxy_header_missing"),
+        ("v2", LINE, "proxy_header_version"),
+        ("v1", b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0", "proxy_header_version"),
+        ("any", b"PROXY TCP4 nonsense\r\n", "proxy_header_malformed"),
+        ("any", b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0B", "proxy_header_malformed"),
+        (
+            "any",
+            &[&b"PROXY UNKNOWN"[..], &[b'x'; 100]].concat(),
+            "proxy_header_too_long",
+        ),
+    ] {
+        let (program, listener) = forward_with(&["--accept-proxy", version, "--proxy-from", "127.0.0.0/8"]);
+        let mut client = program.connect();
+        client.write_all(bytes).unwrap();
+        assert!(is_closed(&mut client), "{reason}");
+        program.await_sum("spliceway_refused_total", &[&format!("reason=\"{reason}\"")], 1);
+        assert!(!was_reached(&listener), "{reason}");
+    }
+}
+
+#[test]
+fn it_is_believed_of_nobody_else() {
+    let (program, listener) = forward_with(&["--accept-proxy", "any", "--proxy-from", "10.0.0.0/8"]);
+    let mut client = program.connect();
+    // It may be closed before it has taken that.
+    let _ = client.write_all(LINE);
+    assert!(is_closed(&mut client));
+    program.await_sum("spliceway_refused_total", &["reason=\"proxy_from\""], 1);
+    assert!(!was_reached(&listener));
+}
+
+#[test]
+fn it_has_a_deadline() {
+    let arguments = [&["--handshake-timeout", "1s"], &BELIEVING[..]].concat();
+    let program = Program::socks5(&arguments);
+    let mut client = program.connect();
+    client.write_all(&LINE[..LINE.len() - 1]).unwrap();
+    assert!(is_closed(&mut client));
+    program.await_sum("spliceway_refused_total", &["reason=\"handshake_timeout\""], 1);
+}
+
+#[test]
+fn who_is_allowed_and_how_many_of_one_is_a_matter_of_the_client_it_names() {
+    let limits = ["--deny", "192.0.2.0/24", "--max-conns-per-ip", "1"];
+    let (program, listener) = forward_with(&[&BELIEVING[..], &limits].concat());
+    let mut denied = program.connect();
+    denied.write_all(LINE).unwrap();
+    assert!(is_closed(&mut denied));
+    program.await_sum("spliceway_refused_total", &["reason=\"client\""], 1);
+    let mut targets = Vec::new();
+    let mut first = program.connect();
+    first.write_all(b"PROXY TCP6 2001:db8::1 2001:db8::2 1 2\r\n").unwrap();
+    targets.push(accept(&listener));
+    let mut same_network = program.connect();
+    same_network
+        .write_all(b"PROXY TCP6 2001:db8::ffff 2001:db8::2 1 2\r\n")
+        .unwrap();
+    assert!(is_closed(&mut same_network));
+    let mut other = program.connect();
+    other
+        .write_all(b"PROXY TCP6 2001:db8:0:1::1 2001:db8::2 1 2\r\n")
+        .unwrap();
+    targets.push(accept(&listener));
+    program.await_sum("spliceway_refused_total", &["reason=\"max_conns_per_ip\""], 1);
+}
+
+#[test]
+fn targets_are_told_whose_connection_it_is_before_its_first_byte() {
+    for version in ["v1", "v2"] {
+        let (program, listener) = forward_with(&["--send-proxy", version]);
+        let mut client = program.connect();
+        send_and_finish(&client, b"hello");
+        let mut target = accept(&listener);
+        let (from, to) = (client.local_addr().unwrap(), program.address);
+        let expected = match version {
+            "v1" => format!("PROXY TCP4 127.0.0.1 127.0.0.1 {} {}\r\n", from.port(), to.port()).into_bytes(),
+            _ => {
+                let (from, to) = (from.port().to_be_bytes(), to.port().to_be_bytes());
+                binary(0x21, &[&[127, 0, 0, 1, 127, 0, 0, 1][..], &from, &to].concat())
+            }
+        };
+        assert_eq!(read_exactly(&mut target, expected.len()), expected);
+        assert_eq!(read_all(&target), b"hello");
+        target.write_all(b"answer").unwrap();
+        drop(target);
+        assert_eq!(read_exactly(&mut client, 6), b"answer");
+    }
+}
+
+#[test]
+fn one_program_tells_the_next_and_a_proxy_s_client_is_known_behind_it() {
+    let target = echo("127.0.0.1:0");
+    for version in ["v1", "v2"] {
+        let mut last = Program::socks5(&BELIEVING);
+        let first = Program::forward(last.address, &[&["--send-proxy", version], &BELIEVING[..]].concat());
+        let mut client = first.connect();
+        let request = [LINE, &GREETING, &ip_request(target)].concat();
+        client.write_all(&request).unwrap();
+        assert_eq!(read_exactly(&mut client, 4), [5, 0, 5, 0]);
+        read_exactly(&mut client, 8);
+        exchange(client);
+        let record = last.line("end=client_eof");
+        assert!(record.contains("client=192.0.2.1:56324"), "{record}");
+    }
+}

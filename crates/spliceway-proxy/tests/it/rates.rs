@@ -1,0 +1,57 @@
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::harness::{PATIENCE, Program, assert_same, connect, echo, pattern, read_all, send_and_finish};
+
+const MB: usize = 1_000_000;
+
+/// How long it takes until all of them have sent a megabyte, and got it back.
+fn time_of(program: &Program, clients: usize) -> Duration {
+    let (started, address) = (Instant::now(), program.address);
+    thread::scope(|scope| {
+        for _ in 0..clients {
+            scope.spawn(|| {
+                let (client, sent) = (connect(address), pattern(3, MB));
+                thread::scope(|scope| {
+                    scope.spawn(|| send_and_finish(&client, &sent));
+                    assert_same(&read_all(&client), &sent);
+                });
+            });
+        }
+    });
+    started.elapsed()
+}
+
+/// Each bucket starts with a tenth of a second's burst, so nothing is faster than this.
+fn least(bytes: usize, bytes_per_second: usize) -> Duration {
+    Duration::from_secs_f64((bytes - bytes_per_second / 10) as f64 / bytes_per_second as f64)
+}
+
+#[test]
+fn a_rate_holds_a_connection_a_client_or_all_and_bytes_are_spliced_all_the_same() {
+    for (rates, clients, least) in [
+        ("--rate-in 1MB:connection", 1, least(MB, MB)),
+        ("--rate-out 1MB:connection", 2, least(MB, MB)),
+        ("--rate-in 2MB:client", 2, least(2 * MB, 2 * MB)),
+        ("--rate-out 2MB", 2, least(2 * MB, 2 * MB)),
+        // Each within the next.
+        (
+            "--rate-in 9MB:connection --rate-in 2MB:client --rate-in 8MB",
+            2,
+            least(2 * MB, 2 * MB),
+        ),
+        (
+            "--rate-out 9MB:connection --rate-out 8MB:client --rate-out 2MB",
+            2,
+            least(2 * MB, 2 * MB),
+        ),
+    ] {
+        let arguments: Vec<_> = ["--splice", "on"].into_iter().chain(rates.split(' ')).collect();
+        let program = Program::forward(echo("127.0.0.1:0"), &arguments);
+        let took = time_of(&program, clients);
+        assert!(took >= least, "{rates}: {clients} took {took:?}");
+        assert!(took < least + PATIENCE / 2, "{rates}: {clients} took {took:?}");
+        let spliced = program.sum("spliceway_bytes_total", &["path=\"splice\""]);
+        assert!(spliced >= (95 * 2 * clients * MB / 100) as u64, "{spliced}");
+    }
+}

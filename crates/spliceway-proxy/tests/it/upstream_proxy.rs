@@ -1,0 +1,100 @@
+use std::io::Write;
+use std::process::Command;
+
+use crate::clients::{exchange, greeted, ip_request, name_request, read_head};
+use crate::harness::{Program, echo, listen, read_exactly, refusing};
+
+const USER: &[&str] = &["--auth", "ann:wonder/land@"];
+
+fn url(scheme: &str, proxy: &Program, user: bool) -> String {
+    // What cannot stand in a URL as it is.
+    let user = if user { "ann:wonder%2Fland%40@" } else { "" };
+    format!("{scheme}://{user}{}", proxy.address)
+}
+
+#[test]
+fn each_kind_of_upstream_is_used_with_and_without_a_password_and_the_relay_splices() {
+    let target = echo("127.0.0.1:0");
+    for (kind, scheme) in [("socks5", "socks5"), ("socks5", "socks5h"), ("http", "http")] {
+        for user in [false, true] {
+            let upstream = Program::proxy(kind, if user { USER } else { &[] });
+            let url = url(scheme, &upstream, user);
+            let mut program = Program::proxy("mixed", &["--splice", "on", "-x", &url]);
+            for request in [ip_request(target), name_request("localhost", target.port())] {
+                let mut client = greeted(&program);
+                client.write_all(&request).unwrap();
+                assert_eq!(read_exactly(&mut client, 4)[..2], [5, 0], "{url}");
+                read_exactly(&mut client, 6);
+                exchange(client);
+                program.line("end=client_eof");
+            }
+            let spliced = program.sum("spliceway_bytes_total", &["path=\"splice\""]);
+            assert!(spliced >= 95 * 4 * 300_000 / 100, "{spliced}");
+            assert_eq!(program.lines_with("wonder"), 0);
+        }
+    }
+}
+
+#[test]
+fn a_chain_of_three_ends_at_the_target() {
+    let target = echo("127.0.0.1:0");
+    let last = Program::proxy("http", &[]);
+    let middle = Program::proxy("socks5", USER);
+    let program = Program::forward(
+        target,
+        &["-x", &url("socks5h", &middle, true), "-x", &url("http", &last, false)],
+    );
+    exchange(program.connect());
+    for proxy in [&middle, &last] {
+        proxy.await_sum("spliceway_connections_total", &["end=\"client_eof\""], 1);
+    }
+}
+
+#[test]
+fn failures_of_the_upstream_and_behind_it_have_the_codes_that_they_would_have_here() {
+    let upstream = Program::proxy("socks5", &[]);
+    let program = Program::socks5(&["-x", &url("socks5", &upstream, false)]);
+    let mut client = greeted(&program);
+    client.write_all(&ip_request(refusing())).unwrap();
+    assert_eq!(read_exactly(&mut client, 2)[1], 5, "refused by the target");
+
+    let gone = refusing();
+    let program = Program::proxy("http", &["-x", &format!("http://{gone}")]);
+    let mut client = program.connect();
+    write!(client, "CONNECT {} HTTP/1.1\r\n\r\n", refusing()).unwrap();
+    assert!(read_head(&mut client).starts_with("HTTP/1.1 502 "));
+
+    let guarded = Program::proxy("socks5", USER);
+    let program = Program::socks5(&["-x", &url("socks5", &guarded, false)]);
+    let mut client = greeted(&program);
+    client.write_all(&ip_request(refusing())).unwrap();
+    assert_ne!(read_exactly(&mut client, 2)[1], 0);
+    assert_eq!(guarded.sum("spliceway_connect_seconds_count", &[]), 0);
+}
+
+#[test]
+fn an_upstream_that_says_nothing_is_waited_for_no_longer_than_a_target() {
+    let (_silent, address) = listen();
+    let program = Program::socks5(&["--connect-timeout", "300ms", "-x", &format!("socks5://{address}")]);
+    let mut client = greeted(&program);
+    client.write_all(&ip_request(refusing())).unwrap();
+    assert_eq!(read_exactly(&mut client, 2)[1], 6);
+}
+
+#[test]
+fn a_url_that_is_none_is_refused_and_not_repeated() {
+    for url in [
+        "ftp://ann:secret@a:1",
+        "socks5://ann:secret@",
+        "http://ann:secret@a:1/path",
+        "ann:secret@a:1",
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_spliceway"))
+            .args(["socks5", "-l", "127.0.0.1:0", "-x", url])
+            .output()
+            .unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(stderr.contains("socks5://") && !stderr.contains("secret"), "{stderr}");
+    }
+}

@@ -1,0 +1,7 @@
+//! Whatever a client sends for a body in chunks.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use spliceway_scenario::http_chunks;
+
+fuzz_target!(|bytes: &[u8]| http_chunks(bytes));

@@ -1,0 +1,7 @@
+//! Whatever an upstream proxy answers.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use spliceway_scenario::upstream;
+
+fuzz_target!(|bytes: &[u8]| upstream(bytes));

@@ -1,0 +1,50 @@
+//! What must hold for whatever strangers send as datagrams of SOCKS5.
+
+use std::net::SocketAddr;
+
+use spliceway_proxy::address::Target;
+use spliceway_proxy::protocol::socks5::datagram::{HEADER_MAX_BYTES, Header, parse};
+
+/// What is taken for a datagram has a target that can be sent to and written to a log, and data that is the rest of it; its
+/// header is the one that says the same.
+///
+/// # Panics
+/// If something does not hold that must.
+pub fn socks5_datagram(bytes: &[u8]) {
+    let (target, data) = match parse(bytes) {
+        Ok(read) => read,
+        Err(malformed) => {
+            assert!(!malformed.as_str().is_empty());
+            return;
+        }
+    };
+    let header = bytes.strip_suffix(data).expect("the data is the end");
+    assert_eq!(header[..3], [0; 3], "neither reserved bits nor a fragment");
+    assert_ne!(target.port(), Some(0));
+    let written = target.to_string();
+    assert!(written.bytes().all(|byte| byte.is_ascii_graphic()), "{written:?}");
+    // A host of that name cannot be typed: its place is taken by what paths start with.
+    if !written.starts_with("unix:") {
+        assert_eq!(written.parse(), Ok(target.clone()), "it reads back");
+    }
+    assert!(
+        (0..header.len()).all(|end| parse(&header[..end]).is_err()),
+        "no part of a header is one"
+    );
+    match target {
+        Target::Ip(address) => assert_answerable(address, data),
+        Target::Name(name, port) => {
+            let said = [&[0, 0, 0, 3, name.len() as u8], name.as_bytes(), &port.to_be_bytes()].concat();
+            assert_eq!(header, said);
+        }
+        Target::Unix(path) => panic!("a client named {}", path.display()),
+    }
+}
+
+/// The header of an answer from there says the same address.
+fn assert_answerable(address: SocketAddr, data: &[u8]) {
+    let header = Header::of(address);
+    assert!(header.as_bytes().len() <= HEADER_MAX_BYTES);
+    let answer = [header.as_bytes(), data].concat();
+    assert_eq!(parse(&answer), Ok((Target::Ip(address), data)));
+}

@@ -1,0 +1,178 @@
+//! HTTP as a proxy hears it, and what it sends on.
+
+use std::iter;
+
+use httparse::{EMPTY_HEADER, Header, Status};
+use spliceway_proxy::protocol::http::{Asked, HEAD_MAX_BYTES, Head, HttpRequest, Refusal};
+use spliceway_proxy::protocol::{Demand, Proof};
+
+use super::{Decision, Pair, assert_sound, decision, demand, feed, pair};
+
+/// What is written beside the client's own fields: the host once more, `Via`, `Connection`, and a carriage return a line.
+const GROWTH_MAX_BYTES: usize = 1024;
+/// The most that a client may have, and three of ours.
+const FIELDS_MAX: usize = 100 + 3;
+
+/// For one connection alone, or ours to say; RFC 9110 section 7.6.1.
+const NOT_SENT_ON: [&str; 9] = [
+    "connection",
+    "host",
+    "http2-settings",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "upgrade",
+];
+
+/// The head of a request is decided by its bytes, however they were cut into reads, and what is sent on is read by everybody as it
+/// is meant. The first byte says how to cut the rest.
+///
+/// # Panics
+/// If something does not hold that must.
+pub fn http(bytes: &[u8]) {
+    let demand = demand(bytes);
+    let converse = |pieces: &mut dyn Iterator<Item = &[u8]>| {
+        let mut head = Head::new(demand);
+        feed(pieces, HEAD_MAX_BYTES, |input| {
+            head.feed(input).map(|asked| asked.map(opened))
+        })
+    };
+    match decision(bytes, converse) {
+        None | Some((_, Decision::Undecided)) => {}
+        Some((stream, Decision::Made((credentials, request), bytes))) => {
+            let head = &stream[..bytes];
+            assert!(
+                head.ends_with(b"\n\r\n") || head.ends_with(b"\n\n"),
+                "it ends where it does"
+            );
+            if let Some((name, _)) = credentials {
+                assert!(demand == Demand::Password && !name.contains(&b':'));
+            }
+            match request {
+                HttpRequest::Connect(target) => assert_sound(&target),
+                HttpRequest::Forward { target, head: sent, .. } => {
+                    assert_sound(&target);
+                    assert_sent_on(head, &sent);
+                }
+            }
+        }
+        Some((_, Decision::Refused(refusal))) => assert_well_formed(refusal),
+    }
+}
+
+fn opened(asked: Asked) -> (Option<Pair>, HttpRequest) {
+    match asked {
+        Asked::Agreed(request) => (None, request),
+        Asked::Password(unproven) => {
+            let credentials = unproven.credentials.as_ref().map(pair);
+            (credentials, unproven.accept(Proof::for_fuzzing()))
+        }
+    }
+}
+
+/// A head taken apart by a parser that has not seen ours.
+struct Parsed<'head> {
+    method: &'head str,
+    uri: &'head str,
+    minor: u8,
+    fields: Vec<(String, &'head [u8])>,
+}
+
+impl<'head> Parsed<'head> {
+    fn of(head: &'head [u8]) -> Self {
+        let mut fields = [EMPTY_HEADER; FIELDS_MAX];
+        let mut parsed = httparse::Request::new(&mut fields);
+        assert_eq!(
+            parsed.parse(head),
+            Ok(Status::Complete(head.len())),
+            "{}",
+            head.escape_ascii()
+        );
+        let lower = |field: &Header<'head>| (field.name.to_ascii_lowercase(), field.value);
+        Self {
+            method: parsed.method.expect("a method"),
+            uri: parsed.path.expect("a target"),
+            minor: parsed.version.expect("a version"),
+            fields: parsed.headers.iter().map(lower).collect(),
+        }
+    }
+
+    fn values(&self, name: &str) -> Vec<&'head [u8]> {
+        let of_name = self.fields.iter().filter(|(other, _)| other == name);
+        of_name.map(|(_, value)| *value).collect()
+    }
+}
+
+/// What is sent on is what was asked, in origin form, without what was for us.
+fn assert_sent_on(head: &[u8], sent: &[u8]) {
+    assert!(sent.len() <= head.len() + GROWTH_MAX_BYTES);
+    assert!(!has_bare_line_ends(sent), "{}", sent.escape_ascii());
+    let (asked, sent) = (Parsed::of(head), Parsed::of(sent));
+    assert_eq!((sent.method, sent.minor), (asked.method, asked.minor));
+    let of_server = sent.method == "OPTIONS" && sent.uri == "*";
+    assert!(sent.uri.starts_with('/') || of_server, "{}", sent.uri);
+    assert!(
+        of_server
+            || asked.uri.ends_with(sent.uri)
+            || sent.uri.strip_prefix('/').is_some_and(|uri| asked.uri.ends_with(uri))
+    );
+
+    let [host] = sent.values("host")[..] else {
+        panic!("{} hosts", sent.values("host").len());
+    };
+    let host = str::from_utf8(host).expect("a host is text");
+    assert!(
+        asked.uri["http://".len()..].starts_with(host),
+        "{host} in {}",
+        asked.uri
+    );
+    let framed = (sent.values("content-length"), sent.values("transfer-encoding"));
+    assert!(framed.0.len() + framed.1.len() <= 1, "{framed:?}");
+    assert_eq!(
+        framed,
+        (asked.values("content-length"), asked.values("transfer-encoding")),
+        "the body is the client's"
+    );
+
+    // Ours around the client's, which are those that go on, in their order.
+    let options = asked.values("connection");
+    let options: Vec<String> = options
+        .iter()
+        .flat_map(|value| value.split(|byte| *byte == b','))
+        .map(|option| String::from_utf8_lossy(option.trim_ascii()).to_ascii_lowercase())
+        .collect();
+    let goes_on = |name: &str| !NOT_SENT_ON.contains(&name) && !options.iter().any(|option| option == name);
+    let kept = asked.fields.iter().filter(|(name, _)| goes_on(name)).cloned();
+    let via = format!("1.{} spliceway", asked.minor);
+    let expected: Vec<(String, &[u8])> = iter::once(("host".to_owned(), host.as_bytes()))
+        .chain(kept)
+        .chain([
+            ("via".to_owned(), via.as_bytes()),
+            ("connection".to_owned(), &b"close"[..]),
+        ])
+        .collect();
+    assert_eq!(sent.fields, expected);
+}
+
+/// A line feed or a carriage return that stands alone, which some take for the end of a line and some do not.
+fn has_bare_line_ends(head: &[u8]) -> bool {
+    let ends = head.windows(2).filter(|pair| *pair == b"\r\n").count();
+    let of = |end: u8| head.iter().filter(|byte| **byte == end).count();
+    of(b'\r') != ends || of(b'\n') != ends
+}
+
+/// A response that is one, with a body as long as it says.
+fn assert_well_formed(refusal: Refusal) {
+    let answer = refusal.answer();
+    let mut fields = [EMPTY_HEADER; 8];
+    let mut parsed = httparse::Response::new(&mut fields);
+    let Ok(Status::Complete(head_bytes)) = parsed.parse(&answer) else {
+        panic!("{refusal:?} is answered {}", answer.escape_ascii());
+    };
+    assert!(matches!(parsed.code, Some(400 | 431)), "{:?}", parsed.code);
+    let length = parsed.headers.iter().find(|field| field.name == "Content-Length");
+    let body_bytes = (answer.len() - head_bytes).to_string();
+    assert_eq!(length.map(|field| field.value), Some(body_bytes.as_bytes()));
+}
