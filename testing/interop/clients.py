@@ -1,0 +1,339 @@
+"""The clients, each in every mode it has: how it is told to fetch through a proxy, and what it cannot do.
+
+All get the same: what to send on standard input, and where; what they receive is on standard output.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Callable
+
+import origin
+import upstreams
+from program import authority
+from upstreams import Upstream
+
+HERE = Path(__file__).parent / "clients"
+
+EVERY_FAMILY = ("ipv4", "ipv6", "name")
+# SOCKS4 has no room for an IPv6 address.
+SOCKS4_FAMILIES = ("ipv4", "name")
+# Some leave out the brackets that an IPv6 address has in a CONNECT request.
+FAMILIES_WITHOUT_BRACKETS = ("ipv4", "name")
+
+# What answers.
+STREAM = origin.serve_stream
+HTTP = origin.serve_http
+HTTP_TO_THE_END = origin.serve_http_to_the_end
+HTTP_ON = origin.serve_http_on
+HTTP_ON_IN_CHUNKS = origin.serve_http_on_in_chunks
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a client is told."""
+
+    proxy: tuple
+    user: str
+    password: str
+    host: str
+    port: int
+    # For this call alone; has `upload`, what to send.
+    folder: Path
+
+    def words(self, kind):
+        """The arguments of every client written here."""
+        return [kind, self.proxy[0], str(self.proxy[1]), self.user, self.password, self.host, str(self.port)]
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One client speaking one protocol in one way."""
+
+    client: str
+    name: str
+    # `socks4`, `socks5` or `http`: what the proxy must speak.
+    protocol: str
+    # Told a call, the command line.
+    command: Callable
+    # The function of an origin; a name server where it is None.
+    serve: Callable | None = STREAM
+    families: tuple = EVERY_FAMILY
+    # Whether the program looks names up; else the client does, or the proxy behind the program.
+    we_look_up: bool = True
+    # What the program goes through; passwords are that one's, then.
+    upstream: Upstream | None = None
+    # Whether the program connects to the target.
+    dials: bool = True
+    # Whether it can be tried without credentials, and with.
+    without_auth: bool = True
+    with_password: bool = True
+    # What it sends.
+    upload: bytes = origin.UPLOAD
+    # Sends in pieces so small that relaying them without splice is right.
+    uploads_in_drops: bool = False
+    # Sends its body in chunks, whose end the program has to see: the whole exchange is copied then.
+    in_chunks: bool = False
+    # How many requests it makes, each of which is to be a session of its own.
+    requests: int = 1
+    # Offers nothing but its password, where it has one: a proxy that demands none has to refuse it.
+    insists: bool = False
+    # Asks without credentials first, and again with them when told to.
+    asks_twice: bool = False
+    # What must be there; see `install.TOOLS`.
+    needs: tuple = field(default=())
+
+    @property
+    def takes_password(self):
+        return self.with_password and self.protocol != "socks4"
+
+    @property
+    def is_sent_on(self):
+        """Whether the program reads requests and sends them on, as it does where URLs are in absolute form."""
+        return self.name.startswith("http")
+
+
+def curl(scheme, *options, requests=1):
+    def command(call):
+        return [
+            "curl",
+            "--disable",
+            *("--silent", "--show-error", "--fail", "--max-time", "25", "--noproxy", ""),
+            *("--proxy", f"{scheme}://{authority(*call.proxy)}"),
+            *(("--proxy-user", f"{call.user}:{call.password}") if call.user else ()),
+            *options,
+            *("--data-binary", f"@{call.folder / 'upload'}", "--header", "Content-Type: application/octet-stream"),
+            *[f"http://{authority(call.host, call.port)}/exchange"] * requests,
+        ]
+
+    return command
+
+
+def ncat(kind):
+    def command(call):
+        return [
+            "ncat",
+            *("--proxy", authority(*call.proxy), "--proxy-type", kind, "--proxy-dns", "remote"),
+            *(("--proxy-auth", f"{call.user}:{call.password}") if call.user else ()),
+            call.host,
+            str(call.port),
+        ]
+
+    return command
+
+
+def proxychains(kind):
+    def command(call):
+        settings = call.folder / "proxychains.conf"
+        proxy = " ".join([kind, call.proxy[0], str(call.proxy[1]), call.user, call.password]).rstrip()
+        patience = "tcp_connect_time_out 20000\ntcp_read_time_out 20000"
+        settings.write_text(f"strict_chain\nproxy_dns\n{patience}\n[ProxyList]\n{proxy}\n")
+        return ["proxychains4", "-q", "-f", str(settings), "ncat", call.host, str(call.port)]
+
+    return command
+
+
+def wget(call):
+    return [
+        "wget",
+        *("--no-config", "--quiet", "--output-document=-", "--tries=1", "--timeout=20"),
+        *("-e", "use_proxy=yes", "-e", f"http_proxy=http://{authority(*call.proxy)}"),
+        *((f"--proxy-user={call.user}", f"--proxy-password={call.password}") if call.user else ()),
+        f"--post-file={call.folder / 'upload'}",
+        f"http://{authority(call.host, call.port)}/exchange",
+    ]
+
+
+def netcat(kind):
+    return lambda call: ["nc.openbsd", "-N", "-X", kind, "-x", authority(*call.proxy), call.host, str(call.port)]
+
+
+def socat(kind):
+    def command(call):
+        (proxy, port), host = call.proxy, call.host
+        if ":" in host:
+            host = f"[{host}]"
+        if ":" in proxy:
+            proxy = f"[{proxy}]"
+        words = {
+            "socks4a": f"SOCKS4A:{proxy}:{host}:{call.port},socksport={port}",
+            # Its options end at a comma or a slash, unless these are escaped.
+            "connect": f"PROXY:{proxy}:{host}:{call.port},proxyport={port}"
+            + (f",proxyauth={call.user}:{escaped(call.password)}" if call.user else ""),
+        }
+        return ["socat", "-t", "20", "STDIO", words[kind]]
+
+    return command
+
+
+def escaped(text):
+    return "".join(f"\\{letter}" if letter in ":,/@!" else letter for letter in text)
+
+
+def own(runner, script, kind):
+    """A client of `clients`, run by `runner`: a key of `install.Tools`."""
+    return lambda call: [runner, *([str(HERE / script)] if script else []), *call.words(kind)]
+
+
+def modes():
+    for client in (
+        curl_modes(),
+        ncat_modes(),
+        tool_modes(),
+        proxychains_modes(),
+        python_modes(),
+        node_modes(),
+        perl_modes(),
+        go_modes(),
+        rust_modes(),
+        at_once_modes(),
+        upstream_modes(),
+    ):
+        yield from client
+
+
+def curl_modes():
+    def mode(name, protocol, command, **more):
+        return Mode("curl", name, protocol, command, HTTP, needs=("curl",), **more)
+
+    yield mode("socks4", "socks4", curl("socks4"), families=SOCKS4_FAMILIES, we_look_up=False)
+    yield mode("socks4a", "socks4", curl("socks4a"), families=SOCKS4_FAMILIES)
+    yield mode("socks5", "socks5", curl("socks5"), we_look_up=False)
+    yield mode("socks5h", "socks5", curl("socks5h"))
+    yield mode("http", "http", curl("http"))
+    # Without `Expect`, curl does not wait between the head and the body: early data.
+    yield mode("http-at-once", "http", curl("http", "--header", "Expect:"))
+    yield mode("connect", "http", curl("http", "--proxytunnel"))
+    anyauth = {"without_auth": False, "asks_twice": True}
+    yield mode("http-anyauth", "http", curl("http", "--proxy-anyauth"), **anyauth)
+    yield mode("connect-anyauth", "http", curl("http", "--proxytunnel", "--proxy-anyauth"), **anyauth)
+    # Were it left to the origin, the second request would go down the first one's connection, past the proxy.
+    # Little is sent: a client that finds its connection closed tries again, but not with so many bytes on their way.
+    again = {"requests": 2, "upload": b"once more", "uploads_in_drops": True, "needs": ("curl",)}
+    yield Mode("curl", "http-again", "http", curl("http", requests=2), HTTP_ON, **again)
+    yield Mode("curl", "http-chunks-again", "http", curl("http", requests=2), HTTP_ON_IN_CHUNKS, **again)
+    yield Mode("curl", "http-to-the-end", "http", curl("http"), HTTP_TO_THE_END, needs=("curl",))
+
+
+def ncat_modes():
+    def mode(name, protocol, **more):
+        return Mode("ncat", name, protocol, ncat(protocol), uploads_in_drops=True, needs=("ncat",), **more)
+
+    yield mode("socks4", "socks4", families=SOCKS4_FAMILIES)
+    yield mode("socks5", "socks5")
+    yield mode("connect", "http", asks_twice=True)
+
+
+def tool_modes():
+    yield Mode("wget", "http", "http", wget, HTTP, uploads_in_drops=True, needs=("wget",))
+
+    def netcat_mode(name, protocol, kind, families):
+        return Mode(
+            "netcat",
+            name,
+            protocol,
+            netcat(kind),
+            families=families,
+            uploads_in_drops=True,
+            with_password=False,
+            needs=("nc.openbsd",),
+        )
+
+    yield netcat_mode("socks4", "socks4", "4", ("ipv4",))
+    yield netcat_mode("socks5", "socks5", "5", EVERY_FAMILY)
+    yield netcat_mode("connect", "http", "connect", EVERY_FAMILY)
+
+    def socat_mode(name, protocol, families):
+        command = socat(name)
+        return Mode("socat", name, protocol, command, families=families, uploads_in_drops=True, needs=("socat",))
+
+    yield socat_mode("socks4a", "socks4", SOCKS4_FAMILIES)
+    yield socat_mode("connect", "http", EVERY_FAMILY)
+
+
+def proxychains_modes():
+    def mode(name, protocol, families):
+        needs = ("proxychains4", "ncat")
+        command = proxychains(protocol)
+        return Mode("proxychains4", name, protocol, command, families=families, uploads_in_drops=True, needs=needs)
+
+    yield mode("socks4", "socks4", SOCKS4_FAMILIES)
+    yield mode("socks5", "socks5", EVERY_FAMILY)
+    yield mode("connect", "http", FAMILIES_WITHOUT_BRACKETS)
+
+
+def python_modes():
+    def mode(client, name, protocol, script, serve=STREAM, kind=None, **more):
+        command = own("{python}", script, kind or protocol)
+        return Mode(client, name, protocol, command, serve, needs=("python",), **more)
+
+    for client, script, serve, connect in (
+        ("PySocks", "pysocks.py", STREAM, FAMILIES_WITHOUT_BRACKETS),
+        ("python-socks", "python-socks.py", STREAM, EVERY_FAMILY),
+        ("aiohttp-socks", "aiohttp-socks.py", HTTP, EVERY_FAMILY),
+    ):
+        yield mode(client, "socks4a", "socks4", script, serve, families=SOCKS4_FAMILIES)
+        yield mode(client, "socks5", "socks5", script, serve)
+        yield mode(client, "connect", "http", script, serve, families=connect)
+    yield mode("aiohttp", "http", "http", "aiohttp-socks.py", HTTP, kind="forward")
+    yield mode("PySocks", "associate", "socks5", "pysocks-udp.py", None, dials=False)
+
+
+def node_modes():
+    def mode(name, protocol, script, **more):
+        return Mode("npm-socks", name, protocol, own("{node}", script, protocol), needs=("node",), **more)
+
+    yield mode("socks4a", "socks4", "socks.cjs", families=SOCKS4_FAMILIES)
+    yield mode("socks5", "socks5", "socks.cjs")
+    yield mode("bind4", "socks4", "socks-bind.cjs", families=("ipv4",), dials=False)
+    yield mode("bind", "socks5", "socks-bind.cjs", families=("ipv4", "ipv6"), dials=False)
+    yield mode("associate", "socks5", "socks-udp.cjs", serve=None, dials=False)
+
+
+def perl_modes():
+    def mode(name, protocol, **more):
+        command = own("{perl}", "io-socket-socks.pl", name)
+        return Mode("IO::Socket::Socks", name, protocol, command, needs=("perl",), **more)
+
+    yield mode("socks4", "socks4", families=SOCKS4_FAMILIES, we_look_up=False)
+    yield mode("socks4a", "socks4", families=SOCKS4_FAMILIES)
+    yield mode("socks5", "socks5")
+
+
+def go_modes():
+    yield Mode("x/net/proxy", "socks5", "socks5", own("{go}", None, "socks5"), needs=("go",))
+    yield Mode("net/http", "http", "http", own("{go}", None, "http"), HTTP, in_chunks=True, needs=("go",))
+
+
+def rust_modes():
+    def mode(name, protocol, families):
+        return Mode("tokio-socks", name, protocol, own("{rust}", None, protocol), families=families, needs=("rust",))
+
+    yield mode("socks4a", "socks4", SOCKS4_FAMILIES)
+    yield mode("socks5", "socks5", EVERY_FAMILY)
+
+
+def at_once_modes():
+    """Nobody's library sends handshake and data in one go, so this one is ours."""
+
+    def mode(name, protocol, families):
+        return Mode("at-once", name, protocol, own("{self}", "at-once.py", protocol), families=families, insists=True)
+
+    yield mode("socks4a", "socks4", SOCKS4_FAMILIES)
+    yield mode("socks5", "socks5", EVERY_FAMILY)
+    yield mode("connect", "http", EVERY_FAMILY)
+
+
+def upstream_modes():
+    """curl through the program and on through a proxy of others."""
+
+    def mode(name, tool, upstream):
+        we_look_up = upstream.scheme == "socks5"
+        needs = ("curl", tool)
+        return Mode(
+            "curl", name, "socks5", curl("socks5h"), HTTP, we_look_up=we_look_up, upstream=upstream, needs=needs
+        )
+
+    yield mode("via-microsocks-here", "microsocks", Upstream("socks5", upstreams.microsocks))
+    yield mode("via-microsocks", "microsocks", Upstream("socks5h", upstreams.microsocks))
+    yield mode("via-tinyproxy", "tinyproxy", Upstream("http", upstreams.tinyproxy))
+    yield mode("via-ncat", "ncat", Upstream("http", upstreams.ncat))

@@ -1,0 +1,175 @@
+"""Where the clients are, what is missing of them, and how that is installed."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+# Lock files: with what they say the same, what is installed stays.
+REQUIREMENTS = HERE / "clients" / "requirements.txt"
+NODE_MANIFESTS = (HERE / "clients" / "package.json", HERE / "clients" / "package-lock.json")
+GO_CLIENT = HERE / "clients" / "x-net-proxy"
+
+# What proves that it is there, a program in the path or a command that succeeds, and Debian's package that has it.
+PACKAGES = (
+    (["curl"], "curl"),
+    (["ncat"], "ncat"),
+    (["proxychains4"], "proxychains4"),
+    (["wget"], "wget"),
+    (["nc.openbsd"], "netcat-openbsd"),
+    (["socat"], "socat"),
+    (["microsocks"], "microsocks"),
+    (["tinyproxy"], "tinyproxy"),
+    (["perl", "-MIO::Socket::Socks", "-e", "1"], "libio-socket-socks-perl"),
+    (["node"], "nodejs"),
+    (["npm"], "npm"),
+    (["go"], "golang-go"),
+    ([sys.executable, "-c", "import ensurepip, venv"], "python3-venv"),
+)
+
+
+class Failed(Exception):
+    """Something cannot be installed."""
+
+
+class Tools:
+    """The clients as they are on this machine: their own below `folder`, programs of the workspace in `built`."""
+
+    def __init__(self, folder, built):
+        self._folder = folder
+        self._missing = {}
+        self._runners = {
+            "{self}": [sys.executable],
+            "{python}": [str(folder / "venv/bin/python")],
+            "{node}": ["node"],
+            "{perl}": ["perl"],
+            "{go}": [str(folder / "x-net-proxy")],
+            "{rust}": [str(built / "examples/tokio-socks-client")],
+        }
+
+    def command(self, words):
+        """The words with the runner put in."""
+        return [*self._runners.get(words[0], words[:1]), *words[1:]]
+
+    def environment(self):
+        """A client's: no proxy but the one it is told, and Node's packages."""
+        kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+        return {**kept, "NODE_PATH": str(self._folder / "node_modules"), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def missing(self, tool):
+        """Why this one cannot be run, or None."""
+        if tool not in self._missing:
+            self._missing[tool] = self._look_for(tool)
+        return self._missing[tool]
+
+    def versions(self):
+        """A line for each tool that is there."""
+        for tool, words in self._version_commands().items():
+            if not self.missing(tool):
+                lines = output(words, self.environment()).strip().splitlines()
+                yield f"{tool}: {lines[0] if lines else 'of no known version'}"
+
+    def install(self):
+        """Brings what is not there, and nothing else."""
+        packages = [package for words, package in PACKAGES if not answers(words)]
+        if packages:
+            apt_get(packages)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._once("venv", [REQUIREMENTS], self._install_python)
+        self._once("node_modules", NODE_MANIFESTS, self._install_node)
+        run(["go", "build", "-o", str(self._folder / "x-net-proxy"), "."], folder=GO_CLIENT)
+        self._missing.clear()
+
+    def _look_for(self, tool):
+        proofs = {
+            "python": [*self._runners["{python}"], "-c", "import aiohttp_socks, dns.message, python_socks, socks"],
+            "node": ["node", "-e", "require('socks'); require('dns-packet')"],
+            "perl": ["perl", "-MIO::Socket::Socks", "-e", "1"],
+        }
+        proof = proofs.get(tool) or self._runners.get(f"{{{tool}}}", [tool])
+        if answers(proof, self.environment()):
+            return None
+        return "cargo builds it" if tool == "rust" else "`--install` brings it"
+
+    def _version_commands(self):
+        distributions = "'aiohttp', 'aiohttp-socks', 'dnspython', 'PySocks', 'python-socks'"
+        python = (
+            f"import importlib.metadata as m; print(*(f'{{d}} {{m.version(d)}}' for d in ({distributions})), sep=', ')"
+        )
+        node = (
+            "const v = (n) => JSON.parse(require('fs').readFileSync(`${process.env.NODE_PATH}/${n}/package.json`)).version;"
+            "console.log(`node ${process.version}, socks ${v('socks')}, dns-packet ${v('dns-packet')}`)"
+        )
+        return {
+            "curl": ["curl", "--version"],
+            "ncat": ["ncat", "--version"],
+            "proxychains4": ["dpkg-query", "--show", "proxychains4"],
+            "wget": ["wget", "--version"],
+            "nc.openbsd": ["dpkg-query", "--show", "netcat-openbsd"],
+            "socat": ["dpkg-query", "--show", "socat"],
+            "microsocks": ["dpkg-query", "--show", "microsocks"],
+            "tinyproxy": ["tinyproxy", "-v"],
+            "python": [*self._runners["{python}"], "-c", python],
+            "node": ["node", "-e", node],
+            "perl": [
+                "perl",
+                "-MIO::Socket::Socks",
+                "-e",
+                "print qq(IO::Socket::Socks $IO::Socket::Socks::VERSION, perl $^V)",
+            ],
+            "go": ["go", "version", "-m", *self._runners["{go}"]],
+        }
+
+    def _once(self, name, locks, install):
+        stamp = self._folder / f"{name}.installed"
+        wanted = hashlib.sha256(b"".join(lock.read_bytes() for lock in locks)).hexdigest()
+        if not stamp.exists() or stamp.read_text() != wanted:
+            install()
+            stamp.write_text(wanted)
+
+    def _install_python(self):
+        run([sys.executable, "-m", "venv", "--clear", str(self._folder / "venv")])
+        pip = [*self._runners["{python}"], "-m", "pip", "--disable-pip-version-check"]
+        run([*pip, "install", "--quiet", "--requirement", str(REQUIREMENTS)])
+
+    def _install_node(self):
+        for manifest in NODE_MANIFESTS:
+            shutil.copy(manifest, self._folder)
+        run(["npm", "ci", "--prefix", str(self._folder), "--ignore-scripts", "--no-audit", "--no-fund"])
+
+
+def apt_get(packages):
+    if not shutil.which("apt-get") or os.geteuid() != 0:
+        raise Failed(f"please install {' '.join(packages)}: only root on a Debian-like machine can be helped")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    run(["apt-get", "update", "-qq"], environment)
+    run(["apt-get", "install", "-qq", "--yes", "--no-install-recommends", *packages], environment)
+
+
+def run(words, environment=None, folder=None):
+    print("$", *words, flush=True)
+    ended = subprocess.run(words, env=environment, cwd=folder, stdin=subprocess.DEVNULL, check=False)
+    if ended.returncode != 0:
+        raise Failed(f"`{' '.join(words)}` failed")
+
+
+def answers(words, environment=None):
+    """Whether there is this program, and whether it succeeds where it is given words."""
+    if not shutil.which(words[0]):
+        return False
+    if len(words) == 1:
+        return True
+    return (
+        subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode
+        == 0
+    )
+
+
+def output(words, environment):
+    if not shutil.which(words[0]):
+        return ""
+    said = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    return said.stdout or said.stderr

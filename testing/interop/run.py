@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Every client we know of against the program: `cargo xtask interop` builds both and calls this. README.md has the rest."""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+
+import install  # noqa: E402
+from cases import SECRET, USER, Runner, cases  # noqa: E402
+from clients import modes  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def main():
+    options = arguments()
+    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
+    built = target / "debug"
+    tools = install.Tools(target / "interop", built)
+    if options.install:
+        try:
+            tools.install()
+        except install.Failed as failed:
+            print(f"interop: {failed}", file=sys.stderr)
+            return 1
+    chosen = [case for case in cases(modes()) if all(word in str(case).split() for word in options.words)]
+    if options.list:
+        print(*chosen, sep="\n")
+        return 0
+    print(*tools.versions(), sep="\n")
+    runnable, skipped = sort_out(chosen, tools)
+    with tempfile.TemporaryDirectory(prefix="interop-") as folder:
+        program = options.program or built / "spliceway"
+        needed = any(case.demands for case in runnable)
+        runner = Runner(program, password_file(program, Path(folder)) if needed else None, tools)
+        failed = run_all(runner, runnable, options.jobs)
+    missing_is_an_error = options.install or os.environ.get("CI") == "true"
+    if missing_is_an_error:
+        failed += skipped
+        skipped = 0
+    print(f"interop: {len(chosen) - failed - skipped} passed, {failed} failed, {skipped} skipped")
+    return 1 if failed or not chosen else 0
+
+
+def arguments():
+    parser = argparse.ArgumentParser(prog="cargo xtask interop", description=__doc__)
+    parser.add_argument("--install", action="store_true", help="bring the clients that are missing; none may be, then")
+    parser.add_argument("--list", action="store_true", help="print the cases instead of running them")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="cases at a time")
+    parser.add_argument("--program", type=Path, metavar="PATH", help="another build of the program")
+    parser.add_argument(
+        "words", nargs="*", metavar="WORD", help="only cases with all of these words, such as `curl ipv6`"
+    )
+    return parser.parse_args()
+
+
+def sort_out(chosen, tools):
+    """The cases whose clients are there, and the number of the others, of which each client is said once."""
+    runnable, skipped, said = [], 0, set()
+    for case in chosen:
+        reasons = [f"{tool} is not there: {tools.missing(tool)}" for tool in case.mode.needs if tools.missing(tool)]
+        if not reasons:
+            runnable.append(case)
+            continue
+        skipped += 1
+        if case.mode.client not in said:
+            said.add(case.mode.client)
+            print(f"skip  {case.mode.client}: {', '.join(reasons)}")
+    return runnable, skipped
+
+
+def password_file(program, folder):
+    """With another user before the one that is tried, so that more than one line is read."""
+    hashes = [
+        subprocess.run(
+            [program, "hash-password"], input=f"{secret}\n", capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for secret in ("not hers", SECRET)
+    ]
+    file = folder / "users"
+    file.touch(mode=0o600)
+    file.write_text(f"bob:{hashes[0]}\n{USER}:{hashes[1]}\n")
+    return file
+
+
+def run_all(runner, runnable, jobs):
+    """Prints a line for each case as it ends, and returns how many failed."""
+    started, failed = time.monotonic(), 0
+    with ThreadPoolExecutor(jobs) as pool:
+        for outcome in pool.map(runner.run, runnable):
+            spliced = f"  {outcome.spliced:6.1%} spliced" if outcome.spliced is not None else ""
+            word = "FAIL" if outcome.faults else "ok"
+            print(f"{word:<6}{str(outcome.case):<52}{outcome.seconds:6.2f} s{spliced}", flush=True)
+            if outcome.faults:
+                failed += 1
+                print(*(f"    {fault}" for fault in outcome.faults), outcome.log, sep="\n", flush=True)
+    print(f"{len(runnable)} cases in {time.monotonic() - started:.0f} s")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

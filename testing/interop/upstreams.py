@@ -1,0 +1,79 @@
+"""Proxies that nobody here wrote, for the program to go through."""
+
+import socket
+import subprocess
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Callable
+
+PATIENCE_SECONDS = 10
+
+USER = "joe"
+# Letters and digits: tinyproxy takes no other.
+SECRET = "through2"
+WRONG_SECRET = "through3"
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """One that is started for each case, and by what it is reached."""
+
+    scheme: str
+    # Told a port, whether it is to demand a password, and a folder, the command line.
+    command: Callable
+
+    @contextmanager
+    def running(self, auth, folder):
+        """Serves on a port of its own until the end; gives the URL by which a case with this `auth` reaches it."""
+        port = free_port()
+        demands = auth in ("right", "wrong", "missing")
+        child = subprocess.Popen(
+            self.command(port, demands, folder),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            await_listener(port)
+            secrets = {"right": SECRET, "wrong": WRONG_SECRET, "unneeded": SECRET}
+            login = f"{USER}:{secrets[auth]}@" if auth in secrets else ""
+            yield f"{self.scheme}://{login}127.0.0.1:{port}"
+        finally:
+            child.terminate()
+            child.wait()
+
+
+def microsocks(port, demands, _folder):
+    login = ["-u", USER, "-P", SECRET] if demands else []
+    return ["microsocks", "-i", "127.0.0.1", "-p", str(port), *login]
+
+
+def tinyproxy(port, demands, folder):
+    settings = folder / "tinyproxy.conf"
+    login = f"BasicAuth {USER} {SECRET}\n" if demands else ""
+    settings.write_text(f"Port {port}\nListen 127.0.0.1\nMaxClients 10\nTimeout 30\nLogLevel Error\n{login}")
+    return ["tinyproxy", "-d", "-c", str(settings)]
+
+
+def ncat(port, demands, _folder):
+    login = ["--proxy-auth", f"{USER}:{SECRET}"] if demands else []
+    return ["ncat", "--listen", "127.0.0.1", str(port), "--proxy-type", "http", *login]
+
+
+def free_port():
+    """None of these takes port 0 and says which it got."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def await_listener(port):
+    until = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.01)
