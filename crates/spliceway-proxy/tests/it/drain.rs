@@ -102,15 +102,16 @@ fn the_drain_timeout_cuts_what_does_not_finish() {
 /// A session that has taken from its target all it can, as its client reads nothing; and what the target sends.
 fn with_a_stuck_download(arguments: &[&str]) -> (Program, TcpStream, TcpStream, Vec<u8>) {
     let (program, mut client, mut target) = with_a_session(arguments);
-    let sent = pattern(5, 32 << 20);
+    // More than every queue between the two takes: a receive queue grows to 32 MiB where a host allows it.
+    let sent = pattern(5, 64 << 20);
     target.write_all(b"y").unwrap();
     assert_eq!(read_exactly(&mut client, 1), b"y");
     target.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
     let mut taken = 0;
     while let Ok(count) = target.write(&sent[taken..]) {
         taken += count;
+        assert!(taken < sent.len(), "it is stuck");
     }
-    assert!(taken < sent.len(), "it is stuck");
     (program, client, target, sent)
 }
 
