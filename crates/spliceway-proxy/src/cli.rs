@@ -181,7 +181,7 @@ struct ClientArgs {
 
 #[derive(Args, Debug)]
 struct DialArgs {
-    /// Proxy to go through: socks5://[user:secret@]host:port, socks5h://… or http://…; repeated (in the variable, with blanks between), a chain
+    /// Proxy to go through: `socks5://[user:secret@]host:port`, `socks5h://…` or `http://…`; repeated (in the variable, with blanks between), a chain
     // Not parsed by clap, which repeats what it cannot parse, secrets and all.
     #[arg(
         short = 'x',
@@ -195,7 +195,7 @@ struct DialArgs {
     /// Tell targets whose connection it is, by a PROXY header: v1 or v2
     #[arg(long, value_name = "VERSION")]
     send_proxy: Option<proxy::Version>,
-    /// Who knows the addresses of names: `auto` (/etc/resolv.conf, with a cache), `system` (the C library), or servers, IP[:PORT],…
+    /// Who knows the addresses of names: `auto` (/etc/resolv.conf, with a cache), `system` (the C library), or servers, `IP[:PORT],…`
     #[arg(long, value_name = "WHO", default_value = "auto", value_parser = values::resolver)]
     dns: ResolverSettings,
     /// Connect from this address; once per family, and a family without one is not used
