@@ -12,7 +12,9 @@ from clients import EVERY_FAMILY, Call, Mode
 from program import Failed, Program
 
 CASE_SECONDS = 30
-SPLICED_MIN = 0.95
+# 0.96 to 0.99 of 8 MiB where a client has a core to itself. One that is held up for a moment writes a little at a time, which is copied: with two
+# clients to a core, 0.945 was seen.
+SPLICED_MIN = 0.9
 # Through a proxy that copies, what comes back comes in pieces of its size.
 SPLICED_MIN_BEHIND_COPIES = 0.5
 
