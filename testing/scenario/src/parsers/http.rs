@@ -14,14 +14,7 @@ const GROWTH_MAX_BYTES: usize = 1024;
 const FIELDS_MAX: usize = 100 + 3;
 
 /// For one connection alone, or ours to say; RFC 9110 section 7.6.1. And whatever begins with `proxy`.
-const NOT_SENT_ON: [&str; 6] = [
-    "connection",
-    "host",
-    "http2-settings",
-    "keep-alive",
-    "te",
-    "upgrade",
-];
+const NOT_SENT_ON: [&str; 6] = ["connection", "host", "http2-settings", "keep-alive", "te", "upgrade"];
 
 /// The head of a request is decided by its bytes, however they were cut into reads, and what is sent on is read by everybody as it
 /// is meant. The first byte says how to cut the rest.
