@@ -162,17 +162,12 @@ async fn relay(ends: Ends, record: &mut Record) -> Outcome {
 
 /// The same where not all that the client sends is for the target.
 async fn exchange(client: Stream, rest: Rest, upstream: Stream, options: RelayOptions, record: &mut Record) -> Outcome {
-    let patience = record.service().timeouts.half_close;
     let ended = match (rest, client, upstream) {
-        (Rest::Bytes(left), Stream::Tcp(mut client), Stream::Tcp(upstream)) => {
-            let ended = relay_of(&mut client, upstream, options.a_to_b_limit(left), record).await;
-            exchange::linger(&mut client, patience).await;
-            ended
+        (Rest::Bytes(left), Stream::Tcp(client), Stream::Tcp(upstream)) => {
+            exchange_of(client, upstream, options.a_to_b_limit(left), record).await
         }
-        (Rest::Bytes(left), Stream::Unix(mut client), Stream::Tcp(upstream)) => {
-            let ended = relay_of(&mut client, upstream, options.a_to_b_limit(left), record).await;
-            exchange::linger(&mut client, patience).await;
-            ended
+        (Rest::Bytes(left), Stream::Unix(client), Stream::Tcp(upstream)) => {
+            exchange_of(client, upstream, options.a_to_b_limit(left), record).await
         }
         // Somebody has to see where the body ends.
         (Rest::Chunks(chunks), client, Stream::Tcp(upstream)) => {
@@ -188,6 +183,25 @@ async fn exchange(client: Stream, rest: Rest, upstream: Stream, options: RelayOp
         (_, _, Stream::Unix(_)) => unreachable!("no client can name a socket of the file system"),
     };
     ended.into()
+}
+
+/// A relay of a request and its answer, which the client is given the time to read.
+async fn exchange_of<A, B>(
+    mut client: A,
+    upstream: B,
+    options: RelayOptions,
+    record: &mut Record,
+) -> Result<RelaySummary, RelayError>
+where
+    A: AsyncRead + AsyncWrite + Unpin,
+    B: AsyncRead + AsyncWrite + Unpin,
+{
+    let ended = relay_of(&mut client, upstream, options, record).await;
+    // At any other end the client has not been told that it is one: the close is what tells it.
+    if ended.as_ref().is_ok_and(|summary| summary.first_eof == Some(Peer::B)) {
+        exchange::linger(&mut client, record.service().timeouts.half_close).await;
+    }
+    ended
 }
 
 fn relay_of<A, B>(client: A, upstream: B, options: RelayOptions, record: &mut Record) -> Relay<A, B>

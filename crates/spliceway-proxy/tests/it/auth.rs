@@ -159,6 +159,31 @@ fn guessing_is_answered_more_and_more_slowly_and_not_even_the_right_secret_helps
     program.await_end("denied:auth_penalty");
 }
 
+/// A guess knows what came of the one before it, however many are under way.
+#[test]
+fn guesses_at_once_are_slowed_down_as_guesses_in_turn_are() {
+    let users = users();
+    let program = Program::socks5(&["--auth-file", users.path()]);
+    let started = Instant::now();
+    let mut clients: Vec<TcpStream> = (0..60).map(|_| program.connect()).collect();
+    let guess = [&GREETING_WITH_PASSWORD[..], &password("bob", "guess")].concat();
+    for client in &mut clients {
+        client.write_all(&guess).unwrap();
+    }
+    for client in &clients {
+        assert_eq!(read_all(client), [5, 2, 1, 1]);
+    }
+    program.await_sum("spliceway_refused_total", &[], 60);
+    let looked_at = program.sum("spliceway_refused_total", &["reason=\"auth\""]);
+    // Three are free, the fourth costs a second, and each second that passes lets one more through.
+    let most = 5 + started.elapsed().as_secs();
+    assert!(
+        (4..=most).contains(&looked_at),
+        "{looked_at} looked at in {:?}",
+        started.elapsed()
+    );
+}
+
 #[test]
 fn one_user_can_be_named_in_the_environment_and_the_secret_shows_nowhere() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));

@@ -330,6 +330,28 @@ fn a_client_that_sends_more_than_its_request_has_all_of_the_answer() {
     }
 }
 
+/// Whoever is not told the end by it waits for what never comes.
+#[test]
+fn an_answer_that_breaks_off_ends_for_its_client_at_once() {
+    let program = Program::proxy("http", &["--half-close-timeout", "1h"]);
+    let (listener, address) = listen();
+    let mut client = program.connect();
+    write!(client, "GET http://{address}/ HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    let mut target = accept(&listener);
+    read_head(&mut target);
+    target
+        .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\npart")
+        .unwrap();
+    assert!(read_head(&mut client).starts_with("HTTP/1.1 200 OK\r\n"));
+    assert_eq!(read_exactly(&mut client, 4), b"part");
+    socket2::SockRef::from(&target)
+        .set_linger(Some(Duration::ZERO))
+        .unwrap();
+    drop(target);
+    assert!(is_closed(&mut client));
+    program.await_end("reset_by_upstream");
+}
+
 #[test]
 fn a_client_that_goes_away_takes_its_request_with_it() {
     let program = Program::proxy("http", &["--half-close-timeout", "100ms"]);
