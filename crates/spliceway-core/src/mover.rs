@@ -63,6 +63,8 @@ pub enum Source {
     /// forgets readiness here must keep what the poller said of a closed or failed socket, and add the source to
     /// [`Suspects`](crate::Suspects): at an urgent mark it is as short of bytes.
     Short,
+    /// It gave bytes and has no more: an edge will tell of the next byte.
+    Drained,
     /// It had nothing.
     WouldBlock,
     /// It may have more.
@@ -447,7 +449,13 @@ impl Mover {
                 // All that was allowed tells no more of the source than all that fits: there will be more.
                 let full = bytes == most || is_full(bytes, pipe.capacity());
                 self.takes(bytes);
-                self.transfer.on(Event::Filled { bytes, full });
+                // Whoever waits in its calls has no use for it.
+                let looks = self.wait == Wait::Never && self.transfer.expects_drained_by_fill(full);
+                let drained = looks && socket::is_drained(source);
+                self.transfer.on(Event::Filled { bytes, full, drained });
+                if drained {
+                    return Ok(Source::Drained);
+                }
             }
             Fill::WouldBlock | Fill::MaybeEof => self.transfer.on(Event::SourceStopped),
             Fill::Cannot(reason) => self.cannot(reason, counts)?,

@@ -41,6 +41,12 @@ pub fn peek(socket: impl AsFd, wait: Wait) -> io::Result<bool> {
     Ok(retry_on_intr(|| sys::peek(socket, wait.recv_flags()))? > 0)
 }
 
+/// Whether there is nothing to receive, no end, no urgent mark and no error either, by a `poll(2)` that does not wait: `false` where
+/// that fails.
+pub fn is_drained(socket: impl AsFd) -> bool {
+    sys::is_quiet(socket.as_fd())
+}
+
 /// `send(2)` with `MSG_NOSIGNAL`.
 ///
 /// # Errors

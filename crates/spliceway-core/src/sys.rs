@@ -164,15 +164,30 @@ pub(crate) fn ask_for_mark(socket: BorrowedFd<'_>) -> Asked {
     }
 }
 
-/// `poll(2)` without waiting, for all of them at once: those that hold an urgent mark. All of them where the call fails.
-pub(crate) fn urgent_marks(asked: &mut [Asked]) -> impl Iterator<Item = RawFd> {
+/// `poll(2)` without waiting: of how many there is something to tell.
+fn poll_now(asked: &mut [Asked]) -> Result<libc::c_int, Errno> {
     // SAFETY: the pointer and the count are those of one exclusive borrow. A descriptor that was closed is only said to be none.
-    let found = retry_on_intr(
+    retry_on_intr(
         || match unsafe { libc::poll(asked.as_mut_ptr(), asked.len() as libc::nfds_t, 0) } {
             -1 => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
             found => Ok(found),
         },
-    );
+    )
+}
+
+/// Whether `poll(2)` has nothing to tell of it: no byte, no end, no urgent mark, no error.
+pub(crate) fn is_quiet(socket: BorrowedFd<'_>) -> bool {
+    let mut asked = [Asked {
+        fd: socket.as_raw_fd(),
+        events: libc::POLLIN | libc::POLLPRI,
+        revents: 0,
+    }];
+    poll_now(&mut asked) == Ok(0)
+}
+
+/// `poll(2)` without waiting, for all of them at once: those that hold an urgent mark. All of them where the call fails.
+pub(crate) fn urgent_marks(asked: &mut [Asked]) -> impl Iterator<Item = RawFd> {
+    let found = poll_now(asked);
     let (all, any) = (found.is_err(), found != Ok(0));
     let asked = if any { asked } else { &mut [] };
     asked

@@ -13,6 +13,8 @@
 //!               └─────────── would block, 0, cannot: a recv tells what it means ───────┘
 //! ```
 //!
+//! A fill that was seen to drain the source is followed by a wait, and then by the next fill.
+//!
 //! Where an end is a pipe itself, no pipe is needed between, and Passing takes the place of Filling and Draining: it goes on to itself,
 //! to Peeking after a few bytes and where the sink is full, as the source may be at its end, and to Receiving where it has none.
 //!
@@ -116,6 +118,8 @@ pub enum Event {
         bytes: usize,
         /// Bytes about reached the pipe's size, not only fragments its slots; or they are all that might be taken.
         full: bool,
+        /// The source was then looked at, and has nothing: no byte, no end, no urgent mark. The next step of it is to be waited for.
+        drained: bool,
     },
     /// [`Step::Fill`] or [`Step::Pass`] found nothing, or an end of stream that may be none.
     SourceStopped,
@@ -213,6 +217,8 @@ pub struct Transfer {
     turns: Turns,
     /// Bytes delivered since the last yield.
     turn: usize,
+    /// Whether the last fill that was not full and had another attempt after it had drained the source, and the last that was full.
+    drained_by_fill: [bool; 2],
 }
 
 /// Named for what comes next.
@@ -225,17 +231,27 @@ enum State {
     Passing {
         sure: bool,
     },
-    /// `moved` if bytes came of the source since it was waited for.
     Filling {
-        moved: bool,
+        before: Before,
     },
+    /// `then` is what the next fill has before it.
     Draining {
         fill: LastFill,
+        then: Before,
     },
     Peeking,
     Unloading,
     ShuttingDown,
     Done,
+}
+
+/// What a fill has before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Before {
+    /// The source was waited for.
+    Wait,
+    /// Another fill, `full` or not: then the source had no more, or its fragments took all slots.
+    Fill { full: bool },
 }
 
 /// What the fill that is being drained tells about the flow.
@@ -266,7 +282,7 @@ impl Transfer {
     pub fn new(engine: Engine, pipe_size: PipeSize) -> Self {
         let (state, flow) = match engine {
             Engine::Auto => (State::Receiving, Flow::Messages),
-            Engine::Splice => (State::Filling { moved: false }, Flow::Spliced),
+            Engine::Splice => (State::Filling { before: Before::Wait }, Flow::Spliced),
             Engine::Copy => (State::Receiving, Flow::Copied { retry_after: None }),
         };
         Self {
@@ -276,6 +292,7 @@ impl Transfer {
             sizing: Sizing::new(pipe_size),
             turns: Turns::default(),
             turn: 0,
+            drained_by_fill: [false; 2],
         }
     }
 
@@ -312,6 +329,14 @@ impl Transfer {
     #[must_use]
     pub fn holds_message(&self) -> bool {
         matches!(self.state, State::Sending { full: false })
+    }
+
+    /// Whether it is worth a look if a fill has drained the source, as the last one had that was `full` or not like it. (Of bulk none has
+    /// until the end; where fragments are small each fill ends for want of slots.) A look that finds nothing saves a fill and a recv in
+    /// vain.
+    #[must_use]
+    pub fn expects_drained_by_fill(&self, full: bool) -> bool {
+        self.drained_by_fill[usize::from(full)]
     }
 
     fn turn_is_over(&self) -> bool {
@@ -355,6 +380,7 @@ impl Transfer {
     #[inline]
     pub fn on(&mut self, event: Event) {
         self.size_pipe(event);
+        self.learn_of_fills(event);
         self.state = self.next(event);
     }
 
@@ -362,16 +388,33 @@ impl Transfer {
     #[inline]
     fn size_pipe(&mut self, event: Event) {
         match (self.state, event) {
-            (State::Filling { moved }, Event::Filled { bytes, full }) => {
+            (State::Filling { before }, Event::Filled { bytes, full, drained }) => {
                 let asked = self.sizing.class_in(self.turns);
-                if moved {
+                if before != Before::Wait {
                     self.sizing.on_more(true);
                 }
                 self.sizing.on_fill(asked, bytes, full);
+                if drained {
+                    self.sizing.on_more(false);
+                }
             }
-            (State::Filling { moved: true }, Event::SourceStopped) => self.sizing.on_more(false),
+            (State::Filling { before }, Event::SourceStopped) if before != Before::Wait => self.sizing.on_more(false),
             (State::Draining { .. }, Event::SinkBlocked) => self.sizing.on_stall(),
             _ => {}
+        }
+    }
+
+    /// What `event` says about the fill before it.
+    #[inline]
+    fn learn_of_fills(&mut self, event: Event) {
+        if let State::Filling {
+            before: Before::Fill { full },
+        } = self.state
+        {
+            let drained = event == Event::SourceStopped;
+            if drained || matches!(event, Event::Filled { .. }) {
+                self.drained_by_fill[usize::from(full)] = drained;
+            }
         }
     }
 
@@ -401,10 +444,10 @@ impl Transfer {
             }
             (State::Passing { sure: false }, Event::SinkBlocked) => State::Peeking,
 
-            (State::Filling { .. }, Event::Filled { bytes, full }) => {
-                let fill = LastFill::of(bytes, full);
-                State::Draining { fill }
-            }
+            (State::Filling { .. }, Event::Filled { bytes, full, drained }) => State::Draining {
+                fill: LastFill::of(bytes, full),
+                then: if drained { Before::Wait } else { Before::Fill { full } },
+            },
             // Drained, at its end, or before an urgent mark: a recv tells which, and steps over the mark.
             (State::Filling { .. } | State::Passing { .. } | State::Peeking, Event::SourceStopped) => State::Receiving,
             (State::Filling { .. } | State::Passing { .. }, Event::Cannot(reason)) => {
@@ -412,12 +455,12 @@ impl Transfer {
                 State::Receiving
             }
 
-            (State::Draining { fill }, Event::Drained { bytes, left }) => {
+            (State::Draining { fill, then }, Event::Drained { bytes, left }) => {
                 self.turn += bytes;
                 if left > 0 {
-                    State::Draining { fill }
+                    State::Draining { fill, then }
                 } else {
-                    self.after_splice(fill)
+                    self.after_splice(fill, then)
                 }
             }
             (state @ State::Draining { .. }, Event::SinkBlocked) => state,
@@ -458,7 +501,7 @@ impl Transfer {
     fn begin(&self) -> State {
         match self.flow {
             Flow::Bulk { .. } | Flow::Spliced if self.passes => State::Passing { sure: false },
-            Flow::Bulk { .. } | Flow::Spliced => State::Filling { moved: false },
+            Flow::Bulk { .. } | Flow::Spliced => State::Filling { before: Before::Wait },
             Flow::Messages | Flow::Copied { .. } => State::Receiving,
         }
     }
@@ -472,11 +515,14 @@ impl Transfer {
     }
 
     /// The pipe is empty again.
-    fn after_splice(&mut self, fill: LastFill) -> State {
+    fn after_splice(&mut self, fill: LastFill, then: Before) -> State {
         self.flow = self.flow.after(fill);
+        if then == Before::Wait {
+            self.turn = 0;
+        }
         match self.flow {
             Flow::Messages => State::Receiving,
-            _ => State::Filling { moved: true },
+            _ => State::Filling { before: then },
         }
     }
 }

@@ -65,7 +65,7 @@ impl End<'_> {
         self.try_io(Interest::READABLE, |fd| {
             outcome = take(fd);
             match outcome {
-                Ok(Source::Short | Source::WouldBlock) => Readiness::Cleared,
+                Ok(Source::Short | Source::Drained | Source::WouldBlock) => Readiness::Cleared,
                 Ok(Source::Open) | Err(_) => Readiness::Kept,
             }
         });

@@ -38,6 +38,34 @@ fn with_urgent_byte() -> (TcpStream, TcpStream) {
 }
 
 #[test]
+fn poll_tells_of_bytes_of_an_end_and_of_an_urgent_mark_and_of_nothing_else() {
+    let (near, far) = with_urgent_byte();
+    let asked = PollFlags::IN | PollFlags::PRI;
+    let read = |wanted: &[u8]| {
+        let mut buf = [0; 64];
+        let read = (&near).read(&mut buf).expect("read");
+        assert_eq!(&buf[..read], wanted);
+    };
+    read(b"abc");
+    assert_eq!(
+        support::ready_now(&near, asked),
+        asked,
+        "at the mark, with bytes behind"
+    );
+    read(b"def");
+    assert_eq!(support::ready_now(&near, asked), PollFlags::empty());
+    assert_eq!(rustix::net::send(&far, b"!", SendFlags::OOB), Ok(1));
+    assert_eq!(
+        support::await_ready(&near, PollFlags::PRI),
+        PollFlags::PRI,
+        "at the mark, with nothing behind"
+    );
+    far.shutdown(std::net::Shutdown::Write).expect("shutdown");
+    support::await_ready(&near, PollFlags::RDHUP);
+    assert!(support::ready_now(&near, asked).contains(PollFlags::IN), "at the end");
+}
+
+#[test]
 fn splice_stops_at_an_urgent_mark_and_says_would_block_while_poll_says_readable() {
     let (near, mut far) = with_urgent_byte();
     let (_reader, writer) = pipe();

@@ -219,6 +219,79 @@ fn a_source_that_may_have_more_is_not_taken_for_drained() {
     }
 }
 
+/// It saves a fill and a receive in vain at the end of each burst of a flow.
+#[test]
+fn a_short_fill_is_looked_behind_where_the_one_before_it_had_drained_the_source() {
+    for family in [Family::Tcp, Family::Unix] {
+        let (line, counts) = (Line::new(family, Family::Tcp), Counts::default());
+        let (mut mover, mut scratch) = (mover(Engine::Splice, &pool()), vec![0; SCRATCH]);
+        let mut take = |mover: &mut Mover| {
+            let learnt = mover.take(&line.source, &mut scratch, &counts).expect("taken");
+            while mover.need() == Need::Sink {
+                assert_eq!(mover.deliver(&line.sink, &scratch, &counts).expect("sent"), Sink::Open);
+            }
+            learnt
+        };
+        let arrives = |bytes: &[u8]| {
+            (&line.client).write_all(bytes).expect("write");
+            support::await_queued(&line.source, bytes.len());
+        };
+        arrives(&[7; 30_000]);
+        let first = [(); 3].map(|()| take(&mut mover));
+        assert_eq!(first, [Source::Open, Source::Open, Source::WouldBlock], "{family:?}");
+        for _ in 0..3 {
+            arrives(&[7; 30_000]);
+            assert_eq!(take(&mut mover), Source::Drained, "{family:?}");
+        }
+        // The end is not passed over.
+        arrives(b"last");
+        line.client.finish();
+        support::await_ready(&line.source, PollFlags::RDHUP);
+        let last = [(); 3].map(|()| take(&mut mover));
+        assert_eq!((last, mover.need()), ([Source::Open; 3], Need::Shutdown), "{family:?}");
+        (&line.server).read_exact(&mut [0; 120_004]).expect("read");
+    }
+}
+
+#[test]
+fn a_source_that_stands_at_an_urgent_mark_or_has_more_than_the_slots_is_not_seen_to_be_drained() {
+    let (line, counts) = (Line::new(Family::Tcp, Family::Tcp), Counts::default());
+    let (mut mover, mut scratch) = (mover(Engine::Splice, &pool()), vec![0; SCRATCH]);
+    let mut take = |mover: &mut Mover| {
+        let learnt = mover.take(&line.source, &mut scratch, &counts).expect("taken");
+        while mover.need() == Need::Sink {
+            assert_eq!(mover.deliver(&line.sink, &scratch, &counts).expect("sent"), Sink::Open);
+        }
+        learnt
+    };
+    let Socket::Tcp(client) = &line.client else {
+        unreachable!("as it was asked for")
+    };
+    let mut client = client;
+    client.write_all(b"abc").expect("write");
+    support::await_queued(&line.source, 3);
+    while take(&mut mover) != Source::WouldBlock {}
+
+    // Sixteen segments fill a pipe of 64 KiB, and more than half of these are left.
+    support::write_apart(client, &[7; 40 * 1_448], 1_448);
+    support::await_queued(&line.source, 40 * 1_448);
+    assert_eq!(take(&mut mover), Source::Open);
+    while take(&mut mover) != Source::WouldBlock {}
+
+    client.write_all(b"def").expect("write");
+    rustix::net::send(client, b"!", SendFlags::OOB).expect("send");
+    client.write_all(b"ghi").expect("write");
+    support::await_ready(&line.source, PollFlags::PRI);
+    support::await_that("what lies behind the mark has arrived", || {
+        support::queued(&line.source) >= 3
+    });
+    assert_eq!(take(&mut mover), Source::Open);
+    while take(&mut mover) != Source::WouldBlock {}
+    let mut got = vec![0; 3 + 40 * 1_448 + 6];
+    (&line.server).read_exact(&mut got).expect("read");
+    assert_eq!(&got[got.len() - 6..], b"defghi");
+}
+
 #[test]
 fn bytes_read_before_go_first() {
     for engine in [Engine::Auto, Engine::Splice, Engine::Copy] {

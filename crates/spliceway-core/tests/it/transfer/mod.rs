@@ -177,7 +177,15 @@ fn fill_and_drain(transfer: &mut Transfer, class: SizeClass, bytes: usize, full:
     if transfer.step() == Step::Yield {
         transfer.on(Event::Yielded);
     }
-    at(transfer, Step::Fill(class), Event::Filled { bytes, full });
+    at(
+        transfer,
+        Step::Fill(class),
+        Event::Filled {
+            bytes,
+            full,
+            drained: false,
+        },
+    );
     at(transfer, Step::Drain, Event::Drained { bytes, left: 0 });
 }
 
@@ -244,6 +252,50 @@ fn a_fill_that_stops_is_followed_by_a_recv_which_alone_tells_why() {
 }
 
 #[test]
+fn a_fill_that_was_seen_to_drain_the_source_is_followed_by_the_next_one_and_no_attempt_in_vain() {
+    for bytes in [10_000, 30_000] {
+        let mut transfer = bulk(PipeSize::Auto);
+        let (full, drained) = (false, true);
+        // One below the number that makes it messages again.
+        for _ in 0..7 {
+            at(
+                &mut transfer,
+                Step::Fill(SizeClass::Kib64),
+                Event::Filled { bytes, full, drained },
+            );
+            at(&mut transfer, Step::Drain, Event::SinkBlocked);
+            at(&mut transfer, Step::Drain, Event::Drained { bytes, left: 0 });
+        }
+        at(&mut transfer, Step::Fill(SizeClass::Kib64), Event::SourceStopped);
+        assert_eq!(transfer.step(), Step::Recv);
+    }
+}
+
+#[test]
+fn a_look_is_worth_it_where_the_last_fill_of_the_kind_had_drained_the_source() {
+    let mut transfer = bulk(PipeSize::Fixed(SizeClass::Kib64));
+    let fill = |transfer: &mut Transfer, full: bool| {
+        let bytes = if full { 64 << 10 } else { 30_000 };
+        fill_and_drain(transfer, SizeClass::Kib64, bytes, full);
+    };
+    let expects = |transfer: &Transfer| [false, true].map(|full| transfer.expects_drained_by_fill(full));
+    assert_eq!(expects(&transfer), [false, false]);
+    fill(&mut transfer, false);
+    finds_nothing(&mut transfer);
+    assert_eq!(expects(&transfer), [true, false]);
+    fill(&mut transfer, true);
+    finds_nothing(&mut transfer);
+    assert_eq!(expects(&transfer), [true, true]);
+    fill(&mut transfer, false);
+    fill(&mut transfer, true);
+    assert_eq!(expects(&transfer), [false, true]);
+    fill(&mut transfer, false);
+    assert_eq!(expects(&transfer), [false, false]);
+    transfer.on(Event::Cannot(Reason::PipeBudget));
+    assert_eq!(expects(&transfer), [false, false], "that tells nothing of the source");
+}
+
+#[test]
 fn a_pipe_that_was_filled_in_bytes_is_followed_by_a_larger_one_up_to_256_kib_where_others_wait() {
     let mut transfer = bulk(PipeSize::Auto);
     fill_and_drain(&mut transfer, SizeClass::Kib64, 64 << 10, true);
@@ -271,7 +323,11 @@ fn a_sink_that_does_not_keep_up_gets_no_pipe_of_1_mib_until_it_has() {
     at(
         &mut transfer,
         Step::Fill(SizeClass::Mib1),
-        Event::Filled { bytes, full },
+        Event::Filled {
+            bytes,
+            full,
+            drained: false,
+        },
     );
     at(&mut transfer, Step::Drain, Event::SinkBlocked);
     at(&mut transfer, Step::Drain, Event::Drained { bytes, left: 0 });
@@ -371,6 +427,7 @@ fn bytes_in_a_pipe_whose_sink_cannot_be_spliced_are_read_out_and_sent() {
     let filled = Event::Filled {
         bytes: 64 << 10,
         full: true,
+        drained: false,
     };
     at(&mut transfer, Step::Fill(SizeClass::Kib64), filled);
     at(
@@ -417,6 +474,7 @@ fn the_long_turn_of_bulk_ends_after_1_mib_and_that_of_copies_after_256_kib() {
             Event::Filled {
                 bytes: 32_768,
                 full: false,
+                drained: false,
             },
         );
         at(&mut transfer, Step::Drain, Event::Drained { bytes: 32_768, left: 0 });
