@@ -217,6 +217,7 @@ pub struct Transfer {
     turns: Turns,
     /// Bytes delivered since the last yield.
     turn: usize,
+    before: Before,
     /// Whether the last fill that was not full and had another attempt after it had drained the source, and the last that was full.
     drained_by_fill: [bool; 2],
 }
@@ -225,27 +226,17 @@ pub struct Transfer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Receiving,
-    Sending {
-        full: bool,
-    },
-    Passing {
-        sure: bool,
-    },
-    Filling {
-        before: Before,
-    },
-    /// `then` is what the next fill has before it.
-    Draining {
-        fill: LastFill,
-        then: Before,
-    },
+    Sending { full: bool },
+    Passing { sure: bool },
+    Filling,
+    Draining { fill: LastFill },
     Peeking,
     Unloading,
     ShuttingDown,
     Done,
 }
 
-/// What a fill has before it.
+/// What the next fill has before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Before {
     /// The source was waited for.
@@ -282,7 +273,7 @@ impl Transfer {
     pub fn new(engine: Engine, pipe_size: PipeSize) -> Self {
         let (state, flow) = match engine {
             Engine::Auto => (State::Receiving, Flow::Messages),
-            Engine::Splice => (State::Filling { before: Before::Wait }, Flow::Spliced),
+            Engine::Splice => (State::Filling, Flow::Spliced),
             Engine::Copy => (State::Receiving, Flow::Copied { retry_after: None }),
         };
         Self {
@@ -292,6 +283,7 @@ impl Transfer {
             sizing: Sizing::new(pipe_size),
             turns: Turns::default(),
             turn: 0,
+            before: Before::Wait,
             drained_by_fill: [false; 2],
         }
     }
@@ -313,7 +305,7 @@ impl Transfer {
         assert!(
             matches!(
                 self.state,
-                State::Receiving | State::Passing { .. } | State::Filling { .. } | State::ShuttingDown
+                State::Receiving | State::Passing { .. } | State::Filling | State::ShuttingDown
             ),
             "preloaded bytes come before all others"
         );
@@ -355,15 +347,13 @@ impl Transfer {
     #[must_use]
     pub fn step(&self) -> Step {
         match self.state {
-            State::Receiving | State::Passing { .. } | State::Filling { .. } | State::Peeking
-                if self.turn_is_over() =>
-            {
+            State::Receiving | State::Passing { .. } | State::Filling | State::Peeking if self.turn_is_over() => {
                 Step::Yield
             }
             State::Receiving => Step::Recv,
             State::Sending { .. } => Step::Send,
             State::Passing { sure } => Step::Pass { sure },
-            State::Filling { .. } => Step::Fill(self.sizing.class_in(self.turns)),
+            State::Filling => Step::Fill(self.sizing.class_in(self.turns)),
             State::Draining { .. } => Step::Drain,
             State::Peeking => Step::Peek,
             State::Unloading => Step::Unload,
@@ -379,42 +369,35 @@ impl Transfer {
     // Each caller knows the event, of which a compare and a store are left.
     #[inline]
     pub fn on(&mut self, event: Event) {
-        self.size_pipe(event);
-        self.learn_of_fills(event);
+        self.learn(event);
         self.state = self.next(event);
     }
 
-    /// What `event` says about the size of the pipe.
+    /// What `event` says about the size of the pipe, and about how fills end.
     #[inline]
-    fn size_pipe(&mut self, event: Event) {
+    fn learn(&mut self, event: Event) {
         match (self.state, event) {
-            (State::Filling { before }, Event::Filled { bytes, full, drained }) => {
+            (State::Filling, Event::Filled { bytes, full, drained }) => {
                 let asked = self.sizing.class_in(self.turns);
-                if before != Before::Wait {
-                    self.sizing.on_more(true);
-                }
+                self.learn_of_fill(false);
                 self.sizing.on_fill(asked, bytes, full);
+                self.before = Before::Fill { full };
                 if drained {
-                    self.sizing.on_more(false);
+                    self.learn_of_fill(true);
                 }
             }
-            (State::Filling { before }, Event::SourceStopped) if before != Before::Wait => self.sizing.on_more(false),
+            (State::Filling, Event::SourceStopped) => self.learn_of_fill(true),
             (State::Draining { .. }, Event::SinkBlocked) => self.sizing.on_stall(),
             _ => {}
         }
     }
 
-    /// What `event` says about the fill before it.
-    #[inline]
-    fn learn_of_fills(&mut self, event: Event) {
-        if let State::Filling {
-            before: Before::Fill { full },
-        } = self.state
-        {
-            let drained = event == Event::SourceStopped;
-            if drained || matches!(event, Event::Filled { .. }) {
-                self.drained_by_fill[usize::from(full)] = drained;
-            }
+    /// The last fill had drained the source, or there was more.
+    fn learn_of_fill(&mut self, drained: bool) {
+        if let Before::Fill { full } = self.before {
+            self.sizing.on_more(!drained);
+            self.drained_by_fill[usize::from(full)] = drained;
+            self.before = Before::Wait;
         }
     }
 
@@ -444,42 +427,37 @@ impl Transfer {
             }
             (State::Passing { sure: false }, Event::SinkBlocked) => State::Peeking,
 
-            (State::Filling { .. }, Event::Filled { bytes, full, drained }) => State::Draining {
+            (State::Filling, Event::Filled { bytes, full, .. }) => State::Draining {
                 fill: LastFill::of(bytes, full),
-                then: if drained { Before::Wait } else { Before::Fill { full } },
             },
             // Drained, at its end, or before an urgent mark: a recv tells which, and steps over the mark.
-            (State::Filling { .. } | State::Passing { .. } | State::Peeking, Event::SourceStopped) => State::Receiving,
-            (State::Filling { .. } | State::Passing { .. }, Event::Cannot(reason)) => {
-                self.flow = Flow::copied_for(reason);
+            (State::Filling | State::Passing { .. } | State::Peeking, Event::SourceStopped) => State::Receiving,
+            (State::Filling | State::Passing { .. }, Event::Cannot(reason)) => {
+                self.copy_for(reason);
                 State::Receiving
             }
 
-            (State::Draining { fill, then }, Event::Drained { bytes, left }) => {
+            (State::Draining { fill }, Event::Drained { bytes, left }) => {
                 self.turn += bytes;
                 if left > 0 {
-                    State::Draining { fill, then }
+                    State::Draining { fill }
                 } else {
-                    self.after_splice(fill, then)
+                    self.after_splice(fill)
                 }
             }
             (state @ State::Draining { .. }, Event::SinkBlocked) => state,
             (State::Draining { .. }, Event::Cannot(reason)) => {
-                self.flow = Flow::copied_for(reason);
+                self.copy_for(reason);
                 State::Unloading
             }
             (State::Unloading, Event::Unloaded) => State::Sending { full: false },
 
             (State::Peeking, Event::Peeked) => State::Passing { sure: true },
-            (
-                State::Receiving | State::Passing { .. } | State::Filling { .. } | State::Peeking,
-                Event::LimitReached,
-            ) => State::ShuttingDown,
+            (State::Receiving | State::Passing { .. } | State::Filling | State::Peeking, Event::LimitReached) => {
+                State::ShuttingDown
+            }
             (State::ShuttingDown, Event::ShutDown) => State::Done,
-            (
-                state @ (State::Receiving | State::Passing { .. } | State::Filling { .. } | State::Peeking),
-                Event::Yielded,
-            ) => {
+            (state @ (State::Receiving | State::Passing { .. } | State::Filling | State::Peeking), Event::Yielded) => {
                 self.turn = 0;
                 state
             }
@@ -501,9 +479,14 @@ impl Transfer {
     fn begin(&self) -> State {
         match self.flow {
             Flow::Bulk { .. } | Flow::Spliced if self.passes => State::Passing { sure: false },
-            Flow::Bulk { .. } | Flow::Spliced => State::Filling { before: Before::Wait },
+            Flow::Bulk { .. } | Flow::Spliced => State::Filling,
             Flow::Messages | Flow::Copied { .. } => State::Receiving,
         }
+    }
+
+    fn copy_for(&mut self, reason: Reason) {
+        self.flow = Flow::copied_for(reason);
+        self.before = Before::Wait;
     }
 
     /// User space is empty again.
@@ -515,15 +498,16 @@ impl Transfer {
     }
 
     /// The pipe is empty again.
-    fn after_splice(&mut self, fill: LastFill, then: Before) -> State {
+    fn after_splice(&mut self, fill: LastFill) -> State {
         self.flow = self.flow.after(fill);
-        if then == Before::Wait {
+        if self.before == Before::Wait {
             self.turn = 0;
         }
-        match self.flow {
-            Flow::Messages => State::Receiving,
-            _ => State::Filling { before: then },
+        if self.flow == Flow::Messages {
+            self.before = Before::Wait;
+            return State::Receiving;
         }
+        State::Filling
     }
 }
 
