@@ -35,7 +35,8 @@ pub struct Mover {
     source: End,
     sink: End,
     wait: Wait,
-    must_splice: bool,
+    /// Whether pollers of the source are, if that was asked.
+    tells_of_every_byte: Option<bool>,
 }
 
 /// The largest packet of a pipe in packet mode (pipe(2)).
@@ -63,8 +64,8 @@ pub enum Source {
     /// forgets readiness here must keep what the poller said of a closed or failed socket, and add the source to
     /// [`Suspects`](crate::Suspects): at an urgent mark it is as short of bytes.
     Short,
-    /// It gave bytes and has no more: an edge will tell of the next byte.
-    Drained,
+    /// It was looked at, and has no byte, no end and no urgent mark: an edge will tell of the next, and nobody need suspect it.
+    Quiet,
     /// It had nothing.
     WouldBlock,
     /// It may have more.
@@ -104,7 +105,7 @@ impl Mover {
             source: End::default(),
             sink: End::default(),
             wait,
-            must_splice: engine == Engine::Splice,
+            tells_of_every_byte: None,
         }
     }
 
@@ -201,7 +202,7 @@ impl Mover {
         matches!(self.transfer.step(), Step::Fill(_))
     }
 
-    /// Takes from the source: one `recv` into `scratch`, or one `splice` into a pipe, or one look.
+    /// Takes from the source: one `recv` into `scratch`, or one `splice` into a pipe, or one look, which may come before the splice.
     ///
     /// # Errors
     /// The source's own. `Unsupported` where the engine must splice and cannot. The direction is then over.
@@ -440,6 +441,10 @@ impl Mover {
         if let Some(reason) = self.source.unfit_to_splice(source, self.wait)? {
             return self.cannot(reason, counts).map(|()| Source::Open);
         }
+        if self.transfer.expects_drained_source() && self.is_quiet(source) {
+            self.transfer.on(Event::WouldBlock);
+            return Ok(Source::Quiet);
+        }
         let pipe = match self.pipe_of(class) {
             Ok(pipe) => pipe,
             Err(reason) => return self.cannot(reason, counts).map(|()| Source::Open),
@@ -449,18 +454,18 @@ impl Mover {
                 // All that was allowed tells no more of the source than all that fits: there will be more.
                 let full = bytes == most || is_full(bytes, pipe.capacity());
                 self.takes(bytes);
-                // Whoever waits in its calls has no use for it.
-                let looks = self.wait == Wait::Never && self.transfer.expects_drained_by_fill(full);
-                let drained = looks && socket::is_drained(source);
-                self.transfer.on(Event::Filled { bytes, full, drained });
-                if drained {
-                    return Ok(Source::Drained);
-                }
+                self.transfer.on(Event::Filled { bytes, full });
             }
             Fill::WouldBlock | Fill::MaybeEof => self.transfer.on(Event::SourceStopped),
             Fill::Cannot(reason) => self.cannot(reason, counts)?,
         }
         Ok(Source::Open)
+    }
+
+    /// Whether the source is drained, for certain and to be waited for elsewhere.
+    fn is_quiet(&mut self, source: BorrowedFd<'_>) -> bool {
+        let ask = || socket::tells_of_every_byte(source);
+        self.wait == Wait::Never && *self.tells_of_every_byte.get_or_insert_with(ask) && socket::is_quiet(source)
     }
 
     /// The pipe held, if it was asked for as this class; else one from the pool.
@@ -531,7 +536,7 @@ impl Mover {
 
     /// A call or the pool said why not, which other directions need not ask again at once.
     fn cannot(&mut self, reason: Reason, counts: &Counts) -> io::Result<()> {
-        if !self.must_splice {
+        if !self.transfer.must_splice() {
             switch::note(reason);
         }
         self.copy_instead(reason, counts)
@@ -540,7 +545,7 @@ impl Mover {
     /// Falls back, or fails if it must not.
     fn copy_instead(&mut self, reason: Reason, counts: &Counts) -> io::Result<()> {
         counts.set_fallback(reason);
-        if self.must_splice {
+        if self.transfer.must_splice() {
             return Err(io::Error::new(
                 io::ErrorKind::Unsupported,
                 format!("cannot splice: {reason}"),

@@ -41,10 +41,15 @@ pub fn peek(socket: impl AsFd, wait: Wait) -> io::Result<bool> {
     Ok(retry_on_intr(|| sys::peek(socket, wait.recv_flags()))? > 0)
 }
 
-/// Whether there is nothing to receive, no end, no urgent mark and no error either, by a `poll(2)` that does not wait: `false` where
-/// that fails.
-pub fn is_drained(socket: impl AsFd) -> bool {
+/// Whether `poll(2)` has nothing to tell: no byte, no end, no urgent mark, no error. `false` where that call fails. Of a socket that
+/// [tells of every byte](tells_of_every_byte) it means that there is none.
+pub fn is_quiet(socket: impl AsFd) -> bool {
     sys::is_quiet(socket.as_fd())
+}
+
+/// Whether pollers are told of a single byte, as they are unless somebody chose another `SO_RCVLOWAT`.
+pub fn tells_of_every_byte(socket: impl AsFd) -> bool {
+    sys::receive_low_water_mark(socket.as_fd()).is_ok_and(|bytes| bytes <= 1)
 }
 
 /// `send(2)` with `MSG_NOSIGNAL`.

@@ -105,6 +105,29 @@ pub(crate) fn is_writable(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     retry_on_intr(|| rustix::event::poll(&mut asked, Some(&Timespec::default()))).map(|ready| ready > 0)
 }
 
+/// `poll(POLLIN | POLLPRI)`, without waiting: whether there is nothing to tell, no error either. `false` if it fails.
+pub(crate) fn is_quiet(fd: BorrowedFd<'_>) -> bool {
+    let mut asked = [PollFd::from_borrowed_fd(fd, PollFlags::IN | PollFlags::PRI)];
+    retry_on_intr(|| rustix::event::poll(&mut asked, Some(&Timespec::default()))) == Ok(0)
+}
+
+/// `getsockopt(SO_RCVLOWAT)`: bytes.
+pub(crate) fn receive_low_water_mark(socket: BorrowedFd<'_>) -> Result<libc::c_int, Errno> {
+    low_water_mark(socket.as_raw_fd())
+}
+
+/// The same of a descriptor that may be closed by now.
+fn low_water_mark(socket: RawFd) -> Result<libc::c_int, Errno> {
+    let mut bytes: libc::c_int = 0;
+    let mut length = mem::size_of_val(&bytes) as libc::socklen_t;
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_RCVLOWAT);
+    // SAFETY: the kernel writes at most `length` bytes, one int, to `bytes`, which outlives the call as `length` does.
+    match unsafe { libc::getsockopt(socket, level, name, (&raw mut bytes).cast(), &raw mut length) } {
+        0 => Ok(bytes),
+        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+    }
+}
+
 /// `send(2)` with `MSG_NOSIGNAL`, and `flags`.
 pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], flags: SendFlags) -> Result<usize, Errno> {
     rustix::net::send(socket, bytes, flags | SendFlags::NOSIGNAL)
@@ -164,30 +187,15 @@ pub(crate) fn ask_for_mark(socket: BorrowedFd<'_>) -> Asked {
     }
 }
 
-/// `poll(2)` without waiting: of how many there is something to tell.
-fn poll_now(asked: &mut [Asked]) -> Result<libc::c_int, Errno> {
+/// `poll(2)` without waiting, for all of them at once: those that hold an urgent mark. All of them where the call fails.
+pub(crate) fn urgent_marks(asked: &mut [Asked]) -> impl Iterator<Item = RawFd> {
     // SAFETY: the pointer and the count are those of one exclusive borrow. A descriptor that was closed is only said to be none.
-    retry_on_intr(
+    let found = retry_on_intr(
         || match unsafe { libc::poll(asked.as_mut_ptr(), asked.len() as libc::nfds_t, 0) } {
             -1 => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
             found => Ok(found),
         },
-    )
-}
-
-/// Whether `poll(2)` has nothing to tell of it: no byte, no end, no urgent mark, no error.
-pub(crate) fn is_quiet(socket: BorrowedFd<'_>) -> bool {
-    let mut asked = [Asked {
-        fd: socket.as_raw_fd(),
-        events: libc::POLLIN | libc::POLLPRI,
-        revents: 0,
-    }];
-    poll_now(&mut asked) == Ok(0)
-}
-
-/// `poll(2)` without waiting, for all of them at once: those that hold an urgent mark. All of them where the call fails.
-pub(crate) fn urgent_marks(asked: &mut [Asked]) -> impl Iterator<Item = RawFd> {
-    let found = poll_now(asked);
+    );
     let (all, any) = (found.is_err(), found != Ok(0));
     let asked = if any { asked } else { &mut [] };
     asked
@@ -198,14 +206,17 @@ pub(crate) fn urgent_marks(asked: &mut [Asked]) -> impl Iterator<Item = RawFd> {
 
 /// `setsockopt(SO_RCVLOWAT)` with the value that it has: if there is something to read, pollers are told once more.
 pub(crate) fn tell_pollers_again(socket: RawFd) {
-    let mut bytes: libc::c_int = 0;
-    let mut length = mem::size_of_val(&bytes) as libc::socklen_t;
-    // SAFETY: the value is one int that outlives both calls, which are told its size. If the descriptor was closed they fail. If it is
+    let Ok(bytes) = low_water_mark(socket) else { return };
+    let length = mem::size_of_val(&bytes) as libc::socklen_t;
+    // SAFETY: the value is one int that outlives the call, which is told its size. If the descriptor was closed it fails. If it is
     // another's by now it is given its own value, or, closed between the two, the one before's: 1, unless somebody chose another.
     unsafe {
-        let (level, name) = (libc::SOL_SOCKET, libc::SO_RCVLOWAT);
-        if libc::getsockopt(socket, level, name, (&raw mut bytes).cast(), &raw mut length) == 0 {
-            libc::setsockopt(socket, level, name, (&raw const bytes).cast(), length);
-        }
+        libc::setsockopt(
+            socket,
+            libc::SOL_SOCKET,
+            libc::SO_RCVLOWAT,
+            (&raw const bytes).cast(),
+            length,
+        );
     }
 }

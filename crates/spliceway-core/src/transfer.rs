@@ -13,7 +13,8 @@
 //!               └─────────── would block, 0, cannot: a recv tells what it means ───────┘
 //! ```
 //!
-//! A fill that was seen to drain the source is followed by a wait, and then by the next fill.
+//! Who performs a fill may look before, where [the source is expected to be drained](Transfer::expects_drained_source): if it is, the
+//! next thing is to wait for it.
 //!
 //! Where an end is a pipe itself, no pipe is needed between, and Passing takes the place of Filling and Draining: it goes on to itself,
 //! to Peeking after a few bytes and where the sink is full, as the source may be at its end, and to Receiving where it has none.
@@ -118,8 +119,6 @@ pub enum Event {
         bytes: usize,
         /// Bytes about reached the pipe's size, not only fragments its slots; or they are all that might be taken.
         full: bool,
-        /// The source was then looked at, and has nothing: no byte, no end, no urgent mark. The next step of it is to be waited for.
-        drained: bool,
     },
     /// [`Step::Fill`] or [`Step::Pass`] found nothing, or an end of stream that may be none.
     SourceStopped,
@@ -141,7 +140,7 @@ pub enum Event {
     },
     /// [`Step::Unload`] moved what the pipe held to user space.
     Unloaded,
-    /// [`Step::Recv`] or [`Step::Peek`] found the source drained.
+    /// [`Step::Recv`], [`Step::Peek`] or a look before [`Step::Fill`] found the source drained.
     WouldBlock,
     /// [`Step::Recv`] or [`Step::Peek`] found the end of the stream.
     Eof,
@@ -217,9 +216,10 @@ pub struct Transfer {
     turns: Turns,
     /// Bytes delivered since the last yield.
     turn: usize,
-    before: Before,
-    /// Whether the last fill that was not full and had another attempt after it had drained the source, and the last that was full.
-    drained_by_fill: [bool; 2],
+    /// Whether the last fill was full; `None` once the source was tried again, or waited for.
+    last_fill: Option<bool>,
+    /// Whether the last fill that was not full, and the last that was, had nothing after it.
+    was_last: [bool; 2],
 }
 
 /// Named for what comes next.
@@ -234,15 +234,6 @@ enum State {
     Unloading,
     ShuttingDown,
     Done,
-}
-
-/// What the next fill has before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Before {
-    /// The source was waited for.
-    Wait,
-    /// Another fill, `full` or not: then the source had no more, or its fragments took all slots.
-    Fill { full: bool },
 }
 
 /// What the fill that is being drained tells about the flow.
@@ -283,8 +274,8 @@ impl Transfer {
             sizing: Sizing::new(pipe_size),
             turns: Turns::default(),
             turn: 0,
-            before: Before::Wait,
-            drained_by_fill: [false; 2],
+            last_fill: None,
+            was_last: [false; 2],
         }
     }
 
@@ -312,6 +303,11 @@ impl Transfer {
         self.state = State::Sending { full: false };
     }
 
+    /// Whether it was made to splice whatever comes.
+    pub(crate) fn must_splice(&self) -> bool {
+        self.flow == Flow::Spliced
+    }
+
     /// Bulk takes turns of this length from now on. Copies take short ones, as each byte takes longer.
     pub fn take_turns(&mut self, turns: Turns) {
         self.turns = turns;
@@ -323,12 +319,12 @@ impl Transfer {
         matches!(self.state, State::Sending { full: false })
     }
 
-    /// Whether it is worth a look if a fill has drained the source, as the last one had that was `full` or not like it. (Of bulk none has
-    /// until the end; where fragments are small each fill ends for want of slots.) A look that finds nothing saves a fill and a recv in
-    /// vain.
+    /// Whether it is worth a look before [`Step::Fill`] if the source has anything: the last fill was full, or was not, and the last one
+    /// like it had nothing after it. In bulk and where fragments take all slots there is more after each. Where a look finds nothing, a
+    /// fill and a recv would have found as little.
     #[must_use]
-    pub fn expects_drained_by_fill(&self, full: bool) -> bool {
-        self.drained_by_fill[usize::from(full)]
+    pub fn expects_drained_source(&self) -> bool {
+        self.last_fill.is_some_and(|full| self.was_last[usize::from(full)])
     }
 
     fn turn_is_over(&self) -> bool {
@@ -377,27 +373,23 @@ impl Transfer {
     #[inline]
     fn learn(&mut self, event: Event) {
         match (self.state, event) {
-            (State::Filling, Event::Filled { bytes, full, drained }) => {
+            (State::Filling, Event::Filled { bytes, full }) => {
                 let asked = self.sizing.class_in(self.turns);
-                self.learn_of_fill(false);
+                self.learn_of_last_fill(false);
                 self.sizing.on_fill(asked, bytes, full);
-                self.before = Before::Fill { full };
-                if drained {
-                    self.learn_of_fill(true);
-                }
+                self.last_fill = Some(full);
             }
-            (State::Filling, Event::SourceStopped) => self.learn_of_fill(true),
+            (State::Filling, Event::SourceStopped | Event::WouldBlock) => self.learn_of_last_fill(true),
             (State::Draining { .. }, Event::SinkBlocked) => self.sizing.on_stall(),
             _ => {}
         }
     }
 
-    /// The last fill had drained the source, or there was more.
-    fn learn_of_fill(&mut self, drained: bool) {
-        if let Before::Fill { full } = self.before {
-            self.sizing.on_more(!drained);
-            self.drained_by_fill[usize::from(full)] = drained;
-            self.before = Before::Wait;
+    /// There was nothing after the last fill, or there was more.
+    fn learn_of_last_fill(&mut self, nothing: bool) {
+        if let Some(full) = self.last_fill.take() {
+            self.sizing.on_more(!nothing);
+            self.was_last[usize::from(full)] = nothing;
         }
     }
 
@@ -406,7 +398,7 @@ impl Transfer {
     fn next(&mut self, event: Event) -> State {
         match (self.state, event) {
             (State::Receiving, Event::Received { full }) => State::Sending { full },
-            (State::Receiving | State::Peeking, Event::WouldBlock) => self.await_source(),
+            (State::Receiving | State::Peeking | State::Filling, Event::WouldBlock) => self.await_source(),
             (State::Receiving, Event::Eof) => State::ShuttingDown,
             // An urgent byte may stand before the end, which a look does not take. A connection that is closed with bytes unread is reset,
             // and what the other peer has not read by then is lost.
@@ -427,7 +419,7 @@ impl Transfer {
             }
             (State::Passing { sure: false }, Event::SinkBlocked) => State::Peeking,
 
-            (State::Filling, Event::Filled { bytes, full, .. }) => State::Draining {
+            (State::Filling, Event::Filled { bytes, full }) => State::Draining {
                 fill: LastFill::of(bytes, full),
             },
             // Drained, at its end, or before an urgent mark: a recv tells which, and steps over the mark.
@@ -486,7 +478,7 @@ impl Transfer {
 
     fn copy_for(&mut self, reason: Reason) {
         self.flow = Flow::copied_for(reason);
-        self.before = Before::Wait;
+        self.last_fill = None;
     }
 
     /// User space is empty again.
@@ -500,11 +492,8 @@ impl Transfer {
     /// The pipe is empty again.
     fn after_splice(&mut self, fill: LastFill) -> State {
         self.flow = self.flow.after(fill);
-        if self.before == Before::Wait {
-            self.turn = 0;
-        }
         if self.flow == Flow::Messages {
-            self.before = Before::Wait;
+            self.last_fill = None;
             return State::Receiving;
         }
         State::Filling

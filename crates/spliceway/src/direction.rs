@@ -323,7 +323,7 @@ impl Turn<'_> {
                     self.worker.lookout.suspect(source.as_fd());
                 }
             }
-            (_, Ok(Source::Drained)) | (Attempt::Ready, Ok(Source::Open)) => self.course.start = Start::Over,
+            (_, Ok(Source::Quiet)) | (Attempt::Ready, Ok(Source::Open)) => self.course.start = Start::Over,
             (Attempt::Untried, Ok(Source::Open)) | (_, Err(_)) => {}
         }
         if self.mover.holds_message() {

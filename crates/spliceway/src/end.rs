@@ -57,15 +57,15 @@ impl End<'_> {
 
     /// Runs `take` if it counts as readable, and clears that if it learnt that the source is drained: what it learnt.
     ///
-    /// Cleared is by an `Err(WouldBlock)` from the closure. So the outcome is set aside, and a receive that took the last byte
-    /// saves the call that would only return EAGAIN. What no caller may do is to report a full pipe's EAGAIN as the source's:
+    /// Cleared is by an `Err(WouldBlock)` from the closure. So the outcome is set aside, and a receive that took the last byte, or a
+    /// look, saves the calls that would only return EAGAIN. What no caller may do is to report a full pipe's EAGAIN as the source's:
     /// the edge would be lost.
     pub(crate) fn try_take(self, take: impl FnOnce(BorrowedFd<'_>) -> io::Result<Source>) -> io::Result<Source> {
         let mut outcome = Ok(Source::Open);
         self.try_io(Interest::READABLE, |fd| {
             outcome = take(fd);
             match outcome {
-                Ok(Source::Short | Source::Drained | Source::WouldBlock) => Readiness::Cleared,
+                Ok(Source::Short | Source::Quiet | Source::WouldBlock) => Readiness::Cleared,
                 Ok(Source::Open) | Err(_) => Readiness::Kept,
             }
         });

@@ -1,12 +1,12 @@
 //! One thin function per system call; nothing is decided here.
 //!
-//! This is the only file of the crate that may hold `unsafe`: seccomp's user notifications, timers that signal one thread and
-//! signal dispositions have no safe wrapper in any crate we use (seccomp(2), seccomp_unotify(2), timer_create(2)).
+//! This is the only file of the crate that may hold `unsafe`: seccomp's user notifications, timers that signal one thread, signal
+//! dispositions and `SO_RCVLOWAT` have no safe wrapper in any crate we use (seccomp(2), seccomp_unotify(2), timer_create(2), socket(7)).
 #![allow(unsafe_code)]
 
 use std::io;
 use std::mem;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -277,6 +277,24 @@ pub fn ignores_broken_pipes() -> io::Result<bool> {
 }
 
 /// −1 is an error, told by errno; anything else a value or a descriptor.
+/// `setsockopt(SO_RCVLOWAT)`: pollers are told of no fewer bytes than these.
+///
+/// # Errors
+/// Of what is no socket.
+pub fn set_low_water_mark(socket: impl AsFd, bytes: libc::c_int) -> io::Result<()> {
+    // SAFETY: the value is one int that outlives the call, which is told its size.
+    let outcome = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVLOWAT,
+            (&raw const bytes).cast(),
+            mem::size_of_val(&bytes) as libc::socklen_t,
+        )
+    };
+    check(outcome).map(drop)
+}
+
 fn check(outcome: libc::c_int) -> io::Result<RawFd> {
     if outcome == -1 {
         return Err(io::Error::last_os_error());

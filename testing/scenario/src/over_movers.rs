@@ -198,7 +198,7 @@ impl Direction {
                 Need::Source if !(source.readable || source.read_closed) => break Came::ToRest,
                 Need::Source => match self.mover.take(&source.socket, scratch, &self.counts)? {
                     Source::Open => {}
-                    Source::Drained | Source::WouldBlock => source.readable = false,
+                    Source::Quiet | Source::WouldBlock => source.readable = false,
                     Source::Short => {
                         source.readable = false;
                         suspects.add(&source.socket);

@@ -219,77 +219,102 @@ fn a_source_that_may_have_more_is_not_taken_for_drained() {
     }
 }
 
-/// It saves a fill and a receive in vain at the end of each burst of a flow.
+/// Takes and delivers once: what was learnt of the source.
+fn take_and_deliver(mover: &mut Mover, line: &Line, counts: &Counts) -> Source {
+    let mut scratch = vec![0; SCRATCH];
+    let learnt = mover.take(&line.source, &mut scratch, counts).expect("taken");
+    while mover.need() == Need::Sink {
+        assert_eq!(mover.deliver(&line.sink, &scratch, counts).expect("sent"), Sink::Open);
+    }
+    learnt
+}
+
+/// Writes, and waits until it is there to be taken.
+fn arrives(line: &Line, bytes: &[u8]) {
+    (&line.client).write_all(bytes).expect("write");
+    support::await_queued(&line.source, bytes.len());
+}
+
+/// It saves a fill and a receive in vain at the end of each burst.
 #[test]
-fn a_short_fill_is_looked_behind_where_the_one_before_it_had_drained_the_source() {
+fn after_a_burst_the_source_is_looked_at_once_where_the_burst_before_ended_alike() {
     for family in [Family::Tcp, Family::Unix] {
         let (line, counts) = (Line::new(family, Family::Tcp), Counts::default());
-        let (mut mover, mut scratch) = (mover(Engine::Splice, &pool()), vec![0; SCRATCH]);
-        let mut take = |mover: &mut Mover| {
-            let learnt = mover.take(&line.source, &mut scratch, &counts).expect("taken");
-            while mover.need() == Need::Sink {
-                assert_eq!(mover.deliver(&line.sink, &scratch, &counts).expect("sent"), Sink::Open);
-            }
-            learnt
+        let mut mover = mover(Engine::Splice, &pool());
+        let mut takes = |times: usize| -> Vec<Source> {
+            (0..times)
+                .map(|_| take_and_deliver(&mut mover, &line, &counts))
+                .collect()
         };
-        let arrives = |bytes: &[u8]| {
-            (&line.client).write_all(bytes).expect("write");
-            support::await_queued(&line.source, bytes.len());
-        };
-        arrives(&[7; 30_000]);
-        let first = [(); 3].map(|()| take(&mut mover));
-        assert_eq!(first, [Source::Open, Source::Open, Source::WouldBlock], "{family:?}");
+        arrives(&line, &[7; 30_000]);
+        assert_eq!(
+            takes(3),
+            [Source::Open, Source::Open, Source::WouldBlock],
+            "{family:?}: a fill, one and a recv that find nothing"
+        );
         for _ in 0..3 {
-            arrives(&[7; 30_000]);
-            assert_eq!(take(&mut mover), Source::Drained, "{family:?}");
+            arrives(&line, &[7; 30_000]);
+            assert_eq!(takes(2), [Source::Open, Source::Quiet], "{family:?}");
         }
         // The end is not passed over.
-        arrives(b"last");
+        arrives(&line, b"last");
         line.client.finish();
         support::await_ready(&line.source, PollFlags::RDHUP);
-        let last = [(); 3].map(|()| take(&mut mover));
-        assert_eq!((last, mover.need()), ([Source::Open; 3], Need::Shutdown), "{family:?}");
+        assert_eq!(takes(3), [Source::Open; 3], "{family:?}");
+        assert_eq!(mover.need(), Need::Shutdown, "{family:?}");
         (&line.server).read_exact(&mut [0; 120_004]).expect("read");
     }
 }
 
 #[test]
-fn a_source_that_stands_at_an_urgent_mark_or_has_more_than_the_slots_is_not_seen_to_be_drained() {
+fn a_source_that_has_more_than_the_slots_or_stands_at_an_urgent_mark_is_not_quiet() {
     let (line, counts) = (Line::new(Family::Tcp, Family::Tcp), Counts::default());
-    let (mut mover, mut scratch) = (mover(Engine::Splice, &pool()), vec![0; SCRATCH]);
-    let mut take = |mover: &mut Mover| {
-        let learnt = mover.take(&line.source, &mut scratch, &counts).expect("taken");
-        while mover.need() == Need::Sink {
-            assert_eq!(mover.deliver(&line.sink, &scratch, &counts).expect("sent"), Sink::Open);
+    let mut mover = mover(Engine::Splice, &pool());
+    let mut takes_until_drained = || {
+        let mut learnt = Vec::new();
+        while !matches!(learnt.last(), Some(Source::WouldBlock | Source::Quiet)) {
+            learnt.push(take_and_deliver(&mut mover, &line, &counts));
         }
         learnt
     };
     let Socket::Tcp(client) = &line.client else {
         unreachable!("as it was asked for")
     };
-    let mut client = client;
-    client.write_all(b"abc").expect("write");
-    support::await_queued(&line.source, 3);
-    while take(&mut mover) != Source::WouldBlock {}
+    arrives(&line, b"abc");
+    takes_until_drained();
 
-    // Sixteen segments fill a pipe of 64 KiB, and more than half of these are left.
+    // Sixteen segments take the slots of a pipe of 64 KiB; more than half of these are left.
     support::write_apart(client, &[7; 40 * 1_448], 1_448);
     support::await_queued(&line.source, 40 * 1_448);
-    assert_eq!(take(&mut mover), Source::Open);
-    while take(&mut mover) != Source::WouldBlock {}
+    let learnt = takes_until_drained();
+    assert_eq!(learnt.last(), Some(&Source::WouldBlock), "{learnt:?}");
+    arrives(&line, b"def");
+    assert_eq!(takes_until_drained(), [Source::Open, Source::Quiet]);
 
-    client.write_all(b"def").expect("write");
-    rustix::net::send(client, b"!", SendFlags::OOB).expect("send");
-    client.write_all(b"ghi").expect("write");
+    rustix::net::send(client, b"ghi!", SendFlags::OOB).expect("send");
     support::await_ready(&line.source, PollFlags::PRI);
-    support::await_that("what lies behind the mark has arrived", || {
-        support::queued(&line.source) >= 3
-    });
-    assert_eq!(take(&mut mover), Source::Open);
-    while take(&mut mover) != Source::WouldBlock {}
+    let learnt = takes_until_drained();
+    assert_eq!(learnt.last(), Some(&Source::WouldBlock), "at a mark: {learnt:?}");
     let mut got = vec![0; 3 + 40 * 1_448 + 6];
     (&line.server).read_exact(&mut got).expect("read");
     assert_eq!(&got[got.len() - 6..], b"defghi");
+}
+
+/// Of bytes below the mark no poller is told, and neither is who looks.
+#[test]
+fn a_source_whose_low_water_mark_hides_bytes_is_never_taken_for_quiet() {
+    let (line, counts) = (Line::new(Family::Tcp, Family::Tcp), Counts::default());
+    let Socket::Tcp(source) = &line.source else {
+        unreachable!("as it was asked for")
+    };
+    spliceway_faults::set_low_water_mark(source, 64 << 10).expect("SO_RCVLOWAT");
+    let mut mover = mover(Engine::Splice, &pool());
+    for _ in 0..3 {
+        arrives(&line, &[7; 30_000]);
+        let learnt = [(); 3].map(|()| take_and_deliver(&mut mover, &line, &counts));
+        assert_eq!(learnt, [Source::Open, Source::Open, Source::WouldBlock]);
+    }
+    (&line.server).read_exact(&mut [0; 90_000]).expect("read");
 }
 
 #[test]

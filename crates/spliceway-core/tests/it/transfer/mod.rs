@@ -177,15 +177,7 @@ fn fill_and_drain(transfer: &mut Transfer, class: SizeClass, bytes: usize, full:
     if transfer.step() == Step::Yield {
         transfer.on(Event::Yielded);
     }
-    at(
-        transfer,
-        Step::Fill(class),
-        Event::Filled {
-            bytes,
-            full,
-            drained: false,
-        },
-    );
+    at(transfer, Step::Fill(class), Event::Filled { bytes, full });
     at(transfer, Step::Drain, Event::Drained { bytes, left: 0 });
 }
 
@@ -252,47 +244,79 @@ fn a_fill_that_stops_is_followed_by_a_recv_which_alone_tells_why() {
 }
 
 #[test]
-fn a_fill_that_was_seen_to_drain_the_source_is_followed_by_the_next_one_and_no_attempt_in_vain() {
-    for bytes in [10_000, 30_000] {
+fn a_source_that_was_looked_at_and_has_nothing_is_waited_for_and_filled_from_again() {
+    // One tiny fill below the number that makes it messages again.
+    let mut transfer = bulk(PipeSize::Auto);
+    for _ in 0..7 {
+        fill_and_drain(&mut transfer, SizeClass::Kib64, 10_000, false);
+        at(&mut transfer, Step::Fill(SizeClass::Kib64), Event::WouldBlock);
+    }
+    at(&mut transfer, Step::Fill(SizeClass::Kib64), Event::SourceStopped);
+    assert_eq!(transfer.step(), Step::Recv);
+}
+
+#[test]
+fn bursts_that_end_with_a_look_lead_to_the_size_of_pipe_that_those_do_which_end_with_a_recv() {
+    for looks in [false, true] {
         let mut transfer = bulk(PipeSize::Auto);
-        let (full, drained) = (false, true);
-        // One below the number that makes it messages again.
-        for _ in 0..7 {
-            at(
-                &mut transfer,
-                Step::Fill(SizeClass::Kib64),
-                Event::Filled { bytes, full, drained },
-            );
-            at(&mut transfer, Step::Drain, Event::SinkBlocked);
-            at(&mut transfer, Step::Drain, Event::Drained { bytes, left: 0 });
+        fill_and_drain(&mut transfer, SizeClass::Kib64, 64 << 10, true);
+        for _ in 0..4 {
+            fill_and_drain(&mut transfer, SizeClass::Kib256, 20_000, false);
+            if looks {
+                transfer.on(Event::WouldBlock);
+            } else {
+                finds_nothing(&mut transfer);
+            }
         }
-        at(&mut transfer, Step::Fill(SizeClass::Kib64), Event::SourceStopped);
-        assert_eq!(transfer.step(), Step::Recv);
+        assert_eq!(transfer.step(), Step::Fill(SizeClass::Kib64), "looks: {looks}");
     }
 }
 
 #[test]
-fn a_look_is_worth_it_where_the_last_fill_of_the_kind_had_drained_the_source() {
+fn nothing_more_is_expected_where_the_last_fill_like_the_last_one_had_nothing_after_it() {
     let mut transfer = bulk(PipeSize::Fixed(SizeClass::Kib64));
-    let fill = |transfer: &mut Transfer, full: bool| {
+    let mut expects_after = |full: bool, then_more: bool| {
         let bytes = if full { 64 << 10 } else { 30_000 };
-        fill_and_drain(transfer, SizeClass::Kib64, bytes, full);
+        fill_and_drain(&mut transfer, SizeClass::Kib64, bytes, full);
+        let expects = transfer.expects_drained_source();
+        if !then_more {
+            transfer.on(if expects {
+                Event::WouldBlock
+            } else {
+                Event::SourceStopped
+            });
+            if !expects {
+                at(&mut transfer, Step::Recv, Event::WouldBlock);
+            }
+            assert!(!transfer.expects_drained_source(), "the source was waited for");
+        }
+        expects
     };
-    let expects = |transfer: &Transfer| [false, true].map(|full| transfer.expects_drained_by_fill(full));
-    assert_eq!(expects(&transfer), [false, false]);
-    fill(&mut transfer, false);
+    for full in [false, true] {
+        assert!(!expects_after(full, false), "nothing is known yet");
+        assert!(expects_after(full, false));
+        assert!(expects_after(full, true), "a look that finds more is the last");
+        assert!(!expects_after(full, false));
+    }
+    assert!(expects_after(false, false), "one kind says nothing of the other");
+    assert!(expects_after(true, false));
+}
+
+#[test]
+fn after_a_reason_to_copy_nothing_is_known_of_the_last_fill() {
+    let mut transfer = bulk(PipeSize::Auto);
+    fill_and_drain(&mut transfer, SizeClass::Kib64, 30_000, false);
     finds_nothing(&mut transfer);
-    assert_eq!(expects(&transfer), [true, false]);
-    fill(&mut transfer, true);
-    finds_nothing(&mut transfer);
-    assert_eq!(expects(&transfer), [true, true]);
-    fill(&mut transfer, false);
-    fill(&mut transfer, true);
-    assert_eq!(expects(&transfer), [false, true]);
-    fill(&mut transfer, false);
-    assert_eq!(expects(&transfer), [false, false]);
+    fill_and_drain(&mut transfer, SizeClass::Kib64, 30_000, false);
+    assert!(transfer.expects_drained_source());
     transfer.on(Event::Cannot(Reason::PipeBudget));
-    assert_eq!(expects(&transfer), [false, false], "that tells nothing of the source");
+    while !matches!(transfer.step(), Step::Fill(_)) {
+        recv_and_send(&mut transfer, SCRATCH);
+        if transfer.step() == Step::Yield {
+            transfer.on(Event::Yielded);
+        }
+    }
+    assert!(!transfer.expects_drained_source());
 }
 
 #[test]
@@ -323,11 +347,7 @@ fn a_sink_that_does_not_keep_up_gets_no_pipe_of_1_mib_until_it_has() {
     at(
         &mut transfer,
         Step::Fill(SizeClass::Mib1),
-        Event::Filled {
-            bytes,
-            full,
-            drained: false,
-        },
+        Event::Filled { bytes, full },
     );
     at(&mut transfer, Step::Drain, Event::SinkBlocked);
     at(&mut transfer, Step::Drain, Event::Drained { bytes, left: 0 });
@@ -427,7 +447,6 @@ fn bytes_in_a_pipe_whose_sink_cannot_be_spliced_are_read_out_and_sent() {
     let filled = Event::Filled {
         bytes: 64 << 10,
         full: true,
-        drained: false,
     };
     at(&mut transfer, Step::Fill(SizeClass::Kib64), filled);
     at(
@@ -474,7 +493,6 @@ fn the_long_turn_of_bulk_ends_after_1_mib_and_that_of_copies_after_256_kib() {
             Event::Filled {
                 bytes: 32_768,
                 full: false,
-                drained: false,
             },
         );
         at(&mut transfer, Step::Drain, Event::Drained { bytes: 32_768, left: 0 });

@@ -49,8 +49,6 @@ pub(crate) struct World {
     /// A reason that holds for this relay for good was given.
     never_again: bool,
     moved_in_turn: usize,
-    /// The last fill was seen to drain the source.
-    drained: bool,
     /// Steps since a byte moved, the source was waited for, or others had their turn.
     idle_steps: usize,
     pub(crate) history: Vec<(Step, Event)>,
@@ -72,7 +70,6 @@ impl World {
             end_seen: false,
             never_again: false,
             moved_in_turn: 0,
-            drained: false,
             idle_steps: 0,
             history: Vec::new(),
         }
@@ -236,18 +233,10 @@ impl World {
             (64 << 10, true),
         ];
         let possible = sizes.into_iter().filter(|(bytes, _)| (1..=left).contains(bytes));
-        let mut outcomes: Vec<_> = possible
-            .map(|(bytes, full)| Event::Filled {
-                bytes,
-                full,
-                drained: false,
-            })
-            .collect();
-        // With bytes left as well: they have not arrived.
-        let (bytes, full, drained) = (23_168.min(left), false, true);
-        outcomes.extend((left > 0).then_some(Event::Filled { bytes, full, drained }));
+        let mut outcomes: Vec<_> = possible.map(|(bytes, full)| Event::Filled { bytes, full }).collect();
         // Also with bytes there: they have not arrived, or they stand behind an urgent mark.
         outcomes.push(Event::SourceStopped);
+        outcomes.extend(self.transfer.expects_drained_source().then_some(Event::WouldBlock));
         // One of each scope: for good, for the process, for now.
         let reasons = [Reason::InvalidArgument, Reason::NotPermitted, Reason::PipeBudget];
         outcomes.extend(reasons.map(Event::Cannot));
@@ -281,9 +270,8 @@ impl World {
                 self.user = self.take(bytes);
                 bytes
             }
-            Event::Filled { bytes, drained, .. } => {
+            Event::Filled { bytes, .. } => {
                 self.pipe = self.take(bytes);
-                self.drained = drained;
                 bytes
             }
             Event::Passed { bytes, .. } => {
@@ -327,7 +315,7 @@ impl World {
         if matches!((step, event), (Step::Drain, Event::SinkBlocked)) {
             // Whoever performs the steps waits.
             self.idle_steps = 0;
-        } else if matches!(event, Event::WouldBlock | Event::Yielded) || self.waits_again(event) {
+        } else if matches!(event, Event::WouldBlock | Event::Yielded) {
             self.moved_in_turn = 0;
             self.idle_steps = 0;
         } else if moved > 0 {
@@ -337,11 +325,6 @@ impl World {
         }
         self.history.push((step, event));
         self.transfer.on(event);
-    }
-
-    /// Whether that was the last byte of a fill that had drained the source, which is now waited for.
-    fn waits_again(&self, event: Event) -> bool {
-        self.drained && matches!(event, Event::Drained { left: 0, .. })
     }
 
     fn take(&mut self, bytes: usize) -> Range<usize> {
