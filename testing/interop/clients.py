@@ -17,8 +17,6 @@ HERE = Path(__file__).parent / "clients"
 EVERY_FAMILY = ("ipv4", "ipv6", "name")
 # SOCKS4 has no room for an IPv6 address.
 SOCKS4_FAMILIES = ("ipv4", "name")
-# Some leave out the brackets that an IPv6 address has in a CONNECT request.
-FAMILIES_WITHOUT_BRACKETS = ("ipv4", "name")
 
 # What answers.
 STREAM = origin.serve_stream
@@ -258,7 +256,7 @@ def proxychains_modes():
 
     yield mode("socks4", "socks4", SOCKS4_FAMILIES)
     yield mode("socks5", "socks5", EVERY_FAMILY)
-    yield mode("connect", "http", FAMILIES_WITHOUT_BRACKETS)
+    yield mode("connect", "http", EVERY_FAMILY)
 
 
 def python_modes():
@@ -266,14 +264,14 @@ def python_modes():
         command = own("{python}", script, kind or protocol)
         return Mode(client, name, protocol, command, serve, needs=("python",), **more)
 
-    for client, script, serve, connect in (
-        ("PySocks", "pysocks.py", STREAM, FAMILIES_WITHOUT_BRACKETS),
-        ("python-socks", "python-socks.py", STREAM, EVERY_FAMILY),
-        ("aiohttp-socks", "aiohttp-socks.py", HTTP, EVERY_FAMILY),
+    for client, script, serve in (
+        ("PySocks", "pysocks.py", STREAM),
+        ("python-socks", "python-socks.py", STREAM),
+        ("aiohttp-socks", "aiohttp-socks.py", HTTP),
     ):
         yield mode(client, "socks4a", "socks4", script, serve, families=SOCKS4_FAMILIES)
         yield mode(client, "socks5", "socks5", script, serve)
-        yield mode(client, "connect", "http", script, serve, families=connect)
+        yield mode(client, "connect", "http", script, serve)
     yield mode("aiohttp", "http", "http", "aiohttp-socks.py", HTTP, kind="forward")
     yield mode("PySocks", "associate", "socks5", "pysocks-udp.py", None, dials=False)
 

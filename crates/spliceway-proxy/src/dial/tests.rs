@@ -1,5 +1,6 @@
 use std::net::Ipv4Addr;
 
+use socket2::{Domain, Socket, Type};
 use tokio::net::{TcpListener, UnixListener};
 
 pub(super) mod dns;
@@ -55,6 +56,22 @@ async fn two_on_one_port() -> (TcpListener, TcpListener, u16) {
         if let Ok(second) = TcpListener::bind(("127.0.0.2", port)).await {
             return (first, second, port);
         }
+    }
+}
+
+/// At 127.0.0.1 one whose backlog is full, so that nobody hears from it; at 127.0.0.2, on the same port, one that accepts.
+async fn a_silent_and_a_live_one() -> (impl Sized, TcpListener, u16) {
+    loop {
+        let live = TcpListener::bind("127.0.0.2:0").await.unwrap();
+        let port = live.local_addr().unwrap().port();
+        let silent = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        if silent.bind(&address.into()).is_err() {
+            continue;
+        }
+        silent.listen(0).unwrap();
+        let only = std::net::TcpStream::connect(address).unwrap();
+        return ((silent, only), live, port);
     }
 }
 
@@ -215,6 +232,30 @@ async fn a_name_with_a_dead_address_connects_by_the_live_one() {
     assert_eq!(dialed.address, Some(([127, 0, 0, 2], port).into()));
     assert!(dialed.early.is_empty());
     live.accept().await.unwrap();
+}
+
+/// Else clients that ask for names with many silent addresses would have all descriptors.
+#[tokio::test(start_paused = true)]
+async fn an_attempt_beside_another_waits_for_a_descriptor_and_one_after_another_does_not() {
+    let policy = TargetPolicy::new(Targets::Everything, OwnListeners::default());
+    let dialer = dialer(ResolverSettings::System, SocketSettings::default(), policy);
+    let (_silent, live, port) = a_silent_and_a_live_one().await;
+    let race = |first: [u8; 4]| {
+        let race = Race::of([first, [127, 0, 0, 2]].map(IpAddr::from));
+        dialer.race(race, Vec::new(), port, Purpose::Target, Instant::now() + TIME)
+    };
+    let descriptors = u32::try_from(dialer.beside.available_permits()).unwrap();
+    let all = dialer.beside.acquire_many(descriptors).await.unwrap();
+    let late = race([127, 0, 0, 1]).await.unwrap_err();
+    assert_eq!(late.as_str(), "ETIMEDOUT");
+    // Nobody listens at 127.0.0.3: what that attempt had is the next one's.
+    assert!(race([127, 0, 0, 3]).await.is_ok());
+    drop(all);
+    assert!(race([127, 0, 0, 1]).await.is_ok());
+    for _ in 0..2 {
+        live.accept().await.unwrap();
+    }
+    assert!(was_left_alone(live), "the first race did not reach it");
 }
 
 #[tokio::test]

@@ -126,9 +126,7 @@ fn request(parsed: &httparse::Request<'_, '_>) -> Result<HttpRequest, Refusal> {
     };
     let body = framing::body(minor, parsed.headers)?;
     if method == "CONNECT" {
-        return target::authority(uri, None)
-            .map(HttpRequest::Connect)
-            .ok_or(Refusal::Target);
+        return target::of_connect(uri).map(HttpRequest::Connect).ok_or(Refusal::Target);
     }
     let uri = target::Absolute::parse(uri)?;
     Ok(HttpRequest::Forward {

@@ -1,6 +1,8 @@
 use std::io::Write;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
+
+use spliceway_net::{Net, Offloads};
 
 use crate::clients::{exchange, greeted, ip_request, name_request, read_head, socks4_request};
 use crate::harness::{Program, connect, echo, is_closed, listen, read_all, read_exactly, was_reached};
@@ -73,6 +75,25 @@ fn where_clients_are_not_local_no_target_of_this_network_is_reached() {
     assert!(!was_reached(&target));
     assert_eq!(program.sum("spliceway_connect_seconds_count", &[]), 0);
     program.await_sum("spliceway_refused_total", &["reason=\"loopback\""], 1);
+}
+
+/// A firewall in front of this machine does not stand between the proxy and the services that listen on the machine's own address.
+#[test]
+fn where_clients_are_not_local_a_public_address_of_this_machine_is_no_target() {
+    let Some(net) = Net::chain(1, Offloads::On) else { return };
+    let node = net.node(0);
+    node.ip(&["link set lo up".to_owned(), "address add 8.8.4.4/32 dev lo".to_owned()])
+        .unwrap();
+    node.inside(|| {
+        let target = TcpListener::bind("8.8.4.4:0").unwrap();
+        let address = target.local_addr().unwrap();
+        let open = Program::start(&["socks5", "-l", "8.8.4.4:0", "--open"]);
+        assert_eq!(code(&open, &ip_request(address)), NOT_ALLOWED);
+        assert!(!was_reached(&target));
+        let private = Program::start(&["socks5", "-l", "8.8.4.4:0", "--open", "--allow-private"]);
+        assert_eq!(code(&private, &ip_request(address)), 0);
+        assert!(was_reached(&target));
+    });
 }
 
 #[test]

@@ -46,6 +46,28 @@ async fn within_its_time_an_answer_is_not_asked_for_again() {
 }
 
 #[tokio::test]
+async fn a_question_waits_while_as_many_as_may_be_are_under_way_and_what_is_known_does_not() {
+    let server = Server::start().await;
+    for name in ["known.example.", "new.example."] {
+        server.says(name, Answer::has(&["192.0.2.1"], 60));
+    }
+    let resolver = asking(&server);
+    assert_eq!(all(&resolver, "known.example").await, ips(&["192.0.2.1"]));
+    let Resolver::Dns(dns) = &resolver else {
+        unreachable!("a server was named")
+    };
+    let questions = u32::try_from(dns.asking.available_permits()).unwrap();
+    let under_way = dns.asking.acquire_many(questions).await.unwrap();
+    tokio::time::pause();
+    assert_eq!(all(&resolver, "known.example").await, ips(&["192.0.2.1"]));
+    assert_eq!(all(&resolver, "new.example").await, Err(LookupError::TimedOut));
+    assert_eq!(server.asked("new.example."), 0);
+    tokio::time::resume();
+    drop(under_way);
+    assert_eq!(all(&resolver, "new.example").await, ips(&["192.0.2.1"]));
+}
+
+#[tokio::test]
 async fn an_answer_without_time_is_asked_for_again() {
     let server = Server::start().await;
     server.says("a.example.", Answer::has(&["192.0.2.1"], 0));

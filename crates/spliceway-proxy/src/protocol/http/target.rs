@@ -40,10 +40,19 @@ impl<'head> Absolute<'head> {
     }
 }
 
+/// What CONNECT names: a port always. So an IPv6 address without its brackets, as PySocks and proxychains4 write it, ends at the last
+/// colon.
+pub(super) fn of_connect(text: &str) -> Option<Target> {
+    authority(text, None).or_else(|| {
+        let (ip, port) = text.rsplit_once(':')?;
+        Some(Target::Ip((ip.parse::<Ipv6Addr>().ok()?, number(port, None)?).into()))
+    })
+}
+
 /// `host`, `host:port` or `[v6]:port`. Not [`Target`]'s own `FromStr`, which reads more than a client may name.
 ///
 /// User information makes it none: a browser sends it nowhere, and elsewhere `http://good@evil/` misleads whoever reads it.
-pub(super) fn authority(text: &str, default_port: Option<u16>) -> Option<Target> {
+fn authority(text: &str, default_port: Option<u16>) -> Option<Target> {
     if let Some(text) = text.strip_prefix('[') {
         let (ip, port) = text.split_once(']')?;
         let port = match port {

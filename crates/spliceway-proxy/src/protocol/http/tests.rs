@@ -70,6 +70,10 @@ fn connect_is_read_at_every_split_and_early_data_is_left() {
         ("example.com:443", "example.com:443"),
         ("192.0.2.1:443", "192.0.2.1:443"),
         ("[2001:db8::7]:443", "[2001:db8::7]:443"),
+        ("2001:db8::7:443", "[2001:db8::7]:443"),
+        ("::1:80", "[::1]:80"),
+        ("1:2:3:4:5:6:7:8:80", "[1:2:3:4:5:6:7:8]:80"),
+        ("::ffff:192.0.2.1:80", "[::ffff:192.0.2.1]:80"),
         ("Example.COM.:00443", "Example.COM.:443"),
     ] {
         for end in ["\r\n\r\n", "\n\n", "\r\nHost: other\r\n\r\n", "\nHost: other\n\r\n"] {
@@ -330,7 +334,22 @@ fn a_uri_that_names_no_target_here_is_refused() {
         );
     }
     // A default is for URIs.
-    for authority in ["a", "a:", "[::1]", "[::1]:", "http://a:80/", "/", "*"] {
+    for authority in [
+        "a",
+        "a:",
+        "[::1]",
+        "[::1]:",
+        "::1",
+        "::",
+        "::1:",
+        "1:2:3:4:5:6:7:8",
+        "fe80::",
+        "::1:+80",
+        "::1:65536",
+        "http://a:80/",
+        "/",
+        "*",
+    ] {
         assert_eq!(
             refusal(&format!("CONNECT {authority} HTTP/1.1\r\n\r\n")),
             Refusal::Target,
