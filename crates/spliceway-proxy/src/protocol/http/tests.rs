@@ -333,7 +333,11 @@ fn a_uri_that_names_no_target_here_is_refused() {
             "{uri}"
         );
     }
-    // A default is for URIs.
+}
+
+/// A default is for URIs.
+#[test]
+fn connect_without_a_port_is_refused() {
     for authority in [
         "a",
         "a:",
