@@ -72,10 +72,10 @@ fn serve(mut socket: TcpStream, memory: &File, bytes: u64) -> io::Result<()> {
             continue;
         }
         request.clear();
-        write!(
-            socket,
-            "HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: {bytes}\r\n\r\n"
-        )?;
+        // In one piece: a `write!` to the socket is a call for each of its parts.
+        let head =
+            format!("HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: {bytes}\r\n\r\n");
+        socket.write_all(head.as_bytes())?;
         let mut left = bytes;
         while left > 0 {
             let most = usize::try_from(left).map_or(CHUNK, |left| left.min(CHUNK));
