@@ -12,14 +12,13 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
 use crate::address::Target;
 use crate::associate::{Destinations, Dropped, at_any_port};
-use crate::listener::prepare;
+use crate::listener::socket_to_listen;
 
 /// One is taken; a few may be turned away before it.
 const BACKLOG: i32 = 8;
@@ -91,16 +90,7 @@ impl Binding {
     /// The socket cannot be had.
     pub(crate) fn open(reached: SocketAddr, advertise: Option<IpAddr>) -> io::Result<Self> {
         let address = at_any_port(reached);
-        let socket = Socket::new(
-            Domain::for_address(address),
-            Type::STREAM.nonblocking(),
-            Some(Protocol::TCP),
-        )?;
-        if address.is_ipv6() {
-            socket.set_only_v6(true)?;
-        }
-        // What is accepted inherits its options.
-        prepare(&socket)?;
+        let socket = socket_to_listen(address, true)?;
         socket.bind(&address.into())?;
         socket.listen(BACKLOG)?;
         let listener = TcpListener::from_std(socket.into())?;

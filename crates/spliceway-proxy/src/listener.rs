@@ -20,7 +20,7 @@ use crate::errno;
 use crate::metrics::Metrics;
 use crate::stream::Stream;
 
-pub(crate) use bind::{KEEPALIVE, bind, prepare};
+pub(crate) use bind::{KEEPALIVE, bind, prepare, socket_to_listen};
 pub(crate) use inherited::adopt as adopt_inherited;
 pub(crate) use socket_file::SocketFile;
 

@@ -63,6 +63,16 @@ fn no_such_family(error: &io::Error) -> bool {
 }
 
 fn listen(address: SocketAddr, v6_only: bool) -> io::Result<Listener> {
+    let socket = socket_to_listen(address, v6_only)?;
+    // Else a restart must wait until the last connections of the run before it have left TIME_WAIT.
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into()).map(Listener::Tcp)
+}
+
+/// A socket that listens at `address` once it is bound. What it accepts inherits its options: no call for each of them.
+pub(crate) fn socket_to_listen(address: SocketAddr, v6_only: bool) -> io::Result<Socket> {
     let socket = Socket::new(
         Domain::for_address(address),
         Type::STREAM.nonblocking(),
@@ -71,13 +81,8 @@ fn listen(address: SocketAddr, v6_only: bool) -> io::Result<Listener> {
     if address.is_ipv6() {
         socket.set_only_v6(v6_only)?;
     }
-    // Else a restart must wait until the last connections of the run before it have left TIME_WAIT.
-    socket.set_reuse_address(true)?;
-    // Accepted sockets inherit both options: no call for each of them.
     prepare(&socket)?;
-    socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    TcpListener::from_std(socket.into()).map(Listener::Tcp)
+    Ok(socket)
 }
 
 /// What every relayed socket has: no waiting for more to send (the relay sends what there is), and keepalive.
