@@ -169,8 +169,11 @@ enum Scenario {
         #[arg(long, default_value_t = 5)]
         rounds: usize,
     },
-    /// One flow of bulk data beside many connections with short messages: latency of these, and rate of that.
+    /// Bulk data on one flow beside many connections with short messages: latency of these, and rate of that.
     Fair {
+        /// Flows with bulk data.
+        #[arg(long, default_value_t = 1)]
+        flows: usize,
         /// Connections with short messages.
         #[arg(long, default_value_t = 1_000)]
         connections: usize,
@@ -345,12 +348,14 @@ fn comparison(scenario: &Scenario) -> Option<(Scenarios, usize)> {
         } => (vec![Box::new(Churn { connections, count })], rounds),
         Scenario::Idle { connections, rounds } => (vec![Box::new(Idle { connections })], rounds),
         Scenario::Fair {
+            flows,
             connections,
             trips: trips_per_second,
             seconds,
             rounds,
         } => {
             let fair = Fair {
+                flows,
                 connections,
                 trips_per_second,
                 seconds,

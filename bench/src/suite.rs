@@ -82,6 +82,7 @@ pub(crate) fn scenarios() -> Vec<Box<dyn Scenario>> {
         count: 10_000,
     }));
     all.push(Box::new(Fair {
+        flows: 1,
         connections: 1_000,
         trips_per_second: 2_000,
         seconds: 2.0,

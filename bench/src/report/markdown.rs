@@ -9,7 +9,7 @@
 //! What is outside the markers stays as it is, byte for byte, and so does a block whose name stands for nothing in the results.
 
 use super::json::{Measured, Quantity, Results, Samples};
-use super::regret::{self, Kind, Regret, is_noisy};
+use super::regret::{self, Beaten, Kind, Regret, is_noisy};
 use super::{median, paired, spread};
 use crate::arms::{Arm, Role};
 use crate::scenario::Better;
@@ -149,7 +149,7 @@ fn summary(results: &Results) -> String {
 
 fn regrets(results: &Results) -> String {
     let all = regret::of_all(results);
-    let mut head = vec!["relay", "regret", "where, and to whom"];
+    let mut head = vec!["relay", "regret", "where, and to whom", "in every round"];
     head.extend(Kind::ALL.map(Kind::name));
     head.push("scenarios");
     let row = |regret: &Regret| {
@@ -160,6 +160,18 @@ fn regrets(results: &Results) -> String {
         cells.push(match regret.whole() {
             Some(worst) => format!("{} in {}, {}", worst.kind.name(), worst.scenario, worst.by),
             None => "nobody is better".into(),
+        });
+        cells.push(match &regret.in_every_round {
+            Some(worst) => {
+                let Beaten {
+                    factor,
+                    kind,
+                    scenario,
+                    by,
+                } = worst;
+                format!("{factor:.2} ({} in {scenario}, {by})", kind.name())
+            }
+            None => "1.00".into(),
         });
         for (by_kind, compared) in regret.by_kind.iter().zip(regret.compared) {
             cells.push(match (by_kind, compared) {

@@ -1,14 +1,15 @@
 //! Regret: by how much the best of the others beats an arm where it is beaten most.
 //!
 //! A relay is chosen by its worst day. So of every scenario and figure the medians are compared with the best other's, and the largest
-//! factor is what whoever chose this arm may come to regret.
+//! factor is what whoever chose this arm may come to regret. Of so many comparisons, each with the luckiest of the others, the largest is
+//! luck in part: so beside it stands the largest factor that was exceeded in every round.
 
 use super::json::{Measured, Quantity, Results, Samples};
 use super::{median, spread};
 use crate::arms::Role;
 use crate::scenario::Better;
 
-/// What a figure is about. Others than these count for nothing here: p50 and p99.9 move with p99.
+/// What a figure is about. Others than these count for nothing here: the other percentiles move with p99.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Cpu,
@@ -75,6 +76,8 @@ pub(crate) struct Regret {
     pub(crate) by_kind: [Option<Beaten>; 5],
     /// Which kinds were compared at all.
     pub(crate) compared: [bool; 5],
+    /// Where it is worst by the round in which it is beaten least.
+    pub(crate) in_every_round: Option<Beaten>,
 }
 
 impl Regret {
@@ -119,6 +122,7 @@ fn of(arm: &str, role: Role, scenarios: &[Measured]) -> Regret {
         scenarios: 0,
         by_kind: Default::default(),
         compared: [false; 5],
+        in_every_round: None,
     };
     for scenario in scenarios {
         if !scenario
@@ -131,30 +135,47 @@ fn of(arm: &str, role: Role, scenarios: &[Measured]) -> Regret {
         regret.scenarios += 1;
         for (index, figure) in scenario.figures.iter().enumerate() {
             let Some(kind) = Kind::of(figure) else { continue };
-            let Some((factor, by)) = beaten_by(arm, role, scenario, index) else {
+            let Some(beaten) = beaten_by(arm, role, scenario, (index, kind), of_medians) else {
                 continue;
             };
             let place = kind as usize;
             regret.compared[place] = true;
-            let worst = regret.by_kind[place].as_ref().map_or(1.0, |worst| worst.factor);
-            if factor > worst {
-                regret.by_kind[place] = Some(Beaten {
-                    factor,
-                    kind,
-                    scenario: scenario.id.clone(),
-                    by,
-                });
+            worse_of(&mut regret.by_kind[place], beaten);
+            if let Some(beaten) = beaten_by(arm, role, scenario, (index, kind), in_every_round) {
+                worse_of(&mut regret.in_every_round, beaten);
             }
         }
     }
     regret
 }
 
+/// Keeps the larger factor, if it is one.
+fn worse_of(worst: &mut Option<Beaten>, beaten: Beaten) {
+    if beaten.factor > worst.as_ref().map_or(1.0, |worst| worst.factor) {
+        *worst = Some(beaten);
+    }
+}
+
+/// How many times better than `ours` an arm's samples are.
+type Judge = fn(ours: &[f64], other: &[f64], Better) -> Option<f64>;
+
+fn of_medians(ours: &[f64], other: &[f64], better: Better) -> Option<f64> {
+    factor(median(ours.to_vec()), median(other.to_vec()), better)
+}
+
+fn in_every_round(ours: &[f64], other: &[f64], better: Better) -> Option<f64> {
+    let factors = ours
+        .iter()
+        .zip(other)
+        .map(|(ours, other)| factor(*ours, *other, better));
+    let factors: Option<Vec<f64>> = factors.collect();
+    factors?.into_iter().min_by(f64::total_cmp)
+}
+
 /// How many times better the best other arm is, and which that is. Less than 1 if none is.
-fn beaten_by(arm: &str, role: Role, scenario: &Measured, figure: usize) -> Option<(f64, String)> {
-    let better = scenario.figures[figure].better;
+fn beaten_by(arm: &str, role: Role, scenario: &Measured, (index, kind): (usize, Kind), judge: Judge) -> Option<Beaten> {
+    let better = scenario.figures[index].better;
     let ours = scenario.rows.iter().find(|row| row.arm == arm)?;
-    let ours = median(ours.samples[figure].clone());
     // Our own arms are no peers of each other.
     let is_other = |other: Role| other != Role::Direct && !(role == Role::Ours && other == Role::Ours);
     let others = scenario
@@ -163,12 +184,14 @@ fn beaten_by(arm: &str, role: Role, scenario: &Measured, figure: usize) -> Optio
         .filter(|row| row.arm != arm && is_other(row.role) && !is_noisy(scenario, row));
     others
         .filter_map(|row| {
-            Some((
-                factor(ours, median(row.samples[figure].clone()), better)?,
-                row.arm.clone(),
-            ))
+            Some(Beaten {
+                factor: judge(&ours.samples[index], &row.samples[index], better)?,
+                kind,
+                scenario: scenario.id.clone(),
+                by: row.arm.clone(),
+            })
         })
-        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .max_by(|a, b| a.factor.total_cmp(&b.factor))
 }
 
 /// How many times better `other` is than `ours`. Where one is none at all (no pipe), so many times are no number: both are equal then, or
@@ -243,6 +266,18 @@ mod tests {
         assert_eq!(ours.by_kind[Kind::Rate as usize], None, "nobody is better");
         assert!(ours.compared[Kind::Rate as usize]);
         assert!(!ours.compared[Kind::P99 as usize]);
+    }
+
+    #[test]
+    fn a_factor_in_every_round_is_that_of_the_round_in_which_it_was_least() {
+        let all = of_all(&two_figures());
+        let by = |arm| {
+            let worst = find(&all, arm).in_every_round.as_ref();
+            worst.map(|worst| (worst.factor, worst.kind, worst.by.as_str()))
+        };
+        assert_eq!(by("spliceway"), Some((1.1, Kind::Cpu, "splice")), "the third");
+        assert_eq!(by("Relay"), None);
+        assert_eq!(by("tokio"), Some((9.0, Kind::Rate, "Relay")));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! One flow of bulk data and many connections that say little: what the one leaves to the others.
+//! Bulk data, on one flow or some, and many connections that say little: what the one leaves to the others.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,14 +22,16 @@ use crate::scenarios::bulk::{GIB, LOOPBACK};
 const SIZE: usize = 64;
 /// What the times of trips are made from: the same for all relays.
 const SEED: u64 = 1;
-/// Until the bulk flow is as fast as it gets.
+/// Until bulk is as fast as it gets.
 const WARMING: Duration = Duration::from_millis(100);
-/// Bytes of a call of the bulk flow's: its ends share a core with the others' and must not keep it from them, and many kernels do
+/// Bytes of a call of a bulk flow's: its ends share a core with the others' and must not keep it from them, and many kernels do
 /// not interrupt a call.
 const CHUNK: usize = 64 << 10;
 
 pub(crate) struct Fair {
-    /// Beside the one with bulk data.
+    /// With bulk data.
+    pub(crate) flows: usize,
+    /// Beside these.
     pub(crate) connections: usize,
     /// Of all of them, per second.
     pub(crate) trips_per_second: u64,
@@ -43,8 +45,14 @@ impl Scenario for Fair {
 
     fn title(&self) -> String {
         format!(
-            "bulk on one flow beside {} trips/s of {SIZE} bytes on {} connections",
-            self.trips_per_second, self.connections
+            "bulk on {} beside {} trips/s of {SIZE} bytes on {} connections",
+            if self.flows == 1 {
+                "one flow".into()
+            } else {
+                format!("{} flows", self.flows)
+            },
+            self.trips_per_second,
+            self.connections
         )
     }
 
@@ -52,6 +60,7 @@ impl Scenario for Fair {
         const {
             &[
                 Figure::lower("p50", "µs", 0),
+                Figure::lower("p95", "µs", 0),
                 Figure::lower("p99", "µs", 0),
                 Figure::lower("p99.9", "µs", 0),
                 Figure::higher("bulk", "GiB/s", 2),
@@ -63,31 +72,34 @@ impl Scenario for Fair {
     fn measure(&self, arm: Arm) -> io::Result<Vec<f64>> {
         let mut load = Load::new(LOOPBACK, || Box::new(Answerer::new(SIZE)))?;
         let relay = Relay::start(arm, load.address()?)?;
-        let sender = TcpStream::connect(relay.address)?;
-        let receiver = load.accept_one()?;
+        let (mut senders, mut receivers) = (Vec::new(), Vec::new());
+        for _ in 0..self.flows {
+            senders.push(TcpStream::connect(relay.address)?);
+            receivers.push(load.accept_one()?);
+        }
         let chatty = load.connect_in_turn(self.connections, relay.address, || {
             Box::new(Asker::new(SIZE, Trips::WhenTold(VecDeque::new())))
         })?;
-        let flow = Flow::default();
+        let bulk = Bulk::default();
         thread::scope(|scope| {
-            let sending = scope.spawn(|| flow.send(sender));
-            let receiving = scope.spawn(|| flow.receive(receiver));
-            let measured = self.converse(&mut load, &chatty, &relay, &flow);
-            flow.enough.store(true, Ordering::Relaxed);
-            let join = |end: ScopedJoinHandle<'_, io::Result<()>>| end.join().expect("the flow does not panic");
+            let sending = scope.spawn(|| bulk.send(senders));
+            let receiving = scope.spawn(|| bulk.receive(receivers));
+            let measured = self.converse(&mut load, &chatty, &relay, &bulk);
+            bulk.enough.store(true, Ordering::Relaxed);
+            let join = |end: ScopedJoinHandle<'_, io::Result<()>>| end.join().expect("bulk does not panic");
             join(sending).and(join(receiving)).and(measured)
         })
     }
 }
 
 impl Fair {
-    /// The trips, and what the flow did meanwhile.
-    fn converse(&self, load: &mut Load, chatty: &[usize], relay: &Relay, flow: &Flow) -> io::Result<Vec<f64>> {
+    /// The trips, and what bulk did meanwhile.
+    fn converse(&self, load: &mut Load, chatty: &[usize], relay: &Relay, bulk: &Bulk) -> io::Result<Vec<f64>> {
         // The kernel's default would add up to 50 µs to every trip.
         set_current_timer_slack(NonZeroU64::new(1))?;
         load.run_for(WARMING)?;
         load.tally.reset();
-        let (bytes_before, cpu_before) = (flow.bytes(), relay.cpu_time()?);
+        let (bytes_before, cpu_before) = (bulk.bytes(), relay.cpu_time()?);
         let started = Instant::now();
         let schedule = self.schedule();
         for (after, connection) in &schedule {
@@ -96,10 +108,11 @@ impl Fair {
         load.run_until(|tally| tally.done == schedule.len() as u64)?;
         let elapsed = started.elapsed().as_secs_f64();
         let cpu = (relay.cpu_time()? - cpu_before).as_secs_f64();
-        let gib = (flow.bytes() - bytes_before) as f64 / GIB;
+        let gib = (bulk.bytes() - bytes_before) as f64 / GIB;
         let percentile = |percentile| load.tally.percentile(percentile);
         Ok(vec![
             percentile(50.0),
+            percentile(95.0),
             percentile(99.0),
             percentile(99.9),
             gib / elapsed,
@@ -122,31 +135,36 @@ impl Fair {
     }
 }
 
-/// The flow of bulk data, each end on a thread of its own.
+/// The flows of bulk data, their ends of each kind on a thread of their own.
 #[derive(Default)]
-struct Flow {
+struct Bulk {
     received: AtomicU64,
     enough: AtomicBool,
 }
 
-impl Flow {
+impl Bulk {
     fn bytes(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }
 
-    fn send(&self, socket: TcpStream) -> io::Result<()> {
+    fn send(&self, sockets: Vec<TcpStream>) -> io::Result<()> {
         let mut load = Self::end()?;
-        load.adopt(socket, Box::new(Sender::new(Source::in_calls_of(CHUNK)?, u64::MAX)))?;
-        // Its end is the stream's end.
+        for socket in sockets {
+            load.adopt(socket, Box::new(Sender::new(Source::in_calls_of(CHUNK)?, u64::MAX)))?;
+        }
+        // Its end is the streams' end.
         load.run_until(|_| self.enough.load(Ordering::Relaxed))
     }
 
-    fn receive(&self, socket: TcpStream) -> io::Result<()> {
+    fn receive(&self, sockets: Vec<TcpStream>) -> io::Result<()> {
         let mut load = Self::end()?;
-        load.adopt(socket, Box::new(Receiver::in_calls_of(CHUNK)))?;
+        let flows = sockets.len() as u64;
+        for socket in sockets {
+            load.adopt(socket, Box::new(Receiver::in_calls_of(CHUNK)))?;
+        }
         load.run_until(|tally| {
             self.received.store(tally.received, Ordering::Relaxed);
-            tally.ended == 1
+            tally.ended == flows
         })
     }
 
@@ -165,6 +183,7 @@ mod tests {
     #[test]
     fn a_schedule_has_all_trips_in_order_within_its_time_on_all_connections() {
         let fair = Fair {
+            flows: 1,
             connections: 10,
             trips_per_second: 500,
             seconds: 2.0,
