@@ -319,6 +319,14 @@ impl Mover {
         }
     }
 
+    /// The sink has made what is held wait for long, and not just while its peer turned to it: it gets no pipe of 1 MiB until it
+    /// keeps up again, as it would be no faster for it and hold more. Who has no clock need not tell.
+    pub fn sink_is_slow(&mut self) {
+        if self.transfer.step() == Step::Drain {
+            self.transfer.on(Event::SinkSlow);
+        }
+    }
+
     /// Bulk takes turns of this length from now on. Short ones unless told.
     pub fn take_turns(&mut self, turns: Turns) {
         self.transfer.take_turns(turns);
@@ -505,10 +513,7 @@ impl Mover {
                 self.end_at_limit();
                 Ok(Sink::Open)
             }
-            Drain::WouldBlock => {
-                self.transfer.on(Event::SinkBlocked);
-                Ok(Sink::WouldBlock)
-            }
+            Drain::WouldBlock => Ok(Sink::WouldBlock),
             Drain::Cannot(reason) => self.cannot(reason, counts).map(|()| Sink::Open),
         }
     }

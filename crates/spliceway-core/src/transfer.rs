@@ -122,8 +122,10 @@ pub enum Event {
     },
     /// [`Step::Fill`] or [`Step::Pass`] found nothing, or an end of stream that may be none.
     SourceStopped,
-    /// The sink takes nothing of a [`Step::Drain`], or of a [`Step::Pass`] that is not sure of its source.
+    /// The sink takes nothing of a [`Step::Pass`] that is not sure of its source.
     SinkBlocked,
+    /// The sink makes a [`Step::Drain`] wait, and has for longer than a sink that keeps up.
+    SinkSlow,
     /// [`Step::Pass`] moved `bytes`.
     Passed {
         /// Bytes the sink took.
@@ -380,7 +382,7 @@ impl Transfer {
                 self.last_fill = Some(full);
             }
             (State::Filling, Event::SourceStopped | Event::WouldBlock) => self.learn_of_last_fill(true),
-            (State::Draining { .. }, Event::SinkBlocked) => self.sizing.on_stall(),
+            (State::Draining { .. }, Event::SinkSlow) => self.sizing.on_slow_sink(),
             _ => {}
         }
     }
@@ -437,7 +439,7 @@ impl Transfer {
                     self.after_splice(fill)
                 }
             }
-            (state @ State::Draining { .. }, Event::SinkBlocked) => state,
+            (state @ State::Draining { .. }, Event::SinkSlow) => state,
             (State::Draining { .. }, Event::Cannot(reason)) => {
                 self.copy_for(reason);
                 State::Unloading

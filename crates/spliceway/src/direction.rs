@@ -20,6 +20,7 @@ use crate::lookout::Lookout;
 use crate::options::{RelayOptions, Way};
 use crate::outcome::Operation;
 use crate::rate::Gate;
+use crate::stall::Stall;
 use crate::stream;
 
 thread_local! {
@@ -75,6 +76,8 @@ struct Course {
     start: Start,
     /// To end where its source would wait.
     finishing: bool,
+    /// Of what it holds.
+    stall: Stall,
 }
 
 /// What is still to be done before a direction takes from its socket as it will to the end.
@@ -233,6 +236,7 @@ impl Means {
             course: Course {
                 start: Start::Buffered,
                 finishing: false,
+                stall: Stall::default(),
             },
         }
     }
@@ -385,9 +389,20 @@ impl Turn<'_> {
     /// One attempt at the sink, which is waited for only if it takes nothing, and alone: a full one must not be woken for by a source that
     /// has more.
     fn poll_deliver(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.course.stall.is_long() {
+            self.mover.sink_is_slow();
+        }
         match self.sink.try_deliver(|sink| self.deliver(sink))? {
-            Sink::Open => Poll::Ready(Ok(())),
-            Sink::WouldBlock => self.sink.poll_write_ready(cx),
+            Sink::Open => {
+                if self.mover.in_flight() == 0 {
+                    self.course.stall.end();
+                }
+                Poll::Ready(Ok(()))
+            }
+            Sink::WouldBlock => {
+                self.course.stall.begin();
+                self.sink.poll_write_ready(cx)
+            }
         }
     }
 

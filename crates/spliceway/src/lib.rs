@@ -92,6 +92,7 @@ mod phase;
 mod rate;
 mod relay;
 mod silence;
+mod stall;
 mod stream;
 #[cfg(feature = "hyper")]
 pub mod upgraded;

@@ -207,7 +207,10 @@ impl Direction {
                 Need::Sink if !(sink.writable || sink.write_closed) => break Came::ToRest,
                 Need::Sink => match self.mover.deliver(&sink.socket, scratch, &self.counts)? {
                     Sink::Open => {}
-                    Sink::WouldBlock => sink.writable = false,
+                    Sink::WouldBlock => {
+                        sink.writable = false;
+                        self.mover.sink_is_slow();
+                    }
                 },
                 Need::Both => unreachable!("there is a pipe between two sockets"),
                 Need::Yield => {

@@ -6,7 +6,7 @@ use crate::pool::SizeClass;
 /// Fills in a row for which the pipe was too large, before a smaller one is taken.
 const LOW_FILLS: u8 = 4;
 
-/// Full fills that the sink took without making one wait, before a pipe of 1 MiB is taken.
+/// Full fills that the sink took without making one wait for long, before a pipe of 1 MiB is taken.
 const TAKEN_FILLS: u8 = 2;
 
 /// The class of pipe to ask for, and how it came to be.
@@ -78,7 +78,7 @@ impl Sizing {
     }
 
     /// The sink does not keep up: a larger pipe would not make it faster, and would hold more for it.
-    pub(super) fn on_stall(&mut self) {
+    pub(super) fn on_slow_sink(&mut self) {
         self.taken_fills = 0;
         if self.follows {
             self.class = self.class.min(SizeClass::Kib256);

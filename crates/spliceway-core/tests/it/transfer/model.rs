@@ -211,7 +211,7 @@ impl World {
                     left: self.pipe.len() - bytes,
                 });
                 let cannot = [Reason::NotSupported, Reason::NoMemory].map(Event::Cannot);
-                drained.chain([Event::SinkBlocked]).chain(cannot).collect()
+                drained.chain([Event::SinkSlow]).chain(cannot).collect()
             }
             Step::Unload => vec![Event::Unloaded],
             Step::Yield => vec![Event::Yielded],
@@ -307,12 +307,13 @@ impl World {
             Event::Peeked
             | Event::SourceStopped
             | Event::SinkBlocked
+            | Event::SinkSlow
             | Event::WouldBlock
             | Event::LimitReached
             | Event::Yielded
             | Event::ShutDown => 0,
         };
-        if matches!((step, event), (Step::Drain, Event::SinkBlocked)) {
+        if event == Event::SinkSlow {
             // Whoever performs the steps waits.
             self.idle_steps = 0;
         } else if matches!(event, Event::WouldBlock | Event::Yielded) {

@@ -3,6 +3,7 @@
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::task::Poll;
+use std::time::Duration;
 
 use spliceway::{Direction, DirectionSummary, Engine, Operation, PipePool, PipeSize, Relay, SizeClass};
 use tokio::io::AsyncReadExt;
@@ -104,6 +105,32 @@ async fn held_for_a_blocked_sink(engine: Engine, size: PipeSize, swapped: bool, 
     untaken.take((moved.bytes + held) as usize);
     untaken.check(&rest);
     held
+}
+
+/// What a pipe of 1 MiB holds is held for as long as the sink is full. The clock stands still but for what passes here.
+#[tokio::test(start_paused = true)]
+async fn a_sink_that_is_full_for_3_ms_gets_no_further_pipe_of_1_mib() {
+    let ((mut near, near_end), (mut far, far_end)) = (tcp().await, tcp_small().await);
+    let pool = PipePool::new(limits());
+    let (mut sent, mut wanted) = (Pattern::new(1), Pattern::new(1));
+    let mut relay = pin!(Relay::new(near_end, far_end).engine(Engine::Splice).pool(&pool));
+    let stats = relay.stats();
+    let bulk = async { tokio::join!(sent.send(&mut near, 8 * WARM_UP), wanted.expect(&mut far, 8 * WARM_UP)) };
+    tokio::select! {
+        _ = bulk => {}
+        _ = relay.as_mut() => panic!("the relay ended"),
+    }
+    push_until_stuck(relay.as_mut(), &near, &mut sent, &|| stats.snapshot().a_to_b).await;
+    for (wait, class) in [(0, SizeClass::Mib1), (2, SizeClass::Mib1), (2, SizeClass::Kib256)] {
+        tokio::time::advance(Duration::from_millis(wait)).await;
+        let ended = poll_fn(|cx| Poll::Ready(relay.as_mut().poll(cx).is_ready())).await;
+        assert!(!ended);
+        let told = format!("{relay:?}");
+        assert!(
+            told.contains(&format!("class: {class:?}")),
+            "after {wait} ms more: {told}"
+        );
+    }
 }
 
 /// Polls the relay when near's and its own sockets are as full as can be, until nothing moves any more.
