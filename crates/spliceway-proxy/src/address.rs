@@ -165,9 +165,12 @@ impl FromStr for ListenAddress {
             return inherited_name(name).map(Self::Inherited).ok_or(expected);
         }
         let (address, mode) = match text.strip_prefix(UNIX).and_then(|_| text.rsplit_once(MODE)) {
-            Some((address, mode)) => (address, Some(permissions(mode).ok_or(expected)?)),
+            Some((address, mode)) => (address, Some(permissions(mode).ok_or(EXPECTED_MODE)?)),
             None => (text, None),
         };
+        if address.strip_prefix(UNIX).is_some_and(ends_with_an_option) {
+            return Err(EXPECTED_MODE);
+        }
         match address.parse().map_err(|_| expected)? {
             Target::Ip(address) => Ok(Self::Ip(address)),
             Target::Name(name, port) => Ok(Self::Name(name, port)),
@@ -234,6 +237,15 @@ fn socket_path(text: &str) -> Option<Box<Path>> {
 fn inherited_name(text: &str) -> Option<Box<str>> {
     let of_names = |byte: u8| byte.is_ascii_graphic() && byte != b':';
     (!text.is_empty() && text.len() <= 255 && text.bytes().all(of_names)).then(|| text.into())
+}
+
+const EXPECTED_MODE: &str =
+    "expected ,mode= with three octal digits, such as unix:/run/a.sock,mode=0660, or nothing after the path";
+
+/// Whether it looks like `PATH,OPTION=VALUE`, which would make a socket of a name that nobody meant.
+fn ends_with_an_option(path: &str) -> bool {
+    path.rsplit_once(',')
+        .is_some_and(|(_, option)| option.contains('=') && !option.contains('/'))
 }
 
 /// `0660`, in octal: what chmod(1) takes, and no set-id or sticky bits.
@@ -368,6 +380,8 @@ mod tests {
             "unix:/run/a.sock,mode=0868",
             "unix:/run/a.sock,mode=+660",
             "unix:/run/a.sock,mode=4755",
+            "unix:/run/a.sock,mod=0660",
+            "unix:/run/a.sock,user=www,mode=0660",
             "127.0.0.1:80,mode=0660",
         ] {
             assert!(text.parse::<ListenAddress>().is_err(), "{text}");

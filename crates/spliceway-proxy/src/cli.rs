@@ -8,7 +8,7 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use ipnet::IpNet;
 
 use crate::address::{ListenAddress, ListenRange, TargetRange};
@@ -30,12 +30,19 @@ pub(crate) enum Asked {
 
 /// What this command line asks for. Ends the process where that is nothing: with 0 after `--help`, with 2 after bad usage.
 pub(crate) fn asked() -> Asked {
-    match Cli::parse().settle() {
-        Ok(asked) => asked,
-        Err(wrong) => Cli::command()
+    let mut matches = Cli::command().get_matches();
+    let subcommand = matches.subcommand_name().map(str::to_owned);
+    let cli = Cli::from_arg_matches_mut(&mut matches).unwrap_or_else(|wrong| wrong.exit());
+    cli.settle().unwrap_or_else(|wrong| {
+        let mut command = Cli::command();
+        command.build();
+        // Whose usage is shown.
+        let subcommand = subcommand.and_then(|name| command.find_subcommand(name).cloned());
+        subcommand
+            .unwrap_or(command)
             .error(clap::error::ErrorKind::ValueValidation, wrong)
-            .exit(),
-    }
+            .exit()
+    })
 }
 
 /// Forward and proxy TCP through the kernel.
@@ -60,7 +67,7 @@ struct Cli {
 }
 
 const AFTER_HELP: &str = "\
-Signals: TERM or INT stops accepting and lets transfers finish within the drain timeout; a second one stops at once.
+Signals: TERM, INT or HUP stops accepting and lets transfers finish within the drain timeout; a second TERM or INT stops at once. HUP stays ignored under nohup.
 Exit codes: 0 stopped as asked, whether or not every transfer had finished by then, 1 failed at run time, 2 bad usage.";
 
 #[derive(Subcommand, Debug)]
@@ -204,8 +211,8 @@ struct DialArgs {
     /// Connect through this interface
     #[arg(long, value_name = "NAME")]
     bind_interface: Option<String>,
-    /// Mark packets to targets (SO_MARK), for routing and firewalls
-    #[arg(long, value_name = "N")]
+    /// Mark packets to targets (SO_MARK), for routing and firewalls: 100 or 0x64
+    #[arg(long, value_name = "N", value_parser = values::mark)]
     mark: Option<u32>,
 }
 
@@ -220,7 +227,7 @@ struct TimeArgs {
     /// End a session this long after one side finished and the other last sent; 0 = off. Acts up to 1/8 late, never early
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = values::time)]
     half_close_timeout: Duration,
-    /// Time transfers have to finish after TERM or INT; what they hold then is delivered if it can be within 2 s more
+    /// Time transfers have to finish after TERM, INT or HUP; what they hold then is delivered if it can be within 2 s more
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = values::time)]
     drain_timeout: Duration,
 }
@@ -228,10 +235,10 @@ struct TimeArgs {
 #[derive(Args, Debug)]
 struct LimitArgs {
     /// Sessions at once; further clients wait to be accepted [default: what the descriptors allow]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = values::count::<NonZeroUsize>)]
     max_conns: Option<NonZeroUsize>,
     /// Sessions at once of one address, or of one IPv6 /64; further ones are refused
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = values::count::<NonZeroU32>)]
     max_conns_per_ip: Option<NonZeroU32>,
     /// Bytes a second from clients, such as 10MB or 500KiB, of all together; `RATE:client` of each address, `RATE:connection` of each; may be repeated
     #[arg(long, value_name = "RATE")]
@@ -239,8 +246,8 @@ struct LimitArgs {
     /// The same to clients
     #[arg(long, value_name = "RATE")]
     rate_out: Vec<RateArg>,
-    /// Descriptors [default: as many as this user may have]
-    #[arg(long, value_name = "N")]
+    /// Descriptors, 64 at least [default: as many as this user may have]
+    #[arg(long, value_name = "N", value_parser = values::descriptors)]
     nofile: Option<u64>,
 }
 

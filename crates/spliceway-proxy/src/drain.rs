@@ -1,6 +1,8 @@
 //! The way out: a signal, then what sessions have left to do, then the end.
 
 use std::convert::Infallible;
+use std::fs;
+use std::future::pending;
 use std::io;
 use std::time::Duration;
 
@@ -36,30 +38,67 @@ impl Drain {
         tokio::select! {
             biased;
             _ = self.0.recv() => Drained::Empty,
-            () = signals.next() => Drained::Hurried,
+            () = signals.hurry() => Drained::Hurried,
             () = tokio::time::sleep(limit) => Drained::TimeUp,
         }
     }
 }
 
-/// SIGTERM and SIGINT. While this is alive neither kills the process.
+/// SIGTERM, SIGINT, and SIGHUP where that was not ignored before. While this is alive none of them kills the process.
 pub(crate) struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
+    hangup: Option<Signal>,
 }
 
 impl StopSignals {
     pub(crate) fn new() -> io::Result<Self> {
+        let hangup = match hangup_is_ignored() {
+            true => None,
+            false => Some(signal(SignalKind::hangup())?),
+        };
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
+            hangup,
         })
     }
 
     pub(crate) async fn next(&mut self) {
+        let Self {
+            terminate,
+            interrupt,
+            hangup,
+        } = self;
+        let hung_up = async {
+            match hangup {
+                Some(hangup) => hangup.recv().await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            _ = hung_up => {}
+        }
+    }
+
+    /// The next that says it again. Of a terminal that goes away both the kernel and the shell tell, and nobody is in a hurry.
+    async fn hurry(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
         }
     }
+}
+
+/// Whether whoever started this wanted it to outlive the terminal, as nohup(1) does: then SIGHUP is to stay ignored. Also where
+/// nobody can tell.
+fn hangup_is_ignored() -> bool {
+    // Signal 1 is the lowest bit.
+    const HANGUP: u64 = 1;
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|signals| u64::from_str_radix(signals.trim(), 16).ok());
+    ignored.is_none_or(|signals| signals & HANGUP != 0)
 }

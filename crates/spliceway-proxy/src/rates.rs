@@ -234,15 +234,17 @@ impl FromStr for ByteRate {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let expected = "expected bytes per second such as 10MB, 500kB or 1.5MiB, in B, kB, MB, GB, KiB, MiB or GiB";
+        let none = "expected at least 1 byte per second; without a rate there is no limit";
         let text = text.strip_suffix("/s").unwrap_or(text);
+        if text == "0" {
+            return Err(none);
+        }
         let (number, unit) = UNITS
             .iter()
             .find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)))
             .ok_or(expected)?;
         let bytes = decimal(number, unit).ok_or(expected)?;
-        NonZeroU64::new(bytes)
-            .map(Self)
-            .ok_or("expected at least 1 byte per second; without a rate there is no limit")
+        NonZeroU64::new(bytes).map(Self).ok_or(none)
     }
 }
 

@@ -90,6 +90,9 @@ pub(crate) fn user(text: &str) -> Result<(&str, Stored), String> {
     if name.is_empty() || secret.is_empty() {
         return Err(format!("{EXPECTED}: neither may be empty"));
     }
+    if name.trim() != name {
+        return Err(format!("{EXPECTED}: a name neither begins nor ends with a blank"));
+    }
     if name.len() > FIELD_MAX_BYTES {
         return Err(format!("{EXPECTED}: a name has at most {FIELD_MAX_BYTES} bytes"));
     }
@@ -139,6 +142,8 @@ mod tests {
             (format!("ann:{long}"), 1, "at most 255"),
             ("ann:$argon2id$nonsense".to_owned(), 1, "none of argon2's"),
             ("ann:a\nann:b".to_owned(), 2, "there before"),
+            ("ann:a\n  bob:b".to_owned(), 2, "with a blank"),
+            ("ann :a".to_owned(), 1, "with a blank"),
         ] {
             let Err((at, told)) = parse(&text) else {
                 panic!("{text} is taken");

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::{Asked, Cli, Command, CommonArgs, DialArgs, ForwardArgs, ProxyArgs};
 use crate::address::ListenRange;
-use crate::auth::{self, Users};
+use crate::auth::{self, Stored, Users};
 use crate::dial::{CHAIN_MAX, DialSettings, SocketSettings, UpstreamProxy};
 use crate::listener::KEEPALIVE;
 use crate::policy::ClientPolicy;
@@ -49,6 +49,9 @@ impl ForwardArgs {
     }
 }
 
+const CLEAR_SECRET: &str = "--auth or SPLICEWAY_AUTH: the secret is not hashed: who sees the command line, or this process's environment, has it; \
+`spliceway hash-password` makes hashes";
+
 /// A header is the first thing a balancer sends.
 const PROXY_HEADER_TIME: Duration = Duration::from_secs(10);
 
@@ -70,8 +73,10 @@ impl ProxyArgs {
         let (users, warning) = match (&self.auth, &self.auth_file) {
             (None, None) => return Ok((None, None)),
             (Some(user), _) => {
-                let (name, stored) = auth::user(user).map_err(|expected| format!("--auth: {expected}"))?;
-                (vec![(name.as_bytes().into(), stored)], None)
+                let (name, stored) =
+                    auth::user(user).map_err(|expected| format!("--auth or SPLICEWAY_AUTH: {expected}"))?;
+                let clear = matches!(stored, Stored::Clear(_)).then(|| CLEAR_SECRET.to_owned());
+                (vec![(name.as_bytes().into(), stored)], clear)
             }
             (None, Some(path)) => {
                 let file = auth::read(path).map_err(|error| error.to_string())?;

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -53,6 +54,27 @@ pub(super) fn workers(typed: &str) -> Result<NonZeroUsize, String> {
     count.ok_or_else(|| format!("expected a number from 1 to {WORKERS_MAX}"))
 }
 
+/// Of a type that has no 0.
+pub(super) fn count<N: FromStr>(typed: &str) -> Result<N, &'static str> {
+    typed.parse().map_err(|_| "expected a number, 1 or more")
+}
+
+pub(super) fn mark(typed: &str) -> Result<u32, &'static str> {
+    let mark = match typed.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16),
+        None => typed.parse(),
+    };
+    mark.map_err(|_| "expected a number of 32 bits such as 100 or 0x64")
+}
+
+/// With fewer there is room for next to no session beside what is open anyway.
+const DESCRIPTORS_MIN: u64 = 64;
+
+pub(super) fn descriptors(typed: &str) -> Result<u64, String> {
+    let count = typed.parse().ok().filter(|count| *count >= DESCRIPTORS_MIN);
+    count.ok_or_else(|| format!("expected a number, {DESCRIPTORS_MIN} or more"))
+}
+
 pub(super) fn remote(typed: &str) -> Result<TargetRange, String> {
     let target: TargetRange = typed.parse()?;
     match target.first.port() {
@@ -89,7 +111,8 @@ const LONGEST_DAYS: u64 = 36_500;
 
 pub(super) fn time(typed: &str) -> Result<Duration, String> {
     let expected = "expected a time such as 500ms, 10s, 1m or 1h30m, in ms, s, m, h or d";
-    let time = humantime::parse_duration(typed).map_err(|error| format!("{expected}: {error}"))?;
+    // The library's own words name units that are not told of here.
+    let time = humantime::parse_duration(typed).map_err(|_| expected.to_owned())?;
     match time <= Duration::from_secs(LONGEST_DAYS * 24 * 60 * 60) {
         true => Ok(time),
         false => Err(format!("{expected}, and at most {LONGEST_DAYS} days")),

@@ -61,6 +61,14 @@ fn bad_usage_ends_with_2_and_says_what_was_expected() {
         (&["socks5", "--connect-timeout", "0"], "longer than 0"),
         (&["socks5", "--splice", "maybe"], "auto, on, off"),
         (&["socks5", "--workers", "0"], "--workers"),
+        (&["socks5", "--max-conns", "0"], "1 or more"),
+        (&["socks5", "--max-conns-per-ip", "many"], "1 or more"),
+        (&["socks5", "--nofile", "63"], "64 or more"),
+        (&["socks5", "--mark", "0xabg"], "100 or 0x64"),
+        (&["socks5", "--rate-in", "0"], "at least 1 byte per second"),
+        (&["socks5", "-l", "unix:/run/a,mode=9"], "expected ,mode="),
+        (&["socks5", "--auth", "ann"], "Usage: spliceway socks5"),
+        (&["-l", ":8000-8001", "-r", "127.0.0.1:1-3"], "Usage: spliceway"),
         (&[], "Usage"),
     ] {
         let (output, stderr) = run(arguments);
