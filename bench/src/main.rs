@@ -18,6 +18,7 @@ mod scenario;
 mod scenarios;
 mod servers;
 mod soak;
+mod stalls;
 mod suite;
 mod variants;
 mod workers;
@@ -253,6 +254,12 @@ enum Scenario {
         #[arg(long, default_value_t = 10)]
         seconds: u64,
     },
+    /// What this machine takes from threads that never wait, one core busy or both: no tail is better than that.
+    Stalls {
+        /// Each time.
+        #[arg(long, default_value_t = 5.0)]
+        seconds: f64,
+    },
     /// Instructions in user space, of a relay per round trip, session and MiB, and of the pieces it is made of, counted by Valgrind.
     Instructions(instructions::Options),
     /// Load on the program that is verified byte for byte, while its memory, descriptors, pipes and CPU are watched for drift.
@@ -305,6 +312,7 @@ fn run(scenario: Scenario) -> io::Result<()> {
         Scenario::Workers { only, rounds } => workers::run(&only, rounds),
         Scenario::Options { gib, trips, rounds } => options::run(bytes(gib), trips, rounds),
         Scenario::Rate { seconds } => rate::run(seconds),
+        Scenario::Stalls { seconds } => stalls::run(seconds),
         Scenario::Instructions(options) => instructions::run(&options),
         Scenario::Repeat { piece, times } => piece.repeat(times),
         Scenario::Soak(options) => soak::run(&options),
