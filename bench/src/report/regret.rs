@@ -2,7 +2,7 @@
 //!
 //! A relay is chosen by its worst day. So of every scenario and figure the medians are compared with the best other's, and the largest
 //! factor is what whoever chose this arm may come to regret. Of so many comparisons, each with the luckiest of the others, the largest is
-//! luck in part: so beside it stands the largest factor that was exceeded in every round.
+//! luck in part: so beside it stands the largest factor that was reached in every round.
 
 use super::json::{Measured, Quantity, Results, Samples};
 use super::{median, spread};
@@ -164,6 +164,9 @@ fn of_medians(ours: &[f64], other: &[f64], better: Better) -> Option<f64> {
 }
 
 fn in_every_round(ours: &[f64], other: &[f64], better: Better) -> Option<f64> {
+    if ours.len() != other.len() {
+        return None;
+    }
     let factors = ours
         .iter()
         .zip(other)
@@ -278,6 +281,10 @@ mod tests {
         assert_eq!(by("spliceway"), Some((1.1, Kind::Cpu, "splice")), "the third");
         assert_eq!(by("Relay"), None);
         assert_eq!(by("tokio"), Some((9.0, Kind::Rate, "Relay")));
+        // The least and the greatest of both are of other rounds.
+        let (ours, other) = ([2.0, 4.0, 3.0], [1.0, 2.5, 1.0]);
+        assert_eq!(in_every_round(&ours, &other, Better::Lower), Some(1.6));
+        assert_eq!(in_every_round(&ours, &other[1..], Better::Lower), None);
     }
 
     #[test]

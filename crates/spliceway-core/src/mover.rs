@@ -320,7 +320,8 @@ impl Mover {
     }
 
     /// The sink has made what is held wait for long, and not just while its peer turned to it: it gets no pipe of 1 MiB until it
-    /// keeps up again, as it would be no faster for it and hold more. Who has no clock need not tell.
+    /// keeps up again, as it would be no faster for it and hold more. Who has no clock may tell at
+    /// every [`Sink::WouldBlock`]; who never tells lets slow sinks keep such pipes.
     pub fn sink_is_slow(&mut self) {
         if self.transfer.step() == Step::Drain {
             self.transfer.on(Event::SinkSlow);

@@ -240,12 +240,12 @@ fn inherited_name(text: &str) -> Option<Box<str>> {
 }
 
 const EXPECTED_MODE: &str =
-    "expected ,mode= with three octal digits, such as unix:/run/a.sock,mode=0660, or nothing after the path";
+    "expected ,mode= with octal digits up to 0777, as in unix:/run/a.sock,mode=0660, or no option after the path";
 
 /// Whether it looks like `PATH,OPTION=VALUE`, which would make a socket of a name that nobody meant.
 fn ends_with_an_option(path: &str) -> bool {
-    path.rsplit_once(',')
-        .is_some_and(|(_, option)| option.contains('=') && !option.contains('/'))
+    let name = path.rsplit_once(',').and_then(|(_, option)| option.split_once('='));
+    name.is_some_and(|(name, _)| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase()))
 }
 
 /// `0660`, in octal: what chmod(1) takes, and no set-id or sticky bits.

@@ -32,7 +32,7 @@ pub(crate) enum Asked {
 pub(crate) fn asked() -> Asked {
     let mut matches = Cli::command().get_matches();
     let subcommand = matches.subcommand_name().map(str::to_owned);
-    let cli = Cli::from_arg_matches_mut(&mut matches).unwrap_or_else(|wrong| wrong.exit());
+    let cli = Cli::from_arg_matches_mut(&mut matches).unwrap_or_else(|wrong| wrong.format(&mut Cli::command()).exit());
     cli.settle().unwrap_or_else(|wrong| {
         let mut command = Cli::command();
         command.build();

@@ -49,6 +49,8 @@ pub(crate) struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Option<Signal>,
+    /// A hangup was the first of them.
+    hung_up: bool,
 }
 
 impl StopSignals {
@@ -61,6 +63,7 @@ impl StopSignals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup,
+            hung_up: false,
         })
     }
 
@@ -69,8 +72,9 @@ impl StopSignals {
             terminate,
             interrupt,
             hangup,
+            hung_up,
         } = self;
-        let hung_up = async {
+        let hangs_up = async {
             match hangup {
                 Some(hangup) => hangup.recv().await,
                 None => pending().await,
@@ -79,26 +83,32 @@ impl StopSignals {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
-            _ = hung_up => {}
+            _ = hangs_up => *hung_up = true,
         }
     }
 
-    /// The next that says it again. Of a terminal that goes away both the kernel and the shell tell, and nobody is in a hurry.
+    /// A second SIGTERM or SIGINT. Hangups do not count: of a terminal that goes away both the kernel and the shell tell, and a service
+    /// manager may send both signals at once.
     async fn hurry(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => {}
+                _ = self.interrupt.recv() => {}
+            }
+            if !std::mem::take(&mut self.hung_up) {
+                return;
+            }
         }
     }
 }
 
-/// Whether whoever started this wanted it to outlive the terminal, as nohup(1) does: then SIGHUP is to stay ignored. Also where
-/// nobody can tell.
+/// Whether whoever started this wanted it to outlive the terminal, as nohup(1) does: then SIGHUP is to stay ignored. Without `/proc`
+/// nobody can tell, and it is handled.
 fn hangup_is_ignored() -> bool {
     // Signal 1 is the lowest bit.
     const HANGUP: u64 = 1;
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let ignored = ignored.and_then(|signals| u64::from_str_radix(signals.trim(), 16).ok());
-    ignored.is_none_or(|signals| signals & HANGUP != 0)
+    ignored.is_some_and(|signals| signals & HANGUP != 0)
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A sink that has made a fill wait for so long is slow. One whose reader merely shares a core is full for less; see
-/// docs/defaults.md.
+/// A sink that has made a fill wait for so long, until its relay was polled again, is slow. One whose reader merely shares a core is full
+/// for less; see docs/defaults.md.
 const SLOW_AFTER: Duration = Duration::from_millis(3);
 
 /// Since when what a direction holds has waited for its sink, if it has: in microseconds, of which 4 bytes count more than an hour.

@@ -90,7 +90,7 @@ pub(crate) fn user(text: &str) -> Result<(&str, Stored), String> {
     if name.is_empty() || secret.is_empty() {
         return Err(format!("{EXPECTED}: neither may be empty"));
     }
-    if name.trim() != name {
+    if name.trim_matches([' ', '\t']) != name {
         return Err(format!("{EXPECTED}: a name neither begins nor ends with a blank"));
     }
     if name.len() > FIELD_MAX_BYTES {

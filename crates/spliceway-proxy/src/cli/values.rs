@@ -61,13 +61,15 @@ pub(super) fn count<N: FromStr>(typed: &str) -> Result<N, &'static str> {
 
 pub(super) fn mark(typed: &str) -> Result<u32, &'static str> {
     let mark = match typed.strip_prefix("0x") {
-        Some(digits) => u32::from_str_radix(digits, 16),
-        None => typed.parse(),
+        // The library would take a sign.
+        Some(digits) if digits.bytes().all(|byte| byte.is_ascii_hexdigit()) => u32::from_str_radix(digits, 16).ok(),
+        Some(_) => None,
+        None => typed.parse().ok(),
     };
-    mark.map_err(|_| "expected a number of 32 bits such as 100 or 0x64")
+    mark.ok_or("expected a number of 32 bits such as 100 or 0x64")
 }
 
-/// With fewer there is room for next to no session beside what is open anyway.
+/// With fewer there is room for a handful of sessions beside what is open anyway.
 const DESCRIPTORS_MIN: u64 = 64;
 
 pub(super) fn descriptors(typed: &str) -> Result<u64, String> {

@@ -66,9 +66,13 @@ fn bad_usage_ends_with_2_and_says_what_was_expected() {
         (&["socks5", "--nofile", "63"], "64 or more"),
         (&["socks5", "--mark", "0xabg"], "100 or 0x64"),
         (&["socks5", "--rate-in", "0"], "at least 1 byte per second"),
-        (&["socks5", "-l", "unix:/run/a,mode=9"], "expected ,mode="),
+        (
+            &["socks5", "-l", "unix:/run/a,mode=9"],
+            "expected ,mode= with octal digits",
+        ),
         (&["socks5", "--auth", "ann"], "Usage: spliceway socks5"),
-        (&["-l", ":8000-8001", "-r", "127.0.0.1:1-3"], "Usage: spliceway"),
+        // Port because it is refused before anything listens.
+        (&["-l", ":8000-8001", "-r", "127.0.0.1:8000-8002"], "Usage: spliceway"),
         (&[], "Usage"),
     ] {
         let (output, stderr) = run(arguments);

@@ -1,6 +1,5 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::process::Command;
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -25,44 +24,43 @@ fn with_a_session(arguments: &[&str]) -> (Program, TcpStream, TcpStream) {
 fn with_nothing_to_finish_it_stops_at_once() {
     let (_listener, address) = listen();
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
-        let mut program = Program::forward(address, &[]);
+        let mut program = Program::forward_with_hangup("--default-signal=HUP", address);
         program.signal(signal);
         assert_eq!(program.exit().code(), Some(0), "{signal:?}");
     }
 }
 
-/// The kernel and the shell both tell of a terminal that goes away.
+/// The kernel and the shell both tell of a terminal that goes away, and a service manager may send SIGTERM as well.
 #[test]
-fn a_hangup_said_twice_hurries_nobody() {
-    let (mut program, client, mut target) = with_a_session(&[]);
-    program.signal(Signal::HUP);
-    program.line("draining");
-    program.signal(Signal::HUP);
-    assert!(program.get("/readyz").starts_with("HTTP/1.1 503"));
-    target.write_all(b"the rest").unwrap();
-    target.shutdown(Shutdown::Write).unwrap();
-    assert_eq!(read_all(&client), b"the rest");
-    drop(client);
-    assert_eq!(program.exit().code(), Some(0));
-    assert_eq!(program.lines_with("end=drained"), 0);
+fn a_hangup_hurries_nobody_nor_does_the_first_signal_after_it() {
+    let (listener, address) = listen();
+    for after in [&[Signal::HUP][..], &[Signal::TERM], &[Signal::HUP, Signal::INT]] {
+        let mut program = Program::forward_with_hangup("--default-signal=HUP", address);
+        let (client, mut target) = (program.connect(), accept(&listener));
+        (&client).write_all(b"x").unwrap();
+        assert_eq!(read_exactly(&mut target, 1), b"x");
+        program.signal(Signal::HUP);
+        program.line("draining");
+        for signal in after {
+            program.signal(*signal);
+        }
+        // Which it answers when it has heard of the signals.
+        assert!(program.get("/readyz").starts_with("HTTP/1.1 503"));
+        target.write_all(b"the rest").unwrap();
+        target.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(read_all(&client), b"the rest", "{after:?}");
+        drop(client);
+        assert_eq!(program.exit().code(), Some(0));
+        assert_eq!(program.lines_with("end=drained"), 0, "{after:?}");
+    }
 }
 
 #[test]
 fn a_hangup_that_was_ignored_from_the_start_stays_so() {
-    let (listener, address) = listen();
-    let mut command = Command::new("sh");
-    command.args([
-        "-c",
-        "trap '' HUP; exec \"$0\" -l 127.0.0.1:0 -r \"$1\"",
-        env!("CARGO_BIN_EXE_spliceway"),
-        &address.to_string(),
-    ]);
-    let mut program = Program::spawn(command, false);
-    program.signal(Signal::HUP);
-    let (mut client, mut target) = (program.connect(), accept(&listener));
-    client.write_all(b"x").unwrap();
-    assert_eq!(read_exactly(&mut target, 1), b"x");
-    drop((client, target));
+    let (_listener, address) = listen();
+    let mut program = Program::forward_with_hangup("--ignore-signal=HUP", address);
+    assert!(program.get("/readyz").starts_with("HTTP/1.1 200"), "it has started");
+    assert!(program.ignores(Signal::HUP));
     program.terminate();
     assert_eq!(program.exit().code(), Some(0));
 }

@@ -43,6 +43,21 @@ impl Program {
         Self::spawn(command, arguments.contains(&"--metrics"))
     }
 
+    /// A forwarder that starts with SIGHUP as `env` leaves it, whatever this test was started with.
+    pub(crate) fn forward_with_hangup(option: &str, target: SocketAddr) -> Self {
+        let mut command = Command::new("env");
+        command.args([option, env!("CARGO_BIN_EXE_spliceway"), "-l", "127.0.0.1:0", "-r"]);
+        command.args([&target.to_string(), "--metrics", "127.0.0.1:0"]);
+        Self::spawn(command, true)
+    }
+
+    /// Whether it ignores a signal, by its number.
+    pub(crate) fn ignores(&self, signal: Signal) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+        u64::from_str_radix(ignored.trim(), 16).unwrap() & (1 << (signal.as_raw() - 1)) != 0
+    }
+
     pub(crate) fn forward(target: SocketAddr, arguments: &[&str]) -> Self {
         let target = target.to_string();
         Self::start(
