@@ -387,6 +387,12 @@ pub(crate) fn is_closed(stream: &mut TcpStream) -> bool {
 }
 
 /// Equal bytes, without printing megabytes where they are not.
+/// Of so many bytes that are spliced from the first: a splice that finds nothing is followed by a receive that tells why, and copies what
+/// came between the two, up to 64 KiB.
+pub(crate) fn assert_spliced(spliced: u64, bytes: u64) {
+    assert!(2 * spliced >= bytes, "{spliced} of {bytes}");
+}
+
 pub(crate) fn assert_same(have: &[u8], expected: &[u8]) {
     let differ = have.iter().zip(expected).position(|(have, expected)| have != expected);
     assert!(

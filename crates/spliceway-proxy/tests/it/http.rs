@@ -243,7 +243,7 @@ fn an_answer_says_that_it_is_the_last_whatever_its_target_says() {
     );
     assert_same(&read_exactly(&mut client, body.len()), &body);
     drop(client);
-    program.await_sum("spliceway_bytes_total", &["path=\"splice\""], 95 * 300_000 / 100);
+    program.await_sum("spliceway_bytes_total", &["path=\"splice\""], 300_000 / 2);
     drop(program);
     server.join().unwrap();
 }
