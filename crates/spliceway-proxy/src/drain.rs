@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::fs;
-use std::future::pending;
 use std::io;
 use std::time::Duration;
 
@@ -74,16 +73,10 @@ impl StopSignals {
             hangup,
             hung_up,
         } = self;
-        let hangs_up = async {
-            match hangup {
-                Some(hangup) => hangup.recv().await,
-                None => pending().await,
-            }
-        };
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
-            _ = hangs_up => *hung_up = true,
+            Some(()) = async { hangup.as_mut()?.recv().await } => *hung_up = true,
         }
     }
 

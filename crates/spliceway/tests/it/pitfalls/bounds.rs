@@ -120,7 +120,15 @@ async fn a_sink_that_is_full_for_3_ms_gets_no_further_pipe_of_1_mib() {
         _ = bulk => {}
         _ = relay.as_mut() => panic!("the relay ended"),
     }
-    push_until_stuck(relay.as_mut(), &near, &mut sent, &|| stats.snapshot().a_to_b).await;
+    let forth = || stats.snapshot().a_to_b;
+    push_until_stuck(relay.as_mut(), &near, &mut sent, &forth).await;
+    tokio::time::advance(Duration::from_millis(2)).await;
+    // Which empties the pipe: the next stall is another.
+    tokio::select! {
+        () = wanted.expect(&mut far, WARM_UP) => {}
+        _ = relay.as_mut() => panic!("the relay ended"),
+    }
+    push_until_stuck(relay.as_mut(), &near, &mut sent, &forth).await;
     for (wait, class) in [(0, SizeClass::Mib1), (2, SizeClass::Mib1), (2, SizeClass::Kib256)] {
         tokio::time::advance(Duration::from_millis(wait)).await;
         let ended = poll_fn(|cx| Poll::Ready(relay.as_mut().poll(cx).is_ready())).await;
