@@ -11,25 +11,46 @@ use tokio::task::yield_now;
 /// more often than that find no long turn before them.
 const ALONE_AFTER: u64 = 32;
 
-/// What the relays of one thread have moved.
+/// What the relays of one thread have moved, and who of them. A message does not count for the bulk of its own relay: a request comes
+/// before each download, and nobody waits behind it.
 #[derive(Debug)]
 pub(crate) struct Company {
     /// Turns of bulk that have ended.
     turns: u64,
-    /// The first of them that begins with nobody but bulk around.
+    /// Who passed the last message.
+    speaker: Option<Who>,
+    /// The first turn of others that begins with nobody but bulk around.
     alone_from: u64,
+    /// The same for the speaker: messages of anybody else were before.
+    speaker_alone_from: u64,
+}
+
+/// A relay, as far as they are told apart: by the task that polls it, for as long as that is woken by the same waker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Who(usize);
+
+impl Who {
+    pub(crate) fn polls(cx: &Context<'_>) -> Self {
+        Self(cx.waker().data().addr())
+    }
 }
 
 impl Company {
     pub(crate) const fn new() -> Self {
         Self {
             turns: 0,
+            speaker: None,
             alone_from: 0,
+            speaker_alone_from: 0,
         }
     }
 
-    /// A message has passed.
-    pub(crate) fn message(&mut self) {
+    /// This relay has passed a message.
+    pub(crate) fn message(&mut self, who: Who) {
+        if self.speaker != Some(who) {
+            self.speaker = Some(who);
+            self.speaker_alone_from = self.alone_from;
+        }
         self.alone_from = self.turns + ALONE_AFTER;
     }
 
@@ -38,9 +59,14 @@ impl Company {
         self.turns += 1;
     }
 
-    /// How long the next turn of bulk is.
-    pub(crate) fn turns(&self) -> Turns {
-        if self.turns >= self.alone_from {
+    /// How long the next turn of this relay's bulk is.
+    pub(crate) fn turns(&self, who: Who) -> Turns {
+        let alone_from = if self.speaker == Some(who) {
+            self.speaker_alone_from
+        } else {
+            self.alone_from
+        };
+        if self.turns >= alone_from {
             Turns::Long
         } else {
             Turns::Short
@@ -79,17 +105,48 @@ impl Drop for WakesWhenDropped {
 mod tests {
     use super::*;
 
+    const BULK: Who = Who(1);
+    const CHATTY: Who = Who(2);
+    const ANOTHER: Who = Who(3);
+
     #[test]
     fn turns_are_long_until_a_message_passes_and_again_after_32_without() {
         let mut company = Company::new();
-        assert_eq!(company.turns(), Turns::Long);
+        assert_eq!(company.turns(BULK), Turns::Long);
         for _ in 0..2 {
-            company.message();
+            company.message(CHATTY);
             for turn in 0..ALONE_AFTER {
-                assert_eq!(company.turns(), Turns::Short, "turn {turn}");
+                assert_eq!(company.turns(BULK), Turns::Short, "turn {turn}");
                 company.turn_over();
             }
-            assert_eq!(company.turns(), Turns::Long);
+            assert_eq!(company.turns(BULK), Turns::Long);
         }
+    }
+
+    #[test]
+    fn a_message_shortens_no_turn_of_its_own_relay() {
+        let mut company = Company::new();
+        company.message(BULK);
+        assert_eq!(
+            (company.turns(BULK), company.turns(ANOTHER)),
+            (Turns::Long, Turns::Short)
+        );
+    }
+
+    #[test]
+    fn a_message_of_its_own_hides_none_of_others() {
+        let mut company = Company::new();
+        company.message(CHATTY);
+        company.turn_over();
+        company.message(BULK);
+        company.message(BULK);
+        for turn in 1..ALONE_AFTER {
+            assert_eq!(company.turns(BULK), Turns::Short, "turn {turn}");
+            company.turn_over();
+        }
+        assert_eq!(
+            (company.turns(BULK), company.turns(ANOTHER)),
+            (Turns::Long, Turns::Short)
+        );
     }
 }

@@ -13,7 +13,7 @@ use spliceway_core::{Counts, Engine, Mover, Need, Reason, Side, Sink, Source};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::coop::has_budget_remaining;
 
-use crate::company::{Company, give_way};
+use crate::company::{Company, Who, give_way};
 use crate::end::End;
 use crate::fallback::CopyLoop;
 use crate::lookout::Lookout;
@@ -285,7 +285,7 @@ struct Turn<'a> {
 
 impl Turn<'_> {
     fn poll(mut self, cx: &mut Context<'_>) -> Poll<Result<(), Broken>> {
-        self.mover.take_turns(self.worker.company.turns());
+        self.mover.take_turns(self.worker.company.turns(Who::polls(cx)));
         loop {
             match self.mover.need() {
                 Need::Source => ready!(self.poll_take(cx)).map_err(|error| (Operation::Read, error))?,
@@ -331,7 +331,7 @@ impl Turn<'_> {
             (Attempt::Untried, Ok(Source::Open)) | (_, Err(_)) => {}
         }
         if self.mover.holds_message() {
-            self.worker.company.message();
+            self.worker.company.message(Who::polls(cx));
         }
         if let Some(gate) = &mut self.gate {
             gate.spent(self.mover.in_flight());
