@@ -13,7 +13,7 @@ use crate::pool::{PipePool, PooledPipe, SizeClass};
 use crate::reason::Reason;
 use crate::socket::{self, Wait};
 use crate::switch;
-use crate::transfer::{Engine, Event, PASS, PipeSize, SCRATCH, Step, TINY_FILL, Transfer, Turns, is_full};
+use crate::transfer::{Crossover, Engine, Event, PASS, PipeSize, SCRATCH, Step, TINY_FILL, Transfer, Turns, is_full};
 use end::End;
 use rest::Rest;
 
@@ -333,7 +333,24 @@ impl Mover {
         self.transfer.take_turns(turns);
     }
 
-    /// Whether it holds a message: bytes that a [`take`](Mover::take) copied and that were all there was.
+    /// Which messages are worth splicing from now on; see [`Transfer::cross_at`]. Only those that fill a receive, unless told.
+    pub fn cross_at(&mut self, crossover: Crossover) {
+        self.transfer.cross_at(crossover);
+    }
+
+    /// See [`Transfer::crosses`].
+    #[must_use]
+    pub fn crosses(&self) -> bool {
+        self.transfer.crosses()
+    }
+
+    /// See [`Transfer::is_on_trial`].
+    #[must_use]
+    pub fn is_on_trial(&self) -> bool {
+        self.transfer.is_on_trial()
+    }
+
+    /// See [`Transfer::holds_message`].
     #[must_use]
     pub fn holds_message(&self) -> bool {
         self.transfer.holds_message()
@@ -388,7 +405,7 @@ impl Mover {
             end: received,
         };
         let full = received == length;
-        self.transfer.on(Event::Received { full });
+        self.transfer.on(Event::Received { bytes: received, full });
         Ok(if short_drains && !full {
             Source::Short
         } else {
@@ -410,7 +427,7 @@ impl Mover {
                 self.rest = Rest::InScratch { start: 0, end };
                 // A pipe of the default size is rarely read when it is full to the last byte.
                 let full = end == length || end >= TINY_FILL;
-                self.transfer.on(Event::Received { full });
+                self.transfer.on(Event::Received { bytes: end, full });
             }
             Err(error) => return self.source_error(error),
         }

@@ -4,12 +4,12 @@
 //!                    ┌────────────────────── all sent ──────────────────────┐
 //!                    ▼                                                      │
 //!   start ──▶ Receiving ───── bytes ──▶ Sending ────────────────────────────┤
-//!               ▲    │                     ▲                                │ after a full recv, or in a bulk flow
+//!               ▲    │                     ▲                                │ after a recv worth a splice, or in a spliced flow
 //!               │    └ eof ─▶ ShuttingDown │ unloaded                       ▼
 //!               │                    │  Unloading ◀── cannot ── Draining ◀─ bytes ── Filling
 //!               │                    ▼                             │                   │ ▲
 //!               │                   Done                           ├── it is empty ────┼─┘
-//!               ├────────────── tiny fills in a row ───────────────┘                   │
+//!               ├────────────── small fills in a row ──────────────┘                   │
 //!               └─────────── would block, 0, cannot: a recv tells what it means ───────┘
 //! ```
 //!
@@ -24,22 +24,19 @@
 //! It has no descriptor, no waker and no clock, and counts nothing that the pipe or the remainder counts already. Whoever
 //! performs a [`Step`] tells the [`Event`]; a sink that would block is no event: the same step is due when it is writable.
 
+mod crossover;
+mod flow;
 mod sizing;
 
 use crate::pool::SizeClass;
-use crate::reason::{Reason, Scope};
+use crate::reason::Reason;
+pub use crossover::{Crossover, Middling};
+pub(crate) use flow::TINY_FILL;
+use flow::{Flow, LastFill};
 use sizing::Sizing;
 
 /// The size of the buffer to receive into, bytes. A `recv` that fills it marks a flow worth splicing.
 pub const SCRATCH: usize = 64 << 10;
-
-/// A fill of less than this says that the flow is one of small messages, where one recv and one send cost less than two
-/// splices; see docs/defaults.md.
-pub(crate) const TINY_FILL: usize = 16 << 10;
-
-/// Tiny fills in a row before a bulk flow counts as one of small messages: a sender that is slow for a moment gives a few, and
-/// each time a flow is taken back 64 KiB of it are copied before it is bulk again.
-const TINY_FILLS: u8 = 8;
 
 /// Bytes moved before the task gives way, where others may wait for their turn; see docs/defaults.md.
 const SHORT_TURN: usize = 256 << 10;
@@ -49,9 +46,6 @@ const LONG_TURN: usize = 1 << 20;
 
 /// The most bytes to pass from a pipe to a socket, from a socket to a pipe or from pipe to pipe at once: as much as moves in one turn.
 pub const PASS: usize = SHORT_TURN;
-
-/// After a reason that may pass, full receives to copy before splicing is tried again: 1 MiB.
-const RETRY_AFTER: u16 = 16;
 
 /// Whether a fill of so many bytes has as good as reached a pipe's size: three quarters of it. Fragments seldom begin and end
 /// with a page, so a pipe whose slots hold a page each falls a little short; one full of segments (1,448 of 4,096 bytes a
@@ -101,6 +95,8 @@ impl Step {
 pub enum Event {
     /// [`Step::Recv`] brought bytes; `full` if they filled the buffer.
     Received {
+        /// Bytes now in user space.
+        bytes: usize,
         /// The buffer could have been larger.
         full: bool,
     },
@@ -216,6 +212,7 @@ pub struct Transfer {
     passes: bool,
     sizing: Sizing,
     turns: Turns,
+    crossover: Crossover,
     /// Bytes delivered since the last yield.
     turn: usize,
     /// Whether the last fill was full; `None` once the source was tried again, or waited for.
@@ -238,34 +235,12 @@ enum State {
     Done,
 }
 
-/// What the fill that is being drained tells about the flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LastFill {
-    /// Bulk.
-    Large,
-    /// So little that this is a flow of small messages, and not for want of leave to take more.
-    Tiny,
-}
-
-/// What kind of flow this is held to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Flow {
-    /// Small messages: recv first, look for a full one.
-    Messages,
-    /// Bulk: fill first. So many tiny fills in a row came last.
-    Bulk { tiny_fills: u8 },
-    /// Fill first, whatever comes.
-    Spliced,
-    /// Not to be spliced for so many full receives, or ever.
-    Copied { retry_after: Option<u16> },
-}
-
 impl Transfer {
     /// A direction about to start.
     #[must_use]
     pub fn new(engine: Engine, pipe_size: PipeSize) -> Self {
         let (state, flow) = match engine {
-            Engine::Auto => (State::Receiving, Flow::Messages),
+            Engine::Auto => (State::Receiving, Flow::MESSAGES),
             Engine::Splice => (State::Filling, Flow::Spliced),
             Engine::Copy => (State::Receiving, Flow::Copied { retry_after: None }),
         };
@@ -275,6 +250,7 @@ impl Transfer {
             passes: false,
             sizing: Sizing::new(pipe_size),
             turns: Turns::default(),
+            crossover: Crossover::default(),
             turn: 0,
             last_fill: None,
             was_last: [false; 2],
@@ -315,10 +291,35 @@ impl Transfer {
         self.turns = turns;
     }
 
-    /// Whether user space holds a message: bytes that did not fill the buffer they were received into.
+    /// Which messages are worth splicing from now on. Heeded by [`Engine::Auto`] alone, and where there is a pipe between.
+    pub fn cross_at(&mut self, crossover: Crossover) {
+        // What is passed on without a pipe between takes one splice, not two.
+        if !self.passes {
+            self.crossover = crossover;
+        }
+    }
+
+    /// Whether messages of this direction may go either way by now: it is not held to be bulk, and nothing keeps it from splicing.
+    #[must_use]
+    pub fn crosses(&self) -> bool {
+        !self.passes && self.flow.crosses()
+    }
+
+    /// Whether the next message is part of a trial, and worth timing.
+    #[must_use]
+    pub fn is_on_trial(&self) -> bool {
+        self.flow.is_on_trial()
+    }
+
+    /// Whether it holds a message: in user space, bytes that did not fill the buffer they were received into; in a pipe, those of a flow that
+    /// is not held to be bulk, as far as that fill tells.
     #[must_use]
     pub fn holds_message(&self) -> bool {
-        matches!(self.state, State::Sending { full: false })
+        match self.state {
+            State::Sending { full } => !full,
+            State::Draining { fill } => self.flow.is_spliced_message(fill),
+            _ => false,
+        }
     }
 
     /// Whether it is worth a look before [`Step::Fill`] if the source has anything: the last fill was full, or was not, and the last one
@@ -335,7 +336,7 @@ impl Transfer {
         }
         let turns = match self.flow {
             Flow::Bulk { .. } | Flow::Spliced => self.turns,
-            Flow::Messages | Flow::Copied { .. } => Turns::Short,
+            Flow::Messages { .. } | Flow::LargeMessages { .. } | Flow::Copied { .. } => Turns::Short,
         };
         self.turn >= turns.bytes()
     }
@@ -399,7 +400,13 @@ impl Transfer {
     #[inline(always)]
     fn next(&mut self, event: Event) -> State {
         match (self.state, event) {
-            (State::Receiving, Event::Received { full }) => State::Sending { full },
+            (State::Receiving, Event::Received { bytes, full }) => {
+                // Small ones tell nothing.
+                if full || bytes >= Middling::Kib8.bytes() || self.flow.is_on_trial() {
+                    self.flow = self.flow.after_receive(bytes, full, self.crossover);
+                }
+                State::Sending { full }
+            }
             (State::Receiving | State::Peeking | State::Filling, Event::WouldBlock) => self.await_source(),
             (State::Receiving, Event::Eof) => State::ShuttingDown,
             // An urgent byte may stand before the end, which a look does not take. A connection that is closed with bytes unread is reset,
@@ -411,7 +418,7 @@ impl Transfer {
                 if left > 0 {
                     State::Sending { full }
                 } else {
-                    self.after_copy(full)
+                    self.begin()
                 }
             }
 
@@ -422,10 +429,13 @@ impl Transfer {
             (State::Passing { sure: false }, Event::SinkBlocked) => State::Peeking,
 
             (State::Filling, Event::Filled { bytes, full }) => State::Draining {
-                fill: LastFill::of(bytes, full),
+                fill: self.flow.judge(bytes, full, self.crossover),
             },
             // Drained, at its end, or before an urgent mark: a recv tells which, and steps over the mark.
-            (State::Filling | State::Passing { .. } | State::Peeking, Event::SourceStopped) => State::Receiving,
+            (State::Filling | State::Passing { .. } | State::Peeking, Event::SourceStopped) => {
+                self.flow = self.flow.after_pause();
+                State::Receiving
+            }
             (State::Filling | State::Passing { .. }, Event::Cannot(reason)) => {
                 self.copy_for(reason);
                 State::Receiving
@@ -463,8 +473,9 @@ impl Transfer {
     fn await_source(&mut self) -> State {
         if self.passes {
             // A pass may be small for want of room as well, so what counts is all that was moved since the source was waited for.
-            self.flow = self.flow.after(LastFill::of(self.turn, false));
+            self.flow = self.flow.after(self.flow.judge(self.turn, false, self.crossover));
         }
+        self.flow = self.flow.after_pause();
         self.turn = 0;
         self.begin()
     }
@@ -473,8 +484,8 @@ impl Transfer {
     fn begin(&self) -> State {
         match self.flow {
             Flow::Bulk { .. } | Flow::Spliced if self.passes => State::Passing { sure: false },
-            Flow::Bulk { .. } | Flow::Spliced => State::Filling,
-            Flow::Messages | Flow::Copied { .. } => State::Receiving,
+            Flow::LargeMessages { .. } | Flow::Bulk { .. } | Flow::Spliced => State::Filling,
+            Flow::Messages { .. } | Flow::Copied { .. } => State::Receiving,
         }
     }
 
@@ -483,22 +494,14 @@ impl Transfer {
         self.last_fill = None;
     }
 
-    /// User space is empty again.
-    fn after_copy(&mut self, full: bool) -> State {
-        if full {
-            self.flow = self.flow.after_full_copy();
-        }
-        self.begin()
-    }
-
     /// The pipe is empty again.
     fn after_splice(&mut self, fill: LastFill) -> State {
         self.flow = self.flow.after(fill);
-        if self.flow == Flow::Messages {
+        let next = self.begin();
+        if next == State::Receiving {
             self.last_fill = None;
-            return State::Receiving;
         }
-        State::Filling
+        next
     }
 }
 
@@ -513,54 +516,6 @@ impl State {
             Self::Passing { sure: false }
         } else {
             Self::Peeking
-        }
-    }
-}
-
-impl Flow {
-    const BULK: Self = Self::Bulk { tiny_fills: 0 };
-
-    /// What a flow is held to be after one more fill.
-    fn after(self, fill: LastFill) -> Self {
-        match (self, fill) {
-            (Self::Bulk { tiny_fills }, LastFill::Tiny) if tiny_fills + 1 == TINY_FILLS => Self::Messages,
-            (Self::Bulk { tiny_fills }, LastFill::Tiny) => Self::Bulk {
-                tiny_fills: tiny_fills + 1,
-            },
-            (Self::Bulk { .. }, LastFill::Large) => Self::BULK,
-            (flow, _) => flow,
-        }
-    }
-
-    /// What a flow is held to be after one more full receive.
-    fn after_full_copy(self) -> Self {
-        match self {
-            Self::Messages | Self::Copied { retry_after: Some(0) } => Self::BULK,
-            Self::Copied {
-                retry_after: Some(more),
-            } => Self::Copied {
-                retry_after: Some(more - 1),
-            },
-            flow => flow,
-        }
-    }
-
-    fn copied_for(reason: Reason) -> Self {
-        let retry_after = match reason.scope() {
-            Scope::Relay => None,
-            // For the whole process the pool's owner knows better when to try again; asking costs nothing.
-            Scope::Process | Scope::Moment => Some(RETRY_AFTER),
-        };
-        Self::Copied { retry_after }
-    }
-}
-
-impl LastFill {
-    fn of(bytes: usize, full: bool) -> Self {
-        if full || bytes >= TINY_FILL {
-            Self::Large
-        } else {
-            Self::Tiny
         }
     }
 }

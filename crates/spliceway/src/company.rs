@@ -12,7 +12,7 @@ use tokio::task::yield_now;
 const ALONE_AFTER: u64 = 32;
 
 /// What the relays of one thread have moved, and who of them. A message does not count for the bulk of its own relay: a request comes
-/// before each download, and nobody waits behind it.
+/// before each download, and most often nobody waits behind it. (Where somebody does, as both ways are busy, it is for one long turn.)
 #[derive(Debug)]
 pub(crate) struct Company {
     /// Turns of bulk that have ended.

@@ -17,6 +17,7 @@ use crate::company::{Company, Who, give_way};
 use crate::end::End;
 use crate::fallback::CopyLoop;
 use crate::lookout::Lookout;
+use crate::meter::{By, Meter, Timing};
 use crate::options::{RelayOptions, Way};
 use crate::outcome::Operation;
 use crate::rate::Gate;
@@ -28,6 +29,7 @@ thread_local! {
         scratch: vec![0; SCRATCH].into_boxed_slice(),
         company: Company::new(),
         lookout: Lookout::new(),
+        meter: Meter::new(),
     });
 }
 
@@ -37,6 +39,7 @@ struct Worker {
     scratch: Box<[u8]>,
     company: Company,
     lookout: Lookout,
+    meter: Meter,
 }
 
 /// The most that a source can have received when the other direction ends, and a bound on what a sender without end gets through by
@@ -143,6 +146,7 @@ impl Moving {
                         sink,
                         counts,
                         worker,
+                        timing: Timing::NotBegun,
                     };
                     turn.poll(cx)
                 });
@@ -281,11 +285,34 @@ struct Turn<'a> {
     sink: End<'a>,
     counts: &'a Counts,
     worker: &'a mut Worker,
+    timing: Timing,
 }
 
 impl Turn<'_> {
     fn poll(mut self, cx: &mut Context<'_>) -> Poll<Result<(), Broken>> {
         self.mover.take_turns(self.worker.company.turns(Who::polls(cx)));
+        self.cross();
+        let polled = self.poll_all(cx);
+        if self.timing.is_of_message() && self.mover.in_flight() == 0 && self.crosses() {
+            self.worker.meter.end(self.timing);
+        }
+        polled
+    }
+
+    /// Whether it is to be measured how messages go.
+    fn crosses(&self) -> bool {
+        // Where the gate is asked how much to take, the look that ends a splice would be asked for as well, and wait for what it does not need.
+        self.gate.is_none() && self.mover.crosses()
+    }
+
+    fn cross(&mut self) {
+        if self.gate.is_none() {
+            self.mover.cross_at(self.worker.meter.crossover());
+        }
+    }
+
+    #[inline(always)]
+    fn poll_all(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Broken>> {
         loop {
             match self.mover.need() {
                 Need::Source => ready!(self.poll_take(cx)).map_err(|error| (Operation::Read, error))?,
@@ -309,6 +336,10 @@ impl Turn<'_> {
         };
         let most = ready!(self.poll_most(cx));
         let source = self.source;
+        let (crosses, splices) = (self.crosses(), self.mover.wants_pipe());
+        if crosses {
+            self.timing = self.worker.meter.begin(self.timing, self.mover.is_on_trial());
+        }
         let taken = match attempt {
             Attempt::Ready => source.try_take(|source| self.take(most, source)),
             Attempt::Untried => self.take(most, source.as_fd()),
@@ -332,6 +363,13 @@ impl Turn<'_> {
         }
         if self.mover.holds_message() {
             self.worker.company.message(Who::polls(cx));
+            if crosses {
+                let by = if splices { By::Splice } else { By::Copy };
+                self.timing = self.worker.meter.message(self.timing, self.mover.in_flight(), by);
+                self.cross();
+            }
+        } else if self.timing.is_of_message() && self.mover.in_flight() > 0 {
+            self.timing = Timing::Off;
         }
         if let Some(gate) = &mut self.gate {
             gate.spent(self.mover.in_flight());

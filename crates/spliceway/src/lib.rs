@@ -86,6 +86,7 @@ mod end;
 mod fallback;
 mod identity;
 mod lookout;
+mod meter;
 mod options;
 mod outcome;
 mod phase;

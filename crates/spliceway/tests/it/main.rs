@@ -1,5 +1,6 @@
 //! The promises of the crate, one module each.
 
+mod crossover; // messages of 8 to 64 KiB, copied and spliced
 mod faults; // system calls that fail, each in every way
 mod idle; // what 10,000 relays at rest hold
 mod options; // what a caller may choose about a relay, spliced and copied, both ways

@@ -1,13 +1,21 @@
 mod model;
 
 use proptest::prelude::*;
-use spliceway_core::transfer::{Event, SCRATCH, Step, Transfer};
+use spliceway_core::transfer::{Crossover, Event, Middling, SCRATCH, Step, Transfer};
 use spliceway_core::{Engine, PipeSize, Reason, SizeClass, Turns};
 
 use model::{Fate, LONG_TURN, TURN, World};
 
 const ENGINES: [Engine; 3] = [Engine::Auto, Engine::Splice, Engine::Copy];
 const SIZES: [PipeSize; 2] = [PipeSize::Auto, PipeSize::Fixed(SizeClass::Mib1)];
+
+const CROSSOVERS: [Crossover; 5] = [
+    Crossover::AtBulk,
+    Crossover::At(Middling::Kib8),
+    Crossover::At(Middling::Kib16),
+    Crossover::At(Middling::Kib32),
+    Crossover::Swapped,
+];
 
 /// Outcomes tried in every sequence. Miri takes a hundred times as long for each, and asks only whether any step is undefined.
 const LENGTH: usize = if cfg!(miri) { 2 } else { 9 };
@@ -105,6 +113,36 @@ fn every_sequence_of_outcomes_in_long_turns_delivers_every_byte_in_order_and_end
 }
 
 #[test]
+fn every_sequence_of_outcomes_wherever_messages_cross_delivers_every_byte_in_order_and_ends() {
+    for crossover in [Crossover::At(Middling::Kib16), Crossover::Swapped] {
+        walk(LENGTH - 1, || {
+            let mut world = World::new(Engine::Auto, PipeSize::Auto, 3 * SCRATCH);
+            world.cross_at(crossover);
+            world
+        });
+        // One fill before its messages count as bulk, or as small ones, by what comes next.
+        for (fills, bytes) in [(3, 20_000), (7, 100)] {
+            walk(LENGTH - 2, || {
+                let mut world = World::new(Engine::Auto, PipeSize::Auto, 4 * SCRATCH);
+                world.cross_at(Crossover::At(Middling::Kib16));
+                world.happens(received(20_000));
+                world.happens(Event::Sent { bytes: 20_000, left: 0 });
+                for _ in 0..fills {
+                    if bytes == 100 {
+                        world.happens(Event::SourceStopped);
+                        world.happens(Event::WouldBlock);
+                    }
+                    world.happens(Event::Filled { bytes, full: false });
+                    world.happens(Event::Drained { bytes, left: 0 });
+                }
+                world.cross_at(crossover);
+                world
+            });
+        }
+    }
+}
+
+#[test]
 fn every_sequence_of_outcomes_after_preloaded_bytes_delivers_these_first_and_ends() {
     for engine in ENGINES {
         walk(LENGTH - 1, || {
@@ -161,7 +199,11 @@ proptest! {
     ) {
         let mut world = World::new(engine, size, bytes);
         let mut chance = Chance(choices.iter());
-        while chance.0.len() > 0 && world.advance(&mut chance) {}
+        while chance.0.len() > 0 && world.advance(&mut chance) {
+            if chance.choose(8) == 0 {
+                world.cross_at(CROSSOVERS[chance.choose(CROSSOVERS.len())]);
+            }
+        }
         world.finish();
     }
 }
@@ -189,12 +231,19 @@ fn finds_nothing(transfer: &mut Transfer) {
     at(transfer, Step::Recv, Event::WouldBlock);
 }
 
+fn received(bytes: usize) -> Event {
+    Event::Received {
+        bytes,
+        full: bytes == SCRATCH,
+    }
+}
+
 /// One recv, sent at once.
 fn recv_and_send(transfer: &mut Transfer, bytes: usize) {
     if transfer.step() == Step::Yield {
         transfer.on(Event::Yielded);
     }
-    at(transfer, Step::Recv, Event::Received { full: bytes == SCRATCH });
+    at(transfer, Step::Recv, received(bytes));
     at(transfer, Step::Send, Event::Sent { bytes, left: 0 });
 }
 
@@ -230,9 +279,177 @@ fn a_full_recv_makes_a_flow_bulk_and_eight_tiny_fills_in_a_row_make_it_messages_
 }
 
 #[test]
+fn messages_are_spliced_from_the_size_on_that_they_cross_at() {
+    let mut transfer = Transfer::new(Engine::Auto, PipeSize::Auto);
+    transfer.cross_at(Crossover::At(Middling::Kib16));
+    recv_and_send(&mut transfer, (16 << 10) - 1);
+    recv_and_send(&mut transfer, 16 << 10);
+    for _ in 0..100 {
+        spliced_message(&mut transfer, 16 << 10);
+        spliced_message(&mut transfer, 40_000);
+    }
+}
+
+#[test]
+fn eight_messages_in_a_row_that_are_not_worth_it_are_spliced_and_then_messages_are_copied_again() {
+    let mut transfer = Transfer::new(Engine::Auto, PipeSize::Auto);
+    transfer.cross_at(Crossover::At(Middling::Kib16));
+    // What was copied before says nothing of pauses.
+    for _ in 0..10 {
+        recv_and_send(&mut transfer, 15_000);
+    }
+    recv_and_send(&mut transfer, 16 << 10);
+    for small in [7, 8] {
+        spliced_message(&mut transfer, 16 << 10);
+        for _ in 0..small {
+            spliced_message(&mut transfer, 100);
+        }
+    }
+    recv_and_send(&mut transfer, 100);
+    assert_eq!(transfer.step(), Step::Recv);
+}
+
+#[test]
+fn messages_that_fill_a_pipe_or_come_without_a_pause_make_a_flow_bulk_in_which_nothing_is_a_message() {
+    let message = |transfer: &mut Transfer, bytes, full| {
+        assert!(matches!(transfer.step(), Step::Fill(_)));
+        transfer.on(Event::Filled { bytes, full });
+        let is_message = transfer.holds_message();
+        at(transfer, Step::Drain, Event::Drained { bytes, left: 0 });
+        is_message
+    };
+    let mut transfer = large_messages();
+    finds_nothing(&mut transfer);
+    for _ in 0..10 {
+        assert!(message(&mut transfer, 40_000, false));
+        finds_nothing(&mut transfer);
+        // As much as a pipe of 64 KiB counts as full with.
+        assert!(message(&mut transfer, 60_000, true));
+        finds_nothing(&mut transfer);
+    }
+    for _ in 0..3 {
+        assert!(message(&mut transfer, 20_000, false));
+    }
+    assert!(!message(&mut transfer, 20_000, false), "more than a receive takes");
+    finds_nothing(&mut transfer);
+    assert!(!message(&mut transfer, 40_000, false), "of a bulk flow");
+
+    for full in [false, true] {
+        let mut transfer = large_messages();
+        assert!(!message(&mut transfer, 64 << 10, full));
+        assert!(!message(&mut transfer, 20_000, false), "of a bulk flow");
+    }
+}
+
+#[test]
+fn what_a_recv_finds_after_a_vain_fill_came_after_a_pause() {
+    let mut transfer = large_messages();
+    for _ in 0..6 {
+        fill_and_drain(&mut transfer, SizeClass::Kib64, 20_000, false);
+        at(&mut transfer, Step::Fill(SizeClass::Kib64), Event::SourceStopped);
+        recv_and_send(&mut transfer, 20_000);
+    }
+    assert!(transfer.crosses());
+}
+
+#[test]
+fn messages_worth_splicing_count_towards_the_next_attempt_after_a_reason_of_this_moment() {
+    let mut transfer = large_messages();
+    at(
+        &mut transfer,
+        Step::Fill(SizeClass::Kib64),
+        Event::Cannot(Reason::PipeBudget),
+    );
+    assert!(!transfer.crosses());
+    for _ in 0..17 {
+        recv_and_send(&mut transfer, 1_000);
+        recv_and_send(&mut transfer, 20_000);
+    }
+    spliced_message(&mut transfer, 20_000);
+    assert!(transfer.crosses());
+}
+
+#[test]
+fn a_trial_takes_the_next_eight_messages_of_one_direction_either_way() {
+    let mut transfer = Transfer::new(Engine::Auto, PipeSize::Auto);
+    transfer.cross_at(Crossover::Swapped);
+    recv_and_send(&mut transfer, 1_000);
+    assert_eq!(transfer.step(), Step::Recv, "not with small ones");
+    recv_and_send(&mut transfer, 16 << 10);
+    transfer.cross_at(Crossover::AtBulk);
+    for _ in 0..8 {
+        assert!(transfer.is_on_trial());
+        spliced_message(&mut transfer, 16 << 10);
+    }
+    assert!(!transfer.is_on_trial());
+    recv_and_send(&mut transfer, 16 << 10);
+    assert_eq!(transfer.step(), Step::Recv);
+
+    let mut transfer = large_messages();
+    transfer.cross_at(Crossover::Swapped);
+    spliced_message(&mut transfer, 16 << 10);
+    transfer.cross_at(Crossover::At(Middling::Kib16));
+    for bytes in [16 << 10, 1_000].into_iter().cycle().take(8) {
+        assert!(transfer.is_on_trial());
+        recv_and_send(&mut transfer, bytes);
+    }
+    assert!(!transfer.is_on_trial());
+    recv_and_send(&mut transfer, 16 << 10);
+    spliced_message(&mut transfer, 16 << 10);
+}
+
+#[test]
+fn a_small_message_begins_no_trial() {
+    let mut transfer = large_messages();
+    transfer.cross_at(Crossover::Swapped);
+    spliced_message(&mut transfer, 1_000);
+    assert!(!transfer.is_on_trial());
+    spliced_message(&mut transfer, 16 << 10);
+    assert!(transfer.is_on_trial());
+}
+
+#[test]
+fn what_was_to_be_tried_and_proves_worth_it_is_no_trial_any_more() {
+    let mut transfer = Transfer::new(Engine::Auto, PipeSize::Auto);
+    transfer.cross_at(Crossover::Swapped);
+    recv_and_send(&mut transfer, 16 << 10);
+    transfer.cross_at(Crossover::At(Middling::Kib16));
+    spliced_message(&mut transfer, 16 << 10);
+    assert!(!transfer.is_on_trial());
+    for _ in 0..100 {
+        spliced_message(&mut transfer, 16 << 10);
+    }
+}
+
+#[test]
+fn with_no_pipe_between_messages_cross_nowhere() {
+    let mut transfer = Transfer::without_pipe(Engine::Auto);
+    transfer.cross_at(Crossover::At(Middling::Kib8));
+    for _ in 0..10 {
+        recv_and_send(&mut transfer, 60_000);
+    }
+}
+
+/// One message by a splice, after which a look finds nothing.
+fn spliced_message(transfer: &mut Transfer, bytes: usize) {
+    fill_and_drain(transfer, SizeClass::Kib64, bytes, false);
+    if let Step::Fill(_) = transfer.step() {
+        finds_nothing(transfer);
+    }
+}
+
+/// A transfer whose messages are spliced, from 16 KiB on.
+fn large_messages() -> Transfer {
+    let mut transfer = Transfer::new(Engine::Auto, PipeSize::Auto);
+    transfer.cross_at(Crossover::At(Middling::Kib16));
+    recv_and_send(&mut transfer, 16 << 10);
+    transfer
+}
+
+#[test]
 fn a_fill_that_stops_is_followed_by_a_recv_which_alone_tells_why() {
     for (event, next) in [
-        (Event::Received { full: false }, Step::Send),
+        (received(1_000), Step::Send),
         (Event::WouldBlock, Step::Fill(SizeClass::Kib64)),
         (Event::Eof, Step::Shutdown),
     ] {
@@ -474,7 +691,7 @@ fn bytes_in_a_pipe_whose_sink_cannot_be_spliced_are_read_out_and_sent() {
 fn the_turn_ends_after_256_kib_also_in_small_messages() {
     let mut transfer = Transfer::new(Engine::Auto, PipeSize::Auto);
     for _ in 0..TURN / 1_024 {
-        at(&mut transfer, Step::Recv, Event::Received { full: false });
+        at(&mut transfer, Step::Recv, received(1_024));
         at(&mut transfer, Step::Send, Event::Sent { bytes: 1_024, left: 0 });
     }
     at(&mut transfer, Step::Yield, Event::Yielded);
@@ -515,7 +732,7 @@ fn splice_from_the_first_byte_begins_with_a_fill_and_goes_back_to_it() {
         finds_nothing(&mut transfer);
     }
     at(&mut transfer, Step::Fill(SizeClass::Kib64), Event::SourceStopped);
-    at(&mut transfer, Step::Recv, Event::Received { full: false });
+    at(&mut transfer, Step::Recv, received(100));
     at(&mut transfer, Step::Send, Event::Sent { bytes: 100, left: 0 });
     assert_eq!(transfer.step(), Step::Fill(SizeClass::Kib64));
 }

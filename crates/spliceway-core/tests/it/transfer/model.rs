@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use spliceway_core::transfer::{Event, PASS, SCRATCH, Step, Transfer};
+use spliceway_core::transfer::{Crossover, Event, PASS, SCRATCH, Step, Transfer};
 use spliceway_core::{Engine, PipeSize, Reason, Scope, SizeClass, Turns};
 
 /// Bytes to move before a turn for others is due (docs/defaults.md).
@@ -14,6 +14,9 @@ pub(crate) const TURN: usize = 256 << 10;
 pub(crate) const LONG_TURN: usize = 1 << 20;
 /// The most that one recv or one fill can bring, and so the most that a turn can be exceeded by.
 const MOST_AT_ONCE: usize = 4 << 20;
+
+/// A message of which the crossover decides how it goes.
+const MIDDLING: usize = 20_000;
 
 /// Whoever decides which of the possible outcomes happens.
 pub(crate) trait Fate {
@@ -36,6 +39,7 @@ pub(crate) struct World {
     pub(crate) transfer: Transfer,
     engine: Engine,
     turns: Turns,
+    crossover: Crossover,
     /// An end is a pipe: there is none between.
     passes: bool,
     /// Places that the source still has; it ends behind them.
@@ -61,6 +65,7 @@ impl World {
             transfer: Transfer::new(engine, size),
             engine,
             turns: Turns::Short,
+            crossover: Crossover::AtBulk,
             passes: false,
             source: 0..bytes,
             limit: usize::MAX,
@@ -99,6 +104,12 @@ impl World {
         self
     }
 
+    /// Messages are spliced from this size on, or on trial.
+    pub(crate) fn cross_at(&mut self, crossover: Crossover) {
+        self.crossover = crossover;
+        self.transfer.cross_at(crossover);
+    }
+
     /// No more than the first `bytes` of the source may be taken.
     pub(crate) fn limited(self, bytes: usize) -> Self {
         Self { limit: bytes, ..self }
@@ -123,6 +134,13 @@ impl World {
         };
         self.happen(step, *event);
         true
+    }
+
+    /// One step with this outcome.
+    pub(crate) fn happens(&mut self, event: Event) {
+        let step = self.transfer.step();
+        self.check(step);
+        self.happen(step, event);
     }
 
     /// From here everything succeeds: it must end, with every byte delivered.
@@ -188,8 +206,20 @@ impl World {
         match step {
             Step::Recv => {
                 let mut outcomes = Vec::new();
-                outcomes.extend((left >= SCRATCH).then_some(Event::Received { full: true }));
-                outcomes.extend((left > 0).then_some(Event::Received { full: false }));
+                // As much as may be; a middling message, where it makes a difference; a part of what there is, or the last of it.
+                let middling = if self.crossover == Crossover::AtBulk {
+                    0
+                } else {
+                    MIDDLING
+                };
+                let small = if left >= SCRATCH { 1_000 } else { left };
+                let possible = [SCRATCH, middling, small]
+                    .into_iter()
+                    .filter(|bytes| (1..=left).contains(bytes));
+                outcomes.extend(possible.map(|bytes| Event::Received {
+                    bytes,
+                    full: bytes == SCRATCH,
+                }));
                 outcomes.extend((left == 0).then_some(Event::Eof));
                 outcomes.push(Event::WouldBlock);
                 outcomes
@@ -223,7 +253,7 @@ impl World {
     fn fills(&self, class: SizeClass) -> Vec<Event> {
         let size = class.bytes();
         let left = self.left();
-        // The size, or the last bytes; far more than the size; a part by slots; small messages; a pipe smaller than asked for.
+        // The size, or the last bytes; far more than the size; a part by slots; small messages; a pipe smaller or larger than asked for.
         let sizes = [
             (size.min(left), left >= size),
             (4 * size, true),
@@ -259,14 +289,7 @@ impl World {
 
     fn happen(&mut self, step: Step, event: Event) {
         let moved = match event {
-            Event::Received { full } => {
-                let left = self.left();
-                let bytes = match full {
-                    true => SCRATCH,
-                    // A part of what there is, or the last of it.
-                    false if left >= SCRATCH => 1_000,
-                    false => left,
-                };
+            Event::Received { bytes, .. } => {
                 self.user = self.take(bytes);
                 bytes
             }
