@@ -61,6 +61,7 @@ pub(crate) fn scenarios() -> Vec<Box<dyn Scenario>> {
         (64, 40_000),
         (1024, 40_000),
         (16 << 10, 25_000),
+        (32 << 10, 15_000),
         (64 << 10, 8_000),
     ] {
         for connections in [1, 8, 64, 512] {
