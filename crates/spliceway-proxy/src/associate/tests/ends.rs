@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use socket2::SockRef;
 use tokio::io::AsyncWriteExt;
+use tokio::task::yield_now;
 use tokio::time::{Instant, advance, pause, resume};
 
 use super::rig::{ANYWHERE, Book, Rig, soon, target};
@@ -13,7 +14,7 @@ use crate::associate::{AssociateEnd, AssociateSettings, Dropped};
 use crate::protocol::socks5::datagram::Malformed;
 
 /// The inode of the socket that is bound to this address, as the kernel lists it: no other socket has that number.
-fn socket_at(address: SocketAddr) -> String {
+async fn socket_at(address: SocketAddr) -> String {
     // Words of four bytes in the order of this machine, in hexadecimal.
     let (list, ip) = match address {
         SocketAddr::V4(v4) => ("/proc/self/net/udp", v4.ip().octets().to_vec()),
@@ -23,9 +24,19 @@ fn socket_at(address: SocketAddr) -> String {
         .chunks_exact(4)
         .map(|word| u32::from_ne_bytes(word.try_into().unwrap()));
     let local = words.map(|word| format!("{word:08X}")).collect::<String>() + &format!(":{:04X}", address.port());
-    let list = fs::read_to_string(list).unwrap();
-    let mut sockets = list.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-    sockets.find(|fields| fields[1] == local).expect("it is bound")[9].to_owned()
+    let listed = async {
+        // The kernel goes on in its list by counting from the start: where a socket of another test is closed between two reads, one
+        // that stays is left out.
+        loop {
+            let sockets = fs::read_to_string(list).unwrap();
+            let mut sockets = sockets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+            match sockets.find(|fields| fields[1] == local) {
+                Some(found) => break found[9].to_owned(),
+                None => yield_now().await,
+            }
+        }
+    };
+    soon(listed).await
 }
 
 /// Whether this process has the socket open.
@@ -43,7 +54,10 @@ async fn in_use() -> (Rig, Vec<String>) {
     let (four, six) = (rig.echo(&v4, b"4").await, rig.echo(&v6, b"6").await);
     let outside_v4 = (Ipv4Addr::UNSPECIFIED, four.port()).into();
     let outside_v6 = (Ipv6Addr::UNSPECIFIED, six.port()).into();
-    let sockets = [rig.address, outside_v4, outside_v6].map(socket_at).to_vec();
+    let mut sockets = Vec::new();
+    for address in [rig.address, outside_v4, outside_v6] {
+        sockets.push(socket_at(address).await);
+    }
     assert!(sockets.iter().all(|socket| is_open(socket)));
     (rig, sockets)
 }
