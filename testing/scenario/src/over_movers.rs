@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventFlags};
-use spliceway_core::transfer::SCRATCH;
+use spliceway_core::transfer::{Crossover, SCRATCH};
 use spliceway_core::{Counts, Mover, Need, PipePool, Sink, Source, Suspects};
 
 use crate::plan::{Driving, Plan, RelayPlan};
@@ -38,6 +38,7 @@ pub fn over_movers(plan: &Plan) {
             epoll,
             relays,
             suspects: Suspects::new(),
+            crossovers: plan.crossovers.clone(),
         }
     });
 }
@@ -46,6 +47,8 @@ struct OverMovers {
     epoll: OwnedFd,
     relays: Vec<Running>,
     suspects: Suspects,
+    /// The first is due in this turn.
+    crossovers: Vec<Crossover>,
 }
 
 /// One relay.
@@ -96,11 +99,16 @@ impl Relays for OverMovers {
             let place = event.data.u64() as usize;
             self.relays[place / 2].hear(place % 2, event.flags);
         }
+        let crossover = self.crossovers.first().copied().unwrap_or_default();
         SCRATCH_BUFFER.with_borrow_mut(|scratch| {
             for relay in &mut self.relays {
+                relay.cross_at(crossover);
                 relay.turn(scratch, &mut self.suspects);
             }
         });
+        if !self.crossovers.is_empty() {
+            self.crossovers.rotate_left(1);
+        }
     }
 
     fn standing(&self, number: usize) -> &Standing {
@@ -130,6 +138,14 @@ impl Running {
         if let Some(at_work) = &mut self.at_work {
             at_work.ends[side].hear(flags);
             self.woken = true;
+        }
+    }
+
+    fn cross_at(&mut self, crossover: Crossover) {
+        if let Some(at_work) = &mut self.at_work {
+            for direction in &mut at_work.directions {
+                direction.mover.cross_at(crossover);
+            }
         }
     }
 

@@ -4,6 +4,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use arbitrary::{Arbitrary, Result, Unstructured};
+use spliceway_core::transfer::{Crossover, Middling};
 use spliceway_core::{Engine, Limits, PipeSize, SizeClass};
 
 /// A scenario: relays that share a pool, one mostly.
@@ -13,6 +14,8 @@ pub struct Plan {
     pub pool: PoolPlan,
     /// One to three.
     pub relays: Vec<RelayPlan>,
+    /// Which messages are worth splicing, turn by turn and over again. (Movers alone: the relays of a runtime measure it.)
+    pub crossovers: Vec<Crossover>,
 }
 
 /// By hand, so that libFuzzer's way of drawing (which lets the last field take the rest) gives the same plan as any other.
@@ -21,7 +24,13 @@ impl Arbitrary<'_> for Plan {
         let pool = u.arbitrary()?;
         let count = one_of(&[1, 1, 1, 1, 1, 1, 2, 3])(u)?;
         let relays = (0..count).map(|_| u.arbitrary()).collect::<Result<_>>()?;
-        Ok(Self { pool, relays })
+        // Last, so that it takes nothing from a shorter input.
+        let crossovers = up_to_eight(u, crossover)?;
+        Ok(Self {
+            pool,
+            relays,
+            crossovers,
+        })
     }
 }
 
@@ -99,10 +108,10 @@ pub struct PeerPlan {
     /// The send buffer of the relay's end is small.
     pub relay_small: bool,
     /// What it sends.
-    #[arbitrary(with = up_to_eight)]
+    #[arbitrary(with = |u: &mut Unstructured<'_>| up_to_eight(u, Unstructured::arbitrary))]
     pub writes: Vec<Write>,
     /// How it reads.
-    #[arbitrary(with = up_to_eight)]
+    #[arbitrary(with = |u: &mut Unstructured<'_>| up_to_eight(u, Unstructured::arbitrary))]
     pub reads: Vec<Read>,
 }
 
@@ -228,11 +237,22 @@ impl Driving {
 }
 
 /// Where the input has ended there are no more. (A collection's usual length would be taken from the input's end.)
-fn up_to_eight<'input, T: Arbitrary<'input>>(u: &mut Unstructured<'input>) -> Result<Vec<T>> {
+fn up_to_eight<'input, T>(
+    u: &mut Unstructured<'input>,
+    draw: impl Fn(&mut Unstructured<'input>) -> Result<T>,
+) -> Result<Vec<T>> {
     let count = u8::arbitrary(u)? % 9;
-    (0..count)
-        .map_while(|_| (!u.is_empty()).then(|| u.arbitrary()))
-        .collect()
+    (0..count).map_while(|_| (!u.is_empty()).then(|| draw(u))).collect()
+}
+
+fn crossover(u: &mut Unstructured<'_>) -> Result<Crossover> {
+    one_of(&[
+        Crossover::AtBulk,
+        Crossover::At(Middling::Kib8),
+        Crossover::Swapped,
+        Crossover::At(Middling::Kib16),
+        Crossover::At(Middling::Kib32),
+    ])(u)
 }
 
 fn rarely(u: &mut Unstructured<'_>) -> Result<Option<u8>> {
