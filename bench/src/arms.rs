@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -252,41 +251,30 @@ impl Relays {
         let mut upstream = TcpStream::connect(upstream).await?;
         client.set_nodelay(true)?;
         upstream.set_nodelay(true)?;
-        self.relayed(&mut client, &mut upstream).await
-    }
-
-    /// On the heap, so that a session takes the memory of its own arm's future and not of the largest of all.
-    fn relayed<'a>(
-        &'a self,
-        a: &'a mut TcpStream,
-        b: &'a mut TcpStream,
-    ) -> Pin<Box<dyn Future<Output = io::Result<()>> + Send + 'a>> {
+        let (a, b) = (&mut client, &mut upstream);
+        // On the heap, so that a session takes the memory of its own arm's future and not of the largest of all.
         match self.arm {
             Arm::Direct | Arm::Go | Arm::Haproxy | Arm::Nginx | Arm::Variant(_) => {
                 unreachable!("no relay of this program")
             }
-            Arm::Tokio => Box::pin(async move { tokio::io::copy_bidirectional(a, b).await.map(drop) }),
-            Arm::Copy64k => Box::pin(async move {
-                tokio::io::copy_bidirectional_with_sizes(a, b, 64 << 10, 64 << 10)
-                    .await
-                    .map(drop)
-            }),
-            Arm::Copy256k => Box::pin(async move {
-                tokio::io::copy_bidirectional_with_sizes(a, b, 256 << 10, 256 << 10)
-                    .await
-                    .map(drop)
-            }),
+            Arm::Tokio => Box::pin(tokio::io::copy_bidirectional(a, b)).await.map(drop),
+            Arm::Copy64k => Box::pin(tokio::io::copy_bidirectional_with_sizes(a, b, 64 << 10, 64 << 10))
+                .await
+                .map(drop),
+            Arm::Copy256k => Box::pin(tokio::io::copy_bidirectional_with_sizes(a, b, 256 << 10, 256 << 10))
+                .await
+                .map(drop),
             #[cfg(feature = "peers")]
-            Arm::RealmIo => Box::pin(async move { realm_io::bidi_zero_copy(a, b).await.map(drop) }),
+            Arm::RealmIo => Box::pin(realm_io::bidi_zero_copy(a, b)).await.map(drop),
             #[cfg(feature = "peers")]
-            Arm::TokioSplice => Box::pin(async move { tokio_splice::zero_copy_bidirectional(a, b).await.map(drop) }),
+            Arm::TokioSplice => Box::pin(tokio_splice::zero_copy_bidirectional(a, b)).await.map(drop),
             #[cfg(feature = "peers")]
-            Arm::TokioSplice2 => Box::pin(async move { tokio_splice2::copy_bidirectional(a, b).await.map(drop) }),
+            Arm::TokioSplice2 => Box::pin(tokio_splice2::copy_bidirectional(a, b)).await.map(drop),
             Arm::Spliceway | Arm::Again | Arm::TwoWorkers | Arm::TwoRuntimes | Arm::OneRuntime => {
-                Box::pin(async move { spliceway::copy_bidirectional(a, b).await.map(drop) })
+                Box::pin(spliceway::copy_bidirectional(a, b)).await.map(drop)
             }
             Arm::Splice | Arm::Copy | Arm::Relay | Arm::Stats | Arm::Timeouts | Arm::Rate | Arm::Everything => {
-                Box::pin(self.relay(a, b))
+                Box::pin(self.relay(a, b)).await
             }
         }
     }
