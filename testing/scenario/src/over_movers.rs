@@ -2,8 +2,10 @@
 
 use std::cell::RefCell;
 use std::io;
+use std::iter::Cycle;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::vec;
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventFlags};
@@ -38,7 +40,7 @@ pub fn over_movers(plan: &Plan) {
             epoll,
             relays,
             suspects: Suspects::new(),
-            crossovers: plan.crossovers.clone(),
+            crossovers: plan.crossovers.clone().into_iter().cycle(),
         }
     });
 }
@@ -47,8 +49,8 @@ struct OverMovers {
     epoll: OwnedFd,
     relays: Vec<Running>,
     suspects: Suspects,
-    /// The first is due in this turn.
-    crossovers: Vec<Crossover>,
+    /// One for each turn.
+    crossovers: Cycle<vec::IntoIter<Crossover>>,
 }
 
 /// One relay.
@@ -99,16 +101,13 @@ impl Relays for OverMovers {
             let place = event.data.u64() as usize;
             self.relays[place / 2].hear(place % 2, event.flags);
         }
-        let crossover = self.crossovers.first().copied().unwrap_or_default();
+        let crossover = self.crossovers.next().unwrap_or_default();
         SCRATCH_BUFFER.with_borrow_mut(|scratch| {
             for relay in &mut self.relays {
                 relay.cross_at(crossover);
                 relay.turn(scratch, &mut self.suspects);
             }
         });
-        if !self.crossovers.is_empty() {
-            self.crossovers.rotate_left(1);
-        }
     }
 
     fn standing(&self, number: usize) -> &Standing {

@@ -25,7 +25,7 @@ impl Arbitrary<'_> for Plan {
         let count = one_of(&[1, 1, 1, 1, 1, 1, 2, 3])(u)?;
         let relays = (0..count).map(|_| u.arbitrary()).collect::<Result<_>>()?;
         // Last, so that it takes nothing from a shorter input.
-        let crossovers = up_to_eight(u, crossover)?;
+        let crossovers = up_to_eight_of(u, crossover)?;
         Ok(Self {
             pool,
             relays,
@@ -108,10 +108,10 @@ pub struct PeerPlan {
     /// The send buffer of the relay's end is small.
     pub relay_small: bool,
     /// What it sends.
-    #[arbitrary(with = |u: &mut Unstructured<'_>| up_to_eight(u, Unstructured::arbitrary))]
+    #[arbitrary(with = up_to_eight)]
     pub writes: Vec<Write>,
     /// How it reads.
-    #[arbitrary(with = |u: &mut Unstructured<'_>| up_to_eight(u, Unstructured::arbitrary))]
+    #[arbitrary(with = up_to_eight)]
     pub reads: Vec<Read>,
 }
 
@@ -236,8 +236,12 @@ impl Driving {
     }
 }
 
+fn up_to_eight<'input, T: Arbitrary<'input>>(u: &mut Unstructured<'input>) -> Result<Vec<T>> {
+    up_to_eight_of(u, Unstructured::arbitrary)
+}
+
 /// Where the input has ended there are no more. (A collection's usual length would be taken from the input's end.)
-fn up_to_eight<'input, T>(
+fn up_to_eight_of<'input, T>(
     u: &mut Unstructured<'input>,
     draw: impl Fn(&mut Unstructured<'input>) -> Result<T>,
 ) -> Result<Vec<T>> {
