@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use socket2::{Domain, Protocol, Socket, Type};
 use spliceway::{Engine, RateLimit, RelayOptions};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -179,6 +180,10 @@ impl Arm {
     ];
 }
 
+/// Connections that wait to be accepted, of every listener: no scenario has as many. One that found no room would connect a second later,
+/// and a relay with fewer connections than the others be compared with them.
+pub(crate) const BACKLOG: i32 = 4096;
+
 const AFTER_REFUSAL: Duration = Duration::from_millis(5);
 
 /// Relays every connection to `listen` on to `upstream`, most arms on one thread. Prints the address it listens on.
@@ -190,10 +195,20 @@ pub(crate) fn serve(arm: Arm, listen: IpAddr, upstream: SocketAddr) -> io::Resul
     // With timers for every arm, as programs have them.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let listener = TcpListener::bind((listen, 0)).await?;
+        let listener = listener((listen, 0).into())?;
         report_address(listener.local_addr()?);
-        accept(arm, listener, upstream).await
+        accept(arm, TcpListener::from_std(listener)?, upstream).await
     })
+}
+
+/// One of those that may share an address.
+pub(crate) fn listener(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_port(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
 }
 
 /// Relays whatever connects, for ever.

@@ -16,6 +16,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::retry_on_intr;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
+use crate::arms::BACKLOG;
+
 pub(crate) use peers::{Answerer, Asker, Duplex, Fetcher, REQUEST, Receiver, Responder, Sender, Source, Trips};
 pub(crate) use tally::Tally;
 
@@ -80,7 +82,7 @@ impl Load {
         let mut servers = servers;
         let listener = Socket::new(Domain::for_address((at, 0).into()), Type::STREAM, Some(Protocol::TCP))?;
         listener.bind(&SocketAddr::from((at, 0)).into())?;
-        listener.listen(4096)?;
+        listener.listen(BACKLOG)?;
         listener.set_nonblocking(true)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(

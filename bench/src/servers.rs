@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::process::{Resource, getrlimit};
 
+use crate::arms::BACKLOG;
+
 /// A program that relays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Server {
@@ -103,7 +105,7 @@ defaults
     timeout client 600s
     timeout server 600s
 listen relay
-    bind {listen} backlog 4096
+    bind {listen} backlog {BACKLOG}
     server upstream {upstream}
 "
     )
@@ -125,7 +127,7 @@ events {{
 }}
 stream {{
     server {{
-        listen {listen} backlog=4096;
+        listen {listen} backlog={BACKLOG};
         proxy_pass {upstream};
     }}
 }}

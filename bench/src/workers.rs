@@ -8,7 +8,6 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::thread;
 
-use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
 
@@ -59,7 +58,7 @@ fn scenarios() -> Vec<Box<dyn Scenario>> {
 /// Relays as such an arm does, on both cores.
 pub(crate) fn serve(arm: Arm, listen: IpAddr, upstream: SocketAddr) -> io::Result<()> {
     machine::use_all_cores()?;
-    let first = listener((listen, 0).into())?;
+    let first = arms::listener((listen, 0).into())?;
     let address = first.local_addr()?;
     arms::report_address(address);
     match arm {
@@ -71,7 +70,7 @@ pub(crate) fn serve(arm: Arm, listen: IpAddr, upstream: SocketAddr) -> io::Resul
             runtime.block_on(accepting).expect("it does not panic")
         }
         Arm::TwoRuntimes => {
-            let second = listener(address)?;
+            let second = arms::listener(address)?;
             thread::spawn(move || on_this_thread(arm, second, upstream));
             on_this_thread(arm, first, upstream)
         }
@@ -82,14 +81,4 @@ pub(crate) fn serve(arm: Arm, listen: IpAddr, upstream: SocketAddr) -> io::Resul
 fn on_this_thread(arm: Arm, listener: std::net::TcpListener, upstream: SocketAddr) -> io::Result<()> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async { arms::accept(arm, TcpListener::from_std(listener)?, upstream).await })
-}
-
-/// One of those that may share an address.
-fn listener(address: SocketAddr) -> io::Result<std::net::TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-    socket.set_reuse_port(true)?;
-    socket.bind(&address.into())?;
-    socket.listen(1024)?;
-    socket.set_nonblocking(true)?;
-    Ok(socket.into())
 }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
+use std::mem;
 use std::net::{Shutdown, TcpStream};
 use std::rc::Rc;
 use std::time::Instant;
@@ -174,6 +175,8 @@ pub(crate) struct Asker {
     trips: Trips,
     asked: Instant,
     state: Asking,
+    /// Whether it has had an answer.
+    was_answered: bool,
 }
 
 enum Asking {
@@ -203,6 +206,7 @@ impl Asker {
             trips,
             asked: Instant::now(),
             state: Asking::Sending,
+            was_answered: false,
         }
     }
 
@@ -244,6 +248,7 @@ impl Peer for Asker {
             Received::Part => Ok(Next::Readable),
             Received::All => {
                 tally.done_in(self.asked.elapsed());
+                tally.answered += u64::from(!mem::replace(&mut self.was_answered, true));
                 self.answered(socket)
             }
             Received::End => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "an answer is missing")),

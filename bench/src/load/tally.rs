@@ -14,6 +14,8 @@ pub(crate) struct Tally {
     pub(crate) ended: u64,
     /// Round trips, or transfers, that were done.
     pub(crate) done: u64,
+    /// Connections that have had an answer; of all time.
+    pub(crate) answered: u64,
     /// How long each of these took, ns.
     pub(crate) times: Histogram<u64>,
 }
@@ -24,6 +26,7 @@ impl Default for Tally {
             received: 0,
             ended: 0,
             done: 0,
+            answered: 0,
             // To a minute, to 0.1 %.
             times: Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("the bounds are in order"),
         }

@@ -50,8 +50,8 @@ impl Scenario for RequestResponse {
             load.connect(relay.address, Box::new(Asker::new(size, Trips::Endless)))?;
         }
         // Until all are connected, and what is allocated once is there.
-        let warm = (self.connections * 4) as u64;
-        load.run_until(|tally| tally.done >= warm)?;
+        let connections = self.connections as u64;
+        load.run_until(|tally| tally.answered == connections && tally.done >= 4 * connections)?;
         load.tally.reset();
         let before = relay.cpu_time()?;
         let started = Instant::now();
