@@ -42,4 +42,4 @@ pub use pipe_end::{EndKind, Side, bytes_in_pipe};
 pub use pool::{Limits, PipePool, PoolStats, PooledPipe, SizeClass};
 pub use reason::{Reason, Scope};
 pub use suspects::Suspects;
-pub use transfer::{Crossover, Engine, Middling, PipeSize, Turns};
+pub use transfer::{Crossover, Engine, Middling, PipeSize};

@@ -13,7 +13,7 @@ use crate::pool::{PipePool, PooledPipe, SizeClass};
 use crate::reason::Reason;
 use crate::socket::{self, Wait};
 use crate::switch;
-use crate::transfer::{Crossover, Engine, Event, PASS, PipeSize, SCRATCH, Step, TINY_FILL, Transfer, Turns, is_full};
+use crate::transfer::{Crossover, Engine, Event, PASS, PipeSize, SCRATCH, Step, TINY_FILL, Transfer, is_full};
 use end::End;
 use rest::Rest;
 
@@ -326,11 +326,6 @@ impl Mover {
         if self.transfer.step() == Step::Drain {
             self.transfer.on(Event::SinkSlow);
         }
-    }
-
-    /// Bulk takes turns of this length from now on. Short ones unless told.
-    pub fn take_turns(&mut self, turns: Turns) {
-        self.transfer.take_turns(turns);
     }
 
     /// Which messages are worth splicing from now on; see [`Transfer::cross_at`]. Only those that fill a receive, unless told.

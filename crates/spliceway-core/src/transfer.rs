@@ -38,14 +38,15 @@ use sizing::Sizing;
 /// The size of the buffer to receive into, bytes. A `recv` that fills it marks a flow worth splicing.
 pub const SCRATCH: usize = 64 << 10;
 
-/// Bytes moved before the task gives way, where others may wait for their turn; see docs/defaults.md.
-const SHORT_TURN: usize = 256 << 10;
+/// Bytes of bulk moved before the task gives way: the largest pipe of [`PipeSize::Auto`]; see docs/defaults.md.
+const BULK_TURN: usize = 1 << 20;
 
-/// The same for bulk with nothing but bulk beside it, which larger and fewer calls serve best.
-const LONG_TURN: usize = 1 << 20;
+/// The same for messages and for all that is copied, as each byte takes longer.
+const TURN: usize = 256 << 10;
 
-/// The most bytes to pass from a pipe to a socket, from a socket to a pipe or from pipe to pipe at once: as much as moves in one turn.
-pub const PASS: usize = SHORT_TURN;
+/// The most bytes to pass from a pipe to a socket, from a socket to a pipe or from pipe to pipe at once: as much as moves in one turn of
+/// what is copied.
+pub const PASS: usize = TURN;
 
 /// Whether a fill of so many bytes has as good as reached a pipe's size: three quarters of it. Fragments seldom begin and end
 /// with a page, so a pipe whose slots hold a page each falls a little short; one full of segments (1,448 of 4,096 bytes a
@@ -168,39 +169,12 @@ pub enum Engine {
 /// Which pipes to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PipeSize {
-    /// The size follows the flow: 64 KiB for segment-sized fragments, 256 KiB where a fill returns that many bytes, 1 MiB in long
-    /// [`Turns`] for a sink that keeps up.
+    /// The size follows the flow: 64 KiB for segment-sized fragments, 256 KiB where a fill returns that many bytes, 1 MiB for a
+    /// sink that keeps up.
     #[default]
     Auto,
     /// This size, or a smaller one where the budget gives no more.
     Fixed(SizeClass),
-}
-
-/// How long turns of bulk are, before others get theirs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Turns {
-    /// 256 KiB: others may wait.
-    #[default]
-    Short,
-    /// 1 MiB, and pipes of that size: nobody waits but other bulk.
-    Long,
-}
-
-impl Turns {
-    fn bytes(self) -> usize {
-        match self {
-            Self::Short => SHORT_TURN,
-            Self::Long => LONG_TURN,
-        }
-    }
-
-    /// One fill is never more than a turn.
-    fn largest_pipe(self) -> SizeClass {
-        match self {
-            Self::Short => SizeClass::Kib256,
-            Self::Long => SizeClass::Mib1,
-        }
-    }
 }
 
 /// One direction of a relay. See the [module](self) for its states.
@@ -211,7 +185,6 @@ pub struct Transfer {
     /// An end is a pipe.
     passes: bool,
     sizing: Sizing,
-    turns: Turns,
     crossover: Crossover,
     /// Bytes delivered since the last yield.
     turn: usize,
@@ -249,7 +222,6 @@ impl Transfer {
             flow,
             passes: false,
             sizing: Sizing::new(pipe_size),
-            turns: Turns::default(),
             crossover: Crossover::default(),
             turn: 0,
             last_fill: None,
@@ -284,11 +256,6 @@ impl Transfer {
     /// Whether it was made to splice whatever comes.
     pub(crate) fn must_splice(&self) -> bool {
         self.flow == Flow::Spliced
-    }
-
-    /// Bulk takes turns of this length from now on. Copies take short ones, as each byte takes longer.
-    pub fn take_turns(&mut self, turns: Turns) {
-        self.turns = turns;
     }
 
     /// Which messages are worth splicing from now on. Heeded by [`Engine::Auto`] alone, and where there is a pipe between.
@@ -331,14 +298,13 @@ impl Transfer {
     }
 
     fn turn_is_over(&self) -> bool {
-        if self.turn < SHORT_TURN {
+        if self.turn < TURN {
             return false;
         }
-        let turns = match self.flow {
-            Flow::Bulk { .. } | Flow::Spliced => self.turns,
-            Flow::Messages { .. } | Flow::LargeMessages { .. } | Flow::Copied { .. } => Turns::Short,
-        };
-        self.turn >= turns.bytes()
+        match self.flow {
+            Flow::Bulk { .. } | Flow::Spliced => self.turn >= BULK_TURN,
+            Flow::Messages { .. } | Flow::LargeMessages { .. } | Flow::Copied { .. } => true,
+        }
     }
 
     /// What to do next.
@@ -352,7 +318,7 @@ impl Transfer {
             State::Receiving => Step::Recv,
             State::Sending { .. } => Step::Send,
             State::Passing { sure } => Step::Pass { sure },
-            State::Filling => Step::Fill(self.sizing.class_in(self.turns)),
+            State::Filling => Step::Fill(self.sizing.class()),
             State::Draining { .. } => Step::Drain,
             State::Peeking => Step::Peek,
             State::Unloading => Step::Unload,
@@ -377,7 +343,7 @@ impl Transfer {
     fn learn(&mut self, event: Event) {
         match (self.state, event) {
             (State::Filling, Event::Filled { bytes, full }) => {
-                let asked = self.sizing.class_in(self.turns);
+                let asked = self.sizing.class();
                 self.learn_of_last_fill(false);
                 self.sizing.on_fill(asked, bytes, full);
                 self.last_fill = Some(full);

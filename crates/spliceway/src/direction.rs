@@ -13,7 +13,6 @@ use spliceway_core::{Counts, Engine, Mover, Need, Reason, Side, Sink, Source};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::coop::has_budget_remaining;
 
-use crate::company::{Company, Who, give_way};
 use crate::end::End;
 use crate::fallback::CopyLoop;
 use crate::lookout::Lookout;
@@ -23,11 +22,11 @@ use crate::outcome::Operation;
 use crate::rate::Gate;
 use crate::stall::Stall;
 use crate::stream;
+use crate::turn::give_way;
 
 thread_local! {
     static WORKER: RefCell<Worker> = RefCell::new(Worker {
         scratch: vec![0; SCRATCH].into_boxed_slice(),
-        company: Company::new(),
         lookout: Lookout::new(),
         meter: Meter::new(),
     });
@@ -37,7 +36,6 @@ thread_local! {
 struct Worker {
     /// Where it receives: bytes stay here only until the same poll has sent them, or has set the rest aside.
     scratch: Box<[u8]>,
-    company: Company,
     lookout: Lookout,
     meter: Meter,
 }
@@ -290,7 +288,6 @@ struct Turn<'a> {
 
 impl Turn<'_> {
     fn poll(mut self, cx: &mut Context<'_>) -> Poll<Result<(), Broken>> {
-        self.mover.take_turns(self.worker.company.turns(Who::polls(cx)));
         self.cross();
         let polled = self.poll_all(cx);
         if self.timing.is_of_message() && self.mover.in_flight() == 0 && self.crosses() {
@@ -320,7 +317,6 @@ impl Turn<'_> {
                 Need::Sink => ready!(self.poll_deliver(cx)).map_err(|error| (Operation::Write, error))?,
                 Need::Yield => {
                     self.mover.yielded();
-                    self.worker.company.turn_over();
                     give_way(cx);
                     return Poll::Pending;
                 }
@@ -362,7 +358,6 @@ impl Turn<'_> {
             (Attempt::Untried, Ok(Source::Open)) | (_, Err(_)) => {}
         }
         if self.mover.holds_message() {
-            self.worker.company.message(Who::polls(cx));
             if crosses {
                 let by = if splices { By::Splice } else { By::Copy };
                 self.timing = self.worker.meter.message(self.timing, self.mover.in_flight(), by);

@@ -9,10 +9,10 @@ use spliceway_core::Counts;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop::{consume_budget, has_budget_remaining};
 
-use crate::company::give_way;
 use crate::direction::Moved;
 use crate::outcome::Operation;
 use crate::rate::Gate;
+use crate::turn::give_way;
 
 /// Bytes of the buffer: tokio's own size.
 const BUFFER: usize = 8 << 10;

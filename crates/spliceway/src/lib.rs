@@ -54,9 +54,9 @@
 //! # Limits and defaults
 //! - An idle relay holds no pipe and no buffer: its two descriptors and its task.
 //! - Bytes in flight per direction: one pipe, 64 KiB or, where the flow fills that, 256 KiB, or 1 MiB where the sink keeps up with
-//!   them and no messages pass on the same thread; or one receive of at most 64 KiB. A slow reader holds up its own sender.
-//! - Some 256 KiB of each direction in one poll, then other tasks get a turn, and the runtime looks for events. Bulk beside nothing
-//!   but bulk takes turns of 1 MiB.
+//!   them; or one receive of at most 64 KiB. A slow reader holds up its own sender.
+//! - Some 1 MiB of each direction in one poll, or 256 KiB where it is copied, then other tasks get a turn, and the runtime looks for
+//!   events.
 //! - Pipes, pages and descriptors of the whole process: [`Limits::of_this_process`].
 //!
 //! # What it does not do
@@ -79,7 +79,6 @@
 //! what it cost before and after.
 
 mod cancel;
-mod company;
 mod copy;
 mod direction;
 mod end;
@@ -95,6 +94,7 @@ mod relay;
 mod silence;
 mod stall;
 mod stream;
+mod turn;
 #[cfg(feature = "hyper")]
 pub mod upgraded;
 mod watch;

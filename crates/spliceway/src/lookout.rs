@@ -6,7 +6,7 @@ use std::task::{Wake, Waker};
 
 use spliceway_core::Suspects;
 
-use crate::company::defer;
+use crate::turn::defer;
 
 /// The sockets of one thread that a receive came short on. While there is one, a [`Promise`] is out to look at them all.
 #[derive(Debug)]

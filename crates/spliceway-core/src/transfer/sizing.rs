@@ -1,6 +1,6 @@
 //! How large a pipe a flow is worth.
 
-use super::{PipeSize, Turns, is_full};
+use super::{PipeSize, is_full};
 use crate::pool::SizeClass;
 
 /// Fills in a row for which the pipe was too large, before a smaller one is taken.
@@ -36,12 +36,8 @@ impl Sizing {
     }
 
     /// The class to ask for.
-    pub(super) fn class_in(&self, turns: Turns) -> SizeClass {
-        if self.follows {
-            self.class.min(turns.largest_pipe())
-        } else {
-            self.class
-        }
+    pub(super) fn class(&self) -> SizeClass {
+        self.class
     }
 
     /// Up at once when a fill of what was `asked` for returned its size in bytes, but to 1 MiB only for a sink that keeps up.

@@ -3,9 +3,9 @@ mod model;
 
 use proptest::prelude::*;
 use spliceway_core::transfer::{Crossover, Event, Middling, SCRATCH, Step, Transfer};
-use spliceway_core::{Engine, PipeSize, Reason, SizeClass, Turns};
+use spliceway_core::{Engine, PipeSize, Reason, SizeClass};
 
-use model::{Fate, LONG_TURN, TURN, World};
+use model::{BULK_TURN, Fate, TURN, World};
 
 const ENGINES: [Engine; 3] = [Engine::Auto, Engine::Splice, Engine::Copy];
 const SIZES: [PipeSize; 2] = [PipeSize::Auto, PipeSize::Fixed(SizeClass::Mib1)];
@@ -80,7 +80,7 @@ fn every_sequence_of_outcomes_delivers_every_byte_in_order_and_ends() {
     for engine in ENGINES {
         for size in SIZES {
             // Nothing, less than a recv, a few recvs, more than two turns and a byte.
-            for bytes in [0, 1_000, 3 * SCRATCH, 2 * TURN + 1] {
+            for bytes in [0, 1_000, 3 * SCRATCH, 2 * BULK_TURN + 1] {
                 walked += walk(LENGTH, || World::new(engine, size, bytes));
             }
         }
@@ -93,7 +93,7 @@ fn every_sequence_of_outcomes_delivers_every_byte_in_order_and_ends() {
 fn every_sequence_of_outcomes_in_a_bulk_flow_delivers_every_byte_in_order_and_ends() {
     for size in SIZES {
         walk(LENGTH, || {
-            let mut world = World::new(Engine::Auto, size, 3 * TURN + 1);
+            let mut world = World::new(Engine::Auto, size, 3 * BULK_TURN + 1);
             while !matches!(world.transfer.step(), Step::Fill(_)) {
                 world.advance(&mut model::Kind);
             }
@@ -103,9 +103,9 @@ fn every_sequence_of_outcomes_in_a_bulk_flow_delivers_every_byte_in_order_and_en
 }
 
 #[test]
-fn every_sequence_of_outcomes_in_long_turns_delivers_every_byte_in_order_and_ends() {
+fn every_sequence_of_outcomes_in_pipes_of_1_mib_delivers_every_byte_in_order_and_ends() {
     walk(LENGTH - 1, || {
-        let mut world = World::new(Engine::Auto, PipeSize::Auto, 2 * LONG_TURN + 1).alone();
+        let mut world = World::new(Engine::Auto, PipeSize::Auto, 2 * BULK_TURN + 1);
         while world.transfer.step() != Step::Fill(SizeClass::Mib1) {
             world.advance(&mut model::Kind);
         }
@@ -155,7 +155,7 @@ fn every_sequence_of_outcomes_after_preloaded_bytes_delivers_these_first_and_end
 #[test]
 fn every_sequence_of_outcomes_with_no_pipe_between_delivers_every_byte_in_order_and_ends() {
     for engine in ENGINES {
-        for bytes in [0, 1_000, 3 * SCRATCH, 2 * TURN + 1] {
+        for bytes in [0, 1_000, 3 * SCRATCH, 2 * BULK_TURN + 1] {
             walk(LENGTH - 2, || World::without_pipe(engine, bytes));
         }
         walk(LENGTH - 2, || {
@@ -370,29 +370,20 @@ fn after_a_reason_to_copy_nothing_is_known_of_the_last_fill() {
 }
 
 #[test]
-fn a_pipe_that_was_filled_in_bytes_is_followed_by_a_larger_one_up_to_256_kib_where_others_wait() {
+fn a_pipe_that_was_filled_in_bytes_is_followed_by_a_larger_one_up_to_1_mib() {
     let mut transfer = bulk(PipeSize::Auto);
     fill_and_drain(&mut transfer, SizeClass::Kib64, 64 << 10, true);
+    fill_and_drain(&mut transfer, SizeClass::Kib256, 256 << 10, true);
     for _ in 0..20 {
-        fill_and_drain(&mut transfer, SizeClass::Kib256, 256 << 10, true);
-    }
-}
-
-#[test]
-fn pipes_of_1_mib_come_after_two_full_ones_where_bulk_is_alone() {
-    let mut transfer = bulk_alone();
-    for _ in 0..10 {
         fill_and_drain(&mut transfer, SizeClass::Mib1, 1 << 20, true);
     }
-    transfer.take_turns(Turns::Short);
-    fill_and_drain(&mut transfer, SizeClass::Kib256, 256 << 10, true);
-    transfer.take_turns(Turns::Long);
-    fill_and_drain(&mut transfer, SizeClass::Mib1, 1 << 20, true);
 }
 
 #[test]
 fn a_sink_that_is_slow_gets_no_pipe_of_1_mib_until_it_keeps_up() {
-    let mut transfer = bulk_alone();
+    let mut transfer = bulk(PipeSize::Auto);
+    fill_and_drain(&mut transfer, SizeClass::Kib64, 64 << 10, true);
+    fill_and_drain(&mut transfer, SizeClass::Kib256, 256 << 10, true);
     let (bytes, full) = (1 << 20, true);
     at(
         &mut transfer,
@@ -405,15 +396,6 @@ fn a_sink_that_is_slow_gets_no_pipe_of_1_mib_until_it_keeps_up() {
         fill_and_drain(&mut transfer, SizeClass::Kib256, 256 << 10, true);
     }
     fill_and_drain(&mut transfer, SizeClass::Mib1, 1 << 20, true);
-}
-
-/// A bulk flow in long turns whose sink has kept up for so long that 1 MiB is due.
-fn bulk_alone() -> Transfer {
-    let mut transfer = bulk(PipeSize::Auto);
-    transfer.take_turns(Turns::Long);
-    fill_and_drain(&mut transfer, SizeClass::Kib64, 64 << 10, true);
-    fill_and_drain(&mut transfer, SizeClass::Kib256, 256 << 10, true);
-    transfer
 }
 
 #[test]
@@ -521,7 +503,7 @@ fn bytes_in_a_pipe_whose_sink_cannot_be_spliced_are_read_out_and_sent() {
 }
 
 #[test]
-fn the_turn_ends_after_256_kib_also_in_small_messages() {
+fn the_turn_of_messages_ends_after_256_kib() {
     let mut transfer = Transfer::new(Engine::Auto, PipeSize::Auto);
     for _ in 0..TURN / 1_024 {
         at(&mut transfer, Step::Recv, received(1_024));
@@ -532,10 +514,9 @@ fn the_turn_ends_after_256_kib_also_in_small_messages() {
 }
 
 #[test]
-fn the_long_turn_of_bulk_ends_after_1_mib_and_that_of_copies_after_256_kib() {
+fn the_turn_of_bulk_ends_after_1_mib_and_that_of_copies_after_256_kib() {
     let mut transfer = bulk(PipeSize::Auto);
-    transfer.take_turns(Turns::Long);
-    for _ in 0..LONG_TURN / 32_768 - SCRATCH / 32_768 {
+    for _ in 0..BULK_TURN / 32_768 - SCRATCH / 32_768 {
         assert_ne!(transfer.step(), Step::Yield);
         at(
             &mut transfer,
@@ -550,7 +531,6 @@ fn the_long_turn_of_bulk_ends_after_1_mib_and_that_of_copies_after_256_kib() {
     assert_eq!(transfer.step(), Step::Yield);
 
     let mut transfer = Transfer::new(Engine::Copy, PipeSize::Auto);
-    transfer.take_turns(Turns::Long);
     for _ in 0..TURN / SCRATCH {
         recv_and_send(&mut transfer, SCRATCH);
     }

@@ -6,12 +6,12 @@
 use std::ops::Range;
 
 use spliceway_core::transfer::{Crossover, Event, PASS, SCRATCH, Step, Transfer};
-use spliceway_core::{Engine, PipeSize, Reason, Scope, SizeClass, Turns};
+use spliceway_core::{Engine, PipeSize, Reason, Scope, SizeClass};
 
-/// Bytes to move before a turn for others is due (docs/defaults.md).
+/// Bytes of messages and copies to move before a turn for others is due (docs/defaults.md).
 pub(crate) const TURN: usize = 256 << 10;
-/// The same for bulk with nothing but bulk beside it.
-pub(crate) const LONG_TURN: usize = 1 << 20;
+/// The same for bulk.
+pub(crate) const BULK_TURN: usize = 1 << 20;
 /// The most that one recv or one fill can bring, and so the most that a turn can be exceeded by.
 const MOST_AT_ONCE: usize = 4 << 20;
 
@@ -38,7 +38,6 @@ impl Fate for Kind {
 pub(crate) struct World {
     pub(crate) transfer: Transfer,
     engine: Engine,
-    turns: Turns,
     crossover: Crossover,
     /// An end is a pipe: there is none between.
     passes: bool,
@@ -64,7 +63,6 @@ impl World {
         Self {
             transfer: Transfer::new(engine, size),
             engine,
-            turns: Turns::Short,
             crossover: Crossover::AtBulk,
             passes: false,
             source: 0..bytes,
@@ -94,13 +92,6 @@ impl World {
         self.user = 0..bytes;
         self.source.start = bytes;
         self.transfer.preload();
-        self
-    }
-
-    /// Nobody but bulk beside it.
-    pub(crate) fn alone(mut self) -> Self {
-        self.turns = Turns::Long;
-        self.transfer.take_turns(Turns::Long);
         self
     }
 
@@ -175,10 +166,7 @@ impl World {
         assert_eq!(step.holds_pipe(), !self.pipe.is_empty(), "at {step:?}: {self:#?}");
         assert_eq!(step == Step::Send, !self.user.is_empty(), "at {step:?}: {self:#?}");
         assert!(self.idle_steps <= 4, "in circles at {step:?}: {self:#?}");
-        let turn = match self.turns {
-            Turns::Short => TURN,
-            Turns::Long => LONG_TURN,
-        };
+        let turn = if self.engine == Engine::Copy { TURN } else { BULK_TURN };
         match step {
             Step::Fill(_) | Step::Pass { .. } | Step::Peek => {
                 let fills = matches!(step, Step::Fill(_));
