@@ -180,7 +180,7 @@ impl Arm {
     ];
 }
 
-/// Connections that wait to be accepted, of every listener: no scenario has as many. One that found no room would connect a second later,
+/// Connections that wait to be accepted, of every relay's listener: no scenario begins as many at once. One that found no room would connect a second later,
 /// and a relay with fewer connections than the others be compared with them.
 pub(crate) const BACKLOG: i32 = 4096;
 
@@ -195,16 +195,16 @@ pub(crate) fn serve(arm: Arm, listen: IpAddr, upstream: SocketAddr) -> io::Resul
     // With timers for every arm, as programs have them.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let listener = listener((listen, 0).into())?;
+        let listener = listener((listen, 0).into(), false)?;
         report_address(listener.local_addr()?);
         accept(arm, TcpListener::from_std(listener)?, upstream).await
     })
 }
 
-/// One of those that may share an address.
-pub(crate) fn listener(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+/// One with room for all, which may share its address with others.
+pub(crate) fn listener(address: SocketAddr, shares: bool) -> io::Result<std::net::TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-    socket.set_reuse_port(true)?;
+    socket.set_reuse_port(shares)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;

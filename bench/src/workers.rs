@@ -58,7 +58,7 @@ fn scenarios() -> Vec<Box<dyn Scenario>> {
 /// Relays as such an arm does, on both cores.
 pub(crate) fn serve(arm: Arm, listen: IpAddr, upstream: SocketAddr) -> io::Result<()> {
     machine::use_all_cores()?;
-    let first = arms::listener((listen, 0).into())?;
+    let first = arms::listener((listen, 0).into(), true)?;
     let address = first.local_addr()?;
     arms::report_address(address);
     match arm {
@@ -70,7 +70,7 @@ pub(crate) fn serve(arm: Arm, listen: IpAddr, upstream: SocketAddr) -> io::Resul
             runtime.block_on(accepting).expect("it does not panic")
         }
         Arm::TwoRuntimes => {
-            let second = arms::listener(address)?;
+            let second = arms::listener(address, true)?;
             thread::spawn(move || on_this_thread(arm, second, upstream));
             on_this_thread(arm, first, upstream)
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-/// Counts since the last reset.
+/// Counts since the last reset, but for one.
 #[derive(Debug)]
 pub(crate) struct Tally {
     /// Bytes that arrived, at either side.
@@ -14,10 +14,10 @@ pub(crate) struct Tally {
     pub(crate) ended: u64,
     /// Round trips, or transfers, that were done.
     pub(crate) done: u64,
-    /// Connections that have had an answer; of all time.
-    pub(crate) answered: u64,
     /// How long each of these took, ns.
     pub(crate) times: Histogram<u64>,
+    /// Connections that have had an answer, ever.
+    pub(crate) answered: u64,
 }
 
 impl Default for Tally {

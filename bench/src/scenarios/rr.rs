@@ -1,13 +1,16 @@
 //! Requests and responses of one size, each connection with one under way: what the relay spends on a round trip, and how long one takes.
 
 use std::io;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::arms::Arm;
 use crate::load::{Answerer, Asker, Load, Trips};
 use crate::relay::Relay;
 use crate::scenario::{Figure, Scenario};
 use crate::scenarios::bulk::LOOPBACK;
+
+/// For all to be connected, where a connection that found no room is tried again after a second.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) struct RequestResponse {
     /// At once.
@@ -51,7 +54,17 @@ impl Scenario for RequestResponse {
         }
         // Until all are connected, and what is allocated once is there.
         let connections = self.connections as u64;
-        load.run_until(|tally| tally.answered == connections && tally.done >= 4 * connections)?;
+        let at_last = Instant::now() + PATIENCE;
+        load.run_until(|tally| {
+            let is_warm = tally.answered == connections && tally.done >= 4 * connections;
+            is_warm || Instant::now() > at_last
+        })?;
+        if load.tally.answered < connections {
+            let answered = load.tally.answered;
+            return Err(io::Error::other(format!(
+                "{answered} of {connections} clients had an answer"
+            )));
+        }
         load.tally.reset();
         let before = relay.cpu_time()?;
         let started = Instant::now();

@@ -41,7 +41,7 @@ pub enum SizeClass {
     Kib64,
     /// 256 KiB: takes most of the gain where fragments are large.
     Kib256,
-    /// 1 MiB, the default of `fs.pipe-max-size`: for bulk, where there is nothing beside it. 64 of them are all the pages a user may
+    /// 1 MiB, the default of `fs.pipe-max-size`: for bulk whose sink keeps up. 64 of them are all the pages a user may
     /// hold, so they are made from the first half of a pool's pages only.
     Mib1,
 }

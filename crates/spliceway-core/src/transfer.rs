@@ -41,7 +41,7 @@ pub const SCRATCH: usize = 64 << 10;
 /// Bytes of bulk moved before the task gives way: the largest pipe of [`PipeSize::Auto`]; see docs/defaults.md.
 const BULK_TURN: usize = 1 << 20;
 
-/// The same for messages and for all that is copied, as each byte takes longer.
+/// The same for what is copied, and for messages that [`Engine::Auto`] splices, as each byte takes longer.
 const TURN: usize = 256 << 10;
 
 /// The most bytes to pass from a pipe to a socket, from a socket to a pipe or from pipe to pipe at once: as much as moves in one turn of

@@ -45,7 +45,7 @@ struct Bucket {
 /// One grant is what a rate brings in a fiftieth of a second: no burst that a receiver would notice. For rates below 800 kB/s it is
 /// less than the 16 KiB from which a splice pays, at fifty of them a second.
 const GRANTS_PER_SECOND: u64 = 50;
-/// A grant of more than a pipe is of no use.
+/// A grant is no more than a pipe of 256 KiB takes: larger ones would be bursts.
 const GRANT_MOST: u64 = 256 << 10;
 /// A grant while others wait for theirs: still worth a splice.
 const GRANT_IN_TURN: u64 = 32 << 10;

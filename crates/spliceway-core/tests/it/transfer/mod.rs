@@ -538,6 +538,20 @@ fn the_turn_of_bulk_ends_after_1_mib_and_that_of_copies_after_256_kib() {
 }
 
 #[test]
+fn the_turn_of_bulk_that_cannot_be_spliced_ends_after_256_kib() {
+    let mut transfer = bulk(PipeSize::Auto);
+    at(
+        &mut transfer,
+        Step::Fill(SizeClass::Kib64),
+        Event::Cannot(Reason::PipeBudget),
+    );
+    for _ in 0..TURN / SCRATCH - 1 {
+        recv_and_send(&mut transfer, SCRATCH);
+    }
+    assert_eq!(transfer.step(), Step::Yield);
+}
+
+#[test]
 fn splice_from_the_first_byte_begins_with_a_fill_and_goes_back_to_it() {
     let mut transfer = Transfer::new(Engine::Splice, PipeSize::Auto);
     for _ in 0..10 {

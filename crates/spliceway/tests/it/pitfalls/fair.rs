@@ -16,7 +16,7 @@ const CHATTY: usize = 1000;
 const ROUNDS: usize = 8;
 
 /// Bytes of the bulk transfer while a request and its answer pass a chatty relay: a quarter of as many turns as tokio runs tasks before
-/// it looks for events. Measured 2.3 MiB at most; with turns that only tokio's own budget ends, 32 MiB.
+/// it looks for events. Measured 2.3 MiB at most; with turns that only tokio's own budget ends, and pipes of 256 KiB, 32 MiB.
 const BULK_MEANWHILE: u64 = 61 * 256 * KIB;
 
 #[test]
