@@ -180,8 +180,8 @@ impl Arm {
     ];
 }
 
-/// Connections that wait to be accepted, of every relay's listener: no scenario begins as many at once. One that found no room would connect a second later,
-/// and a relay with fewer connections than the others be compared with them.
+/// Connections that wait to be accepted, of every relay's listener: no scenario begins as many at once. One that found no room would
+/// connect a second later, and the relay be compared with others that had it at once.
 pub(crate) const BACKLOG: i32 = 4096;
 
 const AFTER_REFUSAL: Duration = Duration::from_millis(5);

@@ -127,21 +127,29 @@ impl Load {
         (0..count).try_for_each(|_| self.replace_client())
     }
 
-    /// Connects so many times to `to`, a few at once, and waits until each of them has had what it counts as done. Returns their names.
+    /// Connects so many times to `to`, a few at once, and waits until each of them has had an answer, whatever the others do meanwhile.
+    /// Returns their names.
+    ///
+    /// # Errors
+    /// What a connection meets. `TimedOut` when some had no answer for 20 s.
     pub(crate) fn connect_in_turn(
         &mut self,
         count: usize,
         to: SocketAddr,
         mut client: impl FnMut() -> Box<dyn Peer>,
     ) -> io::Result<Vec<usize>> {
-        let done = self.tally.done;
+        let answered = self.tally.answered;
         let mut names = Vec::with_capacity(count);
         while names.len() < count {
             for _ in 0..AT_ONCE.min(count - names.len()) {
                 names.push(self.connect(to, client())?);
             }
-            let connected = done + names.len() as u64;
-            self.run_until(|tally| tally.done >= connected)?;
+            let all = answered + names.len() as u64;
+            let at_last = Instant::now() + PATIENCE;
+            self.run_until(|tally| tally.answered == all || Instant::now() > at_last)?;
+            if self.tally.answered < all {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "a connection has no answer"));
+            }
         }
         Ok(names)
     }
@@ -313,5 +321,45 @@ impl End {
             Some(_) => epoll::modify(epoll, &self.socket, data, flags)?,
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use super::*;
+    use crate::scenarios::bulk::LOOPBACK;
+
+    /// Answers, but not before others were looked at so many times.
+    struct Late(Rc<Cell<u32>>, Answerer);
+
+    impl Peer for Late {
+        fn on_ready(&mut self, socket: &TcpStream, tally: &mut Tally) -> io::Result<Next> {
+            match self.0.get().checked_sub(1) {
+                None => self.1.on_ready(socket, tally),
+                Some(left) => {
+                    self.0.set(left);
+                    Ok(Next::Readable)
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn all_are_connected_when_each_has_had_an_answer_however_many_the_others_had() {
+        let left = Rc::new(Cell::new(100));
+        let mut late = Some(Late(Rc::clone(&left), Answerer::new(1)));
+        let mut load = Load::new(LOOPBACK, move || match late.take() {
+            Some(late) => Box::new(late) as Box<dyn Peer>,
+            None => Box::new(Answerer::new(1)),
+        })
+        .unwrap();
+        let to = load.address().unwrap();
+        let asker = || Box::new(Asker::new(1, Trips::Endless)) as Box<dyn Peer>;
+        load.connect_in_turn(2, to, asker).unwrap();
+        assert_eq!((load.tally.answered, left.get()), (2, 0));
+        assert!(load.tally.done > 2, "the other went on");
     }
 }

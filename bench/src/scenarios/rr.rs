@@ -1,16 +1,13 @@
 //! Requests and responses of one size, each connection with one under way: what the relay spends on a round trip, and how long one takes.
 
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::arms::Arm;
 use crate::load::{Answerer, Asker, Load, Trips};
 use crate::relay::Relay;
 use crate::scenario::{Figure, Scenario};
 use crate::scenarios::bulk::LOOPBACK;
-
-/// For all to be connected, where a connection that found no room is tried again after a second.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) struct RequestResponse {
     /// At once.
@@ -49,22 +46,12 @@ impl Scenario for RequestResponse {
         let size = self.size;
         let mut load = Load::new(LOOPBACK, move || Box::new(Answerer::new(size)))?;
         let relay = Relay::start(arm, load.address()?)?;
-        for _ in 0..self.connections {
-            load.connect(relay.address, Box::new(Asker::new(size, Trips::Endless)))?;
-        }
-        // Until all are connected, and what is allocated once is there.
-        let connections = self.connections as u64;
-        let at_last = Instant::now() + PATIENCE;
-        load.run_until(|tally| {
-            let is_warm = tally.answered == connections && tally.done >= 4 * connections;
-            is_warm || Instant::now() > at_last
+        load.connect_in_turn(self.connections, relay.address, || {
+            Box::new(Asker::new(size, Trips::Endless))
         })?;
-        if load.tally.answered < connections {
-            let answered = load.tally.answered;
-            return Err(io::Error::other(format!(
-                "{answered} of {connections} clients had an answer"
-            )));
-        }
+        // Until what is allocated once is there.
+        let warm = 4 * self.connections as u64;
+        load.run_until(|tally| tally.done >= warm)?;
         load.tally.reset();
         let before = relay.cpu_time()?;
         let started = Instant::now();

@@ -357,12 +357,10 @@ impl Turn<'_> {
             (_, Ok(Source::Quiet)) | (Attempt::Ready, Ok(Source::Open)) => self.course.start = Start::Over,
             (Attempt::Untried, Ok(Source::Open)) | (_, Err(_)) => {}
         }
-        if self.mover.holds_message() {
-            if crosses {
-                let by = if splices { By::Splice } else { By::Copy };
-                self.timing = self.worker.meter.message(self.timing, self.mover.in_flight(), by);
-                self.cross();
-            }
+        if crosses && self.mover.holds_message() {
+            let by = if splices { By::Splice } else { By::Copy };
+            self.timing = self.worker.meter.message(self.timing, self.mover.in_flight(), by);
+            self.cross();
         } else if self.timing.is_of_message() && self.mover.in_flight() > 0 {
             self.timing = Timing::Off;
         }
