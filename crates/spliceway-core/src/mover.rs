@@ -328,6 +328,12 @@ impl Mover {
         }
     }
 
+    /// See [`Transfer::limit_pipe`].
+    #[inline]
+    pub fn limit_pipe(&mut self, largest: SizeClass) {
+        self.transfer.limit_pipe(largest);
+    }
+
     /// Which messages are worth splicing from now on; see [`Transfer::cross_at`]. Only those that fill a receive, unless told.
     pub fn cross_at(&mut self, crossover: Crossover) {
         self.transfer.cross_at(crossover);

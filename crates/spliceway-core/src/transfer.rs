@@ -258,6 +258,12 @@ impl Transfer {
         self.flow == Flow::Spliced
     }
 
+    /// No automatic pipe is larger than this from now on; 1 MiB unless told.
+    #[inline]
+    pub fn limit_pipe(&mut self, largest: SizeClass) {
+        self.sizing.limit(largest);
+    }
+
     /// Which messages are worth splicing from now on. Heeded by [`Engine::Auto`] alone, and where there is a pipe between.
     pub fn cross_at(&mut self, crossover: Crossover) {
         // What is passed on without a pipe between takes one splice, not two.

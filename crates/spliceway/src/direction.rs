@@ -20,6 +20,7 @@ use crate::meter::{By, Meter, Timing};
 use crate::options::{RelayOptions, Way};
 use crate::outcome::Operation;
 use crate::rate::Gate;
+use crate::rhythm::{Rhythm, Which};
 use crate::stall::Stall;
 use crate::stream;
 use crate::turn::give_way;
@@ -29,6 +30,7 @@ thread_local! {
         scratch: vec![0; SCRATCH].into_boxed_slice(),
         lookout: Lookout::new(),
         meter: Meter::new(),
+        rhythm: Rhythm::new(),
     });
 }
 
@@ -38,6 +40,7 @@ struct Worker {
     scratch: Box<[u8]>,
     lookout: Lookout,
     meter: Meter,
+    rhythm: Rhythm,
 }
 
 /// The most that a source can have received when the other direction ends, and a bound on what a sender without end gets through by
@@ -330,6 +333,10 @@ impl Turn<'_> {
         let Some(attempt) = ready!(self.poll_source(cx))? else {
             return Poll::Ready(Ok(()));
         };
+        if self.worker.rhythm.rests(Which::is(self.mover)) && !self.course.finishing {
+            give_way(cx);
+            return Poll::Pending;
+        }
         let most = ready!(self.poll_most(cx));
         let source = self.source;
         let (crosses, splices) = (self.crosses(), self.mover.wants_pipe());
@@ -364,8 +371,13 @@ impl Turn<'_> {
         } else if self.timing.is_of_message() && self.mover.in_flight() > 0 {
             self.timing = Timing::Off;
         }
-        if let Some(gate) = &mut self.gate {
-            gate.spent(self.mover.in_flight());
+        match &mut self.gate {
+            Some(gate) => gate.spent(self.mover.in_flight()),
+            None => {
+                let is_drained = matches!(taken, Ok(Source::Short | Source::WouldBlock | Source::Quiet));
+                let which = Which::is(self.mover);
+                self.worker.rhythm.took(which, self.mover.in_flight(), is_drained);
+            }
         }
         Poll::Ready(taken.map(drop))
     }
@@ -379,6 +391,10 @@ impl Turn<'_> {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Source::WouldBlock),
                 Err(error) => return Err(error),
             }
+        }
+        if self.mover.wants_pipe() {
+            let largest = self.worker.rhythm.largest_pipe(Which::is(self.mover));
+            self.mover.limit_pipe(largest);
         }
         self.mover
             .take_at_most(most, source, &mut self.worker.scratch, self.counts)
@@ -495,4 +511,46 @@ enum Attempt {
     Ready,
     /// It does not, but see [`Start::Untried`].
     Untried,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::UnixStream;
+    use tokio::task::yield_now;
+    use tokio_test::{assert_pending, task};
+
+    use super::*;
+    use crate::rhythm::REST;
+
+    #[tokio::test]
+    async fn a_direction_that_rests_is_woken_and_goes_on() {
+        let ((mut near, mut source), (mut sink, mut far)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+        let (options, counts) = (RelayOptions::new(), Counts::default());
+        let mut moving = Moving::new(&source, &sink, Bytes::new(), &Way::default(), &options, &counts);
+        let Means::Splicing { mover, .. } = &moving.means else {
+            unreachable!("these are sockets");
+        };
+        let which = Which::is(mover);
+        near.write_all(b"all").await.unwrap();
+        near.shutdown().await.unwrap();
+
+        WORKER.with_borrow_mut(|worker| worker.rhythm.rest(which, Instant::now() + Duration::from_secs(3600)));
+        let mut polled = task::spawn(std::future::poll_fn(|cx| {
+            moving.poll(cx, &mut source, &mut sink, &counts)
+        }));
+        assert_pending!(polled.poll());
+        yield_now().await;
+        assert!(polled.is_woken());
+        assert_eq!(counts.snapshot().bytes, 0);
+
+        WORKER.with_borrow_mut(|worker| worker.rhythm.rest(which, Instant::now() - REST));
+        assert_eq!(polled.await.unwrap(), Moved::All);
+        drop((sink, source));
+        let mut got = Vec::new();
+        far.read_to_end(&mut got).await.unwrap();
+        assert_eq!(got, b"all");
+    }
 }

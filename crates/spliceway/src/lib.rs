@@ -91,6 +91,7 @@ mod outcome;
 mod phase;
 mod rate;
 mod relay;
+mod rhythm;
 mod silence;
 mod stall;
 mod stream;

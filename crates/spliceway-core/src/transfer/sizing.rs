@@ -17,6 +17,8 @@ pub(super) struct Sizing {
     /// What was asked for last, and the bytes that came.
     last_fill: (SizeClass, u32),
     taken_fills: u8,
+    /// None above is asked for.
+    largest: SizeClass,
     follows: bool,
 }
 
@@ -31,13 +33,20 @@ impl Sizing {
             low_fills: 0,
             last_fill: (class, 0),
             taken_fills: 0,
+            largest: SizeClass::Mib1,
             follows,
         }
     }
 
     /// The class to ask for.
     pub(super) fn class(&self) -> SizeClass {
-        self.class
+        self.class.min(self.largest)
+    }
+
+    pub(super) fn limit(&mut self, largest: SizeClass) {
+        if self.follows {
+            self.largest = largest;
+        }
     }
 
     /// Up at once when a fill of what was `asked` for returned its size in bytes, but to 1 MiB only for a sink that keeps up.
