@@ -50,6 +50,12 @@ impl Counts {
         }
     }
 
+    /// Bytes delivered by now.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.spliced.load(Ordering::Relaxed) + self.copied.load(Ordering::Relaxed)
+    }
+
     /// `bytes` more were delivered through the kernel.
     pub fn add_spliced(&self, bytes: usize) {
         add(&self.spliced, bytes);

@@ -258,7 +258,7 @@ impl Transfer {
         self.flow == Flow::Spliced
     }
 
-    /// No automatic pipe is larger than this from now on; 1 MiB unless told.
+    /// No pipe is larger than this from now on, where their size follows the flow; 1 MiB unless told.
     #[inline]
     pub fn limit_pipe(&mut self, largest: SizeClass) {
         self.sizing.limit(largest);

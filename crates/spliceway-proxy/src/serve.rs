@@ -196,6 +196,7 @@ fn relays(settings: &Settings) -> RelayOptions {
     RelayOptions::new()
         .engine(settings.engine)
         .pipe_size(settings.pipe_size)
+        .rests(settings.rests)
         .idle_timeout(settings.timeouts.idle)
         .half_close_timeout(settings.timeouts.half_close)
 }

@@ -24,6 +24,7 @@ pub(crate) struct Settings {
     pub(crate) limits: Limits,
     pub(crate) engine: Engine,
     pub(crate) pipe_size: PipeSize,
+    pub(crate) rests: bool,
     pub(crate) workers: NonZeroUsize,
     pub(crate) log_level: LevelFilter,
     pub(crate) metrics: Option<ListenAddress>,

@@ -5,11 +5,12 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Instant;
 
 use bytes::Bytes;
 use spliceway_core::socket::{self, Wait};
 use spliceway_core::transfer::SCRATCH;
-use spliceway_core::{Counts, Engine, Mover, Need, Reason, Side, Sink, Source};
+use spliceway_core::{Counts, EndKind, Engine, Mover, Need, Reason, Side, Sink, Source};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::coop::has_budget_remaining;
 
@@ -20,7 +21,7 @@ use crate::meter::{By, Meter, Timing};
 use crate::options::{RelayOptions, Way};
 use crate::outcome::Operation;
 use crate::rate::Gate;
-use crate::rhythm::{Rhythm, Which};
+use crate::rhythm::{self, Rhythm};
 use crate::stall::Stall;
 use crate::stream;
 use crate::turn::give_way;
@@ -30,7 +31,7 @@ thread_local! {
         scratch: vec![0; SCRATCH].into_boxed_slice(),
         lookout: Lookout::new(),
         meter: Meter::new(),
-        rhythm: Rhythm::new(),
+        flows: rhythm::Thread::default(),
     });
 }
 
@@ -40,7 +41,7 @@ struct Worker {
     scratch: Box<[u8]>,
     lookout: Lookout,
     meter: Meter,
-    rhythm: Rhythm,
+    flows: rhythm::Thread,
 }
 
 /// The most that a source can have received when the other direction ends, and a bound on what a sender without end gets through by
@@ -82,6 +83,9 @@ struct Course {
     finishing: bool,
     /// Of what it holds.
     stall: Stall,
+    /// Of a flow that has moved a MiB and may rest.
+    rhythm: Option<Box<Rhythm>>,
+    may_rest: bool,
 }
 
 /// What is still to be done before a direction takes from its socket as it will to the end.
@@ -242,6 +246,9 @@ impl Means {
                 start: Start::Buffered,
                 finishing: false,
                 stall: Stall::default(),
+                rhythm: None,
+                // Where there is a gate, that tells when to take. Pipes are never ahead of each other for long.
+                may_rest: options.rests && way.rate.is_none() && source == EndKind::Socket && sink == EndKind::Socket,
             },
         }
     }
@@ -333,7 +340,7 @@ impl Turn<'_> {
         let Some(attempt) = ready!(self.poll_source(cx))? else {
             return Poll::Ready(Ok(()));
         };
-        if self.worker.rhythm.rests(Which::is(self.mover)) && !self.course.finishing {
+        if self.rests() {
             give_way(cx);
             return Poll::Pending;
         }
@@ -371,15 +378,30 @@ impl Turn<'_> {
         } else if self.timing.is_of_message() && self.mover.in_flight() > 0 {
             self.timing = Timing::Off;
         }
-        match &mut self.gate {
-            Some(gate) => gate.spent(self.mover.in_flight()),
-            None => {
-                let is_drained = matches!(taken, Ok(Source::Short | Source::WouldBlock | Source::Quiet));
-                let which = Which::is(self.mover);
-                self.worker.rhythm.took(which, self.mover.in_flight(), is_drained);
-            }
-        }
+        self.took(matches!(taken, Ok(Source::Short | Source::WouldBlock | Source::Quiet)));
         Poll::Ready(taken.map(drop))
+    }
+
+    /// Whether it is to take nothing yet, so that its sender writes ahead.
+    fn rests(&mut self) -> bool {
+        let Some(rhythm) = &mut self.course.rhythm else {
+            return false;
+        };
+        !self.course.finishing && rhythm.rests(&self.worker.flows)
+    }
+
+    /// Counts what was just taken of a source that had no more, or had.
+    fn took(&mut self, is_drained: bool) {
+        let bytes = self.mover.in_flight();
+        self.worker.flows.took(bytes);
+        if let Some(gate) = &mut self.gate {
+            gate.spent(bytes);
+        }
+        if let Some(rhythm) = &mut self.course.rhythm {
+            rhythm.took(bytes, is_drained, &mut self.worker.flows);
+        } else if self.course.may_rest && self.counts.bytes() >= rhythm::WINDOW {
+            self.course.rhythm = Some(Box::new(Rhythm::new(Instant::now(), &self.worker.flows)));
+        }
     }
 
     fn take(&mut self, most: usize, source: BorrowedFd<'_>) -> io::Result<Source> {
@@ -392,9 +414,8 @@ impl Turn<'_> {
                 Err(error) => return Err(error),
             }
         }
-        if self.mover.wants_pipe() {
-            let largest = self.worker.rhythm.largest_pipe(Which::is(self.mover));
-            self.mover.limit_pipe(largest);
+        if let Some(rhythm) = &self.course.rhythm {
+            self.mover.limit_pipe(rhythm.largest_pipe());
         }
         self.mover
             .take_at_most(most, source, &mut self.worker.scratch, self.counts)
@@ -514,43 +535,4 @@ enum Attempt {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::{Duration, Instant};
-
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::UnixStream;
-    use tokio::task::yield_now;
-    use tokio_test::{assert_pending, task};
-
-    use super::*;
-    use crate::rhythm::REST;
-
-    #[tokio::test]
-    async fn a_direction_that_rests_is_woken_and_goes_on() {
-        let ((mut near, mut source), (mut sink, mut far)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
-        let (options, counts) = (RelayOptions::new(), Counts::default());
-        let mut moving = Moving::new(&source, &sink, Bytes::new(), &Way::default(), &options, &counts);
-        let Means::Splicing { mover, .. } = &moving.means else {
-            unreachable!("these are sockets");
-        };
-        let which = Which::is(mover);
-        near.write_all(b"all").await.unwrap();
-        near.shutdown().await.unwrap();
-
-        WORKER.with_borrow_mut(|worker| worker.rhythm.rest(which, Instant::now() + Duration::from_secs(3600)));
-        let mut polled = task::spawn(std::future::poll_fn(|cx| {
-            moving.poll(cx, &mut source, &mut sink, &counts)
-        }));
-        assert_pending!(polled.poll());
-        yield_now().await;
-        assert!(polled.is_woken());
-        assert_eq!(counts.snapshot().bytes, 0);
-
-        WORKER.with_borrow_mut(|worker| worker.rhythm.rest(which, Instant::now() - REST));
-        assert_eq!(polled.await.unwrap(), Moved::All);
-        drop((sink, source));
-        let mut got = Vec::new();
-        far.read_to_end(&mut got).await.unwrap();
-        assert_eq!(got, b"all");
-    }
-}
+mod tests;

@@ -24,11 +24,12 @@ use crate::rate::RateLimit;
 /// ```
 ///
 /// None of them turns splicing off.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 #[must_use]
 pub struct RelayOptions {
     pub(crate) engine: Engine,
     pub(crate) pipe_size: PipeSize,
+    pub(crate) rests: bool,
     pool: Option<PipePool>,
     pub(crate) idle_timeout: Option<Duration>,
     pub(crate) half_close_timeout: Option<Duration>,
@@ -37,6 +38,12 @@ pub struct RelayOptions {
     pub(crate) b_to_a: Way,
     /// One relay's own.
     pub(crate) cancel: Option<CancelHandle>,
+}
+
+impl Default for RelayOptions {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 /// What holds for one direction.
@@ -73,6 +80,7 @@ impl RelayOptions {
         Self {
             engine: Engine::Auto,
             pipe_size: PipeSize::Auto,
+            rests: true,
             pool: None,
             idle_timeout: None,
             half_close_timeout: None,
@@ -92,6 +100,18 @@ impl RelayOptions {
     /// Which pipes to use. Default [`PipeSize::Auto`].
     pub fn pipe_size(mut self, pipe_size: PipeSize) -> Self {
         self.pipe_size = pipe_size;
+        self
+    }
+
+    /// Whether a relay that is ahead of a fast sender may rest. Default: yes.
+    ///
+    /// A sender of 1 Gbit/s and more, in small writes, whose bytes are taken as they come, wakes the relay for each. Such a flow is not
+    /// taken from for 1 ms, once, and the kernel puts together what the sender writes from then on: up to four times the rate at a fourth
+    /// of the CPU. Flows that this does not make faster are left alone for ever longer, up to 1 GiB. Those of less than 3 MiB, or below
+    /// 1 Gbit/s, or with a [rate](RelayOptions::rate_limit), or beside others as busy on their thread, never rest. For those whose every
+    /// byte must be passed on at once, say no.
+    pub fn rests(mut self, rests: bool) -> Self {
+        self.rests = rests;
         self
     }
 

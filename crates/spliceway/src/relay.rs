@@ -126,6 +126,11 @@ impl<A, B> Relay<A, B> {
         self.with(|options| options.pipe_size(pipe_size))
     }
 
+    /// See [`RelayOptions::rests`].
+    pub fn rests(self, rests: bool) -> Self {
+        self.with(|options| options.rests(rests))
+    }
+
     /// See [`RelayOptions::pool`].
     pub fn pool(self, pool: &PipePool) -> Self {
         self.with(|options| options.pool(pool))

@@ -3,8 +3,6 @@
 //! puts its writes together, nobody is woken, and all is several times as cheap. A flow stays in the one it is in; a rest of the relay
 //! takes it to the other, and pipes too small to catch up keep it there.
 
-use std::num::NonZeroUsize;
-use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use spliceway_core::SizeClass;
@@ -12,12 +10,12 @@ use spliceway_core::SizeClass;
 // Where these come from: docs/defaults.md.
 
 /// Bytes of a flow after which its rhythm is judged.
-const WINDOW: usize = 1 << 20;
+pub(crate) const WINDOW: u64 = 1 << 20;
 
 /// A relay that has drained its source more often than this within a window is ahead ...
 const DRAINED_MOST: u32 = 1;
 
-/// ... where the window took longer than this, as who is faster (3.3 GiB/s) has nothing to win, ...
+/// ... where a window took at least this, as who is faster (3.3 GiB/s) has nothing to win, ...
 const FAST: Duration = Duration::from_micros(300);
 
 /// ... and less than this: who is slower (1 Gbit/s) waits for its network, or for itself.
@@ -26,46 +24,59 @@ const SLOW: Duration = Duration::from_millis(8);
 /// Windows in a row in which the relay is ahead, before it rests.
 const AHEAD: u32 = 2;
 
-pub(crate) const REST: Duration = Duration::from_millis(1);
+const REST: Duration = Duration::from_millis(1);
 
 /// Windows after a rest in which its pipes are small.
 const BEHIND: u32 = 512;
 
-/// Windows after a rest at the end of which it is asked whether that served, unless the relay is ahead again before.
-const ASKED_AFTER: u32 = 64;
+/// Windows after a rest at the end of which it is asked whether that served, as where the relay is ahead again.
+const ASKED_AFTER: u32 = 32;
 
-/// Windows in which it is not judged, after a rest in vain: one, then twice as many each time, up to 1 GiB.
-const UNJUDGED_MOST: u32 = 1024;
+/// Windows in which no flow is judged that has rested in vain, or that begins on the thread of one: one, then four times as many each time,
+/// up to 1 GiB.
+const PUT_OFF_MOST: u32 = 1024;
 
-/// A direction, told from others by its address while it is polled. Another that comes to be there later may inherit what was found out:
-/// nothing depends on it but how fast it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Which(NonZeroUsize);
+/// What the flows of one thread know of each other.
+#[derive(Debug, Default)]
+pub(crate) struct Thread {
+    /// Bytes taken for any of them.
+    taken: u64,
+    put_off: u32,
+}
 
-impl Which {
-    pub(crate) fn is<T>(direction: &T) -> Self {
-        Self(NonNull::from(direction).addr())
+impl Thread {
+    #[inline]
+    pub(crate) fn took(&mut self, bytes: usize) {
+        self.taken = self.taken.wrapping_add(bytes as u64);
+    }
+
+    fn served(&mut self) {
+        self.put_off = 0;
+    }
+
+    /// For how many windows.
+    fn put_off(&mut self) -> u32 {
+        self.put_off = (4 * self.put_off).clamp(1, PUT_OFF_MOST);
+        self.put_off
     }
 }
 
-/// The rhythm of the flow that its thread served last. Where several take turns none comes far enough to be judged: then they keep the
-/// relay busy, and so behind.
+/// The rhythm of a flow.
 #[derive(Debug)]
 pub(crate) struct Rhythm {
-    of: Option<Which>,
     window: Window,
     course: Course,
-    /// Windows not to be judged from now on, and those after the next rest in vain, whichever flow's.
+    /// Windows not to be judged from now on.
     unjudged: u32,
-    unjudged_next: u32,
 }
 
 #[derive(Debug)]
 struct Window {
-    /// Not known for a flow's first, which began somewhere before.
-    since: Option<Instant>,
-    bytes: usize,
+    since: Instant,
+    bytes: u64,
     drained: u32,
+    /// Of its thread, when it began.
+    taken: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,32 +84,13 @@ enum Course {
     /// Takes what is there, and was ahead for so many windows, the fastest of which took so long.
     Watched { ahead: u32, fastest: Duration },
     /// Takes nothing.
-    Resting(Rest),
-    /// Has kept behind for so many windows.
-    Behind { windows: u32, rest: Rest },
-}
-
-/// A rest, and how long a window took before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Rest {
-    since: Instant,
-    before: Duration,
-}
-
-impl Window {
-    const fn from(since: Option<Instant>) -> Self {
-        Self {
-            since,
-            bytes: 0,
-            drained: 0,
-        }
-    }
-
-    /// How long it took, if the relay was ahead.
-    fn ahead(&self, now: Instant) -> Option<Duration> {
-        let took = now - self.since?;
-        (self.drained > DRAINED_MOST && (FAST..SLOW).contains(&took)).then_some(took)
-    }
+    Resting { since: Instant, before: Duration },
+    /// Has kept behind for so many windows, which took so long, the rest included. Before it one took less.
+    Behind {
+        windows: u32,
+        took: Duration,
+        before: Duration,
+    },
 }
 
 impl Course {
@@ -108,125 +100,159 @@ impl Course {
     };
 }
 
-impl Rest {
-    /// Whether so many windows since, and the rest itself, took less than seven eighths of the time that they took before. A sender whom
-    /// it does not serve writes no more in the same time, however much of it waits now.
-    fn served(&self, windows: u32, now: Instant) -> bool {
-        now - self.since < self.before * windows / 8 * 7
+impl Window {
+    fn new(since: Instant, thread: &Thread) -> Self {
+        Self {
+            since,
+            bytes: 0,
+            drained: 0,
+            taken: thread.taken,
+        }
+    }
+
+    /// How long it took, by what a window is: the last fill may have brought more.
+    fn took(&self, now: Instant) -> Duration {
+        (now - self.since).mul_f64(WINDOW as f64 / self.bytes as f64)
+    }
+
+    /// Whether the thread took at least seven eighths of its bytes here. Who comes from another thread has not been.
+    fn is_alone(&self, thread: &Thread) -> bool {
+        thread.taken.wrapping_sub(self.taken) <= self.bytes / 7 * 8
+    }
+
+    fn is_ahead(&self, took: Duration) -> bool {
+        self.drained > DRAINED_MOST && (FAST..SLOW).contains(&took)
     }
 }
 
 impl Rhythm {
-    pub(crate) const fn new() -> Self {
+    /// Of a flow that has begun somewhere before.
+    pub(crate) fn new(now: Instant, thread: &Thread) -> Self {
         Self {
-            of: None,
-            window: Window::from(None),
+            window: Window::new(now, thread),
             course: Course::WATCHED,
-            unjudged: 0,
-            unjudged_next: 1,
+            unjudged: thread.put_off,
         }
     }
 
     /// So much was taken of it, and its source had no more, or had.
     #[inline]
-    pub(crate) fn took(&mut self, which: Which, bytes: usize, is_drained: bool) {
-        if self.of != Some(which) {
-            // Who finds nothing is not served.
-            if bytes == 0 {
-                return;
-            }
-            self.of = Some(which);
-            self.window = Window::from(None);
-            self.course = Course::WATCHED;
-        }
-        self.window.bytes += bytes;
+    pub(crate) fn took(&mut self, bytes: usize, is_drained: bool, thread: &mut Thread) {
+        self.window.bytes += bytes as u64;
         self.window.drained += u32::from(is_drained);
         if self.window.bytes >= WINDOW {
-            self.judge(Instant::now());
+            self.judge(Instant::now(), thread);
         }
     }
 
     /// The largest pipe it may have.
-    #[inline]
-    pub(crate) fn largest_pipe(&self, which: Which) -> SizeClass {
+    pub(crate) fn largest_pipe(&self) -> SizeClass {
         match self.course {
-            Course::Resting(_) | Course::Behind { .. } if self.of == Some(which) => SizeClass::Kib64,
-            _ => SizeClass::Mib1,
+            Course::Watched { .. } => SizeClass::Mib1,
+            Course::Resting { .. } | Course::Behind { .. } => SizeClass::Kib64,
         }
     }
 
     /// Whether it is to take nothing yet. Ends by itself, by the system's clock: tokio's may stand still while somebody is busy.
     #[inline]
-    pub(crate) fn rests(&mut self, which: Which) -> bool {
+    pub(crate) fn rests(&mut self, thread: &Thread) -> bool {
         match self.course {
-            Course::Resting(rest) if self.of == Some(which) => self.rests_at(rest, Instant::now()),
-            _ => false,
+            Course::Resting { since, before } => self.rests_at(since, before, Instant::now(), thread),
+            Course::Watched { .. } | Course::Behind { .. } => false,
         }
     }
 
     #[cold]
-    fn rests_at(&mut self, rest: Rest, now: Instant) -> bool {
-        if now - rest.since < REST {
+    fn rests_at(&mut self, since: Instant, before: Duration, now: Instant, thread: &Thread) -> bool {
+        if now - since < REST {
             return true;
         }
-        self.window = Window::from(Some(now));
-        self.course = Course::Behind { windows: 0, rest };
+        self.window = Window::new(now, thread);
+        self.course = Course::Behind {
+            windows: 0,
+            took: REST,
+            before,
+        };
         false
     }
 
     #[cold]
-    fn judge(&mut self, now: Instant) {
-        let ahead = self.window.ahead(now);
-        self.window = Window::from(Some(now));
-        self.course = match (self.course, ahead) {
-            (Course::Watched { .. }, _) if self.unjudged > 0 => {
+    fn judge(&mut self, now: Instant, thread: &mut Thread) {
+        let took = self.window.took(now);
+        let is_ahead = self.window.is_ahead(took);
+        let is_alone = self.window.is_alone(thread);
+        self.window = Window::new(now, thread);
+        self.course = match self.course {
+            Course::Watched { .. } if self.unjudged > 0 => {
                 self.unjudged -= 1;
                 Course::WATCHED
             }
-            (Course::Watched { ahead, fastest }, Some(took)) => {
-                let (ahead, fastest) = (ahead + 1, fastest.min(took));
+            Course::Watched { ahead, fastest } if is_alone && is_ahead => {
+                let (ahead, before) = (ahead + 1, fastest.min(took));
                 if ahead < AHEAD {
-                    Course::Watched { ahead, fastest }
+                    Course::Watched { ahead, fastest: before }
                 } else {
-                    Course::Resting(Rest {
-                        since: now,
-                        before: fastest,
-                    })
+                    Course::Resting { since: now, before }
                 }
             }
-            (Course::Watched { .. }, None) => Course::WATCHED,
-            (Course::Behind { windows, rest }, _) => self.after(rest, windows + 1, ahead.is_some(), now),
+            Course::Watched { .. } => Course::WATCHED,
+            Course::Behind {
+                windows,
+                took: so_far,
+                before,
+            } => {
+                let windows = windows + 1;
+                // A pause of the sender's tells nothing.
+                let took = so_far + took.min(SLOW);
+                let is_over = is_ahead || !is_alone || windows == BEHIND;
+                if (is_over || windows == ASKED_AFTER) && !is_served(windows, took, before) {
+                    self.unjudged = thread.put_off();
+                    Course::WATCHED
+                } else if is_over {
+                    thread.served();
+                    Course::WATCHED
+                } else {
+                    Course::Behind { windows, took, before }
+                }
+            }
             // Is judged by what it takes afterwards.
-            (Course::Resting(rest), _) => Course::Resting(rest),
+            resting @ Course::Resting { .. } => resting,
         };
     }
+}
 
-    /// What follows so many windows after a rest.
-    fn after(&mut self, rest: Rest, windows: u32, is_ahead: bool, now: Instant) -> Course {
-        let behind = Course::Behind { windows, rest };
-        let is_over = is_ahead || windows == BEHIND;
-        if !is_over && windows != ASKED_AFTER {
-            return behind;
-        }
-        if rest.served(windows, now) {
-            self.unjudged_next = 1;
-            return if is_over { Course::WATCHED } else { behind };
-        }
-        self.unjudged = self.unjudged_next;
-        self.unjudged_next = UNJUDGED_MOST.min(2 * self.unjudged_next);
-        Course::WATCHED
-    }
+/// Whether so many windows and the rest before them took less than seven eighths of the time that they took before. A sender whom a rest
+/// does not serve writes no more in the same time, however much of it waits afterwards.
+fn is_served(windows: u32, took: Duration, before: Duration) -> bool {
+    took < before * windows / 8 * 7
 }
 
 #[cfg(test)]
 impl Rhythm {
-    /// As if it had been judged so that it rests since then.
-    pub(crate) fn rest(&mut self, which: Which, since: Instant) {
-        self.of = Some(which);
-        self.course = Course::Resting(Rest {
+    /// One that rests since then.
+    pub(crate) fn resting(since: Instant) -> Self {
+        let mut rhythm = Self::new(since, &Thread::default());
+        rhythm.course = Course::Resting {
             since,
             before: Duration::ZERO,
-        });
+        };
+        rhythm
+    }
+
+    pub(crate) fn is_resting(&self) -> bool {
+        matches!(self.course, Course::Resting { .. })
+    }
+
+    /// Bytes of this window, and how often they were all that there were.
+    pub(crate) fn counted(&self) -> (u64, u32) {
+        (self.window.bytes, self.window.drained)
+    }
+}
+
+#[cfg(test)]
+impl Thread {
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken
     }
 }
 
@@ -234,37 +260,38 @@ impl Rhythm {
 mod tests {
     use super::*;
 
-    const THIS: Which = Which(NonZeroUsize::MIN);
-    const OTHER: Which = Which(NonZeroUsize::MAX);
-
     /// What a window takes where the relay is ahead, and where it is behind.
     const DEAR: Duration = Duration::from_micros(800);
     const CHEAP: Duration = Duration::from_micros(200);
 
-    /// A rhythm, and a clock for it.
+    /// A rhythm, its thread, and a clock for them.
     struct Judged {
         rhythm: Rhythm,
+        thread: Thread,
         now: Instant,
     }
 
     impl Judged {
-        /// One that knows when its window began.
         fn new() -> Self {
-            let mut judged = Self {
-                rhythm: Rhythm::new(),
-                now: Instant::now(),
-            };
-            judged.rhythm.took(THIS, 1, true);
-            judged.ahead(DEAR);
-            judged
+            let (thread, now) = (Thread::default(), Instant::now());
+            Self {
+                rhythm: Rhythm::new(now, &thread),
+                thread,
+                now,
+            }
+        }
+
+        fn window_beside(&mut self, others: usize, drained: u32, took: Duration) {
+            self.now += took;
+            self.thread.took(others);
+            self.thread.took(1 << 20);
+            self.rhythm.window.bytes = 1 << 20;
+            self.rhythm.window.drained = drained;
+            self.rhythm.judge(self.now, &mut self.thread);
         }
 
         fn window(&mut self, drained: u32, took: Duration) {
-            for _ in 0..drained {
-                self.rhythm.took(THIS, 1, true);
-            }
-            self.now += took;
-            self.rhythm.judge(self.now);
+            self.window_beside(0, drained, took);
         }
 
         fn ahead(&mut self, took: Duration) {
@@ -282,19 +309,20 @@ mod tests {
         fn rested(&mut self) -> bool {
             self.ahead(DEAR);
             self.ahead(DEAR);
-            let Course::Resting(rest) = self.rhythm.course else {
+            let Course::Resting { since, before } = self.rhythm.course else {
                 return false;
             };
             assert!(self.is_behind());
-            assert_eq!(rest.since, self.now);
+            assert_eq!(since, self.now);
             self.now += REST;
-            assert!(self.rhythm.rests_at(rest, self.now - Duration::from_nanos(1)));
-            assert!(!self.rhythm.rests_at(rest, self.now));
+            let (almost, over) = (self.now - Duration::from_nanos(1), self.now);
+            assert!(self.rhythm.rests_at(since, before, almost, &self.thread));
+            assert!(!self.rhythm.rests_at(since, before, over, &self.thread));
             true
         }
 
         fn is_behind(&self) -> bool {
-            self.rhythm.largest_pipe(THIS) == SizeClass::Kib64
+            self.rhythm.largest_pipe() == SizeClass::Kib64
         }
     }
 
@@ -309,24 +337,40 @@ mod tests {
     }
 
     #[test]
-    fn no_window_counts_that_is_alone_or_fast_or_slow_or_seldom_drained_or_a_flows_first() {
+    fn no_window_counts_that_is_alone_or_fast_or_slow_or_seldom_drained_or_beside_others() {
         let mut judged = Judged::new();
-        for (drained, took) in [(DRAINED_MOST, DEAR), (100, FAST - Duration::from_nanos(1)), (100, SLOW)] {
+        for (others, drained, took) in [
+            (0, DRAINED_MOST, DEAR),
+            (0, 100, FAST - Duration::from_nanos(1)),
+            (0, 100, SLOW),
+            ((1 << 20) / 7 + 1, 100, DEAR),
+        ] {
             for _ in 0..2 {
                 judged.ahead(DEAR);
-                judged.window(drained, took);
+                judged.window_beside(others, drained, took);
                 assert!(!judged.is_behind());
             }
         }
         judged.ahead(FAST);
-        judged.ahead(SLOW - Duration::from_nanos(1));
-        assert!(judged.is_behind());
+        judged.window_beside((1 << 20) / 8, DRAINED_MOST + 1, SLOW - Duration::from_nanos(1));
+        assert!(judged.is_behind(), "what others take now and then changes nothing");
     }
 
     #[test]
-    fn a_rest_after_which_64_windows_take_as_long_as_before_is_in_vain_and_the_next_one_is_put_off() {
+    fn a_window_ends_with_the_take_that_makes_it_a_mib_and_counts_by_the_mib() {
         let mut judged = Judged::new();
-        for unjudged in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1024] {
+        judged.rhythm.took((1 << 20) - 1, true, &mut judged.thread);
+        assert_eq!(judged.rhythm.window.drained, 1);
+        judged.rhythm.took(1, false, &mut judged.thread);
+        assert_eq!((judged.rhythm.window.bytes, judged.rhythm.window.drained), (0, 0));
+        judged.rhythm.window.bytes = 2 << 20;
+        assert_eq!(judged.rhythm.window.took(judged.rhythm.window.since + 2 * DEAR), DEAR);
+    }
+
+    #[test]
+    fn a_rest_after_which_32_windows_take_as_long_as_before_is_in_vain_and_the_next_one_is_put_off() {
+        let mut judged = Judged::new();
+        for unjudged in [1, 4, 16, 64, 256, 1024, 1024] {
             assert!(judged.rested());
             judged.behind(ASKED_AFTER, DEAR);
             for _ in 0..unjudged {
@@ -334,6 +378,11 @@ mod tests {
                 judged.ahead(DEAR);
             }
         }
+        assert_eq!(
+            Rhythm::new(judged.now, &judged.thread).unjudged,
+            1024,
+            "for those that come"
+        );
         assert!(judged.rested());
         judged.behind(BEHIND, CHEAP);
         assert!(judged.rested(), "one that served ends that");
@@ -360,17 +409,23 @@ mod tests {
     }
 
     #[test]
-    fn it_is_of_one_flow_and_ends_with_another() {
+    fn neither_a_pause_of_the_senders_nor_others_on_the_thread_hide_what_a_rest_did() {
         let mut judged = Judged::new();
         assert!(judged.rested());
-        assert_eq!(judged.rhythm.largest_pipe(OTHER), SizeClass::Mib1);
-        judged.rhythm.rest(THIS, Instant::now());
-        assert!(!judged.rhythm.rests(OTHER));
-        judged.rhythm.took(OTHER, 0, true);
-        assert!(judged.is_behind(), "nothing was served");
-        judged.rhythm.took(OTHER, 1, false);
+        judged.behind(ASKED_AFTER - 2, CHEAP);
+        judged.behind(1, Duration::from_secs(60));
+        judged.behind(1, CHEAP);
+        assert!(judged.is_behind(), "15 ms for what took 26");
+        judged.window_beside(1 << 20, 0, CHEAP);
         assert!(!judged.is_behind());
-        assert!(!judged.rhythm.rests(THIS));
-        assert_eq!(judged.rhythm.window.since, None);
+        assert_eq!(judged.rhythm.unjudged, 0);
+
+        assert!(judged.rested());
+        judged.window_beside(1 << 20, 0, DEAR);
+        assert!(!judged.is_behind());
+        assert_eq!(
+            judged.rhythm.unjudged, 1,
+            "who is disturbed before it served is put off"
+        );
     }
 }

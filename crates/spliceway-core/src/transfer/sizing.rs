@@ -52,6 +52,10 @@ impl Sizing {
     /// Up at once when a fill of what was `asked` for returned its size in bytes, but to 1 MiB only for a sink that keeps up.
     pub(super) fn on_fill(&mut self, asked: SizeClass, bytes: usize, full: bool) {
         self.last_fill = (asked, u32::try_from(bytes).unwrap_or(u32::MAX));
+        // Of a smaller pipe than the flow has earned.
+        if asked < self.class {
+            return;
+        }
         if full && is_full(bytes, asked.bytes()) {
             self.low_fills = 0;
             self.taken_fills = (self.taken_fills + 1).min(TAKEN_FILLS);

@@ -59,7 +59,7 @@ async fn held_for_a_blocked_sink(engine: Engine, size: PipeSize, swapped: bool, 
         } else {
             (&mut near_end, &mut far_end)
         };
-        let relay = Relay::new(a, b).engine(engine).pipe_size(size).pool(&pool);
+        let relay = Relay::new(a, b).engine(engine).pipe_size(size).rests(false).pool(&pool);
         let stats = relay.stats();
         let forth = || {
             let summary = stats.snapshot();
@@ -113,7 +113,12 @@ async fn a_sink_that_is_full_for_3_ms_gets_no_further_pipe_of_1_mib() {
     let ((mut near, near_end), (mut far, far_end)) = (tcp().await, tcp_small().await);
     let pool = PipePool::new(limits());
     let (mut sent, mut wanted) = (Pattern::new(1), Pattern::new(1));
-    let mut relay = pin!(Relay::new(near_end, far_end).engine(Engine::Splice).pool(&pool));
+    let mut relay = pin!(
+        Relay::new(near_end, far_end)
+            .engine(Engine::Splice)
+            .rests(false)
+            .pool(&pool)
+    );
     let stats = relay.stats();
     let bulk = async { tokio::join!(sent.send(&mut near, 8 * WARM_UP), wanted.expect(&mut far, 8 * WARM_UP)) };
     tokio::select! {

@@ -36,7 +36,7 @@ impl Chain {
             } else {
                 (leaving, reached)
             };
-            let relay = Relay::new(a, b).pool(&pool);
+            let relay = Relay::new(a, b).rests(false).pool(&pool);
             stats.push(relay.stats());
             relays.spawn(async move { relay.await.is_ok() });
             reached = arrived;

@@ -121,7 +121,8 @@ impl Setup {
         } else {
             (near_end, far_end)
         };
-        let relay = Relay::new(a, b).engine(self.engine).pool(&pool);
+        // Nothing moves while a flow rests, and tests tell by that what is stuck.
+        let relay = Relay::new(a, b).engine(self.engine).rests(false).pool(&pool);
         let swapped = self.swapped;
         let laid = Laid {
             near,

@@ -1,0 +1,161 @@
+//! Directions that rest, which takes a word with what is inside them.
+
+use std::future::poll_fn;
+use std::mem::replace;
+use std::time::Duration;
+
+use spliceway_core::{PipePool, SizeClass};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::task::yield_now;
+use tokio_test::{assert_pending, assert_ready, task};
+
+use super::*;
+
+/// A direction, with what it moves between, and both far ends.
+struct Rig {
+    moving: Moving,
+    near: UnixStream,
+    source: UnixStream,
+    sink: UnixStream,
+    far: UnixStream,
+    counts: Counts,
+}
+
+impl Rig {
+    fn new(options: &RelayOptions) -> Self {
+        let ((near, source), (sink, far)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+        let counts = Counts::default();
+        Self {
+            moving: Moving::new(&source, &sink, Bytes::new(), &options.a_to_b, options, &counts),
+            near,
+            source,
+            sink,
+            far,
+            counts,
+        }
+    }
+
+    fn rhythm(&mut self) -> &mut Option<Box<Rhythm>> {
+        match &mut self.moving.means {
+            Means::Splicing { course, .. } => &mut course.rhythm,
+            Means::Copying(_) | Means::Refused => unreachable!("these are sockets"),
+        }
+    }
+
+    fn rest(&mut self, since: Instant) {
+        *self.rhythm() = Some(Box::new(Rhythm::resting(since)));
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Moved, Broken>> {
+        self.moving.poll(cx, &mut self.source, &mut self.sink, &self.counts)
+    }
+
+    /// Moves so many bytes from one far end to the other, then the end. `before_poll` is called before each poll.
+    async fn relay(&mut self, bytes: usize, mut before_poll: impl FnMut(&mut Self)) {
+        let (near, far) = UnixStream::pair().unwrap();
+        let (mut near, mut far) = (replace(&mut self.near, near), replace(&mut self.far, far));
+        let sent: Vec<u8> = (0..bytes)
+            .map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8)
+            .collect();
+        let mut got = vec![0; bytes];
+        let send = async {
+            near.write_all(&sent).await.unwrap();
+            near.shutdown().await.unwrap();
+        };
+        let relayed = poll_fn(|cx| {
+            before_poll(self);
+            self.poll(cx)
+        });
+        let ((), read, moved) = tokio::join!(send, far.read_exact(&mut got), relayed);
+        read.unwrap();
+        assert_eq!(moved.unwrap(), Moved::All);
+        assert!(got == sent);
+    }
+}
+
+fn in_an_hour() -> Instant {
+    Instant::now() + Duration::from_secs(3600)
+}
+
+#[tokio::test]
+async fn a_direction_that_rests_takes_nothing_is_woken_and_goes_on() {
+    let mut rig = Rig::new(&RelayOptions::new());
+    rig.near.write_all(b"all").await.unwrap();
+    rig.near.shutdown().await.unwrap();
+    rig.rest(in_an_hour());
+    let mut polled = task::spawn(());
+    assert_pending!(polled.enter(|cx, _| rig.poll(cx)));
+    yield_now().await;
+    assert!(polled.is_woken());
+    assert_eq!(rig.counts.bytes(), 0);
+
+    rig.rest(Instant::now());
+    assert_eq!(poll_fn(|cx| rig.poll(cx)).await.unwrap(), Moved::All);
+    assert_eq!(rig.counts.bytes(), 3);
+}
+
+#[tokio::test]
+async fn a_direction_that_is_to_finish_does_not_rest() {
+    let mut rig = Rig::new(&RelayOptions::new());
+    rig.near.write_all(b"all").await.unwrap();
+    rig.rest(in_an_hour());
+    rig.moving.finish();
+    let mut polled = task::spawn(());
+    let moved = assert_ready!(polled.enter(|cx, _| rig.poll(cx)));
+    assert_eq!(moved.unwrap(), Moved::UpToLimit);
+    assert_eq!(rig.counts.bytes(), 3);
+}
+
+#[tokio::test]
+async fn a_flow_that_rests_again_and_again_arrives_byte_by_byte_through_small_pipes() {
+    let pool = PipePool::new(PipePool::global().limits().clone());
+    let mut rig = Rig::new(&RelayOptions::new().engine(Engine::Splice).pool(&pool));
+    let mut rests = 0;
+    let rest_again = |rig: &mut Rig| {
+        if !rig.rhythm().as_ref().is_some_and(|rhythm| rhythm.is_resting()) {
+            rests += 1;
+            rig.rest(Instant::now());
+        }
+    };
+    rig.relay(4 << 20, rest_again).await;
+    // What a socket holds is less than a quarter of it.
+    assert!(rests > 4, "{rests}");
+    assert_eq!(rig.counts.snapshot().spliced, 4 << 20);
+    assert_eq!(pool.stats().pages * 4096, SizeClass::Kib64.bytes());
+}
+
+#[tokio::test]
+async fn only_a_flow_of_a_mib_that_may_rest_is_judged() {
+    let limited = RelayOptions::new().rate_limit(&crate::RateLimit::new(u64::MAX));
+    for (options, bytes, is_judged) in [
+        (RelayOptions::new(), 3 << 20, true),
+        (RelayOptions::new(), 100 << 10, false),
+        (RelayOptions::new().rests(false), 3 << 20, false),
+        (limited, 3 << 20, false),
+    ] {
+        let mut rig = Rig::new(&options);
+        rig.relay(bytes, |_| {}).await;
+        assert_eq!(rig.rhythm().is_some(), is_judged);
+    }
+}
+
+#[tokio::test]
+async fn what_is_taken_and_how_often_that_was_all_is_counted() {
+    for engine in [Engine::Copy, Engine::Splice] {
+        let mut rig = Rig::new(&RelayOptions::new().engine(engine));
+        *rig.rhythm() = Some(Box::new(Rhythm::new(Instant::now(), &rhythm::Thread::default())));
+        let before = WORKER.with_borrow(|worker| worker.flows.taken());
+        for times in 1..5 {
+            rig.near.write_all(b"all").await.unwrap();
+            rig.source.readable().await.unwrap();
+            let mut polled = task::spawn(());
+            assert_pending!(polled.enter(|cx, _| rig.poll(cx)));
+            assert_eq!(rig.counts.bytes(), 3 * times);
+            let counted = rig.rhythm().as_ref().map(|rhythm| rhythm.counted());
+            assert_eq!(counted, Some((3 * times, times as u32)));
+        }
+        let taken = WORKER.with_borrow(|worker| worker.flows.taken()) - before;
+        assert_eq!(taken, 12);
+    }
+}
