@@ -132,7 +132,9 @@ where
     A: AsyncRead + AsyncWrite + Unpin + 'static,
     B: AsyncRead + AsyncWrite + Unpin + 'static,
 {
+    // While a flow rests it is polled with nothing to move, by the clock, which no scenario reads.
     let relay = Relay::new(a, b)
+        .rests(false)
         .engine(plan.engine)
         .pipe_size(plan.pipe_size)
         .pool(pool);
