@@ -79,6 +79,7 @@ fn in_an_hour() -> Instant {
 }
 
 #[tokio::test]
+#[cfg_attr(miri, ignore = "Miri has neither these sockets nor the pipes of a pool")]
 async fn a_direction_that_rests_takes_nothing_is_woken_and_goes_on() {
     let mut rig = Rig::new(&RelayOptions::new());
     rig.near.write_all(b"all").await.unwrap();
@@ -96,6 +97,7 @@ async fn a_direction_that_rests_takes_nothing_is_woken_and_goes_on() {
 }
 
 #[tokio::test]
+#[cfg_attr(miri, ignore = "Miri has neither these sockets nor the pipes of a pool")]
 async fn a_direction_that_is_to_finish_does_not_rest() {
     let mut rig = Rig::new(&RelayOptions::new());
     rig.near.write_all(b"all").await.unwrap();
@@ -108,6 +110,7 @@ async fn a_direction_that_is_to_finish_does_not_rest() {
 }
 
 #[tokio::test]
+#[cfg_attr(miri, ignore = "Miri has neither these sockets nor the pipes of a pool")]
 async fn a_flow_that_rests_again_and_again_arrives_byte_by_byte_through_small_pipes() {
     let pool = PipePool::new(PipePool::global().limits().clone());
     let mut rig = Rig::new(&RelayOptions::new().engine(Engine::Splice).pool(&pool));
@@ -126,6 +129,7 @@ async fn a_flow_that_rests_again_and_again_arrives_byte_by_byte_through_small_pi
 }
 
 #[tokio::test]
+#[cfg_attr(miri, ignore = "Miri has neither these sockets nor the pipes of a pool")]
 async fn only_a_flow_of_a_mib_that_may_rest_is_judged() {
     let limited = RelayOptions::new().rate_limit(&crate::RateLimit::new(u64::MAX));
     for (options, bytes, is_judged) in [
@@ -141,6 +145,7 @@ async fn only_a_flow_of_a_mib_that_may_rest_is_judged() {
 }
 
 #[tokio::test]
+#[cfg_attr(miri, ignore = "Miri has neither these sockets nor the pipes of a pool")]
 async fn what_is_taken_and_how_often_that_was_all_is_counted() {
     for engine in [Engine::Copy, Engine::Splice] {
         let mut rig = Rig::new(&RelayOptions::new().engine(engine));
