@@ -39,7 +39,7 @@ const PUT_OFF_MOST: u32 = 1024;
 /// What the flows of one thread know of each other.
 #[derive(Debug, Default)]
 pub(crate) struct Thread {
-    /// Bytes taken for any of them.
+    /// Bytes taken for any of them, but where an end is a pipe or no socket at all.
     taken: u64,
     put_off: u32,
 }
@@ -85,7 +85,7 @@ enum Course {
     Watched { ahead: u32, fastest: Duration },
     /// Takes nothing.
     Resting { since: Instant, before: Duration },
-    /// Has kept behind for so many windows, which took so long, the rest included. Before it one took less.
+    /// Has kept behind for so many windows, which took so long, the rest included. Before it the faster of two took that long.
     Behind {
         windows: u32,
         took: Duration,
@@ -333,6 +333,19 @@ mod tests {
             assert!(judged.rested());
             judged.behind(BEHIND, CHEAP);
             assert!(!judged.is_behind());
+        }
+    }
+
+    #[test]
+    fn a_rest_serves_where_an_eighth_is_spared_of_what_the_faster_window_took() {
+        assert!(!is_served(8, 7 * DEAR, DEAR));
+        assert!(is_served(8, 7 * DEAR - Duration::from_nanos(1), DEAR));
+        for [first, second] in [[DEAR, 2 * DEAR], [2 * DEAR, DEAR]] {
+            let mut judged = Judged::new();
+            judged.ahead(first);
+            judged.ahead(second);
+            let (since, before) = (judged.now, DEAR);
+            assert_eq!(judged.rhythm.course, Course::Resting { since, before });
         }
     }
 

@@ -190,6 +190,12 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn relays_rest_unless_told_not_to() {
+        assert!(typed("spliceway socks5").unwrap().rests);
+        assert!(!typed("spliceway socks5 --no-rests").unwrap().rests);
+    }
+
     fn typed(line: &str) -> Result<Settings, String> {
         let cli = Cli::try_parse_from(line.split_whitespace()).map_err(|error| error.to_string())?;
         match cli.settle()? {
