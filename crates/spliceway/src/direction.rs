@@ -21,6 +21,7 @@ use crate::meter::{By, Meter, Timing};
 use crate::options::{RelayOptions, Way};
 use crate::outcome::Operation;
 use crate::rate::Gate;
+use crate::rest::{Clock, Rest};
 use crate::rhythm::{self, Rhythm};
 use crate::stall::Stall;
 use crate::stream;
@@ -85,7 +86,8 @@ struct Course {
     stall: Stall,
     /// Of a flow that has moved a MiB and may rest.
     rhythm: Option<Box<Rhythm>>,
-    may_rest: bool,
+    /// `None` where it never rests.
+    rests_by: Option<Clock>,
 }
 
 /// What is still to be done before a direction takes from its socket as it will to the end.
@@ -248,7 +250,8 @@ impl Means {
                 stall: Stall::default(),
                 rhythm: None,
                 // Where there is a gate, that tells when to take. Pipes are never ahead of each other for long.
-                may_rest: options.rests && way.rate.is_none() && source == EndKind::Socket && sink == EndKind::Socket,
+                rests_by: Clock::new(options)
+                    .filter(|_| way.rate.is_none() && source == EndKind::Socket && sink == EndKind::Socket),
             },
         }
     }
@@ -340,10 +343,7 @@ impl Turn<'_> {
         let Some(attempt) = ready!(self.poll_source(cx))? else {
             return Poll::Ready(Ok(()));
         };
-        if self.rests() {
-            give_way(cx);
-            return Poll::Pending;
-        }
+        ready!(self.poll_rest(cx));
         let most = ready!(self.poll_most(cx));
         let source = self.source;
         let (crosses, splices) = (self.crosses(), self.mover.wants_pipe());
@@ -382,12 +382,12 @@ impl Turn<'_> {
         Poll::Ready(taken.map(drop))
     }
 
-    /// Whether it is to take nothing yet, so that its sender writes ahead.
-    fn rests(&mut self) -> bool {
-        let Some(rhythm) = &mut self.course.rhythm else {
-            return false;
-        };
-        !self.course.finishing && rhythm.rests(&self.worker.flows)
+    /// Ready unless it is to take nothing yet, so that its sender writes ahead.
+    fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match &mut self.course.rhythm {
+            Some(rhythm) if !self.course.finishing => rhythm.poll_rest(cx, &self.worker.flows),
+            _ => Poll::Ready(()),
+        }
     }
 
     /// Counts what was just taken of a source that had no more, or had.
@@ -399,8 +399,11 @@ impl Turn<'_> {
         }
         if let Some(rhythm) = &mut self.course.rhythm {
             rhythm.took(bytes, is_drained, &mut self.worker.flows);
-        } else if self.course.may_rest && self.counts.bytes() >= rhythm::WINDOW {
-            self.course.rhythm = Some(Box::new(Rhythm::new(Instant::now(), &self.worker.flows)));
+        } else if let Some(clock) = self.course.rests_by
+            && self.counts.bytes() >= rhythm::WINDOW
+        {
+            let rhythm = Rhythm::new(Instant::now(), &self.worker.flows, Rest::new(clock));
+            self.course.rhythm = Some(Box::new(rhythm));
         }
     }
 

@@ -60,8 +60,8 @@
 //! - Pipes, pages and descriptors of the whole process: [`Limits::of_this_process`].
 //!
 //! # What it does not do
-//! It does not look at the bytes, encrypt, compress or log. It needs tokio's I/O driver; its time driver only for timeouts, rates and
-//! cancelling. It is for Linux, and does not compile elsewhere yet.
+//! It does not look at the bytes, encrypt, compress or log. It needs tokio's I/O driver; its time driver only for timeouts, rates,
+//! cancelling and [`Rests::Timer`]. It is for Linux, and does not compile elsewhere yet.
 //!
 //! # Coming from tokio
 //! Nothing to change but the `use` line. `copy_bidirectional_with_sizes` sizes the buffers of the copying path alone.
@@ -69,7 +69,7 @@
 //! without a copy (`vmsplice`, `sendfile`, `MSG_ZEROCOPY`) before its peer has it, the peer gets the change, as from the sender itself;
 //! [`Engine::Copy`] takes copies. And, on purpose: a byte of TCP urgent data in the middle of a message makes `recv` stop short, which tokio takes
 //! for a drained socket, so that what follows may wait for ever. Here it arrives, also where it was the caller's own read, before
-//! the relay began, that stopped short there. And a fast sender of small writes, 1 Gbit/s and more, may find its bytes passed on 1 ms later
+//! the relay began, that stopped short there. And a fast sender of small writes, 1 Gbit/s and more, may find its bytes passed on 2 ms later
 //! now and then, which makes it faster: see [`RelayOptions::rests`].)
 //!
 //! # Coming from tokio-splice2, tokio-splice or realm_io
@@ -92,6 +92,7 @@ mod outcome;
 mod phase;
 mod rate;
 mod relay;
+mod rest;
 mod rhythm;
 mod silence;
 mod stall;
@@ -103,7 +104,7 @@ mod watch;
 
 pub use cancel::CancelHandle;
 pub use copy::{copy, copy_bidirectional, copy_bidirectional_with_sizes};
-pub use options::{HalfClose, RelayOptions};
+pub use options::{HalfClose, RelayOptions, Rests};
 pub use outcome::{Direction, EndReason, Operation, Peer, RelayError, RelaySummary};
 pub use rate::RateLimit;
 pub use relay::{Relay, RelayStats};

@@ -29,7 +29,7 @@ use crate::rate::RateLimit;
 pub struct RelayOptions {
     pub(crate) engine: Engine,
     pub(crate) pipe_size: PipeSize,
-    pub(crate) rests: bool,
+    pub(crate) rests: Rests,
     pool: Option<PipePool>,
     pub(crate) idle_timeout: Option<Duration>,
     pub(crate) half_close_timeout: Option<Duration>,
@@ -66,6 +66,19 @@ pub enum HalfClose {
     CloseBoth,
 }
 
+/// How a flow [rests](RelayOptions::rests).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rests {
+    /// As with [`Timer`](Rests::Timer) where the relay has a timeout, which needs a timer as well. Else its task is woken in each round of the
+    /// scheduler until the system's clock says that 2 ms are over: that needs no timer, and keeps a core busy for so long.
+    #[default]
+    Auto,
+    /// By the runtime's timer: its thread sleeps if it has nothing else to do.
+    Timer,
+    /// Not at all: for those whose every byte must be passed on at once.
+    Never,
+}
+
 /// What relays have that nobody chose anything for.
 pub(crate) static DEFAULT: RelayOptions = RelayOptions::new();
 
@@ -80,7 +93,7 @@ impl RelayOptions {
         Self {
             engine: Engine::Auto,
             pipe_size: PipeSize::Auto,
-            rests: true,
+            rests: Rests::Auto,
             pool: None,
             idle_timeout: None,
             half_close_timeout: None,
@@ -103,14 +116,16 @@ impl RelayOptions {
         self
     }
 
-    /// Whether a relay that is ahead of a fast sender may rest. Default: yes.
+    /// How a relay rests that is ahead of a fast sender, if it does. Default [`Rests::Auto`].
     ///
     /// A sender of 1 Gbit/s and more, in small writes, whose bytes are taken as they come, wakes the relay for each. Such a flow is not
-    /// taken from for 1 ms, once, and the kernel puts together what the sender writes from then on: up to four times the rate at a fourth
+    /// taken from for 2 ms, once, and the kernel puts together what the sender writes from then on: up to four times the rate at a fourth
     /// of the CPU. Flows that this does not make faster are left alone for ever longer, up to 1 GiB. Those of less than 3 MiB, or below
-    /// 1 Gbit/s, or with a [rate](RelayOptions::rate_limit), or beside others as busy on their thread, never rest. For those whose every
-    /// byte must be passed on at once, say no.
-    pub fn rests(mut self, rests: bool) -> Self {
+    /// 1 Gbit/s, or with a [rate](RelayOptions::rate_limit), or beside others as busy on their thread, never rest.
+    ///
+    /// # Panics
+    /// With [`Rests::Timer`], as with [`idle_timeout`](RelayOptions::idle_timeout), at the first rest.
+    pub fn rests(mut self, rests: Rests) -> Self {
         self.rests = rests;
         self
     }

@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::cancel::CancelHandle;
 use crate::direction::Broken;
-use crate::options::{self, HalfClose, RelayOptions};
+use crate::options::{self, HalfClose, RelayOptions, Rests};
 use crate::outcome::{Direction, EndReason, Peer, RelayError, RelaySummary};
 use crate::phase::Phase;
 use crate::rate::RateLimit;
@@ -127,7 +127,7 @@ impl<A, B> Relay<A, B> {
     }
 
     /// See [`RelayOptions::rests`].
-    pub fn rests(self, rests: bool) -> Self {
+    pub fn rests(self, rests: Rests) -> Self {
         self.with(|options| options.rests(rests))
     }
 

@@ -3,9 +3,12 @@
 //! puts its writes together, nobody is woken, and all is several times as cheap. A flow stays in the one it is in; a rest of the relay
 //! takes it to the other, and pipes too small to catch up keep it there.
 
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use spliceway_core::SizeClass;
+
+use crate::rest::Rest;
 
 // Where these come from: docs/defaults.md.
 
@@ -23,8 +26,6 @@ const SLOW: Duration = Duration::from_millis(8);
 
 /// Windows in a row in which the relay is ahead, before it rests.
 const AHEAD: u32 = 2;
-
-const REST: Duration = Duration::from_millis(1);
 
 /// Windows after a rest in which its pipes are small.
 const BEHIND: u32 = 512;
@@ -68,6 +69,7 @@ pub(crate) struct Rhythm {
     course: Course,
     /// Windows not to be judged from now on.
     unjudged: u32,
+    rest: Rest,
 }
 
 #[derive(Debug)]
@@ -127,11 +129,12 @@ impl Window {
 
 impl Rhythm {
     /// Of a flow that has begun somewhere before.
-    pub(crate) fn new(now: Instant, thread: &Thread) -> Self {
+    pub(crate) fn new(now: Instant, thread: &Thread, rest: Rest) -> Self {
         Self {
             window: Window::new(now, thread),
             course: Course::WATCHED,
             unjudged: thread.put_off,
+            rest,
         }
     }
 
@@ -153,27 +156,27 @@ impl Rhythm {
         }
     }
 
-    /// Whether it is to take nothing yet. Ends by itself, by the system's clock: tokio's may stand still while somebody is busy.
+    /// Ready unless it is to take nothing yet.
     #[inline]
-    pub(crate) fn rests(&mut self, thread: &Thread) -> bool {
+    pub(crate) fn poll_rest(&mut self, cx: &mut Context<'_>, thread: &Thread) -> Poll<()> {
         match self.course {
-            Course::Resting { since, before } => self.rests_at(since, before, Instant::now(), thread),
-            Course::Watched { .. } | Course::Behind { .. } => false,
+            Course::Resting { since, before } => {
+                ready!(self.rest.poll(cx, since));
+                self.rested(since, before, Instant::now(), thread);
+                Poll::Ready(())
+            }
+            Course::Watched { .. } | Course::Behind { .. } => Poll::Ready(()),
         }
     }
 
     #[cold]
-    fn rests_at(&mut self, since: Instant, before: Duration, now: Instant, thread: &Thread) -> bool {
-        if now - since < REST {
-            return true;
-        }
+    fn rested(&mut self, since: Instant, before: Duration, now: Instant, thread: &Thread) {
         self.window = Window::new(now, thread);
         self.course = Course::Behind {
             windows: 0,
-            took: REST,
+            took: (now - since).min(SLOW),
             before,
         };
-        false
     }
 
     #[cold]
@@ -230,8 +233,8 @@ fn is_served(windows: u32, took: Duration, before: Duration) -> bool {
 #[cfg(test)]
 impl Rhythm {
     /// One that rests since then.
-    pub(crate) fn resting(since: Instant) -> Self {
-        let mut rhythm = Self::new(since, &Thread::default());
+    pub(crate) fn resting(since: Instant, rest: Rest) -> Self {
+        let mut rhythm = Self::new(since, &Thread::default(), rest);
         rhythm.course = Course::Resting {
             since,
             before: Duration::ZERO,
@@ -259,10 +262,13 @@ impl Thread {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rest::Clock;
+
+    const REST: Duration = Duration::from_millis(2);
 
     /// What a window takes where the relay is ahead, and where it is behind.
-    const DEAR: Duration = Duration::from_micros(800);
-    const CHEAP: Duration = Duration::from_micros(200);
+    const DEAR: Duration = Duration::from_millis(2);
+    const CHEAP: Duration = Duration::from_micros(500);
 
     /// A rhythm, its thread, and a clock for them.
     struct Judged {
@@ -275,7 +281,7 @@ mod tests {
         fn new() -> Self {
             let (thread, now) = (Thread::default(), Instant::now());
             Self {
-                rhythm: Rhythm::new(now, &thread),
+                rhythm: Rhythm::new(now, &thread, Rest::new(Clock::Timer)),
                 thread,
                 now,
             }
@@ -305,8 +311,8 @@ mod tests {
             }
         }
 
-        /// Two windows ahead, and whether it rests then, and does not when that is over.
-        fn rested(&mut self) -> bool {
+        /// Two windows ahead, and whether it rests then, which takes so long.
+        fn rested_for(&mut self, rest: Duration) -> bool {
             self.ahead(DEAR);
             self.ahead(DEAR);
             let Course::Resting { since, before } = self.rhythm.course else {
@@ -314,11 +320,13 @@ mod tests {
             };
             assert!(self.is_behind());
             assert_eq!(since, self.now);
-            self.now += REST;
-            let (almost, over) = (self.now - Duration::from_nanos(1), self.now);
-            assert!(self.rhythm.rests_at(since, before, almost, &self.thread));
-            assert!(!self.rhythm.rests_at(since, before, over, &self.thread));
+            self.now += rest;
+            self.rhythm.rested(since, before, self.now, &self.thread);
             true
+        }
+
+        fn rested(&mut self) -> bool {
+            self.rested_for(REST)
         }
 
         fn is_behind(&self) -> bool {
@@ -392,7 +400,7 @@ mod tests {
             }
         }
         assert_eq!(
-            Rhythm::new(judged.now, &judged.thread).unjudged,
+            Rhythm::new(judged.now, &judged.thread, Rest::new(Clock::Timer)).unjudged,
             1024,
             "for those that come"
         );
@@ -416,7 +424,7 @@ mod tests {
         assert!(judged.rested());
         judged.behind(4, CHEAP);
         judged.ahead(DEAR);
-        assert_eq!(judged.rhythm.unjudged, 0, "2.6 ms for what took 4");
+        assert_eq!(judged.rhythm.unjudged, 0, "6 ms for what took 10");
         assert!(!judged.is_behind());
         assert!(judged.rested());
     }
@@ -424,11 +432,12 @@ mod tests {
     #[test]
     fn neither_a_pause_of_the_senders_nor_others_on_the_thread_hide_what_a_rest_did() {
         let mut judged = Judged::new();
-        assert!(judged.rested());
+        let pause = Duration::from_secs(60);
+        assert!(judged.rested_for(pause), "the sink was slow");
         judged.behind(ASKED_AFTER - 2, CHEAP);
-        judged.behind(1, Duration::from_secs(60));
+        judged.behind(1, pause);
         judged.behind(1, CHEAP);
-        assert!(judged.is_behind(), "15 ms for what took 26");
+        assert!(judged.is_behind(), "31.5 ms for what took 64");
         judged.window_beside(1 << 20, 0, CHEAP);
         assert!(!judged.is_behind());
         assert_eq!(judged.rhythm.unjudged, 0);

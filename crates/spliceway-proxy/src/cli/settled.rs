@@ -5,6 +5,8 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
+use spliceway::Rests;
+
 use super::{Asked, Cli, Command, CommonArgs, DialArgs, ForwardArgs, ProxyArgs};
 use crate::address::ListenRange;
 use crate::auth::{self, Stored, Users};
@@ -133,7 +135,11 @@ impl CommonArgs {
             },
             engine: self.engine.splice.into(),
             pipe_size: self.engine.pipe_size.into(),
-            rests: !self.engine.no_rests,
+            rests: if self.engine.no_rests {
+                Rests::Never
+            } else {
+                Rests::Timer
+            },
             workers: self.engine.workers.unwrap_or_else(processors),
             log_level: self.watch.log_level.into(),
             metrics: self.watch.metrics,
@@ -192,8 +198,8 @@ mod tests {
 
     #[test]
     fn relays_rest_unless_told_not_to() {
-        assert!(typed("spliceway socks5").unwrap().rests);
-        assert!(!typed("spliceway socks5 --no-rests").unwrap().rests);
+        assert_eq!(typed("spliceway socks5").unwrap().rests, Rests::Timer);
+        assert_eq!(typed("spliceway socks5 --no-rests").unwrap().rests, Rests::Never);
     }
 
     fn typed(line: &str) -> Result<Settings, String> {

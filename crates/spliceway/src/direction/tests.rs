@@ -8,9 +8,11 @@ use spliceway_core::{PipePool, SizeClass};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::task::yield_now;
+use tokio::time::advance;
 use tokio_test::{assert_pending, assert_ready, task};
 
 use super::*;
+use crate::options::Rests;
 
 /// A direction, with what it moves between, and both far ends.
 struct Rig {
@@ -36,15 +38,21 @@ impl Rig {
         }
     }
 
-    fn rhythm(&mut self) -> &mut Option<Box<Rhythm>> {
+    fn course(&mut self) -> &mut Course {
         match &mut self.moving.means {
-            Means::Splicing { course, .. } => &mut course.rhythm,
+            Means::Splicing { course, .. } => course,
             Means::Copying(_) | Means::Refused => unreachable!("these are sockets"),
         }
     }
 
+    fn rhythm(&mut self) -> &mut Option<Box<Rhythm>> {
+        &mut self.course().rhythm
+    }
+
     fn rest(&mut self, since: Instant) {
-        *self.rhythm() = Some(Box::new(Rhythm::resting(since)));
+        let course = self.course();
+        let rest = Rest::new(course.rests_by.expect("it may rest"));
+        course.rhythm = Some(Box::new(Rhythm::resting(since, rest)));
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Moved, Broken>> {
@@ -96,6 +104,42 @@ async fn a_direction_that_rests_takes_nothing_is_woken_and_goes_on() {
     assert_eq!(rig.counts.bytes(), 3);
 }
 
+#[tokio::test(start_paused = true)]
+#[cfg_attr(miri, ignore = "Miri has neither these sockets nor the pipes of a pool")]
+async fn a_direction_that_rests_by_the_timer_is_not_woken_before() {
+    let mut rig = Rig::new(&RelayOptions::new().rests(Rests::Timer));
+    rig.near.write_all(b"all").await.unwrap();
+    rig.near.shutdown().await.unwrap();
+    rig.source.readable().await.unwrap();
+    rig.rest(in_an_hour());
+    let mut polled = task::spawn(());
+    assert_pending!(polled.enter(|cx, _| rig.poll(cx)));
+    advance(Duration::from_millis(1)).await;
+    assert!(!polled.is_woken());
+    assert_pending!(polled.enter(|cx, _| rig.poll(cx)), "somebody else woke it");
+    advance(Duration::from_millis(2)).await;
+    assert!(polled.is_woken());
+    assert_eq!(rig.counts.bytes(), 0);
+    assert_eq!(poll_fn(|cx| rig.poll(cx)).await.unwrap(), Moved::All);
+    assert_eq!(rig.counts.bytes(), 3);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "Miri has neither these sockets nor the pipes of a pool")]
+fn a_direction_of_which_no_timer_is_known_rests_without_one() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let mut rig = Rig::new(&RelayOptions::new());
+        rig.near.write_all(b"all").await.unwrap();
+        rig.near.shutdown().await.unwrap();
+        rig.rest(Instant::now());
+        assert_eq!(poll_fn(|cx| rig.poll(cx)).await.unwrap(), Moved::All);
+    });
+}
+
 #[tokio::test]
 #[cfg_attr(miri, ignore = "Miri has neither these sockets nor the pipes of a pool")]
 async fn a_direction_that_is_to_finish_does_not_rest() {
@@ -113,22 +157,24 @@ async fn a_direction_that_is_to_finish_does_not_rest() {
 #[cfg_attr(miri, ignore = "Miri has neither these sockets nor the pipes of a pool")]
 async fn a_flow_that_rests_again_and_again_arrives_byte_by_byte_through_small_pipes() {
     let pool = PipePool::new(PipePool::global().limits().clone());
-    let mut rig = Rig::new(&RelayOptions::new().engine(Engine::Splice).pool(&pool));
-    let mut rests = 0;
-    let rest_again = |rig: &mut Rig| {
-        if !rig.rhythm().as_ref().is_some_and(|rhythm| rhythm.is_resting()) {
-            rests += 1;
-            rig.rest(Instant::now());
-        }
-    };
-    rig.relay(4 << 20, rest_again).await;
-    // What a socket holds is less than a quarter of it.
-    assert!(rests > 4, "{rests}");
-    assert_eq!(rig.counts.snapshot().spliced, 4 << 20);
-    assert_eq!(
-        pool.stats().pages * rustix::param::page_size(),
-        SizeClass::Kib64.bytes()
-    );
+    for how in [Rests::Auto, Rests::Timer] {
+        let mut rig = Rig::new(&RelayOptions::new().engine(Engine::Splice).rests(how).pool(&pool));
+        let mut rests = 0;
+        let rest_again = |rig: &mut Rig| {
+            if !rig.rhythm().as_ref().is_some_and(|rhythm| rhythm.is_resting()) {
+                rests += 1;
+                rig.rest(Instant::now());
+            }
+        };
+        rig.relay(4 << 20, rest_again).await;
+        // What a socket holds is less than a quarter of it.
+        assert!(rests > 4, "{rests}");
+        assert_eq!(rig.counts.snapshot().spliced, 4 << 20);
+        assert_eq!(
+            pool.stats().pages * rustix::param::page_size(),
+            SizeClass::Kib64.bytes()
+        );
+    }
 }
 
 #[tokio::test]
@@ -138,7 +184,7 @@ async fn only_a_flow_of_a_mib_that_may_rest_is_judged() {
     for (options, bytes, is_judged) in [
         (RelayOptions::new(), 3 << 20, true),
         (RelayOptions::new(), 100 << 10, false),
-        (RelayOptions::new().rests(false), 3 << 20, false),
+        (RelayOptions::new().rests(Rests::Never), 3 << 20, false),
         (limited, 3 << 20, false),
     ] {
         let mut rig = Rig::new(&options);
@@ -152,7 +198,8 @@ async fn only_a_flow_of_a_mib_that_may_rest_is_judged() {
 async fn what_is_taken_and_how_often_that_was_all_is_counted() {
     for engine in [Engine::Copy, Engine::Splice] {
         let mut rig = Rig::new(&RelayOptions::new().engine(engine));
-        *rig.rhythm() = Some(Box::new(Rhythm::new(Instant::now(), &rhythm::Thread::default())));
+        let rhythm = Rhythm::new(Instant::now(), &rhythm::Thread::default(), Rest::new(Clock::Timer));
+        *rig.rhythm() = Some(Box::new(rhythm));
         let before = WORKER.with_borrow(|worker| worker.flows.taken());
         for times in 1..5 {
             rig.near.write_all(b"all").await.unwrap();

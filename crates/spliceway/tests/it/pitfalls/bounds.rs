@@ -5,7 +5,7 @@ use std::pin::{Pin, pin};
 use std::task::Poll;
 use std::time::Duration;
 
-use spliceway::{Direction, DirectionSummary, Engine, Operation, PipePool, PipeSize, Relay, SizeClass};
+use spliceway::{Direction, DirectionSummary, Engine, Operation, PipePool, PipeSize, Relay, Rests, SizeClass};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 
@@ -59,7 +59,11 @@ async fn held_for_a_blocked_sink(engine: Engine, size: PipeSize, swapped: bool, 
         } else {
             (&mut near_end, &mut far_end)
         };
-        let relay = Relay::new(a, b).engine(engine).pipe_size(size).rests(false).pool(&pool);
+        let relay = Relay::new(a, b)
+            .engine(engine)
+            .pipe_size(size)
+            .rests(Rests::Never)
+            .pool(&pool);
         let stats = relay.stats();
         let forth = || {
             let summary = stats.snapshot();
@@ -116,7 +120,7 @@ async fn a_sink_that_is_full_for_3_ms_gets_no_further_pipe_of_1_mib() {
     let mut relay = pin!(
         Relay::new(near_end, far_end)
             .engine(Engine::Splice)
-            .rests(false)
+            .rests(Rests::Never)
             .pool(&pool)
     );
     let stats = relay.stats();
