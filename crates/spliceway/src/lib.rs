@@ -69,7 +69,7 @@
 //! without a copy (`vmsplice`, `sendfile`, `MSG_ZEROCOPY`) before its peer has it, the peer gets the change, as from the sender itself;
 //! [`Engine::Copy`] takes copies. And, on purpose: a byte of TCP urgent data in the middle of a message makes `recv` stop short, which tokio takes
 //! for a drained socket, so that what follows may wait for ever. Here it arrives, also where it was the caller's own read, before
-//! the relay began, that stopped short there. And a fast sender of small writes, 1 Gbit/s and more, may find its bytes passed on 2 ms later
+//! the relay began, that stopped short there. And a fast sender of small writes, 1 Gbit/s and more, may find its bytes passed on 2 or 3 ms later
 //! now and then, which makes it faster: see [`RelayOptions::rests`].)
 //!
 //! # Coming from tokio-splice2, tokio-splice or realm_io

@@ -69,11 +69,13 @@ pub enum HalfClose {
 /// How a flow [rests](RelayOptions::rests).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rests {
-    /// As with [`Timer`](Rests::Timer) where the relay has a timeout, which needs a timer as well. Else its task is woken in each round of the
-    /// scheduler until the system's clock says that 2 ms are over: that needs no timer, and keeps a core busy for so long.
+    /// As with [`Timer`](Rests::Timer) where the relay has an [idle timeout](RelayOptions::idle_timeout), which needs a timer as well. Else its
+    /// task is woken in each round of the scheduler until the system's clock says that 2 ms are over: that needs no timer, and keeps a core
+    /// busy for so long.
     #[default]
     Auto,
-    /// By the runtime's timer: its thread sleeps if it has nothing else to do.
+    /// By the runtime's timer, which may take 3 ms: the thread sleeps if it has nothing else to do. Where tokio's clock is paused, a rest ends
+    /// when it is advanced.
     Timer,
     /// Not at all: for those whose every byte must be passed on at once.
     Never,
@@ -119,12 +121,13 @@ impl RelayOptions {
     /// How a relay rests that is ahead of a fast sender, if it does. Default [`Rests::Auto`].
     ///
     /// A sender of 1 Gbit/s and more, in small writes, whose bytes are taken as they come, wakes the relay for each. Such a flow is not
-    /// taken from for 2 ms, once, and the kernel puts together what the sender writes from then on: up to four times the rate at a fourth
-    /// of the CPU. Flows that this does not make faster are left alone for ever longer, up to 1 GiB. Those of less than 3 MiB, or below
-    /// 1 Gbit/s, or with a [rate](RelayOptions::rate_limit), or beside others as busy on their thread, never rest.
+    /// taken from for some 2 ms, once, and the kernel puts together what the sender writes from then on: up to two and a half times the
+    /// rate at a third of the CPU. Flows that this does not make faster are left alone for ever longer, up to 1 GiB. Those of less than
+    /// 3 MiB, or below 1 Gbit/s, or with a [rate](RelayOptions::rate_limit), or of less than seven eighths of what their thread moves,
+    /// never rest.
     ///
     /// # Panics
-    /// With [`Rests::Timer`], as with [`idle_timeout`](RelayOptions::idle_timeout), at the first rest.
+    /// With [`Rests::Timer`] the relay does at its first rest, when polled outside of a tokio runtime with its time driver enabled.
     pub fn rests(mut self, rests: Rests) -> Self {
         self.rests = rests;
         self

@@ -400,3 +400,36 @@ impl Shared {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::UnixStream;
+    use tokio_test::{assert_pending, assert_ready, task};
+
+    use super::*;
+
+    #[tokio::test]
+    #[cfg_attr(miri, ignore = "Miri has no such sockets")]
+    async fn a_relay_that_rests_ends_when_it_is_cancelled() {
+        for rests in [Rests::Auto, Rests::Timer] {
+            let ((mut near, source), (sink, _far)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+            let mut relay = Relay::new(source, sink).rests(rests);
+            let handle = relay.cancel_handle();
+            let mut relay = task::spawn(relay);
+            assert_pending!(relay.poll());
+            let Phase::Moving(moving) = &mut relay.both.a_to_b else {
+                unreachable!("it has begun");
+            };
+            moving.rest(Instant::now() + Duration::from_secs(3600));
+            near.write_all(b"all").await.unwrap();
+            relay.a.readable().await.unwrap();
+            assert_pending!(relay.poll());
+            handle.cancel(Duration::from_secs(20));
+            let summary = assert_ready!(relay.poll()).unwrap();
+            assert_eq!((summary.end, summary.a_to_b.bytes), (EndReason::Cancelled, 0));
+        }
+    }
+}

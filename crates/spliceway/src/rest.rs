@@ -10,7 +10,7 @@ use crate::options::{RelayOptions, Rests};
 use crate::turn::give_way;
 
 /// How long. Where that comes from: docs/defaults.md.
-const REST: Duration = Duration::from_millis(2);
+pub(crate) const REST: Duration = Duration::from_millis(2);
 
 /// What ends a rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,10 +24,10 @@ pub(crate) enum Clock {
 impl Clock {
     /// That of relays with these options, if they rest.
     pub(crate) fn new(options: &RelayOptions) -> Option<Self> {
-        let has_timer = options.idle_timeout.is_some() || options.half_close_timeout.is_some();
         match options.rests {
             Rests::Timer => Some(Self::Timer),
-            Rests::Auto if has_timer => Some(Self::Timer),
+            // That needs one from its first poll. Others may come to need one, and may never.
+            Rests::Auto if options.idle_timeout.is_some() => Some(Self::Timer),
             Rests::Auto => Some(Self::Rounds),
             Rests::Never => None,
         }
@@ -47,22 +47,22 @@ impl Rest {
         Self { clock, timer: None }
     }
 
-    /// Ready when the one that began then is over.
+    /// Ready when the one that began then is over: by the system's clock, or by the timer, whichever is first to say so.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>, since: Instant) -> Poll<()> {
         let left = REST.saturating_sub(since.elapsed());
         match self.clock {
+            _ if left.is_zero() => {}
             Clock::Timer => {
                 let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(left)));
                 ready!(timer.as_mut().poll(cx));
-                self.timer = None;
-                Poll::Ready(())
             }
-            Clock::Rounds if left.is_zero() => Poll::Ready(()),
             Clock::Rounds => {
                 give_way(cx);
-                Poll::Pending
+                return Poll::Pending;
             }
         }
+        self.timer = None;
+        Poll::Ready(())
     }
 }
 
@@ -72,6 +72,7 @@ mod tests {
     use tokio_test::{assert_pending, assert_ready, task};
 
     use super::*;
+    use crate::rate::RateLimit;
 
     #[tokio::test(start_paused = true)]
     async fn each_rest_by_the_timer_takes_its_time() {
@@ -85,13 +86,25 @@ mod tests {
         }
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn one_that_is_over_by_the_systems_clock_asks_no_timer() {
+        let mut rest = Rest::new(Clock::Timer);
+        let mut polled = task::spawn(());
+        let past = Instant::now() - REST;
+        assert_ready!(polled.enter(|cx, _| rest.poll(cx, past)));
+    }
+
     #[test]
-    fn a_relay_with_a_timeout_rests_by_the_timer_that_it_needs_anyway() {
+    fn a_relay_with_an_idle_timeout_rests_by_the_timer_that_it_needs_anyway() {
         let options = RelayOptions::new;
+        let rate = RateLimit::new(1 << 30);
         for (options, clock) in [
             (options(), Some(Clock::Rounds)),
             (options().idle_timeout(REST), Some(Clock::Timer)),
-            (options().half_close_timeout(REST), Some(Clock::Timer)),
+            (
+                options().half_close_timeout(REST).b_to_a_rate_limit(&rate),
+                Some(Clock::Rounds),
+            ),
             (options().rests(Rests::Timer), Some(Clock::Timer)),
             (options().idle_timeout(REST).rests(Rests::Never), None),
         ] {

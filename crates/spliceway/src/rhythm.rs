@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use spliceway_core::SizeClass;
 
-use crate::rest::Rest;
+use crate::rest::{REST, Rest};
 
 // Where these come from: docs/defaults.md.
 
@@ -174,7 +174,8 @@ impl Rhythm {
         self.window = Window::new(now, thread);
         self.course = Course::Behind {
             windows: 0,
-            took: (now - since).min(SLOW),
+            // Of a pause of the sender's, or the sink's, it tells nothing.
+            took: (now - since).min(2 * REST),
             before,
         };
     }
@@ -263,8 +264,6 @@ impl Thread {
 mod tests {
     use super::*;
     use crate::rest::Clock;
-
-    const REST: Duration = Duration::from_millis(2);
 
     /// What a window takes where the relay is ahead, and where it is behind.
     const DEAR: Duration = Duration::from_millis(2);
@@ -430,14 +429,30 @@ mod tests {
     }
 
     #[test]
+    fn a_rest_counts_for_as_long_as_it_took() {
+        for (rest, unjudged) in [(REST, 0), (2 * REST, 1)] {
+            let mut judged = Judged::new();
+            assert!(judged.rested_for(rest));
+            judged.behind(3, CHEAP);
+            judged.ahead(DEAR);
+            assert_eq!(judged.rhythm.unjudged, unjudged, "5.5 or 7.5 ms for what took 8");
+        }
+    }
+
+    #[test]
     fn neither_a_pause_of_the_senders_nor_others_on_the_thread_hide_what_a_rest_did() {
         let mut judged = Judged::new();
         let pause = Duration::from_secs(60);
-        assert!(judged.rested_for(pause), "the sink was slow");
+        assert!(judged.rested_for(pause));
+        judged.behind(4, CHEAP);
+        judged.ahead(DEAR);
+        assert_eq!(judged.rhythm.unjudged, 0, "8 ms for what took 10");
+
+        assert!(judged.rested());
         judged.behind(ASKED_AFTER - 2, CHEAP);
         judged.behind(1, pause);
         judged.behind(1, CHEAP);
-        assert!(judged.is_behind(), "31.5 ms for what took 64");
+        assert!(judged.is_behind(), "25.5 ms for what took 64");
         judged.window_beside(1 << 20, 0, CHEAP);
         assert!(!judged.is_behind());
         assert_eq!(judged.rhythm.unjudged, 0);

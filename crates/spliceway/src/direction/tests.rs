@@ -24,6 +24,22 @@ struct Rig {
     counts: Counts,
 }
 
+impl Moving {
+    /// Rests since then.
+    pub(crate) fn rest(&mut self, since: Instant) {
+        let course = self.course();
+        let rest = Rest::new(course.rests_by.expect("it may rest"));
+        course.rhythm = Some(Box::new(Rhythm::resting(since, rest)));
+    }
+
+    fn course(&mut self) -> &mut Course {
+        match &mut self.means {
+            Means::Splicing { course, .. } => course,
+            Means::Copying(_) | Means::Refused => unreachable!("these are sockets"),
+        }
+    }
+}
+
 impl Rig {
     fn new(options: &RelayOptions) -> Self {
         let ((near, source), (sink, far)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
@@ -38,21 +54,12 @@ impl Rig {
         }
     }
 
-    fn course(&mut self) -> &mut Course {
-        match &mut self.moving.means {
-            Means::Splicing { course, .. } => course,
-            Means::Copying(_) | Means::Refused => unreachable!("these are sockets"),
-        }
-    }
-
     fn rhythm(&mut self) -> &mut Option<Box<Rhythm>> {
-        &mut self.course().rhythm
+        &mut self.moving.course().rhythm
     }
 
     fn rest(&mut self, since: Instant) {
-        let course = self.course();
-        let rest = Rest::new(course.rests_by.expect("it may rest"));
-        course.rhythm = Some(Box::new(Rhythm::resting(since, rest)));
+        self.moving.rest(since);
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Moved, Broken>> {
@@ -135,6 +142,9 @@ fn a_direction_of_which_no_timer_is_known_rests_without_one() {
         let mut rig = Rig::new(&RelayOptions::new());
         rig.near.write_all(b"all").await.unwrap();
         rig.near.shutdown().await.unwrap();
+        rig.rest(in_an_hour());
+        let mut polled = task::spawn(());
+        assert_pending!(polled.enter(|cx, _| rig.poll(cx)));
         rig.rest(Instant::now());
         assert_eq!(poll_fn(|cx| rig.poll(cx)).await.unwrap(), Moved::All);
     });
@@ -143,14 +153,17 @@ fn a_direction_of_which_no_timer_is_known_rests_without_one() {
 #[tokio::test]
 #[cfg_attr(miri, ignore = "Miri has neither these sockets nor the pipes of a pool")]
 async fn a_direction_that_is_to_finish_does_not_rest() {
-    let mut rig = Rig::new(&RelayOptions::new());
-    rig.near.write_all(b"all").await.unwrap();
-    rig.rest(in_an_hour());
-    rig.moving.finish();
-    let mut polled = task::spawn(());
-    let moved = assert_ready!(polled.enter(|cx, _| rig.poll(cx)));
-    assert_eq!(moved.unwrap(), Moved::UpToLimit);
-    assert_eq!(rig.counts.bytes(), 3);
+    for rests in [Rests::Auto, Rests::Timer] {
+        let mut rig = Rig::new(&RelayOptions::new().rests(rests));
+        rig.near.write_all(b"all").await.unwrap();
+        rig.rest(in_an_hour());
+        let mut polled = task::spawn(());
+        assert_pending!(polled.enter(|cx, _| rig.poll(cx)));
+        rig.moving.finish();
+        let moved = assert_ready!(polled.enter(|cx, _| rig.poll(cx)));
+        assert_eq!(moved.unwrap(), Moved::UpToLimit);
+        assert_eq!(rig.counts.bytes(), 3);
+    }
 }
 
 #[tokio::test]
