@@ -121,10 +121,10 @@ impl RelayOptions {
     /// How a relay rests that is ahead of a fast sender, if it does. Default [`Rests::Auto`].
     ///
     /// A sender of 1 Gbit/s and more, in small writes, whose bytes are taken as they come, wakes the relay for each. Such a flow is not
-    /// taken from for some 2 ms, now and then, and the kernel puts together what the sender writes from then on: up to two and a half times the
-    /// rate at a third of the CPU. Flows that this does not make faster are left alone for ever longer, up to 1 GiB. Those of less than
-    /// 3 MiB, or below 1 Gbit/s or above 3.3 GiB/s, or from or to a pipe, or with a [rate](RelayOptions::rate_limit), or of less than seven eighths of what their thread moves,
-    /// never rest.
+    /// taken from for some 2 ms, now and then, and the kernel puts together what the sender writes from then on: up to two and a half times
+    /// the rate at a third of the CPU. Flows that this does not make faster are left alone for ever longer, up to 1 GiB. Those of less than
+    /// 3 MiB, below 1 Gbit/s or above 3.3 GiB/s, from or to a pipe, with a [rate](RelayOptions::rate_limit), or of less than seven eighths
+    /// of what their thread moves, never rest.
     ///
     /// # Panics
     /// With [`Rests::Timer`] the relay does at its first rest, when polled outside of a tokio runtime with its time driver enabled.

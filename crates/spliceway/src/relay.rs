@@ -411,7 +411,7 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     #[cfg_attr(miri, ignore = "Miri has no such sockets")]
     async fn a_relay_that_rests_ends_when_it_is_cancelled() {
         for rests in [Rests::Auto, Rests::Timer] {

@@ -150,7 +150,7 @@ fn a_direction_of_which_no_timer_is_known_rests_without_one() {
     });
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 #[cfg_attr(miri, ignore = "Miri has neither these sockets nor the pipes of a pool")]
 async fn a_direction_that_is_to_finish_does_not_rest() {
     for rests in [Rests::Auto, Rests::Timer] {
