@@ -192,7 +192,7 @@ fn services(
     Ok((services, metrics))
 }
 
-fn relays(settings: &Settings) -> RelayOptions {
+pub(crate) fn relays(settings: &Settings) -> RelayOptions {
     RelayOptions::new()
         .engine(settings.engine)
         .pipe_size(settings.pipe_size)

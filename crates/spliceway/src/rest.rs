@@ -53,6 +53,7 @@ impl Rest {
         match self.clock {
             _ if left.is_zero() => {}
             Clock::Timer => {
+                // Nothing tells of a sender that has written ahead: that it was left alone for so long is all there is.
                 let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(left)));
                 ready!(timer.as_mut().poll(cx));
             }

@@ -198,8 +198,13 @@ mod tests {
 
     #[test]
     fn relays_rest_unless_told_not_to() {
-        assert_eq!(typed("spliceway socks5").unwrap().rests, Rests::Timer);
-        assert_eq!(typed("spliceway socks5 --no-rests").unwrap().rests, Rests::Never);
+        for (line, rests) in [
+            ("spliceway socks5", "rests: Timer"),
+            ("spliceway socks5 --no-rests", "rests: Never"),
+        ] {
+            let relays = crate::serve::relays(&typed(line).unwrap());
+            assert!(format!("{relays:?}").contains(rests), "{relays:?}");
+        }
     }
 
     fn typed(line: &str) -> Result<Settings, String> {
