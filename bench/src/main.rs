@@ -175,6 +175,9 @@ enum Scenario {
         /// Flows with bulk data.
         #[arg(long, default_value_t = 1)]
         flows: usize,
+        /// GiB per second of bulk data, all flows together, and not as much as goes through.
+        #[arg(long)]
+        pace: Option<f64>,
         /// Connections with short messages.
         #[arg(long, default_value_t = 1_000)]
         connections: usize,
@@ -357,6 +360,7 @@ fn comparison(scenario: &Scenario) -> Option<(Scenarios, usize)> {
         Scenario::Idle { connections, rounds } => (vec![Box::new(Idle { connections })], rounds),
         Scenario::Fair {
             flows,
+            pace,
             connections,
             trips: trips_per_second,
             seconds,
@@ -364,6 +368,7 @@ fn comparison(scenario: &Scenario) -> Option<(Scenarios, usize)> {
         } => {
             let fair = Fair {
                 flows,
+                pace: pace.map(bytes),
                 connections,
                 trips_per_second,
                 seconds,

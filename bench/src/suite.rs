@@ -82,12 +82,16 @@ pub(crate) fn scenarios() -> Vec<Box<dyn Scenario>> {
         connections: 32,
         count: 10_000,
     }));
-    all.push(Box::new(Fair {
-        flows: 1,
-        connections: 1_000,
-        trips_per_second: 2_000,
-        seconds: 2.0,
-    }));
+    // As fast as it goes, and 0.75 GiB/s, which every relay has time for.
+    for pace in [None, Some(3 << 28)] {
+        all.push(Box::new(Fair {
+            flows: 1,
+            pace,
+            connections: 1_000,
+            trips_per_second: 2_000,
+            seconds: 2.0,
+        }));
+    }
     all.push(Box::new(Mixed {
         connections: 64,
         transfers: 3_000,

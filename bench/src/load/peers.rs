@@ -40,7 +40,7 @@ impl Source {
     }
 
     /// Bytes sent of `left`; `None` when the socket takes none.
-    fn send(&self, socket: &TcpStream, left: u64) -> io::Result<Option<usize>> {
+    pub(crate) fn send(&self, socket: &TcpStream, left: u64) -> io::Result<Option<usize>> {
         let most = usize::try_from(left).map_or(self.chunk, |left| left.min(self.chunk));
         unless_blocked(sendfile(socket, &*self.memory, Some(&mut 0), most))
     }

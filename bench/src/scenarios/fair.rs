@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, ScopedJoinHandle};
@@ -31,6 +31,9 @@ const CHUNK: usize = 64 << 10;
 pub(crate) struct Fair {
     /// With bulk data.
     pub(crate) flows: usize,
+    /// Bytes of it per second, all flows together; `None` for as many as go through. What is asked of a relay is then the same for all, and
+    /// so is what is asked of the machine beside it.
+    pub(crate) pace: Option<u64>,
     /// Beside these.
     pub(crate) connections: usize,
     /// Of all of them, per second.
@@ -40,17 +43,20 @@ pub(crate) struct Fair {
 
 impl Scenario for Fair {
     fn id(&self) -> String {
-        format!("fair-{}", self.connections)
+        let kind = if self.pace.is_none() { "fair" } else { "paced" };
+        format!("{kind}-{}", self.connections)
     }
 
     fn title(&self) -> String {
+        let pace = |pace| format!(", {:.2} GiB/s,", pace as f64 / GIB);
         format!(
-            "bulk on {} beside {} trips/s of {SIZE} bytes on {} connections",
+            "bulk on {}{} beside {} trips/s of {SIZE} bytes on {} connections",
             if self.flows == 1 {
                 "one flow".into()
             } else {
                 format!("{} flows", self.flows)
             },
+            self.pace.map_or_else(String::new, pace),
             self.trips_per_second,
             self.connections
         )
@@ -82,7 +88,10 @@ impl Scenario for Fair {
         })?;
         let bulk = Bulk::default();
         thread::scope(|scope| {
-            let sending = scope.spawn(|| bulk.send(senders));
+            let sending = scope.spawn(|| match self.pace {
+                None => bulk.send(senders),
+                Some(pace) => bulk.send_paced(&senders, pace),
+            });
             let receiving = scope.spawn(|| bulk.receive(receivers));
             let measured = self.converse(&mut load, &chatty, &relay, &bulk);
             bulk.enough.store(true, Ordering::Relaxed);
@@ -156,6 +165,28 @@ impl Bulk {
         load.run_until(|_| self.enough.load(Ordering::Relaxed))
     }
 
+    /// One call on each socket in turn, each when it is due. Those that come late, as a relay takes no more, are made up for.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a thread of its own, which has a time to wait for"
+    )]
+    fn send_paced(&self, sockets: &[TcpStream], bytes_per_second: u64) -> io::Result<()> {
+        machine::pin_to(machine::LOAD_CORE)?;
+        machine::give_way_to_all()?;
+        set_current_timer_slack(NonZeroU64::new(1))?;
+        let (source, started) = (Source::in_calls_of(CHUNK)?, Instant::now());
+        let mut sent = 0;
+        for socket in sockets.iter().cycle() {
+            if self.enough.load(Ordering::Relaxed) {
+                break;
+            }
+            let due = started + Duration::from_secs_f64(sent as f64 / bytes_per_second as f64);
+            thread::sleep(due.saturating_duration_since(Instant::now()));
+            sent += source.send(socket, u64::MAX)?.unwrap_or(0);
+        }
+        sockets.iter().try_for_each(|socket| socket.shutdown(Shutdown::Write))
+    }
+
     fn receive(&self, sockets: Vec<TcpStream>) -> io::Result<()> {
         let mut load = Self::end()?;
         let flows = sockets.len() as u64;
@@ -184,6 +215,7 @@ mod tests {
     fn a_schedule_has_all_trips_in_order_within_its_time_on_all_connections() {
         let fair = Fair {
             flows: 1,
+            pace: None,
             connections: 10,
             trips_per_second: 500,
             seconds: 2.0,
