@@ -165,15 +165,19 @@ impl Bulk {
         load.run_until(|_| self.enough.load(Ordering::Relaxed))
     }
 
+    fn send_paced(&self, sockets: &[TcpStream], bytes_per_second: u64) -> io::Result<()> {
+        machine::pin_to(machine::LOAD_CORE)?;
+        machine::give_way_to_all()?;
+        set_current_timer_slack(NonZeroU64::new(1))?;
+        self.pace(sockets, bytes_per_second)
+    }
+
     /// One call on each socket in turn, each when it is due. Those that come late, as a relay takes no more, are made up for.
     #[expect(
         clippy::disallowed_methods,
         reason = "a thread of its own, which has a time to wait for"
     )]
-    fn send_paced(&self, sockets: &[TcpStream], bytes_per_second: u64) -> io::Result<()> {
-        machine::pin_to(machine::LOAD_CORE)?;
-        machine::give_way_to_all()?;
-        set_current_timer_slack(NonZeroU64::new(1))?;
+    fn pace(&self, sockets: &[TcpStream], bytes_per_second: u64) -> io::Result<()> {
         let (source, started) = (Source::in_calls_of(CHUNK)?, Instant::now());
         let mut sent = 0;
         for socket in sockets.iter().cycle() {
@@ -209,7 +213,34 @@ impl Bulk {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::net::TcpListener;
+
     use super::*;
+
+    #[test]
+    fn paced_bulk_is_no_faster_than_its_pace_and_ends() {
+        const MIB: u64 = 1 << 20;
+        let listener = TcpListener::bind((LOOPBACK, 0)).unwrap();
+        let sockets = [0, 1].map(|_| TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+        let bulk = Bulk::default();
+        thread::scope(|scope| {
+            let started = Instant::now();
+            let sending = scope.spawn(|| bulk.pace(&sockets, 64 * MIB));
+            let mut received = [listener.accept().unwrap().0, listener.accept().unwrap().0];
+            for socket in &mut received {
+                socket.read_exact(&mut vec![0; MIB as usize]).unwrap();
+            }
+            // The last call on the other socket, and this one's, may have begun before.
+            let due = Duration::from_secs_f64((2 * MIB - 2 * CHUNK as u64) as f64 / (64 * MIB) as f64);
+            assert!(started.elapsed() >= due);
+            bulk.enough.store(true, Ordering::Relaxed);
+            for socket in &mut received {
+                socket.read_to_end(&mut Vec::new()).unwrap();
+            }
+            sending.join().unwrap().unwrap();
+        });
+    }
 
     #[test]
     fn a_schedule_has_all_trips_in_order_within_its_time_on_all_connections() {
