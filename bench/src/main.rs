@@ -25,6 +25,7 @@ mod workers;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -175,9 +176,9 @@ enum Scenario {
         /// Flows with bulk data.
         #[arg(long, default_value_t = 1)]
         flows: usize,
-        /// GiB per second of bulk data, all flows together, and not as much as goes through.
+        /// MiB per second of bulk data, all flows together, and not as much as goes through.
         #[arg(long)]
-        pace: Option<f64>,
+        pace: Option<NonZeroU64>,
         /// Connections with short messages.
         #[arg(long, default_value_t = 1_000)]
         connections: usize,
@@ -368,7 +369,7 @@ fn comparison(scenario: &Scenario) -> Option<(Scenarios, usize)> {
         } => {
             let fair = Fair {
                 flows,
-                pace: pace.map(bytes),
+                pace: pace.map(|mib| mib.get().saturating_mul(1 << 20)),
                 connections,
                 trips_per_second,
                 seconds,
