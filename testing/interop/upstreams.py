@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Callable
 
+from program import Failed
+
 PATIENCE_SECONDS = 10
 
 USER = "joe"
@@ -26,22 +28,20 @@ class Upstream:
     @contextmanager
     def running(self, auth, folder):
         """Serves on a port of its own until the end; gives the URL by which a case with this `auth` reaches it."""
-        port = free_port()
         demands = auth in ("right", "wrong", "missing")
-        child = subprocess.Popen(
-            self.command(port, demands, folder),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            await_listener(port)
-            secrets = {"right": SECRET, "wrong": WRONG_SECRET, "unneeded": SECRET}
-            login = f"{USER}:{secrets[auth]}@" if auth in secrets else ""
-            yield f"{self.scheme}://{login}127.0.0.1:{port}"
-        finally:
-            child.terminate()
-            child.wait()
+        said = folder / "upstream.log"
+        with reserved_port() as port, said.open("wb") as log:
+            child = subprocess.Popen(
+                self.command(port, demands, folder), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log
+            )
+            try:
+                await_listener(child, port, said)
+                secrets = {"right": SECRET, "wrong": WRONG_SECRET, "unneeded": SECRET}
+                login = f"{USER}:{secrets[auth]}@" if auth in secrets else ""
+                yield f"{self.scheme}://{login}127.0.0.1:{port}"
+            finally:
+                child.terminate()
+                child.wait()
 
 
 def microsocks(port, demands, _folder):
@@ -61,19 +61,28 @@ def ncat(port, demands, _folder):
     return ["ncat", "--listen", "127.0.0.1", str(port), "--proxy-type", "http", *login]
 
 
-def free_port():
-    """None of these takes port 0 and says which it got."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@contextmanager
+def reserved_port():
+    """None of these takes port 0 and says which it got, so one is chosen for it.
+
+    It is held while it is used: one that is free again would be anybody's, and the source port of the next connection for one. Who asks for it
+    by number and with SO_REUSEADDR, as servers do, gets it nevertheless, because nobody listens here. On every address of both families, as
+    ncat listens on all of them whatever it is told.
+    """
+    with socket.socket(socket.AF_INET6) as held:
+        held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("::", 0))
+        yield held.getsockname()[1]
 
 
-def await_listener(port):
+def await_listener(child, port, said):
     until = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
             return socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            if time.monotonic() > until:
-                raise
+        except OSError as refused:
+            if child.poll() is not None or time.monotonic() > until:
+                ended = "runs" if child.poll() is None else f"has ended with {child.returncode}"
+                raise Failed(f"{child.args[0]} {ended}: {refused}, {said.read_text(errors='replace')}") from None
             time.sleep(0.01)
