@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use rustix::process::{Pid, Signal};
+use socket2::{Domain, Socket, Type};
 
 use crate::accounts::{self, Resources};
 use crate::arms::Arm;
@@ -25,6 +26,8 @@ pub(crate) struct Relay {
     process: Option<Process>,
     /// What clients connect to.
     pub(crate) address: SocketAddr,
+    /// The port that it was told to listen on, held for it.
+    _port: Option<Socket>,
 }
 
 /// The relay's process, ended when it is dropped.
@@ -49,13 +52,14 @@ impl Relay {
             return Ok(Self {
                 process: None,
                 address: upstream,
+                _port: None,
             });
         }
         if let Some(server) = arm.server() {
             let files = Folder::new()?;
-            let address = free_port(listen)?;
-            let command = server.command(address, upstream, files.path())?;
-            return Self::start_listening(arm.name(), &command, address, Some(files));
+            let port = reserve_port(listen)?;
+            let command = server.command(port.1, upstream, files.path())?;
+            return Self::start_listening(arm.name(), &command, port, Some(files));
         }
         let (program, arm) = match arm {
             Arm::Variant(index) => (variants::program(index).1.to_owned(), Arm::Spliceway),
@@ -74,19 +78,25 @@ impl Relay {
         Ok(Self {
             process: Some(process),
             address: address.map_err(|_| io::Error::other(format!("the relay {} did not start", arm.name())))?,
+            _port: None,
         })
     }
 
     /// Starts `program` on the relay's core, which takes the address to listen on and the one to connect to as its arguments.
     pub(crate) fn start_program(program: &Path, upstream: SocketAddr) -> io::Result<Self> {
-        let address = free_port(upstream.ip())?;
+        let port = reserve_port(upstream.ip())?;
         let mut command = Command::new(program);
-        command.args([address.to_string(), upstream.to_string()]);
-        Self::start_listening(&program.display().to_string(), &command, address, None)
+        command.args([port.1.to_string(), upstream.to_string()]);
+        Self::start_listening(&program.display().to_string(), &command, port, None)
     }
 
     /// Starts what `command` says on the relay's core, and waits until it listens.
-    fn start_listening(name: &str, command: &Command, address: SocketAddr, files: Option<Folder>) -> io::Result<Self> {
+    fn start_listening(
+        name: &str,
+        command: &Command,
+        (port, address): (Socket, SocketAddr),
+        files: Option<Folder>,
+    ) -> io::Result<Self> {
         let mut pinned = servers::on_core(machine::RELAY_CORE, command);
         let mut process = Process::spawn(pinned.stdout(Stdio::null()), OWN, files)?;
         let patience = Instant::now() + Duration::from_secs(20);
@@ -102,6 +112,7 @@ impl Relay {
         Ok(Self {
             process: Some(process),
             address,
+            _port: Some(port),
         })
     }
 
@@ -127,9 +138,15 @@ fn softirq_time(cores: &[usize]) -> Duration {
     cores.iter().map(|core| accounts::softirq_time(*core)).sum()
 }
 
-/// The kernel's choice, free again by then.
-fn free_port(at: IpAddr) -> io::Result<SocketAddr> {
-    std::net::TcpListener::bind((at, 0))?.local_addr()
+/// The kernel's choice, held by a socket that does not listen: no connection's source port and no `bind(0)` gets it, and a server that asks for
+/// it by number and with `SO_REUSEADDR`, as they do, has it.
+fn reserve_port(at: IpAddr) -> io::Result<(Socket, SocketAddr)> {
+    let wanted = SocketAddr::new(at, 0);
+    let held = Socket::new(Domain::for_address(wanted), Type::STREAM, None)?;
+    held.set_reuse_address(true)?;
+    held.bind(&wanted.into())?;
+    let address = held.local_addr()?.as_socket().expect("bound to an address");
+    Ok((held, address))
 }
 
 impl Process {

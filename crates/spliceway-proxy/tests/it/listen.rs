@@ -7,6 +7,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
+use socket2::{Domain, Socket, Type};
+
 use crate::clients::exchange;
 use crate::harness::{PATIENCE, Program, assert_same, assert_spliced, connect, echo, listen, pattern, read_exactly};
 
@@ -122,6 +124,17 @@ fn a_unix_socket_is_a_target_as_well() {
     assert!(record.contains(&format!("target={}", path.address())), "{record}");
 }
 
+/// A port of every address, held without listening: no connection and no `bind` to port 0 gets it, and a program that asks for it by number
+/// with `SO_REUSEADDR` does.
+fn held_port() -> (Socket, u16) {
+    let held = Socket::new(Domain::IPV6, Type::STREAM, None).unwrap();
+    held.set_only_v6(false).unwrap();
+    held.set_reuse_address(true).unwrap();
+    held.bind(&SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)).into()).unwrap();
+    let port = held.local_addr().unwrap().as_socket().unwrap().port();
+    (held, port)
+}
+
 /// So many ports in a row that nobody has, on an address that no other test has.
 fn free_ports(count: u16) -> SocketAddr {
     static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -205,7 +218,7 @@ fn every_address_is_both_families_and_two_families_stand_side_by_side() {
     let port = program.address.port();
     exchange(connect((Ipv4Addr::LOCALHOST, port).into()));
     exchange(connect((Ipv6Addr::LOCALHOST, port).into()));
-    drop(program);
+    let (_held, port) = held_port();
     let (ipv4, ipv6) = (format!("0.0.0.0:{port}"), format!("[::]:{port}"));
     let mut program = Program::start(&["forward", "-l", &ipv4, "-l", &ipv6, "-r", &target]);
     program.line("forward listening on [::]:");
