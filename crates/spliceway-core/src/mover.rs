@@ -1,6 +1,7 @@
 //! Performs what a [`Transfer`] decides, on two ends, and never waits.
 
 mod end;
+mod look;
 mod rest;
 
 use std::io;
@@ -11,10 +12,11 @@ use crate::pipe::{Drain, Fill};
 use crate::pipe_end::{self, EndKind, Pass, Side};
 use crate::pool::{PipePool, PooledPipe, SizeClass};
 use crate::reason::Reason;
-use crate::socket::{self, Wait};
+use crate::socket::{self, Seen, Wait};
 use crate::switch;
 use crate::transfer::{Crossover, Engine, Event, PASS, PipeSize, SCRATCH, Step, TINY_FILL, Transfer, is_full};
 use end::End;
+use look::Looks;
 use rest::Rest;
 
 /// One direction at work: its [`Transfer`], and what it holds at the moment.
@@ -35,8 +37,7 @@ pub struct Mover {
     source: End,
     sink: End,
     wait: Wait,
-    /// Whether pollers of the source are, if that was asked.
-    tells_of_every_byte: Option<bool>,
+    looks: Looks,
 }
 
 /// The largest packet of a pipe in packet mode (pipe(2)).
@@ -105,7 +106,7 @@ impl Mover {
             source: End::default(),
             sink: End::default(),
             wait,
-            tells_of_every_byte: None,
+            looks: Looks::default(),
         }
     }
 
@@ -468,9 +469,8 @@ impl Mover {
         if let Some(reason) = self.source.unfit_to_splice(source, self.wait)? {
             return self.cannot(reason, counts).map(|()| Source::Open);
         }
-        if self.transfer.expects_drained_source() && self.is_quiet(source) {
-            self.transfer.on(Event::WouldBlock);
-            return Ok(Source::Quiet);
+        if self.transfer.expects_drained_source() && self.looks.is_quiet(source, self.wait) {
+            return Ok(self.is_quiet());
         }
         let pipe = match self.pipe_of(class) {
             Ok(pipe) => pipe,
@@ -481,18 +481,22 @@ impl Mover {
                 // All that was allowed tells no more of the source than all that fits: there will be more.
                 let full = bytes == most || is_full(bytes, pipe.capacity());
                 self.takes(bytes);
+                self.looks.after_some();
                 self.transfer.on(Event::Filled { bytes, full });
             }
-            Fill::WouldBlock | Fill::MaybeEof => self.transfer.on(Event::SourceStopped),
+            Fill::WouldBlock | Fill::MaybeEof => match self.looks.after_none(source, self.wait) {
+                Seen::Nothing => return Ok(self.is_quiet()),
+                Seen::Bytes => {}
+                Seen::Other => self.transfer.on(Event::SourceStopped),
+            },
             Fill::Cannot(reason) => self.cannot(reason, counts)?,
         }
         Ok(Source::Open)
     }
 
-    /// Whether the source is drained, for certain and to be waited for elsewhere.
-    fn is_quiet(&mut self, source: BorrowedFd<'_>) -> bool {
-        let ask = || socket::tells_of_every_byte(source);
-        self.wait == Wait::Never && *self.tells_of_every_byte.get_or_insert_with(ask) && socket::is_quiet(source)
+    fn is_quiet(&mut self) -> Source {
+        self.transfer.on(Event::WouldBlock);
+        Source::Quiet
     }
 
     /// The pipe held, if it was asked for as this class; else one from the pool.

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use rustix::io::retry_on_intr;
 
-use crate::sys::{self, Errno, RecvFlags, SendFlags};
+use crate::sys::{self, Errno, PollFlags, RecvFlags, SendFlags};
 
 /// Whether a call may wait for the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,10 +41,24 @@ pub fn peek(socket: impl AsFd, wait: Wait) -> io::Result<bool> {
     Ok(retry_on_intr(|| sys::peek(socket, wait.recv_flags()))? > 0)
 }
 
-/// Whether `poll(2)` has nothing to tell: no byte, no end, no urgent mark, no error. `false` where that call fails. Of a socket that
-/// [tells of every byte](tells_of_every_byte) it means that there is none.
-pub fn is_quiet(socket: impl AsFd) -> bool {
-    sys::is_quiet(socket.as_fd())
+/// What `poll(2)` tells of a socket to receive from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// No byte, no end, no urgent mark, no error. Of a socket that [tells of every byte](tells_of_every_byte) it means that there is none.
+    Nothing,
+    /// Bytes and nothing else, as far as it tells: of a mark whose urgent byte was received it does not.
+    Bytes,
+    /// Something else, with bytes or without; or the call failed.
+    Other,
+}
+
+/// Looks at what there is to receive, and takes nothing.
+pub fn look(socket: impl AsFd) -> Seen {
+    match sys::poll_source(socket.as_fd()) {
+        Ok(told) if told.is_empty() => Seen::Nothing,
+        Ok(PollFlags::IN) => Seen::Bytes,
+        Ok(_) | Err(_) => Seen::Other,
+    }
 }
 
 /// Whether pollers are told of a single byte, as they are unless somebody chose another `SO_RCVLOWAT`.

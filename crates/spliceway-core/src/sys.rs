@@ -10,7 +10,8 @@ use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
+pub(crate) use rustix::event::PollFlags;
+use rustix::event::{PollFd, Timespec};
 use rustix::fs::OFlags;
 use rustix::io::retry_on_intr;
 use rustix::pipe::{PipeFlags, SpliceFlags};
@@ -105,10 +106,14 @@ pub(crate) fn is_writable(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     retry_on_intr(|| rustix::event::poll(&mut asked, Some(&Timespec::default()))).map(|ready| ready > 0)
 }
 
-/// `poll(POLLIN | POLLPRI)`, without waiting: whether there is nothing to tell, no error either. `false` if it fails.
-pub(crate) fn is_quiet(fd: BorrowedFd<'_>) -> bool {
-    let mut asked = [PollFd::from_borrowed_fd(fd, PollFlags::IN | PollFlags::PRI)];
-    retry_on_intr(|| rustix::event::poll(&mut asked, Some(&Timespec::default()))) == Ok(0)
+/// `poll(POLLIN | POLLPRI | POLLRDHUP)`, without waiting: what it tells.
+pub(crate) fn poll_source(fd: BorrowedFd<'_>) -> Result<PollFlags, Errno> {
+    let mut asked = [PollFd::from_borrowed_fd(
+        fd,
+        PollFlags::IN | PollFlags::PRI | PollFlags::RDHUP,
+    )];
+    retry_on_intr(|| rustix::event::poll(&mut asked, Some(&Timespec::default())))?;
+    Ok(asked[0].revents())
 }
 
 /// `getsockopt(SO_RCVLOWAT)`: bytes.

@@ -44,6 +44,9 @@ const BULK_TURN: usize = 1 << 20;
 /// The same for what is copied, and for messages that [`Engine::Auto`] splices, as each byte takes longer.
 const TURN: usize = 256 << 10;
 
+/// Fills alike in a row with nothing after them, before a look is worth more than the fill it may save; see docs/defaults.md.
+const LAST_IN_A_ROW: u8 = 8;
+
 /// The most bytes to pass from a pipe to a socket, from a socket to a pipe or from pipe to pipe at once: as much as moves in one turn of
 /// what is copied.
 pub const PASS: usize = TURN;
@@ -190,8 +193,8 @@ pub struct Transfer {
     turn: usize,
     /// Whether the last fill was full; `None` once the source was tried again, or waited for.
     last_fill: Option<bool>,
-    /// Whether the last fill that was not full, and the last that was, had nothing after it.
-    was_last: [bool; 2],
+    /// How many fills that were not full had nothing after them in a row, and how many that were.
+    last_in_a_row: [u8; 2],
 }
 
 /// Named for what comes next.
@@ -225,7 +228,7 @@ impl Transfer {
             crossover: Crossover::default(),
             turn: 0,
             last_fill: None,
-            was_last: [false; 2],
+            last_in_a_row: [0; 2],
         }
     }
 
@@ -295,12 +298,13 @@ impl Transfer {
         }
     }
 
-    /// Whether it is worth a look before [`Step::Fill`] if the source has anything: the last fill was full, or was not, and the last one
-    /// like it had nothing after it. In bulk and where fragments take all slots there is more after each. Where a look finds nothing, a
-    /// fill and a recv would have found as little.
+    /// Whether it is worth a look before [`Step::Fill`] if the source has anything: the last fill was full, or was not, and the last eight
+    /// like it had nothing after them, as where each message is one. In bulk there is more after most, and where fragments take all slots
+    /// after each. A look that finds nothing saves a fill that would have found as little.
     #[must_use]
     pub fn expects_drained_source(&self) -> bool {
-        self.last_fill.is_some_and(|full| self.was_last[usize::from(full)])
+        self.last_fill
+            .is_some_and(|full| self.last_in_a_row[usize::from(full)] == LAST_IN_A_ROW)
     }
 
     fn turn_is_over(&self) -> bool {
@@ -364,7 +368,8 @@ impl Transfer {
     fn learn_of_last_fill(&mut self, nothing: bool) {
         if let Some(full) = self.last_fill.take() {
             self.sizing.on_more(!nothing);
-            self.was_last[usize::from(full)] = nothing;
+            let in_a_row = &mut self.last_in_a_row[usize::from(full)];
+            *in_a_row = if nothing { LAST_IN_A_ROW.min(*in_a_row + 1) } else { 0 };
         }
     }
 

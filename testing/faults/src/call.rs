@@ -28,6 +28,8 @@ pub enum Call {
     BytesToRead,
     /// `accept4(2)`.
     Accept,
+    /// `ppoll(2)`.
+    Poll,
 }
 
 impl Call {
@@ -42,6 +44,7 @@ impl Call {
             Self::ReadPipe => (libc::SYS_read, None),
             Self::BytesToRead => (libc::SYS_ioctl, Some((1, libc::FIONREAD as u32))),
             Self::Accept => (libc::SYS_accept4, None),
+            Self::Poll => (libc::SYS_ppoll, None),
         };
         Watched {
             number: number as u32,
@@ -62,6 +65,7 @@ impl Call {
             libc::SYS_read if is_pipe(notice, 0) => Self::ReadPipe,
             libc::SYS_ioctl => Self::BytesToRead,
             libc::SYS_accept4 => Self::Accept,
+            libc::SYS_ppoll => Self::Poll,
             _ => return None,
         })
     }

@@ -9,6 +9,8 @@ mod copy;
 mod kernel_pipe;
 /// The kernel does what the engine rests on: sockets at their ends, errors, urgent marks.
 mod kernel_socket;
+/// Where a fill or a receive might find nothing a mover looks at its source first, and is not misled by what a look does not tell.
+mod looks;
 /// A mover performs what its transfer decides, holds a pipe only while there are bytes in it, and tells why it copies.
 mod mover;
 /// A pipe says what happened, counts what it holds, and is clean only if nothing went wrong.

@@ -11,25 +11,25 @@ use crate::support::{self, Family, Socket, assert_same, pattern};
 
 const MIB: usize = 1 << 20;
 
-fn pool() -> PipePool {
+pub(crate) fn pool() -> PipePool {
     let limits = Limits::of_this_process().with_idle_timeout(10 * support::GUARD);
     PipePool::new(limits.with_max_pipes(100).with_max_pages(10_000))
 }
 
-fn mover(engine: Engine, pool: &PipePool) -> Mover {
+pub(crate) fn mover(engine: Engine, pool: &PipePool) -> Mover {
     Mover::new(engine, PipeSize::Auto, pool.clone())
 }
 
 /// A relay's two sockets, non-blocking, and the peers they talk to.
-struct Line {
-    client: Socket,
-    source: Socket,
-    sink: Socket,
-    server: Socket,
+pub(crate) struct Line {
+    pub(crate) client: Socket,
+    pub(crate) source: Socket,
+    pub(crate) sink: Socket,
+    pub(crate) server: Socket,
 }
 
 impl Line {
-    fn new(from: Family, to: Family) -> Self {
+    pub(crate) fn new(from: Family, to: Family) -> Self {
         let ((client, source), (sink, server)) = (from.pair(), to.pair());
         source.set_nonblocking();
         sink.set_nonblocking();
@@ -101,7 +101,8 @@ fn step_by(
     loop {
         match mover.need() {
             Need::Source => {
-                if mover.take_at_most(most, &source, scratch, counts)? == Source::WouldBlock {
+                let learnt = mover.take_at_most(most, &source, scratch, counts)?;
+                if matches!(learnt, Source::WouldBlock | Source::Quiet) {
                     return Ok(Some(Need::Source));
                 }
             }
@@ -217,104 +218,6 @@ fn a_source_that_may_have_more_is_not_taken_for_drained() {
         let learnt = mover.take(&line.source, &mut scratch, &counts).expect("recv");
         assert_eq!(learnt, Source::Open, "{family:?}");
     }
-}
-
-/// Takes and delivers once: what was learnt of the source.
-fn take_and_deliver(mover: &mut Mover, line: &Line, counts: &Counts) -> Source {
-    let mut scratch = vec![0; SCRATCH];
-    let learnt = mover.take(&line.source, &mut scratch, counts).expect("taken");
-    while mover.need() == Need::Sink {
-        assert_eq!(mover.deliver(&line.sink, &scratch, counts).expect("sent"), Sink::Open);
-    }
-    learnt
-}
-
-/// Writes, and waits until it is there to be taken.
-fn arrives(line: &Line, bytes: &[u8]) {
-    (&line.client).write_all(bytes).expect("write");
-    support::await_queued(&line.source, bytes.len());
-}
-
-/// It saves a fill and a receive in vain at the end of each burst.
-#[test]
-fn after_a_burst_the_source_is_looked_at_once_where_the_burst_before_ended_alike() {
-    for family in [Family::Tcp, Family::Unix] {
-        let (line, counts) = (Line::new(family, Family::Tcp), Counts::default());
-        let mut mover = mover(Engine::Splice, &pool());
-        let mut takes = |times: usize| -> Vec<Source> {
-            (0..times)
-                .map(|_| take_and_deliver(&mut mover, &line, &counts))
-                .collect()
-        };
-        arrives(&line, &[7; 30_000]);
-        assert_eq!(
-            takes(3),
-            [Source::Open, Source::Open, Source::WouldBlock],
-            "{family:?}: a fill, one and a recv that find nothing"
-        );
-        for _ in 0..3 {
-            arrives(&line, &[7; 30_000]);
-            assert_eq!(takes(2), [Source::Open, Source::Quiet], "{family:?}");
-        }
-        // The end is not passed over.
-        arrives(&line, b"last");
-        line.client.finish();
-        support::await_ready(&line.source, PollFlags::RDHUP);
-        assert_eq!(takes(3), [Source::Open; 3], "{family:?}");
-        assert_eq!(mover.need(), Need::Shutdown, "{family:?}");
-        (&line.server).read_exact(&mut [0; 120_004]).expect("read");
-    }
-}
-
-#[test]
-fn a_source_that_has_more_than_the_slots_or_stands_at_an_urgent_mark_is_not_quiet() {
-    let (line, counts) = (Line::new(Family::Tcp, Family::Tcp), Counts::default());
-    let mut mover = mover(Engine::Splice, &pool());
-    let mut takes_until_drained = || {
-        let mut learnt = Vec::new();
-        while !matches!(learnt.last(), Some(Source::WouldBlock | Source::Quiet)) {
-            learnt.push(take_and_deliver(&mut mover, &line, &counts));
-        }
-        learnt
-    };
-    let Socket::Tcp(client) = &line.client else {
-        unreachable!("as it was asked for")
-    };
-    arrives(&line, b"abc");
-    takes_until_drained();
-
-    // Sixteen segments take the slots of a pipe of 64 KiB; more than half of these are left.
-    support::write_apart(client, &[7; 40 * 1_448], 1_448);
-    support::await_queued(&line.source, 40 * 1_448);
-    let learnt = takes_until_drained();
-    assert_eq!(learnt.last(), Some(&Source::WouldBlock), "{learnt:?}");
-    arrives(&line, b"def");
-    assert_eq!(takes_until_drained(), [Source::Open, Source::Quiet]);
-
-    rustix::net::send(client, b"ghi!", SendFlags::OOB).expect("send");
-    support::await_ready(&line.source, PollFlags::PRI);
-    let learnt = takes_until_drained();
-    assert_eq!(learnt.last(), Some(&Source::WouldBlock), "at a mark: {learnt:?}");
-    let mut got = vec![0; 3 + 40 * 1_448 + 6];
-    (&line.server).read_exact(&mut got).expect("read");
-    assert_eq!(&got[got.len() - 6..], b"defghi");
-}
-
-/// Of bytes below the mark no poller is told, and neither is who looks.
-#[test]
-fn a_source_whose_low_water_mark_hides_bytes_is_never_taken_for_quiet() {
-    let (line, counts) = (Line::new(Family::Tcp, Family::Tcp), Counts::default());
-    let Socket::Tcp(source) = &line.source else {
-        unreachable!("as it was asked for")
-    };
-    spliceway_faults::set_low_water_mark(source, 64 << 10).expect("SO_RCVLOWAT");
-    let mut mover = mover(Engine::Splice, &pool());
-    for _ in 0..3 {
-        arrives(&line, &[7; 30_000]);
-        let learnt = [(); 3].map(|()| take_and_deliver(&mut mover, &line, &counts));
-        assert_eq!(learnt, [Source::Open, Source::Open, Source::WouldBlock]);
-    }
-    (&line.server).read_exact(&mut [0; 90_000]).expect("read");
 }
 
 #[test]
@@ -505,7 +408,8 @@ fn a_sink_that_turns_out_not_to_be_spliceable_gets_the_pipes_bytes_by_user_space
         while mover.need() != Need::Shutdown {
             match mover.need() {
                 Need::Source => {
-                    if mover.take(&line.source, &mut scratch, &counts).expect("taken") == Source::WouldBlock {
+                    let learnt = mover.take(&line.source, &mut scratch, &counts).expect("taken");
+                    if matches!(learnt, Source::WouldBlock | Source::Quiet) {
                         support::await_ready(&line.source, PollFlags::IN | PollFlags::RDHUP);
                     }
                 }

@@ -323,7 +323,7 @@ fn bursts_that_end_with_a_look_lead_to_the_size_of_pipe_that_those_do_which_end_
 }
 
 #[test]
-fn nothing_more_is_expected_where_the_last_fill_like_the_last_one_had_nothing_after_it() {
+fn nothing_more_is_expected_where_the_last_eight_fills_like_the_last_one_had_nothing_after_them() {
     let mut transfer = bulk(PipeSize::Fixed(SizeClass::Kib64));
     let mut expects_after = |full: bool, then_more: bool| {
         let bytes = if full { 64 << 10 } else { 30_000 };
@@ -343,20 +343,31 @@ fn nothing_more_is_expected_where_the_last_fill_like_the_last_one_had_nothing_af
         expects
     };
     for full in [false, true] {
-        assert!(!expects_after(full, false), "nothing is known yet");
-        assert!(expects_after(full, false));
+        for _ in 0..8 {
+            assert!(!expects_after(full, false), "too little is known");
+        }
+        for _ in 0..300 {
+            assert!(expects_after(full, false));
+        }
         assert!(expects_after(full, true), "a look that finds more is the last");
-        assert!(!expects_after(full, false));
+        for _ in 0..7 {
+            assert!(!expects_after(full, false));
+        }
     }
-    assert!(expects_after(false, false), "one kind says nothing of the other");
-    assert!(expects_after(true, false));
+    // Of each kind one is missing, and neither says anything of the other.
+    for full in [false, true] {
+        assert!(!expects_after(full, false));
+        assert!(expects_after(full, false));
+    }
 }
 
 #[test]
 fn after_a_reason_to_copy_nothing_is_known_of_the_last_fill() {
     let mut transfer = bulk(PipeSize::Auto);
-    fill_and_drain(&mut transfer, SizeClass::Kib64, 30_000, false);
-    finds_nothing(&mut transfer);
+    for _ in 0..8 {
+        fill_and_drain(&mut transfer, SizeClass::Kib64, 30_000, false);
+        finds_nothing(&mut transfer);
+    }
     fill_and_drain(&mut transfer, SizeClass::Kib64, 30_000, false);
     assert!(transfer.expects_drained_source());
     transfer.on(Event::Cannot(Reason::PipeBudget));

@@ -121,7 +121,7 @@ fn an_interrupted_or_spurious_outcome_is_noticed_by_nobody() {
         let again = errno(Errno::AGAIN);
         for when in [FIRST, LATER] {
             rows.extend([
-                // A recv tells what splice meant.
+                // A look or a recv tells what splice meant.
                 Row::new(Call::SpliceIn, again, when, Unnoticed),
                 Row::new(Call::SpliceIn, Fault::Returns(0), when, Unnoticed),
                 Row::new(Call::SpliceOut, again, when, Unnoticed).nudged(Nudge::Far),
@@ -132,6 +132,14 @@ fn an_interrupted_or_spurious_outcome_is_noticed_by_nobody() {
             [(FIRST, 1), (LATER, 3)]
                 .map(|(when, message)| Row::new(Call::Recv, again, when, Unnoticed).nudged(Nudge::Near { message })),
         );
+        // A recv tells what a look did not.
+        let looks = [
+            (Errno::INTR, FIRST),
+            (Errno::INTR, LATER),
+            (Errno::NOMEM, FIRST),
+            (Errno::NOMEM, When::Between(1, 3)),
+        ];
+        rows.extend(looks.map(|(number, when)| Row::new(Call::Poll, errno(number), when, Unnoticed)));
         rows.extend([FIRST, When::Between(1, 3)].map(|when| {
             let unread = Expected::CopiesForGood(Reason::InvalidArgument);
             Row::new(Call::ReadPipe, errno(Errno::INTR), when, unread).also(refused_by_the_sink())

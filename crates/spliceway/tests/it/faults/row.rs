@@ -250,6 +250,7 @@ impl Display for Calls<'_> {
             Call::ReadPipe => "read of a pipe a sink refused",
             Call::BytesToRead => "ioctl FIONREAD",
             Call::Accept => "accept4",
+            Call::Poll => "ppoll, a look at the source",
         };
         f.write_str(name)
     }
