@@ -15,8 +15,11 @@ use crate::rest::{REST, Rest};
 /// Bytes of a flow after which its rhythm is judged.
 pub(crate) const WINDOW: u64 = 1 << 20;
 
-/// A relay that has drained its source more often than this within a window is ahead ...
+/// A relay that has drained its source more often than this within a window is ahead of a sender of small writes, ...
 const DRAINED_MOST: u32 = 1;
+
+/// ... if it took less than this last each time, as a larger write comes in whole segments of up to 64 KiB, ...
+const WHOLE_SEGMENT: usize = 60 << 10;
 
 /// ... where a window took at least this, as who is faster (3.3 GiB/s) has nothing to win, ...
 const FAST: Duration = Duration::from_micros(300);
@@ -70,12 +73,15 @@ pub(crate) struct Rhythm {
     /// Windows not to be judged from now on.
     unjudged: u32,
     rest: Rest,
+    /// Bytes.
+    last_take: usize,
 }
 
 #[derive(Debug)]
 struct Window {
     since: Instant,
     bytes: u64,
+    /// How often, by less than a whole segment.
     drained: u32,
     /// Of its thread, when it began.
     taken: u64,
@@ -135,14 +141,18 @@ impl Rhythm {
             course: Course::WATCHED,
             unjudged: thread.put_off,
             rest,
+            last_take: 0,
         }
     }
 
-    /// So much was taken of it, and its source had no more, or had.
+    /// So much was taken of it, or nothing, and its source had no more, or had.
     #[inline]
     pub(crate) fn took(&mut self, bytes: usize, is_drained: bool, thread: &mut Thread) {
+        if bytes > 0 {
+            self.last_take = bytes;
+        }
         self.window.bytes += bytes as u64;
-        self.window.drained += u32::from(is_drained);
+        self.window.drained += u32::from(is_drained && self.last_take < WHOLE_SEGMENT);
         if self.window.bytes >= WINDOW {
             self.judge(Instant::now(), thread);
         }
@@ -380,11 +390,31 @@ mod tests {
     fn a_window_ends_with_the_take_that_makes_it_a_mib_and_counts_by_the_mib() {
         let mut judged = Judged::new();
         judged.rhythm.took((1 << 20) - 1, true, &mut judged.thread);
-        assert_eq!(judged.rhythm.window.drained, 1);
-        judged.rhythm.took(1, false, &mut judged.thread);
+        assert_eq!(judged.rhythm.window.bytes, (1 << 20) - 1);
+        judged.rhythm.took(1, true, &mut judged.thread);
         assert_eq!((judged.rhythm.window.bytes, judged.rhythm.window.drained), (0, 0));
         judged.rhythm.window.bytes = 2 << 20;
         assert_eq!(judged.rhythm.window.took(judged.rhythm.window.since + 2 * DEAR), DEAR);
+    }
+
+    #[test]
+    fn a_source_is_drained_of_small_writes_by_less_than_a_whole_segment() {
+        let mut judged = Judged::new();
+        for (takes, drained) in [
+            (&[8 << 10, 0][..], 1),
+            (&[WHOLE_SEGMENT - 1], 1),
+            (&[WHOLE_SEGMENT], 0),
+            (&[8 << 10, 65_483, 0], 0),
+            (&[65_483, 8 << 10, 0], 1),
+        ] {
+            let before = judged.rhythm.window.drained;
+            let (end, others) = takes.split_last().unwrap();
+            for bytes in others {
+                judged.rhythm.took(*bytes, false, &mut judged.thread);
+            }
+            judged.rhythm.took(*end, true, &mut judged.thread);
+            assert_eq!(judged.rhythm.window.drained - before, drained, "{takes:?}");
+        }
     }
 
     #[test]
