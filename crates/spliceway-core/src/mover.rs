@@ -203,7 +203,8 @@ impl Mover {
         matches!(self.transfer.step(), Step::Fill(_))
     }
 
-    /// Takes from the source: one `recv` into `scratch`, or one `splice` into a pipe, or one look, which may come before the splice.
+    /// Takes from the source: one `recv` into `scratch`, or one `splice` into a pipe, or one look, which may come before the splice, and after
+    /// one that found nothing.
     ///
     /// # Errors
     /// The source's own. `Unsupported` where the engine must splice and cannot. The direction is then over.
@@ -470,7 +471,7 @@ impl Mover {
             return self.cannot(reason, counts).map(|()| Source::Open);
         }
         if self.transfer.expects_drained_source() && self.looks.is_quiet(source, self.wait) {
-            return Ok(self.is_quiet());
+            return Ok(self.drained());
         }
         let pipe = match self.pipe_of(class) {
             Ok(pipe) => pipe,
@@ -485,7 +486,8 @@ impl Mover {
                 self.transfer.on(Event::Filled { bytes, full });
             }
             Fill::WouldBlock | Fill::MaybeEof => match self.looks.after_none(source, self.wait) {
-                Seen::Nothing => return Ok(self.is_quiet()),
+                Seen::Nothing => return Ok(self.drained()),
+                // Behind the last fill, as if they had been there at once: nobody has waited.
                 Seen::Bytes => {}
                 Seen::Other => self.transfer.on(Event::SourceStopped),
             },
@@ -494,7 +496,7 @@ impl Mover {
         Ok(Source::Open)
     }
 
-    fn is_quiet(&mut self) -> Source {
+    fn drained(&mut self) -> Source {
         self.transfer.on(Event::WouldBlock);
         Source::Quiet
     }

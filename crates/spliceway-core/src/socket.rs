@@ -43,7 +43,7 @@ pub fn peek(socket: impl AsFd, wait: Wait) -> io::Result<bool> {
 
 /// What `poll(2)` tells of a socket to receive from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub(crate) enum Seen {
     /// No byte, no end, no urgent mark, no error. Of a socket that [tells of every byte](tells_of_every_byte) it means that there is none.
     Nothing,
     /// Bytes and nothing else, as far as it tells: of a mark whose urgent byte was received it does not.
@@ -53,7 +53,7 @@ pub enum Seen {
 }
 
 /// Looks at what there is to receive, and takes nothing.
-pub fn look(socket: impl AsFd) -> Seen {
+pub(crate) fn look(socket: impl AsFd) -> Seen {
     match sys::poll_source(socket.as_fd()) {
         Ok(told) if told.is_empty() => Seen::Nothing,
         Ok(PollFlags::IN) => Seen::Bytes,

@@ -10,11 +10,11 @@
 //!               │                    ▼                             │                   │ ▲
 //!               │                   Done                           ├── it is empty ────┼─┘
 //!               ├────────────── small fills in a row ──────────────┘                   │
-//!               └─────────── would block, 0, cannot: a recv tells what it means ───────┘
+//!               └─── would block, 0, cannot: a recv tells what no look has told ───────┘
 //! ```
 //!
-//! Who performs a fill may look before, where [the source is expected to be drained](Transfer::expects_drained_source): if it is, the
-//! next thing is to wait for it.
+//! Who performs a fill may look at the source after one that found nothing, and before one, where it is [expected to be
+//! drained](Transfer::expects_drained_source): if it is, the next thing is to wait for it.
 //!
 //! Where an end is a pipe itself, no pipe is needed between, and Passing takes the place of Filling and Draining: it goes on to itself,
 //! to Peeking after a few bytes and where the sink is full, as the source may be at its end, and to Receiving where it has none.
@@ -142,7 +142,7 @@ pub enum Event {
     },
     /// [`Step::Unload`] moved what the pipe held to user space.
     Unloaded,
-    /// [`Step::Recv`], [`Step::Peek`] or a look before [`Step::Fill`] found the source drained.
+    /// [`Step::Recv`], [`Step::Peek`] or a look before or after [`Step::Fill`] found the source drained.
     WouldBlock,
     /// [`Step::Recv`] or [`Step::Peek`] found the end of the stream.
     Eof,

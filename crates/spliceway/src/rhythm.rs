@@ -18,7 +18,7 @@ pub(crate) const WINDOW: u64 = 1 << 20;
 /// A relay that has drained its source more often than this within a window is ahead of a sender of small writes, ...
 const DRAINED_MOST: u32 = 1;
 
-/// ... if it took less than this last each time, as a larger write comes in whole segments of up to 64 KiB, ...
+/// ... if it took less than this last each time, as a larger write comes in whole segments of up to 64 KiB on loopback, ...
 const WHOLE_SEGMENT: usize = 60 << 10;
 
 /// ... where a window took at least this, as who is faster (3.3 GiB/s) has nothing to win, ...
@@ -73,7 +73,7 @@ pub(crate) struct Rhythm {
     /// Windows not to be judged from now on.
     unjudged: u32,
     rest: Rest,
-    /// Bytes.
+    /// Bytes, as if of a large write before the first.
     last_take: usize,
 }
 
@@ -141,7 +141,7 @@ impl Rhythm {
             course: Course::WATCHED,
             unjudged: thread.put_off,
             rest,
-            last_take: 0,
+            last_take: WHOLE_SEGMENT,
         }
     }
 
@@ -257,7 +257,7 @@ impl Rhythm {
         matches!(self.course, Course::Resting { .. })
     }
 
-    /// Bytes of this window, and how often they were all that there were.
+    /// Bytes of this window, and how often its small takes were all that there were.
     pub(crate) fn counted(&self) -> (u64, u32) {
         (self.window.bytes, self.window.drained)
     }
