@@ -58,7 +58,7 @@ fn after_a_burst_the_source_is_looked_at_once() {
             (fills - before.0, receives - before.1)
         };
         for fills in [2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1] {
-            arrives(&line, &[7; 30_000]);
+            arrives(&line, &[7; 3_000]);
             assert_eq!(
                 calls_of_takes(2, &[Source::Open, Source::Quiet]),
                 (fills, 0),
@@ -71,7 +71,7 @@ fn after_a_burst_the_source_is_looked_at_once() {
         support::await_ready(&line.source, PollFlags::RDHUP);
         assert_eq!(calls_of_takes(3, &[Source::Open; 3]), (2, 1), "{family:?}");
         assert_eq!(mover.need(), Need::Shutdown, "{family:?}");
-        (&line.server).read_exact(&mut [0; 330_004]).expect("read");
+        (&line.server).read_exact(&mut [0; 33_004]).expect("read");
     }
 }
 
@@ -171,14 +171,16 @@ fn a_look_that_fails_tells_nothing() {
 /// What it might learn its next call tells as well.
 #[test]
 fn who_waits_in_its_calls_looks_at_nothing() {
+    const SENT: usize = SCRATCH + 10_000;
     let faults = Faults::on_this_thread(vec![Rule::watch(Call::Poll)]).expect("seccomp");
     let ((client, source), (sink, server)) = (Family::Tcp.pair(), Family::Tcp.pair());
-    (&client).write_all(&[7; 200_000]).expect("write");
+    // More than a receive takes, and no more than sockets hold that nobody reads.
+    (&client).write_all(&[7; SENT]).expect("write");
     client.finish();
     let summary = spliceway_core::copy(&source, &sink).expect("copied");
-    assert!(summary.bytes == 200_000 && summary.spliced > 0, "{summary:?}");
+    assert!(summary.bytes == SENT as u64 && summary.spliced > 0, "{summary:?}");
     assert_eq!(faults.seen(Call::Poll).calls, 0);
-    (&server).read_exact(&mut [0; 200_000]).expect("read");
+    (&server).read_exact(&mut [0; SENT]).expect("read");
 }
 
 #[test]
@@ -229,9 +231,9 @@ fn a_source_whose_low_water_mark_hides_bytes_is_never_taken_for_quiet() {
     spliceway_faults::set_low_water_mark(source, 64 << 10).expect("SO_RCVLOWAT");
     let mut mover = mover(Engine::Splice, &pool());
     for _ in 0..BURSTS {
-        arrives(&line, &[7; 30_000]);
+        arrives(&line, &[7; 3_000]);
         let learnt = [(); 3].map(|()| take_and_deliver(&mut mover, &line, &counts));
         assert_eq!(learnt, [Source::Open, Source::Open, Source::WouldBlock]);
     }
-    (&line.server).read_exact(&mut [0; BURSTS * 30_000]).expect("read");
+    (&line.server).read_exact(&mut [0; BURSTS * 3_000]).expect("read");
 }
