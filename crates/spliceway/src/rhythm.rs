@@ -18,7 +18,8 @@ pub(crate) const WINDOW: u64 = 1 << 20;
 /// A relay that has drained its source more often than this within a window is ahead of a sender of small writes, ...
 const DRAINED_MOST: u32 = 1;
 
-/// ... if it took less than this last each time, as a larger write comes in whole segments of up to 64 KiB on loopback, ...
+/// ... if each of its last two takes was less than this, as a larger write comes in whole segments of up to 64 KiB on loopback, and one
+/// that is what is left, ...
 const WHOLE_SEGMENT: usize = 60 << 10;
 
 /// ... where a window took at least this, as who is faster (3.3 GiB/s) has nothing to win, ...
@@ -73,15 +74,15 @@ pub(crate) struct Rhythm {
     /// Windows not to be judged from now on.
     unjudged: u32,
     rest: Rest,
-    /// Bytes, as if of a large write before the first.
-    last_take: usize,
+    /// Bytes, the later first, and as if of large writes before them.
+    last_takes: [usize; 2],
 }
 
 #[derive(Debug)]
 struct Window {
     since: Instant,
     bytes: u64,
-    /// How often, by less than a whole segment.
+    /// How often, and not by a large write.
     drained: u32,
     /// Of its thread, when it began.
     taken: u64,
@@ -141,7 +142,7 @@ impl Rhythm {
             course: Course::WATCHED,
             unjudged: thread.put_off,
             rest,
-            last_take: WHOLE_SEGMENT,
+            last_takes: [WHOLE_SEGMENT; 2],
         }
     }
 
@@ -149,10 +150,10 @@ impl Rhythm {
     #[inline]
     pub(crate) fn took(&mut self, bytes: usize, is_drained: bool, thread: &mut Thread) {
         if bytes > 0 {
-            self.last_take = bytes;
+            self.last_takes = [bytes, self.last_takes[0]];
         }
         self.window.bytes += bytes as u64;
-        self.window.drained += u32::from(is_drained && self.last_take < WHOLE_SEGMENT);
+        self.window.drained += u32::from(is_drained && self.last_takes.iter().all(|bytes| *bytes < WHOLE_SEGMENT));
         if self.window.bytes >= WINDOW {
             self.judge(Instant::now(), thread);
         }
@@ -398,14 +399,18 @@ mod tests {
     }
 
     #[test]
-    fn a_source_is_drained_of_small_writes_by_less_than_a_whole_segment() {
+    fn a_source_is_drained_of_small_writes_by_two_takes_in_a_row_of_less_than_a_whole_segment() {
         let mut judged = Judged::new();
         for (takes, drained) in [
-            (&[8 << 10, 0][..], 1),
+            (&[8 << 10, 0][..], 0),
             (&[WHOLE_SEGMENT - 1], 1),
             (&[WHOLE_SEGMENT], 0),
             (&[8 << 10, 65_483, 0], 0),
-            (&[65_483, 8 << 10, 0], 1),
+            // A write of 64 KiB, its end with it and by itself.
+            (&[65_483, 53, 0], 0),
+            (&[65_483], 0),
+            (&[53], 0),
+            (&[8 << 10], 1),
         ] {
             let before = judged.rhythm.window.drained;
             let (end, others) = takes.split_last().unwrap();

@@ -205,7 +205,8 @@ async fn what_is_taken_and_how_often_that_was_all_is_counted() {
             assert_pending!(polled.enter(|cx, _| rig.poll(cx)));
             assert_eq!(rig.counts.bytes(), 3 * times);
             let counted = rig.rhythm().as_ref().map(|rhythm| rhythm.counted());
-            assert_eq!(counted, Some((3 * times, times as u32)));
+            // The first may be the end of a large write.
+            assert_eq!(counted, Some((3 * times, times as u32 - 1)));
         }
         let taken = WORKER.with_borrow(|worker| worker.flows.taken()) - before;
         assert_eq!(taken, 12);
