@@ -48,6 +48,14 @@ async fn fails(dialer: &Dialer, target: &str) -> (&'static str, Option<&'static 
     (error.as_str(), error.denied())
 }
 
+/// A port of 127.0.0.1 at which nobody listens and nobody else can as long as it is held.
+pub(super) fn held() -> (Socket, SocketAddr) {
+    let held = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    held.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+    let address = held.local_addr().unwrap().as_socket().unwrap();
+    (held, address)
+}
+
 /// Two listeners on one port, at 127.0.0.1 and at 127.0.0.2.
 async fn two_on_one_port() -> (TcpListener, TcpListener, u16) {
     loop {
@@ -219,8 +227,12 @@ async fn addresses_for_datagrams_are_those_allowed() {
 #[tokio::test]
 async fn a_name_with_a_dead_address_connects_by_the_live_one() {
     let server = Server::start().await;
-    let (dead, live, port) = two_on_one_port().await;
-    drop(dead);
+    let (_dead, live, port) = loop {
+        let (dead, address) = held();
+        if let Ok(live) = TcpListener::bind(("127.0.0.2", address.port())).await {
+            break (dead, live, address.port());
+        }
+    };
     server.says("half.example.", Answer::has(&["127.0.0.1", "127.0.0.2", "::1"], 60));
     let resolver = ResolverSettings::Servers(vec![server.address]);
     let dialer = dialer(
@@ -261,15 +273,14 @@ async fn an_attempt_beside_another_waits_for_a_descriptor_and_one_after_another_
 #[tokio::test]
 async fn failures_are_told_by_their_names() {
     let server = Server::start().await;
-    let (listener, _theirs, port) = two_on_one_port().await;
-    drop(listener);
+    let (_held, address) = held();
     let resolver = ResolverSettings::Servers(vec![server.address]);
     let dialer = dialer(
         resolver,
         SocketSettings::default(),
         TargetPolicy::new(Targets::Everything, OwnListeners::default()),
     );
-    let refused = dial(&dialer, &format!("127.0.0.1:{port}")).await.unwrap_err();
+    let refused = dial(&dialer, &address.to_string()).await.unwrap_err();
     assert_eq!(
         (refused.as_str(), refused.failure()),
         ("ECONNREFUSED", Failure::Refused)

@@ -3,6 +3,7 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::dial::tests::dns::{Answer, Server};
+use crate::dial::tests::held;
 use crate::dial::{DialSettings, Dialed, Dialer, ResolverSettings, SocketSettings};
 use crate::policy::{OwnListeners, TargetPolicy, Targets};
 use crate::protocol::Failure;
@@ -305,14 +306,13 @@ async fn a_proxy_that_says_nothing_is_given_up_at_the_timeout() {
 
 #[tokio::test]
 async fn a_proxy_that_is_not_there_is_not_the_target_s_fault() {
-    let (listener, address) = listen().await;
-    drop(listener);
+    let (_held, address) = held();
     let failed = dial(&dialer(&[format!("http://{address}")]), TARGET).await.unwrap_err();
     assert_eq!(
         (failed.as_str(), failed.failure()),
         ("upstream_unreachable", Failure::General)
     );
-    assert!(failed.to_string().contains(&address), "{failed}");
+    assert!(failed.to_string().contains(&address.to_string()), "{failed}");
 }
 
 #[tokio::test]
