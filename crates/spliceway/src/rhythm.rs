@@ -258,7 +258,7 @@ impl Rhythm {
         matches!(self.course, Course::Resting { .. })
     }
 
-    /// Bytes of this window, and how often its small takes were all that there were.
+    /// Bytes of this window, and how often that was all, after two small takes.
     pub(crate) fn counted(&self) -> (u64, u32) {
         (self.window.bytes, self.window.drained)
     }
