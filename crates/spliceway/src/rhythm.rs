@@ -411,6 +411,9 @@ mod tests {
             (&[65_483], 0),
             (&[53], 0),
             (&[8 << 10], 1),
+            // Bodies with their headers between them count as large, a segment that a pipe of 64 KiB cut as small.
+            (&[65_483, 8 << 10], 0),
+            (&[62_000, 3_483, 53], 1),
         ] {
             let before = judged.rhythm.window.drained;
             let (end, others) = takes.split_last().unwrap();
