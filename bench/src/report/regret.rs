@@ -5,7 +5,7 @@
 //! luck in part: so beside it stands the largest factor that was reached in every round.
 
 use super::json::{Measured, Quantity, Results, Samples};
-use super::{median, spread};
+use super::{median, median_interval};
 use crate::arms::Role;
 use crate::scenario::Better;
 
@@ -51,9 +51,9 @@ impl Kind {
     }
 }
 
-/// Highest to lowest CPU time of an arm, from which on a scenario says nothing about it. Undisturbed runs stay below 1.4 at small messages
-/// and 1.2 at bulk, and anything else on the machine makes them 2 and more. Of five rounds, lowest to highest is the interval that holds the
-/// true median at 15 times of 16: where it is wider than this, half as fast and as fast cannot be told apart.
+/// Highest to lowest of the interval that holds the median of an arm's CPU time, from which on a scenario says nothing about it. Of five rounds
+/// that is their highest to their lowest, at 15 times of 16: undisturbed ones stay below 1.4 at small messages and 1.2 at bulk, and anything
+/// else on the machine makes them 2 and more. More rounds tell more: what two of 31 took is of no weight.
 const TOO_NOISY: f64 = 1.5;
 
 /// Where an arm is beaten by how much, and by whom.
@@ -106,11 +106,11 @@ pub(crate) fn of_all(results: &Results) -> Vec<Regret> {
     all
 }
 
-/// Whether its rounds differ by more in CPU time than can be judged by.
+/// Whether the median of its CPU time is known too badly to judge by.
 pub(crate) fn is_noisy(scenario: &Measured, row: &Samples) -> bool {
     let is_cpu = |figure| Kind::of(figure) == Some(Kind::Cpu);
     scenario.figures.iter().position(is_cpu).is_some_and(|index| {
-        let (low, high) = spread(&row.samples[index]);
+        let (low, high) = median_interval(&row.samples[index]);
         high > low * TOO_NOISY
     })
 }
@@ -297,6 +297,25 @@ mod tests {
         )]));
         assert_eq!((find(&all, "quiet").factor(), find(&all, "quiet").scenarios), (1.0, 1));
         assert_eq!((find(&all, "noisy").factor(), find(&all, "noisy").scenarios), (1.0, 0));
+    }
+
+    #[test]
+    fn of_many_rounds_few_that_differ_hide_nothing() {
+        let mut rounds = [1.0; 31];
+        rounds[..2].fill(9.0);
+        let judged = |rounds: &[f64]| {
+            let figures = [("CPU", Better::Lower)];
+            let all = of_all(&results(vec![scenario(
+                "sweep-8192",
+                &figures,
+                &[("ours", Role::Ours, &[rounds])],
+            )]));
+            find(&all, "ours").scenarios == 1
+        };
+        assert!(judged(&rounds));
+        assert!(!judged(&rounds[..5]), "where they are two of five");
+        rounds[..12].fill(9.0);
+        assert!(!judged(&rounds), "where the median may be either");
     }
 
     #[test]
