@@ -29,7 +29,7 @@ const SYSCTLS: [&str; 5] = [
     "fs.pipe-user-pages-hard",
 ];
 
-const CRATES: [&str; 3] = ["tokio", "realm_io", "tokio-splice2"];
+const CRATES: [&str; 4] = ["tokio", "realm_io", "tokio-splice", "tokio-splice2"];
 
 /// Each with what makes it say its version, be it to its errors.
 const PROGRAMS: [(&str, &str); 4] = [("haproxy", "-v"), ("nginx", "-v"), ("go", "version"), ("k6", "version")];
