@@ -347,10 +347,10 @@ impl Mover {
         self.transfer.crosses()
     }
 
-    /// See [`Transfer::is_on_trial`].
+    /// Whether it has spliced before what it holds. The first time it asks its ends what they are, which takes several calls.
     #[must_use]
-    pub fn is_on_trial(&self) -> bool {
-        self.transfer.is_on_trial()
+    pub fn has_spliced(&self) -> bool {
+        self.sink.is_fit()
     }
 
     /// See [`Transfer::holds_message`].

@@ -267,24 +267,43 @@ impl Transfer {
         self.sizing.limit(largest);
     }
 
-    /// Which messages are worth splicing from now on. Heeded by [`Engine::Auto`] alone, and where there is a pipe between.
+    /// Which messages are worth splicing from now on; the next one goes as the last would have. Heeded by [`Engine::Auto`] alone, and
+    /// where there is a pipe between.
+    #[inline]
     pub fn cross_at(&mut self, crossover: Crossover) {
-        // What is passed on without a pipe between takes one splice, not two.
-        if !self.passes {
-            self.crossover = crossover;
+        if crossover != self.crossover {
+            self.cross_anew(crossover);
         }
+    }
+
+    #[cold]
+    fn cross_anew(&mut self, crossover: Crossover) {
+        // What is passed on without a pipe between takes one splice, not two.
+        if self.passes {
+            return;
+        }
+        self.crossover = crossover;
+        let before = self.flow;
+        self.turns_into(before.crossing_at(crossover));
+        if self.flow != before && matches!(self.state, State::Receiving | State::Filling) {
+            self.last_fill = None;
+            self.state = self.begin();
+        }
+    }
+
+    /// From now on it is held to be this flow.
+    fn turns_into(&mut self, flow: Flow) {
+        // After each receive that was not full there was nothing.
+        if matches!((self.flow, flow), (Flow::Messages { .. }, Flow::LargeMessages { .. })) {
+            self.last_in_a_row = [LAST_IN_A_ROW; 2];
+        }
+        self.flow = flow;
     }
 
     /// Whether messages of this direction may go either way by now: it is not held to be bulk, and nothing keeps it from splicing.
     #[must_use]
     pub fn crosses(&self) -> bool {
         !self.passes && self.flow.crosses()
-    }
-
-    /// Whether the next message is part of a trial, and worth timing.
-    #[must_use]
-    pub fn is_on_trial(&self) -> bool {
-        self.flow.is_on_trial()
     }
 
     /// Whether it holds a message: in user space, bytes that did not fill the buffer they were received into; in a pipe, those of a flow that
@@ -379,8 +398,8 @@ impl Transfer {
         match (self.state, event) {
             (State::Receiving, Event::Received { bytes, full }) => {
                 // Small ones tell nothing.
-                if full || bytes >= Middling::Kib8.bytes() || self.flow.is_on_trial() {
-                    self.flow = self.flow.after_receive(bytes, full, self.crossover);
+                if full || bytes >= Middling::Kib8.bytes() || self.flow.minds_small_ones() {
+                    self.turns_into(self.flow.after_receive(bytes, full, self.crossover));
                 }
                 State::Sending { full }
             }

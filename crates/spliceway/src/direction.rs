@@ -348,7 +348,7 @@ impl Turn<'_> {
         let source = self.source;
         let (crosses, splices) = (self.crosses(), self.mover.wants_pipe());
         if crosses {
-            self.timing = self.worker.meter.begin(self.timing, self.mover.is_on_trial());
+            self.timing = self.worker.meter.begin(self.timing);
         }
         let taken = match attempt {
             Attempt::Ready => source.try_take(|source| self.take(most, source)),
@@ -372,6 +372,9 @@ impl Turn<'_> {
             (Attempt::Untried, Ok(Source::Open)) | (_, Err(_)) => {}
         }
         if crosses && self.mover.holds_message() {
+            if splices && !self.mover.has_spliced() {
+                self.timing = Timing::Off;
+            }
             let by = if splices { By::Splice } else { By::Copy };
             self.timing = self.worker.meter.message(self.timing, self.mover.in_flight(), by);
             self.cross();

@@ -6,23 +6,29 @@ use std::time::{Duration, Instant};
 use spliceway_core::transfer::{Crossover, Middling};
 
 /// One in so many turns that may take a message has its time taken, the clock being a part of what it costs; on trial, each. Like the
-/// next two it is no multiple of anything, so that no pattern of messages hides one of them.
+/// next it is no multiple of anything, so that no pattern of messages hides one of them.
 const TIMED: u8 = 17;
 
-/// Middling messages from one trial to the next: 8 of so many go the dearer way.
-const TRIAL_EVERY: u16 = 509;
+/// Middling messages from one trial to the next.
+const TRIAL_EVERY: u16 = 8191;
 
-/// The same for the first trials, until both ways are known.
-const FIRST_TRIALS_EVERY: u16 = 61;
+/// From the first message to the first trial, which is long enough for what is timed of them to be known; then it doubles.
+const FIRST_TRIAL_AFTER: u16 = 307;
 
-/// There are no more first trials than that: some sizes may never come.
-const FIRST_TRIALS: u8 = 16;
+/// Messages that tell nothing where all go another way: what they meet is what the other way has left in the caches.
+const COLD: u16 = 32;
+
+/// On trial so many are timed, and then it is over.
+const TRIAL: u16 = 64;
+
+/// Or after so many in all: some cannot be timed, as the first one that a direction splices.
+const TRIAL_MOST: u16 = 2039;
 
 /// Messages of a size, by one of both, until their cost counts as known.
 const KNOWN_AFTER: u8 = 16;
 
-/// By so much, one in so many, splicing must be cheaper before messages that are copied are spliced.
-const WORTH: u32 = 16;
+/// By so much, one in so many, the other way must be cheaper before messages go it: where both cost the same nobody is to go to and fro.
+const WORTH: u32 = 32;
 
 /// More than this, a second, no message is held to cost.
 const MOST_NANOS: u32 = 1_000_000_000;
@@ -58,30 +64,35 @@ pub(crate) enum By {
 #[derive(Debug)]
 pub(crate) struct Meter {
     costs: [Costs; Middling::ALL.len()],
+    /// Which messages to splice, as far as is known.
     crossover: Crossover,
+    /// Middling messages until a trial begins, or is over at the latest.
+    left: u16,
+    /// Middling messages from the last trial to the next.
+    every: u16,
+    /// How many a trial has timed, while there is one.
+    on_trial: Option<u16>,
     /// Turns since the last that was timed.
     untimed: u8,
-    /// Middling messages until the next trial.
-    until_trial: u16,
-    /// Trials until now, as far as they are counted.
-    trials: u8,
 }
 
 impl Meter {
     pub(crate) const fn new() -> Self {
         Self {
             costs: [Costs::UNKNOWN; Middling::ALL.len()],
-            crossover: Crossover::AtBulk,
+            crossover: Crossover::AT_BULK,
+            left: FIRST_TRIAL_AFTER,
+            every: FIRST_TRIAL_AFTER,
+            on_trial: None,
             untimed: 0,
-            until_trial: FIRST_TRIALS_EVERY,
-            trials: 0,
         }
     }
 
     /// Which messages to splice now.
+    #[inline]
     pub(crate) fn crossover(&self) -> Crossover {
-        if self.until_trial == 0 {
-            Crossover::Swapped
+        if self.on_trial.is_some() {
+            self.crossover.swapped()
         } else {
             self.crossover
         }
@@ -89,11 +100,11 @@ impl Meter {
 
     /// Something is about to be taken.
     #[inline]
-    pub(crate) fn begin(&mut self, timing: Timing, on_trial: bool) -> Timing {
+    pub(crate) fn begin(&mut self, timing: Timing) -> Timing {
         match timing {
             Timing::NotBegun => {
                 self.untimed += 1;
-                if self.untimed < TIMED && !on_trial {
+                if self.untimed < TIMED && self.on_trial.is_none() {
                     return Timing::Off;
                 }
                 self.begin_timed()
@@ -140,36 +151,64 @@ impl Meter {
         }
     }
 
-    /// A middling message has passed, and if a trial was due it has begun.
+    /// A middling message is taken.
     fn count(&mut self) {
-        self.until_trial = match self.until_trial {
-            0 => {
-                self.trials = self.trials.saturating_add(1);
-                let is_early = self.trials < FIRST_TRIALS && self.costs.iter().any(Costs::want_trials);
-                if is_early { FIRST_TRIALS_EVERY } else { TRIAL_EVERY }
+        self.left -= 1;
+        if self.left > 0 {
+            return;
+        }
+        match self.on_trial {
+            Some(_) => self.end_trial(),
+            None => {
+                self.on_trial = Some(0);
+                self.left = TRIAL_MOST;
             }
-            left => left,
-        } - 1;
+        }
+    }
+
+    #[cold]
+    fn end_trial(&mut self) {
+        self.costs.iter_mut().for_each(Costs::judge);
+        self.crossover = self.crossing();
+        self.on_trial = None;
+        self.every = TRIAL_EVERY.min(2 * self.every + 1);
+        self.left = self.every;
     }
 
     /// So long messages of so many bytes in all took, from the first call for them to the last.
     fn learn(&mut self, bytes: usize, by: By, took: Duration) {
-        let Some(size) = Middling::of(bytes) else {
+        let is_cold = self.on_trial.is_some() && self.left > TRIAL_MOST - COLD;
+        let Some(size) = Middling::of(bytes).filter(|_| !is_cold) else {
             return;
         };
         let nanos = took.as_nanos() * size.bytes() as u128 / bytes as u128;
-        let costs = &mut self.costs[size as usize];
-        costs.learn(by, u32::try_from(nanos).unwrap_or(u32::MAX));
-        costs.judge();
-        self.crossover = self.crossing();
+        // On trial some still go as before, between those that do not: the first of a direction, and what was begun.
+        if self.on_trial.is_none() || by == self.way(size) {
+            self.costs[size as usize].learn(by, u32::try_from(nanos).unwrap_or(u32::MAX));
+        }
+        if let Some(timed) = &mut self.on_trial {
+            *timed += 1;
+            if *timed == TRIAL {
+                self.end_trial();
+            }
+        }
+    }
+
+    /// How messages of this size are to go now.
+    fn way(&self, size: Middling) -> By {
+        if self.crossover().splices(size) {
+            By::Splice
+        } else {
+            By::Copy
+        }
     }
 
     /// The smallest size from which on nothing is known to be cheaper copied.
     fn crossing(&self) -> Crossover {
-        let mut crossover = Crossover::AtBulk;
+        let mut crossover = Crossover::AT_BULK;
         for size in Middling::ALL.into_iter().rev() {
             match &self.costs[size as usize] {
-                costs if costs.splices => crossover = Crossover::At(size),
+                costs if costs.splices => crossover = Crossover::at(size),
                 costs if costs.are_known() => break,
                 _ => {}
             }
@@ -204,18 +243,17 @@ impl Costs {
 
     fn judge(&mut self) {
         if self.are_known() {
-            let worth = if self.splices { 0 } else { self.copied.nanos / WORTH };
-            self.splices = self.spliced.nanos + worth < self.copied.nanos;
+            let (now, other) = if self.splices {
+                (self.spliced.nanos, self.copied.nanos)
+            } else {
+                (self.copied.nanos, self.spliced.nanos)
+            };
+            self.splices ^= other < now - now / WORTH;
         }
     }
 
     fn are_known(&self) -> bool {
         self.copied.is_known() && self.spliced.is_known()
-    }
-
-    /// Messages of this size come, and nobody knows yet what they cost the other way.
-    fn want_trials(&self) -> bool {
-        self.copied.is_known() != self.spliced.is_known()
     }
 }
 
@@ -262,14 +300,25 @@ mod tests {
         }
     }
 
+    /// Which messages to splice after the next trial, in which nothing is timed.
+    fn judged(meter: &mut Meter) -> Crossover {
+        while meter.on_trial.is_none() {
+            meter.count();
+        }
+        while meter.on_trial.is_some() {
+            meter.count();
+        }
+        meter.crossover()
+    }
+
     #[test]
     fn messages_are_spliced_from_the_size_on_from_which_that_is_cheaper() {
         let mut meter = Meter::new();
         learn(&mut meter, 16, By::Copy, 10);
         learn(&mut meter, 15, By::Splice, 8);
-        assert_eq!(meter.crossover(), Crossover::AtBulk, "15 messages say nothing");
+        assert_eq!(judged(&mut meter), Crossover::AT_BULK, "15 messages say nothing");
         learn(&mut meter, 1, By::Splice, 8);
-        assert_eq!(meter.crossover(), Crossover::At(SIZE));
+        assert_eq!(judged(&mut meter), Crossover::at(SIZE));
     }
 
     #[test]
@@ -279,21 +328,22 @@ mod tests {
         for _ in 0..16 {
             meter.learn(BYTES / 4 * 7, By::Splice, Duration::from_micros(14));
         }
-        assert_eq!(meter.crossover(), Crossover::At(SIZE));
+        assert_eq!(judged(&mut meter), Crossover::at(SIZE));
     }
 
     #[test]
-    fn as_cheap_is_not_cheaper_and_no_reason_to_go_back() {
+    fn what_is_as_cheap_is_no_reason_to_go_the_other_way() {
         let mut meter = Meter::new();
         learn(&mut meter, 100, By::Copy, 100);
-        learn(&mut meter, 100, By::Splice, 97);
-        assert_eq!(meter.crossover(), Crossover::AtBulk);
-        learn(&mut meter, 100, By::Splice, 80);
-        assert_eq!(meter.crossover(), Crossover::At(SIZE));
-        learn(&mut meter, 100, By::Splice, 97);
-        assert_eq!(meter.crossover(), Crossover::At(SIZE));
-        learn(&mut meter, 100, By::Splice, 104);
-        assert_eq!(meter.crossover(), Crossover::AtBulk);
+        for (spliced, crossover) in [
+            (98, Crossover::AT_BULK),
+            (96, Crossover::at(SIZE)),
+            (103, Crossover::at(SIZE)),
+            (105, Crossover::AT_BULK),
+        ] {
+            learn(&mut meter, 200, By::Splice, spliced);
+            assert_eq!(judged(&mut meter), crossover, "{spliced}");
+        }
     }
 
     #[test]
@@ -302,65 +352,122 @@ mod tests {
         learn(&mut meter, 16, By::Copy, 10);
         learn(&mut meter, 3, By::Splice, 8_000);
         learn(&mut meter, 60, By::Splice, 8);
-        assert_eq!(meter.crossover(), Crossover::At(SIZE));
+        assert_eq!(judged(&mut meter), Crossover::at(SIZE));
         learn(&mut meter, 2, By::Splice, 8_000);
-        assert_eq!(meter.crossover(), Crossover::At(SIZE));
+        assert_eq!(judged(&mut meter), Crossover::at(SIZE));
     }
 
     #[test]
-    fn a_trial_begins_with_each_509th_message_and_sooner_until_both_ways_are_known() {
+    fn a_trial_begins_after_307_messages_and_then_twice_as_many_each_time_up_to_8191() {
         let mut meter = Meter::new();
-        let messages_until_trial = |meter: &mut Meter| {
-            // The one that begins it.
-            let mut messages = 1;
-            while meter.crossover() != Crossover::Swapped {
+        let mut until_trial = || {
+            let mut messages = 0;
+            while meter.on_trial.is_none() {
                 meter.count();
                 messages += 1;
             }
-            meter.count();
+            judged(&mut meter);
             messages
         };
-        assert_eq!(messages_until_trial(&mut meter), 62);
+        let messages: Vec<_> = (0..7).map(|_| until_trial()).collect();
+        assert_eq!(messages, [307, 615, 1231, 2463, 4927, 8191, 8191]);
+    }
+
+    impl Meter {
+        /// One that has just begun to try how messages are spliced.
+        pub(crate) fn trying_splices() -> Self {
+            let mut meter = Self::new();
+            (0..FIRST_TRIAL_AFTER + COLD).for_each(|_| meter.count());
+            meter
+        }
+
+        /// Messages that it has timed on trial.
+        pub(crate) fn timed_on_trial(&self) -> Option<u16> {
+            self.on_trial
+        }
+    }
+
+    /// A meter that splices what is of this size, on trial.
+    fn on_trial() -> Meter {
+        let mut meter = Meter::new();
         learn(&mut meter, 16, By::Copy, 10);
-        let decided_before_any_was_known = 509;
-        assert_eq!(messages_until_trial(&mut meter), decided_before_any_was_known);
-        assert_eq!(messages_until_trial(&mut meter), 61);
-        learn(&mut meter, 16, By::Splice, 10);
-        let decided_before_both_were_known = 61;
-        assert_eq!(messages_until_trial(&mut meter), decided_before_both_were_known);
-        assert_eq!(messages_until_trial(&mut meter), 509);
+        learn(&mut meter, 16, By::Splice, 8);
+        assert_eq!(judged(&mut meter), Crossover::at(SIZE));
+        while meter.on_trial.is_none() {
+            meter.count();
+        }
+        meter
     }
 
     #[test]
-    fn of_what_cannot_be_learnt_there_are_16_early_trials() {
-        let mut meter = Meter::new();
-        learn(&mut meter, 16, By::Copy, 10);
-        let early = (0..=FIRST_TRIALS_EVERY * u16::from(FIRST_TRIALS)).filter(|_| {
-            let is_due = meter.crossover() == Crossover::Swapped;
+    fn on_trial_all_messages_go_the_other_way_until_64_were_timed() {
+        let mut meter = on_trial();
+        assert_eq!(meter.crossover(), Crossover::at(SIZE).swapped());
+        let mut messages = 0;
+        while meter.on_trial.is_some() {
+            assert_eq!(meter.crossover(), Crossover::at(SIZE).swapped(), "whatever it finds");
             meter.count();
-            is_due
+            learn(&mut meter, 1, By::Copy, 4);
+            messages += 1;
+        }
+        let that_tell_nothing = 31;
+        assert_eq!(messages, that_tell_nothing + 64);
+        assert_eq!(meter.crossover(), Crossover::AT_BULK);
+    }
+
+    #[test]
+    fn the_first_of_a_trial_tell_nothing() {
+        let mut meter = on_trial();
+        for _ in 0..31 {
+            meter.count();
+            learn(&mut meter, 1, By::Copy, 1);
+        }
+        assert_eq!(meter.costs[SIZE as usize].copied.nanos, 10_000);
+        meter.count();
+        learn(&mut meter, 1, By::Copy, 1);
+        assert!(meter.costs[SIZE as usize].copied.nanos < 10_000);
+    }
+
+    #[test]
+    fn what_goes_as_before_on_trial_tells_nothing_and_ends_it_as_soon() {
+        let mut meter = on_trial();
+        (0..COLD).for_each(|_| meter.count());
+        learn(&mut meter, 63, By::Splice, 100);
+        assert!(meter.on_trial.is_some());
+        learn(&mut meter, 1, By::Splice, 100);
+        assert_eq!(meter.on_trial, None);
+        assert_eq!(meter.crossover(), Crossover::at(SIZE));
+    }
+
+    #[test]
+    fn a_trial_in_which_nothing_can_be_timed_is_over_after_2039_messages() {
+        let mut meter = on_trial();
+        let messages = (1..).find(|_| {
+            meter.count();
+            meter.on_trial.is_none()
         });
-        assert_eq!(early.count(), 16);
-        assert_eq!(meter.until_trial, TRIAL_EVERY - 1);
+        assert_eq!(messages, Some(2039));
+        assert_eq!(meter.crossover(), Crossover::at(SIZE));
     }
 
     #[test]
     fn one_turn_of_17_is_timed_and_each_on_trial() {
+        let is_timed = |meter: &mut Meter| matches!(meter.begin(Timing::NotBegun), Timing::Begun(_));
         let mut meter = Meter::new();
-        let mut is_timed = |on_trial| matches!(meter.begin(Timing::NotBegun, on_trial), Timing::Begun(_));
         for _ in 0..2 {
-            assert_eq!((0..17).map(|_| is_timed(false)).filter(|&timed| timed).count(), 1);
+            assert_eq!((0..17).map(|_| is_timed(&mut meter)).filter(|&timed| timed).count(), 1);
         }
-        assert!((0..16).all(|_| is_timed(true)));
+        let mut meter = on_trial();
+        assert!((0..16).all(|_| is_timed(&mut meter)));
     }
 
     #[test]
     fn a_turn_is_timed_that_takes_messages_at_once_by_one_way_and_then_nothing() {
-        let mut meter = Meter::new();
+        let mut meter = on_trial();
         let mut timed = |takes: &[Option<(usize, By)>]| {
             let mut timing = Timing::NotBegun;
             for take in takes {
-                timing = meter.begin(timing, true);
+                timing = meter.begin(timing);
                 if let Some((bytes, by)) = *take {
                     timing = meter.message(timing, bytes, by);
                 }
@@ -400,11 +507,8 @@ mod tests {
                     }
                 }
             }
-            assert_eq!(
-                meter.crossover(),
-                crossing.map_or(Crossover::AtBulk, Crossover::At),
-                "{known:?}"
-            );
+            let crossover = crossing.map_or(Crossover::AT_BULK, Crossover::at);
+            assert_eq!(judged(&mut meter), crossover, "{known:?}");
         }
     }
 
@@ -417,6 +521,6 @@ mod tests {
                 meter.learn(BYTES, By::Splice, took);
             }
         }
-        assert_eq!(meter.crossover(), Crossover::AtBulk);
+        assert_eq!(judged(&mut meter), Crossover::AT_BULK);
     }
 }

@@ -31,7 +31,7 @@ impl End {
     /// Makes it fit to be spliced, before it first is: splice obeys an end's own `O_NONBLOCK`, and takes no heed of where a
     /// datagram ends. The reason if it cannot be made so. (A pipe has no datagrams, and is to be read and written as well.)
     pub(super) fn unfit_to_splice(&mut self, end: impl AsFd, wait: Wait) -> io::Result<Option<Reason>> {
-        if let Fit::Yes { .. } = self.fit {
+        if self.is_fit() {
             return Ok(None);
         }
         let end = end.as_fd();
@@ -43,6 +43,11 @@ impl End {
         }
         self.fit = Fit::Yes { guards_sigpipe: None };
         Ok(None)
+    }
+
+    /// Whether it is known to be fit to be spliced.
+    pub(super) fn is_fit(&self) -> bool {
+        matches!(self.fit, Fit::Yes { .. })
     }
 
     /// See [`socket::is_drained_by_a_short_receive`].

@@ -39,27 +39,38 @@ impl Middling {
     }
 }
 
-/// Where to cross over from copying messages to splicing them. Who has a clock can measure it; who has none leaves it at
-/// [`AtBulk`](Crossover::AtBulk), which is right where copies are cheap.
+/// Which middling messages are spliced; those that fill a receive are everywhere. Who has a clock can measure it; who has none leaves it at
+/// [`AT_BULK`](Crossover::AT_BULK), which is right where copies are cheap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Crossover {
-    /// No message is worth a splice unless it fills a receive.
-    #[default]
-    AtBulk,
-    /// Messages of this size and larger ones are.
-    At(Middling),
-    /// To learn what the other way costs: after the next middling message of a direction, eight more that else were copied are spliced, or
-    /// eight that else were spliced are copied. To be taken back when one direction has begun with it.
-    Swapped,
+pub struct Crossover {
+    /// A bit for each size.
+    spliced: u8,
 }
 
 impl Crossover {
-    /// Whether a message of so many bytes is worth a splice; on trial, any middling one is.
-    pub(super) fn splices(self, bytes: usize) -> bool {
-        match (self, Middling::of(bytes)) {
-            (Self::AtBulk, _) | (_, None) => false,
-            (Self::At(least), Some(size)) => size >= least,
-            (Self::Swapped, Some(_)) => true,
+    /// None of them.
+    pub const AT_BULK: Self = Self { spliced: 0 };
+
+    /// Those of this size and larger ones.
+    #[must_use]
+    pub const fn at(least: Middling) -> Self {
+        let all = (1 << Middling::ALL.len()) - 1;
+        Self {
+            spliced: all & !((1 << least as u8) - 1),
         }
+    }
+
+    /// Each the other way, to learn what that costs.
+    #[must_use]
+    pub const fn swapped(self) -> Self {
+        Self {
+            spliced: Self::at(Middling::Kib8).spliced & !self.spliced,
+        }
+    }
+
+    /// Whether messages of this size are worth a splice.
+    #[must_use]
+    pub const fn splices(self, size: Middling) -> bool {
+        self.spliced & 1 << size as u8 != 0
     }
 }

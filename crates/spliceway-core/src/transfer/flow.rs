@@ -1,6 +1,6 @@
 //! What kind of flow a direction carries, as its receives and fills tell.
 
-use super::{Crossover, SCRATCH};
+use super::{Crossover, Middling, SCRATCH};
 use crate::reason::{Reason, Scope};
 
 /// A fill of less than this says that a bulk flow has become one of small messages, where one recv and one send cost less than two
@@ -15,22 +15,20 @@ const SMALL_FILLS: u8 = 8;
 /// slots of a pipe, of 1,448 bytes each.
 const UNPAUSED_FILLS: u8 = 4;
 
-/// Messages that a flow of large ones copies on trial: as many as one of small ones splices before it counts as such again.
-const COPIES_ON_TRIAL: u8 = SMALL_FILLS;
-
 /// After a reason that may pass, receives worth splicing to copy before that is tried again: 1 MiB of bulk.
 const RETRY_AFTER: u8 = 16;
 
 /// What kind of flow this is held to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flow {
-    /// Messages: recv first, look for a full one, or one worth splicing. So many more are copied on trial, worth it or not.
-    Messages { on_trial: u8 },
-    /// Messages worth splicing: fill first. So many fills in a row that were not came last, and so many since the source was drained.
+    /// Messages: recv first, look for a full one, or one worth splicing. The last was of this size, if it was a middling one.
+    Messages { last: Option<Middling> },
+    /// Messages worth splicing: fill first. So many fills in a row that were not came last, and so many since the source was drained. The
+    /// last middling one was of this size.
     LargeMessages {
         small_fills: u8,
         unpaused: u8,
-        on_trial: bool,
+        last: Middling,
     },
     /// Bulk: fill first. So many small fills in a row came last.
     Bulk { small_fills: u8 },
@@ -45,16 +43,14 @@ pub(super) enum Flow {
 pub(super) enum LastFill {
     /// It is one of bulk.
     OfBulk,
-    /// It was worth its splices.
-    Worthy,
+    /// It is a message of this size, worth its splices.
+    Message(Middling),
     /// So little that it was not, and not for want of leave to take more.
     Small,
-    /// From here on messages are copied on trial.
-    BeforeTrial,
 }
 
 impl Flow {
-    pub(super) const MESSAGES: Self = Self::Messages { on_trial: 0 };
+    pub(super) const MESSAGES: Self = Self::Messages { last: None };
 
     const BULK: Self = Self::Bulk { small_fills: 0 };
 
@@ -63,11 +59,26 @@ impl Flow {
         matches!(self, Self::Messages { .. } | Self::LargeMessages { .. })
     }
 
-    pub(super) fn is_on_trial(self) -> bool {
+    /// Whether a receive of few bytes tells it something.
+    #[inline]
+    pub(super) fn minds_small_ones(self) -> bool {
+        matches!(self, Self::Messages { last: Some(_) })
+    }
+
+    /// What a flow is held to be when other messages than before are worth splicing: as its last one would have been.
+    pub(super) fn crossing_at(self, crossover: Crossover) -> Self {
         match self {
-            Self::Messages { on_trial } => on_trial > 0,
-            Self::LargeMessages { on_trial, .. } => on_trial,
-            _ => false,
+            Self::Messages { last: Some(last) } if crossover.splices(last) => Self::large(last),
+            Self::LargeMessages { last, .. } if !crossover.splices(last) => Self::Messages { last: Some(last) },
+            flow => flow,
+        }
+    }
+
+    fn large(last: Middling) -> Self {
+        Self::LargeMessages {
+            small_fills: 0,
+            unpaused: 0,
+            last,
         }
     }
 
@@ -78,19 +89,15 @@ impl Flow {
 
     /// What a fill tells about this flow.
     pub(super) fn judge(self, bytes: usize, full: bool, crossover: Crossover) -> LastFill {
-        let (is_of_bulk, is_worthy) = match self {
-            // Whether it filled its pipe is no matter: a pipe of 64 KiB counts as full at three quarters.
-            Self::LargeMessages { unpaused, .. } => (
-                bytes >= SCRATCH || unpaused + 1 == UNPAUSED_FILLS,
-                crossover.splices(bytes),
-            ),
-            _ => (full, bytes >= TINY_FILL),
-        };
         match self {
-            _ if is_of_bulk => LastFill::OfBulk,
-            _ if !is_worthy => LastFill::Small,
-            Self::LargeMessages { .. } if crossover == Crossover::Swapped => LastFill::BeforeTrial,
-            _ => LastFill::Worthy,
+            Self::LargeMessages { unpaused, .. } => match Middling::of(bytes) {
+                // Whether it filled its pipe is no matter: a pipe of 64 KiB counts as full at three quarters.
+                _ if bytes >= SCRATCH || unpaused + 1 == UNPAUSED_FILLS => LastFill::OfBulk,
+                Some(size) if crossover.splices(size) => LastFill::Message(size),
+                _ => LastFill::Small,
+            },
+            _ if full || bytes >= TINY_FILL => LastFill::OfBulk,
+            _ => LastFill::Small,
         }
     }
 
@@ -109,22 +116,19 @@ impl Flow {
                 Self::LargeMessages {
                     small_fills,
                     unpaused,
-                    on_trial,
+                    last,
                 },
                 LastFill::Small,
             ) => Self::LargeMessages {
                 small_fills: small_fills + 1,
                 unpaused: unpaused + 1,
-                on_trial,
+                last,
             },
             (Self::Bulk { .. }, _) | (Self::LargeMessages { .. }, LastFill::OfBulk) => Self::BULK,
-            (Self::LargeMessages { unpaused, .. }, LastFill::Worthy) => Self::LargeMessages {
+            (Self::LargeMessages { unpaused, .. }, LastFill::Message(last)) => Self::LargeMessages {
                 small_fills: 0,
                 unpaused: unpaused + 1,
-                on_trial: false,
-            },
-            (Self::LargeMessages { .. }, LastFill::BeforeTrial) => Self::Messages {
-                on_trial: COPIES_ON_TRIAL,
+                last,
             },
             (flow, _) => flow,
         }
@@ -140,27 +144,23 @@ impl Flow {
 
     /// What a flow is held to be after one more receive.
     pub(super) fn after_receive(self, bytes: usize, full: bool, crossover: Crossover) -> Self {
-        let is_worthy = full || crossover.splices(bytes);
-        match self {
-            Self::Messages { .. } | Self::LargeMessages { .. } | Self::Copied { retry_after: Some(0) } if full => {
+        let size = Middling::of(bytes);
+        let worthy = size.filter(|&size| crossover.splices(size));
+        match (self, worthy) {
+            (Self::Messages { .. } | Self::LargeMessages { .. } | Self::Copied { retry_after: Some(0) }, _) if full => {
                 Self::BULK
             }
-            Self::Messages { on_trial: 0 } | Self::Copied { retry_after: Some(0) } if is_worthy => {
-                Self::LargeMessages {
-                    small_fills: 0,
-                    unpaused: 0,
-                    on_trial: crossover == Crossover::Swapped,
-                }
-            }
-            Self::Messages { on_trial } => Self::Messages {
-                on_trial: on_trial.saturating_sub(1),
-            },
-            Self::Copied {
-                retry_after: Some(more),
-            } if is_worthy && more > 0 => Self::Copied {
+            (Self::Messages { .. } | Self::Copied { retry_after: Some(0) }, Some(size)) => Self::large(size),
+            (Self::Messages { .. }, None) => Self::Messages { last: size },
+            (
+                Self::Copied {
+                    retry_after: Some(more),
+                },
+                _,
+            ) if more > 0 && (full || worthy.is_some()) => Self::Copied {
                 retry_after: Some(more - 1),
             },
-            flow => flow,
+            (flow, _) => flow,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Directions that rest, which takes a word with what is inside them.
+//! Directions that rest, and what is timed of them, which takes a word with what is inside.
 
 use std::future::poll_fn;
 use std::mem::replace;
@@ -211,4 +211,27 @@ async fn what_is_taken_and_how_often_that_was_all_is_counted() {
         let taken = WORKER.with_borrow(|worker| worker.flows.taken()) - before;
         assert_eq!(taken, 12);
     }
+}
+
+#[tokio::test]
+#[cfg_attr(miri, ignore = "Miri has neither these sockets nor the pipes of a pool")]
+async fn the_first_message_that_a_direction_splices_is_not_timed() {
+    const MESSAGE: usize = 16 << 10;
+    WORKER.with_borrow_mut(|worker| worker.meter = Meter::trying_splices());
+    let mut rig = Rig::new(&RelayOptions::new());
+    let mut polled = task::spawn(());
+    let mut timed = Vec::new();
+    for _ in 0..4 {
+        rig.near.write_all(&[1; MESSAGE]).await.unwrap();
+        rig.source.readable().await.unwrap();
+        assert_pending!(polled.enter(|cx, _| rig.poll(cx)));
+        rig.far.read_exact(&mut [0; MESSAGE]).await.unwrap();
+        timed.extend(WORKER.with_borrow(|worker| worker.meter.timed_on_trial()));
+    }
+    assert_eq!(
+        rig.counts.snapshot().copied,
+        MESSAGE as u64,
+        "the first tells of which size they are"
+    );
+    assert_eq!(timed, [1, 1, 2, 3]);
 }

@@ -1,14 +1,15 @@
 //! Messages between what is always copied and what is always spliced: which way they go, and when they count as something else.
 
-use spliceway_core::transfer::{Crossover, Event, Middling, Step, Transfer};
+use spliceway_core::transfer::{Crossover, Event, Middling, SCRATCH, Step, Transfer};
 use spliceway_core::{Engine, PipeSize, Reason, SizeClass};
 
-use super::{at, fill_and_drain, finds_nothing, recv_and_send};
+use super::model::World;
+use super::{LENGTH, at, fill_and_drain, finds_nothing, received, recv_and_send, walk};
 
 #[test]
 fn messages_are_spliced_from_the_size_on_that_they_cross_at() {
     let mut transfer = Transfer::new(Engine::Auto, PipeSize::Auto);
-    transfer.cross_at(Crossover::At(Middling::Kib16));
+    transfer.cross_at(Crossover::at(Middling::Kib16));
     recv_and_send(&mut transfer, (16 << 10) - 1);
     recv_and_send(&mut transfer, 16 << 10);
     for _ in 0..100 {
@@ -20,7 +21,7 @@ fn messages_are_spliced_from_the_size_on_that_they_cross_at() {
 #[test]
 fn eight_messages_in_a_row_that_are_not_worth_it_are_spliced_and_then_messages_are_copied_again() {
     let mut transfer = Transfer::new(Engine::Auto, PipeSize::Auto);
-    transfer.cross_at(Crossover::At(Middling::Kib16));
+    transfer.cross_at(Crossover::at(Middling::Kib16));
     // What was copied before says nothing of pauses.
     for _ in 0..10 {
         recv_and_send(&mut transfer, 15_000);
@@ -97,63 +98,115 @@ fn messages_worth_splicing_count_towards_the_next_attempt_after_a_reason_of_this
 }
 
 #[test]
-fn a_trial_takes_the_next_eight_messages_of_one_direction_either_way() {
+fn where_others_are_worth_splicing_the_next_message_goes_as_the_last_would_have() {
     let mut transfer = Transfer::new(Engine::Auto, PipeSize::Auto);
-    transfer.cross_at(Crossover::Swapped);
+    recv_and_send(&mut transfer, 16 << 10);
+    for _ in 0..3 {
+        transfer.cross_at(Crossover::AT_BULK.swapped());
+        spliced_message(&mut transfer, 16 << 10);
+        spliced_message(&mut transfer, 9_000);
+        // Too small to tell.
+        spliced_message(&mut transfer, 1_000);
+        transfer.cross_at(Crossover::AT_BULK);
+        recv_and_send(&mut transfer, 16 << 10);
+        recv_and_send(&mut transfer, 9_000);
+    }
+    // Not after a small one.
     recv_and_send(&mut transfer, 1_000);
-    assert_eq!(transfer.step(), Step::Recv, "not with small ones");
-    recv_and_send(&mut transfer, 16 << 10);
-    transfer.cross_at(Crossover::AtBulk);
-    for _ in 0..8 {
-        assert!(transfer.is_on_trial());
-        spliced_message(&mut transfer, 16 << 10);
-    }
-    assert!(!transfer.is_on_trial());
-    recv_and_send(&mut transfer, 16 << 10);
-    assert_eq!(transfer.step(), Step::Recv);
-
-    let mut transfer = large_messages();
-    transfer.cross_at(Crossover::Swapped);
-    spliced_message(&mut transfer, 16 << 10);
-    transfer.cross_at(Crossover::At(Middling::Kib16));
-    for bytes in [16 << 10, 1_000].into_iter().cycle().take(8) {
-        assert!(transfer.is_on_trial());
-        recv_and_send(&mut transfer, bytes);
-    }
-    assert!(!transfer.is_on_trial());
+    transfer.cross_at(Crossover::AT_BULK.swapped());
     recv_and_send(&mut transfer, 16 << 10);
     spliced_message(&mut transfer, 16 << 10);
+    // Not where those of this size go as before.
+    transfer.cross_at(Crossover::at(Middling::Kib16));
+    spliced_message(&mut transfer, 16 << 10);
+    transfer.cross_at(Crossover::at(Middling::Kib16).swapped());
+    recv_and_send(&mut transfer, 16 << 10);
+    recv_and_send(&mut transfer, 9_000);
+    spliced_message(&mut transfer, 9_000);
 }
 
 #[test]
-fn a_small_message_begins_no_trial() {
-    let mut transfer = large_messages();
-    transfer.cross_at(Crossover::Swapped);
-    spliced_message(&mut transfer, 1_000);
-    assert!(!transfer.is_on_trial());
-    spliced_message(&mut transfer, 16 << 10);
-    assert!(transfer.is_on_trial());
-}
-
-#[test]
-fn what_was_to_be_tried_and_proves_worth_it_is_no_trial_any_more() {
+fn a_message_that_is_held_when_others_are_worth_splicing_is_the_last_to_go_its_way() {
     let mut transfer = Transfer::new(Engine::Auto, PipeSize::Auto);
-    transfer.cross_at(Crossover::Swapped);
-    recv_and_send(&mut transfer, 16 << 10);
-    transfer.cross_at(Crossover::At(Middling::Kib16));
-    spliced_message(&mut transfer, 16 << 10);
-    assert!(!transfer.is_on_trial());
-    for _ in 0..100 {
-        spliced_message(&mut transfer, 16 << 10);
-    }
+    let bytes = 20_000;
+    at(&mut transfer, Step::Recv, Event::Received { bytes, full: false });
+    transfer.cross_at(Crossover::AT_BULK.swapped());
+    at(&mut transfer, Step::Send, Event::Sent { bytes, left: 0 });
+    at(
+        &mut transfer,
+        Step::Fill(SizeClass::Kib64),
+        Event::Filled { bytes, full: false },
+    );
+    transfer.cross_at(Crossover::AT_BULK);
+    at(&mut transfer, Step::Drain, Event::Drained { bytes, left: 0 });
+    recv_and_send(&mut transfer, bytes);
+}
+
+#[test]
+fn what_messages_were_copied_tells_that_nothing_comes_after_one() {
+    let mut transfer = large_messages();
+    assert!(!transfer.expects_drained_source(), "nothing was spliced yet");
+    fill_and_drain(&mut transfer, SizeClass::Kib64, 16 << 10, false);
+    assert!(transfer.expects_drained_source());
+    // Something did.
+    fill_and_drain(&mut transfer, SizeClass::Kib64, 16 << 10, false);
+    assert!(!transfer.expects_drained_source());
+}
+
+#[test]
+fn other_messages_do_not_make_bulk_anything_else() {
+    let mut transfer = large_messages();
+    fill_and_drain(&mut transfer, SizeClass::Kib64, 64 << 10, true);
+    assert!(!transfer.crosses());
+    transfer.cross_at(Crossover::AT_BULK);
+    assert!(matches!(transfer.step(), Step::Fill(_)));
 }
 
 #[test]
 fn with_no_pipe_between_messages_cross_nowhere() {
     let mut transfer = Transfer::without_pipe(Engine::Auto);
-    transfer.cross_at(Crossover::At(Middling::Kib8));
+    transfer.cross_at(Crossover::at(Middling::Kib8));
     for _ in 0..10 {
         recv_and_send(&mut transfer, 60_000);
+    }
+}
+
+#[test]
+fn every_sequence_of_outcomes_wherever_messages_cross_delivers_every_byte_in_order_and_ends() {
+    let crossover = Crossover::at(Middling::Kib16);
+    for crossover in [crossover, crossover.swapped()] {
+        walk(LENGTH - 1, || {
+            let mut world = World::new(Engine::Auto, PipeSize::Auto, 3 * SCRATCH);
+            world.cross_at(crossover);
+            world
+        });
+        // What was copied is spliced.
+        walk(LENGTH - 1, || {
+            let mut world = World::new(Engine::Auto, PipeSize::Auto, 3 * SCRATCH);
+            world.happens(received(20_000));
+            world.happens(Event::Sent { bytes: 20_000, left: 0 });
+            world.cross_at(crossover);
+            world
+        });
+        // One fill before its messages count as bulk, or as small ones, by what comes next.
+        for (fills, bytes) in [(3, 20_000), (7, 100)] {
+            walk(LENGTH - 2, || {
+                let mut world = World::new(Engine::Auto, PipeSize::Auto, 4 * SCRATCH);
+                world.cross_at(Crossover::at(Middling::Kib16));
+                world.happens(received(20_000));
+                world.happens(Event::Sent { bytes: 20_000, left: 0 });
+                for _ in 0..fills {
+                    if bytes == 100 {
+                        world.happens(Event::SourceStopped);
+                        world.happens(Event::WouldBlock);
+                    }
+                    world.happens(Event::Filled { bytes, full: false });
+                    world.happens(Event::Drained { bytes, left: 0 });
+                }
+                world.cross_at(crossover);
+                world
+            });
+        }
     }
 }
 
@@ -168,7 +221,7 @@ fn spliced_message(transfer: &mut Transfer, bytes: usize) {
 /// A transfer whose messages are spliced, from 16 KiB on.
 fn large_messages() -> Transfer {
     let mut transfer = Transfer::new(Engine::Auto, PipeSize::Auto);
-    transfer.cross_at(Crossover::At(Middling::Kib16));
+    transfer.cross_at(Crossover::at(Middling::Kib16));
     recv_and_send(&mut transfer, 16 << 10);
     transfer
 }
