@@ -347,9 +347,9 @@ impl Mover {
         self.transfer.crosses()
     }
 
-    /// Whether it has spliced before what it holds. The first time it asks its ends what they are, which takes several calls.
+    /// Whether it has asked its ends what they are, as it does when it first splices: that takes several calls.
     #[must_use]
-    pub fn has_spliced(&self) -> bool {
+    pub fn knows_its_ends(&self) -> bool {
         self.sink.is_fit()
     }
 

@@ -271,17 +271,14 @@ impl Transfer {
     /// where there is a pipe between.
     #[inline]
     pub fn cross_at(&mut self, crossover: Crossover) {
-        if crossover != self.crossover {
+        // What is passed on without a pipe between takes one splice, not two.
+        if crossover != self.crossover && !self.passes {
             self.cross_anew(crossover);
         }
     }
 
     #[cold]
     fn cross_anew(&mut self, crossover: Crossover) {
-        // What is passed on without a pipe between takes one splice, not two.
-        if self.passes {
-            return;
-        }
         self.crossover = crossover;
         let before = self.flow;
         self.turns_into(before.crossing_at(crossover));
@@ -293,7 +290,7 @@ impl Transfer {
 
     /// From now on it is held to be this flow.
     fn turns_into(&mut self, flow: Flow) {
-        // After each receive that was not full there was nothing.
+        // After receives that were not full there was nothing, or a few bytes: a look will tell.
         if matches!((self.flow, flow), (Flow::Messages { .. }, Flow::LargeMessages { .. })) {
             self.last_in_a_row = [LAST_IN_A_ROW; 2];
         }

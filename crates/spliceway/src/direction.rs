@@ -346,9 +346,10 @@ impl Turn<'_> {
         ready!(self.poll_rest(cx));
         let most = ready!(self.poll_most(cx));
         let source = self.source;
-        let (crosses, splices) = (self.crosses(), self.mover.wants_pipe());
+        let crosses = self.crosses();
+        let by = if self.mover.wants_pipe() { By::Splice } else { By::Copy };
         if crosses {
-            self.timing = self.worker.meter.begin(self.timing);
+            self.timing = self.worker.meter.begin(self.timing, by);
         }
         let taken = match attempt {
             Attempt::Ready => source.try_take(|source| self.take(most, source)),
@@ -372,12 +373,10 @@ impl Turn<'_> {
             (Attempt::Untried, Ok(Source::Open)) | (_, Err(_)) => {}
         }
         if crosses && self.mover.holds_message() {
-            if splices && !self.mover.has_spliced() {
+            if by == By::Splice && !self.mover.knows_its_ends() {
                 self.timing = Timing::Off;
             }
-            let by = if splices { By::Splice } else { By::Copy };
             self.timing = self.worker.meter.message(self.timing, self.mover.in_flight(), by);
-            self.cross();
         } else if self.timing.is_of_message() && self.mover.in_flight() > 0 {
             self.timing = Timing::Off;
         }

@@ -1,8 +1,11 @@
 //! What messages cost by copying and by splicing, measured on this thread: from where on the second is cheaper depends on the machine, on
 //! how far the data is from its caches, and on who else needs them.
 
+mod cost;
+
 use std::time::{Duration, Instant};
 
+use cost::{Costs, KNOWN_AFTER};
 use spliceway_core::transfer::{Crossover, Middling};
 
 /// One in so many turns that may take a message has its time taken, the clock being a part of what it costs; on trial, each. Like the
@@ -18,20 +21,11 @@ const FIRST_TRIAL_AFTER: u16 = 307;
 /// Messages that tell nothing where all go another way: what they meet is what the other way has left in the caches.
 const COLD: u16 = 32;
 
-/// On trial so many are timed, and then it is over.
-const TRIAL: u16 = 64;
+/// On trial so many are timed that go the other way, and then it is over.
+const TRIAL: u8 = 64;
 
-/// Or after so many in all: some cannot be timed, as the first one that a direction splices.
+/// Or after so many in all: the first message of a direction goes as it is received, and the first one that it splices is not timed.
 const TRIAL_MOST: u16 = 2039;
-
-/// Messages of a size, by one of both, until their cost counts as known.
-const KNOWN_AFTER: u8 = 16;
-
-/// By so much, one in so many, the other way must be cheaper before messages go it: where both cost the same nobody is to go to and fro.
-const WORTH: u32 = 32;
-
-/// More than this, a second, no message is held to cost.
-const MOST_NANOS: u32 = 1_000_000_000;
 
 /// The time of a turn that takes a message, or several by the same.
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +54,17 @@ pub(crate) enum By {
     Splice,
 }
 
+impl By {
+    /// How messages of this size are to go.
+    fn at(crossover: Crossover, size: Middling) -> Self {
+        if crossover.splices(size) {
+            Self::Splice
+        } else {
+            Self::Copy
+        }
+    }
+}
+
 /// Costs of middling messages, and what follows from them.
 #[derive(Debug)]
 pub(crate) struct Meter {
@@ -70,10 +75,19 @@ pub(crate) struct Meter {
     left: u16,
     /// Middling messages from the last trial to the next.
     every: u16,
-    /// How many a trial has timed, while there is one.
-    on_trial: Option<u16>,
+    trial: Option<Trial>,
+    /// Whether the next trial is one of splices, where some are copied and some are not.
+    tries_splices: bool,
     /// Turns since the last that was timed.
     untimed: u8,
+}
+
+/// All middling messages go the one way.
+#[derive(Debug)]
+struct Trial {
+    crossover: Crossover,
+    /// How many were timed that go another way than else.
+    timed: [u8; Middling::ALL.len()],
 }
 
 impl Meter {
@@ -83,7 +97,8 @@ impl Meter {
             crossover: Crossover::AT_BULK,
             left: FIRST_TRIAL_AFTER,
             every: FIRST_TRIAL_AFTER,
-            on_trial: None,
+            trial: None,
+            tries_splices: true,
             untimed: 0,
         }
     }
@@ -91,27 +106,26 @@ impl Meter {
     /// Which messages to splice now.
     #[inline]
     pub(crate) fn crossover(&self) -> Crossover {
-        if self.on_trial.is_some() {
-            self.crossover.swapped()
-        } else {
-            self.crossover
+        match &self.trial {
+            Some(trial) => trial.crossover,
+            None => self.crossover,
         }
     }
 
-    /// Something is about to be taken.
+    /// Something is about to be taken by one way.
     #[inline]
-    pub(crate) fn begin(&mut self, timing: Timing) -> Timing {
+    pub(crate) fn begin(&mut self, timing: Timing, by: By) -> Timing {
         match timing {
             Timing::NotBegun => {
                 self.untimed += 1;
-                if self.untimed < TIMED && self.on_trial.is_none() {
+                if self.untimed < TIMED && self.trial.is_none() {
                     return Timing::Off;
                 }
                 self.begin_timed()
             }
             // The end of a message is found by a look for more.
-            Timing::Message { .. } => timing,
-            Timing::Off | Timing::Begun(_) => Timing::Off,
+            Timing::Message { by: same, .. } if same == by => timing,
+            Timing::Message { .. } | Timing::Off | Timing::Begun(_) => Timing::Off,
         }
     }
 
@@ -146,60 +160,75 @@ impl Meter {
     /// The turn is over, and all was delivered.
     #[cold]
     pub(crate) fn end(&mut self, timing: Timing) {
-        if let Timing::Message { begun, bytes, by } = timing {
-            self.learn(bytes, by, begun.elapsed());
+        if let Timing::Message { begun, bytes, by } = timing
+            && let Some(size) = Middling::of(bytes)
+        {
+            self.learn(size, bytes, by, begun.elapsed());
         }
     }
 
     /// A middling message is taken.
     fn count(&mut self) {
         self.left -= 1;
-        if self.left > 0 {
-            return;
-        }
-        match self.on_trial {
-            Some(_) => self.end_trial(),
-            None => {
-                self.on_trial = Some(0);
-                self.left = TRIAL_MOST;
+        if self.left == 0 {
+            if self.trial.is_some() {
+                self.end_trial();
+            } else {
+                self.begin_trial();
             }
         }
     }
 
     #[cold]
+    fn begin_trial(&mut self) {
+        let (none, all) = (Crossover::AT_BULK, Crossover::at(Middling::Kib8));
+        let copies_some = Middling::ALL
+            .into_iter()
+            .any(|size| By::at(self.crossover, size) == By::Copy && self.costs[size as usize].copied.is_known());
+        // Each flow can follow these two, whatever sizes it mixes.
+        let splices = self.crossover == none || (copies_some && self.tries_splices);
+        let crossover = if splices { all } else { none };
+        self.tries_splices = !splices;
+        self.trial = Some(Trial {
+            crossover,
+            timed: [0; Middling::ALL.len()],
+        });
+        self.left = TRIAL_MOST;
+    }
+
+    /// Judges the sizes of which enough were timed.
+    #[cold]
     fn end_trial(&mut self) {
-        self.costs.iter_mut().for_each(Costs::judge);
+        if let Some(trial) = self.trial.take() {
+            let tried = self.costs.iter_mut().zip(trial.timed);
+            tried
+                .filter(|(_, timed)| *timed >= KNOWN_AFTER)
+                .for_each(|(costs, _)| costs.judge());
+        }
         self.crossover = self.crossing();
-        self.on_trial = None;
         self.every = TRIAL_EVERY.min(2 * self.every + 1);
         self.left = self.every;
     }
 
     /// So long messages of so many bytes in all took, from the first call for them to the last.
-    fn learn(&mut self, bytes: usize, by: By, took: Duration) {
-        let is_cold = self.on_trial.is_some() && self.left > TRIAL_MOST - COLD;
-        let Some(size) = Middling::of(bytes).filter(|_| !is_cold) else {
+    fn learn(&mut self, size: Middling, bytes: usize, by: By, took: Duration) {
+        let nanos = took.as_nanos() * size.bytes() as u128 / bytes as u128;
+        let nanos = u32::try_from(nanos).unwrap_or(u32::MAX);
+        let costs = &mut self.costs[size as usize];
+        let Some(trial) = &mut self.trial else {
+            costs.learn(by, nanos);
             return;
         };
-        let nanos = took.as_nanos() * size.bytes() as u128 / bytes as u128;
-        // On trial some still go as before, between those that do not: the first of a direction, and what was begun.
-        if self.on_trial.is_none() || by == self.way(size) {
-            self.costs[size as usize].learn(by, u32::try_from(nanos).unwrap_or(u32::MAX));
+        // What does not go as it should was begun before, or is the first of a direction: it stands between those that do.
+        if by != By::at(trial.crossover, size) || self.left >= TRIAL_MOST - COLD {
+            return;
         }
-        if let Some(timed) = &mut self.on_trial {
-            *timed += 1;
-            if *timed == TRIAL {
+        costs.learn(by, nanos);
+        if by != By::at(self.crossover, size) {
+            trial.timed[size as usize] += 1;
+            if trial.timed.iter().sum::<u8>() == TRIAL {
                 self.end_trial();
             }
-        }
-    }
-
-    /// How messages of this size are to go now.
-    fn way(&self, size: Middling) -> By {
-        if self.crossover().splices(size) {
-            By::Splice
-        } else {
-            By::Copy
         }
     }
 
@@ -217,226 +246,208 @@ impl Meter {
     }
 }
 
-/// What messages of one size cost, as if each had just the bytes that it begins with: those of a stream are no two alike, and not the same
-/// by the one way as by the other.
-#[derive(Debug)]
-struct Costs {
-    copied: Cost,
-    spliced: Cost,
-    /// Whether splicing costs less.
-    splices: bool,
-}
-
-impl Costs {
-    const UNKNOWN: Self = Self {
-        copied: Cost::UNKNOWN,
-        spliced: Cost::UNKNOWN,
-        splices: false,
-    };
-
-    fn learn(&mut self, by: By, nanos: u32) {
-        match by {
-            By::Copy => self.copied.learn(nanos),
-            By::Splice => self.spliced.learn(nanos),
-        }
-    }
-
-    fn judge(&mut self) {
-        if self.are_known() {
-            let (now, other) = if self.splices {
-                (self.spliced.nanos, self.copied.nanos)
-            } else {
-                (self.copied.nanos, self.spliced.nanos)
-            };
-            self.splices ^= other < now - now / WORTH;
-        }
-    }
-
-    fn are_known(&self) -> bool {
-        self.copied.is_known() && self.spliced.is_known()
-    }
-}
-
-/// What a message costs: a moving average in which no message counts for more than twice of what was known, as a few take a hundred times
-/// as long, for what the machine did meanwhile.
-#[derive(Debug)]
-struct Cost {
-    nanos: u32,
-    messages: u8,
-}
-
-impl Cost {
-    const UNKNOWN: Self = Self {
-        nanos: MOST_NANOS,
-        messages: 0,
-    };
-
-    fn learn(&mut self, nanos: u32) {
-        // The least of the first four begins it: most likely one of them was not disturbed.
-        self.nanos = if self.messages < 4 {
-            // A clock with large ticks may say that it took no time at all.
-            self.nanos.min(nanos).max(16)
-        } else {
-            (self.nanos - self.nanos / 16 + nanos.min(2 * self.nanos) / 16).min(MOST_NANOS)
-        };
-        self.messages = self.messages.saturating_add(1);
-    }
-
-    fn is_known(&self) -> bool {
-        self.messages >= KNOWN_AFTER
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::cost::Cost;
     use super::*;
 
     const SIZE: Middling = Middling::Kib16;
     const BYTES: usize = 16 << 10;
+    const NONE: Crossover = Crossover::AT_BULK;
+    const ALL: Crossover = Crossover::at(Middling::Kib8);
+    const AT_SIZE: Crossover = Crossover::at(SIZE);
 
-    fn learn(meter: &mut Meter, messages: u32, by: By, micros: u64) {
-        for _ in 0..messages {
-            meter.learn(BYTES, by, Duration::from_micros(micros));
-        }
+    /// Micros that a message takes by copying and by splicing.
+    type Micros = (u64, u64);
+
+    /// One message as the meter wants it to go, timed.
+    fn pass(meter: &mut Meter, bytes: usize, (copied, spliced): Micros) {
+        let size = Middling::of(bytes).expect("middling");
+        let by = By::at(meter.crossover(), size);
+        let micros = if by == By::Copy { copied } else { spliced };
+        meter.count();
+        meter.learn(size, bytes, by, Duration::from_micros(micros));
     }
 
-    /// Which messages to splice after the next trial, in which nothing is timed.
-    fn judged(meter: &mut Meter) -> Crossover {
-        while meter.on_trial.is_none() {
-            meter.count();
+    /// Messages until the next trial, or of it; how many.
+    fn pass_while(meter: &mut Meter, is_on_trial: bool, micros: Micros) -> usize {
+        let mut messages = 0;
+        while meter.trial.is_some() == is_on_trial {
+            pass(meter, BYTES, micros);
+            messages += 1;
         }
-        while meter.on_trial.is_some() {
-            meter.count();
-        }
+        messages
+    }
+
+    /// Which messages to splice after the next trial.
+    fn judged(meter: &mut Meter, micros: Micros) -> Crossover {
+        pass_while(meter, false, micros);
+        pass_while(meter, true, micros);
         meter.crossover()
+    }
+
+    /// A meter that has just begun a trial, of splices, and knows what a copy takes.
+    fn on_trial() -> Meter {
+        let mut meter = Meter::new();
+        pass_while(&mut meter, false, (10, 8));
+        meter
+    }
+
+    impl Meter {
+        /// One that tries how messages are spliced, and times them.
+        pub(crate) fn trying_splices() -> Self {
+            let mut meter = on_trial();
+            (0..COLD).for_each(|_| meter.count());
+            meter
+        }
+
+        /// Messages that it has timed on trial.
+        pub(crate) fn timed_on_trial(&self) -> Option<u8> {
+            self.trial.as_ref().map(|trial| trial.timed.iter().sum())
+        }
     }
 
     #[test]
     fn messages_are_spliced_from_the_size_on_from_which_that_is_cheaper() {
         let mut meter = Meter::new();
-        learn(&mut meter, 16, By::Copy, 10);
-        learn(&mut meter, 15, By::Splice, 8);
-        assert_eq!(judged(&mut meter), Crossover::AT_BULK, "15 messages say nothing");
-        learn(&mut meter, 1, By::Splice, 8);
-        assert_eq!(judged(&mut meter), Crossover::at(SIZE));
+        assert_eq!(judged(&mut meter, (10, 8)), AT_SIZE);
+        assert_eq!(judged(&mut meter, (10, 12)), NONE);
+        let messages = [(8 << 10, (5, 6)), (BYTES, (10, 8))];
+        for (bytes, micros) in messages.into_iter().cycle().take(30_000) {
+            pass(&mut meter, bytes, micros);
+        }
+        pass_while(&mut meter, true, (10, 8));
+        assert_eq!(meter.crossover(), AT_SIZE);
     }
 
     #[test]
     fn it_is_the_byte_that_must_be_cheaper() {
-        let mut meter = Meter::new();
-        learn(&mut meter, 16, By::Copy, 10);
-        for _ in 0..16 {
-            meter.learn(BYTES / 4 * 7, By::Splice, Duration::from_micros(14));
+        let mut meter = on_trial();
+        while meter.trial.is_some() {
+            pass(&mut meter, BYTES / 4 * 7, (0, 14));
         }
-        assert_eq!(judged(&mut meter), Crossover::at(SIZE));
+        assert_eq!(meter.crossover(), AT_SIZE);
     }
 
     #[test]
     fn what_is_as_cheap_is_no_reason_to_go_the_other_way() {
         let mut meter = Meter::new();
-        learn(&mut meter, 100, By::Copy, 100);
-        for (spliced, crossover) in [
-            (98, Crossover::AT_BULK),
-            (96, Crossover::at(SIZE)),
-            (103, Crossover::at(SIZE)),
-            (105, Crossover::AT_BULK),
-        ] {
-            learn(&mut meter, 200, By::Splice, spliced);
-            assert_eq!(judged(&mut meter), crossover, "{spliced}");
+        for (spliced, crossover) in [(98, NONE), (96, AT_SIZE), (103, AT_SIZE), (105, NONE)] {
+            // The way that is taken is learnt between two trials.
+            judged(&mut meter, (100, spliced));
+            assert_eq!(judged(&mut meter, (100, spliced)), crossover, "{spliced}");
         }
     }
 
     #[test]
     fn a_few_that_were_disturbed_change_nothing() {
-        let mut meter = Meter::new();
-        learn(&mut meter, 16, By::Copy, 10);
-        learn(&mut meter, 3, By::Splice, 8_000);
-        learn(&mut meter, 60, By::Splice, 8);
-        assert_eq!(judged(&mut meter), Crossover::at(SIZE));
-        learn(&mut meter, 2, By::Splice, 8_000);
-        assert_eq!(judged(&mut meter), Crossover::at(SIZE));
+        let mut meter = on_trial();
+        (0..COLD).for_each(|_| meter.count());
+        for micros in [8_000, 8_000, 8_000].into_iter().chain([8; 61]) {
+            pass(&mut meter, BYTES, (10, micros));
+        }
+        assert_eq!(meter.crossover(), AT_SIZE);
     }
 
     #[test]
     fn a_trial_begins_after_307_messages_and_then_twice_as_many_each_time_up_to_8191() {
         let mut meter = Meter::new();
-        let mut until_trial = || {
-            let mut messages = 0;
-            while meter.on_trial.is_none() {
-                meter.count();
-                messages += 1;
-            }
-            judged(&mut meter);
-            messages
-        };
-        let messages: Vec<_> = (0..7).map(|_| until_trial()).collect();
+        let messages: Vec<_> = (0..7)
+            .map(|_| {
+                let messages = pass_while(&mut meter, false, (10, 10));
+                pass_while(&mut meter, true, (10, 10));
+                messages
+            })
+            .collect();
         assert_eq!(messages, [307, 615, 1231, 2463, 4927, 8191, 8191]);
-    }
-
-    impl Meter {
-        /// One that has just begun to try how messages are spliced.
-        pub(crate) fn trying_splices() -> Self {
-            let mut meter = Self::new();
-            (0..FIRST_TRIAL_AFTER + COLD).for_each(|_| meter.count());
-            meter
-        }
-
-        /// Messages that it has timed on trial.
-        pub(crate) fn timed_on_trial(&self) -> Option<u16> {
-            self.on_trial
-        }
-    }
-
-    /// A meter that splices what is of this size, on trial.
-    fn on_trial() -> Meter {
-        let mut meter = Meter::new();
-        learn(&mut meter, 16, By::Copy, 10);
-        learn(&mut meter, 16, By::Splice, 8);
-        assert_eq!(judged(&mut meter), Crossover::at(SIZE));
-        while meter.on_trial.is_none() {
-            meter.count();
-        }
-        meter
     }
 
     #[test]
     fn on_trial_all_messages_go_the_other_way_until_64_were_timed() {
         let mut meter = on_trial();
-        assert_eq!(meter.crossover(), Crossover::at(SIZE).swapped());
-        let mut messages = 0;
-        while meter.on_trial.is_some() {
-            assert_eq!(meter.crossover(), Crossover::at(SIZE).swapped(), "whatever it finds");
-            meter.count();
-            learn(&mut meter, 1, By::Copy, 4);
-            messages += 1;
+        let that_tell_nothing = 32;
+        for _ in 0..that_tell_nothing + 63 {
+            pass(&mut meter, BYTES, (10, 8));
+            assert_eq!(meter.crossover(), ALL);
         }
-        let that_tell_nothing = 31;
-        assert_eq!(messages, that_tell_nothing + 64);
-        assert_eq!(meter.crossover(), Crossover::AT_BULK);
+        assert_eq!(meter.timed_on_trial(), Some(63));
+        pass(&mut meter, BYTES, (10, 8));
+        assert_eq!(meter.timed_on_trial(), None);
+        pass_while(&mut meter, false, (10, 8));
+        assert_eq!(meter.crossover(), NONE, "what was the other way is the one");
+    }
+
+    #[test]
+    fn where_some_are_copied_and_some_spliced_all_are_tried_by_either_way_in_turn() {
+        let mut meter = Meter::new();
+        meter.costs[Middling::Kib8 as usize].copied = Cost {
+            nanos: 5_000,
+            messages: 255,
+        };
+        meter.costs[Middling::Kib8 as usize].spliced = Cost {
+            nanos: 6_000,
+            messages: 255,
+        };
+        assert_eq!(judged(&mut meter, (10, 8)), AT_SIZE);
+        let tried: Vec<_> = (0..3)
+            .map(|_| {
+                pass_while(&mut meter, false, (10, 8));
+                let tried = meter.crossover();
+                pass_while(&mut meter, true, (10, 8));
+                tried
+            })
+            .collect();
+        assert_eq!(tried, [NONE, ALL, NONE]);
+        assert_eq!(meter.crossover(), AT_SIZE);
     }
 
     #[test]
     fn the_first_of_a_trial_tell_nothing() {
         let mut meter = on_trial();
-        for _ in 0..31 {
-            meter.count();
-            learn(&mut meter, 1, By::Copy, 1);
+        for _ in 0..32 {
+            pass(&mut meter, BYTES, (10, 1));
         }
-        assert_eq!(meter.costs[SIZE as usize].copied.nanos, 10_000);
-        meter.count();
-        learn(&mut meter, 1, By::Copy, 1);
-        assert!(meter.costs[SIZE as usize].copied.nanos < 10_000);
+        assert_eq!(meter.costs[SIZE as usize].spliced.messages, 0);
+        pass(&mut meter, BYTES, (10, 1));
+        assert_eq!(meter.costs[SIZE as usize].spliced.messages, 1);
     }
 
     #[test]
-    fn what_goes_as_before_on_trial_tells_nothing_and_ends_it_as_soon() {
-        let mut meter = on_trial();
-        (0..COLD).for_each(|_| meter.count());
-        learn(&mut meter, 63, By::Splice, 100);
-        assert!(meter.on_trial.is_some());
-        learn(&mut meter, 1, By::Splice, 100);
-        assert_eq!(meter.on_trial, None);
-        assert_eq!(meter.crossover(), Crossover::at(SIZE));
+    fn what_goes_as_before_on_trial_tells_nothing() {
+        let mut meter = Meter::trying_splices();
+        let copied = meter.costs[SIZE as usize].copied.nanos;
+        for _ in 0..100 {
+            meter.count();
+            meter.learn(SIZE, BYTES, By::Copy, Duration::from_micros(1));
+        }
+        assert_eq!(meter.timed_on_trial(), Some(0));
+        assert_eq!(meter.costs[SIZE as usize].copied.nanos, copied);
+    }
+
+    #[test]
+    fn a_size_is_judged_by_a_trial_that_timed_16_of_it() {
+        for (large, is_judged) in [(15, false), (16, true)] {
+            let mut meter = Meter::trying_splices();
+            let costs = &mut meter.costs[Middling::Kib32 as usize];
+            costs.copied = Cost {
+                nanos: 20_000,
+                messages: 255,
+            };
+            costs.spliced = Cost {
+                nanos: 10_000,
+                messages: 255,
+            };
+            for _ in 0..large {
+                pass(&mut meter, 32 << 10, (20, 10));
+            }
+            pass_while(&mut meter, true, (10, 10));
+            let crossover = if is_judged {
+                Crossover::at(Middling::Kib32)
+            } else {
+                NONE
+            };
+            assert_eq!(meter.crossover(), crossover, "{large}");
+        }
     }
 
     #[test]
@@ -444,15 +455,15 @@ mod tests {
         let mut meter = on_trial();
         let messages = (1..).find(|_| {
             meter.count();
-            meter.on_trial.is_none()
+            meter.trial.is_none()
         });
         assert_eq!(messages, Some(2039));
-        assert_eq!(meter.crossover(), Crossover::at(SIZE));
+        assert_eq!(meter.crossover(), NONE);
     }
 
     #[test]
     fn one_turn_of_17_is_timed_and_each_on_trial() {
-        let is_timed = |meter: &mut Meter| matches!(meter.begin(Timing::NotBegun), Timing::Begun(_));
+        let is_timed = |meter: &mut Meter| matches!(meter.begin(Timing::NotBegun, By::Copy), Timing::Begun(_));
         let mut meter = Meter::new();
         for _ in 0..2 {
             assert_eq!((0..17).map(|_| is_timed(&mut meter)).filter(|&timed| timed).count(), 1);
@@ -463,11 +474,11 @@ mod tests {
 
     #[test]
     fn a_turn_is_timed_that_takes_messages_at_once_by_one_way_and_then_nothing() {
-        let mut meter = on_trial();
+        let mut meter = Meter::trying_splices();
         let mut timed = |takes: &[Option<(usize, By)>]| {
             let mut timing = Timing::NotBegun;
             for take in takes {
-                timing = meter.begin(timing);
+                timing = meter.begin(timing, take.map_or(By::Splice, |(_, by)| by));
                 if let Some((bytes, by)) = *take {
                     timing = meter.message(timing, bytes, by);
                 }
@@ -481,6 +492,7 @@ mod tests {
         assert_eq!(timed(&[spliced]), Some(9_000));
         assert_eq!(timed(&[spliced, None]), Some(9_000), "the look for more");
         assert_eq!(timed(&[spliced, spliced]), Some(18_000));
+        assert_eq!(timed(&[copied, None]), None, "a vain splice after it");
         assert_eq!(timed(&[None, copied]), None, "a vain splice before it");
         assert_eq!(timed(&[spliced, copied]), None);
     }
@@ -500,15 +512,18 @@ mod tests {
             let mut meter = Meter::new();
             for (size, splices) in Middling::ALL.into_iter().zip(known) {
                 let Some(splices) = splices else { continue };
-                for by in [By::Copy, By::Splice] {
-                    let micros = if splices == (by == By::Splice) { 8 } else { 10 };
-                    for _ in 0..KNOWN_AFTER {
-                        meter.learn(size.bytes(), by, Duration::from_micros(micros));
-                    }
-                }
+                let cost = |is_cheaper| Cost {
+                    nanos: if is_cheaper { 8_000 } else { 10_000 },
+                    messages: KNOWN_AFTER,
+                };
+                meter.costs[size as usize] = Costs {
+                    copied: cost(!splices),
+                    spliced: cost(splices),
+                    splices,
+                };
             }
-            let crossover = crossing.map_or(Crossover::AT_BULK, Crossover::at);
-            assert_eq!(judged(&mut meter), crossover, "{known:?}");
+            let crossover = crossing.map_or(NONE, Crossover::at);
+            assert_eq!(meter.crossing(), crossover, "{known:?}");
         }
     }
 
@@ -516,11 +531,11 @@ mod tests {
     fn no_time_is_too_short_or_too_long() {
         let mut meter = Meter::new();
         for took in [Duration::ZERO, Duration::MAX] {
-            for _ in 0..100 {
-                meter.learn(BYTES, By::Copy, took);
-                meter.learn(BYTES, By::Splice, took);
+            for by in [By::Copy, By::Splice] {
+                (0..100).for_each(|_| meter.learn(SIZE, BYTES, by, took));
             }
         }
-        assert_eq!(judged(&mut meter), Crossover::AT_BULK);
+        meter.costs[SIZE as usize].judge();
+        assert_eq!(meter.crossing(), NONE);
     }
 }

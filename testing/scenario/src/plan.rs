@@ -250,10 +250,9 @@ fn up_to_eight_of<'input, T>(
 }
 
 fn crossover(u: &mut Unstructured<'_>) -> Result<Crossover> {
-    const ALL: [Crossover; 5] = [
+    const ALL: [Crossover; 4] = [
         Crossover::AT_BULK,
         Crossover::at(Middling::Kib8),
-        Crossover::at(Middling::Kib16).swapped(),
         Crossover::at(Middling::Kib16),
         Crossover::at(Middling::Kib32),
     ];

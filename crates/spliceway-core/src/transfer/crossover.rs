@@ -60,14 +60,6 @@ impl Crossover {
         }
     }
 
-    /// Each the other way, to learn what that costs.
-    #[must_use]
-    pub const fn swapped(self) -> Self {
-        Self {
-            spliced: Self::at(Middling::Kib8).spliced & !self.spliced,
-        }
-    }
-
     /// Whether messages of this size are worth a splice.
     #[must_use]
     pub const fn splices(self, size: Middling) -> bool {

@@ -10,7 +10,7 @@ use crate::support::pattern::Pattern;
 use crate::support::rig::limits;
 use crate::support::{guard, tcp};
 
-/// More messages than there are before the first trial on a thread.
+/// Twice as many messages, more than there are before and in the first trial on a thread.
 const TRIPS: u64 = 300;
 
 #[test]

@@ -102,7 +102,7 @@ fn where_others_are_worth_splicing_the_next_message_goes_as_the_last_would_have(
     let mut transfer = Transfer::new(Engine::Auto, PipeSize::Auto);
     recv_and_send(&mut transfer, 16 << 10);
     for _ in 0..3 {
-        transfer.cross_at(Crossover::AT_BULK.swapped());
+        transfer.cross_at(Crossover::at(Middling::Kib8));
         spliced_message(&mut transfer, 16 << 10);
         spliced_message(&mut transfer, 9_000);
         // Too small to tell.
@@ -113,16 +113,16 @@ fn where_others_are_worth_splicing_the_next_message_goes_as_the_last_would_have(
     }
     // Not after a small one.
     recv_and_send(&mut transfer, 1_000);
-    transfer.cross_at(Crossover::AT_BULK.swapped());
+    transfer.cross_at(Crossover::at(Middling::Kib8));
     recv_and_send(&mut transfer, 16 << 10);
     spliced_message(&mut transfer, 16 << 10);
     // Not where those of this size go as before.
     transfer.cross_at(Crossover::at(Middling::Kib16));
     spliced_message(&mut transfer, 16 << 10);
-    transfer.cross_at(Crossover::at(Middling::Kib16).swapped());
+    transfer.cross_at(Crossover::at(Middling::Kib32));
     recv_and_send(&mut transfer, 16 << 10);
-    recv_and_send(&mut transfer, 9_000);
-    spliced_message(&mut transfer, 9_000);
+    recv_and_send(&mut transfer, 40_000);
+    spliced_message(&mut transfer, 40_000);
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn a_message_that_is_held_when_others_are_worth_splicing_is_the_last_to_go_its_w
     let mut transfer = Transfer::new(Engine::Auto, PipeSize::Auto);
     let bytes = 20_000;
     at(&mut transfer, Step::Recv, Event::Received { bytes, full: false });
-    transfer.cross_at(Crossover::AT_BULK.swapped());
+    transfer.cross_at(Crossover::at(Middling::Kib8));
     at(&mut transfer, Step::Send, Event::Sent { bytes, left: 0 });
     at(
         &mut transfer,
@@ -144,13 +144,29 @@ fn a_message_that_is_held_when_others_are_worth_splicing_is_the_last_to_go_its_w
 
 #[test]
 fn what_messages_were_copied_tells_that_nothing_comes_after_one() {
+    let mut crossed = Transfer::new(Engine::Auto, PipeSize::Auto);
+    recv_and_send(&mut crossed, 16 << 10);
+    crossed.cross_at(Crossover::at(Middling::Kib16));
+    for mut transfer in [large_messages(), crossed] {
+        assert!(!transfer.expects_drained_source(), "nothing was spliced yet");
+        fill_and_drain(&mut transfer, SizeClass::Kib64, 16 << 10, false);
+        assert!(transfer.expects_drained_source());
+        // Something did.
+        fill_and_drain(&mut transfer, SizeClass::Kib64, 16 << 10, false);
+        assert!(!transfer.expects_drained_source());
+    }
+}
+
+#[test]
+fn what_is_copied_between_two_fills_is_not_what_came_after_the_first() {
     let mut transfer = large_messages();
-    assert!(!transfer.expects_drained_source(), "nothing was spliced yet");
+    fill_and_drain(&mut transfer, SizeClass::Kib64, 16 << 10, false);
+    transfer.cross_at(Crossover::AT_BULK);
+    assert!(!transfer.expects_drained_source());
+    recv_and_send(&mut transfer, 16 << 10);
+    transfer.cross_at(Crossover::at(Middling::Kib16));
     fill_and_drain(&mut transfer, SizeClass::Kib64, 16 << 10, false);
     assert!(transfer.expects_drained_source());
-    // Something did.
-    fill_and_drain(&mut transfer, SizeClass::Kib64, 16 << 10, false);
-    assert!(!transfer.expects_drained_source());
 }
 
 #[test]
@@ -173,8 +189,7 @@ fn with_no_pipe_between_messages_cross_nowhere() {
 
 #[test]
 fn every_sequence_of_outcomes_wherever_messages_cross_delivers_every_byte_in_order_and_ends() {
-    let crossover = Crossover::at(Middling::Kib16);
-    for crossover in [crossover, crossover.swapped()] {
+    for crossover in [Crossover::at(Middling::Kib16), Crossover::at(Middling::Kib32)] {
         walk(LENGTH - 1, || {
             let mut world = World::new(Engine::Auto, PipeSize::Auto, 3 * SCRATCH);
             world.cross_at(crossover);

@@ -10,12 +10,11 @@ use model::{BULK_TURN, Fate, TURN, World};
 const ENGINES: [Engine; 3] = [Engine::Auto, Engine::Splice, Engine::Copy];
 const SIZES: [PipeSize; 2] = [PipeSize::Auto, PipeSize::Fixed(SizeClass::Mib1)];
 
-const CROSSOVERS: [Crossover; 5] = [
+const CROSSOVERS: [Crossover; 4] = [
     Crossover::AT_BULK,
     Crossover::at(Middling::Kib8),
     Crossover::at(Middling::Kib16),
     Crossover::at(Middling::Kib32),
-    Crossover::at(Middling::Kib16).swapped(),
 ];
 
 /// Outcomes tried in every sequence. Miri takes a hundred times as long for each, and asks only whether any step is undefined.

@@ -95,7 +95,7 @@ impl World {
         self
     }
 
-    /// Messages are spliced from this size on, or on trial.
+    /// These messages are spliced from now on.
     pub(crate) fn cross_at(&mut self, crossover: Crossover) {
         self.crossover = crossover;
         self.transfer.cross_at(crossover);
