@@ -308,6 +308,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "tens of thousands of messages, and nothing for Miri to see")]
     fn messages_are_spliced_from_the_size_on_from_which_that_is_cheaper() {
         let mut meter = Meter::new();
         assert_eq!(judged(&mut meter, (10, 8)), AT_SIZE);
@@ -330,6 +331,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "tens of thousands of messages, and nothing for Miri to see")]
     fn what_is_as_cheap_is_no_reason_to_go_the_other_way() {
         let mut meter = Meter::new();
         for (spliced, crossover) in [(98, NONE), (96, AT_SIZE), (103, AT_SIZE), (105, NONE)] {
@@ -350,6 +352,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "tens of thousands of messages, and nothing for Miri to see")]
     fn a_trial_begins_after_307_messages_and_then_twice_as_many_each_time_up_to_8191() {
         let mut meter = Meter::new();
         let messages: Vec<_> = (0..7)
@@ -378,6 +381,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "tens of thousands of messages, and nothing for Miri to see")]
     fn where_some_are_copied_and_some_spliced_all_are_tried_by_either_way_in_turn() {
         let mut meter = Meter::new();
         meter.costs[Middling::Kib8 as usize].copied = Cost {
