@@ -94,7 +94,7 @@ impl Meter {
     pub(crate) const fn new() -> Self {
         Self {
             costs: [Costs::UNKNOWN; Middling::ALL.len()],
-            crossover: Crossover::AT_BULK,
+            crossover: Crossover::AtBulk,
             left: FIRST_TRIAL_AFTER,
             every: FIRST_TRIAL_AFTER,
             trial: None,
@@ -181,7 +181,7 @@ impl Meter {
 
     #[cold]
     fn begin_trial(&mut self) {
-        let (none, all) = (Crossover::AT_BULK, Crossover::at(Middling::Kib8));
+        let (none, all) = (Crossover::AtBulk, Crossover::At(Middling::Kib8));
         let copies_some = Middling::ALL
             .into_iter()
             .any(|size| By::at(self.crossover, size) == By::Copy && self.costs[size as usize].copied.is_known());
@@ -234,10 +234,10 @@ impl Meter {
 
     /// The smallest size from which on nothing is known to be cheaper copied.
     fn crossing(&self) -> Crossover {
-        let mut crossover = Crossover::AT_BULK;
+        let mut crossover = Crossover::AtBulk;
         for size in Middling::ALL.into_iter().rev() {
             match &self.costs[size as usize] {
-                costs if costs.splices => crossover = Crossover::at(size),
+                costs if costs.splices => crossover = Crossover::At(size),
                 costs if costs.are_known() => break,
                 _ => {}
             }
@@ -253,9 +253,9 @@ mod tests {
 
     const SIZE: Middling = Middling::Kib16;
     const BYTES: usize = 16 << 10;
-    const NONE: Crossover = Crossover::AT_BULK;
-    const ALL: Crossover = Crossover::at(Middling::Kib8);
-    const AT_SIZE: Crossover = Crossover::at(SIZE);
+    const NONE: Crossover = Crossover::AtBulk;
+    const ALL: Crossover = Crossover::At(Middling::Kib8);
+    const AT_SIZE: Crossover = Crossover::At(SIZE);
 
     /// Micros that a message takes by copying and by splicing.
     type Micros = (u64, u64);
@@ -446,7 +446,7 @@ mod tests {
             }
             pass_while(&mut meter, true, (10, 10));
             let crossover = if is_judged {
-                Crossover::at(Middling::Kib32)
+                Crossover::At(Middling::Kib32)
             } else {
                 NONE
             };
@@ -526,7 +526,7 @@ mod tests {
                     splices,
                 };
             }
-            let crossover = crossing.map_or(NONE, Crossover::at);
+            let crossover = crossing.map_or(NONE, Crossover::At);
             assert_eq!(meter.crossing(), crossover, "{known:?}");
         }
     }

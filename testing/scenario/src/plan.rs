@@ -250,13 +250,12 @@ fn up_to_eight_of<'input, T>(
 }
 
 fn crossover(u: &mut Unstructured<'_>) -> Result<Crossover> {
-    const ALL: [Crossover; 4] = [
-        Crossover::AT_BULK,
-        Crossover::at(Middling::Kib8),
-        Crossover::at(Middling::Kib16),
-        Crossover::at(Middling::Kib32),
-    ];
-    one_of(&ALL)(u)
+    one_of(&[
+        Crossover::AtBulk,
+        Crossover::At(Middling::Kib8),
+        Crossover::At(Middling::Kib16),
+        Crossover::At(Middling::Kib32),
+    ])(u)
 }
 
 fn rarely(u: &mut Unstructured<'_>) -> Result<Option<u8>> {

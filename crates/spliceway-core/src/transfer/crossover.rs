@@ -39,30 +39,24 @@ impl Middling {
     }
 }
 
-/// Which middling messages are spliced; those that fill a receive are everywhere. Who has a clock can measure it; who has none leaves it at
-/// [`AT_BULK`](Crossover::AT_BULK), which is right where copies are cheap.
+/// Where to cross over from copying messages to splicing them. Who has a clock can measure it; who has none leaves it at
+/// [`AtBulk`](Crossover::AtBulk), which is right where copies are cheap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Crossover {
-    /// A bit for each size.
-    spliced: u8,
+pub enum Crossover {
+    /// No message is worth a splice unless it fills a receive.
+    #[default]
+    AtBulk,
+    /// Messages of this size and larger ones are.
+    At(Middling),
 }
 
 impl Crossover {
-    /// None of them.
-    pub const AT_BULK: Self = Self { spliced: 0 };
-
-    /// Those of this size and larger ones.
-    #[must_use]
-    pub const fn at(least: Middling) -> Self {
-        let all = (1 << Middling::ALL.len()) - 1;
-        Self {
-            spliced: all & !((1 << least as u8) - 1),
-        }
-    }
-
     /// Whether messages of this size are worth a splice.
     #[must_use]
-    pub const fn splices(self, size: Middling) -> bool {
-        self.spliced & 1 << size as u8 != 0
+    pub fn splices(self, size: Middling) -> bool {
+        match self {
+            Self::AtBulk => false,
+            Self::At(least) => size >= least,
+        }
     }
 }

@@ -89,6 +89,19 @@ impl Rig {
     }
 }
 
+/// Bytes of a message that may go either way.
+const MESSAGE: usize = 16 << 10;
+
+impl Rig {
+    /// One message, in one poll.
+    async fn pass_message(&mut self) {
+        self.near.write_all(&[1; MESSAGE]).await.unwrap();
+        self.source.readable().await.unwrap();
+        assert_pending!(task::spawn(()).enter(|cx, _| self.poll(cx)));
+        self.far.read_exact(&mut [0; MESSAGE]).await.unwrap();
+    }
+}
+
 fn in_an_hour() -> Instant {
     Instant::now() + Duration::from_secs(3600)
 }
@@ -216,16 +229,11 @@ async fn what_is_taken_and_how_often_that_was_all_is_counted() {
 #[tokio::test]
 #[cfg_attr(miri, ignore = "Miri has neither these sockets nor the pipes of a pool")]
 async fn the_first_message_that_a_direction_splices_is_not_timed() {
-    const MESSAGE: usize = 16 << 10;
     WORKER.with_borrow_mut(|worker| worker.meter = Meter::trying_splices());
     let mut rig = Rig::new(&RelayOptions::new());
-    let mut polled = task::spawn(());
     let mut timed = Vec::new();
     for _ in 0..4 {
-        rig.near.write_all(&[1; MESSAGE]).await.unwrap();
-        rig.source.readable().await.unwrap();
-        assert_pending!(polled.enter(|cx, _| rig.poll(cx)));
-        rig.far.read_exact(&mut [0; MESSAGE]).await.unwrap();
+        rig.pass_message().await;
         timed.extend(WORKER.with_borrow(|worker| worker.meter.timed_on_trial()));
     }
     assert_eq!(
@@ -240,17 +248,12 @@ async fn the_first_message_that_a_direction_splices_is_not_timed() {
 #[tokio::test]
 #[cfg_attr(miri, ignore = "Miri has neither these sockets nor the pipes of a pool")]
 async fn a_trial_is_of_all_directions_from_their_next_message_on() {
-    const MESSAGE: usize = 16 << 10;
     WORKER.with_borrow_mut(|worker| worker.meter = Meter::new());
     let mut rig = Rig::new(&RelayOptions::new());
-    let mut polled = task::spawn(());
     let mut copied = Vec::new();
     for meter in [Meter::new(), Meter::new(), Meter::trying_splices(), Meter::new()] {
         WORKER.with_borrow_mut(|worker| worker.meter = meter);
-        rig.near.write_all(&[1; MESSAGE]).await.unwrap();
-        rig.source.readable().await.unwrap();
-        assert_pending!(polled.enter(|cx, _| rig.poll(cx)));
-        rig.far.read_exact(&mut [0; MESSAGE]).await.unwrap();
+        rig.pass_message().await;
         copied.push(rig.counts.snapshot().copied / MESSAGE as u64);
     }
     assert_eq!(copied, [1, 2, 2, 3]);

@@ -9,7 +9,7 @@ use super::{LENGTH, at, fill_and_drain, finds_nothing, received, recv_and_send, 
 #[test]
 fn messages_are_spliced_from_the_size_on_that_they_cross_at() {
     let mut transfer = Transfer::new(Engine::Auto, PipeSize::Auto);
-    transfer.cross_at(Crossover::at(Middling::Kib16));
+    transfer.cross_at(Crossover::At(Middling::Kib16));
     recv_and_send(&mut transfer, (16 << 10) - 1);
     recv_and_send(&mut transfer, 16 << 10);
     for _ in 0..100 {
@@ -21,7 +21,7 @@ fn messages_are_spliced_from_the_size_on_that_they_cross_at() {
 #[test]
 fn eight_messages_in_a_row_that_are_not_worth_it_are_spliced_and_then_messages_are_copied_again() {
     let mut transfer = Transfer::new(Engine::Auto, PipeSize::Auto);
-    transfer.cross_at(Crossover::at(Middling::Kib16));
+    transfer.cross_at(Crossover::At(Middling::Kib16));
     // What was copied before says nothing of pauses.
     for _ in 0..10 {
         recv_and_send(&mut transfer, 15_000);
@@ -102,24 +102,24 @@ fn where_others_are_worth_splicing_the_next_message_goes_as_the_last_would_have(
     let mut transfer = Transfer::new(Engine::Auto, PipeSize::Auto);
     recv_and_send(&mut transfer, 16 << 10);
     for _ in 0..3 {
-        transfer.cross_at(Crossover::at(Middling::Kib8));
+        transfer.cross_at(Crossover::At(Middling::Kib8));
         spliced_message(&mut transfer, 16 << 10);
         spliced_message(&mut transfer, 9_000);
         // Too small to tell.
         spliced_message(&mut transfer, 1_000);
-        transfer.cross_at(Crossover::AT_BULK);
+        transfer.cross_at(Crossover::AtBulk);
         recv_and_send(&mut transfer, 16 << 10);
         recv_and_send(&mut transfer, 9_000);
     }
     // Not after a small one.
     recv_and_send(&mut transfer, 1_000);
-    transfer.cross_at(Crossover::at(Middling::Kib8));
+    transfer.cross_at(Crossover::At(Middling::Kib8));
     recv_and_send(&mut transfer, 16 << 10);
     spliced_message(&mut transfer, 16 << 10);
     // Not where those of this size go as before.
-    transfer.cross_at(Crossover::at(Middling::Kib16));
+    transfer.cross_at(Crossover::At(Middling::Kib16));
     spliced_message(&mut transfer, 16 << 10);
-    transfer.cross_at(Crossover::at(Middling::Kib32));
+    transfer.cross_at(Crossover::At(Middling::Kib32));
     recv_and_send(&mut transfer, 16 << 10);
     recv_and_send(&mut transfer, 40_000);
     spliced_message(&mut transfer, 40_000);
@@ -130,14 +130,14 @@ fn a_message_that_is_held_when_others_are_worth_splicing_is_the_last_to_go_its_w
     let mut transfer = Transfer::new(Engine::Auto, PipeSize::Auto);
     let bytes = 20_000;
     at(&mut transfer, Step::Recv, Event::Received { bytes, full: false });
-    transfer.cross_at(Crossover::at(Middling::Kib8));
+    transfer.cross_at(Crossover::At(Middling::Kib8));
     at(&mut transfer, Step::Send, Event::Sent { bytes, left: 0 });
     at(
         &mut transfer,
         Step::Fill(SizeClass::Kib64),
         Event::Filled { bytes, full: false },
     );
-    transfer.cross_at(Crossover::AT_BULK);
+    transfer.cross_at(Crossover::AtBulk);
     at(&mut transfer, Step::Drain, Event::Drained { bytes, left: 0 });
     recv_and_send(&mut transfer, bytes);
 }
@@ -146,7 +146,7 @@ fn a_message_that_is_held_when_others_are_worth_splicing_is_the_last_to_go_its_w
 fn what_messages_were_copied_tells_that_nothing_comes_after_one() {
     let mut crossed = Transfer::new(Engine::Auto, PipeSize::Auto);
     recv_and_send(&mut crossed, 16 << 10);
-    crossed.cross_at(Crossover::at(Middling::Kib16));
+    crossed.cross_at(Crossover::At(Middling::Kib16));
     for mut transfer in [large_messages(), crossed] {
         assert!(!transfer.expects_drained_source(), "nothing was spliced yet");
         fill_and_drain(&mut transfer, SizeClass::Kib64, 16 << 10, false);
@@ -161,10 +161,10 @@ fn what_messages_were_copied_tells_that_nothing_comes_after_one() {
 fn what_is_copied_between_two_fills_is_not_what_came_after_the_first() {
     let mut transfer = large_messages();
     fill_and_drain(&mut transfer, SizeClass::Kib64, 16 << 10, false);
-    transfer.cross_at(Crossover::AT_BULK);
+    transfer.cross_at(Crossover::AtBulk);
     assert!(!transfer.expects_drained_source());
     recv_and_send(&mut transfer, 16 << 10);
-    transfer.cross_at(Crossover::at(Middling::Kib16));
+    transfer.cross_at(Crossover::At(Middling::Kib16));
     fill_and_drain(&mut transfer, SizeClass::Kib64, 16 << 10, false);
     assert!(transfer.expects_drained_source());
 }
@@ -174,14 +174,14 @@ fn other_messages_do_not_make_bulk_anything_else() {
     let mut transfer = large_messages();
     fill_and_drain(&mut transfer, SizeClass::Kib64, 64 << 10, true);
     assert!(!transfer.crosses());
-    transfer.cross_at(Crossover::AT_BULK);
+    transfer.cross_at(Crossover::AtBulk);
     assert!(matches!(transfer.step(), Step::Fill(_)));
 }
 
 #[test]
 fn with_no_pipe_between_messages_cross_nowhere() {
     let mut transfer = Transfer::without_pipe(Engine::Auto);
-    transfer.cross_at(Crossover::at(Middling::Kib8));
+    transfer.cross_at(Crossover::At(Middling::Kib8));
     for _ in 0..10 {
         recv_and_send(&mut transfer, 60_000);
     }
@@ -189,7 +189,7 @@ fn with_no_pipe_between_messages_cross_nowhere() {
 
 #[test]
 fn every_sequence_of_outcomes_wherever_messages_cross_delivers_every_byte_in_order_and_ends() {
-    for crossover in [Crossover::at(Middling::Kib16), Crossover::at(Middling::Kib32)] {
+    for crossover in [Crossover::At(Middling::Kib16), Crossover::At(Middling::Kib32)] {
         walk(LENGTH - 1, || {
             let mut world = World::new(Engine::Auto, PipeSize::Auto, 3 * SCRATCH);
             world.cross_at(crossover);
@@ -207,7 +207,7 @@ fn every_sequence_of_outcomes_wherever_messages_cross_delivers_every_byte_in_ord
         for (fills, bytes) in [(3, 20_000), (7, 100)] {
             walk(LENGTH - 2, || {
                 let mut world = World::new(Engine::Auto, PipeSize::Auto, 4 * SCRATCH);
-                world.cross_at(Crossover::at(Middling::Kib16));
+                world.cross_at(Crossover::At(Middling::Kib16));
                 world.happens(received(20_000));
                 world.happens(Event::Sent { bytes: 20_000, left: 0 });
                 for _ in 0..fills {
@@ -236,7 +236,7 @@ fn spliced_message(transfer: &mut Transfer, bytes: usize) {
 /// A transfer whose messages are spliced, from 16 KiB on.
 fn large_messages() -> Transfer {
     let mut transfer = Transfer::new(Engine::Auto, PipeSize::Auto);
-    transfer.cross_at(Crossover::at(Middling::Kib16));
+    transfer.cross_at(Crossover::At(Middling::Kib16));
     recv_and_send(&mut transfer, 16 << 10);
     transfer
 }

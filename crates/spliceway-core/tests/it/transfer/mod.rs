@@ -11,10 +11,10 @@ const ENGINES: [Engine; 3] = [Engine::Auto, Engine::Splice, Engine::Copy];
 const SIZES: [PipeSize; 2] = [PipeSize::Auto, PipeSize::Fixed(SizeClass::Mib1)];
 
 const CROSSOVERS: [Crossover; 4] = [
-    Crossover::AT_BULK,
-    Crossover::at(Middling::Kib8),
-    Crossover::at(Middling::Kib16),
-    Crossover::at(Middling::Kib32),
+    Crossover::AtBulk,
+    Crossover::At(Middling::Kib8),
+    Crossover::At(Middling::Kib16),
+    Crossover::At(Middling::Kib32),
 ];
 
 /// Outcomes tried in every sequence. Miri takes a hundred times as long for each, and asks only whether any step is undefined.

@@ -63,7 +63,7 @@ impl World {
         Self {
             transfer: Transfer::new(engine, size),
             engine,
-            crossover: Crossover::AT_BULK,
+            crossover: Crossover::AtBulk,
             passes: false,
             source: 0..bytes,
             limit: usize::MAX,
@@ -195,7 +195,7 @@ impl World {
             Step::Recv => {
                 let mut outcomes = Vec::new();
                 // As much as may be; a middling message, where it makes a difference; a part of what there is, or the last of it.
-                let middling = if self.crossover == Crossover::AT_BULK {
+                let middling = if self.crossover == Crossover::AtBulk {
                     0
                 } else {
                     MIDDLING
