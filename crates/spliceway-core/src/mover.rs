@@ -336,6 +336,12 @@ impl Mover {
         self.transfer.limit_pipe(largest);
     }
 
+    /// See [`Transfer::take_long_turns`].
+    #[inline]
+    pub fn take_long_turns(&mut self, long: bool) {
+        self.transfer.take_long_turns(long);
+    }
+
     /// Which messages are worth splicing from now on; see [`Transfer::cross_at`]. Only those that fill a receive, unless told.
     pub fn cross_at(&mut self, crossover: Crossover) {
         self.transfer.cross_at(crossover);

@@ -41,6 +41,9 @@ pub const SCRATCH: usize = 64 << 10;
 /// Bytes of bulk moved before the task gives way: the largest pipe of [`PipeSize::Auto`]; see docs/defaults.md.
 const BULK_TURN: usize = 1 << 20;
 
+/// The same where turns may be long: as a rule a source has no more then.
+const LONG_TURN: usize = 4 << 20;
+
 /// The same for what is copied, and for messages that [`Engine::Auto`] splices, as each byte takes longer.
 const TURN: usize = 256 << 10;
 
@@ -191,6 +194,7 @@ pub struct Transfer {
     crossover: Crossover,
     /// Bytes delivered since the last yield.
     turn: usize,
+    long_turns: bool,
     /// Whether the last fill was full; `None` once the source was tried again, or waited for.
     last_fill: Option<bool>,
     /// How many fills that were not full had nothing after them in a row, and how many that were.
@@ -227,6 +231,7 @@ impl Transfer {
             sizing: Sizing::new(pipe_size),
             crossover: Crossover::default(),
             turn: 0,
+            long_turns: false,
             last_fill: None,
             last_in_a_row: [0; 2],
         }
@@ -265,6 +270,14 @@ impl Transfer {
     #[inline]
     pub fn limit_pipe(&mut self, largest: SizeClass) {
         self.sizing.limit(largest);
+    }
+
+    /// Whether turns of bulk are of 4 MiB from now on, and not of 1, as unless told. Where the relay is the slowest of all, which goes from
+    /// one source that has more to the next, each source's window stays full, and its sender's segments go out when the relay's thread makes
+    /// room for them, at its cost; one that was drained sends them at its own. What waits for a turn to end waits four times as long.
+    #[inline]
+    pub fn take_long_turns(&mut self, long: bool) {
+        self.long_turns = long;
     }
 
     /// Which messages are worth splicing from now on; the next one goes as the last would have. Heeded by [`Engine::Auto`] alone, and
@@ -323,12 +336,16 @@ impl Transfer {
             .is_some_and(|full| self.last_in_a_row[usize::from(full)] == LAST_IN_A_ROW)
     }
 
+    #[inline]
     fn turn_is_over(&self) -> bool {
-        if self.turn < TURN {
-            return false;
-        }
+        self.turn >= TURN && self.long_turn_is_over()
+    }
+
+    /// Of what is more than [`TURN`].
+    #[cold]
+    fn long_turn_is_over(&self) -> bool {
         match self.flow {
-            Flow::Bulk { .. } | Flow::Spliced => self.turn >= BULK_TURN,
+            Flow::Bulk { .. } | Flow::Spliced => self.turn >= if self.long_turns { LONG_TURN } else { BULK_TURN },
             Flow::Messages { .. } | Flow::LargeMessages { .. } | Flow::Copied { .. } => true,
         }
     }

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
+use std::ptr;
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
@@ -25,7 +26,7 @@ use crate::rest::{Clock, Rest};
 use crate::rhythm::{self, Rhythm};
 use crate::stall::Stall;
 use crate::stream;
-use crate::turn::give_way;
+use crate::turn::{Turns, give_way};
 
 thread_local! {
     static WORKER: RefCell<Worker> = RefCell::new(Worker {
@@ -33,6 +34,7 @@ thread_local! {
         lookout: Lookout::new(),
         meter: Meter::new(),
         flows: rhythm::Thread::default(),
+        turns: Turns::default(),
     });
 }
 
@@ -43,6 +45,7 @@ struct Worker {
     lookout: Lookout,
     meter: Meter,
     flows: rhythm::Thread,
+    turns: Turns,
 }
 
 /// The most that a source can have received when the other direction ends, and a bound on what a sender without end gets through by
@@ -302,6 +305,7 @@ struct Turn<'a> {
 impl Turn<'_> {
     fn poll(mut self, cx: &mut Context<'_>) -> Poll<Result<(), Broken>> {
         self.cross();
+        self.mover.take_long_turns(self.worker.turns.are_long());
         let polled = self.poll_all(cx);
         if self.timing.is_of_message() && self.mover.in_flight() == 0 && self.crosses() {
             self.worker.meter.end(self.timing);
@@ -329,13 +333,19 @@ impl Turn<'_> {
                 Need::Both => ready!(self.poll_pass(cx))?,
                 Need::Sink => ready!(self.poll_deliver(cx)).map_err(|error| (Operation::Write, error))?,
                 Need::Yield => {
-                    self.mover.yielded();
-                    give_way(cx);
+                    self.end_turn(cx);
                     return Poll::Pending;
                 }
                 Need::Shutdown => return Poll::Ready(Ok(())),
             }
         }
+    }
+
+    fn end_turn(&mut self, cx: &mut Context<'_>) {
+        let myself = ptr::from_ref(self.mover).addr();
+        self.worker.turns.end(myself);
+        self.mover.yielded();
+        give_way(cx);
     }
 
     /// One attempt at the source, when it may have something and the gate lets something through.
@@ -396,6 +406,9 @@ impl Turn<'_> {
     fn took(&mut self, is_drained: bool) {
         let bytes = self.mover.in_flight();
         self.worker.flows.took(bytes);
+        if self.mover.holds_message() {
+            self.worker.turns.message();
+        }
         if let Some(gate) = &mut self.gate {
             gate.spent(bytes);
         }

@@ -14,8 +14,10 @@ const TAKEN_FILLS: u8 = 2;
 pub(super) struct Sizing {
     class: SizeClass,
     low_fills: u8,
-    /// What was asked for last, and the bytes that came.
-    last_fill: (SizeClass, u32),
+    /// What was asked for last.
+    asked: SizeClass,
+    /// The bytes that came.
+    filled: u32,
     taken_fills: u8,
     /// None above is asked for.
     largest: SizeClass,
@@ -31,7 +33,8 @@ impl Sizing {
         Self {
             class,
             low_fills: 0,
-            last_fill: (class, 0),
+            asked: class,
+            filled: 0,
             taken_fills: 0,
             largest: SizeClass::Mib1,
             follows,
@@ -51,7 +54,8 @@ impl Sizing {
 
     /// Up at once when a fill of what was `asked` for returned its size in bytes, but to 1 MiB only for a sink that keeps up.
     pub(super) fn on_fill(&mut self, asked: SizeClass, bytes: usize, full: bool) {
-        self.last_fill = (asked, u32::try_from(bytes).unwrap_or(u32::MAX));
+        self.asked = asked;
+        self.filled = u32::try_from(bytes).unwrap_or(u32::MAX);
         // Of a smaller pipe than the flow has earned.
         if asked < self.class {
             return;
@@ -69,7 +73,7 @@ impl Sizing {
     /// below half of the size: slots run out first where fragments are small, and a large pipe only costs more. Where it had none, those
     /// that would not have filled the smaller pipe: it would have done as well, and taken less of the budget.
     pub(super) fn on_more(&mut self, more: bool) {
-        let (asked, bytes) = (self.last_fill.0, self.last_fill.1 as usize);
+        let (asked, bytes) = (self.asked, self.filled as usize);
         let Some(smaller) = asked.smaller().filter(|_| self.follows) else {
             return;
         };

@@ -510,28 +510,44 @@ fn the_turn_of_messages_ends_after_256_kib() {
     assert_eq!(transfer.step(), Step::Recv);
 }
 
-#[test]
-fn the_turn_of_bulk_ends_after_1_mib_and_that_of_copies_after_256_kib() {
-    let mut transfer = bulk(PipeSize::Auto);
-    for _ in 0..BULK_TURN / 32_768 - SCRATCH / 32_768 {
-        assert_ne!(transfer.step(), Step::Yield);
-        at(
-            &mut transfer,
-            Step::Fill(SizeClass::Kib64),
-            Event::Filled {
-                bytes: 32_768,
-                full: false,
-            },
-        );
-        at(&mut transfer, Step::Drain, Event::Drained { bytes: 32_768, left: 0 });
+/// Fills and drains, 32 KiB at a time, until its turn is over, and how much that was.
+fn spliced_in_a_turn(transfer: &mut Transfer) -> usize {
+    let mut bytes = 0;
+    while transfer.step() != Step::Yield {
+        let filled = Event::Filled {
+            bytes: 32_768,
+            full: false,
+        };
+        at(transfer, Step::Fill(SizeClass::Kib64), filled);
+        at(transfer, Step::Drain, Event::Drained { bytes: 32_768, left: 0 });
+        bytes += 32_768;
     }
-    assert_eq!(transfer.step(), Step::Yield);
+    at(transfer, Step::Yield, Event::Yielded);
+    bytes
+}
 
-    let mut transfer = Transfer::new(Engine::Copy, PipeSize::Auto);
-    for _ in 0..TURN / SCRATCH {
-        recv_and_send(&mut transfer, SCRATCH);
+#[test]
+fn the_turn_of_bulk_ends_after_1_mib_or_4_and_that_of_copies_after_256_kib() {
+    let mut transfer = bulk(PipeSize::Auto);
+    assert_eq!(
+        spliced_in_a_turn(&mut transfer),
+        BULK_TURN - SCRATCH,
+        "the rest was copied"
+    );
+    assert_eq!(spliced_in_a_turn(&mut transfer), BULK_TURN);
+    transfer.take_long_turns(true);
+    assert_eq!(spliced_in_a_turn(&mut transfer), 4 * BULK_TURN);
+    transfer.take_long_turns(false);
+    assert_eq!(spliced_in_a_turn(&mut transfer), BULK_TURN);
+
+    for are_long in [false, true] {
+        let mut transfer = Transfer::new(Engine::Copy, PipeSize::Auto);
+        transfer.take_long_turns(are_long);
+        for _ in 0..TURN / SCRATCH {
+            recv_and_send(&mut transfer, SCRATCH);
+        }
+        assert_eq!(transfer.step(), Step::Yield);
     }
-    assert_eq!(transfer.step(), Step::Yield);
 }
 
 #[test]
