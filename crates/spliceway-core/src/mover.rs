@@ -336,7 +336,7 @@ impl Mover {
         self.transfer.limit_pipe(largest);
     }
 
-    /// See [`Transfer::take_long_turns`].
+    /// See [`Transfer::take_long_turns`]. [`need`](Mover::need) is to be asked anew.
     #[inline]
     pub fn take_long_turns(&mut self, long: bool) {
         self.transfer.take_long_turns(long);

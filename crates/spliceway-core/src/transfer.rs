@@ -41,7 +41,7 @@ pub const SCRATCH: usize = 64 << 10;
 /// Bytes of bulk moved before the task gives way: the largest pipe of [`PipeSize::Auto`]; see docs/defaults.md.
 const BULK_TURN: usize = 1 << 20;
 
-/// The same where turns may be long: as a rule a source has no more then.
+/// The same where turns may be long, and pipes are of more than 64 KiB: as a rule a source has no more then.
 const LONG_TURN: usize = 4 << 20;
 
 /// The same for what is copied, and for messages that [`Engine::Auto`] splices, as each byte takes longer.
@@ -272,9 +272,10 @@ impl Transfer {
         self.sizing.limit(largest);
     }
 
-    /// Whether turns of bulk are of 4 MiB from now on, and not of 1, as unless told. Where the relay is the slowest of all, which goes from
-    /// one source that has more to the next, each source's window stays full, and its sender's segments go out when the relay's thread makes
-    /// room for them, at its cost; one that was drained sends them at its own. What waits for a turn to end waits four times as long.
+    /// Whether turns of bulk are of 4 MiB from now on, and not of 1, as unless told: that is cheaper for a few flows that are faster than the
+    /// relay, as their sources are drained before others have their turn (docs/defaults.md), and what waits for it to end waits four times as
+    /// long. In pipes of 64 KiB no turn is long, as it would take too many calls. The turn it is in may be over by this: [`step`](Self::step)
+    /// is to be asked anew.
     #[inline]
     pub fn take_long_turns(&mut self, long: bool) {
         self.long_turns = long;
@@ -338,15 +339,14 @@ impl Transfer {
 
     #[inline]
     fn turn_is_over(&self) -> bool {
-        self.turn >= TURN && self.long_turn_is_over()
+        self.turn >= TURN && self.turn >= self.whole_turn()
     }
 
-    /// Of what is more than [`TURN`].
-    #[cold]
-    fn long_turn_is_over(&self) -> bool {
+    fn whole_turn(&self) -> usize {
         match self.flow {
-            Flow::Bulk { .. } | Flow::Spliced => self.turn >= if self.long_turns { LONG_TURN } else { BULK_TURN },
-            Flow::Messages { .. } | Flow::LargeMessages { .. } | Flow::Copied { .. } => true,
+            Flow::Bulk { .. } | Flow::Spliced if self.long_turns && self.sizing.class() > SizeClass::Kib64 => LONG_TURN,
+            Flow::Bulk { .. } | Flow::Spliced => BULK_TURN,
+            Flow::Messages { .. } | Flow::LargeMessages { .. } | Flow::Copied { .. } => TURN,
         }
     }
 

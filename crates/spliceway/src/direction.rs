@@ -4,7 +4,6 @@ use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
-use std::ptr;
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
@@ -26,7 +25,7 @@ use crate::rest::{Clock, Rest};
 use crate::rhythm::{self, Rhythm};
 use crate::stall::Stall;
 use crate::stream;
-use crate::turn::{Turns, give_way};
+use crate::turn::{self, give_way};
 
 thread_local! {
     static WORKER: RefCell<Worker> = RefCell::new(Worker {
@@ -34,7 +33,6 @@ thread_local! {
         lookout: Lookout::new(),
         meter: Meter::new(),
         flows: rhythm::Thread::default(),
-        turns: Turns::default(),
     });
 }
 
@@ -45,7 +43,6 @@ struct Worker {
     lookout: Lookout,
     meter: Meter,
     flows: rhythm::Thread,
-    turns: Turns,
 }
 
 /// The most that a source can have received when the other direction ends, and a bound on what a sender without end gets through by
@@ -167,7 +164,11 @@ impl Moving {
                     Moved::All
                 }))
             }
-            Means::Copying(copy_loop) => copy_loop.poll(cx, reader, writer, gate, counts),
+            Means::Copying(copy_loop) => {
+                // Who is woken has something to pass on, as a rule, or room for it.
+                turn::message();
+                copy_loop.poll(cx, reader, writer, gate, counts)
+            }
             Means::Refused => Poll::Ready(Err((Operation::Read, refusal()))),
         }
     }
@@ -305,8 +306,10 @@ struct Turn<'a> {
 impl Turn<'_> {
     fn poll(mut self, cx: &mut Context<'_>) -> Poll<Result<(), Broken>> {
         self.cross();
-        self.mover.take_long_turns(self.worker.turns.are_long());
+        self.mover.take_long_turns(turn::may_be_long());
+        let allowance = self.mover.allowance();
         let polled = self.poll_all(cx);
+        turn::took(allowance - self.mover.allowance());
         if self.timing.is_of_message() && self.mover.in_flight() == 0 && self.crosses() {
             self.worker.meter.end(self.timing);
         }
@@ -333,19 +336,13 @@ impl Turn<'_> {
                 Need::Both => ready!(self.poll_pass(cx))?,
                 Need::Sink => ready!(self.poll_deliver(cx)).map_err(|error| (Operation::Write, error))?,
                 Need::Yield => {
-                    self.end_turn(cx);
+                    self.mover.yielded();
+                    give_way(cx);
                     return Poll::Pending;
                 }
                 Need::Shutdown => return Poll::Ready(Ok(())),
             }
         }
-    }
-
-    fn end_turn(&mut self, cx: &mut Context<'_>) {
-        let myself = ptr::from_ref(self.mover).addr();
-        self.worker.turns.end(myself);
-        self.mover.yielded();
-        give_way(cx);
     }
 
     /// One attempt at the source, when it may have something and the gate lets something through.
@@ -406,9 +403,6 @@ impl Turn<'_> {
     fn took(&mut self, is_drained: bool) {
         let bytes = self.mover.in_flight();
         self.worker.flows.took(bytes);
-        if self.mover.holds_message() {
-            self.worker.turns.message();
-        }
         if let Some(gate) = &mut self.gate {
             gate.spent(bytes);
         }

@@ -55,8 +55,8 @@
 //! - An idle relay holds no pipe and no buffer: its two descriptors and its task.
 //! - Bytes in flight per direction: one pipe, 64 KiB or, where the flow fills that, 256 KiB, or 1 MiB where the sink keeps up with
 //!   them; or one receive of at most 64 KiB. A slow reader holds up its own sender.
-//! - Some 1 MiB of each direction in one poll, or 4 where few flows of bulk and nothing else pass on the thread, or 256 KiB of messages and
-//!   copies; then other tasks get a turn, and the runtime looks for events.
+//! - Some 1 MiB of each direction in one poll, or 4 where no relays but few, of bulk, pass anything on the thread, or 256 KiB of messages
+//!   and copies; then other tasks get a turn, and the runtime looks for events.
 //! - Pipes, pages and descriptors of the whole process: [`Limits::of_this_process`].
 //!
 //! # What it does not do

@@ -1,51 +1,87 @@
 //! How long a turn is, and how it ends: others get theirs, and the runtime looks for events.
 
+use std::cell::Cell;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 
 use tokio::task::yield_now;
 
-// Where these come from: docs/defaults.md#turns.
+// Where these come from: docs/defaults.md#long-turns.
 
 /// So many directions may take long turns: more of them wait too long for each other, and save nothing.
-const FEW: usize = 8;
+const FEW: u32 = 8;
 
-/// Turns in a row in which no message has passed on the thread, before they are long.
+/// Bytes of one poll from which on others wait for it.
+const SHARE: u64 = 256 << 10;
+
+/// Bytes of one poll below which it passed a message, most likely, whose sender may have waited for turns to end.
+const MESSAGE: u64 = 64 << 10;
+
+/// Polls of a [`SHARE`] in a row, without one of a message, before turns are long.
 const UNDISTURBED: u32 = 64;
 
-/// The turns that directions take on one thread.
-#[derive(Debug, Default)]
-pub(crate) struct Turns {
-    /// Whose the last ones were, by its address, the latest first.
-    last: [usize; FEW],
-    /// Whether the last one was of a direction that had one among the [`FEW`] before.
-    takers_are_few: bool,
-    /// Since a message has passed.
-    undisturbed: u32,
+thread_local! {
+    static TURNS: Turns = const { Turns::new() };
+}
+
+/// What the directions of one thread make each other wait for.
+struct Turns {
+    /// Polls of a share since the last message.
+    undisturbed: Cell<u32>,
+    /// Polls of a share since the runtime has looked for events, and between the two looks before. One that drains its source does not give
+    /// way, so where nobody does all of them count as of one round.
+    takers: Cell<u32>,
+    takers_before: Cell<u32>,
+    /// Since the last poll.
+    has_looked: Cell<bool>,
 }
 
 impl Turns {
-    /// One has passed on this thread: who sent it may have waited for turns to end.
-    #[inline]
-    pub(crate) fn message(&mut self) {
-        self.undisturbed = 0;
-    }
-
-    /// One has ended, of the direction at this address.
-    pub(crate) fn end(&mut self, taker: usize) {
-        self.undisturbed = self.undisturbed.saturating_add(1);
-        // Each direction whose source has more has one in each round of the scheduler.
-        let before = self.last.iter().position(|last| *last == taker);
-        self.last[..=before.unwrap_or(FEW - 1)].rotate_right(1);
-        self.last[0] = taker;
-        self.takers_are_few = before.is_some();
+    const fn new() -> Self {
+        Self {
+            undisturbed: Cell::new(0),
+            takers: Cell::new(0),
+            takers_before: Cell::new(0),
+            has_looked: Cell::new(false),
+        }
     }
 
     #[inline]
-    pub(crate) fn are_long(&self) -> bool {
-        self.takers_are_few && self.undisturbed >= UNDISTURBED
+    fn may_be_long(&self) -> bool {
+        if self.has_looked.take() {
+            self.takers_before.set(self.takers.take());
+        }
+        self.undisturbed.get() >= UNDISTURBED && self.takers.get().max(self.takers_before.get()) <= FEW
     }
+
+    fn take_share(&self) {
+        self.undisturbed.set(self.undisturbed.get().saturating_add(1));
+        self.takers.set(self.takers.get().saturating_add(1));
+    }
+}
+
+/// Whether the turn of bulk that begins now may be a long one. To be asked at the start of each poll.
+#[inline]
+pub(crate) fn may_be_long() -> bool {
+    TURNS.with(Turns::may_be_long)
+}
+
+/// A poll has taken so many bytes from its source.
+#[inline]
+pub(crate) fn took(bytes: u64) {
+    match bytes {
+        0 => {}
+        1..MESSAGE => message(),
+        MESSAGE..SHARE => {}
+        SHARE.. => TURNS.with(Turns::take_share),
+    }
+}
+
+/// Somebody has passed one on this thread.
+#[inline]
+pub(crate) fn message() {
+    TURNS.with(|turns| turns.undisturbed.set(0));
 }
 
 /// Wakes this task when the runtime has looked for events, or when it stops before (`block_on` ends): who gave way may be waited for
@@ -71,63 +107,98 @@ impl Wake for WakesWhenDropped {
 
 impl Drop for WakesWhenDropped {
     fn drop(&mut self) {
+        // On the thread that has looked.
+        TURNS.with(|turns| turns.has_looked.set(true));
         self.0.wake_by_ref();
     }
 }
 
+/// As if no message had passed on this thread for long.
+#[cfg(test)]
+pub(crate) fn undisturbed() {
+    TURNS.with(|turns| turns.undisturbed.set(UNDISTURBED));
+}
+
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
+    use std::mem::replace;
+    use std::task::Poll;
+
     use super::*;
 
-    impl Turns {
-        fn undisturbed() -> Self {
-            Self {
-                undisturbed: UNDISTURBED,
-                ..Self::default()
-            }
-        }
-
-        /// One of each of so many, and after how many of them turns were long.
-        fn round(&mut self, takers: usize) -> usize {
-            let long = |taker| {
-                self.end(taker);
-                self.are_long()
-            };
-            (1..=takers).map(long).filter(|long| *long).count()
-        }
+    /// So many directions take a share each, then the runtime looks for events. How many of their turns could be long.
+    fn round(takers: u32) -> u32 {
+        let long = (0..takers).filter(|_| {
+            let long = may_be_long();
+            took(SHARE);
+            long
+        });
+        let long = long.count();
+        TURNS.with(|turns| turns.has_looked.set(true));
+        long.try_into().expect("few")
     }
 
     #[test]
     fn turns_are_long_where_few_directions_take_them() {
-        for takers in [1, FEW] {
-            let mut thread = Turns::undisturbed();
-            assert_eq!([(); 3].map(|()| thread.round(takers)), [0, takers, takers]);
-        }
-        for takers in [FEW + 1, 64] {
-            let mut thread = Turns::undisturbed();
-            assert_eq!([(); 3].map(|()| thread.round(takers)), [0; 3]);
+        for takers in [1, FEW, FEW + 1, 64] {
+            undisturbed();
+            round(takers);
+            let long = if takers <= FEW { takers } else { 0 };
+            assert_eq!([(); 3].map(|()| round(takers)), [long; 3], "of {takers}");
         }
     }
 
     #[test]
     fn they_are_again_when_those_in_excess_have_gone() {
-        let mut thread = Turns::undisturbed();
-        thread.round(FEW + 1);
-        assert_eq!([FEW + 1, FEW, FEW].map(|takers| thread.round(takers)), [0, 0, FEW]);
+        undisturbed();
+        round(FEW + 1);
+        assert_eq!([FEW, FEW].map(round), [0, FEW]);
+    }
+
+    #[test]
+    fn those_who_drain_their_sources_and_never_give_way_count() {
+        undisturbed();
+        let long = (0..64).filter(|_| {
+            let long = may_be_long();
+            took(SHARE);
+            long
+        });
+        assert_eq!(long.count(), FEW as usize + 1);
     }
 
     #[test]
     fn none_is_long_soon_after_a_message() {
-        let mut thread = Turns::default();
-        for _ in 0..3 {
-            for _ in 1..UNDISTURBED {
-                thread.end(1);
-                assert!(!thread.are_long());
+        for message in [1, MESSAGE - 1] {
+            for polls in 0..UNDISTURBED {
+                assert!(!may_be_long(), "after {polls}");
+                round(1);
             }
-            thread.end(1);
-            assert!(thread.are_long());
-            thread.message();
-            assert!(!thread.are_long());
+            for other in [0, MESSAGE, SHARE - 1] {
+                took(other);
+            }
+            assert!(may_be_long());
+            took(message);
+        }
+        assert!(!may_be_long());
+    }
+
+    #[tokio::test]
+    async fn a_round_ends_when_the_runtime_has_looked_for_events() {
+        undisturbed();
+        (0..=FEW).for_each(|_| took(SHARE));
+        assert!(!may_be_long());
+        for long in [false, true] {
+            let mut has_given_way = false;
+            poll_fn(|cx| {
+                if replace(&mut has_given_way, true) {
+                    return Poll::Ready(());
+                }
+                give_way(cx);
+                Poll::Pending
+            })
+            .await;
+            assert_eq!(may_be_long(), long);
         }
     }
 }

@@ -102,6 +102,56 @@ impl Rig {
     }
 }
 
+impl Rig {
+    /// Passes a message of one byte, in one poll, before which turns were long, and may not be afterwards.
+    async fn is_disturbed(&mut self) -> bool {
+        turn::undisturbed();
+        self.near.write_all(b"?").await.unwrap();
+        self.source.readable().await.unwrap();
+        assert_pending!(task::spawn(()).enter(|cx, _| self.poll(cx)));
+        !turn::may_be_long()
+    }
+
+    fn takes_long_turns(&mut self) -> bool {
+        let Means::Splicing { mover, .. } = &self.moving.means else {
+            unreachable!("these are sockets");
+        };
+        format!("{mover:?}").contains("long_turns: true")
+    }
+}
+
+#[tokio::test]
+#[cfg_attr(miri, ignore = "Miri has neither these sockets nor the pipes of a pool")]
+async fn turns_are_long_where_nobody_passes_messages() {
+    let mut rig = Rig::new(&RelayOptions::new());
+    let mut polled = task::spawn(());
+    assert_pending!(polled.enter(|cx, _| rig.poll(cx)));
+    assert!(!rig.takes_long_turns());
+    turn::undisturbed();
+    assert_pending!(polled.enter(|cx, _| rig.poll(cx)));
+    assert!(rig.takes_long_turns());
+    rig.pass_message().await;
+    assert_pending!(polled.enter(|cx, _| rig.poll(cx)));
+    assert!(!rig.takes_long_turns());
+}
+
+#[tokio::test]
+#[cfg_attr(miri, ignore = "Miri has neither these sockets nor the pipes of a pool")]
+async fn a_message_is_one_however_it_goes() {
+    for engine in [Engine::Auto, Engine::Splice, Engine::Copy] {
+        let mut rig = Rig::new(&RelayOptions::new().engine(engine));
+        assert!(rig.is_disturbed().await, "{engine:?}");
+    }
+    let ((mut near, mut source), (mut sink, _far)) = (tokio::io::duplex(64), tokio::io::duplex(64));
+    let (options, counts) = (RelayOptions::new(), Counts::default());
+    let mut copying = Moving::new(&source, &sink, Bytes::new(), &options.a_to_b, &options, &counts);
+    turn::undisturbed();
+    near.write_all(b"?").await.unwrap();
+    let mut polled = task::spawn(());
+    assert_pending!(polled.enter(|cx, _| copying.poll(cx, &mut source, &mut sink, &counts)));
+    assert!(!turn::may_be_long());
+}
+
 fn in_an_hour() -> Instant {
     Instant::now() + Duration::from_secs(3600)
 }

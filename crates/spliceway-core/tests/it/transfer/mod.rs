@@ -510,35 +510,29 @@ fn the_turn_of_messages_ends_after_256_kib() {
     assert_eq!(transfer.step(), Step::Recv);
 }
 
-/// Fills and drains, 32 KiB at a time, until its turn is over, and how much that was.
-fn spliced_in_a_turn(transfer: &mut Transfer) -> usize {
-    let mut bytes = 0;
+/// Fills and drains, half a pipe at a time, until its turn is over, and how much that was.
+fn spliced_in_a_turn(transfer: &mut Transfer, class: SizeClass) -> usize {
+    let (bytes, mut all) = (class.bytes() / 2, 0);
     while transfer.step() != Step::Yield {
-        let filled = Event::Filled {
-            bytes: 32_768,
-            full: false,
-        };
-        at(transfer, Step::Fill(SizeClass::Kib64), filled);
-        at(transfer, Step::Drain, Event::Drained { bytes: 32_768, left: 0 });
-        bytes += 32_768;
+        at(transfer, Step::Fill(class), Event::Filled { bytes, full: false });
+        at(transfer, Step::Drain, Event::Drained { bytes, left: 0 });
+        all += bytes;
     }
     at(transfer, Step::Yield, Event::Yielded);
-    bytes
+    all
 }
 
 #[test]
-fn the_turn_of_bulk_ends_after_1_mib_or_4_and_that_of_copies_after_256_kib() {
-    let mut transfer = bulk(PipeSize::Auto);
-    assert_eq!(
-        spliced_in_a_turn(&mut transfer),
-        BULK_TURN - SCRATCH,
-        "the rest was copied"
-    );
-    assert_eq!(spliced_in_a_turn(&mut transfer), BULK_TURN);
-    transfer.take_long_turns(true);
-    assert_eq!(spliced_in_a_turn(&mut transfer), 4 * BULK_TURN);
-    transfer.take_long_turns(false);
-    assert_eq!(spliced_in_a_turn(&mut transfer), BULK_TURN);
+fn the_turn_of_bulk_ends_after_1_mib_or_4_in_large_pipes_and_that_of_copies_after_256_kib() {
+    for (class, long) in [(SizeClass::Kib64, 1), (SizeClass::Kib256, 4), (SizeClass::Mib1, 4)] {
+        let mut transfer = Transfer::new(Engine::Splice, PipeSize::Fixed(class));
+        for (are_long, turn) in [(false, 1), (true, long), (false, 1)] {
+            transfer.take_long_turns(are_long);
+            assert_eq!(spliced_in_a_turn(&mut transfer, class), turn * BULK_TURN, "{class:?}");
+        }
+    }
+    let (mut transfer, copied) = (bulk(PipeSize::Auto), SCRATCH);
+    assert_eq!(spliced_in_a_turn(&mut transfer, SizeClass::Kib64), BULK_TURN - copied);
 
     for are_long in [false, true] {
         let mut transfer = Transfer::new(Engine::Copy, PipeSize::Auto);
