@@ -213,8 +213,8 @@ async fn a_poll_of_a_relay_moves_a_bounded_number_of_bytes() {
             // Somebody has a message, and may have another.
             near.write_all(b"?").await.unwrap();
             far.read_exact(&mut [0]).await.unwrap();
-            // Each is of two directions, and turns are short until 64 had no message beside them.
-            for _ in 0..31 {
+            // Each polls two directions, once or twice, and turns are short until 64 had no message beside them.
+            for _ in 0..15 {
                 let moved = bulk.poll().await;
                 assert!(moved <= 2 * MIB, "{moved} bytes in one poll soon after a message");
             }
