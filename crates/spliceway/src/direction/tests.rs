@@ -100,9 +100,7 @@ impl Rig {
         assert_pending!(task::spawn(()).enter(|cx, _| self.poll(cx)));
         self.far.read_exact(&mut [0; MESSAGE]).await.unwrap();
     }
-}
 
-impl Rig {
     /// Passes a message of one byte, in one poll, before which turns were long, and may not be afterwards.
     async fn is_disturbed(&mut self) -> bool {
         turn::undisturbed();
@@ -123,6 +121,7 @@ impl Rig {
 #[tokio::test]
 #[cfg_attr(miri, ignore = "Miri has neither these sockets nor the pipes of a pool")]
 async fn turns_are_long_where_nobody_passes_messages() {
+    turn::message();
     let mut rig = Rig::new(&RelayOptions::new());
     let mut polled = task::spawn(());
     assert_pending!(polled.enter(|cx, _| rig.poll(cx)));
