@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::ops::RangeInclusive;
 use std::thread;
 use std::time::Instant;
 
@@ -10,6 +11,9 @@ use crate::load::{Load, Receiver};
 use crate::relay::Relay;
 use crate::scenario::{Figure, Scenario};
 use crate::scenarios::bulk::{GIB, LOOPBACK};
+
+/// Bytes of a write.
+const TWO_RHYTHMS: RangeInclusive<usize> = 2 << 10..=128 << 10;
 
 pub(crate) struct Sweep {
     /// Bytes of each write.
@@ -53,6 +57,15 @@ impl Scenario for Sweep {
 
     fn figures(&self) -> &'static [Figure] {
         const { &[Figure::lower("CPU", "s/GiB", 3), Figure::higher("rate", "GiB/s", 2)] }
+    }
+
+    /// More where a flow keeps to one of two rhythms for much of its run, and rounds differ by two (docs/rhythm.md).
+    fn rounds(&self, asked: usize) -> usize {
+        if TWO_RHYTHMS.contains(&self.chunk) {
+            4 * asked
+        } else {
+            asked
+        }
     }
 
     fn measure(&self, arm: Arm) -> io::Result<Vec<f64>> {
