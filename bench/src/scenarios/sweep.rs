@@ -12,7 +12,7 @@ use crate::relay::Relay;
 use crate::scenario::{Figure, Scenario};
 use crate::scenarios::bulk::{GIB, LOOPBACK};
 
-/// Bytes of a write.
+/// Sizes of writes, in bytes, whose flows have two rhythms.
 const TWO_RHYTHMS: RangeInclusive<usize> = 2 << 10..=128 << 10;
 
 pub(crate) struct Sweep {
@@ -100,5 +100,11 @@ mod tests {
         assert_eq!(sizes[2], (4 << 10, 1000));
         assert_eq!(sizes[3], (8 << 10, 512));
         assert_eq!(sizes[10], (1 << 20, 4));
+    }
+
+    #[test]
+    fn writes_of_2_to_128_kib_get_four_times_the_rounds() {
+        let rounds: Vec<usize> = Sweep::all(1000, 4 << 20).map(|sweep| sweep.rounds(5)).collect();
+        assert_eq!(rounds, [5, 20, 20, 20, 20, 20, 20, 20, 5, 5, 5]);
     }
 }
