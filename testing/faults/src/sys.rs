@@ -1,7 +1,7 @@
 //! One thin function per system call; nothing is decided here.
 //!
 //! This is the only file of the crate that may hold `unsafe`: seccomp's user notifications, timers that signal one thread, signal
-//! dispositions and `SO_RCVLOWAT` have no safe wrapper in any crate we use (seccomp(2), seccomp_unotify(2), timer_create(2), socket(7)).
+//! dispositions, `fork` and `SO_RCVLOWAT` have no safe wrapper in any crate we use (seccomp(2), seccomp_unotify(2), timer_create(2), socket(7)).
 #![allow(unsafe_code)]
 
 use std::io;
@@ -276,7 +276,29 @@ pub fn ignores_broken_pipes() -> io::Result<bool> {
     Ok(action.sa_sigaction == libc::SIG_IGN)
 }
 
-/// −1 is an error, told by errno; anything else a value or a descriptor.
+/// `fork(2)`: runs `work` in a child, which ends without running anything else: what it returned. A child that panics, or that has not
+/// ended after 20 s, returned `false`.
+///
+/// # Errors
+/// Those of `fork(2)` and `waitpid(2)`.
+pub fn in_fork(work: impl FnOnce() -> bool) -> io::Result<bool> {
+    // SAFETY: the child runs on with the one thread that calls this, and glibc and musl keep their allocator usable in it. `work` is a
+    // test's, which waits for no lock that another thread may hold.
+    let child = check(unsafe { libc::fork() })?;
+    if child == 0 {
+        // SAFETY: takes an integer; the default of SIGALRM is the end of the process.
+        unsafe { libc::alarm(20) };
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        let status = if matches!(outcome, Ok(true)) { 0 } else { 1 };
+        // SAFETY: never returns, and runs no code of the parent's at exit.
+        unsafe { libc::_exit(status) }
+    }
+    let mut status = 0;
+    // SAFETY: the kernel writes one int, borrowed mutably for the call.
+    check(unsafe { libc::waitpid(child, &raw mut status, 0) })?;
+    Ok(status == 0)
+}
+
 /// `setsockopt(SO_RCVLOWAT)`: pollers are told of no fewer bytes than these.
 ///
 /// # Errors
@@ -295,6 +317,7 @@ pub fn set_low_water_mark(socket: impl AsFd, bytes: libc::c_int) -> io::Result<(
     check(outcome).map(drop)
 }
 
+/// −1 is an error, told by errno; anything else a value or a descriptor.
 fn check(outcome: libc::c_int) -> io::Result<RawFd> {
     if outcome == -1 {
         return Err(io::Error::last_os_error());

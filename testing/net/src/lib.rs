@@ -8,10 +8,11 @@
 //! No namespace has a name: each lives as long as a child that reads from a pipe of ours, and the sockets in it. So it goes with
 //! whatever made it, whether that returns, panics or is killed, and runs at the same time never meet.
 //!
-//! It takes the right to make namespaces, and `unshare`, `ip`, `ethtool` and `tc` on `PATH`.
+//! It takes the right to make namespaces, and `unshare`, `ip`, `ethtool` and `tc` on `PATH`. A test is skipped without them.
 #![forbid(unsafe_code)]
 
 mod node;
+mod tool;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
@@ -19,6 +20,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
 use rustix::net::sockopt::tcp_congestion;
 
 pub use node::Node;
+pub use tool::{has_localhost, has_tool};
 
 /// Payload of a full segment: 1,500 bytes less the headers of IPv4 and TCP, with its timestamps.
 pub const SEGMENT: usize = 1448;
@@ -66,8 +68,15 @@ impl Net {
     /// So many nodes, each linked to the next, and cubic on every route.
     ///
     /// # Errors
-    /// What is missing: the privilege (`PermissionDenied`), or a program.
+    /// What is missing: the privilege (`PermissionDenied`), or a program (`NotFound`).
     pub fn new(count: usize, offloads: Offloads) -> io::Result<Self> {
+        let programs = [("unshare", "util-linux"), ("ip", "iproute2"), ("ethtool", "ethtool")];
+        let used = if offloads.switches().is_some() { 3 } else { 2 };
+        for (program, package) in &programs[..used] {
+            if let Some(lacking) = tool::lacking(program, package) {
+                return Err(io::Error::new(io::ErrorKind::NotFound, lacking));
+            }
+        }
         let nodes: io::Result<Vec<Node>> = (0..count).map(|_| Node::new()).collect();
         let net = Self { nodes: nodes? };
         for link in 0..count - 1 {
@@ -76,16 +85,16 @@ impl Net {
         Ok(net)
     }
 
-    /// The same for a test. `None` where the privilege is missing; says so.
+    /// The same for a test. `None` where the privilege or a program is missing; says so.
     ///
     /// # Panics
-    /// If anything else is missing: a test that never runs proves nothing.
+    /// If anything else fails.
     #[expect(clippy::print_stdout, reason = "a skipped test says why")]
     #[must_use]
     pub fn chain(count: usize, offloads: Offloads) -> Option<Self> {
         match Self::new(count, offloads) {
             Ok(net) => Some(net),
-            Err(why) if why.kind() == io::ErrorKind::PermissionDenied => {
+            Err(why) if matches!(why.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::NotFound) => {
                 println!("skipped: {why}");
                 None
             }

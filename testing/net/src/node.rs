@@ -22,8 +22,7 @@ impl Node {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            .spawn()
-            .map_err(|error| io::Error::new(error.kind(), format!("unshare, of util-linux: {error}")))?;
+            .spawn()?;
         let mut said = String::new();
         BufReader::new(keeper.stdout.take().expect("piped")).read_line(&mut said)?;
         if said != "made\n" {
