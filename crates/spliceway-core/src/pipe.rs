@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::io::retry_on_intr;
 
 use crate::reason::Reason;
+use crate::socket;
 use crate::sys::{self, Errno};
 
 /// A kernel pipe: the buffer between two `splice(2)` calls.
@@ -149,6 +150,10 @@ impl Pipe {
                 Ok(Fill::Moved(moved))
             }
             Err(Errno::AGAIN) => Ok(Fill::WouldBlock),
+            Err(errno) if socket::has_failed(source, errno) => {
+                self.sound = false;
+                Err(errno.into())
+            }
             Err(errno) => self.cannot(errno).map(Fill::Cannot),
         }
     }

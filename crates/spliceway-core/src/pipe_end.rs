@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::io::retry_on_intr;
 
 use crate::reason::Reason;
+use crate::socket;
 use crate::sys::{self, Errno};
 
 /// What an end of a direction is.
@@ -89,6 +90,9 @@ pub(crate) fn pass(
         },
         // Splice looks at the pipe before it looks at the socket, which may have nothing but its end.
         Err(Errno::PIPE) if source.kind == EndKind::Socket => Ok(Pass::SourceStopped),
+        Err(errno) if source.kind == EndKind::Socket && socket::has_failed(source.fd, errno) => {
+            Err((Side::Source, errno.into()))
+        }
         Err(errno) => match (Reason::of_errno(errno), source.kind) {
             (Some(reason), _) => Ok(Pass::Cannot(reason)),
             (None, EndKind::Socket) => Err((Side::Source, errno.into())),

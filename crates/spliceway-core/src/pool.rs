@@ -1,7 +1,7 @@
 //! Lends empty pipes up to a limit; never splices.
 //!
 //! ```text
-//!   acquire ─▶ this thread's shelf ─▶ shared shelf ─▶ other threads' shelves ─▶ create, within the budget ─▶ smaller class
+//!   acquire ─▶ this thread's shelf ─▶ search: shared shelf, a few threads' ─▶ create, within the budget ─▶ smaller class
 //!              ─▶ close what is idle, once more ─▶ no
 //!   drop    ─▶ clean?  this thread's shelf, and what is too many for it ─▶ shared shelf
 //!              dirty?  closed
@@ -9,7 +9,11 @@
 //! ```
 //!
 //! A hit takes one uncontended lock and touches no memory that another thread writes. All limits and counts of open pipes are
-//! moved where pipes are created and closed, which is rare.
+//! moved where pipes are created and closed, which is rare. A search that found nothing is not repeated for a number of acquires, so at a
+//! limit an acquire costs little more than a hit.
+//!
+//! A forked child has copies of its parent's pipes: lent there, they would carry bytes from one process to the other. The child closes them
+//! and starts with empty shelves of its own.
 
 mod budget;
 #[cfg(all(test, loom))]
@@ -28,6 +32,7 @@ use std::time::Duration;
 use crate::pipe::Pipe;
 use crate::reason::Reason;
 use crate::sync::{Mutex, lock};
+use crate::sys;
 use budget::Budget;
 pub use budget::Limits;
 use shelf::Shelf;
@@ -98,6 +103,10 @@ pub struct PipePool {
 struct Owner(Arc<Shared>);
 
 pub(crate) struct Shared {
+    /// The process that made it: see [`sys::fork_generation`].
+    process: u32,
+    /// In a forked child: the part that is its own.
+    in_child: OnceLock<Arc<Self>>,
     limits: Limits,
     budget: Budget,
     shelves: Shelves<Lent>,
@@ -111,7 +120,12 @@ pub(crate) struct Shared {
 struct LocalShelf {
     pool: Weak<Shared>,
     shelf: Arc<Mutex<Shelf<Lent>>>,
+    /// Acquires of each class that are not to search other shelves.
+    unsearched: [u8; SizeClass::ALL.len()],
 }
+
+/// After a search for a class that led to no pipe of it, a thread makes so many acquires of it that do not search: 16 MiB of bulk and more.
+const SEARCH_AFTER: u8 = 64;
 
 thread_local! {
     /// Few pools, so a scan; mostly the global one alone.
@@ -122,6 +136,7 @@ impl Drop for LocalShelf {
     /// The thread ends: its pipes go where other threads find them, and what it counted stays counted.
     fn drop(&mut self) {
         if let Some(pool) = self.pool.upgrade()
+            && pool.is_of_this_process()
             && pool.shelves.inherit(&self.shelf)
         {
             pool.wake_reaper();
@@ -141,6 +156,8 @@ pub struct PoolStats {
     pub lent: usize,
     /// Pipes now shelved.
     pub idle: usize,
+    /// Other threads' lists of idle pipes that were searched for a pipe.
+    pub searched: u64,
     /// Pages of all open pipes, lent and idle.
     pub pages: usize,
     /// Pipes closed because they came back with bytes inside, or after an error.
@@ -162,28 +179,20 @@ impl PipePool {
     /// A pool of its own, with its own limits.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
-        let shared = Shared {
-            budget: Budget::new(&limits),
-            limits,
-            shelves: Shelves::new(),
-            created: AtomicU64::new(0),
-            closed_dirty: AtomicU64::new(0),
-            closed_idle: AtomicU64::new(0),
-            denied: Default::default(),
-        };
         Self {
-            owner: Arc::new(Owner(Arc::new(shared))),
+            owner: Arc::new(Owner(Arc::new(Shared::new(limits)))),
         }
     }
 
     /// An empty pipe of `class`, or of a smaller one where the budget or the kernel gives no more.
     ///
-    /// Costs tens of nanoseconds if one is shelved, some microseconds if it must be made. Never waits for one to come back.
+    /// Costs tens of nanoseconds if one is shelved, some microseconds if it must be made. Never waits for one to come back. In a forked child
+    /// it lends none that the parent had: those are closed there at the first call.
     ///
     /// # Errors
     /// The [`Reason`] there is none, which is also counted. It is one of this moment: try again later.
     pub fn acquire(&self, class: SizeClass) -> Result<PooledPipe, Reason> {
-        let shared = &self.owner.0;
+        let shared = self.owner.0.here();
         let lent = match shared.shelved(class) {
             Some(lent) => lent,
             None => shared.find_or_create(class)?,
@@ -195,7 +204,7 @@ impl PipePool {
     /// Counters and gauges.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
-        let shared = &self.owner.0;
+        let shared = self.owner.0.here();
         let (mut idle, mut reused) = (0, 0);
         shared.shelves.for_each(|shelf| {
             idle += shelf.idle();
@@ -207,6 +216,7 @@ impl PipePool {
             reused,
             lent: shared.budget.pipes().saturating_sub(idle),
             idle,
+            searched: shared.shelves.searched(),
             pages: shared.budget.pages(),
             closed_dirty: shared.closed_dirty.load(Ordering::Relaxed),
             closed_idle: shared.closed_idle.load(Ordering::Relaxed),
@@ -226,39 +236,100 @@ impl PipePool {
 }
 
 impl Shared {
-    /// A pipe that lies ready on this thread's shelf or on the shared one.
-    fn shelved(self: &Arc<Self>, class: SizeClass) -> Option<Lent> {
-        let local = LOCAL.try_with(|local| lock(self.shelf_in(&mut local.borrow_mut())).take(class));
-        local
-            .ok()
-            .flatten()
-            .or_else(|| lock(self.shelves.overflow()).take(class))
-    }
-
-    /// A pipe that idles on another thread's shelf, else a new one within the budget; failing that, the same of a smaller
-    /// class. If there is none, the idle pipes of all threads make room: they hold budget that a busy relay can use.
-    ///
-    /// Other threads' shelves first, because a task that moves between workers takes pipes on one and leaves them on another.
-    #[cold]
-    fn find_or_create(self: &Arc<Self>, class: SizeClass) -> Result<Lent, Reason> {
-        loop {
-            let refused = match self.steal_or_create(class) {
-                Ok(pipe) => return Ok(pipe),
-                Err(refused) => refused,
-            };
-            let mut smaller = std::iter::successors(class.smaller(), |class| class.smaller());
-            if let Some(pipe) = smaller.find_map(|class| self.steal_or_create(class).ok()) {
-                return Ok(pipe);
-            }
-            if self.evict_idle() == 0 {
-                self.denied[refused as usize].fetch_add(1, Ordering::Relaxed);
-                return Err(refused);
-            }
+    fn new(limits: Limits) -> Self {
+        Self {
+            process: sys::fork_generation(),
+            in_child: OnceLock::new(),
+            budget: Budget::new(&limits),
+            limits,
+            shelves: Shelves::new(),
+            created: AtomicU64::new(0),
+            closed_dirty: AtomicU64::new(0),
+            closed_idle: AtomicU64::new(0),
+            denied: Default::default(),
         }
     }
 
-    fn steal_or_create(self: &Arc<Self>, class: SizeClass) -> Result<Lent, Reason> {
-        self.shelves.take(class).map_or_else(|| self.create(class), Ok)
+    #[inline]
+    fn is_of_this_process(&self) -> bool {
+        self.process == sys::fork_generation()
+    }
+
+    /// This process's part of the pool.
+    #[inline]
+    fn here(self: &Arc<Self>) -> &Arc<Self> {
+        if self.is_of_this_process() {
+            self
+        } else {
+            self.after_fork()
+        }
+    }
+
+    /// The parent's locks may be held by threads that do not exist here, and its reaper is one: so nothing of it is used.
+    #[cold]
+    fn after_fork(&self) -> &Arc<Self> {
+        let in_child = self.in_child.get_or_init(|| {
+            drop(self.shelves.abandon());
+            Arc::new(Self::new(self.limits.clone()))
+        });
+        in_child.here()
+    }
+
+    /// A pipe that lies ready on this thread's shelf.
+    fn shelved(self: &Arc<Self>, class: SizeClass) -> Option<Lent> {
+        let local = LOCAL.try_with(|local| lock(&self.shelf_in(&mut local.borrow_mut()).shelf).take(class));
+        local.ok().flatten()
+    }
+
+    /// A pipe of another shelf, else a new one within the budget; failing that, the same of a smaller class. If there is none, idle
+    /// pipes make room: they hold budget that a busy relay can use.
+    ///
+    /// Other shelves first, because a task that moves between workers takes pipes on one and leaves them on another.
+    #[cold]
+    fn find_or_create(self: &Arc<Self>, class: SizeClass) -> Result<Lent, Reason> {
+        let classes = || std::iter::successors(Some(class), |class| class.smaller());
+        let mut refused = None;
+        let mut searches = false;
+        for class in classes() {
+            if let Some(pipe) = self.shelved(class) {
+                return Ok(pipe);
+            }
+            searches = self.may_search(class);
+            let found = if searches { self.shelves.search(class) } else { None };
+            match found.map_or_else(|| self.create(class), Ok) {
+                Ok(pipe) => return Ok(pipe),
+                Err(reason) => refused = refused.or(Some(reason)),
+            }
+            if searches {
+                self.search_later(class);
+            }
+        }
+        let refused = refused.expect("one class at least");
+        if self.evict_idle(searches) > 0
+            && let Some(pipe) = classes().find_map(|class| self.create(class).ok())
+        {
+            return Ok(pipe);
+        }
+        self.denied[refused as usize].fetch_add(1, Ordering::Relaxed);
+        Err(refused)
+    }
+
+    /// Whether this thread is to look at other shelves for this class.
+    fn may_search(self: &Arc<Self>, class: SizeClass) -> bool {
+        let may = LOCAL.try_with(|local| {
+            let mut local = local.borrow_mut();
+            let unsearched = &mut self.shelf_in(&mut local).unsearched[class as usize];
+            let may = *unsearched == 0;
+            *unsearched = unsearched.saturating_sub(1);
+            may
+        });
+        may.unwrap_or(true)
+    }
+
+    /// It looked, and there was neither a pipe of this class nor room for one.
+    fn search_later(self: &Arc<Self>, class: SizeClass) {
+        let _ =
+            LOCAL.try_with(|local| self.shelf_in(&mut local.borrow_mut()).unsearched[class as usize] = SEARCH_AFTER);
     }
 
     fn create(self: &Arc<Self>, class: SizeClass) -> Result<Lent, Reason> {
@@ -277,9 +348,14 @@ impl Shared {
         Ok(lent)
     }
 
-    /// Closes every idle pipe of every thread: how many there were.
-    fn evict_idle(&self) -> usize {
-        self.close_idle(self.shelves.take_all())
+    /// Closes the idle pipes of this thread, and of some others where it looks there: how many there were.
+    fn evict_idle(self: &Arc<Self>, of_others: bool) -> usize {
+        let own = LOCAL.try_with(|local| lock(&self.shelf_in(&mut local.borrow_mut()).shelf).take_all());
+        let mut idle = own.unwrap_or_default();
+        if of_others {
+            idle.append(&mut self.shelves.take_some());
+        }
+        self.close_idle(idle)
     }
 
     fn close_idle(&self, idle: Vec<Lent>) -> usize {
@@ -288,7 +364,7 @@ impl Shared {
     }
 
     /// This pool's shelf among those of this thread, made at the first call.
-    fn shelf_in<'local>(self: &Arc<Self>, local: &'local mut Vec<LocalShelf>) -> &'local Mutex<Shelf<Lent>> {
+    fn shelf_in<'local>(self: &Arc<Self>, local: &'local mut Vec<LocalShelf>) -> &'local mut LocalShelf {
         let found = local
             .iter()
             .position(|entry| std::ptr::eq(entry.pool.as_ptr(), Arc::as_ptr(self)));
@@ -297,7 +373,7 @@ impl Shared {
             local.push(self.new_shelf());
             local.len() - 1
         });
-        &local[index].shelf
+        &mut local[index]
     }
 
     #[cold]
@@ -305,13 +381,20 @@ impl Shared {
         LocalShelf {
             pool: Arc::downgrade(self),
             shelf: self.shelves.of_a_thread(),
+            unsearched: [0; SizeClass::ALL.len()],
         }
     }
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        self.0.close_idle(self.0.shelves.close());
+        for part in std::iter::successors(Some(&self.0), |part| part.in_child.get()) {
+            if part.is_of_this_process() {
+                part.close_idle(part.shelves.close());
+            } else {
+                drop(part.shelves.abandon());
+            }
+        }
     }
 }
 
@@ -350,8 +433,11 @@ impl Lent {
         &self.0.reservation.pool
     }
 
-    /// Back to the pool: shelved if it is clean, else closed.
+    /// Back to the pool: shelved if it is clean, else closed. In a forked child it is closed, as the parent has it too.
     fn give_back(self) {
+        if !self.pool().is_of_this_process() {
+            return;
+        }
         match SizeClass::of_capacity(self.0.pipe.capacity()) {
             Some(class) if self.0.pipe.is_clean() => self.shelve(class),
             _ => self.close_dirty(),
@@ -367,7 +453,7 @@ impl Lent {
         let local = LOCAL.try_with(|local| {
             let room = self.pool().limits.idle_per_thread;
             let mut local = local.borrow_mut();
-            let shelf = self.pool().shelf_in(&mut local);
+            let shelf = &self.pool().shelf_in(&mut local).shelf;
             self.put_on(shelf, class, room)
         });
         let unwatched = match local {

@@ -14,7 +14,7 @@ pub enum Reason {
     NotSockets,
     /// The caller asked for copying.
     Disabled,
-    /// `EPERM`: a security policy forbids the call (or the soft limit forbids a pipe of that size).
+    /// `EPERM` or `EACCES`: a security policy forbids the call (or the soft limit forbids a pipe of that size).
     NotPermitted,
     /// `ENOSYS`: this kernel, or a sandbox in front of it, has no such call.
     NotImplemented,
@@ -36,6 +36,8 @@ pub enum Reason {
     PageBudget,
     /// The kernel grants only pipes of a few slots: this user is past `fs.pipe-user-pages-soft`.
     Undersized,
+    /// An error of the call that has no name here, and is none of the stream's.
+    Unexpected,
 }
 
 /// How long a [`Reason`] to copy holds.
@@ -51,7 +53,7 @@ pub enum Scope {
 
 impl Reason {
     /// Every reason, for whoever keeps a count of each.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::NotSockets,
         Self::Disabled,
         Self::NotPermitted,
@@ -65,6 +67,7 @@ impl Reason {
         Self::PipeBudget,
         Self::PageBudget,
         Self::Undersized,
+        Self::Unexpected,
     ];
 
     /// A stable name in lower case and underscores, fit for a metric's label.
@@ -84,6 +87,7 @@ impl Reason {
             Self::PipeBudget => "pipe_budget",
             Self::PageBudget => "page_budget",
             Self::Undersized => "undersized",
+            Self::Unexpected => "unexpected",
         }
     }
 
@@ -92,9 +96,12 @@ impl Reason {
     pub const fn scope(self) -> Scope {
         match self {
             Self::NotPermitted | Self::NotImplemented => Scope::Process,
-            Self::NotSockets | Self::Disabled | Self::InvalidArgument | Self::BadDescriptor | Self::NotSupported => {
-                Scope::Relay
-            }
+            Self::NotSockets
+            | Self::Disabled
+            | Self::InvalidArgument
+            | Self::BadDescriptor
+            | Self::NotSupported
+            | Self::Unexpected => Scope::Relay,
             Self::NoMemory
             | Self::ProcessDescriptors
             | Self::SystemFiles
@@ -106,10 +113,11 @@ impl Reason {
 
     /// The reason that `errno` of `splice(2)` or `pipe2(2)` gives to copy instead; `None` where it is a broken stream.
     ///
-    /// Taking the wrong one for a reason does no harm: the copy that follows meets the same error and reports it.
+    /// Only the errors of a stream are listed, because a sandbox may answer with any other. A few are of both kinds: see
+    /// [`socket::has_failed`](crate::socket).
     pub(crate) const fn of_errno(errno: Errno) -> Option<Self> {
         match errno {
-            Errno::PERM => Some(Self::NotPermitted),
+            Errno::PERM | Errno::ACCESS => Some(Self::NotPermitted),
             Errno::NOSYS => Some(Self::NotImplemented),
             Errno::INVAL => Some(Self::InvalidArgument),
             Errno::BADF => Some(Self::BadDescriptor),
@@ -117,13 +125,30 @@ impl Reason {
             Errno::NOMEM | Errno::NOBUFS => Some(Self::NoMemory),
             Errno::MFILE => Some(Self::ProcessDescriptors),
             Errno::NFILE => Some(Self::SystemFiles),
-            _ => None,
+            Errno::BADMSG
+            | Errno::CONNABORTED
+            | Errno::CONNREFUSED
+            | Errno::CONNRESET
+            | Errno::HOSTDOWN
+            | Errno::HOSTUNREACH
+            | Errno::MSGSIZE
+            | Errno::NETDOWN
+            | Errno::NETRESET
+            | Errno::NETUNREACH
+            | Errno::NONET
+            | Errno::NOPROTOOPT
+            | Errno::NOTCONN
+            | Errno::PIPE
+            | Errno::PROTO
+            | Errno::SHUTDOWN
+            | Errno::TIMEDOUT => None,
+            _ => Some(Self::Unexpected),
         }
     }
 }
 
 impl Reason {
-    /// The reason there is no pipe, of an error of `pipe2(2)`. An errno that man page does not know counts as want of memory.
+    /// The reason there is no pipe, of an error of `pipe2(2)`.
     pub(crate) fn of_error(error: &io::Error) -> Self {
         Errno::from_io_error(error)
             .and_then(Self::of_errno)

@@ -1,7 +1,7 @@
 //! The calls a relay makes on a socket besides splice. Each retries EINTR.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::retry_on_intr;
 
@@ -61,9 +61,26 @@ pub(crate) fn look(socket: impl AsFd) -> Seen {
     }
 }
 
+/// Whether `errno` of a splice is the error that a TCP source failed with, and not the call's own: a router's answers make the kernel give
+/// up with either of these two. The kernel tells such an error once, and a receive would then find a clean end.
+pub(crate) fn has_failed(source: BorrowedFd<'_>, errno: Errno) -> bool {
+    matches!(errno, Errno::ACCESS | Errno::OPNOTSUPP)
+        && sys::is_plain_tcp(source)
+        && sys::poll_source(source).is_ok_and(|told| told.contains(PollFlags::HUP))
+        && matches!(peek(source, Wait::Never), Ok(false))
+}
+
 /// Whether pollers are told of a single byte, as they are unless somebody chose another `SO_RCVLOWAT`.
 pub fn tells_of_every_byte(socket: impl AsFd) -> bool {
     sys::receive_low_water_mark(socket.as_fd()).is_ok_and(|bytes| bytes <= 1)
+}
+
+/// Bytes of a TCP socket that its peer has not acknowledged (`SIOCOUTQ`). An end of stream that was sent counts as one.
+///
+/// # Errors
+/// None that a connected TCP socket has.
+pub fn unacknowledged(socket: impl AsFd) -> io::Result<usize> {
+    Ok(sys::unacknowledged(socket.as_fd())?)
 }
 
 /// `send(2)` with `MSG_NOSIGNAL`.

@@ -13,7 +13,7 @@ const PROBE_EVERY: u32 = 64;
 struct Refusals(AtomicU32);
 
 statics! {
-    /// After EPERM.
+    /// After EPERM or EACCES.
     static NOT_PERMITTED: Refusals = Refusals(AtomicU32::new(0));
     /// After ENOSYS.
     static NOT_IMPLEMENTED: Refusals = Refusals(AtomicU32::new(0));

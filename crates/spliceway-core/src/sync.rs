@@ -2,7 +2,7 @@
 //!
 //! Counters that nobody decides by stay std's, and so do references: a model needs no more steps than its claim has.
 
-use std::sync::PoisonError;
+use std::sync::{PoisonError, TryLockError};
 
 #[cfg(all(test, loom))]
 pub(crate) use loom::sync::{
@@ -18,6 +18,15 @@ pub(crate) use std::sync::{
 /// What these locks guard (a shelf, a list of shelves) is whole at every instant, so a panic meanwhile has broken nothing.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The same if nobody holds it, without waiting.
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
 }
 
 /// Statics of these types. Loom's are made anew for every run it tries, and cannot be made at compile time.

@@ -1,14 +1,19 @@
 //! One thin function per system call; nothing is decided here.
 //!
 //! This is the only file of the crate that may hold `unsafe`, and only because these have no safe wrapper in rustix:
+//! - `SIOCOUTQ`, the bytes of a TCP socket that its peer has not acknowledged (tcp(7));
 //! - `TCP_ULP`, which tells a plain TCP socket from one with TLS in the kernel (tcp(7), `include/uapi/linux/tcp.h`);
 //! - `poll` and `SO_RCVLOWAT` of sockets that may be closed by now, which no borrow can say (poll(2), socket(7));
+//! - a page that the kernel clears in forked children (madvise(2), `MADV_WIPEONFORK`);
 //! - a thread's signal mask, because splice has no `MSG_NOSIGNAL` (signal(7), pthread_sigmask(3), sigtimedwait(2)).
 #![allow(unsafe_code)]
 
 use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 pub(crate) use rustix::event::PollFlags;
 use rustix::event::{PollFd, Timespec};
@@ -38,6 +43,53 @@ pub(crate) fn set_pipe_size(pipe: BorrowedFd<'_>, bytes: usize) -> Result<usize,
 /// `splice(from, to, len, SPLICE_F_NONBLOCK)`. Never `SPLICE_F_MORE`: it corks the sink for up to 200 ms.
 pub(crate) fn splice(from: BorrowedFd<'_>, to: BorrowedFd<'_>, len: usize) -> Result<usize, Errno> {
     rustix::pipe::splice(from, None, to, None, len, SpliceFlags::NONBLOCK)
+}
+
+/// A number of this process that no process has from which it was forked. To ask costs a load; `getpid(2)`, which is asked where the
+/// kernel clears no pages (before Linux 4.14), costs a system call.
+#[inline]
+pub(crate) fn fork_generation() -> u32 {
+    static CLEARED: OnceLock<Option<&'static AtomicU32>> = OnceLock::new();
+    match CLEARED.get_or_init(word_cleared_by_fork) {
+        Some(word) => match word.load(Ordering::Relaxed) {
+            0 => first_after_fork(word),
+            generation => generation,
+        },
+        None => rustix::process::getpid().as_raw_nonzero().get().unsigned_abs(),
+    }
+}
+
+#[cold]
+fn first_after_fork(word: &AtomicU32) -> u32 {
+    // Not cleared by a fork, so a child goes on from its parent's number.
+    static LAST: AtomicU32 = AtomicU32::new(0);
+    let next = LAST.fetch_add(1, Ordering::Relaxed) + 1;
+    match word.compare_exchange(0, next, Ordering::Relaxed, Ordering::Relaxed) {
+        Ok(_) => next,
+        Err(of_another_thread) => of_another_thread,
+    }
+}
+
+/// `mmap(2)` and `madvise(MADV_WIPEONFORK)`: a word that is 0 again in each forked child, for as long as the process lives.
+fn word_cleared_by_fork() -> Option<&'static AtomicU32> {
+    let bytes = rustix::param::page_size();
+    let (access, kind) = (
+        libc::PROT_READ | libc::PROT_WRITE,
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+    );
+    // SAFETY: a new anonymous mapping, at an address of the kernel's choice.
+    let page = unsafe { libc::mmap(ptr::null_mut(), bytes, access, kind, -1, 0) };
+    if page == libc::MAP_FAILED {
+        return None;
+    }
+    // SAFETY: the page was mapped above, with this length, and nobody else knows it yet.
+    if unsafe { libc::madvise(page, bytes, libc::MADV_WIPEONFORK) } != 0 {
+        // SAFETY: as above.
+        unsafe { libc::munmap(page, bytes) };
+        return None;
+    }
+    // SAFETY: the page is aligned, holds zeroes, of which a word is a valid `AtomicU32`, and is never unmapped.
+    Some(unsafe { &*page.cast::<AtomicU32>() })
 }
 
 /// `sigaction(SIGPIPE)`: whether that signal would end this process. Rust programs ignore it from their start; a host in another
@@ -129,6 +181,17 @@ fn low_water_mark(socket: RawFd) -> Result<libc::c_int, Errno> {
     // SAFETY: the kernel writes at most `length` bytes, one int, to `bytes`, which outlives the call as `length` does.
     match unsafe { libc::getsockopt(socket, level, name, (&raw mut bytes).cast(), &raw mut length) } {
         0 => Ok(bytes),
+        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+    }
+}
+
+/// `ioctl(SIOCOUTQ)`: bytes of a TCP socket that its peer has not acknowledged, its end of stream counted as one.
+pub(crate) fn unacknowledged(socket: BorrowedFd<'_>) -> Result<usize, Errno> {
+    let mut bytes: libc::c_int = 0;
+    // `SIOCOUTQ` has this number and this name, too.
+    // SAFETY: the kernel writes one int to `bytes`, which outlives the call.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) } {
+        0 => Ok(usize::try_from(bytes).unwrap_or(0)),
         _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
     }
 }

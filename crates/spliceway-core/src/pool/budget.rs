@@ -11,8 +11,8 @@ use crate::reason::Reason;
 use crate::sync::AtomicUsize;
 
 /// A pool's limits, lent and idle pipes together. At either limit a smaller class is lent if there is one at hand or room for it;
-/// else the idle pipes of all threads are closed to make room; else none is lent: [`Reason::PipeBudget`] or
-/// [`Reason::PageBudget`]. Pipes of 1 MiB are made from the first half of the pages only (but one where there is room for one).
+/// else idle pipes of this thread and of some others are closed to make room; else none is lent: [`Reason::PipeBudget`] or
+/// [`Reason::PageBudget`]. A thread that was refused a class looks at other threads' pipes again after 64 more acquires of it. Pipes of 1 MiB are made from the first half of the pages only (but one where there is room for one).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
@@ -137,6 +137,13 @@ impl Budget {
 
     /// Room for one pipe of this capacity, or the limit that leaves none.
     pub(super) fn reserve(&self, capacity: usize) -> Result<(), Reason> {
+        // At a limit many threads ask again and again: that is to write nothing they share.
+        if self.pipes() >= self.max_pipes {
+            return Err(Reason::PipeBudget);
+        }
+        if self.pages() + pages_of(capacity) > self.max_pages_for(capacity) {
+            return Err(Reason::PageBudget);
+        }
         add_up_to(&self.pipes, 1, self.max_pipes).map_err(|()| Reason::PipeBudget)?;
         add_up_to(&self.pages, pages_of(capacity), self.max_pages_for(capacity)).map_err(|()| {
             self.pipes.fetch_sub(1, Ordering::Relaxed);

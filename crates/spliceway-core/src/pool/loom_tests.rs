@@ -118,7 +118,7 @@ fn a_pipe_that_changes_shelves_while_the_reaper_ends_is_reaped() {
         watched.shelve(&shelf);
         let reaper = watched.reaper();
         // From a shelf that is visited last to the one that is visited first.
-        if watched.shelves.take(CLASS).is_some() {
+        if watched.shelves.search(CLASS).is_some() {
             watched.shelve(watched.shelves.overflow());
         }
         reaper.join().unwrap();
@@ -249,7 +249,7 @@ impl Drop for Open {
 /// As `Shared::find_or_create` does.
 fn find_or_create(shelves: &Shelves<Open>, budget: &Arc<Budget>) -> Result<Open, Reason> {
     loop {
-        if let Some(open) = shelves.take(CLASS) {
+        if let Some(open) = shelves.search(CLASS) {
             return Ok(open);
         }
         let refused = match budget.reserve(CLASS.bytes()) {

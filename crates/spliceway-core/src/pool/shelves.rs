@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 
 use super::SizeClass;
 use super::shelf::Shelf;
-use crate::sync::{AtomicBool, Mutex, MutexGuard, lock};
+use crate::sync::{AtomicBool, Mutex, MutexGuard, lock, try_lock};
 
 pub(super) struct Shelves<T> {
     /// Set once, before the shelves are emptied for the last time: nothing is shelved any more.
@@ -20,8 +20,42 @@ pub(super) struct Shelves<T> {
     watched: AtomicBool,
     /// What did not fit a thread's own shelf.
     overflow: Mutex<Shelf<T>>,
-    /// Every thread's shelf, for the reaper, for stealing at the limit and for counting.
-    of_threads: Mutex<Vec<Weak<Mutex<Shelf<T>>>>>,
+    /// Every thread's shelf, for the reaper, for searches and for counting.
+    of_threads: Mutex<Threads<T>>,
+}
+
+/// An acquire looks at no more than so many shelves of other threads, the next ones in turn, however many threads there are.
+const SEARCHED: usize = 8;
+
+struct Threads<T> {
+    shelves: Vec<Weak<Mutex<Shelf<T>>>>,
+    /// Where the next search begins.
+    next: usize,
+    /// Shelves that searches have looked at so far.
+    searched: u64,
+}
+
+impl<T> Threads<T> {
+    /// The next [`SEARCHED`] shelves. Those of threads that ended count, and are forgotten.
+    fn some(&mut self) -> Vec<Arc<Mutex<Shelf<T>>>> {
+        let looks = self.shelves.len().min(SEARCHED);
+        let mut found = Vec::with_capacity(looks);
+        for _ in 0..looks {
+            if self.next >= self.shelves.len() {
+                self.next = 0;
+            }
+            match self.shelves.get(self.next).map(Weak::upgrade) {
+                Some(Some(shelf)) => {
+                    found.push(shelf);
+                    self.next += 1;
+                }
+                Some(None) => drop(self.shelves.swap_remove(self.next)),
+                None => break,
+            }
+        }
+        self.searched += found.len() as u64;
+        found
+    }
 }
 
 /// Room on a shelf that is locked until something is put there.
@@ -49,14 +83,18 @@ impl<T> Shelves<T> {
             closed: AtomicBool::new(false),
             watched: AtomicBool::new(false),
             overflow: Mutex::new(Shelf::default()),
-            of_threads: Mutex::new(Vec::new()),
+            of_threads: Mutex::new(Threads {
+                shelves: Vec::new(),
+                next: 0,
+                searched: 0,
+            }),
         }
     }
 
     /// A new shelf, which is visited for as long as its thread keeps it.
     pub(super) fn of_a_thread(&self) -> Arc<Mutex<Shelf<T>>> {
         let shelf = Arc::new(Mutex::new(Shelf::default()));
-        lock(&self.of_threads).push(Arc::downgrade(&shelf));
+        lock(&self.of_threads).shelves.push(Arc::downgrade(&shelf));
         shelf
     }
 
@@ -94,14 +132,42 @@ impl<T> Shelves<T> {
         leaves_pipes
     }
 
-    /// From whichever shelf has one.
-    pub(super) fn take(&self, class: SizeClass) -> Option<T> {
-        let mut taken = None;
-        self.for_each(|shelf| {
-            if taken.is_none() {
-                taken = shelf.take(class);
+    /// From the shared shelf, or from one of the next few threads'.
+    pub(super) fn search(&self, class: SizeClass) -> Option<T> {
+        if let Some(found) = lock(&self.overflow).take(class) {
+            return Some(found);
+        }
+        let some = lock(&self.of_threads).some();
+        some.iter().find_map(|shelf| lock(shelf).take(class))
+    }
+
+    /// Empties the shared shelf and those of the next few threads.
+    pub(super) fn take_some(&self) -> Vec<T> {
+        let mut taken = lock(&self.overflow).take_all();
+        let some = lock(&self.of_threads).some();
+        some.iter().for_each(|shelf| taken.append(&mut lock(shelf).take_all()));
+        taken
+    }
+
+    /// Shelves of threads that searches have looked at so far.
+    pub(super) fn searched(&self) -> u64 {
+        lock(&self.of_threads).searched
+    }
+
+    /// In a forked child: takes what can be taken off the parent's shelves without waiting. What another thread of the parent had
+    /// locked stays locked here for ever, as that thread does not exist here.
+    pub(super) fn abandon(&self) -> Vec<T> {
+        let mut taken = Vec::new();
+        if let Some(mut overflow) = try_lock(&self.overflow) {
+            taken.append(&mut overflow.take_all());
+        }
+        if let Some(threads) = try_lock(&self.of_threads) {
+            for shelf in threads.shelves.iter().filter_map(Weak::upgrade) {
+                if let Some(mut shelf) = try_lock(&shelf) {
+                    taken.append(&mut shelf.take_all());
+                }
             }
-        });
+        }
         taken
     }
 
@@ -159,9 +225,9 @@ impl<T> Shelves<T> {
     pub(super) fn for_each(&self, mut visit: impl FnMut(&mut Shelf<T>)) {
         visit(&mut lock(&self.overflow));
         let shelves = {
-            let mut shelves = lock(&self.of_threads);
-            shelves.retain(|shelf| shelf.strong_count() > 0);
-            shelves.clone()
+            let mut threads = lock(&self.of_threads);
+            threads.shelves.retain(|shelf| shelf.strong_count() > 0);
+            threads.shelves.clone()
         };
         for shelf in shelves.iter().filter_map(Weak::upgrade) {
             visit(&mut lock(&shelf));

@@ -220,6 +220,24 @@ fn data_before_a_reset_comes_first_then_the_error_once_then_0() {
 }
 
 #[test]
+fn siocoutq_tells_what_the_peer_has_not_acknowledged() {
+    let (mut near, mut far) = tcp_pair();
+    near.set_nonblocking(true).expect("FIONBIO");
+    let mut sent = 0;
+    while let Ok(bytes) = near.write(&[b'x'; 64 << 10]) {
+        sent += bytes;
+    }
+    let queued = socket::unacknowledged(&near).expect("SIOCOUTQ");
+    assert!((1..=sent).contains(&queued), "{queued} of {sent}");
+    let mut received = vec![0; sent];
+    far.read_exact(&mut received).expect("read");
+    // The acknowledgement of the last bytes may come later.
+    while socket::unacknowledged(&near).expect("SIOCOUTQ") > 0 {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
 fn bytes_in_a_pipe_are_charged_to_no_socket() {
     let (near, far) = tcp_pair();
     for end in [&near, &far] {

@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::event::epoll;
+use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
 use spliceway_core::{Drain, Fill, Pipe, Reason};
+use spliceway_faults::{Call, Fault, Faults, Rule, When};
 
 use crate::support::{self, Family, TempFile, assert_same, child, pattern, tcp_pair};
 
@@ -159,6 +161,31 @@ fn a_source_that_cannot_be_spliced_is_a_reason_not_an_error() {
         .expect("no error");
     assert_eq!(outcome, Fill::Cannot(Reason::BadDescriptor));
     assert!(!pipe.is_clean());
+}
+
+#[test]
+fn an_error_that_tcp_tells_once_does_not_become_a_clean_end() {
+    // In a thread of its own, as each can meet faults only once.
+    let claim = || {
+        let (near, far) = tcp_pair();
+        support::reset(near);
+        support::await_ready(&far, PollFlags::empty());
+        far.take_error()
+            .expect("SO_ERROR")
+            .expect("taken, as a splice takes it");
+        let denied = Rule::new(Call::SpliceIn, When::Always, Fault::Errno(Errno::ACCESS.raw_os_error()));
+        let _faults = Faults::on_this_thread(vec![denied]).expect("seccomp");
+        let mut pipe = Pipe::new().expect("pipe2");
+        let error = pipe.fill_from(&far).expect_err("the connection has failed");
+        assert_eq!(error.raw_os_error(), Some(Errno::ACCESS.raw_os_error()));
+        assert!(!pipe.is_clean());
+        let (near, far) = tcp_pair();
+        near.shutdown(std::net::Shutdown::Write).expect("shutdown");
+        support::await_ready(&far, PollFlags::IN);
+        let denied = Pipe::new().expect("pipe2").fill_from(&far).expect("a clean end");
+        assert_eq!(denied, Fill::Cannot(Reason::NotPermitted));
+    };
+    thread::spawn(claim).join().expect("the claim holds");
 }
 
 #[test]

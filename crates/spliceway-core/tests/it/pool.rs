@@ -249,6 +249,60 @@ fn while_two_idle_elsewhere(pool: &PipePool, work: impl FnOnce()) {
     });
 }
 
+/// What it costs is told by how often other threads' lists are looked at, as each of them is a lock.
+#[test]
+fn at_the_cap_of_1_mib_pipes_few_acquires_look_at_other_threads() {
+    const THREADS: usize = 20;
+    // Two of 1 MiB, and room for others.
+    let pool = PipePool::new(limits().with_max_pages(1_024));
+    let held = [acquire(&pool, SizeClass::Mib1), acquire(&pool, SizeClass::Mib1)];
+    let (ready, done) = (Barrier::new(THREADS + 1), Barrier::new(THREADS + 1));
+    let (mut first, mut later) = (0, 0);
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                drop(pool.acquire(SizeClass::Kib64));
+                ready.wait();
+                done.wait();
+            });
+        }
+        ready.wait();
+        let look = |pool: &PipePool, acquires: usize| {
+            let before = pool.stats().searched;
+            let found = (0..acquires).all(|_| acquire(pool, SizeClass::Mib1).class() == SizeClass::Kib256);
+            (found, pool.stats().searched - before)
+        };
+        let (found, looks) = look(&pool, 1);
+        first = if found { looks } else { u64::MAX };
+        let (found, looks) = look(&pool, 650);
+        later = if found { looks } else { u64::MAX };
+        done.wait();
+    });
+    // Eight for each of the two classes, then eight for one acquire in 65.
+    assert!(first <= 16, "{first} looks of one acquire");
+    assert_eq!(later, 80, "looks of 650 acquires");
+    drop(held);
+    assert_eq!(
+        acquire(&pool, SizeClass::Mib1).class(),
+        SizeClass::Mib1,
+        "there is one again"
+    );
+}
+
+#[test]
+fn at_a_limit_a_refused_acquire_looks_at_few_other_threads() {
+    let pool = PipePool::new(limits().with_max_pipes(1));
+    let lent = acquire(&pool, SizeClass::Kib64);
+    let before = pool.stats().searched;
+    for _ in 0..650 {
+        assert_eq!(pool.acquire(SizeClass::Kib64).err(), Some(Reason::PipeBudget));
+    }
+    // Of this thread's own list: a search and a last look for what could make room, for one acquire in 65.
+    assert_eq!(pool.stats().searched - before, 20);
+    drop(lent);
+    assert!(pool.acquire(SizeClass::Kib64).is_ok());
+}
+
 #[test]
 fn the_limits_hold_at_every_moment_under_four_threads() {
     const MAX_PIPES: usize = 10;

@@ -1,8 +1,13 @@
+use std::collections::BTreeSet;
 use std::fs;
+use std::path::PathBuf;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use spliceway_core::{Limits, Pipe, PipePool, Reason, SizeClass};
+use spliceway_faults::in_fork;
 
 use crate::support::{GUARD, await_that, child};
 
@@ -158,5 +163,125 @@ fn an_unprivileged_users_pool_leaves_half_of_the_soft_limit_and_7_of_8_descripto
         if soft > 0 {
             assert_eq!(limits.max_pages, soft / 2);
         }
+    });
+}
+
+/// The kernel's names of the pipes that are open here.
+fn pipes() -> BTreeSet<PathBuf> {
+    let open = child::descriptors();
+    let names = open
+        .iter()
+        .filter_map(|fd| fs::read_link(format!("/proc/self/fd/{fd}")).ok());
+    names
+        .filter(|name| name.to_string_lossy().starts_with("pipe:"))
+        .collect()
+}
+
+#[test]
+fn a_forked_child_closes_its_parents_idle_pipes_and_lends_its_own() {
+    let test = "pool_process::a_forked_child_closes_its_parents_idle_pipes_and_lends_its_own";
+    child::alone(test, || {
+        let others = pipes();
+        let pool = PipePool::new(limits().with_idle_per_thread(1));
+        let (idle, done) = (Barrier::new(2), Barrier::new(2));
+        thread::scope(|scope| {
+            // On the list of a thread that the child does not have, on the shared one, and on that of the thread that forks.
+            scope.spawn(|| {
+                drop(pool.acquire(SizeClass::Kib64).expect("a pipe"));
+                idle.wait();
+                done.wait();
+            });
+            idle.wait();
+            let lent: Vec<_> = (0..4)
+                .map(|_| pool.acquire(SizeClass::Kib64).expect("a pipe"))
+                .collect();
+            drop(lent);
+            let parents = &pipes() - &others;
+            assert_eq!(parents.len(), 4);
+            let forked = in_fork(|| {
+                let lent = pool.acquire(SizeClass::Kib64).expect("a pipe");
+                let here = &pipes() - &others;
+                assert!(here.is_disjoint(&parents), "{here:?} of {parents:?}");
+                assert_eq!(here.len(), 1);
+                let stats = pool.stats();
+                assert_eq!((stats.created, stats.lent, stats.idle, stats.pages), (1, 1, 0, 16));
+                drop(lent);
+                pool.acquire(SizeClass::Kib64).expect("a pipe").is_clean() && pool.stats().reused == 1
+            });
+            let left = &pipes() - &others;
+            done.wait();
+            assert!(forked.expect("fork"), "the child's claims, printed above");
+            assert_eq!(left, parents, "the parent keeps its own");
+        });
+    });
+}
+
+#[test]
+fn a_pipe_lent_at_a_fork_is_closed_when_the_child_drops_it() {
+    let test = "pool_process::a_pipe_lent_at_a_fork_is_closed_when_the_child_drops_it";
+    child::alone(test, || {
+        let others = pipes();
+        let pool = PipePool::new(limits());
+        let mut lent = Some(pool.acquire(SizeClass::Kib64).expect("a pipe"));
+        for generation in 0..2 {
+            let forked = in_fork(|| {
+                drop(lent.take());
+                assert_eq!(pipes(), others, "closed");
+                assert_eq!(pool.stats().idle, 0, "and not kept");
+                // A child of the child has one that the child was lent.
+                let mut own = Some(pool.acquire(SizeClass::Kib64).expect("a pipe"));
+                let forked = in_fork(|| {
+                    drop(own.take());
+                    pipes() == others && pool.stats().idle == 0
+                });
+                forked.expect("fork")
+            });
+            assert!(forked.expect("fork"), "child {generation}: its claims, printed above");
+        }
+        drop(lent);
+        assert_eq!((pool.stats().idle, pool.stats().lent), (1, 0));
+    });
+}
+
+#[test]
+fn a_forked_child_closes_what_idles_there_with_nobody_calling() {
+    let test = "pool_process::a_forked_child_closes_what_idles_there_with_nobody_calling";
+    child::alone(test, || {
+        let pool = PipePool::new(limits().with_idle_timeout(Duration::from_millis(20)));
+        // The parent's thread for that runs, and does not in the child.
+        drop(pool.acquire(SizeClass::Kib64).expect("a pipe"));
+        let forked = in_fork(|| {
+            drop(pool.acquire(SizeClass::Kib64).expect("a pipe"));
+            await_that("the pipe is closed", || pool.stats().closed_idle == 1);
+            true
+        });
+        assert!(forked.expect("fork"));
+    });
+}
+
+#[test]
+fn a_child_forked_while_threads_use_the_pool_waits_for_none() {
+    let test = "pool_process::a_child_forked_while_threads_use_the_pool_waits_for_none";
+    child::alone(test, || {
+        let pool = PipePool::new(limits().with_idle_per_thread(1));
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !done.load(Ordering::Relaxed) {
+                        drop([(); 2].map(|()| pool.acquire(SizeClass::Kib64)));
+                    }
+                });
+            }
+            let all_end = (0..30).all(|_| {
+                let forked = in_fork(|| {
+                    drop(pool.acquire(SizeClass::Kib64).expect("a pipe"));
+                    pool.stats().idle == 1
+                });
+                forked.is_ok_and(|ended| ended)
+            });
+            done.store(true, Ordering::Relaxed);
+            assert!(all_end, "each child ends");
+        });
     });
 }
