@@ -28,12 +28,7 @@ use crate::stream;
 use crate::turn::{self, give_way};
 
 thread_local! {
-    static WORKER: RefCell<Worker> = RefCell::new(Worker {
-        scratch: vec![0; SCRATCH].into_boxed_slice(),
-        lookout: Lookout::new(),
-        meter: Meter::new(),
-        flows: rhythm::Thread::default(),
-    });
+    static WORKER: RefCell<Worker> = RefCell::new(Worker::new());
 }
 
 /// What the relays of one thread share.
@@ -43,6 +38,25 @@ struct Worker {
     lookout: Lookout,
     meter: Meter,
     flows: rhythm::Thread,
+}
+
+impl Worker {
+    fn new() -> Self {
+        Self {
+            scratch: vec![0; SCRATCH].into_boxed_slice(),
+            lookout: Lookout::new(),
+            meter: Meter::new(),
+            flows: rhythm::Thread::default(),
+        }
+    }
+
+    /// Lends this thread's, or a new one to a relay that is polled inside another's poll: a waker may poll a task at once.
+    fn lend<T>(turn: impl FnOnce(&mut Self) -> T) -> T {
+        WORKER.with(|worker| match worker.try_borrow_mut() {
+            Ok(mut worker) => turn(&mut worker),
+            Err(_) => turn(&mut Self::new()),
+        })
+    }
 }
 
 /// The most that a source can have received when the other direction ends, and a bound on what a sender without end gets through by
@@ -144,7 +158,7 @@ impl Moving {
                 let (Some(source), Some(sink)) = (stream::source(reader), stream::sink(writer)) else {
                     unreachable!("a stream's type does not change");
                 };
-                let polled = WORKER.with_borrow_mut(|worker| {
+                let polled = Worker::lend(|worker| {
                     let turn = Turn {
                         mover,
                         course,

@@ -89,22 +89,22 @@ pub(crate) unsafe trait OneLifetime: 'static {
     type For<'a>: 'a;
 }
 
-// SAFETY: each half holds a shared reference of that lifetime to its socket, and nothing else.
-unsafe impl OneLifetime for tcp::ReadHalf<'static> {
-    type For<'a> = tcp::ReadHalf<'a>;
+/// Halves that borrow their socket. The compiler checks that each is covariant: `_shortened` compiles for no other type.
+macro_rules! one_lifetime {
+    ($($half:ident::$name:ident),+) => {$(
+        // SAFETY: each half has one lifetime parameter, that of a shared reference to its socket. It is covariant: see below.
+        unsafe impl OneLifetime for $half::$name<'static> {
+            type For<'a> = $half::$name<'a>;
+        }
+        const _: () = {
+            fn _shortened<'short, 'long: 'short>(half: $half::$name<'long>) -> $half::$name<'short> {
+                half
+            }
+        };
+    )+};
 }
-// SAFETY: as above.
-unsafe impl OneLifetime for tcp::WriteHalf<'static> {
-    type For<'a> = tcp::WriteHalf<'a>;
-}
-// SAFETY: as above.
-unsafe impl OneLifetime for unix::ReadHalf<'static> {
-    type For<'a> = unix::ReadHalf<'a>;
-}
-// SAFETY: as above.
-unsafe impl OneLifetime for unix::WriteHalf<'static> {
-    type For<'a> = unix::WriteHalf<'a>;
-}
+
+one_lifetime!(tcp::ReadHalf, tcp::WriteHalf, unix::ReadHalf, unix::WriteHalf);
 
 /// `stream` as an `S` of some lifetime, if it is one or a mutable reference to one.
 pub(crate) fn cast_borrowed<T: ?Sized, S: OneLifetime>(stream: &T) -> Option<&S::For<'_>> {
@@ -245,6 +245,18 @@ mod tests {
             (Some(40), Some(20), 20)
         );
         assert_eq!(halve(&mut wrapped), None);
+    }
+
+    /// That a half may be taken for one of a shorter lifetime is checked at compile time, by `one_lifetime!`.
+    #[tokio::test]
+    #[cfg_attr(miri, ignore = "Miri has no such sockets")]
+    async fn a_borrowed_half_is_found_for_as_long_as_it_is_borrowed() {
+        let (mut socket, _peer) = UnixStream::pair().unwrap();
+        let (reader, mut writer) = socket.split();
+        let found = cast_borrowed::<_, unix::ReadHalf<'static>>(&reader).unwrap();
+        assert!(std::ptr::eq(found, &raw const reader));
+        assert!(cast_borrowed::<_, unix::WriteHalf<'static>>(&&mut writer).is_some());
+        assert!(cast_borrowed::<_, tcp::ReadHalf<'static>>(&reader).is_none());
     }
 
     #[test]

@@ -64,7 +64,13 @@ impl Wake for Promise {
         let shared = Arc::clone(&self.0);
         let mut state = shared.state();
         state.suspects.clear();
-        let before = state.kept.replace(self);
+        // Kept by a lookout that is gone, it would never be dropped: each holds the other.
+        let has_lookout = Arc::strong_count(&shared) > 2;
+        let before = if has_lookout {
+            state.kept.replace(self)
+        } else {
+            Some(self)
+        };
         // Its end takes the lock.
         drop(state);
         drop(before);

@@ -34,6 +34,8 @@ pub struct RelayOptions {
     pub(crate) idle_timeout: Option<Duration>,
     pub(crate) half_close_timeout: Option<Duration>,
     pub(crate) half_close: HalfClose,
+    pub(crate) early_answers: bool,
+    pub(crate) pass_resets: bool,
     pub(crate) a_to_b: Way,
     pub(crate) b_to_a: Way,
     /// One relay's own.
@@ -100,6 +102,8 @@ impl RelayOptions {
             idle_timeout: None,
             half_close_timeout: None,
             half_close: HalfClose::Propagate,
+            early_answers: false,
+            pass_resets: false,
             a_to_b: WAY,
             b_to_a: WAY,
             cancel: None,
@@ -174,6 +178,46 @@ impl RelayOptions {
     /// What the end of one stream means for the relay. Default [`HalfClose::Propagate`].
     pub fn half_close(mut self, half_close: HalfClose) -> Self {
         self.half_close = half_close;
+        self
+    }
+
+    /// Whether an early answer is delivered. Default: no, as with tokio's function.
+    ///
+    /// A server that answers in the middle of an upload and closes, as with "413 Content Too Large", resets the connection. The next write
+    /// to it fails, and the answer is still in the receive queue of the relay's socket. With this option, a write that fails does not end the
+    /// relay at once:
+    ///
+    /// 1. What the failed side has already sent is delivered to the other side: at most 8 MiB, and for at most 30 s.
+    ///    If that is not all of it, [`pass_resets`](RelayOptions::pass_resets) makes the close of the other side a reset.
+    /// 2. The other side gets the end of the stream, and no reset.
+    /// 3. What the other side still sends is read and discarded until it finishes, for at most 5 s and 16 MiB. (A socket that is closed
+    ///    with bytes unread resets its peer, which can destroy the answer.)
+    ///
+    /// Then the relay ends with the error of the write. Bytes that the failed side did not get, those discarded included, count as
+    /// [`lost`](crate::DirectionSummary::lost). A *read* that fails while the other side still sends is handled in the same way. A
+    /// [`CancelHandle`](crate::CancelHandle) ends all this at once.
+    ///
+    /// # Panics
+    /// As with [`idle_timeout`](RelayOptions::idle_timeout), when a stream fails.
+    pub fn early_answers(mut self, deliver: bool) -> Self {
+        self.early_answers = deliver;
+        self
+    }
+
+    /// Whether a reset of one side is passed on to the other as a reset. Default: no, as with tokio's function: the error ends the relay,
+    /// its streams are closed, and the other side reads an end of stream. It cannot tell a truncated stream from a complete one.
+    ///
+    /// With this option, a read that fails makes the close of the other TCP socket a reset (`SO_LINGER` with a time of 0). The relay waits
+    /// until the other side has acknowledged every byte before (`SIOCOUTQ` is 0), because such a close discards what is still queued. No
+    /// event tells that, so the relay checks after 1 ms and then at intervals that double up to 64 ms, for at most 30 s. It ends with the
+    /// error of the read; the reset is sent when the socket is closed, so a caller that lends the streams decides when.
+    ///
+    /// A Unix socket has no reset: it is closed. After an [early answer](RelayOptions::early_answers) the other side gets an end of stream.
+    ///
+    /// # Panics
+    /// As with [`idle_timeout`](RelayOptions::idle_timeout), when a read fails.
+    pub fn pass_resets(mut self, pass: bool) -> Self {
+        self.pass_resets = pass;
         self
     }
 

@@ -92,10 +92,14 @@ impl RelayError {
     /// Whose stream failed: that of the direction's source where reading failed, its sink's where anything else did.
     #[must_use]
     pub fn peer(&self) -> Peer {
-        match (self.direction, self.operation) {
-            (Direction::AToB, Operation::Read) | (Direction::BToA, Operation::Write | Operation::Shutdown) => Peer::A,
-            (Direction::BToA, Operation::Read) | (Direction::AToB, Operation::Write | Operation::Shutdown) => Peer::B,
-        }
+        failed_peer(self.direction, self.operation)
+    }
+}
+
+pub(crate) fn failed_peer(direction: Direction, operation: Operation) -> Peer {
+    match (direction, operation) {
+        (Direction::AToB, Operation::Read) | (Direction::BToA, Operation::Write | Operation::Shutdown) => Peer::A,
+        (Direction::BToA, Operation::Read) | (Direction::AToB, Operation::Write | Operation::Shutdown) => Peer::B,
     }
 }
 

@@ -23,6 +23,10 @@ pub(crate) enum Phase {
         eof: bool,
     },
     Done,
+    /// A stream has failed, and with it what the direction held.
+    Broken {
+        lost: usize,
+    },
 }
 
 impl Phase {
@@ -56,7 +60,7 @@ impl Phase {
                     }
                     Self::Done
                 }
-                Self::Done => return Poll::Ready(Ok(())),
+                Self::Done | Self::Broken { .. } => return Poll::Ready(Ok(())),
             }
         }
     }
@@ -81,32 +85,45 @@ impl Phase {
         };
     }
 
-    /// This direction is to end when it has delivered what it holds.
+    /// This direction is to end when it has delivered what it holds. Its sink is not shut down, also where it was told to finish.
     pub(crate) fn stop(&mut self) {
-        match self {
-            Self::Moving(moving) | Self::Finishing(moving) => moving.restrict(0),
-            Self::Start(_) => *self = Self::Done,
-            Self::ShuttingDown { .. } | Self::Done => {}
+        *self = match std::mem::replace(self, Self::Done) {
+            Self::Moving(mut moving) | Self::Finishing(mut moving) => {
+                moving.restrict(0);
+                Self::Moving(moving)
+            }
+            Self::Start(_) => Self::Done,
+            phase => phase,
+        };
+    }
+
+    /// Gives up what it holds, and `bytes` more that were taken from its source. A direction that is done has taken what it had to.
+    pub(crate) fn lose(&mut self, bytes: usize) {
+        if !matches!(self, Self::Done) {
+            let lost = self.in_flight() + bytes;
+            *self = Self::Broken { lost };
         }
     }
 
     pub(crate) fn is_held_back(&self) -> bool {
         match self {
             Self::Moving(moving) | Self::Finishing(moving) => moving.is_held_back(),
-            Self::Start(_) | Self::ShuttingDown { .. } | Self::Done => false,
+            Self::Start(_) | Self::ShuttingDown { .. } | Self::Done | Self::Broken { .. } => false,
         }
     }
 
+    /// Bytes taken and not delivered.
     pub(crate) fn in_flight(&self) -> usize {
         match self {
             Self::Moving(moving) | Self::Finishing(moving) => moving.in_flight(),
+            Self::Broken { lost } => *lost,
             Self::Start(_) | Self::ShuttingDown { .. } | Self::Done => 0,
         }
     }
 }
 
 #[cold]
-fn poll_shutdown<W: AsyncWrite + Unpin>(cx: &mut Context<'_>, writer: &mut W) -> Poll<Result<(), Broken>> {
+pub(crate) fn poll_shutdown<W: AsyncWrite + Unpin>(cx: &mut Context<'_>, writer: &mut W) -> Poll<Result<(), Broken>> {
     Pin::new(writer)
         .poll_shutdown(cx)
         .map_err(|error| (Operation::Shutdown, error))

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,9 +13,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::cancel::CancelHandle;
 use crate::direction::Broken;
 use crate::options::{self, HalfClose, RelayOptions, Rests};
-use crate::outcome::{Direction, EndReason, Peer, RelayError, RelaySummary};
+use crate::outcome::{Direction, EndReason, Peer, RelayError, RelaySummary, failed_peer};
 use crate::phase::Phase;
 use crate::rate::RateLimit;
+use crate::salvage::{Salvage, Wreck};
 use crate::watch::{Now, Watch};
 
 /// Relays both directions between `a` and `b` until both have ended.
@@ -55,8 +56,8 @@ use crate::watch::{Now, Watch};
 /// [`HalfClose::CloseBoth`] ends it too.
 ///
 /// # Errors
-/// An error on either side of either direction ends both: a [`RelayError`] with what was delivered until then. Bytes in
-/// flight are lost: what was taken and not yet delivered, up to a pipe of each direction, counted in
+/// An error on either side of either direction ends both: a [`RelayError`] with what was delivered until then, after what
+/// [`RelayOptions::early_answers`] and [`RelayOptions::pass_resets`] ask for. Bytes in flight are lost: what was taken and not yet delivered, up to a pipe of each direction, counted in
 /// [`DirectionSummary::lost`](crate::DirectionSummary::lost). A timeout is no error: the caller wanted that end, and gets
 /// a summary that says so.
 ///
@@ -73,6 +74,10 @@ pub struct Relay<A, B> {
     both: Both,
     /// What may end it before its streams do, if anything; made at the first poll.
     watch: Option<Box<Watch>>,
+    /// One stream has failed, and the other is still served.
+    salvage: Option<Box<Salvage>>,
+    /// Who polled it last: a cancel handle that is taken later wakes this task.
+    task: Option<Waker>,
 }
 
 /// Both directions, and those who are told how they end: also where that is by being dropped.
@@ -105,6 +110,8 @@ impl<A, B> Relay<A, B> {
                 shared: Arc::default(),
             },
             watch: None,
+            salvage: None,
+            task: None,
         }
     }
 
@@ -149,6 +156,16 @@ impl<A, B> Relay<A, B> {
     /// See [`RelayOptions::half_close`].
     pub fn half_close(self, half_close: HalfClose) -> Self {
         self.with(|options| options.half_close(half_close))
+    }
+
+    /// See [`RelayOptions::early_answers`].
+    pub fn early_answers(self, deliver: bool) -> Self {
+        self.with(|options| options.early_answers(deliver))
+    }
+
+    /// See [`RelayOptions::pass_resets`].
+    pub fn pass_resets(self, pass: bool) -> Self {
+        self.with(|options| options.pass_resets(pass))
     }
 
     /// See [`RelayOptions::a_to_b_prefix`].
@@ -201,6 +218,9 @@ impl<A, B> Relay<A, B> {
             (None, Phase::Start(_)) => {}
             (None, _) => self.watch = Watch::new(options).map(Box::new),
         }
+        if let Some(task) = &self.task {
+            handle.poll_asked(task);
+        }
         handle
     }
 
@@ -236,13 +256,27 @@ where
         let this = self.get_mut();
         this.start();
         loop {
-            if let Poll::Ready(ended) = this.poll_directions(cx) {
-                return Poll::Ready(ended.map(|()| this.end(EndReason::Ended)));
+            if this.salvage.is_some() {
+                return this.poll_salvage(cx).map(Err);
+            }
+            match this.poll_directions(cx) {
+                Poll::Ready(Ok(())) => return Poll::Ready(Ok(this.end(EndReason::Ended))),
+                Poll::Ready(Err((direction, broken))) => match this.salvage(direction, broken) {
+                    Ok(()) => continue,
+                    Err(broken) => return Poll::Ready(Err(this.broken(direction, broken))),
+                },
+                Poll::Pending => {}
             }
             match this.poll_watch(cx) {
                 Poll::Ready(Verdict::End(reason)) => return Poll::Ready(Ok(this.end(reason))),
                 Poll::Ready(Verdict::PollAgain) => {}
-                Poll::Pending => return Poll::Pending,
+                Poll::Pending => {
+                    match &mut this.task {
+                        Some(task) => task.clone_from(cx.waker()),
+                        None => this.task = Some(cx.waker().clone()),
+                    }
+                    return Poll::Pending;
+                }
             }
         }
     }
@@ -261,7 +295,7 @@ where
     B: AsyncRead + AsyncWrite + Unpin,
 {
     /// Ready when both have ended, or one is broken.
-    fn poll_directions(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RelayError>> {
+    fn poll_directions(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), (Direction, Broken)>> {
         let Self {
             a, b, options, both, ..
         } = self;
@@ -269,13 +303,13 @@ where
         // Both are polled every time, and one that is done says so again.
         let counts = &both.shared.a_to_b;
         let a_to_b = match both.a_to_b.poll(cx, a, b, &options.a_to_b, options, counts) {
-            Poll::Ready(Err(broken)) => return Poll::Ready(Err(self.broken(Direction::AToB, broken))),
+            Poll::Ready(Err(broken)) => return Poll::Ready(Err((Direction::AToB, broken))),
             Poll::Ready(Ok(())) => both.shared.has_ended(Peer::A, counts),
             Poll::Pending => false,
         };
         let counts = &both.shared.b_to_a;
         let b_to_a = match both.b_to_a.poll(cx, b, a, &options.b_to_a, options, counts) {
-            Poll::Ready(Err(broken)) => return Poll::Ready(Err(self.broken(Direction::BToA, broken))),
+            Poll::Ready(Err(broken)) => return Poll::Ready(Err((Direction::BToA, broken))),
             Poll::Ready(Ok(())) => both.shared.has_ended(Peer::B, counts),
             Poll::Pending => false,
         };
@@ -284,6 +318,62 @@ where
         } else {
             Poll::Pending
         }
+    }
+
+    /// Begins to serve the side that has not failed, if the options ask for it and nobody has cancelled.
+    #[cold]
+    fn salvage(&mut self, direction: Direction, broken: Broken) -> Result<(), Broken> {
+        let options = self.options.as_deref().unwrap_or(&options::DEFAULT);
+        if self.watch.as_ref().is_some_and(|watch| watch.is_cancelled()) {
+            return Err(broken);
+        }
+        let Shared { a_to_b, b_to_a, .. } = &*self.both.shared;
+        let onward = match failed_peer(direction, broken.0) {
+            Peer::A => a_to_b,
+            Peer::B => b_to_a,
+        };
+        self.salvage = Some(Box::new(Salvage::new(direction, broken, options, onward.bytes())?));
+        Ok(())
+    }
+
+    /// Ready with the error, when there is nothing more to be done for the other side.
+    #[cold]
+    fn poll_salvage(&mut self, cx: &mut Context<'_>) -> Poll<RelayError> {
+        let hurry = self.watch.as_mut().is_some_and(|watch| watch.is_asked_to_cancel(cx));
+        let Self { a, b, both, .. } = self;
+        let options = self.options.as_deref().unwrap_or(&options::DEFAULT);
+        let mut salvage = self.salvage.take().expect("a stream has failed");
+        let polled = match failed_peer(salvage.direction, salvage.broken.0) {
+            Peer::A => {
+                let mut wreck = Wreck {
+                    failed: a,
+                    other: b,
+                    onward: &mut both.a_to_b,
+                    counts: &both.shared.a_to_b,
+                    way: &options.a_to_b,
+                    dead: &mut both.b_to_a,
+                    options,
+                };
+                salvage.poll(cx, &mut wreck, hurry)
+            }
+            Peer::B => {
+                let mut wreck = Wreck {
+                    failed: b,
+                    other: a,
+                    onward: &mut both.b_to_a,
+                    counts: &both.shared.b_to_a,
+                    way: &options.b_to_a,
+                    dead: &mut both.a_to_b,
+                    options,
+                };
+                salvage.poll(cx, &mut wreck, hurry)
+            }
+        };
+        if polled.is_pending() {
+            self.salvage = Some(salvage);
+            return Poll::Pending;
+        }
+        Poll::Ready(self.broken(salvage.direction, salvage.broken))
     }
 
     fn poll_watch(&mut self, cx: &mut Context<'_>) -> Poll<Verdict> {
@@ -324,6 +414,7 @@ impl<A, B> Relay<A, B> {
         if let Some(cancel) = self.options.as_deref().and_then(|options| options.cancel.as_ref()) {
             cancel.ended();
         }
+        self.task = None;
         self.both.end(reason);
         self.both.shared.summary()
     }

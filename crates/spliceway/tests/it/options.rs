@@ -3,7 +3,8 @@
 //! Where a test is about time, time is tokio's paused clock, which goes on when nothing else does, and the sockets are Unix ones, whose
 //! bytes arrive within the very call that sends them: no load on the machine can make the clock overtake a byte.
 
-mod cancel; // told to end, it loses nothing that it can deliver in time
+mod cancel; //  told to end, it loses nothing that it can deliver in time
+mod failed; // what is still done after a stream has failed
 mod half_close; // the end of one stream as the end of both
 mod peers; // whose end was the first, whose stream failed
 mod prefix; // bytes that go first

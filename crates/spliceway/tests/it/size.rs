@@ -5,8 +5,8 @@ use tokio::net::TcpStream;
 
 use crate::support::tcp;
 
-// Measured 336, 216 and 312 bytes, where tokio's own future is 272 and comes with two buffers of 8 KiB. Two words above what the function
-// and one way take, so that a word more in each direction still passes and what is more than that is to be argued.
+// Measured 360, 216 and 336 bytes, where tokio's own future is 272 and comes with two buffers of 8 KiB. 16 of a relay's are the waker for
+// cancel handles that are taken late. A word in each direction still passes; what is more than that is to be argued.
 
 #[tokio::test]
 async fn the_future_between_two_sockets_is_small() {
@@ -16,7 +16,7 @@ async fn the_future_between_two_sockets_is_small() {
     let one_way = size_of_val(&spliceway::copy(&mut a, &mut b));
     let relay = size_of::<Relay<&mut TcpStream, &mut TcpStream>>();
     eprintln!("copy_bidirectional {function} (tokio's {tokios}), copy {one_way}, Relay {relay}");
-    assert!(function <= 352, "{function}");
+    assert!(function <= 368, "{function}");
     assert!(one_way <= 232, "{one_way}");
     assert!(relay <= 352, "{relay}");
     assert_eq!(size_of::<RelayStats>(), size_of::<usize>());

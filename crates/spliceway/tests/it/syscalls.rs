@@ -8,6 +8,7 @@ use std::process::Command;
 use std::{env, fs, process, thread};
 
 use spliceway::{PipePool, SizeClass};
+use spliceway_net::has_tool;
 
 use crate::role::{self, Role, heard, say};
 
@@ -196,10 +197,20 @@ fn moved(calls: &[Call], name: &str) -> usize {
 }
 
 /// Runs `peers` on the two ends of one relay in a process under strace, and returns that relay's calls from its first poll to
-/// its end; `None` if there is no strace here.
+/// its end; `None` where strace is missing or may not trace.
 fn trace(role: &str, peers: impl FnOnce(TcpStream, TcpStream)) -> Option<Vec<Call>> {
-    if Command::new("strace").arg("--version").output().is_err() {
-        println!("skipped: no strace on this machine");
+    if !has_tool("strace", "strace") {
+        return None;
+    }
+    let tried = Command::new("strace")
+        .args(["-o", "/dev/null", "true"])
+        .output()
+        .unwrap();
+    if !tried.status.success() {
+        println!(
+            "skipped: no process may be traced here: {}",
+            String::from_utf8_lossy(&tried.stderr).trim_end()
+        );
         return None;
     }
     let output = env::temp_dir().join(format!("spliceway-{}-{role}.strace", process::id()));

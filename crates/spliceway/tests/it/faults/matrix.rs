@@ -63,7 +63,9 @@ fn a_splice_that_cannot_be_made_loses_no_byte_and_says_why() {
     const NAME: &str = "faults::matrix::a_splice_that_cannot_be_made_loses_no_byte_and_says_why";
     let outcomes = [
         (Errno::PERM, Expected::CopiesProcessWide(Reason::NotPermitted)),
+        (Errno::ACCESS, Expected::CopiesProcessWide(Reason::NotPermitted)),
         (Errno::NOSYS, Expected::CopiesProcessWide(Reason::NotImplemented)),
+        (Errno::IO, Expected::CopiesForGood(Reason::Unexpected)),
         (Errno::INVAL, Expected::CopiesForGood(Reason::InvalidArgument)),
         (Errno::BADF, Expected::CopiesForGood(Reason::BadDescriptor)),
         (Errno::OPNOTSUPP, Expected::CopiesForGood(Reason::NotSupported)),
@@ -89,6 +91,7 @@ fn a_pipe_that_cannot_be_made_or_enlarged_loses_no_byte() {
         (Errno::NFILE, Expected::CopiesForNow(Reason::SystemFiles)),
         (Errno::NOMEM, Expected::CopiesForNow(Reason::NoMemory)),
         (Errno::PERM, Expected::CopiesProcessWide(Reason::NotPermitted)),
+        (Errno::ACCESS, Expected::CopiesProcessWide(Reason::NotPermitted)),
         (Errno::NOSYS, Expected::CopiesProcessWide(Reason::NotImplemented)),
     ];
     try_out(NAME, || {

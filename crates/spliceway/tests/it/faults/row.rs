@@ -266,6 +266,7 @@ impl Display for Name {
         };
         let name = match errno {
             Errno::PERM => "EPERM",
+            Errno::ACCESS => "EACCES",
             Errno::NOSYS => "ENOSYS",
             Errno::INVAL => "EINVAL",
             Errno::BADF => "EBADF",

@@ -3,15 +3,16 @@ use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use spliceway::{EndReason, Relay};
+use spliceway::{EndReason, HalfClose, Relay};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::Instant;
+use tokio_test::{assert_pending, assert_ready, task};
 
 use super::{Done, Variant, every_way, pass};
 use crate::support::child::block_on;
 use crate::support::pattern::Pattern;
-use crate::support::{MIB, guard};
+use crate::support::{MIB, finish, guard, tcp, tcp_small, try_send, turns};
 
 /// The relay's own ends, so that what it leaves in them can be looked at.
 struct Ends {
@@ -172,7 +173,7 @@ async fn an_idle_relay_ends_at_once_when_cancelled_and_so_does_one_that_was_canc
                 cancel.cancel(Duration::ZERO);
             }
             let later = async {
-                crate::support::turns(20).await;
+                turns(20).await;
                 cancel.cancel(Duration::ZERO);
             };
             let (summary, ()) = guard(async { tokio::join!(relay, later) }).await;
@@ -203,12 +204,39 @@ async fn a_handle_taken_while_the_relay_runs_cancels_it() {
             assert_eq!(stats.snapshot().end, EndReason::Running);
             let cancel = relay.cancel_handle();
             let later = async {
-                crate::support::turns(20).await;
+                turns(20).await;
                 cancel.cancel(Duration::ZERO);
             };
             let (summary, ()) = guard(async { tokio::join!(relay, later) }).await;
             assert_eq!(summary.unwrap().end, EndReason::Cancelled);
             assert_eq!(stats.snapshot().end, EndReason::Cancelled);
+            drop((near, far));
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_handle_taken_after_the_first_poll_wakes_an_idle_relay() {
+    every_way(async |variant| {
+        for timed in [false, true] {
+            let Ends {
+                near,
+                mut near_end,
+                far,
+                mut far_end,
+            } = Ends::new();
+            let mut relay = relay(variant, &mut near_end, &mut far_end);
+            if timed {
+                relay = relay.idle_timeout(Duration::from_secs(600));
+            }
+            let mut relay = task::spawn(relay);
+            assert_pending!(relay.poll());
+            let cancel = relay.cancel_handle();
+            assert!(!relay.is_woken(), "nothing has happened yet");
+            cancel.cancel(Duration::ZERO);
+            assert!(relay.is_woken(), "the task is told to look");
+            assert_eq!(assert_ready!(relay.poll()).unwrap().end, EndReason::Cancelled);
             drop((near, far));
         }
     })
@@ -223,4 +251,55 @@ fn a_handle_can_be_taken_outside_of_a_runtime() {
     let cancel = relay.cancel_handle();
     cancel.cancel(Duration::ZERO);
     assert_eq!(block_on(relay).unwrap().end, EndReason::Cancelled);
+}
+
+/// Cancelling says that neither stream is shut down, also where the end of one was to be the end of both.
+#[tokio::test]
+async fn cancelling_a_relay_that_closes_both_shuts_no_stream_down() {
+    every_way(async |variant| {
+        let ((near, mut near_end), (far, mut far_end)) = (tcp_small().await, tcp().await);
+        let (a, b) = if variant.swapped {
+            (&mut far_end, &mut near_end)
+        } else {
+            (&mut near_end, &mut far_end)
+        };
+        let mut relay = Relay::new(a, b).engine(variant.engine).half_close(HalfClose::CloseBoth);
+        let cancel = relay.cancel_handle();
+        let stats = relay.stats();
+        let peers = async {
+            // Near does not read, so what far sends is stuck when near's end arrives.
+            let bytes = Pattern::new(5).take(MIB as usize);
+            let mut sent = 0;
+            for _ in 0..500 {
+                sent += try_send(&far, &bytes[sent..]);
+                turns(1).await;
+            }
+            finish(&near);
+            let mut end = [0];
+            far.readable().await.unwrap();
+            assert_eq!(far.try_read(&mut end).unwrap(), 0);
+            turns(10).await;
+            cancel.cancel(Duration::from_secs(60));
+            let mut wanted = Pattern::new(5);
+            let mut buf = vec![0; MIB as usize];
+            while stats.snapshot().end == EndReason::Running {
+                match near.try_read(&mut buf) {
+                    Ok(bytes) => wanted.check(&buf[..bytes]),
+                    Err(_) => turns(1).await,
+                }
+            }
+            wanted
+        };
+        let (summary, mut wanted) = guard(async { tokio::join!(relay, peers) }).await;
+        assert_eq!(summary.unwrap().end, EndReason::Cancelled);
+        near_end.write_all(b"!").await.unwrap();
+        drop(near_end);
+        let mut rest = Vec::new();
+        let mut near = near;
+        let _ = near.read_to_end(&mut rest).await;
+        let last = rest.pop();
+        wanted.check(&rest);
+        assert_eq!(last, Some(b'!'), "it was not shut down");
+    })
+    .await;
 }

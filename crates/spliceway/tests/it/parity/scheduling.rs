@@ -4,13 +4,16 @@ use std::future::poll_fn;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, ThreadId};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::net::unix::pipe;
+use tokio::net::{TcpStream, UnixStream};
 use tokio_test::io::Builder;
 
 use super::for_each;
@@ -291,4 +294,69 @@ async fn a_relay_at_the_end_of_its_turn_is_woken_after_the_runtime_has_looked_fo
         }
     };
     guard(eight_turns).await;
+}
+
+/// Polls another task inside `wake`, as executors without a queue do: where this thread calls it.
+struct PollsInline {
+    other: Mutex<Pin<Box<dyn Future<Output = io::Result<u64>> + Send>>>,
+    thread: ThreadId,
+    polls: AtomicU64,
+}
+
+impl Wake for PollsInline {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if self.thread == thread::current().id()
+            && let Ok(mut other) = self.other.try_lock()
+            && self.polls.fetch_add(1, Ordering::Relaxed) == 0
+        {
+            let polled = other.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            assert!(polled.is_pending(), "its source has not ended");
+        }
+    }
+}
+
+/// A pipe of 1 MiB with `bytes` in it, and a socket with room for 256 KiB and more. All count as ready.
+async fn ready_ends(bytes: &[u8]) -> (pipe::Sender, pipe::Receiver, UnixStream, UnixStream) {
+    let (sender, receiver) = pipe::pipe().unwrap();
+    rustix::pipe::fcntl_setpipe_size(&sender, 1 << 20).unwrap();
+    guard(sender.writable()).await.unwrap();
+    assert_eq!(sender.try_write(bytes).unwrap(), bytes.len());
+    guard(receiver.readable()).await.unwrap();
+    let (sink, reader) = UnixStream::pair().unwrap();
+    sockopt::set_socket_send_buffer_size(&sink, 208 << 10).unwrap(); // the kernel doubles it
+    guard(sink.writable()).await.unwrap();
+    (sender, receiver, sink, reader)
+}
+
+/// Outside of a runtime's tasks a relay that gives way wakes its task at once.
+#[test]
+fn a_waker_may_poll_another_relay_inline() {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    let _entered = runtime.enter();
+    let bulk = vec![7; MIB as usize];
+    let (back, source, sink, _reader) = runtime.block_on(ready_ends(&bulk));
+    let (_later, mut other_source, mut other_sink, other_reader) = runtime.block_on(ready_ends(b"other"));
+    let other = async move { spliceway::copy(&mut other_source, &mut other_sink).await };
+    let inline = Arc::new(PollsInline {
+        other: Mutex::new(Box::pin(other)),
+        thread: thread::current().id(),
+        polls: AtomicU64::new(0),
+    });
+    let waker = Waker::from(Arc::clone(&inline));
+    let relay = spliceway::Relay::new(tokio::io::join(source, back), sink);
+    let mut relay = Box::pin(relay.engine(spliceway::Engine::Copy));
+    assert!(relay.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    assert!(inline.polls.load(Ordering::Relaxed) > 0, "the relay gave way");
+    let mut passed = [0; 6];
+    runtime.block_on(guard(other_reader.readable())).unwrap();
+    assert_eq!(other_reader.try_read(&mut passed).unwrap(), 5);
+    assert_eq!(passed[..5], *b"other");
 }

@@ -1,0 +1,303 @@
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use spliceway::{Engine, PipePool, Relay, RelayOptions};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::Instant;
+
+use super::{Variant, every_way, pass};
+use crate::support::child::{block_on, in_child, open_descriptors};
+use crate::support::pattern::Pattern;
+use crate::support::rig::{Laid, Rig, Setup};
+use crate::support::{KIB, MIB, guard, reset, tcp, tcp_small, turns};
+
+/// Fits the first window of a connection, so that it has left before the reset, which discards what has not.
+const ANSWER: u64 = 40 * KIB;
+
+fn setup(variant: Variant) -> Setup {
+    Setup {
+        engine: variant.engine,
+        ..Setup::new(variant.swapped)
+    }
+}
+
+fn is_of_a_closed_peer(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
+}
+
+/// Far has answered and closed with bytes unread, and near still sends: all before the relay begins. As `a`, near has its bytes
+/// written first, which fails. As `b`, the answer is read first, and then the reset.
+async fn answered_early(variant: Variant) -> (Laid, Relay<TcpStream, TcpStream>) {
+    let ((mut near, near_end), (mut far, mut far_end)) = (tcp().await, tcp().await);
+    far_end.write_all(b"never read").await.unwrap();
+    far.readable().await.unwrap();
+    Pattern::new(1).send(&mut far, ANSWER).await;
+    drop(far);
+    near.write_all(b"an upload").await.unwrap();
+    let (far, _) = tcp().await;
+    setup(variant).lay_between(PipePool::new(setup(variant).limits), (near, near_end), (far, far_end))
+}
+
+#[test]
+fn an_early_answer_is_delivered_before_the_error() {
+    const NAME: &str = "options::failed::an_early_answer_is_delivered_before_the_error";
+    in_child(NAME, None, || {
+        block_on(async {
+            let at_start = open_descriptors();
+            every_way(async |variant| {
+                for pass_resets in [false, true] {
+                    let (laid, relay) = answered_early(variant).await;
+                    let Rig { mut near, relay, .. } = laid.run(relay.early_answers(true).pass_resets(pass_resets));
+                    // To the end of the stream, and no reset.
+                    Pattern::new(1).expect_end(&mut near, ANSWER).await;
+                    near.write_all(b", goes on").await.unwrap();
+                    near.shutdown().await.unwrap();
+                    let (moved, error) = relay.broken().await;
+                    assert!(is_of_a_closed_peer(error.kind()), "{error:?}");
+                    assert_eq!(moved.bytes(), (0, ANSWER));
+                    assert_eq!(moved.forth.lost, "an upload, goes on".len() as u64);
+                    let end = near.read(&mut [0]).await.unwrap();
+                    assert_eq!(end, 0, "the close is no reset either");
+                }
+                assert_eq!(open_descriptors(), at_start);
+            })
+            .await;
+        });
+    });
+}
+
+/// As tokio's function does it.
+#[tokio::test]
+async fn a_failed_write_ends_the_relay_at_once_unless_told_otherwise() {
+    let variant = Variant {
+        engine: Engine::Auto,
+        swapped: false,
+    };
+    let (laid, relay) = answered_early(variant).await;
+    let (moved, error) = guard(laid.run(relay).relay.broken()).await;
+    assert!(is_of_a_closed_peer(error.kind()), "{error:?}");
+    assert_eq!(moved.bytes(), (0, 0));
+}
+
+#[tokio::test]
+async fn bytes_in_the_pipe_are_lost_and_the_early_answer_is_not() {
+    every_way(async |variant| {
+        let (laid, relay) = setup(variant)
+            .small()
+            .lay_out(PipePool::new(setup(variant).limits))
+            .await;
+        let rig = laid.run(relay.early_answers(true));
+        let mut sent = Pattern::new(2);
+        rig.push_until_stuck(&mut sent, None).await;
+        let Rig {
+            mut near,
+            mut far,
+            relay,
+            pool,
+        } = rig;
+        Pattern::new(3).send(&mut far, ANSWER / 4).await;
+        let was_lent = pool.stats().lent;
+        assert!(was_lent == 1 || variant.engine != Engine::Splice, "{was_lent}");
+        // With bytes unread, so this is a reset.
+        drop(far);
+        Pattern::new(3).expect_end(&mut near, ANSWER / 4).await;
+        near.shutdown().await.unwrap();
+        let (moved, error) = guard(relay.broken()).await;
+        assert!(is_of_a_closed_peer(error.kind()), "{error:?}");
+        assert_eq!(moved.back.bytes, ANSWER / 4);
+        // Nothing is read after the shutdown that was not sent.
+        assert_eq!(moved.forth.bytes + moved.forth.lost, sent.at());
+        let stats = pool.stats();
+        assert_eq!(stats.lent, 0, "{stats:?}");
+        assert!(stats.closed_dirty >= was_lent as u64, "{stats:?}");
+    })
+    .await;
+}
+
+/// It reads after its own write has failed, as with no relay between.
+#[tokio::test]
+async fn a_peer_that_writes_without_end_has_the_early_answer_too() {
+    every_way(async |variant| {
+        let (laid, relay) = answered_early(variant).await;
+        let Rig { mut near, relay, .. } = laid.run(relay.early_answers(true));
+        let chunk = vec![0; MIB as usize];
+        let (mut sent, limit) = (0, 256 * MIB);
+        let failed = guard(async {
+            while sent < limit {
+                match near.write(&chunk).await {
+                    Ok(bytes) => sent += bytes as u64,
+                    Err(error) => return error,
+                }
+            }
+            panic!("the relay takes bytes without end");
+        });
+        assert!(is_of_a_closed_peer(failed.await.kind()));
+        let mut wanted = Pattern::new(1);
+        wanted.expect_until_broken(&mut near).await;
+        assert_eq!(wanted.at(), ANSWER);
+        let (moved, _) = relay.broken().await;
+        assert!(moved.forth.lost <= 17 * MIB, "{moved:?}");
+    })
+    .await;
+}
+
+/// Far's end of it, near's, and a relay between Unix sockets whose write to far fails.
+fn half_dead(variant: Variant) -> (UnixStream, Relay<UnixStream, UnixStream>) {
+    let ((near, near_end), (far, far_end)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+    near.try_write(b"an upload").unwrap();
+    far.try_write(b"an answer").unwrap();
+    drop(far);
+    let (a, b) = if variant.swapped {
+        (far_end, near_end)
+    } else {
+        (near_end, far_end)
+    };
+    (near, Relay::new(a, b).engine(variant.engine).early_answers(true))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_does_not_finish_after_an_early_answer_gets_5_s() {
+    every_way(async |variant| {
+        let (mut near, relay) = half_dead(variant);
+        let started = Instant::now();
+        let error = relay.await.unwrap_err();
+        assert!(is_of_a_closed_peer(error.source.kind()), "{error:?}");
+        let seconds = started.elapsed().as_secs_f64();
+        assert!((5.0..5.1).contains(&seconds), "{seconds}");
+        let mut answer = String::new();
+        near.read_to_string(&mut answer).await.unwrap();
+        assert_eq!(answer, "an answer");
+    })
+    .await;
+}
+
+/// Its end is far away, and would seem to be here.
+#[tokio::test(start_paused = true)]
+async fn an_early_answer_that_is_not_read_in_30_s_ends_with_a_reset() {
+    every_way(async |variant| {
+        let ((mut near, near_end), (far, far_end)) = (tcp_small().await, UnixStream::pair().unwrap());
+        far.writable().await.unwrap();
+        let piece = Pattern::new(5).take(8 << 10);
+        let answer: usize = std::iter::from_fn(|| far.try_write(&piece).ok()).sum();
+        assert!(
+            answer >= 96 << 10,
+            "near's sockets may hold the whole answer: {answer} bytes"
+        );
+        drop(far);
+        near.write_all(b"an upload").await.unwrap();
+        near_end.readable().await.unwrap();
+        let started = Instant::now();
+        let options = RelayOptions::new().engine(variant.engine);
+        let options = options.early_answers(true).pass_resets(true);
+        let ended = if variant.swapped {
+            Relay::with_options(far_end, near_end, options).await
+        } else {
+            Relay::with_options(near_end, far_end, options).await
+        };
+        assert!(is_of_a_closed_peer(ended.unwrap_err().source.kind()));
+        assert_eq!(started.elapsed().as_secs(), 30);
+        let mut got = Vec::new();
+        let told = near.read_to_end(&mut got).await;
+        assert_eq!(told.map_err(|error| error.kind()), Err(ErrorKind::ConnectionReset));
+        assert!(got.len() < answer, "{} of {answer}", got.len());
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn cancelling_does_not_wait_for_a_peer_that_does_not_finish() {
+    every_way(async |variant| {
+        let (near, mut relay) = half_dead(variant);
+        let cancel = relay.cancel_handle();
+        let started = Instant::now();
+        let cancelling = async {
+            pass(Duration::from_secs(1)).await;
+            cancel.cancel(Duration::from_secs(60));
+        };
+        let (ended, ()) = tokio::join!(relay, cancelling);
+        assert!(is_of_a_closed_peer(ended.unwrap_err().source.kind()));
+        assert_eq!(started.elapsed().as_secs(), 1);
+        drop(near);
+    })
+    .await;
+}
+
+/// More than a window of 16 KiB, and less than with a sink's send buffer of as much.
+const QUEUED: u64 = 24 * KIB;
+
+/// Near's bytes are with the relay's kernel, and not all with far's, when near's reset arrives.
+#[tokio::test]
+async fn a_reset_is_passed_on_once_every_earlier_byte_has_arrived() {
+    every_way(async |variant| {
+        let ((near, near_end), far) = (tcp().await, tcp_small().await);
+        let pool = PipePool::new(setup(variant).limits);
+        let (laid, relay) = setup(variant).lay_between(pool, (near, near_end), far);
+        let Rig {
+            mut near,
+            mut far,
+            relay,
+            pool,
+        } = laid.run(relay.pass_resets(true).early_answers(true));
+        let mut sent = Pattern::new(4);
+        sent.send(&mut near, QUEUED).await;
+        guard(async {
+            while relay.moved().forth.bytes < QUEUED {
+                turns(1).await;
+            }
+        })
+        .await;
+        reset(near);
+        turns(100).await;
+        assert!(!relay.task.is_finished(), "far has not acknowledged all");
+        let mut wanted = Pattern::new(4);
+        let told = guard(wanted.expect_until_broken(&mut far)).await;
+        assert_eq!(told.map(|error| error.kind()), Some(ErrorKind::ConnectionReset));
+        assert_eq!(wanted.at(), QUEUED);
+        let (moved, error) = guard(relay.broken()).await;
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        assert_eq!(moved.bytes(), (QUEUED, 0));
+        assert_eq!(pool.stats().lent, 0);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_reset_is_an_end_of_stream_unless_told_otherwise() {
+    every_way(async |variant| {
+        let rig = setup(variant).start().await;
+        let Rig {
+            near, mut far, relay, ..
+        } = rig;
+        reset(near);
+        assert_eq!(far.read(&mut [0]).await.unwrap(), 0);
+        assert_eq!(relay.broken().await.1.kind(), ErrorKind::ConnectionReset);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_reset_of_a_tcp_peer_ends_a_unix_peer_in_the_usual_way() {
+    for early_answers in [false, true] {
+        every_way(async |variant| {
+            let ((near, near_end), (mut far, far_end)) = (tcp().await, UnixStream::pair().unwrap());
+            near.try_write(b"bytes").unwrap();
+            near_end.readable().await.unwrap();
+            reset(near);
+            let options = RelayOptions::new()
+                .engine(variant.engine)
+                .pass_resets(true)
+                .early_answers(early_answers);
+            let ended = if variant.swapped {
+                guard(Relay::with_options(far_end, near_end, options)).await
+            } else {
+                guard(Relay::with_options(near_end, far_end, options)).await
+            };
+            assert_eq!(ended.unwrap_err().source.kind(), ErrorKind::ConnectionReset);
+            let mut read = String::new();
+            far.read_to_string(&mut read).await.unwrap();
+            assert_eq!(read, "bytes");
+        })
+        .await;
+    }
+}
