@@ -201,6 +201,14 @@ impl FromStr for TargetRange {
     }
 }
 
+/// An IPv4 address mapped into IPv6 as the IPv4 address that it is. The scope of an IPv6 address stays.
+pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        IpAddr::V4(ip) => SocketAddr::new(ip.into(), address.port()),
+        IpAddr::V6(_) => address,
+    }
+}
+
 /// The same address with all that belongs to it, such as the interface of a link-local one.
 fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
     address.set_port(port);
@@ -389,6 +397,20 @@ mod tests {
         let long = format!("unix:/{}", "a".repeat(PATH_MAX_BYTES));
         assert!(long.parse::<Target>().is_err());
         assert!(long[..long.len() - 1].parse::<Target>().is_ok());
+    }
+
+    #[test]
+    fn a_mapped_address_becomes_ipv4_and_a_scope_stays() {
+        for (text, expected) in [
+            ("[::ffff:192.0.2.1]:80", "192.0.2.1:80"),
+            ("192.0.2.1:80", "192.0.2.1:80"),
+            ("[2001:db8::1]:80", "[2001:db8::1]:80"),
+            ("[::192.0.2.1]:80", "[::192.0.2.1]:80"),
+            ("[fe80::1%3]:80", "[fe80::1%3]:80"),
+        ] {
+            let address: SocketAddr = text.parse().unwrap();
+            assert_eq!(canonical(address), expected.parse().unwrap(), "{text}");
+        }
     }
 
     #[test]

@@ -18,6 +18,8 @@ use tokio::time::Instant;
 pub(crate) const TOO_MANY_OF_CLIENT: &str = "max_conns_per_ip";
 /// Why one is that needs more places than there are.
 pub(crate) const NO_PLACE_LEFT: &str = "max_conns";
+/// Why one is whose client dials as many targets as it may.
+pub(crate) const TOO_MANY_DIALS: &str = "max_dials_per_ip";
 /// That a limit is reached is logged once in this time.
 const LOG_EVERY: Duration = Duration::from_secs(10);
 
@@ -45,8 +47,60 @@ pub(crate) struct Permit {
 }
 
 /// Who counts as one client: an IPv4 address, or a /64 of IPv6, which is what one customer has at least.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ClientKey(IpAddr);
+
+/// How many sessions of each client dial their target. Two SOCKS proxies that name each other open sessions of one client without end;
+/// here that ends.
+#[derive(Debug)]
+pub(crate) struct Dials {
+    max_per_client: NonZeroU32,
+    /// Clients without a dial are not in it, so that it is never larger than the number of sessions.
+    clients: Mutex<HashMap<ClientKey, u32>>,
+}
+
+/// One of them, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Dial<'a> {
+    dials: &'a Dials,
+    client: ClientKey,
+}
+
+impl Dials {
+    pub(crate) fn new(max_per_client: NonZeroU32) -> Self {
+        Self {
+            max_per_client,
+            clients: Mutex::default(),
+        }
+    }
+
+    /// One more dial for `client`; `None` where that would be one too many.
+    pub(crate) fn begin(&self, client: IpAddr) -> Option<Dial<'_>> {
+        let client = ClientKey::from(client);
+        let mut clients = unpoisoned(&self.clients);
+        let dials = clients.entry(client).or_insert(0);
+        // The entry was there, or has room: the limit is at least 1.
+        (*dials < self.max_per_client.get()).then(|| {
+            *dials += 1;
+            Dial { dials: self, client }
+        })
+    }
+}
+
+impl Drop for Dial<'_> {
+    fn drop(&mut self) {
+        uncount(&mut unpoisoned(&self.dials.clients), self.client);
+    }
+}
+
+fn uncount(clients: &mut HashMap<ClientKey, u32>, client: ClientKey) {
+    if let Entry::Occupied(mut count) = clients.entry(client) {
+        *count.get_mut() -= 1;
+        if *count.get() == 0 {
+            count.remove();
+        }
+    }
+}
 
 impl Admission {
     /// Up to `max` at once (at least 1), and of one client up to `max_per_client`.
@@ -150,12 +204,7 @@ impl Permit {
 
     fn uncount(&mut self) {
         let Some(client) = self.client.take() else { return };
-        if let Entry::Occupied(mut sessions) = self.admission.clients().entry(client) {
-            *sessions.get_mut() -= 1;
-            if *sessions.get() == 0 {
-                sessions.remove();
-            }
-        }
+        uncount(&mut self.admission.clients(), client);
     }
 }
 

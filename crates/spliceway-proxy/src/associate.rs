@@ -61,7 +61,7 @@ use tokio::time::{Instant, sleep_until};
 pub(crate) use counts::{AssociateStats, AssociateSummary, Dropped};
 pub(crate) use sockets::towards;
 
-use crate::address::Target;
+use crate::address::{Target, canonical};
 use crate::protocol::socks5::datagram::{self, Header};
 use batch::with_scratch;
 use sockets::readable;
@@ -363,14 +363,6 @@ async fn ended(client: &mut (impl AsyncRead + Unpin)) -> AssociateEnd {
             Ok(_) => {}
             Err(error) => return AssociateEnd::ClientFailed(error),
         }
-    }
-}
-
-/// An IPv4 address in IPv6 form, as a listener for both families tells it, is that IPv4 address. A scope stays.
-fn canonical(address: SocketAddr) -> SocketAddr {
-    match address.ip().to_canonical() {
-        IpAddr::V4(ip) => SocketAddr::new(ip.into(), address.port()),
-        IpAddr::V6(_) => address,
     }
 }
 

@@ -1,31 +1,41 @@
 //! Who may use a service: names, secrets, and how guessing is slowed down.
 //!
-//! A secret is compared in constant time, and a name that nobody has costs what a wrong secret does. Only this module makes a [`Proof`],
-//! and without one no handshake goes on.
+//! A secret is compared in constant time, and a login that fails costs the same whatever user it names. Only this module makes a
+//! [`Proof`], and without one no handshake goes on.
 
+mod checks;
 mod file;
+mod hash;
+mod passed;
 mod penalty;
 mod turns;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use argon2::Argon2;
-use argon2::password_hash::phc::PasswordHash;
-use argon2::password_hash::{self, PasswordHasher, PasswordVerifier};
+use argon2::password_hash;
 use blake2::Blake2sMac256;
 use blake2::digest::{KeyInit, Mac};
 use subtle::{Choice, ConstantTimeEq};
-use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 use crate::protocol::{Credentials, Proof};
+use checks::Checks;
+use hash::{Hash, Work};
+use passed::Passed;
 
+pub(crate) use checks::{Busy, Standing};
 pub(crate) use file::{read, user};
+pub(crate) use hash::hash;
 pub(crate) use penalty::Penalties;
 
 /// What a secret is compared by: of one length whatever the secret's, and worth nothing outside this process.
 type Digest = [u8; 32];
+
+/// Which of the users it is.
+type UserId = u32;
 
 /// What the password-hash crate's salts have, which are random numbers like any.
 const KEY_BYTES: usize = 16;
@@ -33,14 +43,15 @@ const KEY_BYTES: usize = 16;
 /// The names and secrets of a service.
 pub(crate) struct Users {
     known: HashMap<Box<[u8]>, User>,
-    /// Whose secret is compared where nobody has the name, so that it takes as long.
-    nobody: User,
+    /// One hash of each cost that the users have. A login that fails is checked against all of them.
+    each_cost: Vec<Arc<Hash>>,
     key: [u8; KEY_BYTES],
-    /// A check of a hash takes 19 MiB and some 20 ms of a core, by argon2's defaults: so many at once, and the rest wait.
-    checks: Arc<Semaphore>,
+    checks: Arc<Checks>,
+    passed: Passed,
 }
 
 struct User {
+    id: UserId,
     secret: Secret,
     /// The last secret that was found to be the one behind a hash: who connects often does not pay for a check each time.
     passed: Mutex<Option<Digest>>,
@@ -48,14 +59,13 @@ struct User {
 
 enum Secret {
     Clear(Digest),
-    /// As argon2 writes it.
-    Hash(Arc<PasswordHash>),
+    Hash(Arc<Hash>),
 }
 
 /// How a user's secret is stored.
 pub(crate) enum Stored {
     Clear(Box<[u8]>),
-    Hash(Arc<PasswordHash>),
+    Hash(Arc<Hash>),
 }
 
 impl Users {
@@ -65,69 +75,95 @@ impl Users {
     /// The system has no random numbers.
     pub(crate) fn new(users: impl IntoIterator<Item = (Box<[u8]>, Stored)>) -> Result<Self, password_hash::Error> {
         let key = password_hash::try_generate_salt()?;
-        let mut nobody = Secret::Clear(digest(&key, &password_hash::try_generate_salt()?));
-        let mut known = HashMap::new();
-        for (name, stored) in users {
+        let (mut known, mut each_cost) = (HashMap::new(), Vec::<Arc<Hash>>::new());
+        for (id, (name, stored)) in (0..).zip(users) {
             let secret = match stored {
                 Stored::Clear(secret) => Secret::Clear(digest(&key, &secret)),
-                Stored::Hash(hash) => Secret::Hash(hash),
+                Stored::Hash(hash) => {
+                    if each_cost.iter().all(|other| other.cost() != hash.cost()) {
+                        each_cost.push(Arc::clone(&hash));
+                    }
+                    Secret::Hash(hash)
+                }
             };
-            // A hash costs more than a comparison: one of them, of whatever cost, is what a stranger pays.
-            if let Secret::Hash(hash) = &secret {
-                nobody = Secret::Hash(Arc::clone(hash));
-            }
-            known.insert(name, User::new(secret));
+            known.insert(name, User::new(id, secret));
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let cost = each_cost.iter().map(|hash| hash.cost().time()).sum();
         Ok(Self {
             known,
-            nobody: User::new(nobody),
+            each_cost,
             key,
             // Half of the cores are left to the relays that run.
-            checks: Arc::new(Semaphore::new((cores / 2).max(1))),
+            checks: Checks::new((cores / 2).max(1), cost),
+            passed: Passed::default(),
         })
     }
 
-    /// Whether these are a user's name and secret. Dropped before it is done, it leaves one check running to its end.
-    pub(crate) async fn verify(&self, credentials: &Credentials) -> Option<Proof> {
-        let known = self.known.get(&credentials.name);
-        let user = known.unwrap_or(&self.nobody);
+    /// Whether this secret has passed before from this address, for this user. Costs next to nothing.
+    pub(crate) fn verify_again(&self, credentials: &Credentials, client: IpAddr, now: Instant) -> Option<Proof> {
         let given = digest(&self.key, &credentials.secret);
-        let same = match &user.secret {
-            Secret::Clear(expected) => bool::from(expected.ct_eq(&given)),
-            Secret::Hash(_) if user.has_passed(&given) => true,
-            Secret::Hash(hash) => self.check(&credentials.secret, hash).await,
-        };
-        // With hashes beside it, a wrong secret in clear text must not be told from an unknown name by the time it takes.
-        let same = match (&user.secret, &self.nobody.secret) {
-            (Secret::Clear(_), Secret::Hash(hash)) if !same => {
-                self.check(&credentials.secret, hash).await;
-                false
-            }
-            _ => same,
-        };
-        // Whoever's hash it is that stands in for nobody's: knowing that secret makes nobody a user.
-        let known = known.filter(|_| same)?;
-        known.remember(given);
-        Some(Proof::of_known_user())
+        // No user has the last number.
+        let user = self.known.get(&credentials.name).map_or(UserId::MAX, |user| user.id);
+        let has_passed = self.passed.has(client.into(), user, &given, now);
+        has_passed.then(Proof::of_known_user)
     }
 
-    async fn check(&self, secret: &[u8], hash: &Arc<PasswordHash>) -> bool {
-        let Ok(permit) = Arc::clone(&self.checks).acquire_owned().await else {
-            return false;
+    /// Whether any user has proven who it is from this address.
+    pub(crate) fn has_passed_from(&self, client: IpAddr) -> bool {
+        self.passed.knows(client.into())
+    }
+
+    /// Whether these are a user's name and secret. Dropped before it is done, it leaves at most one check running to its end.
+    ///
+    /// # Errors
+    /// There are too many others to tell before `deadline`.
+    pub(crate) async fn verify(
+        &self,
+        credentials: &Credentials,
+        client: Option<IpAddr>,
+        standing: Standing,
+        deadline: Instant,
+    ) -> Result<Option<Proof>, Busy> {
+        let user = self.known.get(&credentials.name);
+        let given = digest(&self.key, &credentials.secret);
+        let is_known_to_be_right = user.is_some_and(|user| match &user.secret {
+            Secret::Clear(expected) => bool::from(expected.ct_eq(&given)),
+            Secret::Hash(_) => user.has_passed(&given),
+        });
+        let is_right = match is_known_to_be_right {
+            true => true,
+            // Nothing costs anything.
+            false if self.each_cost.is_empty() => false,
+            false => {
+                let work = self.work(user, &credentials.secret);
+                self.checks.check(work, standing, deadline).await?
+            }
         };
-        let (secret, hash) = (secret.to_vec(), Arc::clone(hash));
-        let check = move || {
-            let _permit = permit;
-            Argon2::default().verify_password(&secret, &*hash).is_ok()
+        let Some(user) = user.filter(|_| is_right) else {
+            return Ok(None);
         };
-        tokio::task::spawn_blocking(check).await.unwrap_or(false)
+        user.remember(given);
+        if let Some(client) = client {
+            self.passed.remember(client.into(), user.id, given, Instant::now());
+        }
+        Ok(Some(Proof::of_known_user()))
+    }
+
+    /// What has to be hashed to find that a secret is wrong, or is right for a user whose secret is hashed.
+    fn work(&self, user: Option<&User>, secret: &[u8]) -> Work {
+        let own = user.and_then(|user| match &user.secret {
+            Secret::Hash(hash) => Some(hash),
+            Secret::Clear(_) => None,
+        });
+        Work::new(secret, own, &self.each_cost)
     }
 }
 
 impl User {
-    fn new(secret: Secret) -> Self {
+    fn new(id: UserId, secret: Secret) -> Self {
         Self {
+            id,
             secret,
             passed: Mutex::new(None),
         }
@@ -150,15 +186,6 @@ fn digest(key: &[u8], secret: &[u8]) -> Digest {
     mac.finalize().into_bytes().into()
 }
 
-/// What `hash-password` prints for a secret: argon2id with the crate's defaults (19 MiB, two passes).
-///
-/// # Errors
-/// The system has no random numbers.
-pub(crate) fn hash(secret: &[u8]) -> Result<String, password_hash::Error> {
-    let hash: PasswordHash = Argon2::default().hash_password(secret)?;
-    Ok(hash.to_string())
-}
-
 impl fmt::Debug for Users {
     /// Who, and no secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -169,90 +196,4 @@ impl fmt::Debug for Users {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn credentials(name: &str, secret: &str) -> Credentials {
-        Credentials {
-            name: name.as_bytes().into(),
-            secret: secret.as_bytes().into(),
-        }
-    }
-
-    fn hashed(secret: &str) -> Stored {
-        // The least that argon2 takes: a test is about what is compared, not about what it costs.
-        let cheap = argon2::Params::new(8, 1, 1, None).unwrap();
-        let hasher = Argon2::new(argon2::Algorithm::Argon2id, argon2::Version::V0x13, cheap);
-        Stored::Hash(Arc::new(hasher.hash_password(secret.as_bytes()).unwrap()))
-    }
-
-    fn clear(secret: &str) -> Stored {
-        Stored::Clear(secret.as_bytes().into())
-    }
-
-    fn users(of: impl IntoIterator<Item = (&'static str, Stored)>) -> Users {
-        Users::new(of.into_iter().map(|(name, stored)| (name.as_bytes().into(), stored))).unwrap()
-    }
-
-    #[tokio::test]
-    async fn a_name_with_its_own_secret_passes_and_nothing_else_does() {
-        for stored in [clear, hashed] {
-            let users = users([("ann", stored("a")), ("bob", stored("b"))]);
-            for _ in 0..2 {
-                assert!(users.verify(&credentials("ann", "a")).await.is_some());
-                for (name, secret) in [
-                    ("ann", "b"),
-                    ("ann", ""),
-                    ("ann", "a\0"),
-                    ("carol", "a"),
-                    ("", ""),
-                    ("Ann", "a"),
-                ] {
-                    assert!(
-                        users.verify(&credentials(name, secret)).await.is_none(),
-                        "{name} {secret}"
-                    );
-                }
-            }
-        }
-    }
-
-    /// The hash that stands in for nobody's is somebody's.
-    #[tokio::test]
-    async fn the_secret_that_strangers_are_compared_with_lets_no_stranger_in() {
-        let users = users([("ann", clear("a")), ("bob", hashed("b"))]);
-        assert!(users.verify(&credentials("carol", "b")).await.is_none());
-        assert!(users.verify(&credentials("bob", "b")).await.is_some());
-        assert!(
-            users.verify(&credentials("carol", "b")).await.is_none(),
-            "nor once it has passed"
-        );
-    }
-
-    #[tokio::test]
-    async fn a_hash_is_checked_once_for_who_comes_again() {
-        let users = users([("ann", hashed("a"))]);
-        assert!(users.verify(&credentials("ann", "a")).await.is_some());
-        // Without a permit left nothing can be checked.
-        let _all = users
-            .checks
-            .acquire_many(u32::try_from(users.checks.available_permits()).unwrap())
-            .await
-            .unwrap();
-        assert!(users.verify(&credentials("ann", "a")).await.is_some());
-    }
-
-    #[tokio::test]
-    async fn what_is_hashed_is_found_again_and_says_how_it_was_hashed() {
-        let text = hash(b"correct horse").unwrap();
-        assert!(text.starts_with("$argon2id$v=19$m=19456,t=2,p=1$"), "{text}");
-        let users = users([("ann", Stored::Hash(Arc::new(PasswordHash::new(&text).unwrap())))]);
-        assert!(users.verify(&credentials("ann", "correct horse")).await.is_some());
-    }
-
-    #[test]
-    fn no_secret_is_in_what_is_printed() {
-        let users = users([("ann", clear("s3cret"))]);
-        assert_eq!(format!("{users:?}"), "Users { count: 1, .. }");
-    }
-}
+mod tests;

@@ -12,11 +12,10 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use tokio::io::{AsyncBufRead, AsyncBufReadExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-use crate::address::Target;
+use crate::address::{Target, canonical};
 use crate::associate::{Destinations, Dropped, at_any_port};
 use crate::listener::socket_to_listen;
 
@@ -45,7 +44,7 @@ impl Expected {
         };
         let ips = addresses
             .into_iter()
-            .map(|address| SocketAddr::new(address.ip().to_canonical(), address.port()))
+            .map(canonical)
             .filter(|address| destinations.allow(*address))
             .map(|address| address.ip())
             .collect::<Vec<_>>();
@@ -75,8 +74,6 @@ pub(crate) struct Binding {
 pub(crate) enum NobodyCame {
     /// Not in time.
     TimedOut,
-    /// The client is gone: its connection ended, or failed.
-    Client(io::Result<()>),
     /// Nothing can be accepted.
     Listener(io::Error),
 }
@@ -107,9 +104,7 @@ impl Binding {
         self.advertised
     }
 
-    /// Waits for one whom the client expects, for `limit` at most, and for as long as `client` is there. Then the listener is closed.
-    ///
-    /// What the client sends meanwhile stays in its buffer. Once there is something, its end is no longer seen before the limit.
+    /// Waits for one whom the client expects, for `limit` at most. Then the listener is closed.
     ///
     /// # Errors
     /// See [`NobodyCame`].
@@ -120,16 +115,12 @@ impl Binding {
         self,
         expected: &Expected,
         destinations: &impl Destinations,
-        client: &mut (impl AsyncBufRead + Unpin),
         limit: Duration,
     ) -> Result<(TcpStream, SocketAddr), NobodyCame> {
-        let awaited = async {
-            tokio::select! {
-                accepted = self.accept_expected(expected, destinations) => accepted.map_err(NobodyCame::Listener),
-                gone = gone(client) => Err(NobodyCame::Client(gone)),
-            }
-        };
-        timeout(limit, awaited).await.unwrap_or(Err(NobodyCame::TimedOut))
+        match timeout(limit, self.accept_expected(expected, destinations)).await {
+            Ok(accepted) => accepted.map_err(NobodyCame::Listener),
+            Err(_) => Err(NobodyCame::TimedOut),
+        }
     }
 
     async fn accept_expected(
@@ -149,20 +140,12 @@ impl Binding {
     }
 }
 
-/// Waits for the end of the client's connection; for ever, once it has sent something.
-async fn gone(client: &mut (impl AsyncBufRead + Unpin)) -> io::Result<()> {
-    if client.fill_buf().await?.is_empty() {
-        return Ok(());
-    }
-    std::future::pending().await
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::{Arc, Mutex};
 
     use socket2::SockRef;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::UdpSocket;
 
     use super::*;
@@ -198,14 +181,11 @@ mod tests {
         Target::Ip(SocketAddr::new(ip(last), 21))
     }
 
-    /// A binding, and both ends of the client's connection.
-    async fn bound() -> (Binding, TcpStream, BufReader<TcpStream>) {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let (client, ours) = tokio::join!(TcpStream::connect(address), listener.accept());
+    fn bound() -> Binding {
+        let address = SocketAddr::new(ip(1), 0);
         let binding = Binding::open(address, None).unwrap();
         assert_eq!(binding.address().ip(), address.ip());
-        (binding, client.unwrap(), BufReader::new(ours.unwrap().0))
+        binding
     }
 
     /// A connection to `address` that comes from the host `last`.
@@ -217,12 +197,12 @@ mod tests {
 
     #[tokio::test]
     async fn who_is_expected_is_connected_and_who_is_not_is_closed() {
-        let (binding, _client, mut ours) = bound().await;
+        let binding = bound();
         let (address, book) = (binding.address(), Book::default());
         let expected = Expected::from_request(&asked(5), &book).await.unwrap();
         let mut stranger = connect_from(6, address).await;
         let mut friend = connect_from(5, address).await;
-        let (mut accepted, peer) = binding.accept(&expected, &book, &mut ours, LIMIT).await.unwrap();
+        let (mut accepted, peer) = binding.accept(&expected, &book, LIMIT).await.unwrap();
         assert_eq!(peer, friend.local_addr().unwrap());
         assert_eq!(stranger.read(&mut [0]).await.unwrap_or(0), 0, "closed");
         friend.write_all(b"in").await.unwrap();
@@ -233,14 +213,14 @@ mod tests {
 
     #[tokio::test]
     async fn the_unspecified_address_is_anyone_whom_the_policy_lets() {
-        let (binding, _client, mut ours) = bound().await;
+        let binding = bound();
         let (address, book) = (binding.address(), Book::default());
         let anyone = Expected::from_request(&Target::Ip(crate::protocol::socks5::UNSPECIFIED), &book).await;
         assert_eq!(anyone, Ok(Expected::Anyone));
         book.refused.lock().unwrap().push(ip(6));
         let _refused = connect_from(6, address).await;
         let friend = connect_from(7, address).await;
-        let (_, peer) = binding.accept(&anyone.unwrap(), &book, &mut ours, LIMIT).await.unwrap();
+        let (_, peer) = binding.accept(&anyone.unwrap(), &book, LIMIT).await.unwrap();
         assert_eq!(peer, friend.local_addr().unwrap());
     }
 
@@ -260,37 +240,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_wait_ends_with_the_client() {
-        let (binding, client, mut ours) = bound().await;
-        drop(client);
-        let ended = binding
-            .accept(&Expected::Anyone, &Book::default(), &mut ours, LIMIT)
-            .await;
-        assert!(matches!(ended, Err(NobodyCame::Client(Ok(())))), "{ended:?}");
-    }
-
-    #[tokio::test]
-    async fn what_the_client_sends_early_is_kept() {
-        let (binding, mut client, mut ours) = bound().await;
-        let address = binding.address();
-        client.write_all(b"early").await.unwrap();
-        ours.fill_buf().await.unwrap();
-        let _friend = connect_from(5, address).await;
-        binding
-            .accept(&Expected::Anyone, &Book::default(), &mut ours, LIMIT)
-            .await
-            .unwrap();
-        assert_eq!(ours.buffer(), b"early");
-    }
-
-    #[tokio::test]
     async fn the_wait_ends_with_the_limit() {
-        let (binding, _client, mut ours) = bound().await;
+        let binding = bound();
         let address = binding.address();
         tokio::time::pause();
-        let ended = binding
-            .accept(&Expected::Anyone, &Book::default(), &mut ours, LIMIT)
-            .await;
+        let ended = binding.accept(&Expected::Anyone, &Book::default(), LIMIT).await;
         assert!(matches!(ended, Err(NobodyCame::TimedOut)), "{ended:?}");
         assert!(TcpStream::connect(address).await.is_err(), "it is closed");
     }

@@ -19,6 +19,9 @@ use crate::rates::RateArg;
 use crate::settings::Settings;
 use values::{LogLevelArg, PipeSizeArg, SpliceArg};
 
+#[cfg(test)]
+pub(crate) use settled::tests::typed;
+
 /// What a command line asks for.
 #[derive(Debug)]
 pub(crate) enum Asked {
@@ -143,6 +146,9 @@ struct ProxyArgs {
     /// Users, one `NAME:HASH` a line, with hashes of `spliceway hash-password`
     #[arg(long, value_name = "FILE")]
     auth_file: Option<PathBuf>,
+    /// Longest wait that wrong passwords earn an address; 0 = off. Three are free, then 1s, doubling up to this
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = values::time)]
+    auth_penalty: Duration,
     /// Serve other machines without users and without --allow: everybody, that is
     #[arg(long)]
     open: bool,
@@ -240,6 +246,9 @@ struct LimitArgs {
     /// Sessions at once of one address, or of one IPv6 /64; further ones are refused
     #[arg(long, value_name = "N", value_parser = values::count::<NonZeroU32>)]
     max_conns_per_ip: Option<NonZeroU32>,
+    /// Sessions of one client address (IPv6: /64) that look up and dial their target at once; not for `forward`
+    #[arg(long, value_name = "N", default_value = "256")]
+    max_dials_per_ip: NonZeroU32,
     /// Bytes a second from clients, such as 10MB or 500KiB, of all together; `RATE:client` of each address, `RATE:connection` of each; may be repeated
     #[arg(long, value_name = "RATE")]
     rate_in: Vec<RateArg>,

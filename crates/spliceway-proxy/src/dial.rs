@@ -24,7 +24,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::address::Target;
+use crate::address::{Target, canonical};
 use crate::policy::TargetPolicy;
 use crate::stream::Stream;
 use attempts::{Lost, Tried, Why, first_to_connect};
@@ -99,13 +99,15 @@ impl Dialer {
     ///
     /// # Errors
     /// A denial, if an address was denied and no other connected; else the last failure of an attempt.
-    pub(crate) async fn dial(&self, target: &Target) -> Result<Dialed, DialError> {
+    ///
+    /// `via` names the proxies that the request has passed, this one included, for upstream proxies that can be told.
+    pub(crate) async fn dial(&self, target: &Target, via: &str) -> Result<Dialed, DialError> {
         let deadline = Instant::now() + self.settings.timeout;
         self.policy.check_name(target)?;
         if self.settings.upstreams.is_empty() {
             self.connect(target, Purpose::Target, deadline).await
         } else {
-            self.dial_through(target, deadline).await
+            self.dial_through(target, via, deadline).await
         }
     }
 
@@ -249,11 +251,6 @@ impl Dialed {
             address,
         }
     }
-}
-
-/// IPv4 addresses mapped into IPv6 are dialled, and checked, as what they are.
-fn canonical(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 #[cfg(test)]

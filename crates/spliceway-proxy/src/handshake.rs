@@ -2,28 +2,33 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::time::Instant;
 
 use crate::address::Target;
-use crate::auth::{Penalties, Users};
-use crate::protocol::{
-    Command, Credentials, Demand, Failure, Proof, Refused, Request, Spoken, http, printable, socks4, socks5,
-};
+use crate::auth::{Busy, Penalties, Standing, Users};
+use crate::protocol::{Command, Credentials, Demand, Failure, Proof, Refused, Request, Spoken, http, socks4, socks5};
 use crate::settings::Kind;
 use crate::stream::Stream;
 
 /// The reasons of refusals that no parser knows.
 const WRONG_SECRET: &str = "auth";
 const HELD: &str = "auth_penalty";
+const TOO_MANY_CHECKS: &str = "auth_busy";
 const NO_SECRET: &str = "auth_required";
 /// A command that is known, and not served here.
 pub(crate) const UNSUPPORTED: &str = "command";
 /// A body that is not in chunks as its head says.
 pub(crate) const NO_CHUNKS: &str = "framing";
+/// A request that the proxy answers itself, as its `Max-Forwards` asks.
+const LAST_RECIPIENT: &str = "max_forwards";
 pub(crate) const TOO_SLOW: &str = "handshake_timeout";
 const NONE_OF_THEM: &str = "version";
+
+/// When a client may come again that came to too many others.
+const BUSY_FOR: Duration = Duration::from_secs(1);
 
 /// The reasons for which a client of such a service may be refused before it has asked.
 pub(crate) fn refusals(kind: &Kind, has_users: bool) -> Vec<&'static str> {
@@ -33,6 +38,7 @@ pub(crate) fn refusals(kind: &Kind, has_users: bool) -> Vec<&'static str> {
     }
     if matches!(kind, Kind::Http | Kind::Mixed) {
         reasons.extend(http::Refusal::ALL.map(http::Refusal::as_str));
+        reasons.push(LAST_RECIPIENT);
     }
     if matches!(kind, Kind::Mixed) {
         reasons.push(NONE_OF_THEM);
@@ -42,7 +48,7 @@ pub(crate) fn refusals(kind: &Kind, has_users: bool) -> Vec<&'static str> {
         reasons.push(TOO_SLOW);
     }
     if has_users {
-        reasons.extend([WRONG_SECRET, HELD, NO_SECRET]);
+        reasons.extend([WRONG_SECRET, HELD, TOO_MANY_CHECKS, NO_SECRET]);
     }
     reasons
 }
@@ -55,12 +61,20 @@ pub(crate) struct Asked {
     pub(crate) request: Request,
     /// `None` where nobody had to ask: a forwarder's target.
     pub(crate) spoken: Option<Spoken>,
-    /// Whoever it has proven to be.
-    pub(crate) user: Option<Box<str>>,
     /// What the target is sent before anything else: the request itself, where it is meant for the target.
     pub(crate) head: Vec<u8>,
     /// What of the client's further bytes is the target's, too; `None`: all.
     pub(crate) body: Option<http::Body>,
+    /// The proxies that the request has passed, this one included, as a `Via` names them.
+    pub(crate) via: String,
+}
+
+/// What a client has said of itself so far. Its record has this even where the handshake comes to nothing.
+#[derive(Default)]
+pub(crate) struct Heard {
+    pub(crate) protocol: Option<Spoken>,
+    /// The name that it gave. It is proven only once the handshake has succeeded.
+    pub(crate) user: Option<Box<str>>,
 }
 
 /// Why a handshake came to no request.
@@ -78,20 +92,39 @@ pub(crate) struct Door<'a> {
     pub(crate) penalties: &'a Penalties,
     /// `None` of a client on this machine's file system.
     pub(crate) client: Option<IpAddr>,
+    /// Of the handshake.
+    pub(crate) deadline: Instant,
+}
+
+/// Why a client is not let in that gave a name and a secret.
+#[derive(Debug, Clone, Copy)]
+enum Unproven {
+    Wrong,
+    /// It has to wait so long.
+    Held(Duration),
+    Busy,
 }
 
 /// Has the client's request, in the protocols that a service of this kind speaks. Dropped before that, it leaves the client unanswered.
-pub(crate) async fn ask(client: &mut Client, kind: &Kind, door: &Door<'_>) -> Result<Asked, NoRequest> {
+pub(crate) async fn ask(
+    client: &mut Client,
+    kind: &Kind,
+    door: &Door<'_>,
+    heard: &mut Heard,
+) -> Result<Asked, NoRequest> {
     let spoken = match kind {
         Kind::Forward(target) => return Ok(Asked::of_nobody(target.first.clone())),
         Kind::Socks5 => Spoken::Socks5,
+        // Its record, and what it is told, depend on whether it has said anything.
+        Kind::Http if client.fill_buf().await?.is_empty() => return Err(NoRequest::Gone),
         Kind::Http => Spoken::Http,
         Kind::Mixed => first_byte(client).await?,
     };
+    heard.protocol = Some(spoken);
     match spoken {
-        Spoken::Socks5 => ask_socks5(client, door).await,
+        Spoken::Socks5 => ask_socks5(client, door, heard).await,
         Spoken::Socks4 => ask_socks4(client, door).await,
-        Spoken::Http => ask_http(client, door).await,
+        Spoken::Http => ask_http(client, door, heard).await,
     }
 }
 
@@ -100,18 +133,19 @@ async fn first_byte(client: &mut Client) -> Result<Spoken, NoRequest> {
     Spoken::by_first_byte(*first).ok_or_else(|| refused(NONE_OF_THEM, Vec::new()))
 }
 
-async fn ask_socks5(client: &mut Client, door: &Door<'_>) -> Result<Asked, NoRequest> {
+async fn ask_socks5(client: &mut Client, door: &Door<'_>, heard: &mut Heard) -> Result<Asked, NoRequest> {
     let mut greeting = socks5::Greeting::new(door.demand());
     let offer = read(client, |input| greeting.feed(input)).await?;
     client.write_all(&offer.answer()).await?;
-    let (agreed, user) = match offer {
-        socks5::Offer::Agreed(agreed) => (agreed, None),
+    let agreed = match offer {
+        socks5::Offer::Agreed(agreed) => agreed,
         socks5::Offer::Password(mut stage) => {
             let (credentials, undecided) = read(client, |input| stage.feed(input)).await?;
-            let refusal = || socks5::Undecided::REFUSED.to_vec();
-            let proof = door.verify(&credentials, refusal).await?;
+            heard.user = Some(credentials.name_as_text());
+            let proof = door.verify(&credentials).await;
+            let proof = proof.map_err(|why| refused(why.reason(), why.socks5().to_vec()))?;
             client.write_all(&socks5::Undecided::ACCEPTED).await?;
-            (undecided.accept(proof), Some(credentials.name_as_text()))
+            undecided.accept(proof)
         }
     };
     let mut stage = agreed.request();
@@ -119,9 +153,9 @@ async fn ask_socks5(client: &mut Client, door: &Door<'_>) -> Result<Asked, NoReq
     Ok(Asked {
         request,
         spoken: Some(Spoken::Socks5),
-        user,
         head: Vec::new(),
         body: None,
+        via: http::first_via(),
     })
 }
 
@@ -132,29 +166,31 @@ async fn ask_socks4(client: &mut Client, door: &Door<'_>) -> Result<Asked, NoReq
     Ok(Asked {
         request,
         spoken: Some(Spoken::Socks4),
-        user: None,
         head: Vec::new(),
         body: None,
+        via: http::first_via(),
     })
 }
 
-async fn ask_http(client: &mut Client, door: &Door<'_>) -> Result<Asked, NoRequest> {
-    let mut head = http::Head::new(door.demand());
-    let (request, user) = match read(client, |input| head.feed(input)).await? {
-        http::Asked::Agreed(request) => (request, None),
+async fn ask_http(client: &mut Client, door: &Door<'_>, heard: &mut Heard) -> Result<Asked, NoRequest> {
+    let mut parser = http::Head::new(door.demand());
+    let request = match read(client, |input| parser.feed(input)).await? {
+        http::Asked::Agreed(request) => request,
         http::Asked::Password(unproven) => {
-            let refusal = || http::response(http::Status::AuthenticationRequired);
             let Some(credentials) = &unproven.credentials else {
-                return Err(refused(NO_SECRET, refusal()));
+                let challenge = http::response(http::Status::AuthenticationRequired);
+                return Err(refused(NO_SECRET, challenge));
             };
-            let proof = door.verify(credentials, refusal).await?;
-            let user = printable(&credentials.name);
-            (unproven.accept(proof), Some(user))
+            heard.user = Some(credentials.name_as_text());
+            let proof = door.verify(credentials).await;
+            let proof = proof.map_err(|why| refused(why.reason(), why.http()))?;
+            unproven.accept(proof)
         }
     };
     let (target, head, body) = match request {
         http::HttpRequest::Connect(target) => (target, Vec::new(), None),
         http::HttpRequest::Forward { target, head, body } => (target, head, Some(body)),
+        http::HttpRequest::Answered(answer) => return Err(refused(LAST_RECIPIENT, answer)),
     };
     Ok(Asked {
         request: Request {
@@ -162,9 +198,9 @@ async fn ask_http(client: &mut Client, door: &Door<'_>) -> Result<Asked, NoReque
             target,
         },
         spoken: Some(Spoken::Http),
-        user,
         head,
         body,
+        via: parser.into_via(),
     })
 }
 
@@ -196,28 +232,66 @@ impl Door<'_> {
         }
     }
 
-    /// Whoever guesses waits, and while it does the right secret is no better than a wrong one.
-    async fn verify(&self, credentials: &Credentials, answer: impl Fn() -> Vec<u8>) -> Result<Proof, NoRequest> {
-        let _turn = match self.client {
-            None => None,
-            Some(client) => {
-                let turn = self.penalties.turn(client).await;
-                if self.penalties.holds(client, Instant::now()) {
-                    return Err(refused(HELD, answer()));
+    /// Whoever guesses waits, and while it does the right secret is no better than a wrong one, unless it has passed before from there.
+    async fn verify(&self, credentials: &Credentials) -> Result<Proof, Unproven> {
+        let Some(users) = self.users else {
+            return Err(Unproven::Wrong);
+        };
+        let again = |client| users.verify_again(credentials, client, Instant::now());
+        if let Some(proof) = self.client.and_then(again) {
+            return Ok(proof);
+        }
+        let _turn = self.penalties.turn(self.client).await.ok_or(Unproven::Busy)?;
+        let now = Instant::now();
+        if let Some(wait) = self.client.and_then(|client| self.penalties.wait(client, now)) {
+            return Err(Unproven::Held(wait));
+        }
+        let has_failed = |client| self.penalties.has_failed(client, now) && !users.has_passed_from(client);
+        let standing = match self.client.is_some_and(has_failed) {
+            true => Standing::Failed,
+            false => Standing::Good,
+        };
+        match users.verify(credentials, self.client, standing, self.deadline).await {
+            Ok(Some(proof)) => Ok(proof),
+            Ok(None) => {
+                if let Some(client) = self.client {
+                    self.penalties.failed(client, Instant::now());
                 }
-                Some(turn)
+                Err(Unproven::Wrong)
             }
-        };
-        let proof = match self.users {
-            Some(users) => users.verify(credentials).await,
-            None => None,
-        };
-        proof.ok_or_else(|| {
-            if let Some(client) = self.client {
-                self.penalties.failed(client, Instant::now());
+            Err(Busy) => {
+                if let Some(client) = self.client {
+                    self.penalties.turned_away(client, Instant::now());
+                }
+                Err(Unproven::Busy)
             }
-            refused(WRONG_SECRET, answer())
-        })
+        }
+    }
+}
+
+impl Unproven {
+    fn reason(self) -> &'static str {
+        match self {
+            Self::Wrong => WRONG_SECRET,
+            Self::Held(_) => HELD,
+            Self::Busy => TOO_MANY_CHECKS,
+        }
+    }
+
+    fn socks5(self) -> [u8; 2] {
+        match self {
+            Self::Wrong => socks5::Undecided::REFUSED,
+            Self::Held(_) => socks5::Undecided::WAIT,
+            Self::Busy => socks5::Undecided::BUSY,
+        }
+    }
+
+    fn http(self) -> Vec<u8> {
+        match self {
+            Self::Wrong => http::response(http::Status::AuthenticationRequired),
+            Self::Held(wait) => http::come_again(http::Status::TooManyRequests, wait),
+            Self::Busy => http::come_again(http::Status::Unavailable, BUSY_FOR),
+        }
     }
 }
 
@@ -230,9 +304,9 @@ impl Asked {
                 target,
             },
             spoken: None,
-            user: None,
             head: Vec::new(),
             body: None,
+            via: http::first_via(),
         }
     }
 

@@ -20,8 +20,10 @@ mod dial;
 mod drain;
 mod errno;
 mod handshake;
+mod health;
 mod limits;
 mod listener;
+mod log;
 mod metrics;
 mod policy;
 #[doc(hidden)]
@@ -37,14 +39,15 @@ use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use health::Health;
 use serve::CannotRun;
 use settings::Settings;
 
 /// How long the way out waits for threads that the runtime cannot stop: one that sits in a name lookup.
 const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(1);
 
-/// More than a client can send: 255 bytes, and the end of a line.
-const SECRET_MAX_BYTES: u64 = 257;
+/// What a SOCKS5 client can send (RFC 1929).
+const SECRET_MAX_BYTES: usize = 255;
 /// Bad usage, and settings that are not safe.
 const USAGE: u8 = 2;
 
@@ -53,10 +56,13 @@ const USAGE: u8 = 2;
 pub fn main() -> ExitCode {
     listener::adopt_inherited();
     match cli::asked() {
-        cli::Asked::Hash => ended(hash_password().map_err(CannotRun::System)),
+        cli::Asked::Hash => hash_password().map_or_else(not_hashed, |()| ExitCode::SUCCESS),
         cli::Asked::Run(settings) => {
-            log_to_stderr(settings.log_level);
-            ended(run(*settings))
+            let health = Health::new();
+            match log::start(settings.log_level, &health) {
+                Ok(_flushes) => ended(run(*settings, &health)),
+                Err(error) => ended(Err(error.into())),
+            }
         }
     }
 }
@@ -65,14 +71,14 @@ fn ended(result: Result<(), CannotRun>) -> ExitCode {
     let Err(error) = result else {
         return ExitCode::SUCCESS;
     };
-    announce(&format_args!("spliceway: {error}"));
+    log::announce(&format_args!("spliceway: {error}"));
     match error {
-        CannotRun::System(_) => ExitCode::FAILURE,
+        CannotRun::System(_) | CannotRun::Failed(_) => ExitCode::FAILURE,
         CannotRun::Unsafe(_) => ExitCode::from(USAGE),
     }
 }
 
-fn run(settings: Settings) -> Result<(), CannotRun> {
+fn run(settings: Settings, health: &Health) -> Result<(), CannotRun> {
     let descriptors = limits::raise_descriptors(settings.limits.descriptors)?;
     let mut builder = match settings.workers.get() {
         1 => tokio::runtime::Builder::new_current_thread(),
@@ -83,39 +89,57 @@ fn run(settings: Settings) -> Result<(), CannotRun> {
         }
     };
     let runtime = builder.enable_all().build()?;
-    let served = runtime.block_on(serve::run(settings, descriptors));
+    let served = runtime.block_on(serve::run(settings, descriptors, health));
     // Cuts the sessions that are left; each writes its record as it goes.
     runtime.shutdown_timeout(SHUTDOWN_PATIENCE);
     served
 }
 
-/// Reads a secret and prints its hash. A terminal does not show what is typed.
+/// Reads a secret and prints its hash.
 fn hash_password() -> io::Result<()> {
-    let secret = if io::stdin().is_terminal() {
-        rpassword::prompt_password("Secret: ")?
-    } else {
-        let mut line = String::new();
-        io::stdin().lock().take(SECRET_MAX_BYTES).read_line(&mut line)?;
-        line.truncate(line.trim_end_matches(['\r', '\n']).len());
-        line
+    let secret = match io::stdin().is_terminal() {
+        true => typed_secret()?,
+        false => piped_secret()?,
     };
     if secret.is_empty() {
         return Err(io::Error::other("there is no secret on standard input"));
+    }
+    if secret.len() > SECRET_MAX_BYTES {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("the secret is too long: expected at most {SECRET_MAX_BYTES} bytes"),
+        ));
     }
     let hash = auth::hash(secret.as_bytes()).map_err(|error| io::Error::other(error.to_string()))?;
     writeln!(io::stdout(), "{hash}")
 }
 
-fn log_to_stderr(level: tracing_subscriber::filter::LevelFilter) {
-    tracing_subscriber::fmt()
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
-        .with_target(false)
-        .with_max_level(level)
-        .init();
+/// Asks twice, since a terminal does not show what is typed.
+fn typed_secret() -> io::Result<String> {
+    let secret = rpassword::prompt_password("Secret: ")?;
+    // An empty one is refused anyway.
+    if secret.is_empty() || rpassword::prompt_password("The same secret again: ")? == secret {
+        return Ok(secret);
+    }
+    Err(io::Error::new(
+        io::ErrorKind::InvalidInput,
+        "the two secrets differ: nothing was hashed",
+    ))
 }
 
-/// A line that the log level does not silence. A closed stderr is no reason to stop serving.
-fn announce(line: &dyn std::fmt::Display) {
-    let _ = writeln!(io::stderr(), "{line}");
+fn piped_secret() -> io::Result<String> {
+    // Room for the end of the line, and for one byte that shows that the secret is too long.
+    let max = SECRET_MAX_BYTES as u64 + 3;
+    let mut line = String::new();
+    io::stdin().lock().take(max).read_line(&mut line)?;
+    line.truncate(line.trim_end_matches(['\r', '\n']).len());
+    Ok(line)
+}
+
+fn not_hashed(error: io::Error) -> ExitCode {
+    log::announce(&format_args!("spliceway: {error}"));
+    match error.kind() {
+        io::ErrorKind::InvalidInput => ExitCode::from(USAGE),
+        _ => ExitCode::FAILURE,
+    }
 }

@@ -104,6 +104,11 @@ impl Metrics {
             self.connect_seconds.clone(),
         );
         registry.register("accept_errors", "Failures of accept(2)", self.accept_errors.clone());
+        registry.register(
+            "log_lines_dropped",
+            "Log lines that nobody read in time, or that could not be written",
+            crate::log::dropped(),
+        );
         registry.register_collector(Box::new(LiveSeries::new(traffic, admission)));
         self
     }
@@ -173,6 +178,7 @@ mod tests {
             r#"spliceway_datagrams_total{service="socks5",direction="up"} 0"#,
             "spliceway_connections_max 10",
             "spliceway_admission_waits_total 0",
+            "spliceway_log_lines_dropped_total 0",
             "spliceway_pipe_pages 0",
             r#"spliceway_pool_total{event="created"} 0"#,
             r#"spliceway_pool_total{event="denied_emfile"} 0"#,

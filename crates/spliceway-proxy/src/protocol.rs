@@ -101,17 +101,20 @@ pub enum Failure {
     HostUnreachable,
     Refused,
     TimedOut,
+    /// The request has come back to a proxy that it had passed.
+    Loop,
     General,
 }
 
 impl Failure {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::NotAllowed,
         Self::NetworkUnreachable,
         Self::HostUnreachable,
         Self::Refused,
         Self::TimedOut,
         Self::General,
+        Self::Loop,
     ];
 }
 

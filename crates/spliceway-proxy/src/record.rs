@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::address::Target;
 use crate::associate::{AssociateStats, AssociateSummary};
-use crate::handshake::Asked;
+use crate::handshake::{Asked, Heard};
 use crate::protocol::Spoken;
 use crate::session::Service;
 
@@ -94,10 +94,14 @@ impl Record {
         self.client = Some(client);
     }
 
+    /// The client has said this of itself, whether or not it is served.
+    pub(crate) fn heard(&mut self, heard: Heard) {
+        self.protocol = heard.protocol;
+        self.user = heard.user;
+    }
+
     /// The client asks for this.
     pub(crate) fn asked(&mut self, asked: &Asked) {
-        self.protocol = asked.spoken;
-        self.user.clone_from(&asked.user);
         self.target = Some(asked.request.target.clone());
     }
 

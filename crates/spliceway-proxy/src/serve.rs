@@ -1,21 +1,20 @@
 //! One run of the program, from the first listener to the last session.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
 use spliceway::RelayOptions;
-use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::admission::Admission;
-use crate::announce;
+use crate::admission::{Admission, Dials};
 use crate::auth::Penalties;
 use crate::dial::Dialer;
 use crate::drain::{Alive, Drain, Drained, StopSignals};
+use crate::health::{Health, State};
 use crate::limits::Descriptors;
 use crate::listener::{self, Listener};
+use crate::log::{self, announce};
 use crate::metrics::{Metrics, Traffic, http};
 use crate::policy::{OwnListeners, TargetPolicy, Targets};
 use crate::rates::RateLimits;
@@ -25,13 +24,15 @@ use crate::settings::{ServiceSettings, Settings};
 /// What sessions that the drain timeout cuts have to deliver what they hold: 256 KiB, what is held for a sink that is slow, at 1 Mbit/s.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Why a run did not begin.
+/// Why a run did not begin, or ended without a signal.
 #[derive(Debug)]
 pub(crate) enum CannotRun {
     /// It is not what it was told to be that stands in the way, but the system.
     System(io::Error),
     /// What it was told is not safe to do.
     Unsafe(String),
+    /// This part of it ended, which it cannot do without.
+    Failed(Arc<str>),
 }
 
 /// A listener, and which of its service's ports it has: the first, the second …
@@ -44,8 +45,8 @@ struct Bound {
 /// those that cannot end with the runtime. `descriptors` is how many this process may open.
 ///
 /// # Errors
-/// A listener that cannot be had, or should not. Nothing after that ends a run.
-pub(crate) async fn run(settings: Settings, descriptors: usize) -> Result<(), CannotRun> {
+/// A listener that cannot be had, or should not. After that, a part of the program that ended although nobody asked for it.
+pub(crate) async fn run(settings: Settings, descriptors: usize, health: &Health) -> Result<(), CannotRun> {
     let mut signals = StopSignals::new()?;
     settings.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     let bound = bind(&settings).await?;
@@ -55,12 +56,17 @@ pub(crate) async fn run(settings: Settings, descriptors: usize) -> Result<(), Ca
     // Services share them, evenly.
     let passing = shares.passing() / settings.services.len().max(1);
     let (services, metrics) = services(&settings, &bound, &own, &admission, passing)?;
-    let (stop, stopping) = watch::channel(false);
     if let Some(address) = &settings.metrics {
         for listener in listener::bind(address).await? {
             own.add(&listener)?;
-            announce(&format_args!("metrics listening on {}", listener.describe()));
-            tokio::spawn(http::serve(listener, Arc::clone(&metrics), stopping.clone()));
+            let described = listener.describe();
+            announce(&format_args!("metrics listening on {described}"));
+            let guard = health.guard(&format!("the metrics listener on {described}"));
+            let serving = http::serve(listener, Arc::clone(&metrics), health.clone());
+            tokio::spawn(async move {
+                let _guard = guard;
+                serving.await;
+            });
         }
     }
     let (alive, drain) = Drain::new();
@@ -76,20 +82,28 @@ pub(crate) async fn run(settings: Settings, descriptors: usize) -> Result<(), Ca
                 bound,
                 Arc::clone(service),
                 Arc::clone(&admission),
-                stopping.clone(),
+                health.clone(),
                 alive.clone(),
             ));
         }
     }
     drop(alive);
 
-    signals.next().await;
-    stop.send_replace(true);
+    tokio::select! {
+        () = signals.next() => health.drain(),
+        _ = health.stopped() => {}
+    }
+    if let State::Failed(part) = health.state() {
+        tracing::error!("{part} ended unexpectedly: the program stops");
+    }
     // Each closes its listener first, so that the next program can have the address.
     while accepting.join_next().await.is_some() {}
     tracing::info!(limit = ?settings.timeouts.drain, "draining: no new clients, sessions may finish");
     finish(drain, settings.timeouts.drain, &services, &mut signals).await;
-    Ok(())
+    match health.state() {
+        State::Failed(part) => Err(CannotRun::Failed(part)),
+        _ => Ok(()),
+    }
 }
 
 /// Lets sessions finish within `limit`.
@@ -106,7 +120,10 @@ async fn finish(mut drain: Drain, limit: Duration, services: &[Arc<Service>], si
     match drained {
         Drained::Empty => tracing::info!("drained: every session has ended"),
         Drained::TimeUp => tracing::warn!("some could not: their records say what is lost"),
-        Drained::Hurried => tracing::warn!("asked to stop again: sessions that are left are cut at once"),
+        Drained::Hurried => {
+            log::hurry();
+            tracing::warn!("asked to stop again: sessions that are left are cut at once");
+        }
     }
 }
 
@@ -167,9 +184,9 @@ fn services(
         for reason in session::refusals(settled) {
             metrics.may_refuse(settled.kind.name(), reason);
         }
-        let clients_are_local = bound.iter().all(|bound| is_local(&bound.listener));
-        check_open(settled, clients_are_local)?;
-        let targets = match clients_are_local || settled.allow_private {
+        let clients = Clients::of(settled, bound);
+        check_open(settled, clients)?;
+        let targets = match clients == Clients::Local || settled.allow_private {
             true => Targets::Everything,
             false => Targets::Public,
         };
@@ -179,9 +196,10 @@ fn services(
             relays: relays(settings),
             clients: settled.clients.clone(),
             users: settled.users.clone(),
-            penalties: Penalties::default(),
+            penalties: Penalties::new(settled.auth_penalty),
             accept_proxy: settled.accept_proxy.clone(),
             send_proxy: settled.send_proxy,
+            dials: Dials::new(settings.limits.max_dials_per_ip),
             dialer: Dialer::new(settled.dial.clone(), TargetPolicy::new(targets, own.clone()), passing)?,
             rates: RateLimits::new(settled.rates_in, settled.rates_out),
             advertise: settled.advertise,
@@ -197,49 +215,88 @@ pub(crate) fn relays(settings: &Settings) -> RelayOptions {
         .engine(settings.engine)
         .pipe_size(settings.pipe_size)
         .rests(settings.rests)
+        .early_answers(true)
+        .pass_resets(true)
         .idle_timeout(settings.timeouts.idle)
         .half_close_timeout(settings.timeouts.half_close)
 }
 
-/// Clients of this machine alone can reach it.
-fn is_local(listener: &Listener) -> bool {
-    let is_loopback = |address: SocketAddr| address.ip().to_canonical().is_loopback();
-    matches!(listener, Listener::Unix(..)) || listener.local_addr().is_some_and(is_loopback)
+/// Where the clients of a service come from, as far as its listeners tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Clients {
+    /// This machine: they can reach whatever we can.
+    Local,
+    /// Other machines.
+    Remote,
+    /// Wherever a balancer says. The balancer may be on this machine; its clients need not be.
+    BehindBalancer,
+    /// A unix socket that other users may open. A client there has no address.
+    SharedSocket,
+}
+
+impl Clients {
+    fn of(service: &ServiceSettings, bound: &[Bound]) -> Self {
+        if service.accept_proxy.is_some() {
+            return Self::BehindBalancer;
+        }
+        let shared = bound.iter().filter(|bound| !bound.listener.is_local());
+        // A shared socket comes before an address of the network, since `--allow` says nothing about it.
+        shared.fold(Self::Local, |clients, bound| match bound.listener {
+            Listener::Unix(..) => Self::SharedSocket,
+            Listener::Tcp(_) if clients == Self::SharedSocket => clients,
+            Listener::Tcp(_) => Self::Remote,
+        })
+    }
 }
 
 /// A proxy that anybody can use is used by anybody, within hours.
-fn check_open(service: &ServiceSettings, clients_are_local: bool) -> Result<(), CannotRun> {
-    let is_guarded = service.users.is_some() || service.clients.names_who_may();
-    if clients_are_local || is_guarded || service.open {
+fn check_open(service: &ServiceSettings, clients: Clients) -> Result<(), CannotRun> {
+    let has_networks = service.clients.names_who_may();
+    let (is_guarded, why, who) = match clients {
+        Clients::Local => return Ok(()),
+        Clients::Remote => (
+            has_networks,
+            "listens on an address that other machines can reach",
+            "(--auth-file, --allow)",
+        ),
+        Clients::BehindBalancer => (
+            has_networks,
+            "accepts clients from a balancer (--accept-proxy), which may pass on clients of other machines",
+            "(--auth-file, --allow)",
+        ),
+        Clients::SharedSocket => (
+            false,
+            "listens on a unix socket that other users may open",
+            "(--auth-file, or mode=0600 for the socket)",
+        ),
+    };
+    if is_guarded || service.users.is_some() || service.open {
         return Ok(());
     }
     Err(CannotRun::Unsafe(format!(
-        "{} listens on an address that other machines can reach, and would serve all of them: say who may use it (--auth-file, --allow), \
-         or that everybody may (--open)",
+        "{} {why}, and would serve all of them: say who may use it {who}, or that everybody may (--open)",
         service.kind.name()
     )))
 }
 
-async fn accept(
-    bound: Bound,
-    service: Arc<Service>,
-    admission: Arc<Admission>,
-    mut stopping: watch::Receiver<bool>,
-    alive: Alive,
-) {
+async fn accept(bound: Bound, service: Arc<Service>, admission: Arc<Admission>, health: Health, alive: Alive) {
     let metrics = Arc::clone(&service.metrics);
-    let stop = async move {
-        // An error would mean that the sender is gone, and with it the run.
-        let _ = stopping.wait_for(|stopping| *stopping).await;
-    };
     let Bound { listener, port_index } = bound;
+    let _guard = health.guard(&format!(
+        "the {} listener on {}",
+        service.kind.name(),
+        listener.describe()
+    ));
+    let stop = async move { drop(health.stopped().await) };
     listener::accept(listener, &admission, &metrics, stop, |accepted, permit| {
         let arrival = Arrival {
             accepted,
             port_index,
             permit,
         };
-        tokio::spawn(session::run(arrival, Arc::clone(&service), alive.clone()));
+        if let Some(opening) = session::begin(arrival, Arc::clone(&service)) {
+            tokio::spawn(session::run(opening, alive.clone()));
+        }
     })
     .await;
 }
@@ -255,6 +312,81 @@ impl fmt::Display for CannotRun {
         match self {
             Self::System(error) => error.fmt(f),
             Self::Unsafe(why) => f.write_str(why),
+            Self::Failed(part) => write!(f, "{part} ended unexpectedly"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::path::Path;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::UnixStream;
+    use tokio::task::JoinHandle;
+
+    /// A log as it once was: a line that cannot be written panics, once.
+    struct Panics;
+
+    static PANICKED: AtomicBool = AtomicBool::new(false);
+
+    impl Write for Panics {
+        fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+            let fails = String::from_utf8_lossy(line).contains("the limit on sessions is reached");
+            assert!(!fails || PANICKED.swap(true, Ordering::Relaxed), "as a test");
+            Ok(line.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    async fn reach<T>(path: &Path, running: &JoinHandle<T>) -> UnixStream {
+        loop {
+            assert!(!running.is_finished(), "it does not listen");
+            if let Ok(stream) = UnixStream::connect(path).await {
+                return stream;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn an_accept_task_that_panics_ends_readiness_and_the_run() {
+        let folder = std::env::temp_dir().join(format!("spliceway-serve-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let (clients, metrics) = (folder.join("clients"), folder.join("metrics"));
+        let settings = crate::cli::typed(&format!(
+            "spliceway socks5 --open --max-conns 1 -l unix:{} --metrics unix:{}",
+            clients.display(),
+            metrics.display()
+        ));
+        let subscriber = tracing_subscriber::fmt().with_writer(|| Panics).with_ansi(false);
+        let _log = tracing::subscriber::set_default(subscriber.finish());
+        let health = Health::new();
+        let running = tokio::spawn({
+            let health = health.clone();
+            async move { run(settings.unwrap(), 1000, &health).await }
+        });
+        // It takes the only place, and that is worth a line.
+        let session = reach(&clients, &running).await;
+        let listener = format!("the socks5 listener on unix:{}", clients.display());
+        assert_eq!(health.stopped().await, State::Failed(listener.as_str().into()));
+        let mut probe = reach(&metrics, &running).await;
+        probe
+            .write_all(b"GET /readyz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            .await
+            .unwrap();
+        let mut answer = String::new();
+        probe.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+        assert!(answer.ends_with(&format!("failed: {listener}\n")), "{answer}");
+        drop(session);
+        let ended = running.await.unwrap();
+        assert!(matches!(ended, Err(CannotRun::Failed(part)) if *part == *listener));
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

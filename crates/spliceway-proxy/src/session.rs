@@ -10,17 +10,24 @@
 
 mod arrival;
 mod association;
+mod departure;
 mod exchange;
 mod open;
 mod request_body;
 
+use std::future::{Future, ready};
 use std::net::IpAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
-use spliceway::{EndReason, Peer, Relay, RelayError, RelayOptions, RelaySummary};
+use spliceway::{EndReason, Operation, Peer, Relay, RelayError, RelayOptions, RelaySummary};
 use tokio::io::{AsyncRead, AsyncWrite, join};
+use tokio::net::TcpStream;
+use tokio::task::coop::unconstrained;
 
-use crate::admission::{self, Permit};
+use crate::admission::{self, Dials, Permit};
 use crate::auth::{Penalties, Users};
 use crate::dial::Dialer;
 use crate::drain::Alive;
@@ -44,6 +51,9 @@ pub(crate) fn refusals(service: &ServiceSettings) -> Vec<&'static str> {
         reasons.extend([arrival::NO_BALANCER, handshake::TOO_SLOW]);
         reasons.extend(proxy::Refusal::ALL.map(proxy::Refusal::as_str));
     }
+    if !matches!(service.kind, Kind::Forward(_)) {
+        reasons.push(admission::TOO_MANY_DIALS);
+    }
     if matches!(service.kind, Kind::Socks5 | Kind::Mixed) {
         reasons.push(admission::NO_PLACE_LEFT);
     }
@@ -62,6 +72,7 @@ pub(crate) struct Service {
     pub(crate) accept_proxy: Option<AcceptProxy>,
     pub(crate) send_proxy: Option<proxy::Version>,
     pub(crate) dialer: Dialer,
+    pub(crate) dials: Dials,
     pub(crate) rates: Arc<RateLimits>,
     pub(crate) advertise: Option<IpAddr>,
     pub(crate) metrics: Arc<Metrics>,
@@ -77,15 +88,59 @@ pub(crate) struct Arrival {
     pub(crate) permit: Permit,
 }
 
-/// Serves one client to the end. Dropped before that, it is cut, and its record says so.
-pub(crate) async fn run(arrival: Arrival, service: Arc<Service>, _alive: Alive) {
-    let mut record = Record::new(service, arrival.accepted.peer);
-    let Arrival {
-        accepted,
-        port_index,
-        mut permit,
-    } = arrival;
-    let opened = Box::pin(open::open(accepted, port_index, &mut permit, &mut record)).await;
+/// A session up to its relay. It may be polled by one task first and then awaited by another.
+///
+/// Boxed, so that a relay does not hold the memory that only a handshake and a dial need.
+pub(crate) type Opening = Pin<Box<dyn Future<Output = AfterOpening> + Send>>;
+
+/// A session that relays next, or that has failed.
+pub(crate) struct AfterOpening {
+    opened: Result<Opened, Outcome>,
+    record: Record,
+    permit: Permit,
+}
+
+/// Begins to serve one client, in the calling task: a session that needs nothing from its client issues its `connect(2)` here,
+/// so sessions of one accept task reach their target in the order in which they were accepted. `None` if it panicked, which
+/// ends that session alone. Dropped before its end, the session is cut, and its record says so.
+pub(crate) fn begin(arrival: Arrival, service: Arc<Service>) -> Option<Opening> {
+    poll_first(open(arrival, service))
+}
+
+fn open(arrival: Arrival, service: Arc<Service>) -> Opening {
+    Box::pin(async move {
+        let Arrival {
+            accepted,
+            port_index,
+            mut permit,
+        } = arrival;
+        let mut record = Record::new(service, accepted.peer);
+        let opened = open::open(accepted, port_index, &mut permit, &mut record).await;
+        AfterOpening { opened, record, permit }
+    })
+}
+
+/// Polls `future` once. The task that awaits it next polls it at once, which replaces the waker used here.
+fn poll_first<T: Send + 'static>(
+    mut future: Pin<Box<dyn Future<Output = T> + Send>>,
+) -> Option<Pin<Box<dyn Future<Output = T> + Send>>> {
+    let mut cx = Context::from_waker(Waker::noop());
+    // Unconstrained: with the caller's budget used up, the session would yield before it dials.
+    let first = catch_unwind(AssertUnwindSafe(|| pin!(unconstrained(future.as_mut())).poll(&mut cx)));
+    match first {
+        Ok(Poll::Pending) => Some(future),
+        Ok(Poll::Ready(output)) => Some(Box::pin(ready(output))),
+        Err(_) => None,
+    }
+}
+
+/// Serves the client to the end. Dropped before that, the session is cut, and its record says so.
+pub(crate) async fn run(opening: Opening, _alive: Alive) {
+    let AfterOpening {
+        opened,
+        mut record,
+        permit: _permit,
+    } = opening.await;
     let outcome = match opened {
         Ok(Opened::Relay(ends)) => relay(ends, &mut record).await,
         Ok(Opened::Association(open)) => open.run(&mut record).await,
@@ -169,16 +224,8 @@ async fn exchange(client: Stream, rest: Rest, upstream: Stream, options: RelayOp
         (Rest::Bytes(left), Stream::Unix(client), Stream::Tcp(upstream)) => {
             exchange_of(client, upstream, options.a_to_b_limit(left), record).await
         }
-        // Somebody has to see where the body ends.
         (Rest::Chunks(chunks), client, Stream::Tcp(upstream)) => {
-            let (reader, writer) = tokio::io::split(client);
-            relay_of(
-                join(RequestBody::new(reader, chunks), writer),
-                upstream,
-                options,
-                record,
-            )
-            .await
+            chunked_exchange_of(client, chunks, upstream, options, record).await
         }
         (_, _, Stream::Unix(_)) => unreachable!("no client can name a socket of the file system"),
     };
@@ -200,6 +247,27 @@ where
     // At any other end the client has not been told that it is one: the close is what tells it.
     if ended.as_ref().is_ok_and(|summary| summary.first_eof == Some(Peer::B)) {
         exchange::linger(&mut client, record.service().timeouts.half_close).await;
+    }
+    ended
+}
+
+/// The same where somebody has to see where the body ends. The relay does not see the client's socket.
+async fn chunked_exchange_of(
+    mut client: Stream,
+    chunks: Chunks,
+    upstream: TcpStream,
+    options: RelayOptions,
+    record: &mut Record,
+) -> Result<RelaySummary, RelayError> {
+    let (reader, writer) = tokio::io::split(&mut client);
+    let body = RequestBody::new(reader, chunks);
+    let ended = relay_of(join(body, writer), upstream, options, record).await;
+    if let (Err(error), Stream::Tcp(client)) = (&ended, client) {
+        // What was lost is a body that the target did not want.
+        let early_answer = error.summary.a_to_b.lost > 0;
+        if error.peer() == Peer::B && error.operation == Operation::Read && !early_answer {
+            spliceway::reset(client).await;
+        }
     }
     ended
 }
@@ -235,5 +303,41 @@ impl From<Result<RelaySummary, RelayError>> for Outcome {
             (_, Some(Peer::A) | None) => End::ClientEof,
         };
         end.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::sync::oneshot;
+    use tokio::task::coop;
+
+    #[tokio::test]
+    async fn a_future_that_is_polled_first_elsewhere_ends_in_its_task() {
+        let (sender, receiver) = oneshot::channel();
+        let waits = poll_first(Box::pin(receiver)).unwrap();
+        let ended = tokio::spawn(waits);
+        sender.send("sent").unwrap();
+        assert_eq!(ended.await.unwrap(), Ok("sent"));
+        assert_eq!(poll_first(Box::pin(ready("ready"))).unwrap().await, "ready");
+    }
+
+    #[tokio::test]
+    async fn the_first_poll_does_not_need_the_budget_of_its_caller() {
+        while coop::has_budget_remaining() {
+            coop::consume_budget().await;
+        }
+        let (sender, mut receiver) = oneshot::channel();
+        let first = poll_first(Box::pin(async {
+            coop::consume_budget().await;
+            sender.send("dialled")
+        }));
+        assert_eq!(receiver.try_recv(), Ok("dialled"));
+        drop(first);
+    }
+
+    #[tokio::test]
+    async fn a_panic_in_the_first_poll_does_not_reach_its_caller() {
+        assert!(poll_first::<()>(Box::pin(async { panic!("in the session") })).is_none());
     }
 }

@@ -41,6 +41,8 @@ pub(crate) struct ServiceSettings {
     pub(crate) clients: ClientPolicy,
     /// Who may ask for a target. `None`: who may connect.
     pub(crate) users: Option<Arc<Users>>,
+    /// The longest that an address waits after wrong secrets; zero: not at all.
+    pub(crate) auth_penalty: Duration,
     /// That everybody may.
     pub(crate) open: bool,
     /// That clients of other machines may reach this network.
@@ -103,5 +105,6 @@ pub(crate) struct Timeouts {
 pub(crate) struct Limits {
     pub(crate) max_conns: Option<NonZeroUsize>,
     pub(crate) max_conns_per_ip: Option<NonZeroU32>,
+    pub(crate) max_dials_per_ip: NonZeroU32,
     pub(crate) descriptors: Option<u64>,
 }

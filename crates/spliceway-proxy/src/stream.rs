@@ -2,10 +2,11 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, Ready};
 use tokio::net::{TcpStream, UnixStream};
 
 /// A connection to a client or to a target. For handshakes; a relay takes it apart, as it splices sockets by their type.
@@ -22,6 +23,34 @@ impl Stream {
             Self::Tcp(stream) => stream.local_addr().ok(),
             Self::Unix(_) => None,
         }
+    }
+}
+
+/// The same call on whichever socket it is.
+macro_rules! of_either {
+    ($stream:expr, $socket:ident => $call:expr) => {
+        match $stream {
+            Stream::Tcp($socket) => $call,
+            Stream::Unix($socket) => $call,
+        }
+    };
+}
+
+impl Stream {
+    /// As tokio's `TcpStream::ready`.
+    pub(crate) async fn ready(&self, interest: Interest) -> io::Result<Ready> {
+        of_either!(self, socket => socket.ready(interest).await)
+    }
+
+    /// The error that is pending on the socket, which then no longer is.
+    pub(crate) fn take_error(&self) -> io::Result<Option<io::Error>> {
+        of_either!(self, socket => socket.take_error())
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        of_either!(self, socket => socket.as_fd())
     }
 }
 

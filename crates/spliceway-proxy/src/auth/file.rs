@@ -1,14 +1,15 @@
 //! A file of users: `name:secret` on each line.
 
+use std::collections::BTreeSet;
 use std::fmt;
-use std::fs;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use argon2::password_hash::phc::PasswordHash;
-
 use super::Stored;
+use super::hash::{Cost, Hash, WORK_MAX_KIB};
 
 /// What a hash starts with; what does not is the secret itself.
 const HASH: &str = "$argon2";
@@ -17,11 +18,17 @@ const FIELD_MAX_BYTES: usize = 255;
 /// Ten thousand users with their hashes.
 const FILE_MAX_BYTES: u64 = 4 << 20;
 
-/// Names with their secrets, and how many of these are not hashed.
+/// Permissions of a file that let its group or others read or write it.
+const EXPOSED: u32 = 0o066;
+
+/// Names with their secrets.
 #[derive(Default)]
 pub(crate) struct UserFile {
     pub(crate) users: Vec<(Box<[u8]>, Stored)>,
+    /// How many secrets are not hashed.
     pub(crate) clear: usize,
+    /// The mode of the file, where it lets its group or others read or write it.
+    pub(crate) exposed: Option<u32>,
 }
 
 /// What is wrong with a file, and where. Never repeats what a line says: it may be a secret.
@@ -42,29 +49,37 @@ pub(crate) fn read(path: &Path) -> Result<UserFile, FileError> {
         line: None,
         problem,
     };
-    let text = read_bounded(path).map_err(|error| whole(error.to_string()))?;
-    let file = parse(&text).map_err(|(line, problem)| FileError {
+    let (text, mode) = read_bounded(path).map_err(|error| whole(error.to_string()))?;
+    let mut file = parse(&text).map_err(|(line, problem)| FileError {
         path: path.into(),
         line: Some(line),
         problem,
     })?;
+    file.exposed = (mode & EXPOSED != 0).then_some(mode);
     match file.users.is_empty() {
         true => Err(whole(format!("there is no user in it; {EXPECTED}"))),
         false => Ok(file),
     }
 }
 
-fn read_bounded(path: &Path) -> io::Result<String> {
-    if fs::metadata(path)?.len() > FILE_MAX_BYTES {
-        return Err(io::Error::other("larger than 4 MiB"));
+/// The text of `path`, and its permissions. The limit holds for what is read: a pipe or a device has no length.
+fn read_bounded(path: &Path) -> io::Result<(String, u32)> {
+    let file = File::open(path)?;
+    let mode = file.metadata()?.permissions().mode() & 0o777;
+    let mut bytes = Vec::new();
+    file.take(FILE_MAX_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > FILE_MAX_BYTES {
+        return Err(io::Error::other("larger than 4 MiB, which is the most that is read"));
     }
-    fs::read_to_string(path)
+    let text = String::from_utf8(bytes).map_err(|_| io::Error::other("expected UTF-8"))?;
+    Ok((text, mode))
 }
 
 const EXPECTED: &str = "expected NAME:HASH, with a hash of `spliceway hash-password`, or NAME:SECRET";
 
 fn parse(text: &str) -> Result<UserFile, (usize, String)> {
     let mut file = UserFile::default();
+    let mut costs = BTreeSet::new();
     for (index, line) in text.lines().enumerate() {
         let wrong = |problem: String| (index + 1, problem);
         let line = line.strip_suffix('\r').unwrap_or(line);
@@ -75,10 +90,25 @@ fn parse(text: &str) -> Result<UserFile, (usize, String)> {
         if file.users.iter().any(|(have, _)| **have == *name.as_bytes()) {
             return Err(wrong("this name was there before".to_owned()));
         }
+        if let Stored::Hash(hash) = &stored {
+            costs.insert(hash.cost());
+            check_work(&costs).map_err(wrong)?;
+        }
         file.clear += usize::from(matches!(stored, Stored::Clear(_)));
         file.users.push((name.as_bytes().into(), stored));
     }
     Ok(file)
+}
+
+/// A login that fails costs one hash of each cost.
+fn check_work(costs: &BTreeSet<Cost>) -> Result<(), String> {
+    let work: u64 = costs.iter().map(|cost| cost.work_kib()).sum();
+    match work <= WORK_MAX_KIB {
+        true => Ok(()),
+        false => Err(format!(
+            "with this hash, a failed login costs too much: expected m × t of all different costs to be at most {WORK_MAX_KIB}, found {work}"
+        )),
+    }
 }
 
 /// The name and secret of `NAME:SECRET`.
@@ -97,7 +127,8 @@ pub(crate) fn user(text: &str) -> Result<(&str, Stored), String> {
         return Err(format!("{EXPECTED}: a name has at most {FIELD_MAX_BYTES} bytes"));
     }
     if secret.starts_with(HASH) {
-        let hash = PasswordHash::new(secret).map_err(|error| format!("this hash is none of argon2's: {error}"))?;
+        let hash = Hash::parse(secret)?;
+        check_work(&BTreeSet::from([hash.cost()]))?;
         return Ok((name, Stored::Hash(Arc::new(hash))));
     }
     if secret.len() > FIELD_MAX_BYTES {
@@ -134,6 +165,8 @@ mod tests {
     #[test]
     fn what_is_wrong_is_told_by_its_line_and_without_what_it_says() {
         let long = "x".repeat(256);
+        let asks =
+            |name: &str, cost: &str| format!("{name}:$argon2id$v=19${cost},p=1$c29tZXNhbHQxMjM0${}", "A".repeat(43));
         for (text, line, problem) in [
             ("ann".to_owned(), 1, "expected NAME:HASH"),
             ("\nann:".to_owned(), 2, "neither may be empty"),
@@ -141,6 +174,13 @@ mod tests {
             (format!("{long}:a"), 1, "at most 255"),
             (format!("ann:{long}"), 1, "at most 255"),
             ("ann:$argon2id$nonsense".to_owned(), 1, "none of argon2's"),
+            (asks("ann", "m=300000,t=1"), 1, "expected at most m=262144"),
+            (asks("ann", "m=262144,t=5"), 1, "costs too much"),
+            (
+                format!("{}\n{}", asks("ann", "m=262144,t=3"), asks("bob", "m=262144,t=2")),
+                2,
+                "found 1310720",
+            ),
             ("ann:a\nann:b".to_owned(), 2, "there before"),
             ("ann:a\n  bob:b".to_owned(), 2, "with a blank"),
             ("ann :a".to_owned(), 1, "with a blank"),

@@ -1,6 +1,6 @@
 //! How guessing is slowed down: who fails waits, each time longer.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,81 +14,136 @@ use crate::admission::ClientKey;
 const FREE: u32 = 3;
 /// What the first failure after those costs. Each further one costs twice as much as the one before.
 const FIRST: Duration = Duration::from_secs(1);
-/// The most that one costs: a guess a minute, and nobody who shares an address is shut out for longer.
-const LONGEST: Duration = Duration::from_secs(60);
 /// After so long without a failure an address begins anew.
 const FORGET: Duration = Duration::from_secs(600);
-/// Addresses to remember. Each takes some 60 bytes.
+/// Addresses to remember. Each takes some 200 bytes.
 const CLIENTS_MAX: usize = 10_000;
 
 /// The addresses from which authentication failed of late. An IPv6 address counts as its /64: who has one has them all.
-#[derive(Default)]
 pub(crate) struct Penalties {
+    /// Zero switches penalties off. Failures are counted all the same.
+    longest: Duration,
     turns: Turns,
-    clients: Mutex<HashMap<ClientKey, Failures>>,
+    table: Mutex<Table>,
 }
 
+/// Every change costs a few steps down a tree, however many addresses there are.
+#[derive(Default)]
+struct Table {
+    clients: HashMap<ClientKey, Failures>,
+    /// The same by when they failed last: those to forget come first.
+    by_time: BTreeSet<(Instant, ClientKey)>,
+    /// The same by how often: those who failed least come first.
+    by_count: BTreeSet<(u32, Instant, ClientKey)>,
+}
+
+#[derive(Clone, Copy)]
 struct Failures {
     count: u32,
     last: Instant,
 }
 
 impl Penalties {
-    /// Waits until no other secret of this client is looked at. What [`Self::holds`] says then is true until the turn is over.
-    pub(crate) async fn turn(&self, client: IpAddr) -> Turn<'_> {
-        self.turns.wait(client.into()).await
+    /// No penalty is longer than `longest`; zero switches them off.
+    pub(crate) fn new(longest: Duration) -> Self {
+        Self {
+            longest,
+            turns: Turns::default(),
+            table: Mutex::default(),
+        }
     }
 
-    /// Whether this client has to wait. Until it has, no secret of it is looked at: neither a wrong one nor the right one.
-    pub(crate) fn holds(&self, client: IpAddr, now: Instant) -> bool {
-        let clients = self.clients();
-        clients
-            .get(&client.into())
-            .is_some_and(|failures| now < failures.last + failures.penalty())
+    /// Waits until no other secret of this client is looked at. What [`Self::wait`] says then is true until the turn is over. `None` where
+    /// too many of this client wait already. A client on this machine's file system has no address.
+    pub(crate) async fn turn(&self, client: Option<IpAddr>) -> Option<Turn<'_>> {
+        self.turns.wait(client.map(ClientKey::from)).await
+    }
+
+    /// This client's secret was not looked at, since there were too many others. If it comes again it does not go before those who have
+    /// not come yet. This is no failure, and costs no penalty.
+    pub(crate) fn turned_away(&self, client: IpAddr, now: Instant) {
+        self.table().turned_away(client.into(), now, self.forget());
+    }
+
+    /// How long this client has to wait. Until then no secret of it is looked at, but one that has passed before.
+    pub(crate) fn wait(&self, client: IpAddr, now: Instant) -> Option<Duration> {
+        let failures = *self.table().clients.get(&client.into())?;
+        let until = failures.last + failures.penalty(self.longest);
+        (now < until).then(|| until - now)
+    }
+
+    /// Whether a secret of this client was wrong of late, or the client was turned away.
+    pub(crate) fn has_failed(&self, client: IpAddr, now: Instant) -> bool {
+        let table = self.table();
+        let failures = table.clients.get(&client.into());
+        failures.is_some_and(|failures| now <= failures.last + self.forget())
     }
 
     /// A secret of this client was wrong.
     pub(crate) fn failed(&self, client: IpAddr, now: Instant) {
-        let mut clients = self.clients();
-        let client = ClientKey::from(client);
-        if clients.len() >= CLIENTS_MAX && !clients.contains_key(&client) {
-            make_room(&mut clients, now);
-        }
-        let failures = clients.entry(client).or_insert(Failures { count: 0, last: now });
-        if now > failures.last + FORGET {
-            failures.count = 0;
-        }
-        failures.count = failures.count.saturating_add(1);
-        failures.last = now;
+        self.table().failed(client.into(), now, self.forget());
     }
 
-    fn clients(&self) -> MutexGuard<'_, HashMap<ClientKey, Failures>> {
-        // Each change is one number or one entry.
-        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    /// After so long without a failure an address begins anew. No penalty outlasts it.
+    fn forget(&self) -> Duration {
+        FORGET.max(self.longest)
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // A change that was cut short would leave an address in one place and not in another: none of it can panic.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn failed(&mut self, client: ClientKey, now: Instant, forget: Duration) {
+        let before = self.take(client).filter(|failures| now <= failures.last + forget);
+        let count = before.map_or(0, |failures| failures.count).saturating_add(1);
+        self.insert(client, count, now, forget);
+    }
+
+    fn turned_away(&mut self, client: ClientKey, now: Instant, forget: Duration) {
+        // What is known of a client stays as it is.
+        if !self.clients.contains_key(&client) {
+            self.insert(client, 0, now, forget);
+        }
+    }
+
+    /// `client` is not in it.
+    fn insert(&mut self, client: ClientKey, count: u32, now: Instant, forget: Duration) {
+        self.make_room(now, forget);
+        self.clients.insert(client, Failures { count, last: now });
+        self.by_time.insert((now, client));
+        self.by_count.insert((count, now, client));
+    }
+
+    fn take(&mut self, client: ClientKey) -> Option<Failures> {
+        let failures = self.clients.remove(&client)?;
+        self.by_time.remove(&(failures.last, client));
+        self.by_count.remove(&(failures.count, failures.last, client));
+        Some(failures)
+    }
+
+    /// Forgets one whom it is time to forget, or else who has failed least: of many addresses that try once each none is worth
+    /// remembering.
+    fn make_room(&mut self, now: Instant, forget: Duration) {
+        if self.clients.len() < CLIENTS_MAX {
+            return;
+        }
+        let expired = self.by_time.first().filter(|(last, _)| now > *last + forget);
+        let least = || self.by_count.first().map(|(_, _, client)| *client);
+        if let Some(client) = expired.map(|(_, client)| *client).or_else(least) {
+            self.take(client);
+        }
     }
 }
 
 impl Failures {
-    fn penalty(&self) -> Duration {
+    fn penalty(self, longest: Duration) -> Duration {
         match self.count.checked_sub(FREE + 1) {
             None => Duration::ZERO,
-            Some(doublings) => FIRST.saturating_mul(2_u32.saturating_pow(doublings)).min(LONGEST),
+            Some(doublings) => FIRST.saturating_mul(2_u32.saturating_pow(doublings)).min(longest),
         }
-    }
-}
-
-/// Forgets whom it is time to forget, or else who has failed least: of many addresses that try once each none is worth remembering.
-fn make_room(clients: &mut HashMap<ClientKey, Failures>, now: Instant) {
-    clients.retain(|_, failures| now <= failures.last + FORGET);
-    if clients.len() < CLIENTS_MAX {
-        return;
-    }
-    let least = clients
-        .iter()
-        .min_by_key(|(_, failures)| (failures.count, failures.last))
-        .map(|(client, _)| *client);
-    if let Some(least) = least {
-        clients.remove(&least);
     }
 }
 
@@ -96,18 +151,21 @@ fn make_room(clients: &mut HashMap<ClientKey, Failures>, now: Instant) {
 mod tests {
     use super::*;
 
+    const LONGEST: Duration = Duration::from_secs(60);
     const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 
     /// How long a client waits after its next failure.
     fn wait_after(penalties: &Penalties, now: Instant) -> Duration {
         penalties.failed(CLIENT, now);
         let mut waits = (0..=LONGEST.as_secs() + 1).map(Duration::from_secs);
-        waits.find(|wait| !penalties.holds(CLIENT, now + *wait)).unwrap()
+        waits
+            .find(|wait| penalties.wait(CLIENT, now + *wait).is_none())
+            .unwrap()
     }
 
     #[test]
     fn three_failures_are_free_and_each_further_one_costs_twice_as_much() {
-        let (penalties, mut now) = (Penalties::default(), Instant::now());
+        let (penalties, mut now) = (Penalties::new(LONGEST), Instant::now());
         let waits: Vec<u64> = (0..12)
             .map(|_| {
                 let wait = wait_after(&penalties, now);
@@ -120,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_while_without_failure_is_a_new_beginning() {
-        let (penalties, now) = (Penalties::default(), Instant::now());
+        let (penalties, now) = (Penalties::new(LONGEST), Instant::now());
         (0..20).for_each(|_| penalties.failed(CLIENT, now));
         let later = now + FORGET + Duration::from_secs(1);
         assert_eq!(wait_after(&penalties, later), Duration::ZERO);
@@ -128,24 +186,70 @@ mod tests {
 
     #[test]
     fn a_client_pays_for_itself_alone_and_an_ipv6_client_for_its_network() {
-        let (penalties, now) = (Penalties::default(), Instant::now());
+        let (penalties, now) = (Penalties::new(LONGEST), Instant::now());
         let v6: IpAddr = "2001:db8::1".parse().unwrap();
         for client in [CLIENT, v6] {
             (0..4).for_each(|_| penalties.failed(client, now));
         }
-        let holds = |client: &str| penalties.holds(client.parse().unwrap(), now);
+        let holds = |client: &str| penalties.wait(client.parse().unwrap(), now).is_some();
         assert!(holds("192.0.2.1") && holds("::ffff:192.0.2.1") && holds("2001:db8::2"));
         assert!(!holds("192.0.2.2") && !holds("2001:db8:0:1::1"));
     }
 
     #[test]
     fn what_is_remembered_is_bounded_and_who_failed_most_stays() {
-        let (penalties, now) = (Penalties::default(), Instant::now());
+        let (penalties, now) = (Penalties::new(LONGEST), Instant::now());
         (0..10).for_each(|_| penalties.failed(CLIENT, now));
         for host in 0..u32::try_from(CLIENTS_MAX).unwrap() + 100 {
             penalties.failed(std::net::Ipv4Addr::from_bits(0x0a00_0000 + host).into(), now);
         }
-        assert_eq!(penalties.clients().len(), CLIENTS_MAX);
-        assert!(penalties.holds(CLIENT, now));
+        assert_eq!(penalties.table().clients.len(), CLIENTS_MAX);
+        assert!(penalties.wait(CLIENT, now).is_some());
+    }
+
+    #[test]
+    fn the_one_to_forget_is_the_first_of_an_order_and_no_order_is_searched() {
+        let (penalties, start) = (Penalties::new(LONGEST), Instant::now());
+        let host = |number: u32| IpAddr::from(std::net::Ipv4Addr::from_bits(0x0a00_0000 + number));
+        (0..50).for_each(|_| penalties.failed(CLIENT, start));
+        let later = start + FORGET + Duration::from_secs(1);
+        for number in 0..20_000 {
+            penalties.failed(host(number % 11_000), later + Duration::from_millis(number.into()));
+            let table = penalties.table();
+            let sizes = (table.clients.len(), table.by_time.len(), table.by_count.len());
+            assert_eq!(sizes, (table.clients.len(), table.clients.len(), table.clients.len()));
+            assert!(table.clients.len() <= CLIENTS_MAX);
+        }
+        assert!(
+            !penalties.table().clients.contains_key(&CLIENT.into()),
+            "it is forgotten, whatever its count"
+        );
+    }
+
+    #[test]
+    fn a_client_that_was_turned_away_is_known_and_pays_nothing() {
+        let (penalties, now) = (Penalties::new(LONGEST), Instant::now());
+        penalties.turned_away(CLIENT, now);
+        assert!(penalties.has_failed(CLIENT, now));
+        (0..3).for_each(|_| penalties.failed(CLIENT, now));
+        assert!(penalties.wait(CLIENT, now).is_none(), "three are free");
+        penalties.failed(CLIENT, now);
+        let later = now + FIRST / 2;
+        penalties.turned_away(CLIENT, later);
+        assert_eq!(penalties.wait(CLIENT, later), Some(FIRST / 2));
+    }
+
+    #[test]
+    fn without_penalties_nobody_waits_and_failures_are_known() {
+        let (penalties, now) = (Penalties::new(Duration::ZERO), Instant::now());
+        (0..20).for_each(|_| penalties.failed(CLIENT, now));
+        assert!(penalties.wait(CLIENT, now).is_none() && penalties.has_failed(CLIENT, now));
+    }
+
+    #[test]
+    fn the_longest_penalty_is_the_one_that_was_asked_for() {
+        let (penalties, now) = (Penalties::new(Duration::from_secs(3600)), Instant::now());
+        (0..30).for_each(|_| penalties.failed(CLIENT, now));
+        assert_eq!(penalties.wait(CLIENT, now), Some(Duration::from_secs(3600)));
     }
 }

@@ -7,10 +7,23 @@ use tokio::sync::{Mutex as Turnstile, OwnedMutexGuard};
 
 use crate::admission::ClientKey;
 
+/// Secrets of one client that wait to be looked at. More are turned away: each waits for a check of those before it.
+const WAITING_MAX: usize = 32;
+
+/// Who takes turns: clients by address, and those of this machine's file system together.
+type Key = Option<ClientKey>;
+
 /// The clients whose secrets are looked at now, or wait for it: never more than there are sessions.
 #[derive(Default)]
 pub(crate) struct Turns {
-    clients: Mutex<HashMap<ClientKey, Arc<Turnstile<()>>>>,
+    clients: Mutex<HashMap<Key, Waiters>>,
+}
+
+#[derive(Default)]
+struct Waiters {
+    turnstile: Arc<Turnstile<()>>,
+    /// How many are in it, or have passed it and are not done.
+    count: usize,
 }
 
 /// A client's turn, until it is dropped.
@@ -22,27 +35,30 @@ pub(crate) struct Turn<'turns> {
 
 struct Place<'turns> {
     turns: &'turns Turns,
-    client: ClientKey,
-    /// Until it leaves.
-    turnstile: Option<Arc<Turnstile<()>>>,
+    client: Key,
 }
 
 impl Turns {
-    /// Waits for this client's turn. They are served in their order. Cancel safe.
-    pub(crate) async fn wait(&self, client: ClientKey) -> Turn<'_> {
-        let turnstile = Arc::clone(self.clients().entry(client).or_default());
-        let place = Place {
-            turns: self,
-            client,
-            turnstile: Some(Arc::clone(&turnstile)),
+    /// Waits for this client's turn; `None` where too many of it wait. They are served in their order. Cancel safe.
+    pub(crate) async fn wait(&self, client: Key) -> Option<Turn<'_>> {
+        let turnstile = {
+            let mut clients = self.clients();
+            let waiters = clients.entry(client).or_default();
+            // A client that is new here has nobody who waits.
+            if waiters.count > WAITING_MAX {
+                return None;
+            }
+            waiters.count += 1;
+            Arc::clone(&waiters.turnstile)
         };
-        Turn {
+        let place = Place { turns: self, client };
+        Some(Turn {
             _turn: turnstile.lock_owned().await,
             _place: place,
-        }
+        })
     }
 
-    fn clients(&self) -> MutexGuard<'_, HashMap<ClientKey, Arc<Turnstile<()>>>> {
+    fn clients(&self) -> MutexGuard<'_, HashMap<Key, Waiters>> {
         // Each change is one entry.
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -51,10 +67,11 @@ impl Turns {
 impl Drop for Place<'_> {
     fn drop(&mut self) {
         let mut clients = self.turns.clients();
-        self.turnstile = None;
-        // Others come by the map alone, whose lock is held.
-        let is_empty = |turnstile: &Arc<_>| Arc::strong_count(turnstile) == 1;
-        if clients.get(&self.client).is_some_and(is_empty) {
+        let Some(waiters) = clients.get_mut(&self.client) else {
+            return;
+        };
+        waiters.count -= 1;
+        if waiters.count == 0 {
             clients.remove(&self.client);
         }
     }
@@ -66,8 +83,8 @@ mod tests {
 
     use super::*;
 
-    fn client(last: u8) -> ClientKey {
-        IpAddr::from(Ipv4Addr::new(192, 0, 2, last)).into()
+    fn client(last: u8) -> Key {
+        Some(IpAddr::from(Ipv4Addr::new(192, 0, 2, last)).into())
     }
 
     #[tokio::test]
@@ -93,5 +110,23 @@ mod tests {
         assert!(soon.await.is_err());
         drop(first);
         assert_eq!(turns.clients().len(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_client_that_sends_too_many_at_once_is_turned_away() {
+        let turns = Turns::default();
+        let first = turns.wait(client(1)).await.unwrap();
+        let mut waiting: Vec<_> = (0..WAITING_MAX).map(|_| Box::pin(turns.wait(client(1)))).collect();
+        for turn in &mut waiting {
+            assert!(futures_poll(turn.as_mut()).is_pending());
+        }
+        assert!(turns.wait(client(1)).await.is_none() && turns.wait(client(2)).await.is_some());
+        drop(first);
+        assert!(waiting.remove(0).await.is_some());
+        assert!(turns.wait(None).await.is_some());
+    }
+
+    fn futures_poll<F: Future>(future: std::pin::Pin<&mut F>) -> std::task::Poll<F::Output> {
+        future.poll(&mut std::task::Context::from_waker(std::task::Waker::noop()))
     }
 }

@@ -59,40 +59,50 @@ const PROXY_HEADER_TIME: Duration = Duration::from_secs(10);
 
 impl ProxyArgs {
     fn settle(self, kind: Kind, listen: Vec<ListenRange>, common: CommonArgs) -> Result<Settings, String> {
-        let (users, warning) = self.users()?;
+        let (users, warnings) = self.users()?;
         let mut settings = common.settle(kind, listen, self.handshake_timeout)?;
         let service = &mut settings.services[0];
         service.users = users;
+        service.auth_penalty = self.auth_penalty;
         service.open = self.open;
         service.allow_private = self.allow_private;
         service.advertise = self.advertise;
-        settings.warnings.extend(warning);
+        settings.warnings.extend(warnings);
         Ok(settings)
     }
 
-    /// Them, and what is to be said about how they are stored.
-    fn users(&self) -> Result<(Option<Arc<Users>>, Option<String>), String> {
-        let (users, warning) = match (&self.auth, &self.auth_file) {
-            (None, None) => return Ok((None, None)),
+    /// The users, and warnings about how they are stored.
+    fn users(&self) -> Result<(Option<Arc<Users>>, Vec<String>), String> {
+        let mut warnings = Vec::new();
+        let users = match (&self.auth, &self.auth_file) {
+            (None, None) => return Ok((None, warnings)),
             (Some(user), _) => {
                 let (name, stored) =
                     auth::user(user).map_err(|expected| format!("--auth or SPLICEWAY_AUTH: {expected}"))?;
-                let clear = matches!(stored, Stored::Clear(_)).then(|| CLEAR_SECRET.to_owned());
-                (vec![(name.as_bytes().into(), stored)], clear)
+                warnings.extend(matches!(stored, Stored::Clear(_)).then(|| CLEAR_SECRET.to_owned()));
+                vec![(name.as_bytes().into(), stored)]
             }
             (None, Some(path)) => {
                 let file = auth::read(path).map_err(|error| error.to_string())?;
-                let clear = format!(
-                    "{}: {} of {} secrets are not hashed: who reads the file has them; `spliceway hash-password` makes hashes",
-                    path.display(),
-                    file.clear,
-                    file.users.len()
-                );
-                (file.users, (file.clear > 0).then_some(clear))
+                let path = path.display();
+                if file.clear > 0 {
+                    warnings.push(format!(
+                        "{path}: {} of {} secrets are not hashed: who reads the file has them; `spliceway hash-password` makes hashes",
+                        file.clear,
+                        file.users.len()
+                    ));
+                }
+                warnings.extend(file.exposed.map(|mode| {
+                    format!(
+                        "{path}: its mode is {mode:04o}: users other than its owner may read its secrets or add users; \
+                         expected 0600 (chmod 600)"
+                    )
+                }));
+                file.users
             }
         };
         let users = Users::new(users).map_err(|error| format!("no random numbers: {error}"))?;
-        Ok((Some(Arc::new(users)), warning))
+        Ok((Some(Arc::new(users)), warnings))
     }
 }
 
@@ -110,6 +120,7 @@ impl CommonArgs {
             listen,
             clients: ClientPolicy::new(self.clients.allow, self.clients.deny),
             users: None,
+            auth_penalty: Duration::ZERO,
             open: false,
             allow_private: false,
             accept_proxy,
@@ -131,6 +142,7 @@ impl CommonArgs {
             limits: Limits {
                 max_conns: self.limits.max_conns,
                 max_conns_per_ip: self.limits.max_conns_per_ip,
+                max_dials_per_ip: self.limits.max_dials_per_ip,
                 descriptors: self.limits.nofile,
             },
             engine: self.engine.splice.into(),
@@ -191,7 +203,7 @@ fn processors() -> NonZeroUsize {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use clap::Parser;
 
     use super::*;
@@ -207,7 +219,7 @@ mod tests {
         }
     }
 
-    fn typed(line: &str) -> Result<Settings, String> {
+    pub(crate) fn typed(line: &str) -> Result<Settings, String> {
         let cli = Cli::try_parse_from(line.split_whitespace()).map_err(|error| error.to_string())?;
         match cli.settle()? {
             Asked::Run(settings) => Ok(*settings),

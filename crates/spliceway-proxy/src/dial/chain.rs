@@ -18,7 +18,12 @@ const READ_BYTES: usize = 2 << 10;
 impl Dialer {
     /// A connection to `target` by way of all proxies. Where the last of them takes addresses alone, those of a name are asked for in
     /// turn, each by a connection of its own.
-    pub(super) async fn dial_through(&self, target: &Target, deadline: Instant) -> Result<Dialed, DialError> {
+    pub(super) async fn dial_through(
+        &self,
+        target: &Target,
+        via: &str,
+        deadline: Instant,
+    ) -> Result<Dialed, DialError> {
         let proxies = &self.settings.upstreams;
         let takes_addresses = proxies.last().is_some_and(|last| last.scheme == Scheme::Socks5);
         let targets = match target {
@@ -30,7 +35,7 @@ impl Dialer {
         };
         let mut failed = None;
         for target in &targets {
-            match self.through_all(target, deadline).await {
+            match self.through_all(target, via, deadline).await {
                 // As in a race, a denial is what is told.
                 Err(error) if error.is_of_the_target() && Instant::now() < deadline => {
                     failed = failed
@@ -43,18 +48,18 @@ impl Dialer {
         Err(failed.unwrap_or(DialError::Unresolved(LookupError::NoAddress)))
     }
 
-    async fn through_all(&self, target: &Target, deadline: Instant) -> Result<Dialed, DialError> {
+    async fn through_all(&self, target: &Target, via: &str, deadline: Instant) -> Result<Dialed, DialError> {
         // What it may make of a name is beyond us; what it makes of an address is not.
         self.policy.check_passed_on(target)?;
         let proxies = &self.settings.upstreams;
         let connected = self.connect(&proxies[0].address, Purpose::Proxy, deadline).await;
         let mut dialed = connected.map_err(|error| proxies[0].unreachable(error))?;
         for (proxy, next) in proxies.iter().zip(&proxies[1..]) {
-            let asked = self.ask_for_proxy(&mut dialed, proxy, next, deadline).await;
+            let asked = self.ask_for_proxy(&mut dialed, proxy, next, via, deadline).await;
             asked.map_err(|error| next.unreachable(error))?;
         }
         let last = &proxies[proxies.len() - 1];
-        ask(&mut dialed, last, target, deadline).await?;
+        ask(&mut dialed, last, target, via, deadline).await?;
         Ok(dialed)
     }
 
@@ -63,14 +68,15 @@ impl Dialer {
         dialed: &mut Dialed,
         proxy: &UpstreamProxy,
         next: &UpstreamProxy,
+        via: &str,
         deadline: Instant,
     ) -> Result<(), DialError> {
         match &next.address {
             Target::Name(name, port) if proxy.scheme == Scheme::Socks5 => {
                 let address = self.look_up(name, *port, deadline).await?[0];
-                ask(dialed, proxy, &Target::Ip(address), deadline).await
+                ask(dialed, proxy, &Target::Ip(address), via, deadline).await
             }
-            address => ask(dialed, proxy, address, deadline).await,
+            address => ask(dialed, proxy, address, via, deadline).await,
         }
     }
 }
@@ -86,19 +92,25 @@ impl UpstreamProxy {
 }
 
 /// Has `proxy`, at the other end of `dialed`, connect it to `target`.
-async fn ask(dialed: &mut Dialed, proxy: &UpstreamProxy, target: &Target, deadline: Instant) -> Result<(), DialError> {
-    let asked = timeout_at(deadline, converse(dialed, proxy, target)).await;
+async fn ask(
+    dialed: &mut Dialed,
+    proxy: &UpstreamProxy,
+    target: &Target,
+    via: &str,
+    deadline: Instant,
+) -> Result<(), DialError> {
+    let asked = timeout_at(deadline, converse(dialed, proxy, target, via)).await;
     asked
         .unwrap_or(Err(UpstreamFault::Silent))
         .map_err(|fault| proxy.fault(fault))
 }
 
-async fn converse(dialed: &mut Dialed, proxy: &UpstreamProxy, target: &Target) -> Result<(), UpstreamFault> {
+async fn converse(dialed: &mut Dialed, proxy: &UpstreamProxy, target: &Target, via: &str) -> Result<(), UpstreamFault> {
     let language = match proxy.scheme {
         Scheme::Socks5 | Scheme::Socks5h => Language::Socks5,
         Scheme::Http => Language::Http,
     };
-    let (mut handshake, first) = Handshake::start(language, target, proxy.credentials.as_ref())?;
+    let (mut handshake, first) = Handshake::start(language, target, proxy.credentials.as_ref(), via)?;
     dialed.stream.write_all(&first).await?;
     loop {
         let mut left = &dialed.early[..];

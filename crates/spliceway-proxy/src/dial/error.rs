@@ -74,7 +74,7 @@ impl DialError {
         matches!(
             self,
             Self::Denied(..) | Self::Upstream(_, UpstreamFault::Answered(client::Error::Failed(_)))
-        )
+        ) && self.failure() != Failure::Loop
     }
 }
 

@@ -40,7 +40,7 @@ fn from_nowhere(server: &Server) -> Dialer {
 const ALLOWED_BUT_FROM_NOWHERE: (&str, Option<&str>) = ("EADDRNOTAVAIL", None);
 
 async fn dial(dialer: &Dialer, target: &str) -> Result<Dialed, DialError> {
-    dialer.dial(&target.parse().unwrap()).await
+    dialer.dial(&target.parse().unwrap(), "1.1 test").await
 }
 
 async fn fails(dialer: &Dialer, target: &str) -> (&'static str, Option<&'static str>) {
@@ -131,6 +131,29 @@ async fn what_the_cache_holds_is_checked_as_what_was_just_looked_up() {
     let asked = server.asked("inside.example.");
     assert_eq!(fails(&dialer, "INSIDE.example.:80").await, ("private", Some("private")));
     assert_eq!(server.asked("inside.example."), asked);
+}
+
+/// The accept task polls each session once, in the order of their connections.
+#[tokio::test]
+async fn what_needs_no_lookup_is_dialled_at_the_first_poll() {
+    let server = Server::start().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap().into_std().unwrap();
+    let port = listener.local_addr().unwrap().port();
+    // IPv6 is asked for as well, and that it has none is remembered too.
+    server.says("cached.example.", Answer::has(&["127.0.0.1"], 60));
+    let policy = TargetPolicy::new(Targets::Everything, OwnListeners::default());
+    let settings = ResolverSettings::Servers(vec![server.address]);
+    let dialer = dialer(settings, SocketSettings::default(), policy);
+    dial(&dialer, &format!("cached.example:{port}")).await.unwrap();
+    listener.accept().unwrap();
+    for target in [format!("127.0.0.1:{port}"), format!("cached.example:{port}")] {
+        let target = target.parse().unwrap();
+        let mut dialing = std::pin::pin!(dialer.dial(&target, ""));
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(dialing.as_mut().poll(&mut cx).is_pending());
+        listener.accept().unwrap();
+        dialing.await.unwrap();
+    }
 }
 
 #[tokio::test]
@@ -322,13 +345,13 @@ async fn a_socket_on_the_file_system_is_reached_unless_it_is_our_own() {
     let their_listener = UnixListener::bind(&theirs).unwrap();
     let policy = TargetPolicy::new(Targets::Public, own);
     let dialer = dialer(ResolverSettings::System, SocketSettings::default(), policy);
-    let dialed = dialer.dial(&Target::Unix(theirs.into())).await.unwrap();
+    let dialed = dialer.dial(&Target::Unix(theirs.into()), "").await.unwrap();
     assert!(matches!(dialed.stream, Stream::Unix(_)) && dialed.address.is_none());
     their_listener.accept().await.unwrap();
-    let refused = dialer.dial(&Target::Unix(ours.into())).await.unwrap_err();
+    let refused = dialer.dial(&Target::Unix(ours.into()), "").await.unwrap_err();
     assert_eq!(refused.denied(), Some("loop"));
     let missing = dialer
-        .dial(&Target::Unix(folder.join("missing").into()))
+        .dial(&Target::Unix(folder.join("missing").into()), "")
         .await
         .unwrap_err();
     assert!(matches!(missing, DialError::Unreachable(Target::Unix(_), _)));

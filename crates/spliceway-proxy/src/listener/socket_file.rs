@@ -54,6 +54,14 @@ impl Drop for SocketFile {
     }
 }
 
+/// Whether nobody but the user that we run as, and root, may connect to the socket at `path`. Directories above it are not
+/// looked at: they may change, and most people set the mode.
+pub(super) fn is_private(path: &Path) -> bool {
+    let owners = [rustix::process::geteuid().as_raw(), 0];
+    // connect(2) asks for write permission. An ACL that names somebody shows in the bits of the group.
+    fs::symlink_metadata(path).is_ok_and(|file| file.mode() & 0o022 == 0 && owners.contains(&file.uid()))
+}
+
 fn inode(file: &Metadata) -> (u64, u64) {
     (file.dev(), file.ino())
 }

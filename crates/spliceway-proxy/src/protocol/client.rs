@@ -58,11 +58,12 @@ pub enum Error {
 }
 
 impl Handshake {
-    /// The conversation, and what to send first.
+    /// The conversation, and what to send first. `via` names the proxies that the request has passed, where the language can say so.
     pub fn start(
         language: Language,
         target: &Target,
         credentials: Option<&Credentials>,
+        via: &str,
     ) -> Result<(Self, Vec<u8>), Error> {
         Ok(match language {
             Language::Socks5 => {
@@ -70,7 +71,7 @@ impl Handshake {
                 (Self::Socks5(handshake), first)
             }
             Language::Http => {
-                let (handshake, first) = http::Handshake::start(target, credentials)?;
+                let (handshake, first) = http::Handshake::start(target, credentials, via)?;
                 (Self::Http(handshake), first)
             }
         })
@@ -88,7 +89,7 @@ impl Handshake {
 
 impl Error {
     /// Every one, for whoever keeps a count of each.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Protocol,
         Self::Method,
         Self::Authentication,
@@ -99,6 +100,7 @@ impl Error {
         Self::Failed(Failure::HostUnreachable),
         Self::Failed(Failure::Refused),
         Self::Failed(Failure::TimedOut),
+        Self::Failed(Failure::Loop),
         Self::Failed(Failure::General),
     ];
 
@@ -115,6 +117,7 @@ impl Error {
             Self::Failed(Failure::HostUnreachable) => "upstream_host_unreachable",
             Self::Failed(Failure::Refused) => "upstream_refused",
             Self::Failed(Failure::TimedOut) => "upstream_timed_out",
+            Self::Failed(Failure::Loop) => "upstream_loop",
             Self::Failed(Failure::General) => "upstream_failed",
         }
     }
@@ -141,6 +144,7 @@ impl fmt::Display for Error {
             Self::Failed(Failure::HostUnreachable) => "the upstream proxy cannot reach the target's host",
             Self::Failed(Failure::Refused) => "the target refused the upstream proxy",
             Self::Failed(Failure::TimedOut) => "the target did not answer the upstream proxy in time",
+            Self::Failed(Failure::Loop) => "the upstream proxy says that the request goes round in a loop",
             Self::Failed(Failure::General) => "the upstream proxy failed to reach the target",
         })
     }

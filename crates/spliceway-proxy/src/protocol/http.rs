@@ -19,7 +19,7 @@ mod target;
 pub use answer::Answer;
 pub(super) use basic::encode as basic_credentials;
 pub use chunks::{Chunks, Malformed};
-pub use response::{ESTABLISHED, Status, failed, response};
+pub use response::{ESTABLISHED, Status, come_again, failed, no_chunks, response};
 
 use super::message::Message;
 use super::{Credentials, Demand, Proof, Refused};
@@ -34,6 +34,8 @@ pub(super) const FIELDS_MAX: usize = 100;
 pub struct Head {
     demand: Demand,
     message: Message,
+    /// Of the request, with our entry, once that is whole.
+    via: String,
 }
 
 /// A request that was read.
@@ -60,6 +62,8 @@ pub enum HttpRequest {
     /// This head sent to the target, and after it the body and no more: what comes behind is another request, which may be for another
     /// target, and this one is not to have it.
     Forward { target: Target, head: Vec<u8>, body: Body },
+    /// This answer of the proxy's own: the request names it as its last recipient.
+    Answered(Vec<u8>),
 }
 
 /// How much of what follows a head is the request's.
@@ -86,6 +90,8 @@ pub enum Refusal {
     Scheme,
     /// Its host or port is none, or it says who asks.
     Target,
+    /// It has passed us before.
+    Loop,
 }
 
 impl Head {
@@ -93,7 +99,13 @@ impl Head {
         Self {
             demand,
             message: Message::default(),
+            via: String::new(),
         }
+    }
+
+    /// The proxies that the request has passed, as a `Via` names them, and this one behind them.
+    pub fn into_via(self) -> String {
+        self.via
     }
 
     /// Takes from `input` what belongs to the head; `None` while it is not whole.
@@ -109,6 +121,7 @@ impl Head {
             Err(httparse::Error::TooManyHeaders) => return Err(Refusal::HeadTooLarge),
             _ => return Err(Refusal::Malformed),
         }
+        self.via = forward::via(parsed.version.unwrap_or(1), parsed.headers)?;
         let request = request(&parsed)?;
         Ok(Some(match self.demand {
             Demand::Nothing => Asked::Agreed(request),
@@ -128,10 +141,15 @@ fn request(parsed: &httparse::Request<'_, '_>) -> Result<HttpRequest, Refusal> {
     if method == "CONNECT" {
         return target::of_connect(uri).map(HttpRequest::Connect).ok_or(Refusal::Target);
     }
-    let uri = target::Absolute::parse(uri)?;
+    let absolute = target::Absolute::parse(uri)?;
+    let forwards = forward::max_forwards(method, parsed.headers)?;
+    if forwards == Some(0) {
+        return Ok(forward::answer_in_place(method, uri, minor, parsed.headers));
+    }
+    let forwards = forwards.map(|forwards| forwards - 1);
     Ok(HttpRequest::Forward {
-        head: forward::head(method, &uri, minor, parsed.headers),
-        target: uri.target,
+        head: forward::head(method, &absolute, minor, parsed.headers, forwards),
+        target: absolute.target,
         body,
     })
 }
@@ -170,13 +188,14 @@ fn head_length_within(held: &[u8], max: usize) -> Option<usize> {
 
 impl Refusal {
     /// Every one, for whoever keeps a count of each.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Malformed,
         Self::Framing,
         Self::HeadTooLarge,
         Self::NoHost,
         Self::Scheme,
         Self::Target,
+        Self::Loop,
     ];
 
     /// What the client is told.
@@ -200,6 +219,7 @@ impl Refusal {
                 Status::BadRequest,
                 "The request names no host and port that could be reached.",
             ),
+            Self::Loop => return response(Status::LoopDetected),
         };
         response::with_text(status, text)
     }
@@ -213,6 +233,7 @@ impl Refusal {
             Self::NoHost => "no_host",
             Self::Scheme => "scheme",
             Self::Target => "target",
+            Self::Loop => "loop",
         }
     }
 }
@@ -224,6 +245,11 @@ impl From<Refusal> for Refused {
             answer: refusal.answer(),
         }
     }
+}
+
+/// The `Via` of a request that begins here: of a client that speaks another protocol.
+pub(crate) fn first_via() -> String {
+    forward::own_via(1)
 }
 
 #[cfg(test)]

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!   v1   PROXY TCP4 client reached port port\r\n      107 bytes at most
-//!   v2   signature (12), command, family, length ▸ addresses ▸ what else the length has room for (TLVs), skipped
+//!   v2   signature (12), command, family, length ▸ addresses ▸ what else the length has room for (TLVs)
 //! ```
 //!
 //! The crate `proxy-header` reads and writes the addresses. Here is where a header ends, in whatever pieces it comes, and what it may be:
-//! at most 107 bytes of it are kept, whatever length it claims; what follows it stays in the input.
+//! at most 107 bytes of it are kept, and 4 KiB of TLVs to pass on, whatever length it claims; what follows it stays in the input.
 //! <https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt>
 
 use std::net::{IpAddr, SocketAddr};
@@ -15,6 +15,7 @@ use std::str::FromStr;
 use proxy_header::{ParseConfig, ProxiedAddress, ProxyHeader};
 
 use super::Refused;
+use crate::address::canonical;
 
 /// What a header of version 1 starts with; version 2 with [`SIGNATURE`].
 const PREFIX: &[u8] = b"PROXY ";
@@ -26,6 +27,11 @@ const HEAD_BYTES: usize = 16;
 /// Two addresses and two ports.
 const IPV4_BYTES: usize = 12;
 const IPV6_BYTES: usize = 36;
+/// TLVs that are passed on. A certificate's names or a cloud's endpoint take some hundred bytes.
+const TLVS_MAX_BYTES: usize = 4 << 10;
+/// A checksum of one header, and padding: of no use in another header.
+const TLV_CRC32C: u8 = 0x03;
+const TLV_NOOP: u8 = 0x04;
 /// Two paths of sockets.
 const UNIX_BYTES: usize = 216;
 
@@ -72,6 +78,8 @@ pub enum Refusal {
 pub struct Header {
     accept: Accept,
     state: State,
+    /// The TLVs so far; none where there are more than [`TLVS_MAX_BYTES`].
+    tlvs: Vec<u8>,
 }
 
 #[derive(Debug)]
@@ -95,7 +103,13 @@ impl Header {
         Self {
             accept,
             state: State::Saying(Vec::new()),
+            tlvs: Vec::new(),
         }
+    }
+
+    /// The TLVs to pass on with the addresses, of a header that is whole. None where they are not well formed.
+    pub fn into_tlvs(self) -> Vec<u8> {
+        passed_on(&self.tlvs).unwrap_or_default()
     }
 
     /// Takes from `input` what belongs to the header; `None` while it is not whole. What cannot become a header is refused without
@@ -114,8 +128,12 @@ impl Header {
                     }
                 }
                 State::Skipping { left, source } => {
-                    let skipped = (*left).min(input.len());
-                    (*input, *left) = (&input[skipped..], *left - skipped);
+                    let (tlvs, rest) = input.split_at((*left).min(input.len()));
+                    let is_kept = matches!(source, Source::Proxied { .. }) && *left + self.tlvs.len() <= TLVS_MAX_BYTES;
+                    if is_kept {
+                        self.tlvs.extend_from_slice(tlvs);
+                    }
+                    (*input, *left) = (rest, *left - tlvs.len());
                     return Ok((*left == 0).then_some(*source));
                 }
             }
@@ -182,7 +200,7 @@ fn binary(said: &[u8]) -> Result<Said, Refusal> {
     if said.len() < HEAD_BYTES + expected {
         return Ok(Said::NotYet);
     }
-    // To the crate, a header without TLVs: those are neither read nor kept. So one that claims to be longer than the header is no matter.
+    // To the crate, a header without TLVs: it does not read those.
     let mut header = said.to_vec();
     header[14..HEAD_BYTES].copy_from_slice(&(expected as u16).to_be_bytes());
     let source = addresses(&header)?;
@@ -205,9 +223,27 @@ fn addresses(header: &[u8]) -> Result<Source, Refusal> {
     }
 }
 
+/// TLVs without those that hold for one header alone; `None` where a length exceeds what is there.
+fn passed_on(mut tlvs: &[u8]) -> Option<Vec<u8>> {
+    let mut kept = Vec::new();
+    while let Some((head, rest)) = tlvs.split_at_checked(3) {
+        let length = usize::from(u16::from_be_bytes([head[1], head[2]]));
+        let (value, next) = rest.split_at_checked(length)?;
+        if !matches!(head[0], TLV_CRC32C | TLV_NOOP) {
+            kept.extend_from_slice(head);
+            kept.extend_from_slice(value);
+        }
+        tlvs = next;
+    }
+    tlvs.is_empty().then_some(kept)
+}
+
 /// The header that says that a connection is `client`'s, who reached us at `reached`; that it is our own where either is not known.
-pub fn encode(version: Version, client: Option<SocketAddr>, reached: Option<SocketAddr>) -> Vec<u8> {
-    let header = match client.zip(reached) {
+/// Version 2 also passes on the TLVs of [`Header::into_tlvs`].
+pub fn encode(version: Version, client: Option<SocketAddr>, reached: Option<SocketAddr>, tlvs: &[u8]) -> Vec<u8> {
+    let addresses = client.zip(reached);
+    let tlvs = if addresses.is_some() { tlvs } else { &[] };
+    let header = match addresses {
         Some((client, reached)) => {
             let (client, reached) = of_one_family(canonical(client), canonical(reached));
             ProxyHeader::with_address(ProxiedAddress::stream(client, reached))
@@ -220,12 +256,12 @@ pub fn encode(version: Version, client: Option<SocketAddr>, reached: Option<Sock
         Version::V2 => header.encode_v2(&mut bytes),
     }
     .expect("a vector has room, and the addresses are of one family");
+    if version == Version::V2 {
+        bytes.extend_from_slice(tlvs);
+        let length = u16::try_from(bytes.len() - HEAD_BYTES).expect("the TLVs that are kept fit the length");
+        bytes[14..HEAD_BYTES].copy_from_slice(&length.to_be_bytes());
+    }
     bytes
-}
-
-/// An IPv4 address in the form of IPv6 is the IPv4 address.
-fn canonical(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 /// A header has room for addresses of one family: beside one of IPv6, one of IPv4 is written in that form.

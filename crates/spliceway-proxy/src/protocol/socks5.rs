@@ -162,6 +162,11 @@ impl Undecided {
     pub const ACCEPTED: [u8; 2] = [PASSWORD_VERSION, 0];
     /// What any other is told, before its connection is closed.
     pub const REFUSED: [u8; 2] = [PASSWORD_VERSION, 1];
+    /// One that has to wait, since too many secrets of its address were wrong. RFC 1929 has one word for all failures, any number but 0:
+    /// these differ for those who look.
+    pub const WAIT: [u8; 2] = [PASSWORD_VERSION, 2];
+    /// One whose secret could not be looked at, since there are too many others.
+    pub const BUSY: [u8; 2] = [PASSWORD_VERSION, 3];
 
     pub fn accept(self, _: Proof) -> Agreed {
         Agreed(())
@@ -300,6 +305,7 @@ impl From<Failure> for Reply {
             Failure::HostUnreachable => Self::HostUnreachable,
             Failure::Refused => Self::ConnectionRefused,
             Failure::TimedOut => Self::TtlExpired,
+            Failure::Loop => Self::GeneralFailure,
             Failure::General => Self::GeneralFailure,
         }
     }

@@ -17,10 +17,11 @@ pub(super) const NO_CLIENT: &str = "client";
 pub(super) const NO_BALANCER: &str = "proxy_from";
 
 /// Whose connection it is, and what it was made to: as the socket says, or as a balancer in front of us does.
-#[derive(Clone, Copy)]
 pub(super) struct Addresses {
     pub(super) client: Option<SocketAddr>,
     pub(super) reached: Option<SocketAddr>,
+    /// What else the balancer says of the connection, for targets that are told by the same version.
+    pub(super) tlvs: Vec<u8>,
 }
 
 impl Addresses {
@@ -29,6 +30,7 @@ impl Addresses {
             client: accepted.peer,
             // A call for each client that only a header has use for.
             reached: service.send_proxy.and_then(|_| accepted.local()),
+            tlvs: Vec::new(),
         }
     }
 }
@@ -53,6 +55,7 @@ pub(super) async fn introduce(
         Ok(Ok(proxy::Source::Proxied { client, reached })) => Ok(Addresses {
             client: Some(client),
             reached: Some(reached),
+            tlvs: header.into_tlvs(),
         }),
         Ok(Err(no_request)) => Err(no_request.outcome()),
         Err(_) => Err(End::Denied(handshake::TOO_SLOW).into()),
@@ -61,8 +64,12 @@ pub(super) async fn introduce(
 
 /// Why this client is not even listened to.
 pub(super) fn refusal(addresses: &Addresses, permit: &mut Permit, service: &Service) -> Option<&'static str> {
-    // Who may open a socket of the file system is told by its mode.
-    let client = addresses.client?.ip();
+    let Some(client) = addresses.client else {
+        // The mode of a unix socket says who may open it. Behind a balancer the allowed networks say so, and this client is in none.
+        let is_stranger = service.accept_proxy.is_some() && service.clients.names_who_may();
+        return is_stranger.then_some(NO_CLIENT);
+    };
+    let client = client.ip();
     if !service.clients.admits(client) {
         return Some(NO_CLIENT);
     }

@@ -58,7 +58,8 @@ pub(super) async fn exchange(
 }
 
 async fn ask(request: &[u8], dialed: &mut Dialed) -> Result<Vec<u8>, NoAnswer> {
-    dialed.stream.write_all(request).await.map_err(NoAnswer::Target)?;
+    // A target that takes no more may have answered before.
+    let written = dialed.stream.write_all(request).await;
     let mut answer = Answer::default();
     let mut received = std::mem::take(&mut dialed.early);
     loop {
@@ -71,10 +72,10 @@ async fn ask(request: &[u8], dialed: &mut Dialed) -> Result<Vec<u8>, NoAnswer> {
         let read = dialed.stream.read_buf(&mut received).await.map_err(NoAnswer::Target)?;
         if read == 0 {
             let cut_short = answer.cut_short();
-            return if cut_short.is_empty() {
-                Err(NoAnswer::Eof)
-            } else {
-                Ok(cut_short)
+            return match (cut_short.is_empty(), written) {
+                (false, _) => Ok(cut_short),
+                (true, Ok(())) => Err(NoAnswer::Eof),
+                (true, Err(error)) => Err(NoAnswer::Target(error)),
             };
         }
     }

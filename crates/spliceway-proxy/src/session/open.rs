@@ -11,16 +11,17 @@ use tokio::time::{Instant, timeout};
 
 use super::arrival::{self, Addresses};
 use super::association::{self, Reach};
+use super::departure::{Finish, departed};
 use super::exchange::{self, NoAnswer, Patience};
 use super::{Ends, Opened, Rest, Service};
-use crate::admission::{self, Permit};
+use crate::admission::{self, Dial, Permit};
 use crate::bind::{Binding, Expected, NobodyCame};
 use crate::dial::{DialError, Dialed};
-use crate::handshake::{self, Asked, Client, Door, NoRequest};
+use crate::handshake::{self, Asked, Client, Door, Heard, NoRequest};
 use crate::listener::{self, Accepted};
-use crate::protocol::http::{Body, Chunks, Malformed};
+use crate::protocol::http::{self, Body, Chunks, Malformed};
 use crate::protocol::socks5::UNSPECIFIED;
-use crate::protocol::{Command, Failure, proxy};
+use crate::protocol::{Command, Failure, Spoken, proxy};
 use crate::record::{End, Outcome, Record};
 use crate::settings::Kind;
 
@@ -52,7 +53,7 @@ pub(super) async fn open(
     }
     let asked = match &service.kind {
         Kind::Forward(targets) => Asked::of_nobody(targets.nth(port_index)),
-        kind => ask(&mut client, kind, &addresses, &service).await?,
+        kind => ask(&mut client, kind, &addresses, &service, record).await?,
     };
     record.asked(&asked);
     let mut opening = Opening {
@@ -69,11 +70,11 @@ pub(super) async fn open(
             if opening.asked.body == Some(Body::Bytes(0)) {
                 opening.exchange(&mut dialed, record).await?;
             }
-            opening.ends(dialed).map(Opened::Relay)
+            opening.ends(dialed).await.map(Opened::Relay)
         }
         Command::Bind => {
             let dialed = opening.bind(record).await?;
-            opening.ends(dialed).map(Opened::Relay)
+            opening.ends(dialed).await.map(Opened::Relay)
         }
         // It has up to four descriptors, as two sessions do.
         Command::Associate if !permit.widen() => {
@@ -84,13 +85,30 @@ pub(super) async fn open(
     }
 }
 
-async fn ask(client: &mut Client, kind: &Kind, addresses: &Addresses, service: &Service) -> Result<Asked, Outcome> {
+async fn ask(
+    client: &mut Client,
+    kind: &Kind,
+    addresses: &Addresses,
+    service: &Service,
+    record: &mut Record,
+) -> Result<Asked, Outcome> {
     let door = Door {
         users: service.users.as_deref(),
         penalties: &service.penalties,
         client: addresses.client.map(|client| client.ip()),
+        deadline: Instant::now() + service.timeouts.handshake,
     };
-    match timeout(service.timeouts.handshake, handshake::ask(client, kind, &door)).await {
+    let mut heard = Heard::default();
+    let asked = timeout(
+        service.timeouts.handshake,
+        handshake::ask(client, kind, &door, &mut heard),
+    )
+    .await;
+    // A client that has sent no byte gets no 408: it may be about to send its first request, and would take this for the answer.
+    // A client that has named its user has sent its whole head, and waited for us.
+    let is_late = heard.protocol == Some(Spoken::Http) && heard.user.is_none();
+    record.heard(heard);
+    match asked {
         Ok(Ok(asked)) => Ok(asked),
         Ok(Err(no_request)) => {
             if let NoRequest::Refused(refused) = &no_request {
@@ -98,7 +116,12 @@ async fn ask(client: &mut Client, kind: &Kind, addresses: &Addresses, service: &
             }
             Err(no_request.outcome())
         }
-        Err(_) => Err(End::Denied(handshake::TOO_SLOW).into()),
+        Err(_) => {
+            if is_late {
+                farewell(client, &http::response(http::Status::RequestTimeout)).await;
+            }
+            Err(End::Denied(handshake::TOO_SLOW).into())
+        }
     }
 }
 
@@ -116,8 +139,15 @@ struct Opening {
 
 impl Opening {
     async fn connect(&mut self, record: &mut Record) -> Result<Dialed, Outcome> {
+        let service = Arc::clone(&self.service);
+        let _dial = self.dial_of(&service).await?;
         let started = Instant::now();
-        let dialed = match self.service.dialer.dial(&self.asked.request.target).await {
+        let dialed = tokio::select! {
+            biased;
+            dialed = self.service.dialer.dial(&self.asked.request.target, &self.asked.via) => dialed,
+            left = departed(&self.client, self.finish()) => return Err(left),
+        };
+        let dialed = match dialed {
             Ok(dialed) => dialed,
             Err(error) => return Err(self.refuse(error.failure(), error.into()).await),
         };
@@ -127,11 +157,40 @@ impl Opening {
         Ok(dialed)
     }
 
+    /// A place among the dials of this client. A forwarder's clients and those without an address are not counted.
+    async fn dial_of<'a>(&mut self, service: &'a Service) -> Result<Option<Dial<'a>>, Outcome> {
+        let Some(client) = self.asked.spoken.and(self.addresses.client) else {
+            return Ok(None);
+        };
+        match service.dials.begin(client.ip()) {
+            Some(dial) => Ok(Some(dial)),
+            None => Err(self
+                .refuse(Failure::General, End::Denied(admission::TOO_MANY_DIALS).into())
+                .await),
+        }
+    }
+
+    /// What an end of the client's stream means while its target is dialled.
+    fn finish(&self) -> Finish {
+        let is_whole_request = self.asked.body == Some(Body::Bytes(0));
+        match self.asked.spoken {
+            Some(_) if !is_whole_request => Finish::Leaves,
+            _ => Finish::Waits,
+        }
+    }
+
     /// One connection from a target. The client is answered twice: when it can come, and when it has.
     async fn bind(&mut self, record: &mut Record) -> Result<Dialed, Outcome> {
+        let service = Arc::clone(&self.service);
+        let _dial = self.dial_of(&service).await?;
         let reached = self.reached_directly().await?;
         let reach = Reach::of(&self.service);
-        let expected = match Expected::from_request(&self.asked.request.target, &reach).await {
+        let expected = tokio::select! {
+            biased;
+            expected = Expected::from_request(&self.asked.request.target, &reach) => expected,
+            left = departed(&self.client, self.finish()) => return Err(left),
+        };
+        let expected = match expected {
             Ok(expected) => expected,
             Err(dropped) => {
                 return Err(self
@@ -146,7 +205,12 @@ impl Opening {
         self.answer(&self.asked.succeeded(binding.address())).await?;
         let limit = self.service.timeouts.connect;
         let started = Instant::now();
-        match binding.accept(&expected, &reach, &mut self.client, limit).await {
+        let accepted = tokio::select! {
+            biased;
+            accepted = binding.accept(&expected, &reach, limit) => accepted,
+            left = departed(&self.client, self.finish()) => return Err(left),
+        };
+        match accepted {
             Ok((stream, peer)) => {
                 record.connected(Some(peer), started.elapsed());
                 self.answer(&self.asked.succeeded(peer)).await?;
@@ -159,8 +223,6 @@ impl Opening {
             Err(NobodyCame::TimedOut) => Err(self
                 .refuse(Failure::TimedOut, End::ConnectFailed("ETIMEDOUT").into())
                 .await),
-            Err(NobodyCame::Client(Ok(()))) => Err(End::ClientEof.into()),
-            Err(NobodyCame::Client(Err(error))) => Err(Outcome::because(End::ResetByClient, &error)),
             Err(NobodyCame::Listener(error)) => Err(self.out_of_sockets(&error).await),
         }
     }
@@ -240,15 +302,15 @@ impl Opening {
 
     /// What the target hears first, once: whose connection it is, if it is to know, and a request that is meant for it.
     fn introduction(&mut self) -> Vec<u8> {
-        let Addresses { client, reached } = self.addresses;
+        let Addresses { client, reached, tlvs } = &self.addresses;
         let version = self.service.send_proxy.filter(|_| !self.introduced);
         self.introduced = true;
-        let mut said = version.map_or_else(Vec::new, |version| proxy::encode(version, client, reached));
+        let mut said = version.map_or_else(Vec::new, |version| proxy::encode(version, *client, *reached, tlvs));
         said.append(&mut self.asked.head);
         said
     }
 
-    fn ends(mut self, dialed: Dialed) -> Result<Ends, Outcome> {
+    async fn ends(mut self, dialed: Dialed) -> Result<Ends, Outcome> {
         let mut up = self.introduction();
         let early = self.client.buffer();
         let mut rest = self.asked.body.map(|body| match body {
@@ -257,27 +319,26 @@ impl Opening {
         });
         let here = match &mut rest {
             None => early.len(),
-            Some(rest) => rest
-                .take(early)
-                .map_err(|Malformed| End::Denied(handshake::NO_CHUNKS))?,
+            Some(rest) => match rest.take(early) {
+                Ok(here) => here,
+                Err(Malformed) => {
+                    farewell(&mut self.client, &http::no_chunks()).await;
+                    return Err(End::Denied(handshake::NO_CHUNKS).into());
+                }
+            },
         };
         up.extend_from_slice(&early[..here]);
         let rates = self
             .service
             .rates
             .of_session(self.addresses.client.map(|client| client.ip()));
-        if rest.is_some() {
-            // Requests and heads of answers are all there is of many sessions.
-            charge(&rates.incoming, up.len() as u64 + self.ahead);
-            charge(&rates.outgoing, dialed.early.len() as u64);
-        }
+        // Requests and heads of answers are all there is of many sessions.
+        charge(&rates.incoming, up.len() as u64 + self.ahead);
+        charge(&rates.outgoing, dialed.early.len() as u64);
         Ok(Ends {
             up,
             rest,
-            rates: self
-                .service
-                .rates
-                .of_session(self.addresses.client.map(|client| client.ip())),
+            rates,
             client: self.client.into_inner(),
             upstream: dialed.stream,
             down: dialed.early,

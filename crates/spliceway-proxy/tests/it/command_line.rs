@@ -1,7 +1,9 @@
 use std::net::TcpListener;
 use std::process::{Command, Output};
 
-use crate::harness::{Program, listen};
+use spliceway_net::{has_localhost, has_tool};
+
+use crate::harness::{Program, TextFile, listen};
 
 fn run(arguments: &[&str]) -> (Output, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_spliceway"))
@@ -88,6 +90,67 @@ fn help_and_version_end_with_0() {
     }
 }
 
+/// Runs `argv[2:]` on a terminal of its own, types a line whenever the echo is off, and prints what appeared there.
+const TYPIST: &str = r#"
+import os, pty, sys, termios, time
+lines = sys.argv[1].split(',')
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execv(sys.argv[2], sys.argv[2:])
+seen = b''
+for prompt, line in zip((b'Secret: ', b'again: '), lines):
+    while not seen.endswith(prompt):
+        seen += os.read(terminal, 1024)
+    while termios.tcgetattr(terminal)[3] & termios.ECHO:
+        time.sleep(0.001) # Sleeps because a change of a terminal's mode is no event.
+    os.write(terminal, line.encode() + b'\n')
+while True:
+    try:
+        more = os.read(terminal, 1024)
+    except OSError:
+        break
+    if not more:
+        break
+    seen += more
+sys.stdout.buffer.write(seen)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"#;
+
+#[test]
+fn on_a_terminal_a_secret_is_asked_for_twice_and_never_shown() {
+    if !has_tool("python3", "python3") {
+        return;
+    }
+    for (typed, code, expected) in [
+        ("s3cret,s3cret", 0, "$argon2id$"),
+        ("s3cret,s3crat", 2, "the two secrets differ"),
+    ] {
+        let spliceway = env!("CARGO_BIN_EXE_spliceway");
+        let output = Command::new("python3")
+            .args(["-c", TYPIST, typed, spliceway, "hash-password"])
+            .output()
+            .unwrap();
+        let shown = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{shown} {:?}", output.stderr);
+        assert!(shown.contains(expected) && !shown.contains("s3cr"), "{shown}");
+        assert_eq!(shown.contains("$argon2"), code == 0, "{shown}");
+    }
+}
+
+#[test]
+fn a_secret_longer_than_a_client_can_send_is_not_hashed() {
+    for (bytes, code) in [(255, 0), (256, 2), (9000, 2)] {
+        let secret = TextFile::new(&format!("{}\r\n", "x".repeat(bytes)));
+        let output = Command::new(env!("CARGO_BIN_EXE_spliceway"))
+            .arg("hash-password")
+            .stdin(std::fs::File::open(secret.path()).unwrap())
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(code), "{bytes}");
+        assert_eq!(output.stdout.is_empty(), code != 0, "{bytes}");
+    }
+}
+
 #[test]
 fn listeners_are_announced_also_where_nothing_is_logged() {
     let program = Program::socks5(&["--log-level", "off"]);
@@ -97,6 +160,9 @@ fn listeners_are_announced_also_where_nothing_is_logged() {
 
 #[test]
 fn a_name_listens_on_its_addresses() {
+    if !has_localhost() {
+        return;
+    }
     let program = Program::start(&["socks5", "-l", "localhost:0"]);
     assert!(program.address.ip().is_loopback());
     program.connect();

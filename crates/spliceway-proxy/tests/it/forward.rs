@@ -1,6 +1,9 @@
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::net::Shutdown;
+use std::process::{Child, Command, Stdio};
 use std::thread;
+
+use spliceway_net::has_tool;
 
 use crate::harness::{
     Program, accept, assert_same, connect, is_closed, listen, pattern, read_all, read_exactly, refusing,
@@ -150,4 +153,68 @@ fn an_idle_session_holds_two_descriptors() {
         })
         .collect();
     assert_eq!(program.descriptors(), before + 2 * sessions.len());
+}
+
+/// As direct connections do: iperf3 --bidir and protocols with a data connection rely on it.
+#[test]
+fn connections_reach_the_target_in_the_order_of_their_accepts() {
+    let (listener, address) = listen();
+    let program = Program::forward(address, &["--workers", "2", "--log-level", "warn"]);
+    let swapped = (0..500).filter(|_| {
+        let clients = [b"a", b"b"].map(|name| {
+            let mut client = program.connect();
+            client.write_all(name).unwrap();
+            client
+        });
+        let mut targets = [accept(&listener), accept(&listener)];
+        let names = targets.each_mut().map(|target| read_exactly(target, 1));
+        drop(clients);
+        names != [b"a", b"b"]
+    });
+    assert_eq!(swapped.count(), 0, "of 500 pairs");
+}
+
+/// Its server takes the first data connection for one way and the second for the other. Where they change places, both ends
+/// send and nobody reads.
+#[test]
+fn iperf3_bidir_moves_bytes_both_ways() {
+    if !has_tool("iperf3", "iperf3") {
+        return;
+    }
+    let (listener, address) = listen();
+    drop(listener);
+    let port = address.port().to_string();
+    let server = Command::new("iperf3")
+        .args(["--server", "--bind", "127.0.0.1", "--forceflush", "--port", &port])
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut server = KilledAtEnd(server.unwrap());
+    let mut said = BufReader::new(server.0.stdout.take().unwrap()).lines();
+    assert!(said.any(|line| line.unwrap().contains("listening")));
+    let program = Program::forward(address, &["--workers", "2", "--log-level", "warn"]);
+    let port = program.address.port().to_string();
+    for _ in 0..3 {
+        let client = [
+            "20",
+            "iperf3",
+            "--client",
+            "127.0.0.1",
+            "--bidir",
+            "--bytes",
+            "64M",
+            "--port",
+            &port,
+        ];
+        let output = Command::new("timeout").args(client).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    }
+}
+
+struct KilledAtEnd(Child);
+
+impl Drop for KilledAtEnd {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }

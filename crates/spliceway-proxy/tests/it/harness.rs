@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -104,6 +104,29 @@ impl Program {
         Self::spawn_with_stdin(command, socket.into(), arguments.contains(&"--metrics"))
     }
 
+    /// Starts it with a metrics listener and waits until it listens. Nobody reads the rest of its log but the caller.
+    pub(crate) fn start_unread(arguments: &[&str]) -> (Self, BufReader<ChildStderr>) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
+        command.args(arguments).args(["--metrics", "127.0.0.1:0"]);
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let mut listening = || {
+            let mut line = String::new();
+            log.read_line(&mut line).unwrap();
+            assert!(line.contains("listening on "), "{line}");
+            address_in(line.trim_end())
+        };
+        let (metrics, address) = (Some(listening()), listening());
+        let program = Self {
+            child,
+            lines: channel().1,
+            seen: Vec::new(),
+            address,
+            metrics,
+        };
+        (program, log)
+    }
+
     pub(crate) fn spawn(command: Command, has_metrics: bool) -> Self {
         Self::spawn_with_stdin(command, Stdio::null(), has_metrics)
     }
@@ -172,9 +195,14 @@ impl Program {
         with_patience(TcpStream::connect(address).unwrap_or_else(|error| refused(error)))
     }
 
+    /// The metrics listener.
+    pub(crate) fn metrics(&self) -> SocketAddr {
+        self.metrics.expect("started with --metrics")
+    }
+
     /// The answer to `GET path` on the metrics listener, head and body.
     pub(crate) fn get(&self, path: &str) -> String {
-        let mut stream = self.connect_to(self.metrics.expect("started with --metrics"));
+        let mut stream = self.connect_to(self.metrics());
         write!(
             stream,
             "GET {path} HTTP/1.1\r\nHost: spliceway\r\nConnection: close\r\n\r\n"
@@ -240,6 +268,14 @@ impl Program {
         fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
     }
 
+    /// Memory that it has now.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        let kib: u64 = resident.split_whitespace().next().unwrap().parse().unwrap();
+        kib << 10
+    }
+
     /// Changes how many descriptors it may have open from now on.
     pub(crate) fn limit_descriptors(&self, limit: usize) {
         let pid = rustix::process::Pid::from_child(&self.child);
@@ -300,6 +336,23 @@ impl Drop for TextFile {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
     }
+}
+
+/// What it says on stderr when it refuses to start with these arguments, for what they mean.
+pub(crate) fn refused_to_start(arguments: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
+    let mut child = command.args(arguments).stderr(Stdio::piped()).spawn().unwrap();
+    let until = Instant::now() + PATIENCE;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() >= until {
+            child.kill().unwrap();
+        }
+        let_pass(Duration::from_millis(2));
+    }
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    stderr
 }
 
 /// Whether anybody has tried to reach this listener.

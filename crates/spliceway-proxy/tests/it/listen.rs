@@ -9,14 +9,17 @@ use std::thread;
 
 use socket2::{Domain, Socket, Type};
 
-use crate::clients::exchange;
-use crate::harness::{PATIENCE, Program, assert_same, assert_spliced, connect, echo, listen, pattern, read_exactly};
+use crate::clients::{GREETING, exchange, ip_request};
+use crate::harness::{
+    PATIENCE, Program, assert_same, assert_spliced, connect, echo, listen, pattern, read_exactly, refused_to_start,
+    was_reached,
+};
 
 /// A path for a socket in a folder of its own, which is gone with it.
-struct SocketPath(PathBuf);
+pub(crate) struct SocketPath(pub(crate) PathBuf);
 
 impl SocketPath {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("spliceway-listen-{}-{number}", std::process::id()));
@@ -25,7 +28,7 @@ impl SocketPath {
     }
 
     /// As an address.
-    fn address(&self) -> String {
+    pub(crate) fn address(&self) -> String {
         format!("unix:{}", self.0.display())
     }
 }
@@ -36,7 +39,7 @@ impl Drop for SocketPath {
     }
 }
 
-fn connect_to_path(path: &Path) -> UnixStream {
+pub(crate) fn connect_to_path(path: &Path) -> UnixStream {
     let stream = UnixStream::connect(path).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.set_write_timeout(Some(PATIENCE)).unwrap();
@@ -244,6 +247,64 @@ fn a_socket_of_the_service_manager_s_is_listened_on_by_name_and_outlives_the_pro
         exchange(waits);
         next.terminate();
         next.exit();
+    }
+}
+
+/// A client of a unix socket that asks for a listener on loopback, what it is answered, and whether the listener was reached.
+fn asks_on_path(path: &Path) -> (u8, bool) {
+    let (target, address) = listen();
+    let mut client = connect_to_path(path);
+    client
+        .write_all(&[&GREETING[..], &ip_request(address)].concat())
+        .unwrap();
+    let mut answer = [0; 4];
+    client.read_exact(&mut answer).unwrap();
+    (answer[3], was_reached(&target))
+}
+
+#[test]
+fn clients_of_a_unix_socket_that_others_may_open_are_not_local() {
+    let path = SocketPath::new();
+    for (mode, answer) in [("0600", (0, true)), ("0660", (2, false)), ("0666", (2, false))] {
+        let listen = format!("{},mode={mode}", path.address());
+        let mut program = Program::start(&["socks5", "-l", "127.0.0.1:0", "-l", &listen, "--open"]);
+        program.line("socks5 listening on unix:");
+        assert_eq!(asks_on_path(&path.0), answer, "{mode}");
+        drop(program);
+        if mode != "0600" {
+            let stderr = refused_to_start(&["socks5", "-l", &listen, "--allow", "127.0.0.1"]);
+            assert!(stderr.contains("unix socket"), "{stderr}");
+        }
+    }
+    Program::start(&["socks5", "-l", "127.0.0.1:0", "-l", &path.address()]);
+}
+
+#[test]
+fn a_passed_unix_socket_that_others_may_open_has_no_local_clients() {
+    let path = SocketPath::new();
+    let socket = UnixListener::bind(&path.0).unwrap();
+    for (mode, answer) in [(0o600, (0, true)), (0o666, (2, false))] {
+        std::fs::set_permissions(&path.0, std::fs::Permissions::from_mode(mode)).unwrap();
+        let arguments = ["socks5", "-l", "127.0.0.1:0", "-l", "fd:web", "--open"];
+        let mut program = Program::start_with_socket(socket.try_clone().unwrap().into(), "web", &arguments);
+        program.line("socks5 listening on unix:");
+        assert_eq!(asks_on_path(&path.0), answer, "{mode:o}");
+    }
+}
+
+#[test]
+fn a_passed_tcp_socket_on_loopback_has_local_clients_and_another_has_not() {
+    let (target, address) = listen();
+    for (answer, ip) in [(0, Ipv4Addr::LOCALHOST), (2, Ipv4Addr::UNSPECIFIED)] {
+        let socket = TcpListener::bind((ip, 0)).unwrap();
+        let port = socket.local_addr().unwrap().port();
+        let _program = Program::start_with_socket(socket.into(), "web", &["socks5", "-l", "fd:web", "--open"]);
+        let mut client = connect((Ipv4Addr::LOCALHOST, port).into());
+        client
+            .write_all(&[&GREETING[..], &ip_request(address)].concat())
+            .unwrap();
+        assert_eq!(read_exactly(&mut client, 4)[3], answer, "{ip}");
+        assert_eq!(was_reached(&target), answer == 0, "{ip}");
     }
 }
 

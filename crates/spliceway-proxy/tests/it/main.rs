@@ -6,10 +6,14 @@ mod auth;
 mod clients;
 mod command_line;
 mod drain;
+mod early_answer; // what a target says before it closes in the middle of an upload
 mod forward;
 mod harness;
 mod http;
+mod http_proxies; // what HTTP proxies owe each other, and their clients
+mod leaving;
 mod listen;
+mod log;
 mod metrics;
 mod mixed;
 mod policy;

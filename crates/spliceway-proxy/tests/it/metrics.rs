@@ -1,7 +1,12 @@
 use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
 use std::thread;
 
-use crate::harness::{Program, accept, assert_same, listen, pattern, read_all, read_exactly, send_and_finish};
+use socket2::{Domain, Socket, Type};
+
+use crate::harness::{
+    Program, accept, assert_same, connect, listen, pattern, read_all, read_exactly, send_and_finish, with_patience,
+};
 
 const LARGE: usize = 32 << 20;
 const SPLICED: &str = "path=\"splice\"";
@@ -158,4 +163,58 @@ fn health_is_answered_and_other_paths_are_not() {
     ] {
         assert!(program.get(path).starts_with(&format!("HTTP/1.1 {status} ")), "{path}");
     }
+}
+
+/// More than the metrics listener serves at once.
+const FLOOD: usize = 150;
+
+#[test]
+fn connections_that_say_nothing_keep_no_probe_from_its_answer() {
+    let (_listener, address) = listen();
+    let program = Program::forward(address, &[]);
+    let before = program.descriptors();
+    let metrics = program.metrics();
+    for said in [
+        &b""[..],
+        b"GET /healthz HTTP/1.1\r\nHo",
+        b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n",
+    ] {
+        // The last ones have their answer, and never read it.
+        let silent: Vec<_> = (0..FLOOD)
+            .map(|_| {
+                let mut silent = connect(metrics);
+                // It may have lost its place by now.
+                let _ = silent.write_all(said);
+                silent
+            })
+            .collect();
+        for path in ["/healthz", "/readyz", "/metrics"] {
+            assert!(program.get(path).starts_with("HTTP/1.1 200 "), "{path}, {said:?}");
+        }
+        assert!(program.descriptors() <= before + 64 + 2, "{said:?}");
+        drop(silent);
+    }
+}
+
+/// A connection to `to` from another address of this machine.
+fn connect_from(ip: [u8; 4], to: SocketAddr) -> TcpStream {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from((ip, 0)).into()).unwrap();
+    socket.connect(&to.into()).unwrap();
+    with_patience(socket.into())
+}
+
+#[test]
+fn a_flood_from_one_address_closes_no_connection_of_another() {
+    let (_listener, address) = listen();
+    let program = Program::forward(address, &[]);
+    let mut probe = connect(program.metrics());
+    let silent: Vec<_> = (0..FLOOD)
+        .map(|_| connect_from([127, 0, 0, 2], program.metrics()))
+        .collect();
+    // The listener takes connections in their order.
+    assert!(program.get("/healthz").starts_with("HTTP/1.1 200 "));
+    probe.write_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    assert!(read_all(&probe).starts_with(b"HTTP/1.1 200 "));
+    drop(silent);
 }

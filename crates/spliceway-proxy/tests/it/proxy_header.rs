@@ -3,8 +3,8 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 
 use crate::clients::{GREETING, exchange, ip_request};
 use crate::harness::{
-    Program, accept, assert_same, echo, is_closed, listen, pattern, read_all, read_exactly, send_and_finish,
-    was_reached,
+    Program, accept, assert_same, echo, is_closed, listen, pattern, read_all, read_exactly, refused_to_start,
+    send_and_finish, was_reached,
 };
 
 const BELIEVING: [&str; 4] = ["--accept-proxy", "any", "--proxy-from", "127.0.0.0/8"];
@@ -102,9 +102,55 @@ fn it_is_believed_of_nobody_else() {
     assert!(!was_reached(&listener));
 }
 
+/// What a proxy answers to a request for `target` behind `header`, and whether it connected.
+fn asks(program: &Program, header: &[u8], target: &TcpListener) -> (u8, bool) {
+    let mut client = program.connect();
+    let request = [header, &GREETING, &ip_request(target.local_addr().unwrap())].concat();
+    client.write_all(&request).unwrap();
+    (read_exactly(&mut client, 4)[3], was_reached(target))
+}
+
+const NOT_ALLOWED: u8 = 2;
+
+#[test]
+fn clients_behind_a_balancer_on_this_host_reach_no_private_target() {
+    let (target, _) = listen();
+    let headers = [
+        LINE,
+        b"PROXY TCP4 127.0.0.1 127.0.0.1 1 2\r\n", // Port because it is only parsed.
+        b"PROXY UNKNOWN\r\n",
+        &binary(0x21, &ADDRESSES),
+        &binary(0x20, &[]),
+    ];
+    for kind in ["socks5", "mixed"] {
+        let program = Program::proxy(kind, &[&BELIEVING[..], &["--open"]].concat());
+        for header in headers {
+            assert_eq!(asks(&program, header, &target), (NOT_ALLOWED, false), "{header:?}");
+        }
+    }
+    let program = Program::socks5(&[&BELIEVING[..], &["--open", "--allow-private"]].concat());
+    for header in headers {
+        assert_eq!(asks(&program, header, &target), (0, true), "{header:?}");
+    }
+}
+
+#[test]
+fn a_proxy_behind_a_balancer_starts_only_if_told_who_may_use_it() {
+    for kind in ["socks5", "http", "mixed"] {
+        let stderr = refused_to_start(&[&[kind, "-l", "127.0.0.1:0"], &BELIEVING[..]].concat());
+        assert!(
+            stderr.contains("--accept-proxy") && stderr.contains("--open"),
+            "{stderr}"
+        );
+    }
+    for guard in [["--allow", "192.0.2.0/24"], ["--auth", "ann:secret"]] {
+        Program::socks5(&[&BELIEVING[..], &guard].concat());
+    }
+}
+
 #[test]
 fn it_has_a_deadline() {
-    let arguments = [&["--handshake-timeout", "1s"], &BELIEVING[..]].concat();
+    let arguments = [&["--handshake-timeout", "1s", "--open"], &BELIEVING[..]].concat();
     let program = Program::socks5(&arguments);
     let mut client = program.connect();
     client.write_all(&LINE[..LINE.len() - 1]).unwrap();
@@ -164,7 +210,7 @@ fn targets_are_told_whose_connection_it_is_before_its_first_byte() {
 fn one_program_tells_the_next_and_a_proxy_s_client_is_known_behind_it() {
     let target = echo("127.0.0.1:0");
     for version in ["v1", "v2"] {
-        let mut last = Program::socks5(&BELIEVING);
+        let mut last = Program::socks5(&[&BELIEVING[..], &["--open", "--allow-private"]].concat());
         let first = Program::forward(last.address, &[&["--send-proxy", version], &BELIEVING[..]].concat());
         let mut client = first.connect();
         let request = [LINE, &GREETING, &ip_request(target)].concat();
@@ -174,5 +220,24 @@ fn one_program_tells_the_next_and_a_proxy_s_client_is_known_behind_it() {
         exchange(client);
         let record = last.line("end=client_eof");
         assert!(record.contains("client=192.0.2.1:56324"), "{record}");
+    }
+}
+
+#[test]
+fn what_a_balancer_says_besides_is_passed_on_to_targets() {
+    let authority = b"\x02\0\x0Bexample.com";
+    let (checksum, padding) = (b"\x03\0\x04abcd", b"\x04\0\x02\0\0");
+    let said = [&ADDRESSES[..], checksum, authority, padding].concat();
+    for version in ["v1", "v2"] {
+        let (program, listener) = forward_with(&[&BELIEVING[..], &["--send-proxy", version]].concat());
+        let client = program.connect();
+        send_and_finish(&client, &[&binary(0x21, &said)[..], b"hello"].concat());
+        let mut target = accept(&listener);
+        let expected = match version {
+            "v1" => LINE.to_vec(),
+            _ => binary(0x21, &[&ADDRESSES[..], authority].concat()),
+        };
+        assert_eq!(read_exactly(&mut target, expected.len()), expected, "{version}");
+        assert_eq!(read_all(&target), b"hello");
     }
 }

@@ -98,3 +98,49 @@ fn a_url_that_is_none_is_refused_and_not_repeated() {
         assert!(stderr.contains("socks5://") && !stderr.contains("secret"), "{stderr}");
     }
 }
+
+#[test]
+fn two_socks_proxies_that_name_each_other_stop_at_a_bound() {
+    const MAX: u64 = 8;
+    let (socket, second) = crate::harness::listen();
+    let limit = ["--max-dials-per-ip", "8"];
+    let (metrics, to_second) = (["--metrics", "127.0.0.1:0"], format!("socks5://{second}"));
+    let first = Program::socks5(&[&limit[..], &["-x", &to_second]].concat());
+    let to_first = format!("socks5://{}", first.address);
+    let arguments = [&["socks5", "-l", "fd:web", "-x", &to_first], &limit[..], &metrics[..]].concat();
+    let second = Program::start_with_socket(socket.into(), "web", &arguments);
+    let mut client = crate::clients::greeted(&first);
+    client
+        .write_all(&crate::clients::ip_request(([192, 0, 2, 1], 80).into()))
+        .unwrap();
+    assert_ne!(crate::harness::read_exactly(&mut client, 4)[1], 0);
+    let sum = |series| first.sum(series, &[]) + second.sum(series, &[]);
+    let sessions = sum("spliceway_connections_total") + sum("spliceway_connections_active");
+    assert!(sessions <= 2 * MAX + 1, "{sessions}");
+    first.await_sum("spliceway_refused_total", &["reason=\"max_dials_per_ip\""], 1);
+}
+
+#[test]
+fn a_client_that_dials_as_often_as_it_may_leaves_others_their_dials() {
+    let (_silent, silent) = crate::leaving::silent();
+    let target = crate::harness::echo("127.0.0.1:0");
+    let program = Program::socks5(&["--max-dials-per-ip", "2"]);
+    let asks = |from: u8, target| {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        let own = std::net::SocketAddr::from(([127, 0, 0, from], 0));
+        socket.bind(&own.into()).unwrap();
+        socket.connect(&program.address.into()).unwrap();
+        let mut client = crate::harness::with_patience(socket.into());
+        client.write_all(&crate::clients::GREETING).unwrap();
+        assert_eq!(crate::harness::read_exactly(&mut client, 2), [5, 0]);
+        client.write_all(&crate::clients::ip_request(target)).unwrap();
+        client
+    };
+    let _dialling = [asks(1, silent), asks(1, silent)];
+    // Both are counted once a third is refused.
+    let until = std::time::Instant::now() + crate::harness::PATIENCE;
+    while crate::harness::read_exactly(&mut asks(1, target), 4)[1] == 0 {
+        assert!(std::time::Instant::now() < until, "nobody is refused");
+    }
+    assert_eq!(crate::harness::read_exactly(&mut asks(2, target), 4)[1], 0);
+}

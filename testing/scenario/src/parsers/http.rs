@@ -46,6 +46,7 @@ pub fn http(bytes: &[u8]) {
                     assert_sound(&target);
                     assert_sent_on(head, &sent);
                 }
+                HttpRequest::Answered(answer) => assert!(answer.starts_with(b"HTTP/1.1 200 OK\r\n")),
             }
         }
         Some((_, Decision::Refused(refusal))) => assert_well_formed(refusal),
@@ -135,16 +136,41 @@ fn assert_sent_on(head: &[u8], sent: &[u8]) {
         .collect();
     let is_ours = |name: &str| name.starts_with("proxy") || NOT_SENT_ON.contains(&name);
     let goes_on = |name: &str| !is_ours(name) && !options.iter().any(|option| option == name);
-    let kept = asked.fields.iter().filter(|(name, _)| goes_on(name)).cloned();
-    let via = format!("1.{} spliceway", asked.minor);
-    let expected: Vec<(String, &[u8])> = iter::once(("host".to_owned(), host.as_bytes()))
+    let counts_forwards = matches!(asked.method, "TRACE" | "OPTIONS");
+    let kept = asked.fields.iter().filter(|(name, _)| goes_on(name));
+    let kept = kept.map(|(name, value)| match name.as_str() {
+        "max-forwards" if counts_forwards => (name.clone(), one_less(value)),
+        _ => (name.clone(), value.to_vec()),
+    });
+    // The name of the instance is random.
+    let via = sent.values("via").pop().unwrap_or_default();
+    assert!(
+        via.starts_with(format!("1.{} spliceway-", asked.minor).as_bytes()),
+        "{}",
+        via.escape_ascii()
+    );
+    let expected: Vec<(String, Vec<u8>)> = iter::once(("host".to_owned(), host.as_bytes().to_vec()))
         .chain(kept)
         .chain([
-            ("via".to_owned(), via.as_bytes()),
-            ("connection".to_owned(), &b"close"[..]),
+            ("via".to_owned(), via.to_vec()),
+            ("connection".to_owned(), b"close".to_vec()),
         ])
         .collect();
-    assert_eq!(sent.fields, expected);
+    let sent: Vec<(String, Vec<u8>)> = sent
+        .fields
+        .into_iter()
+        .map(|(name, value)| (name, value.to_vec()))
+        .collect();
+    assert_eq!(sent, expected);
+}
+
+/// `Max-Forwards` as the next recipient reads it.
+fn one_less(value: &[u8]) -> Vec<u8> {
+    let number: u64 = str::from_utf8(value)
+        .ok()
+        .and_then(|digits| digits.parse().ok())
+        .expect("a number, or the request is refused");
+    (number - 1).to_string().into_bytes()
 }
 
 /// A line feed or a carriage return that stands alone, which some take for the end of a line and some do not.

@@ -34,7 +34,7 @@ pub fn proxy_header(bytes: &[u8]) {
         return;
     };
     for version in [Version::V1, Version::V2] {
-        let written = encode(version, Some(client), Some(reached));
+        let written = encode(version, Some(client), Some(reached), &[]);
         let mut header = Header::new(Accept::Any);
         let mut input = &written[..];
         assert_eq!(header.feed(&mut input), Ok(Some(source)), "{version:?}");

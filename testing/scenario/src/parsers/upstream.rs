@@ -31,7 +31,8 @@ pub fn upstream(bytes: &[u8]) {
     let credentials = (bits & 2 != 0).then_some(&ann);
     let target = Target::named("example", 80).expect("a name");
     let converse = |pieces: &mut dyn Iterator<Item = &[u8]>| {
-        let (mut handshake, _) = Handshake::start(language, &target, credentials).expect("words for it");
+        let (mut handshake, _) =
+            Handshake::start(language, &target, credentials, "1.1 scenario").expect("words for it");
         let mut said = Vec::new();
         let over = feed(pieces, bytes_max, |input| talk(&mut handshake, input, &mut said));
         match over {

@@ -18,7 +18,7 @@ const GREETING_WITH_PASSWORD: &[u8] = &[5, 2, 0, 2];
 const TARGET: &str = "198.51.100.7:80";
 const REQUEST: &[u8] = &[5, 1, 0, 1, 198, 51, 100, 7, 0, 80];
 const SUCCEEDED: &[u8] = &[5, 0, 0, 1, 0, 0, 0, 0, 0, 0];
-const CONNECT: &[u8] = b"CONNECT 198.51.100.7:80 HTTP/1.1\r\nHost: 198.51.100.7:80\r\n\r\n";
+const CONNECT: &[u8] = b"CONNECT 198.51.100.7:80 HTTP/1.1\r\nHost: 198.51.100.7:80\r\nVia: 1.1 test\r\n\r\n";
 
 /// What a proxy hears, byte by byte, and what it then says.
 type Script<'a> = [(&'a [u8], &'a [u8])];
@@ -64,7 +64,7 @@ fn dialer(urls: &[String]) -> Dialer {
 }
 
 async fn dial(dialer: &Dialer, target: &str) -> Result<Dialed, DialError> {
-    dialer.dial(&target.parse().unwrap()).await
+    dialer.dial(&target.parse().unwrap(), "1.1 test").await
 }
 
 /// Bytes that each end says now arrive at the other, and none but those.
@@ -123,7 +123,7 @@ async fn http_with_and_without_a_user() {
     let answer = b"HTTP/1.1 200 Connection established\r\n\r\n";
     is_reached_by(|at| format!("http://{at}"), TARGET, &[(CONNECT, answer)], b"").await;
     let authorized =
-        b"CONNECT example.com:80 HTTP/1.1\r\nHost: example.com:80\r\nProxy-Authorization: Basic dXM6cGE=\r\n\r\n";
+        b"CONNECT example.com:80 HTTP/1.1\r\nHost: example.com:80\r\nProxy-Authorization: Basic dXM6cGE=\r\nVia: 1.1 test\r\n\r\n";
     let script = [(&authorized[..], &answer[..])];
     is_reached_by(|at| format!("http://us:pa@{at}"), "example.com:80", &script, b"").await;
 }
@@ -167,7 +167,7 @@ async fn two_proxies_in_a_row_are_asked_one_through_the_other() {
     ];
     let to_second = [&[5, 1, 0, 3, 14][..], b"second.example", &3128_u16.to_be_bytes()].concat();
     let authorized =
-        b"CONNECT 198.51.100.7:80 HTTP/1.1\r\nHost: 198.51.100.7:80\r\nProxy-Authorization: Basic dXM6cGE=\r\n\r\n";
+        b"CONNECT 198.51.100.7:80 HTTP/1.1\r\nHost: 198.51.100.7:80\r\nProxy-Authorization: Basic dXM6cGE=\r\nVia: 1.1 test\r\n\r\n";
     let script = [
         (GREETING, &[5, 0][..]),
         (&to_second, SUCCEEDED),
@@ -235,7 +235,7 @@ async fn a_proxy_that_wants_somebody_else_is_our_affair_and_tells_no_secret() {
     let unknown = [1, 4, b'u', b's', b'e', b'r', 6, b's', b'e', b'c', b'r', b'e', b't'];
     let socks5 = [(GREETING_WITH_PASSWORD, &[5, 2][..]), (&unknown[..], &[1, 1])];
     let http: &[u8] =
-        b"CONNECT 198.51.100.7:80 HTTP/1.1\r\nHost: 198.51.100.7:80\r\nProxy-Authorization: Basic dXNlcjpzZWNyZXQ=\r\n\r\n";
+        b"CONNECT 198.51.100.7:80 HTTP/1.1\r\nHost: 198.51.100.7:80\r\nProxy-Authorization: Basic dXNlcjpzZWNyZXQ=\r\nVia: 1.1 test\r\n\r\n";
     let http = [(http, &b"HTTP/1.1 407 No\r\n\r\n"[..])];
     for (start, script) in [
         ("socks5://user:secret@", &socks5[..]),

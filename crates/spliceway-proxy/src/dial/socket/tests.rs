@@ -1,10 +1,5 @@
-use std::fs::File;
-use std::io::{BufRead, BufReader};
-use std::os::fd::AsFd;
-use std::process::{Child, Command, Stdio};
-
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use socket2::SockRef;
+use spliceway_net::{Net, Offloads};
 use tokio::net::TcpListener;
 
 use super::*;
@@ -114,68 +109,25 @@ async fn connections_carry_the_mark_or_the_start_fails() {
     }
 }
 
-/// A network namespace that lives as long as a child that reads from a pipe of ours.
-struct Namespace {
-    file: File,
-    keeper: Child,
-}
-
-impl Namespace {
-    /// `setup` is a script of sh. `None` where that is not allowed; says so.
-    fn new(setup: &str) -> Option<Self> {
-        if !rustix::process::geteuid().is_root() {
-            println!("skipped: only root can make network namespaces");
-            return None;
-        }
-        let script = format!("set -e; ip link set lo up; {setup}; echo made; exec cat");
-        let mut keeper = Command::new("unshare")
-            .args(["--net", "sh", "-c", &script])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap_or_else(|error| panic!("unshare, of util-linux: {error}"));
-        let mut said = String::new();
-        BufReader::new(keeper.stdout.take().unwrap())
-            .read_line(&mut said)
-            .unwrap();
-        if said != "made\n" {
-            let output = keeper.wait_with_output().unwrap();
-            let why = String::from_utf8_lossy(&output.stderr);
-            assert!(why.contains("Operation not permitted"), "no network namespace: {why}");
-            println!("skipped: {}", why.trim_end());
-            return None;
-        }
-        let file = File::open(format!("/proc/{}/ns/net", keeper.id())).unwrap();
-        Some(Self { file, keeper })
-    }
-
-    /// Runs `work` on a thread of its own, in this namespace.
-    fn inside<F: Future<Output = ()>>(&self, work: impl FnOnce() -> F + Send) {
-        let entered = || {
-            move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.unwrap().block_on(work());
-        };
-        let done = std::thread::scope(|scope| scope.spawn(entered).join());
-        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        // Its input ends, so it does.
-        drop(self.keeper.stdin.take());
-        let _ = self.keeper.wait();
-    }
+/// Runs `work` in a namespace where these commands of `ip` were run, if there may be one.
+fn in_namespace<F: Future<Output = ()>>(setup: &[&str], work: impl FnOnce() -> F) {
+    let Some(net) = Net::chain(1, Offloads::On) else { return };
+    let setup: Vec<String> = setup.iter().map(ToString::to_string).collect();
+    net.node(0).ip(&setup).unwrap();
+    net.node(0).inside(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.unwrap().block_on(work());
+    });
 }
 
 #[test]
 fn routes_follow_the_mark() {
-    let setup = "ip rule add fwmark 7 table 77; ip route add prohibit 198.51.100.0/24 table 77; \
-                 ip route add unreachable 198.51.100.0/24";
-    let Some(namespace) = Namespace::new(setup) else { return };
-    namespace.inside(|| async {
+    let setup = [
+        "rule add fwmark 7 table 77",
+        "route add prohibit 198.51.100.0/24 table 77",
+        "route add unreachable 198.51.100.0/24",
+    ];
+    in_namespace(&setup, || async {
         for (mark, expected) in [
             (None, Errno::HOSTUNREACH),
             (Some(7), Errno::ACCESS),
@@ -197,11 +149,14 @@ fn routes_follow_the_mark() {
 
 #[test]
 fn the_interface_decides_where_one_address_is_on_several() {
-    let setup = "ip link add one type veth peer name two; \
-                 ip addr add 10.78.0.1/24 dev one; ip addr add 10.78.0.2/24 dev two; \
-                 ip link set one up; ip link set two up";
-    let Some(namespace) = Namespace::new(setup) else { return };
-    namespace.inside(|| async {
+    let setup = [
+        "link add one type veth peer name two",
+        "addr add 10.78.0.1/24 dev one",
+        "addr add 10.78.0.2/24 dev two",
+        "link set one up",
+        "link set two up",
+    ];
+    in_namespace(&setup, || async {
         for (interface, source) in [("one", [10, 78, 0, 1]), ("two", [10, 78, 0, 2])] {
             let settings = SocketSettings {
                 interface: Some(interface.into()),

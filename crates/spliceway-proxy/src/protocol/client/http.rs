@@ -18,7 +18,7 @@ pub struct Handshake {
 
 impl Handshake {
     /// The conversation, and the request to send.
-    pub fn start(target: &Target, credentials: Option<&Credentials>) -> Result<(Self, Vec<u8>), Error> {
+    pub fn start(target: &Target, credentials: Option<&Credentials>, via: &str) -> Result<(Self, Vec<u8>), Error> {
         if matches!(target, Target::Unix(_)) {
             return Err(Error::Target);
         }
@@ -27,7 +27,7 @@ impl Handshake {
             let value = basic_credentials(credentials).ok_or(Error::Credentials)?;
             request.push_str(&format!("Proxy-Authorization: {value}\r\n"));
         }
-        request.push_str("\r\n");
+        request.push_str(&format!("Via: {via}\r\n\r\n"));
         let handshake = Self {
             message: Message::default(),
             identified: credentials.is_some(),
@@ -83,6 +83,7 @@ fn failure(code: u16) -> Failure {
         403 => Failure::NotAllowed,
         502 | 503 => Failure::HostUnreachable,
         504 => Failure::TimedOut,
+        508 => Failure::Loop,
         _ => Failure::General,
     }
 }

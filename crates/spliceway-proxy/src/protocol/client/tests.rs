@@ -4,6 +4,8 @@ use crate::protocol::socks5::{Greeting, Offer};
 use crate::protocol::tests::cuttings;
 use crate::protocol::{Demand, Proof};
 
+const VIA: &str = "1.1 test";
+
 /// What we said, and what the proxy sent behind its last answer.
 type Said = (Vec<Vec<u8>>, Vec<u8>);
 
@@ -44,7 +46,7 @@ fn ann() -> Credentials {
 }
 
 fn start(language: Language, target_text: &str, credentials: Option<&Credentials>) -> (Handshake, Vec<u8>) {
-    Handshake::start(language, &target(target_text), credentials).unwrap()
+    Handshake::start(language, &target(target_text), credentials, VIA).unwrap()
 }
 
 /// The outcome of what a proxy says, which is the same however it is cut.
@@ -167,7 +169,7 @@ fn a_socks5_proxy_that_will_not_have_us_is_told_from_one_that_speaks_something_e
 fn what_a_protocol_has_no_words_for_is_not_said() {
     let file = Target::Unix(std::path::Path::new("/run/x").into());
     for language in [Language::Socks5, Language::Http] {
-        assert_eq!(Handshake::start(language, &file, None).unwrap_err(), Error::Target);
+        assert_eq!(Handshake::start(language, &file, None, VIA).unwrap_err(), Error::Target);
     }
     let long = vec![b'x'; 256];
     for unspeakable in [
@@ -176,23 +178,31 @@ fn what_a_protocol_has_no_words_for_is_not_said() {
         credentials(&long, b"x"),
         credentials(b"x", &long),
     ] {
-        let started = Handshake::start(Language::Socks5, &target("a:80"), Some(&unspeakable));
+        let started = Handshake::start(Language::Socks5, &target("a:80"), Some(&unspeakable), VIA);
         assert_eq!(started.unwrap_err(), Error::Credentials);
     }
     let colon = credentials(b"a:b", b"c");
-    let started = Handshake::start(Language::Http, &target("a:80"), Some(&colon));
+    let started = Handshake::start(Language::Http, &target("a:80"), Some(&colon), VIA);
     assert_eq!(started.unwrap_err(), Error::Credentials);
 }
 
 #[test]
 fn http_asks_with_connect_and_early_data_is_left() {
     for (text, credentials, request) in [
-        ("a.b:80", None, "CONNECT a.b:80 HTTP/1.1\r\nHost: a.b:80\r\n\r\n"),
-        ("[::1]:80", None, "CONNECT [::1]:80 HTTP/1.1\r\nHost: [::1]:80\r\n\r\n"),
+        (
+            "a.b:80",
+            None,
+            "CONNECT a.b:80 HTTP/1.1\r\nHost: a.b:80\r\nVia: 1.1 test\r\n\r\n",
+        ),
+        (
+            "[::1]:80",
+            None,
+            "CONNECT [::1]:80 HTTP/1.1\r\nHost: [::1]:80\r\nVia: 1.1 test\r\n\r\n",
+        ),
         (
             "a:1",
             Some(ann()),
-            "CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\nProxy-Authorization: Basic YW5uOmh1c2g=\r\n\r\n",
+            "CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\nProxy-Authorization: Basic YW5uOmh1c2g=\r\nVia: 1.1 test\r\n\r\n",
         ),
     ] {
         let (_, first) = start(Language::Http, text, credentials.as_ref());
@@ -219,6 +229,7 @@ fn every_http_status_says_what_became_of_the_target() {
         (502, Error::Failed(Failure::HostUnreachable)),
         (503, Error::Failed(Failure::HostUnreachable)),
         (504, Error::Failed(Failure::TimedOut)),
+        (508, Error::Failed(Failure::Loop)),
         (407, Error::Method),
         (101, Error::Protocol),
     ] {
@@ -331,6 +342,6 @@ fn heard_by_http(demand: Demand, mut said: &[u8]) -> Target {
     };
     match request {
         HttpRequest::Connect(target) => target,
-        HttpRequest::Forward { .. } => panic!("not a CONNECT"),
+        _ => panic!("not a CONNECT"),
     }
 }

@@ -1,23 +1,96 @@
-//! The head that is sent on in place of the client's.
+//! The head that is sent on in place of the client's, and what proxies tell each other in it: `Via` and `Max-Forwards`.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::OnceLock;
 
 use httparse::Header;
 
 use super::framing::options;
+use super::response::last_recipient;
 use super::target::Absolute;
+use super::{HttpRequest, Refusal};
 
 /// For this connection alone, whatever `Connection` says (RFC 9110 section 7.6.1), or written anew. `Transfer-Encoding` is of the first
 /// kind by the letter, and stays: the body passes as it is.
 const NOT_SENT_ON: [&str; 6] = ["connection", "host", "http2-settings", "keep-alive", "te", "upgrade"];
 
+const MAX_FORWARDS: &str = "max-forwards";
 /// What fields for proxies begin with; and `Proxy` alone is one that CGI programs take for a setting of theirs.
 const PROXY: &str = "proxy";
-/// Who we are in a `Via`.
-const PSEUDONYM: &str = "spliceway";
+/// Not repeated in the answer to TRACE: whoever reads that may not be who knows these.
+const SECRETS: [&str; 2] = ["authorization", "cookie"];
+
+/// Who we are in a `Via`: random, so that a request that comes back is told from one that another instance has passed on.
+pub(super) fn pseudonym() -> &'static str {
+    static PSEUDONYM: OnceLock<String> = OnceLock::new();
+    PSEUDONYM.get_or_init(|| format!("spliceway-{:016x}", RandomState::new().hash_one(0)))
+}
+
+/// Our entry in the `Via` of a request of HTTP/1.`minor`.
+pub(super) fn own_via(minor: u8) -> String {
+    format!("1.{minor} {}", pseudonym())
+}
+
+/// The value of a `Via` for a request that these fields came with, with our entry; refused if that was there.
+pub(super) fn via(minor: u8, fields: &[Header<'_>]) -> Result<String, Refusal> {
+    let mut via = String::new();
+    for field in fields.iter().filter(|field| field.name.eq_ignore_ascii_case("via")) {
+        let value = String::from_utf8_lossy(field.value);
+        // Protocol, received-by, and perhaps a comment (RFC 9110 section 7.6.3).
+        let mut received_by = value.split(',').filter_map(|entry| entry.split_whitespace().nth(1));
+        if received_by.any(|name| name == pseudonym()) {
+            return Err(Refusal::Loop);
+        }
+        via.push_str(value.trim());
+        via.push_str(", ");
+    }
+    via.push_str(&own_via(minor));
+    Ok(via)
+}
+
+/// `Max-Forwards` of a request that has to have regard to it (RFC 9110 section 7.6.2).
+pub(super) fn max_forwards(method: &str, fields: &[Header<'_>]) -> Result<Option<u64>, Refusal> {
+    let mut values = fields
+        .iter()
+        .filter(|field| field.name.eq_ignore_ascii_case(MAX_FORWARDS));
+    let (true, Some(field)) = (matches!(method, "TRACE" | "OPTIONS"), values.next()) else {
+        return Ok(None);
+    };
+    let digits = std::str::from_utf8(field.value).unwrap_or_default();
+    let is_number = values.next().is_none() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let number = digits.parse().ok().filter(|_| is_number);
+    number.map(Some).ok_or(Refusal::Malformed)
+}
+
+/// The answer to a request that goes no further than to us.
+pub(super) fn answer_in_place(method: &str, uri: &str, minor: u8, fields: &[Header<'_>]) -> HttpRequest {
+    if method != "TRACE" {
+        return HttpRequest::Answered(last_recipient(None));
+    }
+    let mut echoed = format!("{method} {uri} HTTP/1.{minor}\r\n").into_bytes();
+    for field in fields.iter().filter(|field| !is_secret(field.name)) {
+        push(&mut echoed, field.name, field.value);
+    }
+    echoed.extend_from_slice(b"\r\n");
+    HttpRequest::Answered(last_recipient(Some(&echoed)))
+}
+
+fn is_secret(name: &str) -> bool {
+    is_of_proxies(name) || SECRETS.iter().any(|secret| name.eq_ignore_ascii_case(secret))
+}
 
 /// Origin form, the `Host` of the URI (RFC 9112 section 3.2.2), the client's fields in their order, and a wish to close.
 ///
 /// The version is the client's: it reads the answer as it comes, and one of HTTP/1.0 could not read a body in chunks.
-pub(super) fn head(method: &str, uri: &Absolute<'_>, minor: u8, fields: &[Header<'_>]) -> Vec<u8> {
+///
+/// `forwards` is how often it may be sent on from the next recipient, where the client limits that.
+pub(super) fn head(
+    method: &str,
+    uri: &Absolute<'_>,
+    minor: u8,
+    fields: &[Header<'_>],
+    forwards: Option<u64>,
+) -> Vec<u8> {
     let path = match (method, uri.path) {
         // Of the server as a whole, RFC 9112 section 3.2.4.
         ("OPTIONS", "") => "*",
@@ -26,19 +99,25 @@ pub(super) fn head(method: &str, uri: &Absolute<'_>, minor: u8, fields: &[Header
     let slash = if path.starts_with(['/', '*']) { "" } else { "/" };
     let mut head = format!("{method} {slash}{path} HTTP/1.{minor}\r\nHost: {}\r\n", uri.authority).into_bytes();
     for field in fields.iter().filter(|field| is_sent_on(field.name, fields)) {
-        head.extend_from_slice(field.name.as_bytes());
-        head.extend_from_slice(b": ");
-        head.extend_from_slice(field.value);
-        head.extend_from_slice(b"\r\n");
+        match forwards.filter(|_| field.name.eq_ignore_ascii_case(MAX_FORWARDS)) {
+            Some(forwards) => push(&mut head, field.name, forwards.to_string().as_bytes()),
+            None => push(&mut head, field.name, field.value),
+        }
     }
-    head.extend(format!("Via: 1.{minor} {PSEUDONYM}\r\nConnection: close\r\n\r\n").into_bytes());
+    head.extend(format!("Via: {}\r\nConnection: close\r\n\r\n", own_via(minor)).into_bytes());
     head
 }
 
+fn push(head: &mut Vec<u8>, name: &str, value: &[u8]) {
+    head.extend_from_slice(&[name.as_bytes(), b": ", value, b"\r\n"].concat());
+}
+
 fn is_sent_on(name: &str, fields: &[Header<'_>]) -> bool {
-    let of_proxies = name
-        .get(..PROXY.len())
-        .is_some_and(|start| start.eq_ignore_ascii_case(PROXY));
-    let ours = of_proxies || NOT_SENT_ON.iter().any(|other| name.eq_ignore_ascii_case(other));
+    let ours = is_of_proxies(name) || NOT_SENT_ON.iter().any(|other| name.eq_ignore_ascii_case(other));
     !ours && !options(fields).any(|option| option.eq_ignore_ascii_case(name.as_bytes()))
+}
+
+fn is_of_proxies(name: &str) -> bool {
+    name.get(..PROXY.len())
+        .is_some_and(|start| start.eq_ignore_ascii_case(PROXY))
 }

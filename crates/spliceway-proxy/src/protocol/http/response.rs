@@ -1,5 +1,7 @@
 //! The answers that are the proxy's own.
 
+use std::time::Duration;
+
 use crate::protocol::Failure;
 
 /// What a client is told whose CONNECT came to a connection. What follows is the target's.
@@ -15,20 +17,29 @@ pub enum Status {
     AuthenticationRequired = 407,
     /// Its head did not come in time.
     RequestTimeout = 408,
+    /// Too many secrets of its address were wrong. It is told when to come again.
+    TooManyRequests = 429,
     HeadTooLarge = 431,
     BadGateway = 502,
+    /// There are too many others now. It is told when to come again.
+    Unavailable = 503,
     GatewayTimeout = 504,
+    /// The request has been here before.
+    LoopDetected = 508,
 }
 
 impl Status {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 10] = [
         Self::BadRequest,
         Self::Forbidden,
         Self::AuthenticationRequired,
         Self::RequestTimeout,
+        Self::TooManyRequests,
         Self::HeadTooLarge,
         Self::BadGateway,
+        Self::Unavailable,
         Self::GatewayTimeout,
+        Self::LoopDetected,
     ];
 
     /// The reason phrase, and a text for whoever reads it.
@@ -41,12 +52,24 @@ impl Status {
                 "The proxy wants the name and password of a user.",
             ),
             Self::RequestTimeout => ("Request Timeout", "The request did not come in time."),
+            Self::TooManyRequests => (
+                "Too Many Requests",
+                "Too many passwords from this address were wrong: wait, then try again.",
+            ),
             Self::HeadTooLarge => (
                 "Request Header Fields Too Large",
                 "The head of the request is too large.",
             ),
             Self::BadGateway => ("Bad Gateway", "The target could not be reached."),
+            Self::Unavailable => (
+                "Service Unavailable",
+                "The proxy has too many passwords to check: try again.",
+            ),
             Self::GatewayTimeout => ("Gateway Timeout", "The target did not answer in time."),
+            Self::LoopDetected => (
+                "Loop Detected",
+                "The request has come back to a proxy that it had passed: the proxies form a loop.",
+            ),
         }
     }
 }
@@ -56,18 +79,51 @@ pub fn response(status: Status) -> Vec<u8> {
     with_text(status, status.words().1)
 }
 
+/// The same for a client that may come again after `wait`, in whole seconds.
+pub fn come_again(status: Status, wait: Duration) -> Vec<u8> {
+    let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+    with_field(status, &format!("Retry-After: {seconds}\r\n"), status.words().1)
+}
+
 pub(super) fn with_text(status: Status, text: &str) -> Vec<u8> {
     let challenge = match status {
         Status::AuthenticationRequired => "Proxy-Authenticate: Basic realm=\"spliceway\", charset=\"UTF-8\"\r\n",
         _ => "",
     };
+    with_field(status, challenge, text)
+}
+
+/// `field` is a whole line, or nothing.
+fn with_field(status: Status, field: &str, text: &str) -> Vec<u8> {
     format!(
-        "HTTP/1.1 {} {}\r\n{challenge}Content-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{text}\n",
+        "HTTP/1.1 {} {}\r\n{field}Content-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{text}\n",
         status as u16,
         status.words().0,
         text.len() + 1,
     )
     .into_bytes()
+}
+
+/// What a client is told whose body is not in chunks as its head says.
+pub fn no_chunks() -> Vec<u8> {
+    with_text(
+        Status::BadRequest,
+        "The body is not in chunks, as the head of the request says.",
+    )
+}
+
+/// The proxy's answer in the place of a target that `Max-Forwards` keeps the request from: to TRACE, the request `echoed`.
+pub(super) fn last_recipient(echoed: Option<&[u8]>) -> Vec<u8> {
+    let content = match echoed {
+        Some(_) => "Content-Type: message/http\r\n",
+        None => "",
+    };
+    let echoed = echoed.unwrap_or_default();
+    let head = format!(
+        "HTTP/1.1 200 OK\r\n{content}Content-Length: {}\r\nConnection: close\r\n\r\n",
+        echoed.len()
+    );
+    [head.as_bytes(), echoed].concat()
 }
 
 /// What a client is told whose target is not reached.
@@ -81,6 +137,7 @@ pub fn failed(failure: Failure) -> Vec<u8> {
         ),
         Failure::Refused => with_text(Status::BadGateway, "The target refuses connections."),
         Failure::TimedOut => response(Status::GatewayTimeout),
+        Failure::Loop => response(Status::LoopDetected),
         Failure::General => response(Status::BadGateway),
     }
 }
@@ -128,6 +185,15 @@ mod tests {
     }
 
     #[test]
+    fn a_client_that_may_come_again_is_told_when_in_whole_seconds() {
+        for (wait, expected) in [(Duration::from_millis(300), "1"), (Duration::from_secs(7), "7")] {
+            let (code, fields, _) = taken_apart(&come_again(Status::TooManyRequests, wait));
+            assert_eq!(code, 429);
+            assert!(fields.contains(&("Retry-After".into(), expected.into())), "{fields:?}");
+        }
+    }
+
+    #[test]
     fn every_outcome_has_its_status() {
         let code = |response: &[u8]| taken_apart(response).0;
         for status in Status::ALL {
@@ -140,11 +206,16 @@ mod tests {
             (Failure::Refused, 502),
             (Failure::General, 502),
             (Failure::TimedOut, 504),
+            (Failure::Loop, 508),
         ] {
             assert_eq!(code(&failed(failure)), expected, "{failure:?}");
         }
         for refusal in Refusal::ALL {
-            let expected = if refusal == Refusal::HeadTooLarge { 431 } else { 400 };
+            let expected = match refusal {
+                Refusal::HeadTooLarge => 431,
+                Refusal::Loop => 508,
+                _ => 400,
+            };
             assert_eq!(code(&refusal.answer()), expected, "{refusal:?}");
         }
     }

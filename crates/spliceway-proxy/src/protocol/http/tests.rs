@@ -61,7 +61,8 @@ fn forwarded(stream: &str) -> (String, String) {
     let HttpRequest::Forward { target, head, .. } = heard.request else {
         panic!("{stream:?} is not sent on");
     };
-    (target.to_string(), String::from_utf8(head).unwrap())
+    let head = String::from_utf8(head).unwrap();
+    (target.to_string(), head.replace(forward::pseudonym(), "PSEUDONYM"))
 }
 
 #[test]
@@ -96,7 +97,7 @@ fn a_request_by_its_uri_is_sent_on_in_origin_form() {
     assert_eq!(
         head,
         "POST /path?query=1 HTTP/1.1\r\nHost: example.com:8080\r\nAccept: */*\r\nContent-Length: 4\r\n\
-         Via: 1.1 spliceway\r\nConnection: close\r\n\r\n"
+         Via: 1.1 PSEUDONYM\r\nConnection: close\r\n\r\n"
     );
 }
 
@@ -146,7 +147,7 @@ fn the_version_sent_on_is_the_client_s() {
     let (_, head) = forwarded("GET http://a/ HTTP/1.0\r\n\r\n");
     assert_eq!(
         head,
-        "GET / HTTP/1.0\r\nHost: a\r\nVia: 1.0 spliceway\r\nConnection: close\r\n\r\n"
+        "GET / HTTP/1.0\r\nHost: a\r\nVia: 1.0 PSEUDONYM\r\nConnection: close\r\n\r\n"
     );
 }
 
@@ -161,7 +162,7 @@ fn what_concerns_this_connection_alone_is_not_sent_on() {
     assert_eq!(
         head,
         "GET / HTTP/1.1\r\nHost: a\r\nX-First: 1\r\nVia: 1.0 other\r\nTrailer: x\r\nTransfer-Encoding: Chunked\r\n\
-         X-Last: \r\nVia: 1.1 spliceway\r\nConnection: close\r\n\r\n"
+         X-Last: \r\nVia: 1.1 PSEUDONYM\r\nConnection: close\r\n\r\n"
     );
 }
 
@@ -471,4 +472,61 @@ fn what_is_held_is_bounded_whatever_comes() {
     let lines = format!("GET http://{}/ HTTP/1.1\n{}\n", "a".repeat(255), "X:\n".repeat(100));
     let (_, head) = forwarded(&lines);
     assert!(head.len() <= lines.len() + 1024, "{} of {}", head.len(), lines.len());
+}
+
+#[test]
+fn a_request_that_has_passed_this_instance_is_refused_as_a_loop() {
+    let own = forward::own_via(1);
+    let others = "Via: 1.0 a (b, c)\r\nVia: 1.1 spliceway-0123456789abcdef, HTTP/2 x";
+    for start in ["CONNECT a:1 HTTP/1.1", "GET http://a/ HTTP/1.1"] {
+        assert!(heard(Demand::Nothing, format!("{start}\r\n{others}\r\n\r\n").as_bytes()).is_ok());
+        for via in [format!("Via: {own}"), format!("{others}, {own} (comment), 1.1 z")] {
+            assert_eq!(refusal(&format!("{start}\r\n{via}\r\n\r\n")), Refusal::Loop, "{via}");
+        }
+    }
+}
+
+#[test]
+fn every_via_is_kept_and_ours_is_the_last() {
+    let mut head = Head::new(Demand::Nothing);
+    head.feed(&mut &b"CONNECT a:1 HTTP/1.0\r\nVia: 1.1 x\r\nvia: 1.0 y, 1.1 z\r\n\r\n"[..])
+        .unwrap();
+    assert_eq!(head.into_via(), format!("1.1 x, 1.0 y, 1.1 z, {}", forward::own_via(0)));
+}
+
+#[test]
+fn max_forwards_is_counted_down_and_the_last_recipient_is_us() {
+    for method in ["TRACE", "OPTIONS"] {
+        let (_, head) = forwarded(&format!("{method} http://a/ HTTP/1.1\r\nMax-Forwards: 7\r\n\r\n"));
+        assert!(head.contains("\r\nMax-Forwards: 6\r\n"), "{head}");
+        for wrong in [
+            "Max-Forwards: -1",
+            "Max-Forwards: +1",
+            "Max-Forwards:",
+            "Max-Forwards: 1\r\nMax-Forwards: 1",
+        ] {
+            let stream = format!("{method} http://a/ HTTP/1.1\r\n{wrong}\r\n\r\n");
+            assert_eq!(refusal(&stream), Refusal::Malformed, "{wrong}");
+        }
+    }
+    let (_, head) = forwarded("GET http://a/ HTTP/1.1\r\nMax-Forwards: 0\r\n\r\n");
+    assert!(head.contains("\r\nMax-Forwards: 0\r\n"), "{head}");
+}
+
+/// What another reads of the answer is not to tell it who asked.
+#[test]
+fn the_answer_to_trace_has_the_request_without_its_secrets() {
+    let fields = "X-Kept: 1\r\nAuthorization: Basic a\r\nCookie: b\r\nProxy-Authorization: Basic YW5uOmh1c2g=\r\nMax-Forwards: 0\r\n";
+    for demand in [Demand::Nothing, Demand::Password] {
+        let stream = format!("TRACE http://a/b HTTP/1.1\r\n{fields}\r\n");
+        let HttpRequest::Answered(answer) = heard(demand, stream.as_bytes()).unwrap().request else {
+            panic!("sent on");
+        };
+        let echo = "TRACE http://a/b HTTP/1.1\r\nX-Kept: 1\r\nMax-Forwards: 0\r\n\r\n";
+        let answer = String::from_utf8(answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert_eq!(body, echo);
+        assert!(head.contains(&format!("Content-Length: {}", echo.len())), "{head}");
+        assert!(head.contains("Content-Type: message/http"), "{head}");
+    }
 }

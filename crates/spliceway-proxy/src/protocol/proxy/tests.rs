@@ -213,11 +213,11 @@ fn the_other_version_is_refused() {
 #[test]
 fn headers_are_written_byte_for_byte_as_the_specification_has_them() {
     let (client, reached) = ("192.0.2.1:56324".parse().ok(), "198.51.100.2:443".parse().ok());
-    let line = encode(Version::V1, client, reached);
+    let line = encode(Version::V1, client, reached, b"");
     assert_eq!(line, b"PROXY TCP4 192.0.2.1 198.51.100.2 56324 443\r\n");
-    assert_eq!(encode(Version::V2, client, reached), v2(0x21, 0x11, 12, &IPV4));
-    assert_eq!(encode(Version::V1, None, reached), b"PROXY UNKNOWN\r\n");
-    assert_eq!(encode(Version::V2, client, None), v2(0x20, 0x00, 0, b""));
+    assert_eq!(encode(Version::V2, client, reached, b""), v2(0x21, 0x11, 12, &IPV4));
+    assert_eq!(encode(Version::V1, None, reached, b""), b"PROXY UNKNOWN\r\n");
+    assert_eq!(encode(Version::V2, client, None, b"\xE0\0\0"), v2(0x20, 0x00, 0, b""));
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn what_is_written_reads_back_and_families_are_never_mixed() {
     for (client, expected_client) in addresses.iter().zip(canonical) {
         for (reached, expected_reached) in addresses.iter().zip(canonical) {
             for version in [Version::V1, Version::V2] {
-                let header = encode(version, client.parse().ok(), reached.parse().ok());
+                let header = encode(version, client.parse().ok(), reached.parse().ok(), b"");
                 assert_eq!(
                     fed(Accept::Any, &header, b"rest"),
                     proxied(expected_client, expected_reached)
@@ -242,4 +242,50 @@ fn settings_are_read_as_they_are_written() {
     assert_eq!("v1".parse(), Ok(Version::V1));
     assert_eq!("any".parse(), Ok(Accept::Any));
     assert!("V3".parse::<Accept>().is_err() && "any".parse::<Version>().is_err());
+}
+
+/// The TLVs of a header that are passed on, however it comes.
+fn tlvs_of(payload: &[u8]) -> Vec<u8> {
+    let header = v2(
+        0x21,
+        0x11,
+        (IPV4.len() + payload.len()) as u16,
+        &[&IPV4, payload].concat(),
+    );
+    let (mut whole, mut parts) = (Header::new(Accept::V2), Header::new(Accept::V2));
+    assert!(whole.feed(&mut &header[..]).unwrap().is_some());
+    for byte in &header {
+        parts.feed(&mut &[*byte][..]).unwrap();
+    }
+    let tlvs = whole.into_tlvs();
+    assert_eq!(parts.into_tlvs(), tlvs);
+    tlvs
+}
+
+#[test]
+fn tlvs_are_passed_on_without_checksum_and_padding_within_a_bound() {
+    let authority = b"\x02\0\x01a";
+    let endpoint = [&b"\xEA\0\x05"[..], b"\x01vpce"].concat();
+    let (checksum, padding) = (b"\x03\0\x04abcd", b"\x04\0\x02\0\0");
+    let kept = [&authority[..], &endpoint].concat();
+    assert_eq!(tlvs_of(&[&authority[..], checksum, padding, &endpoint].concat()), kept);
+    assert_eq!(
+        tlvs_of(&[&authority[..], b"\x02\0\x05a"].concat()),
+        b"",
+        "longer than the header"
+    );
+    assert_eq!(tlvs_of(&[&authority[..], b"\x02"].concat()), b"");
+    for (bytes, passes) in [(TLVS_MAX_BYTES, true), (TLVS_MAX_BYTES + 1, false)] {
+        let mut large = vec![0xE0, 0, 0];
+        large.resize(bytes, b'x');
+        large[1..3].copy_from_slice(&((bytes - 3) as u16).to_be_bytes());
+        assert_eq!(tlvs_of(&large) == large, passes, "{bytes}");
+    }
+    let client = "192.0.2.1:56324".parse().ok();
+    let reached = "198.51.100.2:443".parse().ok();
+    let sent = encode(Version::V2, client, reached, &kept);
+    assert_eq!(
+        sent,
+        v2(0x21, 0x11, (12 + kept.len()) as u16, &[&IPV4[..], &kept].concat())
+    );
 }

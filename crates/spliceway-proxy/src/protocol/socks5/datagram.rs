@@ -13,7 +13,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::address;
-use crate::address::Target;
+use crate::address::{Target, canonical};
 
 /// Bytes before the address: two that are 0, and the fragment's number.
 const FIXED_BYTES: usize = 3;
@@ -70,7 +70,7 @@ pub fn parse(datagram: &[u8]) -> Result<(Target, &[u8]), Malformed> {
     }
     let (address, data) = rest.split_at_checked(address::length(rest)?).ok_or(Malformed::Short)?;
     let target = match address::decode(address)? {
-        Target::Ip(address) => Target::Ip(SocketAddr::new(address.ip().to_canonical(), address.port())),
+        Target::Ip(address) => Target::Ip(canonical(address)),
         named => named,
     };
     match target.port() {

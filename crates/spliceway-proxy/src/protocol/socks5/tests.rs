@@ -322,6 +322,7 @@ fn replies_carry_the_address_family_of_what_is_bound() {
 fn every_failure_and_every_refusal_has_its_reply() {
     for (failure, code) in [
         (Failure::General, 1),
+        (Failure::Loop, 1),
         (Failure::NotAllowed, 2),
         (Failure::NetworkUnreachable, 3),
         (Failure::HostUnreachable, 4),

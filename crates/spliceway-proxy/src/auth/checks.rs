@@ -1,0 +1,284 @@
+//! Checks of hashes: few at once, in an order that a flood cannot turn against others.
+//!
+//! ```text
+//!   check ─┬─▶ good ───┬─ newest first ─▶ worker ─▶ whether the secret is the user's
+//!          └─▶ failed ─┘
+//!                 └─ oldest first ─▶ Busy: it could not be served before its deadline
+//! ```
+//!
+//! A client has one check in the queue at a time ([`super::turns`]), so no client has a larger share than another. The newest goes
+//! first: of a wave of clients that nothing tells apart, one that comes after the wave need not wait for all of it. One that was turned away counts as failed: clients that come again and
+//! again do not go before one that comes for the first time.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::hash::{Blocks, Work};
+
+/// Checks that wait. Each takes some 200 bytes.
+const WAITING_MAX: usize = 1024;
+
+/// What is known of a client whose secret is to be checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// It has not failed of late and was not turned away, or it has succeeded.
+    Good,
+    /// It has failed, or was turned away.
+    Failed,
+}
+
+/// The secret was not checked: there are too many others.
+#[derive(Debug)]
+pub(crate) struct Busy;
+
+/// The checks that wait, and the workers that run them. A worker lives, and has memory, while there is something to check.
+pub(super) struct Checks {
+    workers_max: usize,
+    queue: Mutex<Queue<Check>>,
+}
+
+struct Check {
+    work: Work,
+    answer: oneshot::Sender<bool>,
+}
+
+/// What waits, oldest first.
+struct Queue<T> {
+    good: VecDeque<Waiting<T>>,
+    failed: VecDeque<Waiting<T>>,
+    workers: usize,
+    /// What a check takes, as the last ones did: each counts for a quarter of those before it and itself.
+    cost: Duration,
+}
+
+struct Waiting<T> {
+    item: T,
+    deadline: Instant,
+}
+
+/// A worker, which is counted until it is dropped.
+struct Worker {
+    checks: Arc<Checks>,
+    is_counted: bool,
+}
+
+impl Checks {
+    /// With so many checks at once, each of which is expected to take `cost` until one has been measured.
+    pub(super) fn new(workers_max: usize, cost: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            workers_max,
+            queue: Mutex::new(Queue::new(cost)),
+        })
+    }
+
+    /// Whether the secret is the user's. Dropped before it is done, it leaves at most one check running to its end.
+    ///
+    /// # Errors
+    /// It cannot be told before `deadline`.
+    pub(super) async fn check(
+        self: &Arc<Self>,
+        work: Work,
+        standing: Standing,
+        deadline: Instant,
+    ) -> Result<bool, Busy> {
+        let (answer, answered) = oneshot::channel();
+        if self.enter(Check { work, answer }, standing, deadline) {
+            let worker = Worker {
+                checks: Arc::clone(self),
+                is_counted: true,
+            };
+            tokio::task::spawn_blocking(move || worker.run());
+        }
+        // Whoever is turned away, or was, has lost its sender.
+        answered.await.map_err(|_| Busy)
+    }
+
+    /// Adds a check; `true` where it needs a further worker.
+    fn enter(&self, check: Check, standing: Standing, deadline: Instant) -> bool {
+        let mut queue = self.queue();
+        queue.push(check, standing, deadline);
+        queue.turn_away(Instant::now(), self.workers_max);
+        let needs_worker = queue.workers < self.workers_max;
+        queue.workers += usize::from(needs_worker);
+        needs_worker
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue<Check>> {
+        // It is whole at every instant.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Worker {
+    fn run(mut self) {
+        let mut blocks = Blocks::default();
+        loop {
+            let mut queue = self.checks.queue();
+            let Some(Check { work, answer }) = queue.pop(Instant::now()) else {
+                // Under the lock that the queue was seen empty with: whoever comes next starts a worker.
+                queue.workers -= 1;
+                drop(queue);
+                self.is_counted = false;
+                return;
+            };
+            drop(queue);
+            if answer.is_closed() {
+                continue;
+            }
+            let started = Instant::now();
+            let same = work.run(&mut blocks);
+            let mut queue = self.checks.queue();
+            queue.took(started.elapsed());
+            queue.turn_away(Instant::now(), self.checks.workers_max);
+            drop(queue);
+            // A client that has gone is told nothing.
+            let _ = answer.send(same);
+        }
+    }
+}
+
+impl Drop for Worker {
+    /// Counted still, it did not come to its end: a check panicked, or the runtime ends.
+    fn drop(&mut self) {
+        if self.is_counted {
+            self.checks.queue().workers -= 1;
+        }
+    }
+}
+
+impl<T> Queue<T> {
+    fn new(cost: Duration) -> Self {
+        Self {
+            good: VecDeque::new(),
+            failed: VecDeque::new(),
+            workers: 0,
+            cost,
+        }
+    }
+
+    fn push(&mut self, item: T, standing: Standing, deadline: Instant) {
+        let waiting = match standing {
+            Standing::Good => &mut self.good,
+            Standing::Failed => &mut self.failed,
+        };
+        waiting.push_back(Waiting { item, deadline });
+    }
+
+    /// The newest, those in good standing first. Those who cannot be served in time are dropped; the last one only once its deadline
+    /// is over, as its check tells what checks take now.
+    fn pop(&mut self, now: Instant) -> Option<T> {
+        while let Some(waiting) = self.good.pop_back().or_else(|| self.failed.pop_back()) {
+            let is_last = self.good.is_empty() && self.failed.is_empty();
+            let cost = if is_last { Duration::ZERO } else { self.cost };
+            if now + cost < waiting.deadline {
+                return Some(waiting.item);
+            }
+        }
+        None
+    }
+
+    /// Drops those who cannot be served before their deadline, behind all others that wait: the oldest. One alone is never dropped.
+    fn turn_away(&mut self, now: Instant, workers: usize) {
+        let is_late = |before: usize, deadline: Instant, cost: Duration| {
+            let rounds = u32::try_from(before.div_ceil(workers.max(1))).unwrap_or(u32::MAX);
+            before > 1 && (before > WAITING_MAX || now + cost.saturating_mul(rounds) > deadline)
+        };
+        while let Some(oldest) = self.failed.front() {
+            if !is_late(self.good.len() + self.failed.len(), oldest.deadline, self.cost) {
+                break;
+            }
+            self.failed.pop_front();
+        }
+        while let Some(oldest) = self.good.front() {
+            if !is_late(self.good.len(), oldest.deadline, self.cost) {
+                break;
+            }
+            self.good.pop_front();
+        }
+    }
+
+    fn took(&mut self, time: Duration) {
+        self.cost = (self.cost * 3 + time) / 4;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn all(queue: &mut Queue<u32>, now: Instant) -> Vec<u32> {
+        std::iter::from_fn(|| queue.pop(now)).collect()
+    }
+
+    #[test]
+    fn the_newest_goes_first_and_nobody_waits_for_those_who_failed() {
+        let (mut queue, now) = (Queue::new(Duration::ZERO), Instant::now());
+        for (item, standing) in [
+            (1, Standing::Failed),
+            (2, Standing::Good),
+            (3, Standing::Good),
+            (4, Standing::Failed),
+        ] {
+            queue.push(item, standing, now + SECOND);
+        }
+        assert_eq!(all(&mut queue, now), [3, 2, 4, 1]);
+    }
+
+    #[test]
+    fn those_who_cannot_be_served_in_time_are_turned_away() {
+        let (mut queue, now) = (Queue::new(SECOND), Instant::now());
+        for item in 0..10 {
+            queue.push(item, Standing::Failed, now + SECOND * 4);
+            queue.push(item + 100, Standing::Good, now + SECOND * 4);
+            queue.turn_away(now, 1);
+        }
+        assert_eq!((queue.good.len(), queue.failed.len()), (4, 0), "four seconds, one each");
+        assert_eq!(all(&mut queue, now), [109, 108, 107, 106]);
+        // Two workers serve twice as many.
+        for item in 0..10 {
+            queue.push(item, Standing::Failed, now + SECOND * 4);
+            queue.turn_away(now, 2);
+        }
+        assert_eq!(all(&mut queue, now), [9, 8, 7, 6, 5, 4, 3, 2]);
+        assert_eq!(all(&mut queue, now), [0_u32; 0]);
+        queue.push(1, Standing::Good, now);
+        assert_eq!(queue.pop(now), None, "its deadline is over");
+    }
+
+    #[test]
+    fn what_a_check_is_expected_to_take_follows_what_it_takes() {
+        let mut queue = Queue::<u32>::new(SECOND * 100);
+        (0..20).for_each(|_| queue.took(SECOND));
+        assert!(queue.cost < SECOND * 2, "{:?}", queue.cost);
+    }
+
+    #[test]
+    fn one_alone_is_checked_however_long_the_last_check_took() {
+        let (mut queue, now) = (Queue::new(SECOND * 100), Instant::now());
+        queue.push(1, Standing::Failed, now + SECOND);
+        queue.turn_away(now, 1);
+        assert_eq!(queue.pop(now), Some(1));
+    }
+
+    #[test]
+    fn what_waits_is_bounded_also_where_checks_cost_nothing() {
+        let (mut queue, now) = (Queue::new(Duration::ZERO), Instant::now());
+        for item in 0..u32::try_from(WAITING_MAX).unwrap() * 3 {
+            let standing = if item % 2 == 0 {
+                Standing::Good
+            } else {
+                Standing::Failed
+            };
+            queue.push(item, standing, now + SECOND);
+            queue.turn_away(now, 1);
+            assert!(queue.good.len() + queue.failed.len() <= WAITING_MAX + 1);
+        }
+        assert!(!queue.good.is_empty());
+    }
+}

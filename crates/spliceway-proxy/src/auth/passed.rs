@@ -1,0 +1,174 @@
+//! Secrets that have passed before, by the address they came from: failures of others there do not make them wait.
+//!
+//! It has keyed digests of secrets, and no secret. It belongs to the users it was filled by: with other users, such as a file that
+//! was read again, begins another table.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use subtle::ConstantTimeEq;
+use tokio::time::Instant;
+
+use super::{Digest, UserId};
+use crate::admission::ClientKey;
+
+/// Secrets to remember, some 200 bytes each. The one that was not used for the longest time is forgotten first.
+const ENTRIES_MAX: usize = 10_000;
+/// Wrong secrets that one address may give for one user in [`WINDOW`] before that user waits there like everybody: else who shares an
+/// address with a user could guess that user's secret as fast as the network is.
+const WRONG_MAX: u32 = 100;
+const WINDOW: Duration = Duration::from_secs(600);
+
+#[derive(Default)]
+pub(super) struct Passed(Mutex<Table>);
+
+#[derive(Default)]
+struct Table {
+    entries: BTreeMap<Key, Entry>,
+    /// Their keys by when they were used, as `Entry::used` counts.
+    by_use: BTreeMap<u64, Key>,
+    uses: u64,
+}
+
+type Key = (ClientKey, UserId);
+
+struct Entry {
+    digest: Digest,
+    used: u64,
+    wrong: u32,
+    /// When the first of `wrong` was.
+    since: Instant,
+}
+
+impl Passed {
+    /// Whether this secret has passed before for this user, from this address. Compares in the same time where there is nothing.
+    pub(super) fn has(&self, client: ClientKey, user: UserId, given: &Digest, now: Instant) -> bool {
+        let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut nothing = Entry::new([0; 32], now);
+        let entry = table.entries.get_mut(&(client, user));
+        let is_known = entry.is_some();
+        let entry = entry.unwrap_or(&mut nothing);
+        if now > entry.since + WINDOW {
+            entry.wrong = 0;
+        }
+        let is_same = bool::from(entry.digest.ct_eq(given)) & is_known & (entry.wrong < WRONG_MAX);
+        if is_same {
+            table.touch((client, user));
+        } else {
+            entry.since = if entry.wrong == 0 { now } else { entry.since };
+            entry.wrong = entry.wrong.saturating_add(1);
+        }
+        is_same
+    }
+
+    /// This secret has passed.
+    pub(super) fn remember(&self, client: ClientKey, user: UserId, given: Digest, now: Instant) {
+        let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (client, user);
+        match table.entries.get_mut(&key) {
+            // Its wrong secrets stay counted.
+            Some(entry) => entry.digest = given,
+            None => {
+                table.make_room();
+                table.entries.insert(key, Entry::new(given, now));
+            }
+        }
+        table.touch(key);
+    }
+
+    /// Whether anybody has passed from this address.
+    pub(super) fn knows(&self, client: ClientKey) -> bool {
+        let table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut of_client = table.entries.range((client, UserId::MIN)..=(client, UserId::MAX));
+        of_client.next().is_some()
+    }
+}
+
+impl Table {
+    fn touch(&mut self, key: Key) {
+        let Some(entry) = self.entries.get_mut(&key) else {
+            return;
+        };
+        self.by_use.remove(&entry.used);
+        self.uses += 1;
+        entry.used = self.uses;
+        self.by_use.insert(self.uses, key);
+    }
+
+    fn make_room(&mut self) {
+        if self.entries.len() >= ENTRIES_MAX
+            && let Some((_, key)) = self.by_use.pop_first()
+        {
+            self.entries.remove(&key);
+        }
+    }
+}
+
+impl Entry {
+    /// `used` is 0, which no use has, until it is touched.
+    fn new(digest: Digest, now: Instant) -> Self {
+        Self {
+            digest,
+            used: 0,
+            wrong: 0,
+            since: now,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use super::*;
+
+    fn client(number: u32) -> ClientKey {
+        IpAddr::from(Ipv4Addr::from_bits(0x0a00_0000 + number)).into()
+    }
+
+    #[test]
+    fn a_secret_counts_for_its_user_and_address_alone() {
+        let (passed, now) = (Passed::default(), Instant::now());
+        passed.remember(client(1), 1, [7; 32], now);
+        assert!(passed.has(client(1), 1, &[7; 32], now));
+        for (client, user, digest) in [
+            (client(1), 1, [8; 32]),
+            (client(1), 2, [7; 32]),
+            (client(2), 1, [7; 32]),
+            (client(2), 1, [0; 32]),
+        ] {
+            assert!(!passed.has(client, user, &digest, now), "{user} {digest:?}");
+        }
+        assert!(passed.knows(client(1)) && !passed.knows(client(2)) && !passed.knows(client(0)));
+    }
+
+    #[test]
+    fn a_hundred_guesses_end_it_for_that_user_and_ten_minutes_bring_it_back() {
+        let (passed, now) = (Passed::default(), Instant::now());
+        passed.remember(client(1), 1, [1; 32], now);
+        passed.remember(client(1), 2, [2; 32], now);
+        for _ in 0..WRONG_MAX {
+            assert!(passed.has(client(1), 1, &[1; 32], now));
+            assert!(!passed.has(client(1), 1, &[9; 32], now));
+        }
+        assert!(!passed.has(client(1), 1, &[1; 32], now), "a guess would be answered");
+        assert!(passed.has(client(1), 2, &[2; 32], now));
+        let later = now + WINDOW + Duration::from_secs(1);
+        assert!(passed.has(client(1), 1, &[1; 32], later));
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded_and_the_least_used_goes_first() {
+        let (passed, now) = (Passed::default(), Instant::now());
+        let count = u32::try_from(ENTRIES_MAX).unwrap();
+        for number in 0..count + 100 {
+            passed.remember(client(number), 1, [1; 32], now);
+            assert!(passed.has(client(0), 1, &[1; 32], now));
+        }
+        assert!(!passed.has(client(1), 1, &[1; 32], now) && !passed.has(client(100), 1, &[1; 32], now));
+        assert!(passed.has(client(101), 1, &[1; 32], now));
+        let table = passed.0.lock().unwrap();
+        assert_eq!((table.entries.len(), table.by_use.len()), (ENTRIES_MAX, ENTRIES_MAX));
+    }
+}

@@ -1,0 +1,141 @@
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use super::hash::tests::text;
+use super::*;
+
+const CLIENT: Option<IpAddr> = Some(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)));
+const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
+
+fn credentials(name: &str, secret: &str) -> Credentials {
+    Credentials {
+        name: name.as_bytes().into(),
+        secret: secret.as_bytes().into(),
+    }
+}
+
+/// The least that argon2 takes: most tests are about what is compared, not about what it costs.
+fn hashed(secret: &str) -> Stored {
+    hashed_at(secret, 8, 1)
+}
+
+fn hashed_at(secret: &str, memory_kib: u32, passes: u32) -> Stored {
+    Stored::Hash(Arc::new(Hash::parse(&text(secret, memory_kib, passes)).unwrap()))
+}
+
+fn clear(secret: &str) -> Stored {
+    Stored::Clear(secret.as_bytes().into())
+}
+
+fn users(of: impl IntoIterator<Item = (&'static str, Stored)>) -> Users {
+    Users::new(of.into_iter().map(|(name, stored)| (name.as_bytes().into(), stored))).unwrap()
+}
+
+/// Whether it passes, from this address.
+async fn passes(users: &Users, name: &str, secret: &str) -> bool {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let credentials = credentials(name, secret);
+    let verified = users.verify(&credentials, CLIENT, Standing::Good, deadline).await;
+    verified.unwrap().is_some()
+}
+
+/// The same if the address has to wait.
+fn passes_again(users: &Users, name: &str, secret: &str) -> bool {
+    let proof = users.verify_again(&credentials(name, secret), CLIENT.unwrap(), Instant::now());
+    proof.is_some()
+}
+
+#[tokio::test]
+async fn a_name_with_its_own_secret_passes_and_nothing_else_does() {
+    for stored in [clear, hashed] {
+        let users = users([("ann", stored("a")), ("bob", stored("b"))]);
+        for _ in 0..2 {
+            assert!(passes(&users, "ann", "a").await);
+            for (name, secret) in [
+                ("ann", "b"),
+                ("ann", ""),
+                ("ann", "a\0"),
+                ("carol", "a"),
+                ("", ""),
+                ("Ann", "a"),
+            ] {
+                assert!(!passes(&users, name, secret).await, "{name} {secret}");
+            }
+        }
+    }
+}
+
+/// A stranger's secret is checked against somebody's hash.
+#[tokio::test]
+async fn the_secret_that_strangers_are_compared_with_lets_no_stranger_in() {
+    let users = users([("ann", clear("a")), ("bob", hashed("b"))]);
+    assert!(!passes(&users, "carol", "b").await && !passes(&users, "ann", "b").await);
+    assert!(passes(&users, "bob", "b").await);
+    assert!(!passes(&users, "carol", "b").await, "nor once it has passed");
+}
+
+#[tokio::test]
+async fn a_hash_is_checked_once_for_who_comes_again() {
+    let users = users([("ann", hashed("a"))]);
+    assert!(passes(&users, "ann", "a").await);
+    // Nothing is checked whose deadline is over.
+    for (secret, expected) in [("a", Some(true)), ("b", None)] {
+        let (credentials, now) = (credentials("ann", secret), Instant::now());
+        let verified = users.verify(&credentials, CLIENT, Standing::Good, now).await;
+        assert_eq!(verified.ok().map(|proof| proof.is_some()), expected);
+    }
+}
+
+#[test]
+fn a_wrong_secret_costs_the_same_whatever_user_it_is_given_for() {
+    let users = users([
+        ("expensive", hashed_at("a", 64, 3)),
+        ("cheap", hashed_at("b", 8, 1)),
+        ("also cheap", hashed_at("c", 8, 1)),
+        ("middling", hashed_at("d", 64, 1)),
+        ("clear", clear("e")),
+    ]);
+    let costs = |name: &str| users.work(users.known.get(name.as_bytes()), b"wrong").costs();
+    for name in ["expensive", "cheap", "also cheap", "middling", "clear", "nobody"] {
+        assert_eq!(costs(name), costs("expensive"), "{name}");
+    }
+    assert_eq!(costs("nobody").len(), 3, "each cost once");
+}
+
+#[tokio::test]
+async fn a_secret_that_has_passed_needs_no_wait_and_nothing_else_does_without() {
+    let users = users([("ann", hashed("a")), ("bob", clear("b"))]);
+    assert!(!passes_again(&users, "ann", "a") && !users.has_passed_from(CLIENT.unwrap()));
+    for (name, secret) in [("ann", "a"), ("bob", "b")] {
+        assert!(!passes(&users, name, "wrong").await && !passes_again(&users, name, "wrong"));
+        assert!(passes(&users, name, secret).await);
+        assert!(passes_again(&users, name, secret) && !passes_again(&users, name, "wrong"));
+        let elsewhere = users.verify_again(&credentials(name, secret), OTHER, Instant::now());
+        assert!(elsewhere.is_none(), "it has passed here, not there");
+    }
+    assert!(!passes_again(&users, "ann", "b") && !passes_again(&users, "carol", "a"));
+    assert!(users.has_passed_from(CLIENT.unwrap()) && !users.has_passed_from(OTHER));
+}
+
+/// As where a file is read again: with the users goes what has passed.
+#[tokio::test]
+async fn other_users_know_nothing_of_what_has_passed() {
+    let before = users([("ann", hashed("a"))]);
+    assert!(passes(&before, "ann", "a").await && passes_again(&before, "ann", "a"));
+    let after = users([("ann", hashed("b"))]);
+    assert!(!passes_again(&after, "ann", "a") && !passes(&after, "ann", "a").await);
+}
+
+#[tokio::test]
+async fn what_is_hashed_is_found_again_and_says_how_it_was_hashed() {
+    let text = hash(b"correct horse").unwrap();
+    assert!(text.starts_with("$argon2id$v=19$m=19456,t=2,p=1$"), "{text}");
+    let users = users([("ann", Stored::Hash(Arc::new(Hash::parse(&text).unwrap())))]);
+    assert!(passes(&users, "ann", "correct horse").await);
+}
+
+#[test]
+fn no_secret_is_in_what_is_printed() {
+    let users = users([("ann", clear("s3cret"))]);
+    assert_eq!(format!("{users:?}"), "Users { count: 1, .. }");
+}

@@ -1,0 +1,152 @@
+//! Whether the program does what it was started for: it serves, drains, or has failed.
+//!
+//! ```text
+//!   Serving ── signal ──▶ Draining
+//!      │                     │
+//!      └─ a task ends ▶ Failed ◀ a task panics
+//! ```
+//!
+//! Accept loops watch it, `/readyz` shows it, and the exit code follows from it.
+
+use std::sync::Arc;
+use std::thread;
+
+use tokio::sync::watch;
+
+/// What the program does now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum State {
+    Serving,
+    /// Asked to stop: sessions may finish.
+    Draining,
+    /// This part ended, which never ends while the program serves. Sessions may finish.
+    Failed(Arc<str>),
+}
+
+/// The state, shared by all who change it or wait for it.
+#[derive(Debug, Clone)]
+pub(crate) struct Health(watch::Sender<State>);
+
+/// Held by a task or thread that the program cannot do without: its end while the program serves is a failure.
+#[derive(Debug)]
+pub(crate) struct Guard {
+    health: Health,
+    name: Arc<str>,
+}
+
+impl Health {
+    pub(crate) fn new() -> Self {
+        Self(watch::Sender::new(State::Serving))
+    }
+
+    pub(crate) fn state(&self) -> State {
+        self.0.borrow().clone()
+    }
+
+    /// Says that the program was asked to stop.
+    pub(crate) fn drain(&self) {
+        self.0.send_if_modified(|state| {
+            let serves = *state == State::Serving;
+            if serves {
+                *state = State::Draining;
+            }
+            serves
+        });
+    }
+
+    /// Says that this part of the program ended. The first failure stays.
+    pub(crate) fn fail(&self, part: &str) {
+        self.0.send_if_modified(|state| {
+            let first = !matches!(state, State::Failed(_));
+            if first {
+                *state = State::Failed(part.into());
+            }
+            first
+        });
+    }
+
+    /// Says that this thread panics. If that ends no task, it ends a thread that others rely on.
+    pub(crate) fn panics(&self, thread: &str) {
+        if tokio::task::try_id().is_none() {
+            self.fail(&format!("the thread {thread}"));
+        }
+    }
+
+    /// Waits until the program no longer serves.
+    pub(crate) async fn stopped(&self) -> State {
+        let mut state = self.0.subscribe();
+        // The sender is in `self`.
+        let stopped = state.wait_for(|state| *state != State::Serving).await;
+        stopped.map_or(State::Draining, |state| state.clone())
+    }
+
+    /// A guard for whoever does this part of the work.
+    pub(crate) fn guard(&self, name: &str) -> Guard {
+        Guard {
+            health: self.clone(),
+            name: name.into(),
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if thread::panicking() || self.health.state() == State::Serving {
+            self.health.fail(&self.name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guarded_part_that_ends_while_the_program_serves_has_failed() {
+        let health = Health::new();
+        drop(health.guard("this"));
+        drop(health.guard("that"));
+        assert_eq!(health.state(), State::Failed("this".into()));
+    }
+
+    #[test]
+    fn a_guarded_part_may_end_while_the_program_drains() {
+        let health = Health::new();
+        let guard = health.guard("this");
+        health.drain();
+        drop(guard);
+        assert_eq!(health.state(), State::Draining);
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_a_failure_outside_a_task_and_not_inside_one() {
+        let health = Health::new();
+        let session = tokio::spawn({
+            let health = health.clone();
+            async move { health.panics("worker") }
+        });
+        session.await.unwrap();
+        assert_eq!(health.state(), State::Serving);
+        let reaper = std::thread::spawn({
+            let health = health.clone();
+            move || health.panics("spliceway-pool")
+        });
+        reaper.join().unwrap();
+        assert_eq!(health.state(), State::Failed("the thread spliceway-pool".into()));
+    }
+
+    #[tokio::test]
+    async fn a_guarded_task_that_panics_has_failed_whenever_that_is() {
+        let health = Health::new();
+        let guard = health.guard("this");
+        health.drain();
+        let task = tokio::spawn(async move {
+            let _guard = guard;
+            panic!("as a test");
+        });
+        assert!(task.await.is_err());
+        assert_eq!(health.state(), State::Failed("this".into()));
+        health.drain();
+        assert_eq!(health.stopped().await, State::Failed("this".into()));
+    }
+}

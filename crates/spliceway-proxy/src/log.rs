@@ -1,0 +1,410 @@
+//! The lines on stderr, written by a thread of their own, so that no worker waits for their reader.
+//!
+//! ```text
+//!   workers ── line ──▶ queue (4 MiB, 65,536 lines) ──▶ thread `spliceway-log` ──▶ stderr
+//!                         └─ full: dropped and counted        └─ error: dropped and counted
+//! ```
+//!
+//! tracing-appender's `NonBlocking` does the same, but it bounds lines and not bytes, does not count
+//! lines whose write failed, and prints to stdout when its queue is full at exit.
+
+use std::fmt::Display;
+use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+use std::{panic, thread};
+
+use prometheus_client::metrics::counter::Counter;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use tracing_subscriber::filter::LevelFilter;
+
+use crate::health::Health;
+
+/// Bound of the lines that wait for the thread: about 13,000 records of sessions. The thread holds
+/// at most as much again, which it is writing.
+const QUEUE_MAX_BYTES: usize = 4 << 20;
+const QUEUE_MAX_LINES: usize = 1 << 16;
+/// Memory that the thread keeps for the next lines.
+const KEEP_BYTES: usize = 64 << 10;
+/// How long the end of the process waits for a reader that does not read.
+const FLUSH_PATIENCE: Duration = Duration::from_secs(1);
+/// The same after a second signal. A reader that reads needs a few milliseconds.
+const HURRIED_PATIENCE: Duration = Duration::from_millis(200);
+/// The thread calls a few functions deep.
+const STACK_BYTES: usize = 64 << 10;
+
+static LOG: LazyLock<Log> = LazyLock::new(Log::default);
+static STARTED: OnceLock<()> = OnceLock::new();
+static HURRIED: AtomicBool = AtomicBool::new(false);
+
+/// Starts the thread. From now on it writes every line of this process, those of panics included.
+///
+/// # Errors
+/// The system gives no thread.
+pub(crate) fn start(level: LevelFilter, health: &Health) -> io::Result<Flush> {
+    let guard = health.guard("the thread that writes the log");
+    thread::Builder::new()
+        .name("spliceway-log".into())
+        .stack_size(STACK_BYTES)
+        .spawn(move || {
+            let _guard = guard;
+            LOG.write_to(Stderr)
+        })?;
+    let _ = STARTED.set(());
+    tracing_subscriber::fmt()
+        .with_writer(|| LogWriter)
+        .with_ansi(io::stderr().is_terminal())
+        .with_target(false)
+        .with_max_level(level)
+        .log_internal_errors(false)
+        .init();
+    let health = health.clone();
+    // The default hook writes to stderr itself and would wait for the reader.
+    panic::set_hook(Box::new(move |panic| {
+        let thread = thread::current();
+        let thread = thread.name().unwrap_or("?");
+        announce(&format_args!("spliceway: the thread {thread} {panic}"));
+        let trace = std::backtrace::Backtrace::capture();
+        if trace.status() == std::backtrace::BacktraceStatus::Captured {
+            announce(&trace);
+        }
+        health.panics(thread);
+    }));
+    Ok(Flush)
+}
+
+/// Writes a line that the log level does not silence.
+pub(crate) fn announce(line: &dyn Display) {
+    let line = format!("{line}\n");
+    if STARTED.get().is_some() {
+        LOG.push(line.as_bytes());
+    } else {
+        // Nobody reads it: no reason to fail.
+        let _ = io::stderr().write_all(line.as_bytes());
+    }
+}
+
+/// Waits, when it is dropped, until every line is written.
+pub(crate) struct Flush;
+
+impl Drop for Flush {
+    fn drop(&mut self) {
+        let patience = match HURRIED.load(Ordering::Relaxed) {
+            true => HURRIED_PATIENCE,
+            false => FLUSH_PATIENCE,
+        };
+        LOG.flush(patience);
+    }
+}
+
+/// The process is to end at once.
+pub(crate) fn hurry() {
+    HURRIED.store(true, Ordering::Relaxed);
+}
+
+/// Lines dropped so far.
+pub(crate) fn dropped() -> Counter {
+    LOG.dropped.clone()
+}
+
+struct LogWriter;
+
+impl Write for LogWriter {
+    /// The subscriber passes one whole line.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        LOG.push(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct Log {
+    queue: Mutex<Queue>,
+    pushed: Condvar,
+    written: Condvar,
+    dropped: Counter,
+}
+
+#[derive(Default)]
+struct Queue {
+    lines: Lines,
+    /// Lines dropped that no line has reported yet.
+    unreported: u64,
+    /// The thread waits for a line; all earlier ones are written.
+    idle: bool,
+}
+
+/// Lines, one behind another.
+#[derive(Default)]
+struct Lines {
+    text: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl Log {
+    /// Never waits for the reader: a line without room is dropped.
+    fn push(&self, line: &[u8]) {
+        let mut queue = self.queue();
+        if !queue.lines.add(line) {
+            queue.unreported += 1;
+            self.dropped.inc();
+            return;
+        }
+        if std::mem::take(&mut queue.idle) {
+            self.pushed.notify_one();
+        }
+    }
+
+    /// Writes all lines, for ever.
+    fn write_to(&self, to: impl Write) -> ! {
+        let mut lines = Lines::default();
+        let mut sink = Sink { to, torn: false };
+        loop {
+            let mut unreported = self.next(&mut lines);
+            for line in lines.iter() {
+                if !sink.write_line(line) {
+                    unreported += 1;
+                    self.dropped.inc();
+                }
+            }
+            lines.clear();
+            if unreported > 0 {
+                let report = format!(
+                    "spliceway: {unreported} log lines were dropped: the log is read too slowly, or could not be written\n"
+                );
+                if !sink.write_line(report.as_bytes()) {
+                    self.queue().unreported += unreported;
+                }
+            }
+        }
+    }
+
+    /// Waits for lines, and fills the empty `lines` with them. Returns how many were dropped and not reported.
+    fn next(&self, lines: &mut Lines) -> u64 {
+        let mut queue = self.queue();
+        while queue.lines.ends.is_empty() {
+            queue.idle = true;
+            self.written.notify_all();
+            queue = self.pushed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+        queue.idle = false;
+        std::mem::swap(&mut queue.lines, lines);
+        std::mem::take(&mut queue.unreported)
+    }
+
+    fn flush(&self, patience: Duration) {
+        drop(
+            self.written
+                .wait_timeout_while(self.queue(), patience, |queue| !queue.idle),
+        );
+    }
+
+    /// It is whole at every instant.
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lines {
+    /// Adds a line; `false` where there is no room for it.
+    fn add(&mut self, line: &[u8]) -> bool {
+        let end = self.text.len() + line.len();
+        if end > QUEUE_MAX_BYTES || self.ends.len() == QUEUE_MAX_LINES {
+            return false;
+        }
+        self.text.extend_from_slice(line);
+        self.ends.push(end);
+        true
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts.zip(&self.ends).map(|(start, end)| &self.text[start..*end])
+    }
+
+    fn clear(&mut self) {
+        self.text.clear();
+        self.ends.clear();
+        self.text.shrink_to(KEEP_BYTES);
+        self.ends.shrink_to(KEEP_BYTES / size_of::<usize>());
+    }
+}
+
+/// Where lines go, and whether the last one was cut by an error.
+struct Sink<W> {
+    to: W,
+    torn: bool,
+}
+
+impl<W: Write> Sink<W> {
+    /// Whether the line was written. It does not continue one that was cut.
+    fn write_line(&mut self, line: &[u8]) -> bool {
+        (!self.torn || self.write_whole(b"\n")) && self.write_whole(line)
+    }
+
+    fn write_whole(&mut self, bytes: &[u8]) -> bool {
+        let mut left = bytes;
+        while !left.is_empty() {
+            match self.to.write(left) {
+                Ok(count @ 1..) => left = &left[count..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(0) | Err(_) => {
+                    self.torn |= left.len() < bytes.len();
+                    return false;
+                }
+            }
+        }
+        self.torn = false;
+        true
+    }
+}
+
+/// Stderr without the lock of the standard library, which others would wait for while a write blocks.
+struct Stderr;
+
+impl Write for Stderr {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let stderr = io::stderr();
+        loop {
+            match rustix::io::write(&stderr, bytes) {
+                // Whoever shares it made it non-blocking.
+                Err(Errno::AGAIN) => drop(poll(&mut [PollFd::new(&stderr, PollFlags::OUT)], None)),
+                written => return Ok(written?),
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+
+    /// A reader that takes a write when the test does, and so much of it.
+    struct Slow {
+        writes: SyncSender<Vec<u8>>,
+        outcomes: Receiver<io::Result<usize>>,
+    }
+
+    impl Write for Slow {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let gone = |_| io::Error::from(io::ErrorKind::BrokenPipe);
+            self.writes.send(bytes.to_vec()).map_err(|_| gone(()))?;
+            self.outcomes
+                .recv()
+                .map_err(|_| gone(()))?
+                .map(|most| most.min(bytes.len()))
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    struct Reader {
+        writes: Receiver<Vec<u8>>,
+        outcomes: Sender<io::Result<usize>>,
+    }
+
+    impl Reader {
+        fn read(&self) -> String {
+            self.answer(Ok(usize::MAX))
+        }
+
+        fn answer(&self, outcome: io::Result<usize>) -> String {
+            self.outcomes.send(outcome).unwrap();
+            String::from_utf8(self.writes.recv().unwrap()).unwrap()
+        }
+    }
+
+    /// A log of its own, whose thread lives as long as the tests.
+    fn log() -> (&'static Log, Reader) {
+        let log: &Log = Box::leak(Box::default());
+        let ((writes, written), (outcomes, taken)) = (sync_channel(0), channel());
+        let sink = Slow {
+            writes,
+            outcomes: taken,
+        };
+        thread::spawn(move || log.write_to(sink));
+        let reader = Reader {
+            writes: written,
+            outcomes,
+        };
+        (log, reader)
+    }
+
+    /// Waits until the thread holds the line that it is to write, and the queue is empty.
+    fn pushed_alone(log: &Log, line: &str) {
+        log.push(line.as_bytes());
+        while !log.queue().lines.ends.is_empty() {
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn lines_beyond_the_bound_are_dropped_counted_and_reported() {
+        let (log, reader) = log();
+        pushed_alone(log, "first\n");
+        let long = "x".repeat(QUEUE_MAX_BYTES / 4 - 1) + "\n";
+        for _ in 0..7 {
+            log.push(long.as_bytes());
+        }
+        assert_eq!(log.dropped.get(), 3);
+        assert_eq!(reader.read(), "first\n");
+        for _ in 0..4 {
+            assert!(reader.read() == long);
+        }
+        let report = reader.read();
+        assert!(report.starts_with("spliceway: 3 log lines were dropped"), "{report}");
+        pushed_alone(log, "last\n");
+        assert_eq!(reader.read(), "last\n");
+    }
+
+    #[test]
+    fn short_lines_are_bounded_in_number() {
+        let (log, _reader) = log();
+        pushed_alone(log, "first\n");
+        for _ in 0..QUEUE_MAX_LINES + 5 {
+            log.push(b"\n");
+        }
+        assert_eq!(log.dropped.get(), 5);
+    }
+
+    #[test]
+    fn lines_that_cannot_be_written_are_counted_and_reported() {
+        let full = || Err(io::ErrorKind::StorageFull.into());
+        let (log, reader) = log();
+        pushed_alone(log, "first\n");
+        log.push(b"second\n");
+        assert_eq!(reader.answer(full()), "first\n");
+        let report = reader.answer(full());
+        assert!(report.contains("1 log lines"), "{report}");
+        assert_eq!(reader.answer(Ok(3)), "second\n");
+        assert_eq!(reader.answer(full()), "ond\n");
+        assert_eq!(reader.read(), "\n", "a line that was cut ends here");
+        let report = reader.read();
+        assert!(report.contains("2 log lines"), "{report}");
+        assert_eq!(log.dropped.get(), 2);
+    }
+
+    #[test]
+    fn a_flush_waits_for_every_line_and_no_longer_than_it_may() {
+        let (log, reader) = log();
+        log.push(b"line\n");
+        log.flush(Duration::from_millis(1));
+        assert_eq!(reader.read(), "line\n");
+        // For as long as it takes.
+        log.flush(Duration::from_secs(20));
+        assert!(log.queue().idle);
+    }
+}

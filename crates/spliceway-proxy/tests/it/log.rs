@@ -1,0 +1,191 @@
+//! The log may fail or stand still: nothing else does.
+
+use std::io::{BufRead, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::harness::{PATIENCE, Program, assert_same, connect, echo, let_pass, pattern, read_exactly, refusing};
+use crate::listen::{SocketPath, connect_to_path};
+
+/// Runs it with the shell's `redirection`.
+fn redirected(arguments: &[&str], redirection: &str) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("exec \"$0\" \"$@\" {redirection}")]);
+    command.arg(env!("CARGO_BIN_EXE_spliceway")).args(arguments);
+    command
+}
+
+/// A connection, as soon as it listens there.
+fn reach(path: &SocketPath) -> UnixStream {
+    let until = Instant::now() + PATIENCE;
+    while UnixStream::connect(&path.0).is_err() {
+        assert!(Instant::now() < until, "it does not listen");
+        let_pass(Duration::from_millis(2));
+    }
+    connect_to_path(&path.0)
+}
+
+fn get(path: &SocketPath, what: &str) -> String {
+    let (mut stream, mut answer) = (reach(path), String::new());
+    write!(
+        stream,
+        "GET {what} HTTP/1.1\r\nHost: spliceway\r\nConnection: close\r\n\r\n"
+    )
+    .unwrap();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn exit_code(child: &mut Child) -> Option<i32> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        if Instant::now() >= until {
+            child.kill().unwrap();
+            panic!("it does not end");
+        }
+        let_pass(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_log_that_cannot_be_written_stops_nothing() {
+    for (redirection, is_counted) in [
+        ("2>/dev/full", true),
+        // Its reader is gone.
+        ("", true),
+        // The standard library puts /dev/null in its place.
+        ("2>&-", false),
+    ] {
+        let (clients, metrics) = (SocketPath::new(), SocketPath::new());
+        let (at, metrics_at) = (clients.address(), metrics.address());
+        let arguments = [
+            "socks5",
+            "-l",
+            &at,
+            "--open",
+            "--max-conns",
+            "2",
+            "--metrics",
+            &metrics_at,
+        ];
+        let mut child = redirected(&arguments, redirection)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stderr.take());
+        for round in 0..6 {
+            // The third has to wait, which is worth a line; and so is each end.
+            let mut sessions = [(); 3].map(|()| reach(&clients));
+            for session in &mut sessions[..2] {
+                session.write_all(b"\x05\x01\x00").unwrap();
+                let mut answer = [0; 2];
+                session.read_exact(&mut answer).unwrap();
+                assert_eq!(answer, *b"\x05\x00", "{redirection}, round {round}");
+            }
+        }
+        assert!(get(&metrics, "/readyz").starts_with("HTTP/1.1 200"), "{redirection}");
+        let text = get(&metrics, "/metrics");
+        let none = text.contains("\nspliceway_log_lines_dropped_total 0\n");
+        assert_eq!(!none, is_counted, "{redirection}: {text}");
+        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+        assert_eq!(exit_code(&mut child), Some(0), "{redirection}");
+    }
+}
+
+/// A SOCKS5 session that asks for a target.
+fn ask(program: &Program, target: std::net::SocketAddr) -> (std::net::TcpStream, u8) {
+    let mut session = connect(program.address);
+    let std::net::IpAddr::V4(ip) = target.ip() else {
+        panic!("IPv4")
+    };
+    let request = [
+        &b"\x05\x01\x00\x05\x01\x00\x01"[..],
+        &ip.octets(),
+        &target.port().to_be_bytes(),
+    ]
+    .concat();
+    session.write_all(&request).unwrap();
+    let answer = read_exactly(&mut session, 12);
+    (session, answer[3])
+}
+
+const SESSIONS: usize = 60;
+
+/// A proxy whose log nobody reads, with a pipe that is full and more lines to write.
+fn with_a_stalled_reader() -> (Program, std::io::BufReader<std::process::ChildStderr>) {
+    const PIPE_BYTES: usize = 4096;
+    let (program, log) = Program::start_unread(&["socks5", "-l", "127.0.0.1:0"]);
+    rustix::pipe::fcntl_setpipe_size(log.get_ref().as_fd(), PIPE_BYTES).unwrap();
+    let nobody = refusing();
+    for _ in 0..SESSIONS {
+        // Its record has more than 100 bytes.
+        assert_eq!(ask(&program, nobody).1, 5);
+    }
+    program.await_sum("spliceway_connections_total", &[], SESSIONS as u64);
+    let until = Instant::now() + PATIENCE;
+    while rustix::io::ioctl_fionread(log.get_ref().as_fd()).unwrap() < PIPE_BYTES as u64 - 1024 {
+        assert!(Instant::now() < until, "the pipe is not full");
+        let_pass(Duration::from_millis(2));
+    }
+    (program, log)
+}
+
+#[test]
+fn a_log_that_nobody_reads_delays_no_client_and_not_the_end() {
+    const BYTES: usize = 8 << 20;
+    let (mut program, _log) = with_a_stalled_reader();
+    let (session, reply) = ask(&program, echo("127.0.0.1:0"));
+    assert_eq!(reply, 0);
+    let sent = pattern(1, BYTES);
+    thread::scope(|scope| {
+        scope.spawn(|| (&session).write_all(&sent).unwrap());
+        assert_same(&read_exactly(&mut session.try_clone().unwrap(), BYTES), &sent);
+    });
+    assert!(program.get("/healthz").starts_with("HTTP/1.1 200"));
+    assert_eq!(program.sum("spliceway_log_lines_dropped_total", &[]), 0);
+    drop(session);
+    program.terminate();
+    assert_eq!(program.exit().code(), Some(0));
+}
+
+#[test]
+fn a_log_reader_that_reads_again_gets_every_line_that_fits() {
+    let (mut program, log) = with_a_stalled_reader();
+    program.terminate();
+    let lines: Vec<_> = log.lines().map(Result::unwrap).collect();
+    let records = lines
+        .iter()
+        .filter(|line| line.contains("end=connect_failed:ECONNREFUSED"));
+    assert_eq!(records.count(), SESSIONS, "{lines:#?}");
+    assert!(lines.last().unwrap().contains("drained"), "{lines:#?}");
+    assert_eq!(program.exit().code(), Some(0));
+}
+
+#[test]
+fn a_hash_that_cannot_be_printed_is_a_failure_and_no_panic() {
+    for (arguments, redirection, code) in [
+        ("hash-password", ">/dev/full", 1),
+        ("hash-password", ">/dev/full 2>/dev/full", 1),
+        ("hash-password", ">/dev/full 2>&-", 1),
+        ("hash-password", ">&- 2>&-", 0),
+        ("--help", ">/dev/full 2>/dev/full", 0),
+        ("--no-such-option", ">/dev/full 2>/dev/full", 2),
+    ] {
+        let mut child = redirected(&[arguments], redirection)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        // It may be gone before it reads.
+        let _ = child.stdin.take().unwrap().write_all(b"secret\n");
+        assert_eq!(exit_code(&mut child), Some(code), "{arguments} {redirection}");
+    }
+}
