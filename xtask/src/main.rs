@@ -86,6 +86,14 @@ const TASKS: &[Task] = &[
         ],
     },
     Task {
+        name: "attack",
+        purpose: "attacks on the program, with limits for its clients and resources; `attack --help` for its words",
+        steps: &[
+            step("cargo build --release --package spliceway-proxy"),
+            step("cargo run --release --package spliceway-attack -- …"),
+        ],
+    },
+    Task {
         name: "soak",
         purpose: "minutes of byte-exact load on the program, watched for drift; `soak --help` for its words",
         steps: &[

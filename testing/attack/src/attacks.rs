@@ -1,0 +1,270 @@
+//! The attacks: what each attacker does with one connection, how many there are, and what the
+//! program may use meanwhile.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::runtime::Handle;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::Stage;
+use crate::client::{self, Target};
+use crate::probe::Probe;
+use crate::program::{Log, SECRET};
+
+/// How long an attack lasts, the quick form first.
+const TIME: [Duration; 2] = [Duration::from_millis(2500), Duration::from_secs(30)];
+
+/// An attack that is counted instead lasts as long as it takes, but no longer than this: a hash
+/// takes some 30 ms of a core, and there are 10,000.
+const TIME_MAX: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(400)];
+
+pub(crate) struct Attack {
+    pub(crate) name: &'static str,
+    kind: Kind,
+    /// Attackers at a time, each with one connection.
+    pub(crate) at_once: usize,
+    /// Stop after so many connections, the quick form first; without it, after the time.
+    count: Option<[u64; 2]>,
+    pub(crate) log: Log,
+    pub(crate) probe: Probe,
+    pub(crate) limits: Limits,
+}
+
+/// What the program may use under an attack, beyond what it used before.
+pub(crate) struct Limits {
+    pub(crate) rss_mib: u64,
+    /// Descriptors for each attacker at a time.
+    pub(crate) descriptors_each: usize,
+    /// CPU time of each connection of the attack.
+    pub(crate) cpu_each: Duration,
+}
+
+/// What one attacker does with one connection.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// Says nothing and waits to be disconnected.
+    Silent,
+    /// Sends one byte of a request each 100 ms.
+    ByteByByte,
+    /// Says nothing, or half a request, to the metrics port.
+    SilentMetrics,
+    /// Logs in with a wrong password, from an address of its own.
+    WrongPassword,
+    /// Asks for a name that the DNS server answers late or never.
+    SlowName,
+    /// Asks for a target that does not answer, and leaves.
+    Leave,
+    /// Asks for a target that refuses, which is a line in the log.
+    Refused,
+    /// Uploads to a target that answers early and closes.
+    EarlyAnswer,
+    /// Connects and closes, or resets.
+    Connect,
+}
+
+const SMALL: Limits = Limits {
+    // What the allocator keeps after some hundred sessions at a time.
+    rss_mib: 8,
+    // The client and nobody else.
+    descriptors_each: 1,
+    // A connection with a line in the log takes some 100 µs. A worker that spins takes all there is.
+    cpu_each: Duration::from_millis(1),
+};
+
+/// For 1,000 clients in the middle of a handshake: each may hold 16 KiB, the longest head of a request.
+const HELD: Limits = Limits { rss_mib: 16, ..SMALL };
+
+const fn attack(name: &'static str, kind: Kind, at_once: usize, limits: Limits) -> Attack {
+    Attack {
+        name,
+        kind,
+        at_once,
+        count: None,
+        log: Log::Kept,
+        probe: Probe::Address,
+        limits,
+    }
+}
+
+/// Attackers that make log lines while the log has this fault.
+const fn log_attack(name: &'static str, log: Log) -> Attack {
+    let limits = Limits {
+        // Lines that wait for a reader are bounded by bytes or by number; either way they stay below this.
+        rss_mib: 24,
+        // The client, and the socket of the connection that is refused.
+        descriptors_each: 2,
+        ..SMALL
+    };
+    Attack {
+        log,
+        ..attack(name, Kind::Refused, 32, limits)
+    }
+}
+
+/// Numbers at a time: 1,000 is well above what one thread serves in turn, and below the 1,500
+/// sessions that the program's descriptors allow, behind which clients wait by design.
+pub(crate) const ATTACKS: &[Attack] = &[
+    attack("silent handshakes", Kind::Silent, 1000, HELD),
+    attack("handshakes byte by byte", Kind::ByteByByte, 1000, HELD),
+    // More than the connections to the metrics port that the program serves at a time.
+    attack("silent metrics port", Kind::SilentMetrics, 200, SMALL),
+    Attack {
+        count: Some([200, 10_000]),
+        probe: Probe::Newcomer,
+        ..attack(
+            "wrong passwords",
+            Kind::WrongPassword,
+            32,
+            Limits {
+                // One block of argon2 (19 MiB) and what the program uses beside it.
+                rss_mib: 24,
+                // Two passes over 19 MiB, on a core that others use, too.
+                cpu_each: Duration::from_millis(100),
+                ..SMALL
+            },
+        )
+    },
+    Attack {
+        probe: Probe::Name,
+        ..attack(
+            "slow names",
+            Kind::SlowName,
+            600,
+            Limits {
+                rss_mib: 16,
+                // The client, and a socket for each address family that is asked for.
+                descriptors_each: 3,
+                ..SMALL
+            },
+        )
+    },
+    attack(
+        "clients that leave",
+        Kind::Leave,
+        64,
+        Limits {
+            // The client and its target. Those who left hold nothing, so that thousands of them do not add up.
+            descriptors_each: 2,
+            ..SMALL
+        },
+    ),
+    attack(
+        "early answers",
+        Kind::EarlyAnswer,
+        32,
+        Limits {
+            rss_mib: 16,
+            // The client, its target, and two ends of a pipe for each direction. What ends may linger for a moment.
+            descriptors_each: 12,
+            // Up to 1 MiB is relayed.
+            cpu_each: Duration::from_millis(3),
+        },
+    ),
+    attack("flood of connects", Kind::Connect, 64, SMALL),
+    log_attack("stalled log reader", Log::Stalled),
+    log_attack("log reader gone", Log::Closed),
+    log_attack("log on a full device", Log::Full),
+    log_attack("log on a full disk", Log::FullDisk),
+];
+
+/// Runs the attack on a runtime of its own until it has lasted long enough.
+pub(crate) async fn run(attack: &'static Attack, quick: bool, stage: &Arc<Stage>, attacking: &Handle) {
+    let form = usize::from(!quick);
+    let (time, count) = match attack.count {
+        Some(count) => (TIME_MAX[form], count[form]),
+        None => (TIME[form], u64::MAX),
+    };
+    let until = Instant::now() + time;
+    let mut attackers = JoinSet::new();
+    for number in 0..attack.at_once {
+        let stage = Arc::clone(stage);
+        let attacker = async move {
+            while Instant::now() < until {
+                let attempt = stage.attempts.fetch_add(1, Ordering::Relaxed);
+                if attempt >= count {
+                    stage.attempts.fetch_sub(1, Ordering::Relaxed);
+                    return;
+                }
+                // Whatever the program answers is its right.
+                let one = attack.kind.attempt(&stage, number, attempt);
+                let _ = timeout(until.saturating_duration_since(Instant::now()), one).await;
+                // Sleeps because a load without a pause measures itself on a machine with two cores.
+                sleep(attack.kind.pause()).await;
+            }
+        };
+        attackers.spawn_on(attacker, attacking);
+    }
+    attackers.join_all().await;
+}
+
+impl Kind {
+    /// Between two connections of one attacker: some 1,000 connections a second, all attackers together.
+    fn pause(self) -> Duration {
+        Duration::from_millis(match self {
+            Self::Leave | Self::Connect => 60,
+            Self::WrongPassword => 0,
+            _ => 30,
+        })
+    }
+
+    async fn attempt(self, stage: &Stage, number: usize, attempt: u64) -> io::Result<()> {
+        // Most attackers share few addresses, as behind a NAT.
+        let from = client::attacker(match self {
+            Self::WrongPassword => attempt,
+            _ => number as u64 % 4,
+        });
+        let to = match self {
+            Self::SilentMetrics => stage.program.metrics,
+            _ => stage.program.address,
+        };
+        let mut stream = client::connect(from, to).await?;
+        let odd = attempt % 2 == 1;
+        let login = async |stream: &mut _, target| client::request(stream, "attacker", SECRET, &target).await;
+        match self {
+            Self::Silent => {}
+            Self::ByteByByte => {
+                for byte in b"GET http://127.0.0.1/a/long/path HTTP/1.1\r\nX-Slow: " {
+                    stream.write_all(&[*byte]).await?;
+                    // Sleeps because a slow client is the attack.
+                    sleep(Duration::from_millis(100)).await;
+                }
+            }
+            Self::SilentMetrics if odd => stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\n").await?,
+            Self::SilentMetrics => {}
+            Self::WrongPassword => {
+                let target = Target::Address(stage.servers.echo);
+                client::request(&mut stream, "attacker", "wrong", &target).await?;
+            }
+            Self::SlowName => {
+                let kind = if odd { "late" } else { "never" };
+                login(&mut stream, Target::Name(format!("{kind}{attempt}.test"), 80)).await?;
+            }
+            Self::Leave => {
+                login(&mut stream, Target::Address(stage.servers.silent)).await?;
+                // Sleeps because the program is to be in the middle of its attempt; nobody is told when it is.
+                sleep(Duration::from_millis(20)).await;
+                return Ok(());
+            }
+            Self::Refused => login(&mut stream, Target::Address(stage.servers.refusing)).await?,
+            Self::EarlyAnswer => {
+                login(&mut stream, Target::Address(stage.servers.early)).await?;
+                client::accepted(&mut stream).await?;
+                // The target closes in the middle of it.
+                let _ = stream.write_all(&vec![0; 1 << 20]).await;
+            }
+            Self::Connect => {
+                if odd {
+                    stream.set_zero_linger()?;
+                }
+                return Ok(());
+            }
+        }
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.map(drop)
+    }
+}

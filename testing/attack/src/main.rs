@@ -1,0 +1,186 @@
+//! `cargo xtask attack`: attacks the real program and measures what honest clients notice of it.
+//!
+//! Each attack gets a fresh program. While the attack runs, a probe sends bytes through the program
+//! with valid credentials, another asks for `/healthz`, and a third reads the process's memory and
+//! descriptors. After it, the program must be as it was before, and end cleanly on TERM.
+#![forbid(unsafe_code)]
+
+mod attacks;
+mod client;
+mod place;
+mod probe;
+mod program;
+mod servers;
+mod table;
+
+use std::io;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::runtime::{Builder, Handle, Runtime};
+
+use attacks::{ATTACKS, Attack};
+use place::Place;
+use program::Program;
+use servers::Servers;
+use table::Outcome;
+
+const HELP: &str = "\
+Attacks the program and fails if honest clients, memory, descriptors or CPU suffer.
+
+usage: cargo xtask attack [--quick] [--program PATH] [WORD…]
+
+  --quick         a minute instead of ten
+  --program PATH  attack this build instead of the release build
+  WORD            only attacks that have one of these words in their name
+
+Everything stays on loopback, in a network namespace of its own where that is permitted.";
+
+/// What the command line asks for.
+#[derive(Default)]
+struct Options {
+    quick: bool,
+    program: Option<String>,
+    words: Vec<String>,
+}
+
+/// What an attack works with.
+pub(crate) struct Stage {
+    program: Program,
+    servers: Servers,
+    /// Connections made by the attack so far.
+    attempts: AtomicU64,
+    /// Whether the attack is still on.
+    on: AtomicBool,
+}
+
+#[expect(clippy::print_stdout, reason = "the table is the result")]
+fn main() -> ExitCode {
+    let mut options = Options::default();
+    let mut typed = std::env::args().skip(1);
+    while let Some(word) = typed.next() {
+        match word.as_str() {
+            "--quick" => options.quick = true,
+            "--program" => options.program = typed.next(),
+            "--help" | "-h" => {
+                println!("{HELP}");
+                return ExitCode::SUCCESS;
+            }
+            word if word.starts_with('-') => {
+                eprintln!("unknown option {word}\n\n{HELP}");
+                return ExitCode::from(2);
+            }
+            _ => options.words.push(word),
+        }
+    }
+    match run(&options) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("attack: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "the table is the result")]
+fn run(options: &Options) -> io::Result<ExitCode> {
+    let place = match place::isolate()? {
+        place::Isolation::Inside(place) => place,
+        place::Isolation::Ended(code) => return Ok(code),
+    };
+    // The attack must not delay the probes that measure it, so each has a runtime of its own.
+    let (attacking, honest) = (runtime()?, runtime()?);
+    println!("{place}\n{}", table::head());
+    let (mut count, mut failures) = (0, Vec::new());
+    for attack in ATTACKS.iter().filter(|attack| options.wants(attack.name)) {
+        count += 1;
+        match honest.block_on(stage(attack, options, &place, attacking.handle())) {
+            Ok(outcome) => {
+                println!("{}", outcome.row());
+                failures.extend(outcome.failures());
+            }
+            // The program did not even start, or has ended.
+            Err(error) => failures.push(format!("{}: {error}", attack.name)),
+        }
+    }
+    if count == 0 {
+        return Err(io::Error::other("no attack has such a name"));
+    }
+    println!("\nA number in parentheses is the limit of the number before it.");
+    for failure in &failures {
+        println!("FAIL {failure}");
+    }
+    Ok(if failures.is_empty() {
+        println!("ok: {count} attacks held");
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+impl Options {
+    fn wants(&self, name: &str) -> bool {
+        self.words.is_empty() || self.words.iter().any(|word| name.contains(word.as_str()))
+    }
+}
+
+fn runtime() -> io::Result<Runtime> {
+    Builder::new_multi_thread().worker_threads(1).enable_all().build()
+}
+
+/// One attack on one program, from its start to its end.
+async fn stage(attack: &'static Attack, options: &Options, place: &Place, attacking: &Handle) -> io::Result<Outcome> {
+    let servers = Servers::start().await?;
+    let program = Program::start(options.program.as_deref(), servers.names, attack.log, place).await?;
+    let stage = Arc::new(Stage {
+        program,
+        servers,
+        attempts: AtomicU64::new(0),
+        on: AtomicBool::new(true),
+    });
+    // The first connections allocate what later ones use again.
+    probe::warm_up(&stage, attack.probe).await?;
+    let before = stage.program.usage()?;
+    let started = Instant::now();
+    let (probes, health) = (probe::trips(&stage, attack.probe), probe::health(&stage));
+    let peak = probe::peak(&stage, before);
+    attacks::run(attack, options.quick, &stage, attacking).await;
+    stage.on.store(false, Ordering::Relaxed);
+    let (probes, health) = (probes.await?, health.await?);
+    let lasted = started.elapsed();
+    let (after, ready) = settle(&stage, before.descriptors).await?;
+    let peak = peak.await?;
+    let attempts = stage.attempts.load(Ordering::Relaxed);
+    let ended = stage.program.end().await?;
+    Ok(Outcome {
+        attack,
+        quick: options.quick,
+        attempts,
+        lasted,
+        probes,
+        health,
+        before,
+        peak,
+        after,
+        ready,
+        ended,
+    })
+}
+
+/// Waits until the program holds no more descriptors than before the attack, and asks whether it is
+/// ready. Gives up after the deadline.
+async fn settle(stage: &Arc<Stage>, descriptors: usize) -> io::Result<(program::Usage, bool)> {
+    /// Idle pipes are closed after 10 s, every deadline that the program is given is shorter.
+    const DEADLINE: Duration = Duration::from_secs(15);
+    let started = Instant::now();
+    loop {
+        // Sleeps because a descriptor that is closed gives no event.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let usage = stage.program.usage()?;
+        if usage.descriptors <= descriptors || started.elapsed() > DEADLINE {
+            return Ok((usage, probe::is_ready(stage).await));
+        }
+    }
+}

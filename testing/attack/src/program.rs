@@ -1,0 +1,199 @@
+//! The program under attack, a process of its own, and what the kernel says of it.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{sleep, timeout};
+
+use crate::place::Place;
+
+/// The secret of every user; none of them is worth more.
+pub(crate) const SECRET: &str = "correct horse";
+
+/// Users of this name and a number have not logged in before, so that their hash has to be checked.
+pub(crate) const NEWCOMERS: usize = 1000;
+
+/// What the program may have open: an eighth each for pipes and for lookups, and some 1,500 sessions.
+const DESCRIPTORS: u64 = 4096;
+
+/// Starts and ends take milliseconds on an idle machine.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Where the program's stderr, and so its log, goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Log {
+    /// To a file with room for it.
+    Kept,
+    /// To a pipe that nobody reads.
+    Stalled,
+    /// To a pipe whose reader is gone.
+    Closed,
+    /// To a device that is always full.
+    Full,
+    /// To a file on a file system that fills up.
+    FullDisk,
+}
+
+/// What the kernel says of the process.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Usage {
+    pub(crate) rss_kib: u64,
+    pub(crate) descriptors: usize,
+    pub(crate) cpu: Duration,
+}
+
+/// The running program. Dropping it kills it.
+pub(crate) struct Program {
+    pub(crate) address: SocketAddr,
+    pub(crate) metrics: SocketAddr,
+    process: Mutex<Child>,
+    pid: Pid,
+    /// The reading end of its stderr, which stays open and unread.
+    _unread: Option<OwnedFd>,
+}
+
+impl Program {
+    pub(crate) async fn start(path: Option<&str>, names: SocketAddr, log: Log, place: &Place) -> io::Result<Self> {
+        let beside = std::env::current_exe()?.with_file_name("spliceway");
+        let path = path.map_or(beside, Into::into);
+        let users = place.folder.join("users");
+        write_users(&path, &users)?;
+        // Not taken from the log, which some attacks break from the start.
+        let (address, metrics) = (unused_address().await?, unused_address().await?);
+        let (stderr, unread) = log.open(place)?;
+        let mut command = Command::new(&path);
+        command.args(["mixed", "--handshake-timeout", "3s", "--connect-timeout", "5s"]);
+        command.args(["--listen", &address.to_string(), "--metrics", &metrics.to_string()]);
+        command.args(["--dns", &names.to_string(), "--nofile", &DESCRIPTORS.to_string()]);
+        command.arg("--auth-file").arg(&users);
+        if log != Log::Kept {
+            // Fewer than the attackers, so that the task that accepts connections logs, too.
+            command.args(["--max-conns", "24"]);
+        }
+        let process = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(stderr)
+            .spawn();
+        let process = process.map_err(|error| io::Error::other(format!("cannot start {}: {error}", path.display())))?;
+        let program = Self {
+            address,
+            metrics,
+            pid: Pid::from_child(&process),
+            process: Mutex::new(process),
+            _unread: unread,
+        };
+        let started = Instant::now();
+        while TcpStream::connect(address).await.is_err() {
+            if started.elapsed() > PATIENCE {
+                return Err(io::Error::other("the program does not listen"));
+            }
+            // Sleeps because a log that cannot be written tells nobody when the program listens.
+            sleep(Duration::from_millis(10)).await;
+        }
+        Ok(program)
+    }
+
+    pub(crate) fn usage(&self) -> io::Result<Usage> {
+        let folder = format!("/proc/{}", self.pid.as_raw_nonzero());
+        let status = fs::read_to_string(format!("{folder}/status"))?;
+        let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let rss_kib = rss.and_then(|rss| rss.split_whitespace().next()?.parse().ok());
+        let stat = fs::read_to_string(format!("{folder}/stat"))?;
+        // User and system time, fields 14 and 15 of proc_pid_stat(5). The second field may contain blanks.
+        let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
+        let ticks: u64 = fields
+            .split(' ')
+            .skip(11)
+            .take(2)
+            .filter_map(|field| field.parse::<u64>().ok())
+            .sum();
+        Ok(Usage {
+            rss_kib: rss_kib.ok_or_else(|| io::Error::other("the program has ended"))?,
+            descriptors: fs::read_dir(format!("{folder}/fd"))?.count(),
+            cpu: Duration::from_secs(ticks) / u32::try_from(rustix::param::clock_ticks_per_second()).unwrap_or(100),
+        })
+    }
+
+    /// Asks the program to end as a service manager does. What came of it, in words, if that is not
+    /// exit code 0 in time.
+    pub(crate) async fn end(&self) -> io::Result<Result<Duration, String>> {
+        let asked = Instant::now();
+        // It may have ended by itself; its exit code tells.
+        let _ = kill_process(self.pid, Signal::TERM);
+        let ended = async {
+            loop {
+                if let Some(status) = self.process.lock().expect("nobody panics").try_wait()? {
+                    return Ok::<_, io::Error>(status);
+                }
+                // Sleeps because a child's end gives no event without a handler of SIGCHLD.
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        Ok(match timeout(PATIENCE, ended).await {
+            Ok(status) => match status? {
+                status if status.success() => Ok(asked.elapsed()),
+                status => Err(status.to_string()),
+            },
+            Err(_) => Err(format!("still running {} s after TERM", PATIENCE.as_secs())),
+        })
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        if let Ok(process) = self.process.get_mut() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+impl Log {
+    fn open(self, place: &Place) -> io::Result<(Stdio, Option<OwnedFd>)> {
+        let file = |path: &std::path::Path| File::create(path).map(|file| (file.into(), None));
+        match (self, &place.small) {
+            (Self::Kept, _) => file(&place.folder.join("log")),
+            (Self::FullDisk, Some(small)) => file(&small.join("log")),
+            (Self::FullDisk, None) | (Self::Full, _) => {
+                let full = OpenOptions::new().write(true).open("/dev/full")?;
+                Ok((full.into(), None))
+            }
+            (Self::Stalled | Self::Closed, _) => {
+                let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
+                // The smallest there is, which fills up soon.
+                fcntl_setpipe_size(&writer, 4096)?;
+                Ok((writer.into(), (self == Self::Stalled).then_some(reader)))
+            }
+        }
+    }
+}
+
+/// A file of users who all have the same secret: one hash does for all.
+fn write_users(program: &std::path::Path, path: &std::path::Path) -> io::Result<()> {
+    let mut command = Command::new(program);
+    let mut child = command
+        .arg("hash-password")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    writeln!(child.stdin.take().expect("piped"), "{SECRET}")?;
+    let output = child.wait_with_output()?;
+    let hash = String::from_utf8_lossy(&output.stdout);
+    let names = (0..NEWCOMERS).map(|number| format!("newcomer{number}"));
+    let names = names.chain(["probe".to_owned(), "attacker".to_owned()]);
+    let lines: String = names.map(|name| format!("{name}:{}\n", hash.trim())).collect();
+    fs::write(path, lines)
+}
+
+async fn unused_address() -> io::Result<SocketAddr> {
+    TcpListener::bind("127.0.0.1:0").await?.local_addr()
+}

@@ -1,0 +1,161 @@
+//! One row for each attack, and the limits that it fails on.
+
+use std::time::Duration;
+
+use crate::attacks::Attack;
+use crate::probe::Latencies;
+use crate::program::Usage;
+
+/// Limits that are the same for every attack. The machine of the run may have two cores that the
+/// attack and other programs use, too: a round trip of 1 ms may then take some 100 ms. What the
+/// limits are to find are waits for a deadline of the program, the shortest of which is 3 s.
+const P99: Duration = Duration::from_millis(1000);
+const LONGEST: Duration = Duration::from_millis(2500);
+/// A service manager's health check gives up after a second or more.
+const HEALTH: Duration = Duration::from_millis(1000);
+/// Descriptors beside those of attackers: the probes' sessions and lookups, three for each that is under way.
+const DESCRIPTORS_BESIDE: usize = 96;
+/// Of the time of one core, beside what the attack's connections cost: the probes take some 4 %.
+const CPU_SHARE: u32 = 10;
+
+/// What one attack did.
+pub(crate) struct Outcome {
+    pub(crate) attack: &'static Attack,
+    pub(crate) quick: bool,
+    pub(crate) attempts: u64,
+    pub(crate) lasted: Duration,
+    pub(crate) probes: Latencies,
+    pub(crate) health: Latencies,
+    pub(crate) before: Usage,
+    pub(crate) peak: Usage,
+    pub(crate) after: Usage,
+    pub(crate) ready: bool,
+    pub(crate) ended: Result<Duration, String>,
+}
+
+/// A number with its limit.
+struct Cell {
+    column: &'static str,
+    value: u64,
+    limit: u64,
+}
+
+const WIDTHS: [usize; 12] = [24, 8, 6, 10, 7, 11, 12, 12, 9, 16, 9, 13];
+
+pub(crate) fn head() -> String {
+    let columns = [
+        "attack",
+        "connects",
+        "probes",
+        "failed",
+        "p50 ms",
+        "p99 ms",
+        "max ms",
+        "healthz ms",
+        "RSS +MiB",
+        "descriptors",
+        "after",
+        "CPU ms",
+    ];
+    line(&columns.map(str::to_owned)) + "  ready  TERM"
+}
+
+fn line(cells: &[String; 12]) -> String {
+    let cells = cells.iter().zip(WIDTHS).enumerate();
+    let cells = cells.map(|(at, (cell, width))| match at {
+        0 => format!("{cell:<width$}"),
+        _ => format!("{cell:>width$}"),
+    });
+    cells.collect::<Vec<_>>().join(" ")
+}
+
+impl Outcome {
+    pub(crate) fn row(&self) -> String {
+        let [failed, p99, longest, _, health, rss, descriptors, after, cpu] = self.cells();
+        let ended = match &self.ended {
+            Ok(took) => format!("0 in {} ms", took.as_millis()),
+            Err(why) => why.clone(),
+        };
+        let cells = [
+            self.attack.name.to_owned(),
+            self.attempts.to_string(),
+            self.probes.count().to_string(),
+            failed.to_string(),
+            self.probes.percentile(50).as_millis().to_string(),
+            p99.to_string(),
+            longest.to_string(),
+            health.to_string(),
+            rss.to_string(),
+            format!("{} {descriptors}", self.before.descriptors),
+            after.to_string(),
+            cpu.to_string(),
+        ];
+        line(&cells) + &format!("  {:<5}  {ended}", if self.ready { "yes" } else { "NO" })
+    }
+
+    fn cells(&self) -> [Cell; 9] {
+        let limits = &self.attack.limits;
+        let cell = |column, value, limit| Cell { column, value, limit };
+        let time = |column, value: Duration, limit: Duration| cell(column, millis(value), millis(limit));
+        let rss = self
+            .peak
+            .rss_kib
+            .max(self.after.rss_kib)
+            .saturating_sub(self.before.rss_kib);
+        let descriptors = self.before.descriptors + self.attack.at_once * limits.descriptors_each + DESCRIPTORS_BESIDE;
+        let attempts = u32::try_from(self.attempts).unwrap_or(u32::MAX);
+        let hashes = u32::try_from(self.probes.count()).unwrap_or(u32::MAX);
+        let cpu = self.lasted / CPU_SHARE + limits.cpu_each * (attempts + hashes);
+        [
+            cell("failed probes", self.probes.failed as u64, 0),
+            time("p99 ms of the probes", self.probes.percentile(99), P99),
+            time("max ms of the probes", self.probes.percentile(100), LONGEST),
+            cell("failed requests for /healthz", self.health.failed as u64, 0),
+            time("max ms of /healthz", self.health.percentile(100), HEALTH),
+            cell("MiB of RSS more than before", rss >> 10, limits.rss_mib),
+            cell(
+                "descriptors during it",
+                self.peak.descriptors as u64,
+                descriptors as u64,
+            ),
+            cell(
+                "descriptors after it",
+                self.after.descriptors as u64,
+                self.before.descriptors as u64,
+            ),
+            time("ms of CPU", self.after.cpu.saturating_sub(self.before.cpu), cpu),
+        ]
+    }
+
+    /// What broke a limit, in words.
+    pub(crate) fn failures(&self) -> Vec<String> {
+        let form = if self.quick { " (quick)" } else { "" };
+        let name = self.attack.name;
+        let broken = self.cells().into_iter().filter(|cell| cell.value > cell.limit);
+        let broken =
+            broken.map(|Cell { column, value, limit }| format!("{name}{form}: {column}: {value}, limit {limit}"));
+        let mut failures: Vec<String> = broken.collect();
+        let whys = [("probe", &self.probes.why), ("/healthz", &self.health.why)];
+        failures.extend(
+            whys.iter()
+                .filter_map(|(who, why)| Some(format!("{name}{form}: first {who}: {}", why.as_ref()?))),
+        );
+        if !self.ready {
+            failures.push(format!("{name}{form}: /readyz does not say ready after it"));
+        }
+        if let Err(why) = &self.ended {
+            failures.push(format!("{name}{form}: TERM: {why}, expected exit code 0"));
+        }
+        failures
+    }
+}
+
+impl std::fmt::Display for Cell {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({})", self.value, self.limit)
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
