@@ -31,6 +31,8 @@ pub(crate) struct Record {
     connect: Option<Duration>,
     /// Bytes that the target got before the relay.
     ahead: u64,
+    /// What relays came to that ran before the one that runs now.
+    before: Option<Box<RelaySummary>>,
     /// Where the traffic ledger keeps this session's relay.
     running: Option<usize>,
     /// Where it keeps its association.
@@ -79,6 +81,7 @@ impl Record {
             started,
             connect: None,
             ahead: 0,
+            before: None,
             running: None,
             associated: None,
             outcome: None,
@@ -120,12 +123,26 @@ impl Record {
 
     /// Bytes move from now on.
     pub(crate) fn relaying(&mut self, stats: RelayStats, cancel: CancelHandle) {
+        if self.running.is_some() {
+            self.before = Some(Box::new(self.relayed()));
+        }
         self.running = Some(self.service.traffic.enter(stats, cancel));
     }
 
     /// Datagrams pass from now on.
     pub(crate) fn associating(&mut self, stats: AssociateStats) {
         self.associated = Some(self.service.traffic.associate(stats));
+    }
+
+    /// What all relays came to, the last of which is over.
+    fn relayed(&mut self) -> RelaySummary {
+        let key = self.running.take();
+        let mut relayed = key.map(|key| self.service.traffic.leave(key)).unwrap_or_default();
+        if let Some(before) = self.before.take() {
+            add(&mut relayed.a_to_b, &before.a_to_b);
+            add(&mut relayed.b_to_a, &before.b_to_a);
+        }
+        relayed
     }
 
     pub(crate) fn end(mut self, outcome: Outcome) {
@@ -171,10 +188,7 @@ impl Record {
 impl Drop for Record {
     fn drop(&mut self) {
         let outcome = self.outcome.take().unwrap_or(End::Drained.into());
-        let relay = self
-            .running
-            .map(|key| self.service.traffic.leave(key))
-            .unwrap_or_default();
+        let relay = self.relayed();
         let datagrams = self.associated.map(|key| self.service.traffic.dissociate(key));
         self.service
             .metrics
@@ -193,6 +207,13 @@ impl fmt::Display for Shown<'_> {
             None => f.write_str(self.1),
         }
     }
+}
+
+fn add(direction: &mut DirectionSummary, before: &DirectionSummary) {
+    direction.bytes += before.bytes;
+    direction.spliced += before.spliced;
+    direction.copied += before.copied;
+    direction.lost += before.lost;
 }
 
 /// Bytes in flight when it ended, where there were any.

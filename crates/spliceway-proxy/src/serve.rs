@@ -194,6 +194,7 @@ fn services(
             kind: settled.kind.clone(),
             timeouts: settings.timeouts,
             relays: relays(settings),
+            engine: settings.engine,
             clients: settled.clients.clone(),
             users: settled.users.clone(),
             penalties: Penalties::new(settled.auth_penalty),

@@ -8,6 +8,7 @@
 //! What a session needs before it relays is boxed and gone by then: thousands of idle relays are the normal state, and each holds
 //! two sockets, the relay and its record.
 
+mod answering;
 mod arrival;
 mod association;
 mod departure;
@@ -22,7 +23,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use spliceway::{EndReason, Operation, Peer, Relay, RelayError, RelayOptions, RelaySummary};
+use spliceway::{EndReason, Engine, Operation, Peer, Relay, RelayError, RelayOptions, RelaySummary};
 use tokio::io::{AsyncRead, AsyncWrite, join};
 use tokio::net::TcpStream;
 use tokio::task::coop::unconstrained;
@@ -41,6 +42,7 @@ use crate::rates::{RateLimits, SessionRates};
 use crate::record::{End, Outcome, Record};
 use crate::settings::{AcceptProxy, Kind, ServiceSettings, Timeouts};
 use crate::stream::Stream;
+use answering::{Answering, Upload};
 use request_body::RequestBody;
 
 /// The reasons for which a client of such a service may be refused.
@@ -66,6 +68,8 @@ pub(crate) struct Service {
     pub(crate) kind: Kind,
     pub(crate) timeouts: Timeouts,
     pub(crate) relays: RelayOptions,
+    /// That of `relays`.
+    pub(crate) engine: Engine,
     pub(crate) clients: ClientPolicy,
     pub(crate) users: Option<Arc<Users>>,
     pub(crate) penalties: Penalties,
@@ -168,6 +172,8 @@ struct Ends {
 
 /// How much of a request's body is to come.
 enum Rest {
+    /// The target has all of it, and the head of its answer was read.
+    Nothing,
     Bytes(u64),
     Chunks(Chunks),
 }
@@ -176,6 +182,7 @@ impl Rest {
     /// How many of these bytes, which come next, are the body's.
     fn take(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
         match self {
+            Self::Nothing => Ok(0),
             Self::Chunks(chunks) => chunks.take(bytes),
             Self::Bytes(left) => {
                 let taken = usize::try_from(*left).map_or(bytes.len(), |left| left.min(bytes.len()));
@@ -196,7 +203,7 @@ async fn relay(ends: Ends, record: &mut Record) -> Outcome {
         down,
         rates,
     } = ends;
-    let mut options = record.service().relays.clone().a_to_b_prefix(up).b_to_a_prefix(down);
+    let mut options = record.service().relays.clone();
     if let Some(limit) = &rates.incoming {
         options = options.a_to_b_rate_limit(limit);
     }
@@ -204,8 +211,10 @@ async fn relay(ends: Ends, record: &mut Record) -> Outcome {
         options = options.b_to_a_rate_limit(limit);
     }
     if let Some(rest) = rest {
-        return Box::pin(exchange(client, rest, upstream, options, record)).await;
+        let asked = Request { up, rest, down };
+        return Box::pin(exchange(client, asked, upstream, options, record)).await;
     }
+    let options = options.a_to_b_prefix(up).b_to_a_prefix(down);
     let ended = match (client, upstream) {
         (Stream::Tcp(client), Stream::Tcp(upstream)) => relay_of(client, upstream, options, record).await,
         (Stream::Tcp(client), Stream::Unix(upstream)) => relay_of(client, upstream, options, record).await,
@@ -215,61 +224,120 @@ async fn relay(ends: Ends, record: &mut Record) -> Outcome {
     ended.into()
 }
 
-/// The same where not all that the client sends is for the target.
-async fn exchange(client: Stream, rest: Rest, upstream: Stream, options: RelayOptions, record: &mut Record) -> Outcome {
-    let ended = match (rest, client, upstream) {
-        (Rest::Bytes(left), Stream::Tcp(client), Stream::Tcp(upstream)) => {
-            exchange_of(client, upstream, options.a_to_b_limit(left), record).await
-        }
-        (Rest::Bytes(left), Stream::Unix(client), Stream::Tcp(upstream)) => {
-            exchange_of(client, upstream, options.a_to_b_limit(left), record).await
-        }
-        (Rest::Chunks(chunks), client, Stream::Tcp(upstream)) => {
-            chunked_exchange_of(client, chunks, upstream, options, record).await
-        }
-        (_, _, Stream::Unix(_)) => unreachable!("no client can name a socket of the file system"),
+/// A request, and what was read of its answer.
+struct Request {
+    up: Vec<u8>,
+    rest: Rest,
+    down: Vec<u8>,
+}
+
+/// The relay of a request and its answer, which the client is given the time to read.
+async fn exchange(
+    mut client: Stream,
+    request: Request,
+    upstream: Stream,
+    options: RelayOptions,
+    record: &mut Record,
+) -> Outcome {
+    let Stream::Tcp(mut upstream) = upstream else {
+        unreachable!("no client can name a socket of the file system");
     };
+    let is_in_chunks = matches!(request.rest, Rest::Chunks(_));
+    let ended = match request.rest {
+        Rest::Nothing => answer(&mut client, request.down, &mut upstream, options, record).await,
+        _ => match ask(&mut client, request, &mut upstream, &options, record).await {
+            Some(ended) => ended,
+            None => answer(&mut client, Vec::new(), &mut upstream, options, record).await,
+        },
+    };
+    if let Err(error) = &ended {
+        // What was lost is a body that the target did not want.
+        let is_early_answer = error.summary.a_to_b.lost > 0;
+        let is_cut = error.peer() == Peer::B && error.operation == Operation::Read && !is_early_answer;
+        if is_in_chunks
+            && is_cut
+            && let Stream::Tcp(client) = client
+        {
+            drop(upstream);
+            spliceway::reset(client).await;
+        }
+    } else if ended.as_ref().is_ok_and(|summary| summary.first_eof == Some(Peer::B)) {
+        drop(upstream);
+        // At any other end the client has not been told that it is one: the close is what tells it.
+        exchange::linger(&mut client, record.service().timeouts.half_close).await;
+    }
     ended.into()
 }
 
-/// A relay of a request and its answer, which the client is given the time to read.
-async fn exchange_of<A, B>(
-    mut client: A,
+/// Relays a request until the target has it and the head of its answer has passed: `None`. Or until an earlier end.
+async fn ask(
+    client: &mut Stream,
+    request: Request,
+    upstream: &mut TcpStream,
+    options: &RelayOptions,
+    record: &mut Record,
+) -> Option<Result<RelaySummary, RelayError>> {
+    let Request { up, rest, down } = request;
+    let sent = up.len() as u64;
+    let upload = Arc::new(Upload::default());
+    let (reader, writer) = upstream.split();
+    let answer: Box<dyn AsyncRead + Send + Unpin + '_> = Box::new(Answering::new(reader, &down, Arc::clone(&upload)));
+    let upstream = join(answer, writer);
+    // The answer cannot be spliced yet, whatever is wanted.
+    let engine = record.service().engine;
+    let engine = if engine == Engine::Splice { Engine::Auto } else { engine };
+    let options = options.clone().engine(engine).a_to_b_prefix(up);
+    let ended = match (rest, client) {
+        (Rest::Chunks(chunks), client) => {
+            let (reader, writer) = tokio::io::split(client);
+            let body = RequestBody::new(reader, chunks, sent, Arc::clone(&upload));
+            ask_of(join(body, writer), upstream, options, &upload, record).await
+        }
+        (rest, client) => {
+            let left = match rest {
+                Rest::Bytes(left) => left,
+                Rest::Nothing | Rest::Chunks(_) => 0,
+            };
+            upload.is_of(sent + left);
+            let options = options.a_to_b_limit(left);
+            match client {
+                Stream::Tcp(client) => ask_of(client, upstream, options, &upload, record).await,
+                Stream::Unix(client) => ask_of(client, upstream, options, &upload, record).await,
+            }
+        }
+    };
+    (ended.is_err() || !upload.is_handed_over()).then_some(ended)
+}
+
+async fn ask_of<A, B>(
+    client: A,
     upstream: B,
     options: RelayOptions,
+    upload: &Upload,
     record: &mut Record,
 ) -> Result<RelaySummary, RelayError>
 where
     A: AsyncRead + AsyncWrite + Unpin,
     B: AsyncRead + AsyncWrite + Unpin,
 {
-    let ended = relay_of(&mut client, upstream, options, record).await;
-    // At any other end the client has not been told that it is one: the close is what tells it.
-    if ended.as_ref().is_ok_and(|summary| summary.first_eof == Some(Peer::B)) {
-        exchange::linger(&mut client, record.service().timeouts.half_close).await;
-    }
-    ended
+    let mut relay = relay_of(client, upstream, options, record);
+    upload.passes_by(relay.stats(), relay.cancel_handle());
+    relay.await
 }
 
-/// The same where somebody has to see where the body ends. The relay does not see the client's socket.
-async fn chunked_exchange_of(
-    mut client: Stream,
-    chunks: Chunks,
-    upstream: TcpStream,
+/// Relays the rest of an answer, and nothing that the client still says.
+async fn answer(
+    client: &mut Stream,
+    down: Vec<u8>,
+    upstream: &mut TcpStream,
     options: RelayOptions,
     record: &mut Record,
 ) -> Result<RelaySummary, RelayError> {
-    let (reader, writer) = tokio::io::split(&mut client);
-    let body = RequestBody::new(reader, chunks);
-    let ended = relay_of(join(body, writer), upstream, options, record).await;
-    if let (Err(error), Stream::Tcp(client)) = (&ended, client) {
-        // What was lost is a body that the target did not want.
-        let early_answer = error.summary.a_to_b.lost > 0;
-        if error.peer() == Peer::B && error.operation == Operation::Read && !early_answer {
-            spliceway::reset(client).await;
-        }
+    let options = options.b_to_a_prefix(down).a_to_b_limit(0);
+    match client {
+        Stream::Tcp(client) => relay_of(client, upstream, options, record).await,
+        Stream::Unix(client) => relay_of(client, upstream, options, record).await,
     }
-    ended
 }
 
 fn relay_of<A, B>(client: A, upstream: B, options: RelayOptions, record: &mut Record) -> Relay<A, B>

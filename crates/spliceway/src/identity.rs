@@ -120,6 +120,25 @@ pub(crate) fn cast_borrowed<T: ?Sized, S: OneLifetime>(stream: &T) -> Option<&S:
     }
 }
 
+/// A reader in a box beside half of a socket: bytes to the socket are spliced, while somebody looks at those that come from it.
+type Watched<'reader, 'socket> = Join<Box<dyn AsyncRead + Send + Unpin + 'reader>, tcp::WriteHalf<'socket>>;
+
+/// The socket that `stream` writes to, if it is such a pair or a mutable reference to one.
+pub(crate) fn cast_watched<T: ?Sized>(stream: &T) -> Option<&TcpStream> {
+    let id = typeid::of::<T>();
+    let pair: &Watched<'_, '_> = if id == TypeId::of::<Watched<'static, 'static>>() {
+        // SAFETY: T is `Watched` for some lifetimes. That the cast forges others does no harm: the box is not touched, and what is
+        // taken of the half lives no longer than the borrow `stream`.
+        unsafe { &*std::ptr::from_ref(stream).cast() }
+    } else if id == TypeId::of::<&'static mut Watched<'static, 'static>>() {
+        // SAFETY: the same, a reference deeper.
+        unsafe { *std::ptr::from_ref(stream).cast::<&Watched<'_, '_>>() }
+    } else {
+        return None;
+    };
+    Some(pair.writer().as_ref())
+}
+
 /// The limit of a reader that `AsyncReadExt::take` made: bytes it may still be read of.
 pub(crate) trait Limit {
     fn limit(&self) -> u64;
@@ -257,6 +276,22 @@ mod tests {
         assert!(std::ptr::eq(found, &raw const reader));
         assert!(cast_borrowed::<_, unix::WriteHalf<'static>>(&&mut writer).is_some());
         assert!(cast_borrowed::<_, tcp::ReadHalf<'static>>(&reader).is_none());
+    }
+
+    #[tokio::test]
+    #[cfg_attr(miri, ignore = "Miri has no such sockets")]
+    async fn the_socket_beside_a_reader_in_a_box_is_found_whatever_the_reader_borrows() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut socket = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let port = socket.local_addr().unwrap();
+        let bytes = vec![0; 3];
+        let (_, writer) = socket.split();
+        let reader: Box<dyn AsyncRead + Send + Unpin + '_> = Box::new(&bytes[..]);
+        let mut pair = tokio::io::join(reader, writer);
+        assert_eq!(cast_watched(&pair).unwrap().local_addr().unwrap(), port);
+        assert_eq!(cast_watched(&&mut pair).unwrap().local_addr().unwrap(), port);
+        let (reader, writer) = pair.into_inner();
+        assert!(cast_watched(&reader).is_none() && cast_watched(&writer).is_none());
     }
 
     #[test]

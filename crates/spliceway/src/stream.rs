@@ -9,7 +9,9 @@ use tokio::net::unix::pipe;
 use tokio::net::{TcpStream, UnixStream, tcp, unix};
 
 use crate::end::End;
-use crate::identity::{Limit, Limited, NoLifetimes, cast_borrowed, cast_mut, cast_ref, cast_take_mut, cast_take_ref};
+use crate::identity::{
+    Limit, Limited, NoLifetimes, cast_borrowed, cast_mut, cast_ref, cast_take_mut, cast_take_ref, cast_watched,
+};
 
 /// What `stream` reads from, past whatever it has buffered; `None` if the kernel alone does not know its bytes.
 pub(crate) fn source<R: ?Sized>(stream: &R) -> Option<End<'_>> {
@@ -37,6 +39,7 @@ pub(crate) fn sink<W: ?Sized>(stream: &W) -> Option<End<'_>> {
         .or_else(|| joined::<W, tcp::OwnedReadHalf, tcp::OwnedWriteHalf>(stream).map(|(_, writer)| writer))
         .or_else(|| joined::<W, unix::OwnedReadHalf, unix::OwnedWriteHalf>(stream).map(|(_, writer)| writer))
         .or_else(|| joined::<W, pipe::Receiver, pipe::Sender>(stream).map(|(_, writer)| writer))
+        .or_else(|| cast_watched(stream).map(End::Tcp))
 }
 
 /// Both ends, where bytes from `reader` to `writer` can go through the kernel. Known at compile time.

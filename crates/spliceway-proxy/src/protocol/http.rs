@@ -71,6 +71,8 @@ pub enum HttpRequest {
 pub enum Body {
     /// So many bytes.
     Bytes(u64),
+    /// None yet. The client wishes for another protocol on this connection: everything, once the target has agreed.
+    Upgrade,
     /// As many as [`Chunks`] says.
     Chunked,
 }
@@ -146,11 +148,18 @@ fn request(parsed: &httparse::Request<'_, '_>) -> Result<HttpRequest, Refusal> {
     if forwards == Some(0) {
         return Ok(forward::answer_in_place(method, uri, minor, parsed.headers));
     }
-    let forwards = forwards.map(|forwards| forwards - 1);
+    let rewritten = forward::Rewritten {
+        forwards: forwards.map(|forwards| forwards - 1),
+        // Which bytes are the other protocol's is plain only where no body is between.
+        upgrade: forward::upgrade(minor, parsed.headers).filter(|_| body == Body::Bytes(0)),
+    };
     Ok(HttpRequest::Forward {
-        head: forward::head(method, &absolute, minor, parsed.headers, forwards),
+        head: forward::head(method, &absolute, minor, parsed.headers, &rewritten),
         target: absolute.target,
-        body,
+        body: match rewritten.upgrade {
+            Some(_) => Body::Upgrade,
+            None => body,
+        },
     })
 }
 

@@ -3,12 +3,15 @@
 use std::io;
 use std::time::Duration;
 
-use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::time::{sleep, timeout};
 
+use super::departure::{Finish, departed};
 use super::request_body::FORGOTTEN_MAX_BYTES;
 use crate::dial::Dialed;
+use crate::handshake::Client;
 use crate::protocol::http::Answer;
+use crate::record::Outcome;
 
 /// Room for most heads of answers.
 const READ_BYTES: usize = 4 << 10;
@@ -20,6 +23,8 @@ const LINGER_MAX: Duration = Duration::from_secs(60);
 pub(super) enum NoAnswer {
     /// The client's connection failed.
     Client(io::Error),
+    /// The client has left.
+    Left(Outcome),
     Target(io::Error),
     /// The target ended without a word.
     Eof,
@@ -36,19 +41,28 @@ pub(super) struct Patience {
     pub(super) half_closed: Option<Duration>,
 }
 
-/// Sends `request`, and gives what the client is to read: the answer's head, made the last of its connection, and what came behind it.
+/// What the client is to read: the answer's head, and what came behind it.
+pub(super) struct Answered {
+    pub(super) bytes: Vec<u8>,
+    /// Whether the target agreed to another protocol.
+    pub(super) has_switched: bool,
+}
+
+/// Sends `request`, and gives its answer, made the last of its connection unless that changes to another protocol, which the client may
+/// have `wished` for.
 ///
 /// A target that ends before its head does is passed on as it is.
 pub(super) async fn exchange(
     request: &[u8],
+    wished: bool,
     dialed: &mut Dialed,
-    client: &mut (impl AsyncBufRead + Unpin),
+    client: &mut Client,
     patience: Patience,
-) -> Result<Vec<u8>, NoAnswer> {
+) -> Result<Answered, NoAnswer> {
     let answered = async {
         tokio::select! {
-            answer = ask(request, dialed) => answer,
-            given_up = gone(client, patience.half_closed) => Err(given_up),
+            answer = ask(request, wished, dialed) => answer,
+            given_up = gone(client, wished, patience.half_closed) => Err(given_up),
         }
     };
     match patience.idle {
@@ -57,15 +71,22 @@ pub(super) async fn exchange(
     }
 }
 
-async fn ask(request: &[u8], dialed: &mut Dialed) -> Result<Vec<u8>, NoAnswer> {
+async fn ask(request: &[u8], wished: bool, dialed: &mut Dialed) -> Result<Answered, NoAnswer> {
     // A target that takes no more may have answered before.
     let written = dialed.stream.write_all(request).await;
-    let mut answer = Answer::default();
+    let mut answer = if wished {
+        Answer::to_upgrade()
+    } else {
+        Answer::default()
+    };
     let mut received = std::mem::take(&mut dialed.early);
     loop {
         let mut input = &received[..];
         if let Some(heads) = answer.feed(&mut input) {
-            return Ok([&heads[..], input].concat());
+            return Ok(Answered {
+                bytes: [&heads[..], input].concat(),
+                has_switched: answer.has_switched(),
+            });
         }
         received.clear();
         received.reserve(READ_BYTES);
@@ -73,7 +94,10 @@ async fn ask(request: &[u8], dialed: &mut Dialed) -> Result<Vec<u8>, NoAnswer> {
         if read == 0 {
             let cut_short = answer.cut_short();
             return match (cut_short.is_empty(), written) {
-                (false, _) => Ok(cut_short),
+                (false, _) => Ok(Answered {
+                    bytes: cut_short,
+                    has_switched: false,
+                }),
                 (true, Ok(())) => Err(NoAnswer::Eof),
                 (true, Err(error)) => Err(NoAnswer::Target(error)),
             };
@@ -81,8 +105,12 @@ async fn ask(request: &[u8], dialed: &mut Dialed) -> Result<Vec<u8>, NoAnswer> {
     }
 }
 
-/// Waits for the client's connection to fail, or to have been over for too long. What a client says meanwhile it says to nobody.
-async fn gone(client: &mut (impl AsyncBufRead + Unpin), half_closed: Option<Duration>) -> NoAnswer {
+/// Waits for the client's connection to fail, or to have been over for too long. What a client says meanwhile it says to nobody, unless
+/// it has `wished` for another protocol: then that may be what it speaks, and stays where it is.
+async fn gone(client: &mut Client, wished: bool, half_closed: Option<Duration>) -> NoAnswer {
+    if wished {
+        return NoAnswer::Left(departed(client, Finish::Waits).await);
+    }
     let mut forgotten = 0;
     while forgotten <= FORGOTTEN_MAX_BYTES {
         match (client.fill_buf().await, half_closed) {

@@ -67,7 +67,7 @@ pub(super) async fn open(
     match opening.asked.request.command {
         Command::Connect => {
             let mut dialed = opening.connect(record).await?;
-            if opening.asked.body == Some(Body::Bytes(0)) {
+            if opening.is_whole() {
                 opening.exchange(&mut dialed, record).await?;
             }
             opening.ends(dialed).await.map(Opened::Relay)
@@ -172,11 +172,15 @@ impl Opening {
 
     /// What an end of the client's stream means while its target is dialled.
     fn finish(&self) -> Finish {
-        let is_whole_request = self.asked.body == Some(Body::Bytes(0));
         match self.asked.spoken {
-            Some(_) if !is_whole_request => Finish::Leaves,
+            Some(_) if !self.is_whole() => Finish::Leaves,
             _ => Finish::Waits,
         }
+    }
+
+    /// Whether the client has sent a request with nothing behind its head.
+    fn is_whole(&self) -> bool {
+        matches!(self.asked.body, Some(Body::Bytes(0) | Body::Upgrade))
     }
 
     /// One connection from a target. The client is answered twice: when it can come, and when it has.
@@ -283,13 +287,19 @@ impl Opening {
             idle: self.service.timeouts.idle,
             half_closed: self.service.timeouts.half_close,
         };
-        match exchange::exchange(&request, dialed, &mut self.client, patience).await {
+        let wishes = self.asked.body == Some(Body::Upgrade);
+        match exchange::exchange(&request, wishes, dialed, &mut self.client, patience).await {
             Ok(answer) => {
                 self.ahead = request.len() as u64;
                 record.sent_ahead(self.ahead);
-                dialed.early = answer;
+                dialed.early = answer.bytes;
+                if answer.has_switched {
+                    // Everything is the target's from here on.
+                    self.asked.body = None;
+                }
                 Ok(())
             }
+            Err(NoAnswer::Left(left)) => Err(left),
             Err(NoAnswer::Client(error)) => Err(Outcome::because(End::ResetByClient, &error)),
             Err(NoAnswer::Target(error)) => Err(self
                 .refuse(Failure::General, Outcome::because(End::ResetByUpstream, &error))
@@ -314,6 +324,7 @@ impl Opening {
         let mut up = self.introduction();
         let early = self.client.buffer();
         let mut rest = self.asked.body.map(|body| match body {
+            Body::Bytes(0) | Body::Upgrade => Rest::Nothing,
             Body::Bytes(bytes) => Rest::Bytes(bytes),
             Body::Chunked => Rest::Chunks(Chunks::default()),
         });

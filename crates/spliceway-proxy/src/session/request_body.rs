@@ -2,10 +2,12 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, ReadBuf};
 
+use super::answering::Upload;
 use crate::protocol::http::{Chunks, Malformed};
 
 /// Read and forgotten of what comes behind a body: more than ends a line twice, or asks again. A sender of more is held up by TCP.
@@ -17,14 +19,23 @@ pub(super) const FORGOTTEN_MAX_BYTES: usize = 64 << 10;
 pub(super) struct RequestBody<R> {
     client: R,
     chunks: Chunks,
+    /// Bytes of the request so far, which are told to `upload` at their end.
+    bytes: u64,
+    upload: Arc<Upload>,
     forgotten: usize,
 }
 
 impl<R> RequestBody<R> {
-    pub(super) fn new(client: R, chunks: Chunks) -> Self {
+    /// `sent` bytes of the request are on their way already.
+    pub(super) fn new(client: R, chunks: Chunks, sent: u64, upload: Arc<Upload>) -> Self {
+        if chunks.are_over() {
+            upload.is_of(sent);
+        }
         Self {
             client,
             chunks,
+            bytes: sent,
+            upload,
             forgotten: 0,
         }
     }
@@ -35,6 +46,8 @@ impl<R: AsyncRead + Unpin> AsyncRead for RequestBody<R> {
         let Self {
             client,
             chunks,
+            bytes: sent,
+            upload,
             forgotten,
         } = self.get_mut();
         loop {
@@ -51,6 +64,10 @@ impl<R: AsyncRead + Unpin> AsyncRead for RequestBody<R> {
                 |Malformed| io::Error::new(io::ErrorKind::InvalidData, "the body is not in chunks as its head says");
             let taken = taken.map_err(wrong)?;
             *forgotten += bytes - taken;
+            *sent += taken as u64;
+            if chunks.are_over() {
+                upload.is_of(*sent);
+            }
             if taken > 0 || bytes == 0 {
                 return Poll::Ready(Ok(()));
             }
@@ -71,7 +88,7 @@ mod tests {
         let said = [body, "GET http://next/ HTTP/1.1\r\n\r\n"].concat();
         let said = tokio::spawn(async move { client.write_all(said.as_bytes()).await.unwrap() });
         let mut read = String::new();
-        RequestBody::new(ours, Chunks::default())
+        RequestBody::new(ours, Chunks::default(), 0, Arc::default())
             .read_to_string(&mut read)
             .await
             .unwrap();
@@ -81,7 +98,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_no_chunk_is_an_error() {
-        let mut body = RequestBody::new(&b"nonsense\r\n"[..], Chunks::default());
+        let mut body = RequestBody::new(&b"nonsense\r\n"[..], Chunks::default(), 0, Arc::default());
         let read = body.read_to_end(&mut Vec::new()).await;
         assert_eq!(read.unwrap_err().kind(), io::ErrorKind::InvalidData);
     }

@@ -67,7 +67,7 @@ fn a_request_by_its_uri_is_passed_on_without_what_concerns_the_proxy() {
          Content-Length: 5\r\n\r\nhello"
     );
     let answer = answer(&program, request.as_bytes());
-    assert_eq!(answer, "HTTP/1.1 204 No Content\r\n\r\n", "as it comes");
+    assert_eq!(answer, "HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n");
     let (head, body) = server.join().unwrap();
     assert!(head.starts_with("POST /path?query=1 HTTP/1.1\r\n"), "{head}");
     assert_eq!(body, b"hello");

@@ -10,6 +10,7 @@ mod early_answer; // what a target says before it closes in the middle of an upl
 mod forward;
 mod harness;
 mod http;
+mod http_answers; // to requests with a body, or for another protocol
 mod http_proxies; // what HTTP proxies owe each other, and their clients
 mod leaving;
 mod listen;

@@ -3,15 +3,15 @@
 use std::iter;
 
 use httparse::{EMPTY_HEADER, Header, Status};
-use spliceway_proxy::protocol::http::{Asked, HEAD_MAX_BYTES, Head, HttpRequest, Refusal};
+use spliceway_proxy::protocol::http::{Asked, Body, HEAD_MAX_BYTES, Head, HttpRequest, Refusal};
 use spliceway_proxy::protocol::{Demand, Proof};
 
 use super::{Decision, Pair, assert_sound, decision, demand, feed, pair};
 
 /// What is written beside the client's own fields: the host once more, `Via`, `Connection`, and a carriage return a line.
 const GROWTH_MAX_BYTES: usize = 1024;
-/// The most that a client may have, and three of ours.
-const FIELDS_MAX: usize = 100 + 3;
+/// The most that a client may have, and four of ours.
+const FIELDS_MAX: usize = 100 + 4;
 
 /// For one connection alone, or ours to say; RFC 9110 section 7.6.1. And whatever begins with `proxy`.
 const NOT_SENT_ON: [&str; 6] = ["connection", "host", "http2-settings", "keep-alive", "te", "upgrade"];
@@ -42,9 +42,13 @@ pub fn http(bytes: &[u8]) {
             }
             match request {
                 HttpRequest::Connect(target) => assert_sound(&target),
-                HttpRequest::Forward { target, head: sent, .. } => {
+                HttpRequest::Forward {
+                    target,
+                    head: sent,
+                    body,
+                } => {
                     assert_sound(&target);
-                    assert_sent_on(head, &sent);
+                    assert_sent_on(head, &sent, body == Body::Upgrade);
                 }
                 HttpRequest::Answered(answer) => assert!(answer.starts_with(b"HTTP/1.1 200 OK\r\n")),
             }
@@ -97,7 +101,7 @@ impl<'head> Parsed<'head> {
 }
 
 /// What is sent on is what was asked, in origin form, without what was for us.
-fn assert_sent_on(head: &[u8], sent: &[u8]) {
+fn assert_sent_on(head: &[u8], sent: &[u8], upgrades: bool) {
     assert!(sent.len() <= head.len() + GROWTH_MAX_BYTES);
     assert!(!has_bare_line_ends(sent), "{}", sent.escape_ascii());
     let (asked, sent) = (Parsed::of(head), Parsed::of(sent));
@@ -149,12 +153,11 @@ fn assert_sent_on(head: &[u8], sent: &[u8]) {
         "{}",
         via.escape_ascii()
     );
+    let connection = assert_connection(&asked, &sent, &options, upgrades);
     let expected: Vec<(String, Vec<u8>)> = iter::once(("host".to_owned(), host.as_bytes().to_vec()))
         .chain(kept)
-        .chain([
-            ("via".to_owned(), via.to_vec()),
-            ("connection".to_owned(), b"close".to_vec()),
-        ])
+        .chain([("via".to_owned(), via.to_vec())])
+        .chain(connection)
         .collect();
     let sent: Vec<(String, Vec<u8>)> = sent
         .fields
@@ -162,6 +165,39 @@ fn assert_sent_on(head: &[u8], sent: &[u8]) {
         .map(|(name, value)| (name, value.to_vec()))
         .collect();
     assert_eq!(sent, expected);
+}
+
+/// The fields that end the head: a wish to close, or for a protocol that the client has asked for.
+fn assert_connection(
+    asked: &Parsed<'_>,
+    sent: &Parsed<'_>,
+    options: &[String],
+    upgrades: bool,
+) -> Vec<(String, Vec<u8>)> {
+    match sent.values("upgrade")[..] {
+        [protocols] if upgrades => {
+            assert!(options.iter().any(|option| option == "upgrade") && asked.minor == 1);
+            let offered: Vec<u8> = asked.values("upgrade").join(&b","[..]);
+            let is_offered = |protocol: &[u8]| {
+                offered
+                    .split(|byte| *byte == b',')
+                    .any(|one| one.trim_ascii() == protocol.trim_ascii())
+            };
+            assert!(
+                protocols.split(|byte| *byte == b',').all(is_offered),
+                "{}",
+                protocols.escape_ascii()
+            );
+            vec![
+                ("upgrade".to_owned(), protocols.to_vec()),
+                ("connection".to_owned(), b"Upgrade".to_vec()),
+            ]
+        }
+        _ => {
+            assert!(!upgrades);
+            vec![("connection".to_owned(), b"close".to_vec())]
+        }
+    }
 }
 
 /// `Max-Forwards` as the next recipient reads it.

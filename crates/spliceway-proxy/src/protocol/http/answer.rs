@@ -19,9 +19,30 @@ const NOT_PASSED_ON: [&str; 4] = ["connection", "keep-alive", "proxy-connection"
 pub struct Answer {
     message: Message,
     interim: Vec<u8>,
+    /// Whether the request asked for another protocol.
+    may_switch: bool,
+    has_switched: bool,
 }
 
 impl Answer {
+    /// The answer to a request that asked for another protocol.
+    pub fn to_upgrade() -> Self {
+        Self {
+            may_switch: true,
+            ..Self::default()
+        }
+    }
+
+    /// Whether what follows the heads is the other protocol's.
+    pub fn has_switched(&self) -> bool {
+        self.has_switched
+    }
+
+    /// The interim answers so far: a client may wait for them before it sends its body.
+    pub fn take_interim(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.interim)
+    }
+
     /// Takes from `input` what belongs to the heads, and gives what the client is to read in their place; `None` while they are not whole.
     ///
     /// What is no head of HTTP/1, or larger than 64 KiB, is given as it came: the client may make of it what it can, and is not heard any more.
@@ -41,6 +62,11 @@ impl Answer {
                 Some((100 | 102..=199, _)) => {
                     self.interim.extend_from_slice(head);
                     self.message.clear();
+                }
+                // Its fields say what was agreed on, and go on as they are.
+                Some((101, _)) if self.may_switch => {
+                    self.has_switched = true;
+                    return Some([&self.interim[..], head].concat());
                 }
                 Some((_, last)) => return Some([&self.interim[..], &last].concat()),
                 None => return Some([&self.interim[..], head].concat()),
@@ -124,6 +150,38 @@ mod tests {
         let hints = "HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n";
         let (given, _) = fed(&[hints.as_bytes(), hints.as_bytes(), ANSWER.as_bytes()]);
         assert_eq!(given.unwrap(), [hints, hints, PASSED_ON].concat());
+    }
+
+    #[test]
+    fn an_agreement_to_switch_goes_on_as_it_is_if_it_was_asked_for() {
+        let switching = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: chat\r\nConnection: Upgrade\r\n\r\n";
+        let mut answer = Answer::to_upgrade();
+        let mut input = switching.as_bytes();
+        assert_eq!(answer.feed(&mut input).as_deref(), Some(switching.as_bytes()));
+        assert!(answer.has_switched());
+        let (given, _) = fed(&[switching.as_bytes()]);
+        assert_eq!(
+            given.unwrap(),
+            "HTTP/1.1 101 Switching Protocols\r\nConnection: close\r\n\r\n"
+        );
+        let mut answer = Answer::to_upgrade();
+        assert_eq!(
+            answer.feed(&mut ANSWER.as_bytes()).as_deref(),
+            Some(PASSED_ON.as_bytes())
+        );
+        assert!(!answer.has_switched());
+    }
+
+    #[test]
+    fn interim_answers_can_be_had_before_the_last() {
+        let hints = "HTTP/1.1 100 Continue\r\n\r\n";
+        let mut answer = Answer::default();
+        assert_eq!(answer.feed(&mut hints.as_bytes()), None);
+        assert_eq!(answer.take_interim(), hints.as_bytes());
+        assert_eq!(
+            answer.feed(&mut ANSWER.as_bytes()).as_deref(),
+            Some(PASSED_ON.as_bytes())
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The head that is sent on in place of the client's, and what proxies tell each other in it: `Via` and `Max-Forwards`.
+//! The head that is sent on in place of the client's, and what is told to the next recipient in it: `Via`, `Max-Forwards`, `Upgrade`.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::OnceLock;
@@ -79,17 +79,42 @@ fn is_secret(name: &str) -> bool {
     is_of_proxies(name) || SECRETS.iter().any(|secret| name.eq_ignore_ascii_case(secret))
 }
 
-/// Origin form, the `Host` of the URI (RFC 9112 section 3.2.2), the client's fields in their order, and a wish to close.
+/// What of a head is made anew.
+pub(super) struct Rewritten {
+    /// How often the next recipient may send it on, where the client limits that.
+    pub(super) forwards: Option<u64>,
+    /// The protocols that the client would rather speak.
+    pub(super) upgrade: Option<String>,
+}
+
+/// The protocols that a request of HTTP/1.`minor` asks to change to, but for versions of HTTP: a body in those has another end than ours.
+pub(super) fn upgrade(minor: u8, fields: &[Header<'_>]) -> Option<String> {
+    if minor == 0 || !options(fields).any(|option| option.eq_ignore_ascii_case(b"upgrade")) {
+        return None;
+    }
+    let named = fields.iter().filter(|field| field.name.eq_ignore_ascii_case("upgrade"));
+    let values = named.filter_map(|field| std::str::from_utf8(field.value).ok());
+    let is_http = |protocol: &&str| {
+        let name = protocol.split('/').next().unwrap_or_default();
+        name.eq_ignore_ascii_case("h2c") || name.eq_ignore_ascii_case("http")
+    };
+    let protocols: Vec<&str> = values
+        .flat_map(|value| value.split(',').map(str::trim))
+        .filter(|protocol| !protocol.is_empty() && !is_http(protocol))
+        .collect();
+    (!protocols.is_empty()).then(|| protocols.join(", "))
+}
+
+/// Origin form, the `Host` of the URI (RFC 9112 section 3.2.2), the client's fields in their order, and a wish to close, or for
+/// another protocol.
 ///
 /// The version is the client's: it reads the answer as it comes, and one of HTTP/1.0 could not read a body in chunks.
-///
-/// `forwards` is how often it may be sent on from the next recipient, where the client limits that.
 pub(super) fn head(
     method: &str,
     uri: &Absolute<'_>,
     minor: u8,
     fields: &[Header<'_>],
-    forwards: Option<u64>,
+    rewritten: &Rewritten,
 ) -> Vec<u8> {
     let path = match (method, uri.path) {
         // Of the server as a whole, RFC 9112 section 3.2.4.
@@ -99,12 +124,23 @@ pub(super) fn head(
     let slash = if path.starts_with(['/', '*']) { "" } else { "/" };
     let mut head = format!("{method} {slash}{path} HTTP/1.{minor}\r\nHost: {}\r\n", uri.authority).into_bytes();
     for field in fields.iter().filter(|field| is_sent_on(field.name, fields)) {
-        match forwards.filter(|_| field.name.eq_ignore_ascii_case(MAX_FORWARDS)) {
+        match rewritten
+            .forwards
+            .filter(|_| field.name.eq_ignore_ascii_case(MAX_FORWARDS))
+        {
             Some(forwards) => push(&mut head, field.name, forwards.to_string().as_bytes()),
             None => push(&mut head, field.name, field.value),
         }
     }
-    head.extend(format!("Via: {}\r\nConnection: close\r\n\r\n", own_via(minor)).into_bytes());
+    push(&mut head, "Via", own_via(minor).as_bytes());
+    match &rewritten.upgrade {
+        Some(protocols) => {
+            push(&mut head, "Upgrade", protocols.as_bytes());
+            push(&mut head, "Connection", b"Upgrade");
+        }
+        None => push(&mut head, "Connection", b"close"),
+    }
+    head.extend_from_slice(b"\r\n");
     head
 }
 

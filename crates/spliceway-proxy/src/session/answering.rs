@@ -1,0 +1,184 @@
+//! The answer to a request whose body is still on its way: the head is made the last of its connection, and what follows passes as it is.
+//!
+//! ```text
+//!   body delivered, head not passed ──┐
+//!                                     ├─▶ handed over: another relay, which splices, takes the rest of the answer
+//!   head passed, body not delivered ──┘
+//! ```
+
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use spliceway::{CancelHandle, RelayStats};
+use tokio::io::{AsyncRead, ReadBuf};
+
+use crate::protocol::Failure;
+use crate::protocol::http::{self, Answer};
+
+/// Reads as the answer. Ends its relay once nothing is left to be done for the request or for the head.
+pub(super) struct Answering<R> {
+    target: R,
+    /// `None` once the head is whole.
+    answer: Option<Answer>,
+    has_spoken: bool,
+    /// What is to be read next.
+    ready: Vec<u8>,
+    upload: Arc<Upload>,
+}
+
+/// How far a request has come.
+#[derive(Default)]
+pub(super) struct Upload {
+    /// Bytes of it, once that is known.
+    total: OnceLock<u64>,
+    relay: OnceLock<(RelayStats, CancelHandle)>,
+    is_handed_over: AtomicBool,
+}
+
+impl Upload {
+    /// The request has so many bytes in all.
+    pub(super) fn is_of(&self, bytes: u64) {
+        let _ = self.total.set(bytes);
+    }
+
+    /// This relay passes them on.
+    pub(super) fn passes_by(&self, stats: RelayStats, cancel: CancelHandle) {
+        let _ = self.relay.set((stats, cancel));
+    }
+
+    /// Whether the relay was ended because another can go on.
+    pub(super) fn is_handed_over(&self) -> bool {
+        self.is_handed_over.load(Ordering::Relaxed)
+    }
+
+    /// Ends the relay if the target has all of the request.
+    fn hand_over(&self) -> bool {
+        let (Some(total), Some((stats, cancel))) = (self.total.get(), self.relay.get()) else {
+            return false;
+        };
+        let is_delivered = stats.snapshot().a_to_b.bytes >= *total;
+        if is_delivered {
+            self.is_handed_over.store(true, Ordering::Relaxed);
+            // What the client has not taken yet has as long as the relay's own timeouts give it.
+            cancel.cancel(Duration::MAX);
+        }
+        is_delivered
+    }
+}
+
+impl<R> Answering<R> {
+    /// `early` is what of the answer was read already.
+    pub(super) fn new(target: R, early: &[u8], upload: Arc<Upload>) -> Self {
+        let mut answering = Self {
+            target,
+            answer: Some(Answer::default()),
+            has_spoken: false,
+            ready: Vec::new(),
+            upload,
+        };
+        answering.take(early);
+        answering
+    }
+
+    fn take(&mut self, mut bytes: &[u8]) {
+        self.has_spoken |= !bytes.is_empty();
+        let Some(answer) = &mut self.answer else {
+            self.ready.extend_from_slice(bytes);
+            return;
+        };
+        match answer.feed(&mut bytes) {
+            Some(heads) => {
+                self.answer = None;
+                self.ready = [&heads[..], bytes].concat();
+            }
+            None => self.ready = answer.take_interim(),
+        }
+    }
+
+    /// The target has ended, before a head if there is an `answer`.
+    fn end(&mut self, answer: Answer) {
+        self.ready = match self.has_spoken {
+            true => answer.cut_short(),
+            false => http::failed(Failure::General),
+        };
+    }
+}
+
+impl<R: AsyncRead + Unpin> AsyncRead for Answering<R> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        loop {
+            if !this.ready.is_empty() {
+                let bytes = this.ready.len().min(buf.remaining());
+                buf.put_slice(&this.ready[..bytes]);
+                this.ready.drain(..bytes);
+                return Poll::Ready(Ok(()));
+            }
+            if this.answer.is_none() {
+                return match this.upload.hand_over() {
+                    // The relay wakes its own task.
+                    true => Poll::Pending,
+                    false => Pin::new(&mut this.target).poll_read(cx, buf),
+                };
+            }
+            let before = buf.filled().len();
+            ready!(Pin::new(&mut this.target).poll_read(cx, buf))?;
+            let read = buf.filled()[before..].to_vec();
+            buf.set_filled(before);
+            match this.answer.take_if(|_| read.is_empty()) {
+                Some(answer) => this.end(answer),
+                None => this.take(&read),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt;
+
+    use super::*;
+
+    async fn read(said: &[u8], early: usize) -> String {
+        let mut answering = Answering::new(&said[early..], &said[..early], Arc::default());
+        let mut read = String::new();
+        answering.read_to_string(&mut read).await.unwrap();
+        read
+    }
+
+    #[tokio::test]
+    async fn an_answer_says_that_it_is_the_last_and_its_body_follows() {
+        let said = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nConnection: keep-alive\r\n\r\nbody";
+        for early in 0..=said.len() {
+            assert_eq!(
+                read(said, early).await,
+                "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nConnection: close\r\n\r\nbody"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn an_interim_answer_can_be_read_before_the_last_one() {
+        let (mut target, ours) = tokio::io::duplex(64);
+        let mut answering = Answering::new(ours, b"", Arc::default());
+        let interim = b"HTTP/1.1 100 Continue\r\n\r\n";
+        tokio::io::AsyncWriteExt::write_all(&mut target, interim).await.unwrap();
+        let mut read = vec![0; interim.len()];
+        answering.read_exact(&mut read).await.unwrap();
+        assert_eq!(read, interim);
+    }
+
+    #[tokio::test]
+    async fn a_target_that_ends_without_a_word_is_a_bad_gateway_and_one_that_stops_in_its_head_is_passed_on() {
+        assert!(read(b"", 0).await.starts_with("HTTP/1.1 502 "));
+        assert_eq!(read(b"HTTP/1.1 200", 4).await, "HTTP/1.1 200");
+        assert_eq!(
+            read(b"HTTP/1.1 100 Continue\r\n\r\n", 0).await,
+            "HTTP/1.1 100 Continue\r\n\r\n"
+        );
+    }
+}

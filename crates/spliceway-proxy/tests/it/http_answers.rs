@@ -1,0 +1,322 @@
+//! Answers to requests with a body, whatever their target does with its connection; and requests for another protocol.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+
+use crate::clients::read_head;
+use crate::harness::{Program, accept, assert_same, is_closed, listen, pattern, read_all, read_exactly};
+
+/// Requests whose body has 5 bytes.
+const BODIES: [(&str, &str); 2] = [
+    ("Content-Length: 5\r\n", "hello"),
+    ("Transfer-Encoding: chunked\r\n", "5\r\nhello\r\n0\r\n\r\n"),
+];
+
+/// Without it the client sends its next request on this connection, and nobody reads that.
+#[test]
+fn an_answer_to_a_body_ends_the_connection_though_its_target_keeps_its_own() {
+    for kind in ["http", "mixed"] {
+        let program = Program::proxy(kind, &[]);
+        for (fields, body) in BODIES {
+            for at_once in [true, false] {
+                let (listener, address) = listen();
+                let mut client = program.connect();
+                let head = format!("POST http://{address}/ HTTP/1.1\r\nHost: a\r\n{fields}\r\n");
+                let mut target;
+                if at_once {
+                    client.write_all([&head, body].concat().as_bytes()).unwrap();
+                    target = accept(&listener);
+                    read_head(&mut target);
+                } else {
+                    client.write_all(head.as_bytes()).unwrap();
+                    target = accept(&listener);
+                    read_head(&mut target);
+                    client.write_all(body.as_bytes()).unwrap();
+                }
+                assert_eq!(read_exactly(&mut target, body.len()), body.as_bytes());
+                target
+                    .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: keep-alive\r\n\r\ndo")
+                    .unwrap();
+                assert_eq!(
+                    read_head(&mut client),
+                    "HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\n"
+                );
+                assert_eq!(read_exactly(&mut client, 2), b"do");
+                target.write_all(b"ne").unwrap();
+                assert_eq!(read_exactly(&mut client, 2), b"ne");
+                target.shutdown(Shutdown::Write).unwrap();
+                assert_eq!(read_all(&client), b"", "{kind}, {fields:?}, at once: {at_once}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_interim_answer_comes_before_the_body_that_waits_for_it() {
+    let program = Program::proxy("http", &[]);
+    for (fields, body) in BODIES {
+        let (listener, address) = listen();
+        let mut client = program.connect();
+        write!(
+            client,
+            "PUT http://{address}/ HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\n{fields}\r\n"
+        )
+        .unwrap();
+        let mut target = accept(&listener);
+        assert!(read_head(&mut target).contains("Expect: 100-continue\r\n"));
+        target.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").unwrap();
+        assert_eq!(read_head(&mut client), "HTTP/1.1 100 Continue\r\n\r\n");
+        client.write_all(body.as_bytes()).unwrap();
+        assert_eq!(read_exactly(&mut target, body.len()), body.as_bytes());
+        target.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap();
+        assert_eq!(
+            read_head(&mut client),
+            "HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"
+        );
+    }
+}
+
+/// A target that answers as it reads: neither waits for the other to be over.
+#[test]
+fn an_answer_that_begins_in_the_middle_of_the_body_passes_while_the_body_does() {
+    let program = Program::proxy("http", &[]);
+    for chunked in [false, true] {
+        let (listener, address) = listen();
+        let mut client = program.connect();
+        let part = pattern(5, 4096);
+        let (fields, piece, end) = match chunked {
+            false => ("Content-Length: 16384", part.clone(), &b""[..]),
+            true => (
+                "Transfer-Encoding: chunked",
+                [b"1000\r\n", &part[..], b"\r\n"].concat(),
+                &b"0\r\n\r\n"[..],
+            ),
+        };
+        write!(client, "PUT http://{address}/ HTTP/1.1\r\nHost: a\r\n{fields}\r\n\r\n").unwrap();
+        let mut target = accept(&listener);
+        read_head(&mut target);
+        for turn in 0..4 {
+            client.write_all(&piece).unwrap();
+            if turn == 3 {
+                client.write_all(end).unwrap();
+            }
+            assert_same(&read_exactly(&mut target, piece.len()), &piece);
+            if turn == 0 {
+                target
+                    .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 16384\r\n\r\n")
+                    .unwrap();
+                assert_eq!(
+                    read_head(&mut client),
+                    "HTTP/1.1 200 OK\r\nContent-Length: 16384\r\nConnection: close\r\n\r\n"
+                );
+            }
+            target.write_all(&part).unwrap();
+            assert_same(&read_exactly(&mut client, part.len()), &part);
+        }
+        assert_eq!(read_exactly(&mut target, end.len()), end);
+        target.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(read_all(&client), b"");
+    }
+}
+
+/// What cannot be spliced is copied, and the rest spliced.
+#[test]
+fn a_long_answer_to_a_body_is_whole_and_spliced_where_splicing_is_a_must() {
+    let program = Program::proxy("http", &["--splice", "on"]);
+    let answer = pattern(8, 2 << 20);
+    for (fields, body) in BODIES {
+        let before = program.sum("spliceway_bytes_total", &["path=\"splice\""]);
+        let (listener, address) = listen();
+        let mut client = program.connect();
+        write!(
+            client,
+            "PUT http://{address}/ HTTP/1.1\r\nHost: a\r\n{fields}\r\n{body}"
+        )
+        .unwrap();
+        let mut target = accept(&listener);
+        read_head(&mut target);
+        assert_eq!(read_exactly(&mut target, body.len()), body.as_bytes());
+        target.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
+        assert!(read_head(&mut client).starts_with("HTTP/1.1 200 OK\r\n"));
+        let expected = answer.clone();
+        let reading = std::thread::spawn(move || assert_same(&read_all(&client), &expected));
+        target.write_all(&answer).unwrap();
+        drop(target);
+        reading.join().unwrap();
+        program.await_end("upstream_eof");
+        let spliced = program.sum("spliceway_bytes_total", &["path=\"splice\""]) - before;
+        assert!(spliced >= 95 * (2 << 20) / 100, "{spliced}");
+    }
+}
+
+#[test]
+fn a_target_that_says_nothing_to_a_body_is_a_bad_gateway() {
+    let program = Program::proxy("http", &[]);
+    for (fields, body) in BODIES {
+        let (listener, address) = listen();
+        let mut client = program.connect();
+        write!(
+            client,
+            "PUT http://{address}/ HTTP/1.1\r\nHost: a\r\n{fields}\r\n{body}"
+        )
+        .unwrap();
+        let mut target = accept(&listener);
+        read_head(&mut target);
+        read_exactly(&mut target, body.len());
+        drop(target);
+        let answer = String::from_utf8(read_all(&client)).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 502 "), "{answer}");
+    }
+}
+
+/// Every byte of a request and of its answer is in its record once.
+#[test]
+fn a_record_has_all_bytes_of_a_request_with_a_body() {
+    let mut program = Program::proxy("http", &[]);
+    let (listener, address) = listen();
+    let mut client = program.connect();
+    write!(
+        client,
+        "PUT http://{address}/ HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello"
+    )
+    .unwrap();
+    let mut target = accept(&listener);
+    let up = read_head(&mut target).len() + read_exactly(&mut target, 5).len();
+    target.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
+    let down = read_head(&mut client).len() + 100_000;
+    target.write_all(&pattern(2, 100_000)).unwrap();
+    drop(target);
+    assert_eq!(read_all(&client).len(), 100_000);
+    drop(client);
+    let record = program.line("end=upstream_eof");
+    assert!(
+        record.contains(&format!("bytes_up={up} bytes_down={down} ")),
+        "{record}"
+    );
+    assert_eq!(program.sum("spliceway_bytes_total", &["direction=\"up\""]), up as u64);
+    assert_eq!(
+        program.sum("spliceway_bytes_total", &["direction=\"down\""]),
+        down as u64
+    );
+}
+
+const SWITCHING: &str = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: chat\r\nConnection: Upgrade\r\n\r\n";
+
+/// A client that has asked its target for another protocol, and the target that has heard it.
+fn asking_to_upgrade(program: &Program, protocols: &str, early: &str) -> (TcpStream, TcpStream, String) {
+    let (listener, address) = listen();
+    let mut client = program.connect();
+    write!(
+        client,
+        "GET http://{address}/chat HTTP/1.1\r\nHost: a\r\nConnection: keep-alive, Upgrade\r\nUpgrade: {protocols}\r\n\
+         Sec-WebSocket-Key: dGhl\r\n\r\n{early}"
+    )
+    .unwrap();
+    let mut target = accept(&listener);
+    let head = read_head(&mut target);
+    (client, target, head)
+}
+
+#[test]
+fn an_upgraded_request_becomes_a_tunnel_both_ways() {
+    for (kind, arguments) in [("http", &[][..]), ("mixed", &[]), ("http", &["--splice", "on"])] {
+        let program = Program::proxy(kind, arguments);
+        for early in ["", "early"] {
+            let (mut client, mut target, head) = asking_to_upgrade(&program, "chat, h2c", early);
+            assert!(
+                head.contains("Upgrade: chat\r\nConnection: Upgrade\r\n\r\n")
+                    && head.contains("Sec-WebSocket-Key: dGhl\r\n"),
+                "{head}"
+            );
+            assert!(!head.contains("keep-alive") && !head.contains("h2c"), "{head}");
+            target.write_all([SWITCHING, "first"].concat().as_bytes()).unwrap();
+            assert_eq!(read_head(&mut client), SWITCHING);
+            assert_eq!(read_exactly(&mut client, 5), b"first");
+            assert_eq!(read_exactly(&mut target, early.len()), early.as_bytes());
+            for turn in 0..3 {
+                let said = pattern(turn, 100_000);
+                let (mut from, to) = match turn % 2 {
+                    0 => (client.try_clone().unwrap(), &mut target),
+                    _ => (target.try_clone().unwrap(), &mut client),
+                };
+                let sending = said.clone();
+                let sender = std::thread::spawn(move || from.write_all(&sending).unwrap());
+                assert_same(&read_exactly(to, said.len()), &said);
+                sender.join().unwrap();
+            }
+            client.shutdown(Shutdown::Write).unwrap();
+            assert_eq!(target.read(&mut [0]).unwrap(), 0);
+            target.write_all(b"last").unwrap();
+            drop(target);
+            assert_eq!(read_all(&client), b"last");
+        }
+        program.await_sum("spliceway_connections_total", &["end=\"client_eof\""], 2);
+    }
+}
+
+#[test]
+fn an_upgrade_that_its_target_does_not_want_is_a_request_as_any() {
+    let program = Program::proxy("http", &[]);
+    let (mut client, mut target, _) = asking_to_upgrade(&program, "chat", "");
+    target
+        .write_all(
+            b"HTTP/1.1 426 Upgrade Required\r\nUpgrade: talk\r\nConnection: Upgrade\r\nContent-Length: 2\r\n\r\nno",
+        )
+        .unwrap();
+    assert_eq!(
+        read_head(&mut client),
+        "HTTP/1.1 426 Upgrade Required\r\nContent-Length: 2\r\nConnection: close\r\n\r\n"
+    );
+    assert_eq!(read_exactly(&mut client, 2), b"no");
+    client
+        .write_all(b"GET http://other/ HTTP/1.1\r\nCookie: secret\r\n\r\n")
+        .unwrap();
+    drop(client);
+    target.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(read_all(&target), b"", "what follows is not for this target");
+}
+
+#[test]
+fn an_upgrade_to_http_or_without_a_wish_is_not_passed_on() {
+    let program = Program::proxy("http", &[]);
+    for (method, version, fields) in [
+        (
+            "GET",
+            1,
+            "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: x\r\n",
+        ),
+        ("GET", 1, "Connection: Upgrade\r\nUpgrade: HTTP/2.0\r\n"),
+        ("GET", 1, "Upgrade: websocket\r\n"),
+        ("GET", 0, "Connection: Upgrade\r\nUpgrade: websocket\r\n"),
+        (
+            "POST",
+            1,
+            "Connection: Upgrade\r\nUpgrade: websocket\r\nContent-Length: 1\r\n",
+        ),
+    ] {
+        let (listener, address) = listen();
+        let mut client = program.connect();
+        write!(
+            client,
+            "{method} http://{address}/ HTTP/1.{version}\r\nHost: a\r\n{fields}\r\n"
+        )
+        .unwrap();
+        let head = read_head(&mut accept(&listener)).to_ascii_lowercase();
+        assert!(
+            !head.contains("upgrade") && !head.contains("http2") && head.contains("connection: close\r\n"),
+            "{head}"
+        );
+    }
+}
+
+#[test]
+fn a_client_that_leaves_before_its_upgrade_is_answered_takes_its_request_with_it() {
+    let program = Program::proxy("http", &[]);
+    let (client, mut target, _) = asking_to_upgrade(&program, "chat", "early");
+    socket2::SockRef::from(&client)
+        .set_linger(Some(std::time::Duration::ZERO))
+        .unwrap();
+    drop(client);
+    assert!(is_closed(&mut target));
+    program.await_end("reset_by_client");
+}
