@@ -284,7 +284,7 @@ mod tests {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut socket = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let port = socket.local_addr().unwrap();
-        let bytes = vec![0; 3];
+        let bytes = [0; 3];
         let (_, writer) = socket.split();
         let reader: Box<dyn AsyncRead + Send + Unpin + '_> = Box::new(&bytes[..]);
         let mut pair = tokio::io::join(reader, writer);
