@@ -25,7 +25,8 @@
 //! A pair of streams, each of which is a `TcpStream` or a `UnixStream`, a mutable reference to one, or a `BufReader`,
 //! `BufWriter` or `BufStream` around one; for [`copy()`] also their halves, owned or borrowed, the ends of a pipe, and a `Take` of what can be
 //! spliced. What has two parts is joined for the functions that take a duplex stream: `tokio::io::join(reader, writer)` of pipe ends,
-//! or of owned halves. The type decides, at compile time: a TLS stream has a descriptor
+//! or of owned halves. Bytes to a socket are spliced as well where its borrowed write half is joined with a reader in a box (`Box<dyn AsyncRead + Send + Unpin>`),
+//! which may look at what comes from there. The type decides, at compile time: a TLS stream has a descriptor
 //! as well, but its bytes are not the peer's.
 //!
 //! Where one end is a pipe and the other a socket, bytes go from one to the other by one splice, and no pipe is between. (From pipe to

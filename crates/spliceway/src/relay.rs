@@ -224,6 +224,13 @@ impl<A, B> Relay<A, B> {
         handle
     }
 
+    fn is_polled_by(&mut self, task: &Waker) {
+        match &mut self.task {
+            Some(known) => known.clone_from(task),
+            None => self.task = Some(task.clone()),
+        }
+    }
+
     /// Before the first poll.
     fn start(&mut self) {
         let (Phase::Start(forth), Phase::Start(back)) = (&mut self.both.a_to_b, &mut self.both.b_to_a) else {
@@ -271,10 +278,7 @@ where
                 Poll::Ready(Verdict::End(reason)) => return Poll::Ready(Ok(this.end(reason))),
                 Poll::Ready(Verdict::PollAgain) => {}
                 Poll::Pending => {
-                    match &mut this.task {
-                        Some(task) => task.clone_from(cx.waker()),
-                        None => this.task = Some(cx.waker().clone()),
-                    }
+                    this.is_polled_by(cx.waker());
                     return Poll::Pending;
                 }
             }
@@ -371,6 +375,7 @@ where
         };
         if polled.is_pending() {
             self.salvage = Some(salvage);
+            self.is_polled_by(cx.waker());
             return Poll::Pending;
         }
         Poll::Ready(self.broken(salvage.direction, salvage.broken))

@@ -5,6 +5,7 @@ use spliceway::{Engine, PipePool, Relay, RelayOptions};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::Instant;
+use tokio_test::{assert_pending, assert_ready, task};
 
 use super::{Variant, every_way, pass};
 use crate::support::child::{block_on, in_child, open_descriptors};
@@ -218,6 +219,28 @@ async fn cancelling_does_not_wait_for_a_peer_that_does_not_finish() {
         let (ended, ()) = tokio::join!(relay, cancelling);
         assert!(is_of_a_closed_peer(ended.unwrap_err().source.kind()));
         assert_eq!(started.elapsed().as_secs(), 1);
+        drop(near);
+    })
+    .await;
+}
+
+/// The stream fails in the relay's first poll, and its caller gives up later.
+#[tokio::test(start_paused = true)]
+async fn a_handle_taken_after_a_failure_wakes_the_relay() {
+    every_way(async |variant| {
+        let (near, relay) = half_dead(variant);
+        let mut relay = task::spawn(relay);
+        assert_pending!(relay.poll());
+        for _ in 0..10 {
+            turns(1).await;
+            if relay.is_woken() {
+                assert_pending!(relay.poll());
+            }
+        }
+        let cancel = relay.cancel_handle();
+        cancel.cancel(Duration::ZERO);
+        assert!(relay.is_woken(), "the task is told to look");
+        assert_ready!(relay.poll()).unwrap_err();
         drop(near);
     })
     .await;
