@@ -25,6 +25,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::address::{Target, canonical};
+use crate::admission::ClientKey;
 use crate::policy::TargetPolicy;
 use crate::stream::Stream;
 use attempts::{Lost, Tried, Why, first_to_connect};
@@ -76,6 +77,13 @@ enum Purpose {
     Proxy,
 }
 
+/// Who wants a connection or an address, and until when.
+#[derive(Debug, Clone, Copy)]
+struct Caller {
+    client: resolver::Key,
+    deadline: Instant,
+}
+
 impl Dialer {
     /// Up to `passing` descriptors are open at once for lookups and for attempts beside a first one; what needs more waits, as long as
     /// its dial may. Reads `/etc/resolv.conf` and `/etc/hosts`, once, where the settings say so.
@@ -100,14 +108,20 @@ impl Dialer {
     /// # Errors
     /// A denial, if an address was denied and no other connected; else the last failure of an attempt.
     ///
-    /// `via` names the proxies that the request has passed, this one included, for upstream proxies that can be told.
-    pub(crate) async fn dial(&self, target: &Target, via: &str) -> Result<Dialed, DialError> {
-        let deadline = Instant::now() + self.settings.timeout;
+    /// `client` is whose lookups it counts among. `via` names the proxies that the request has passed, this one included, for upstream
+    /// proxies that can be told.
+    pub(crate) async fn dial(
+        &self,
+        target: &Target,
+        client: Option<ClientKey>,
+        via: &str,
+    ) -> Result<Dialed, DialError> {
+        let caller = self.caller(client);
         self.policy.check_name(target)?;
         if self.settings.upstreams.is_empty() {
-            self.connect(target, Purpose::Target, deadline).await
+            self.connect(target, Purpose::Target, caller).await
         } else {
-            self.dial_through(target, via, deadline).await
+            self.dial_through(target, via, caller).await
         }
     }
 
@@ -116,12 +130,16 @@ impl Dialer {
     ///
     /// # Errors
     /// As [`Self::dial`]. A path has no datagrams.
-    pub(crate) async fn addresses(&self, target: &Target) -> Result<Vec<SocketAddr>, DialError> {
-        let deadline = Instant::now() + self.settings.timeout;
+    pub(crate) async fn addresses(
+        &self,
+        target: &Target,
+        client: Option<ClientKey>,
+    ) -> Result<Vec<SocketAddr>, DialError> {
+        let caller = self.caller(client);
         self.policy.check_name(target)?;
         let all = match target {
             Target::Ip(address) => vec![canonical(*address)],
-            Target::Name(name, port) => self.look_up(name, *port, deadline).await?,
+            Target::Name(name, port) => self.look_up(name, *port, caller).await?,
             Target::Unix(_) => Vec::new(),
         };
         let mut refused = DialError::Unresolved(LookupError::NoAddress);
@@ -133,6 +151,13 @@ impl Dialer {
             }
         }
         if allowed.is_empty() { Err(refused) } else { Ok(allowed) }
+    }
+
+    fn caller(&self, client: Option<ClientKey>) -> Caller {
+        Caller {
+            client,
+            deadline: Instant::now() + self.settings.timeout,
+        }
     }
 
     /// What sockets to targets are told, for those that are opened elsewhere: of datagrams.
@@ -151,10 +176,11 @@ impl Dialer {
     }
 
     /// A connection without any proxy.
-    async fn connect(&self, target: &Target, purpose: Purpose, deadline: Instant) -> Result<Dialed, DialError> {
+    async fn connect(&self, target: &Target, purpose: Purpose, caller: Caller) -> Result<Dialed, DialError> {
+        let deadline = caller.deadline;
         match target {
             Target::Ip(address) => self.race(Race::of([address.ip()]), Vec::new(), address.port(), purpose, deadline),
-            Target::Name(name, port) => return self.connect_by_name(name, *port, purpose, deadline).await,
+            Target::Name(name, port) => return self.connect_by_name(name, *port, purpose, caller).await,
             Target::Unix(path) => {
                 self.policy.check_path(path)?;
                 let connected = unix::connect(path, deadline).await;
@@ -171,11 +197,12 @@ impl Dialer {
         name: &str,
         port: u16,
         purpose: Purpose,
-        deadline: Instant,
+        caller: Caller,
     ) -> Result<Dialed, DialError> {
+        let deadline = caller.deadline;
         let mut unresolved = LookupError::NoAddress;
         for reading in self.resolver.readings(name) {
-            let (race, lookups) = match self.resolver.look_up(&reading) {
+            let (race, lookups) = match self.resolver.look_up(&reading, caller) {
                 Lookup::Families(lookups) => (Race::asking(), lookups.into()),
                 Lookup::Whole(lookup) => match resolver::within(deadline, lookup).await {
                     Ok(addresses) => (Race::of(addresses), Vec::new()),
@@ -237,8 +264,8 @@ impl Dialer {
     }
 
     /// Every address of a name.
-    async fn look_up(&self, name: &str, port: u16, deadline: Instant) -> Result<Vec<SocketAddr>, DialError> {
-        let addresses = self.resolver.all(name, deadline).await?;
+    async fn look_up(&self, name: &str, port: u16, caller: Caller) -> Result<Vec<SocketAddr>, DialError> {
+        let addresses = self.resolver.all(name, caller).await?;
         Ok(addresses.into_iter().map(|ip| SocketAddr::new(ip, port)).collect())
     }
 }

@@ -195,7 +195,7 @@ impl RelayOptions {
     ///
     /// Then the relay ends with the error of the write. Bytes that the failed side did not get, those discarded included, count as
     /// [`lost`](crate::DirectionSummary::lost). A *read* that fails while the other side still sends is handled in the same way. A
-    /// [`CancelHandle`](crate::CancelHandle) ends all this at once.
+    /// [`CancelHandle`] ends all this at once.
     ///
     /// # Panics
     /// As with [`idle_timeout`](RelayOptions::idle_timeout), when a stream fails.

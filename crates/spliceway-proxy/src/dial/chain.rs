@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout_at};
 use super::error::UpstreamFault;
 use super::resolver::LookupError;
 use super::upstream::Scheme;
-use super::{DialError, Dialed, Dialer, Purpose, UpstreamProxy};
+use super::{Caller, DialError, Dialed, Dialer, Purpose, UpstreamProxy};
 use crate::address::Target;
 use crate::protocol::client::{self, Handshake, Language, Step};
 
@@ -18,26 +18,21 @@ const READ_BYTES: usize = 2 << 10;
 impl Dialer {
     /// A connection to `target` by way of all proxies. Where the last of them takes addresses alone, those of a name are asked for in
     /// turn, each by a connection of its own.
-    pub(super) async fn dial_through(
-        &self,
-        target: &Target,
-        via: &str,
-        deadline: Instant,
-    ) -> Result<Dialed, DialError> {
+    pub(super) async fn dial_through(&self, target: &Target, via: &str, caller: Caller) -> Result<Dialed, DialError> {
         let proxies = &self.settings.upstreams;
         let takes_addresses = proxies.last().is_some_and(|last| last.scheme == Scheme::Socks5);
         let targets = match target {
             Target::Name(name, port) if takes_addresses => {
-                let addresses = self.look_up(name, *port, deadline).await?;
+                let addresses = self.look_up(name, *port, caller).await?;
                 addresses.into_iter().map(Target::Ip).collect()
             }
             target => vec![target.clone()],
         };
         let mut failed = None;
         for target in &targets {
-            match self.through_all(target, via, deadline).await {
+            match self.through_all(target, via, caller).await {
                 // As in a race, a denial is what is told.
-                Err(error) if error.is_of_the_target() && Instant::now() < deadline => {
+                Err(error) if error.is_of_the_target() && Instant::now() < caller.deadline => {
                     failed = failed
                         .filter(|before: &DialError| before.denied().is_some())
                         .or(Some(error));
@@ -48,18 +43,18 @@ impl Dialer {
         Err(failed.unwrap_or(DialError::Unresolved(LookupError::NoAddress)))
     }
 
-    async fn through_all(&self, target: &Target, via: &str, deadline: Instant) -> Result<Dialed, DialError> {
+    async fn through_all(&self, target: &Target, via: &str, caller: Caller) -> Result<Dialed, DialError> {
         // What it may make of a name is beyond us; what it makes of an address is not.
         self.policy.check_passed_on(target)?;
         let proxies = &self.settings.upstreams;
-        let connected = self.connect(&proxies[0].address, Purpose::Proxy, deadline).await;
+        let connected = self.connect(&proxies[0].address, Purpose::Proxy, caller).await;
         let mut dialed = connected.map_err(|error| proxies[0].unreachable(error))?;
         for (proxy, next) in proxies.iter().zip(&proxies[1..]) {
-            let asked = self.ask_for_proxy(&mut dialed, proxy, next, via, deadline).await;
+            let asked = self.ask_for_proxy(&mut dialed, proxy, next, via, caller).await;
             asked.map_err(|error| next.unreachable(error))?;
         }
         let last = &proxies[proxies.len() - 1];
-        ask(&mut dialed, last, target, via, deadline).await?;
+        ask(&mut dialed, last, target, via, caller.deadline).await?;
         Ok(dialed)
     }
 
@@ -69,14 +64,14 @@ impl Dialer {
         proxy: &UpstreamProxy,
         next: &UpstreamProxy,
         via: &str,
-        deadline: Instant,
+        caller: Caller,
     ) -> Result<(), DialError> {
         match &next.address {
             Target::Name(name, port) if proxy.scheme == Scheme::Socks5 => {
-                let address = self.look_up(name, *port, deadline).await?[0];
-                ask(dialed, proxy, &Target::Ip(address), via, deadline).await
+                let address = self.look_up(name, *port, caller).await?[0];
+                ask(dialed, proxy, &Target::Ip(address), via, caller.deadline).await
             }
-            address => ask(dialed, proxy, address, via, deadline).await,
+            address => ask(dialed, proxy, address, via, caller.deadline).await,
         }
     }
 }

@@ -39,10 +39,11 @@ pub(crate) enum UpstreamFault {
 }
 
 impl DialError {
-    /// For records and labels: an errno's name, `unresolved`, the reason of a denial, or `upstream_` and what happened there.
+    /// For records and labels: an errno's name, `unresolved`, `too_many_lookups`, the reason of a denial, or `upstream_` and what happened there.
     pub(crate) fn as_str(&self) -> &'static str {
         match self {
             Self::Unresolved(LookupError::TimedOut) => "ETIMEDOUT",
+            Self::Unresolved(LookupError::TooMany) => "too_many_lookups",
             Self::Unresolved(_) => "unresolved",
             Self::Denied(denied, _) => denied.as_str(),
             Self::Unreachable(_, failed) => errno::name(&failed.error),
@@ -53,7 +54,7 @@ impl DialError {
     /// What the client is told.
     pub(crate) fn failure(&self) -> Failure {
         match self {
-            Self::Unresolved(LookupError::TimedOut) => Failure::TimedOut,
+            Self::Unresolved(LookupError::TimedOut | LookupError::TooMany) => Failure::TimedOut,
             Self::Unresolved(_) => Failure::HostUnreachable,
             Self::Denied(..) => Failure::NotAllowed,
             Self::Unreachable(_, failed) => failed.failure(),

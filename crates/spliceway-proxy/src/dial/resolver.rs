@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -15,17 +15,24 @@ use hickory_resolver::net::{DnsError, NetError};
 use hickory_resolver::proto::op::Query;
 use hickory_resolver::proto::rr::{Name, RecordType};
 use hickory_resolver::{Hosts, TokioResolver, system_conf};
-use tokio::net::lookup_host;
-use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
+use super::Caller;
 use super::cache::Cache;
 use super::race::{Family, Race};
+use places::{Place, Places, TooLate};
+
+mod places;
+
+pub(super) use places::Key;
 
 /// Domains that a short name is tried in: as many as resolv.conf(5) could always have. Each costs two questions.
 const SEARCH_MAX: usize = 6;
 /// Sockets that a question for one family has open at most: hickory asks two servers at once, and again where one is slow.
 const EACH_QUESTION: usize = 3;
+/// Threads that are in `getaddrinfo(3)` at once: it may take half a minute, and cannot be ended.
+const IN_SYSTEM_MAX: usize = 64;
 
 /// Who looks names up.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -64,10 +71,12 @@ pub(crate) enum LookupError {
     TimedOut,
     /// Nobody could say.
     Failed(Arc<str>),
+    /// This client's lookups take so long that the turn of this one would come too late.
+    TooMany,
 }
 
 pub(super) enum Resolver {
-    System,
+    System(Places),
     Dns(Box<Dns>),
 }
 
@@ -77,7 +86,7 @@ pub(super) struct Dns {
     cache: Mutex<Cache>,
     search: Search,
     /// Questions under way. What the cache knows is no question.
-    asking: Semaphore,
+    asking: Places,
 }
 
 /// What short names may be short for.
@@ -95,7 +104,7 @@ impl Resolver {
     pub(super) fn new(settings: &ResolverSettings, descriptors: usize) -> io::Result<Self> {
         let questions = (descriptors / EACH_QUESTION).max(1);
         match settings {
-            ResolverSettings::System => Ok(Self::System),
+            ResolverSettings::System => Ok(Self::system()),
             ResolverSettings::Servers(servers) => {
                 let servers = servers.iter().map(|address| server(*address)).collect();
                 let config = ResolverConfig::from_name_servers(servers);
@@ -110,10 +119,14 @@ impl Resolver {
                 Ok((config, options)) => Self::of(config, options, Hosts::from_system().unwrap_or_default(), questions),
                 Err(error) => {
                     tracing::warn!(%error, "no usable /etc/resolv.conf: names are looked up by the system, and nothing is cached");
-                    Ok(Self::System)
+                    Ok(Self::system())
                 }
             },
         }
+    }
+
+    fn system() -> Self {
+        Self::System(Places::new(IN_SYSTEM_MAX))
     }
 
     fn of(config: ResolverConfig, options: ResolverOpts, hosts: Hosts, questions: usize) -> io::Result<Self> {
@@ -131,7 +144,7 @@ impl Resolver {
             hosts,
             cache: Mutex::default(),
             search,
-            asking: Semaphore::new(questions),
+            asking: Places::new(questions),
         })))
     }
 
@@ -139,33 +152,33 @@ impl Resolver {
     pub(super) fn readings(&self, host: &str) -> Vec<String> {
         let host = host.to_ascii_lowercase();
         match self {
-            Self::System => vec![host],
+            Self::System(_) => vec![host],
             Self::Dns(dns) if dns.in_hosts(&host).is_some() => vec![host],
             Self::Dns(dns) => dns.search.readings(host),
         }
     }
 
     /// Asks for one of the readings.
-    pub(super) fn look_up<'a>(&'a self, reading: &'a str) -> Lookup<'a> {
+    pub(super) fn look_up<'a>(&'a self, reading: &'a str, caller: Caller) -> Lookup<'a> {
         match self {
-            Self::System => Lookup::Whole(Box::pin(ask_system(reading))),
+            Self::System(places) => Lookup::Whole(Box::pin(ask_system(reading, places, caller))),
             Self::Dns(dns) => match dns.in_hosts(reading) {
                 Some(addresses) => Lookup::Whole(Box::pin(async { Ok(addresses) })),
                 None => Lookup::Families([
-                    Box::pin(dns.found(reading, Family::V6)),
-                    Box::pin(dns.found(reading, Family::V4)),
+                    Box::pin(dns.found(reading, Family::V6, caller)),
+                    Box::pin(dns.found(reading, Family::V4, caller)),
                 ]),
             },
         }
     }
 
     /// Every address of `host` that a connection would try, in the order it would. Cancel safe.
-    pub(super) async fn all(&self, host: &str, deadline: Instant) -> Result<Vec<IpAddr>, LookupError> {
+    pub(super) async fn all(&self, host: &str, caller: Caller) -> Result<Vec<IpAddr>, LookupError> {
         let mut failed = LookupError::NoAddress;
         for reading in self.readings(host) {
-            let found = match self.look_up(&reading) {
-                Lookup::Whole(lookup) => within(deadline, lookup).await,
-                Lookup::Families([v6, v4]) => within(deadline, both(v6, v4)).await,
+            let found = match self.look_up(&reading, caller) {
+                Lookup::Whole(lookup) => within(caller.deadline, lookup).await,
+                Lookup::Families([v6, v4]) => within(caller.deadline, both(v6, v4)).await,
             };
             match found {
                 Ok(addresses) if !addresses.is_empty() => return Ok(Race::of(addresses).in_turn()),
@@ -228,10 +241,17 @@ async fn both(v6: Pending<'_, Found>, v4: Pending<'_, Found>) -> Result<Vec<IpAd
     }
 }
 
-async fn ask_system(name: &str) -> Result<Vec<IpAddr>, LookupError> {
-    let found = lookup_host((name, 0)).await;
-    let addresses = found.map_err(|error| LookupError::Failed(error.to_string().into()))?;
-    Ok(addresses.map(|address| address.ip()).collect())
+async fn ask_system(name: &str, places: &Places, caller: Caller) -> Result<Vec<IpAddr>, LookupError> {
+    let place = places.take(caller.client, caller.deadline).await?;
+    let name = name.to_owned();
+    // The thread outlives a lookup that nobody waits for any more, and keeps its place.
+    let found = spawn_blocking(move || (system_look_up(&name), place)).await;
+    let found = found.map_err(io::Error::other).and_then(|(found, _)| found);
+    found.map_err(|error| LookupError::Failed(error.to_string().into()))
+}
+
+fn system_look_up(name: &str) -> io::Result<Vec<IpAddr>> {
+    Ok((name, 0).to_socket_addrs()?.map(|address| address.ip()).collect())
 }
 
 /// A server asked by UDP, and by TCP where an answer is too long for that.
@@ -255,13 +275,13 @@ impl Dns {
         (!addresses.is_empty()).then_some(addresses)
     }
 
-    async fn found(&self, name: &str, family: Family) -> Found {
+    async fn found(&self, name: &str, family: Family, caller: Caller) -> Found {
         let addresses = match self.cached(name, family) {
             Some(addresses) => Ok(addresses),
-            None => {
-                let _place = self.asking.acquire().await;
-                self.ask(name, family).await
-            }
+            None => match self.asking.take(caller.client, caller.deadline).await {
+                Ok(place) => self.ask(name, family, place).await,
+                Err(too_late) => Err(too_late.into()),
+            },
         };
         Found { family, addresses }
     }
@@ -273,7 +293,7 @@ impl Dns {
     }
 
     /// Asks the servers, and remembers the answer for as long as it says.
-    async fn ask(&self, name: &str, family: Family) -> Result<Vec<IpAddr>, LookupError> {
+    async fn ask(&self, name: &str, family: Family, _place: Place) -> Result<Vec<IpAddr>, LookupError> {
         // No name of DNS: nobody has to be asked to know that it has no address.
         let question = Name::from_ascii(name).map_err(|_| LookupError::NoAddress)?;
         let record_type = match family {
@@ -334,12 +354,18 @@ impl Search {
 impl fmt::Debug for Resolver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::System => f.write_str("System"),
+            Self::System(_) => f.write_str("System"),
             Self::Dns(dns) => f
                 .debug_struct("Dns")
                 .field("search", &dns.search)
                 .finish_non_exhaustive(),
         }
+    }
+}
+
+impl From<TooLate> for LookupError {
+    fn from(_: TooLate) -> Self {
+        Self::TooMany
     }
 }
 
@@ -349,6 +375,7 @@ impl fmt::Display for LookupError {
             Self::NoAddress => f.write_str("the name has no address"),
             Self::TimedOut => f.write_str("no answer in time"),
             Self::Failed(error) => f.write_str(error),
+            Self::TooMany => f.write_str("too many lookups of this client are under way"),
         }
     }
 }

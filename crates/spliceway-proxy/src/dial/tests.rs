@@ -40,7 +40,7 @@ fn from_nowhere(server: &Server) -> Dialer {
 const ALLOWED_BUT_FROM_NOWHERE: (&str, Option<&str>) = ("EADDRNOTAVAIL", None);
 
 async fn dial(dialer: &Dialer, target: &str) -> Result<Dialed, DialError> {
-    dialer.dial(&target.parse().unwrap(), "1.1 test").await
+    dialer.dial(&target.parse().unwrap(), None, "1.1 test").await
 }
 
 async fn fails(dialer: &Dialer, target: &str) -> (&'static str, Option<&'static str>) {
@@ -148,7 +148,7 @@ async fn what_needs_no_lookup_is_dialled_at_the_first_poll() {
     listener.accept().unwrap();
     for target in [format!("127.0.0.1:{port}"), format!("cached.example:{port}")] {
         let target = target.parse().unwrap();
-        let mut dialing = std::pin::pin!(dialer.dial(&target, ""));
+        let mut dialing = std::pin::pin!(dialer.dial(&target, None, ""));
         let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
         assert!(dialing.as_mut().poll(&mut cx).is_pending());
         listener.accept().unwrap();
@@ -212,7 +212,7 @@ async fn names_that_need_no_lookup_are_refused_without_one() {
         ("127.1:80", "reserved"),
     ] {
         assert_eq!(fails(&dialer, target).await, (reason, Some(reason)), "{target}");
-        let error = dialer.addresses(&target.parse().unwrap()).await.unwrap_err();
+        let error = dialer.addresses(&target.parse().unwrap(), None).await.unwrap_err();
         assert_eq!(error.denied(), Some(reason), "{target}");
     }
     assert_eq!(server.asked("127.1.") + server.asked("localhost."), 0);
@@ -226,7 +226,10 @@ async fn addresses_for_datagrams_are_those_allowed() {
         "mixed.example.",
         Answer::has(&["10.0.0.1", "8.8.8.8", "::ffff:8.8.4.4"], 60),
     );
-    let addresses = dialer.addresses(&"mixed.example:53".parse().unwrap()).await.unwrap();
+    let addresses = dialer
+        .addresses(&"mixed.example:53".parse().unwrap(), None)
+        .await
+        .unwrap();
     let texts: Vec<String> = addresses.iter().map(ToString::to_string).collect();
     assert_eq!(texts.len(), 2);
     assert!(
@@ -240,10 +243,13 @@ async fn addresses_for_datagrams_are_those_allowed() {
         ("missing.example:53", None),
     ] {
         server.says("inside.example.", Answer::has(&["10.0.0.1"], 60));
-        let error = dialer.addresses(&target.parse().unwrap()).await.unwrap_err();
+        let error = dialer.addresses(&target.parse().unwrap(), None).await.unwrap_err();
         assert_eq!(error.denied(), reason, "{target}");
     }
-    let literal = dialer.addresses(&"[::ffff:8.8.8.8]:53".parse().unwrap()).await.unwrap();
+    let literal = dialer
+        .addresses(&"[::ffff:8.8.8.8]:53".parse().unwrap(), None)
+        .await
+        .unwrap();
     assert_eq!(literal, ["8.8.8.8:53".parse().unwrap()]);
 }
 
@@ -345,13 +351,13 @@ async fn a_socket_on_the_file_system_is_reached_unless_it_is_our_own() {
     let their_listener = UnixListener::bind(&theirs).unwrap();
     let policy = TargetPolicy::new(Targets::Public, own);
     let dialer = dialer(ResolverSettings::System, SocketSettings::default(), policy);
-    let dialed = dialer.dial(&Target::Unix(theirs.into()), "").await.unwrap();
+    let dialed = dialer.dial(&Target::Unix(theirs.into()), None, "").await.unwrap();
     assert!(matches!(dialed.stream, Stream::Unix(_)) && dialed.address.is_none());
     their_listener.accept().await.unwrap();
-    let refused = dialer.dial(&Target::Unix(ours.into()), "").await.unwrap_err();
+    let refused = dialer.dial(&Target::Unix(ours.into()), None, "").await.unwrap_err();
     assert_eq!(refused.denied(), Some("loop"));
     let missing = dialer
-        .dial(&Target::Unix(folder.join("missing").into()), "")
+        .dial(&Target::Unix(folder.join("missing").into()), None, "")
         .await
         .unwrap_err();
     assert!(matches!(missing, DialError::Unreachable(Target::Unix(_), _)));

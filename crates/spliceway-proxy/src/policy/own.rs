@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
 use socket2::SockRef;
@@ -80,24 +80,66 @@ fn reached(ip: IpAddr) -> IpAddr {
     }
 }
 
-/// How long what the system says of its addresses holds: they come and go, and it takes some 50 µs to say.
+/// How long what the system says of its addresses holds: they come and go.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// Whether a connection to `ip` stays on this machine. Asked of the system once a second at most.
+static THIS_MACHINE: Addresses = Addresses::new();
+
+/// Whether a connection to `ip` stays on this machine.
 pub(super) fn is_of_this_machine(ip: IpAddr) -> bool {
-    static ADDRESSES: Mutex<Option<(Instant, Vec<IpAddr>)>> = Mutex::new(None);
-    if ip.is_loopback() {
-        return true;
-    }
-    let mut known = ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner);
-    if known.as_ref().is_none_or(|(when, _)| when.elapsed() >= FRESH) {
-        // Without an answer the last one holds.
-        if let Ok(interfaces) = if_addrs::get_if_addrs() {
-            *known = Some((Instant::now(), interfaces.iter().map(if_addrs::Interface::ip).collect()));
+    ip.is_loopback() || THIS_MACHINE.have(ip, Instant::now(), system)
+}
+
+fn system() -> io::Result<Vec<IpAddr>> {
+    Ok(if_addrs::get_if_addrs()?.iter().map(if_addrs::Interface::ip).collect())
+}
+
+/// The addresses of this machine. The system is asked once a second at most, by one caller, which takes it some 50 µs. Nobody waits for
+/// that: others go by what was known before.
+struct Addresses {
+    known: RwLock<Option<(Instant, Vec<IpAddr>)>>,
+    asking: Mutex<()>,
+}
+
+impl Addresses {
+    const fn new() -> Self {
+        Self {
+            known: RwLock::new(None),
+            asking: Mutex::new(()),
         }
     }
-    // Of nobody knows what, it may be.
-    known.as_ref().is_none_or(|(_, addresses)| addresses.contains(&ip))
+
+    fn have(&self, ip: IpAddr, now: Instant, system: impl FnOnce() -> io::Result<Vec<IpAddr>>) -> bool {
+        if !self.are_known(|when| now.saturating_duration_since(when) < FRESH) {
+            self.ask(now, system);
+        }
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        // Of nobody knows what, it may be.
+        known.as_ref().is_none_or(|(_, addresses)| addresses.contains(&ip))
+    }
+
+    /// Without an answer the last one holds.
+    fn ask(&self, now: Instant, system: impl FnOnce() -> io::Result<Vec<IpAddr>>) {
+        let asking = match self.asking.try_lock() {
+            Err(TryLockError::WouldBlock) if self.are_known(|_| true) => return,
+            // At the very first, there is nothing else to go by.
+            Err(TryLockError::WouldBlock) => self.asking.lock().unwrap_or_else(PoisonError::into_inner),
+            Err(TryLockError::Poisoned(asking)) => asking.into_inner(),
+            Ok(asking) => asking,
+        };
+        if self.are_known(|when| now.saturating_duration_since(when) < FRESH) {
+            return;
+        }
+        if let Ok(addresses) = system() {
+            *self.known.write().unwrap_or_else(PoisonError::into_inner) = Some((now, addresses));
+        }
+        drop(asking);
+    }
+
+    fn are_known(&self, since: impl FnOnce(Instant) -> bool) -> bool {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.as_ref().is_some_and(|(when, _)| since(*when))
+    }
 }
 
 /// The one name of a path that has several.
@@ -108,6 +150,8 @@ fn real(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
+    use std::sync::mpsc;
+    use std::thread;
 
     use socket2::{Domain, Socket, Type};
 
@@ -144,6 +188,31 @@ mod tests {
             assert!(!are_at(&policy, ip, port), "{ip}");
         }
         assert!(!are_at(&policy, "127.0.0.1", port.wrapping_add(1)));
+    }
+
+    #[test]
+    fn nobody_waits_while_the_system_is_asked_for_addresses_and_new_ones_are_seen_then() {
+        let [old, new] = [1, 2].map(|last| IpAddr::from([192, 0, 2, last]));
+        let (addresses, start) = (Addresses::new(), Instant::now());
+        assert!(addresses.have(old, start, || Ok(vec![old])));
+        let never = || -> io::Result<Vec<IpAddr>> { panic!("it is not asked for") };
+        assert!(!addresses.have(new, start + FRESH / 2, never));
+        let (asked, is_asked) = mpsc::channel();
+        let (answer, answered) = mpsc::channel();
+        thread::scope(|scope| {
+            let slow = move || {
+                asked.send(()).unwrap();
+                Ok(answered.recv().unwrap())
+            };
+            let asking = scope.spawn(|| addresses.have(new, start + FRESH, slow));
+            is_asked.recv().unwrap();
+            assert!(addresses.have(old, start + FRESH, never) && !addresses.have(new, start + FRESH, never));
+            answer.send(vec![old, new]).unwrap();
+            assert!(asking.join().unwrap());
+        });
+        assert!(addresses.have(new, start + FRESH, never));
+        let fails = || Err(io::ErrorKind::Other.into());
+        assert!(addresses.have(new, start + 2 * FRESH, fails), "the last answer holds");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use tokio::net::UdpSocket;
 
 use super::Service;
 use crate::address::Target;
+use crate::admission::ClientKey;
 use crate::associate::{AssociateEnd, AssociateSettings, Association, Destinations, Dropped, towards};
 use crate::dial::Dialer;
 use crate::handshake::Client;
@@ -41,30 +42,39 @@ pub(super) fn bind(
         idle: service.timeouts.idle,
         lookup: service.timeouts.connect,
     };
-    Association::open(reached, client, asked, &settings, Reach::of(service))
+    let reach = Reach::of(service, Some(client.ip().into()));
+    Association::open(reached, client, asked, &settings, reach)
 }
 
 /// Where a service's clients may send datagrams: where they may connect.
 #[derive(Clone)]
-pub(super) struct Reach(Dialer);
+pub(super) struct Reach {
+    dialer: Dialer,
+    /// Whose lookups these are.
+    client: Option<ClientKey>,
+}
 
 impl Reach {
-    pub(super) fn of(service: &Service) -> Self {
-        Self(service.dialer.clone())
+    pub(super) fn of(service: &Service, client: Option<ClientKey>) -> Self {
+        Self {
+            dialer: service.dialer.clone(),
+            client,
+        }
     }
 }
 
 impl Destinations for Reach {
     fn allow(&self, address: SocketAddr) -> bool {
-        self.0.policy().check(address).is_ok()
+        self.dialer.policy().check(address).is_ok()
     }
 
     fn socket(&self, to: IpAddr) -> Result<UdpSocket, Dropped> {
-        towards(to, self.0.sockets())
+        towards(to, self.dialer.sockets())
     }
 
     async fn look_up(&self, target: &Target) -> Result<Vec<SocketAddr>, Dropped> {
-        self.0.addresses(target).await.map_err(|error| match error.denied() {
+        let found = self.dialer.addresses(target, self.client).await;
+        found.map_err(|error| match error.denied() {
             Some(_) => Dropped::Denied,
             None => Dropped::Unresolved,
         })

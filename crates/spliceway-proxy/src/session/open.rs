@@ -14,7 +14,7 @@ use super::association::{self, Reach};
 use super::departure::{Finish, departed};
 use super::exchange::{self, NoAnswer, Patience};
 use super::{Ends, Opened, Rest, Service};
-use crate::admission::{self, Dial, Permit};
+use crate::admission::{self, ClientKey, Dial, Permit};
 use crate::bind::{Binding, Expected, NobodyCame};
 use crate::dial::{DialError, Dialed};
 use crate::handshake::{self, Asked, Client, Door, Heard, NoRequest};
@@ -144,7 +144,7 @@ impl Opening {
         let started = Instant::now();
         let dialed = tokio::select! {
             biased;
-            dialed = self.service.dialer.dial(&self.asked.request.target, &self.asked.via) => dialed,
+            dialed = self.service.dialer.dial(&self.asked.request.target, self.client_key(), &self.asked.via) => dialed,
             left = departed(&self.client, self.finish()) => return Err(left),
         };
         let dialed = match dialed {
@@ -155,6 +155,10 @@ impl Opening {
         let bound = dialed.stream.local_addr().unwrap_or(UNSPECIFIED);
         self.answer(&self.asked.succeeded(bound)).await?;
         Ok(dialed)
+    }
+
+    fn client_key(&self) -> Option<ClientKey> {
+        self.addresses.client.map(|client| client.ip().into())
     }
 
     /// A place among the dials of this client. A forwarder's clients and those without an address are not counted.
@@ -188,7 +192,7 @@ impl Opening {
         let service = Arc::clone(&self.service);
         let _dial = self.dial_of(&service).await?;
         let reached = self.reached_directly().await?;
-        let reach = Reach::of(&self.service);
+        let reach = Reach::of(&self.service, self.client_key());
         let expected = tokio::select! {
             biased;
             expected = Expected::from_request(&self.asked.request.target, &reach) => expected,

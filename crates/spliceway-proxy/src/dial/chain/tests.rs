@@ -64,7 +64,7 @@ fn dialer(urls: &[String]) -> Dialer {
 }
 
 async fn dial(dialer: &Dialer, target: &str) -> Result<Dialed, DialError> {
-    dialer.dial(&target.parse().unwrap(), "1.1 test").await
+    dialer.dial(&target.parse().unwrap(), None, "1.1 test").await
 }
 
 /// Bytes that each end says now arrive at the other, and none but those.

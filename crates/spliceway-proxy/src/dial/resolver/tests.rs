@@ -1,4 +1,6 @@
 use hickory_resolver::proto::rr::RData;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use super::*;
 use crate::dial::tests::dns::{Answer, Server};
@@ -10,7 +12,20 @@ fn asking(server: &Server) -> Resolver {
 }
 
 async fn all(resolver: &Resolver, name: &str) -> Result<Vec<IpAddr>, LookupError> {
-    resolver.all(name, Instant::now() + TIME).await
+    all_for(1, resolver, name).await
+}
+
+fn client(last: u8) -> Key {
+    Some(IpAddr::from([192, 0, 2, last]).into())
+}
+
+/// As [`all`], for the client 192.0.2.`client`.
+async fn all_for(client: u8, resolver: &Resolver, name: &str) -> Result<Vec<IpAddr>, LookupError> {
+    let caller = Caller {
+        client: self::client(client),
+        deadline: Instant::now() + TIME,
+    };
+    resolver.all(name, caller).await
 }
 
 fn ips(texts: &[&str]) -> Result<Vec<IpAddr>, LookupError> {
@@ -56,8 +71,14 @@ async fn a_question_waits_while_as_many_as_may_be_are_under_way_and_what_is_know
     let Resolver::Dns(dns) = &resolver else {
         unreachable!("a server was named")
     };
-    let questions = u32::try_from(dns.asking.available_permits()).unwrap();
-    let under_way = dns.asking.acquire_many(questions).await.unwrap();
+    let mut under_way = Vec::new();
+    for other in 2.. {
+        let place = dns.asking.take(client(other), Instant::now() + TIME);
+        match timeout(Duration::ZERO, place).await {
+            Ok(place) => under_way.push(place),
+            Err(_) => break,
+        }
+    }
     tokio::time::pause();
     assert_eq!(all(&resolver, "known.example").await, ips(&["192.0.2.1"]));
     assert_eq!(all(&resolver, "new.example").await, Err(LookupError::TimedOut));
@@ -65,6 +86,34 @@ async fn a_question_waits_while_as_many_as_may_be_are_under_way_and_what_is_know
     tokio::time::resume();
     drop(under_way);
     assert_eq!(all(&resolver, "new.example").await, ips(&["192.0.2.1"]));
+}
+
+/// A name server that is slow for one client's names answers another's at once, and so must we.
+#[tokio::test]
+async fn the_slow_names_of_one_client_delay_no_name_of_another() {
+    let server = Server::start().await;
+    server.says("good.example.", Answer::has(&["192.0.2.1"], 60));
+    let resolver = Arc::new(asking(&server));
+    let Resolver::Dns(dns) = &*resolver else {
+        unreachable!("a server was named")
+    };
+    let places = dns.asking.free();
+    let mut slow = JoinSet::new();
+    for number in 0..200 {
+        let name = format!("slow{number}.example");
+        server.says(&format!("{name}."), Answer::Nothing);
+        let resolver = Arc::clone(&resolver);
+        slow.spawn(async move { all_for(1, &resolver, &name).await });
+    }
+    while dns.asking.free() > places / 2 {
+        tokio::task::yield_now().await;
+    }
+    let good = all_for(2, &resolver, "good.example");
+    // A question that nobody answers takes 5 s at least.
+    let found = timeout(Duration::from_secs(3), good)
+        .await
+        .expect("it waits for the slow ones");
+    assert_eq!(found, ips(&["192.0.2.1"]));
 }
 
 #[tokio::test]
