@@ -6,7 +6,7 @@ use super::source::{File, Repository, words};
 const CATALOGUE: &str = "docs/faults.md";
 
 /// The faults are numbered, and a number that is missing is a fault nobody tests.
-const NUMBERS: std::ops::RangeInclusive<u8> = 1..=40;
+const NUMBERS: std::ops::RangeInclusive<u8> = 1..=77;
 
 /// Numbers whose tests are being written. Empty when the catalogue is complete.
 pub(crate) const NOT_YET: &[u8] = &[];
@@ -91,10 +91,12 @@ fn exists(repository: &Repository, test: &str) -> bool {
     } else {
         "tests/it"
     };
-    let module = format!("crates/{package}/{folder}/{}", path.join("/"));
-    [format!("{module}.rs"), format!("{module}/mod.rs")]
+    let tested = package.strip_prefix("spliceway-").unwrap_or(package);
+    [format!("crates/{package}"), format!("testing/{tested}")]
         .iter()
-        .filter_map(|path| repository.file(path))
+        .map(|root| format!("{root}/{folder}/{}", path.join("/")))
+        .flat_map(|module| [".rs", "/mod.rs", "/tests.rs"].map(|end| module.clone() + end))
+        .filter_map(|path| repository.file(&path))
         .any(|file| is_test(file, name))
 }
 
