@@ -60,12 +60,16 @@ pub(crate) fn pool(pool: &PipePool) {
     idle.iter_mut().for_each(assert_empty);
 }
 
+/// After a search in vain, acquires of a class that do not search.
+const UNSEARCHED: usize = 64;
+
 /// Largest first: at the limit a smaller class stands in for a larger one, but to make room idle pipes would be closed.
 fn take_idle(pool: &PipePool) -> Vec<PooledPipe> {
     let (mut idle, mut new) = (Vec::new(), Vec::new());
     for class in SizeClass::ALL.into_iter().rev() {
         let created = pool.stats().created;
-        while let Ok(pipe) = pool.acquire(class) {
+        // A pool that looked at other shelves in vain does not do so again at once.
+        while let Some(pipe) = (0..=UNSEARCHED).find_map(|_| pool.acquire(class).ok()) {
             if pool.stats().created > created {
                 new.push(pipe);
                 break;
