@@ -77,7 +77,7 @@ enum Purpose {
     Proxy,
 }
 
-/// Who wants a connection or an address, and until when.
+/// The client of a dial or lookup, and its deadline.
 #[derive(Debug, Clone, Copy)]
 struct Caller {
     client: resolver::Key,
@@ -108,7 +108,7 @@ impl Dialer {
     /// # Errors
     /// A denial, if an address was denied and no other connected; else the last failure of an attempt.
     ///
-    /// `client` is whose lookups it counts among. `via` names the proxies that the request has passed, this one included, for upstream
+    /// Lookups count for `client`. `via` names the proxies that the request has passed, this one included, for upstream
     /// proxies that can be told.
     pub(crate) async fn dial(
         &self,

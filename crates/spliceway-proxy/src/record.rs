@@ -31,7 +31,7 @@ pub(crate) struct Record {
     connect: Option<Duration>,
     /// Bytes that the target got before the relay.
     ahead: u64,
-    /// What relays came to that ran before the one that runs now.
+    /// Counts of earlier relays of this session.
     before: Option<Box<RelaySummary>>,
     /// Where the traffic ledger keeps this session's relay.
     running: Option<usize>,
@@ -134,7 +134,7 @@ impl Record {
         self.associated = Some(self.service.traffic.associate(stats));
     }
 
-    /// What all relays came to, the last of which is over.
+    /// Counts of all relays of this session. The last one has ended.
     fn relayed(&mut self) -> RelaySummary {
         let key = self.running.take();
         let mut relayed = key.map(|key| self.service.traffic.leave(key)).unwrap_or_default();

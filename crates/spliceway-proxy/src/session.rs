@@ -172,7 +172,7 @@ struct Ends {
 
 /// How much of a request's body is to come.
 enum Rest {
-    /// The target has all of it, and the head of its answer was read.
+    /// The target has the whole request, and the head of its answer was read.
     Nothing,
     Bytes(u64),
     Chunks(Chunks),
@@ -224,14 +224,14 @@ async fn relay(ends: Ends, record: &mut Record) -> Outcome {
     ended.into()
 }
 
-/// A request, and what was read of its answer.
+/// A request, and the bytes of its answer that were read before the relay.
 struct Request {
     up: Vec<u8>,
     rest: Rest,
     down: Vec<u8>,
 }
 
-/// The relay of a request and its answer, which the client is given the time to read.
+/// Relays a request and its answer, then gives the client time to read the answer.
 async fn exchange(
     mut client: Stream,
     request: Request,
@@ -263,13 +263,13 @@ async fn exchange(
         }
     } else if ended.as_ref().is_ok_and(|summary| summary.first_eof == Some(Peer::B)) {
         drop(upstream);
-        // At any other end the client has not been told that it is one: the close is what tells it.
+        // After any other end, only the close tells the client that the answer is over.
         exchange::linger(&mut client, record.service().timeouts.half_close).await;
     }
     ended.into()
 }
 
-/// Relays a request until the target has it and the head of its answer has passed: `None`. Or until an earlier end.
+/// Relays the request and the head of its answer. `None` if a second relay can continue.
 async fn ask(
     client: &mut Stream,
     request: Request,
@@ -283,7 +283,7 @@ async fn ask(
     let (reader, writer) = upstream.split();
     let answer: Box<dyn AsyncRead + Send + Unpin + '_> = Box::new(Answering::new(reader, &down, Arc::clone(&upload)));
     let upstream = join(answer, writer);
-    // The answer cannot be spliced yet, whatever is wanted.
+    // The head must pass user space, also with `--splice on`.
     let engine = record.service().engine;
     let engine = if engine == Engine::Splice { Engine::Auto } else { engine };
     let options = options.clone().engine(engine).a_to_b_prefix(up);
@@ -325,7 +325,7 @@ where
     relay.await
 }
 
-/// Relays the rest of an answer, and nothing that the client still says.
+/// Relays the rest of the answer. Further bytes of the client are not read.
 async fn answer(
     client: &mut Stream,
     down: Vec<u8>,

@@ -120,7 +120,8 @@ pub(crate) fn cast_borrowed<T: ?Sized, S: OneLifetime>(stream: &T) -> Option<&S:
     }
 }
 
-/// A reader in a box beside half of a socket: bytes to the socket are spliced, while somebody looks at those that come from it.
+/// A boxed reader joined with a socket's write half. Bytes to the socket are spliced, while the reader
+/// can look at the bytes from it.
 type Watched<'reader, 'socket> = Join<Box<dyn AsyncRead + Send + Unpin + 'reader>, tcp::WriteHalf<'socket>>;
 
 /// The socket that `stream` writes to, if it is such a pair or a mutable reference to one.

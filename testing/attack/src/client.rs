@@ -9,6 +9,12 @@ use tokio::net::{TcpSocket, TcpStream};
 /// Where the probes come from. No attacker uses this address.
 pub(crate) const PROBE: Ipv4Addr = Ipv4Addr::new(127, 9, 9, 9);
 
+/// The address of a newcomer: each has its own, and no attacker uses it.
+pub(crate) fn newcomer(number: usize) -> Ipv4Addr {
+    // 127.10.0.0 to 127.10.255.255.
+    Ipv4Addr::from_bits(0x7f0a_0000 + u32::try_from(number % 0x1_0000).expect("small"))
+}
+
 /// The target of a request.
 pub(crate) enum Target {
     Address(SocketAddr),

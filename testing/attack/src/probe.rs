@@ -153,11 +153,12 @@ async fn trip(stage: Arc<Stage>, probe: Probe, number: usize) -> io::Result<()> 
         Probe::Name => Target::Name(format!("good{number}.test"), echo.port()),
         _ => Target::Address(echo),
     };
-    let name = match probe {
-        Probe::Newcomer => format!("newcomer{}", number % NEWCOMERS),
-        _ => "probe".to_owned(),
+    // A client has one check at a time, so newcomers with one address would wait for each other.
+    let (name, from) = match probe {
+        Probe::Newcomer => (format!("newcomer{}", number % NEWCOMERS), client::newcomer(number)),
+        _ => ("probe".to_owned(), PROBE),
     };
-    let mut stream = client::connect(PROBE, stage.program.address).await?;
+    let mut stream = client::connect(from, stage.program.address).await?;
     client::request(&mut stream, &name, SECRET, &target).await?;
     client::accepted(&mut stream).await?;
     let sent: Vec<u8> = (number..number + 256).map(|at| at.to_le_bytes()[0]).collect();

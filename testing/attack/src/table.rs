@@ -6,10 +6,8 @@ use crate::attacks::Attack;
 use crate::probe::Latencies;
 use crate::program::Usage;
 
-/// Limits that are the same for every attack. The machine of the run may have two cores that the
-/// attack and other programs use, too: a round trip of 1 ms may then take some 100 ms. What the
-/// limits are to find are waits for a deadline of the program, the shortest of which is 3 s.
-const P99: Duration = Duration::from_millis(1000);
+/// Limits that are the same for every attack. They find waits for a deadline of the program, the
+/// shortest of which is 3 s. See also [`SMALL`](crate::attacks::SMALL).
 const LONGEST: Duration = Duration::from_millis(2500);
 /// A service manager's health check gives up after a second or more.
 const HEALTH: Duration = Duration::from_millis(1000);
@@ -108,7 +106,7 @@ impl Outcome {
         let cpu = self.lasted / CPU_SHARE + limits.cpu_each * (attempts + hashes);
         [
             cell("failed probes", self.probes.failed as u64, 0),
-            time("p99 ms of the probes", self.probes.percentile(99), P99),
+            time("p99 ms of the probes", self.probes.percentile(99), limits.p99),
             time("max ms of the probes", self.probes.percentile(100), LONGEST),
             cell("failed requests for /healthz", self.health.failed as u64, 0),
             time("max ms of /healthz", self.health.percentile(100), HEALTH),

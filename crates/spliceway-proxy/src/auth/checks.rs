@@ -1,14 +1,16 @@
 //! Checks of hashes: few at once, in an order that a flood cannot turn against others.
 //!
 //! ```text
-//!   check ─┬─▶ good ───┬─ newest first ─▶ worker ─▶ whether the secret is the user's
+//!   check ─┬─▶ good ───┬─ the newest, then three of the oldest ─▶ worker ─▶ whether the secret is the user's
 //!          └─▶ failed ─┘
 //!                 └─ oldest first ─▶ Busy: it could not be served before its deadline
 //! ```
 //!
-//! A client has one check in the queue at a time ([`super::turns`]), so no client has a larger share than another. The newest goes
-//! first: of a wave of clients that nothing tells apart, one that comes after the wave need not wait for all of it. One that was turned away counts as failed: clients that come again and
-//! again do not go before one that comes for the first time.
+//! A client has one check in the queue at a time ([`super::turns`]), so no client has a larger share
+//! than another. Every fourth check is the newest one, so that a client that comes after a wave does not
+//! wait for all of it. The others are the oldest ones, so that no client starves while others keep
+//! coming. A client that was turned away counts as failed: clients that come again and again do not go
+//! before one that comes for the first time.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,6 +23,9 @@ use super::hash::{Blocks, Work};
 
 /// Checks that wait. Each takes some 200 bytes.
 const WAITING_MAX: usize = 1024;
+
+/// One check in so many is the newest.
+const NEWEST_EVERY: usize = 4;
 
 /// What is known of a client whose secret is to be checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +55,8 @@ struct Check {
 struct Queue<T> {
     good: VecDeque<Waiting<T>>,
     failed: VecDeque<Waiting<T>>,
+    /// Checks taken from the queue so far.
+    taken: usize,
     workers: usize,
     /// What a check takes, as the last ones did: each counts for a quarter of those before it and itself.
     cost: Duration,
@@ -155,6 +162,7 @@ impl<T> Queue<T> {
         Self {
             good: VecDeque::new(),
             failed: VecDeque::new(),
+            taken: 0,
             workers: 0,
             cost,
         }
@@ -168,17 +176,29 @@ impl<T> Queue<T> {
         waiting.push_back(Waiting { item, deadline });
     }
 
-    /// The newest, those in good standing first. Those who cannot be served in time are dropped; the last one only once its deadline
-    /// is over, as its check tells what checks take now.
+    /// The next check, of a client in good standing if there is one. Checks that cannot end in time are dropped; the last one only once
+    /// its deadline is over, as it tells what checks take now.
     fn pop(&mut self, now: Instant) -> Option<T> {
-        while let Some(waiting) = self.good.pop_back().or_else(|| self.failed.pop_back()) {
+        while let Some(waiting) = self.next() {
             let is_last = self.good.is_empty() && self.failed.is_empty();
             let cost = if is_last { Duration::ZERO } else { self.cost };
             if now + cost < waiting.deadline {
+                self.taken = self.taken.wrapping_add(1);
                 return Some(waiting.item);
             }
         }
         None
+    }
+
+    fn next(&mut self) -> Option<Waiting<T>> {
+        let queue = match self.good.is_empty() {
+            true => &mut self.failed,
+            false => &mut self.good,
+        };
+        match self.taken % NEWEST_EVERY {
+            0 => queue.pop_back(),
+            _ => queue.pop_front(),
+        }
     }
 
     /// Drops those who cannot be served before their deadline, behind all others that wait: the oldest. One alone is never dropped.
@@ -217,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_goes_first_and_nobody_waits_for_those_who_failed() {
+    fn the_newest_goes_before_three_of_the_oldest_and_nobody_waits_for_those_who_failed() {
         let (mut queue, now) = (Queue::new(Duration::ZERO), Instant::now());
         for (item, standing) in [
             (1, Standing::Failed),
@@ -227,7 +247,12 @@ mod tests {
         ] {
             queue.push(item, standing, now + SECOND);
         }
-        assert_eq!(all(&mut queue, now), [3, 2, 4, 1]);
+        assert_eq!(all(&mut queue, now), [3, 2, 1, 4]);
+        for item in 5..12 {
+            queue.push(item, Standing::Good, now + SECOND);
+        }
+        queue.taken = 0;
+        assert_eq!(all(&mut queue, now), [11, 5, 6, 7, 10, 8, 9]);
     }
 
     #[test]
@@ -239,13 +264,13 @@ mod tests {
             queue.turn_away(now, 1);
         }
         assert_eq!((queue.good.len(), queue.failed.len()), (4, 0), "four seconds, one each");
-        assert_eq!(all(&mut queue, now), [109, 108, 107, 106]);
+        assert_eq!(all(&mut queue, now), [109, 106, 107, 108]);
         // Two workers serve twice as many.
         for item in 0..10 {
             queue.push(item, Standing::Failed, now + SECOND * 4);
             queue.turn_away(now, 2);
         }
-        assert_eq!(all(&mut queue, now), [9, 8, 7, 6, 5, 4, 3, 2]);
+        assert_eq!(all(&mut queue, now), [9, 2, 3, 4, 8, 5, 6, 7]);
         assert_eq!(all(&mut queue, now), [0_u32; 0]);
         queue.push(1, Standing::Good, now);
         assert_eq!(queue.pop(now), None, "its deadline is over");

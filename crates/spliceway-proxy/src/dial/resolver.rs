@@ -31,7 +31,7 @@ pub(super) use places::Key;
 const SEARCH_MAX: usize = 6;
 /// Sockets that a question for one family has open at most: hickory asks two servers at once, and again where one is slow.
 const EACH_QUESTION: usize = 3;
-/// Threads that are in `getaddrinfo(3)` at once: it may take half a minute, and cannot be ended.
+/// The most threads in `getaddrinfo(3)` at once. A call may take half a minute and cannot be cancelled.
 const IN_SYSTEM_MAX: usize = 64;
 
 /// Who looks names up.
@@ -71,7 +71,7 @@ pub(crate) enum LookupError {
     TimedOut,
     /// Nobody could say.
     Failed(Arc<str>),
-    /// This client's lookups take so long that the turn of this one would come too late.
+    /// The client has so many slow lookups that this one could not start in time.
     TooMany,
 }
 
@@ -244,7 +244,7 @@ async fn both(v6: Pending<'_, Found>, v4: Pending<'_, Found>) -> Result<Vec<IpAd
 async fn ask_system(name: &str, places: &Places, caller: Caller) -> Result<Vec<IpAddr>, LookupError> {
     let place = places.take(caller.client, caller.deadline).await?;
     let name = name.to_owned();
-    // The thread outlives a lookup that nobody waits for any more, and keeps its place.
+    // The thread keeps its place even if the caller gives up.
     let found = spawn_blocking(move || (system_look_up(&name), place)).await;
     let found = found.map_err(io::Error::other).and_then(|(found, _)| found);
     found.map_err(|error| LookupError::Failed(error.to_string().into()))

@@ -80,7 +80,7 @@ fn reached(ip: IpAddr) -> IpAddr {
     }
 }
 
-/// How long what the system says of its addresses holds: they come and go.
+/// How long a list of the machine's addresses is used.
 const FRESH: Duration = Duration::from_secs(1);
 
 static THIS_MACHINE: Addresses = Addresses::new();
@@ -94,8 +94,8 @@ fn system() -> io::Result<Vec<IpAddr>> {
     Ok(if_addrs::get_if_addrs()?.iter().map(if_addrs::Interface::ip).collect())
 }
 
-/// The addresses of this machine. The system is asked once a second at most, by one caller, which takes it some 50 µs. Nobody waits for
-/// that: others go by what was known before.
+/// The addresses of this machine. At most once a second, one caller refreshes them, which takes some
+/// 50 µs. Other callers do not wait: they use the previous list.
 struct Addresses {
     known: RwLock<Option<(Instant, Vec<IpAddr>)>>,
     asking: Mutex<()>,
@@ -118,11 +118,11 @@ impl Addresses {
         known.as_ref().is_none_or(|(_, addresses)| addresses.contains(&ip))
     }
 
-    /// Without an answer the last one holds.
+    /// If the system fails, the previous list stays.
     fn ask(&self, now: Instant, system: impl FnOnce() -> io::Result<Vec<IpAddr>>) {
         let asking = match self.asking.try_lock() {
             Err(TryLockError::WouldBlock) if self.are_known(|_| true) => return,
-            // At the very first, there is nothing else to go by.
+            // The first callers have no previous list.
             Err(TryLockError::WouldBlock) => self.asking.lock().unwrap_or_else(PoisonError::into_inner),
             Err(TryLockError::Poisoned(asking)) => asking.into_inner(),
             Ok(asking) => asking,

@@ -71,7 +71,7 @@ pub enum HttpRequest {
 pub enum Body {
     /// So many bytes.
     Bytes(u64),
-    /// None yet. The client wishes for another protocol on this connection: everything, once the target has agreed.
+    /// No body. The client asks for an upgrade: if the target agrees, all further bytes are the target's.
     Upgrade,
     /// As many as [`Chunks`] says.
     Chunked,
@@ -150,7 +150,7 @@ fn request(parsed: &httparse::Request<'_, '_>) -> Result<HttpRequest, Refusal> {
     }
     let rewritten = forward::Rewritten {
         forwards: forwards.map(|forwards| forwards - 1),
-        // Which bytes are the other protocol's is plain only where no body is between.
+        // With a body, the first byte of the new protocol would be ambiguous.
         upgrade: forward::upgrade(minor, parsed.headers).filter(|_| body == Body::Bytes(0)),
     };
     Ok(HttpRequest::Forward {

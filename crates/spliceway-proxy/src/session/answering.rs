@@ -1,9 +1,10 @@
-//! The answer to a request whose body is still on its way: the head is made the last of its connection, and what follows passes as it is.
+//! Reads the answer while the request's body is still being sent. The head is rewritten to end the
+//! connection, and the rest passes unchanged.
 //!
 //! ```text
-//!   body delivered, head not passed ──┐
-//!                                     ├─▶ handed over: another relay, which splices, takes the rest of the answer
-//!   head passed, body not delivered ──┘
+//!   body sent, head not yet passed ──┐
+//!                                    ├─▶ handed over: a second relay splices the rest of the answer
+//!   head passed, body not yet sent ──┘
 //! ```
 
 use std::io;
@@ -19,43 +20,43 @@ use tokio::io::{AsyncRead, ReadBuf};
 use crate::protocol::Failure;
 use crate::protocol::http::{self, Answer};
 
-/// Reads as the answer. Ends its relay once nothing is left to be done for the request or for the head.
+/// Reads the answer from the target. Ends its relay when the body is sent and the head has passed.
 pub(super) struct Answering<R> {
     target: R,
     /// `None` once the head is whole.
     answer: Option<Answer>,
     has_spoken: bool,
-    /// What is to be read next.
+    /// Bytes for the next read.
     ready: Vec<u8>,
     upload: Arc<Upload>,
 }
 
-/// How far a request has come.
+/// Progress of the request.
 #[derive(Default)]
 pub(super) struct Upload {
-    /// Bytes of it, once that is known.
+    /// Size of the request in bytes, once known.
     total: OnceLock<u64>,
     relay: OnceLock<(RelayStats, CancelHandle)>,
     is_handed_over: AtomicBool,
 }
 
 impl Upload {
-    /// The request has so many bytes in all.
+    /// The request has `bytes` bytes in total.
     pub(super) fn is_of(&self, bytes: u64) {
         let _ = self.total.set(bytes);
     }
 
-    /// This relay passes them on.
+    /// Sets the relay that sends the request.
     pub(super) fn passes_by(&self, stats: RelayStats, cancel: CancelHandle) {
         let _ = self.relay.set((stats, cancel));
     }
 
-    /// Whether the relay was ended because another can go on.
+    /// Whether the relay was cancelled so that a second relay can continue.
     pub(super) fn is_handed_over(&self) -> bool {
         self.is_handed_over.load(Ordering::Relaxed)
     }
 
-    /// Ends the relay if the target has all of the request.
+    /// Cancels the relay if the target has the whole request.
     fn hand_over(&self) -> bool {
         let (Some(total), Some((stats, cancel))) = (self.total.get(), self.relay.get()) else {
             return false;
@@ -63,7 +64,7 @@ impl Upload {
         let is_delivered = stats.snapshot().a_to_b.bytes >= *total;
         if is_delivered {
             self.is_handed_over.store(true, Ordering::Relaxed);
-            // What the client has not taken yet has as long as the relay's own timeouts give it.
+            // No deadline: the relay's own timeouts apply to bytes that the client has not read yet.
             cancel.cancel(Duration::MAX);
         }
         is_delivered
@@ -71,7 +72,7 @@ impl Upload {
 }
 
 impl<R> Answering<R> {
-    /// `early` is what of the answer was read already.
+    /// `early` holds the bytes of the answer that were read before.
     pub(super) fn new(target: R, early: &[u8], upload: Arc<Upload>) -> Self {
         let mut answering = Self {
             target,
@@ -99,7 +100,7 @@ impl<R> Answering<R> {
         }
     }
 
-    /// The target has ended, before a head if there is an `answer`.
+    /// The target closed before its head was complete.
     fn end(&mut self, answer: Answer) {
         self.ready = match self.has_spoken {
             true => answer.cut_short(),
@@ -120,7 +121,7 @@ impl<R: AsyncRead + Unpin> AsyncRead for Answering<R> {
             }
             if this.answer.is_none() {
                 return match this.upload.hand_over() {
-                    // The relay wakes its own task.
+                    // Cancelling wakes the relay's task.
                     true => Poll::Pending,
                     false => Pin::new(&mut this.target).poll_read(cx, buf),
                 };

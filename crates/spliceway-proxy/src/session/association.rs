@@ -50,7 +50,7 @@ pub(super) fn bind(
 #[derive(Clone)]
 pub(super) struct Reach {
     dialer: Dialer,
-    /// Whose lookups these are.
+    /// The client that lookups count for.
     client: Option<ClientKey>,
 }
 

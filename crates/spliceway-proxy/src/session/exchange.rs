@@ -41,28 +41,28 @@ pub(super) struct Patience {
     pub(super) half_closed: Option<Duration>,
 }
 
-/// What the client is to read: the answer's head, and what came behind it.
+/// The rewritten head of an answer, and the bytes received after it.
 pub(super) struct Answered {
     pub(super) bytes: Vec<u8>,
-    /// Whether the target agreed to another protocol.
+    /// Whether the target agreed to an upgrade.
     pub(super) has_switched: bool,
 }
 
-/// Sends `request`, and gives its answer, made the last of its connection unless that changes to another protocol, which the client may
-/// have `wished` for.
+/// Sends `request` and returns the answer, rewritten to be the last of its connection. With
+/// `wants_upgrade`, a 101 is returned unchanged.
 ///
-/// A target that ends before its head does is passed on as it is.
+/// If the target closes before its head is complete, its bytes are returned unchanged.
 pub(super) async fn exchange(
     request: &[u8],
-    wished: bool,
+    wants_upgrade: bool,
     dialed: &mut Dialed,
     client: &mut Client,
     patience: Patience,
 ) -> Result<Answered, NoAnswer> {
     let answered = async {
         tokio::select! {
-            answer = ask(request, wished, dialed) => answer,
-            given_up = gone(client, wished, patience.half_closed) => Err(given_up),
+            answer = ask(request, wants_upgrade, dialed) => answer,
+            given_up = gone(client, wants_upgrade, patience.half_closed) => Err(given_up),
         }
     };
     match patience.idle {
@@ -71,10 +71,10 @@ pub(super) async fn exchange(
     }
 }
 
-async fn ask(request: &[u8], wished: bool, dialed: &mut Dialed) -> Result<Answered, NoAnswer> {
+async fn ask(request: &[u8], wants_upgrade: bool, dialed: &mut Dialed) -> Result<Answered, NoAnswer> {
     // A target that takes no more may have answered before.
     let written = dialed.stream.write_all(request).await;
-    let mut answer = if wished {
+    let mut answer = if wants_upgrade {
         Answer::to_upgrade()
     } else {
         Answer::default()
@@ -105,10 +105,11 @@ async fn ask(request: &[u8], wished: bool, dialed: &mut Dialed) -> Result<Answer
     }
 }
 
-/// Waits for the client's connection to fail, or to have been over for too long. What a client says meanwhile it says to nobody, unless
-/// it has `wished` for another protocol: then that may be what it speaks, and stays where it is.
-async fn gone(client: &mut Client, wished: bool, half_closed: Option<Duration>) -> NoAnswer {
-    if wished {
+/// Waits until the client's connection fails, or has been half-closed for too long. Bytes that the
+/// client sends meanwhile are discarded, unless it asked for an upgrade: they may belong to the new
+/// protocol, so they stay unread.
+async fn gone(client: &mut Client, wants_upgrade: bool, half_closed: Option<Duration>) -> NoAnswer {
+    if wants_upgrade {
         return NoAnswer::Left(departed(client, Finish::Waits).await);
     }
     let mut forgotten = 0;

@@ -182,7 +182,7 @@ impl Opening {
         }
     }
 
-    /// Whether the client has sent a request with nothing behind its head.
+    /// Whether the client has sent a request without a body.
     fn is_whole(&self) -> bool {
         matches!(self.asked.body, Some(Body::Bytes(0) | Body::Upgrade))
     }
@@ -291,14 +291,14 @@ impl Opening {
             idle: self.service.timeouts.idle,
             half_closed: self.service.timeouts.half_close,
         };
-        let wishes = self.asked.body == Some(Body::Upgrade);
-        match exchange::exchange(&request, wishes, dialed, &mut self.client, patience).await {
+        let wants_upgrade = self.asked.body == Some(Body::Upgrade);
+        match exchange::exchange(&request, wants_upgrade, dialed, &mut self.client, patience).await {
             Ok(answer) => {
                 self.ahead = request.len() as u64;
                 record.sent_ahead(self.ahead);
                 dialed.early = answer.bytes;
                 if answer.has_switched {
-                    // Everything is the target's from here on.
+                    // From here on, all bytes are the target's.
                     self.asked.body = None;
                 }
                 Ok(())
@@ -372,7 +372,7 @@ async fn farewell(client: &mut Client, answer: &[u8]) {
     let farewell = async {
         client.write_all(answer).await?;
         client.shutdown().await?;
-        tokio::io::copy(&mut client.take(FAREWELL_MAX_BYTES), &mut tokio::io::sink()).await
+        tokio::io::copy_buf(&mut client.take(FAREWELL_MAX_BYTES), &mut tokio::io::sink()).await
     };
     // Whether it arrived is not for us to know.
     let _ = timeout(FAREWELL, farewell).await;

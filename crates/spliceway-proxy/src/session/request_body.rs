@@ -19,14 +19,14 @@ pub(super) const FORGOTTEN_MAX_BYTES: usize = 64 << 10;
 pub(super) struct RequestBody<R> {
     client: R,
     chunks: Chunks,
-    /// Bytes of the request so far, which are told to `upload` at their end.
+    /// Bytes of the request so far. `upload` gets their number when the body ends.
     bytes: u64,
     upload: Arc<Upload>,
     forgotten: usize,
 }
 
 impl<R> RequestBody<R> {
-    /// `sent` bytes of the request are on their way already.
+    /// `sent` is the number of bytes that were read from the client before.
     pub(super) fn new(client: R, chunks: Chunks, sent: u64, upload: Arc<Upload>) -> Self {
         if chunks.are_over() {
             upload.is_of(sent);

@@ -1,7 +1,8 @@
-//! Lookups at once, shared out among clients: no client's slow names keep another's waiting.
+//! Shares out the lookups that may run at once, so that one client's slow names do not delay another client.
 //!
-//! A client may begin a lookup while it has fewer under way than places are free. So one alone has half of all places, two have a third
-//! each, and there is always one for a client that has none. Lookups beyond that wait, and clients with lookups that wait take turns.
+//! A client may start a lookup while it holds fewer places than are free. One busy client thus
+//! holds half of all places, and two hold a third each. Further lookups wait in a queue per client,
+//! and the clients take turns.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,45 +13,45 @@ use tokio::time::Instant;
 
 use crate::admission::ClientKey;
 
-/// Who looks up: clients by address, and those without one together.
+/// The client a lookup counts for. Clients without an address share one key.
 pub(in crate::dial) type Key = Option<ClientKey>;
 
-/// The places. Clones share them.
+/// The places for lookups. Clones share them.
 #[derive(Clone)]
 pub(in crate::dial) struct Places(Arc<Mutex<Shares>>);
 
 struct Shares {
     free: usize,
-    /// Those with lookups that are under way or wait, and nobody else.
+    /// Clients with running or waiting lookups only.
     clients: HashMap<Key, Client>,
-    /// Those with lookups that wait, in turn.
+    /// Clients with waiting lookups, in the order of their turns.
     turns: VecDeque<Key>,
 }
 
 #[derive(Default)]
 struct Client {
-    /// Lookups under way.
+    /// Running lookups.
     held: usize,
     waiting: VecDeque<oneshot::Sender<()>>,
-    /// How long one of its lookups takes, the last ones counting most.
+    /// A moving average of how long its lookups take.
     usual: Duration,
 }
 
-/// A lookup that is under way.
+/// A running lookup.
 pub(super) struct Place {
     places: Places,
     client: Key,
     since: Instant,
 }
 
-/// A lookup that waits for its place.
+/// A waiting lookup.
 struct Waiting {
     places: Places,
     client: Key,
     granted: oneshot::Receiver<()>,
 }
 
-/// That a lookup would wait for longer than there is time.
+/// The lookup could not start before its deadline.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TooLate;
 
@@ -63,10 +64,10 @@ impl Places {
         })))
     }
 
-    /// Waits for a place. Cancel safe: who no longer waits leaves nothing behind.
+    /// Waits for a place. Cancel safe.
     ///
     /// # Errors
-    /// By what the lookups of this client take, its turn would come after `deadline`.
+    /// [`TooLate`] if the client's lookups take so long that this one would start after `deadline`.
     pub(super) async fn take(&self, client: Key, deadline: Instant) -> Result<Place, TooLate> {
         let waiting = {
             let mut shares = self.shares();
@@ -92,7 +93,7 @@ impl Places {
     }
 
     fn shares(&self) -> MutexGuard<'_, Shares> {
-        // Nothing between two changes panics.
+        // No change under the lock can panic halfway.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -122,7 +123,7 @@ impl Shares {
         let client = self.clients.entry(key).or_default();
         let rounds = client.waiting.len() / client.held.max(1) + 1;
         let wait = client.usual.saturating_mul(u32::try_from(rounds).unwrap_or(u32::MAX));
-        // A client that waits without any under way has not shown how long they take.
+        // The average is unknown until a lookup of the client has ended.
         if client.held > 0 && deadline.saturating_duration_since(now) < wait {
             return Err(TooLate);
         }
@@ -134,9 +135,9 @@ impl Shares {
         Ok(granted)
     }
 
-    /// Gives free places to those whose turn it is.
+    /// Gives free places to waiting lookups.
     fn share_out(&mut self) {
-        // Clients that have been passed over since a place was given.
+        // Clients skipped since a place was last given.
         let mut passed = 0;
         while self.free > 0 && passed < self.turns.len() {
             let Some(key) = self.turns.pop_front() else { return };
@@ -180,7 +181,7 @@ impl Shares {
 
 impl Waiting {
     async fn await_place(mut self) -> Place {
-        // Whoever has the other end either sends or is this one's own end.
+        // The sender is dropped only together with `self`.
         let _ = (&mut self.granted).await;
         self.places.place(self.client, Instant::now())
     }
@@ -191,7 +192,7 @@ impl Drop for Waiting {
         let mut shares = self.places.shares();
         self.granted.close();
         if self.granted.try_recv().is_ok() {
-            // It was given a place, and nobody came for it.
+            // A place was granted after the waiter had been dropped.
             shares.give_back(self.client);
         } else if let Some(client) = shares.clients.get_mut(&self.client) {
             client.waiting.retain(|grant| !grant.is_closed());

@@ -19,13 +19,13 @@ const NOT_PASSED_ON: [&str; 4] = ["connection", "keep-alive", "proxy-connection"
 pub struct Answer {
     message: Message,
     interim: Vec<u8>,
-    /// Whether the request asked for another protocol.
+    /// Whether the request asked for an upgrade.
     may_switch: bool,
     has_switched: bool,
 }
 
 impl Answer {
-    /// The answer to a request that asked for another protocol.
+    /// The answer to a request that asked for an upgrade.
     pub fn to_upgrade() -> Self {
         Self {
             may_switch: true,
@@ -33,12 +33,12 @@ impl Answer {
         }
     }
 
-    /// Whether what follows the heads is the other protocol's.
+    /// Whether the target agreed to the upgrade (101).
     pub fn has_switched(&self) -> bool {
         self.has_switched
     }
 
-    /// The interim answers so far: a client may wait for them before it sends its body.
+    /// Takes the interim answers received so far. A client may wait for one before it sends its body.
     pub fn take_interim(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.interim)
     }
@@ -63,7 +63,7 @@ impl Answer {
                     self.interim.extend_from_slice(head);
                     self.message.clear();
                 }
-                // Its fields say what was agreed on, and go on as they are.
+                // The client needs its fields unchanged: they name the agreed protocol.
                 Some((101, _)) if self.may_switch => {
                     self.has_switched = true;
                     return Some([&self.interim[..], head].concat());

@@ -79,15 +79,16 @@ fn is_secret(name: &str) -> bool {
     is_of_proxies(name) || SECRETS.iter().any(|secret| name.eq_ignore_ascii_case(secret))
 }
 
-/// What of a head is made anew.
+/// Fields of the head that get a new value.
 pub(super) struct Rewritten {
-    /// How often the next recipient may send it on, where the client limits that.
+    /// The new `Max-Forwards`, if the request has one.
     pub(super) forwards: Option<u64>,
-    /// The protocols that the client would rather speak.
+    /// The new `Upgrade`, if the client asks for another protocol.
     pub(super) upgrade: Option<String>,
 }
 
-/// The protocols that a request of HTTP/1.`minor` asks to change to, but for versions of HTTP: a body in those has another end than ours.
+/// The protocols that a request of HTTP/1.`minor` asks to upgrade to. Versions of HTTP are left out,
+/// because the proxy could not tell where their requests end.
 pub(super) fn upgrade(minor: u8, fields: &[Header<'_>]) -> Option<String> {
     if minor == 0 || !options(fields).any(|option| option.eq_ignore_ascii_case(b"upgrade")) {
         return None;
