@@ -124,7 +124,8 @@ struct LocalShelf {
     unsearched: [u8; SizeClass::ALL.len()],
 }
 
-/// After a search for a class that led to no pipe of it, a thread makes so many acquires of it that do not search: 16 MiB of bulk and more.
+/// After a search for a class finds no pipe, the thread's next acquires of that class do not search.
+/// This is their number: 16 MiB of bulk and more.
 const SEARCH_AFTER: u8 = 64;
 
 thread_local! {

@@ -232,7 +232,8 @@ impl Door<'_> {
         }
     }
 
-    /// Whoever guesses waits, and while it does the right secret is no better than a wrong one, unless it has passed before from there.
+    /// A client with recent failures has to wait. Meanwhile, even the right secret is refused, unless it
+    /// has passed before from this address.
     async fn verify(&self, credentials: &Credentials) -> Result<Proof, Unproven> {
         let Some(users) = self.users else {
             return Err(Unproven::Wrong);

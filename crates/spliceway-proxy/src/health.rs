@@ -80,7 +80,7 @@ impl Health {
         stopped.map_or(State::Draining, |state| state.clone())
     }
 
-    /// A guard for whoever does this part of the work.
+    /// A guard for the task or thread that does this part of the work.
     pub(crate) fn guard(&self, name: &str) -> Guard {
         Guard {
             health: self.clone(),

@@ -324,7 +324,8 @@ where
         }
     }
 
-    /// Begins to serve the side that has not failed, if the options ask for it and nobody has cancelled.
+    /// Starts to serve the side that has not failed, if the options ask for it and the relay is not
+    /// cancelled.
     #[cold]
     fn salvage(&mut self, direction: Direction, broken: Broken) -> Result<(), Broken> {
         let options = self.options.as_deref().unwrap_or(&options::DEFAULT);

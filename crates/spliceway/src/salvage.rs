@@ -179,7 +179,7 @@ impl Salvage {
         self.timer.as_mut().reset(wake);
     }
 
-    /// Reads and forgets what the other side sends: so many bytes.
+    /// Reads and discards bytes from the other side, and returns their number.
     fn discard<O: AsyncRead + Unpin>(&mut self, cx: &mut Context<'_>, other: &mut O) -> io::Result<usize> {
         let before = self.discards_left;
         while !self.other_has_ended && self.discards_left > 0 {

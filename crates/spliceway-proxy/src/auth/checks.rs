@@ -24,7 +24,7 @@ use super::hash::{Blocks, Work};
 /// Checks that wait. Each takes some 200 bytes.
 const WAITING_MAX: usize = 1024;
 
-/// One check in so many is the newest.
+/// One check in this many is the newest.
 const NEWEST_EVERY: usize = 4;
 
 /// What is known of a client whose secret is to be checked.
@@ -74,7 +74,8 @@ struct Worker {
 }
 
 impl Checks {
-    /// With so many checks at once, each of which is expected to take `cost` until one has been measured.
+    /// Runs up to `workers_max` checks at once. `cost` is the expected time of a check until one has been
+    /// measured.
     pub(super) fn new(workers_max: usize, cost: Duration) -> Arc<Self> {
         Arc::new(Self {
             workers_max,
@@ -100,7 +101,7 @@ impl Checks {
             };
             tokio::task::spawn_blocking(move || worker.run());
         }
-        // Whoever is turned away, or was, has lost its sender.
+        // A refused check drops its sender.
         answered.await.map_err(|_| Busy)
     }
 
@@ -126,7 +127,7 @@ impl Worker {
         loop {
             let mut queue = self.checks.queue();
             let Some(Check { work, answer }) = queue.pop(Instant::now()) else {
-                // Under the lock that the queue was seen empty with: whoever comes next starts a worker.
+                // Still under the lock, so that the next check to arrive starts a worker.
                 queue.workers -= 1;
                 drop(queue);
                 self.is_counted = false;

@@ -10,7 +10,7 @@ use crate::admission::ClientKey;
 /// Secrets of one client that wait to be looked at. More are turned away: each waits for a check of those before it.
 const WAITING_MAX: usize = 32;
 
-/// Who takes turns: clients by address, and those of this machine's file system together.
+/// The client that takes a turn. Clients of unix sockets share one key.
 type Key = Option<ClientKey>;
 
 /// The clients whose secrets are looked at now, or wait for it: never more than there are sessions.
@@ -44,7 +44,7 @@ impl Turns {
         let turnstile = {
             let mut clients = self.clients();
             let waiters = clients.entry(client).or_default();
-            // A client that is new here has nobody who waits.
+            // A client without an entry has no waiters.
             if waiters.count > WAITING_MAX {
                 return None;
             }

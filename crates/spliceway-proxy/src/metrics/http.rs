@@ -1,4 +1,4 @@
-//! Serves `/metrics`, `/healthz` and `/readyz`, to whoever connects and however many do.
+//! Serves `/metrics`, `/healthz` and `/readyz`.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;

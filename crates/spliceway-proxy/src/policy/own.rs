@@ -114,7 +114,7 @@ impl Addresses {
             self.ask(now, system);
         }
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        // Of nobody knows what, it may be.
+        // Without any list, assume that it is.
         known.as_ref().is_none_or(|(_, addresses)| addresses.contains(&ip))
     }
 

@@ -12,7 +12,7 @@ const BODIES: [(&str, &str); 2] = [
     ("Transfer-Encoding: chunked\r\n", "5\r\nhello\r\n0\r\n\r\n"),
 ];
 
-/// Without it the client sends its next request on this connection, and nobody reads that.
+/// Otherwise the client sends its next request on this connection and gets no answer.
 #[test]
 fn an_answer_to_a_body_ends_the_connection_though_its_target_keeps_its_own() {
     for kind in ["http", "mixed"] {

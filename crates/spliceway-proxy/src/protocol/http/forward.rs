@@ -17,10 +17,11 @@ const NOT_SENT_ON: [&str; 6] = ["connection", "host", "http2-settings", "keep-al
 const MAX_FORWARDS: &str = "max-forwards";
 /// What fields for proxies begin with; and `Proxy` alone is one that CGI programs take for a setting of theirs.
 const PROXY: &str = "proxy";
-/// Not repeated in the answer to TRACE: whoever reads that may not be who knows these.
+/// Not repeated in the answer to TRACE: its reader may not be allowed to know these fields.
 const SECRETS: [&str; 2] = ["authorization", "cookie"];
 
-/// Who we are in a `Via`: random, so that a request that comes back is told from one that another instance has passed on.
+/// The name of this instance in `Via`. It is random, so that a request that comes back can be
+/// distinguished from one that passed another instance.
 pub(super) fn pseudonym() -> &'static str {
     static PSEUDONYM: OnceLock<String> = OnceLock::new();
     PSEUDONYM.get_or_init(|| format!("spliceway-{:016x}", RandomState::new().hash_one(0)))
