@@ -22,6 +22,8 @@ compile_error!("spliceway moves bytes with splice(2), which only Linux has");
 
 mod blocking;
 mod counts;
+#[doc(hidden)]
+pub mod heuristic;
 mod mover;
 mod pipe;
 mod pipe_end;

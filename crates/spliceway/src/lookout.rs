@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 
 use spliceway_core::Suspects;
+use spliceway_core::heuristic::{Heuristic, is_off};
 
 use crate::turn::defer;
 
@@ -34,6 +35,9 @@ impl Lookout {
 
     /// Its readiness was forgotten, as a receive came short.
     pub(crate) fn suspect(&self, socket: BorrowedFd<'_>) {
+        if is_off(Heuristic::UrgentMarkCheck) {
+            return;
+        }
         let mut state = self.0.state();
         let is_promised = !state.suspects.is_empty();
         if state.suspects.is_full() {

@@ -6,6 +6,7 @@ mod cost;
 use std::time::{Duration, Instant};
 
 use cost::{Costs, KNOWN_AFTER};
+use spliceway_core::heuristic::{Heuristic, is_off};
 use spliceway_core::transfer::{Crossover, Middling};
 
 /// One in so many turns that may take a message has its time taken, the clock being a part of what it costs; on trial, each. Like the
@@ -116,6 +117,7 @@ impl Meter {
     #[inline]
     pub(crate) fn begin(&mut self, timing: Timing, by: By) -> Timing {
         match timing {
+            Timing::NotBegun if is_off(Heuristic::MessageMeter) => Timing::Off,
             Timing::NotBegun => {
                 self.untimed += 1;
                 if self.untimed < TIMED && self.trial.is_none() {
@@ -138,7 +140,7 @@ impl Meter {
     /// A message of so many bytes was taken.
     #[inline]
     pub(crate) fn message(&mut self, timing: Timing, bytes: usize, by: By) -> Timing {
-        if Middling::of(bytes).is_some() {
+        if Middling::of(bytes).is_some() && !is_off(Heuristic::MessageMeter) {
             self.count();
         }
         match timing {

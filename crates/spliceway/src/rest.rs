@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
+use spliceway_core::heuristic::{Heuristic, is_off};
 use tokio::time::{Sleep, sleep};
 
 use crate::options::{RelayOptions, Rests};
@@ -25,6 +26,7 @@ impl Clock {
     /// That of relays with these options, if they rest.
     pub(crate) fn new(options: &RelayOptions) -> Option<Self> {
         match options.rests {
+            _ if is_off(Heuristic::Rests) => None,
             Rests::Timer => Some(Self::Timer),
             // That needs one from its first poll. Others may come to need one, and may never.
             Rests::Auto if options.idle_timeout.is_some() => Some(Self::Timer),

@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 use std::sync::LazyLock;
 use std::time::Duration;
 
+use spliceway_core::heuristic::{Heuristic, is_off};
 use tokio::time::Instant;
 
 /// A sink that has made a fill wait for so long, until its relay was polled again, is slow. One whose reader merely shares a core is full
@@ -28,8 +29,10 @@ impl Stall {
 
     /// Whether the sink is slow.
     pub(crate) fn is_long(&self) -> bool {
-        self.0
-            .is_some_and(|since| u128::from(now().get().wrapping_sub(since.get())) >= SLOW_AFTER.as_micros())
+        !is_off(Heuristic::BackpressureClock)
+            && self
+                .0
+                .is_some_and(|since| u128::from(now().get().wrapping_sub(since.get())) >= SLOW_AFTER.as_micros())
     }
 }
 

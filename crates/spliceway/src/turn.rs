@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 
+use spliceway_core::heuristic::{Heuristic, is_off};
 use tokio::task::yield_now;
 
 // Where these come from: docs/defaults.md#long-turns.
@@ -64,7 +65,7 @@ impl Turns {
 /// Whether the turn of bulk that begins now may be a long one. To be asked at the start of each poll.
 #[inline]
 pub(crate) fn may_be_long() -> bool {
-    TURNS.with(Turns::may_be_long)
+    !is_off(Heuristic::LongTurns) && TURNS.with(Turns::may_be_long)
 }
 
 /// A poll has taken so many bytes from its source.

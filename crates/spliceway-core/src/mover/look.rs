@@ -3,6 +3,7 @@
 
 use std::os::fd::BorrowedFd;
 
+use crate::heuristic::{Heuristic, is_off};
 use crate::socket::{self, Seen, Wait};
 
 /// What a direction knows of its source from looking at it.
@@ -54,7 +55,8 @@ impl Looks {
     /// Asks what pollers are told, once. Who waits in its calls need not know what to wait for.
     fn ask(&mut self, source: BorrowedFd<'_>, wait: Wait) -> Self {
         if *self == Self::NotAsked {
-            let tells = wait == Wait::Never && socket::tells_of_every_byte(source);
+            let tells =
+                wait == Wait::Never && !is_off(Heuristic::ReadinessProbes) && socket::tells_of_every_byte(source);
             *self = if tells { Self::Telling } else { Self::Hiding };
         }
         *self

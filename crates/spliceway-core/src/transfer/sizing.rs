@@ -1,6 +1,7 @@
 //! How large a pipe a flow is worth.
 
 use super::{PipeSize, is_full};
+use crate::heuristic::{Heuristic, is_off};
 use crate::pool::SizeClass;
 
 /// Fills in a row for which the pipe was too large, before a smaller one is taken.
@@ -27,6 +28,7 @@ pub(super) struct Sizing {
 impl Sizing {
     pub(super) fn new(pipe_size: PipeSize) -> Self {
         let (class, follows) = match pipe_size {
+            PipeSize::Auto if is_off(Heuristic::PipeSizes) => (SizeClass::Kib64, false),
             PipeSize::Auto => (SizeClass::Kib64, true),
             PipeSize::Fixed(class) => (class, false),
         };
