@@ -8,17 +8,22 @@
 //! No namespace has a name: each lives as long as a child that reads from a pipe of ours, and the sockets in it. So it goes with
 //! whatever made it, whether that returns, panics or is killed, and runs at the same time never meet.
 //!
+//! A link may be a delay line instead ([`Line`]): a distance, a rate and a loss, between TUN devices.
+//!
 //! It takes the right to make namespaces, and `unshare`, `ip`, `ethtool` and `tc` on `PATH`. A test is skipped without them.
-#![forbid(unsafe_code)]
-
+mod delay;
 mod node;
+mod packet;
 mod tool;
+mod tun;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
 
+use delay::Running;
 use rustix::net::sockopt::tcp_congestion;
 
+pub use delay::{Carried, Line};
 pub use node::Node;
 pub use tool::{has_localhost, has_tool};
 
@@ -49,6 +54,24 @@ impl Offloads {
     }
 }
 
+/// What joins two neighbours.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Link {
+    /// A veth pair.
+    Veth(Offloads),
+    /// A delay line, over IPv4.
+    Far(Line),
+}
+
+impl Link {
+    fn switches(self) -> Option<&'static str> {
+        match self {
+            Self::Veth(offloads) => offloads.switches(),
+            Self::Far(_) => None,
+        }
+    }
+}
+
 /// The version of IP.
 #[derive(Clone, Copy, Debug)]
 pub enum Family {
@@ -62,6 +85,8 @@ pub enum Family {
 #[derive(Debug)]
 pub struct Net {
     nodes: Vec<Node>,
+    /// By link: the delay lines among them.
+    lines: Vec<Option<Running>>,
 }
 
 impl Net {
@@ -70,17 +95,39 @@ impl Net {
     /// # Errors
     /// What is missing: the privilege (`PermissionDenied`), or a program (`NotFound`).
     pub fn new(count: usize, offloads: Offloads) -> io::Result<Self> {
+        Self::joined_by(&vec![Link::Veth(offloads); count - 1])
+    }
+
+    /// As many nodes as these links join, in order, and cubic on every route.
+    ///
+    /// # Errors
+    /// What is missing: the privilege (`PermissionDenied`), or a program (`NotFound`).
+    pub fn joined_by(links: &[Link]) -> io::Result<Self> {
         let programs = [("unshare", "util-linux"), ("ip", "iproute2"), ("ethtool", "ethtool")];
-        let used = if offloads.switches().is_some() { 3 } else { 2 };
+        let used = if links.iter().any(|link| link.switches().is_some()) {
+            3
+        } else {
+            2
+        };
         for (program, package) in &programs[..used] {
             if let Some(lacking) = tool::lacking(program, package) {
                 return Err(io::Error::new(io::ErrorKind::NotFound, lacking));
             }
         }
-        let nodes: io::Result<Vec<Node>> = (0..count).map(|_| Node::new()).collect();
-        let net = Self { nodes: nodes? };
-        for link in 0..count - 1 {
-            net.join(link, offloads)?;
+        let nodes: io::Result<Vec<Node>> = (0..=links.len()).map(|_| Node::new()).collect();
+        let mut net = Self {
+            nodes: nodes?,
+            lines: Vec::new(),
+        };
+        for (index, link) in links.iter().enumerate() {
+            let line = match *link {
+                Link::Veth(offloads) => {
+                    net.join(index, offloads)?;
+                    None
+                }
+                Link::Far(line) => Some(net.join_far(index, line)?),
+            };
+            net.lines.push(line);
         }
         Ok(net)
     }
@@ -89,10 +136,19 @@ impl Net {
     ///
     /// # Panics
     /// If anything else fails.
-    #[expect(clippy::print_stdout, reason = "a skipped test says why")]
     #[must_use]
     pub fn chain(count: usize, offloads: Offloads) -> Option<Self> {
-        match Self::new(count, offloads) {
+        Self::chain_of(&vec![Link::Veth(offloads); count - 1])
+    }
+
+    /// [`Net::joined_by`] for a test, likewise.
+    ///
+    /// # Panics
+    /// If anything else fails.
+    #[expect(clippy::print_stdout, reason = "a skipped test says why")]
+    #[must_use]
+    pub fn chain_of(links: &[Link]) -> Option<Self> {
+        match Self::joined_by(links) {
             Ok(net) => Some(net),
             Err(why) if matches!(why.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::NotFound) => {
                 println!("skipped: {why}");
@@ -205,6 +261,31 @@ impl Net {
             }
         }
         Ok(())
+    }
+
+    /// What a delay line has done so far.
+    ///
+    /// # Panics
+    /// If that link is none.
+    #[must_use]
+    pub fn carried(&self, link: usize) -> Carried {
+        self.lines[link].as_ref().expect("a delay line").carried()
+    }
+
+    fn join_far(&self, link: usize, line: Line) -> io::Result<Running> {
+        let mut ends = Vec::new();
+        for (node, device, is_right) in [(link, "right", false), (link + 1, "left", true)] {
+            let node = self.node(node);
+            ends.push(node.inside(|| tun::open(device))?);
+            let v4 = address(link, is_right, Family::V4);
+            node.ip(&[
+                format!("address add {v4}/24 dev {device}"),
+                format!("link set {device} mtu 1500 txqueuelen 10000 up"),
+                format!("route replace 10.77.{link}.0/24 dev {device} src {v4} congctl cubic"),
+            ])?;
+        }
+        let ends = ends.try_into().expect("two ends");
+        Running::start(line, ends)
     }
 
     fn join(&self, link: usize, offloads: Offloads) -> io::Result<()> {

@@ -101,6 +101,28 @@ impl Node {
         )))
     }
 
+    /// Has one core process whatever this namespace receives, as the core of a host of its own would (`rps_cpus`).
+    ///
+    /// # Errors
+    /// What the kernel or a program lacks.
+    pub fn receive_on(&self, core: usize) -> io::Result<()> {
+        let mask = format!("{:x}", 1_u64 << core);
+        // What /sys shows is of the namespace that mounted it.
+        let script =
+            "mount -t sysfs sysfs /sys && for file in /sys/class/net/*/queues/rx-*/rps_cpus; do echo $0 >$file; done";
+        let output = self.inside(|| {
+            Command::new("unshare")
+                .args(["--mount", "sh", "-ec", script, &mask])
+                .output()
+        })?;
+        match output.status.success() {
+            true => Ok(()),
+            false => Err(io::Error::other(
+                String::from_utf8_lossy(&output.stderr).trim_end().to_owned(),
+            )),
+        }
+    }
+
     /// The process that keeps it, which is in it.
     pub(crate) fn process(&self) -> u32 {
         self.keeper.id()

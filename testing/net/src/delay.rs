@@ -1,0 +1,312 @@
+//! A delay line: a link with a distance, a rate, a queue and a loss, between TUN devices of two namespaces.
+//!
+//! ```text
+//!   node ── TUN ──▶ read ─▶ queue at the rate ─▶ wait for the delay ─▶ write ──▶ TUN ── node
+//! ```
+//!
+//! One thread carries both directions, on the cores of the thread that made the link. A packet that TCP hands over
+//! uncut (GSO) stays uncut, arrives when its last segment would, and loses single segments.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::num::NonZeroU64;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::thread::set_current_timer_slack;
+
+use crate::packet::{self, Packet};
+use crate::tun::HEADER;
+
+/// What a link does to each of its two directions.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Line {
+    /// Time that a packet takes from one end to the other.
+    pub delay: Duration,
+    /// Bits per second, of IP packets; `None` for as many as the machine carries.
+    pub rate: Option<NonZeroU64>,
+    /// Bytes that may wait for their turn. A packet for which there is no room is dropped.
+    pub queue: usize,
+    /// Of segments, the part that is lost: 0.001 is one in a thousand. The same ones each time.
+    pub loss: f64,
+}
+
+/// What has become of the segments of a link, both directions together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Carried {
+    /// Segments that arrived.
+    pub delivered: u64,
+    /// Segments that found no room in the queue.
+    pub dropped: u64,
+    /// Segments lost on the way.
+    pub lost: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    delivered: AtomicU64,
+    dropped: AtomicU64,
+    lost: AtomicU64,
+}
+
+/// A running link. Dropping it ends it.
+#[derive(Debug)]
+pub(crate) struct Running {
+    counts: Arc<Counts>,
+    stop: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    pub(crate) fn start(line: Line, ends: [File; 2]) -> io::Result<Self> {
+        let (stop, stopped) = UnixStream::pair()?;
+        let counts = Arc::<Counts>::default();
+        let counting = Arc::clone(&counts);
+        let thread = thread::Builder::new().name("delay-line".into()).spawn(move || {
+            // The default slack would add up to 50 µs to each delay.
+            set_current_timer_slack(Some(NonZeroU64::MIN)).expect("a thread may set its own");
+            Directions::new(line, ends, counting).run(&stopped);
+        })?;
+        Ok(Self {
+            counts,
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+
+    pub(crate) fn carried(&self) -> Carried {
+        let Counts {
+            delivered,
+            dropped,
+            lost,
+        } = &*self.counts;
+        let [delivered, dropped, lost] = [delivered, dropped, lost].map(|count| count.load(Ordering::Relaxed));
+        Carried {
+            delivered,
+            dropped,
+            lost,
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // A panic there has printed itself, and shows as packets that do not arrive.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Directions {
+    ends: [File; 2],
+    /// Packets on the way to the other end, by the end that sent them.
+    on_way: [Way; 2],
+    line: Line,
+    counts: Arc<Counts>,
+    random: u64,
+}
+
+#[derive(Default)]
+struct Way {
+    /// In order of time, as all wait equally long.
+    packets: VecDeque<(Instant, Packet)>,
+    /// When the last of them has left the queue.
+    sent: Option<Instant>,
+}
+
+/// Packets read from one end before the other has its turn.
+const BURST: usize = 16;
+/// A packet is at most 64 KiB long.
+const LARGEST: usize = HEADER + (64 << 10);
+
+impl Directions {
+    fn new(line: Line, ends: [File; 2], counts: Arc<Counts>) -> Self {
+        Self {
+            ends,
+            on_way: Default::default(),
+            line,
+            counts,
+            random: 0x2545_f491_4f6c_dd1d,
+        }
+    }
+
+    fn run(&mut self, stopped: &UnixStream) {
+        let mut room = vec![0; LARGEST];
+        loop {
+            let next = self.on_way.iter().filter_map(|way| Some(way.packets.front()?.0)).min();
+            let wait = next.map(|at| at.saturating_duration_since(Instant::now()));
+            let wait = wait.map(|wait| Timespec::try_from(wait).expect("seconds at most"));
+            let mut polled = [
+                PollFd::new(&self.ends[0], PollFlags::IN),
+                PollFd::new(&self.ends[1], PollFlags::IN),
+                PollFd::new(stopped, PollFlags::IN),
+            ];
+            if poll(&mut polled, wait.as_ref()).is_err() {
+                continue; // Interrupted.
+            }
+            let ready = polled.map(|one| !one.revents().is_empty());
+            if ready[2] {
+                return;
+            }
+            for (end, _) in ready[..2].iter().enumerate().filter(|(_, is_ready)| **is_ready) {
+                self.read(end, &mut room);
+            }
+            self.deliver(0);
+            self.deliver(1);
+        }
+    }
+
+    fn read(&mut self, end: usize, room: &mut [u8]) {
+        for _ in 0..BURST {
+            // An error is a device that has nothing more, or that is down for good.
+            let Ok(bytes) = (&self.ends[end]).read(room) else {
+                return;
+            };
+            if bytes > HEADER {
+                self.send(end, room[..bytes].to_vec());
+            }
+        }
+    }
+
+    fn send(&mut self, end: usize, packet: Packet) {
+        let now = Instant::now();
+        let (segments, bytes) = packet::on_wire(&packet);
+        let way = &mut self.on_way[end];
+        let free = way.sent.map_or(now, |sent| sent.max(now));
+        let mut leaves = now;
+        if let Some(rate) = self.line.rate {
+            let nanos = |bytes: usize| Duration::from_nanos((bytes as u64 * 8).saturating_mul(1_000_000_000) / rate);
+            // What waits already, and this: a queue that is empty takes any packet.
+            if free > now && free - now + nanos(bytes) > nanos(self.line.queue) {
+                self.counts.dropped.fetch_add(segments as u64, Ordering::Relaxed);
+                return;
+            }
+            leaves = free + nanos(bytes);
+        }
+        way.sent = Some(leaves);
+        let loss = self.line.loss;
+        let left = match loss > 0.0 {
+            false => vec![packet],
+            true => packet::lose(packet, || random(&mut self.random) < loss),
+        };
+        let arriving: usize = left.iter().map(|packet| packet::on_wire(packet).0).sum();
+        self.counts
+            .lost
+            .fetch_add((segments - arriving) as u64, Ordering::Relaxed);
+        let arrives = leaves + self.line.delay;
+        way.packets.extend(left.into_iter().map(|packet| (arrives, packet)));
+    }
+
+    fn deliver(&mut self, end: usize) {
+        let now = Instant::now();
+        while let Some((at, packet)) = self.on_way[end].packets.front() {
+            if *at > now {
+                return;
+            }
+            let segments = packet::on_wire(packet).0 as u64;
+            // A device refuses when it is down, and then nobody waits for the packet.
+            if (&self.ends[1 - end]).write(packet).is_ok() {
+                self.counts.delivered.fetch_add(segments, Ordering::Relaxed);
+            }
+            self.on_way[end].packets.pop_front();
+        }
+    }
+}
+
+/// From 0 to below 1: xorshift64* (Vigna 2016).
+fn random(state: &mut u64) -> f64 {
+    *state ^= *state >> 12;
+    *state ^= *state << 25;
+    *state ^= *state >> 27;
+    (state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Shutdown, TcpStream};
+
+    use super::*;
+    use crate::{Family, Link, Net};
+
+    const NEAR: Line = Line {
+        delay: Duration::from_millis(2),
+        rate: None,
+        queue: usize::MAX,
+        loss: 0.0,
+    };
+
+    /// A connection over one such link, or `None` where there can be no namespaces.
+    fn connect(line: Line) -> Option<(Net, TcpStream, TcpStream)> {
+        let net = Net::chain_of(&[Link::Far(line)])?;
+        let (client, server) = net.connect(0, 1, Family::V4).expect("neighbours");
+        Some((net, client, server))
+    }
+
+    /// Sends so many bytes, and checks that the same arrive.
+    fn transfer(client: &mut TcpStream, server: &mut TcpStream, bytes: usize) {
+        let sent: Vec<u8> = (0..bytes).map(|at| (at % 251) as u8).collect();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                client.write_all(&sent).expect("it is read");
+                client.shutdown(Shutdown::Write).expect("it is connected");
+            });
+            let mut received = Vec::new();
+            server.read_to_end(&mut received).expect("it is sent");
+            assert!(received == sent, "{} bytes of {bytes}", received.len());
+        });
+    }
+
+    #[test]
+    fn a_round_trip_takes_no_less_than_two_delays() {
+        let Some((net, mut client, mut server)) = connect(NEAR) else {
+            return;
+        };
+        let begun = Instant::now();
+        client.write_all(b"a").unwrap();
+        server.read_exact(&mut [0]).unwrap();
+        server.write_all(b"b").unwrap();
+        client.read_exact(&mut [0]).unwrap();
+        assert!(begun.elapsed() >= 2 * NEAR.delay);
+        let carried = net.carried(0);
+        // A handshake, and a segment each way.
+        assert!(carried.delivered >= 5, "{carried:?}");
+        assert_eq!((carried.dropped, carried.lost), (0, 0));
+    }
+
+    #[test]
+    fn lost_segments_are_sent_again_and_counted() {
+        let lossy = Line { loss: 0.02, ..NEAR };
+        let Some((net, mut client, mut server)) = connect(lossy) else {
+            return;
+        };
+        transfer(&mut client, &mut server, 2 << 20);
+        let carried = net.carried(0);
+        // 1,449 full segments, and more to repeat: that two in a hundred lose none of them is out of the question.
+        assert!(carried.delivered >= 1449 && carried.lost > 0, "{carried:?}");
+        assert_eq!(carried.dropped, 0);
+        assert!(net.node(0).counter("RetransSegs") > 0);
+    }
+
+    #[test]
+    fn a_rate_is_not_exceeded_and_a_full_queue_drops() {
+        let narrow = Line {
+            rate: NonZeroU64::new(50_000_000),
+            queue: 64 << 10,
+            ..NEAR
+        };
+        let Some((net, mut client, mut server)) = connect(narrow) else {
+            return;
+        };
+        let begun = Instant::now();
+        transfer(&mut client, &mut server, 1 << 20);
+        assert!(begun.elapsed() >= Duration::from_secs_f64(f64::from(8 << 20) / 50e6));
+        assert!(net.carried(0).dropped > 0, "slow start overruns 64 KiB");
+    }
+}

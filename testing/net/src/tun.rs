@@ -1,0 +1,49 @@
+//! TUN devices: IP packets as a program reads and writes them. The kernel passes what TCP sends in one
+//! piece (GSO) in one piece, with a header that says how to cut it.
+//!
+//! This file alone calls `ioctl`, which the rest of the crate forbids.
+#![expect(unsafe_code, reason = "TUNSETIFF and TUNSETOFFLOAD have no safe wrapper")]
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+
+use rustix::io::Errno;
+use rustix::ioctl::{IntegerSetter, Updater, ioctl, opcode};
+
+/// Bytes of `struct virtio_net_hdr`, in front of every packet.
+pub(crate) const HEADER: usize = 10;
+
+/// `struct ifreq`: a name of 16 bytes, then a union whose first field here is the flags.
+type InterfaceRequest = [u8; 40];
+
+const TUNSETIFF: u32 = opcode::write::<i32>(b'T', 202);
+const TUNSETOFFLOAD: u32 = opcode::write::<u32>(b'T', 208);
+
+const IFF_TUN: u16 = 0x0001;
+const IFF_NO_PI: u16 = 0x1000;
+const IFF_VNET_HDR: u16 = 0x4000;
+
+/// Checksums are left to the receiver (`TUN_F_CSUM`), and TCP over IPv4 arrives uncut (`TUN_F_TSO4`).
+const OFFLOADS: usize = 0x01 | 0x02;
+
+/// Makes the device `name` in the network namespace of the calling thread. It goes when the file is
+/// closed. Reads and writes do not block.
+pub(crate) fn open(name: &str) -> io::Result<File> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed())
+        .open("/dev/net/tun")?;
+    let mut request: InterfaceRequest = [0; 40];
+    request[..name.len()].copy_from_slice(name.as_bytes());
+    let flags = IFF_TUN | IFF_NO_PI | IFF_VNET_HDR;
+    request[16..18].copy_from_slice(&flags.to_ne_bytes());
+    // SAFETY: TUNSETIFF reads and writes one `ifreq`, of which the kernel's is 40 bytes long.
+    let made: Result<(), Errno> = unsafe { ioctl(&file, Updater::<TUNSETIFF, InterfaceRequest>::new(&mut request)) };
+    made?;
+    // SAFETY: TUNSETOFFLOAD takes a number in place of a pointer.
+    let offloads: Result<(), Errno> = unsafe { ioctl(&file, IntegerSetter::<TUNSETOFFLOAD>::new_usize(OFFLOADS)) };
+    offloads?;
+    Ok(file)
+}
