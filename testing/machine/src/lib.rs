@@ -1,4 +1,9 @@
-//! What a run needs of the machine: a core each for relay and load, cubic, and the kernel's own accounting.
+//! What tests and measurements need of the machine: a core each for relay and load, cubic, and the kernel's own accounting.
+
+#![forbid(unsafe_code)]
+
+pub mod accounts;
+mod random;
 
 use std::env;
 use std::fs;
@@ -10,28 +15,25 @@ use rustix::net::sockopt::tcp_congestion;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// The relay has this core to itself, the load the other.
-pub(crate) const RELAY_CORE: usize = 0;
-pub(crate) const LOAD_CORE: usize = 1;
+pub use random::Random;
 
 /// Pins the calling thread, and threads it starts, to one core.
-pub(crate) fn pin_to(core: usize) -> io::Result<()> {
+pub fn pin_to(core: usize) -> io::Result<()> {
     let mut set = CpuSet::new();
     set.set(core);
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// Has the calling thread, and threads it starts, run on either core.
-pub(crate) fn use_all_cores() -> io::Result<()> {
+/// Has the calling thread, and threads it starts, run on the first two cores.
+pub fn use_all_cores() -> io::Result<()> {
     let mut set = CpuSet::new();
-    set.set(RELAY_CORE);
-    set.set(LOAD_CORE);
+    (0..2).for_each(|core| set.set(core));
     Ok(sched_setaffinity(None, &set)?)
 }
 
 /// Has the calling thread run only where no other wants to, and interrupted as soon as one does (`SCHED_IDLE`, sched(7)): the lowest
 /// priority among others does not do that, as each may use up its slice of some milliseconds.
-pub(crate) fn give_way_to_all() -> io::Result<()> {
+pub fn give_way_to_all() -> io::Result<()> {
     let thread = rustix::thread::gettid().to_string();
     let status = Command::new("chrt").args(["--idle", "--pid", "0", &thread]).status()?;
     if status.success() {
@@ -48,7 +50,7 @@ const ISOLATED: &str = "SPLICEWAY_BENCH_ISOLATED";
 /// costs several times what a relay does and would be all one measures.
 ///
 /// Returns what it runs under, in the process that is to measure; `None` in the one that has waited for it.
-pub(crate) fn isolate() -> io::Result<Option<String>> {
+pub fn isolate() -> io::Result<Option<String>> {
     if env::var_os(ISOLATED).is_some() {
         ip("link set lo up")?;
         provide_ports();
@@ -114,17 +116,23 @@ fn ip(arguments: &str) -> io::Result<()> {
 }
 
 /// Whether somebody in this thread's network namespace listens on a port of IPv4. A connection, to find that out, would be a session.
-pub(crate) fn is_listening(port: u16) -> io::Result<bool> {
+pub fn is_listening(port: u16) -> io::Result<bool> {
     // proc_net_tcp(5): local address, remote address, state; 0A is LISTEN.
     let listening = format!(":{port:04X} 00000000:0000 0A");
     Ok(fs::read_to_string("/proc/thread-self/net/tcp")?.contains(&listening))
+}
+
+/// The same for IPv4 and IPv6, whichever address the listener has.
+pub fn is_listening_any(port: u16) -> io::Result<bool> {
+    let listening = format!(":{port:04X} 00000000000000000000000000000000:0000 0A");
+    Ok(is_listening(port)? || fs::read_to_string("/proc/thread-self/net/tcp6")?.contains(&listening))
 }
 
 /// Permits this process, and those it starts, as many descriptors as the hard limit has.
 ///
 /// # Errors
 /// These are fewer than needed.
-pub(crate) fn raise_descriptor_limit(needed: u64) -> io::Result<()> {
+pub fn raise_descriptor_limit(needed: u64) -> io::Result<()> {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
         current: limit.maximum,
@@ -140,7 +148,7 @@ pub(crate) fn raise_descriptor_limit(needed: u64) -> io::Result<()> {
 }
 
 /// Memory of the kernel's own objects, of which sockets and pipes are some: `Slab` of proc_meminfo(5).
-pub(crate) fn slab_kib() -> io::Result<u64> {
+pub fn slab_kib() -> io::Result<u64> {
     let meminfo = fs::read_to_string("/proc/meminfo")?;
     let slab = meminfo.lines().find_map(|line| line.strip_prefix("Slab:"));
     slab.and_then(|value| value.trim().strip_suffix(" kB")?.parse().ok())
@@ -148,7 +156,7 @@ pub(crate) fn slab_kib() -> io::Result<u64> {
 }
 
 /// One line on the machine, for whoever reads the numbers elsewhere.
-pub(crate) fn describe() -> String {
+pub fn describe() -> String {
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpuinfo

@@ -10,7 +10,7 @@ fn main() {
         .output()
         .expect("the compiler runs");
     println!(
-        "cargo::rustc-env=SPLICEWAY_BENCH_RUSTC={}",
+        "cargo::rustc-env=SPLICEWAY_RUSTC={}",
         String::from_utf8_lossy(&said.stdout).trim()
     );
     println!("cargo::rerun-if-changed=build.rs");

@@ -15,7 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
-use crate::accounts;
+use spliceway_machine::accounts;
 
 /// A start takes milliseconds; an end has nothing left to do here.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -14,7 +14,7 @@ use super::pattern::Pattern;
 use super::peer::{self, Fault, NAME_LEN, Peer, failed};
 use super::plan::{Kind, Session, Side};
 use super::tally::Tally;
-use crate::random::Random;
+use spliceway_machine::Random;
 
 /// What the tasks of a load share.
 pub(super) struct Load {

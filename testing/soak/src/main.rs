@@ -1,5 +1,7 @@
 //! Minutes or hours of load on the program that is verified byte for byte, while its memory, descriptors, pipes and CPU are watched.
 
+#![forbid(unsafe_code)]
+
 mod load;
 mod pattern;
 mod peer;
@@ -12,29 +14,31 @@ mod watch;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::pin;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use clap::Args;
+use clap::Parser;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{interval, sleep};
 
-use crate::machine;
 use load::{Load, Until};
 use pattern::Pattern;
 use plan::Session;
 use program::{Program, Usage};
+use spliceway_machine as machine;
 use watch::{COLUMNS, Finding, Sample, Weight};
 
 const GIB: f64 = (1 << 30) as f64;
 /// The longest queue of a listener (`net.core.somaxconn`) is as long.
 const CONNECTIONS_MAX: u32 = 4096;
 
-/// How long, how much, how many at once.
-#[derive(Args, Debug)]
-pub(crate) struct Options {
+/// Minutes or hours of load on the program that is verified byte for byte, while its memory,
+/// descriptors, pipes and CPU time are watched.
+#[derive(Parser, Debug)]
+struct Options {
     /// Stop after so many GiB, both ways together [default: no such limit]
     #[arg(long, value_parser = positive)]
     gib: Option<f64>,
@@ -87,7 +91,17 @@ impl Options {
     }
 }
 
-pub(crate) fn run(options: &Options) -> io::Result<()> {
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("spliceway-soak: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> io::Result<()> {
     let Some(conditions) = machine::isolate()? else {
         return Ok(());
     };

@@ -1,33 +1,34 @@
 //! Instructions of a relay in user space, by Valgrind's count: the kernel's work is not in it, and it does not wobble, so it shows what a
 //! stopwatch cannot. Each count is the difference between two runs of different length, so that what is done once is not in it.
 
+#![forbid(unsafe_code)]
+
 mod baseline;
-pub(crate) mod pieces;
+mod pieces;
+mod relay;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::thread;
 
-use clap::{Args, ValueEnum};
+use clap::{Parser, Subcommand, ValueEnum};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::arms::Arm;
 use baseline::Baseline;
 use pieces::{COUNTED, Piece};
-
-/// Those with a baseline: ours that look at no clock of their own (what reads counts ten times a second does so more often the
-/// slower Valgrind is).
-const OURS: [Arm; 4] = [Arm::Spliceway, Arm::Relay, Arm::Timeouts, Arm::Rate];
-const OTHERS: [Arm; 2] = [Arm::Tokio, Arm::Everything];
+use relay::Kind;
 
 /// Bytes of each message of a round trip.
 const SIZE: usize = 64;
 const MIB: usize = 1 << 20;
 
-/// What to count, and what to do with it.
-#[derive(Args)]
-pub(crate) struct Options {
+/// Counts the instructions of a relay in user space, by Valgrind.
+#[derive(Parser)]
+struct Options {
+    #[command(subcommand)]
+    counted: Option<Counted>,
+
     /// Round trips of 64 bytes to count.
     #[arg(long, default_value_t = 4000)]
     trips: usize,
@@ -37,12 +38,23 @@ pub(crate) struct Options {
     /// Sessions of one round trip each to count.
     #[arg(long, default_value_t = 400)]
     sessions: usize,
-    /// Compares with `bench/instructions.toml`, and fails where a count is above it by more than its tolerance.
+    /// Compares with `testing/instructions/instructions.toml`, and fails where a count is above it by more than its tolerance.
     #[arg(long)]
     check: bool,
     /// Writes that file.
     #[arg(long, conflicts_with = "check")]
     bless: bool,
+}
+
+/// What Valgrind counts: this program again.
+#[derive(Subcommand)]
+enum Counted {
+    /// One piece of a relay so many times.
+    #[command(hide = true)]
+    Repeat { piece: Piece, times: u32 },
+    /// A relay.
+    #[command(hide = true)]
+    Relay { kind: Kind, upstream: SocketAddr },
 }
 
 /// What is counted of a relay: its name in the baseline, and its heading.
@@ -60,9 +72,25 @@ struct Work {
     mib: usize,
 }
 
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let outcome = match &options.counted {
+        None => run(&options),
+        Some(Counted::Repeat { piece, times }) => piece.repeat(*times),
+        Some(Counted::Relay { kind, upstream }) => relay::serve(*kind, *upstream),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("spliceway-instructions: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 /// Prints the counts. Without `valgrind` it says that it skips.
 #[expect(clippy::print_stdout, reason = "this is the program's result")]
-pub(crate) fn run(options: &Options) -> io::Result<()> {
+fn run(options: &Options) -> io::Result<()> {
     if Command::new("valgrind").arg("--version").output().is_err() {
         println!("skipped: there is no valgrind");
         return Ok(());
@@ -77,20 +105,17 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
         "{:<28} {:>18} {:>18} {:>18}",
         "instructions in user space", KINDS[0].1, KINDS[1].1, KINDS[2].1
     );
-    let others: &[Arm] = if options.check || options.bless { &[] } else { &OTHERS };
-    for arm in OURS.iter().chain(others) {
-        let counts = counts(*arm, options)?;
+    for kind in Kind::value_variants() {
+        let counts = counts(*kind, options)?;
         println!(
             "{:<28} {:>18.0} {:>18.0} {:>18.0}",
-            arm.name(),
+            value_name(kind),
             counts[0],
             counts[1],
             counts[2]
         );
-        if OURS.contains(arm) {
-            for ((kind, _), count) in KINDS.iter().zip(counts) {
-                found.set(&value_name(arm), kind, count);
-            }
+        for ((name, _), count) in KINDS.iter().zip(counts) {
+            found.set(&value_name(kind), name, count);
         }
     }
     match (options.check, options.bless) {
@@ -101,14 +126,14 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
 }
 
 /// As many as [`KINDS`].
-fn counts(arm: Arm, options: &Options) -> io::Result<[f64; 3]> {
+fn counts(kind: Kind, options: &Options) -> io::Result<[f64; 3]> {
     let least = Work {
         sessions: 20,
         trips: 100,
         mib: 0,
     };
     let per = |work: Work, base: Work, times: usize| -> io::Result<f64> {
-        let (more, less) = (relayed(arm, work)?, relayed(arm, base)?);
+        let (more, less) = (relayed(kind, work)?, relayed(kind, base)?);
         Ok((more as f64 - less as f64) / times as f64)
     };
     let (trips, sessions) = (least.trips + options.trips, least.sessions + options.sessions);
@@ -128,10 +153,10 @@ fn value_name(value: &impl ValueEnum) -> String {
 }
 
 /// Instructions of a relay that carries this.
-fn relayed(arm: Arm, work: Work) -> io::Result<u64> {
+fn relayed(kind: Kind, work: Work) -> io::Result<u64> {
     let upstream = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let mut relay = callgrind(&[])?
-        .args(["relay", &value_name(&arm), &upstream.local_addr()?.to_string()])
+        .args(["relay", &value_name(&kind), &upstream.local_addr()?.to_string()])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()?;
@@ -139,7 +164,10 @@ fn relayed(arm: Arm, work: Work) -> io::Result<u64> {
     BufReader::new(relay.stdout.take().expect("piped")).read_line(&mut address)?;
     let carried = match address.trim().parse() {
         Ok(address) => carry(address, &upstream, work),
-        Err(_) => Err(io::Error::other(format!("the relay {} did not start", arm.name()))),
+        Err(_) => Err(io::Error::other(format!(
+            "the relay {} did not start",
+            value_name(&kind)
+        ))),
     };
     kill_process(Pid::from_child(&relay), Signal::TERM)?;
     let said = relay.wait_with_output()?.stderr;

@@ -1,13 +1,19 @@
 //! Numbers that a seed repeats: SplitMix64 (Steele, Lea, Flood 2014).
 
-pub(crate) struct Random(u64);
+/// A generator; its seed is all its state.
+#[derive(Debug)]
+pub struct Random(u64);
 
 impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
+    /// The sequence of a seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    pub(crate) fn next(&mut self) -> u64 {
+    /// The next 64 bits.
+    #[expect(clippy::should_implement_trait, reason = "it has no end")]
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -16,24 +22,25 @@ impl Random {
     }
 
     /// From 0 to below 1, as finely as an `f64` has it throughout.
-    pub(crate) fn fraction(&mut self) -> f64 {
+    pub fn fraction(&mut self) -> f64 {
         const BITS: u32 = f64::MANTISSA_DIGITS;
         (self.next() >> (u64::BITS - BITS)) as f64 / (1_u64 << BITS) as f64
     }
 
     /// A number of the range, its ends included; the bias of the remainder does not matter here.
-    pub(crate) fn between(&mut self, low: u64, high: u64) -> u64 {
+    pub fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.next() % (high - low + 1)
     }
 
     /// A number of the range whose *order of magnitude* is even: as many from 1 to 2 KiB as from 1 to 2 MiB.
-    pub(crate) fn magnitude(&mut self, low: u64, high: u64) -> u64 {
+    pub fn magnitude(&mut self, low: u64, high: u64) -> u64 {
         let doublings = (high / low).max(1).ilog2();
         let base = low << self.between(0, u64::from(doublings));
         self.between(base, (2 * base).min(high).max(base))
     }
 
-    pub(crate) fn one_in(&mut self, count: u64) -> bool {
+    /// True once in so many times, on average.
+    pub fn one_in(&mut self, count: u64) -> bool {
         self.next().is_multiple_of(count)
     }
 }

@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 use super::pattern::{PIECE_MAX, Pattern, Stream, Wrong};
 use super::plan::{Begin, Kind, Session, Side, Way};
 use super::tally::Tally;
-use crate::random::Random;
+use spliceway_machine::Random;
 
 /// Far longer than any pause of a plan, and than two busy cores make anybody wait.
 const STALLED_AFTER: Duration = Duration::from_secs(60);

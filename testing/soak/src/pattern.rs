@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::random::Random;
+use spliceway_machine::Random;
 
 /// The smallest prime above 256 KiB. Streams repeat after it, so that a shift by pages, by buffers or by whole pipes is no period.
 const PERIOD: usize = 262_147;

@@ -8,17 +8,17 @@ use std::time::Duration;
 
 /// What a relay holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Resources {
+pub struct Resources {
     /// Descriptors that are open.
-    pub(crate) descriptors: u64,
+    pub descriptors: u64,
     /// Resident memory, KiB.
-    pub(crate) rss_kib: u64,
+    pub rss_kib: u64,
     /// Descriptors of pipes: two a pipe.
-    pub(crate) pipes: u64,
+    pub pipes: u64,
 }
 
 /// What a process and its children hold.
-pub(crate) fn resources(pid: u32) -> io::Result<Resources> {
+pub fn resources(pid: u32) -> io::Result<Resources> {
     let mut all = Resources::default();
     for pid in family(pid)? {
         for descriptor in fs::read_dir(format!("/proc/{pid}/fd"))? {
@@ -34,7 +34,7 @@ pub(crate) fn resources(pid: u32) -> io::Result<Resources> {
 
 /// Time that a process and its children were on a core, all their threads. What interrupts do for a relay's packets while it runs is
 /// in it.
-pub(crate) fn cpu_time(pid: u32) -> io::Result<Duration> {
+pub fn cpu_time(pid: u32) -> io::Result<Duration> {
     let times = family(pid)?.into_iter().map(time_of_process);
     times.sum()
 }
@@ -53,7 +53,7 @@ fn time_of_process(pid: u32) -> io::Result<Duration> {
 }
 
 /// Time of the thread that does what interrupts leave over on a core. None where it is not to be seen, as in a container.
-pub(crate) fn softirq_time(core: usize) -> Duration {
+pub fn softirq_time(core: usize) -> Duration {
     static THREADS: OnceLock<Vec<(String, PathBuf)>> = OnceLock::new();
     let threads = THREADS.get_or_init(|| {
         let folders = fs::read_dir("/proc").into_iter().flatten().flatten();

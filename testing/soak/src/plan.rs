@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::pattern::PIECE_MAX;
-use crate::random::Random;
+use spliceway_machine::Random;
 
 /// One connection, from the first byte to the last.
 #[derive(Clone, Debug)]

@@ -1,4 +1,4 @@
-//! The counts that were blessed, in `bench/instructions.toml`, and what is said of others.
+//! The counts that were blessed, in `instructions.toml`, and what is said of others.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -30,7 +30,7 @@ fn tolerance(name: &str) -> f64 {
 impl Baseline {
     pub(super) fn of_this_build() -> Self {
         Self {
-            rustc: env!("SPLICEWAY_BENCH_RUSTC").into(),
+            rustc: env!("SPLICEWAY_RUSTC").into(),
             counts: BTreeMap::new(),
         }
     }
