@@ -1,365 +1,389 @@
-//! The load: one thread drives every connection of a scenario, clients and servers both, so that its own cost is small and the same
-//! for every relay.
+//! What users offer a relay: the loads of the field benchmark, and the networks they come over.
 
-mod peers;
-mod tally;
+use std::num::NonZeroU64;
+use std::time::Duration;
 
-use std::collections::VecDeque;
-use std::io;
-use std::mem;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use spliceway_net::{Line, Link, Offloads};
 
-use rustix::buffer::spare_capacity;
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
-use rustix::io::retry_on_intr;
-use socket2::{Domain, Protocol, SockRef, Socket, Type};
-
-use crate::arms::BACKLOG;
-
-pub(crate) use peers::{Answerer, Asker, Duplex, Fetcher, REQUEST, Receiver, Responder, Sender, Source, Trips};
-pub(crate) use tally::Tally;
-
-/// Nothing that works is silent for so long.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// The listener among the events; connections are counted from 0.
-const LISTENER: u64 = u64::MAX;
-/// Connections that [`Load::connect_in_turn`] begins before it waits, so that they overflow no relay's backlog.
-const AT_ONCE: usize = 64;
-
-/// What a connection's end waits for.
+/// The network between client, relay and server. A far one has the client far away, and the server in the rack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
-    Readable,
-    Writable,
-    Either,
-    /// To be told to go on ([`Peer::on_time`]), or nothing: it stays open, and fails if the other side does not.
-    Rest,
-    /// It is to be closed.
-    Over,
+pub(crate) enum Profile {
+    /// One host: client, relay and server on loopback.
+    Loopback,
+    /// The same rack: no delay, offloads on.
+    Rack,
+    /// The same rack, every segment received alone.
+    RackPlain,
+    /// The same rack, segments joined by the receiver (GRO).
+    RackGro,
+    /// 1 ms to the client.
+    City,
+    /// 10 ms and 1 Gbit/s to the client.
+    Continent,
+    /// 50 ms and 200 Mbit/s to the client; one segment in a thousand is lost.
+    Ocean,
 }
 
-/// What one end of a connection does.
-pub(crate) trait Peer {
-    /// Goes on, as the socket is ready for what it waited for (or has failed). It begins with this, writable.
-    fn on_ready(&mut self, socket: &TcpStream, tally: &mut Tally) -> io::Result<Next>;
+impl Profile {
+    pub(crate) const ALL: [Self; 6] = [
+        Self::Rack,
+        Self::RackPlain,
+        Self::RackGro,
+        Self::City,
+        Self::Continent,
+        Self::Ocean,
+    ];
 
-    /// A time it was given has come, or has passed: see [`Load::at`].
-    fn on_time(&mut self, _due: Instant, socket: &TcpStream, tally: &mut Tally) -> io::Result<Next> {
-        self.on_ready(socket, tally)
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Loopback => "loopback",
+            Self::Rack => "rack",
+            Self::RackPlain => "rack, no offloads",
+            Self::RackGro => "rack, GRO only",
+            Self::City => "city",
+            Self::Continent => "continent",
+            Self::Ocean => "ocean",
+        }
+    }
+
+    /// From client to relay, and from relay to server.
+    pub(crate) fn links(self) -> Vec<Link> {
+        let near = Link::Veth(match self {
+            Self::RackPlain => Offloads::Off,
+            Self::RackGro => Offloads::Gro,
+            _ => Offloads::On,
+        });
+        let far = |millis, megabits: Option<u64>, loss| {
+            // A queue that holds 20 ms of the rate, as routers have, or 16 MiB.
+            let queue = megabits.map_or(16 << 20, |megabits| megabits as usize * 125_000 / 50);
+            Link::Far(Line {
+                delay: Duration::from_millis(millis),
+                rate: megabits.and_then(|megabits| NonZeroU64::new(megabits * 1_000_000)),
+                queue,
+                loss,
+            })
+        };
+        match self {
+            Self::Loopback => Vec::new(),
+            Self::City => vec![far(1, None, 0.0), near],
+            Self::Continent => vec![far(10, Some(1_000), 0.0), near],
+            Self::Ocean => vec![far(50, Some(200), 0.001), near],
+            _ => vec![near, near],
+        }
+    }
+
+    /// Whether there is no delay.
+    pub(crate) fn is_near(self) -> bool {
+        matches!(self, Self::Loopback | Self::Rack | Self::RackPlain | Self::RackGro)
+    }
+
+    /// Until TCP has found its rate.
+    pub(crate) fn warming(self) -> Duration {
+        Duration::from_millis(match self {
+            Self::Continent => 1_000,
+            Self::Ocean => 3_000,
+            _ => 200,
+        })
     }
 }
 
-/// Makes the peers of one side, one for each connection; `None` when there are to be no more.
-pub(crate) type Factory = Box<dyn FnMut() -> Option<Box<dyn Peer>>>;
-
-/// The connections of a scenario.
-pub(crate) struct Load {
-    epoll: OwnedFd,
-    upstream: TcpListener,
-    servers: Factory,
-    clients: Option<(SocketAddr, Factory)>,
-    ends: Vec<Option<End>>,
-    free: Vec<usize>,
-    /// When which end is to be told to go on: in order of time.
-    times: VecDeque<(Instant, usize)>,
-    /// Room for what a wait returns.
-    events: Vec<epoll::Event>,
-    pub(crate) tally: Tally,
+/// Flows that send to a rate, in one direction.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Streams {
+    pub(crate) flows: usize,
+    /// Bytes of each write.
+    pub(crate) size: usize,
+    /// Bytes per second, of all flows together.
+    pub(crate) rate: f64,
+    /// From client to server.
+    pub(crate) up: bool,
 }
 
-struct End {
-    socket: TcpStream,
-    waits: Option<epoll::EventFlags>,
-    is_client: bool,
-    peer: Box<dyn Peer>,
+/// Requests at random times (Poisson), each on a connection chosen at random.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Requests {
+    pub(crate) connections: usize,
+    /// Bytes of a request, and of its response.
+    pub(crate) size: usize,
+    /// Per second, of all connections together.
+    pub(crate) rate: f64,
+}
+
+/// Which contenders a load is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Contenders {
+    /// All of them.
+    All,
+    /// direct, tokio, HAProxy, spliceway and its A/A control.
+    Few,
+    /// All, and spliceway with each heuristic off.
+    AllAndHeuristics,
+    /// tokio and spliceway with two workers, on both cores.
+    TwoWorkers,
+}
+
+/// What is offered.
+#[derive(Clone, Debug)]
+pub(crate) struct Load {
+    /// `F2 64 B × 50`.
+    pub(crate) name: String,
+    pub(crate) profile: Profile,
+    pub(crate) streams: Option<Streams>,
+    pub(crate) requests: Option<Requests>,
+    /// Connections per second, each for one exchange of 1 KiB. In a closed loop: as many at once.
+    pub(crate) connects: Option<f64>,
+    /// For this long, after half a second at half the rate and before another second of that.
+    pub(crate) overload: Option<Duration>,
+    pub(crate) contenders: Contenders,
+    /// Whether a control with a spinner is worth its time.
+    pub(crate) spinner: bool,
+    /// A saturation test: every connection goes on as soon as it can.
+    pub(crate) is_closed: bool,
 }
 
 impl Load {
-    /// Listens on loopback (or another address of the same machine), and serves who connects with what `servers` makes.
-    pub(crate) fn new(at: std::net::IpAddr, servers: impl FnMut() -> Box<dyn Peer> + 'static) -> io::Result<Self> {
-        let mut servers = servers;
-        let listener = Socket::new(Domain::for_address((at, 0).into()), Type::STREAM, Some(Protocol::TCP))?;
-        listener.bind(&SocketAddr::from((at, 0)).into())?;
-        listener.listen(BACKLOG)?;
-        listener.set_nonblocking(true)?;
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(
-            &epoll,
-            &listener,
-            epoll::EventData::new_u64(LISTENER),
-            epoll::EventFlags::IN,
-        )?;
-        Ok(Self {
-            epoll,
-            upstream: listener.into(),
-            servers: Box::new(move || Some(servers())),
-            clients: None,
-            ends: Vec::new(),
-            free: Vec::new(),
-            times: VecDeque::new(),
-            events: Vec::with_capacity(256),
-            tally: Tally::default(),
-        })
-    }
-
-    /// Where it listens: what a relay is to connect to.
-    pub(crate) fn address(&self) -> io::Result<SocketAddr> {
-        self.upstream.local_addr()
-    }
-
-    /// Connects to `to`, and returns a name for the connection.
-    pub(crate) fn connect(&mut self, to: SocketAddr, peer: Box<dyn Peer>) -> io::Result<usize> {
-        let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
-        socket.set_nonblocking(true)?;
-        match socket.connect(&to.into()) {
-            Ok(()) => {}
-            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => {}
-            Err(error) => return Err(error),
-        }
-        self.add(socket.into(), true, peer)
-    }
-
-    /// Connects so many times to `to`, and again whenever one of them is over, for as long as `clients` makes them.
-    pub(crate) fn keep_connected(&mut self, count: usize, to: SocketAddr, clients: Factory) -> io::Result<()> {
-        self.clients = Some((to, clients));
-        (0..count).try_for_each(|_| self.replace_client())
-    }
-
-    /// Connects so many times to `to`, a few at once, and waits until each of them has had an answer, whatever the others do meanwhile.
-    /// Returns their names.
-    ///
-    /// # Errors
-    /// What a connection meets. `TimedOut` when some had no answer for 20 s.
-    pub(crate) fn connect_in_turn(
-        &mut self,
-        count: usize,
-        to: SocketAddr,
-        mut client: impl FnMut() -> Box<dyn Peer>,
-    ) -> io::Result<Vec<usize>> {
-        let answered = self.tally.answered;
-        let mut names = Vec::with_capacity(count);
-        while names.len() < count {
-            for _ in 0..AT_ONCE.min(count - names.len()) {
-                names.push(self.connect(to, client())?);
-            }
-            let all = answered + names.len() as u64;
-            let at_last = Instant::now() + PATIENCE;
-            self.run_until(|tally| tally.answered == all || Instant::now() > at_last)?;
-            if self.tally.answered < all {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "a connection has no answer"));
-            }
-        }
-        Ok(names)
-    }
-
-    /// Waits for the next connection, which others are to serve. There are no more than this one yet.
-    pub(crate) fn accept_one(&mut self) -> io::Result<TcpStream> {
-        let timeout = Timespec::try_from(PATIENCE).map_err(io::Error::other)?;
-        let mut events = Vec::with_capacity(1);
-        retry_on_intr(|| epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout)))?;
-        if events.is_empty() {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "nobody connects"));
-        }
-        Ok(self.upstream.accept()?.0)
-    }
-
-    /// Drives a connection that others have made.
-    pub(crate) fn adopt(&mut self, socket: TcpStream, peer: Box<dyn Peer>) -> io::Result<()> {
-        socket.set_nonblocking(true)?;
-        self.add(socket, false, peer).map(drop)
-    }
-
-    /// Ends all connections by a reset, so that none of them stays behind in TIME_WAIT.
-    pub(crate) fn abort(self) -> io::Result<()> {
-        let mut ends = self.ends.iter().flatten();
-        ends.try_for_each(|end| SockRef::from(&end.socket).set_linger(Some(Duration::ZERO)))
-    }
-
-    /// Tells a connection to go on at a time, which is no earlier than those told before.
-    pub(crate) fn at(&mut self, time: Instant, end: usize) {
-        debug_assert!(
-            self.times.back().is_none_or(|(last, _)| *last <= time),
-            "times come in order"
-        );
-        self.times.push_back((time, end));
-    }
-
-    /// Drives all connections until `done`.
-    ///
-    /// # Errors
-    /// What a connection meets, unless its peer expects it. `TimedOut` when nothing happened for 20 s.
-    pub(crate) fn run_until(&mut self, mut done: impl FnMut(&Tally) -> bool) -> io::Result<()> {
-        while !done(&self.tally) {
-            if !self.turn(PATIENCE)? {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "nothing moves"));
-            }
-        }
-        Ok(())
-    }
-
-    /// Drives all connections for so long, whether or not anything happens.
-    ///
-    /// # Errors
-    /// What a connection meets.
-    pub(crate) fn run_for(&mut self, time: Duration) -> io::Result<()> {
-        let until = Instant::now() + time;
-        while Instant::now() < until {
-            self.turn(until.saturating_duration_since(Instant::now()))?;
-        }
-        Ok(())
-    }
-
-    /// Waits once, no longer than that or until the next time one of them is due; `false` if nothing happened and nothing is due.
-    fn turn(&mut self, most: Duration) -> io::Result<bool> {
-        let due = self.times.front().map(|(time, _)| *time);
-        let until_due = due.map_or(most, |due| due.saturating_duration_since(Instant::now()));
-        let mut timeout = Timespec::try_from(most.min(until_due)).map_err(io::Error::other)?;
-        if due.is_some() {
-            // Which counts in nanoseconds, where `epoll_wait` counts in milliseconds.
-            let mut waits = [PollFd::new(&self.epoll, PollFlags::IN)];
-            retry_on_intr(|| poll(&mut waits, Some(&timeout)))?;
-            timeout = Timespec::default();
-        }
-        let mut events = mem::take(&mut self.events);
-        events.clear();
-        retry_on_intr(|| epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout)))?;
-        for event in &events {
-            match event.data.u64() {
-                LISTENER => self.accept()?,
-                end => self.go_on(end as usize, None)?,
-            }
-        }
-        while self.times.front().is_some_and(|(time, _)| *time <= Instant::now()) {
-            let (due, end) = self.times.pop_front().expect("there is one");
-            self.go_on(end, Some(due))?;
-        }
-        let happened = !events.is_empty() || due.is_some();
-        self.events = events;
-        Ok(happened)
-    }
-
-    fn accept(&mut self) -> io::Result<()> {
-        loop {
-            match self.upstream.accept() {
-                Ok((socket, _)) => {
-                    let peer = (self.servers)().expect("servers are made without end");
-                    socket.set_nonblocking(true)?;
-                    self.add(socket, false, peer)?;
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(error),
-            }
+    fn new(name: impl Into<String>, profile: Profile) -> Self {
+        Self {
+            name: name.into(),
+            profile,
+            streams: None,
+            requests: None,
+            connects: None,
+            overload: None,
+            contenders: Contenders::Few,
+            spinner: false,
+            is_closed: false,
         }
     }
 
-    fn add(&mut self, socket: TcpStream, is_client: bool, peer: Box<dyn Peer>) -> io::Result<usize> {
-        socket.set_nodelay(true)?;
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.ends.push(None);
-            self.ends.len() - 1
+    fn for_all(mut self) -> Self {
+        self.contenders = Contenders::All;
+        self
+    }
+
+    fn with_heuristics(mut self) -> Self {
+        self.contenders = Contenders::AllAndHeuristics;
+        self
+    }
+
+    fn for_two_workers(mut self) -> Self {
+        self.contenders = Contenders::TwoWorkers;
+        self
+    }
+
+    fn with_spinner(mut self) -> Self {
+        self.spinner = true;
+        self
+    }
+
+    fn streams(mut self, flows: usize, size: usize, rate: f64) -> Self {
+        self.streams = Some(Streams {
+            flows,
+            size,
+            rate,
+            up: true,
         });
-        let mut end = End {
-            socket,
-            waits: None,
-            is_client,
-            peer,
-        };
-        end.wait_for(&self.epoll, index, Next::Writable)?;
-        self.ends[index] = Some(end);
-        Ok(index)
+        self
     }
 
-    fn go_on(&mut self, index: usize, due: Option<Instant>) -> io::Result<()> {
-        // An event of one that was closed since is nobody's.
-        let Some(end) = self.ends.get_mut(index).and_then(Option::as_mut) else {
-            return Ok(());
-        };
-        let next = match due {
-            Some(due) => end.peer.on_time(due, &end.socket, &mut self.tally),
-            None => end.peer.on_ready(&end.socket, &mut self.tally),
-        };
-        let next = next.inspect_err(|_| {
-            // Who goes on after an error does so without it.
-            self.ends[index] = None;
-        })?;
-        let end = self.ends[index].as_mut().expect("it has not failed");
-        if next != Next::Over {
-            return end.wait_for(&self.epoll, index, next);
+    fn down(mut self) -> Self {
+        if let Some(streams) = &mut self.streams {
+            streams.up = false;
         }
-        let was_client = end.is_client;
-        self.ends[index] = None;
-        self.free.push(index);
-        if was_client { self.replace_client() } else { Ok(()) }
+        self
     }
 
-    fn replace_client(&mut self) -> io::Result<()> {
-        let Some((to, clients)) = &mut self.clients else {
-            return Ok(());
-        };
-        let to = *to;
-        match clients() {
-            Some(peer) => self.connect(to, peer).map(drop),
-            None => Ok(()),
+    fn requests(mut self, connections: usize, size: usize, rate: f64) -> Self {
+        self.requests = Some(Requests {
+            connections,
+            size,
+            rate,
+        });
+        self
+    }
+
+    fn closed(mut self) -> Self {
+        self.is_closed = true;
+        self
+    }
+
+    /// Of the measured window.
+    pub(crate) fn seconds(&self) -> f64 {
+        match self.profile {
+            Profile::Ocean => 3.0,
+            _ => 1.0,
         }
+    }
+
+    /// What CPU time is divided by: GiB of streams, or else exchanges.
+    pub(crate) fn is_bulk(&self) -> bool {
+        self.streams.is_some() && self.requests.is_none()
     }
 }
 
-impl End {
-    fn wait_for(&mut self, epoll: &OwnedFd, index: usize, next: Next) -> io::Result<()> {
-        let flags = match next {
-            Next::Readable => epoll::EventFlags::IN,
-            Next::Writable => epoll::EventFlags::OUT,
-            Next::Either => epoll::EventFlags::IN | epoll::EventFlags::OUT,
-            Next::Rest | Next::Over => epoll::EventFlags::empty(),
-        };
-        let data = epoll::EventData::new_u64(index as u64);
-        match self.waits.replace(flags) {
-            None => epoll::add(epoll, &self.socket, data, flags)?,
-            Some(before) if before == flags => {}
-            Some(_) => epoll::modify(epoll, &self.socket, data, flags)?,
-        }
-        Ok(())
-    }
+use Profile::{City, Continent, Ocean, Rack, RackGro, RackPlain};
+
+const MB: f64 = 1e6;
+const KIB: usize = 1 << 10;
+
+/// All loads. `capacity`: bytes per second that the slowest contender carries in one flow, by profile of the rack.
+pub(crate) fn all(capacity: [f64; 3]) -> Vec<Load> {
+    let parts = [
+        bulk(capacity),
+        requests(),
+        streams(),
+        mixed(capacity[0]),
+        far(),
+        two_workers(),
+    ];
+    parts.into_iter().flatten().collect()
 }
 
-#[cfg(test)]
-mod tests {
-    use std::cell::Cell;
-    use std::rc::Rc;
+fn bulk(capacity: [f64; 3]) -> Vec<Load> {
+    let mut all = Vec::new();
+    for percent in [25, 50, 75] {
+        let load = Load::new(format!("F1 bulk at {percent} %"), Rack);
+        let load = load.streams(1, 64 * KIB, capacity[0] * f64::from(percent) / 100.0);
+        all.push(match percent {
+            50 => load.with_heuristics().with_spinner(),
+            _ => load.for_all(),
+        });
+    }
+    for (profile, capacity) in [(RackPlain, capacity[1]), (RackGro, capacity[2])] {
+        let load = Load::new("F1 bulk at 50 %", profile).streams(1, 64 * KIB, capacity / 2.0);
+        all.push(load.with_heuristics());
+    }
+    all
+}
 
-    use super::*;
-    use crate::scenarios::bulk::LOOPBACK;
+fn requests() -> Vec<Load> {
+    let of = |name: &str, profile, connections, size, rate| Load::new(name, profile).requests(connections, size, rate);
+    vec![
+        of("F2 64 B × 1", Rack, 1, 64, 2_000.0).for_all().with_spinner(),
+        of("F2 64 B × 50", Rack, 50, 64, 3_000.0)
+            .with_heuristics()
+            .with_spinner(),
+        of("F2 1 KiB × 500", Rack, 500, KIB, 3_000.0).for_all(),
+        of("F2 1 KiB × 50", RackPlain, 50, KIB, 3_000.0),
+        of("F2 16 KiB × 50", Rack, 50, 16 * KIB, 3_000.0).with_heuristics(),
+        of("F2 64 KiB × 50", Rack, 50, 64 * KIB, 1_500.0).for_all(),
+        of("F2 1 KiB × 50", City, 50, KIB, 3_000.0).with_heuristics(),
+    ]
+}
 
-    /// Answers, but not before others were looked at so many times.
-    struct Late(Rc<Cell<u32>>, Answerer);
+fn streams() -> Vec<Load> {
+    let of =
+        |name: &str, profile, flows, size, megabytes| Load::new(name, profile).streams(flows, size, megabytes * MB);
+    vec![
+        of("F3 200 × 3 Mbit/s", City, 200, 16 * KIB, 75.0)
+            .down()
+            .with_heuristics(),
+        of("F3 20 × 35 Mbit/s", City, 20, 256 * KIB, 87.5).down().for_all(),
+        of("F4 2 KiB at 50 MB/s", Rack, 1, 2 * KIB, 50.0).with_heuristics(),
+        of("F4 8 KiB at 50 MB/s", Rack, 1, 8 * KIB, 50.0).with_heuristics(),
+        of("F4 16 KiB at 50 MB/s", Rack, 1, 16 * KIB, 50.0).for_all(),
+        of("F4 64 KiB at 50 MB/s", Rack, 1, 64 * KIB, 50.0).for_all(),
+        of("F4 256 KiB at 50 MB/s", Rack, 1, 256 * KIB, 50.0).for_all(),
+        of("F4 16 KiB at 300 MB/s", Rack, 1, 16 * KIB, 300.0).for_all(),
+        of("F4 16 KiB at 100 MB/s", RackGro, 1, 16 * KIB, 100.0),
+    ]
+}
 
-    impl Peer for Late {
-        fn on_ready(&mut self, socket: &TcpStream, tally: &mut Tally) -> io::Result<Next> {
-            match self.0.get().checked_sub(1) {
-                None => self.1.on_ready(socket, tally),
-                Some(left) => {
-                    self.0.set(left);
-                    Ok(Next::Readable)
-                }
-            }
-        }
+fn mixed(capacity: f64) -> Vec<Load> {
+    let beside = |name: &str, flows| {
+        let load = Load::new(name, Rack).requests(50, 64, 3_000.0);
+        load.streams(flows, 64 * KIB, 200.0 * MB)
+    };
+    vec![
+        beside("F5 64 B × 50 beside bulk", 1).with_heuristics().with_spinner(),
+        beside("F5 64 B × 50 beside 8 flows", 8).for_all(),
+        Load {
+            connects: Some(1_500.0),
+            ..Load::new("F6 1,500 connections/s", Rack).for_all().with_spinner()
+        },
+        Load {
+            overload: Some(Duration::from_secs(5)),
+            ..Load::new("F7 bulk at 120 %", Rack)
+                .streams(1, 64 * KIB, capacity * 1.2)
+                .for_all()
+        },
+    ]
+}
+
+fn far() -> Vec<Load> {
+    let of =
+        |name: &str, profile, flows, size, megabytes| Load::new(name, profile).streams(flows, size, megabytes * MB);
+    vec![
+        of("F8 far sink", Continent, 4, 64 * KIB, 90.0).down().with_heuristics(),
+        of("F8 far source", Continent, 4, 64 * KIB, 90.0).for_all(),
+        of("F8 far sink", Ocean, 20, 16 * KIB, 6.0).down(),
+        of("F8 far source", Ocean, 20, 16 * KIB, 6.0),
+    ]
+}
+
+fn two_workers() -> Vec<Load> {
+    vec![
+        Load::new("F9 64 B × 50, 2 workers", Rack)
+            .requests(50, 64, 3_000.0)
+            .for_two_workers(),
+        Load::new("F9 8 flows, 2 workers", Rack)
+            .streams(8, 64 * KIB, 300.0 * MB)
+            .for_two_workers(),
+    ]
+}
+
+/// The laboratory: closed loops on loopback.
+pub(crate) fn laboratory() -> Vec<Load> {
+    let lab = |name: &str| Load::new(name, Profile::Loopback).for_all().closed();
+    let mut all = vec![
+        lab("bulk, 1 flow").streams(1, 256 * KIB, 0.0),
+        lab("bulk, 64 flows").streams(64, 256 * KIB, 0.0),
+    ];
+    for (size, connections) in [(64, 1), (64, 64), (16 * KIB, 64), (64 * KIB, 64)] {
+        all.push(lab(&format!("round trips of {size} B × {connections}")).requests(connections, size, 0.0));
+    }
+    all.extend(
+        (10..=20).map(|power| lab(&format!("sweep, writes of {} KiB", (1 << power) / KIB)).streams(1, 1 << power, 0.0)),
+    );
+    all.push(Load {
+        connects: Some(32.0),
+        ..lab("churn, 32 at once")
+    });
+    all
+}
+
+/// Two small ones, to see that the benchmark works.
+pub(crate) fn quick() -> Vec<Load> {
+    vec![
+        Load::new("F2 64 B × 50", Profile::Rack).requests(50, 64, 2_000.0),
+        Load::new("F3 20 × 3 Mbit/s", Profile::City)
+            .streams(20, 16 * KIB, 7.5 * MB)
+            .down(),
+        Load {
+            connects: Some(200.0),
+            ..Load::new("F6 200 connections/s", Profile::Rack)
+        },
+    ]
+}
+
+impl Load {
+    /// Bulk of so many MB/s, to validate the generator.
+    pub(crate) fn paced(megabytes: f64) -> Self {
+        Self::new("paced", Profile::Rack).streams(1, 64 * KIB, megabytes * MB)
     }
 
-    #[test]
-    fn all_are_connected_when_each_has_had_an_answer_however_many_the_others_had() {
-        let left = Rc::new(Cell::new(100));
-        let mut late = Some(Late(Rc::clone(&left), Answerer::new(1)));
-        let mut load = Load::new(LOOPBACK, move || match late.take() {
-            Some(late) => Box::new(late) as Box<dyn Peer>,
-            None => Box::new(Answerer::new(1)),
-        })
-        .unwrap();
-        let to = load.address().unwrap();
-        let asker = || Box::new(Asker::new(1, Trips::Endless)) as Box<dyn Peer>;
-        load.connect_in_turn(2, to, asker).unwrap();
-        assert_eq!((load.tally.answered, left.get()), (2, 0));
-        assert!(load.tally.done > 2, "the other went on");
+    /// Requests on one connection, to validate the generator.
+    pub(crate) fn one_by_one(rate: f64) -> Self {
+        Self::new("one by one", Profile::Rack).requests(1, 64, rate)
+    }
+
+    /// One exchange of 256 KiB on each connection.
+    pub(crate) fn idle(connections: usize) -> Self {
+        Self::new("idle", Profile::Loopback).requests(connections, 256 * KIB, 0.0)
+    }
+
+    /// More than any relay carries, for as long as it takes to see how much that is.
+    pub(crate) fn saturating(profile: Profile) -> Self {
+        Self::new("capacity", profile).streams(1, 64 * KIB, 0.0).closed()
     }
 }

@@ -2,7 +2,6 @@
 
 use std::io::{self, BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -10,15 +9,16 @@ use clap::ValueEnum;
 use rustix::process::{Pid, Signal};
 use socket2::{Domain, Socket, Type};
 
-use crate::accounts::{self, Resources};
-use crate::arms::Arm;
-use crate::machine;
+use spliceway_machine as machine;
+use spliceway_machine::accounts::{self, Resources};
+
+use crate::kind::Kind;
 use crate::servers::{self, Folder};
-use crate::variants;
+use crate::{LOAD_CORE, RELAY_CORE};
 
 /// The relay's, and those of one that has both.
-const OWN: &[usize] = &[machine::RELAY_CORE];
-const BOTH: &[usize] = &[machine::RELAY_CORE, machine::LOAD_CORE];
+const OWN: &[usize] = &[RELAY_CORE];
+const BOTH: &[usize] = &[RELAY_CORE, LOAD_CORE];
 
 /// A running relay. Dropping it ends it.
 pub(crate) struct Relay {
@@ -41,53 +41,37 @@ struct Process {
 }
 
 impl Relay {
-    /// Starts `arm` on the relay's core, towards `upstream`, on the same address.
-    pub(crate) fn start(arm: Arm, upstream: SocketAddr) -> io::Result<Self> {
-        Self::start_at(arm, upstream.ip(), upstream)
-    }
-
-    /// The same, on an address of its own.
-    pub(crate) fn start_at(arm: Arm, listen: IpAddr, upstream: SocketAddr) -> io::Result<Self> {
-        if arm == Arm::Direct {
+    /// Starts a relay on its core, towards `upstream`, with some heuristics of spliceway turned off.
+    pub(crate) fn start(kind: Kind, listen: IpAddr, upstream: SocketAddr, off: &str) -> io::Result<Self> {
+        if kind == Kind::Direct {
             return Ok(Self {
                 process: None,
                 address: upstream,
                 _port: None,
             });
         }
-        if let Some(server) = arm.server() {
+        if let Some(server) = kind.server() {
             let files = Folder::new()?;
             let port = reserve_port(listen)?;
             let command = server.command(port.1, upstream, files.path())?;
-            return Self::start_listening(arm.name(), &command, port, Some(files));
+            return Self::start_listening(kind.name(), &command, port, Some(files));
         }
-        let (program, arm) = match arm {
-            Arm::Variant(index) => (variants::program(index).1.to_owned(), Arm::Spliceway),
-            arm => (std::env::current_exe()?, arm),
-        };
-        let name = arm.to_possible_value().expect("all others can be typed");
-        let mut command = Command::new(program);
+        let name = kind.to_possible_value().expect("all others can be typed");
+        let mut command = Command::new(std::env::current_exe()?);
         command
             .args(["relay", name.get_name(), &upstream.to_string(), &listen.to_string()])
+            .env("SPLICEWAY_OFF", off)
             .stdout(Stdio::piped());
-        let cores = if arm.shares_cores() { BOTH } else { OWN };
+        let cores = if kind.shares_cores() { BOTH } else { OWN };
         let mut process = Process::spawn(&mut command, cores, None)?;
         let mut line = String::new();
         BufReader::new(process.child.stdout.take().expect("piped")).read_line(&mut line)?;
         let address = line.trim().parse();
         Ok(Self {
             process: Some(process),
-            address: address.map_err(|_| io::Error::other(format!("the relay {} did not start", arm.name())))?,
+            address: address.map_err(|_| io::Error::other(format!("the relay {} did not start", kind.name())))?,
             _port: None,
         })
-    }
-
-    /// Starts `program` on the relay's core, which takes the address to listen on and the one to connect to as its arguments.
-    pub(crate) fn start_program(program: &Path, upstream: SocketAddr) -> io::Result<Self> {
-        let port = reserve_port(upstream.ip())?;
-        let mut command = Command::new(program);
-        command.args([port.1.to_string(), upstream.to_string()]);
-        Self::start_listening(&program.display().to_string(), &command, port, None)
     }
 
     /// Starts what `command` says on the relay's core, and waits until it listens.
@@ -97,7 +81,7 @@ impl Relay {
         (port, address): (Socket, SocketAddr),
         files: Option<Folder>,
     ) -> io::Result<Self> {
-        let mut pinned = servers::on_core(machine::RELAY_CORE, command);
+        let mut pinned = servers::on_core(RELAY_CORE, command);
         let mut process = Process::spawn(pinned.stdout(Stdio::null()), OWN, files)?;
         let patience = Instant::now() + Duration::from_secs(20);
         while !machine::is_listening(address.port())? {

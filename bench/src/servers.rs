@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::process::{Resource, getrlimit};
 
-use crate::arms::BACKLOG;
+use crate::kind::BACKLOG;
 
 /// A program that relays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

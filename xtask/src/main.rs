@@ -98,20 +98,22 @@ const TASKS: &[Task] = &[
         purpose: "minutes of byte-exact load on the program, watched for drift; `soak --help` for its words",
         steps: &[
             step("cargo build --release --package spliceway-proxy"),
-            step("cargo run --release --package spliceway-bench -- soak …"),
+            step("cargo run --release --package spliceway-soak -- …"),
         ],
     },
     Task {
         name: "bench",
-        purpose: "every scenario through every relay, into docs/benchmarks.md; `bench --help` for its words",
+        purpose: "measures spliceway and its peers: `bench field`, `lab`, `validate`, `report`; `bench --help`",
+        // In a folder of its own: the switches for single heuristics are for the benchmark alone.
         steps: &[step(
-            "cargo run --release --package spliceway-bench --features peers -- all …",
+            "cargo --config build.rustflags=[\"--cfg\",\"spliceway_switches\"] run --release --target-dir target/bench \
+             --package spliceway-bench --features peers -- …",
         )],
     },
     Task {
         name: "instructions",
-        purpose: "instructions of a relay against bench/instructions.toml; `--check` or `--bless`",
-        steps: &[step("cargo run --release --package spliceway-bench -- instructions …")],
+        purpose: "instructions of a relay against a baseline; `--check` or `--bless`",
+        steps: &[step("cargo run --release --package spliceway-instructions -- …")],
     },
     checks::LOOM,
     checks::MIRI,

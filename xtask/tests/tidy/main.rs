@@ -24,6 +24,10 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
         "a stream's concrete type is found by its type identity, at no cost",
     ),
     (
+        "testing/net/src/tun.rs",
+        "TUNSETIFF and TUNSETOFFLOAD have no safe wrapper; it ships with nothing",
+    ),
+    (
         "testing/faults/src/sys.rs",
         "seccomp's user notifications and timers at a thread have no safe wrapper; it ships with nothing",
     ),

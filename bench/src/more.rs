@@ -2,8 +2,8 @@
 //! that more is coming, so what does not fill a segment waits for it, 200 ms at most: at the end of a request, and of an answer whose
 //! connection stays open.
 
-use std::io::{self, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -12,72 +12,83 @@ use std::time::{Duration, Instant};
 use rustix::net::{RecvFlags, recv};
 use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 
-use crate::http::{self, Server};
-use crate::machine;
-use crate::report;
-use crate::report::apart::Apart;
-use crate::scenario::Figure;
-use crate::scenarios::bulk::LOOPBACK;
+use spliceway_machine as machine;
+
+use crate::figures::Figures;
+use crate::{LOAD_CORE, RELAY_CORE};
 
 /// The pipe's own size: 16 pages.
 const PIPE: usize = 64 << 10;
 const CHUNK: usize = 1 << 20;
+/// Nothing that works is silent for so long.
+const PATIENCE: Duration = Duration::from_secs(20);
 
-const FIGURES: &[Figure] = &[Figure::lower("time", "ms", 2), Figure::higher("rate", "MB/s", 0)];
-
-/// Prints both.
+/// Prints how long an answer takes, with the flag and without it: so many answers a round, a connection each, one at a time.
+#[expect(clippy::print_stdout, reason = "this is the program's result")]
 pub(crate) fn run(bytes: u64, exchanges: usize, rounds: usize) -> io::Result<()> {
     let Some(conditions) = machine::isolate()? else {
         return Ok(());
     };
-    report::print_apart(&measure(bytes, exchanges, rounds)?, &conditions);
+    machine::pin_to(LOAD_CORE)?;
+    let mut times = Figures::new(
+        format!("{exchanges} answers of {bytes} bytes ({conditions})"),
+        "ms each",
+        2,
+    );
+    for _ in 0..rounds {
+        for (name, flags) in [
+            ("without SPLICE_F_MORE", SpliceFlags::empty()),
+            ("with it", SpliceFlags::MORE),
+        ] {
+            times.add(
+                name,
+                time(bytes, exchanges, flags)?.as_secs_f64() / exchanges as f64 * 1e3,
+            );
+        }
+    }
+    println!("{}", times.table());
     Ok(())
 }
 
-/// Of an answer, with the flag and without it: so many answers a round, a connection each, one at a time.
-pub(crate) fn measure(bytes: u64, exchanges: usize, rounds: usize) -> io::Result<Apart> {
-    machine::pin_to(machine::LOAD_CORE)?;
-    let title = format!("`SPLICE_F_MORE`, {exchanges} answers of {bytes} bytes, each");
-    let mut apart = Apart::new("more", title, rounds, FIGURES, ["without", "with"]);
-    for _ in 0..rounds {
-        for (row, flags) in [SpliceFlags::empty(), SpliceFlags::MORE].into_iter().enumerate() {
-            let each = time(bytes, exchanges, flags)?.as_secs_f64() / exchanges as f64;
-            apart.add(row, 0, each * 1e3);
-            apart.add(row, 1, bytes as f64 / 1e6 / each);
-        }
-    }
-    Ok(apart)
+fn time(bytes: u64, exchanges: usize, flags: SpliceFlags) -> io::Result<Duration> {
+    let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let relay = Relay::start(server.local_addr()?, flags)?;
+    let started = Instant::now();
+    thread::scope(|scope| {
+        let serving = scope.spawn(|| (0..exchanges).try_for_each(|_| serve(&server, bytes)));
+        (0..exchanges).try_for_each(|_| exchange(relay.address, bytes))?;
+        serving.join().expect("it does not panic")
+    })?;
+    Ok(started.elapsed())
 }
 
-fn time(bytes: u64, exchanges: usize, flags: SpliceFlags) -> io::Result<Duration> {
-    let server = Server::start(bytes)?;
-    let relay = Relay::start(server.address, flags)?;
-    let started = Instant::now();
-    for _ in 0..exchanges {
-        exchange(relay.address, bytes)?;
+/// Answers one connection, which it leaves open until the client closes.
+fn serve(server: &TcpListener, bytes: u64) -> io::Result<()> {
+    let (mut socket, _) = server.accept()?;
+    socket.set_nodelay(true)?;
+    socket.read_exact(&mut [0])?;
+    let chunk = vec![7; CHUNK];
+    let mut left = bytes;
+    while left > 0 {
+        let most = usize::try_from(left).map_or(CHUNK, |left| left.min(CHUNK));
+        socket.write_all(&chunk[..most])?;
+        left -= most as u64;
     }
-    Ok(started.elapsed())
+    socket.read_to_end(&mut Vec::new()).map(drop)
 }
 
 /// Asks, and closes when all of the answer is there.
 fn exchange(with: SocketAddr, bytes: u64) -> io::Result<()> {
     let mut socket = TcpStream::connect(with)?;
     socket.set_nodelay(true)?;
-    socket.set_read_timeout(Some(http::PATIENCE))?;
-    socket.write_all(b"GET / HTTP/1.1\r\n\r\n")?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.write_all(b"?")?;
     let mut nowhere = vec![0; CHUNK];
-    let (mut head, mut received) = (0, 0);
-    while head == 0 || received < head + bytes {
-        // The head comes in one piece, and is looked at; the rest is thrown away.
-        let flags = if head == 0 { RecvFlags::PEEK } else { RecvFlags::TRUNC };
-        let (_, read) = recv(&socket, &mut nowhere[..], flags)?;
-        match read {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            read if head == 0 => {
-                let end = nowhere[..read].windows(4).position(|at| at == b"\r\n\r\n");
-                head = end.ok_or(io::ErrorKind::InvalidData)? as u64 + 4;
-            }
-            read => received += read as u64,
+    let mut received = 0;
+    while received < bytes {
+        match recv(&socket, &mut nowhere[..], RecvFlags::TRUNC)? {
+            (_, 0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            (_, bytes) => received += bytes as u64,
         }
     }
     Ok(())
@@ -91,12 +102,12 @@ struct Relay {
 
 impl Relay {
     fn start(upstream: SocketAddr, flags: SpliceFlags) -> io::Result<Self> {
-        let listener = TcpListener::bind((LOOPBACK, 0))?;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?;
         let stopped = Arc::new(AtomicBool::new(false));
         let stop = Arc::clone(&stopped);
         thread::spawn(move || {
-            machine::pin_to(machine::RELAY_CORE)?;
+            machine::pin_to(RELAY_CORE)?;
             while !stop.load(Ordering::Relaxed) {
                 let (client, _) = listener.accept()?;
                 thread::spawn(move || relay(&client, upstream, flags));

@@ -1,0 +1,53 @@
+//! What results depend on besides the code.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use serde::{Deserialize, Serialize};
+use spliceway_machine as machine;
+
+/// Where results were measured, and against what.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Environment {
+    /// Processor, cores, kernel.
+    pub(crate) machine: String,
+    /// Versions of the peers that are there.
+    pub(crate) peers: BTreeMap<String, String>,
+}
+
+const CRATES: [&str; 4] = ["tokio", "realm_io", "tokio-splice", "tokio-splice2"];
+
+/// Each with what makes it say its version, be it to its errors.
+const PROGRAMS: [(&str, &str); 3] = [("haproxy", "-v"), ("nginx", "-v"), ("go", "version")];
+
+/// The crates built into this program.
+const LOCK: &str = include_str!("../../Cargo.lock");
+
+impl Environment {
+    pub(crate) fn of_this_machine() -> Self {
+        let crates = CRATES.iter().filter_map(|name| Some((name.to_string(), locked(name)?)));
+        let programs = PROGRAMS
+            .iter()
+            .filter_map(|(name, argument)| Some((name.to_string(), version(name, argument)?)));
+        Self {
+            machine: machine::describe(),
+            peers: crates.chain(programs).collect(),
+        }
+    }
+}
+
+/// The version of a crate.
+fn locked(name: &str) -> Option<String> {
+    let package = format!("name = \"{name}\"\nversion = \"");
+    let (_, rest) = LOCK.split_once(&package)?;
+    Some(rest.split_once('"')?.0.into())
+}
+
+/// The first number with a dot of what a program says of itself: "nginx/1.22.1", "go1.26.8".
+fn version(program: &str, argument: &str) -> Option<String> {
+    let said = Command::new(program).arg(argument).output().ok()?;
+    let said = [said.stdout, said.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    let mut words = said.split_whitespace().filter(|word| word.contains('.'));
+    words.find_map(|word| Some(word[word.find(|c: char| c.is_ascii_digit())?..].into()))
+}

@@ -1,0 +1,199 @@
+//! `field`: what a relay costs where users have it, on hosts with a network between them and at rates below the most.
+//!
+//! ```text
+//!   client ── link ── relay ── veth ── server      a namespace each
+//!   core 1            core 0           core 1      so each host's packets are received on its own core
+//! ```
+
+use std::io;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Instant;
+
+use clap::Args;
+
+use spliceway_machine as machine;
+
+use crate::contender::{self, Contender};
+use crate::environment::Environment;
+use crate::load::{self, Load, Profile};
+use crate::page::Results;
+use crate::programs;
+use crate::results::Measured;
+use crate::site::Site;
+
+/// What to measure, and where to write it.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Interleaved rounds.
+    #[arg(long, default_value_t = 4)]
+    rounds: usize,
+    /// One round of a few small loads: that it works, and not how fast.
+    #[arg(long)]
+    quick: bool,
+    /// These loads alone, by their names or beginnings of them (`F2`).
+    #[arg(long, num_args = 1.., value_name = "PREFIX")]
+    only: Vec<String>,
+    /// The folder of the results.
+    #[arg(long, default_value = "target/bench")]
+    out: PathBuf,
+}
+
+/// Contenders of a load whose figures must be shown, or the run fails: a table with less compares nothing.
+const SURVIVORS: usize = 3;
+
+pub(crate) fn run(options: &Options) -> io::Result<()> {
+    machine::raise_descriptor_limit(0)?;
+    let started = Instant::now();
+    let (loads, rounds) = match options.quick {
+        true => (load::quick(), 1),
+        false => (load::all(options.capacities()?), options.rounds),
+    };
+    let is_asked =
+        |load: &&Load| options.only.is_empty() || options.only.iter().any(|name| load.name.starts_with(name));
+    let loads: Vec<&Load> = loads.iter().filter(is_asked).collect();
+    let mut all = Vec::new();
+    for profile in Profile::ALL {
+        if loads.iter().all(|load| load.profile != profile) {
+            continue;
+        }
+        let site = Site::new(profile)?;
+        for load in loads.iter().filter(|load| load.profile == profile) {
+            let began = Instant::now();
+            let measured = measure(&site, load, rounds);
+            eprintln!(
+                "{} ({}): {} contenders, {:.0} s",
+                load.name,
+                profile.name(),
+                measured.contenders().len(),
+                began.elapsed().as_secs_f64()
+            );
+            all.push(measured);
+        }
+    }
+    let programs = match options.quick {
+        true => Vec::new(),
+        false => programs::measure(&Site::new(Profile::Rack)?, rounds, &options.programs())?,
+    };
+    let results = Results {
+        environment: Environment::of_this_machine(),
+        commit: commit(),
+        command: options.command(),
+        rounds,
+        seconds: started.elapsed().as_secs_f64(),
+        loads: all,
+        programs,
+    };
+    results.write(&options.out)?;
+    let all = results.loads;
+    eprintln!("{} loads in {:.0} s", all.len(), started.elapsed().as_secs_f64());
+    let too_few: Vec<&str> = all
+        .iter()
+        .filter(|measured| measured.survivors() < SURVIVORS)
+        .map(|measured| measured.load.as_str())
+        .collect();
+    match too_few.is_empty() || options.quick {
+        true => Ok(()),
+        false => Err(io::Error::other(format!(
+            "fewer than {SURVIVORS} contenders could be shown of {}",
+            too_few.join(", ")
+        ))),
+    }
+}
+
+impl Options {
+    /// Those of the real programs that are asked for.
+    fn programs(&self) -> Vec<String> {
+        let all = self.only.iter().any(|name| name == "F10");
+        if all { Vec::new() } else { self.only.clone() }
+    }
+
+    /// For readers to repeat.
+    fn command(&self) -> String {
+        let mut command = String::from("cargo xtask bench field");
+        match self.quick {
+            true => command += " --quick",
+            false => command += &format!(" --rounds {}", self.rounds),
+        }
+        for name in &self.only {
+            command += &format!(" --only '{name}'");
+        }
+        command
+    }
+
+    /// Unless no load that is asked for depends on it.
+    fn capacities(&self) -> io::Result<[f64; 3]> {
+        let matters = |name: &String| {
+            ["F1", "F7"]
+                .iter()
+                .any(|load| name.starts_with(load) || load.starts_with(name))
+        };
+        match self.only.is_empty() || self.only.iter().any(matters) {
+            true => capacities(),
+            false => Ok([1e9; 3]),
+        }
+    }
+}
+
+/// The commit that is checked out, where there is a repository.
+fn commit() -> String {
+    let said = Command::new("git").args(["rev-parse", "--short", "HEAD"]).output();
+    said.map_or_else(
+        |_| String::new(),
+        |said| String::from_utf8_lossy(&said.stdout).trim().to_owned(),
+    )
+}
+
+/// What the slowest contender carries in one flow, by profile of the rack.
+fn capacities() -> io::Result<[f64; 3]> {
+    let mut least = [f64::INFINITY; 3];
+    for (profile, least) in [Profile::Rack, Profile::RackPlain, Profile::RackGro]
+        .into_iter()
+        .zip(&mut least)
+    {
+        let site = Site::new(profile)?;
+        for contender in contender::relays() {
+            let capacity = match site.capacity(&contender) {
+                Ok(capacity) => capacity,
+                // It fails again under the loads, where the page says so.
+                Err(error) => {
+                    eprintln!("{}: {}: {error}", profile.name(), contender.name);
+                    continue;
+                }
+            };
+            eprintln!(
+                "{}: {} carries {:.0} MB/s",
+                profile.name(),
+                contender.name,
+                capacity / 1e6
+            );
+            *least = least.min(capacity);
+        }
+    }
+    Ok(least)
+}
+
+/// Every contender once a round. Every other round goes backwards, so that what drifts falls on all.
+pub(crate) fn measure(site: &Site, load: &Load, rounds: usize) -> Measured {
+    let mut measured = Measured {
+        load: load.name.clone(),
+        profile: load.profile.name().into(),
+        is_bulk: load.is_bulk(),
+        is_overload: load.overload.is_some(),
+        ..Measured::default()
+    };
+    let mut contenders: Vec<Contender> = contender::of(load);
+    for round in 0..rounds {
+        let mut failed = Vec::new();
+        for contender in &contenders {
+            match site.run(load, contender, round) {
+                Ok(run) => measured.runs.push(run),
+                Err(error) => failed.push((contender.name.clone(), error.to_string())),
+            }
+        }
+        contenders.retain(|contender| failed.iter().all(|(name, _)| *name != contender.name));
+        measured.failed.append(&mut failed);
+        contenders.reverse();
+    }
+    measured
+}

@@ -1,0 +1,193 @@
+//! The relays that are compared, and those of them that are built into this program.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::thread;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use socket2::{Domain, Protocol, Socket, Type};
+use spliceway_machine as machine;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Builder;
+
+use crate::RELAY_CORE;
+use crate::servers::Server;
+
+/// A relay to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kind {
+    /// No relay: clients connect to the server, and the relay's host forwards their packets.
+    Direct,
+    /// tokio's `copy_bidirectional`, 8 KiB.
+    Tokio,
+    /// The same with 64 KiB buffers.
+    Copy64k,
+    /// The same with 256 KiB buffers.
+    Copy256k,
+    /// The published crate `realm_io`: splice, 64 KiB pipes.
+    #[cfg(feature = "peers")]
+    RealmIo,
+    /// The published crate `tokio-splice`: splice, 64 KiB pipes.
+    #[cfg(feature = "peers")]
+    TokioSplice,
+    /// The published crate `tokio-splice2`: splice, 1 MiB pipes.
+    #[cfg(feature = "peers")]
+    TokioSplice2,
+    /// `io.Copy` of Go, which splices: `bench/peers/relay.go`.
+    Go,
+    /// HAProxy that splices where it chooses to.
+    Haproxy,
+    /// nginx, its `stream` module.
+    Nginx,
+    /// spliceway's `copy_bidirectional`.
+    Spliceway,
+    /// The same once more: by what it differs is the run's own noise.
+    Again,
+    /// tokio's `copy_bidirectional` on a runtime of two threads, on both cores.
+    TokioTwoWorkers,
+    /// spliceway on a runtime of two threads, on both cores.
+    TwoWorkers,
+    /// spliceway on two runtimes of a thread each, on both cores.
+    TwoRuntimes,
+}
+
+impl Kind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Tokio => "tokio 8 KiB",
+            Self::Copy64k => "copy 64 KiB",
+            Self::Copy256k => "copy 256 KiB",
+            #[cfg(feature = "peers")]
+            Self::RealmIo => "realm_io",
+            #[cfg(feature = "peers")]
+            Self::TokioSplice => "tokio-splice",
+            #[cfg(feature = "peers")]
+            Self::TokioSplice2 => "tokio-splice2",
+            Self::Go => "Go",
+            Self::Haproxy => "HAProxy",
+            Self::Nginx => "nginx",
+            Self::Spliceway => "spliceway",
+            Self::Again => "spliceway, again",
+            Self::TokioTwoWorkers => "tokio 8 KiB, 2 workers",
+            Self::TwoWorkers => "spliceway, 2 workers",
+            Self::TwoRuntimes => "spliceway, 2 × 1 worker",
+        }
+    }
+
+    /// Whether it runs on both cores, which it shares with the load; all others have a core to themselves.
+    pub(crate) fn shares_cores(self) -> bool {
+        matches!(self, Self::TokioTwoWorkers | Self::TwoWorkers | Self::TwoRuntimes)
+    }
+
+    /// Why it cannot be measured here, if it cannot.
+    pub(crate) fn missing(self) -> Option<String> {
+        self.server()?.missing()
+    }
+
+    /// The program of others that it is, if it is one.
+    pub(crate) fn server(self) -> Option<Server> {
+        match self {
+            Self::Go => Some(Server::Go),
+            Self::Haproxy => Some(Server::Haproxy),
+            Self::Nginx => Some(Server::Nginx),
+            _ => None,
+        }
+    }
+}
+
+/// Connections that wait to be accepted, of every relay's listener: no load begins as many at once.
+pub(crate) const BACKLOG: i32 = 4096;
+
+/// Relays every connection to `listen` on to `upstream`. Prints the address it listens on.
+pub(crate) fn serve(kind: Kind, listen: IpAddr, upstream: SocketAddr) -> io::Result<()> {
+    if kind.shares_cores() {
+        machine::use_all_cores()?;
+    } else {
+        machine::pin_to(RELAY_CORE)?;
+    }
+    let two = kind == Kind::TwoRuntimes;
+    let first = listener((listen, 0).into(), two)?;
+    let address = first.local_addr()?;
+    report_address(address);
+    match kind {
+        Kind::TokioTwoWorkers | Kind::TwoWorkers => {
+            let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+            // A task, as what accepts is a task of a worker's in programs that do more than that.
+            let accepting = runtime.spawn(async move { accept(kind, TcpListener::from_std(first)?, upstream).await });
+            runtime.block_on(accepting).expect("it does not panic")
+        }
+        Kind::TwoRuntimes => {
+            let second = listener(address, true)?;
+            thread::spawn(move || on_this_thread(kind, second, upstream));
+            on_this_thread(kind, first, upstream)
+        }
+        _ => on_this_thread(kind, first, upstream),
+    }
+}
+
+/// With timers for every relay, as programs have them.
+fn on_this_thread(kind: Kind, listener: std::net::TcpListener, upstream: SocketAddr) -> io::Result<()> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async { accept(kind, TcpListener::from_std(listener)?, upstream).await })
+}
+
+/// One with room for all, which may share its address with another.
+pub(crate) fn listener(address: SocketAddr, shares: bool) -> io::Result<std::net::TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_port(shares)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}
+
+#[expect(clippy::print_stdout, reason = "the parent reads the address from it")]
+fn report_address(address: SocketAddr) {
+    println!("{address}");
+}
+
+/// Relays whatever connects, for ever.
+async fn accept(kind: Kind, listener: TcpListener, upstream: SocketAddr) -> io::Result<()> {
+    loop {
+        let Ok((client, _)) = listener.accept().await else {
+            // As programs do: where there is no descriptor one may come free.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            continue;
+        };
+        tokio::spawn(async move {
+            // A session that ends in an error ends in a wrong count at the load, which reports it.
+            let _ = session(kind, client, upstream).await;
+        });
+    }
+}
+
+async fn session(kind: Kind, mut client: TcpStream, upstream: SocketAddr) -> io::Result<()> {
+    let mut upstream = TcpStream::connect(upstream).await?;
+    client.set_nodelay(true)?;
+    upstream.set_nodelay(true)?;
+    let (a, b) = (&mut client, &mut upstream);
+    // On the heap, so that a session takes the memory of its own relay's future and not of the largest of all.
+    match kind {
+        Kind::Direct | Kind::Go | Kind::Haproxy | Kind::Nginx => unreachable!("no relay of this program"),
+        Kind::Tokio | Kind::TokioTwoWorkers => Box::pin(tokio::io::copy_bidirectional(a, b)).await.map(drop),
+        Kind::Copy64k => copy(a, b, 64 << 10).await,
+        Kind::Copy256k => copy(a, b, 256 << 10).await,
+        #[cfg(feature = "peers")]
+        Kind::RealmIo => Box::pin(realm_io::bidi_zero_copy(a, b)).await.map(drop),
+        #[cfg(feature = "peers")]
+        Kind::TokioSplice => Box::pin(tokio_splice::zero_copy_bidirectional(a, b)).await.map(drop),
+        #[cfg(feature = "peers")]
+        Kind::TokioSplice2 => Box::pin(tokio_splice2::copy_bidirectional(a, b)).await.map(drop),
+        Kind::Spliceway | Kind::Again | Kind::TwoWorkers | Kind::TwoRuntimes => {
+            Box::pin(spliceway::copy_bidirectional(a, b)).await.map(drop)
+        }
+    }
+}
+
+async fn copy(a: &mut TcpStream, b: &mut TcpStream, size: usize) -> io::Result<()> {
+    Box::pin(tokio::io::copy_bidirectional_with_sizes(a, b, size, size))
+        .await
+        .map(drop)
+}

@@ -1,0 +1,146 @@
+//! How busy a core is, and how much the host takes from it.
+
+use std::fs;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use spliceway_machine as machine;
+
+/// A core's accounts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CoreTime {
+    /// Idle. The kernel stops this clock for interrupts, so softirqs that run meanwhile are not in it: what is left of the time is
+    /// all that the core did. (The times of cpuidle's states go on meanwhile, and lack most of a forwarder's work.)
+    pub(crate) idle: Duration,
+    /// What the host gave to others.
+    pub(crate) steal: Duration,
+}
+
+impl CoreTime {
+    pub(crate) fn now(core: usize) -> io::Result<Self> {
+        let stat = fs::read_to_string("/proc/stat")?;
+        let name = format!("cpu{core} ");
+        let line = stat.lines().find_map(|line| line.strip_prefix(&name));
+        let fields: Vec<u64> = line
+            .into_iter()
+            .flat_map(|line| line.split_whitespace().map_while(|field| field.parse().ok()))
+            .collect();
+        // Hundredths of a second.
+        let of = |field: usize| {
+            fields
+                .get(field)
+                .copied()
+                .map(|ticks| Duration::from_millis(10 * ticks))
+        };
+        match (of(3), of(4), of(7)) {
+            (Some(idle), Some(iowait), Some(steal)) => Ok(Self {
+                idle: Self::sleep_time(core).unwrap_or(idle + iowait),
+                steal,
+            }),
+            _ => Err(io::Error::other(format!("no cpu{core} in /proc/stat"))),
+        }
+    }
+}
+
+impl CoreTime {
+    /// The same in nanoseconds, from what the kernel tells root of its timers.
+    fn sleep_time(core: usize) -> Option<Duration> {
+        let timers = fs::read_to_string("/proc/timer_list").ok()?;
+        let of_core = timers
+            .lines()
+            .skip_while(|line| line.strip_prefix("cpu: ") != Some(&core.to_string()));
+        let sleeps = of_core
+            .filter_map(|line| line.trim().split_once("_sleeptime"))
+            .take(2)
+            .map(|(_, value)| {
+                value
+                    .trim_start_matches([' ', ':'])
+                    .trim_end_matches(" nsecs")
+                    .parse()
+                    .ok()
+            });
+        let nanos: Option<Vec<u64>> = sleeps.collect();
+        nanos
+            .filter(|both| both.len() == 2)
+            .map(|both| Duration::from_nanos(both.iter().sum()))
+    }
+}
+
+/// A thread of the lowest class (`SCHED_IDLE`) on one core. It keeps the virtual CPU from halting, and sees when it is not
+/// run: a gap in its clock is time that somebody else had, softirqs and the host included.
+pub(crate) struct Spinner {
+    stop: Arc<AtomicBool>,
+    clock: Arc<Clock>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Nanoseconds since the spinner began.
+struct Clock {
+    began: Instant,
+    /// That others had the core.
+    busy: AtomicU64,
+    /// When the spinner last had it.
+    seen: AtomicU64,
+}
+
+/// A gap of at least this is not the spinner's own: it reads the clock every 30 ns.
+const GAP: Duration = Duration::from_nanos(700);
+
+impl Spinner {
+    pub(crate) fn start(core: usize) -> io::Result<Self> {
+        let stop = Arc::<AtomicBool>::default();
+        let clock = Arc::new(Clock {
+            began: Instant::now(),
+            busy: AtomicU64::default(),
+            seen: AtomicU64::default(),
+        });
+        let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&clock));
+        let (ready, is_ready) = std::sync::mpsc::channel();
+        let thread = thread::spawn(move || {
+            let began = machine::pin_to(core).and_then(|()| machine::give_way_to_all());
+            let begins = began.is_ok();
+            let _ = ready.send(began);
+            if begins {
+                spin(&stopped, &counted);
+            }
+        });
+        is_ready.recv().map_err(io::Error::other)??;
+        Ok(Self {
+            stop,
+            clock,
+            thread: Some(thread),
+        })
+    }
+
+    /// Time that others had so far, also while the spinner does not run.
+    pub(crate) fn busy(&self) -> Duration {
+        let seen = Duration::from_nanos(self.clock.seen.load(Ordering::Relaxed));
+        let since = self.clock.began.elapsed().saturating_sub(seen);
+        let gap = if since >= GAP { since } else { Duration::ZERO };
+        Duration::from_nanos(self.clock.busy.load(Ordering::Relaxed)) + gap
+    }
+}
+
+fn spin(stopped: &AtomicBool, clock: &Clock) {
+    let mut last = clock.began.elapsed();
+    while !stopped.load(Ordering::Relaxed) {
+        let now = clock.began.elapsed();
+        if now - last >= GAP {
+            clock.busy.fetch_add((now - last).as_nanos() as u64, Ordering::Relaxed);
+        }
+        clock.seen.store(now.as_nanos() as u64, Ordering::Relaxed);
+        last = now;
+    }
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

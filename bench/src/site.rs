@@ -1,0 +1,212 @@
+//! Client, relay and server in namespaces, and one run in them.
+
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::thread::set_current_timer_slack;
+use spliceway_machine as machine;
+use spliceway_net::{Family, Net, Node, address};
+
+use crate::contender::Contender;
+use crate::generator::Generator;
+use crate::kind;
+use crate::load::{Load, Profile};
+use crate::meter::{CoreTime, Spinner};
+use crate::relay::Relay;
+use crate::results::Run;
+use crate::schedule::{self, LEAD, RECOVERY};
+use crate::{LOAD_CORE, RELAY_CORE};
+
+/// The hosts.
+pub(crate) const CLIENT: usize = 0;
+pub(crate) const RELAY: usize = 1;
+pub(crate) const SERVER: usize = 2;
+
+/// A network of one profile. Each namespace receives on the core of its host: the relay's has one to itself.
+pub(crate) struct Site {
+    pub(crate) net: Net,
+    pub(crate) profile: Profile,
+}
+
+impl Site {
+    pub(crate) fn new(profile: Profile) -> io::Result<Self> {
+        // Delay lines run on the cores of this thread.
+        machine::pin_to(LOAD_CORE)?;
+        let net = Net::joined_by(&profile.links())?;
+        let site = Self { net, profile };
+        if profile == Profile::Loopback {
+            // A host that paces (bbr) would be all one measures.
+            let route = "dev lo table local proto kernel scope host src 127.0.0.1 congctl cubic";
+            site.node(RELAY)
+                .ip(&["127.0.0.0/8", "127.0.0.1"].map(|to| format!("route replace local {to} {route}")))?;
+            return site.with_settings();
+        }
+        for (node, core) in [(CLIENT, LOAD_CORE), (RELAY, RELAY_CORE), (SERVER, LOAD_CORE)] {
+            site.node(node).receive_on(core)?;
+        }
+        let net = site.net.with_forwarding()?;
+        // Fails unless both use cubic.
+        net.connect(0, 1, Family::V4)?;
+        net.connect(1, 2, Family::V4)?;
+        Self { net, profile }.with_settings()
+    }
+
+    /// No contender finds what another left; ports for thousands of connections a second.
+    fn with_settings(self) -> io::Result<Self> {
+        let settings = [
+            ("tcp_no_metrics_save", "1"),
+            ("ip_local_port_range", "1024 65535"),
+            ("tcp_tw_reuse", "1"),
+        ];
+        for node in self.net.nodes() {
+            node.inside(|| {
+                settings
+                    .iter()
+                    .try_for_each(|(name, value)| fs::write(format!("/proc/sys/net/ipv4/{name}"), value))
+            })?;
+        }
+        Ok(self)
+    }
+
+    /// One of the three hosts, which are one on loopback.
+    pub(crate) fn node(&self, index: usize) -> &Node {
+        self.net.node(index.min(self.net.nodes().len() - 1))
+    }
+
+    /// Where the relay listens for clients, and the server for the relay.
+    pub(crate) fn addresses(&self) -> (IpAddr, IpAddr) {
+        match self.profile {
+            Profile::Loopback => (Ipv4Addr::LOCALHOST.into(), Ipv4Addr::LOCALHOST.into()),
+            _ => (address(0, true, Family::V4), address(1, true, Family::V4)),
+        }
+    }
+
+    /// Starts a relay in front of a server.
+    pub(crate) fn relay(&self, contender: &Contender, upstream: SocketAddr) -> io::Result<Relay> {
+        let (listen, _) = self.addresses();
+        let switch = contender.switch();
+        self.node(RELAY)
+            .inside(|| Relay::start(contender.kind, listen, upstream, &switch))
+    }
+
+    /// Offers a load to a contender once.
+    pub(crate) fn run(&self, load: &Load, contender: &Contender, round: usize) -> io::Result<Run> {
+        let (_, server) = self.addresses();
+        let listener = self.node(SERVER).inside(|| kind::listener((server, 0).into(), false))?;
+        let relay = self.relay(contender, listener.local_addr()?)?;
+        let shares = contender.kind.shares_cores();
+        let spinner = match contender.spinner {
+            true => Some(Spinner::start(RELAY_CORE)?),
+            false => None,
+        };
+        // Where the relay has both cores, nothing may be kept awake in its place.
+        let awake = if shares { None } else { Some(Spinner::start(LOAD_CORE)?) };
+        let mut accounts = Accounts {
+            spinner: spinner.as_ref(),
+            awake: awake.as_ref(),
+            relay: shares.then_some(&relay),
+            began: None,
+            run: Run::new(contender, round),
+        };
+        let (window, end, grace) = times(load);
+        let schedule = schedule::of(load, round, end);
+        let done = thread::scope(|scope| {
+            let generating = scope.spawn(|| {
+                self.node(CLIENT).enter()?;
+                if shares {
+                    machine::use_all_cores()?;
+                }
+                // The default slack would make the generator up to 50 µs late.
+                set_current_timer_slack(std::num::NonZeroU64::new(1))?;
+                let generator = Generator::connect(load, listener, relay.address)?;
+                generator.run(load, &schedule, window, grace, |opens| accounts.at_window(opens))
+            });
+            generating.join().expect("it does not panic")
+        })?;
+        let mut run = accounts.run;
+        run.take(done);
+        Ok(run)
+    }
+
+    /// Bytes per second that one flow of a contender carries.
+    pub(crate) fn capacity(&self, contender: &Contender) -> io::Result<f64> {
+        let run = self.run(&Load::saturating(self.profile), contender, 0)?;
+        Ok(run.bytes as f64 / run.wall)
+    }
+}
+
+/// The measured window of a load, the end of its schedule, and how long to wait for the rest.
+fn times(load: &Load) -> ((Duration, Duration), Duration, Duration) {
+    let warming = load.profile.warming();
+    match load.overload {
+        Some(overload) => {
+            let opens = warming + Duration::from_secs_f64(LEAD);
+            let closes = opens + overload;
+            let recovery = Duration::from_secs_f64(RECOVERY);
+            ((opens, closes), closes + recovery, recovery)
+        }
+        None => {
+            let closes = warming + Duration::from_secs_f64(load.seconds());
+            ((warming, closes), closes, Duration::from_millis(500))
+        }
+    }
+}
+
+/// What the cores did in the measured window.
+struct Accounts<'a> {
+    /// On the relay's core, in the control.
+    spinner: Option<&'a Spinner>,
+    /// On the load's core.
+    awake: Option<&'a Spinner>,
+    /// A relay that shares its cores, of which the process alone is counted.
+    relay: Option<&'a Relay>,
+    began: Option<Look>,
+    run: Run,
+}
+
+struct Look {
+    at: Instant,
+    cores: [CoreTime; 2],
+    /// By the spinners, or the relay's process.
+    busy: [Duration; 2],
+}
+
+impl Accounts<'_> {
+    fn look(&self) -> io::Result<Look> {
+        let relay = match (self.relay, self.spinner) {
+            (Some(relay), _) => relay.cpu_time()?,
+            (None, spinner) => spinner.map_or(Duration::ZERO, Spinner::busy),
+        };
+        Ok(Look {
+            cores: [CoreTime::now(RELAY_CORE)?, CoreTime::now(LOAD_CORE)?],
+            busy: [relay, self.awake.map_or(Duration::ZERO, Spinner::busy)],
+            at: Instant::now(),
+        })
+    }
+
+    fn at_window(&mut self, opens: bool) -> io::Result<()> {
+        let after = self.look()?;
+        let Some(before) = self.began.take().filter(|_| !opens) else {
+            self.began = Some(after);
+            return Ok(());
+        };
+        let seconds = |after: Duration, before: Duration| after.saturating_sub(before).as_secs_f64();
+        let wall = seconds(after.at - before.at, Duration::ZERO);
+        let [relay, load] = [0, 1].map(|core| seconds(after.cores[core].idle, before.cores[core].idle));
+        let steals = [0, 1].map(|core| seconds(after.cores[core].steal, before.cores[core].steal));
+        self.run.wall = wall;
+        self.run.cpu = match self.spinner.is_some() || self.relay.is_some() {
+            true => seconds(after.busy[0], before.busy[0]),
+            false => (wall - relay).max(0.0),
+        };
+        self.run.load_busy = match self.awake {
+            Some(_) => seconds(after.busy[1], before.busy[1]) / wall,
+            None => 1.0 - (relay + load) / wall / 2.0,
+        };
+        self.run.steal = (steals[0] + steals[1]) / wall;
+        Ok(())
+    }
+}
