@@ -52,12 +52,18 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
     let is_asked =
         |load: &&Load| options.only.is_empty() || options.only.iter().any(|name| load.name.starts_with(name));
     let loads: Vec<&Load> = loads.iter().filter(is_asked).collect();
-    let mut all = Vec::new();
+    let mut results = Results {
+        environment: Environment::of_this_machine(),
+        commit: commit(),
+        command: options.command(),
+        rounds,
+        ..Results::default()
+    };
     for profile in Profile::ALL {
         if loads.iter().all(|load| load.profile != profile) {
             continue;
         }
-        let site = Site::new(profile)?;
+        let Some(site) = site(profile)? else { continue };
         for load in loads.iter().filter(|load| load.profile == profile) {
             let began = Instant::now();
             let measured = measure(&site, load, rounds);
@@ -68,23 +74,19 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
                 measured.contenders().len(),
                 began.elapsed().as_secs_f64()
             );
-            all.push(measured);
+            results.loads.push(measured);
+            results.seconds = started.elapsed().as_secs_f64();
+            // A run that is interrupted keeps what it has.
+            results.write(&options.out)?;
         }
     }
-    let programs = match options.quick {
-        true => Vec::new(),
-        false => programs::measure(&Site::new(Profile::Rack)?, rounds, &options.programs())?,
-    };
-    let results = Results {
-        environment: Environment::of_this_machine(),
-        commit: commit(),
-        command: options.command(),
-        rounds,
-        seconds: started.elapsed().as_secs_f64(),
-        loads: all,
-        programs,
-    };
-    results.write(&options.out)?;
+    if !options.quick
+        && let Some(site) = site(Profile::Rack)?
+    {
+        results.programs = programs::measure(&site, rounds, &options.programs())?;
+        results.seconds = started.elapsed().as_secs_f64();
+        results.write(&options.out)?;
+    }
     let all = results.loads;
     eprintln!("{} loads in {:.0} s", all.len(), started.elapsed().as_secs_f64());
     let too_few: Vec<&str> = all
@@ -98,6 +100,18 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
             "fewer than {SURVIVORS} contenders could be shown of {}",
             too_few.join(", ")
         ))),
+    }
+}
+
+/// The hosts of a profile. `None` where the machine does not permit namespaces or lacks a program; says which.
+fn site(profile: Profile) -> io::Result<Option<Site>> {
+    match Site::new(profile) {
+        Ok(site) => Ok(Some(site)),
+        Err(why) if matches!(why.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::NotFound) => {
+            eprintln!("skipped: {}: {why}", profile.name());
+            Ok(None)
+        }
+        Err(why) => Err(why),
     }
 }
 
@@ -151,7 +165,7 @@ fn capacities() -> io::Result<[f64; 3]> {
         .into_iter()
         .zip(&mut least)
     {
-        let site = Site::new(profile)?;
+        let Some(site) = site(profile)? else { continue };
         for contender in contender::relays() {
             let capacity = match site.capacity(&contender) {
                 Ok(capacity) => capacity,

@@ -128,13 +128,13 @@ enum Figure {
 const ROWS: &[(&str, &str, Figure, &str)] = &[
     ("F1 bulk at 50 %", "rack", Figure::Cpu, "One bulk flow, offloads on"),
     (
-        "F1 bulk at 50 %",
+        "F1 bulk at 25 %",
         "rack, no offloads",
         Figure::Cpu,
         "One bulk flow, no offloads",
     ),
     (
-        "F1 bulk at 50 %",
+        "F1 bulk at 25 %",
         "rack, GRO only",
         Figure::Cpu,
         "One bulk flow, GRO only",

@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 
 use rustix::io::Errno;
-use rustix::ioctl::{IntegerSetter, Updater, ioctl, opcode};
+use rustix::ioctl::{IntegerSetter, Opcode, Updater, ioctl, opcode};
 
 /// Bytes of `struct virtio_net_hdr`, in front of every packet.
 pub(crate) const HEADER: usize = 10;
@@ -17,8 +17,8 @@ pub(crate) const HEADER: usize = 10;
 /// `struct ifreq`: a name of 16 bytes, then a union whose first field here is the flags.
 type InterfaceRequest = [u8; 40];
 
-const TUNSETIFF: u32 = opcode::write::<i32>(b'T', 202);
-const TUNSETOFFLOAD: u32 = opcode::write::<u32>(b'T', 208);
+const TUNSETIFF: Opcode = opcode::write::<i32>(b'T', 202);
+const TUNSETOFFLOAD: Opcode = opcode::write::<u32>(b'T', 208);
 
 const IFF_TUN: u16 = 0x0001;
 const IFF_NO_PI: u16 = 0x1000;
