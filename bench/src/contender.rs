@@ -23,9 +23,12 @@ pub(crate) const OURS: &str = "spliceway";
 pub(crate) const AGAIN: &str = "spliceway, again";
 pub(crate) const DIRECT: &str = "direct";
 
+/// The names of spliceway without a heuristic begin with this.
+pub(crate) const WITHOUT: &str = "without ";
+
 /// Whether people may choose it instead of spliceway.
 pub(crate) fn is_peer(name: &str) -> bool {
-    !name.starts_with(OURS) && !name.starts_with("without ") && !name.contains(", ") && name != DIRECT
+    !name.starts_with(OURS) && !name.starts_with(WITHOUT) && !name.contains(", ") && name != DIRECT
 }
 
 const ALL: &[Kind] = &[
@@ -42,6 +45,7 @@ const ALL: &[Kind] = &[
     Kind::Go,
     Kind::Haproxy,
     Kind::Nginx,
+    Kind::Program,
     Kind::Spliceway,
     Kind::Again,
 ];
@@ -95,7 +99,7 @@ pub(crate) fn of(load: &Load) -> Vec<Contender> {
     }
     if load.contenders == Contenders::AllAndHeuristics && cfg!(spliceway_switches) {
         all.extend(HEURISTICS.map(|heuristic| Contender {
-            name: format!("without {heuristic:?}"),
+            name: format!("{WITHOUT}{heuristic:?}"),
             off: Some(heuristic),
             ..Contender::plain(Kind::Spliceway)
         }));
@@ -111,6 +115,7 @@ pub(crate) fn of_programs() -> Vec<Contender> {
         Kind::Haproxy,
         Kind::Nginx,
         Kind::Go,
+        Kind::Program,
         Kind::Spliceway,
         Kind::Again,
         Kind::TwoWorkers,

@@ -26,21 +26,24 @@ use crate::site::Site;
 #[derive(Args)]
 pub(crate) struct Options {
     /// Interleaved rounds.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 6)]
     rounds: usize,
     /// One round of a few small loads: that it works, and not how fast.
     #[arg(long)]
     quick: bool,
-    /// These loads alone, by their names or beginnings of them (`F2`).
+    /// These loads alone, by their names or beginnings of them (`F2`, `F10`, `pgbench`).
     #[arg(long, num_args = 1.., value_name = "PREFIX")]
     only: Vec<String>,
+    /// These contenders alone, by their names or beginnings of them (`spliceway without`).
+    #[arg(long, num_args = 1.., value_name = "PREFIX")]
+    contenders: Vec<String>,
     /// The folder of the results.
     #[arg(long, default_value = "target/bench")]
     out: PathBuf,
 }
 
-/// Contenders of a load whose figures must be shown, or the run fails: a table with less compares nothing.
-const SURVIVORS: usize = 3;
+/// The part of a load's contenders that must be shown, or the run fails.
+const SURVIVORS: f64 = 0.5;
 
 pub(crate) fn run(options: &Options) -> io::Result<()> {
     machine::raise_descriptor_limit(0)?;
@@ -66,7 +69,7 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
         let Some(site) = site(profile)? else { continue };
         for load in loads.iter().filter(|load| load.profile == profile) {
             let began = Instant::now();
-            let measured = measure(&site, load, rounds);
+            let measured = measure(&site, load, &options.contenders, rounds);
             eprintln!(
                 "{} ({}): {} contenders, {:.0} s",
                 load.name,
@@ -91,13 +94,14 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
     eprintln!("{} loads in {:.0} s", all.len(), started.elapsed().as_secs_f64());
     let too_few: Vec<&str> = all
         .iter()
-        .filter(|measured| measured.survivors() < SURVIVORS)
+        .filter(|measured| (measured.survivors() as f64) < SURVIVORS * measured.contenders().len() as f64)
         .map(|measured| measured.load.as_str())
         .collect();
     match too_few.is_empty() || options.quick {
         true => Ok(()),
         false => Err(io::Error::other(format!(
-            "fewer than {SURVIVORS} contenders could be shown of {}",
+            "less than {:.0} % of the contenders could be shown of {}",
+            SURVIVORS * 100.0,
             too_few.join(", ")
         ))),
     }
@@ -129,8 +133,10 @@ impl Options {
             true => command += " --quick",
             false => command += &format!(" --rounds {}", self.rounds),
         }
-        for name in &self.only {
-            command += &format!(" --only '{name}'");
+        for (option, names) in [("only", &self.only), ("contenders", &self.contenders)] {
+            names
+                .iter()
+                .for_each(|name| command += &format!(" --{option} '{name}'"));
         }
         command
     }
@@ -188,7 +194,7 @@ fn capacities() -> io::Result<[f64; 3]> {
 }
 
 /// Every contender once a round. Every other round goes backwards, so that what drifts falls on all.
-pub(crate) fn measure(site: &Site, load: &Load, rounds: usize) -> Measured {
+pub(crate) fn measure(site: &Site, load: &Load, only: &[String], rounds: usize) -> Measured {
     let mut measured = Measured {
         load: load.name.clone(),
         profile: load.profile.name().into(),
@@ -196,7 +202,9 @@ pub(crate) fn measure(site: &Site, load: &Load, rounds: usize) -> Measured {
         is_overload: load.overload.is_some(),
         ..Measured::default()
     };
-    let mut contenders: Vec<Contender> = contender::of(load);
+    let is_asked = |one: &Contender| only.is_empty() || only.iter().any(|name| one.name.starts_with(name.as_str()));
+    let mut contenders: Vec<Contender> = contender::of(load).into_iter().filter(is_asked).collect();
+    let rounds = if load.is_long() { rounds.div_ceil(2) } else { rounds };
     for round in 0..rounds {
         let mut failed = Vec::new();
         for contender in &contenders {

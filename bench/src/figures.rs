@@ -1,11 +1,11 @@
-//! A figure of several contenders, round by round, and the table of it.
+//! One figure of several contenders, by rounds, and its table.
 
 use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-use crate::contender::REFERENCE;
-use crate::results::{Estimate, bootstrap, median};
+use crate::contender::{AGAIN, OURS, REFERENCE};
+use crate::results::{AGAIN_CPU, Estimate, bootstrap, lower_half};
 
 /// One figure, of all contenders.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -15,9 +15,9 @@ pub(crate) struct Figures {
     /// "transactions/s".
     pub(crate) unit: String,
     pub(crate) decimals: usize,
-    /// By contender, then by round. Ratios are to tokio, or to the first where it is not among them.
+    /// By contender, then by round.
     pub(crate) rows: Vec<(String, Vec<f64>)>,
-    /// What was not measured, and why not.
+    /// Contenders that were not measured, and the reason.
     pub(crate) skipped: Vec<(String, String)>,
 }
 
@@ -51,25 +51,31 @@ impl Figures {
 
     pub(crate) fn estimate(&self, contender: &str) -> Option<Estimate> {
         let values = self.of(contender)?;
-        bootstrap(values.len(), |rounds| {
-            median(rounds.iter().map(|at| values[*at]).collect())
-        })
+        bootstrap(values.len(), |rounds| self.undisturbed(values, rounds))
     }
 
-    /// One contender's figure in terms of another's, by rounds.
+    /// One contender's figure relative to another's.
     pub(crate) fn ratio(&self, contender: &str, to: &str) -> Option<Estimate> {
-        let ratios: Vec<f64> = self
-            .of(contender)?
-            .iter()
-            .zip(self.of(to)?)
-            .map(|(a, b)| a / b)
-            .collect();
-        bootstrap(ratios.len(), |rounds| {
-            median(rounds.iter().map(|at| ratios[*at]).collect())
+        let (own, others) = (self.of(contender)?, self.of(to)?);
+        bootstrap(own.len().min(others.len()), |rounds| {
+            Some(self.undisturbed(own, rounds)? / self.undisturbed(others, rounds)?)
         })
     }
 
-    /// As a table in Markdown.
+    /// The better half of some rounds: see [`lower_half`].
+    fn undisturbed(&self, values: &[f64], rounds: &[usize]) -> Option<f64> {
+        // Of rates, more is better.
+        let sign = if self.unit.ends_with("/s") { -1.0 } else { 1.0 };
+        lower_half(rounds.iter().map(|at| sign * values[*at])).map(|value| sign * value)
+    }
+
+    /// Why the figure cannot be shown of any contender.
+    pub(crate) fn noisy(&self) -> Option<String> {
+        let again = self.ratio(AGAIN, OURS)?.value;
+        ((again - 1.0).abs() > AGAIN_CPU).then(|| format!("the A/A control has {again:.2} times the figure"))
+    }
+
+    /// A table in Markdown. Ratios are to tokio, or to the first contender if tokio is not among them.
     pub(crate) fn table(&self) -> String {
         let names = || self.rows.iter().map(|(name, _)| name.as_str());
         let reference = names()

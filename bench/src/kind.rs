@@ -40,6 +40,8 @@ pub(crate) enum Kind {
     Haproxy,
     /// nginx, its `stream` module.
     Nginx,
+    /// spliceway's program, `spliceway forward`, which writes its log to nowhere.
+    Program,
     /// spliceway's `copy_bidirectional`.
     Spliceway,
     /// The same once more: by what it differs is the run's own noise.
@@ -68,6 +70,7 @@ impl Kind {
             Self::Go => "Go",
             Self::Haproxy => "HAProxy",
             Self::Nginx => "nginx",
+            Self::Program => "spliceway forward",
             Self::Spliceway => "spliceway",
             Self::Again => "spliceway, again",
             Self::TokioTwoWorkers => "tokio 8 KiB, 2 workers",
@@ -86,12 +89,13 @@ impl Kind {
         self.server()?.missing()
     }
 
-    /// The program of others that it is, if it is one.
+    /// The program that it is, if it is one.
     pub(crate) fn server(self) -> Option<Server> {
         match self {
             Self::Go => Some(Server::Go),
             Self::Haproxy => Some(Server::Haproxy),
             Self::Nginx => Some(Server::Nginx),
+            Self::Program => Some(Server::Spliceway),
             _ => None,
         }
     }
@@ -170,7 +174,9 @@ async fn session(kind: Kind, mut client: TcpStream, upstream: SocketAddr) -> io:
     let (a, b) = (&mut client, &mut upstream);
     // On the heap, so that a session takes the memory of its own relay's future and not of the largest of all.
     match kind {
-        Kind::Direct | Kind::Go | Kind::Haproxy | Kind::Nginx => unreachable!("no relay of this program"),
+        Kind::Direct | Kind::Go | Kind::Haproxy | Kind::Nginx | Kind::Program => {
+            unreachable!("no relay of this program")
+        }
         Kind::Tokio | Kind::TokioTwoWorkers => Box::pin(tokio::io::copy_bidirectional(a, b)).await.map(drop),
         Kind::Copy64k => copy(a, b, 64 << 10).await,
         Kind::Copy256k => copy(a, b, 256 << 10).await,

@@ -8,14 +8,13 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Args;
+use spliceway_load::{Generator, Offer, Requests, Schedule, What};
 use spliceway_machine as machine;
 
 use crate::contender::{self, Contender};
 use crate::figures::Figures;
-use crate::generator::Generator;
-use crate::load::{self, Load, Profile};
+use crate::load::{self, Profile};
 use crate::results::Measured;
-use crate::schedule::{Schedule, What};
 use crate::site::{CLIENT, SERVER, Site};
 use crate::{field, kind, pool, programs};
 
@@ -46,7 +45,7 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
     let site = Site::new(Profile::Loopback)?;
     let mut all = Vec::new();
     for load in load::laboratory().iter().filter(|load| options.names(&load.name)) {
-        all.extend(tables(&field::measure(&site, load, options.rounds)));
+        all.extend(tables(&field::measure(&site, load, &[], options.rounds)));
     }
     if options.names("idle") {
         all.extend(idle(&site)?);
@@ -114,7 +113,14 @@ fn idle(site: &Site) -> io::Result<[Figures; 3]> {
 }
 
 fn held(site: &Site, contender: &Contender) -> io::Result<[f64; 3]> {
-    let load = Load::idle(IDLE);
+    let offer = Offer {
+        requests: Some(Requests {
+            connections: IDLE,
+            size: 256 << 10,
+            rate: 0.0,
+        }),
+        ..Offer::default()
+    };
     let (_, server) = site.addresses();
     let listener = site.node(SERVER).inside(|| kind::listener((server, 0).into(), false))?;
     let relay = site.relay(contender, listener.local_addr()?)?;
@@ -127,8 +133,8 @@ fn held(site: &Site, contender: &Contender) -> io::Result<[f64; 3]> {
     let done = thread::scope(|scope| {
         let generating = scope.spawn(|| {
             site.node(CLIENT).enter()?;
-            let generator = Generator::connect(&load, listener, relay.address)?;
-            generator.run(&load, &schedule, window, Duration::ZERO, |opens| {
+            let generator = Generator::connect(offer, listener, relay.address)?;
+            generator.run(&schedule, window, Duration::ZERO, |opens| {
                 if !opens {
                     after = relay.resources()?;
                 }

@@ -1,26 +1,27 @@
-//! What users offer a relay: the loads of the field benchmark, and the networks they come over.
+//! The loads of the benchmarks, and the networks that they cross.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
 
+use spliceway_load::{Offer, Requests, Streams};
 use spliceway_net::{Line, Link, Offloads};
 
-/// The network between client, relay and server. A far one has the client far away, and the server in the rack.
+/// The network between client, relay and server. In the far ones, the client is far away and the server is near.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Profile {
     /// One host: client, relay and server on loopback.
     Loopback,
     /// The same rack: no delay, offloads on.
     Rack,
-    /// The same rack, every segment received alone.
+    /// The same rack, every segment received on its own.
     RackPlain,
-    /// The same rack, segments joined by the receiver (GRO).
+    /// The same rack, segments joined by the receiver alone (GRO).
     RackGro,
     /// 1 ms to the client.
     City,
     /// 10 ms and 1 Gbit/s to the client.
     Continent,
-    /// 50 ms and 200 Mbit/s to the client; one segment in a thousand is lost.
+    /// 50 ms and 200 Mbit/s to the client. One segment in a thousand is lost.
     Ocean,
 }
 
@@ -46,7 +47,7 @@ impl Profile {
         }
     }
 
-    /// From client to relay, and from relay to server.
+    /// The links from client to relay and from relay to server.
     pub(crate) fn links(self) -> Vec<Link> {
         let near = Link::Veth(match self {
             Self::RackPlain => Offloads::Off,
@@ -87,304 +88,238 @@ impl Profile {
     }
 }
 
-/// Flows that send to a rate, in one direction.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Streams {
-    pub(crate) flows: usize,
-    /// Bytes of each write.
-    pub(crate) size: usize,
-    /// Bytes per second, of all flows together.
-    pub(crate) rate: f64,
-    /// From client to server.
-    pub(crate) up: bool,
-}
-
-/// Requests at random times (Poisson), each on a connection chosen at random.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Requests {
-    pub(crate) connections: usize,
-    /// Bytes of a request, and of its response.
-    pub(crate) size: usize,
-    /// Per second, of all connections together.
-    pub(crate) rate: f64,
-}
-
 /// Which contenders a load is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Contenders {
-    /// All of them.
     All,
     /// direct, tokio, HAProxy, spliceway and its A/A control.
     Few,
-    /// All, and spliceway with each heuristic off.
+    /// All of them, and spliceway without each heuristic.
     AllAndHeuristics,
     /// tokio and spliceway with two workers, on both cores.
     TwoWorkers,
 }
 
-/// What is offered.
+/// A load of the benchmarks.
 #[derive(Clone, Debug)]
 pub(crate) struct Load {
-    /// `F2 64 B × 50`.
+    /// Its name in the tables: "F2 64 B × 50".
     pub(crate) name: String,
     pub(crate) profile: Profile,
-    pub(crate) streams: Option<Streams>,
-    pub(crate) requests: Option<Requests>,
-    /// Connections per second, each for one exchange of 1 KiB. In a closed loop: as many at once.
-    pub(crate) connects: Option<f64>,
-    /// For this long, after half a second at half the rate and before another second of that.
+    pub(crate) offer: Offer,
+    /// The measured window of an overload. Before and after it, half of the capacity is offered.
     pub(crate) overload: Option<Duration>,
     pub(crate) contenders: Contenders,
-    /// Whether a control with a spinner is worth its time.
+    /// Whether the control with a spinner runs as well.
     pub(crate) spinner: bool,
-    /// A saturation test: every connection goes on as soon as it can.
-    pub(crate) is_closed: bool,
 }
 
-impl Load {
-    fn new(name: impl Into<String>, profile: Profile) -> Self {
-        Self {
-            name: name.into(),
-            profile,
-            streams: None,
-            requests: None,
-            connects: None,
-            overload: None,
-            contenders: Contenders::Few,
-            spinner: false,
-            is_closed: false,
-        }
-    }
-
-    fn for_all(mut self) -> Self {
-        self.contenders = Contenders::All;
-        self
-    }
-
-    fn with_heuristics(mut self) -> Self {
-        self.contenders = Contenders::AllAndHeuristics;
-        self
-    }
-
-    fn for_two_workers(mut self) -> Self {
-        self.contenders = Contenders::TwoWorkers;
-        self
-    }
-
-    fn with_spinner(mut self) -> Self {
-        self.spinner = true;
-        self
-    }
-
-    fn streams(mut self, flows: usize, size: usize, rate: f64) -> Self {
-        self.streams = Some(Streams {
-            flows,
-            size,
-            rate,
-            up: true,
-        });
-        self
-    }
-
-    fn down(mut self) -> Self {
-        if let Some(streams) = &mut self.streams {
-            streams.up = false;
-        }
-        self
-    }
-
-    fn requests(mut self, connections: usize, size: usize, rate: f64) -> Self {
-        self.requests = Some(Requests {
-            connections,
-            size,
-            rate,
-        });
-        self
-    }
-
-    fn closed(mut self) -> Self {
-        self.is_closed = true;
-        self
-    }
-
-    /// Of the measured window.
-    pub(crate) fn seconds(&self) -> f64 {
-        match self.profile {
-            Profile::Ocean => 3.0,
-            // Whose latency the page shows: a p99 needs more samples than a CPU time.
-            _ if self.spinner && self.requests.is_some() => 2.0,
-            _ => 1.0,
-        }
-    }
-
-    /// What CPU time is divided by: GiB of streams, or else exchanges.
-    pub(crate) fn is_bulk(&self) -> bool {
-        self.streams.is_some() && self.requests.is_none()
-    }
-}
-
+use Contenders::{All, AllAndHeuristics, TwoWorkers};
 use Profile::{City, Continent, Ocean, Rack, RackGro, RackPlain};
 
 const MB: f64 = 1e6;
 const KIB: usize = 1 << 10;
 
-/// All loads. `capacity`: bytes per second that the slowest contender carries in one flow, by profile of the rack.
-pub(crate) fn all(capacity: [f64; 3]) -> Vec<Load> {
-    let parts = [
-        bulk(capacity),
-        requests(),
-        streams(),
-        mixed(capacity[0]),
-        far(),
-        two_workers(),
-    ];
-    parts.into_iter().flatten().collect()
-}
-
-fn bulk(capacity: [f64; 3]) -> Vec<Load> {
-    let mut all = Vec::new();
-    for percent in [25, 50, 75] {
-        let load = Load::new(format!("F1 bulk at {percent} %"), Rack);
-        let load = load.streams(1, 64 * KIB, capacity[0] * f64::from(percent) / 100.0);
-        all.push(match percent {
-            50 => load.with_heuristics().with_spinner(),
-            _ => load.for_all(),
-        });
-    }
-    for (profile, capacity) in [(RackPlain, capacity[1]), (RackGro, capacity[2])] {
-        // With more, the core of the load is too busy: it cuts and joins the segments, too.
-        let load = Load::new("F1 bulk at 25 %", profile).streams(1, 64 * KIB, capacity / 4.0);
-        all.push(load.with_heuristics());
-    }
-    all
-}
-
-fn requests() -> Vec<Load> {
-    let of = |name: &str, profile, connections, size, rate| Load::new(name, profile).requests(connections, size, rate);
-    vec![
-        of("F2 64 B × 1", Rack, 1, 64, 2_000.0).for_all().with_spinner(),
-        of("F2 64 B × 50", Rack, 50, 64, 3_000.0)
-            .with_heuristics()
-            .with_spinner(),
-        of("F2 1 KiB × 500", Rack, 500, KIB, 3_000.0).for_all(),
-        of("F2 1 KiB × 50", RackPlain, 50, KIB, 3_000.0),
-        of("F2 16 KiB × 50", Rack, 50, 16 * KIB, 3_000.0).with_heuristics(),
-        of("F2 64 KiB × 50", Rack, 50, 64 * KIB, 1_500.0).for_all(),
-        of("F2 1 KiB × 50", City, 50, KIB, 3_000.0).with_heuristics(),
-    ]
-}
-
-fn streams() -> Vec<Load> {
-    let of =
-        |name: &str, profile, flows, size, megabytes| Load::new(name, profile).streams(flows, size, megabytes * MB);
-    vec![
-        of("F3 200 × 3 Mbit/s", City, 200, 16 * KIB, 75.0)
-            .down()
-            .with_heuristics(),
-        of("F3 20 × 35 Mbit/s", City, 20, 256 * KIB, 87.5).down().for_all(),
-        of("F4 2 KiB at 50 MB/s", Rack, 1, 2 * KIB, 50.0).with_heuristics(),
-        of("F4 8 KiB at 50 MB/s", Rack, 1, 8 * KIB, 50.0).with_heuristics(),
-        of("F4 16 KiB at 50 MB/s", Rack, 1, 16 * KIB, 50.0).for_all(),
-        of("F4 64 KiB at 50 MB/s", Rack, 1, 64 * KIB, 50.0).for_all(),
-        of("F4 256 KiB at 50 MB/s", Rack, 1, 256 * KIB, 50.0).for_all(),
-        of("F4 16 KiB at 300 MB/s", Rack, 1, 16 * KIB, 300.0).for_all(),
-        of("F4 16 KiB at 100 MB/s", RackGro, 1, 16 * KIB, 100.0),
-    ]
-}
-
-fn mixed(capacity: f64) -> Vec<Load> {
-    let beside = |name: &str, flows| {
-        let load = Load::new(name, Rack).requests(50, 64, 3_000.0);
-        load.streams(flows, 64 * KIB, 200.0 * MB)
-    };
-    vec![
-        beside("F5 64 B × 50 beside bulk", 1).with_heuristics().with_spinner(),
-        beside("F5 64 B × 50 beside 8 flows", 8).for_all(),
-        Load {
-            connects: Some(1_500.0),
-            ..Load::new("F6 1,500 connections/s", Rack).for_all().with_spinner()
-        },
-        Load {
-            overload: Some(Duration::from_secs(5)),
-            ..Load::new("F7 bulk at 120 %", Rack).streams(1, 64 * KIB, capacity * 1.2)
-        },
-    ]
-}
-
-fn far() -> Vec<Load> {
-    let of =
-        |name: &str, profile, flows, size, megabytes| Load::new(name, profile).streams(flows, size, megabytes * MB);
-    vec![
-        of("F8 far sink", Continent, 4, 64 * KIB, 90.0).down().with_heuristics(),
-        of("F8 far source", Continent, 4, 64 * KIB, 90.0).for_all(),
-        of("F8 far sink", Ocean, 20, 16 * KIB, 6.0).down(),
-        of("F8 far source", Ocean, 20, 16 * KIB, 6.0),
-    ]
-}
-
-fn two_workers() -> Vec<Load> {
-    vec![
-        Load::new("F9 64 B × 50, 2 workers", Rack)
-            .requests(50, 64, 3_000.0)
-            .for_two_workers(),
-        Load::new("F9 8 flows, 2 workers", Rack)
-            .streams(8, 64 * KIB, 300.0 * MB)
-            .for_two_workers(),
-    ]
-}
-
-/// The laboratory: closed loops on loopback.
-pub(crate) fn laboratory() -> Vec<Load> {
-    let lab = |name: &str| Load::new(name, Profile::Loopback).for_all().closed();
-    let mut all = vec![
-        lab("bulk, 1 flow").streams(1, 256 * KIB, 0.0),
-        lab("bulk, 64 flows").streams(64, 256 * KIB, 0.0),
-    ];
-    for (size, connections) in [(64, 1), (64, 64), (16 * KIB, 64), (64 * KIB, 64)] {
-        all.push(lab(&format!("round trips of {size} B × {connections}")).requests(connections, size, 0.0));
-    }
-    all.extend(
-        (10..=20).map(|power| lab(&format!("sweep, writes of {} KiB", (1 << power) / KIB)).streams(1, 1 << power, 0.0)),
-    );
-    all.push(Load {
-        connects: Some(32.0),
-        ..lab("churn, 32 at once")
-    });
-    all
-}
-
-/// Two small ones, to see that the benchmark works.
-pub(crate) fn quick() -> Vec<Load> {
-    vec![
-        Load::new("F2 64 B × 50", Profile::Rack).requests(50, 64, 2_000.0),
-        Load::new("F3 20 × 3 Mbit/s", Profile::City)
-            .streams(20, 16 * KIB, 7.5 * MB)
-            .down(),
-        Load {
-            connects: Some(200.0),
-            ..Load::new("F6 200 connections/s", Profile::Rack)
-        },
-    ]
-}
-
 impl Load {
-    /// Bulk of so many MB/s, to validate the generator.
+    fn new(name: impl Into<String>, profile: Profile, offer: Offer) -> Self {
+        Self {
+            name: name.into(),
+            profile,
+            offer,
+            overload: None,
+            contenders: Contenders::Few,
+            spinner: false,
+        }
+    }
+
+    fn to(self, contenders: Contenders) -> Self {
+        Self { contenders, ..self }
+    }
+
+    fn with_spinner(self) -> Self {
+        Self { spinner: true, ..self }
+    }
+
+    /// Requests as well, at this rate, on 50 connections of 64 bytes each.
+    fn beside_requests(mut self, rate: f64) -> Self {
+        self.offer.requests = requests("", Rack, 50, 64, rate).offer.requests;
+        self
+    }
+
+    /// Seconds of the measured window. It is short, so that there are many rounds.
+    pub(crate) fn seconds(&self) -> f64 {
+        match self.profile {
+            Profile::Ocean => 2.0,
+            _ => 0.5,
+        }
+    }
+
+    /// Whether a run takes several seconds, so that half of the rounds must do.
+    pub(crate) fn is_long(&self) -> bool {
+        self.overload.is_some() || self.profile == Profile::Ocean
+    }
+
+    /// Whether CPU time is told per GiB. Otherwise, it is told per exchange.
+    pub(crate) fn is_bulk(&self) -> bool {
+        self.offer.streams.is_some() && self.offer.requests.is_none()
+    }
+
+    /// Bulk at a fixed rate, to validate the generator.
     pub(crate) fn paced(megabytes: f64) -> Self {
-        Self::new("paced", Profile::Rack).streams(1, 64 * KIB, megabytes * MB)
+        up("paced", Rack, 1, 64 * KIB, megabytes * MB)
     }
 
     /// Requests on one connection, to validate the generator.
     pub(crate) fn one_by_one(rate: f64) -> Self {
-        Self::new("one by one", Profile::Rack).requests(1, 64, rate)
+        requests("one by one", Rack, 1, 64, rate)
     }
 
-    /// One exchange of 256 KiB on each connection.
-    pub(crate) fn idle(connections: usize) -> Self {
-        Self::new("idle", Profile::Loopback).requests(connections, 256 * KIB, 0.0)
-    }
-
-    /// More than any relay carries, for as long as it takes to see how much that is.
+    /// One flow that sends as fast as the relay allows.
     pub(crate) fn saturating(profile: Profile) -> Self {
-        Self::new("capacity", profile).streams(1, 64 * KIB, 0.0).closed()
+        closed(up("capacity", profile, 1, 64 * KIB, 0.0))
     }
+}
+
+fn up(name: impl Into<String>, profile: Profile, flows: usize, size: usize, rate: f64) -> Load {
+    let (streams, up) = (
+        Streams {
+            flows,
+            size,
+            rate,
+            up: true,
+        },
+        Offer::default(),
+    );
+    Load::new(
+        name,
+        profile,
+        Offer {
+            streams: Some(streams),
+            ..up
+        },
+    )
+}
+
+fn down(name: &str, profile: Profile, flows: usize, size: usize, rate: f64) -> Load {
+    let mut load = up(name, profile, flows, size, rate);
+    load.offer.streams = load.offer.streams.map(|streams| Streams { up: false, ..streams });
+    load
+}
+
+fn requests(name: impl Into<String>, profile: Profile, connections: usize, size: usize, rate: f64) -> Load {
+    let requests = Some(Requests {
+        connections,
+        size,
+        rate,
+    });
+    Load::new(
+        name,
+        profile,
+        Offer {
+            requests,
+            ..Offer::default()
+        },
+    )
+}
+
+fn connects(name: &str, profile: Profile, rate: f64) -> Load {
+    Load::new(
+        name,
+        profile,
+        Offer {
+            connects: Some(rate),
+            ..Offer::default()
+        },
+    )
+}
+
+fn closed(mut load: Load) -> Load {
+    load.offer.is_closed = true;
+    load.to(All)
+}
+
+/// All loads of the field benchmark. `capacity` is what the slowest contender carries in one flow, in
+/// bytes per second, by profile of the rack.
+pub(crate) fn all(capacity: [f64; 3]) -> Vec<Load> {
+    let bulk = |percent: f64| {
+        let name = format!("F1 bulk at {percent:.0} %");
+        up(name, Rack, 1, 64 * KIB, capacity[0] * percent / 100.0)
+    };
+    // With more than a quarter, the load's core is too busy: it cuts and joins the segments as well.
+    let plain_bulk = |profile, capacity: f64| up("F1 bulk at 25 %", profile, 1, 64 * KIB, capacity / 4.0);
+    let overload = Load {
+        name: "F7 bulk at 120 %".into(),
+        overload: Some(Duration::from_secs(5)),
+        ..bulk(120.0)
+    };
+    let small = |name| requests(name, Rack, 50, 64, 3_000.0);
+    vec![
+        bulk(25.0).to(All),
+        bulk(50.0).to(AllAndHeuristics).with_spinner(),
+        bulk(75.0).to(All),
+        plain_bulk(RackPlain, capacity[1]).to(AllAndHeuristics),
+        plain_bulk(RackGro, capacity[2]).to(AllAndHeuristics),
+        requests("F2 64 B × 1", Rack, 1, 64, 2_000.0).to(All).with_spinner(),
+        small("F2 64 B × 50").to(AllAndHeuristics).with_spinner(),
+        requests("F2 1 KiB × 500", Rack, 500, KIB, 3_000.0).to(All),
+        requests("F2 1 KiB × 50", RackPlain, 50, KIB, 3_000.0),
+        requests("F2 16 KiB × 50", Rack, 50, 16 * KIB, 3_000.0).to(AllAndHeuristics),
+        requests("F2 64 KiB × 50", Rack, 50, 64 * KIB, 1_500.0).to(All),
+        requests("F2 1 KiB × 50", City, 50, KIB, 3_000.0).to(AllAndHeuristics),
+        down("F3 200 × 3 Mbit/s", City, 200, 16 * KIB, 75.0 * MB).to(AllAndHeuristics),
+        down("F3 20 × 35 Mbit/s", City, 20, 256 * KIB, 87.5 * MB).to(All),
+        up("F4 2 KiB at 50 MB/s", Rack, 1, 2 * KIB, 50.0 * MB).to(AllAndHeuristics),
+        up("F4 8 KiB at 50 MB/s", Rack, 1, 8 * KIB, 50.0 * MB).to(AllAndHeuristics),
+        up("F4 16 KiB at 50 MB/s", Rack, 1, 16 * KIB, 50.0 * MB).to(All),
+        up("F4 64 KiB at 50 MB/s", Rack, 1, 64 * KIB, 50.0 * MB).to(All),
+        up("F4 256 KiB at 50 MB/s", Rack, 1, 256 * KIB, 50.0 * MB).to(All),
+        up("F4 16 KiB at 300 MB/s", Rack, 1, 16 * KIB, 300.0 * MB).to(AllAndHeuristics),
+        up("F4 16 KiB at 100 MB/s", RackGro, 1, 16 * KIB, 100.0 * MB),
+        up("F5 64 B × 50 beside bulk", Rack, 1, 64 * KIB, 200.0 * MB)
+            .beside_requests(3_000.0)
+            .to(AllAndHeuristics)
+            .with_spinner(),
+        up("F5 64 B × 50 beside 8 flows", Rack, 8, 64 * KIB, 200.0 * MB)
+            .beside_requests(3_000.0)
+            .to(All),
+        connects("F6 1,500 connections/s", Rack, 1_500.0).to(All).with_spinner(),
+        overload,
+        down("F8 far sink", Continent, 4, 64 * KIB, 90.0 * MB).to(AllAndHeuristics),
+        up("F8 far source", Continent, 4, 64 * KIB, 90.0 * MB).to(All),
+        down("F8 far sink", Ocean, 20, 16 * KIB, 6.0 * MB),
+        up("F8 far source", Ocean, 20, 16 * KIB, 6.0 * MB),
+        small("F9 64 B × 50, 2 workers").to(TwoWorkers),
+        up("F9 8 flows, 2 workers", Rack, 8, 64 * KIB, 300.0 * MB).to(TwoWorkers),
+    ]
+}
+
+/// The saturation tests: closed loops on loopback.
+pub(crate) fn laboratory() -> Vec<Load> {
+    let profile = Profile::Loopback;
+    let flows = |name, flows| closed(up(name, profile, flows, 256 * KIB, 0.0));
+    let mut all = vec![flows("bulk, 1 flow", 1), flows("bulk, 64 flows", 64)];
+    for (size, connections) in [(64, 1), (64, 64), (16 * KIB, 64), (64 * KIB, 64)] {
+        let name = format!("round trips of {size} B × {connections}");
+        all.push(closed(requests(name, profile, connections, size, 0.0)));
+    }
+    for size in (0..=10).map(|power| KIB << power) {
+        all.push(closed(up(
+            format!("sweep, writes of {} KiB", size / KIB),
+            profile,
+            1,
+            size,
+            0.0,
+        )));
+    }
+    all.push(closed(connects("churn, 32 at once", profile, 32.0)));
+    all
+}
+
+/// Small loads, to see that the benchmark works.
+pub(crate) fn quick() -> Vec<Load> {
+    vec![
+        requests("F2 64 B × 50", Rack, 50, 64, 2_000.0),
+        down("F3 20 × 3 Mbit/s", City, 20, 16 * KIB, 7.5 * MB),
+        connects("F6 200 connections/s", Rack, 200.0),
+    ]
 }

@@ -3,12 +3,9 @@
 
 mod charts;
 mod contender;
-mod end;
 mod environment;
 mod field;
 mod figures;
-mod generator;
-mod histogram;
 mod kind;
 mod lab;
 mod load;
@@ -19,7 +16,6 @@ mod pool;
 mod programs;
 mod relay;
 mod results;
-mod schedule;
 mod servers;
 mod site;
 mod validate;

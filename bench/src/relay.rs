@@ -82,7 +82,7 @@ impl Relay {
         files: Option<Folder>,
     ) -> io::Result<Self> {
         let mut pinned = servers::on_core(RELAY_CORE, command);
-        let mut process = Process::spawn(pinned.stdout(Stdio::null()), OWN, files)?;
+        let mut process = Process::spawn(pinned.stdout(Stdio::null()).stderr(Stdio::null()), OWN, files)?;
         let patience = Instant::now() + Duration::from_secs(20);
         while !machine::is_listening(address.port())? {
             if let Some(status) = process.child.try_wait()? {

@@ -1,4 +1,4 @@
-//! Relays that are programs of others: a relay in Go, HAProxy and nginx, where they are installed.
+//! Relays that are programs: a relay in Go, HAProxy, nginx, and spliceway's own program.
 
 use std::env;
 use std::fs::{self, File};
@@ -20,6 +20,7 @@ pub(crate) enum Server {
     Go,
     Haproxy,
     Nginx,
+    Spliceway,
 }
 
 impl Server {
@@ -29,6 +30,7 @@ impl Server {
             Self::Go => go_relay().as_ref().err().cloned(),
             Self::Haproxy => unless_installed("haproxy"),
             Self::Nginx => unless_installed("nginx"),
+            Self::Spliceway => spliceway().err().map(|error| error.to_string()),
         }
     }
 
@@ -55,8 +57,23 @@ impl Server {
                 command.args(["-e", "/dev/null", "-p"]).arg(folder).arg("-c").arg(file);
                 Ok(command)
             }
+            Self::Spliceway => {
+                let mut command = Command::new(spliceway()?);
+                command.args(["forward", "--workers", "1", "-l"]);
+                command.args([listen.to_string(), "-r".into(), upstream.to_string()]);
+                Ok(command)
+            }
         }
     }
+}
+
+/// spliceway's program, which `cargo xtask bench` builds without the switches of this benchmark.
+fn spliceway() -> io::Result<PathBuf> {
+    let own = env::current_exe()?;
+    let built = own.ancestors().nth(3).map(|target| target.join("release/spliceway"));
+    built
+        .filter(|path| path.is_file())
+        .ok_or_else(|| io::Error::other("target/release/spliceway is not built"))
 }
 
 /// The relay in Go, built once. The file is removed as soon as it is open, so that nothing of it can be left behind.

@@ -7,17 +7,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::thread::set_current_timer_slack;
+use spliceway_load::{Generator, schedule};
 use spliceway_machine as machine;
 use spliceway_net::{Family, Net, Node, address};
 
 use crate::contender::Contender;
-use crate::generator::Generator;
 use crate::kind;
 use crate::load::{Load, Profile};
 use crate::meter::{CoreTime, Spinner};
 use crate::relay::Relay;
 use crate::results::Run;
-use crate::schedule::{self, LEAD, RECOVERY};
 use crate::{LOAD_CORE, RELAY_CORE};
 
 /// The hosts.
@@ -112,7 +111,11 @@ impl Site {
             run: Run::new(contender, round),
         };
         let (window, end, grace) = times(load);
-        let schedule = schedule::of(load, round, end);
+        let share = |at: f64| match load.overload {
+            Some(_) if at < window.0.as_secs_f64() || at >= window.1.as_secs_f64() => 0.5 / 1.2,
+            _ => 1.0,
+        };
+        let schedule = schedule(&load.offer, 1 + round as u64, end, share);
         let done = thread::scope(|scope| {
             let generating = scope.spawn(|| {
                 self.node(CLIENT).enter()?;
@@ -121,8 +124,13 @@ impl Site {
                 }
                 // The default slack would make the generator up to 50 µs late.
                 set_current_timer_slack(std::num::NonZeroU64::new(1))?;
-                let generator = Generator::connect(load, listener, relay.address)?;
-                generator.run(load, &schedule, window, grace, |opens| accounts.at_window(opens))
+                let generator = Generator::connect(load.offer, listener, relay.address)?;
+                let generator = match self.profile.is_near() {
+                    true => generator,
+                    // The thread of a delay line is on the same core, and must not wait.
+                    false => generator.without_spin(),
+                };
+                generator.run(&schedule, window, grace, |opens| accounts.at_window(opens))
             });
             generating.join().expect("it does not panic")
         })?;
@@ -138,15 +146,18 @@ impl Site {
     }
 }
 
+/// Time at half of the capacity before an overload, and after it.
+const LEAD: Duration = Duration::from_millis(500);
+const RECOVERY: Duration = Duration::from_millis(1_500);
+
 /// The measured window of a load, the end of its schedule, and how long to wait for the rest.
 fn times(load: &Load) -> ((Duration, Duration), Duration, Duration) {
     let warming = load.profile.warming();
     match load.overload {
         Some(overload) => {
-            let opens = warming + Duration::from_secs_f64(LEAD);
+            let opens = warming + LEAD;
             let closes = opens + overload;
-            let recovery = Duration::from_secs_f64(RECOVERY);
-            ((opens, closes), closes + recovery, recovery)
+            ((opens, closes), closes + RECOVERY, RECOVERY)
         }
         None => {
             let closes = warming + Duration::from_secs_f64(load.seconds());

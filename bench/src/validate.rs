@@ -4,10 +4,10 @@ use std::io;
 use std::process::{Command, Stdio};
 
 use crate::contender;
-use crate::histogram::Histogram;
 use crate::load::{Load, Profile};
 use crate::servers::unless_installed;
 use crate::site::{CLIENT, SERVER, Site};
+use spliceway_load::Histogram;
 
 /// Prints a table of what was set, what another tool found, and by how much they differ.
 #[expect(clippy::print_stdout, reason = "this is the program's result")]

@@ -104,11 +104,14 @@ const TASKS: &[Task] = &[
     Task {
         name: "bench",
         purpose: "measures spliceway and its peers: `bench field`, `lab`, `validate`, `report`; `bench --help`",
-        // In a folder of its own: the switches for single heuristics are for the benchmark alone.
-        steps: &[step(
-            "cargo --config build.rustflags=[\"--cfg\",\"spliceway_switches\"] run --release --target-dir target/bench \
-             --package spliceway-bench --features peers -- …",
-        )],
+        steps: &[
+            step("cargo build --release --package spliceway-proxy"),
+            // In a folder of its own: the switches for single heuristics are for the benchmark alone.
+            step(
+                "cargo --config build.rustflags=[\"--cfg\",\"spliceway_switches\"] run --release --target-dir target/bench \
+                 --package spliceway-bench --features peers -- …",
+            ),
+        ],
     },
     Task {
         name: "instructions",

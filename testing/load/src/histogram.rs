@@ -1,35 +1,40 @@
-//! Times in buckets of 1 %: small enough to keep of every run, and to add up over rounds.
+//! Times in buckets of 1 %. A histogram is small enough to be kept of every run.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Each bucket ends at so many times the end of the one before.
+/// The ratio between the ends of two neighbouring buckets.
 const STEP: f64 = 1.01;
 
-/// Counts by bucket; bucket 0 has what takes up to a nanosecond.
+/// Counts by bucket. Bucket 0 is for times up to a nanosecond.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Histogram(BTreeMap<u16, u32>);
+pub struct Histogram(BTreeMap<u16, u32>);
 
 impl Histogram {
-    pub(crate) fn record(&mut self, time: Duration) {
+    /// Counts a time.
+    pub fn record(&mut self, time: Duration) {
         let nanos = time.as_nanos().max(1) as f64;
         *self.0.entry((nanos.ln() / STEP.ln()) as u16).or_default() += 1;
     }
 
-    pub(crate) fn add(&mut self, other: &Self) {
+    /// Adds the counts of another histogram.
+    pub fn add(&mut self, other: &Self) {
         for (bucket, count) in &other.0 {
             *self.0.entry(*bucket).or_default() += count;
         }
     }
 
-    pub(crate) fn count(&self) -> u64 {
+    /// Times counted.
+    #[must_use]
+    pub fn count(&self) -> u64 {
         self.0.values().map(|count| u64::from(*count)).sum()
     }
 
-    /// Microseconds that this part of all times stays within; `None` unless there are ten times beyond it.
-    pub(crate) fn quantile(&self, part: f64) -> Option<f64> {
+    /// The quantile, in microseconds. `None` unless at least ten times lie beyond it.
+    #[must_use]
+    pub fn quantile(&self, part: f64) -> Option<f64> {
         let all = self.count();
         if (all as f64 * (1.0 - part)).round() < 10.0 {
             return None;

@@ -8,41 +8,41 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-use crate::histogram::Histogram;
+use crate::Histogram;
 
-/// Bytes of a receive at most.
+/// The most bytes of one receive.
 pub(crate) const ROOM: usize = 1 << 20;
-/// Calls of a sender before others have their turn.
+/// Calls of a sender before the other ends have their turn.
 const BURST: usize = 16;
 
-/// What came of one run.
+/// The outcome of one run.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Done {
-    /// Of writes, from the time they were due to their last byte.
-    pub(crate) writes: Histogram,
-    /// Of exchanges, from the time they were due to the last byte of the response.
-    pub(crate) exchanges: Histogram,
-    /// By how much the generator itself was late.
-    pub(crate) lateness: Histogram,
-    /// Due in the measured window.
-    pub(crate) offered: u64,
-    /// Of these, done by the end of the run.
-    pub(crate) completed: u64,
+pub struct Done {
+    /// Times of writes, from the time each was due to the arrival of its last byte.
+    pub writes: Histogram,
+    /// Times of exchanges, from the time each was due to the last byte of the response.
+    pub exchanges: Histogram,
+    /// How late the generator itself was.
+    pub lateness: Histogram,
+    /// Messages due in the measured window.
+    pub offered: u64,
+    /// Those of them that were done by the end of the run.
+    pub completed: u64,
     /// Bytes of writes that arrived in the measured window.
-    pub(crate) bytes: u64,
-    /// Time that the generator did nothing but ask for events, in the measured window.
-    pub(crate) spun: Duration,
-    /// From the end of the window until the last write that was due in it had arrived.
-    pub(crate) recovery: Duration,
+    pub bytes: u64,
+    /// Time in the measured window that the generator spent polling without waiting.
+    pub spun: Duration,
+    /// Time from the end of the window until the last write that was due in it had arrived.
+    pub recovery: Duration,
 }
 
-/// What all ends of a run share.
+/// State that all ends of a run share.
 pub(crate) struct Shared {
     pub(crate) room: Vec<u8>,
-    /// Where what is due and what arrives counts.
+    /// The measured window.
     pub(crate) window: (Instant, Instant),
     pub(crate) done: Done,
-    /// Whether every end goes on as soon as it can, whatever is due.
+    /// Whether every end continues as soon as it can.
     pub(crate) is_closed: bool,
 }
 
@@ -64,27 +64,27 @@ pub(crate) enum Role {
         unsent: usize,
         receiver: usize,
     },
-    /// Knows which writes it is to receive: what their last byte is, and when they were due.
+    /// Receives writes. For each, it knows the position of the last byte, and when it was due.
     Receiver {
         got: u64,
         told: u64,
         writes: VecDeque<(u64, Instant)>,
     },
-    /// Asks, one at a time.
+    /// Sends requests, one at a time.
     Client(Client),
-    /// Answers with as many bytes as it receives, by whole messages.
+    /// Answers each whole message with as many bytes.
     Server { size: usize, got: usize, unsent: usize },
 }
 
-/// Requests that are due while one is under way wait.
+/// A client. Requests that become due while one is under way wait.
 pub(crate) struct Client {
     size: usize,
     unsent: usize,
     missing: usize,
     due: VecDeque<Instant>,
-    /// When the one under way was due.
+    /// When the request under way was due.
     asked: Instant,
-    /// After the first.
+    /// After the first exchange.
     closes: bool,
 }
 
@@ -95,12 +95,12 @@ pub(crate) enum Next {
     Wait,
     /// It has more to do than its turn allows.
     Again,
-    /// It is to be closed.
+    /// It must be closed.
     Over,
 }
 
 impl End {
-    /// Does what it can do now. Events are told once (edge-triggered), so it goes on until the socket has no more.
+    /// Does what it can do now. Events are edge-triggered, so it continues until the socket would block.
     pub(crate) fn go_on(&mut self, shared: &mut Shared) -> io::Result<Next> {
         let socket = &self.socket;
         match &mut self.role {
@@ -109,7 +109,7 @@ impl End {
                     if *unsent == 0 {
                         return Ok(Next::Wait);
                     }
-                    match give(socket, &shared.room[..(*size).min(*unsent)])? {
+                    match write(socket, &shared.room[..(*size).min(*unsent)])? {
                         0 => return Ok(Next::Wait),
                         sent => *unsent -= sent,
                     }
@@ -117,7 +117,7 @@ impl End {
                 Ok(Next::Again)
             }
             Role::Receiver { got, writes, .. } => loop {
-                let received = take(socket, &mut shared.room)?;
+                let received = discard(socket, &mut shared.room)?;
                 *got += received as u64;
                 shared.arrived(received, *got, writes);
                 if received < ROOM {
@@ -127,10 +127,10 @@ impl End {
             Role::Client(client) => client.go_on(socket, shared),
             Role::Server { size, got, unsent } => loop {
                 if *unsent > 0 {
-                    *unsent -= give(socket, &shared.room[..(*unsent).min(ROOM)])?;
+                    *unsent -= write(socket, &shared.room[..(*unsent).min(ROOM)])?;
                 }
                 match recv(socket, &mut shared.room[..*size - *got], RecvFlags::TRUNC) {
-                    // A short connection that is over.
+                    // The end of a short connection.
                     Ok((_, 0)) | Err(Errno::CONNRESET) => return Ok(Next::Over),
                     Ok((_, received)) => *got += received,
                     Err(Errno::AGAIN | Errno::INTR) => return Ok(Next::Wait),
@@ -146,7 +146,7 @@ impl End {
 }
 
 impl Shared {
-    /// Bytes of a flow, which has had so many by now.
+    /// A flow received bytes, and has `got` bytes now.
     fn arrived(&mut self, received: usize, got: u64, writes: &mut VecDeque<(u64, Instant)>) {
         let at = Instant::now();
         if self.counts(at) {
@@ -175,7 +175,7 @@ impl Client {
         }
     }
 
-    /// A request is due. Whether it is to be sent at once.
+    /// A request is due. Returns whether it can be sent at once.
     pub(crate) fn ask(&mut self, at: Instant) -> bool {
         self.due.push_back(at);
         if self.due.len() > 1 {
@@ -188,9 +188,9 @@ impl Client {
     fn go_on(&mut self, socket: &TcpStream, shared: &mut Shared) -> io::Result<Next> {
         while !self.due.is_empty() {
             if self.unsent > 0 {
-                self.unsent -= give(socket, &shared.room[..self.unsent])?;
+                self.unsent -= write(socket, &shared.room[..self.unsent])?;
             }
-            match take(socket, &mut shared.room[..self.missing])? {
+            match discard(socket, &mut shared.room[..self.missing])? {
                 0 => break,
                 received => self.missing -= received,
             }
@@ -204,7 +204,7 @@ impl Client {
         Ok(Next::Wait)
     }
 
-    /// Counts an exchange and begins the next, if one is due. Whether this was the last.
+    /// Counts an exchange and begins the next one if it is due. Returns whether this was the last.
     fn answered(&mut self, shared: &mut Shared) -> bool {
         let at = Instant::now();
         let mut due = self.due.pop_front().expect("one was under way");
@@ -236,8 +236,8 @@ impl Role {
     }
 }
 
-/// Bytes that the socket took; none when it has no room, or is not connected yet.
-fn give(socket: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
+/// Returns the bytes that the socket took: 0 when it has no room or is not connected yet.
+fn write(socket: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
     match send(socket, bytes, SendFlags::NOSIGNAL) {
         Ok(sent) => Ok(sent),
         Err(Errno::AGAIN | Errno::INTR | Errno::NOTCONN) => Ok(0),
@@ -245,8 +245,8 @@ fn give(socket: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
     }
 }
 
-/// Bytes that waited, thrown away by the kernel; none when there are none yet.
-fn take(socket: &TcpStream, room: &mut [u8]) -> io::Result<usize> {
+/// Discards received bytes and returns their number: 0 when there are none yet.
+fn discard(socket: &TcpStream, room: &mut [u8]) -> io::Result<usize> {
     match recv(socket, room, RecvFlags::TRUNC) {
         Ok((_, 0)) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "a stream ended early")),
         Ok((_, received)) => Ok(received),

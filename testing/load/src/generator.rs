@@ -1,5 +1,4 @@
-//! The generator: one thread that holds both ends of every connection, and sends what is due when it is due, whether or not
-//! the relay keeps up.
+//! One thread that holds both ends of every connection and sends what is due.
 //!
 //! ```text
 //!   schedule ─▶ sender or client ──▶ relay ──▶ receiver or server
@@ -19,20 +18,21 @@ use rustix::io::{Errno, retry_on_intr};
 use socket2::{Domain, SockRef, Socket, Type};
 
 use crate::end::{Client, Done, End, Next, ROOM, Role, Shared};
-use crate::load::Load;
-use crate::schedule::{Schedule, What};
+use crate::{Offer, Schedule, What};
 
-/// Nothing that works needs so long.
+/// A relay that needs longer than this to connect does not work.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// A timer of a virtual machine is late by up to this, so the generator asks for events without waiting for the last part.
+/// Timers of a virtual machine are late by up to this much, so the generator polls without waiting for
+/// this long before a message is due.
 const SPIN: Duration = Duration::from_micros(80);
-/// The listener among the events.
+/// The event data of the listener.
 const LISTENER: u64 = u64::MAX;
 /// Bytes of the one exchange of a short connection, each way.
 const SHORT: usize = 1 << 10;
 
 /// The connections of one run, and what they do.
-pub(crate) struct Generator {
+pub struct Generator {
+    offer: Offer,
     epoll: OwnedFd,
     listener: TcpListener,
     relay: SocketAddr,
@@ -44,17 +44,21 @@ pub(crate) struct Generator {
     /// Ends that have more to do than their turn allows.
     again: Vec<usize>,
     shared: Shared,
-    /// Before what is due.
+    /// How long to poll without waiting before a message is due.
     spin: Duration,
 }
 
 impl Generator {
-    /// Connects all that the load has for its whole time, by a listener that is there already. The calling thread is in the
-    /// namespace of the clients.
-    pub(crate) fn connect(load: &Load, listener: TcpListener, relay: SocketAddr) -> io::Result<Self> {
+    /// Opens the connections that stay open for the whole run. The calling thread is in the network
+    /// namespace of the clients; the relay connects to `listener`.
+    ///
+    /// # Errors
+    /// Those of the sockets, and `TimedOut` if the relay does not connect.
+    pub fn connect(offer: Offer, listener: TcpListener, relay: SocketAddr) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let now = Instant::now();
         let mut generator = Self {
+            offer,
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             listener,
             relay,
@@ -67,12 +71,11 @@ impl Generator {
                 room: vec![7; ROOM],
                 window: (now, now),
                 done: Done::default(),
-                is_closed: load.is_closed,
+                is_closed: offer.is_closed,
             },
-            // A delay line has a thread on the same core, which must not wait.
-            spin: if load.profile.is_near() { SPIN } else { Duration::ZERO },
+            spin: SPIN,
         };
-        if let Some(streams) = load.streams {
+        if let Some(streams) = offer.streams {
             for _ in 0..streams.flows {
                 let (client, server) = generator.pair()?;
                 let (from, to) = if streams.up { (client, server) } else { (server, client) };
@@ -83,7 +86,7 @@ impl Generator {
                 generator.flows.push(sender);
             }
         }
-        if let Some(requests) = load.requests {
+        if let Some(requests) = offer.requests {
             for _ in 0..requests.connections {
                 let (client, server) = generator.pair()?;
                 generator.add(server, Role::server(requests.size))?;
@@ -91,18 +94,27 @@ impl Generator {
                 generator.clients.push(client);
             }
         }
-        if load.connects.is_some() {
+        if offer.connects.is_some() {
             let data = epoll::EventData::new_u64(LISTENER);
             epoll::add(&generator.epoll, &generator.listener, data, epoll::EventFlags::IN)?;
         }
         Ok(generator)
     }
 
-    /// Does what is due, from now on. `window`: the part of it that counts, at whose start and end `at_window` is called. Ends
-    /// when all is done, or some time after the window.
-    pub(crate) fn run(
+    /// Never polls without waiting: for a core that others need as well.
+    #[must_use]
+    pub fn without_spin(mut self) -> Self {
+        self.spin = Duration::ZERO;
+        self
+    }
+
+    /// Does what is due, from now on. Only the `window` counts: `at_window` is called with `true` when it
+    /// opens and with `false` when it closes. Ends when everything is done, or `grace` after the window.
+    ///
+    /// # Errors
+    /// Those of the sockets, and of `at_window`.
+    pub fn run(
         mut self,
-        load: &Load,
         schedule: &Schedule,
         window: (Duration, Duration),
         grace: Duration,
@@ -117,7 +129,7 @@ impl Generator {
             .map(|(after, what)| (started + *after, *what))
             .peekable();
         if self.shared.is_closed {
-            self.begin_all(load)?;
+            self.begin_all()?;
         }
         loop {
             let now = Instant::now();
@@ -174,8 +186,8 @@ impl Generator {
         Ok(())
     }
 
-    /// Of a closed loop: flows send without end, connections ask, and so many short ones are open at once.
-    fn begin_all(&mut self, load: &Load) -> io::Result<()> {
+    /// Starts a closed loop: flows send without end, and every connection has a request under way.
+    fn begin_all(&mut self) -> io::Result<()> {
         for sender in self.flows.clone() {
             if let Some(Role::Sender { unsent, .. }) = self.role(sender) {
                 *unsent = usize::MAX;
@@ -185,7 +197,7 @@ impl Generator {
         for client in self.clients.clone() {
             self.ask(client, Instant::now())?;
         }
-        (0..load.connects.unwrap_or(0.0) as usize).try_for_each(|_| self.begin(What::Connect, Instant::now()))
+        (0..self.offer.connects.unwrap_or(0.0) as usize).try_for_each(|_| self.begin(What::Connect, Instant::now()))
     }
 
     fn begin(&mut self, what: What, due: Instant) -> io::Result<()> {
@@ -307,37 +319,68 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
-    use crate::kind;
-    use crate::schedule;
+    use crate::{Requests, Streams, schedule};
 
-    /// What comes of a load on loopback, without a relay.
-    fn run(load: &Load) -> Done {
-        let listener = kind::listener((Ipv4Addr::LOCALHOST, 0).into(), false).unwrap();
+    /// The outcome of an offer on loopback, without a relay.
+    fn run(offer: Offer) -> Done {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let end = Duration::from_millis(300);
-        let schedule = schedule::of(load, 0, end);
-        let generator = Generator::connect(load, listener, address).unwrap();
+        let schedule = schedule(&offer, 1, end, |_| 1.0);
+        let generator = Generator::connect(offer, listener, address).unwrap();
         let window = (Duration::from_millis(100), end);
-        generator.run(load, &schedule, window, PATIENCE, |_| Ok(())).unwrap()
+        generator.run(&schedule, window, PATIENCE, |_| Ok(())).unwrap()
+    }
+
+    fn offers() -> [Offer; 3] {
+        let streams = Streams {
+            flows: 20,
+            size: 16 << 10,
+            rate: 7.5e6,
+            up: false,
+        };
+        let requests = Requests {
+            connections: 50,
+            size: 64,
+            rate: 2_000.0,
+        };
+        [
+            Offer {
+                streams: Some(streams),
+                ..Offer::default()
+            },
+            Offer {
+                requests: Some(requests),
+                ..Offer::default()
+            },
+            Offer {
+                connects: Some(200.0),
+                ..Offer::default()
+            },
+        ]
     }
 
     #[test]
-    fn everything_that_is_due_in_the_window_is_done_and_timed() {
-        for load in crate::load::quick() {
-            let done = run(&load);
-            assert!(done.offered > 20, "{}: {done:?}", load.name);
-            assert_eq!(done.completed, done.offered, "{}", load.name);
+    fn everything_due_in_the_window_is_done_and_timed() {
+        for offer in offers() {
+            let done = run(offer);
+            assert!(done.offered > 20, "{offer:?}: {done:?}");
+            assert_eq!(done.completed, done.offered, "{offer:?}");
             assert_eq!(done.writes.count() + done.exchanges.count(), done.offered);
-            assert_eq!(done.lateness.count(), done.offered, "{}", load.name);
+            assert_eq!(done.lateness.count(), done.offered, "{offer:?}");
         }
     }
 
     #[test]
-    fn a_closed_loop_does_what_it_can_and_is_never_behind() {
-        for load in crate::load::laboratory().iter().take(4) {
-            let done = run(load);
-            assert_eq!(done.completed, done.offered, "{}", load.name);
-            assert!(done.bytes > 0 || done.exchanges.count() > 0, "{}", load.name);
+    fn a_closed_loop_completes_everything_it_starts() {
+        for offer in offers() {
+            let done = run(Offer {
+                connects: offer.connects.map(|_| 8.0),
+                is_closed: true,
+                ..offer
+            });
+            assert_eq!(done.completed, done.offered, "{offer:?}");
+            assert!(done.bytes > 0 || done.exchanges.count() > 0, "{offer:?}");
         }
     }
 }
