@@ -1,7 +1,5 @@
 //! The relays that the field benchmark compares.
 
-use spliceway_core::heuristic::Heuristic;
-
 use crate::kind::Kind;
 use crate::load::{Contenders, Load};
 
@@ -10,8 +8,6 @@ use crate::load::{Contenders, Load};
 pub(crate) struct Contender {
     pub(crate) name: String,
     pub(crate) kind: Kind,
-    /// The heuristic that is turned off.
-    pub(crate) off: Option<Heuristic>,
     /// Whether a thread of the lowest class keeps the relay's core awake.
     pub(crate) spinner: bool,
 }
@@ -23,12 +19,9 @@ pub(crate) const OURS: &str = "spliceway";
 pub(crate) const AGAIN: &str = "spliceway, again";
 pub(crate) const DIRECT: &str = "direct";
 
-/// The names of spliceway without a heuristic begin with this.
-pub(crate) const WITHOUT: &str = "without ";
-
 /// Whether people may choose it instead of spliceway.
 pub(crate) fn is_peer(name: &str) -> bool {
-    !name.starts_with(OURS) && !name.starts_with(WITHOUT) && !name.contains(", ") && name != DIRECT
+    !name.starts_with(OURS) && !name.contains(", ") && name != DIRECT
 }
 
 const ALL: &[Kind] = &[
@@ -46,39 +39,32 @@ const ALL: &[Kind] = &[
     Kind::Haproxy,
     Kind::Nginx,
     Kind::Program,
+    Kind::ProgramBefore,
     Kind::Spliceway,
     Kind::Again,
+    Kind::Before,
 ];
 
-const FEW: &[Kind] = &[Kind::Direct, Kind::Tokio, Kind::Haproxy, Kind::Spliceway, Kind::Again];
+const FEW: &[Kind] = &[
+    Kind::Direct,
+    Kind::Tokio,
+    Kind::Haproxy,
+    Kind::Spliceway,
+    Kind::Again,
+    Kind::Before,
+];
 
 const TWO_WORKERS: &[Kind] = &[Kind::TokioTwoWorkers, Kind::TwoWorkers, Kind::TwoRuntimes];
 
 const WITH_SPINNER: &[Kind] = &[Kind::Direct, Kind::Tokio, Kind::Haproxy, Kind::Spliceway];
-
-const HEURISTICS: [Heuristic; 7] = [
-    Heuristic::Rests,
-    Heuristic::MessageMeter,
-    Heuristic::LongTurns,
-    Heuristic::BackpressureClock,
-    Heuristic::PipeSizes,
-    Heuristic::ReadinessProbes,
-    Heuristic::UrgentMarkCheck,
-];
 
 impl Contender {
     pub(crate) fn plain(kind: Kind) -> Self {
         Self {
             name: kind.name().into(),
             kind,
-            off: None,
             spinner: false,
         }
-    }
-
-    /// What turns it off, for the relay's process.
-    pub(crate) fn switch(&self) -> String {
-        self.off.map_or_else(String::new, |heuristic| format!("{heuristic:?}"))
     }
 }
 
@@ -87,7 +73,7 @@ pub(crate) fn of(load: &Load) -> Vec<Contender> {
     let kinds = match load.contenders {
         Contenders::Few => FEW,
         Contenders::TwoWorkers => TWO_WORKERS,
-        Contenders::All | Contenders::AllAndHeuristics => ALL,
+        Contenders::All => ALL,
     };
     let mut all: Vec<Contender> = installed(kinds).map(Contender::plain).collect();
     if load.spinner {
@@ -95,13 +81,6 @@ pub(crate) fn of(load: &Load) -> Vec<Contender> {
             name: format!("{}, spinner", kind.name()),
             spinner: true,
             ..Contender::plain(kind)
-        }));
-    }
-    if load.contenders == Contenders::AllAndHeuristics && cfg!(spliceway_switches) {
-        all.extend(HEURISTICS.map(|heuristic| Contender {
-            name: format!("{WITHOUT}{heuristic:?}"),
-            off: Some(heuristic),
-            ..Contender::plain(Kind::Spliceway)
         }));
     }
     all
@@ -116,8 +95,10 @@ pub(crate) fn of_programs() -> Vec<Contender> {
         Kind::Nginx,
         Kind::Go,
         Kind::Program,
+        Kind::ProgramBefore,
         Kind::Spliceway,
         Kind::Again,
+        Kind::Before,
         Kind::TwoWorkers,
     ];
     installed(KINDS).map(Contender::plain).collect()
@@ -130,7 +111,8 @@ pub(crate) fn direct() -> Contender {
 
 /// Those that have a limit of what they carry: all but the direct connection.
 pub(crate) fn relays() -> Vec<Contender> {
-    installed(&ALL[1..ALL.len() - 1]).map(Contender::plain).collect()
+    let is_another = |kind: &Kind| !matches!(kind, Kind::Direct | Kind::Again | Kind::Before | Kind::ProgramBefore);
+    installed(ALL).filter(is_another).map(Contender::plain).collect()
 }
 
 fn installed(kinds: &[Kind]) -> impl Iterator<Item = Kind> {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
@@ -44,8 +45,12 @@ pub(crate) enum Kind {
     Program,
     /// spliceway's `copy_bidirectional`.
     Spliceway,
-    /// The same once more: by what it differs is the run's own noise.
+    /// The same once more: the difference is the noise of the run.
     Again,
+    /// The same of another build: see [`BEFORE`].
+    Before,
+    /// spliceway's program of another build.
+    ProgramBefore,
     /// tokio's `copy_bidirectional` on a runtime of two threads, on both cores.
     TokioTwoWorkers,
     /// spliceway on a runtime of two threads, on both cores.
@@ -73,6 +78,8 @@ impl Kind {
             Self::Program => "spliceway forward",
             Self::Spliceway => "spliceway",
             Self::Again => "spliceway, again",
+            Self::Before => "spliceway, before",
+            Self::ProgramBefore => "spliceway forward, before",
             Self::TokioTwoWorkers => "tokio 8 KiB, 2 workers",
             Self::TwoWorkers => "spliceway, 2 workers",
             Self::TwoRuntimes => "spliceway, 2 × 1 worker",
@@ -86,7 +93,12 @@ impl Kind {
 
     /// Why it cannot be measured here, if it cannot.
     pub(crate) fn missing(self) -> Option<String> {
-        self.server()?.missing()
+        match self {
+            Self::Before | Self::ProgramBefore if build_before().is_none() => {
+                Some(format!("{BEFORE} does not name another build"))
+            }
+            _ => self.server()?.missing(),
+        }
     }
 
     /// The program that it is, if it is one.
@@ -96,9 +108,19 @@ impl Kind {
             Self::Haproxy => Some(Server::Haproxy),
             Self::Nginx => Some(Server::Nginx),
             Self::Program => Some(Server::Spliceway),
+            Self::ProgramBefore => Some(Server::SplicewayBefore),
             _ => None,
         }
     }
+}
+
+/// The environment variable that names another build of this benchmark. Its spliceway is a contender as well, to compare two
+/// commits in one run. The program of that build is in the same folder.
+pub(crate) const BEFORE: &str = "SPLICEWAY_BENCH_BEFORE";
+
+/// Another build of this benchmark, if there is one to compare with.
+pub(crate) fn build_before() -> Option<PathBuf> {
+    std::env::var_os(BEFORE).map(PathBuf::from)
 }
 
 /// Connections that wait to be accepted, of every relay's listener: no load begins as many at once.
@@ -174,7 +196,7 @@ async fn session(kind: Kind, mut client: TcpStream, upstream: SocketAddr) -> io:
     let (a, b) = (&mut client, &mut upstream);
     // On the heap, so that a session takes the memory of its own relay's future and not of the largest of all.
     match kind {
-        Kind::Direct | Kind::Go | Kind::Haproxy | Kind::Nginx | Kind::Program => {
+        Kind::Direct | Kind::Go | Kind::Haproxy | Kind::Nginx | Kind::Program | Kind::ProgramBefore => {
             unreachable!("no relay of this program")
         }
         Kind::Tokio | Kind::TokioTwoWorkers => Box::pin(tokio::io::copy_bidirectional(a, b)).await.map(drop),
@@ -186,7 +208,7 @@ async fn session(kind: Kind, mut client: TcpStream, upstream: SocketAddr) -> io:
         Kind::TokioSplice => Box::pin(tokio_splice::zero_copy_bidirectional(a, b)).await.map(drop),
         #[cfg(feature = "peers")]
         Kind::TokioSplice2 => Box::pin(tokio_splice2::copy_bidirectional(a, b)).await.map(drop),
-        Kind::Spliceway | Kind::Again | Kind::TwoWorkers | Kind::TwoRuntimes => {
+        Kind::Spliceway | Kind::Again | Kind::Before | Kind::TwoWorkers | Kind::TwoRuntimes => {
             Box::pin(spliceway::copy_bidirectional(a, b)).await.map(drop)
         }
     }

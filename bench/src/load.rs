@@ -94,8 +94,6 @@ pub(crate) enum Contenders {
     All,
     /// direct, tokio, HAProxy, spliceway and its A/A control.
     Few,
-    /// All of them, and spliceway without each heuristic.
-    AllAndHeuristics,
     /// tokio and spliceway with two workers, on both cores.
     TwoWorkers,
 }
@@ -114,7 +112,7 @@ pub(crate) struct Load {
     pub(crate) spinner: bool,
 }
 
-use Contenders::{All, AllAndHeuristics, TwoWorkers};
+use Contenders::{All, TwoWorkers};
 use Profile::{City, Continent, Ocean, Rack, RackGro, RackPlain};
 
 const MB: f64 = 1e6;
@@ -255,36 +253,36 @@ pub(crate) fn all(capacity: [f64; 3]) -> Vec<Load> {
     let small = |name| requests(name, Rack, 50, 64, 3_000.0);
     vec![
         bulk(25.0).to(All),
-        bulk(50.0).to(AllAndHeuristics).with_spinner(),
+        bulk(50.0).to(All).with_spinner(),
         bulk(75.0).to(All),
-        plain_bulk(RackPlain, capacity[1]).to(AllAndHeuristics),
-        plain_bulk(RackGro, capacity[2]).to(AllAndHeuristics),
+        plain_bulk(RackPlain, capacity[1]).to(All),
+        plain_bulk(RackGro, capacity[2]).to(All),
         requests("F2 64 B × 1", Rack, 1, 64, 2_000.0).to(All).with_spinner(),
-        small("F2 64 B × 50").to(AllAndHeuristics).with_spinner(),
+        small("F2 64 B × 50").to(All).with_spinner(),
         requests("F2 1 KiB × 500", Rack, 500, KIB, 3_000.0).to(All),
         requests("F2 1 KiB × 50", RackPlain, 50, KIB, 3_000.0),
-        requests("F2 16 KiB × 50", Rack, 50, 16 * KIB, 3_000.0).to(AllAndHeuristics),
+        requests("F2 16 KiB × 50", Rack, 50, 16 * KIB, 3_000.0).to(All),
         requests("F2 64 KiB × 50", Rack, 50, 64 * KIB, 1_500.0).to(All),
-        requests("F2 1 KiB × 50", City, 50, KIB, 3_000.0).to(AllAndHeuristics),
-        down("F3 200 × 3 Mbit/s", City, 200, 16 * KIB, 75.0 * MB).to(AllAndHeuristics),
+        requests("F2 1 KiB × 50", City, 50, KIB, 3_000.0).to(All),
+        down("F3 200 × 3 Mbit/s", City, 200, 16 * KIB, 75.0 * MB).to(All),
         down("F3 20 × 35 Mbit/s", City, 20, 256 * KIB, 87.5 * MB).to(All),
-        up("F4 2 KiB at 50 MB/s", Rack, 1, 2 * KIB, 50.0 * MB).to(AllAndHeuristics),
-        up("F4 8 KiB at 50 MB/s", Rack, 1, 8 * KIB, 50.0 * MB).to(AllAndHeuristics),
+        up("F4 2 KiB at 50 MB/s", Rack, 1, 2 * KIB, 50.0 * MB).to(All),
+        up("F4 8 KiB at 50 MB/s", Rack, 1, 8 * KIB, 50.0 * MB).to(All),
         up("F4 16 KiB at 50 MB/s", Rack, 1, 16 * KIB, 50.0 * MB).to(All),
         up("F4 64 KiB at 50 MB/s", Rack, 1, 64 * KIB, 50.0 * MB).to(All),
         up("F4 256 KiB at 50 MB/s", Rack, 1, 256 * KIB, 50.0 * MB).to(All),
-        up("F4 16 KiB at 300 MB/s", Rack, 1, 16 * KIB, 300.0 * MB).to(AllAndHeuristics),
+        up("F4 16 KiB at 300 MB/s", Rack, 1, 16 * KIB, 300.0 * MB).to(All),
         up("F4 16 KiB at 100 MB/s", RackGro, 1, 16 * KIB, 100.0 * MB),
         up("F5 64 B × 50 beside bulk", Rack, 1, 64 * KIB, 200.0 * MB)
             .beside_requests(3_000.0)
-            .to(AllAndHeuristics)
+            .to(All)
             .with_spinner(),
         up("F5 64 B × 50 beside 8 flows", Rack, 8, 64 * KIB, 200.0 * MB)
             .beside_requests(3_000.0)
             .to(All),
         connects("F6 1,500 connections/s", Rack, 1_500.0).to(All).with_spinner(),
         overload,
-        down("F8 far sink", Continent, 4, 64 * KIB, 90.0 * MB).to(AllAndHeuristics),
+        down("F8 far sink", Continent, 4, 64 * KIB, 90.0 * MB).to(All),
         up("F8 far source", Continent, 4, 64 * KIB, 90.0 * MB).to(All),
         down("F8 far sink", Ocean, 20, 16 * KIB, 6.0 * MB),
         up("F8 far source", Ocean, 20, 16 * KIB, 6.0 * MB),

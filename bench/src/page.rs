@@ -12,7 +12,7 @@ use flate2::write::GzEncoder;
 use serde::{Deserialize, Serialize};
 
 use crate::charts;
-use crate::contender::{AGAIN, DIRECT, OURS, REFERENCE, WITHOUT, is_peer};
+use crate::contender::{DIRECT, OURS, REFERENCE, is_peer};
 use crate::environment::Environment;
 use crate::figures::Figures;
 use crate::results::{Estimate, Measured, PERCENTILES, Run};
@@ -70,13 +70,12 @@ impl Results {
 For readers of [benchmarks.md](../benchmarks.md) who want all of it. `cargo xtask bench report` writes this page.
 
 CPU time is that of the relay's core. Latency is what a contender adds to the direct connection, in µs;
-the row of the direct connection has its own, in brackets. Ratios are to tokio, and for spliceway without a
-heuristic to spliceway with all of them. Brackets after a value are its 95 % interval.
+the row of the direct connection has its own, in brackets. Ratios are to tokio. Brackets after a value are its
+95 % interval.
 ",
         );
         let _ = writeln!(page, "\n{}", self.origin());
         page.extend(self.loads.iter().map(table));
-        page += &heuristics(&self.loads);
         page += "\n## F10 Real programs, rack\n";
         page.extend(self.programs.iter().map(Figures::table));
         page
@@ -255,7 +254,7 @@ fn table(measured: &Measured) -> String {
         .for_each(|(_, name)| page += &format!(" {name} + µs |"));
     page += " remarks |\n|---|---|---|---|---|---|---|---|\n";
     let mut names = measured.contenders();
-    names.sort_by_key(|name| (name.starts_with(WITHOUT), name.ends_with("spinner")));
+    names.sort_by_key(|name| name.ends_with("spinner"));
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "–".into());
     for name in names {
         let mut remarks: Vec<String> = Vec::new();
@@ -264,9 +263,8 @@ fn table(measured: &Measured) -> String {
         }
         remarks.extend(measured.omitted(name));
         let shows_cpu = measured.omitted_cpu(name).is_none();
-        let reference = if name.starts_with(WITHOUT) { OURS } else { REFERENCE };
         let cpu = measured.cpu(name).filter(|_| shows_cpu);
-        let ratio = measured.cpu_ratio(name, reference).filter(|_| shows_cpu);
+        let ratio = measured.cpu_ratio(name, REFERENCE).filter(|_| shows_cpu);
         let decimals = if measured.is_bulk { 3 } else { 1 };
         let cells = [cpu.map(|cpu| cpu.show(decimals)), ratio.map(|ratio| ratio.show(2))].map(or_dash);
         let _ = write!(page, "| {name} | {} |", cells.join(" | "));
@@ -311,46 +309,6 @@ fn under_the_table(measured: &Measured) -> String {
         most(&|run| run.lateness.quantile(0.99).unwrap_or(0.0)),
         most(&|run| run.load_busy) * 100.0
     );
-    page
-}
-
-/// CPU time and p90 latency of spliceway without each heuristic, relative to spliceway with all of them.
-fn heuristics(loads: &[Measured]) -> String {
-    let mut page = String::from(
-        "\n## What each heuristic is worth\n\nFigures without the heuristic, relative to spliceway with all of \
-         them. More than 1.00 means that the heuristic helps.\n",
-    );
-    let with: Vec<&Measured> = loads
-        .iter()
-        .filter(|load| load.contenders().iter().any(|name| name.starts_with(WITHOUT)))
-        .collect();
-    for figure in [Cpu, P90] {
-        let mut names: Vec<&str> = Vec::new();
-        let all = with
-            .iter()
-            .flat_map(|load| load.contenders())
-            .filter(|name| name.starts_with(WITHOUT));
-        all.for_each(|name| {
-            if !names.contains(&name) {
-                names.push(name);
-            }
-        });
-        let what = if matches!(figure, Cpu) { "CPU" } else { "p90" };
-        let _ = write!(page, "\n| {what} | {AGAIN} |");
-        names.iter().for_each(|name| page += &format!(" {name} |"));
-        let _ = writeln!(page, "\n|---|---|{}", "---|".repeat(names.len()));
-        for load in &with {
-            let _ = write!(page, "| {}, {} |", load.load, load.profile);
-            for name in std::iter::once(&AGAIN).chain(&names) {
-                let ratio = match figure {
-                    Cpu => load.cpu_ratio(name, OURS),
-                    Latency(part, _) => load.quantile_ratio(name, OURS, part),
-                };
-                let _ = write!(page, " {} |", ratio.map_or("–".into(), |ratio| ratio.show(2)));
-            }
-            page += "\n";
-        }
-    }
     page
 }
 

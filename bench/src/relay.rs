@@ -12,7 +12,7 @@ use socket2::{Domain, Socket, Type};
 use spliceway_machine as machine;
 use spliceway_machine::accounts::{self, Resources};
 
-use crate::kind::Kind;
+use crate::kind::{self, Kind};
 use crate::servers::{self, Folder};
 use crate::{LOAD_CORE, RELAY_CORE};
 
@@ -41,8 +41,8 @@ struct Process {
 }
 
 impl Relay {
-    /// Starts a relay on its core, towards `upstream`, with some heuristics of spliceway turned off.
-    pub(crate) fn start(kind: Kind, listen: IpAddr, upstream: SocketAddr, off: &str) -> io::Result<Self> {
+    /// Starts a relay on its core, towards `upstream`.
+    pub(crate) fn start(kind: Kind, listen: IpAddr, upstream: SocketAddr) -> io::Result<Self> {
         if kind == Kind::Direct {
             return Ok(Self {
                 process: None,
@@ -56,11 +56,14 @@ impl Relay {
             let command = server.command(port.1, upstream, files.path())?;
             return Self::start_listening(kind.name(), &command, port, Some(files));
         }
+        let (build, kind) = match kind {
+            Kind::Before => (kind::build_before().ok_or(io::ErrorKind::NotFound)?, Kind::Spliceway),
+            _ => (std::env::current_exe()?, kind),
+        };
         let name = kind.to_possible_value().expect("all others can be typed");
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = Command::new(build);
         command
             .args(["relay", name.get_name(), &upstream.to_string(), &listen.to_string()])
-            .env("SPLICEWAY_OFF", off)
             .stdout(Stdio::piped());
         let cores = if kind.shares_cores() { BOTH } else { OWN };
         let mut process = Process::spawn(&mut command, cores, None)?;

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::process::{Resource, getrlimit};
 
-use crate::kind::BACKLOG;
+use crate::kind::{BACKLOG, build_before};
 
 /// A program that relays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +21,7 @@ pub(crate) enum Server {
     Haproxy,
     Nginx,
     Spliceway,
+    SplicewayBefore,
 }
 
 impl Server {
@@ -30,7 +31,7 @@ impl Server {
             Self::Go => go_relay().as_ref().err().cloned(),
             Self::Haproxy => unless_installed("haproxy"),
             Self::Nginx => unless_installed("nginx"),
-            Self::Spliceway => spliceway().err().map(|error| error.to_string()),
+            Self::Spliceway | Self::SplicewayBefore => self.spliceway().err().map(|error| error.to_string()),
         }
     }
 
@@ -57,8 +58,8 @@ impl Server {
                 command.args(["-e", "/dev/null", "-p"]).arg(folder).arg("-c").arg(file);
                 Ok(command)
             }
-            Self::Spliceway => {
-                let mut command = Command::new(spliceway()?);
+            Self::Spliceway | Self::SplicewayBefore => {
+                let mut command = Command::new(self.spliceway()?);
                 command.args(["forward", "--workers", "1", "-l"]);
                 command.args([listen.to_string(), "-r".into(), upstream.to_string()]);
                 Ok(command)
@@ -67,13 +68,19 @@ impl Server {
     }
 }
 
-/// spliceway's program, which `cargo xtask bench` builds without the switches of this benchmark.
-fn spliceway() -> io::Result<PathBuf> {
-    let own = env::current_exe()?;
-    let built = own.ancestors().nth(3).map(|target| target.join("release/spliceway"));
-    built
-        .filter(|path| path.is_file())
-        .ok_or_else(|| io::Error::other("target/release/spliceway is not built"))
+impl Server {
+    /// spliceway's program, which `cargo xtask bench` builds beside this one.
+    fn spliceway(self) -> io::Result<PathBuf> {
+        let bench = match self {
+            Self::SplicewayBefore => build_before().ok_or(io::ErrorKind::NotFound)?,
+            _ => env::current_exe()?,
+        };
+        let built = bench.with_file_name("spliceway");
+        match built.is_file() {
+            true => Ok(built),
+            false => Err(io::Error::other(format!("{} is not built", built.display()))),
+        }
+    }
 }
 
 /// The relay in Go, built once. The file is removed as soon as it is open, so that nothing of it can be left behind.

@@ -86,9 +86,8 @@ impl Site {
     /// Starts a relay in front of a server.
     pub(crate) fn relay(&self, contender: &Contender, upstream: SocketAddr) -> io::Result<Relay> {
         let (listen, _) = self.addresses();
-        let switch = contender.switch();
         self.node(RELAY)
-            .inside(|| Relay::start(contender.kind, listen, upstream, &switch))
+            .inside(|| Relay::start(contender.kind, listen, upstream))
     }
 
     /// Offers a load to a contender once.

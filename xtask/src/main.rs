@@ -106,11 +106,7 @@ const TASKS: &[Task] = &[
         purpose: "measures spliceway and its peers: `bench field`, `lab`, `validate`, `report`; `bench --help`",
         steps: &[
             step("cargo build --release --package spliceway-proxy"),
-            // In a folder of its own: the switches for single heuristics are for the benchmark alone.
-            step(
-                "cargo --config build.rustflags=[\"--cfg\",\"spliceway_switches\"] run --release --target-dir target/bench \
-                 --package spliceway-bench --features peers -- …",
-            ),
+            step("cargo run --release --package spliceway-bench --features peers -- …"),
         ],
     },
     Task {
