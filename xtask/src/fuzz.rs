@@ -12,7 +12,7 @@ const INSTALL: &str = "cargo install cargo-fuzz --locked --version 0.13.1";
 /// Every target of fuzz/Cargo.toml.
 const TARGETS: [&str; 11] = [
     "relay",
-    "mover",
+    "splicer",
     "socks5",
     "socks5_datagram",
     "socks4",

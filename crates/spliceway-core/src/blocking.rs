@@ -4,8 +4,8 @@ use std::io;
 use std::os::fd::AsFd;
 
 use crate::counts::{Counts, DirectionSummary};
-use crate::mover::{Mover, Need, Sink, Source};
 use crate::pool::PipePool;
+use crate::splicer::{Next, ReadOutcome, Splicer, WriteOutcome};
 use crate::transfer::{Engine, PipeSize, SCRATCH};
 
 /// Copies from `source` to `sink` until the source's end, as [`std::io::copy`] does, spliced where that is cheaper.
@@ -26,24 +26,24 @@ use crate::transfer::{Engine, PipeSize, SCRATCH};
 /// Of either socket; what was delivered until then is not told. `WouldBlock` if a socket is non-blocking, or has a time-out
 /// (`SO_RCVTIMEO`, `SO_SNDTIMEO`) that passed.
 pub fn copy(source: impl AsFd, sink: impl AsFd) -> io::Result<DirectionSummary> {
-    let mut mover = Mover::blocking(Engine::Auto, PipeSize::Auto, PipePool::global().clone());
+    let mut splicer = Splicer::blocking(Engine::Auto, PipeSize::Auto, PipePool::global().clone());
     let mut scratch = vec![0; SCRATCH];
     let counts = Counts::default();
     loop {
-        match mover.need() {
-            Need::Source => {
-                if mover.take(&source, &mut scratch, &counts)? == Source::WouldBlock {
+        match splicer.next() {
+            Next::Read(read) => {
+                if read.perform(usize::MAX, &source, &mut scratch, &counts)? == ReadOutcome::WouldBlock {
                     return Err(io::ErrorKind::WouldBlock.into());
                 }
             }
-            Need::Sink => {
-                if mover.deliver(&sink, &scratch, &counts)? == Sink::WouldBlock {
+            Next::Write(write) => {
+                if write.perform(&sink, &scratch, &counts)? == WriteOutcome::WouldBlock {
                     return Err(io::ErrorKind::WouldBlock.into());
                 }
             }
-            Need::Both => unreachable!("there is a pipe between two sockets"),
-            Need::Yield => mover.yielded(),
-            Need::Shutdown => return Ok(counts.snapshot()),
+            Next::SpliceThrough(_) => unreachable!("there is a pipe between two sockets"),
+            Next::Yield => {}
+            Next::Shutdown => return Ok(counts.snapshot()),
         }
     }
 }

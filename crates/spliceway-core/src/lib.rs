@@ -6,14 +6,15 @@
 //!              splice ───────▶    pipe    ─────────▶ splice        bulk: pages change hands, bytes stay where they are
 //! ```
 //!
-//! - [`Pipe`]: one kernel pipe; alone says what `EAGAIN`, 0 and `EINVAL` of `splice(2)` mean.
+//! - [`Pipe`]: one kernel pipe; it alone interprets `EAGAIN`, 0 and `EINVAL` of `splice(2)`.
 //! - [`PipePool`]: lends empty pipes, within [`Limits`].
-//! - [`Transfer`](transfer::Transfer): one direction as a pure state machine: what comes next.
-//! - [`Mover`]: performs that on two sockets, and never waits.
-//! - [`copy()`]: one direction between blocking sockets, put together from these.
+//! - [`copy()`]: one direction between blocking sockets.
 //!
-//! The crate `spliceway` binds them to tokio. What this crate does not do: wait, log, spawn tasks, or know of any runtime. (One
-//! thread is its own: it closes idle pipes, and ends with the last of them.)
+//! The crate `spliceway` binds this to tokio. What it binds is not part of the public interface: `Transfer`, which decides
+//! what comes next in one direction, and `Splicer`, which performs that on two sockets.
+//!
+//! This crate does not wait, log or spawn tasks, and it knows no runtime. (One thread is its own: it closes idle pipes, and
+//! ends with the last of them.)
 //!
 //! Linux only.
 
@@ -22,26 +23,33 @@ compile_error!("spliceway moves bytes with splice(2), which only Linux has");
 
 mod blocking;
 mod counts;
-#[doc(hidden)]
-pub mod heuristic;
-mod mover;
+mod endpoint;
 mod pipe;
-mod pipe_end;
 mod pool;
 mod reason;
+#[doc(hidden)]
 pub mod socket;
-mod suspects;
-mod switch;
+mod splice_support;
+mod splice_through;
+mod splicer;
 mod sync;
 mod sys;
+mod traffic;
+#[doc(hidden)]
 pub mod transfer;
+mod urgent;
 
 pub use blocking::copy;
 pub use counts::{Counts, DirectionSummary};
-pub use mover::{Mover, Need, Sink, Source};
 pub use pipe::{Drain, Fill, Pipe};
-pub use pipe_end::{EndKind, Side, bytes_in_pipe};
 pub use pool::{Limits, PipePool, PoolStats, PooledPipe, SizeClass};
 pub use reason::{Reason, Scope};
-pub use suspects::Suspects;
-pub use transfer::{Crossover, Engine, Middling, PipeSize};
+#[doc(hidden)]
+pub use splice_through::{EndKind, Side, bytes_in_pipe};
+#[doc(hidden)]
+pub use splicer::{Next, Read, ReadOutcome, SpliceThrough, Splicer, Write, WriteOutcome};
+#[doc(hidden)]
+pub use traffic::SPLICE_THRESHOLD;
+pub use transfer::{Engine, PipeSize};
+#[doc(hidden)]
+pub use urgent::{UrgentMarkCheck, UrgentMarks};

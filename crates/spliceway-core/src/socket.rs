@@ -16,9 +16,9 @@ pub enum Wait {
     IfBlocking,
 }
 
-/// Whether a receive that brings less than was asked for has drained the socket, all but what lies behind an urgent mark, if there is
-/// one (see [`Suspects`](crate::Suspects)). So it is with TCP. Other sockets end a receive where a record ends, or the credentials
-/// of the sender change.
+/// Whether a receive that brings less than was asked for has drained the socket, except for bytes behind an urgent mark (see
+/// [`UrgentMarks`](crate::UrgentMarks)). This holds for TCP. Other sockets end a receive where a record ends, or where the
+/// sender's credentials change.
 pub fn is_drained_by_a_short_receive(socket: impl AsFd) -> bool {
     sys::is_plain_tcp(socket.as_fd())
 }
@@ -41,26 +41,6 @@ pub fn peek(socket: impl AsFd, wait: Wait) -> io::Result<bool> {
     Ok(retry_on_intr(|| sys::peek(socket, wait.recv_flags()))? > 0)
 }
 
-/// What `poll(2)` tells of a socket to receive from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Seen {
-    /// No byte, no end, no urgent mark, no error. Of a socket that [tells of every byte](tells_of_every_byte) it means that there is none.
-    Nothing,
-    /// Bytes and nothing else, as far as it tells: of a mark whose urgent byte was received it does not.
-    Bytes,
-    /// Something else, with bytes or without; or the call failed.
-    Other,
-}
-
-/// Looks at what there is to receive, and takes nothing.
-pub(crate) fn look(socket: impl AsFd) -> Seen {
-    match sys::poll_source(socket.as_fd()) {
-        Ok(told) if told.is_empty() => Seen::Nothing,
-        Ok(PollFlags::IN) => Seen::Bytes,
-        Ok(_) | Err(_) => Seen::Other,
-    }
-}
-
 /// Whether `errno` of a splice is the error that a TCP source failed with, and not the call's own: a router's answers make the kernel give
 /// up with either of these two. The kernel tells such an error once, and a receive would then find a clean end.
 pub(crate) fn has_failed(source: BorrowedFd<'_>, errno: Errno) -> bool {
@@ -70,8 +50,8 @@ pub(crate) fn has_failed(source: BorrowedFd<'_>, errno: Errno) -> bool {
         && matches!(peek(source, Wait::Never), Ok(false))
 }
 
-/// Whether pollers are told of a single byte, as they are unless somebody chose another `SO_RCVLOWAT`.
-pub fn tells_of_every_byte(socket: impl AsFd) -> bool {
+/// Whether pollers are told of a single byte, as they are unless `SO_RCVLOWAT` was changed.
+pub(crate) fn reports_every_byte(socket: impl AsFd) -> bool {
     sys::receive_low_water_mark(socket.as_fd()).is_ok_and(|bytes| bytes <= 1)
 }
 

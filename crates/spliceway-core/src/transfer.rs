@@ -1,87 +1,68 @@
-//! One direction of a relay as a pure state machine: it decides what comes next from what just happened.
+//! One direction of a relay as a pure state machine: it decides what comes next from what happened.
 //!
 //! ```text
-//!                    ┌────────────────────── all sent ──────────────────────┐
-//!                    ▼                                                      │
-//!   start ──▶ Receiving ───── bytes ──▶ Sending ────────────────────────────┤
-//!               ▲    │                     ▲                                │ after a recv worth a splice, or in a spliced flow
-//!               │    └ eof ─▶ ShuttingDown │ unloaded                       ▼
-//!               │                    │  Unloading ◀── cannot ── Draining ◀─ bytes ── Filling
-//!               │                    ▼                             │                   │ ▲
-//!               │                   Done                           ├── it is empty ────┼─┘
-//!               ├────────────── small fills in a row ──────────────┘                   │
-//!               └─── would block, 0, cannot: a recv tells what no look has told ───────┘
+//!   start ──▶ Reading ◀──────────────── everything is written ◀──────────────┐
+//!              │  │ │                                                         │
+//!              │  │ └ recv: bytes ──▶ Sending ────────────────────────────────┤
+//!              │  │                      ▲                                    │
+//!              │  │                      ├── bytes ── Unloading ◀─ cannot ─┐  │
+//!              │  └ fill: bytes ─────────│────────────────────────▶ Draining ─┘
+//!              │                         │
+//!              ├ fill: nothing ──▶ Confirming: one recv says why
+//!              │
+//!              └ end of stream, from Reading or Confirming ──▶ ShuttingDown ──▶ Done
 //! ```
 //!
-//! Who performs a fill may look at the source after one that found nothing, and before one, where it is [expected to be
-//! drained](Transfer::expects_drained_source): if it is, the next thing is to wait for it.
+//! If an end of the direction is a pipe itself, no pipe is needed in between. Then a read is one splice from the
+//! source to the sink ([`Step::SpliceThrough`]), and [`Step::Peek`] looks at the source after a few bytes
+//! and when the sink is full, because the source may be at its end.
 //!
-//! Where an end is a pipe itself, no pipe is needed between, and Passing takes the place of Filling and Draining: it goes on to itself,
-//! to Peeking after a few bytes and where the sink is full, as the source may be at its end, and to Receiving where it has none.
-//!
-//! Where the source may be taken from no more, it goes on to ShuttingDown from wherever it would take next.
-//!
-//! It has no descriptor, no waker and no clock, and counts nothing that the pipe or the remainder counts already. Whoever
-//! performs a [`Step`] tells the [`Event`]; a sink that would block is no event: the same step is due when it is writable.
-
-mod crossover;
-mod flow;
-mod sizing;
+//! The machine has no descriptor, no waker and no clock, and counts nothing that the pipe or the unsent bytes
+//! count already. The caller performs each [`Step`] and reports the [`Event`]. A sink that would block is
+//! no event: the same step is due when it is writable.
 
 use crate::pool::SizeClass;
 use crate::reason::Reason;
-pub use crossover::{Crossover, Middling};
-pub(crate) use flow::TINY_FILL;
-use flow::{Flow, LastFill};
-use sizing::Sizing;
+use crate::traffic::{Plan, Report, Traffic};
 
-/// The size of the buffer to receive into, bytes. A `recv` that fills it marks a flow worth splicing.
+/// The size of the buffer to receive into, bytes.
 pub const SCRATCH: usize = 64 << 10;
 
-/// Bytes of bulk moved before the task gives way: the largest pipe of [`PipeSize::Auto`]; see docs/defaults.md.
-const BULK_TURN: usize = 1 << 20;
+/// The most bytes of one splice between the caller's pipe and a socket.
+pub const SPLICE_THROUGH_MAX: usize = 256 << 10;
 
-/// The same where turns may be long, and pipes are of more than 64 KiB: as a rule a source has no more then.
-const LONG_TURN: usize = 4 << 20;
+/// A poll yields after this many bytes if they are spliced: the largest pipe.
+const SPLICE_BUDGET: usize = 1 << 20;
 
-/// The same for what is copied, and for messages that [`Engine::Auto`] splices, as each byte takes longer.
-const TURN: usize = 256 << 10;
-
-/// Fills alike in a row with nothing after them, before a look is worth more than the fill it may save; see docs/defaults.md.
-const LAST_IN_A_ROW: u8 = 8;
-
-/// The most bytes to pass from a pipe to a socket, from a socket to a pipe or from pipe to pipe at once: as much as moves in one turn of
-/// what is copied.
-pub const PASS: usize = TURN;
-
-/// Whether a fill of so many bytes has as good as reached a pipe's size: three quarters of it. Fragments seldom begin and end
-/// with a page, so a pipe whose slots hold a page each falls a little short; one full of segments (1,448 of 4,096 bytes a
-/// slot) stays far below.
-pub(crate) fn is_full(bytes: usize, capacity: usize) -> bool {
-    bytes >= capacity / 4 * 3
-}
+/// A poll yields after this many bytes if they are copied, because each byte takes longer.
+const COPY_BUDGET: usize = 256 << 10;
 
 /// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// `recv` from the source into up to [`SCRATCH`] bytes of user space, which hold nothing now.
+    /// Receive from the source into up to [`SCRATCH`] bytes of user space, which is empty.
     Recv,
-    /// `send` what user space holds.
+    /// Send what user space holds.
     Send,
-    /// Look whether the source has bytes, or an end, and take nothing.
+    /// Look whether the source has bytes or an end, and read nothing.
     Peek,
-    /// Splice once from the source to the sink, up to [`PASS`] bytes.
-    Pass {
-        /// The source was seen to have bytes, so that there is nothing to do but wait for a sink that is full.
-        sure: bool,
+    /// Splice once from the source to the sink, up to [`SPLICE_THROUGH_MAX`] bytes.
+    SpliceThrough {
+        /// The source is known to have bytes. So if the sink is full, there is nothing to do but to wait for it.
+        peeked: bool,
     },
     /// Acquire a pipe of this class if none is held, and fill it once. It is empty.
-    Fill(SizeClass),
-    /// Drain the pipe: all it holds.
+    Fill {
+        /// The class of the pipe.
+        class: SizeClass,
+        /// Probe first whether the source has anything.
+        probe: bool,
+    },
+    /// Drain everything that the pipe holds.
     Drain,
-    /// Read out into user space what the pipe holds.
+    /// Read everything that the pipe holds into user space.
     Unload,
-    /// Give other tasks a turn. Nothing is held; the source may have more.
+    /// Let other tasks run. Nothing is held; the source may have more.
     Yield,
     /// Pass the end of the stream on: `shutdown(SHUT_WR)` on the sink. Nothing is held.
     Shutdown,
@@ -90,71 +71,78 @@ pub enum Step {
 }
 
 impl Step {
-    /// Whether the pipe may hold bytes at this step. At every other step it is empty, to be given back before waiting.
+    /// Whether the pipe may hold bytes at this step. At every other step it is empty, and must be released before
+    /// the caller waits.
     #[must_use]
     pub fn holds_pipe(self) -> bool {
         matches!(self, Self::Drain | Self::Unload)
+    }
+
+    /// Whether the step reads from the source, or would have without the budget.
+    #[must_use]
+    pub fn reads(self) -> bool {
+        matches!(
+            self,
+            Self::Recv | Self::Peek | Self::SpliceThrough { .. } | Self::Fill { .. } | Self::Yield
+        )
     }
 }
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// [`Step::Recv`] brought bytes; `full` if they filled the buffer.
+    /// [`Step::Recv`] brought bytes.
     Received {
         /// Bytes now in user space.
         bytes: usize,
-        /// The buffer could have been larger.
+        /// They filled the buffer.
         full: bool,
     },
-    /// [`Step::Send`] sent `bytes`, and user space holds `left` more.
+    /// [`Step::Send`] sent bytes.
     Sent {
         /// Bytes the sink took.
         bytes: usize,
         /// Bytes still in user space.
         left: usize,
     },
-    /// [`Step::Peek`] saw bytes.
+    /// [`Step::Peek`] found bytes.
     Peeked,
-    /// [`Step::Fill`] moved `bytes`; `full` if that is about all it asked for.
+    /// [`Step::Fill`] moved bytes.
     Filled {
         /// Bytes now in the pipe.
         bytes: usize,
-        /// Bytes about reached the pipe's size, not only fragments its slots; or they are all that might be taken.
+        /// They about reached the pipe's size, or everything that was allowed.
         full: bool,
     },
-    /// [`Step::Fill`] or [`Step::Pass`] found nothing, or an end of stream that may be none.
+    /// [`Step::Fill`] or [`Step::SpliceThrough`] found nothing, or an end of stream that may be none.
     SourceStopped,
-    /// The sink takes nothing of a [`Step::Pass`] that is not sure of its source.
+    /// The sink was full at [`Step::Drain`], or at a [`Step::SpliceThrough`] that has not peeked.
     SinkBlocked,
-    /// The sink makes a [`Step::Drain`] wait, and has for longer than a sink that keeps up.
-    SinkSlow,
-    /// [`Step::Pass`] moved `bytes`.
-    Passed {
+    /// [`Step::SpliceThrough`] moved bytes.
+    SplicedThrough {
         /// Bytes the sink took.
         bytes: usize,
-        /// It is worth another attempt at once.
+        /// Another attempt at once is worth it.
         more: bool,
     },
-    /// [`Step::Drain`] moved `bytes`, and the pipe holds `left` more.
+    /// [`Step::Drain`] moved bytes.
     Drained {
         /// Bytes the sink took.
         bytes: usize,
         /// Bytes still in the pipe.
         left: usize,
     },
-    /// [`Step::Unload`] moved what the pipe held to user space.
+    /// [`Step::Unload`] moved the pipe's bytes to user space.
     Unloaded,
-    /// [`Step::Recv`], [`Step::Peek`] or a look before or after [`Step::Fill`] found the source drained.
+    /// [`Step::Recv`], [`Step::Peek`] or the probe of a [`Step::Fill`] found the source drained.
     WouldBlock,
     /// [`Step::Recv`] or [`Step::Peek`] found the end of the stream.
     Eof,
-    /// No byte more may be taken from the source: told instead of performing [`Step::Recv`], [`Step::Peek`], [`Step::Fill`] or
-    /// [`Step::Yield`].
+    /// No more bytes may be read from the source. Reported instead of performing a step that [reads](Step::reads).
     LimitReached,
-    /// No pipe, or one end cannot be spliced.
+    /// There is no pipe, or an end cannot be spliced.
     Cannot(Reason),
-    /// [`Step::Yield`] is over.
+    /// [`Step::Yield`] is done.
     Yielded,
     /// [`Step::Shutdown`] is done.
     ShutDown,
@@ -162,11 +150,12 @@ pub enum Event {
 
 /// When to splice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Engine {
     /// Small messages are copied, bulk is spliced, and what cannot be spliced is copied.
     #[default]
     Auto,
-    /// Splice from the first byte. Who performs the steps fails where this cannot be.
+    /// Splice from the first byte, and fail if that is not possible.
     Splice,
     /// Copy always.
     Copy,
@@ -174,12 +163,13 @@ pub enum Engine {
 
 /// Which pipes to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PipeSize {
-    /// The size follows the flow: 64 KiB for segment-sized fragments, 256 KiB where a fill returns that many bytes, 1 MiB for a
-    /// sink that keeps up.
+    /// The size follows the traffic: 64 KiB at first, 256 KiB after a read that fills that, and 1 MiB while the
+    /// sink keeps up.
     #[default]
     Auto,
-    /// This size, or a smaller one where the budget gives no more.
+    /// This size, or a smaller one if the budget allows no more.
     Fixed(SizeClass),
 }
 
@@ -187,29 +177,25 @@ pub enum PipeSize {
 #[derive(Debug)]
 pub struct Transfer {
     state: State,
-    flow: Flow,
-    /// An end is a pipe.
-    passes: bool,
-    sizing: Sizing,
-    crossover: Crossover,
-    /// Bytes delivered since the last yield.
-    turn: usize,
-    long_turns: bool,
-    /// Whether the last fill was full; `None` once the source was tried again, or waited for.
-    last_fill: Option<bool>,
-    /// How many fills that were not full had nothing after them in a row, and how many that were.
-    last_in_a_row: [u8; 2],
+    traffic: Traffic,
+    /// An end is a pipe, so no pipe is needed in between.
+    through: bool,
+    /// Bytes delivered since the last yield or wait for the source.
+    moved: usize,
 }
 
-/// Named for what comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    Receiving,
-    Sending { full: bool },
-    Passing { sure: bool },
-    Filling,
-    Draining { fill: LastFill },
+    /// The traffic decides how.
+    Reading,
+    /// A splice found nothing, and one `recv` says why: the source is drained, at its end, or at an urgent mark,
+    /// which only a `recv` steps over.
+    Confirming,
+    Sending,
     Peeking,
+    /// The source has bytes for a splice through.
+    Peeked,
+    Draining,
     Unloading,
     ShuttingDown,
     Done,
@@ -219,313 +205,147 @@ impl Transfer {
     /// A direction about to start.
     #[must_use]
     pub fn new(engine: Engine, pipe_size: PipeSize) -> Self {
-        let (state, flow) = match engine {
-            Engine::Auto => (State::Receiving, Flow::MESSAGES),
-            Engine::Splice => (State::Filling, Flow::Spliced),
-            Engine::Copy => (State::Receiving, Flow::Copied { retry_after: None }),
-        };
         Self {
-            state,
-            flow,
-            passes: false,
-            sizing: Sizing::new(pipe_size),
-            crossover: Crossover::default(),
-            turn: 0,
-            long_turns: false,
-            last_fill: None,
-            last_in_a_row: [0; 2],
+            state: State::Reading,
+            traffic: Traffic::new(engine, pipe_size),
+            through: false,
+            moved: 0,
         }
     }
 
-    /// A direction about to start, of which one end is a pipe.
+    /// A direction about to start, one end of which is a pipe.
     #[must_use]
     pub fn without_pipe(engine: Engine) -> Self {
-        let mut transfer = Self::new(engine, PipeSize::Auto);
-        transfer.passes = true;
-        transfer.state = transfer.begin();
-        transfer
+        Self {
+            through: true,
+            ..Self::new(engine, PipeSize::Auto)
+        }
     }
 
-    /// User space holds bytes of the source that were read before: they go first.
+    /// User space holds bytes of the source that were read before. They go first.
     ///
     /// # Panics
-    /// If the direction has already begun to move others.
+    /// If the direction has already moved others.
     pub fn preload(&mut self) {
         assert!(
-            matches!(
-                self.state,
-                State::Receiving | State::Passing { .. } | State::Filling | State::ShuttingDown
-            ),
+            matches!(self.state, State::Reading | State::ShuttingDown) && self.moved == 0,
             "preloaded bytes come before all others"
         );
-        self.state = State::Sending { full: false };
+        self.state = State::Sending;
     }
 
-    /// Whether it was made to splice whatever comes.
+    /// Whether it fails where it cannot splice.
     pub(crate) fn must_splice(&self) -> bool {
-        self.flow == Flow::Spliced
-    }
-
-    /// No pipe is larger than this from now on, where their size follows the flow; 1 MiB unless told.
-    #[inline]
-    pub fn limit_pipe(&mut self, largest: SizeClass) {
-        self.sizing.limit(largest);
-    }
-
-    /// Whether turns of bulk are of 4 MiB from now on, and not of 1, as unless told: that is cheaper for a few flows that are faster than the
-    /// relay, as their sources are drained before others have their turn (docs/defaults.md), and what waits for it to end waits four times as
-    /// long. In pipes of 64 KiB no turn is long, as it would take too many calls. The turn it is in may be over by this: [`step`](Self::step)
-    /// is to be asked anew.
-    #[inline]
-    pub fn take_long_turns(&mut self, long: bool) {
-        self.long_turns = long;
-    }
-
-    /// Which messages are worth splicing from now on; the next one goes as the last would have. Heeded by [`Engine::Auto`] alone, and
-    /// where there is a pipe between.
-    #[inline]
-    pub fn cross_at(&mut self, crossover: Crossover) {
-        // What is passed on without a pipe between takes one splice, not two.
-        if crossover != self.crossover && !self.passes {
-            self.cross_anew(crossover);
-        }
-    }
-
-    #[cold]
-    fn cross_anew(&mut self, crossover: Crossover) {
-        self.crossover = crossover;
-        let before = self.flow;
-        self.turns_into(before.crossing_at(crossover));
-        if self.flow != before && matches!(self.state, State::Receiving | State::Filling) {
-            self.last_fill = None;
-            self.state = self.begin();
-        }
-    }
-
-    /// From now on it is held to be this flow.
-    fn turns_into(&mut self, flow: Flow) {
-        // After receives that were not full there was nothing, or a few bytes: a look will tell.
-        if matches!((self.flow, flow), (Flow::Messages { .. }, Flow::LargeMessages { .. })) {
-            self.last_in_a_row = [LAST_IN_A_ROW; 2];
-        }
-        self.flow = flow;
-    }
-
-    /// Whether messages of this direction may go either way by now: it is not held to be bulk, and nothing keeps it from splicing.
-    #[must_use]
-    pub fn crosses(&self) -> bool {
-        !self.passes && self.flow.crosses()
-    }
-
-    /// Whether it holds a message: in user space, bytes that did not fill the buffer they were received into; in a pipe, those of a flow that
-    /// is not held to be bulk, as far as that fill tells.
-    #[must_use]
-    pub fn holds_message(&self) -> bool {
-        match self.state {
-            State::Sending { full } => !full,
-            State::Draining { fill } => self.flow.is_spliced_message(fill),
-            _ => false,
-        }
-    }
-
-    /// Whether it is worth a look before [`Step::Fill`] if the source has anything: the last fill was full, or was not, and the last eight
-    /// like it had nothing after them, as where each message is one. In bulk there is more after most, and where fragments take all slots
-    /// after each. A look that finds nothing saves a fill that would have found as little.
-    #[must_use]
-    pub fn expects_drained_source(&self) -> bool {
-        self.last_fill
-            .is_some_and(|full| self.last_in_a_row[usize::from(full)] == LAST_IN_A_ROW)
-    }
-
-    #[inline]
-    fn turn_is_over(&self) -> bool {
-        self.turn >= TURN && self.turn >= self.whole_turn()
-    }
-
-    fn whole_turn(&self) -> usize {
-        match self.flow {
-            Flow::Bulk { .. } | Flow::Spliced if self.long_turns && self.sizing.class() > SizeClass::Kib64 => LONG_TURN,
-            Flow::Bulk { .. } | Flow::Spliced => BULK_TURN,
-            Flow::Messages { .. } | Flow::LargeMessages { .. } | Flow::Copied { .. } => TURN,
-        }
+        self.traffic.must_splice()
     }
 
     /// What to do next.
     #[inline]
     #[must_use]
     pub fn step(&self) -> Step {
-        match self.state {
-            State::Receiving | State::Passing { .. } | State::Filling | State::Peeking if self.turn_is_over() => {
+        let plan = self.traffic.before_read();
+        let budget = match plan {
+            Plan::Copy => COPY_BUDGET,
+            Plan::Splice { .. } => SPLICE_BUDGET,
+        };
+        match (self.state, plan) {
+            (State::Reading | State::Confirming | State::Peeking | State::Peeked, _) if self.moved >= budget => {
                 Step::Yield
             }
-            State::Receiving => Step::Recv,
-            State::Sending { .. } => Step::Send,
-            State::Passing { sure } => Step::Pass { sure },
-            State::Filling => Step::Fill(self.sizing.class()),
-            State::Draining { .. } => Step::Drain,
-            State::Peeking => Step::Peek,
-            State::Unloading => Step::Unload,
-            State::ShuttingDown => Step::Shutdown,
-            State::Done => Step::Done,
+            (State::Reading, Plan::Splice { .. }) if self.through => Step::SpliceThrough { peeked: false },
+            (State::Reading, Plan::Splice { class, probe }) => Step::Fill { class, probe },
+            (State::Reading, Plan::Copy) | (State::Confirming, _) => Step::Recv,
+            (State::Peeking, _) => Step::Peek,
+            (State::Peeked, _) => Step::SpliceThrough { peeked: true },
+            (State::Sending, _) => Step::Send,
+            (State::Draining, _) => Step::Drain,
+            (State::Unloading, _) => Step::Unload,
+            (State::ShuttingDown, _) => Step::Shutdown,
+            (State::Done, _) => Step::Done,
         }
     }
 
-    /// Takes what came of the last [`step`](Transfer::step).
+    /// Takes the outcome of the last [`step`](Transfer::step).
     ///
     /// # Panics
-    /// If that step cannot have had this outcome.
-    // Each caller knows the event, of which a compare and a store are left.
-    #[inline]
-    pub fn on(&mut self, event: Event) {
-        self.learn(event);
-        self.state = self.next(event);
-    }
-
-    /// What `event` says about the size of the pipe, and about how fills end.
-    #[inline]
-    fn learn(&mut self, event: Event) {
-        match (self.state, event) {
-            (State::Filling, Event::Filled { bytes, full }) => {
-                let asked = self.sizing.class();
-                self.learn_of_last_fill(false);
-                self.sizing.on_fill(asked, bytes, full);
-                self.last_fill = Some(full);
-            }
-            (State::Filling, Event::SourceStopped | Event::WouldBlock) => self.learn_of_last_fill(true),
-            (State::Draining { .. }, Event::SinkSlow) => self.sizing.on_slow_sink(),
-            _ => {}
-        }
-    }
-
-    /// There was nothing after the last fill, or there was more.
-    fn learn_of_last_fill(&mut self, nothing: bool) {
-        if let Some(full) = self.last_fill.take() {
-            self.sizing.on_more(!nothing);
-            let in_a_row = &mut self.last_in_a_row[usize::from(full)];
-            *in_a_row = if nothing { LAST_IN_A_ROW.min(*in_a_row + 1) } else { 0 };
-        }
-    }
-
-    /// The state after `event`.
+    /// If that step cannot have this outcome.
+    // Every caller knows the event, so most of this is left out.
     #[inline(always)]
-    fn next(&mut self, event: Event) -> State {
-        match (self.state, event) {
-            (State::Receiving, Event::Received { bytes, full }) => {
-                // Small ones tell nothing.
-                if full || bytes >= Middling::Kib8.bytes() || self.flow.minds_small_ones() {
-                    self.turns_into(self.flow.after_receive(bytes, full, self.crossover));
-                }
-                State::Sending { full }
+    pub fn on(&mut self, event: Event) {
+        self.state = match (self.step(), event) {
+            (Step::Recv, Event::Received { bytes, full }) => {
+                self.traffic.after_read(Report::Copied { bytes, full });
+                State::Sending
             }
-            (State::Receiving | State::Peeking | State::Filling, Event::WouldBlock) => self.await_source(),
-            (State::Receiving, Event::Eof) => State::ShuttingDown,
-            // An urgent byte may stand before the end, which a look does not take. A connection that is closed with bytes unread is reset,
-            // and what the other peer has not read by then is lost.
-            (State::Peeking, Event::Eof) => State::Receiving,
+            (Step::Recv, Event::Eof) => State::ShuttingDown,
+            // An urgent byte may stand before the end, and only a recv reads it. A connection that is closed with
+            // bytes unread is reset, and then its peer loses what it has not read yet.
+            (Step::Peek, Event::Eof) => State::Confirming,
+            (Step::Recv | Step::Peek | Step::Fill { .. }, Event::WouldBlock) => self.wait_for_source(),
 
-            (State::Sending { full }, Event::Sent { bytes, left }) => {
-                self.turn += bytes;
-                if left > 0 {
-                    State::Sending { full }
-                } else {
-                    self.begin()
-                }
+            (Step::Fill { .. }, Event::Filled { bytes, full }) => {
+                self.traffic.after_read(Report::Spliced { bytes, full });
+                State::Draining
             }
-
-            (State::Passing { .. }, Event::Passed { bytes, more }) => {
-                self.turn += bytes;
-                State::after_pass(more)
+            (Step::Fill { .. } | Step::SpliceThrough { .. } | Step::Peek, Event::SourceStopped) => {
+                self.traffic.after_read(Report::Drained);
+                State::Confirming
             }
-            (State::Passing { sure: false }, Event::SinkBlocked) => State::Peeking,
-
-            (State::Filling, Event::Filled { bytes, full }) => State::Draining {
-                fill: self.flow.judge(bytes, full, self.crossover),
-            },
-            // Drained, at its end, or before an urgent mark: a recv tells which, and steps over the mark.
-            (State::Filling | State::Passing { .. } | State::Peeking, Event::SourceStopped) => {
-                self.flow = self.flow.after_pause();
-                State::Receiving
-            }
-            (State::Filling | State::Passing { .. }, Event::Cannot(reason)) => {
-                self.copy_for(reason);
-                State::Receiving
+            (Step::Fill { .. } | Step::SpliceThrough { .. }, Event::Cannot(reason)) => {
+                self.traffic.after_read(Report::Cannot(reason));
+                State::Reading
             }
 
-            (State::Draining { fill }, Event::Drained { bytes, left }) => {
-                self.turn += bytes;
-                if left > 0 {
-                    State::Draining { fill }
-                } else {
-                    self.after_splice(fill)
-                }
+            (Step::SpliceThrough { .. }, Event::SplicedThrough { bytes, more }) => {
+                self.moved += bytes;
+                if more { State::Reading } else { State::Peeking }
             }
-            (state @ State::Draining { .. }, Event::SinkSlow) => state,
-            (State::Draining { .. }, Event::Cannot(reason)) => {
-                self.copy_for(reason);
+            (Step::SpliceThrough { peeked: false }, Event::SinkBlocked) => State::Peeking,
+            (Step::Peek, Event::Peeked) => State::Peeked,
+
+            (Step::Send, Event::Sent { bytes, left }) => {
+                self.moved += bytes;
+                if left > 0 { State::Sending } else { State::Reading }
+            }
+            (Step::Drain, Event::Drained { bytes, left }) => {
+                self.moved += bytes;
+                if left > 0 { State::Draining } else { State::Reading }
+            }
+            (Step::Drain, Event::SinkBlocked) => {
+                self.traffic.after_backpressure();
+                State::Draining
+            }
+            (Step::Drain, Event::Cannot(reason)) => {
+                self.traffic.after_read(Report::Cannot(reason));
                 State::Unloading
             }
-            (State::Unloading, Event::Unloaded) => State::Sending { full: false },
+            (Step::Unload, Event::Unloaded) => State::Sending,
 
-            (State::Peeking, Event::Peeked) => State::Passing { sure: true },
-            (State::Receiving | State::Passing { .. } | State::Filling | State::Peeking, Event::LimitReached) => {
-                State::ShuttingDown
+            (Step::Yield, Event::Yielded) => {
+                self.moved = 0;
+                self.state
             }
-            (State::ShuttingDown, Event::ShutDown) => State::Done,
-            (state @ (State::Receiving | State::Passing { .. } | State::Filling | State::Peeking), Event::Yielded) => {
-                self.turn = 0;
-                state
-            }
-            (state, event) => state.cannot_have(event),
-        }
+            (step, Event::LimitReached) if step.reads() => State::ShuttingDown,
+            (Step::Shutdown, Event::ShutDown) => State::Done,
+            (step, event) => cannot_come_of(step, event),
+        };
     }
 
-    /// The source is drained; how to begin when it has more.
-    fn await_source(&mut self) -> State {
-        if self.passes {
-            // A pass may be small for want of room as well, so what counts is all that was moved since the source was waited for.
-            self.flow = self.flow.after(self.flow.judge(self.turn, false, self.crossover));
+    /// The source is drained.
+    fn wait_for_source(&mut self) -> State {
+        self.traffic.after_read(Report::Drained);
+        if self.through {
+            // One splice may be small because the sink has little room. So what counts is everything that was
+            // moved since the source was last waited for.
+            self.traffic
+                .after_splice(self.moved >= crate::traffic::SPLICE_THRESHOLD);
         }
-        self.flow = self.flow.after_pause();
-        self.turn = 0;
-        self.begin()
-    }
-
-    /// How this flow takes what the source has.
-    fn begin(&self) -> State {
-        match self.flow {
-            Flow::Bulk { .. } | Flow::Spliced if self.passes => State::Passing { sure: false },
-            Flow::LargeMessages { .. } | Flow::Bulk { .. } | Flow::Spliced => State::Filling,
-            Flow::Messages { .. } | Flow::Copied { .. } => State::Receiving,
-        }
-    }
-
-    fn copy_for(&mut self, reason: Reason) {
-        self.flow = Flow::copied_for(reason);
-        self.last_fill = None;
-    }
-
-    /// The pipe is empty again.
-    fn after_splice(&mut self, fill: LastFill) -> State {
-        self.flow = self.flow.after(fill);
-        let next = self.begin();
-        if next == State::Receiving {
-            self.last_fill = None;
-        }
-        next
+        self.moved = 0;
+        State::Reading
     }
 }
 
-impl State {
-    #[cold]
-    fn cannot_have(self, event: Event) -> ! {
-        unreachable!("{event:?} cannot come of {self:?}")
-    }
-
-    fn after_pass(more: bool) -> Self {
-        if more {
-            Self::Passing { sure: false }
-        } else {
-            Self::Peeking
-        }
-    }
+#[cold]
+fn cannot_come_of(step: Step, event: Event) -> ! {
+    unreachable!("{event:?} cannot come of {step:?}")
 }

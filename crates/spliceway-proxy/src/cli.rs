@@ -268,9 +268,6 @@ struct EngineArgs {
     /// Size of the pipe a direction borrows; auto follows the flow
     #[arg(long, value_enum, value_name = "SIZE", default_value = "auto", ignore_case = true)]
     pipe_size: PipeSizeArg,
-    /// Take every byte at once, also of a fast sender of small writes, whom a rest of 2 to 3 ms may make faster
-    #[arg(long)]
-    no_rests: bool,
     /// Worker threads, 1 to 1024 [default: as many as processors]
     #[arg(long, value_name = "N", value_parser = values::workers)]
     workers: Option<NonZeroUsize>,

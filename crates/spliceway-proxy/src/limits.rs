@@ -60,7 +60,7 @@ pub(crate) struct Descriptors {
 
 /// Three standard streams, the runtime's epoll, eventfd and signal pipe, log files; and room for what libraries open for a moment.
 const OWN: usize = 24;
-/// One part in so many is for pipes: the library's share, `docs/defaults.md`.
+/// One part in so many is for pipes: the library's share, `docs/tuning.md`.
 const PIPES: usize = 8;
 /// One part in so many is for what comes and goes. A session that is being opened has one descriptor that it does not use
 /// yet, its target's; this is for what it needs beyond that.

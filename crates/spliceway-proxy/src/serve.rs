@@ -215,7 +215,6 @@ pub(crate) fn relays(settings: &Settings) -> RelayOptions {
     RelayOptions::new()
         .engine(settings.engine)
         .pipe_size(settings.pipe_size)
-        .rests(settings.rests)
         .early_answers(true)
         .pass_resets(true)
         .idle_timeout(settings.timeouts.idle)

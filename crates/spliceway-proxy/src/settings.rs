@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use spliceway::{Engine, PipeSize, Rests};
+use spliceway::{Engine, PipeSize};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::address::{ListenAddress, ListenRange, TargetRange};
@@ -24,7 +24,6 @@ pub(crate) struct Settings {
     pub(crate) limits: Limits,
     pub(crate) engine: Engine,
     pub(crate) pipe_size: PipeSize,
-    pub(crate) rests: Rests,
     pub(crate) workers: NonZeroUsize,
     pub(crate) log_level: LevelFilter,
     pub(crate) metrics: Option<ListenAddress>,

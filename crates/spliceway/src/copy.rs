@@ -7,7 +7,7 @@ use bytes::Bytes;
 use spliceway_core::Counts;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::direction::Moving;
+use crate::direction::Direction;
 use crate::options;
 use crate::relay::Relay;
 use crate::stream;
@@ -103,7 +103,7 @@ where
         return tokio::io::copy(reader, writer).await;
     }
     let counts = Counts::default();
-    let mut moving = Moving::new(
+    let mut direction = Direction::new(
         reader,
         writer,
         Bytes::new(),
@@ -111,10 +111,10 @@ where
         &options::DEFAULT,
         &counts,
     );
-    moving.restrict(stream::limit(reader));
+    direction.set_limit(stream::limit(reader));
     let ended = poll_fn(|cx| {
-        let polled = moving.poll(cx, reader, writer, &counts);
-        stream::set_limit(reader, moving.allowance());
+        let polled = direction.poll(cx, reader, writer, &counts);
+        stream::set_limit(reader, direction.remaining());
         polled
     });
     ended.await.map_err(|(_, error)| error)?;

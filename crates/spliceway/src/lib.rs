@@ -82,33 +82,26 @@
 
 mod cancel;
 mod copy;
+mod copy_loop;
+mod deadlines;
 mod direction;
-mod end;
-mod fallback;
+mod direction_state;
 mod identity;
-mod lookout;
-mod meter;
 mod options;
 mod outcome;
-mod phase;
-mod rate;
+mod rate_limit;
+mod readiness;
 mod relay;
-mod rest;
-mod rhythm;
 mod salvage;
-mod silence;
-mod stall;
 mod stream;
-mod turn;
 #[cfg(feature = "hyper")]
 pub mod upgraded;
-mod watch;
 
 pub use cancel::CancelHandle;
 pub use copy::{copy, copy_bidirectional, copy_bidirectional_with_sizes};
-pub use options::{HalfClose, RelayOptions, Rests};
+pub use options::{HalfClose, RelayOptions};
 pub use outcome::{Direction, EndReason, Operation, Peer, RelayError, RelaySummary};
-pub use rate::RateLimit;
+pub use rate_limit::RateLimit;
 pub use relay::{Relay, RelayStats};
 pub use salvage::reset;
 pub use spliceway_core::{DirectionSummary, Engine, Limits, PipePool, PipeSize, PoolStats, Reason, Scope, SizeClass};

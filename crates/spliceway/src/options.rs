@@ -6,7 +6,7 @@ use bytes::Bytes;
 use spliceway_core::{Engine, PipePool, PipeSize};
 
 use crate::cancel::CancelHandle;
-use crate::rate::RateLimit;
+use crate::rate_limit::RateLimit;
 
 /// How relays work: made once, cloned for each. [`Relay`](crate::Relay) has the same methods for one relay.
 ///
@@ -29,15 +29,14 @@ use crate::rate::RateLimit;
 pub struct RelayOptions {
     pub(crate) engine: Engine,
     pub(crate) pipe_size: PipeSize,
-    pub(crate) rests: Rests,
     pool: Option<PipePool>,
     pub(crate) idle_timeout: Option<Duration>,
     pub(crate) half_close_timeout: Option<Duration>,
     pub(crate) half_close: HalfClose,
     pub(crate) early_answers: bool,
     pub(crate) pass_resets: bool,
-    pub(crate) a_to_b: Way,
-    pub(crate) b_to_a: Way,
+    pub(crate) a_to_b: DirectionOptions,
+    pub(crate) b_to_a: DirectionOptions,
     /// One relay's own.
     pub(crate) cancel: Option<CancelHandle>,
 }
@@ -50,7 +49,7 @@ impl Default for RelayOptions {
 
 /// What holds for one direction.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Way {
+pub(crate) struct DirectionOptions {
     pub(crate) prefix: Bytes,
     pub(crate) limit: Option<u64>,
     pub(crate) rate: Option<RateLimit>,
@@ -68,28 +67,13 @@ pub enum HalfClose {
     CloseBoth,
 }
 
-/// How a flow [rests](RelayOptions::rests).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Rests {
-    /// As with [`Timer`](Rests::Timer) where the relay has an [idle timeout](RelayOptions::idle_timeout), which needs a timer as well. Else its
-    /// task is woken in each round of the scheduler until the system's clock says that 2 ms are over: that needs no timer, and keeps a core
-    /// busy for so long.
-    #[default]
-    Auto,
-    /// By the runtime's timer, which may take 3 ms: the thread sleeps if it has nothing else to do. Where tokio's clock is paused, a rest ends
-    /// when it is advanced.
-    Timer,
-    /// Not at all: for those whose every byte must be passed on at once.
-    Never,
-}
-
 /// What relays have that nobody chose anything for.
 pub(crate) static DEFAULT: RelayOptions = RelayOptions::new();
 
 impl RelayOptions {
     /// The defaults.
     pub const fn new() -> Self {
-        const WAY: Way = Way {
+        const OWN: DirectionOptions = DirectionOptions {
             prefix: Bytes::new(),
             limit: None,
             rate: None,
@@ -97,15 +81,14 @@ impl RelayOptions {
         Self {
             engine: Engine::Auto,
             pipe_size: PipeSize::Auto,
-            rests: Rests::Auto,
             pool: None,
             idle_timeout: None,
             half_close_timeout: None,
             half_close: HalfClose::Propagate,
             early_answers: false,
             pass_resets: false,
-            a_to_b: WAY,
-            b_to_a: WAY,
+            a_to_b: OWN,
+            b_to_a: OWN,
             cancel: None,
         }
     }
@@ -119,21 +102,6 @@ impl RelayOptions {
     /// Which pipes to use. Default [`PipeSize::Auto`].
     pub fn pipe_size(mut self, pipe_size: PipeSize) -> Self {
         self.pipe_size = pipe_size;
-        self
-    }
-
-    /// How a relay rests that is ahead of a fast sender, if it does. Default [`Rests::Auto`].
-    ///
-    /// A sender of 1 Gbit/s and more, in small writes, whose bytes are taken as they come, wakes the relay for each. Such a flow is not
-    /// taken from for some 2 ms, now and then, and the kernel puts together what the sender writes from then on: up to two and a half times
-    /// the rate at a third of the CPU. Flows that this does not make faster are left alone for ever longer, up to 1 GiB. Those of less than
-    /// 3 MiB, below 1 Gbit/s or above 3.3 GiB/s, from or to a pipe, with a [rate](RelayOptions::rate_limit), or of less than seven eighths
-    /// of what their thread moves, never rest.
-    ///
-    /// # Panics
-    /// With [`Rests::Timer`] the relay does at its first rest, when polled outside of a tokio runtime with its time driver enabled.
-    pub fn rests(mut self, rests: Rests) -> Self {
-        self.rests = rests;
         self
     }
 

@@ -96,6 +96,18 @@ impl RelayError {
     }
 }
 
+/// How a direction came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DirectionEnd {
+    /// The source has ended.
+    Eof,
+    /// Everything that may be read of it was read.
+    Limit,
+}
+
+/// Why a direction failed: the operation, and its error.
+pub(crate) type Failure = (Operation, io::Error);
+
 pub(crate) fn failed_peer(direction: Direction, operation: Operation) -> Peer {
     match (direction, operation) {
         (Direction::AToB, Operation::Read) | (Direction::BToA, Operation::Write | Operation::Shutdown) => Peer::A,

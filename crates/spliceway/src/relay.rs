@@ -11,13 +11,12 @@ use spliceway_core::{Counts, Engine, PipePool, PipeSize};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::cancel::CancelHandle;
-use crate::direction::Broken;
-use crate::options::{self, HalfClose, RelayOptions, Rests};
-use crate::outcome::{Direction, EndReason, Peer, RelayError, RelaySummary, failed_peer};
-use crate::phase::Phase;
-use crate::rate::RateLimit;
+use crate::deadlines::{Deadlines, Now};
+use crate::direction_state::DirectionState;
+use crate::options::{self, HalfClose, RelayOptions};
+use crate::outcome::{Direction, EndReason, Failure, Peer, RelayError, RelaySummary, failed_peer};
+use crate::rate_limit::RateLimit;
 use crate::salvage::{Salvage, Wreck};
-use crate::watch::{Now, Watch};
 
 /// Relays both directions between `a` and `b` until both have ended.
 ///
@@ -71,9 +70,9 @@ pub struct Relay<A, B> {
     b: B,
     /// `None` are the defaults, for which nothing is allocated.
     options: Option<Box<RelayOptions>>,
-    both: Both,
+    directions: Directions,
     /// What may end it before its streams do, if anything; made at the first poll.
-    watch: Option<Box<Watch>>,
+    deadlines: Option<Box<Deadlines>>,
     /// One stream has failed, and the other is still served.
     salvage: Option<Box<Salvage>>,
     /// Who polled it last: a cancel handle that is taken later wakes this task.
@@ -82,9 +81,9 @@ pub struct Relay<A, B> {
 
 /// Both directions, and those who are told how they end: also where that is by being dropped.
 #[derive(Debug)]
-struct Both {
-    a_to_b: Phase,
-    b_to_a: Phase,
+struct Directions {
+    a_to_b: DirectionState,
+    b_to_a: DirectionState,
     shared: Arc<Shared>,
 }
 
@@ -104,12 +103,12 @@ impl<A, B> Relay<A, B> {
             a,
             b,
             options: None,
-            both: Both {
-                a_to_b: Phase::Start(Bytes::new()),
-                b_to_a: Phase::Start(Bytes::new()),
+            directions: Directions {
+                a_to_b: DirectionState::Start(Bytes::new()),
+                b_to_a: DirectionState::Start(Bytes::new()),
                 shared: Arc::default(),
             },
-            watch: None,
+            deadlines: None,
             salvage: None,
             task: None,
         }
@@ -131,11 +130,6 @@ impl<A, B> Relay<A, B> {
     /// See [`RelayOptions::pipe_size`].
     pub fn pipe_size(self, pipe_size: PipeSize) -> Self {
         self.with(|options| options.pipe_size(pipe_size))
-    }
-
-    /// See [`RelayOptions::rests`].
-    pub fn rests(self, rests: Rests) -> Self {
-        self.with(|options| options.rests(rests))
     }
 
     /// See [`RelayOptions::pool`].
@@ -205,18 +199,18 @@ impl<A, B> Relay<A, B> {
 
     /// A handle to the live counts, cheap to clone, which outlives the relay.
     pub fn stats(&self) -> RelayStats {
-        RelayStats(Arc::clone(&self.both.shared))
+        RelayStats(Arc::clone(&self.directions.shared))
     }
 
     /// A handle that ends the relay and delivers what it holds. May be taken at any time.
     pub fn cancel_handle(&mut self) -> CancelHandle {
         let options = self.options.get_or_insert_default();
         let handle = options.cancel.get_or_insert_default().clone();
-        match (&mut self.watch, &self.both.a_to_b) {
-            (Some(watch), _) => watch.watch_for(handle.clone()),
+        match (&mut self.deadlines, &self.directions.a_to_b) {
+            (Some(deadlines), _) => deadlines.watch_for(handle.clone()),
             // The first poll makes one, inside the runtime that its timers need.
-            (None, Phase::Start(_)) => {}
-            (None, _) => self.watch = Watch::new(options).map(Box::new),
+            (None, DirectionState::Start(_)) => {}
+            (None, _) => self.deadlines = Deadlines::new(options).map(Box::new),
         }
         if let Some(task) = &self.task {
             handle.poll_asked(task);
@@ -233,13 +227,15 @@ impl<A, B> Relay<A, B> {
 
     /// Before the first poll.
     fn start(&mut self) {
-        let (Phase::Start(forth), Phase::Start(back)) = (&mut self.both.a_to_b, &mut self.both.b_to_a) else {
+        let (DirectionState::Start(forth), DirectionState::Start(back)) =
+            (&mut self.directions.a_to_b, &mut self.directions.b_to_a)
+        else {
             return;
         };
         let Some(options) = self.options.as_deref_mut() else {
             return;
         };
-        self.watch = Watch::new(options).map(Box::new);
+        self.deadlines = Deadlines::new(options).map(Box::new);
         // What was sent is not kept for as long as the relay lasts.
         *forth = std::mem::take(&mut options.a_to_b.prefix);
         *back = std::mem::take(&mut options.b_to_a.prefix);
@@ -274,7 +270,7 @@ where
                 },
                 Poll::Pending => {}
             }
-            match this.poll_watch(cx) {
+            match this.poll_deadlines(cx) {
                 Poll::Ready(Verdict::End(reason)) => return Poll::Ready(Ok(this.end(reason))),
                 Poll::Ready(Verdict::PollAgain) => {}
                 Poll::Pending => {
@@ -299,22 +295,26 @@ where
     B: AsyncRead + AsyncWrite + Unpin,
 {
     /// Ready when both have ended, or one is broken.
-    fn poll_directions(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), (Direction, Broken)>> {
+    fn poll_directions(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), (Direction, Failure)>> {
         let Self {
-            a, b, options, both, ..
+            a,
+            b,
+            options,
+            directions,
+            ..
         } = self;
         let options = options.as_deref().unwrap_or(&options::DEFAULT);
         // Both are polled every time, and one that is done says so again.
-        let counts = &both.shared.a_to_b;
-        let a_to_b = match both.a_to_b.poll(cx, a, b, &options.a_to_b, options, counts) {
+        let counts = &directions.shared.a_to_b;
+        let a_to_b = match directions.a_to_b.poll(cx, a, b, &options.a_to_b, options, counts) {
             Poll::Ready(Err(broken)) => return Poll::Ready(Err((Direction::AToB, broken))),
-            Poll::Ready(Ok(())) => both.shared.has_ended(Peer::A, counts),
+            Poll::Ready(Ok(())) => directions.shared.has_ended(Peer::A, counts),
             Poll::Pending => false,
         };
-        let counts = &both.shared.b_to_a;
-        let b_to_a = match both.b_to_a.poll(cx, b, a, &options.b_to_a, options, counts) {
+        let counts = &directions.shared.b_to_a;
+        let b_to_a = match directions.b_to_a.poll(cx, b, a, &options.b_to_a, options, counts) {
             Poll::Ready(Err(broken)) => return Poll::Ready(Err((Direction::BToA, broken))),
-            Poll::Ready(Ok(())) => both.shared.has_ended(Peer::B, counts),
+            Poll::Ready(Ok(())) => directions.shared.has_ended(Peer::B, counts),
             Poll::Pending => false,
         };
         if a_to_b && b_to_a {
@@ -327,12 +327,16 @@ where
     /// Starts to serve the side that has not failed, if the options ask for it and the relay is not
     /// cancelled.
     #[cold]
-    fn salvage(&mut self, direction: Direction, broken: Broken) -> Result<(), Broken> {
+    fn salvage(&mut self, direction: Direction, broken: Failure) -> Result<(), Failure> {
         let options = self.options.as_deref().unwrap_or(&options::DEFAULT);
-        if self.watch.as_ref().is_some_and(|watch| watch.is_cancelled()) {
+        if self
+            .deadlines
+            .as_ref()
+            .is_some_and(|deadlines| deadlines.is_cancelled())
+        {
             return Err(broken);
         }
-        let Shared { a_to_b, b_to_a, .. } = &*self.both.shared;
+        let Shared { a_to_b, b_to_a, .. } = &*self.directions.shared;
         let onward = match failed_peer(direction, broken.0) {
             Peer::A => a_to_b,
             Peer::B => b_to_a,
@@ -344,8 +348,11 @@ where
     /// Ready with the error, when there is nothing more to be done for the other side.
     #[cold]
     fn poll_salvage(&mut self, cx: &mut Context<'_>) -> Poll<RelayError> {
-        let hurry = self.watch.as_mut().is_some_and(|watch| watch.is_asked_to_cancel(cx));
-        let Self { a, b, both, .. } = self;
+        let hurry = self
+            .deadlines
+            .as_mut()
+            .is_some_and(|deadlines| deadlines.is_asked_to_cancel(cx));
+        let Self { a, b, directions, .. } = self;
         let options = self.options.as_deref().unwrap_or(&options::DEFAULT);
         let mut salvage = self.salvage.take().expect("a stream has failed");
         let polled = match failed_peer(salvage.direction, salvage.broken.0) {
@@ -353,10 +360,10 @@ where
                 let mut wreck = Wreck {
                     failed: a,
                     other: b,
-                    onward: &mut both.a_to_b,
-                    counts: &both.shared.a_to_b,
+                    onward: &mut directions.a_to_b,
+                    counts: &directions.shared.a_to_b,
                     way: &options.a_to_b,
-                    dead: &mut both.b_to_a,
+                    dead: &mut directions.b_to_a,
                     options,
                 };
                 salvage.poll(cx, &mut wreck, hurry)
@@ -365,10 +372,10 @@ where
                 let mut wreck = Wreck {
                     failed: b,
                     other: a,
-                    onward: &mut both.b_to_a,
-                    counts: &both.shared.b_to_a,
+                    onward: &mut directions.b_to_a,
+                    counts: &directions.shared.b_to_a,
                     way: &options.b_to_a,
-                    dead: &mut both.a_to_b,
+                    dead: &mut directions.a_to_b,
                     options,
                 };
                 salvage.poll(cx, &mut wreck, hurry)
@@ -382,19 +389,18 @@ where
         Poll::Ready(self.broken(salvage.direction, salvage.broken))
     }
 
-    fn poll_watch(&mut self, cx: &mut Context<'_>) -> Poll<Verdict> {
-        let Some(watch) = &mut self.watch else {
+    fn poll_deadlines(&mut self, cx: &mut Context<'_>) -> Poll<Verdict> {
+        let Some(deadlines) = &mut self.deadlines else {
             return Poll::Pending;
         };
-        let Both { a_to_b, b_to_a, shared } = &mut self.both;
-        let half_closed = matches!(a_to_b, Phase::Done) || matches!(b_to_a, Phase::Done);
-        if watch.closes_both() && half_closed {
-            watch.closing();
+        let Directions { a_to_b, b_to_a, shared } = &mut self.directions;
+        let half_closed = matches!(a_to_b, DirectionState::Done) || matches!(b_to_a, DirectionState::Done);
+        if deadlines.must_close_both(half_closed) {
             a_to_b.finish();
             b_to_a.finish();
             return Poll::Ready(Verdict::PollAgain);
         }
-        if watch.is_asked_to_cancel(cx) {
+        if deadlines.is_asked_to_cancel(cx) {
             a_to_b.stop();
             b_to_a.stop();
             return Poll::Ready(Verdict::PollAgain);
@@ -404,7 +410,7 @@ where
             held_back: a_to_b.is_held_back() || b_to_a.is_held_back(),
         };
         let moved = shared.summary();
-        watch
+        deadlines
             .poll(cx, moved.a_to_b.bytes + moved.b_to_a.bytes, now)
             .map(Verdict::End)
     }
@@ -413,19 +419,19 @@ where
 impl<A, B> Relay<A, B> {
     /// The relay is over: what it did, and what it held.
     fn end(&mut self, reason: EndReason) -> RelaySummary {
-        let reason = match &self.watch {
-            Some(watch) if watch.is_cancelled() && reason == EndReason::Ended => EndReason::Cancelled,
+        let reason = match &self.deadlines {
+            Some(deadlines) if deadlines.is_cancelled() && reason == EndReason::Ended => EndReason::Cancelled,
             _ => reason,
         };
         if let Some(cancel) = self.options.as_deref().and_then(|options| options.cancel.as_ref()) {
             cancel.ended();
         }
         self.task = None;
-        self.both.end(reason);
-        self.both.shared.summary()
+        self.directions.end(reason);
+        self.directions.shared.summary()
     }
 
-    fn broken(&mut self, direction: Direction, (operation, source): Broken) -> RelayError {
+    fn broken(&mut self, direction: Direction, (operation, source): Failure) -> RelayError {
         RelayError {
             direction,
             operation,
@@ -441,13 +447,13 @@ impl<A, B> fmt::Debug for Relay<A, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Relay")
             .field("options", &self.options)
-            .field("a_to_b", &self.both.a_to_b)
-            .field("b_to_a", &self.both.b_to_a)
+            .field("a_to_b", &self.directions.a_to_b)
+            .field("b_to_a", &self.directions.b_to_a)
             .finish_non_exhaustive()
     }
 }
 
-impl Both {
+impl Directions {
     /// They are over. The first end is the one.
     fn end(&mut self, reason: EndReason) {
         if self.shared.end.get().is_some() {
@@ -456,12 +462,12 @@ impl Both {
         self.shared.a_to_b.set_lost(self.a_to_b.in_flight());
         self.shared.b_to_a.set_lost(self.b_to_a.in_flight());
         // What they hold goes now, and not when somebody drops what is left of the relay.
-        (self.a_to_b, self.b_to_a) = (Phase::Done, Phase::Done);
+        (self.a_to_b, self.b_to_a) = (DirectionState::Done, DirectionState::Done);
         let _ = self.shared.end.set(reason);
     }
 }
 
-impl Drop for Both {
+impl Drop for Directions {
     fn drop(&mut self) {
         self.end(EndReason::Dropped);
     }
@@ -494,39 +500,6 @@ impl Shared {
             b_to_a: self.b_to_a.snapshot(),
             first_eof: self.first_eof.get().copied(),
             end: self.end.get().copied().unwrap_or_default(),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Instant;
-
-    use tokio::io::AsyncWriteExt;
-    use tokio::net::UnixStream;
-    use tokio_test::{assert_pending, assert_ready, task};
-
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    #[cfg_attr(miri, ignore = "Miri has no such sockets")]
-    async fn a_relay_that_rests_ends_when_it_is_cancelled() {
-        for rests in [Rests::Auto, Rests::Timer] {
-            let ((mut near, source), (sink, _far)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
-            let mut relay = Relay::new(source, sink).rests(rests);
-            let handle = relay.cancel_handle();
-            let mut relay = task::spawn(relay);
-            assert_pending!(relay.poll());
-            let Phase::Moving(moving) = &mut relay.both.a_to_b else {
-                unreachable!("it has begun");
-            };
-            moving.rest(Instant::now() + Duration::from_secs(3600));
-            near.write_all(b"all").await.unwrap();
-            relay.a.readable().await.unwrap();
-            assert_pending!(relay.poll());
-            handle.cancel(Duration::from_secs(20));
-            let summary = assert_ready!(relay.poll()).unwrap();
-            assert_eq!((summary.end, summary.a_to_b.bytes), (EndReason::Cancelled, 0));
         }
     }
 }

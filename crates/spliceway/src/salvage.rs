@@ -11,11 +11,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
-use crate::direction::Broken;
-use crate::end::End;
-use crate::options::{RelayOptions, Way};
-use crate::outcome::{Direction, Operation};
-use crate::phase::{Phase, poll_shutdown};
+use crate::direction_state::{DirectionState, poll_shutdown};
+use crate::options::{DirectionOptions, RelayOptions};
+use crate::outcome::{Direction, Failure, Operation};
+use crate::readiness::ReadySocket;
 use crate::stream;
 
 /// The whole salvage takes at most this long.
@@ -54,7 +53,7 @@ const SLOWEST_CHECK: Duration = Duration::from_millis(64);
 pub(crate) struct Salvage {
     stage: Stage,
     pub(crate) direction: Direction,
-    pub(crate) broken: Broken,
+    pub(crate) broken: Failure,
     /// Bytes that the other side had when it began.
     delivered_before: u64,
     /// Bytes that may still be discarded.
@@ -87,11 +86,11 @@ pub(crate) struct Wreck<'a, F, O> {
     pub(crate) failed: &'a mut F,
     pub(crate) other: &'a mut O,
     /// From the failed side to the other, with its live counts.
-    pub(crate) onward: &'a mut Phase,
+    pub(crate) onward: &'a mut DirectionState,
     pub(crate) counts: &'a Counts,
-    pub(crate) way: &'a Way,
+    pub(crate) way: &'a DirectionOptions,
     /// From the other side to the failed one.
-    pub(crate) dead: &'a mut Phase,
+    pub(crate) dead: &'a mut DirectionState,
     pub(crate) options: &'a RelayOptions,
 }
 
@@ -99,10 +98,10 @@ impl Salvage {
     /// The error itself where the options leave nothing to do.
     pub(crate) fn new(
         direction: Direction,
-        broken: Broken,
+        broken: Failure,
         options: &RelayOptions,
         delivered: u64,
-    ) -> Result<Self, Broken> {
+    ) -> Result<Self, Failure> {
         let stage = match broken.0 {
             // The engine's own word, and no failure of a stream.
             _ if broken.1.kind() == io::ErrorKind::Unsupported => return Err(broken),
@@ -273,7 +272,7 @@ fn is_owed(socket: &TcpStream) -> bool {
 
 fn tcp<O>(other: &O) -> Option<&TcpStream> {
     match stream::sink(other)? {
-        End::Tcp(socket) => Some(socket),
-        End::Unix(_) | End::Receiver(_) | End::Sender(_) => None,
+        ReadySocket::Tcp(socket) => Some(socket),
+        ReadySocket::Unix(_) | ReadySocket::Receiver(_) | ReadySocket::Sender(_) => None,
     }
 }

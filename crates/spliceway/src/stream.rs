@@ -8,19 +8,19 @@ use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, BufReader, BufStream, BufWr
 use tokio::net::unix::pipe;
 use tokio::net::{TcpStream, UnixStream, tcp, unix};
 
-use crate::end::End;
 use crate::identity::{
     Limit, Limited, NoLifetimes, cast_borrowed, cast_mut, cast_ref, cast_take_mut, cast_take_ref, cast_watched,
 };
+use crate::readiness::ReadySocket;
 
 /// What `stream` reads from, past whatever it has buffered; `None` if the kernel alone does not know its bytes.
-pub(crate) fn source<R: ?Sized>(stream: &R) -> Option<End<'_>> {
+pub(crate) fn source<R: ?Sized>(stream: &R) -> Option<ReadySocket<'_>> {
     duplex::<R, TcpStream>(stream)
         .or_else(|| duplex::<R, UnixStream>(stream))
         .or_else(|| read_half::<R, tcp::OwnedReadHalf>(stream))
         .or_else(|| read_half::<R, unix::OwnedReadHalf>(stream))
-        .or_else(|| cast_borrowed::<R, tcp::ReadHalf<'static>>(stream).map(|half| End::Tcp(half.as_ref())))
-        .or_else(|| cast_borrowed::<R, unix::ReadHalf<'static>>(stream).map(|half| End::Unix(half.as_ref())))
+        .or_else(|| cast_borrowed::<R, tcp::ReadHalf<'static>>(stream).map(|half| ReadySocket::Tcp(half.as_ref())))
+        .or_else(|| cast_borrowed::<R, unix::ReadHalf<'static>>(stream).map(|half| ReadySocket::Unix(half.as_ref())))
         .or_else(|| read_half::<R, pipe::Receiver>(stream))
         .or_else(|| joined::<R, tcp::OwnedReadHalf, tcp::OwnedWriteHalf>(stream).map(|(reader, _)| reader))
         .or_else(|| joined::<R, unix::OwnedReadHalf, unix::OwnedWriteHalf>(stream).map(|(reader, _)| reader))
@@ -28,27 +28,30 @@ pub(crate) fn source<R: ?Sized>(stream: &R) -> Option<End<'_>> {
 }
 
 /// What `stream` writes to; `None` if the kernel alone cannot. What a buffer holds back must be flushed first.
-pub(crate) fn sink<W: ?Sized>(stream: &W) -> Option<End<'_>> {
+pub(crate) fn sink<W: ?Sized>(stream: &W) -> Option<ReadySocket<'_>> {
     duplex::<W, TcpStream>(stream)
         .or_else(|| duplex::<W, UnixStream>(stream))
         .or_else(|| write_half::<W, tcp::OwnedWriteHalf>(stream))
         .or_else(|| write_half::<W, unix::OwnedWriteHalf>(stream))
-        .or_else(|| cast_borrowed::<W, tcp::WriteHalf<'static>>(stream).map(|half| End::Tcp(half.as_ref())))
-        .or_else(|| cast_borrowed::<W, unix::WriteHalf<'static>>(stream).map(|half| End::Unix(half.as_ref())))
+        .or_else(|| cast_borrowed::<W, tcp::WriteHalf<'static>>(stream).map(|half| ReadySocket::Tcp(half.as_ref())))
+        .or_else(|| cast_borrowed::<W, unix::WriteHalf<'static>>(stream).map(|half| ReadySocket::Unix(half.as_ref())))
         .or_else(|| write_half::<W, pipe::Sender>(stream))
         .or_else(|| joined::<W, tcp::OwnedReadHalf, tcp::OwnedWriteHalf>(stream).map(|(_, writer)| writer))
         .or_else(|| joined::<W, unix::OwnedReadHalf, unix::OwnedWriteHalf>(stream).map(|(_, writer)| writer))
         .or_else(|| joined::<W, pipe::Receiver, pipe::Sender>(stream).map(|(_, writer)| writer))
-        .or_else(|| cast_watched(stream).map(End::Tcp))
+        .or_else(|| cast_watched(stream).map(ReadySocket::Tcp))
 }
 
 /// Both ends, where bytes from `reader` to `writer` can go through the kernel. Known at compile time.
 ///
 /// From pipe to pipe they do not: a buffer takes with it that it was written as a packet (`O_DIRECT`), which the source's end cannot
 /// be asked for, and the rest of a packet is lost to whoever reads it in parts.
-pub(crate) fn plain<'a, R: ?Sized, W: ?Sized>(reader: &'a R, writer: &'a W) -> Option<(End<'a>, End<'a>)> {
+pub(crate) fn plain<'a, R: ?Sized, W: ?Sized>(
+    reader: &'a R,
+    writer: &'a W,
+) -> Option<(ReadySocket<'a>, ReadySocket<'a>)> {
     match (source(reader)?, sink(writer)?) {
-        (End::Receiver(_), End::Sender(_)) => None,
+        (ReadySocket::Receiver(_), ReadySocket::Sender(_)) => None,
         ends => Some(ends),
     }
 }
@@ -107,13 +110,13 @@ fn with_limit_around<R: ?Sized, S: IsEnd + AsyncRead + Unpin>(stream: &mut R, te
 
 /// A stream type that is a socket, half of one, or an end of a pipe.
 trait IsEnd: NoLifetimes {
-    fn end(&self) -> End<'_>;
+    fn end(&self) -> ReadySocket<'_>;
 }
 
 macro_rules! is_end {
     ($($stream:ty: $this:ident => $end:expr;)+) => {$(
         impl IsEnd for $stream {
-            fn end(&self) -> End<'_> {
+            fn end(&self) -> ReadySocket<'_> {
                 let $this = self;
                 $end
             }
@@ -122,23 +125,23 @@ macro_rules! is_end {
 }
 
 is_end! {
-    TcpStream: stream => End::Tcp(stream);
-    UnixStream: stream => End::Unix(stream);
-    tcp::OwnedReadHalf: half => End::Tcp(half.as_ref());
-    tcp::OwnedWriteHalf: half => End::Tcp(half.as_ref());
-    unix::OwnedReadHalf: half => End::Unix(half.as_ref());
-    unix::OwnedWriteHalf: half => End::Unix(half.as_ref());
-    pipe::Receiver: receiver => End::Receiver(receiver);
-    pipe::Sender: sender => End::Sender(sender);
+    TcpStream: stream => ReadySocket::Tcp(stream);
+    UnixStream: stream => ReadySocket::Unix(stream);
+    tcp::OwnedReadHalf: half => ReadySocket::Tcp(half.as_ref());
+    tcp::OwnedWriteHalf: half => ReadySocket::Tcp(half.as_ref());
+    unix::OwnedReadHalf: half => ReadySocket::Unix(half.as_ref());
+    unix::OwnedWriteHalf: half => ReadySocket::Unix(half.as_ref());
+    pipe::Receiver: receiver => ReadySocket::Receiver(receiver);
+    pipe::Sender: sender => ReadySocket::Sender(sender);
 }
 
-fn duplex<T: ?Sized, S: IsEnd + AsyncRead + AsyncWrite + Unpin>(stream: &T) -> Option<End<'_>> {
+fn duplex<T: ?Sized, S: IsEnd + AsyncRead + AsyncWrite + Unpin>(stream: &T) -> Option<ReadySocket<'_>> {
     read_half::<T, S>(stream)
         .or_else(|| write_half::<T, S>(stream))
         .or_else(|| cast_ref::<T, BufStream<S>>(stream).map(|buffered| buffered.get_ref().end()))
 }
 
-fn read_half<T: ?Sized, S: IsEnd + AsyncRead + Unpin>(stream: &T) -> Option<End<'_>> {
+fn read_half<T: ?Sized, S: IsEnd + AsyncRead + Unpin>(stream: &T) -> Option<ReadySocket<'_>> {
     cast_ref::<T, S>(stream)
         .or_else(|| cast_ref::<T, BufReader<S>>(stream).map(BufReader::get_ref))
         .or_else(|| cast_take_ref::<T, S>(stream).map(Limited::inner))
@@ -146,12 +149,14 @@ fn read_half<T: ?Sized, S: IsEnd + AsyncRead + Unpin>(stream: &T) -> Option<End<
         .map(S::end)
 }
 
-fn write_half<T: ?Sized, S: IsEnd + AsyncWrite>(stream: &T) -> Option<End<'_>> {
+fn write_half<T: ?Sized, S: IsEnd + AsyncWrite>(stream: &T) -> Option<ReadySocket<'_>> {
     let socket = cast_ref::<T, S>(stream).or_else(|| cast_ref::<T, BufWriter<S>>(stream).map(BufWriter::get_ref));
     socket.map(S::end)
 }
 
-fn joined<T: ?Sized, R: IsEnd + AsyncRead, W: IsEnd + AsyncWrite>(stream: &T) -> Option<(End<'_>, End<'_>)> {
+fn joined<T: ?Sized, R: IsEnd + AsyncRead, W: IsEnd + AsyncWrite>(
+    stream: &T,
+) -> Option<(ReadySocket<'_>, ReadySocket<'_>)> {
     cast_ref::<T, Join<R, W>>(stream).map(|both| (both.reader().end(), both.writer().end()))
 }
 

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
 use clap::ValueEnum;
 use spliceway_core::transfer::SCRATCH;
-use spliceway_core::{Counts, Engine, Limits, Mover, Need, PipePool, PipeSize, SizeClass};
+use spliceway_core::{Counts, Engine, Limits, Next, PipePool, PipeSize, SizeClass, Splicer};
 
 /// What to do over and over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -70,18 +70,21 @@ impl Piece {
 fn relay(engine: Engine, bytes: usize, times: u32) -> io::Result<()> {
     let ((mut sender, source), (sink, mut receiver)) = (connection()?, connection()?);
     let pool = PipePool::new(Limits::of_this_process());
-    let mut mover = Mover::new(engine, PipeSize::Fixed(SizeClass::Kib64), pool);
+    let mut splicer = Splicer::new(engine, PipeSize::Fixed(SizeClass::Kib64), pool);
     let (counts, mut scratch, mut message) = (Counts::default(), vec![0; SCRATCH], vec![7; bytes]);
     for _ in 0..times {
         sender.write_all(&message)?;
         // Until all is there.
         while source.peek(&mut scratch)? < bytes {}
-        if mover.need() == Need::Yield {
-            mover.yielded();
-        }
+        if let Next::Yield = splicer.next() {}
         counted(|| {
-            mover.take(&source, &mut scratch, &counts)?;
-            mover.deliver(&sink, &scratch, &counts)
+            if let Next::Read(read) = splicer.next() {
+                read.perform(usize::MAX, &source, &mut scratch, &counts)?;
+            }
+            match splicer.next() {
+                Next::Write(write) => write.perform(&sink, &scratch, &counts).map(drop),
+                next => unreachable!("{next:?} after a read of bytes"),
+            }
         })?;
         receiver.read_exact(&mut message)?;
     }

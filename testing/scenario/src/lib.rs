@@ -1,7 +1,7 @@
 //! Scenarios for relays over real sockets, drawn from bytes, and what must hold in each; the same for the parsers.
 //!
 //! ```text
-//!   bytes ─ arbitrary ─▶ Plan ─▶ world: peers act and check ⇄ sockets ⇄ relays: over_tokio, or over_movers
+//!   bytes ─ arbitrary ─▶ Plan ─▶ world: peers act and check ⇄ sockets ⇄ relays: over_tokio, or over_splicers
 //! ```
 //!
 //! One generator for both searches: cargo-fuzz draws the bytes by coverage, proptest at random and shrinks them. A failure is
@@ -22,7 +22,7 @@
 
 mod audit;
 mod datagrams;
-mod over_movers;
+mod over_splicers;
 mod over_tokio;
 mod parsers;
 mod peer;
@@ -32,7 +32,7 @@ mod stream;
 mod world;
 
 pub use datagrams::socks5_datagram;
-pub use over_movers::over_movers;
+pub use over_splicers::over_splicers;
 pub use over_tokio::over_tokio;
 pub use parsers::{address, http, http_answer, http_chunks, proxy_header, socks4, socks5, upstream};
 pub use plan::{Amount, Driving, Family, PeerPlan, Plan, PoolPlan, Read, RelayPlan, Write};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-use spliceway::{EndReason, Relay, RelayError, RelayStats, RelaySummary, Rests};
+use spliceway::{EndReason, Relay, RelayError, RelayStats, RelaySummary};
 use spliceway_core::PipePool;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -132,9 +132,7 @@ where
     A: AsyncRead + AsyncWrite + Unpin + 'static,
     B: AsyncRead + AsyncWrite + Unpin + 'static,
 {
-    // While a flow rests it is polled with nothing to move, by the clock, which no scenario reads.
     let relay = Relay::new(a, b)
-        .rests(Rests::Never)
         .engine(plan.engine)
         .pipe_size(plan.pipe_size)
         .pool(pool);

@@ -4,7 +4,6 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use arbitrary::{Arbitrary, Result, Unstructured};
-use spliceway_core::transfer::{Crossover, Middling};
 use spliceway_core::{Engine, Limits, PipeSize, SizeClass};
 
 /// A scenario: relays that share a pool, one mostly.
@@ -14,8 +13,6 @@ pub struct Plan {
     pub pool: PoolPlan,
     /// One to three.
     pub relays: Vec<RelayPlan>,
-    /// Which messages are worth splicing, turn by turn and over again. (Movers alone: the relays of a runtime measure it.)
-    pub crossovers: Vec<Crossover>,
 }
 
 /// By hand, so that libFuzzer's way of drawing (which lets the last field take the rest) gives the same plan as any other.
@@ -24,13 +21,7 @@ impl Arbitrary<'_> for Plan {
         let pool = u.arbitrary()?;
         let count = one_of(&[1, 1, 1, 1, 1, 1, 2, 3])(u)?;
         let relays = (0..count).map(|_| u.arbitrary()).collect::<Result<_>>()?;
-        // Last, so that it takes nothing from a shorter input.
-        let crossovers = up_to_eight_of(u, crossover)?;
-        Ok(Self {
-            pool,
-            relays,
-            crossovers,
-        })
+        Ok(Self { pool, relays })
     }
 }
 
@@ -92,7 +83,7 @@ pub struct Driving {
     /// It is polled in every turn, whether it was woken or not.
     #[arbitrary(with = one_in_eight)]
     pub spurious: bool,
-    /// It parks after so many calls and goes on in its next turn. (Movers alone: a future cannot be interrupted there.)
+    /// It parks after so many calls and goes on in its next turn. (Only splicers do: a future cannot be interrupted there.)
     #[arbitrary(with = rarely)]
     pub calls_per_turn: Option<u8>,
 }
@@ -247,15 +238,6 @@ fn up_to_eight_of<'input, T>(
 ) -> Result<Vec<T>> {
     let count = u8::arbitrary(u)? % 9;
     (0..count).map_while(|_| (!u.is_empty()).then(|| draw(u))).collect()
-}
-
-fn crossover(u: &mut Unstructured<'_>) -> Result<Crossover> {
-    one_of(&[
-        Crossover::AtBulk,
-        Crossover::At(Middling::Kib8),
-        Crossover::At(Middling::Kib16),
-        Crossover::At(Middling::Kib32),
-    ])(u)
 }
 
 fn rarely(u: &mut Unstructured<'_>) -> Result<Option<u8>> {

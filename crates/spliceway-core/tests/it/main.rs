@@ -9,18 +9,18 @@ mod copy;
 mod kernel_pipe;
 /// The kernel does what the engine rests on: sockets at their ends, errors, urgent marks.
 mod kernel_socket;
-/// Where a fill or a receive might find nothing a mover looks at its source first, and is not misled by what a look does not tell.
-mod looks;
-/// A mover performs what its transfer decides, holds a pipe only while there are bytes in it, and tells why it copies.
-mod mover;
 /// A pipe says what happened, counts what it holds, and is clean only if nothing went wrong.
 mod pipe;
-/// A pipe of the caller's is spliced with none between, and both ends' readiness is told apart.
-mod pipe_ends;
 /// A pool lends clean pipes, its own thread's first, never more than its limits, and closes what nobody needs.
 mod pool;
 /// A pool in a process that runs out of descriptors or pages, or counts its descriptors.
 mod pool_process;
+/// After a short read, a splicer probes its source, and is not misled by what a probe does not tell.
+mod probes;
+/// A pipe of the caller's is spliced with no pipe in between, and the readiness of both ends is told apart.
+mod splice_through;
+/// A splicer performs what its transfer decides, holds a pipe only while it has bytes, and tells why it copies.
+mod splicer;
 /// Whatever happens, a transfer delivers every byte in order, holds bytes in one place only, gives way, and ends.
 mod transfer;
 

@@ -5,8 +5,6 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use spliceway::Rests;
-
 use super::{Asked, Cli, Command, CommonArgs, DialArgs, ForwardArgs, ProxyArgs};
 use crate::address::ListenRange;
 use crate::auth::{self, Stored, Users};
@@ -147,11 +145,6 @@ impl CommonArgs {
             },
             engine: self.engine.splice.into(),
             pipe_size: self.engine.pipe_size.into(),
-            rests: if self.engine.no_rests {
-                Rests::Never
-            } else {
-                Rests::Timer
-            },
             workers: self.engine.workers.unwrap_or_else(processors),
             log_level: self.watch.log_level.into(),
             metrics: self.watch.metrics,
@@ -207,17 +200,6 @@ pub(crate) mod tests {
     use clap::Parser;
 
     use super::*;
-
-    #[test]
-    fn relays_rest_unless_told_not_to() {
-        for (line, rests) in [
-            ("spliceway socks5", "rests: Timer"),
-            ("spliceway socks5 --no-rests", "rests: Never"),
-        ] {
-            let relays = crate::serve::relays(&typed(line).unwrap());
-            assert!(format!("{relays:?}").contains(rests), "{relays:?}");
-        }
-    }
 
     pub(crate) fn typed(line: &str) -> Result<Settings, String> {
         let cli = Cli::try_parse_from(line.split_whitespace()).map_err(|error| error.to_string())?;

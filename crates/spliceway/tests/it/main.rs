@@ -1,6 +1,5 @@
 //! The promises of the crate, one module each.
 
-mod crossover; // messages of 8 to 64 KiB, copied and spliced
 mod faults; // system calls that fail, each in every way
 mod idle; // what 10,000 relays at rest hold
 mod options; // what a caller may choose about a relay, spliced and copied, both ways
@@ -12,5 +11,6 @@ mod segments; // between network namespaces: segments of 1,448 bytes, offloads o
 mod size; // what a relay's future costs in memory
 mod support;
 mod syscalls; // which system calls a relay makes
+mod threshold; // which messages are copied, and which are spliced
 mod unprivileged; // 300 bulk relays of a user with a soft limit on pipe pages
 mod upgraded; // the sockets below hyper's upgraded connections

@@ -5,7 +5,7 @@ use std::{env, fs};
 
 use proptest::prelude::*;
 use spliceway_scenario::{
-    Plan, address, http, over_movers, over_tokio, proxy_header, socks4, socks5, socks5_datagram, upstream,
+    Plan, address, http, over_splicers, over_tokio, proxy_header, socks4, socks5, socks5_datagram, upstream,
 };
 
 /// Of each kind. `PROPTEST_CASES` is for longer searches.
@@ -25,8 +25,8 @@ proptest! {
     }
 
     #[test]
-    fn all_that_must_hold_does_in_random_scenarios_over_movers(plan in plans()) {
-        over_movers(&plan);
+    fn all_that_must_hold_does_in_random_scenarios_over_splicers(plan in plans()) {
+        over_splicers(&plan);
     }
 
     #[test]
@@ -187,11 +187,11 @@ fn proxy_headers() -> impl Strategy<Value = Vec<u8>> {
 
 #[test]
 fn all_that_must_hold_does_in_what_the_fuzzers_kept() {
-    for (name, bytes) in kept("relay").chain(kept("mover")) {
+    for (name, bytes) in kept("relay").chain(kept("splicer")) {
         // Shown when it fails.
         println!("{}: {:?}", name.display(), Plan::from_bytes(&bytes));
         over_tokio(&Plan::from_bytes(&bytes));
-        over_movers(&Plan::from_bytes(&bytes));
+        over_splicers(&Plan::from_bytes(&bytes));
     }
     for (target, parser) in [
         ("socks5", socks5 as fn(&[u8])),

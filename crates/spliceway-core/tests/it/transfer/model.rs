@@ -1,22 +1,22 @@
-//! A world for a transfer to move bytes in: a source, a pipe, user space and a sink, of numbers instead of bytes.
+//! A world for a transfer to move bytes in: a source, a pipe, user space and a sink, with numbers instead of bytes.
 //!
-//! As bytes are only ever taken from the source in order, a range of places stands for them: what is delivered must begin
-//! where the last delivery ended, and then nothing is lost, doubled or out of order.
+//! Bytes are only ever read from the source in order, so a range of positions stands for them. Each delivery must begin
+//! where the last one ended. Then nothing is lost, doubled or out of order.
 
 use std::ops::Range;
 
-use spliceway_core::transfer::{Crossover, Event, PASS, SCRATCH, Step, Transfer};
+use spliceway_core::transfer::{Event, SCRATCH, SPLICE_THROUGH_MAX, Step, Transfer};
 use spliceway_core::{Engine, PipeSize, Reason, Scope, SizeClass};
 
-/// Bytes of messages and copies to move before a turn for others is due (docs/defaults.md).
-pub(crate) const TURN: usize = 256 << 10;
-/// The same for bulk.
-pub(crate) const BULK_TURN: usize = 1 << 20;
-/// The most that one recv or one fill can bring, and so the most that a turn can be exceeded by.
+/// Bytes after which a poll yields that copies (docs/tuning.md).
+pub(crate) const COPY_BUDGET: usize = 256 << 10;
+/// The same for a poll that splices.
+pub(crate) const SPLICE_BUDGET: usize = 1 << 20;
+/// The most that one recv or one fill can bring, and so the most that a budget can be exceeded by.
 const MOST_AT_ONCE: usize = 4 << 20;
 
-/// A message of which the crossover decides how it goes.
-const MIDDLING: usize = 20_000;
+/// A message that is worth a splice and does not fill the buffer.
+const LARGE_MESSAGE: usize = 20_000;
 
 /// Whoever decides which of the possible outcomes happens.
 pub(crate) trait Fate {
@@ -38,9 +38,8 @@ impl Fate for Kind {
 pub(crate) struct World {
     pub(crate) transfer: Transfer,
     engine: Engine,
-    crossover: Crossover,
     /// An end is a pipe: there is none between.
-    passes: bool,
+    through: bool,
     /// Places that the source still has; it ends behind them.
     source: Range<usize>,
     /// No place from here on may be taken.
@@ -51,7 +50,7 @@ pub(crate) struct World {
     end_seen: bool,
     /// A reason that holds for this relay for good was given.
     never_again: bool,
-    moved_in_turn: usize,
+    moved: usize,
     /// Steps since a byte moved, the source was waited for, or others had their turn.
     idle_steps: usize,
     pub(crate) history: Vec<(Step, Event)>,
@@ -63,8 +62,7 @@ impl World {
         Self {
             transfer: Transfer::new(engine, size),
             engine,
-            crossover: Crossover::AtBulk,
-            passes: false,
+            through: false,
             source: 0..bytes,
             limit: usize::MAX,
             user: 0..0,
@@ -72,7 +70,7 @@ impl World {
             delivered: 0,
             end_seen: false,
             never_again: false,
-            moved_in_turn: 0,
+            moved: 0,
             idle_steps: 0,
             history: Vec::new(),
         }
@@ -82,7 +80,7 @@ impl World {
     pub(crate) fn without_pipe(engine: Engine, bytes: usize) -> Self {
         Self {
             transfer: Transfer::without_pipe(engine),
-            passes: true,
+            through: true,
             ..Self::new(engine, PipeSize::Auto, bytes)
         }
     }
@@ -95,12 +93,6 @@ impl World {
         self
     }
 
-    /// These messages are spliced from now on.
-    pub(crate) fn cross_at(&mut self, crossover: Crossover) {
-        self.crossover = crossover;
-        self.transfer.cross_at(crossover);
-    }
-
     /// No more than the first `bytes` of the source may be taken.
     pub(crate) fn limited(self, bytes: usize) -> Self {
         Self { limit: bytes, ..self }
@@ -109,12 +101,7 @@ impl World {
     /// One step with the outcome that `fate` chooses; `false` when the transfer is done.
     pub(crate) fn advance(&mut self, fate: &mut impl Fate) -> bool {
         let mut step = self.transfer.step();
-        if self.is_at_limit()
-            && matches!(
-                step,
-                Step::Recv | Step::Peek | Step::Pass { .. } | Step::Fill(_) | Step::Yield
-            )
-        {
+        if self.is_at_limit() && step.reads() {
             self.transfer.on(Event::LimitReached);
             step = self.transfer.step();
         }
@@ -125,13 +112,6 @@ impl World {
         };
         self.happen(step, *event);
         true
-    }
-
-    /// One step with this outcome.
-    pub(crate) fn happens(&mut self, event: Event) {
-        let step = self.transfer.step();
-        self.check(step);
-        self.happen(step, event);
     }
 
     /// From here everything succeeds: it must end, with every byte delivered.
@@ -166,26 +146,30 @@ impl World {
         assert_eq!(step.holds_pipe(), !self.pipe.is_empty(), "at {step:?}: {self:#?}");
         assert_eq!(step == Step::Send, !self.user.is_empty(), "at {step:?}: {self:#?}");
         assert!(self.idle_steps <= 4, "in circles at {step:?}: {self:#?}");
-        let turn = if self.engine == Engine::Copy { TURN } else { BULK_TURN };
+        let budget = if self.engine == Engine::Copy {
+            COPY_BUDGET
+        } else {
+            SPLICE_BUDGET
+        };
         match step {
-            Step::Fill(_) | Step::Pass { .. } | Step::Peek => {
-                let fills = matches!(step, Step::Fill(_));
-                assert_ne!(fills, self.passes, "{step:?} between such ends");
+            Step::Fill { .. } | Step::SpliceThrough { .. } | Step::Peek => {
+                let fills = matches!(step, Step::Fill { .. });
+                assert_ne!(fills, self.through, "{step:?} between such ends");
                 assert_ne!(self.engine, Engine::Copy, "copies always");
                 assert!(
                     !self.never_again,
                     "{step:?} after a reason that holds for good: {self:#?}"
                 );
-                assert!(self.moved_in_turn < turn, "{step:?} where a turn is over: {self:#?}");
+                assert!(self.moved < budget, "{step:?} beyond the budget: {self:#?}");
             }
-            Step::Recv => assert!(self.moved_in_turn < turn, "{step:?} where a turn is over: {self:#?}"),
-            Step::Yield => assert!(self.moved_in_turn >= TURN, "gives way too early: {self:#?}"),
+            Step::Recv => assert!(self.moved < budget, "{step:?} beyond the budget: {self:#?}"),
+            Step::Yield => assert!(self.moved >= COPY_BUDGET, "yields too early: {self:#?}"),
             Step::Shutdown | Step::Done => {
                 assert!(self.end_seen || self.is_at_limit(), "no end was confirmed: {self:#?}");
             }
             Step::Send | Step::Drain | Step::Unload => {}
         }
-        assert!(self.moved_in_turn < turn + MOST_AT_ONCE, "too long a turn: {self:#?}");
+        assert!(self.moved < budget + MOST_AT_ONCE, "too long a poll: {self:#?}");
     }
 
     /// Everything that reality allows to come of `step` now, the kindest first.
@@ -193,21 +177,17 @@ impl World {
         let left = self.left();
         match step {
             Step::Recv => {
-                let mut outcomes = Vec::new();
-                // As much as may be; a middling message, where it makes a difference; a part of what there is, or the last of it.
-                let middling = if self.crossover == Crossover::AtBulk {
-                    0
-                } else {
-                    MIDDLING
-                };
+                // As much as may be; a large message; a part of what there is, or the last of it.
                 let small = if left >= SCRATCH { 1_000 } else { left };
-                let possible = [SCRATCH, middling, small]
+                let possible = [SCRATCH, LARGE_MESSAGE, small]
                     .into_iter()
                     .filter(|bytes| (1..=left).contains(bytes));
-                outcomes.extend(possible.map(|bytes| Event::Received {
-                    bytes,
-                    full: bytes == SCRATCH,
-                }));
+                let mut outcomes: Vec<_> = possible
+                    .map(|bytes| Event::Received {
+                        bytes,
+                        full: bytes == SCRATCH,
+                    })
+                    .collect();
                 outcomes.extend((left == 0).then_some(Event::Eof));
                 outcomes.push(Event::WouldBlock);
                 outcomes
@@ -215,8 +195,8 @@ impl World {
             // Of a pipe that is empty nobody can tell whether it has ended.
             Step::Peek if left == 0 => vec![Event::Eof, Event::WouldBlock, Event::SourceStopped],
             Step::Peek => vec![Event::Peeked, Event::WouldBlock, Event::SourceStopped],
-            Step::Pass { sure } => self.passed(sure),
-            Step::Fill(class) => self.fills(class),
+            Step::SpliceThrough { peeked } => self.spliced_through(peeked),
+            Step::Fill { class, probe } => self.fills(class, probe),
             Step::Send => parts(self.user.len())
                 .map(|bytes| Event::Sent {
                     bytes,
@@ -229,7 +209,7 @@ impl World {
                     left: self.pipe.len() - bytes,
                 });
                 let cannot = [Reason::NotSupported, Reason::NoMemory].map(Event::Cannot);
-                drained.chain([Event::SinkSlow]).chain(cannot).collect()
+                drained.chain([Event::SinkBlocked]).chain(cannot).collect()
             }
             Step::Unload => vec![Event::Unloaded],
             Step::Yield => vec![Event::Yielded],
@@ -238,7 +218,7 @@ impl World {
         }
     }
 
-    fn fills(&self, class: SizeClass) -> Vec<Event> {
+    fn fills(&self, class: SizeClass, probe: bool) -> Vec<Event> {
         let size = class.bytes();
         let left = self.left();
         // The size, or the last bytes; far more than the size; a part by slots; small messages; a pipe smaller or larger than asked for.
@@ -254,22 +234,29 @@ impl World {
         let mut outcomes: Vec<_> = possible.map(|(bytes, full)| Event::Filled { bytes, full }).collect();
         // Also with bytes there: they have not arrived, or they stand behind an urgent mark.
         outcomes.push(Event::SourceStopped);
-        outcomes.extend(self.transfer.expects_drained_source().then_some(Event::WouldBlock));
+        outcomes.extend(probe.then_some(Event::WouldBlock));
         // One of each scope: for good, for the process, for now.
         let reasons = [Reason::InvalidArgument, Reason::NotPermitted, Reason::PipeBudget];
         outcomes.extend(reasons.map(Event::Cannot));
         outcomes
     }
 
-    fn passed(&self, sure: bool) -> Vec<Event> {
+    fn spliced_through(&self, peeked: bool) -> Vec<Event> {
         let left = self.left();
         // As much as may be, or the last bytes; a good part; small messages, of a socket and of a pipe.
-        let sizes = [(PASS.min(left), true), (SCRATCH, true), (100, false), (100, true)];
+        let sizes = [
+            (SPLICE_THROUGH_MAX.min(left), true),
+            (SCRATCH, true),
+            (100, false),
+            (100, true),
+        ];
         let possible = sizes.into_iter().filter(|(bytes, _)| (1..=left).contains(bytes));
-        let mut outcomes: Vec<_> = possible.map(|(bytes, more)| Event::Passed { bytes, more }).collect();
+        let mut outcomes: Vec<_> = possible
+            .map(|(bytes, more)| Event::SplicedThrough { bytes, more })
+            .collect();
         outcomes.push(Event::SourceStopped);
-        // Of one that is sure of its source it is no event.
-        outcomes.extend((!sure).then_some(Event::SinkBlocked));
+        // If the source is known to have bytes, this is no event.
+        outcomes.extend((!peeked).then_some(Event::SinkBlocked));
         let reasons = [Reason::InvalidArgument, Reason::NotPermitted, Reason::NoMemory];
         outcomes.extend(reasons.map(Event::Cannot));
         outcomes
@@ -285,7 +272,7 @@ impl World {
                 self.pipe = self.take(bytes);
                 bytes
             }
-            Event::Passed { bytes, .. } => {
+            Event::SplicedThrough { bytes, .. } => {
                 assert!(self.user.is_empty(), "what was read goes first");
                 self.user = self.take(bytes);
                 self.deliver(Step::Send, bytes);
@@ -318,17 +305,16 @@ impl World {
             Event::Peeked
             | Event::SourceStopped
             | Event::SinkBlocked
-            | Event::SinkSlow
             | Event::WouldBlock
             | Event::LimitReached
             | Event::Yielded
             | Event::ShutDown => 0,
         };
-        if event == Event::SinkSlow {
-            // Whoever performs the steps waits.
+        if (step, event) == (Step::Drain, Event::SinkBlocked) {
+            // The caller waits.
             self.idle_steps = 0;
         } else if matches!(event, Event::WouldBlock | Event::Yielded) {
-            self.moved_in_turn = 0;
+            self.moved = 0;
             self.idle_steps = 0;
         } else if moved > 0 {
             self.idle_steps = 0;
@@ -359,7 +345,7 @@ impl World {
         assert_eq!(held.start, self.delivered, "bytes lost, doubled or out of order");
         held.start += bytes;
         self.delivered = held.start;
-        self.moved_in_turn += bytes;
+        self.moved += bytes;
     }
 }
 

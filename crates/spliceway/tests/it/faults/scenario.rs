@@ -30,7 +30,7 @@ const BURST: usize = (2 << 20) + (20 << 10);
 /// Bulk ends when this much was sent and the plan has [`enough`](Plan::enough), or fails.
 const MOST: u64 = 256 * MIB;
 /// What far answers when near has ended.
-const ANSWER: u64 = 40 * KIB;
+const ANSWER: u64 = 8 * KIB;
 /// Longer than any of this takes: a stall is an error, and no hang.
 const PATIENCE: Duration = Duration::from_secs(30);
 

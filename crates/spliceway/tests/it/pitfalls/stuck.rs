@@ -217,7 +217,7 @@ async fn an_idle_relay_is_not_polled() {
 }
 
 #[tokio::test]
-async fn a_relay_that_moved_256_kib_and_rests_holds_no_pipe() {
+async fn a_relay_that_moved_256_kib_and_is_idle_holds_no_pipe() {
     for engine in [Engine::Auto, Engine::Splice] {
         both_ways(async |setup| {
             let setup = crate::support::rig::Setup { engine, ..setup };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
-use spliceway::{DirectionSummary, Engine, Limits, PipePool, Relay, RelayError, RelayStats, RelaySummary, Rests};
+use spliceway::{DirectionSummary, Engine, Limits, PipePool, Relay, RelayError, RelayStats, RelaySummary};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
@@ -121,8 +121,7 @@ impl Setup {
         } else {
             (near_end, far_end)
         };
-        // Nothing moves while a flow rests, and tests tell by that what is stuck.
-        let relay = Relay::new(a, b).engine(self.engine).rests(Rests::Never).pool(&pool);
+        let relay = Relay::new(a, b).engine(self.engine).pool(&pool);
         let swapped = self.swapped;
         let laid = Laid {
             near,

@@ -1,21 +1,13 @@
-mod messages;
 mod model;
 
 use proptest::prelude::*;
-use spliceway_core::transfer::{Crossover, Event, Middling, SCRATCH, Step, Transfer};
-use spliceway_core::{Engine, PipeSize, Reason, SizeClass};
+use spliceway_core::transfer::{Event, SCRATCH, Step, Transfer};
+use spliceway_core::{Engine, PipeSize, Reason, SPLICE_THRESHOLD, SizeClass};
 
-use model::{BULK_TURN, Fate, TURN, World};
+use model::{COPY_BUDGET, Fate, SPLICE_BUDGET, World};
 
 const ENGINES: [Engine; 3] = [Engine::Auto, Engine::Splice, Engine::Copy];
 const SIZES: [PipeSize; 2] = [PipeSize::Auto, PipeSize::Fixed(SizeClass::Mib1)];
-
-const CROSSOVERS: [Crossover; 4] = [
-    Crossover::AtBulk,
-    Crossover::At(Middling::Kib8),
-    Crossover::At(Middling::Kib16),
-    Crossover::At(Middling::Kib32),
-];
 
 /// Outcomes tried in every sequence. Miri takes a hundred times as long for each, and asks only whether any step is undefined.
 const LENGTH: usize = if cfg!(miri) { 2 } else { 9 };
@@ -79,7 +71,7 @@ fn every_sequence_of_outcomes_delivers_every_byte_in_order_and_ends() {
     for engine in ENGINES {
         for size in SIZES {
             // Nothing, less than a recv, a few recvs, more than two turns and a byte.
-            for bytes in [0, 1_000, 3 * SCRATCH, 2 * BULK_TURN + 1] {
+            for bytes in [0, 1_000, 3 * SCRATCH, 2 * SPLICE_BUDGET + 1] {
                 walked += walk(LENGTH, || World::new(engine, size, bytes));
             }
         }
@@ -92,8 +84,8 @@ fn every_sequence_of_outcomes_delivers_every_byte_in_order_and_ends() {
 fn every_sequence_of_outcomes_in_a_bulk_flow_delivers_every_byte_in_order_and_ends() {
     for size in SIZES {
         walk(LENGTH, || {
-            let mut world = World::new(Engine::Auto, size, 3 * BULK_TURN + 1);
-            while !matches!(world.transfer.step(), Step::Fill(_)) {
+            let mut world = World::new(Engine::Auto, size, 3 * SPLICE_BUDGET + 1);
+            while !matches!(world.transfer.step(), Step::Fill { .. }) {
                 world.advance(&mut model::Kind);
             }
             world
@@ -104,8 +96,14 @@ fn every_sequence_of_outcomes_in_a_bulk_flow_delivers_every_byte_in_order_and_en
 #[test]
 fn every_sequence_of_outcomes_in_pipes_of_1_mib_delivers_every_byte_in_order_and_ends() {
     walk(LENGTH - 1, || {
-        let mut world = World::new(Engine::Auto, PipeSize::Auto, 2 * BULK_TURN + 1);
-        while world.transfer.step() != Step::Fill(SizeClass::Mib1) {
+        let mut world = World::new(Engine::Auto, PipeSize::Auto, 2 * SPLICE_BUDGET + 1);
+        while !matches!(
+            world.transfer.step(),
+            Step::Fill {
+                class: SizeClass::Mib1,
+                ..
+            }
+        ) {
             world.advance(&mut model::Kind);
         }
         world
@@ -124,7 +122,7 @@ fn every_sequence_of_outcomes_after_preloaded_bytes_delivers_these_first_and_end
 #[test]
 fn every_sequence_of_outcomes_with_no_pipe_between_delivers_every_byte_in_order_and_ends() {
     for engine in ENGINES {
-        for bytes in [0, 1_000, 3 * SCRATCH, 2 * BULK_TURN + 1] {
+        for bytes in [0, 1_000, 3 * SCRATCH, 2 * SPLICE_BUDGET + 1] {
             walk(LENGTH - 2, || World::without_pipe(engine, bytes));
         }
         walk(LENGTH - 2, || {
@@ -169,11 +167,7 @@ proptest! {
     ) {
         let mut world = World::new(engine, size, bytes);
         let mut chance = Chance(choices.iter());
-        while chance.0.len() > 0 && world.advance(&mut chance) {
-            if chance.choose(8) == 0 {
-                world.cross_at(CROSSOVERS[chance.choose(CROSSOVERS.len())]);
-            }
-        }
+        while chance.0.len() > 0 && world.advance(&mut chance) {}
         world.finish();
     }
 }
@@ -184,19 +178,27 @@ fn at(transfer: &mut Transfer, step: Step, event: Event) {
     transfer.on(event);
 }
 
+/// The class of the pipe that is to be filled now, and whether a probe is due before.
+fn fill_due(transfer: &Transfer) -> (SizeClass, bool) {
+    match transfer.step() {
+        Step::Fill { class, probe } => (class, probe),
+        step => panic!("{step:?} is due, and not a fill"),
+    }
+}
+
 /// One fill of `bytes`, drained at once.
 fn fill_and_drain(transfer: &mut Transfer, class: SizeClass, bytes: usize, full: bool) {
     if transfer.step() == Step::Yield {
         transfer.on(Event::Yielded);
     }
-    at(transfer, Step::Fill(class), Event::Filled { bytes, full });
+    assert_eq!(fill_due(transfer).0, class);
+    transfer.on(Event::Filled { bytes, full });
     at(transfer, Step::Drain, Event::Drained { bytes, left: 0 });
 }
 
 /// A fill that finds nothing, and a recv that says so.
 fn finds_nothing(transfer: &mut Transfer) {
-    let step = transfer.step();
-    assert!(matches!(step, Step::Fill(_)), "at {step:?}");
+    fill_due(transfer);
     transfer.on(Event::SourceStopped);
     at(transfer, Step::Recv, Event::WouldBlock);
 }
@@ -228,125 +230,75 @@ fn bulk(size: PipeSize) -> Transfer {
 fn small_messages_are_received_and_sent_and_nothing_else() {
     let mut transfer = Transfer::new(Engine::Auto, PipeSize::Auto);
     for _ in 0..1_000 {
-        recv_and_send(&mut transfer, 1_000);
+        recv_and_send(&mut transfer, SPLICE_THRESHOLD - 1);
         at(&mut transfer, Step::Recv, Event::WouldBlock);
     }
 }
 
 #[test]
-fn a_full_recv_makes_a_flow_bulk_and_eight_tiny_fills_in_a_row_make_it_messages_again() {
-    let mut transfer = bulk(PipeSize::Auto);
-    for tiny in [7, 8] {
-        fill_and_drain(&mut transfer, SizeClass::Kib64, 23_168, false);
-        finds_nothing(&mut transfer);
-        for _ in 1..tiny {
-            fill_and_drain(&mut transfer, SizeClass::Kib64, 100, false);
+fn a_recv_worth_a_splice_starts_splicing_and_eight_small_fills_in_a_row_end_it() {
+    for first in [SPLICE_THRESHOLD, SCRATCH] {
+        let mut transfer = Transfer::new(Engine::Auto, PipeSize::Auto);
+        recv_and_send(&mut transfer, first);
+        for small in [7, 8] {
+            fill_and_drain(&mut transfer, SizeClass::Kib64, SPLICE_THRESHOLD, false);
             finds_nothing(&mut transfer);
-        }
-    }
-    fill_and_drain(&mut transfer, SizeClass::Kib64, 100, false);
-    assert_eq!(transfer.step(), Step::Recv);
-}
-
-#[test]
-fn a_fill_that_stops_is_followed_by_a_recv_which_alone_tells_why() {
-    for (event, next) in [
-        (received(1_000), Step::Send),
-        (Event::WouldBlock, Step::Fill(SizeClass::Kib64)),
-        (Event::Eof, Step::Shutdown),
-    ] {
-        let mut transfer = bulk(PipeSize::Auto);
-        at(&mut transfer, Step::Fill(SizeClass::Kib64), Event::SourceStopped);
-        at(&mut transfer, Step::Recv, event);
-        assert_eq!(transfer.step(), next, "after {event:?}");
-    }
-}
-
-#[test]
-fn a_source_that_was_looked_at_and_has_nothing_is_waited_for_and_filled_from_again() {
-    // One tiny fill below the number that makes it messages again.
-    let mut transfer = bulk(PipeSize::Auto);
-    for _ in 0..7 {
-        fill_and_drain(&mut transfer, SizeClass::Kib64, 10_000, false);
-        at(&mut transfer, Step::Fill(SizeClass::Kib64), Event::WouldBlock);
-    }
-    at(&mut transfer, Step::Fill(SizeClass::Kib64), Event::SourceStopped);
-    assert_eq!(transfer.step(), Step::Recv);
-}
-
-#[test]
-fn bursts_that_end_with_a_look_lead_to_the_size_of_pipe_that_those_do_which_end_with_a_recv() {
-    for looks in [false, true] {
-        let mut transfer = bulk(PipeSize::Auto);
-        fill_and_drain(&mut transfer, SizeClass::Kib64, 64 << 10, true);
-        for _ in 0..4 {
-            fill_and_drain(&mut transfer, SizeClass::Kib256, 20_000, false);
-            if looks {
-                transfer.on(Event::WouldBlock);
-            } else {
+            for _ in 1..small {
+                fill_and_drain(&mut transfer, SizeClass::Kib64, SPLICE_THRESHOLD - 1, false);
                 finds_nothing(&mut transfer);
             }
         }
-        assert_eq!(transfer.step(), Step::Fill(SizeClass::Kib64), "looks: {looks}");
+        fill_and_drain(&mut transfer, SizeClass::Kib64, 100, false);
+        assert_eq!(transfer.step(), Step::Recv);
     }
 }
 
+/// A rate limit may allow little at once. If the source gave all of it, it may be bulk.
 #[test]
-fn nothing_more_is_expected_where_the_last_eight_fills_like_the_last_one_had_nothing_after_them() {
-    let mut transfer = bulk(PipeSize::Fixed(SizeClass::Kib64));
-    let mut expects_after = |full: bool, then_more: bool| {
-        let bytes = if full { 64 << 10 } else { 30_000 };
-        fill_and_drain(&mut transfer, SizeClass::Kib64, bytes, full);
-        let expects = transfer.expects_drained_source();
-        if !then_more {
-            transfer.on(if expects {
-                Event::WouldBlock
-            } else {
-                Event::SourceStopped
-            });
-            if !expects {
-                at(&mut transfer, Step::Recv, Event::WouldBlock);
-            }
-            assert!(!transfer.expects_drained_source(), "the source was waited for");
-        }
-        expects
-    };
-    for full in [false, true] {
-        for _ in 0..8 {
-            assert!(!expects_after(full, false), "too little is known");
-        }
-        for _ in 0..300 {
-            assert!(expects_after(full, false));
-        }
-        assert!(expects_after(full, true), "a look that finds more is the last");
-        for _ in 0..7 {
-            assert!(!expects_after(full, false));
-        }
-    }
-    // Of each kind one is missing, and neither says anything of the other.
-    for full in [false, true] {
-        assert!(!expects_after(full, false));
-        assert!(expects_after(full, false));
-    }
-}
-
-#[test]
-fn after_a_reason_to_copy_nothing_is_known_of_the_last_fill() {
+fn a_small_fill_of_everything_allowed_is_not_a_small_one() {
     let mut transfer = bulk(PipeSize::Auto);
-    for _ in 0..8 {
+    for _ in 0..100 {
+        fill_and_drain(&mut transfer, SizeClass::Kib64, 1_000, true);
+    }
+}
+
+#[test]
+fn a_fill_that_stops_is_followed_by_a_recv_which_alone_says_why() {
+    for (event, is_next) in [
+        (received(1_000), (|step| step == Step::Send) as fn(Step) -> bool),
+        (Event::WouldBlock, |step| {
+            matches!(step, Step::Fill { probe: false, .. })
+        }),
+        (Event::Eof, |step| step == Step::Shutdown),
+    ] {
+        let mut transfer = bulk(PipeSize::Auto);
+        transfer.on(Event::SourceStopped);
+        at(&mut transfer, Step::Recv, event);
+        assert!(is_next(transfer.step()), "{:?} after {event:?}", transfer.step());
+    }
+}
+
+#[test]
+fn a_probe_is_due_after_a_fill_that_was_not_full_and_until_the_source_is_drained() {
+    let mut transfer = bulk(PipeSize::Fixed(SizeClass::Kib64));
+    for (bytes, full, probe) in [(64 << 10, true, false), (30_000, false, true), (60_000, true, false)] {
+        fill_and_drain(&mut transfer, SizeClass::Kib64, bytes, full);
+        assert_eq!(fill_due(&transfer), (SizeClass::Kib64, probe), "{bytes}");
+    }
+    for drained in [Event::WouldBlock, Event::SourceStopped] {
         fill_and_drain(&mut transfer, SizeClass::Kib64, 30_000, false);
-        finds_nothing(&mut transfer);
+        transfer.on(drained);
+        if drained == Event::SourceStopped {
+            at(&mut transfer, Step::Recv, Event::WouldBlock);
+        }
+        assert_eq!(fill_due(&transfer), (SizeClass::Kib64, false), "{drained:?}");
     }
     fill_and_drain(&mut transfer, SizeClass::Kib64, 30_000, false);
-    assert!(transfer.expects_drained_source());
     transfer.on(Event::Cannot(Reason::PipeBudget));
-    while !matches!(transfer.step(), Step::Fill(_)) {
+    while transfer.step() == Step::Recv || transfer.step() == Step::Yield {
         recv_and_send(&mut transfer, SCRATCH);
-        if transfer.step() == Step::Yield {
-            transfer.on(Event::Yielded);
-        }
     }
-    assert!(!transfer.expects_drained_source());
+    assert_eq!(fill_due(&transfer), (SizeClass::Kib64, false), "after a reason to copy");
 }
 
 #[test]
@@ -360,34 +312,14 @@ fn a_pipe_that_was_filled_in_bytes_is_followed_by_a_larger_one_up_to_1_mib() {
 }
 
 #[test]
-fn no_automatic_pipe_is_larger_than_it_may_be_and_then_it_is_what_it_was() {
-    let mut transfer = bulk(PipeSize::Auto);
-    fill_and_drain(&mut transfer, SizeClass::Kib64, 64 << 10, true);
-    fill_and_drain(&mut transfer, SizeClass::Kib256, 256 << 10, true);
-    transfer.limit_pipe(SizeClass::Kib64);
-    for _ in 0..10 {
-        fill_and_drain(&mut transfer, SizeClass::Kib64, 64 << 10, true);
-    }
-    transfer.limit_pipe(SizeClass::Mib1);
-    fill_and_drain(&mut transfer, SizeClass::Mib1, 1 << 20, true);
-
-    let mut transfer = bulk(PipeSize::Fixed(SizeClass::Mib1));
-    transfer.limit_pipe(SizeClass::Kib64);
-    fill_and_drain(&mut transfer, SizeClass::Mib1, 1 << 20, true);
-}
-
-#[test]
-fn a_sink_that_is_slow_gets_no_pipe_of_1_mib_until_it_keeps_up() {
+fn a_sink_that_blocks_gets_no_pipe_of_1_mib_until_it_keeps_up() {
     let mut transfer = bulk(PipeSize::Auto);
     fill_and_drain(&mut transfer, SizeClass::Kib64, 64 << 10, true);
     fill_and_drain(&mut transfer, SizeClass::Kib256, 256 << 10, true);
     let (bytes, full) = (1 << 20, true);
-    at(
-        &mut transfer,
-        Step::Fill(SizeClass::Mib1),
-        Event::Filled { bytes, full },
-    );
-    at(&mut transfer, Step::Drain, Event::SinkSlow);
+    assert_eq!(fill_due(&transfer).0, SizeClass::Mib1);
+    transfer.on(Event::Filled { bytes, full });
+    at(&mut transfer, Step::Drain, Event::SinkBlocked);
     at(&mut transfer, Step::Drain, Event::Drained { bytes, left: 0 });
     for _ in 0..2 {
         fill_and_drain(&mut transfer, SizeClass::Kib256, 256 << 10, true);
@@ -404,7 +336,7 @@ fn a_pipe_that_was_filled_in_slots_is_not_followed_by_a_larger_one() {
 }
 
 #[test]
-fn four_low_fills_in_a_row_are_followed_by_a_smaller_pipe() {
+fn four_fills_in_a_row_below_half_of_the_pipe_are_followed_by_a_smaller_one() {
     let mut transfer = bulk(PipeSize::Auto);
     fill_and_drain(&mut transfer, SizeClass::Kib64, 64 << 10, true);
     for _ in 0..3 {
@@ -412,28 +344,10 @@ fn four_low_fills_in_a_row_are_followed_by_a_smaller_pipe() {
     }
     // Not in a row: half of the size starts the count again.
     fill_and_drain(&mut transfer, SizeClass::Kib256, 128 << 10, false);
-    // That the fourth was not the last shows with the fifth.
-    for _ in 0..5 {
+    for _ in 0..4 {
         fill_and_drain(&mut transfer, SizeClass::Kib256, 90_000, false);
     }
     fill_and_drain(&mut transfer, SizeClass::Kib64, 60_000, false);
-}
-
-#[test]
-fn fills_that_left_the_source_empty_are_followed_by_a_smaller_pipe_where_they_would_not_have_filled_it() {
-    let mut transfer = bulk(PipeSize::Auto);
-    fill_and_drain(&mut transfer, SizeClass::Kib64, 64 << 10, true);
-    let mut fill_that_is_all = |class, bytes| {
-        fill_and_drain(&mut transfer, class, bytes, false);
-        finds_nothing(&mut transfer);
-    };
-    for _ in 0..100 {
-        fill_that_is_all(SizeClass::Kib256, 64 << 10);
-    }
-    for _ in 0..4 {
-        fill_that_is_all(SizeClass::Kib256, 40_000);
-    }
-    fill_that_is_all(SizeClass::Kib64, 40_000);
 }
 
 #[test]
@@ -453,12 +367,12 @@ fn a_fixed_size_stays_whatever_the_flow_is() {
 fn after_a_reason_of_this_moment_1_mib_is_copied_and_then_splicing_is_tried_again() {
     for reason in Reason::ALL {
         let mut transfer = bulk(PipeSize::Auto);
-        at(&mut transfer, Step::Fill(SizeClass::Kib64), Event::Cannot(reason));
+        transfer.on(Event::Cannot(reason));
         for _ in 0..(1 << 20) / SCRATCH {
             recv_and_send(&mut transfer, SCRATCH);
         }
         let mut until_tried = 0;
-        while until_tried < 100 && !matches!(transfer.step(), Step::Fill(_)) {
+        while until_tried < 100 && !matches!(transfer.step(), Step::Fill { .. }) {
             recv_and_send(&mut transfer, SCRATCH);
             if transfer.step() == Step::Yield {
                 transfer.on(Event::Yielded);
@@ -473,86 +387,49 @@ fn after_a_reason_of_this_moment_1_mib_is_copied_and_then_splicing_is_tried_agai
 #[test]
 fn bytes_in_a_pipe_whose_sink_cannot_be_spliced_are_read_out_and_sent() {
     let mut transfer = bulk(PipeSize::Auto);
-    let filled = Event::Filled {
-        bytes: 64 << 10,
-        full: true,
-    };
-    at(&mut transfer, Step::Fill(SizeClass::Kib64), filled);
-    at(
-        &mut transfer,
-        Step::Drain,
-        Event::Drained {
-            bytes: 1_000,
-            left: (64 << 10) - 1_000,
-        },
-    );
+    let (bytes, left) = (64 << 10, (64 << 10) - 1_000);
+    transfer.on(Event::Filled { bytes, full: true });
+    at(&mut transfer, Step::Drain, Event::Drained { bytes: 1_000, left });
     at(&mut transfer, Step::Drain, Event::Cannot(Reason::InvalidArgument));
     at(&mut transfer, Step::Unload, Event::Unloaded);
-    at(
-        &mut transfer,
-        Step::Send,
-        Event::Sent {
-            bytes: (64 << 10) - 1_000,
-            left: 0,
-        },
-    );
+    at(&mut transfer, Step::Send, Event::Sent { bytes: left, left: 0 });
     assert_eq!(transfer.step(), Step::Recv);
 }
 
 #[test]
-fn the_turn_of_messages_ends_after_256_kib() {
-    let mut transfer = Transfer::new(Engine::Auto, PipeSize::Auto);
-    for _ in 0..TURN / 1_024 {
-        at(&mut transfer, Step::Recv, received(1_024));
-        at(&mut transfer, Step::Send, Event::Sent { bytes: 1_024, left: 0 });
+fn a_poll_that_copies_yields_after_256_kib() {
+    for engine in [Engine::Auto, Engine::Copy] {
+        let mut transfer = Transfer::new(engine, PipeSize::Auto);
+        for _ in 0..COPY_BUDGET / 1_024 {
+            at(&mut transfer, Step::Recv, received(1_024));
+            at(&mut transfer, Step::Send, Event::Sent { bytes: 1_024, left: 0 });
+        }
+        at(&mut transfer, Step::Yield, Event::Yielded);
+        assert_eq!(transfer.step(), Step::Recv);
     }
-    at(&mut transfer, Step::Yield, Event::Yielded);
-    assert_eq!(transfer.step(), Step::Recv);
-}
-
-/// Fills and drains, half a pipe at a time, until its turn is over, and how much that was.
-fn spliced_in_a_turn(transfer: &mut Transfer, class: SizeClass) -> usize {
-    let (bytes, mut all) = (class.bytes() / 2, 0);
-    while transfer.step() != Step::Yield {
-        at(transfer, Step::Fill(class), Event::Filled { bytes, full: false });
-        at(transfer, Step::Drain, Event::Drained { bytes, left: 0 });
-        all += bytes;
-    }
-    at(transfer, Step::Yield, Event::Yielded);
-    all
 }
 
 #[test]
-fn the_turn_of_bulk_ends_after_1_mib_or_4_in_large_pipes_and_that_of_copies_after_256_kib() {
-    for (class, long) in [(SizeClass::Kib64, 1), (SizeClass::Kib256, 4), (SizeClass::Mib1, 4)] {
+fn a_poll_that_splices_yields_after_1_mib() {
+    for class in SizeClass::ALL {
         let mut transfer = Transfer::new(Engine::Splice, PipeSize::Fixed(class));
-        for (are_long, turn) in [(false, 1), (true, long), (false, 1)] {
-            transfer.take_long_turns(are_long);
-            assert_eq!(spliced_in_a_turn(&mut transfer, class), turn * BULK_TURN, "{class:?}");
+        for _ in 0..2 {
+            let mut moved = 0;
+            while transfer.step() != Step::Yield {
+                fill_and_drain(&mut transfer, class, class.bytes() / 2, false);
+                moved += class.bytes() / 2;
+            }
+            assert_eq!(moved, SPLICE_BUDGET, "{class:?}");
+            transfer.on(Event::Yielded);
         }
-    }
-    let (mut transfer, copied) = (bulk(PipeSize::Auto), SCRATCH);
-    assert_eq!(spliced_in_a_turn(&mut transfer, SizeClass::Kib64), BULK_TURN - copied);
-
-    for are_long in [false, true] {
-        let mut transfer = Transfer::new(Engine::Copy, PipeSize::Auto);
-        transfer.take_long_turns(are_long);
-        for _ in 0..TURN / SCRATCH {
-            recv_and_send(&mut transfer, SCRATCH);
-        }
-        assert_eq!(transfer.step(), Step::Yield);
     }
 }
 
 #[test]
-fn the_turn_of_bulk_that_cannot_be_spliced_ends_after_256_kib() {
+fn a_poll_of_bulk_that_cannot_be_spliced_yields_after_256_kib() {
     let mut transfer = bulk(PipeSize::Auto);
-    at(
-        &mut transfer,
-        Step::Fill(SizeClass::Kib64),
-        Event::Cannot(Reason::PipeBudget),
-    );
-    for _ in 0..TURN / SCRATCH - 1 {
+    transfer.on(Event::Cannot(Reason::PipeBudget));
+    for _ in 0..COPY_BUDGET / SCRATCH - 1 {
         recv_and_send(&mut transfer, SCRATCH);
     }
     assert_eq!(transfer.step(), Step::Yield);
@@ -565,10 +442,10 @@ fn splice_from_the_first_byte_begins_with_a_fill_and_goes_back_to_it() {
         fill_and_drain(&mut transfer, SizeClass::Kib64, 100, false);
         finds_nothing(&mut transfer);
     }
-    at(&mut transfer, Step::Fill(SizeClass::Kib64), Event::SourceStopped);
+    transfer.on(Event::SourceStopped);
     at(&mut transfer, Step::Recv, received(100));
     at(&mut transfer, Step::Send, Event::Sent { bytes: 100, left: 0 });
-    assert_eq!(transfer.step(), Step::Fill(SizeClass::Kib64));
+    assert_eq!(fill_due(&transfer).0, SizeClass::Kib64);
 }
 
 #[test]

@@ -5,7 +5,9 @@ use std::thread;
 use rustix::event::PollFlags;
 use rustix::net::SendFlags;
 use spliceway_core::transfer::SCRATCH;
-use spliceway_core::{Counts, Engine, Limits, Mover, Need, PipePool, PipeSize, Reason, Sink, SizeClass, Source};
+use spliceway_core::{
+    Counts, Engine, Limits, Next, PipePool, PipeSize, ReadOutcome, Reason, SizeClass, Splicer, WriteOutcome,
+};
 
 use crate::support::{self, Family, Socket, assert_same, pattern};
 
@@ -16,8 +18,41 @@ pub(crate) fn pool() -> PipePool {
     PipePool::new(limits.with_max_pipes(100).with_max_pages(10_000))
 }
 
-pub(crate) fn mover(engine: Engine, pool: &PipePool) -> Mover {
-    Mover::new(engine, PipeSize::Auto, pool.clone())
+pub(crate) fn splicer(engine: Engine, pool: &PipePool) -> Splicer {
+    Splicer::new(engine, PipeSize::Auto, pool.clone())
+}
+
+/// Performs the read that is due.
+pub(crate) fn read(
+    splicer: &mut Splicer,
+    source: impl AsFd,
+    scratch: &mut [u8],
+    counts: &Counts,
+) -> io::Result<ReadOutcome> {
+    match splicer.next() {
+        Next::Read(read) => read.perform(usize::MAX, source, scratch, counts),
+        next => panic!("a read was due, and not {next:?}"),
+    }
+}
+
+/// Performs the write that is due, if one is.
+pub(crate) fn write(
+    splicer: &mut Splicer,
+    sink: impl AsFd,
+    scratch: &[u8],
+    counts: &Counts,
+) -> Option<io::Result<WriteOutcome>> {
+    match splicer.next() {
+        Next::Write(write) => Some(write.perform(sink, scratch, counts)),
+        _ => None,
+    }
+}
+
+/// What a splicer waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Waits {
+    ForSource,
+    ForSink,
 }
 
 /// A relay's two sockets, non-blocking, and the peers they talk to.
@@ -42,12 +77,12 @@ impl Line {
     }
 
     /// Sends `bytes` and then the end, receives, and moves in between: what arrived.
-    fn carry(&self, mover: &mut Mover, counts: &Counts, bytes: &[u8]) -> Vec<u8> {
-        self.carry_from(mover, counts, |mut client| client.write_all(bytes).expect("write"))
+    fn carry(&self, splicer: &mut Splicer, counts: &Counts, bytes: &[u8]) -> Vec<u8> {
+        self.carry_from(splicer, counts, |mut client| client.write_all(bytes).expect("write"))
     }
 
     /// The same for what `send` sends.
-    fn carry_from(&self, mover: &mut Mover, counts: &Counts, send: impl FnOnce(&Socket) + Send) -> Vec<u8> {
+    fn carry_from(&self, splicer: &mut Splicer, counts: &Counts, send: impl FnOnce(&Socket) + Send) -> Vec<u8> {
         thread::scope(|scope| {
             scope.spawn(|| {
                 send(&self.client);
@@ -58,7 +93,7 @@ impl Line {
                 (&self.server).read_to_end(&mut got).expect("read");
                 got
             });
-            run(mover, &self.source, &self.sink, counts).expect("moved");
+            run(splicer, &self.source, &self.sink, counts).expect("moved");
             self.sink.finish();
             received.join().expect("received")
         })
@@ -66,54 +101,54 @@ impl Line {
 }
 
 /// Moves until the source's end, waiting as a runtime would.
-fn run(mover: &mut Mover, source: &Socket, sink: &Socket, counts: &Counts) -> io::Result<()> {
+fn run(splicer: &mut Splicer, source: &Socket, sink: &Socket, counts: &Counts) -> io::Result<()> {
     let mut scratch = vec![0; SCRATCH];
-    while let Some(need) = step(mover, source, sink, &mut scratch, counts)? {
-        mover.park(&scratch);
-        match need {
-            Need::Source => support::await_ready(source, PollFlags::IN | PollFlags::RDHUP),
-            _ => support::await_ready(sink, PollFlags::OUT),
+    while let Some(waits) = step(splicer, source, sink, &mut scratch, counts)? {
+        splicer.park(&scratch);
+        match waits {
+            Waits::ForSource => support::await_ready(source, PollFlags::IN | PollFlags::RDHUP),
+            Waits::ForSink => support::await_ready(sink, PollFlags::OUT),
         };
     }
     Ok(())
 }
 
-/// Moves until something must be waited for, which it names; `None` at the end.
+/// Moves until something must be waited for; `None` at the end.
 fn step(
-    mover: &mut Mover,
+    splicer: &mut Splicer,
     source: impl AsFd,
     sink: impl AsFd,
     scratch: &mut [u8],
     counts: &Counts,
-) -> io::Result<Option<Need>> {
-    step_by(usize::MAX, mover, source, sink, scratch, counts)
+) -> io::Result<Option<Waits>> {
+    step_by(usize::MAX, splicer, source, sink, scratch, counts)
 }
 
-/// The same, taking no more than `most` bytes at once.
+/// The same, reading no more than `max` bytes at once.
 fn step_by(
-    most: usize,
-    mover: &mut Mover,
+    max: usize,
+    splicer: &mut Splicer,
     source: impl AsFd,
     sink: impl AsFd,
     scratch: &mut [u8],
     counts: &Counts,
-) -> io::Result<Option<Need>> {
+) -> io::Result<Option<Waits>> {
     loop {
-        match mover.need() {
-            Need::Source => {
-                let learnt = mover.take_at_most(most, &source, scratch, counts)?;
-                if matches!(learnt, Source::WouldBlock | Source::Quiet) {
-                    return Ok(Some(Need::Source));
+        match splicer.next() {
+            Next::Read(read) => {
+                let outcome = read.perform(max, &source, scratch, counts)?;
+                if matches!(outcome, ReadOutcome::WouldBlock | ReadOutcome::Drained) {
+                    return Ok(Some(Waits::ForSource));
                 }
             }
-            Need::Sink => {
-                if mover.deliver(&sink, scratch, counts)? == Sink::WouldBlock {
-                    return Ok(Some(Need::Sink));
+            Next::Write(write) => {
+                if write.perform(&sink, scratch, counts)? == WriteOutcome::WouldBlock {
+                    return Ok(Some(Waits::ForSink));
                 }
             }
-            Need::Both => unreachable!("there is a pipe between two sockets"),
-            Need::Yield => mover.yielded(),
-            Need::Shutdown => return Ok(None),
+            Next::SpliceThrough(_) => unreachable!("there is a pipe between two sockets"),
+            Next::Yield => {}
+            Next::Shutdown => return Ok(None),
         }
     }
 }
@@ -128,7 +163,7 @@ fn bulk_arrives_byte_for_byte_and_mostly_spliced_between_all_families() {
     ] {
         for engine in [Engine::Auto, Engine::Splice, Engine::Copy] {
             let (pool, counts, sent) = (pool(), Counts::default(), pattern(1, 4 * MIB));
-            let got = Line::new(from, to).carry(&mut mover(engine, &pool), &counts, &sent);
+            let got = Line::new(from, to).carry(&mut splicer(engine, &pool), &counts, &sent);
             assert_same(&got, &sent);
             let summary = counts.snapshot();
             assert_eq!(summary.bytes, sent.len() as u64);
@@ -149,7 +184,7 @@ fn bulk_arrives_byte_for_byte_and_mostly_spliced_between_all_families() {
 fn a_small_message_is_copied_without_a_pipe() {
     for (from, to) in [(Family::Tcp, Family::Unix), (Family::Unix, Family::Tcp)] {
         let (pool, counts) = (pool(), Counts::default());
-        let got = Line::new(from, to).carry(&mut mover(Engine::Auto, &pool), &counts, b"a message");
+        let got = Line::new(from, to).carry(&mut splicer(Engine::Auto, &pool), &counts, b"a message");
         assert_same(&got, b"a message");
         assert_eq!((counts.snapshot().copied, pool.stats().created), (9, 0));
     }
@@ -160,11 +195,11 @@ fn a_small_message_is_copied_without_a_pipe() {
 fn bulk_taken_in_small_allowances_stays_spliced() {
     for family in [Family::Tcp, Family::Unix] {
         let (line, pool, counts, sent) = (Line::new(family, family), pool(), Counts::default(), pattern(3, 40_000));
-        let (mut mover, mut scratch) = (mover(Engine::Auto, &pool), vec![0; SCRATCH]);
+        let (mut splicer, mut scratch) = (splicer(Engine::Auto, &pool), vec![0; SCRATCH]);
         (&line.client).write_all(&sent).expect("write");
         line.client.finish();
         support::await_ready(&line.source, PollFlags::RDHUP);
-        let ended = step_by(2000, &mut mover, &line.source, &line.sink, &mut scratch, &counts).expect("moved");
+        let ended = step_by(2000, &mut splicer, &line.source, &line.sink, &mut scratch, &counts).expect("moved");
         assert_eq!(ended, None);
         line.sink.finish();
         let mut got = Vec::new();
@@ -179,13 +214,13 @@ fn bulk_taken_in_small_allowances_stays_spliced() {
 fn small_messages_below_the_allowance_are_small_messages() {
     for family in [Family::Tcp, Family::Unix] {
         let (line, pool, counts) = (Line::new(family, family), pool(), Counts::default());
-        let (mut mover, mut scratch) = (mover(Engine::Auto, &pool), vec![0; SCRATCH]);
+        let (mut splicer, mut scratch) = (splicer(Engine::Auto, &pool), vec![0; SCRATCH]);
         for length in std::iter::once(4000).chain([2000; 12]) {
             (&line.client).write_all(&pattern(4, length)).expect("write");
             support::await_ready(&line.source, PollFlags::IN);
-            let needed = step_by(4000, &mut mover, &line.source, &line.sink, &mut scratch, &counts).expect("moved");
-            assert_eq!(needed, Some(Need::Source));
-            mover.park(&scratch);
+            let needed = step_by(4000, &mut splicer, &line.source, &line.sink, &mut scratch, &counts).expect("moved");
+            assert_eq!(needed, Some(Waits::ForSource));
+            splicer.park(&scratch);
         }
         let summary = counts.snapshot();
         // The first one marks bulk; eight tiny fills say that it is none.
@@ -202,9 +237,9 @@ fn a_tcp_source_that_gave_its_last_byte_is_taken_for_drained_without_another_cal
     let line = Line::new(Family::Tcp, Family::Tcp);
     (&line.client).write_all(b"ping").expect("write");
     support::await_queued(&line.source, 4);
-    let (mut mover, mut scratch, counts) = (mover(Engine::Auto, &pool()), vec![0; SCRATCH], Counts::default());
-    let learnt = mover.take(&line.source, &mut scratch, &counts).expect("recv");
-    assert_eq!(learnt, Source::Short);
+    let (mut splicer, mut scratch, counts) = (splicer(Engine::Auto, &pool()), vec![0; SCRATCH], Counts::default());
+    let outcome = read(&mut splicer, &line.source, &mut scratch, &counts).expect("recv");
+    assert_eq!(outcome, ReadOutcome::Short);
 }
 
 /// The receive that is no shorter than asked for, and one of what is no plain TCP, say nothing of what is left.
@@ -214,9 +249,9 @@ fn a_source_that_may_have_more_is_not_taken_for_drained() {
         let line = Line::new(family, Family::Tcp);
         (&line.client).write_all(&vec![7; bytes]).expect("write");
         support::await_queued(&line.source, bytes);
-        let (mut mover, mut scratch, counts) = (mover(Engine::Auto, &pool()), vec![0; SCRATCH], Counts::default());
-        let learnt = mover.take(&line.source, &mut scratch, &counts).expect("recv");
-        assert_eq!(learnt, Source::Open, "{family:?}");
+        let (mut splicer, mut scratch, counts) = (splicer(Engine::Auto, &pool()), vec![0; SCRATCH], Counts::default());
+        let outcome = read(&mut splicer, &line.source, &mut scratch, &counts).expect("recv");
+        assert_eq!(outcome, ReadOutcome::Open, "{family:?}");
     }
 }
 
@@ -224,13 +259,13 @@ fn a_source_that_may_have_more_is_not_taken_for_drained() {
 fn bytes_read_before_go_first() {
     for engine in [Engine::Auto, Engine::Splice, Engine::Copy] {
         let (pool, counts, sent) = (pool(), Counts::default(), pattern(2, 2 * MIB));
-        let mut mover = mover(engine, &pool);
+        let mut splicer = splicer(engine, &pool);
         let (before, rest) = sent.split_at(100_000);
         for piece in before.chunks(60_000) {
-            mover.preload(piece.to_vec());
+            splicer.preload(piece.to_vec());
         }
         assert_same(
-            &Line::new(Family::Tcp, Family::Tcp).carry(&mut mover, &counts, rest),
+            &Line::new(Family::Tcp, Family::Tcp).carry(&mut splicer, &counts, rest),
             &sent,
         );
         assert_eq!(counts.snapshot().bytes, sent.len() as u64, "{engine:?}");
@@ -238,25 +273,25 @@ fn bytes_read_before_go_first() {
 }
 
 #[test]
-fn a_mover_that_waits_for_its_source_holds_no_pipe() {
+fn a_splicer_that_waits_for_its_source_holds_no_pipe() {
     for engine in [Engine::Auto, Engine::Splice] {
         let line = Line::new(Family::Tcp, Family::Tcp);
         let (pool, counts, sent) = (pool(), Counts::default(), pattern(3, 512 << 10));
-        let (mut mover, mut scratch) = (mover(engine, &pool), vec![0; SCRATCH]);
+        let (mut splicer, mut scratch) = (splicer(engine, &pool), vec![0; SCRATCH]);
         thread::scope(|scope| {
             scope.spawn(|| (&line.client).write_all(&sent).expect("write"));
             scope.spawn(|| (&line.server).read_exact(&mut vec![0; sent.len()]).expect("read"));
             while counts.snapshot().bytes < sent.len() as u64 {
-                let need = step(&mut mover, &line.source, &line.sink, &mut scratch, &counts).expect("moved");
-                mover.park(&scratch);
-                match need.expect("no end was sent") {
-                    Need::Source => {
+                let waits = step(&mut splicer, &line.source, &line.sink, &mut scratch, &counts).expect("moved");
+                splicer.park(&scratch);
+                match waits.expect("no end was sent") {
+                    Waits::ForSource => {
                         assert_eq!(pool.stats().lent, 0, "{engine:?}");
                         if counts.snapshot().bytes < sent.len() as u64 {
                             support::await_ready(&line.source, PollFlags::IN);
                         }
                     }
-                    _ => _ = support::await_ready(&line.sink, PollFlags::OUT),
+                    Waits::ForSink => _ = support::await_ready(&line.sink, PollFlags::OUT),
                 }
             }
         });
@@ -264,27 +299,27 @@ fn a_mover_that_waits_for_its_source_holds_no_pipe() {
     }
 }
 
-/// A mover stuck at a sink that nobody reads, with bytes in its pipe.
-fn stuck(line: &Line, pool: &PipePool) -> (Mover, Counts) {
-    let (mut mover, counts) = (mover(Engine::Splice, pool), Counts::default());
+/// A splicer stuck at a sink that nobody reads, with bytes in its pipe.
+fn stuck(line: &Line, pool: &PipePool) -> (Splicer, Counts) {
+    let (mut splicer, counts) = (splicer(Engine::Splice, pool), Counts::default());
     let mut scratch = vec![0; SCRATCH];
     line.client.set_nonblocking();
     support::await_that("bytes are stuck in the pipe", || {
         support::write_until_full(&line.client, &pattern(4, 64 << 10));
-        let need = step(&mut mover, &line.source, &line.sink, &mut scratch, &counts).expect("moved");
-        mover.park(&scratch);
-        need == Some(Need::Sink) && pool.stats().lent == 1
+        let waits = step(&mut splicer, &line.source, &line.sink, &mut scratch, &counts).expect("moved");
+        splicer.park(&scratch);
+        waits == Some(Waits::ForSink) && pool.stats().lent == 1
     });
-    (mover, counts)
+    (splicer, counts)
 }
 
 #[test]
-fn a_mover_dropped_with_bytes_in_its_pipe_closes_it() {
+fn a_splicer_dropped_with_bytes_in_its_pipe_closes_it() {
     for (from, to) in [(Family::Tcp, Family::Unix), (Family::Unix, Family::Tcp)] {
         let pool = pool();
         let line = Line::new(from, to);
-        let (mover, _counts) = stuck(&line, &pool);
-        drop(mover);
+        let (splicer, _counts) = stuck(&line, &pool);
+        drop(splicer);
         let stats = pool.stats();
         assert_eq!((stats.lent, stats.closed_dirty), (0, 1));
         assert!(pool.acquire(SizeClass::Kib64).expect("a pipe").is_clean());
@@ -295,7 +330,7 @@ fn a_mover_dropped_with_bytes_in_its_pipe_closes_it() {
 fn a_sink_that_dies_with_bytes_in_the_pipe_is_an_error_and_the_pipe_is_closed() {
     let pool = pool();
     let line = Line::new(Family::Unix, Family::Tcp);
-    let (mut mover, counts) = stuck(&line, &pool);
+    let (mut splicer, counts) = stuck(&line, &pool);
     let Line {
         source,
         sink,
@@ -308,10 +343,10 @@ fn a_sink_that_dies_with_bytes_in_the_pipe_is_an_error_and_the_pipe_is_closed() 
     support::reset(server);
     support::await_ready(&sink, PollFlags::empty());
     let delivered = counts.snapshot().bytes;
-    let error = run(&mut mover, &source, &sink, &counts).expect_err("a reset");
+    let error = run(&mut splicer, &source, &sink, &counts).expect_err("a reset");
     assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
     assert_eq!(counts.snapshot().bytes, delivered, "what went nowhere does not count");
-    drop(mover);
+    drop(splicer);
     assert_eq!((pool.stats().lent, pool.stats().closed_dirty), (0, 1));
 }
 
@@ -332,7 +367,7 @@ fn data_before_a_reset_is_delivered_and_then_the_reset_is_an_error_not_an_end() 
         support::reset(client);
         support::await_ready(&source, PollFlags::empty());
         let counts = Counts::default();
-        let error = run(&mut mover(engine, &pool()), &source, &sink, &counts).expect_err("a reset");
+        let error = run(&mut splicer(engine, &pool()), &source, &sink, &counts).expect_err("a reset");
         assert_eq!(error.kind(), io::ErrorKind::ConnectionReset, "{engine:?}");
         assert_eq!(counts.snapshot().bytes, 5, "{engine:?}");
         let mut got = [0; 5];
@@ -350,7 +385,7 @@ fn an_urgent_byte_stalls_nothing_and_cuts_nothing_off() {
         for place in [0, MIB, sent.len() - 1, sent.len()] {
             let (line, counts) = (Line::new(Family::Tcp, Family::Tcp), Counts::default());
             let (before, behind) = sent.split_at(place);
-            let got = line.carry_from(&mut mover(engine, &pool()), &counts, |mut client| {
+            let got = line.carry_from(&mut splicer(engine, &pool()), &counts, |mut client| {
                 client.write_all(before).expect("write");
                 rustix::net::send(client, b"!", SendFlags::OOB).expect("send");
                 client.write_all(behind).expect("write");
@@ -364,7 +399,7 @@ fn an_urgent_byte_stalls_nothing_and_cuts_nothing_off() {
 fn without_pipes_everything_is_copied_and_the_reason_is_told() {
     let none = PipePool::new(Limits::of_this_process().with_max_pipes(0));
     let (counts, sent) = (Counts::default(), pattern(6, 4 * MIB));
-    let got = Line::new(Family::Tcp, Family::Tcp).carry(&mut mover(Engine::Auto, &none), &counts, &sent);
+    let got = Line::new(Family::Tcp, Family::Tcp).carry(&mut splicer(Engine::Auto, &none), &counts, &sent);
     assert_same(&got, &sent);
     let summary = counts.snapshot();
     assert_eq!((summary.spliced, summary.copied), (0, sent.len() as u64));
@@ -372,11 +407,11 @@ fn without_pipes_everything_is_copied_and_the_reason_is_told() {
 }
 
 #[test]
-fn a_mover_that_must_splice_and_cannot_fails() {
+fn a_splicer_that_must_splice_and_cannot_fails() {
     let line = Line::new(Family::Tcp, Family::Tcp);
     let none = PipePool::new(Limits::of_this_process().with_max_pipes(0));
     let counts = Counts::default();
-    let error = run(&mut mover(Engine::Splice, &none), &line.source, &line.sink, &counts).expect_err("no pipe");
+    let error = run(&mut splicer(Engine::Splice, &none), &line.source, &line.sink, &counts).expect_err("no pipe");
     assert_eq!(error.kind(), io::ErrorKind::Unsupported);
     assert_eq!(counts.snapshot().fallback, Some(Reason::PipeBudget));
 }
@@ -392,7 +427,7 @@ fn a_sink_that_turns_out_not_to_be_spliceable_gets_the_pipes_bytes_by_user_space
         .expect("file");
     let line = Line::new(Family::Tcp, Family::Tcp);
     let sent = pattern(7, 3 * SCRATCH);
-    let (mut mover, counts, mut scratch) = (mover(Engine::Auto, &pool()), Counts::default(), vec![0; SCRATCH]);
+    let (mut splicer, counts, mut scratch) = (splicer(Engine::Auto, &pool()), Counts::default(), vec![0; SCRATCH]);
     let mut unspliceable = false;
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -405,28 +440,30 @@ fn a_sink_that_turns_out_not_to_be_spliceable_gets_the_pipes_bytes_by_user_space
             got
         });
         support::await_that("more than one recv takes", || support::queued(&line.source) > SCRATCH);
-        while mover.need() != Need::Shutdown {
-            match mover.need() {
-                Need::Source => {
-                    let learnt = mover.take(&line.source, &mut scratch, &counts).expect("taken");
-                    if matches!(learnt, Source::WouldBlock | Source::Quiet) {
+        loop {
+            // The first time that a pipe is drained, the sink is the file.
+            let drains = format!("{splicer:?}").contains("state: Draining");
+            match splicer.next() {
+                Next::Read(read) => {
+                    let outcome = read
+                        .perform(usize::MAX, &line.source, &mut scratch, &counts)
+                        .expect("read");
+                    if matches!(outcome, ReadOutcome::WouldBlock | ReadOutcome::Drained) {
                         support::await_ready(&line.source, PollFlags::IN | PollFlags::RDHUP);
                     }
                 }
-                // The first time that a pipe is to be drained, the sink is the file.
-                Need::Sink if !unspliceable && format!("{mover:?}").contains("state: Draining") => {
+                Next::Write(write) if !unspliceable && drains => {
                     unspliceable = true;
-                    assert_eq!(
-                        mover.deliver(&appending, &scratch, &counts).expect("no error"),
-                        Sink::Open
-                    );
+                    let outcome = write.perform(&appending, &scratch, &counts).expect("no error");
+                    assert_eq!(outcome, WriteOutcome::Open);
                 }
-                Need::Sink => {
-                    if mover.deliver(&line.sink, &scratch, &counts).expect("delivered") == Sink::WouldBlock {
+                Next::Write(write) => {
+                    if write.perform(&line.sink, &scratch, &counts).expect("written") == WriteOutcome::WouldBlock {
                         support::await_ready(&line.sink, PollFlags::OUT);
                     }
                 }
-                _ => mover.yielded(),
+                Next::Shutdown => break,
+                Next::SpliceThrough(_) | Next::Yield => {}
             }
         }
         line.sink.finish();

@@ -9,10 +9,9 @@ use spliceway_core::Counts;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop::{consume_budget, has_budget_remaining};
 
-use crate::direction::Moved;
-use crate::outcome::Operation;
-use crate::rate::Gate;
-use crate::turn::give_way;
+use crate::outcome::{DirectionEnd, Failure, Operation};
+use crate::rate_limit::RateWaiter;
+use crate::readiness::yield_now;
 
 /// Bytes of the buffer: tokio's own size.
 const BUFFER: usize = 8 << 10;
@@ -27,11 +26,11 @@ pub(crate) struct CopyLoop {
     start: usize,
     end: usize,
     /// Bytes that may still be read. Without a limit they begin at `u64::MAX`, which no stream reaches.
-    allowance: u64,
+    remaining: u64,
     unflushed: bool,
     /// To end where the reader would wait.
     finishing: bool,
-    ended: Option<Moved>,
+    ended: Option<DirectionEnd>,
 }
 
 impl CopyLoop {
@@ -41,7 +40,7 @@ impl CopyLoop {
             start: 0,
             end: prefix.len(),
             buffer: Vec::from(prefix).into_boxed_slice(),
-            allowance: limit,
+            remaining: limit,
             unflushed: false,
             finishing: false,
             ended: None,
@@ -49,18 +48,18 @@ impl CopyLoop {
     }
 
     /// Bytes that may still be read.
-    pub(crate) fn allowance(&self) -> u64 {
-        self.allowance
+    pub(crate) fn remaining(&self) -> u64 {
+        self.remaining
     }
 
     /// Reads no more than `bytes` from now on.
-    pub(crate) fn restrict(&mut self, bytes: u64) {
-        self.allowance = self.allowance.min(bytes);
+    pub(crate) fn set_limit(&mut self, bytes: u64) {
+        self.remaining = self.remaining.min(bytes);
     }
 
-    /// Reads what the reader has, up to `most` bytes, and then no more.
-    pub(crate) fn finish(&mut self, most: u64) {
-        self.allowance = self.allowance.min(most);
+    /// Reads what the reader has, up to `max` bytes, and then no more.
+    pub(crate) fn finish(&mut self, max: u64) {
+        self.remaining = self.remaining.min(max);
         self.finishing = true;
     }
 
@@ -77,9 +76,9 @@ impl CopyLoop {
         cx: &mut Context<'_>,
         reader: &mut R,
         writer: &mut W,
-        mut gate: Option<&mut Gate>,
+        mut rate: Option<&mut RateWaiter>,
         counts: &Counts,
-    ) -> Poll<Result<Moved, (Operation, io::Error)>>
+    ) -> Poll<Result<DirectionEnd, Failure>>
     where
         R: AsyncRead + Unpin + ?Sized,
         W: AsyncWrite + Unpin + ?Sized,
@@ -89,27 +88,27 @@ impl CopyLoop {
         let (mut reader, mut writer) = (Pin::new(reader), Pin::new(writer));
         for _ in 0..READS_PER_POLL {
             ready!(self.poll_write_all(cx, writer.as_mut(), counts)).map_err(|error| (Operation::Write, error))?;
-            if let Some(moved) = self.ended {
+            if let Some(end) = self.ended {
                 return writer
                     .poll_flush(cx)
-                    .map_ok(|()| moved)
+                    .map_ok(|()| end)
                     .map_err(|error| (Operation::Write, error));
             }
-            if self.allowance == 0 {
-                self.ended = Some(Moved::UpToLimit);
+            if self.remaining == 0 {
+                self.ended = Some(DirectionEnd::Limit);
                 continue;
             }
-            match self.poll_read(cx, reader.as_mut(), gate.as_deref_mut()) {
-                Poll::Ready(Ok(0)) => self.ended = Some(Moved::All),
+            match self.poll_read(cx, reader.as_mut(), rate.as_deref_mut()) {
+                Poll::Ready(Ok(0)) => self.ended = Some(DirectionEnd::Eof),
                 Poll::Ready(Ok(read)) => (self.start, self.end) = (0, read),
                 Poll::Ready(Err(error)) => return Poll::Ready(Err((Operation::Read, error))),
                 // Out of budget, or of what the rate allows, is not out of bytes.
                 Poll::Pending
                     if self.finishing
                         && has_budget_remaining()
-                        && !gate.as_ref().is_some_and(|gate| gate.is_waiting()) =>
+                        && !rate.as_ref().is_some_and(|rate| rate.is_waiting()) =>
                 {
-                    self.ended = Some(Moved::UpToLimit);
+                    self.ended = Some(DirectionEnd::Limit);
                 }
                 Poll::Pending => {
                     // Nothing to do but wait: let the writer send what it holds back, the reader may depend on it.
@@ -121,7 +120,7 @@ impl CopyLoop {
                 }
             }
         }
-        give_way(cx);
+        yield_now(cx);
         Poll::Pending
     }
 
@@ -129,20 +128,20 @@ impl CopyLoop {
         &mut self,
         cx: &mut Context<'_>,
         mut reader: Pin<&mut R>,
-        mut gate: Option<&mut Gate>,
+        mut rate: Option<&mut RateWaiter>,
     ) -> Poll<io::Result<usize>>
     where
         R: AsyncRead + ?Sized,
     {
-        let mut most = usize::try_from(self.allowance).map_or(BUFFER, |left| left.min(BUFFER));
-        if let Some(gate) = &mut gate {
-            most = most.min(ready!(gate.poll_grant(cx, most)));
+        let mut max = usize::try_from(self.remaining).map_or(BUFFER, |left| left.min(BUFFER));
+        if let Some(rate) = &mut rate {
+            max = max.min(ready!(rate.poll_grant(cx, max)));
         }
         // A prefix was in it.
         if self.buffer.len() != BUFFER {
             self.buffer = vec![0; BUFFER].into_boxed_slice();
         }
-        let mut buf = ReadBuf::new(&mut self.buffer[..most]);
+        let mut buf = ReadBuf::new(&mut self.buffer[..max]);
         loop {
             match ready!(reader.as_mut().poll_read(cx, &mut buf)) {
                 Ok(()) => break,
@@ -151,10 +150,10 @@ impl CopyLoop {
             }
         }
         let read = buf.filled().len();
-        if let Some(gate) = gate {
-            gate.spent(read);
+        if let Some(rate) = rate {
+            rate.spent(read);
         }
-        self.allowance -= read as u64;
+        self.remaining -= read as u64;
         Poll::Ready(Ok(read))
     }
 

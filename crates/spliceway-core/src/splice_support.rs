@@ -68,7 +68,7 @@ mod loom_tests {
 
     use super::*;
     use crate::sync::every_interleaving;
-    use crate::{Counts, Engine, Limits, Mover, Need, PipePool, PipeSize};
+    use crate::{Counts, Engine, Limits, Next, PipePool, PipeSize, ReadOutcome, Splicer};
 
     fn off_for(refusals: u32) -> Arc<Refusals> {
         Arc::new(Refusals(AtomicU32::new(refusals)))
@@ -107,35 +107,39 @@ mod loom_tests {
 
     /// Where the splice of one direction works again, the refusal that another just met is old news, and the switch's own.
     #[test]
-    fn a_mover_that_is_refused_does_not_turn_it_off_again() {
+    fn a_splicer_that_is_refused_does_not_turn_it_off_again() {
         let limits = Limits::of_this_process().with_max_pipes(0);
         every_interleaving(move || {
             NOT_PERMITTED.0.store(2, Ordering::Relaxed);
-            let (mut mover, source, _peer) = about_to_splice(PipePool::new(limits.clone()));
+            let (mut splicer, source, _peer) = about_to_splice(PipePool::new(limits.clone()));
             let probe = thread::spawn(|| while check().is_err() {});
-            mover.take(&source, &mut [0; 64], &Counts::default()).unwrap();
+            let Next::Read(read) = splicer.next() else {
+                unreachable!("it holds nothing")
+            };
+            read.perform(64, &source, &mut [0; 64], &Counts::default()).unwrap();
             probe.join().unwrap();
             assert_eq!(check(), Ok(()), "no call failed");
         });
     }
 
-    /// A mover whose next step is to fill a pipe, as the flow is bulk; and its source, and who sends there.
-    fn about_to_splice(pool: PipePool) -> (Mover, TcpStream, TcpStream) {
+    /// A splicer whose next step is to fill a pipe, because the traffic is bulk; its source, and the socket that sends there.
+    fn about_to_splice(pool: PipePool) -> (Splicer, TcpStream, TcpStream) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (source, _) = listener.accept().unwrap();
         source.set_nonblocking(true).unwrap();
         peer.write_all(b"bytes").unwrap();
-        let (mut mover, counts, mut scratch) = (
-            Mover::new(Engine::Auto, PipeSize::Auto, pool),
-            Counts::default(),
-            [0; 5],
-        );
-        // A scratch that one receive fills makes a flow bulk.
-        while mover.take(&source, &mut scratch, &counts).unwrap() == crate::Source::WouldBlock {}
-        while mover.need() == Need::Sink {
-            mover.deliver(&source, &scratch, &counts).unwrap();
+        let mut splicer = Splicer::new(Engine::Auto, PipeSize::Auto, pool);
+        let (counts, mut scratch) = (Counts::default(), [0; 5]);
+        // A receive that fills the buffer makes the traffic bulk.
+        loop {
+            match splicer.next() {
+                Next::Read(read) if read.uses_pipe() => break,
+                Next::Read(read) => _ = read.perform(5, &source, &mut scratch, &counts).unwrap() == ReadOutcome::Open,
+                Next::Write(write) => _ = write.perform(&source, &scratch, &counts).unwrap(),
+                next => unreachable!("{next:?}"),
+            }
         }
-        (mover, source, peer)
+        (splicer, source, peer)
     }
 }

@@ -216,14 +216,14 @@ fn bytes_in(time: Duration, bytes_per_second: u64) -> u64 {
 
 /// Where one direction waits for its next bytes to be allowed.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub(crate) struct RateWaiter {
     limit: RateLimit,
     /// Bytes reserved and not yet taken. They may be taken once there is nothing to wait for.
     reserved: u64,
     wait: Option<Pin<Box<Sleep>>>,
 }
 
-impl Gate {
+impl RateWaiter {
     pub(crate) fn new(limit: RateLimit) -> Self {
         Self {
             limit,
@@ -261,7 +261,7 @@ impl Gate {
     }
 }
 
-impl Drop for Gate {
+impl Drop for RateWaiter {
     fn drop(&mut self) {
         self.limit.put_back(self.reserved);
     }

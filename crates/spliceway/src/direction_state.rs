@@ -7,18 +7,18 @@ use bytes::Bytes;
 use spliceway_core::Counts;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::direction::{Broken, Moved, Moving};
-use crate::options::{RelayOptions, Way};
-use crate::outcome::Operation;
+use crate::direction::Direction;
+use crate::options::{DirectionOptions, RelayOptions};
+use crate::outcome::{DirectionEnd, Failure, Operation};
 
 /// Where a direction stands.
 #[derive(Debug)]
-pub(crate) enum Phase {
+pub(crate) enum DirectionState {
     /// Nothing was done yet. The bytes are the caller's, to go first.
     Start(Bytes),
-    Moving(Moving),
+    Moving(Direction),
     /// Told to end with the other direction, when what its source had received by then is delivered.
-    Finishing(Moving),
+    Finishing(Direction),
     ShuttingDown {
         eof: bool,
     },
@@ -29,16 +29,16 @@ pub(crate) enum Phase {
     },
 }
 
-impl Phase {
+impl DirectionState {
     pub(crate) fn poll<R, W>(
         &mut self,
         cx: &mut Context<'_>,
         reader: &mut R,
         writer: &mut W,
-        way: &Way,
+        own: &DirectionOptions,
         options: &RelayOptions,
         counts: &Counts,
-    ) -> Poll<Result<(), Broken>>
+    ) -> Poll<Result<(), Failure>>
     where
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
@@ -47,7 +47,7 @@ impl Phase {
             *self = match self {
                 Self::Start(prefix) => {
                     let prefix = std::mem::take(prefix);
-                    Self::Moving(Moving::new(reader, writer, prefix, way, options, counts))
+                    Self::Moving(Direction::new(reader, writer, prefix, own, options, counts))
                 }
                 Self::Moving(moving) | Self::Finishing(moving) => {
                     let moved = ready!(moving.poll(cx, reader, writer, counts))?;
@@ -66,11 +66,11 @@ impl Phase {
     }
 
     /// Where it stands when its bytes are delivered.
-    fn after(&self, moved: Moved) -> Self {
+    fn after(&self, moved: DirectionEnd) -> Self {
         match (self, moved) {
-            (Self::Finishing(_), Moved::UpToLimit) => Self::ShuttingDown { eof: false },
-            (_, Moved::All) => Self::ShuttingDown { eof: true },
-            (_, Moved::UpToLimit) => Self::Done,
+            (Self::Finishing(_), DirectionEnd::Limit) => Self::ShuttingDown { eof: false },
+            (_, DirectionEnd::Eof) => Self::ShuttingDown { eof: true },
+            (_, DirectionEnd::Limit) => Self::Done,
         }
     }
 
@@ -81,7 +81,7 @@ impl Phase {
                 moving.finish();
                 Self::Finishing(moving)
             }
-            phase => phase,
+            state => state,
         };
     }
 
@@ -89,11 +89,11 @@ impl Phase {
     pub(crate) fn stop(&mut self) {
         *self = match std::mem::replace(self, Self::Done) {
             Self::Moving(mut moving) | Self::Finishing(mut moving) => {
-                moving.restrict(0);
+                moving.set_limit(0);
                 Self::Moving(moving)
             }
             Self::Start(_) => Self::Done,
-            phase => phase,
+            state => state,
         };
     }
 
@@ -123,7 +123,7 @@ impl Phase {
 }
 
 #[cold]
-pub(crate) fn poll_shutdown<W: AsyncWrite + Unpin>(cx: &mut Context<'_>, writer: &mut W) -> Poll<Result<(), Broken>> {
+pub(crate) fn poll_shutdown<W: AsyncWrite + Unpin>(cx: &mut Context<'_>, writer: &mut W) -> Poll<Result<(), Failure>> {
     Pin::new(writer)
         .poll_shutdown(cx)
         .map_err(|error| (Operation::Shutdown, error))

@@ -1,38 +1,32 @@
-//! Messages between what is always copied and what is always spliced: they go both ways, as it is measured which is cheaper.
-
-use std::thread;
+//! Messages below the splice threshold are copied, and larger ones are spliced.
 
 use spliceway::{PipePool, Relay};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::runtime::{Builder, Runtime};
 
 use crate::support::pattern::Pattern;
 use crate::support::rig::limits;
 use crate::support::{guard, tcp};
 
-/// Twice as many messages, more than there are before and in the first trial on a thread.
-const TRIPS: u64 = 300;
-
-#[test]
-fn messages_of_8_to_64_kib_are_copied_and_spliced_and_arrive_byte_by_byte() {
-    for bytes in [9_000, 20_000, 40_000, 60_000] {
-        // Each thread measures.
-        let (spliced, copied) = thread::spawn(move || runtime().block_on(trips(bytes))).join().unwrap();
-        assert_eq!(spliced + copied, 2 * TRIPS * bytes);
-        assert!(
-            spliced > 0 && copied > 0,
-            "{spliced} and {copied} of {bytes} bytes each"
-        );
-    }
-}
-
-fn runtime() -> Runtime {
-    Builder::new_current_thread().enable_all().build().unwrap()
-}
+const TRIPS: u64 = 50;
 
 #[tokio::test]
-async fn messages_below_8_kib_are_never_spliced() {
-    assert_eq!(trips(8 * 1024 - 1).await.0, 0);
+async fn messages_are_spliced_from_16_kib_on_and_arrive_byte_by_byte() {
+    for (bytes, is_spliced) in [
+        (100, false),
+        (16_383, false),
+        (16_384, true),
+        (40_000, true),
+        (60_000, true),
+    ] {
+        let (spliced, copied) = trips(bytes).await;
+        assert_eq!(spliced + copied, 2 * TRIPS * bytes);
+        if is_spliced {
+            // The first one of each direction tells. A message may arrive in parts, and then a part may be copied.
+            assert!(spliced > copied, "{spliced} and {copied} of {bytes} bytes each");
+        } else {
+            assert_eq!(spliced, 0, "of {bytes} bytes each");
+        }
+    }
 }
 
 /// Round trips of messages of so many bytes: how many were spliced, and how many copied.

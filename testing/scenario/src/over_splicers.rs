@@ -1,16 +1,14 @@
-//! The relays of a scenario as two [`Mover`]s each over an edge-triggered epoll: the core without a runtime.
+//! The relays of a scenario as two [`Splicer`]s each over an edge-triggered epoll: the core without a runtime.
 
 use std::cell::RefCell;
 use std::io;
-use std::iter::Cycle;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
-use std::vec;
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventFlags};
-use spliceway_core::transfer::{Crossover, SCRATCH};
-use spliceway_core::{Counts, Mover, Need, PipePool, Sink, Source, Suspects};
+use spliceway_core::transfer::SCRATCH;
+use spliceway_core::{Counts, Next, PipePool, ReadOutcome, Splicer, UrgentMarks, WriteOutcome};
 
 use crate::plan::{Driving, Plan, RelayPlan};
 use crate::sockets::{self, Stage};
@@ -20,11 +18,11 @@ thread_local! {
     static SCRATCH_BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; SCRATCH]);
 }
 
-/// Runs the scenario with movers.
+/// Runs the scenario with splicers.
 ///
 /// # Panics
 /// If something does not hold that must.
-pub fn over_movers(plan: &Plan) {
+pub fn over_splicers(plan: &Plan) {
     world::run(&Stage::enter(), plan, |plan, pool, ends| {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).expect("epoll");
         let mut relays = Vec::new();
@@ -36,21 +34,18 @@ pub fn over_movers(plan: &Plan) {
             }
             relays.push(Running::new(relay, pool, ends));
         }
-        OverMovers {
+        OverSplicers {
             epoll,
             relays,
-            suspects: Suspects::new(),
-            crossovers: plan.crossovers.clone().into_iter().cycle(),
+            marks: UrgentMarks::new(),
         }
     });
 }
 
-struct OverMovers {
+struct OverSplicers {
     epoll: OwnedFd,
     relays: Vec<Running>,
-    suspects: Suspects,
-    /// One for each turn.
-    crossovers: Cycle<vec::IntoIter<Crossover>>,
+    marks: UrgentMarks,
 }
 
 /// One relay.
@@ -78,7 +73,7 @@ struct Socket {
 }
 
 struct Direction {
-    mover: Mover,
+    splicer: Splicer,
     counts: Counts,
     done: bool,
 }
@@ -92,20 +87,18 @@ enum Came {
     ToAPause,
 }
 
-impl Relays for OverMovers {
+impl Relays for OverSplicers {
     fn turn(&mut self) {
-        self.suspects.clear();
+        self.marks.check();
         let mut events = [const { MaybeUninit::uninit() }; 8];
         let (events, _) = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default())).expect("epoll");
         for event in events {
             let place = event.data.u64() as usize;
             self.relays[place / 2].hear(place % 2, event.flags);
         }
-        let crossover = self.crossovers.next().unwrap_or_default();
         SCRATCH_BUFFER.with_borrow_mut(|scratch| {
             for relay in &mut self.relays {
-                relay.cross_at(crossover);
-                relay.turn(scratch, &mut self.suspects);
+                relay.turn(scratch, &mut self.marks);
             }
         });
     }
@@ -118,7 +111,7 @@ impl Relays for OverMovers {
 impl Running {
     fn new(plan: &RelayPlan, pool: &PipePool, ends: [OwnedFd; 2]) -> Self {
         let direction = || Direction {
-            mover: Mover::new(plan.engine, plan.pipe_size, pool.clone()),
+            splicer: Splicer::new(plan.engine, plan.pipe_size, pool.clone()),
             counts: Counts::default(),
             done: false,
         };
@@ -140,22 +133,14 @@ impl Running {
         }
     }
 
-    fn cross_at(&mut self, crossover: Crossover) {
-        if let Some(at_work) = &mut self.at_work {
-            for direction in &mut at_work.directions {
-                direction.mover.cross_at(crossover);
-            }
-        }
-    }
-
-    fn turn(&mut self, scratch: &mut [u8], suspects: &mut Suspects) {
+    fn turn(&mut self, scratch: &mut [u8], marks: &mut UrgentMarks) {
         let Some(at_work) = &mut self.at_work else { return };
         let woken = std::mem::take(&mut self.woken);
         if !woken && !self.driving.spurious {
             return;
         }
         self.standing.polls += u64::from(woken);
-        let ran = at_work.run(self.driving.calls_per_turn, scratch, suspects);
+        let ran = at_work.run(self.driving.calls_per_turn, scratch, marks);
         let counts = at_work
             .directions
             .each_ref()
@@ -177,14 +162,14 @@ impl Running {
 }
 
 impl AtWork {
-    fn run(&mut self, calls: Option<u8>, scratch: &mut [u8], suspects: &mut Suspects) -> io::Result<Came> {
+    fn run(&mut self, calls: Option<u8>, scratch: &mut [u8], marks: &mut UrgentMarks) -> io::Result<Came> {
         let Self {
             ends: [near, far],
             directions: [forth, back],
         } = self;
         let came = [
-            forth.run(near, far, calls, scratch, suspects)?,
-            back.run(far, near, calls, scratch, suspects)?,
+            forth.run(near, far, calls, scratch, marks)?,
+            back.run(far, near, calls, scratch, marks)?,
         ];
         Ok(if came.contains(&Came::ToAPause) {
             Came::ToAPause
@@ -201,7 +186,7 @@ impl Direction {
         sink: &mut Socket,
         calls: Option<u8>,
         scratch: &mut [u8],
-        suspects: &mut Suspects,
+        marks: &mut UrgentMarks,
     ) -> io::Result<Came> {
         let mut left = calls.unwrap_or(u8::MAX);
         let came = loop {
@@ -209,30 +194,24 @@ impl Direction {
                 break Came::ToAPause;
             }
             left -= u8::from(calls.is_some());
-            match self.mover.need() {
-                Need::Source if !(source.readable || source.read_closed) => break Came::ToRest,
-                Need::Source => match self.mover.take(&source.socket, scratch, &self.counts)? {
-                    Source::Open => {}
-                    Source::Quiet | Source::WouldBlock => source.readable = false,
-                    Source::Short => {
+            match self.splicer.next() {
+                Next::Read(_) if !(source.readable || source.read_closed) => break Came::ToRest,
+                Next::Read(read) => match read.perform(usize::MAX, &source.socket, scratch, &self.counts)? {
+                    ReadOutcome::Open => {}
+                    ReadOutcome::Drained | ReadOutcome::WouldBlock => source.readable = false,
+                    ReadOutcome::Short => {
                         source.readable = false;
-                        suspects.add(&source.socket);
+                        marks.add(&source.socket);
                     }
                 },
-                Need::Sink if !(sink.writable || sink.write_closed) => break Came::ToRest,
-                Need::Sink => match self.mover.deliver(&sink.socket, scratch, &self.counts)? {
-                    Sink::Open => {}
-                    Sink::WouldBlock => {
-                        sink.writable = false;
-                        self.mover.sink_is_slow();
-                    }
+                Next::Write(_) if !(sink.writable || sink.write_closed) => break Came::ToRest,
+                Next::Write(write) => match write.perform(&sink.socket, scratch, &self.counts)? {
+                    WriteOutcome::Open => {}
+                    WriteOutcome::WouldBlock => sink.writable = false,
                 },
-                Need::Both => unreachable!("there is a pipe between two sockets"),
-                Need::Yield => {
-                    self.mover.yielded();
-                    break Came::ToAPause;
-                }
-                Need::Shutdown => {
+                Next::SpliceThrough(_) => unreachable!("there is a pipe between two sockets"),
+                Next::Yield => break Came::ToAPause,
+                Next::Shutdown => {
                     if !self.done {
                         shut_down(sink)?;
                         self.counts.set_eof();
@@ -242,7 +221,7 @@ impl Direction {
                 }
             }
         };
-        self.mover.park(scratch);
+        self.splicer.park(scratch);
         Ok(came)
     }
 }

@@ -1,22 +1,25 @@
 //! A pipe of the caller's at an end: bytes go there or come from there by one splice, and both sides' EAGAIN are told apart.
 
-use std::io::{ErrorKind, PipeReader, PipeWriter, Read, Write, pipe};
+use std::io::{self, ErrorKind, PipeReader, PipeWriter, Read, Write, pipe};
 use std::os::fd::AsFd;
 
 use rustix::event::PollFlags;
 use rustix::fs::OFlags;
 use rustix::net::SendFlags;
 use spliceway_core::transfer::SCRATCH;
-use spliceway_core::{Counts, EndKind, Engine, Limits, Mover, Need, PipePool, PipeSize, Side, Sink, Source};
+use spliceway_core::{
+    Counts, EndKind, Engine, Limits, Next, PipePool, PipeSize, ReadOutcome, Side, Splicer, WriteOutcome,
+};
 
+use crate::splicer::{read, write};
 use crate::support::{self, Family, Socket, assert_same, pattern};
 
 /// More than a pipe has room for, also where each slot holds 32 KiB.
 const BULK: usize = 2 << 20;
 
-/// A mover between such ends, and what it works with.
+/// A splicer between such ends, and what it works with.
 struct Subject {
-    mover: Mover,
+    splicer: Splicer,
     pool: PipePool,
     counts: Counts,
     scratch: Vec<u8>,
@@ -27,7 +30,7 @@ impl Subject {
         let limits = Limits::of_this_process().with_idle_timeout(10 * support::GUARD);
         let pool = PipePool::new(limits.with_max_pipes(100).with_max_pages(10_000));
         Self {
-            mover: Mover::between(source, sink, engine, PipeSize::Auto, pool.clone()),
+            splicer: Splicer::between(source, sink, engine, PipeSize::Auto, pool.clone()),
             pool,
             counts: Counts::default(),
             scratch: vec![0; SCRATCH],
@@ -37,32 +40,47 @@ impl Subject {
     /// Moves until one end must be waited for: which. `None` at the source's end.
     fn run(&mut self, source: impl AsFd, sink: impl AsFd) -> Option<Side> {
         loop {
-            let sink_learnt = match self.mover.need() {
-                Need::Source => {
-                    let learnt = self.mover.take(&source, &mut self.scratch, &self.counts).expect("take");
-                    if learnt == Source::WouldBlock {
+            let outcome = match self.splicer.next() {
+                Next::Read(read) => {
+                    let outcome = read.perform(usize::MAX, &source, &mut self.scratch, &self.counts);
+                    if outcome.expect("read") == ReadOutcome::WouldBlock {
                         return Some(Side::Source);
                     }
                     continue;
                 }
-                Need::Both => {
-                    let learnt = self.mover.pass(usize::MAX, &source, &sink, &self.counts);
-                    match learnt.expect("pass") {
-                        Sink::WouldBlock if self.mover.sink_blocked() => continue,
-                        learnt => learnt,
+                Next::SpliceThrough(splice) => {
+                    let outcome = splice
+                        .perform(usize::MAX, &source, &sink, &self.counts)
+                        .expect("spliced");
+                    if outcome == WriteOutcome::WouldBlock && self.peeks() {
+                        continue;
                     }
+                    outcome
                 }
-                Need::Sink => self.mover.deliver(&sink, &self.scratch, &self.counts).expect("deliver"),
-                Need::Yield => {
-                    self.mover.yielded();
-                    continue;
-                }
-                Need::Shutdown => return None,
+                Next::Write(write) => write.perform(&sink, &self.scratch, &self.counts).expect("written"),
+                Next::Yield => continue,
+                Next::Shutdown => return None,
             };
-            if sink_learnt == Sink::WouldBlock {
-                self.mover.park(&self.scratch);
+            if outcome == WriteOutcome::WouldBlock {
+                self.splicer.park(&self.scratch);
                 return Some(Side::Sink);
             }
+        }
+    }
+
+    /// The sink is full: whether the source is looked at first.
+    fn peeks(&mut self) -> bool {
+        match self.splicer.next() {
+            Next::SpliceThrough(splice) => splice.sink_blocked(),
+            next => panic!("a splice was due, and not {next:?}"),
+        }
+    }
+
+    /// Performs the splice that is due.
+    fn splice(&mut self, source: impl AsFd, sink: impl AsFd) -> Result<WriteOutcome, (Side, io::Error)> {
+        match self.splicer.next() {
+            Next::SpliceThrough(splice) => splice.perform(usize::MAX, source, sink, &self.counts),
+            next => panic!("a splice was due, and not {next:?}"),
         }
     }
 
@@ -208,15 +226,13 @@ fn a_pipe_that_nobody_reads_is_the_sinks_fault() {
         support::await_ready(&sink, PollFlags::ERR);
         let mut subject = Subject::new(EndKind::Socket, EndKind::Pipe, engine);
         if engine == Engine::Splice {
-            let learnt = subject.mover.pass(usize::MAX, &source, &sink, &subject.counts);
-            assert_eq!(learnt.expect("not yet known to be for nobody"), Sink::Open);
+            let outcome = subject.splice(&source, &sink);
+            assert_eq!(outcome.expect("not yet known to be for nobody"), WriteOutcome::Open);
         }
-        let learnt = subject.mover.take(&source, &mut subject.scratch, &subject.counts);
-        assert_eq!(learnt.expect("take"), Source::Open);
-        let error = subject
-            .mover
-            .deliver(&sink, &subject.scratch, &subject.counts)
-            .unwrap_err();
+        let outcome = read(&mut subject.splicer, &source, &mut subject.scratch, &subject.counts);
+        assert_eq!(outcome.expect("read"), ReadOutcome::Open);
+        let written = write(&mut subject.splicer, &sink, &subject.scratch, &subject.counts);
+        let error = written.expect("a write is due").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::BrokenPipe);
     }
 }
@@ -236,7 +252,7 @@ fn a_reset_is_the_sources_fault_and_a_broken_connection_the_sinks() {
     support::reset(client);
     support::await_ready(&source, PollFlags::HUP);
     let mut subject = Subject::new(EndKind::Socket, EndKind::Pipe, Engine::Splice);
-    let (side, error) = subject.mover.pass(1, &source, &sink, &subject.counts).unwrap_err();
+    let (side, error) = subject.splice(&source, &sink).unwrap_err();
     assert_eq!((side, error.kind()), (Side::Source, ErrorKind::ConnectionReset));
 
     let ((source, client), (sink, server)) = (pipe().expect("pipe"), socket_pair(Family::Unix));
@@ -244,7 +260,7 @@ fn a_reset_is_the_sources_fault_and_a_broken_connection_the_sinks() {
     support::await_ready(&sink, PollFlags::HUP);
     write_some(&client, b"for nobody");
     let mut subject = Subject::new(EndKind::Pipe, EndKind::Socket, Engine::Splice);
-    let (side, error) = subject.mover.pass(1, &source, &sink, &subject.counts).unwrap_err();
+    let (side, error) = subject.splice(&source, &sink).unwrap_err();
     assert_eq!((side, error.kind()), (Side::Sink, ErrorKind::BrokenPipe));
 }
 
@@ -254,18 +270,17 @@ fn what_splice_refuses_is_copied() {
     let (source, sink) = pipe().expect("pipe");
     write_some(&sink, &pattern(4, 60_000));
     let mut subject = Subject::new(EndKind::Pipe, EndKind::Pipe, Engine::Auto);
-    while subject.mover.need() != Need::Both {
-        if subject.mover.need() == Need::Source {
-            let taken = subject.mover.take(&source, &mut subject.scratch, &subject.counts);
-            assert_eq!(taken.expect("take"), Source::Open);
+    while !matches!(subject.splicer.next(), Next::SpliceThrough(_)) {
+        let written = write(&mut subject.splicer, &sink, &subject.scratch, &subject.counts);
+        if let Some(outcome) = written {
+            assert_eq!(outcome.expect("written"), WriteOutcome::Open);
         } else {
-            let delivered = subject.mover.deliver(&sink, &subject.scratch, &subject.counts);
-            assert_eq!(delivered.expect("deliver"), Sink::Open);
+            let outcome = read(&mut subject.splicer, &source, &mut subject.scratch, &subject.counts);
+            assert_eq!(outcome.expect("read"), ReadOutcome::Open);
         }
     }
-    let mut take = || subject.mover.pass(usize::MAX, &source, &sink, &subject.counts);
-    assert_eq!(take().expect("refused"), Sink::Open);
-    assert_eq!(subject.mover.need(), Need::Source);
+    assert_eq!(subject.splice(&source, &sink).expect("refused"), WriteOutcome::Open);
+    assert!(matches!(subject.splicer.next(), Next::Read(_)));
     let summary = subject.counts.snapshot();
     assert_eq!(summary.fallback, Some(spliceway_core::Reason::InvalidArgument));
 }

@@ -1,0 +1,74 @@
+//! One end of a direction: what was asked of its descriptor, once and as late as possible, because most relays are
+//! short.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use crate::reason::Reason;
+use crate::socket::{self, Wait};
+use crate::splice_through::{self, EndKind, ThroughEnd};
+use crate::sys;
+
+#[derive(Debug, Default)]
+pub(crate) struct Endpoint {
+    pub(crate) kind: EndKind,
+    short_read_drains: Option<bool>,
+    reports_every_byte: Option<bool>,
+    is_fit: bool,
+    guards_sigpipe: Option<bool>,
+}
+
+impl Endpoint {
+    /// Makes the end fit to be spliced: splice obeys an end's own `O_NONBLOCK`, and loses where a datagram ends. Returns
+    /// the reason if that is not possible. (A pipe has no datagrams, but must not block in `read` and `write` either.)
+    pub(crate) fn unfit_to_splice(&mut self, end: impl AsFd, wait: Wait) -> io::Result<Option<Reason>> {
+        if self.is_fit {
+            return Ok(None);
+        }
+        let end = end.as_fd();
+        if self.kind == EndKind::Socket && !socket::is_stream(end)? {
+            return Ok(Some(Reason::NotSupported));
+        }
+        if wait == Wait::Never {
+            socket::set_nonblocking(end)?;
+        }
+        self.is_fit = true;
+        Ok(None)
+    }
+
+    /// See [`socket::is_drained_by_a_short_receive`].
+    pub(crate) fn short_read_drains(&mut self, source: BorrowedFd<'_>) -> bool {
+        *self
+            .short_read_drains
+            .get_or_insert_with(|| socket::is_drained_by_a_short_receive(source))
+    }
+
+    /// Probes a source: whether it is certain that it has no byte, no end, no error and no urgent mark. If pollers are not
+    /// told of every byte, nothing is certain.
+    pub(crate) fn is_drained(&mut self, source: BorrowedFd<'_>) -> bool {
+        *self
+            .reports_every_byte
+            .get_or_insert_with(|| socket::reports_every_byte(source))
+            && sys::poll_source(source).is_ok_and(|events| events.is_empty())
+    }
+
+    #[inline]
+    pub(crate) fn send(&mut self, sink: BorrowedFd<'_>, bytes: &[u8], wait: Wait) -> io::Result<usize> {
+        match self.kind {
+            EndKind::Socket => socket::send(sink, bytes, wait),
+            EndKind::Pipe => {
+                self.unfit_to_splice(sink, wait)?;
+                splice_through::write(sink, bytes, self.guards_sigpipe())
+            }
+        }
+    }
+
+    pub(crate) fn at<'a>(&self, fd: BorrowedFd<'a>) -> ThroughEnd<'a> {
+        ThroughEnd { fd, kind: self.kind }
+    }
+
+    /// Whether this process would die of the `SIGPIPE` that a splice or a write raises.
+    pub(crate) fn guards_sigpipe(&mut self) -> bool {
+        *self.guards_sigpipe.get_or_insert_with(sys::dies_of_sigpipe)
+    }
+}

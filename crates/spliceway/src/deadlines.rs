@@ -1,0 +1,170 @@
+//! Ends a relay before its streams do: after a timeout, with the first end of a stream, or when its caller cancels it.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
+
+use tokio::task::coop::has_budget_remaining;
+use tokio::time::{Instant, Sleep};
+
+use crate::cancel::CancelHandle;
+use crate::options::{HalfClose, RelayOptions};
+use crate::outcome::EndReason;
+
+/// Made only for relays whose options ask for it.
+#[derive(Debug)]
+pub(crate) struct Deadlines {
+    idle_timeout: Option<Duration>,
+    half_close_timeout: Option<Duration>,
+    timer: Option<IdleTimer>,
+    half_closed: bool,
+    /// The end of one direction is to end the other one, which was not told yet.
+    closes_both: bool,
+    cancel: Cancel,
+}
+
+#[derive(Debug)]
+enum Cancel {
+    Never,
+    Possible(CancelHandle),
+    /// Asked for. The bytes in flight have until then.
+    Until(Pin<Box<Sleep>>),
+}
+
+/// The state of a relay that its deadlines depend on.
+#[derive(Clone, Copy)]
+pub(crate) struct Now {
+    /// One direction has ended, and the other has not.
+    pub(crate) half_closed: bool,
+    /// A rate limit holds back what a direction could move.
+    pub(crate) held_back: bool,
+}
+
+impl Deadlines {
+    pub(crate) fn new(options: &RelayOptions) -> Option<Self> {
+        let deadlines = Self {
+            idle_timeout: options.idle_timeout,
+            half_close_timeout: options.half_close_timeout,
+            timer: options.idle_timeout.map(|timeout| IdleTimer::new(timeout, 0)),
+            half_closed: false,
+            closes_both: options.half_close == HalfClose::CloseBoth,
+            cancel: options.cancel.clone().map_or(Cancel::Never, Cancel::Possible),
+        };
+        let is_needed = deadlines.idle_timeout.is_some()
+            || deadlines.half_close_timeout.is_some()
+            || deadlines.closes_both
+            || !matches!(deadlines.cancel, Cancel::Never);
+        is_needed.then_some(deadlines)
+    }
+
+    /// Whether the end of one direction must end the other one now. Returns `true` once.
+    pub(crate) fn must_close_both(&mut self, half_closed: bool) -> bool {
+        half_closed && std::mem::take(&mut self.closes_both)
+    }
+
+    /// Whether the caller has just cancelled the relay.
+    pub(crate) fn is_asked_to_cancel(&mut self, cx: &mut Context<'_>) -> bool {
+        let Cancel::Possible(handle) = &self.cancel else {
+            return false;
+        };
+        match handle.poll_asked(cx.waker()) {
+            None => false,
+            Some(deadline) => {
+                self.cancel = Cancel::Until(Box::pin(tokio::time::sleep(deadline)));
+                true
+            }
+        }
+    }
+
+    /// A handle was taken from a relay that runs.
+    pub(crate) fn watch_for(&mut self, handle: CancelHandle) {
+        if let Cancel::Never = self.cancel {
+            self.cancel = Cancel::Possible(handle);
+        }
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        matches!(self.cancel, Cancel::Until(_))
+    }
+
+    /// Ready when the relay must end as it is. `moved` is everything that was delivered so far.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>, moved: u64, now: Now) -> Poll<EndReason> {
+        if let Cancel::Until(deadline) = &mut self.cancel
+            && deadline.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(EndReason::Cancelled);
+        }
+        if now.half_closed && !self.half_closed {
+            self.half_closed = true;
+            // If the idle timeout is the shorter one, its timer goes on.
+            if let Some((timeout, EndReason::HalfCloseTimeout)) = self.shortest() {
+                self.timer = Some(IdleTimer::new(timeout, moved));
+            }
+        }
+        let Some(timer) = &mut self.timer else {
+            return Poll::Pending;
+        };
+        ready!(timer.poll(cx, moved, now.held_back));
+        let (_, reason) = self.shortest().expect("the timer is that of a timeout");
+        Poll::Ready(reason)
+    }
+
+    /// The timeout that applies now, and the reason it gives.
+    fn shortest(&self) -> Option<(Duration, EndReason)> {
+        let idle = self.idle_timeout.map(|timeout| (timeout, EndReason::IdleTimeout));
+        let half_close = self.half_close_timeout.filter(|_| self.half_closed);
+        let half_close = half_close.map(|timeout| (timeout, EndReason::HalfCloseTimeout));
+        idle.into_iter().chain(half_close).min_by_key(|(timeout, _)| *timeout)
+    }
+}
+
+/// The counts are checked this many times per timeout, which is its precision. More checks would wake an idle relay more
+/// often.
+const CHECKS: u32 = 8;
+
+/// A timeout that starts again whenever the counts have moved, at no cost to the bytes that move.
+#[derive(Debug)]
+struct IdleTimer {
+    timeout: Duration,
+    next_check: Pin<Box<Sleep>>,
+    /// The task that the timer will wake. To register the same task again at each byte would cost too much.
+    registered: Option<Waker>,
+    moved: u64,
+    idle_checks: u32,
+}
+
+impl IdleTimer {
+    /// Starts now, with `moved` bytes counted so far.
+    fn new(timeout: Duration, moved: u64) -> Self {
+        Self {
+            timeout,
+            next_check: Box::pin(tokio::time::sleep(timeout / CHECKS)),
+            registered: None,
+            moved,
+            idle_checks: 0,
+        }
+    }
+
+    /// Ready when `moved` has stayed the same for the timeout. A relay that its own rate limit holds back is not idle.
+    fn poll(&mut self, cx: &mut Context<'_>, moved: u64, held_back: bool) -> Poll<()> {
+        let is_registered = self
+            .registered
+            .as_ref()
+            .is_some_and(|waker| waker.will_wake(cx.waker()));
+        if !self.next_check.is_elapsed() && is_registered {
+            return Poll::Pending;
+        }
+        loop {
+            // Without budget, the timer does not register the task, which is woken for another reason.
+            self.registered = has_budget_remaining().then(|| cx.waker().clone());
+            ready!(self.next_check.as_mut().poll(cx));
+            let is_idle = self.moved == moved && !held_back;
+            self.idle_checks = if is_idle { self.idle_checks + 1 } else { 0 };
+            self.moved = moved;
+            if self.idle_checks >= CHECKS {
+                return Poll::Ready(());
+            }
+            self.next_check.as_mut().reset(Instant::now() + self.timeout / CHECKS);
+        }
+    }
+}

@@ -1,7 +1,0 @@
-//! The core without a runtime in any scenario.
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
-use spliceway_scenario::{Plan, over_movers};
-
-fuzz_target!(|plan: Plan| over_movers(&plan));
