@@ -1,4 +1,4 @@
-//! `cargo xtask api [--bless]`: what users of the libraries can name, and what docs/api says they can.
+//! `cargo xtask api [--bless]`: what users of the libraries can name, and what xtask/api says they can.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,7 +15,7 @@ const FORMAT: u32 = 57;
 const LIBRARIES: [&str; 2] = ["spliceway-core", "spliceway"];
 
 pub(crate) const USAGE: &str = "  api [--bless]
-              compares the libraries' public items with docs/api, or writes them there; needs nightly and cargo-public-api
+              compares the libraries' public items with xtask/api, or writes them there; needs nightly and cargo-public-api
 ";
 
 pub(crate) fn run(words: &[String], root: &Path) -> Result<(), String> {
@@ -37,7 +37,7 @@ pub(crate) fn run(words: &[String], root: &Path) -> Result<(), String> {
                 return Ok(());
             }
         }
-        let (listed, path) = (list(&json)?, format!("docs/api/{library}.txt"));
+        let (listed, path) = (list(&json)?, format!("xtask/api/{library}.txt"));
         let failed = |error| format!("xtask: api: {path}: {error}");
         if bless {
             fs::write(root.join(&path), listed).map_err(failed)?;
@@ -56,7 +56,7 @@ pub(crate) fn run(words: &[String], root: &Path) -> Result<(), String> {
         ));
     }
     let outcome = if bless { "now has" } else { "agrees with" };
-    eprintln!("xtask: api: docs/api {outcome} the public items of {LIBRARIES:?}");
+    eprintln!("xtask: api: xtask/api {outcome} the public items of {LIBRARIES:?}");
     Ok(())
 }
 

@@ -54,49 +54,20 @@ fn resolve(from: &str, target: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// ARCHITECTURE.md names every source file of every crate, and nothing that is not there.
-///
-/// A file is named by its whole path, or, under a heading or in a paragraph of its crate, by its path below `src`.
+/// Every path that ARCHITECTURE.md names exists.
 pub(crate) fn code_map(repository: &Repository) -> Vec<Finding> {
     let Some(map) = repository.file("ARCHITECTURE.md") else {
-        eprintln!("ARCHITECTURE.md is not written yet: its code map is not checked");
-        return Vec::new();
+        return vec!["ARCHITECTURE.md: does not exist".into()];
     };
-    let mut findings = Vec::new();
-    for (index, path) in map
+    let named = map
         .text
         .lines()
         .enumerate()
-        .flat_map(|(index, line)| paths(line).map(move |path| (index, path)))
-    {
-        if !exists(repository, path) {
-            findings.push(format!("{}: `{path}` does not exist", map.at(index)));
-        }
-    }
-    let sections = sections(&map.text);
-    for file in repository.rust().filter(|file| file.path.starts_with("crates/")) {
-        let Some((folder, below)) = file.path.split_once("/src/") else {
-            continue;
-        };
-        // The tests of a file, grown too long to stand in it, are named by their place.
-        if below.split('/').any(|part| part == "tests" || part == "tests.rs") {
-            continue;
-        }
-        let named = sections.iter().any(|section| {
-            let named: Vec<&str> = paths(section).collect();
-            let of_crate = named
-                .iter()
-                .any(|path| *path == folder || path.starts_with(&format!("{folder}/")));
-            named.contains(&file.path.as_str()) || (of_crate && named.contains(&below))
-        });
-        if !named {
-            findings.push(format!(
-                "ARCHITECTURE.md: does not name {} (as `{below}` in a section of `{folder}`)",
-                file.path
-            ));
-        }
-    }
-    findings
+        .flat_map(|(index, line)| paths(line).map(move |path| (index, path)));
+    named
+        .filter(|(_, path)| !exists(repository, path))
+        .map(|(index, path)| format!("{}: `{path}` does not exist", map.at(index)))
+        .collect()
 }
 
 /// Words that look like paths of this repository: below one of its folders, or ending in `.rs`. (`*/a.rs` is some `a.rs`.)
@@ -113,22 +84,6 @@ fn paths(text: &str) -> impl Iterator<Item = &str> {
 fn exists(repository: &Repository, path: &str) -> bool {
     repository.has(path)
         || (path.ends_with(".rs") && repository.rust().any(|file| file.path.ends_with(&format!("/{path}"))))
-}
-
-/// The text cut before each heading.
-fn sections(text: &str) -> Vec<String> {
-    let mut sections = vec![String::new()];
-    let mut in_code = false;
-    for line in text.lines() {
-        in_code ^= line.trim_start().starts_with("```");
-        if line.starts_with('#') && !in_code {
-            sections.push(String::new());
-        }
-        let section = sections.last_mut().expect("starts with one");
-        section.push_str(line);
-        section.push('\n');
-    }
-    sections
 }
 
 /// A newcomer's two commands are in the README as they are typed, and CI runs the checks and, within them, the second of those.

@@ -144,7 +144,7 @@ fn links_between_documents_resolve() {
 }
 
 #[test]
-fn the_architecture_names_every_file_and_no_other() {
+fn the_architecture_names_only_files_that_exist() {
     check(documents::code_map);
 }
 
