@@ -104,6 +104,12 @@ pub(crate) fn of_programs() -> Vec<Contender> {
     installed(KINDS).map(Contender::plain).collect()
 }
 
+/// Those whose names begin with one of the prefixes, or all if there is none.
+pub(crate) fn asked(mut contenders: Vec<Contender>, prefixes: &[String]) -> Vec<Contender> {
+    contenders.retain(|one| prefixes.is_empty() || prefixes.iter().any(|prefix| one.name.starts_with(prefix)));
+    contenders
+}
+
 /// No relay.
 pub(crate) fn direct() -> Contender {
     Contender::plain(Kind::Direct)

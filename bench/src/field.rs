@@ -86,7 +86,7 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
     if !options.quick
         && let Some(site) = site(Profile::Rack)?
     {
-        results.programs = programs::measure(&site, rounds, &options.programs())?;
+        results.programs = programs::measure(&site, rounds, &options.programs(), &options.contenders)?;
         results.seconds = started.elapsed().as_secs_f64();
         results.write(&options.out)?;
     }
@@ -202,8 +202,7 @@ pub(crate) fn measure(site: &Site, load: &Load, only: &[String], rounds: usize) 
         is_overload: load.overload.is_some(),
         ..Measured::default()
     };
-    let is_asked = |one: &Contender| only.is_empty() || only.iter().any(|name| one.name.starts_with(name.as_str()));
-    let mut contenders: Vec<Contender> = contender::of(load).into_iter().filter(is_asked).collect();
+    let mut contenders = contender::asked(contender::of(load), only);
     let rounds = if load.is_long() { rounds.div_ceil(2) } else { rounds };
     for round in 0..rounds {
         let mut failed = Vec::new();

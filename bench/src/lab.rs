@@ -51,7 +51,7 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
         all.extend(idle(&site)?);
     }
     if options.names("k6") {
-        all.extend(programs::measure(&site, options.rounds, &["k6".into()])?);
+        all.extend(programs::measure(&site, options.rounds, &["k6".into()], &[])?);
     }
     if options.names("pool") {
         all.extend(pool::measure(options.rounds));

@@ -103,7 +103,7 @@ fn workloads() -> Vec<Workload> {
 }
 
 /// Each workload through each relay: a table of what the client says, and one of the relay's CPU time for it.
-pub(crate) fn measure(site: &Site, rounds: usize, only: &[String]) -> io::Result<Vec<Figures>> {
+pub(crate) fn measure(site: &Site, rounds: usize, only: &[String], contenders: &[String]) -> io::Result<Vec<Figures>> {
     let mut all = Vec::new();
     let is_asked = |one: &Workload| only.is_empty() || only.iter().any(|name| one.title.starts_with(name.as_str()));
     let workloads: Vec<Workload> = workloads().into_iter().filter(is_asked).collect();
@@ -125,21 +125,21 @@ pub(crate) fn measure(site: &Site, rounds: usize, only: &[String]) -> io::Result
         };
         for workload in workloads.iter().filter(|one| one.server == kind) {
             let began = Instant::now();
-            all.extend(through_all(site, workload, &server, rounds));
+            all.extend(through_all(site, workload, &server, rounds, contenders));
             eprintln!("F10 {}: {:.0} s", workload.title, began.elapsed().as_secs_f64());
         }
     }
     Ok(all)
 }
 
-fn through_all(site: &Site, workload: &Workload, server: &Server, rounds: usize) -> [Figures; 2] {
+fn through_all(site: &Site, workload: &Workload, server: &Server, rounds: usize, only: &[String]) -> [Figures; 2] {
     let mut figures = Figures::new(
         workload.title,
         workload.unit,
         if workload.unit == "Gbit/s" { 2 } else { 0 },
     );
     let mut cpu = Figures::new(format!("{}, CPU", workload.title), "% of the relay's core", 0);
-    let mut contenders: Vec<Contender> = contender::of_programs();
+    let mut contenders = contender::asked(contender::of_programs(), only);
     for _ in 0..rounds {
         let mut failed = Vec::new();
         for contender in &contenders {
