@@ -14,7 +14,7 @@ use clap::Args;
 
 use spliceway_machine as machine;
 
-use crate::contender::{self, Contender};
+use crate::contender;
 use crate::environment::Environment;
 use crate::load::{self, Load, Profile};
 use crate::page::Results;
@@ -34,7 +34,7 @@ pub(crate) struct Options {
     /// These loads alone, by their names or beginnings of them (`F2`, `F10`, `pgbench`).
     #[arg(long, num_args = 1.., value_name = "PREFIX")]
     only: Vec<String>,
-    /// These contenders alone, by their names or beginnings of them (`spliceway without`).
+    /// These contenders alone, by their names or beginnings of them (`tokio`).
     #[arg(long, num_args = 1.., value_name = "PREFIX")]
     contenders: Vec<String>,
     /// The folder of the results.

@@ -67,11 +67,12 @@ impl Results {
         let mut page = String::from(
             "# Every figure of the field benchmark
 
-For readers of [benchmarks.md](../benchmarks.md) who want all of it. `cargo xtask bench report` writes this page.
+For readers of [benchmarks.md](../benchmarks.md) who want every number. `cargo xtask bench report`
+writes this page.
 
-CPU time is that of the relay's core. Latency is what a contender adds to the direct connection, in µs;
-the row of the direct connection has its own, in brackets. Ratios are to tokio. Brackets after a value are its
-95 % interval.
+CPU time is the time of the relay's core. Latency is what a contender adds to the direct connection,
+in µs. The row of the direct connection has its own latency, in brackets. Ratios are to tokio. The
+brackets after a value are its 95 % interval.
 ",
         );
         let _ = writeln!(page, "\n{}", self.origin());
@@ -89,7 +90,7 @@ the row of the direct connection has its own, in brackets. Ratios are to tokio. 
             .iter()
             .map(|(name, version)| format!("{name} {version}"))
             .collect();
-        format!(
+        wrapped(&format!(
             "Machine: {}. Peers: {}. Commit {}. `{}`, {} rounds, {:.0} minutes.",
             self.environment.machine,
             peers.join(", "),
@@ -97,8 +98,25 @@ the row of the direct connection has its own, in brackets. Ratios are to tokio. 
             self.command,
             self.rounds,
             self.seconds / 60.0
-        )
+        ))
     }
+}
+
+/// The text in lines of at most 100 columns.
+fn wrapped(text: &str) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().expect("never empty");
+        if line.is_empty() {
+            line.push_str(word);
+        } else if line.chars().count() + 1 + word.chars().count() <= 100 {
+            line.push(' ');
+            line.push_str(word);
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines.join("\n")
 }
 
 /// Writes the page from the results.
@@ -151,6 +169,7 @@ const ROWS: &[(&str, &str, Figure, &str)] = &[
     ("F2 16 KiB × 50", "rack", Cpu, "Requests of 16 KiB, 50 connections"),
     ("F2 64 KiB × 50", "rack", Cpu, "Requests of 64 KiB, 50 connections"),
     ("F3 200 × 3 Mbit/s", "city", Cpu, "200 video streams of 3 Mbit/s"),
+    ("F3 20 × 35 Mbit/s", "city", Cpu, "20 downloads of 35 Mbit/s"),
     ("F4 8 KiB at 50 MB/s", "rack", Cpu, "Log shipping, writes of 8 KiB"),
     ("F5 64 B × 50 beside bulk", "rack", P90, "Requests of 64 B beside bulk"),
     ("F6 1,500 connections/s", "rack", Cpu, "1,500 connections/s"),
