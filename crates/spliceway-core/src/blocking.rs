@@ -1,4 +1,4 @@
-//! One direction between blocking sockets: the parts of this crate put together without a runtime.
+//! One direction between blocking sockets, built from the parts of this crate without a runtime.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -6,9 +6,11 @@ use std::os::fd::AsFd;
 use crate::counts::{Counts, DirectionSummary};
 use crate::pool::PipePool;
 use crate::splicer::{Next, ReadOutcome, Splicer, WriteOutcome};
-use crate::transfer::{Engine, PipeSize, SCRATCH};
+use crate::traffic::{Engine, PipeSize};
+use crate::transfer::SCRATCH;
 
-/// Copies from `source` to `sink` until the source's end, as [`std::io::copy`] does, spliced where that is cheaper.
+/// Copies from `source` to `sink` until the source ends, as [`std::io::copy`] does. It splices
+/// where that is cheaper.
 ///
 /// ```no_run
 /// use std::net::{Shutdown, TcpStream};
@@ -20,11 +22,12 @@ use crate::transfer::{Engine, PipeSize, SCRATCH};
 /// # Ok::<(), std::io::Error>(())
 /// ```
 ///
-/// It blocks the thread. Like its model it does not shut the sink down. Pipes come from [`PipePool::global`].
+/// The function blocks the thread. Like [`std::io::copy`], it does not shut the sink down. Pipes
+/// come from [`PipePool::global`].
 ///
 /// # Errors
-/// Of either socket; what was delivered until then is not told. `WouldBlock` if a socket is non-blocking, or has a time-out
-/// (`SO_RCVTIMEO`, `SO_SNDTIMEO`) that passed.
+/// The error of either socket. It does not tell how many bytes were written before. `WouldBlock` if
+/// a socket is non-blocking, or has a timeout (`SO_RCVTIMEO`, `SO_SNDTIMEO`) that has passed.
 pub fn copy(source: impl AsFd, sink: impl AsFd) -> io::Result<DirectionSummary> {
     let mut splicer = Splicer::blocking(Engine::Auto, PipeSize::Auto, PipePool::global().clone());
     let mut scratch = vec![0; SCRATCH];

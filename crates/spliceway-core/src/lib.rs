@@ -16,40 +16,60 @@
 //! This crate does not wait, log or spawn tasks, and it knows no runtime. (One thread is its own: it closes idle pipes, and
 //! ends with the last of them.)
 //!
-//! Linux only.
+//! Off Linux, only the types that `spliceway` needs compile: nothing is spliced there.
 
-#[cfg(not(target_os = "linux"))]
-compile_error!("spliceway moves bytes with splice(2), which only Linux has");
-
+#[cfg(target_os = "linux")]
 mod blocking;
 mod counts;
+#[cfg(not(target_os = "linux"))]
+mod elsewhere;
+#[cfg(target_os = "linux")]
 mod endpoint;
+mod limits;
+#[cfg(target_os = "linux")]
 mod pipe;
+#[cfg(target_os = "linux")]
 mod pool;
 mod reason;
+#[cfg(target_os = "linux")]
 #[doc(hidden)]
 pub mod socket;
+#[cfg(target_os = "linux")]
 mod splice_support;
+#[cfg(target_os = "linux")]
 mod splice_through;
+#[cfg(target_os = "linux")]
 mod splicer;
+#[cfg(target_os = "linux")]
 mod sync;
+#[cfg(target_os = "linux")]
 mod sys;
 mod traffic;
 #[doc(hidden)]
 pub mod transfer;
+#[cfg(target_os = "linux")]
 mod urgent;
 
+#[cfg(target_os = "linux")]
 pub use blocking::copy;
 pub use counts::{Counts, DirectionSummary};
+#[cfg(not(target_os = "linux"))]
+pub use elsewhere::PipePool;
+pub use limits::{Limits, PoolStats, SizeClass};
+#[cfg(target_os = "linux")]
 pub use pipe::{Drain, Fill, Pipe};
-pub use pool::{Limits, PipePool, PoolStats, PooledPipe, SizeClass};
+#[cfg(target_os = "linux")]
+pub use pool::{PipePool, PooledPipe};
 pub use reason::{Reason, Scope};
+#[cfg(target_os = "linux")]
 #[doc(hidden)]
 pub use splice_through::{EndKind, Side, bytes_in_pipe};
+#[cfg(target_os = "linux")]
 #[doc(hidden)]
 pub use splicer::{Next, Read, ReadOutcome, SpliceThrough, Splicer, Write, WriteOutcome};
 #[doc(hidden)]
 pub use traffic::SPLICE_THRESHOLD;
-pub use transfer::{Engine, PipeSize};
+pub use traffic::{Engine, PipeSize};
+#[cfg(target_os = "linux")]
 #[doc(hidden)]
 pub use urgent::{UrgentMarkCheck, UrgentMarks};

@@ -1,4 +1,5 @@
-//! One kernel pipe, and the only place that says what EAGAIN, 0 and EINVAL of `splice(2)` mean.
+//! One kernel pipe. Only this file interprets EAGAIN, 0 and EINVAL of a `splice(2)` into or out of
+//! it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,9 +19,9 @@ use crate::sys::{self, Errno};
 ///                             └── read_out ──▶ user space (only to fall back)
 /// ```
 ///
-/// Both ends are close-on-exec and non-blocking, and close on drop. [`len`](Pipe::len) is the only count of the bytes inside.
-/// It may exceed [`capacity`](Pipe::capacity): a pipe is full when its slots are, and a slot can hold a fragment of up to
-/// 32 KiB, or one of 100 bytes.
+/// Both ends are close-on-exec and non-blocking, and close on drop. [`len`](Pipe::len) is the only
+/// count of the bytes inside. It may exceed [`capacity`](Pipe::capacity): a pipe is full when all
+/// of its slots are in use. A slot can hold a fragment of up to 32 KiB, or one of 100 bytes.
 #[derive(Debug)]
 pub struct Pipe {
     reader: OwnedFd,
@@ -28,41 +29,45 @@ pub struct Pipe {
     capacity: usize,
     len: usize,
     sound: bool,
-    /// This process would die of the `SIGPIPE` that a drain into a broken connection raises. Asked when the pipe is made: a
-    /// process decides that early, and a pipe is made seldom.
+    /// Whether `SIGPIPE` would kill this process. A drain into a broken connection raises it. The
+    /// check runs when the pipe is made: a process decides this early, and rarely makes a pipe.
     guards_sigpipe: bool,
 }
 
-/// What [`Pipe::fill_from`] did.
+/// The outcome of [`Pipe::fill_from`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
     /// The pipe now holds this many bytes, more than 0.
     Moved(usize),
-    /// Nothing to splice: the source is drained, *or* it stands at an urgent mark, which splice does not pass. A `recv` tells
-    /// which, and steps over the mark.
+    /// There is nothing to splice. The source is drained, *or* it is at an urgent mark, which
+    /// splice does not pass. A `recv` tells which, and steps over the mark.
     WouldBlock,
-    /// splice returned 0: the end of the stream, *or* an urgent mark before a FIN with data behind it. A `recv` tells which.
+    /// splice returned 0. The stream has ended, *or* the source is at an urgent mark before a FIN,
+    /// with data behind the mark. A `recv` tells which.
     MaybeEof,
     /// This source cannot be spliced, now or at all.
     Cannot(Reason),
 }
 
-/// What [`Pipe::drain_into`] did.
+/// The outcome of [`Pipe::drain_into`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drain {
-    /// This many bytes left the pipe, more than 0. A short count proves nothing: a signal shortens it too.
+    /// This many bytes left the pipe, more than 0. A short count does not prove that the sink is
+    /// full: a signal can shorten it too.
     Moved(usize),
-    /// The sink takes nothing now.
+    /// The sink is full.
     WouldBlock,
-    /// This sink cannot be spliced into, now or at all. What the pipe holds must go out by [`Pipe::read_out`].
+    /// This sink cannot be spliced into, now or at all. The caller must read the remaining bytes
+    /// with [`Pipe::read_out`], and send them itself.
     Cannot(Reason),
 }
 
 impl Pipe {
-    /// A pipe of the kernel's default size: 16 pages, or 2 where this user is past the soft limit.
+    /// Creates a pipe of the kernel's default size: 16 pages, or 2 pages if this user is past the
+    /// soft limit.
     ///
     /// # Errors
-    /// Those of `pipe2(2)`: `EMFILE`, `ENFILE`, `ENOMEM`.
+    /// The errors of `pipe2(2)`: `EMFILE`, `ENFILE`, `ENOMEM`.
     pub fn new() -> io::Result<Self> {
         let (reader, writer) = sys::pipe()?;
         let capacity = sys::pipe_size(writer.as_fd())?;
@@ -76,10 +81,11 @@ impl Pipe {
         })
     }
 
-    /// A pipe of `bytes`, or of what the kernel grants: ask [`capacity`](Pipe::capacity).
+    /// Creates a pipe of `bytes` bytes. The kernel may grant another size: see
+    /// [`capacity`](Pipe::capacity).
     ///
     /// # Errors
-    /// Those of [`Pipe::new`]. That the size was refused (`EPERM`, `ENOMEM`) is none.
+    /// The errors of [`Pipe::new`]. A refused size (`EPERM`, `ENOMEM`) is not an error.
     pub fn with_capacity(bytes: usize) -> io::Result<Self> {
         let mut pipe = Self::new()?;
         if pipe.capacity != bytes
@@ -90,37 +96,39 @@ impl Pipe {
         Ok(pipe)
     }
 
-    /// Bytes in flight: filled and not yet drained.
+    /// Returns the number of bytes in flight, which were filled and not yet drained.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether no byte is in flight.
+    /// Returns whether no byte is in flight.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The size the kernel granted, in bytes (pages × page size): what one fill asks for.
+    /// Returns the size that the kernel granted, in bytes (pages × page size). One fill asks for
+    /// this many bytes.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Whether it may serve another stream: empty, and no call on it ever failed.
+    /// Returns whether the pipe may serve another stream: it is empty, and no call on it failed.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.sound && self.len == 0
     }
 
-    /// `splice(source → pipe)`, once, for as much as fits.
+    /// Calls `splice(source → pipe)` once, for as many bytes as fit.
     ///
-    /// Enters with an empty pipe, because only then is EAGAIN the source's word: splice looks for a free slot before it looks
-    /// at the socket. Does not block if the source is non-blocking. Retries EINTR.
+    /// The pipe must be empty, because only then does EAGAIN describe the source: splice checks for
+    /// a free slot before it checks the socket. The call does not block if the source is
+    /// non-blocking. It retries EINTR.
     ///
     /// # Errors
-    /// The source's own error (a reset, say). The pipe is then no longer clean.
+    /// The source's own error, for example a reset. The pipe is then no longer clean.
     ///
     /// # Panics
     /// If the pipe is not empty.
@@ -128,13 +136,14 @@ impl Pipe {
         self.fill_at_most(source, self.capacity)
     }
 
-    /// [`fill_from`](Pipe::fill_from), for no more than `most` bytes.
+    /// Does the same as [`fill_from`](Pipe::fill_from), for at most `most` bytes.
     ///
     /// # Errors
-    /// Those of [`fill_from`](Pipe::fill_from).
+    /// The errors of [`fill_from`](Pipe::fill_from).
     ///
     /// # Panics
-    /// If the pipe is not empty, or `most` is 0, to which splice says 0 as it does at the end of the stream.
+    /// If the pipe is not empty, or if `most` is 0. A splice of 0 bytes returns 0, as it does at
+    /// the end of the stream.
     pub fn fill_at_most(&mut self, source: impl AsFd, most: usize) -> io::Result<Fill> {
         assert!(most > 0, "a fill of no bytes says nothing");
         assert!(
@@ -158,12 +167,14 @@ impl Pipe {
         }
     }
 
-    /// `splice(pipe → sink)`, once, with exactly the count of bytes inside and never `SPLICE_F_MORE`: a greater count makes the
-    /// kernel hold back the last segment for 200 ms. Does not block if the sink is non-blocking. Retries EINTR. Raises no
-    /// `SIGPIPE` in a process that would die of it.
+    /// Calls `splice(pipe → sink)` once, for exactly the number of bytes in the pipe.
+    ///
+    /// A greater count makes the kernel hold back the last segment for 200 ms. For that reason, the
+    /// call never sets `SPLICE_F_MORE` either. It does not block if the sink is non-blocking. It
+    /// retries EINTR, and raises no `SIGPIPE` in a process that the signal would kill.
     ///
     /// # Errors
-    /// The sink's own error. `WriteZero` if it takes nothing and says so. The pipe is then no longer clean.
+    /// The sink's own error, or `WriteZero` if splice returns 0. The pipe is then no longer clean.
     ///
     /// # Panics
     /// If the pipe is empty.
@@ -190,10 +201,12 @@ impl Pipe {
         }
     }
 
-    /// Takes what is left out of the pipe, in order, for a caller that goes on by copying. The pipe is empty afterwards.
+    /// Reads the remaining bytes out of the pipe, in order, for a caller that continues by copying.
+    /// The pipe is empty afterwards.
     ///
     /// # Errors
-    /// Those of `read(2)` on a pipe, none of which a healthy process meets; `UnexpectedEof` if bytes are missing.
+    /// The errors of `read(2)` on a pipe, none of which a healthy process meets. `UnexpectedEof` if
+    /// bytes are missing.
     pub fn read_out(&mut self) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; self.len];
         let mut filled = 0;
@@ -216,7 +229,8 @@ impl Pipe {
         Ok(bytes)
     }
 
-    /// After any failed call the pipe is not lent again, whatever the failure turns out to mean.
+    /// Returns the reason to copy, or the error of a stream. The pool does not lend a pipe again
+    /// after a failed call, whatever the failure means.
     fn cannot(&mut self, errno: Errno) -> io::Result<Reason> {
         self.sound = false;
         Reason::of_errno(errno).ok_or_else(|| errno.into())

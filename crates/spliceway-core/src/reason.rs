@@ -1,30 +1,33 @@
 use std::fmt;
+#[cfg(target_os = "linux")]
 use std::io;
 
+#[cfg(target_os = "linux")]
 use crate::sys::Errno;
 
 /// Why bytes are copied that might have been spliced.
 ///
-/// Not an error: the relay goes on by `recv` and `send`. It is a fact to count and to show, because a fallback that
-/// nobody sees is how peers lost their zero copy for a year.
+/// A reason is not an error: the relay goes on with `recv` and `send`. It is a fact to count and to
+/// show. Comparable projects lost zero copy for a year because their fallback was not visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
-    /// One of the streams is no plain socket or pipe (a TLS stream, a mock …).
+    /// One of the streams is not a plain socket or pipe. It is a TLS stream or a mock, for example.
     NotSockets,
     /// The caller asked for copying.
     Disabled,
-    /// `EPERM` or `EACCES`: a security policy forbids the call (or the soft limit forbids a pipe of that size).
+    /// `EPERM` or `EACCES`: a security policy forbids the call, or the soft limit forbids a pipe of
+    /// that size.
     NotPermitted,
-    /// `ENOSYS`: this kernel, or a sandbox in front of it, has no such call.
+    /// `ENOSYS`: this kernel, or a sandbox in front of it, does not have this call.
     NotImplemented,
     /// `EINVAL`: this kind of descriptor cannot be spliced.
     InvalidArgument,
     /// `EBADF`: a descriptor is not open for this kind of use.
     BadDescriptor,
-    /// `EOPNOTSUPP`, or a socket of datagrams or records: its protocol does not splice.
+    /// `EOPNOTSUPP`, or a socket of datagrams or records: its protocol does not support splice.
     NotSupported,
-    /// `ENOMEM` or `ENOBUFS`.
+    /// `ENOMEM` or `ENOBUFS`: the kernel has no memory for the call.
     NoMemory,
     /// `EMFILE`: this process has no descriptor left for a pipe.
     ProcessDescriptors,
@@ -34,25 +37,26 @@ pub enum Reason {
     PipeBudget,
     /// The pool's limit on pipe pages is reached.
     PageBudget,
-    /// The kernel grants only pipes of a few slots: this user is past `fs.pipe-user-pages-soft`.
+    /// The kernel grants only pipes of a few slots, because this user is past
+    /// `fs.pipe-user-pages-soft`.
     Undersized,
-    /// An error of the call that has no name here, and is none of the stream's.
+    /// The call failed with an error that has no name here and that is not an error of the stream.
     Unexpected,
 }
 
 /// How long a [`Reason`] to copy holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// Every socket of this process: it is tried again only now and then.
+    /// The reason holds for every socket of this process, which tries again only now and then.
     Process,
-    /// This relay, for good: it lies in its descriptors.
+    /// The reason holds for this relay for good, because its descriptors are the cause.
     Relay,
-    /// This moment: it is tried again after some more bytes.
+    /// The reason holds for this moment. The relay tries again after some more bytes.
     Moment,
 }
 
 impl Reason {
-    /// Every reason, for whoever keeps a count of each.
+    /// Every reason, for code that keeps a count of each.
     pub const ALL: [Self; 14] = [
         Self::NotSockets,
         Self::Disabled,
@@ -70,7 +74,7 @@ impl Reason {
         Self::Unexpected,
     ];
 
-    /// A stable name in lower case and underscores, fit for a metric's label.
+    /// Returns a stable name in lower case and underscores, suitable as the label of a metric.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -91,7 +95,7 @@ impl Reason {
         }
     }
 
-    /// How long this reason holds.
+    /// Returns how long this reason holds.
     #[must_use]
     pub const fn scope(self) -> Scope {
         match self {
@@ -110,11 +114,15 @@ impl Reason {
             | Self::Undersized => Scope::Moment,
         }
     }
+}
 
-    /// The reason that `errno` of `splice(2)` or `pipe2(2)` gives to copy instead; `None` where it is a broken stream.
+#[cfg(target_os = "linux")]
+impl Reason {
+    /// Returns the reason to copy that `errno` of `splice(2)` or `pipe2(2)` gives. Returns `None`
+    /// if the stream is broken.
     ///
-    /// Only the errors of a stream are listed, because a sandbox may answer with any other. A few are of both kinds: see
-    /// [`socket::has_failed`](crate::socket).
+    /// The errors that give `None` are listed, because a sandbox may answer with any other error. A
+    /// few errors are of both kinds: see [`socket::has_failed`](crate::socket).
     pub(crate) const fn of_errno(errno: Errno) -> Option<Self> {
         match errno {
             Errno::PERM | Errno::ACCESS => Some(Self::NotPermitted),
@@ -145,10 +153,8 @@ impl Reason {
             _ => Some(Self::Unexpected),
         }
     }
-}
 
-impl Reason {
-    /// The reason there is no pipe, of an error of `pipe2(2)`.
+    /// Returns the reason why there is no pipe, from an error of `pipe2(2)`.
     pub(crate) fn of_error(error: &io::Error) -> Self {
         Errno::from_io_error(error)
             .and_then(Self::of_errno)

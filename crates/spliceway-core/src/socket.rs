@@ -1,4 +1,4 @@
-//! The calls a relay makes on a socket besides splice. Each retries EINTR.
+//! The calls other than splice that a relay makes on a socket. Each retries EINTR.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,39 +10,46 @@ use crate::sys::{self, Errno, PollFlags, RecvFlags, SendFlags};
 /// Whether a call may wait for the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Never (`MSG_DONTWAIT`), whatever the socket's own `O_NONBLOCK` says.
+    /// The call never waits (`MSG_DONTWAIT`), whatever the socket's own `O_NONBLOCK` says.
     Never,
-    /// If the socket is a blocking one.
+    /// The call waits if the socket is blocking.
     IfBlocking,
 }
 
-/// Whether a receive that brings less than was asked for has drained the socket, except for bytes behind an urgent mark (see
-/// [`UrgentMarks`](crate::UrgentMarks)). This holds for TCP. Other sockets end a receive where a record ends, or where the
-/// sender's credentials change.
+/// Returns whether a receive of fewer bytes than were asked for has drained the socket, except for
+/// bytes behind an urgent mark (see [`UrgentMarks`](crate::UrgentMarks)).
+///
+/// This holds for TCP. Other sockets end a receive where a record ends, or where the sender's
+/// credentials change.
 pub fn is_drained_by_a_short_receive(socket: impl AsFd) -> bool {
     sys::is_plain_tcp(socket.as_fd())
 }
 
-/// `recv(2)`: bytes, of which 0 is the end of the stream (for a buffer that is not empty).
+/// Calls `recv(2)`, and returns the number of bytes. If the buffer is not empty, 0 means the end of
+/// the stream.
 ///
 /// # Errors
-/// The socket's own; `WouldBlock` if it is drained and the call may not wait.
+/// The socket's own errors. `WouldBlock` if it is drained and the call may not wait.
 pub fn recv(socket: impl AsFd, buf: &mut [u8], wait: Wait) -> io::Result<usize> {
     let socket = socket.as_fd();
     Ok(retry_on_intr(|| sys::recv(socket, buf, wait.recv_flags()))?)
 }
 
-/// Whether there is something to receive: `true`, or `false` at the end of the stream. Takes nothing.
+/// Returns `true` if there are bytes to receive, and `false` at the end of the stream. The bytes
+/// stay in the socket.
 ///
 /// # Errors
-/// The socket's own; `WouldBlock` if it is drained and the call may not wait.
+/// The socket's own errors. `WouldBlock` if it is drained and the call may not wait.
 pub fn peek(socket: impl AsFd, wait: Wait) -> io::Result<bool> {
     let socket = socket.as_fd();
     Ok(retry_on_intr(|| sys::peek(socket, wait.recv_flags()))? > 0)
 }
 
-/// Whether `errno` of a splice is the error that a TCP source failed with, and not the call's own: a router's answers make the kernel give
-/// up with either of these two. The kernel tells such an error once, and a receive would then find a clean end.
+/// Returns whether the `errno` of a splice is the error with which a TCP source failed, and not an
+/// error of the call itself.
+///
+/// A router's answer can make the kernel give up a connection with either of these two errors. The
+/// kernel reports such an error once. A later receive would find a clean end.
 pub(crate) fn has_failed(source: BorrowedFd<'_>, errno: Errno) -> bool {
     matches!(errno, Errno::ACCESS | Errno::OPNOTSUPP)
         && sys::is_plain_tcp(source)
@@ -50,23 +57,26 @@ pub(crate) fn has_failed(source: BorrowedFd<'_>, errno: Errno) -> bool {
         && matches!(peek(source, Wait::Never), Ok(false))
 }
 
-/// Whether pollers are told of a single byte, as they are unless `SO_RCVLOWAT` was changed.
+/// Returns whether the kernel reports a single byte to pollers. It does unless `SO_RCVLOWAT` was
+/// changed.
 pub(crate) fn reports_every_byte(socket: impl AsFd) -> bool {
     sys::receive_low_water_mark(socket.as_fd()).is_ok_and(|bytes| bytes <= 1)
 }
 
-/// Bytes of a TCP socket that its peer has not acknowledged (`SIOCOUTQ`). An end of stream that was sent counts as one.
+/// Returns the number of bytes that the peer of a TCP socket has not acknowledged (`SIOCOUTQ`). An
+/// end of stream that was sent counts as one byte.
 ///
 /// # Errors
-/// None that a connected TCP socket has.
+/// A connected TCP socket causes none.
 pub fn unacknowledged(socket: impl AsFd) -> io::Result<usize> {
     Ok(sys::unacknowledged(socket.as_fd())?)
 }
 
-/// `send(2)` with `MSG_NOSIGNAL`.
+/// Calls `send(2)` with `MSG_NOSIGNAL`.
 ///
 /// # Errors
-/// The socket's own; `WouldBlock` if it is full and the call may not wait; `WriteZero` if it takes nothing of something.
+/// The socket's own errors. `WouldBlock` if it is full and the call may not wait. `WriteZero` if it
+/// accepts none of the bytes.
 pub fn send(socket: impl AsFd, bytes: &[u8], wait: Wait) -> io::Result<usize> {
     let socket = socket.as_fd();
     match retry_on_intr(|| sys::send(socket, bytes, wait.send_flags()))? {
@@ -75,19 +85,22 @@ pub fn send(socket: impl AsFd, bytes: &[u8], wait: Wait) -> io::Result<usize> {
     }
 }
 
-/// Makes a socket that blocks a non-blocking one. `splice(2)` needs that: it has no flag of its own for the socket's side.
+/// Makes a blocking socket non-blocking. `splice(2)` needs this, because it has no flag of its own
+/// for the socket's side.
 ///
 /// # Errors
-/// None that an open socket has.
+/// An open socket causes none.
 pub fn set_nonblocking(socket: impl AsFd) -> io::Result<()> {
     Ok(sys::set_nonblocking(socket.as_fd())?)
 }
 
-/// Whether it is a stream (`SOCK_STREAM`). splice takes datagrams and records too, and loses where each ends. What is no socket has
-/// no records.
+/// Returns whether the descriptor is a stream (`SOCK_STREAM`).
+///
+/// splice also accepts datagrams and records, and loses the position where each ends. A descriptor
+/// that is not a socket has no records, so it counts as a stream.
 ///
 /// # Errors
-/// None that an open descriptor has.
+/// An open descriptor causes none.
 pub fn is_stream(socket: impl AsFd) -> io::Result<bool> {
     match sys::is_stream(socket.as_fd()) {
         Err(Errno::NOTSOCK) => Ok(true),

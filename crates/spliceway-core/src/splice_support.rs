@@ -1,32 +1,36 @@
-//! Whether this process may splice at all: off after EPERM or ENOSYS, and tried again now and then.
+//! Decides whether this process splices at all. EPERM or ENOSYS turns splicing off, and occasional
+//! probes try it again.
 
 use std::sync::atomic::Ordering;
 
 use crate::reason::{Reason, Scope};
 use crate::sync::{AtomicU32, statics};
 
-/// Once splice was found forbidden, one attempt in so many is let through. A sandbox seldom changes its mind, and an
-/// attempt comes only once per MiB and direction.
+/// While splicing is off, one attempt in this many is allowed as a probe. A sandbox seldom changes
+/// its rules, and a direction makes only one attempt per MiB.
 const PROBE_EVERY: u32 = 64;
 
-/// Attempts still to be refused, and the one that is let through to see. 0 is on.
+/// The number of attempts that are still refused, plus one for the probe. 0 means that splicing is
+/// on.
 struct Refusals(AtomicU32);
 
 statics! {
-    /// After EPERM or EACCES.
+    /// Set after EPERM or EACCES.
     static NOT_PERMITTED: Refusals = Refusals(AtomicU32::new(0));
-    /// After ENOSYS.
+    /// Set after ENOSYS.
     static NOT_IMPLEMENTED: Refusals = Refusals(AtomicU32::new(0));
 }
 
-/// Whether to try. While it is off each call counts down to the next probe. The reason given here is this switch's own, and
-/// not to be [noted](note).
+/// Returns whether to try a splice. While splicing is off, each call counts down to the next probe.
+///
+/// The returned reason comes from this module, not from a system call. It must not be
+/// [noted](note).
 pub(crate) fn check() -> Result<(), Reason> {
     NOT_PERMITTED.count_down(Reason::NotPermitted)?;
     NOT_IMPLEMENTED.count_down(Reason::NotImplemented)
 }
 
-/// Takes note of a reason to copy that a system call gave.
+/// Notes a reason to copy that a system call gave.
 pub(crate) fn note(reason: Reason) {
     match reason {
         Reason::NotPermitted => NOT_PERMITTED.begin(),
@@ -36,7 +40,8 @@ pub(crate) fn note(reason: Reason) {
 }
 
 impl Refusals {
-    /// Not anew while it is off: calls that were on their way when another found out would put the probe off.
+    /// Starts to refuse attempts. A count that already runs is not restarted: calls that were in
+    /// progress when another call failed would delay the probe.
     fn begin(&self) {
         let _ = self
             .0
@@ -44,7 +49,8 @@ impl Refusals {
     }
 
     fn count_down(&self, reason: Reason) -> Result<(), Reason> {
-        // On is the case that must cost nothing: a load of a line nobody writes.
+        // While splicing is on, the check must cost nothing. It loads a cache line that no thread
+        // writes.
         if self.0.load(Ordering::Relaxed) == 0 {
             return Ok(());
         }
@@ -77,35 +83,36 @@ mod loom_tests {
     #[test]
     fn threads_that_count_down_at_once_are_refused_as_often_as_one_would_be_and_then_it_is_on() {
         every_interleaving(|| {
-            let switch = off_for(3);
-            let refused_of_two = |switch: &Refusals| {
+            let refusals = off_for(3);
+            let refused_of_two = |refusals: &Refusals| {
                 (0..2)
-                    .filter(|_| switch.count_down(Reason::NotPermitted).is_err())
+                    .filter(|_| refusals.count_down(Reason::NotPermitted).is_err())
                     .count()
             };
-            let other = Arc::clone(&switch);
+            let other = Arc::clone(&refusals);
             let other = thread::spawn(move || refused_of_two(&other));
-            let refused = refused_of_two(&switch) + other.join().unwrap();
+            let refused = refused_of_two(&refusals) + other.join().unwrap();
             assert_eq!(refused, 2, "the third is the probe, the fourth finds it on");
-            assert_eq!(switch.0.load(Ordering::Relaxed), 0);
+            assert_eq!(refusals.0.load(Ordering::Relaxed), 0);
         });
     }
 
     #[test]
     fn calls_that_fail_while_it_is_off_do_not_put_the_probe_off() {
         every_interleaving(|| {
-            let switch = off_for(0);
-            let other = Arc::clone(&switch);
+            let refusals = off_for(0);
+            let other = Arc::clone(&refusals);
             let other = thread::spawn(move || other.begin());
-            switch.begin();
-            let refused = switch.count_down(Reason::NotPermitted);
+            refusals.begin();
+            let refused = refusals.count_down(Reason::NotPermitted);
             other.join().unwrap();
             assert_eq!(refused, Err(Reason::NotPermitted));
-            assert_eq!(switch.0.load(Ordering::Relaxed), PROBE_EVERY - 1);
+            assert_eq!(refusals.0.load(Ordering::Relaxed), PROBE_EVERY - 1);
         });
     }
 
-    /// Where the splice of one direction works again, the refusal that another just met is old news, and the switch's own.
+    /// When a splice of one direction works again, a refusal that another direction has just
+    /// received is outdated. That refusal came from this module, not from a system call.
     #[test]
     fn a_splicer_that_is_refused_does_not_turn_it_off_again() {
         let limits = Limits::of_this_process().with_max_pipes(0);
@@ -122,7 +129,8 @@ mod loom_tests {
         });
     }
 
-    /// A splicer whose next step is to fill a pipe, because the traffic is bulk; its source, and the socket that sends there.
+    /// Returns a splicer whose next step is to fill a pipe, because the traffic is bulk. Also
+    /// returns its source, and the socket that sends to the source.
     fn about_to_splice(pool: PipePool) -> (Splicer, TcpStream, TcpStream) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

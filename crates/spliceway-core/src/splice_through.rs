@@ -1,5 +1,5 @@
-//! Splices between a pipe of the caller's and another end, with no pipe in between. Only this file interprets `EAGAIN`
-//! and 0 of such a splice.
+//! Splices between the caller's own pipe and another end, with no pipe in between. Only this file
+//! interprets `EAGAIN` and 0 of such a splice.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,7 +10,7 @@ use crate::reason::Reason;
 use crate::socket;
 use crate::sys::{self, Errno};
 
-/// What an end of a direction is.
+/// The kind of descriptor at one end of a direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EndKind {
     /// A socket.
@@ -23,9 +23,9 @@ pub enum EndKind {
 /// An end of a direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Where the bytes come from.
+    /// The end that bytes are read from.
     Source,
-    /// Where they go.
+    /// The end that bytes are written to.
     Sink,
 }
 
@@ -40,26 +40,27 @@ pub(crate) struct ThroughEnd<'a> {
 pub(crate) enum Through {
     /// This many bytes went from the source to the sink, more than 0.
     Moved(usize),
-    /// Nothing to splice: the source is drained, ended, *or* at an urgent mark, which splice does not step over; or the
-    /// sink is a pipe without a reader. A read tells which, and the write that follows.
+    /// There is nothing to splice. The source is drained, has ended, *or* is at an urgent mark,
+    /// which splice does not step over. It is also possible that the sink is a pipe without a
+    /// reader. A read and the write that follows it tell which.
     SourceStopped,
-    /// The sink takes nothing now.
+    /// The sink is full.
     SinkWouldBlock,
-    /// These two cannot be spliced, now or at all.
+    /// These two ends cannot be spliced, now or at all.
     Cannot(Reason),
-    /// A call that splicing needs besides is not possible.
+    /// Another call that this splice needs (`FIONREAD` or `poll`) is not possible.
     CannotAsk(Reason),
 }
 
-/// `splice(source → sink)`, once, for at most `max` bytes. Neither end may block.
+/// Calls `splice(source → sink)` once, for at most `max` bytes. Both ends must be non-blocking.
 ///
-/// A source that is a pipe is asked first how many bytes it holds, because a splice of more than there is corks a TCP
-/// sink. (If others read from the pipe as well, that can happen all the same, and the last bytes come late.) Splice
-/// returns `EAGAIN` both for an empty source and for a full sink. Then the sink is asked, because bytes may have come to
-/// the source since.
+/// If the source is a pipe, the function first asks how many bytes it holds. A splice of more bytes
+/// would cork a TCP sink. (If others also read from the pipe, this can still happen, and the last
+/// bytes arrive late.) splice returns `EAGAIN` both for an empty source and for a full sink. The
+/// function then checks the sink, because new bytes may have reached the source since.
 ///
 /// # Errors
-/// That of a stream, and whose it is.
+/// The error of a stream, with the side that failed.
 pub(crate) fn splice_through(
     source: &ThroughEnd<'_>,
     sink: &ThroughEnd<'_>,
@@ -89,7 +90,7 @@ pub(crate) fn splice_through(
             Ok(false) => Ok(Through::SinkWouldBlock),
             Err(errno) => cannot_ask(errno, Side::Sink),
         },
-        // Splice checks the pipe before it checks the socket, which may be at its end.
+        // splice checks the pipe before it checks the socket, which may be at its end.
         Err(Errno::PIPE) if source.kind == EndKind::Socket => Ok(Through::SourceStopped),
         Err(errno) if source.kind == EndKind::Socket && socket::has_failed(source.fd, errno) => {
             Err((Side::Source, errno.into()))
@@ -97,7 +98,7 @@ pub(crate) fn splice_through(
         Err(errno) => match (Reason::of_errno(errno), source.kind) {
             (Some(reason), _) => Ok(Through::Cannot(reason)),
             (None, EndKind::Socket) => Err((Side::Source, errno.into())),
-            // Which has no errors of its own to give.
+            // A pipe as the source has no errors of its own.
             (None, EndKind::Pipe) => Err((Side::Sink, errno.into())),
         },
     }
@@ -108,26 +109,28 @@ fn cannot_ask(errno: Errno, side: Side) -> Result<Through, (Side, io::Error)> {
     reason.map(Through::CannotAsk)
 }
 
-/// Bytes in a pipe: `ioctl(FIONREAD)`. 0 may be its end.
+/// Returns the number of bytes in a pipe (`ioctl(FIONREAD)`). 0 may mean that the pipe has ended.
 ///
 /// # Errors
-/// Of a descriptor that is no pipe, or a sandbox that forbids the call.
+/// If the descriptor is not a pipe, or if a sandbox forbids the call.
 pub fn bytes_in_pipe(pipe: impl AsFd) -> io::Result<usize> {
     Ok(sys::bytes_to_read(pipe.as_fd())?)
 }
 
-/// `read(2)`; retries EINTR. 0 is the end: the pipe has no writer any more.
+/// Calls `read(2)`, and retries EINTR. 0 means the end: the pipe has no writer any more.
 ///
 /// # Errors
-/// `WouldBlock` if it is empty.
+/// `WouldBlock` if the pipe is empty.
 pub(crate) fn read(pipe: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<usize> {
     Ok(retry_on_intr(|| sys::read(pipe, buf))?)
 }
 
-/// `write(2)`; retries EINTR, and raises no `SIGPIPE` in a process that would die of it.
+/// Calls `write(2)`, and retries EINTR. The call raises no `SIGPIPE` if `guards_sigpipe` says that
+/// the signal would kill the process.
 ///
 /// # Errors
-/// `WouldBlock` if it is full; `BrokenPipe` if it has no reader any more; `WriteZero` if it takes nothing.
+/// `WouldBlock` if the pipe is full. `BrokenPipe` if it has no reader any more. `WriteZero` if it
+/// accepts no bytes.
 pub(crate) fn write(pipe: BorrowedFd<'_>, bytes: &[u8], guards_sigpipe: bool) -> io::Result<usize> {
     let write = if guards_sigpipe {
         sys::write_without_sigpipe

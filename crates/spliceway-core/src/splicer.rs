@@ -5,14 +5,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::counts::Counts;
 use crate::endpoint::Endpoint;
+use crate::limits::SizeClass;
 use crate::pipe::{Drain, Fill};
-use crate::pool::{PipePool, PooledPipe, SizeClass};
+use crate::pool::{PipePool, PooledPipe};
 use crate::reason::Reason;
 use crate::socket::{self, Wait};
 use crate::splice_support;
 use crate::splice_through::{self, EndKind, Side, Through};
-use crate::traffic::fills;
-use crate::transfer::{Engine, Event, PipeSize, SCRATCH, SPLICE_THROUGH_MAX, Step, Transfer};
+use crate::traffic::{Engine, PipeSize, fills};
+use crate::transfer::{Event, SCRATCH, SPLICE_THROUGH_MAX, Step, Transfer};
 
 /// One direction of a relay at work: its [`Transfer`], and the bytes that it holds at the moment.
 ///
@@ -167,6 +168,25 @@ impl Splicer {
     pub fn in_flight(&self) -> usize {
         // Never both.
         self.pipe.as_ref().map_or(0, |(_, pipe)| pipe.len()) + self.unsent.len()
+    }
+
+    /// Takes out the bytes in flight, for a caller that goes on without the splicer. It must be parked.
+    ///
+    /// # Errors
+    /// Those of `read(2)` on a pipe, none of which a healthy process meets.
+    pub fn take_in_flight(&mut self) -> io::Result<Vec<u8>> {
+        if let Some((_, mut pipe)) = self.pipe.take()
+            && !pipe.is_empty()
+        {
+            return pipe.read_out();
+        }
+        match std::mem::replace(&mut self.unsent, Unsent::Nothing) {
+            Unsent::Owned { mut bytes, start } => {
+                bytes.drain(..start);
+                Ok(bytes)
+            }
+            Unsent::Nothing | Unsent::InScratch { .. } => Ok(Vec::new()),
+        }
     }
 
     /// What is needed next. After [`Next::Yield`] the direction goes on.

@@ -1,6 +1,8 @@
-//! The locks and atomics whose protocols loom checks: std's, and loom's in `cargo xtask loom`.
+//! This module has the locks and atomics whose protocols loom checks. They are the types of std, or
+//! those of loom in `cargo xtask loom`.
 //!
-//! Counters that nobody decides by stay std's, and so do references: a model needs no more steps than its claim has.
+//! Counters that influence no decision always use the types of std, and so do references. A model
+//! then takes no more steps than its claim needs.
 
 use std::sync::{PoisonError, TryLockError};
 
@@ -15,12 +17,13 @@ pub(crate) use std::sync::{
     atomic::{AtomicBool, AtomicU32, AtomicUsize},
 };
 
-/// What these locks guard (a shelf, a list of shelves) is whole at every instant, so a panic meanwhile has broken nothing.
+/// Locks `mutex` even if it is poisoned. The mutex guards a free list, or the list of free lists.
+/// Both are consistent at every instant, so a panic cannot have broken them.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The same if nobody holds it, without waiting.
+/// Does the same as [`lock`] if no thread holds the lock, and does not wait.
 pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.try_lock() {
         Ok(guard) => Some(guard),
@@ -29,7 +32,8 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// Statics of these types. Loom's are made anew for every run it tries, and cannot be made at compile time.
+/// Declares statics of these types. The types of loom cannot be created at compile time, and loom
+/// creates such statics anew for every run.
 macro_rules! statics {
     ($($(#[$attribute:meta])* static $name:ident: $type:ty = $value:expr;)*) => {
         $(
@@ -43,8 +47,8 @@ macro_rules! statics {
 }
 pub(crate) use statics;
 
-/// Runs `claim` in every interleaving of its threads with up to three preemptions, and every value a load may give there.
-/// (Nearly every known race shows with two; four take minutes.)
+/// Runs `claim` in every interleaving of its threads with up to three preemptions, and with every
+/// value that a load may return there. (Two show nearly every known race. Four take minutes.)
 #[cfg(all(test, loom))]
 pub(crate) fn every_interleaving(claim: impl Fn() + Send + Sync + 'static) {
     let mut model = loom::model::Builder::new();

@@ -1,11 +1,15 @@
-//! One thin function per system call; nothing is decided here.
+//! This module has one thin function per system call. It decides nothing.
 //!
-//! This is the only file of the crate that may hold `unsafe`, and only because these have no safe wrapper in rustix:
+//! This is the only file of the crate that may contain `unsafe`. It may do so only because rustix
+//! has no safe wrapper for these:
 //! - `SIOCOUTQ`, the bytes of a TCP socket that its peer has not acknowledged (tcp(7));
-//! - `TCP_ULP`, which tells a plain TCP socket from one with TLS in the kernel (tcp(7), `include/uapi/linux/tcp.h`);
-//! - `poll` and `SO_RCVLOWAT` of sockets that may be closed by now, which no borrow can say (poll(2), socket(7));
+//! - `TCP_ULP`, which tells a plain TCP socket from one with TLS in the kernel (tcp(7),
+//!   `include/uapi/linux/tcp.h`);
+//! - `poll` and `SO_RCVLOWAT` of sockets that may be closed by now, which a borrow cannot express
+//!   (poll(2), socket(7));
 //! - a page that the kernel clears in forked children (madvise(2), `MADV_WIPEONFORK`);
-//! - a thread's signal mask, because splice has no `MSG_NOSIGNAL` (signal(7), pthread_sigmask(3), sigtimedwait(2)).
+//! - a thread's signal mask, because splice has no `MSG_NOSIGNAL` (signal(7), pthread_sigmask(3),
+//!   sigtimedwait(2)).
 #![allow(unsafe_code)]
 
 use std::io;
@@ -25,28 +29,30 @@ pub(crate) use rustix::io::Errno;
 use rustix::net::SocketType;
 pub(crate) use rustix::net::{RecvFlags, SendFlags};
 
-/// `pipe2(O_CLOEXEC | O_NONBLOCK)`: the reading and the writing end.
+/// Calls `pipe2(O_CLOEXEC | O_NONBLOCK)` and returns the reading and the writing end.
 pub(crate) fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
     rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)
 }
 
-/// `fcntl(F_GETPIPE_SZ)`, bytes.
+/// Calls `fcntl(F_GETPIPE_SZ)` and returns the size in bytes.
 pub(crate) fn pipe_size(pipe: BorrowedFd<'_>) -> Result<usize, Errno> {
     rustix::pipe::fcntl_getpipe_size(pipe)
 }
 
-/// `fcntl(F_SETPIPE_SZ)`, bytes: the size the kernel granted.
+/// Calls `fcntl(F_SETPIPE_SZ)` and returns the size in bytes that the kernel granted.
 pub(crate) fn set_pipe_size(pipe: BorrowedFd<'_>, bytes: usize) -> Result<usize, Errno> {
     rustix::pipe::fcntl_setpipe_size(pipe, bytes)
 }
 
-/// `splice(from, to, len, SPLICE_F_NONBLOCK)`. Never `SPLICE_F_MORE`: it corks the sink for up to 200 ms.
+/// Calls `splice(from, to, len, SPLICE_F_NONBLOCK)`. It never sets `SPLICE_F_MORE`, which corks the
+/// sink for up to 200 ms.
 pub(crate) fn splice(from: BorrowedFd<'_>, to: BorrowedFd<'_>, len: usize) -> Result<usize, Errno> {
     rustix::pipe::splice(from, None, to, None, len, SpliceFlags::NONBLOCK)
 }
 
-/// A number of this process that no process has from which it was forked. To ask costs a load; `getpid(2)`, which is asked where the
-/// kernel clears no pages (before Linux 4.14), costs a system call.
+/// Returns a number of this process that differs from those of all processes it was forked from. A
+/// call costs one load. Where the kernel clears no pages (before Linux 4.14), it costs a system
+/// call, `getpid(2)`.
 #[inline]
 pub(crate) fn fork_generation() -> u32 {
     static CLEARED: OnceLock<Option<&'static AtomicU32>> = OnceLock::new();
@@ -61,7 +67,7 @@ pub(crate) fn fork_generation() -> u32 {
 
 #[cold]
 fn first_after_fork(word: &AtomicU32) -> u32 {
-    // Not cleared by a fork, so a child goes on from its parent's number.
+    // A fork does not clear this, so a child continues from its parent's number.
     static LAST: AtomicU32 = AtomicU32::new(0);
     let next = LAST.fetch_add(1, Ordering::Relaxed) + 1;
     match word.compare_exchange(0, next, Ordering::Relaxed, Ordering::Relaxed) {
@@ -70,64 +76,67 @@ fn first_after_fork(word: &AtomicU32) -> u32 {
     }
 }
 
-/// `mmap(2)` and `madvise(MADV_WIPEONFORK)`: a word that is 0 again in each forked child, for as long as the process lives.
+/// Calls `mmap(2)` and `madvise(MADV_WIPEONFORK)`. Returns a word that is 0 again in each forked
+/// child. The word lives as long as the process.
 fn word_cleared_by_fork() -> Option<&'static AtomicU32> {
     let bytes = rustix::param::page_size();
     let (access, kind) = (
         libc::PROT_READ | libc::PROT_WRITE,
         libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
     );
-    // SAFETY: a new anonymous mapping, at an address of the kernel's choice.
+    // SAFETY: this is a new anonymous mapping, at an address that the kernel chooses.
     let page = unsafe { libc::mmap(ptr::null_mut(), bytes, access, kind, -1, 0) };
     if page == libc::MAP_FAILED {
         return None;
     }
-    // SAFETY: the page was mapped above, with this length, and nobody else knows it yet.
+    // SAFETY: the page was mapped above with this length, and no other code knows it yet.
     if unsafe { libc::madvise(page, bytes, libc::MADV_WIPEONFORK) } != 0 {
-        // SAFETY: as above.
+        // SAFETY: the page was mapped above with this length, and no other code knows it yet.
         unsafe { libc::munmap(page, bytes) };
         return None;
     }
-    // SAFETY: the page is aligned, holds zeroes, of which a word is a valid `AtomicU32`, and is never unmapped.
+    // SAFETY: the page is aligned and is never unmapped. It holds zeroes, and a word of zeroes is a
+    // valid `AtomicU32`.
     Some(unsafe { &*page.cast::<AtomicU32>() })
 }
 
-/// `sigaction(SIGPIPE)`: whether that signal would end this process. Rust programs ignore it from their start; a host in another
-/// language need not.
+/// Calls `sigaction(SIGPIPE)` and returns whether that signal would end this process. Rust programs
+/// ignore the signal from their start. A host in another language may not.
 pub(crate) fn dies_of_sigpipe() -> bool {
-    // SAFETY: a sigaction of zeroes is valid, and the call only writes the present action there.
+    // SAFETY: a `sigaction` of zeroes is valid, and the call only writes the present action there.
     unsafe {
         let mut action: libc::sigaction = mem::zeroed();
         libc::sigaction(libc::SIGPIPE, std::ptr::null(), &raw mut action) == 0 && action.sa_sigaction == libc::SIG_DFL
     }
 }
 
-/// [`splice`], of which no `SIGPIPE` comes.
+/// Calls [`splice`] and suppresses the `SIGPIPE` that it may raise.
 pub(crate) fn splice_without_sigpipe(from: BorrowedFd<'_>, to: BorrowedFd<'_>, len: usize) -> Result<usize, Errno> {
-    // A short count too: the bytes go out in batches, and what a later one met is not told.
+    // A short count may hide the signal too. The bytes go out in batches, and the call does not
+    // report the error of a later batch.
     without_sigpipe(|| splice(from, to, len), |outcome| outcome != Ok(len))
 }
 
-/// [`write()`], of which no `SIGPIPE` comes.
+/// Calls [`write()`] and suppresses the `SIGPIPE` that it may raise.
 pub(crate) fn write_without_sigpipe(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
     without_sigpipe(|| write(fd, bytes), |outcome| outcome == Err(Errno::PIPE))
 }
 
-/// `SIGPIPE` is blocked in this thread for the call, and the one that the call may have raised is taken. (The kernel directs it at
-/// the calling thread.)
+/// Blocks `SIGPIPE` in this thread for the call, and takes the signal that the call may have
+/// raised. (The kernel directs that signal at the calling thread.)
 fn without_sigpipe(
     call: impl FnOnce() -> Result<usize, Errno>,
     may_have_raised: impl FnOnce(Result<usize, Errno>) -> bool,
 ) -> Result<usize, Errno> {
-    // SAFETY: signal sets are plain memory, for which all zeroes is valid, and each pointer is to one on this stack or null
-    // where that is allowed. The mask is given back as it was found.
+    // SAFETY: signal sets are plain memory, for which all zeroes is valid. Each pointer is to a
+    // value on this stack, or null where that is allowed. The mask is restored as it was found.
     unsafe {
         let (mut sigpipe, mut before): (libc::sigset_t, libc::sigset_t) = (mem::zeroed(), mem::zeroed());
         libc::sigemptyset(&raw mut sigpipe);
         libc::sigaddset(&raw mut sigpipe, libc::SIGPIPE);
         libc::pthread_sigmask(libc::SIG_BLOCK, &raw const sigpipe, &raw mut before);
         let outcome = call();
-        // Who has it blocked anyway may want to see it.
+        // A program that already blocks the signal may want to see it.
         if may_have_raised(outcome) && libc::sigismember(&raw const before, libc::SIGPIPE) == 0 {
             let at_once: libc::timespec = mem::zeroed();
             libc::sigtimedwait(&raw const sigpipe, std::ptr::null_mut(), &raw const at_once);
@@ -137,58 +146,58 @@ fn without_sigpipe(
     }
 }
 
-/// `read(2)`.
 pub(crate) fn read(fd: BorrowedFd<'_>, buf: &mut [u8]) -> Result<usize, Errno> {
     rustix::io::read(fd, buf)
 }
 
-/// `write(2)`.
 pub(crate) fn write(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
     rustix::io::write(fd, bytes)
 }
 
-/// `ioctl(FIONREAD)`, bytes.
+/// Calls `ioctl(FIONREAD)` and returns the number of bytes.
 pub(crate) fn bytes_to_read(fd: BorrowedFd<'_>) -> Result<usize, Errno> {
     rustix::io::ioctl_fionread(fd).map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
-/// `poll(POLLOUT)`, without waiting: whether a write would now find room, or an error.
+/// Calls `poll(POLLOUT)` without waiting. Returns whether a write would now find room, or an error.
 pub(crate) fn is_writable(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
-    let mut asked = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
-    retry_on_intr(|| rustix::event::poll(&mut asked, Some(&Timespec::default()))).map(|ready| ready > 0)
+    let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
+    retry_on_intr(|| rustix::event::poll(&mut polled, Some(&Timespec::default()))).map(|ready| ready > 0)
 }
 
-/// `poll(POLLIN | POLLPRI | POLLRDHUP)`, without waiting: what it tells.
+/// Calls `poll(POLLIN | POLLPRI | POLLRDHUP)` without waiting, and returns the reported events.
 pub(crate) fn poll_source(fd: BorrowedFd<'_>) -> Result<PollFlags, Errno> {
-    let mut asked = [PollFd::from_borrowed_fd(
+    let mut polled = [PollFd::from_borrowed_fd(
         fd,
         PollFlags::IN | PollFlags::PRI | PollFlags::RDHUP,
     )];
-    retry_on_intr(|| rustix::event::poll(&mut asked, Some(&Timespec::default())))?;
-    Ok(asked[0].revents())
+    retry_on_intr(|| rustix::event::poll(&mut polled, Some(&Timespec::default())))?;
+    Ok(polled[0].revents())
 }
 
-/// `getsockopt(SO_RCVLOWAT)`: bytes.
+/// Calls `getsockopt(SO_RCVLOWAT)` and returns the mark in bytes.
 pub(crate) fn receive_low_water_mark(socket: BorrowedFd<'_>) -> Result<libc::c_int, Errno> {
     low_water_mark(socket.as_raw_fd())
 }
 
-/// The same of a descriptor that may be closed by now.
+/// Does the same as [`receive_low_water_mark`] for a descriptor that may be closed by now.
 fn low_water_mark(socket: RawFd) -> Result<libc::c_int, Errno> {
     let mut bytes: libc::c_int = 0;
     let mut length = mem::size_of_val(&bytes) as libc::socklen_t;
     let (level, name) = (libc::SOL_SOCKET, libc::SO_RCVLOWAT);
-    // SAFETY: the kernel writes at most `length` bytes, one int, to `bytes`, which outlives the call as `length` does.
+    // SAFETY: the kernel writes at most `length` bytes, one int, to `bytes`. Both variables outlive
+    // the call.
     match unsafe { libc::getsockopt(socket, level, name, (&raw mut bytes).cast(), &raw mut length) } {
         0 => Ok(bytes),
         _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
     }
 }
 
-/// `ioctl(SIOCOUTQ)`: bytes of a TCP socket that its peer has not acknowledged, its end of stream counted as one.
+/// Calls `ioctl(SIOCOUTQ)` and returns how many bytes of a TCP socket its peer has not
+/// acknowledged. The end of the stream counts as one byte.
 pub(crate) fn unacknowledged(socket: BorrowedFd<'_>) -> Result<usize, Errno> {
     let mut bytes: libc::c_int = 0;
-    // `SIOCOUTQ` has this number and this name, too.
+    // `TIOCOUTQ` is another name of `SIOCOUTQ`. Both have the same number.
     // SAFETY: the kernel writes one int to `bytes`, which outlives the call.
     match unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) } {
         0 => Ok(usize::try_from(bytes).unwrap_or(0)),
@@ -196,23 +205,23 @@ pub(crate) fn unacknowledged(socket: BorrowedFd<'_>) -> Result<usize, Errno> {
     }
 }
 
-/// `send(2)` with `MSG_NOSIGNAL`, and `flags`.
+/// Calls `send(2)` with `MSG_NOSIGNAL` and `flags`.
 pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], flags: SendFlags) -> Result<usize, Errno> {
     rustix::net::send(socket, bytes, flags | SendFlags::NOSIGNAL)
 }
 
-/// `recv(2)`.
 pub(crate) fn recv(socket: BorrowedFd<'_>, buf: &mut [u8], flags: RecvFlags) -> Result<usize, Errno> {
     rustix::net::recv(socket, buf, flags).map(|(_, len)| len)
 }
 
-/// `recv(2)` of one byte with `MSG_PEEK`, and `flags`: 1, or 0 at the end of the stream.
+/// Calls `recv(2)` for one byte with `MSG_PEEK` and `flags`. Returns 1, or 0 at the end of
+/// the stream.
 pub(crate) fn peek(socket: BorrowedFd<'_>, flags: RecvFlags) -> Result<usize, Errno> {
     let mut byte = [0];
     rustix::net::recv(socket, &mut byte[..], flags | RecvFlags::PEEK).map(|(_, len)| len)
 }
 
-/// `fcntl(F_GETFL)`, and `fcntl(F_SETFL)` if that shows a descriptor that blocks.
+/// Calls `fcntl(F_GETFL)`, and `fcntl(F_SETFL)` if the descriptor blocks.
 pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     let flags = rustix::fs::fcntl_getfl(fd)?;
     if flags.contains(OFlags::NONBLOCK) {
@@ -221,16 +230,17 @@ pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK)
 }
 
-/// `getsockopt(SO_TYPE)`: whether it is `SOCK_STREAM`.
+/// Calls `getsockopt(SO_TYPE)` and returns whether the type is `SOCK_STREAM`.
 pub(crate) fn is_stream(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
     rustix::net::sockopt::socket_type(socket).map(|kind| kind == SocketType::STREAM)
 }
 
-/// `getsockopt(TCP_ULP)`: whether it is TCP with nothing on top of it in the kernel, as TLS would be, that receives by rules of its own.
+/// Calls `getsockopt(TCP_ULP)` and returns whether the socket is TCP with no other protocol on top
+/// of it in the kernel. Such a protocol, for example TLS, receives by rules of its own.
 pub(crate) fn is_plain_tcp(socket: BorrowedFd<'_>) -> bool {
     let mut name = [0_u8; 16];
     let mut length = mem::size_of_val(&name) as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` bytes to `name`, which outlives the call as `length` does.
+    // SAFETY: the kernel writes at most `length` bytes to `name`. Both variables outlive the call.
     let outcome = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -244,40 +254,45 @@ pub(crate) fn is_plain_tcp(socket: BorrowedFd<'_>) -> bool {
 }
 
 /// What [`urgent_marks`] asks of one descriptor.
-pub(crate) type Asked = libc::pollfd;
+pub(crate) type MarkQuery = libc::pollfd;
 
-/// To be asked whether it holds an urgent mark (`POLLPRI`).
-pub(crate) fn ask_for_mark(socket: BorrowedFd<'_>) -> Asked {
-    Asked {
+/// Returns the request that asks whether the socket holds an urgent mark (`POLLPRI`).
+pub(crate) fn mark_query(socket: BorrowedFd<'_>) -> MarkQuery {
+    MarkQuery {
         fd: socket.as_raw_fd(),
         events: libc::POLLPRI,
         revents: 0,
     }
 }
 
-/// `poll(2)` without waiting, for all of them at once: those that hold an urgent mark. All of them where the call fails.
-pub(crate) fn urgent_marks(asked: &mut [Asked]) -> impl Iterator<Item = RawFd> {
-    // SAFETY: the pointer and the count are those of one exclusive borrow. A descriptor that was closed is only said to be none.
+/// Calls `poll(2)` once for all descriptors, without waiting. Returns those that hold an urgent
+/// mark. If the call fails, it returns all of them.
+pub(crate) fn urgent_marks(queries: &mut [MarkQuery]) -> impl Iterator<Item = RawFd> {
+    // SAFETY: the pointer and the count are those of one exclusive borrow. If a descriptor was
+    // closed, the kernel only reports that it is not open.
     let found = retry_on_intr(
-        || match unsafe { libc::poll(asked.as_mut_ptr(), asked.len() as libc::nfds_t, 0) } {
+        || match unsafe { libc::poll(queries.as_mut_ptr(), queries.len() as libc::nfds_t, 0) } {
             -1 => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
             found => Ok(found),
         },
     );
     let (all, any) = (found.is_err(), found != Ok(0));
-    let asked = if any { asked } else { &mut [] };
-    asked
+    let queries = if any { queries } else { &mut [] };
+    queries
         .iter()
         .filter(move |one| all || one.revents & libc::POLLPRI != 0)
         .map(|one| one.fd)
 }
 
-/// `setsockopt(SO_RCVLOWAT)` with the value that it has: if there is something to read, pollers are told once more.
+/// Calls `setsockopt(SO_RCVLOWAT)` with the value that the socket has. If there is something to
+/// read, the kernel notifies pollers once more.
 pub(crate) fn tell_pollers_again(socket: RawFd) {
     let Ok(bytes) = low_water_mark(socket) else { return };
     let length = mem::size_of_val(&bytes) as libc::socklen_t;
-    // SAFETY: the value is one int that outlives the call, which is told its size. If the descriptor was closed it fails. If it is
-    // another's by now it is given its own value, or, closed between the two, the one before's: 1, unless somebody chose another.
+    // SAFETY: the value is one int that outlives the call, and `length` is its size. If the
+    // descriptor was closed, the call fails. If the descriptor is another socket's by now, that
+    // socket is given its own value. If the descriptor changed sockets between the two calls, the
+    // new socket is given the value of the old one. That value is 1, unless other code changed it.
     unsafe {
         libc::setsockopt(
             socket,

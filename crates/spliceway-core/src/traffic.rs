@@ -4,9 +4,8 @@
 //! [`Traffic::after_read`] learns from its report. Everything here changes the cost of a read, never its
 //! outcome.
 
-use crate::pool::SizeClass;
+use crate::limits::SizeClass;
 use crate::reason::{Reason, Scope};
-use crate::transfer::{Engine, PipeSize};
 
 /// A read of at least this many bytes is worth a splice. Below, one `recv` and one `send` cost less than
 /// two splices.
@@ -31,6 +30,31 @@ const LOW_READS: u8 = 4;
 /// capacity. A pipe full of segments (1,448 of 4,096 bytes a slot) holds far less.
 pub(crate) fn fills(bytes: usize, capacity: usize) -> bool {
     bytes >= capacity / 4 * 3
+}
+
+/// When to splice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Engine {
+    /// Small messages are copied, bulk is spliced, and what cannot be spliced is copied.
+    #[default]
+    Auto,
+    /// Splice from the first byte, and fail if that is not possible.
+    Splice,
+    /// Copy always.
+    Copy,
+}
+
+/// Which pipes to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PipeSize {
+    /// The size follows the traffic: 64 KiB at first, 256 KiB after a read that fills that, and 1 MiB while the
+    /// sink keeps up.
+    #[default]
+    Auto,
+    /// This size, or a smaller one if the budget allows no more.
+    Fixed(SizeClass),
 }
 
 /// How to read next.

@@ -21,9 +21,9 @@
 //! count already. The caller performs each [`Step`] and reports the [`Event`]. A sink that would block is
 //! no event: the same step is due when it is writable.
 
-use crate::pool::SizeClass;
+use crate::limits::SizeClass;
 use crate::reason::Reason;
-use crate::traffic::{Plan, Report, Traffic};
+use crate::traffic::{Engine, PipeSize, Plan, Report, Traffic};
 
 /// The size of the buffer to receive into, bytes.
 pub const SCRATCH: usize = 64 << 10;
@@ -146,31 +146,6 @@ pub enum Event {
     Yielded,
     /// [`Step::Shutdown`] is done.
     ShutDown,
-}
-
-/// When to splice.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Engine {
-    /// Small messages are copied, bulk is spliced, and what cannot be spliced is copied.
-    #[default]
-    Auto,
-    /// Splice from the first byte, and fail if that is not possible.
-    Splice,
-    /// Copy always.
-    Copy,
-}
-
-/// Which pipes to use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum PipeSize {
-    /// The size follows the traffic: 64 KiB at first, 256 KiB after a read that fills that, and 1 MiB while the
-    /// sink keeps up.
-    #[default]
-    Auto,
-    /// This size, or a smaller one if the budget allows no more.
-    Fixed(SizeClass),
 }
 
 /// One direction of a relay. See the [module](self) for its states.

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 
-use crate::sys::{self, Asked};
+use crate::sys::{self, MarkQuery};
 
 /// Sockets whose last receive came [short](crate::ReadOutcome::Short), and whose readiness the caller has cleared.
 /// [`check`](Self::check) must be called before the thread waits for events.
@@ -16,7 +16,7 @@ use crate::sys::{self, Asked};
 /// A mark whose byte somebody else has received with `MSG_OOB` is not found: the bytes behind it wait until the next byte
 /// arrives.
 #[derive(Debug, Default)]
-pub struct UrgentMarks(Vec<Asked>);
+pub struct UrgentMarks(Vec<MarkQuery>);
 
 impl UrgentMarks {
     /// The most sockets to hold, because one call asks for all of them and must be short.
@@ -30,7 +30,7 @@ impl UrgentMarks {
 
     /// Adds a socket. It may be closed before it is checked.
     pub fn add(&mut self, socket: impl AsFd) {
-        self.0.push(sys::ask_for_mark(socket.as_fd()));
+        self.0.push(sys::mark_query(socket.as_fd()));
     }
 
     /// Whether there is nothing to check.

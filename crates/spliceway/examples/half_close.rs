@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use spliceway::{EndReason, HalfClose, Relay};
+use spliceway::{EndReason, HalfClose, Relay, RelayOptions};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -11,7 +11,11 @@ use tokio::net::{TcpListener, TcpStream};
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // As TCP means it: the server gets the end of the request, and answers.
     let ((mut client, a), (b, mut server)) = (pair().await?, pair().await?);
-    let relay = tokio::spawn(Relay::new(a, b).half_close_timeout(Duration::from_secs(30)));
+    let relay = tokio::spawn(Relay::with_options(
+        a,
+        b,
+        RelayOptions::new().half_close_timeout(Duration::from_secs(30)),
+    ));
     client.write_all(b"all I have to say").await?;
     client.shutdown().await?;
     let mut request = String::new();
@@ -25,7 +29,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // Where an end means that nobody waits any more: the first one ends both directions, with what was received by then.
     let ((client, a), (b, mut server)) = (pair().await?, pair().await?);
-    let relay = tokio::spawn(Relay::new(a, b).half_close(HalfClose::CloseBoth));
+    let relay = tokio::spawn(Relay::with_options(
+        a,
+        b,
+        RelayOptions::new().half_close(HalfClose::CloseBoth),
+    ));
     server.write_all(b"news nobody asked for").await?;
     drop(client);
     match relay.await? {

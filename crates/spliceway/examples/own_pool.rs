@@ -2,7 +2,7 @@
 
 use std::io;
 
-use spliceway::{Limits, PipePool, Relay};
+use spliceway::{Limits, PipePool, Relay, RelayOptions};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -13,7 +13,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut relays = tokio::task::JoinSet::new();
     for _ in 0..32 {
         let ((mut client, a), (b, mut server)) = (pair().await?, pair().await?);
-        relays.spawn(Relay::new(a, b).pool(&pool));
+        relays.spawn(Relay::with_options(a, b, RelayOptions::new().pool(&pool)));
         tokio::spawn(async move {
             client.write_all(&vec![7; 8 << 20]).await?;
             client.shutdown().await

@@ -8,7 +8,7 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-use spliceway::{Relay, RelaySummary};
+use spliceway::{Relay, RelayOptions, RelaySummary};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
@@ -59,7 +59,11 @@ async fn serve(client: TcpStream) -> io::Result<RelaySummary> {
         }
     };
     stream.write_all(&reply(0)).await?;
-    let relay = Relay::new(stream, upstream).a_to_b_prefix(read).idle_timeout(SILENCE);
+    let relay = Relay::with_options(
+        stream,
+        upstream,
+        RelayOptions::new().a_to_b_prefix(read).idle_timeout(SILENCE),
+    );
     Ok(relay.await?)
 }
 

@@ -1,10 +1,10 @@
-//! Ends a relay from outside, with what is in flight delivered.
+//! Ends a relay from outside, after it has written the bytes in flight.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::Duration;
 
-/// A handle by which a relay can be told to end, cheap to clone, from any thread.
+/// A handle that tells a relay to end. It is cheap to clone, and works from any thread.
 ///
 /// ```
 /// # async fn example(a: tokio::net::TcpStream, b: tokio::net::TcpStream, shutdown: tokio::sync::oneshot::Receiver<()>) {
@@ -26,28 +26,33 @@ pub struct CancelHandle(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 enum State {
-    /// Nothing asked. The relay's task, once it is polled.
+    /// No cancel was requested, and there is no task to wake.
     #[default]
     Running,
+    /// No cancel was requested. The waker belongs to the relay's task, which was polled.
     Watched(Waker),
+    /// A cancel was requested, with this deadline.
     Asked(Duration),
 }
 
 impl CancelHandle {
-    /// The relay takes nothing more from either stream, delivers what it holds within `deadline`, and ends with
-    /// [`EndReason::Cancelled`](crate::EndReason::Cancelled). Neither stream is shut down. What was not delivered by then is lost, and
+    /// Ends the relay with [`EndReason::Cancelled`](crate::EndReason::Cancelled).
+    ///
+    /// The relay reads nothing more from either stream, and writes the bytes that it holds within
+    /// `deadline`. Neither stream is shut down. Bytes that were not written by then are lost, and
     /// counted in [`DirectionSummary::lost`](crate::DirectionSummary::lost).
     ///
-    /// Delivered is what the kernel has taken to send. A TCP socket that is dropped with bytes unread is reset, and then what its peer has
-    /// not read yet is lost all the same; a relay that owns its streams drops them when it ends. Where the peers still send and
-    /// nothing may be lost, lend the streams (`Relay::new(&mut a, &mut b)`), and afterwards shut both down and read both to their end, for as
-    /// long as you will wait.
+    /// A byte counts as written when the kernel has accepted it for sending. A TCP socket that is
+    /// dropped with unread bytes is reset. Bytes that its peer has not read yet are then lost all
+    /// the same. A relay that owns its streams drops them when it ends. If the peers still send and
+    /// nothing may be lost, lend the streams (`Relay::new(&mut a, &mut b)`). Afterwards, shut both
+    /// down, and read both to their end, for as long as you want to wait.
     ///
-    /// The first call counts: a second one cannot shorten the deadline, but dropping the relay ends it at once. On a relay that has
-    /// ended it does nothing.
+    /// Only the first call counts: a second one cannot shorten the deadline. To end the relay at
+    /// once, drop it. On a relay that has ended, the call does nothing.
     ///
     /// # Panics
-    /// The relay does, when polled outside of a tokio runtime with its time driver enabled.
+    /// The relay panics when it is polled outside of a tokio runtime with its time driver enabled.
     pub fn cancel(&self, deadline: Duration) {
         let mut state = self.state();
         if let State::Asked(_) = *state {
@@ -59,7 +64,7 @@ impl CancelHandle {
         }
     }
 
-    /// The deadline if it was asked for; else `task` will be woken by that.
+    /// Returns the deadline if a cancel was requested. Otherwise a later cancel wakes `task`.
     pub(crate) fn poll_asked(&self, task: &Waker) -> Option<Duration> {
         let mut state = self.state();
         let forgotten = match &*state {
@@ -68,12 +73,13 @@ impl CancelHandle {
             State::Watched(_) | State::Running => std::mem::replace(&mut *state, State::Watched(task.clone())),
         };
         drop(state);
-        // Outside the lock: the end of a waker may be the end of a task that holds another of these handles.
+        // The old waker is dropped outside the lock. This may drop a task that holds another of
+        // these handles.
         drop(forgotten);
         None
     }
 
-    /// The relay has ended, and its task is not to be kept for this handle.
+    /// Forgets the relay's task. The relay has ended, so this handle must not keep its task.
     pub(crate) fn ended(&self) {
         let mut state = self.state();
         if let State::Watched(_) = &*state {

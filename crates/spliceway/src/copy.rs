@@ -3,35 +3,37 @@
 use std::future::poll_fn;
 use std::io;
 
-use bytes::Bytes;
-use spliceway_core::Counts;
+use spliceway_core::{Counts, DirectionSummary};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::direction::Direction;
-use crate::options;
+use crate::options::CopyOptions;
+use crate::outcome::DirectionEnd;
 use crate::relay::Relay;
 use crate::stream;
 
-/// Copies data in both directions between `a` and `b`: [`tokio::io::copy_bidirectional`], through the kernel where it can.
+/// Copies data in both directions between `a` and `b`: [`tokio::io::copy_bidirectional`], through
+/// the kernel where that is possible.
 ///
 /// ```diff
 /// -use tokio::io::copy_bidirectional;
 /// +use spliceway::copy_bidirectional;
 /// ```
 ///
-/// Spliced where both streams are a [`TcpStream`](tokio::net::TcpStream) or a [`UnixStream`](tokio::net::UnixStream), or a
-/// `BufReader`, `BufWriter` or `BufStream` around one, whose buffered bytes go first. Every other pair of streams is given
-/// to tokio's own function.
+/// Bulk data is spliced if both streams are [plain sockets](crate#what-is-spliced). Bytes in a
+/// `BufReader`, `BufWriter` or `BufStream` around a socket go first. All other pairs of streams are
+/// given to tokio's own function.
 ///
-/// The end of one stream shuts the other's writing side down, and the other direction goes on. Returns the bytes delivered,
-/// `a` to `b` and `b` to `a`, once both have ended.
+/// The end of one stream shuts the other's writing side down, and the other direction continues.
+/// Returns the bytes delivered from `a` to `b` and from `b` to `a`, once both directions have
+/// ended.
 ///
 /// # Errors
-/// Any error of a read, a write, a flush or a shutdown, at once; interrupted calls are retried. Bytes in flight are then
-/// lost. [`Relay`] tells what was delivered.
+/// Any error of a read, a write, a flush or a shutdown, at once. Interrupted calls are retried.
+/// Bytes in flight are lost. [`Relay`] tells what was delivered.
 ///
 /// # Cancel safety
-/// Safe to drop; bytes in flight are lost, as with tokio's.
+/// Safe to drop; bytes in flight are lost, as with tokio's function.
 pub async fn copy_bidirectional<A, B>(a: &mut A, b: &mut B) -> io::Result<(u64, u64)>
 where
     A: AsyncRead + AsyncWrite + Unpin + ?Sized,
@@ -44,16 +46,16 @@ where
     Ok((summary.a_to_b.bytes, summary.b_to_a.bytes))
 }
 
-/// [`copy_bidirectional`] with the sizes of the buffers, in bytes, that tokio's function is to copy with:
+/// [`copy_bidirectional`] with the sizes of tokio's buffers, in bytes:
 /// [`tokio::io::copy_bidirectional_with_sizes`].
 ///
-/// Between sockets there is no buffer of the relay's own to size, and the sizes do nothing.
+/// Between sockets there is no such buffer, and the sizes do nothing.
 ///
 /// # Errors
 /// Those of [`copy_bidirectional`].
 ///
 /// # Panics
-/// If either size is 0, as tokio's does.
+/// If either size is 0, as tokio's function does.
 pub async fn copy_bidirectional_with_sizes<A, B>(
     a: &mut A,
     b: &mut B,
@@ -72,13 +74,17 @@ where
     copy_bidirectional(a, b).await
 }
 
-/// Copies everything from `reader` to `writer`: [`tokio::io::copy`], through the kernel where it can.
+/// Copies everything from `reader` to `writer`: [`tokio::io::copy`], through the kernel where that
+/// is possible.
 ///
-/// Spliced where both ends are those of [`copy_bidirectional`], the halves of both kinds of sockets, owned or borrowed, the ends of a
-/// [pipe](tokio::net::unix::pipe), or a [`Take`](tokio::io::Take) of one of these or of a mutable reference to it. Every other pair is
-/// given to tokio's own function. The writer is not shut down at the end. Returns the bytes delivered.
+/// Bulk data is spliced between the [plain sockets](crate#what-is-spliced) of
+/// [`copy_bidirectional`], their halves (owned or borrowed), the ends of a
+/// [pipe](tokio::net::unix::pipe), and a [`Take`](tokio::io::Take) of any of these. All other pairs
+/// are given to tokio's own function. The writer is not shut down at the end. Returns the bytes
+/// delivered.
 ///
-/// With a limit, `take` says so: not one byte more is taken, the stream can be read on, and the `Take` knows what is left.
+/// With `take`, not one byte more is read than its limit, the stream can be read on, and the `Take`
+/// knows what is left.
 ///
 /// ```no_run
 /// use tokio::io::AsyncReadExt;
@@ -90,10 +96,11 @@ where
 /// ```
 ///
 /// # Errors
-/// Any error of a read, a write or a flush; interrupted calls are retried. Bytes in flight are then lost.
+/// Any error of a read, a write or a flush. Interrupted calls are retried. Bytes in flight are then
+/// lost.
 ///
 /// # Cancel safety
-/// Safe to drop; bytes in flight are lost, as with tokio's.
+/// Safe to drop; bytes in flight are lost, as with tokio's function.
 pub async fn copy<R, W>(reader: &mut R, writer: &mut W) -> io::Result<u64>
 where
     R: AsyncRead + Unpin + ?Sized,
@@ -102,21 +109,51 @@ where
     if stream::plain(reader, writer).is_none() {
         return tokio::io::copy(reader, writer).await;
     }
-    let counts = Counts::default();
-    let mut direction = Direction::new(
-        reader,
-        writer,
-        Bytes::new(),
-        &options::DEFAULT.a_to_b,
-        &options::DEFAULT,
-        &counts,
-    );
+    static DEFAULT: CopyOptions = CopyOptions::new();
+    Ok(copy_with_options(reader, writer, &DEFAULT).await?.bytes)
+}
+
+/// [`copy()`] with [options](CopyOptions), and with the counts of what was delivered.
+///
+/// Like [`copy()`], it does not shut the writer down. Streams that cannot be spliced are copied
+/// here as well, and the summary gives the reason.
+///
+/// ```no_run
+/// use spliceway::{CopyOptions, RateLimit};
+///
+/// # async fn example(mut from: tokio::net::TcpStream, mut to: tokio::net::TcpStream) -> std::io::Result<()> {
+/// let options = CopyOptions::new().limit(1 << 30).rate_limit(&RateLimit::new(10_000_000));
+/// let summary = spliceway::copy_with_options(&mut from, &mut to, &options).await?;
+/// println!("{} bytes, {} spliced", summary.bytes, summary.spliced);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// Those of [`copy()`]. `Unsupported` if the options ask for splices only and that is not possible.
+///
+/// # Cancel safety
+/// Safe to drop; bytes in flight are lost.
+pub async fn copy_with_options<R, W>(
+    reader: &mut R,
+    writer: &mut W,
+    options: &CopyOptions,
+) -> io::Result<DirectionSummary>
+where
+    R: AsyncRead + Unpin + ?Sized,
+    W: AsyncWrite + Unpin + ?Sized,
+{
+    let (counts, options) = (Counts::default(), &options.0);
+    let prefix = options.a_to_b.prefix.clone();
+    let mut direction = Direction::new(reader, writer, prefix, &options.a_to_b, options, &counts);
     direction.set_limit(stream::limit(reader));
     let ended = poll_fn(|cx| {
         let polled = direction.poll(cx, reader, writer, &counts);
         stream::set_limit(reader, direction.remaining());
         polled
     });
-    ended.await.map_err(|(_, error)| error)?;
-    Ok(counts.snapshot().bytes)
+    if ended.await.map_err(|(_, error)| error)? == DirectionEnd::Eof {
+        counts.set_eof();
+    }
+    Ok(counts.snapshot())
 }

@@ -1,4 +1,5 @@
-//! One direction between streams that are not both sockets: read, write, and flush when the reader stalls, as tokio's copy does.
+//! One direction between streams that are not both sockets. It reads and writes, and flushes when
+//! the reader would block, as tokio's copy does.
 
 use std::io;
 use std::pin::{Pin, pin};
@@ -11,12 +12,13 @@ use tokio::task::coop::{consume_budget, has_budget_remaining};
 
 use crate::outcome::{DirectionEnd, Failure, Operation};
 use crate::rate_limit::RateWaiter;
-use crate::readiness::yield_now;
+use crate::yield_now::yield_now;
 
-/// Bytes of the buffer: tokio's own size.
+/// The size of the buffer in bytes, the same as tokio's.
 const BUFFER: usize = 8 << 10;
 
-/// Reads in one poll before other tasks get a turn: a stream that is always ready must not keep the worker.
+/// The number of reads in one poll before the task yields. A stream that is always ready must not
+/// keep the worker thread.
 const READS_PER_POLL: usize = 32;
 
 /// A direction that copies. Bytes between `start` and `end` are read and not yet written.
@@ -25,16 +27,17 @@ pub(crate) struct CopyLoop {
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
-    /// Bytes that may still be read. Without a limit they begin at `u64::MAX`, which no stream reaches.
+    /// Bytes that may still be read. Without a limit it starts at `u64::MAX`, which no stream
+    /// reaches.
     remaining: u64,
     unflushed: bool,
-    /// To end where the reader would wait.
+    /// Whether the direction ends where the reader would block.
     finishing: bool,
     ended: Option<DirectionEnd>,
 }
 
 impl CopyLoop {
-    /// Writes `prefix` first, then reads at most `limit` bytes.
+    /// Creates a loop that writes `prefix` first, and then reads at most `limit` bytes.
     pub(crate) fn new(prefix: Bytes, limit: u64) -> Self {
         Self {
             start: 0,
@@ -47,7 +50,7 @@ impl CopyLoop {
         }
     }
 
-    /// Bytes that may still be read.
+    /// Returns the number of bytes that may still be read.
     pub(crate) fn remaining(&self) -> u64 {
         self.remaining
     }
@@ -63,13 +66,22 @@ impl CopyLoop {
         self.finishing = true;
     }
 
-    /// Bytes read and not yet written.
+    /// Returns the number of bytes that were read and not yet written.
     pub(crate) fn in_flight(&self) -> usize {
         self.end - self.start
     }
 
-    /// Copies until the reader's end or the limit, then flushes: which of them it was.
-    // Apart from what a direction between sockets passes through at each message.
+    /// Removes and returns the bytes that were read and not written.
+    pub(crate) fn take_in_flight(&mut self) -> Bytes {
+        let bytes = Bytes::copy_from_slice(&self.buffer[self.start..self.end]);
+        self.start = self.end;
+        bytes
+    }
+
+    /// Copies until the reader ends or the limit is reached, then flushes. Ready with which of the
+    /// two it was.
+    // Not inlined, so that it stays apart from the code that a direction between sockets runs for
+    // each message.
     #[inline(never)]
     pub(crate) fn poll<R, W>(
         &mut self,
@@ -83,7 +95,8 @@ impl CopyLoop {
         R: AsyncRead + Unpin + ?Sized,
         W: AsyncWrite + Unpin + ?Sized,
     {
-        // A stream may know nothing of tokio's budget, and a task may run one short relay after another.
+        // A stream might not consume tokio's budget, and a task may run one short relay after
+        // another.
         ready!(pin!(consume_budget()).poll(cx));
         let (mut reader, mut writer) = (Pin::new(reader), Pin::new(writer));
         for _ in 0..READS_PER_POLL {
@@ -102,7 +115,8 @@ impl CopyLoop {
                 Poll::Ready(Ok(0)) => self.ended = Some(DirectionEnd::Eof),
                 Poll::Ready(Ok(read)) => (self.start, self.end) = (0, read),
                 Poll::Ready(Err(error)) => return Poll::Ready(Err((Operation::Read, error))),
-                // Out of budget, or of what the rate allows, is not out of bytes.
+                // The reader is drained only if neither the task's budget nor the rate limit is the
+                // reason to wait.
                 Poll::Pending
                     if self.finishing
                         && has_budget_remaining()
@@ -111,7 +125,8 @@ impl CopyLoop {
                     self.ended = Some(DirectionEnd::Limit);
                 }
                 Poll::Pending => {
-                    // Nothing to do but wait: let the writer send what it holds back, the reader may depend on it.
+                    // Before the loop waits, the writer must send what it holds back. The reader
+                    // may depend on those bytes.
                     if self.unflushed {
                         ready!(writer.poll_flush(cx)).map_err(|error| (Operation::Write, error))?;
                         self.unflushed = false;
@@ -137,7 +152,7 @@ impl CopyLoop {
         if let Some(rate) = &mut rate {
             max = max.min(ready!(rate.poll_grant(cx, max)));
         }
-        // A prefix was in it.
+        // The first buffer held the prefix, and has the size of the prefix.
         if self.buffer.len() != BUFFER {
             self.buffer = vec![0; BUFFER].into_boxed_slice();
         }

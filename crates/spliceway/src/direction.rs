@@ -1,58 +1,21 @@
-//! One direction of a relay as a poll: waits for what its [`Splicer`] needs, or copies if an end is neither a socket nor a
-//! pipe.
+//! One direction of a relay as a poll.
 
-use std::cell::RefCell;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use spliceway_core::socket::{self, Wait};
-use spliceway_core::transfer::SCRATCH;
-use spliceway_core::{
-    Counts, Engine, Next, Read, ReadOutcome, Reason, Side, SpliceThrough, Splicer, UrgentMarkCheck, Write, WriteOutcome,
-};
+use spliceway_core::{Counts, Engine, Reason};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::task::coop::has_budget_remaining;
 
 use crate::copy_loop::CopyLoop;
 use crate::options::{DirectionOptions, RelayOptions};
 use crate::outcome::{DirectionEnd, Failure, Operation};
 use crate::rate_limit::RateWaiter;
-use crate::readiness::{ReadySocket, defer, yield_now};
+use crate::splice_path::SplicePath;
 use crate::stream;
 
-thread_local! {
-    static WORKER: RefCell<Worker> = RefCell::new(Worker::new());
-}
-
-/// What the relays of one thread share.
-struct Worker {
-    /// The buffer to receive into. Bytes stay here only until the same poll has sent them or set them aside.
-    scratch: Box<[u8]>,
-    urgent: UrgentMarkCheck,
-}
-
-impl Worker {
-    fn new() -> Self {
-        Self {
-            scratch: vec![0; SCRATCH].into_boxed_slice(),
-            urgent: UrgentMarkCheck::new(defer),
-        }
-    }
-
-    /// Lends this thread's, or a new one to a relay that is polled inside another's poll: a waker may poll a task at once.
-    fn lend<T>(borrow: impl FnOnce(&mut Self) -> T) -> T {
-        WORKER.with(|worker| match worker.try_borrow_mut() {
-            Ok(mut worker) => borrow(&mut worker),
-            Err(_) => borrow(&mut Self::new()),
-        })
-    }
-}
-
-/// The most bytes that a direction still reads when the other one has ended: more than a socket holds by default
-/// (`net.ipv4.tcp_rmem`, 6 MiB), and a bound on a sender without end.
+/// The most bytes that a direction still reads when the other one has ended: more than a socket holds by
+/// default (`net.ipv4.tcp_rmem`, 6 MiB), and a bound on a sender without end.
 const FINISH_MAX: u64 = 8 << 20;
 
 /// One direction from its first byte to its last.
@@ -66,30 +29,15 @@ pub(crate) struct Direction {
 #[derive(Debug)]
 enum Path {
     /// Each end is a socket or a pipe.
-    Splice {
-        splicer: Splicer,
-        start: Start,
-        finishing: bool,
-    },
+    Splice(SplicePath),
     /// Some end is not.
     Copy(CopyLoop),
     /// Some end is not, and the caller would rather fail than copy.
     Refused,
 }
 
-/// What must be done before a direction can rely on the readiness of its source.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Start {
-    /// Bytes in buffers around the sockets go first, behind the caller's prefix, which the splicer has.
-    Unbuffer,
-    /// The source must be tried, even if it does not count as readable: it may have bytes that no edge will announce. A read
-    /// of the caller's own that stopped at an urgent mark was short, and a short read clears readiness.
-    TrySource,
-    Done,
-}
-
 impl Direction {
-    // Everything cold here runs once in a direction's life. The code that each message runs through should be small.
+    // Code that runs once in a direction's life is cold. The code that each message runs through is small.
     #[cold]
     pub(crate) fn new<R: ?Sized, W: ?Sized>(
         reader: &R,
@@ -99,8 +47,24 @@ impl Direction {
         options: &RelayOptions,
         counts: &Counts,
     ) -> Self {
+        let limit = own.limit.unwrap_or(u64::MAX);
+        let path = match (stream::plain(reader, writer), options.engine) {
+            (Some((source, sink)), engine) => {
+                if engine == Engine::Copy {
+                    counts.set_fallback(Reason::Disabled);
+                }
+                Path::Splice(SplicePath::new(source, sink, prefix, limit, options))
+            }
+            (None, engine) => {
+                counts.set_fallback(Reason::NotSockets);
+                match engine {
+                    Engine::Splice => Path::Refused,
+                    _ => Path::Copy(CopyLoop::new(prefix, limit)),
+                }
+            }
+        };
         Self {
-            path: Path::new(reader, writer, prefix, own.limit.unwrap_or(u64::MAX), options, counts),
+            path,
             rate: own.rate.clone().map(|rate| Box::new(RateWaiter::new(rate))),
         }
     }
@@ -118,56 +82,18 @@ impl Direction {
         W: AsyncWrite + Unpin + ?Sized,
     {
         let rate = self.rate.as_deref_mut();
-        let (splicer, start, finishing) = match &mut self.path {
-            Path::Splice {
-                splicer,
-                start,
-                finishing,
-            } => (splicer, start, *finishing),
-            Path::Copy(copy_loop) => return copy_loop.poll(cx, reader, writer, rate, counts),
-            Path::Refused => return Poll::Ready(Err((Operation::Read, refusal()))),
-        };
-        if *start == Start::Unbuffer {
-            ready!(poll_unbuffer(cx, reader, writer, splicer))?;
-            *start = Start::TrySource;
+        match &mut self.path {
+            Path::Splice(path) => path.poll(cx, reader, writer, rate, counts),
+            Path::Copy(path) => path.poll(cx, reader, writer, rate, counts),
+            Path::Refused => Poll::Ready(Err((Operation::Read, refusal()))),
         }
-        let (Some(source), Some(sink)) = (stream::source(reader), stream::sink(writer)) else {
-            unreachable!("a stream's type does not change");
-        };
-        ready!(Worker::lend(|worker| {
-            let mut parked = Parked { splicer, worker };
-            let ends = Ends {
-                source,
-                sink,
-                start,
-                finishing,
-                rate,
-                counts,
-            };
-            parked.poll(cx, ends)
-        }))?;
-        Poll::Ready(Ok(match splicer.remaining() {
-            0 => DirectionEnd::Limit,
-            _ => DirectionEnd::Eof,
-        }))
     }
 
     /// Reads what the source has received by now, and then no more.
     pub(crate) fn finish(&mut self) {
         match &mut self.path {
-            Path::Splice {
-                splicer,
-                start,
-                finishing,
-            } => {
-                splicer.set_limit(FINISH_MAX);
-                *finishing = true;
-                if *start == Start::Done {
-                    // It counts as drained, and may be at an urgent mark.
-                    *start = Start::TrySource;
-                }
-            }
-            Path::Copy(copy_loop) => copy_loop.finish(FINISH_MAX),
+            Path::Splice(path) => path.finish(FINISH_MAX),
+            Path::Copy(path) => path.finish(FINISH_MAX),
             Path::Refused => {}
         }
     }
@@ -175,8 +101,8 @@ impl Direction {
     /// Bytes that may still be read.
     pub(crate) fn remaining(&self) -> u64 {
         match &self.path {
-            Path::Splice { splicer, .. } => splicer.remaining(),
-            Path::Copy(copy_loop) => copy_loop.remaining(),
+            Path::Splice(path) => path.remaining(),
+            Path::Copy(path) => path.remaining(),
             Path::Refused => 0,
         }
     }
@@ -184,8 +110,8 @@ impl Direction {
     /// Reads no more than `bytes` from now on.
     pub(crate) fn set_limit(&mut self, bytes: u64) {
         match &mut self.path {
-            Path::Splice { splicer, .. } => splicer.set_limit(bytes),
-            Path::Copy(copy_loop) => copy_loop.set_limit(bytes),
+            Path::Splice(path) => path.set_limit(bytes),
+            Path::Copy(path) => path.set_limit(bytes),
             Path::Refused => {}
         }
     }
@@ -198,40 +124,18 @@ impl Direction {
     /// Bytes read and not yet delivered.
     pub(crate) fn in_flight(&self) -> usize {
         match &self.path {
-            Path::Splice { splicer, .. } => splicer.in_flight(),
-            Path::Copy(copy_loop) => copy_loop.in_flight(),
+            Path::Splice(path) => path.in_flight(),
+            Path::Copy(path) => path.in_flight(),
             Path::Refused => 0,
         }
     }
-}
 
-impl Path {
-    fn new<R: ?Sized, W: ?Sized>(
-        reader: &R,
-        writer: &W,
-        prefix: Bytes,
-        limit: u64,
-        options: &RelayOptions,
-        counts: &Counts,
-    ) -> Self {
-        let Some((source, sink)) = stream::plain(reader, writer) else {
-            counts.set_fallback(Reason::NotSockets);
-            return match options.engine {
-                Engine::Splice => Self::Refused,
-                _ => Self::Copy(CopyLoop::new(prefix, limit)),
-            };
-        };
-        if options.engine == Engine::Copy {
-            counts.set_fallback(Reason::Disabled);
-        }
-        let (pool, size) = (options.the_pool(), options.pipe_size);
-        let mut splicer = Splicer::between(source.kind(), sink.kind(), options.engine, size, pool);
-        splicer.set_limit(limit);
-        splicer.preload(prefix.into());
-        Self::Splice {
-            splicer,
-            start: Start::Unbuffer,
-            finishing: false,
+    /// Takes out the bytes that were read and not delivered.
+    pub(crate) fn take_in_flight(&mut self) -> io::Result<Bytes> {
+        match &mut self.path {
+            Path::Splice(path) => path.take_in_flight(),
+            Path::Copy(path) => Ok(path.take_in_flight()),
+            Path::Refused => Ok(Bytes::new()),
         }
     }
 }
@@ -242,227 +146,4 @@ fn refusal() -> io::Error {
         io::ErrorKind::Unsupported,
         "cannot splice: a stream is no plain socket or pipe",
     )
-}
-
-/// Empties the buffers between the caller's streams and their sockets: what was written goes out, and what was read goes
-/// first, as much of it as the limit allows.
-#[cold]
-fn poll_unbuffer<R, W>(
-    cx: &mut Context<'_>,
-    reader: &mut R,
-    writer: &mut W,
-    splicer: &mut Splicer,
-) -> Poll<Result<(), Failure>>
-where
-    R: ?Sized,
-    W: AsyncWrite + Unpin + ?Sized,
-{
-    ready!(Pin::new(writer).poll_flush(cx)).map_err(write_failed)?;
-    let max = splicer.remaining();
-    let buffered = stream::buffered(reader, cx, max).map_err(read_failed)?;
-    splicer.set_limit(max - buffered.len() as u64);
-    splicer.preload(buffered);
-    Poll::Ready(Ok(()))
-}
-
-fn read_failed(error: io::Error) -> Failure {
-    (Operation::Read, error)
-}
-
-fn write_failed(error: io::Error) -> Failure {
-    (Operation::Write, error)
-}
-
-/// A splicer that is parked when the poll ends, even by a panic: bytes left in a buffer that the next relay receives into
-/// would be sent to the wrong peer.
-struct Parked<'a> {
-    splicer: &'a mut Splicer,
-    worker: &'a mut Worker,
-}
-
-impl Drop for Parked<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        self.splicer.park(&self.worker.scratch);
-    }
-}
-
-/// What one poll of a direction works with.
-struct Ends<'a> {
-    source: ReadySocket<'a>,
-    sink: ReadySocket<'a>,
-    start: &'a mut Start,
-    /// Whether the direction ends where its source would block.
-    finishing: bool,
-    rate: Option<&'a mut RateWaiter>,
-    counts: &'a Counts,
-}
-
-/// Why the source is worth a read.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Attempt {
-    /// It counts as readable.
-    Ready,
-    /// It does not, but see [`Start::TrySource`].
-    Try,
-    /// It is drained, and the direction is to end there.
-    Finish,
-}
-
-impl Parked<'_> {
-    #[inline]
-    fn poll(&mut self, cx: &mut Context<'_>, mut ends: Ends<'_>) -> Poll<Result<(), Failure>> {
-        loop {
-            let before = self.splicer.remaining();
-            match self.splicer.next() {
-                Next::Read(read) => match ready!(ends.poll_source(cx)).map_err(read_failed)? {
-                    Attempt::Finish => self.splicer.set_limit(0),
-                    attempt => {
-                        ready!(ends.poll_read(cx, read, attempt, self.worker)).map_err(read_failed)?;
-                        ends.spent(self.splicer.in_flight());
-                    }
-                },
-                Next::SpliceThrough(splice) => match ready!(ends.poll_source(cx)).map_err(read_failed)? {
-                    Attempt::Finish => self.splicer.set_limit(0),
-                    attempt => {
-                        ready!(ends.poll_splice_through(cx, splice, attempt))?;
-                        // No more than one splice moves.
-                        ends.spent((before - self.splicer.remaining()) as usize);
-                    }
-                },
-                Next::Write(write) => {
-                    ready!(ends.poll_write(cx, write, &self.worker.scratch)).map_err(write_failed)?;
-                }
-                Next::Yield => {
-                    yield_now(cx);
-                    return Poll::Pending;
-                }
-                Next::Shutdown => return Poll::Ready(Ok(())),
-            }
-        }
-    }
-}
-
-impl Ends<'_> {
-    /// Ready when the source may have something.
-    #[inline]
-    fn poll_source(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Attempt>> {
-        match self.source.poll_read_ready(cx) {
-            Poll::Ready(ready) => Poll::Ready(ready.map(|()| Attempt::Ready)),
-            Poll::Pending if *self.start == Start::Done && !self.finishing => Poll::Pending,
-            Poll::Pending => self.poll_unready_source().map(Ok),
-        }
-    }
-
-    /// The source does not count as readable, and may be worth an attempt.
-    #[cold]
-    fn poll_unready_source(&self) -> Poll<Attempt> {
-        // Out of tokio's budget is not out of bytes, but then the task must yield first.
-        if !has_budget_remaining() {
-            return Poll::Pending;
-        }
-        // A FIFO reads as ended until somebody has opened it to write.
-        if *self.start == Start::TrySource && !self.source.is_empty_pipe() {
-            return Poll::Ready(Attempt::Try);
-        }
-        match self.finishing {
-            true => Poll::Ready(Attempt::Finish),
-            false => Poll::Pending,
-        }
-    }
-
-    /// One read, when the rate limit allows it.
-    fn poll_read(
-        &mut self,
-        cx: &mut Context<'_>,
-        read: Read<'_>,
-        attempt: Attempt,
-        worker: &mut Worker,
-    ) -> Poll<io::Result<()>> {
-        let max = ready!(self.poll_max(cx, read.max_bytes()));
-        let (is_first, counts, scratch) = (*self.start == Start::TrySource, self.counts, &mut worker.scratch);
-        let perform = |source: BorrowedFd<'_>| {
-            // A direction that stays silent should need no pipe, not even to find that out. (A socket that was just
-            // connected counts as readable: it was hung up before.)
-            if is_first && read.uses_pipe() {
-                match socket::peek(source, Wait::Never) {
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(ReadOutcome::WouldBlock),
-                    peeked => peeked?,
-                };
-            }
-            read.perform(max, source, scratch, counts)
-        };
-        let outcome = match attempt {
-            Attempt::Ready => self.source.try_read(perform),
-            _ => perform(self.source.as_fd()),
-        }?;
-        // A direction that finishes reads to the end of what was received, and an urgent mark is not that end.
-        let is_tried = match outcome {
-            ReadOutcome::Short => !self.finishing,
-            ReadOutcome::Open => attempt == Attempt::Ready,
-            ReadOutcome::WouldBlock | ReadOutcome::Drained => true,
-        };
-        *self.start = if is_tried { Start::Done } else { Start::TrySource };
-        let may_be_at_mark = match outcome {
-            ReadOutcome::Short => is_tried,
-            // At a mark, a receive also finds nothing if a signal is pending.
-            ReadOutcome::WouldBlock => matches!(self.source, ReadySocket::Tcp(_)),
-            ReadOutcome::Open | ReadOutcome::Drained => false,
-        };
-        if may_be_at_mark {
-            worker.urgent.add(self.source.as_fd());
-        }
-        Poll::Ready(Ok(()))
-    }
-
-    /// One splice from the source to the sink, when both are ready and the rate limit allows it. Only the sink's readiness is
-    /// cleared here.
-    fn poll_splice_through(
-        &mut self,
-        cx: &mut Context<'_>,
-        splice: SpliceThrough<'_>,
-        attempt: Attempt,
-    ) -> Poll<Result<(), Failure>> {
-        if self.sink.poll_write_ready(cx).map_err(write_failed)?.is_pending() {
-            return match has_budget_remaining() && splice.sink_blocked() {
-                true => Poll::Ready(Ok(())),
-                false => Poll::Pending,
-            };
-        }
-        let max = ready!(self.poll_max(cx, splice.max_bytes()));
-        if attempt == Attempt::Ready {
-            *self.start = Start::Done;
-        }
-        let (source, counts) = (self.source.as_fd(), self.counts);
-        let spliced = self.sink.try_write(|sink| splice.perform(max, source, sink, counts));
-        Poll::Ready(spliced.map(drop).map_err(|(side, error)| match side {
-            Side::Source => read_failed(error),
-            Side::Sink => write_failed(error),
-        }))
-    }
-
-    /// One write. The sink is waited for only if it takes nothing, and it alone: a source that has more must not wake the
-    /// task while the sink is full.
-    fn poll_write(&mut self, cx: &mut Context<'_>, write: Write<'_>, scratch: &[u8]) -> Poll<io::Result<()>> {
-        let counts = self.counts;
-        match self.sink.try_write(|sink| write.perform(sink, scratch, counts))? {
-            WriteOutcome::Open => Poll::Ready(Ok(())),
-            WriteOutcome::WouldBlock => self.sink.poll_write_ready(cx),
-        }
-    }
-
-    /// The most bytes to read now, of up to `max`; ready when the rate limit allows some.
-    fn poll_max(&mut self, cx: &mut Context<'_>, max: usize) -> Poll<usize> {
-        match &mut self.rate {
-            Some(rate) if max > 0 => rate.poll_grant(cx, max),
-            _ => Poll::Ready(usize::MAX),
-        }
-    }
-
-    /// So many bytes were read.
-    fn spent(&mut self, bytes: usize) {
-        if let Some(rate) = &mut self.rate {
-            rate.spent(bytes);
-        }
-    }
 }

@@ -1,5 +1,6 @@
-//! One direction's course, from its start to the end that the sink was told of.
+//! The state of one direction, from its start until its sink has been shut down.
 
+use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -11,19 +12,27 @@ use crate::direction::Direction;
 use crate::options::{DirectionOptions, RelayOptions};
 use crate::outcome::{DirectionEnd, Failure, Operation};
 
-/// Where a direction stands.
+/// The state of one direction.
+///
+/// ```text
+///   Start ──▶ Moving ──▶ ShuttingDown ──▶ Done
+///               │  └── limit reached ──────▲
+///               └──▶ Finishing: the other direction has ended ──▶ ShuttingDown
+///   any state ──▶ Broken: a stream has failed
+/// ```
 #[derive(Debug)]
 pub(crate) enum DirectionState {
-    /// Nothing was done yet. The bytes are the caller's, to go first.
+    /// The direction has not started. The caller's bytes, which this holds, go first.
     Start(Bytes),
     Moving(Direction),
-    /// Told to end with the other direction, when what its source had received by then is delivered.
+    /// The other direction has ended. This one ends when it has written the bytes that its source
+    /// has received.
     Finishing(Direction),
     ShuttingDown {
         eof: bool,
     },
     Done,
-    /// A stream has failed, and with it what the direction held.
+    /// A stream has failed. Bytes that the direction held are lost.
     Broken {
         lost: usize,
     },
@@ -65,7 +74,7 @@ impl DirectionState {
         }
     }
 
-    /// Where it stands when its bytes are delivered.
+    /// Returns the state after all bytes were written.
     fn after(&self, moved: DirectionEnd) -> Self {
         match (self, moved) {
             (Self::Finishing(_), DirectionEnd::Limit) => Self::ShuttingDown { eof: false },
@@ -74,7 +83,8 @@ impl DirectionState {
         }
     }
 
-    /// The other direction has ended: this one is to end too, when it has delivered what its source has received.
+    /// Tells the direction that the other one has ended. This one must end too, when it has written
+    /// the bytes that its source has received.
     pub(crate) fn finish(&mut self) {
         *self = match std::mem::replace(self, Self::Done) {
             Self::Moving(mut moving) => {
@@ -85,7 +95,8 @@ impl DirectionState {
         };
     }
 
-    /// This direction is to end when it has delivered what it holds. Its sink is not shut down, also where it was told to finish.
+    /// Tells the direction to end when it has written the bytes that it holds. Its sink is not shut
+    /// down.
     pub(crate) fn stop(&mut self) {
         *self = match std::mem::replace(self, Self::Done) {
             Self::Moving(mut moving) | Self::Finishing(mut moving) => {
@@ -97,11 +108,22 @@ impl DirectionState {
         };
     }
 
-    /// Gives up what it holds, and `bytes` more that were taken from its source. A direction that is done has taken what it had to.
+    /// Gives up the bytes that the direction holds, and `bytes` more that were read from its
+    /// source.
     pub(crate) fn lose(&mut self, bytes: usize) {
         if !matches!(self, Self::Done) {
             let lost = self.in_flight() + bytes;
             *self = Self::Broken { lost };
+        }
+    }
+
+    /// Removes and returns the bytes that were read and not written, for a caller that continues
+    /// without the relay.
+    pub(crate) fn take_in_flight(&mut self) -> io::Result<Bytes> {
+        match std::mem::replace(self, Self::Done) {
+            Self::Start(prefix) => Ok(prefix),
+            Self::Moving(mut direction) | Self::Finishing(mut direction) => direction.take_in_flight(),
+            Self::ShuttingDown { .. } | Self::Done | Self::Broken { .. } => Ok(Bytes::new()),
         }
     }
 
@@ -112,7 +134,7 @@ impl DirectionState {
         }
     }
 
-    /// Bytes taken and not delivered.
+    /// Returns the number of bytes that were read and not written.
     pub(crate) fn in_flight(&self) -> usize {
         match self {
             Self::Moving(moving) | Self::Finishing(moving) => moving.in_flight(),

@@ -1,23 +1,28 @@
 //! Tells a socket from every other stream by its type, at compile time.
 //!
-//! By type and never by descriptor: a TLS stream has one too. This is the only file of the crate that may hold `unsafe`: a
-//! safe cast (`Any`) would ask every caller for a sized and `'static` stream, and tokio's functions, whose place we take,
-//! ask for neither.
+//! A descriptor proves nothing, because a TLS stream has one too. This is the only file of the
+//! crate that may hold `unsafe`. A safe cast (`Any`) would require a sized and `'static` stream
+//! from every caller. tokio's functions, which this crate replaces, require neither.
 #![allow(unsafe_code)]
 
 use std::any::TypeId;
+use std::pin::Pin;
 
 use tokio::io::{AsyncRead, BufReader, BufStream, BufWriter, Join, Take};
 use tokio::net::unix::pipe;
 use tokio::net::{TcpStream, UnixStream, tcp, unix};
+#[cfg(feature = "tokio-util")]
+use tokio_util::either::Either;
 
-/// A type without lifetime parameters, so that one `TypeId` is one type.
+use crate::as_socket;
+
+/// A type without lifetime parameters, so that one `TypeId` stands for exactly one type.
 ///
 /// # Safety
 /// The type must have no lifetime parameter: [`typeid`] erases them, and a cast would forge one.
 pub(crate) unsafe trait NoLifetimes: 'static {}
 
-// SAFETY: none of these has a lifetime parameter, nor has a buffer around one that has none.
+// SAFETY: none of these types has a lifetime parameter. A wrapper adds none to the type inside it.
 unsafe impl NoLifetimes for TcpStream {}
 // SAFETY: as above.
 unsafe impl NoLifetimes for UnixStream {}
@@ -43,56 +48,68 @@ unsafe impl<S: NoLifetimes> NoLifetimes for BufReader<S> {}
 unsafe impl<S: NoLifetimes> NoLifetimes for BufWriter<S> {}
 // SAFETY: as above.
 unsafe impl<S: NoLifetimes> NoLifetimes for BufStream<S> {}
+// SAFETY: as above.
+unsafe impl<S: NoLifetimes> NoLifetimes for Box<S> {}
+// SAFETY: as above.
+unsafe impl<S: NoLifetimes> NoLifetimes for Pin<Box<S>> {}
+#[cfg(feature = "tokio-util")]
+// SAFETY: as above.
+unsafe impl<L: NoLifetimes, R: NoLifetimes> NoLifetimes for Either<L, R> {}
 
-/// `stream` as an `S`, if it is one, or a mutable reference to one, or to such a reference: the
-/// functions of this crate borrow what a caller may have borrowed already.
+/// Returns `stream` as an `S`, if it is one, or a mutable reference to one, or to such a reference.
+///
+/// The functions of this crate borrow streams that a caller may have borrowed already.
 pub(crate) fn cast_ref<T: ?Sized, S: NoLifetimes>(stream: &T) -> Option<&S> {
     let id = typeid::of::<T>();
     if id == TypeId::of::<S>() {
-        // SAFETY: T is S: the ids are equal, and S has no lifetimes in which two types of one id could differ.
+        // SAFETY: T is S. The ids are equal, and S has no lifetimes in which two types of one id
+        // could differ.
         Some(unsafe { &*std::ptr::from_ref(stream).cast::<S>() })
     } else if id == TypeId::of::<&'static mut S>() {
-        // SAFETY: T is `&mut S` for some lifetime, which outlives the borrow `stream`; the result lives no longer than that.
+        // SAFETY: T is `&mut S` for some lifetime, which outlives the borrow `stream`. The result
+        // lives no longer than that borrow.
         Some(unsafe { &**std::ptr::from_ref(stream).cast::<&S>() })
     } else if id == TypeId::of::<&'static mut &'static mut S>() {
-        // SAFETY: the same, a reference deeper.
+        // SAFETY: as above, one reference deeper.
         Some(unsafe { &***std::ptr::from_ref(stream).cast::<&&S>() })
     } else {
         None
     }
 }
 
-/// `stream` as an `S`, if it is one, or a mutable reference to one, or to such a reference: the
-/// functions of this crate borrow what a caller may have borrowed already.
+/// Does the same as [`cast_ref`], for a mutable reference.
 pub(crate) fn cast_mut<T: ?Sized, S: NoLifetimes>(stream: &mut T) -> Option<&mut S> {
     let id = typeid::of::<T>();
     if id == TypeId::of::<S>() {
-        // SAFETY: as in `cast_ref`; the borrow is unique and is passed on.
+        // SAFETY: as in `cast_ref`. The borrow is unique and is passed on.
         Some(unsafe { &mut *std::ptr::from_mut(stream).cast::<S>() })
     } else if id == TypeId::of::<&'static mut S>() {
-        // SAFETY: as in `cast_ref`; the result reborrows through a unique borrow of the unique reference.
+        // SAFETY: as in `cast_ref`. The result reborrows through a unique borrow of the unique
+        // reference.
         Some(unsafe { &mut **std::ptr::from_mut(stream).cast::<&mut S>() })
     } else if id == TypeId::of::<&'static mut &'static mut S>() {
-        // SAFETY: the same, a reference deeper.
+        // SAFETY: as above, one reference deeper.
         Some(unsafe { &mut ***std::ptr::from_mut(stream).cast::<&mut &mut S>() })
     } else {
         None
     }
 }
 
-/// A type with one lifetime parameter, named by its longest one.
+/// A type with one lifetime parameter, named by its form with the longest lifetime.
 ///
 /// # Safety
-/// `For<'a>` must be the same type for another lifetime, have no lifetime parameter but this one, and be covariant in it: where it lives
-/// longer than `'a`, it may be taken for `For<'a>`.
+/// `For<'a>` must be the same type for another lifetime. It must have no other lifetime parameter.
+/// It must be covariant in this one: if it lives longer than `'a`, it may be used as a `For<'a>`.
 pub(crate) unsafe trait OneLifetime: 'static {
     type For<'a>: 'a;
 }
 
-/// Halves that borrow their socket. The compiler checks that each is covariant: `_shortened` compiles for no other type.
+/// Types that borrow their socket or stream. The compiler checks that each is covariant:
+/// `_shortened` compiles for no other type.
 macro_rules! one_lifetime {
     ($($half:ident::$name:ident),+) => {$(
-        // SAFETY: each half has one lifetime parameter, that of a shared reference to its socket. It is covariant: see below.
+        // SAFETY: each type has one lifetime parameter, the lifetime of its borrow. It is
+        // covariant: see below.
         unsafe impl OneLifetime for $half::$name<'static> {
             type For<'a> = $half::$name<'a>;
         }
@@ -104,35 +121,44 @@ macro_rules! one_lifetime {
     )+};
 }
 
-one_lifetime!(tcp::ReadHalf, tcp::WriteHalf, unix::ReadHalf, unix::WriteHalf);
+one_lifetime!(
+    tcp::ReadHalf,
+    tcp::WriteHalf,
+    unix::ReadHalf,
+    unix::WriteHalf,
+    as_socket::Spliceable
+);
 
-/// `stream` as an `S` of some lifetime, if it is one or a mutable reference to one.
+/// Returns `stream` as an `S` of some lifetime, if it is one or a mutable reference to one.
 pub(crate) fn cast_borrowed<T: ?Sized, S: OneLifetime>(stream: &T) -> Option<&S::For<'_>> {
     let id = typeid::of::<T>();
     if id == TypeId::of::<S::For<'static>>() {
-        // SAFETY: T is `S::For` some lifetime, which outlives the borrow `stream`, and may be taken for that of the borrow.
+        // SAFETY: T is `S::For` for some lifetime, which outlives the borrow `stream`. It may be
+        // used as an `S::For` with the lifetime of the borrow.
         Some(unsafe { &*std::ptr::from_ref(stream).cast::<S::For<'_>>() })
     } else if id == TypeId::of::<&'static mut S::For<'static>>() {
-        // SAFETY: the same, a reference deeper.
+        // SAFETY: as above, one reference deeper.
         Some(unsafe { &**std::ptr::from_ref(stream).cast::<&S::For<'_>>() })
     } else {
         None
     }
 }
 
-/// A boxed reader joined with a socket's write half. Bytes to the socket are spliced, while the reader
-/// can look at the bytes from it.
+/// A boxed reader joined with a socket's write half. Bytes to the socket are spliced, and the
+/// reader can inspect the bytes from the socket.
 type Watched<'reader, 'socket> = Join<Box<dyn AsyncRead + Send + Unpin + 'reader>, tcp::WriteHalf<'socket>>;
 
-/// The socket that `stream` writes to, if it is such a pair or a mutable reference to one.
+/// Returns the socket that `stream` writes to, if `stream` is such a pair or a mutable reference to
+/// one.
 pub(crate) fn cast_watched<T: ?Sized>(stream: &T) -> Option<&TcpStream> {
     let id = typeid::of::<T>();
     let pair: &Watched<'_, '_> = if id == TypeId::of::<Watched<'static, 'static>>() {
-        // SAFETY: T is `Watched` for some lifetimes. That the cast forges others does no harm: the box is not touched, and what is
-        // taken of the half lives no longer than the borrow `stream`.
+        // SAFETY: T is `Watched` for some lifetimes. The cast forges other lifetimes, which does no
+        // harm. The box is not touched, and the reference that is taken from the half lives no
+        // longer than the borrow `stream`.
         unsafe { &*std::ptr::from_ref(stream).cast() }
     } else if id == TypeId::of::<&'static mut Watched<'static, 'static>>() {
-        // SAFETY: the same, a reference deeper.
+        // SAFETY: as above, one reference deeper.
         unsafe { *std::ptr::from_ref(stream).cast::<&Watched<'_, '_>>() }
     } else {
         return None;
@@ -140,13 +166,14 @@ pub(crate) fn cast_watched<T: ?Sized>(stream: &T) -> Option<&TcpStream> {
     Some(pair.writer().as_ref())
 }
 
-/// The limit of a reader that `AsyncReadExt::take` made: bytes it may still be read of.
+/// The limit of a reader that `AsyncReadExt::take` made: the number of bytes that may still be read
+/// from it.
 pub(crate) trait Limit {
     fn limit(&self) -> u64;
     fn set_limit(&mut self, limit: u64);
 }
 
-/// Such a reader: of a stream, or of a mutable reference to one.
+/// A reader with a limit, around a stream or a mutable reference to one.
 pub(crate) trait Limited<S>: Limit {
     fn inner(&self) -> &S;
     fn inner_mut(&mut self) -> &mut S;
@@ -178,34 +205,36 @@ macro_rules! limited {
 
 limited!(Take<S>, Take<&mut S>);
 
-/// `stream` as a reader of an `S` with a limit, if it is one or a mutable reference to one.
+/// Returns `stream` as a reader of an `S` with a limit, if it is one or a mutable reference to one.
 pub(crate) fn cast_take_ref<T: ?Sized, S: NoLifetimes + AsyncRead + Unpin>(stream: &T) -> Option<&dyn Limited<S>> {
     if let Some(take) = cast_ref::<T, Take<S>>(stream) {
         return Some(take);
     }
     let id = typeid::of::<T>();
     if id == TypeId::of::<Take<&'static mut S>>() {
-        // SAFETY: T is `Take<&mut S>` for some lifetime, which outlives the borrow `stream`. That the cast forges a shorter one does
-        // no harm: the trait, behind which it is hidden at once, can put no reference there.
+        // SAFETY: T is `Take<&mut S>` for some lifetime, which outlives the borrow `stream`. The
+        // cast forges a shorter lifetime, which does no harm. The result is hidden behind the trait
+        // at once, and the trait cannot store a reference in it.
         Some(unsafe { &*std::ptr::from_ref(stream).cast::<Take<&mut S>>() })
     } else if id == TypeId::of::<&'static mut Take<&'static mut S>>() {
-        // SAFETY: the same, a reference deeper.
+        // SAFETY: as above, one reference deeper.
         Some(unsafe { &**std::ptr::from_ref(stream).cast::<&Take<&mut S>>() })
     } else {
         None
     }
 }
 
-/// `stream` as a reader of an `S` with a limit, if it is one or a mutable reference to one.
+/// Does the same as [`cast_take_ref`], for a mutable reference.
 pub(crate) fn cast_take_mut<T: ?Sized, S: NoLifetimes + AsyncRead + Unpin>(
     stream: &mut T,
 ) -> Option<&mut dyn Limited<S>> {
     let id = typeid::of::<T>();
     if id == TypeId::of::<Take<&'static mut S>>() {
-        // SAFETY: as in `cast_take_ref`; the borrow is unique and is passed on.
+        // SAFETY: as in `cast_take_ref`. The borrow is unique and is passed on.
         Some(unsafe { &mut *std::ptr::from_mut(stream).cast::<Take<&mut S>>() })
     } else if id == TypeId::of::<&'static mut Take<&'static mut S>>() {
-        // SAFETY: as in `cast_take_ref`; the result reborrows through a unique borrow of the unique reference.
+        // SAFETY: as in `cast_take_ref`. The result reborrows through a unique borrow of the unique
+        // reference.
         Some(unsafe { &mut **std::ptr::from_mut(stream).cast::<&mut Take<&mut S>>() })
     } else {
         cast_mut::<T, Take<S>>(stream).map(|take| take as &mut dyn Limited<S>)
@@ -215,7 +244,6 @@ pub(crate) fn cast_take_mut<T: ?Sized, S: NoLifetimes + AsyncRead + Unpin>(
 #[cfg(test)]
 mod tests {
     use std::io;
-    use std::pin::Pin;
     use std::task::{Context, Poll};
 
     use super::*;
@@ -267,7 +295,7 @@ mod tests {
         assert_eq!(halve(&mut wrapped), None);
     }
 
-    /// That a half may be taken for one of a shorter lifetime is checked at compile time, by `one_lifetime!`.
+    /// `one_lifetime!` checks at compile time that a half may be used as one of a shorter lifetime.
     #[tokio::test]
     #[cfg_attr(miri, ignore = "Miri has no such sockets")]
     async fn a_borrowed_half_is_found_for_as_long_as_it_is_borrowed() {

@@ -1,4 +1,5 @@
-//! tokio's `copy_bidirectional`, through the kernel: bulk between two sockets never enters user space.
+//! tokio's `copy_bidirectional`, through the kernel: bulk data between two sockets never enters
+//! user space.
 //!
 //! ```diff
 //! -use tokio::io::copy_bidirectional;
@@ -9,99 +10,141 @@
 //!   client ◀────────── tokio task ──────────▶ upstream
 //!      │    small messages: recv + send          │
 //!      │                                         │
-//!      └──── splice ──▶ [ pipe ] ──▶ splice ─────┘     bulk: the kernel moves pages, nobody touches the bytes
-//!                       borrowed from a pool for as long as bytes are in flight
+//!      └──── splice ──▶ [ pipe ] ──▶ splice ─────┘     bulk: the kernel moves pages
+//!                       lent by a pool while bytes are in flight
 //! ```
 //!
-//! - [`copy_bidirectional`], [`copy_bidirectional_with_sizes`], [`copy()`]: tokio's names, results and behaviour, for every
-//!   stream that tokio's take.
-//! - [`Relay`]: the same as a named future with [options](RelayOptions): timeouts, prefixes, limits, rates, and what a half-closed
-//!   connection means; a [`CancelHandle`] that delivers what is in flight; and live counts ([`RelayStats`]) that tell spliced bytes from copied
-//!   ones. None of it turns splicing off.
-//! - [`PipePool`]: where pipes come from, within limits ([`Limits`]).
-//! - `upgraded`, with the feature `hyper`: the sockets below hyper's upgraded connections, which a relay can splice.
+//! A proxy that you can run:
+//!
+//! ```no_run
+//! use tokio::net::{TcpListener, TcpStream};
+//!
+//! #[tokio::main]
+//! async fn main() -> std::io::Result<()> {
+//!     let listener = TcpListener::bind("127.0.0.1:8080").await?;
+//!     loop {
+//!         let (mut client, _) = listener.accept().await?;
+//!         tokio::spawn(async move {
+//!             let mut upstream = TcpStream::connect("example.com:80").await?;
+//!             spliceway::copy_bidirectional(&mut client, &mut upstream).await
+//!         });
+//!     }
+//! }
+//! ```
+//!
+//! - [`copy_bidirectional`], [`copy_bidirectional_with_sizes`] and [`copy()`] have tokio's names,
+//!   results and behaviour, for every stream that tokio's functions take.
+//! - [`Relay`] is the same as a named future, with [options](RelayOptions), live counts and a
+//!   [`CancelHandle`].
+//! - [`copy_with_options`] is [`copy()`] with options and counts.
+//! - [`AsSocket`] lets your own type of stream be spliced, such as an enum of plain and TLS
+//!   streams.
+//! - [`PipePool`] lends pipes within [`Limits`].
+//! - `upgraded`, with the feature `hyper`, finds the socket below an upgraded connection.
+//!
+//! The repository has examples: `simple_forward`, `plain_or_tls`, `half_close`, `live_stats`,
+//! `own_pool`, `rate_limited`, `socks_handshake_prefix` and `hyper_connect`.
 //!
 //! # What is spliced
-//! A pair of streams, each of which is a `TcpStream` or a `UnixStream`, a mutable reference to one, or a `BufReader`,
-//! `BufWriter` or `BufStream` around one; for [`copy()`] also their halves, owned or borrowed, the ends of a pipe, and a `Take` of what can be
-//! spliced. What has two parts is joined for the functions that take a duplex stream: `tokio::io::join(reader, writer)` of pipe ends,
-//! or of owned halves. Bytes to a socket are spliced as well where its borrowed write half is joined with a reader in a box (`Box<dyn AsyncRead + Send + Unpin>`),
-//! which may look at what comes from there. The type decides, at compile time: a TLS stream has a descriptor
-//! as well, but its bytes are not the peer's.
+//! The types of the two streams decide, at compile time. A descriptor alone does not: a TLS stream
+//! has one as well, but its bytes are not the socket's. Plain sockets are:
 //!
-//! Where one end is a pipe and the other a socket, bytes go from one to the other by one splice, and no pipe is between. (From pipe to
-//! pipe they are copied: splice would hand on with them that they were written as packets, with `O_DIRECT`, and who reads packets in
-//! parts loses the rest.)
+//! - `TcpStream` and `UnixStream`, and a mutable reference, a `Box` or a `Pin<Box<_>>` of one;
+//! - a `BufReader`, `BufWriter` or `BufStream` around one, whose buffered bytes go first;
+//! - `tokio_util::either::Either` of both (feature `tokio-util`);
+//! - `tokio::io::join` of the two owned halves of a socket, or of a boxed reader and a borrowed
+//!   write half;
+//! - a [`Spliceable`] around a type of your own.
 //!
-//! Small messages are still copied, because for up to some 8 KiB one `recv` and one `send` cost less than two
-//! splices. A direction is spliced from the moment one receive fills 64 KiB (of a pipe: brings 16 KiB), until its messages are small
-//! again.
+//! [`copy()`] also splices to and from the halves of a socket (owned or borrowed), the ends of a
+//! pipe (`tokio::net::unix::pipe`), and a `Take` of any of these. Between a pipe and a socket, one
+//! splice moves the bytes, with no pipe in between. Bytes from pipe to pipe are copied, because a
+//! splice would keep packet boundaries (`O_DIRECT`) that a reader does not expect.
 //!
-//! # What falls back, and why
-//! Every other pair of streams is given to tokio's own functions. Ends that cannot be spliced now or at all are copied,
-//! with the [`Reason`] in [`DirectionSummary::fallback`]: the pool's limits, want of descriptors or memory, a sandbox that
-//! forbids the call. What may pass is tried again after a mebibyte.
+//! Messages below 16 KiB are copied, because one `recv` and one `send` cost less than two splices.
+//!
+//! # What falls back
+//! All other pairs of streams are given to tokio's own functions. Sockets that cannot be spliced at
+//! the moment are copied, and [`DirectionSummary::fallback`] has the [`Reason`]: the limits of the
+//! pool, a lack of descriptors or memory, a sandbox that forbids the call. Reasons that may pass
+//! are tried again after 1 MiB.
+//!
+//! Off Linux everything is copied. The same names compile there.
 //!
 //! # End of stream, errors, cancellation
-//! As tokio's: the end of one stream shuts the other's writing side down and the other direction goes on; the first error
-//! ends both; dropping the future is safe and loses what is in flight. [`RelayOptions`] has other ends.
-//!
-//! # Child processes
-//! `ChildStdin` and `ChildStdout` are copied. Their pipes are spliced: `pipe::Receiver::from_owned_fd(stdout.into_owned_fd()?)?`, and
-//! `pipe::Sender` in the same way. A pipe has no writing side to shut down: who reads it sees the end when its sender is dropped, with
-//! the relay or after it. So a child that waits for the end of its input is best served with two [`copy()`]s, the sender dropped
-//! after the one, or with a half-close timeout. That a child has exited is noticed at the next byte for it: select with `child.wait()`.
+//! As with tokio: the end of one stream shuts the other's writing side down, and the other
+//! direction continues. The first error ends both. Dropping the future is safe and loses the bytes
+//! in flight. [`RelayOptions`] has other choices.
 //!
 //! # Limits and defaults
-//! - An idle relay holds no pipe and no buffer: its two descriptors and its task.
-//! - Bytes in flight per direction: one pipe, 64 KiB or, where the flow fills that, 256 KiB, or 1 MiB where the sink keeps up with
-//!   them; or one receive of at most 64 KiB. A slow reader holds up its own sender.
-//! - Some 1 MiB of each direction in one poll, or 4 where no relays but few, of bulk, pass anything on the thread, or 256 KiB of messages
-//!   and copies; then other tasks get a turn, and the runtime looks for events.
-//! - Pipes, pages and descriptors of the whole process: [`Limits::of_this_process`].
+//! - An idle relay holds its two descriptors and its task: no pipe and no buffer.
+//! - Bytes in flight in each direction: one pipe (64 KiB, up to 1 MiB while the sink keeps up), or
+//!   one receive of at most 64 KiB. A slow reader slows its own sender down.
+//! - One poll moves about 1 MiB in each direction, or 256 KiB of copies. Then other tasks run, and
+//!   the runtime polls for events.
+//! - No byte waits on purpose, except for a [`RateLimit`].
+//! - Pipes, pages and descriptors of the process: [`Limits::of_this_process`].
 //!
 //! # What it does not do
-//! It does not look at the bytes, encrypt, compress or log. It needs tokio's I/O driver; its time driver only for timeouts, rates,
-//! cancelling and [`Rests::Timer`]. It is for Linux, and does not compile elsewhere yet.
+//! It does not look at the bytes, encrypt, compress or log. It needs tokio's I/O driver, and the
+//! time driver only for timeouts, rates and cancelling.
 //!
-//! # Coming from tokio
-//! Nothing to change but the `use` line. `copy_bidirectional_with_sizes` sizes the buffers of the copying path alone.
-//! (Three differences. What is in flight is passed on by reference: where a sender changes memory or a file that it gave to the kernel
-//! without a copy (`vmsplice`, `sendfile`, `MSG_ZEROCOPY`) before its peer has it, the peer gets the change, as from the sender itself;
-//! [`Engine::Copy`] takes copies. And, on purpose: a byte of TCP urgent data in the middle of a message makes `recv` stop short, which tokio takes
-//! for a drained socket, so that what follows may wait for ever. Here it arrives, also where it was the caller's own read, before
-//! the relay began, that stopped short there. And a fast sender of small writes, 1 Gbit/s and more, may find its bytes passed on 2 or 3 ms later
-//! now and then, which makes it faster: see [`RelayOptions::rests`].)
+//! # Differences from tokio
+//! - Bytes are passed on by reference. If a sender changes memory or a file that it gave to the
+//!   kernel without a copy (`vmsplice`, `sendfile`, `MSG_ZEROCOPY`) before its peer has it, the
+//!   peer gets the change. [`Engine::Copy`] takes copies.
+//! - A byte of TCP urgent data makes `recv` stop short. tokio takes that for a drained socket, and
+//!   bytes behind it may wait for ever. Here they arrive, even if it was the caller's own read that
+//!   stopped there.
+//!
+//! # Child processes
+//! `ChildStdin` and `ChildStdout` are copied. Their pipes are spliced:
+//! `pipe::Receiver::from_owned_fd(stdout.into_owned_fd()?)?`, and `pipe::Sender` likewise. A pipe
+//! has no writing side to shut down: its reader sees the end when the sender is dropped. So use two
+//! [`copy()`]s for a child that waits for the end of its input, and drop the sender after the
+//! first.
 //!
 //! # Coming from tokio-splice2, tokio-splice or realm_io
-//! Their `copy_bidirectional`, `zero_copy_bidirectional` and `bidi_zero_copy` are [`copy_bidirectional`]; pipe sizes are a
-//! [`PipeSize`] of each relay. What is different: a broken relay is an `Err`, with the counts of a [`RelayError`] if it is a [`Relay`];
-//! no connection holds pipes that it has no bytes for, or fails for want of one; small messages are not spliced; streams that
-//! cannot be spliced compile, and are copied. `docs/migration.md` in the repository has the table, and a program moved over with
-//! what it cost before and after.
+//! Their `copy_bidirectional`, `zero_copy_bidirectional` and `bidi_zero_copy` are
+//! [`copy_bidirectional`]. A failed relay is an `Err`. No connection holds pipes that it has no
+//! bytes for, or fails for lack of one. Streams that cannot be spliced compile, and are copied.
+//! `docs/migration.md` in the repository has the table.
 
+mod as_socket;
 mod cancel;
 mod copy;
 mod copy_loop;
 mod deadlines;
 mod direction;
 mod direction_state;
+#[cfg(not(target_os = "linux"))]
+mod elsewhere;
+#[cfg(target_os = "linux")]
 mod identity;
 mod options;
 mod outcome;
 mod rate_limit;
+#[cfg(target_os = "linux")]
 mod readiness;
 mod relay;
 mod salvage;
+#[cfg(target_os = "linux")]
+mod splice_path;
+#[cfg(target_os = "linux")]
 mod stream;
 #[cfg(feature = "hyper")]
 pub mod upgraded;
+mod yield_now;
 
+#[cfg(not(target_os = "linux"))]
+use elsewhere::{splice_path, stream};
+
+pub use as_socket::{AsSocket, SocketRef, Spliceable};
 pub use cancel::CancelHandle;
-pub use copy::{copy, copy_bidirectional, copy_bidirectional_with_sizes};
-pub use options::{HalfClose, RelayOptions};
+pub use copy::{copy, copy_bidirectional, copy_bidirectional_with_sizes, copy_with_options};
+pub use options::{CopyOptions, HalfClose, RelayOptions};
 pub use outcome::{Direction, EndReason, Operation, Peer, RelayError, RelaySummary};
 pub use rate_limit::RateLimit;
-pub use relay::{Relay, RelayStats};
+pub use relay::{Relay, RelayParts, RelayStats};
 pub use salvage::reset;
 pub use spliceway_core::{DirectionSummary, Engine, Limits, PipePool, PipeSize, PoolStats, Reason, Scope, SizeClass};

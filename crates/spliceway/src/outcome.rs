@@ -6,7 +6,9 @@ use std::io;
 
 use spliceway_core::DirectionSummary;
 
-/// What a relay delivered, each way.
+/// What a relay delivered in each direction, and why it ended.
+///
+/// Its `Display` is one line: `a to b 12 bytes, b to a 1048576 bytes (983040 spliced): ended`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RelaySummary {
@@ -14,41 +16,98 @@ pub struct RelaySummary {
     pub a_to_b: DirectionSummary,
     /// From `b` to `a`.
     pub b_to_a: DirectionSummary,
-    /// Whose end of stream came first, which is who closed the connection where both have ended: the one of the first
-    /// [`eof`](DirectionSummary::eof). `None` while there is none. Of two ends seen at once `a`'s is the first.
+    /// The peer whose end of stream came first, which is the one that closed the connection if both have
+    /// ended. `None` while there was none. If both ends are seen at once, `a`'s is the first.
     pub first_eof: Option<Peer>,
     /// Why it ended.
     pub end: EndReason,
 }
 
-/// Why a relay ended that did not break.
+impl RelaySummary {
+    /// Bytes delivered in both directions.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.a_to_b.bytes + self.b_to_a.bytes
+    }
+
+    /// The bytes of both directions that went through the kernel alone.
+    #[must_use]
+    pub fn spliced(&self) -> u64 {
+        self.a_to_b.spliced + self.b_to_a.spliced
+    }
+
+    /// The bytes of both directions that went through user space.
+    #[must_use]
+    pub fn copied(&self) -> u64 {
+        self.a_to_b.copied + self.b_to_a.copied
+    }
+
+    /// Bytes of both directions that were read and not delivered.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.a_to_b.lost + self.b_to_a.lost
+    }
+}
+
+impl fmt::Display for RelaySummary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (direction, way) in [(Direction::AToB, self.a_to_b), (Direction::BToA, self.b_to_a)] {
+            write!(f, "{direction} {} bytes", way.bytes)?;
+            if way.spliced > 0 {
+                write!(f, " ({} spliced)", way.spliced)?;
+            }
+            if way.lost > 0 {
+                write!(f, ", {} lost", way.lost)?;
+            }
+            f.write_str(if direction == Direction::AToB { ", " } else { ": " })?;
+        }
+        write!(f, "{}", self.end)
+    }
+}
+
+/// Why a relay ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EndReason {
     /// It has not: these are the counts of a relay that runs.
     #[default]
     Running,
-    /// It was dropped before its end, by a `select!` say, or with its task.
+    /// It was dropped before its end, for example by a `select!` or with its task.
     Dropped,
-    /// It broke: these are the counts of a [`RelayError`].
+    /// It failed: these are the counts of a [`RelayError`].
     Broken,
-    /// Both directions have ended, by the end of their stream or their limit; or one has, and the options close both then.
+    /// Both directions have ended, by the end of their stream or their limit; or one has, and the options
+    /// end both then.
     Ended,
     /// No byte was delivered for the [`idle_timeout`](crate::RelayOptions::idle_timeout).
     IdleTimeout,
-    /// One direction had ended, and the other delivered no byte for the
+    /// One direction had ended, and the other one delivered no byte for the
     /// [`half_close_timeout`](crate::RelayOptions::half_close_timeout).
     HalfCloseTimeout,
     /// A [`CancelHandle`](crate::CancelHandle) asked for it.
     Cancelled,
 }
 
-/// One of the two streams of a relay, by who is at its far end.
+impl fmt::Display for EndReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Running => "running",
+            Self::Dropped => "dropped",
+            Self::Broken => "failed",
+            Self::Ended => "ended",
+            Self::IdleTimeout => "idle timeout",
+            Self::HalfCloseTimeout => "half-close timeout",
+            Self::Cancelled => "cancelled",
+        })
+    }
+}
+
+/// One of the two streams of a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Peer {
     /// The one that was given first.
     A,
-    /// The other.
+    /// The other one.
     B,
 }
 
@@ -63,6 +122,7 @@ pub enum Direction {
 
 /// What a relay was doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Operation {
     /// Reading from the direction's source.
     Read,
@@ -72,9 +132,9 @@ pub enum Operation {
     Shutdown,
 }
 
-/// A relay that broke: where, at what, and what was delivered until then.
+/// A relay that failed: where, in which operation, and what was delivered until then.
 ///
-/// As an [`io::Error`] (`?` converts it) it is the error of the stream itself, with its kind and errno.
+/// As an [`io::Error`] (`?` converts it), it is the error of the stream itself, with its kind and errno.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct RelayError {
@@ -82,14 +142,14 @@ pub struct RelayError {
     pub direction: Direction,
     /// What failed.
     pub operation: Operation,
-    /// What was delivered, both ways.
+    /// What was delivered in both directions.
     pub summary: RelaySummary,
     /// The stream's own error.
     pub source: io::Error,
 }
 
 impl RelayError {
-    /// Whose stream failed: that of the direction's source where reading failed, its sink's where anything else did.
+    /// The peer whose stream failed: the direction's source if reading failed, or else its sink.
     #[must_use]
     pub fn peer(&self) -> Peer {
         failed_peer(self.direction, self.operation)

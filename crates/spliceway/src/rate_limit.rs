@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
 
-/// So many bytes per second, in bursts of at most so many: a token bucket. Clones are the same bucket.
+/// A limit in bytes per second, with bursts of a limited size: a token bucket. Clones share the
+/// same bucket.
 ///
 /// ```
 /// use spliceway::{RateLimit, RelayOptions};
@@ -17,16 +18,21 @@ use tokio::time::{Instant, Sleep};
 /// let options = RelayOptions::new().rate_limit(&limit);
 /// ```
 ///
-/// It limits how much a relay takes from its source at once, and when, so what is limited is spliced all the same, and the sender is
-/// held up by TCP itself. A relay that waits holds no pipe and no bytes. Relays that share a limit are served in the
-/// order in which they asked, each with what the limit allows in 20 ms, or what is left of a burst (256 KiB at most, and 32 KiB where
-/// others wait). A new limit begins with its burst.
+/// The limit decides how many bytes a relay reads from its source at once, and when. Limited bytes
+/// are therefore still spliced, and TCP itself slows the sender down. A relay that waits holds no
+/// pipe and no bytes.
 ///
-/// A limit may be [within](Self::within) another, as that of one connection within that of its client.
+/// Relays that share a limit are served in the order in which they asked. Each may read what the
+/// limit allows in 20 ms, or what is left of a burst. It never gets more than 256 KiB at once, or
+/// more than 32 KiB while others wait. A new limit begins with its burst.
+///
+/// A limit may be [within](Self::within) another, for example the limit of one connection within
+/// that of its client.
 #[derive(Clone, Debug)]
 pub struct RateLimit(Arc<Level>);
 
-/// A bucket, and the limit it is within. What is granted comes out of every bucket from here outwards.
+/// A bucket, and the limit around it. A grant is subtracted from this bucket and from every bucket
+/// around it.
 #[derive(Debug)]
 struct Level {
     bucket: Arc<Bucket>,
@@ -37,35 +43,37 @@ struct Level {
 struct Bucket {
     bytes_per_second: u64,
     burst: u64,
-    /// What it holds, as a point in time: what the rate brings in from there until now. It owes what the rate brings from now until
-    /// there.
+    /// The bytes in the bucket, as a point in time. If it is in the past, the bucket holds what the
+    /// rate brings from then until now. If it is in the future, the bucket owes what the rate
+    /// brings from now until then.
     empty_at: Mutex<Instant>,
 }
 
-/// One grant is what a rate brings in a fiftieth of a second: no burst that a receiver would notice. For rates below 800 kB/s it is
-/// less than the 16 KiB from which a splice pays, at fifty of them a second.
+/// One grant is what a rate brings in 1/50 s. A receiver does not notice such a burst. A splice
+/// pays off from 16 KiB: at 50 grants per second, rates below 800 kB/s grant less than that.
 const GRANTS_PER_SECOND: u64 = 50;
-/// A grant is no more than a pipe of 256 KiB takes: larger ones would be bursts.
+/// A grant is at most what a pipe of 256 KiB holds. Larger grants would be bursts.
 const GRANT_MOST: u64 = 256 << 10;
-/// A grant while others wait for theirs: still worth a splice.
+/// The largest grant while others wait for theirs, in bytes. It is still worth a splice.
 const GRANT_IN_TURN: u64 = 32 << 10;
-/// The default burst is what a rate brings in a tenth of a second: a hundredth of what it brings in ten.
+/// The default burst is what a rate brings in 1/10 s, which is 1 % of what it brings in 10 s.
 const BURSTS_PER_SECOND: u64 = 10;
 
 impl RateLimit {
-    /// So many bytes per second, and a burst of a tenth of that.
+    /// Creates a limit of this many bytes per second. Its burst is a tenth of that number.
     ///
     /// # Panics
-    /// If it is 0.
+    /// If `bytes_per_second` is 0.
     #[must_use]
     pub fn new(bytes_per_second: u64) -> Self {
         Self::with_burst(bytes_per_second, (bytes_per_second / BURSTS_PER_SECOND).max(1))
     }
 
-    /// So many bytes per second, and up to `burst` bytes at once after a silence.
+    /// Creates a limit of this many bytes per second, with up to `burst` bytes at once after an
+    /// idle time.
     ///
     /// # Panics
-    /// If either is 0.
+    /// If either argument is 0.
     #[must_use]
     pub fn with_burst(bytes_per_second: u64, burst: u64) -> Self {
         assert!(
@@ -83,10 +91,11 @@ impl RateLimit {
         }))
     }
 
-    /// This limit, for relays that are held to `outer` as well: they take what both allow, when both do, and both count it. Where this
-    /// limit is within others already, `outer` is around all of them.
+    /// Returns this limit for relays that must respect `outer` as well. They read what both limits
+    /// allow, when both allow it, and both limits count it. If this limit is already within others,
+    /// `outer` is around all of them.
     ///
-    /// It is the same bucket: who uses this limit without `outer` takes from it, too.
+    /// The bucket stays the same: relays that use this limit without `outer` share it.
     ///
     /// ```
     /// use spliceway::{RateLimit, RelayOptions};
@@ -107,19 +116,20 @@ impl RateLimit {
         }))
     }
 
-    /// The rate; of this limit alone, whatever it is within.
+    /// Returns the rate of this limit alone, without the limits around it.
     #[must_use]
     pub fn bytes_per_second(&self) -> u64 {
         self.0.bucket.bytes_per_second
     }
 
-    /// The most that passes at once; of this limit alone.
+    /// Returns the most bytes that pass at once, for this limit alone.
     #[must_use]
     pub fn burst(&self) -> u64 {
         self.0.bucket.burst
     }
 
-    /// Takes bytes that passed in another way than a relay's, a handshake's say: whoever comes next waits for them.
+    /// Counts bytes that did not pass through a relay, for example those of a handshake. The next
+    /// relay waits for them.
     pub fn charge(&self, bytes: u64) {
         let now = Instant::now();
         self.buckets().for_each(|bucket| {
@@ -127,42 +137,47 @@ impl RateLimit {
         });
     }
 
-    /// Takes up to `most` bytes, more than 0 if that is, out of every bucket, which may owe them: how many, and when none will any longer.
+    /// Reserves up to `most` bytes in every bucket, and more than 0 if `most` is. A bucket may then
+    /// owe them. Returns the number of bytes, and the time from which no bucket owes them.
     fn reserve(&self, most: u64, now: Instant) -> (u64, Instant) {
-        // Between the two looks others may take theirs: a grant is then larger than it would have been, and no byte is counted twice.
+        // Others may reserve bytes between these two passes. The grant is then larger than it would
+        // have been, and no byte is counted twice.
         let bytes = self.buckets().fold(most, |most, bucket| bucket.grant(most, now));
         let allowed_at = self.buckets().map(|bucket| bucket.take(bytes, now)).max();
         (bytes, allowed_at.expect("its own bucket"))
     }
 
-    /// Puts back what was reserved and not used.
+    /// Puts back bytes that were reserved and not used.
     fn put_back(&self, bytes: u64) {
         if bytes > 0 {
             self.buckets().for_each(|bucket| bucket.put_back(bytes));
         }
     }
 
-    /// Takes what was not reserved: a record is taken whole.
+    /// Counts bytes that were read and not reserved. A record is read whole, so it may exceed the
+    /// reservation.
     fn owe(&self, bytes: u64) {
         if bytes > 0 {
             self.buckets().for_each(|bucket| bucket.owe(bytes));
         }
     }
 
-    /// This limit's own, then those it is within.
+    /// Returns this limit's own bucket, then the buckets of the limits around it.
     fn buckets(&self) -> impl Iterator<Item = &Bucket> {
         std::iter::successors(Some(self), |limit| limit.0.outer.as_ref()).map(|limit| &*limit.0.bucket)
     }
 }
 
 impl Bucket {
-    /// How many of up to `most` bytes may be taken next. It may have to be waited for.
+    /// Returns how many bytes, up to `most`, may be read next. The caller may have to wait for
+    /// them.
     fn grant(&self, most: u64, now: Instant) -> u64 {
         let empty_at = *self.empty_at();
-        // Others wait: what they all have reserved should not be more than what the rate brings in a moment.
+        // While others wait, grants are small. All reservations together should not exceed what the
+        // rate brings in a moment.
         let grant = if empty_at > now { GRANT_IN_TURN } else { GRANT_MOST };
         let empty_at = empty_at.max(full_at(now, self.burst, self.bytes_per_second));
-        // What is there need not be taken in parts.
+        // Bytes that the bucket holds need not be granted in parts.
         let there = bytes_in(now.saturating_duration_since(empty_at), self.bytes_per_second);
         (self.bytes_per_second / GRANTS_PER_SECOND)
             .max(there)
@@ -171,7 +186,7 @@ impl Bucket {
             .min(most)
     }
 
-    /// Takes so many: when it will no longer owe them.
+    /// Subtracts `bytes`, and returns the time from which the bucket no longer owes them.
     fn take(&self, bytes: u64, now: Instant) -> Instant {
         let mut empty_at = self.empty_at();
         *empty_at = (*empty_at).max(full_at(now, self.burst, self.bytes_per_second)) + self.time_for(bytes);
@@ -192,33 +207,34 @@ impl Bucket {
     }
 
     fn empty_at(&self) -> MutexGuard<'_, Instant> {
-        // One point in time, whole at every instant.
+        // A panic cannot leave a half-written value: the lock guards a single point in time.
         self.empty_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The time at which a bucket that is full now was empty.
+/// Returns the time at which a bucket that is full now was empty.
 fn full_at(now: Instant, burst: u64, bytes_per_second: u64) -> Instant {
     now.checked_sub(time_for(burst, bytes_per_second)).unwrap_or(now)
 }
 
-/// How long the rate takes to bring so many bytes. Long times lose their meaning before they lose their precision.
+/// Returns how long the rate takes to bring `bytes`. A time above `u64::MAX` ns (584 years) is cut
+/// to a quarter of that. The exact length of such a time has no meaning.
 fn time_for(bytes: u64, bytes_per_second: u64) -> Duration {
     let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_second);
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX / 4))
 }
 
-/// What the rate brings in so long.
+/// Returns how many bytes the rate brings in `time`.
 fn bytes_in(time: Duration, bytes_per_second: u64) -> u64 {
     let bytes = time.as_nanos() * u128::from(bytes_per_second) / 1_000_000_000;
     u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
-/// Where one direction waits for its next bytes to be allowed.
+/// Makes one direction wait until its limit allows the next bytes.
 #[derive(Debug)]
 pub(crate) struct RateWaiter {
     limit: RateLimit,
-    /// Bytes reserved and not yet taken. They may be taken once there is nothing to wait for.
+    /// Bytes reserved and not yet read. They may be read once there is nothing to wait for.
     reserved: u64,
     wait: Option<Pin<Box<Sleep>>>,
 }
@@ -232,7 +248,8 @@ impl RateWaiter {
         }
     }
 
-    /// How many of up to `most` bytes may be taken now, more than 0. (Those asked for before a wait may be more.)
+    /// Ready with the number of bytes, up to `most` and more than 0, that may be read now. (After a
+    /// wait it may exceed `most`, because the bytes were reserved before.)
     pub(crate) fn poll_grant(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<usize> {
         if self.reserved == 0 {
             let now = Instant::now();
@@ -247,12 +264,13 @@ impl RateWaiter {
         Poll::Ready(usize::try_from(self.reserved).unwrap_or(usize::MAX))
     }
 
-    /// Whether somebody waits here, which means that there is something to take.
+    /// Returns whether the direction waits here, which means that there is something to read.
     pub(crate) fn is_waiting(&self) -> bool {
         self.wait.is_some()
     }
 
-    /// So many bytes were taken; what is left of the grant is others', and what was more than it is owed.
+    /// Notes that `bytes` were read. The rest of the grant goes back to the limit. Bytes beyond the
+    /// grant are owed.
     pub(crate) fn spent(&mut self, bytes: usize) {
         let bytes = bytes as u64;
         self.limit.put_back(self.reserved.saturating_sub(bytes));
@@ -271,7 +289,7 @@ impl Drop for RateWaiter {
 mod tests {
     use super::*;
 
-    /// When the last of so many bytes may pass.
+    /// Reserves `bytes`, and returns the time from which the last of them may pass.
     fn reserve_all(limit: &RateLimit, mut bytes: u64, now: Instant) -> Instant {
         let mut last = now;
         while bytes > 0 {
@@ -337,9 +355,9 @@ mod tests {
         let (outer, inner) = (RateLimit::with_burst(1_000, 100), RateLimit::with_burst(100, 50));
         let both = inner.within(&outer);
         assert_eq!(both.reserve(u64::MAX, later).0, 50, "the lesser burst");
-        // The outer has 50 left, the inner owes.
+        // The outer limit has 50 bytes left, and the inner one owes.
         assert_eq!(reserve_all(&both, 10, later), later + Duration::from_millis(100));
-        // And now the outer does, by what another takes from it.
+        // Now the outer limit owes, because bytes are reserved from it directly.
         assert_eq!(reserve_all(&outer, 1_040, later), later + Duration::from_secs(1));
         assert_eq!(reserve_all(&both, 1, later), later + Duration::from_millis(1_001));
     }

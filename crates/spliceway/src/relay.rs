@@ -1,21 +1,20 @@
 //! Both directions between two streams as one named future.
 
 use std::fmt;
+use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
 use bytes::Bytes;
-use spliceway_core::{Counts, Engine, PipePool, PipeSize};
+use spliceway_core::Counts;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::cancel::CancelHandle;
 use crate::deadlines::{Deadlines, Now};
 use crate::direction_state::DirectionState;
-use crate::options::{self, HalfClose, RelayOptions};
+use crate::options::{self, RelayOptions};
 use crate::outcome::{Direction, EndReason, Failure, Peer, RelayError, RelaySummary, failed_peer};
-use crate::rate_limit::RateLimit;
 use crate::salvage::{Salvage, Wreck};
 
 /// Relays both directions between `a` and `b` until both have ended.
@@ -26,60 +25,76 @@ use crate::salvage::{Salvage, Wreck};
 ///     └◀─────────── b_to_a ────────────┘
 /// ```
 ///
-/// The streams may be owned or mutably borrowed. [`copy_bidirectional`](crate::copy_bidirectional) is this without the
-/// options and the counts.
+/// The streams may be owned or mutably borrowed. [`copy_bidirectional`](crate::copy_bidirectional)
+/// is the same without options and counts.
 ///
 /// ```no_run
 /// use std::time::Duration;
-/// use spliceway::{HalfClose, Relay};
+///
+/// use spliceway::{Relay, RelayOptions};
 ///
 /// # async fn example(mut client: tokio::net::TcpStream, mut upstream: tokio::net::TcpStream, early_data: Vec<u8>) {
-/// let relay = Relay::new(&mut client, &mut upstream)
+/// let options = RelayOptions::new()
 ///     .idle_timeout(Duration::from_secs(300))
 ///     .half_close_timeout(Duration::from_secs(30))
-///     .half_close(HalfClose::Propagate)
 ///     .a_to_b_prefix(early_data);
+/// let relay = Relay::with_options(&mut client, &mut upstream, options);
 /// let stats = relay.stats();
-/// tokio::spawn(async move { println!("so far: {:?}", stats.snapshot()) });
+/// tokio::spawn(async move { println!("so far: {}", stats.snapshot()) });
 /// match relay.await {
-///     Ok(summary) => println!("{} bytes up, {} spliced: {:?}", summary.a_to_b.bytes, summary.a_to_b.spliced, summary.end),
-///     Err(error) => println!("{error}: {}, after {} bytes down", error.source, error.summary.b_to_a.bytes),
+///     Ok(summary) => println!("{summary}"),
+///     Err(error) => println!("{error}: {}; {}", error.source, error.summary),
 /// }
 /// # }
 /// ```
 ///
-/// Every option is to be chosen before the first poll; one chosen later has no effect. They are those of [`RelayOptions`], which tells what each does.
-///
 /// # End of stream
-/// The end of one stream is passed on as a shutdown of the other's writing side; the other direction goes on, unless
-/// [`HalfClose::CloseBoth`] ends it too.
+/// The end of one stream is passed on as a shutdown of the other's writing side. The other
+/// direction continues, unless [`HalfClose::CloseBoth`](crate::HalfClose::CloseBoth) ends it too.
 ///
 /// # Errors
-/// An error on either side of either direction ends both: a [`RelayError`] with what was delivered until then, after what
-/// [`RelayOptions::early_answers`] and [`RelayOptions::pass_resets`] ask for. Bytes in flight are lost: what was taken and not yet delivered, up to a pipe of each direction, counted in
-/// [`DirectionSummary::lost`](crate::DirectionSummary::lost). A timeout is no error: the caller wanted that end, and gets
-/// a summary that says so.
+/// An error on either side of either direction ends both, as a [`RelayError`] with the counts.
+/// Before that, the relay does what [`RelayOptions::early_answers`] and
+/// [`RelayOptions::pass_resets`] ask for. Bytes that were read and not delivered are lost: up to a
+/// pipe in each direction, counted in [`DirectionSummary::lost`](crate::DirectionSummary::lost). A
+/// timeout is not an error: the caller asked for it, and gets a summary that says so.
 ///
 /// # Cancel safety
-/// Dropping it is safe at any point: descriptors are closed or given back, and no byte can reach another relay. Bytes in
-/// flight are lost, so the streams cannot be used on as if nothing had been read; [`stats`](Relay::stats) tell how many. To
-/// end a relay and lose nothing there is [`cancel_handle`](Relay::cancel_handle).
+/// Dropping a relay is safe at any point. Descriptors are closed or returned, and no byte can reach
+/// another relay. Bytes in flight are lost, and counted in [`stats`](Relay::stats).
+/// [`cancel_handle`](Relay::cancel_handle) ends a relay without loss, and
+/// [`into_parts`](Relay::into_parts) returns the bytes in flight.
 #[must_use = "futures do nothing unless you `.await` or poll them"]
 pub struct Relay<A, B> {
     a: A,
     b: B,
-    /// `None` are the defaults, for which nothing is allocated.
+    /// `None` means the defaults, for which nothing is allocated.
     options: Option<Box<RelayOptions>>,
     directions: Directions,
-    /// What may end it before its streams do, if anything; made at the first poll.
+    /// The conditions that may end the relay before its streams do, if any. The first poll creates
+    /// them.
     deadlines: Option<Box<Deadlines>>,
-    /// One stream has failed, and the other is still served.
+    /// Set if one stream has failed and the other one is still served.
     salvage: Option<Box<Salvage>>,
-    /// Who polled it last: a cancel handle that is taken later wakes this task.
+    /// The task that polled last. A cancel handle that is taken later wakes it.
     task: Option<Waker>,
 }
 
-/// Both directions, and those who are told how they end: also where that is by being dropped.
+/// The streams of a relay and the bytes between them: see [`Relay::into_parts`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct RelayParts<A, B> {
+    /// The stream that was given first.
+    pub a: A,
+    /// The other stream.
+    pub b: B,
+    /// Bytes that were read from `a` and not written to `b`.
+    pub a_to_b: Bytes,
+    /// Bytes that were read from `b` and not written to `a`.
+    pub b_to_a: Bytes,
+}
+
+/// Both directions. When they end or are dropped, the handles learn the reason.
 #[derive(Debug)]
 struct Directions {
     a_to_b: DirectionState,
@@ -87,7 +102,7 @@ struct Directions {
     shared: Arc<Shared>,
 }
 
-/// What the relay shares with its handles.
+/// State that the relay shares with its handles.
 #[derive(Debug, Default)]
 struct Shared {
     a_to_b: Counts,
@@ -96,8 +111,12 @@ struct Shared {
     end: OnceLock<EndReason>,
 }
 
-impl<A, B> Relay<A, B> {
-    /// A relay between `a` and `b`, which starts at its first poll.
+impl<A, B> Relay<A, B>
+where
+    A: AsyncRead + AsyncWrite + Unpin,
+    B: AsyncRead + AsyncWrite + Unpin,
+{
+    /// Creates a relay between `a` and `b`, which starts at its first poll.
     pub fn new(a: A, b: B) -> Self {
         Self {
             a,
@@ -114,101 +133,29 @@ impl<A, B> Relay<A, B> {
         }
     }
 
-    /// A relay that works as `options` say.
-    pub fn with_options(a: A, b: B, options: RelayOptions) -> Self {
-        Self {
-            options: Some(Box::new(options)),
-            ..Self::new(a, b)
-        }
+    /// Creates a relay with options.
+    pub fn with_options(a: A, b: B, mut options: RelayOptions) -> Self {
+        let mut relay = Self::new(a, b);
+        // The options must not keep the prefixes in memory after they were sent.
+        relay.directions.a_to_b = DirectionState::Start(std::mem::take(&mut options.a_to_b.prefix));
+        relay.directions.b_to_a = DirectionState::Start(std::mem::take(&mut options.b_to_a.prefix));
+        relay.options = Some(Box::new(options));
+        relay
     }
 
-    /// See [`RelayOptions::engine`].
-    pub fn engine(self, engine: Engine) -> Self {
-        self.with(|options| options.engine(engine))
-    }
-
-    /// See [`RelayOptions::pipe_size`].
-    pub fn pipe_size(self, pipe_size: PipeSize) -> Self {
-        self.with(|options| options.pipe_size(pipe_size))
-    }
-
-    /// See [`RelayOptions::pool`].
-    pub fn pool(self, pool: &PipePool) -> Self {
-        self.with(|options| options.pool(pool))
-    }
-
-    /// See [`RelayOptions::idle_timeout`].
-    pub fn idle_timeout(self, timeout: impl Into<Option<Duration>>) -> Self {
-        self.with(|options| options.idle_timeout(timeout))
-    }
-
-    /// See [`RelayOptions::half_close_timeout`].
-    pub fn half_close_timeout(self, timeout: impl Into<Option<Duration>>) -> Self {
-        self.with(|options| options.half_close_timeout(timeout))
-    }
-
-    /// See [`RelayOptions::half_close`].
-    pub fn half_close(self, half_close: HalfClose) -> Self {
-        self.with(|options| options.half_close(half_close))
-    }
-
-    /// See [`RelayOptions::early_answers`].
-    pub fn early_answers(self, deliver: bool) -> Self {
-        self.with(|options| options.early_answers(deliver))
-    }
-
-    /// See [`RelayOptions::pass_resets`].
-    pub fn pass_resets(self, pass: bool) -> Self {
-        self.with(|options| options.pass_resets(pass))
-    }
-
-    /// See [`RelayOptions::a_to_b_prefix`].
-    pub fn a_to_b_prefix(self, bytes: impl Into<Bytes>) -> Self {
-        self.with(|options| options.a_to_b_prefix(bytes))
-    }
-
-    /// See [`RelayOptions::b_to_a_prefix`].
-    pub fn b_to_a_prefix(self, bytes: impl Into<Bytes>) -> Self {
-        self.with(|options| options.b_to_a_prefix(bytes))
-    }
-
-    /// See [`RelayOptions::a_to_b_limit`].
-    pub fn a_to_b_limit(self, bytes: u64) -> Self {
-        self.with(|options| options.a_to_b_limit(bytes))
-    }
-
-    /// See [`RelayOptions::b_to_a_limit`].
-    pub fn b_to_a_limit(self, bytes: u64) -> Self {
-        self.with(|options| options.b_to_a_limit(bytes))
-    }
-
-    /// See [`RelayOptions::rate_limit`].
-    pub fn rate_limit(self, limit: &RateLimit) -> Self {
-        self.with(|options| options.rate_limit(limit))
-    }
-
-    /// See [`RelayOptions::a_to_b_rate_limit`].
-    pub fn a_to_b_rate_limit(self, limit: &RateLimit) -> Self {
-        self.with(|options| options.a_to_b_rate_limit(limit))
-    }
-
-    /// See [`RelayOptions::b_to_a_rate_limit`].
-    pub fn b_to_a_rate_limit(self, limit: &RateLimit) -> Self {
-        self.with(|options| options.b_to_a_rate_limit(limit))
-    }
-
-    /// A handle to the live counts, cheap to clone, which outlives the relay.
+    /// Returns a handle to the live counts. It is cheap to clone, and outlives the relay.
     pub fn stats(&self) -> RelayStats {
         RelayStats(Arc::clone(&self.directions.shared))
     }
 
-    /// A handle that ends the relay and delivers what it holds. May be taken at any time.
+    /// Returns a handle that ends the relay after the bytes in flight were written. The handle can
+    /// be taken at any time.
     pub fn cancel_handle(&mut self) -> CancelHandle {
         let options = self.options.get_or_insert_default();
         let handle = options.cancel.get_or_insert_default().clone();
         match (&mut self.deadlines, &self.directions.a_to_b) {
             (Some(deadlines), _) => deadlines.watch_for(handle.clone()),
-            // The first poll makes one, inside the runtime that its timers need.
+            // The first poll creates the deadlines, inside the runtime that their timers need.
             (None, DirectionState::Start(_)) => {}
             (None, _) => self.deadlines = Deadlines::new(options).map(Box::new),
         }
@@ -218,6 +165,45 @@ impl<A, B> Relay<A, B> {
         handle
     }
 
+    /// Stops the relay where it is, and returns its streams and the bytes in flight.
+    ///
+    /// The streams are not shut down. To continue, write `a_to_b` to `b` and `b_to_a` to `a` before
+    /// any other byte, for example as prefixes of another relay. A prefix that was not written is
+    /// among these bytes. A relay that has ended holds none: bytes that it could not write are
+    /// lost.
+    ///
+    /// ```no_run
+    /// # async fn example(client: tokio::net::TcpStream, upstream: tokio::net::TcpStream) -> std::io::Result<()> {
+    /// use std::time::Duration;
+    ///
+    /// use spliceway::{Relay, RelayOptions};
+    ///
+    /// let mut relay = Relay::new(client, upstream);
+    /// if tokio::time::timeout(Duration::from_secs(60), &mut relay).await.is_err() {
+    ///     let parts = relay.into_parts()?;
+    ///     let options = RelayOptions::new().a_to_b_prefix(parts.a_to_b).b_to_a_prefix(parts.b_to_a);
+    ///     let relay = Relay::with_options(parts.a, parts.b, options);
+    /// #   drop(relay);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// An error of `read(2)` on a pipe, which a healthy process does not meet. The streams are then
+    /// dropped.
+    pub fn into_parts(self) -> io::Result<RelayParts<A, B>> {
+        let Self {
+            a, b, mut directions, ..
+        } = self;
+        Ok(RelayParts {
+            a_to_b: directions.a_to_b.take_in_flight()?,
+            b_to_a: directions.b_to_a.take_in_flight()?,
+            a,
+            b,
+        })
+    }
+
     fn is_polled_by(&mut self, task: &Waker) {
         match &mut self.task {
             Some(known) => known.clone_from(task),
@@ -225,26 +211,14 @@ impl<A, B> Relay<A, B> {
         }
     }
 
-    /// Before the first poll.
+    /// Creates the deadlines if this is the first poll.
     fn start(&mut self) {
-        let (DirectionState::Start(forth), DirectionState::Start(back)) =
-            (&mut self.directions.a_to_b, &mut self.directions.b_to_a)
-        else {
-            return;
-        };
-        let Some(options) = self.options.as_deref_mut() else {
-            return;
-        };
-        self.deadlines = Deadlines::new(options).map(Box::new);
-        // What was sent is not kept for as long as the relay lasts.
-        *forth = std::mem::take(&mut options.a_to_b.prefix);
-        *back = std::mem::take(&mut options.b_to_a.prefix);
-    }
-
-    fn with(mut self, choose: impl FnOnce(RelayOptions) -> RelayOptions) -> Self {
-        let options = self.options.get_or_insert_default();
-        **options = choose(std::mem::take(&mut **options));
-        self
+        let directions = (&self.directions.a_to_b, &self.directions.b_to_a);
+        if let (DirectionState::Start(_), DirectionState::Start(_)) = directions
+            && let Some(options) = &self.options
+        {
+            self.deadlines = Deadlines::new(options).map(Box::new);
+        }
     }
 }
 
@@ -282,10 +256,10 @@ where
     }
 }
 
-/// What is due when a relay has nothing to move.
+/// What a relay must do when it has nothing to move.
 enum Verdict {
     End(EndReason),
-    /// A direction was told to come to its end.
+    /// A direction was told to end.
     PollAgain,
 }
 
@@ -294,7 +268,7 @@ where
     A: AsyncRead + AsyncWrite + Unpin,
     B: AsyncRead + AsyncWrite + Unpin,
 {
-    /// Ready when both have ended, or one is broken.
+    /// Ready when both directions have ended, or one has failed.
     fn poll_directions(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), (Direction, Failure)>> {
         let Self {
             a,
@@ -304,7 +278,7 @@ where
             ..
         } = self;
         let options = options.as_deref().unwrap_or(&options::DEFAULT);
-        // Both are polled every time, and one that is done says so again.
+        // Both directions are polled every time. A direction that is done is ready again.
         let counts = &directions.shared.a_to_b;
         let a_to_b = match directions.a_to_b.poll(cx, a, b, &options.a_to_b, options, counts) {
             Poll::Ready(Err(broken)) => return Poll::Ready(Err((Direction::AToB, broken))),
@@ -345,7 +319,7 @@ where
         Ok(())
     }
 
-    /// Ready with the error, when there is nothing more to be done for the other side.
+    /// Ready with the error, when there is nothing more to do for the other side.
     #[cold]
     fn poll_salvage(&mut self, cx: &mut Context<'_>) -> Poll<RelayError> {
         let hurry = self
@@ -417,7 +391,7 @@ where
 }
 
 impl<A, B> Relay<A, B> {
-    /// The relay is over: what it did, and what it held.
+    /// Ends the relay, and returns what it did.
     fn end(&mut self, reason: EndReason) -> RelaySummary {
         let reason = match &self.deadlines {
             Some(deadlines) if deadlines.is_cancelled() && reason == EndReason::Ended => EndReason::Cancelled,
@@ -454,14 +428,14 @@ impl<A, B> fmt::Debug for Relay<A, B> {
 }
 
 impl Directions {
-    /// They are over. The first end is the one.
+    /// Ends both directions. Only the first end counts.
     fn end(&mut self, reason: EndReason) {
         if self.shared.end.get().is_some() {
             return;
         }
         self.shared.a_to_b.set_lost(self.a_to_b.in_flight());
         self.shared.b_to_a.set_lost(self.b_to_a.in_flight());
-        // What they hold goes now, and not when somebody drops what is left of the relay.
+        // Their pipes and buffers are released now, and not when the relay is dropped.
         (self.a_to_b, self.b_to_a) = (DirectionState::Done, DirectionState::Done);
         let _ = self.shared.end.set(reason);
     }
@@ -473,12 +447,14 @@ impl Drop for Directions {
     }
 }
 
-/// A handle to a relay's live counts: cheap, lock-free, from any thread, while it runs and afterwards.
+/// A handle to a relay's live counts. It is cheap and lock-free, and works from any thread, while
+/// the relay runs and afterwards.
 #[derive(Clone, Debug)]
 pub struct RelayStats(Arc<Shared>);
 
 impl RelayStats {
-    /// The counts now. Each is exact; taken while the relay runs, they may be an instant apart.
+    /// Returns the current counts. Each is exact. While the relay runs, they may be an instant
+    /// apart.
     #[must_use]
     pub fn snapshot(&self) -> RelaySummary {
         self.0.summary()
@@ -486,7 +462,7 @@ impl RelayStats {
 }
 
 impl Shared {
-    /// The direction whose source is `peer` is over: `true`.
+    /// Notes that the direction whose source is `peer` has ended. Returns `true`.
     fn has_ended(&self, peer: Peer, counts: &Counts) -> bool {
         if self.first_eof.get().is_none() && counts.snapshot().eof {
             let _ = self.first_eof.set(peer);

@@ -1,4 +1,4 @@
-//! What a relay still does after a stream has failed, if its options ask for it.
+//! The work that a relay still does after a stream has failed, if its options ask for it.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use spliceway_core::{Counts, socket};
+use spliceway_core::Counts;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
@@ -14,70 +14,73 @@ use tokio::time::{Instant, Sleep};
 use crate::direction_state::{DirectionState, poll_shutdown};
 use crate::options::{DirectionOptions, RelayOptions};
 use crate::outcome::{Direction, Failure, Operation};
-use crate::readiness::ReadySocket;
 use crate::stream;
 
 /// The whole salvage takes at most this long.
 const SALVAGE_TIME: Duration = Duration::from_secs(30);
 
-/// The other side has this long to finish once it has the end of the stream.
+/// The other side has this long to finish after it has received the end of the stream.
 const LINGER_TIME: Duration = Duration::from_secs(5);
 
-/// The most bytes that the other side gets of what the failed side has sent.
+/// The most bytes from the failed side that are still written to the other side.
 const DELIVER_MAX_BYTES: u64 = 8 << 20;
 
 /// The most bytes that are read from the other side and discarded.
 const DISCARD_MAX_BYTES: usize = 16 << 20;
 
-/// Bytes of one such read.
+/// The size of one such read, in bytes.
 const READ_BYTES: usize = 16 << 10;
 
-/// No event tells that a peer has acknowledged everything, so the send queue is checked at this interval, which doubles …
+/// The first interval between checks of the send queue. No event tells that a peer has acknowledged
+/// everything. The interval doubles after each check.
 const FIRST_CHECK: Duration = Duration::from_millis(1);
-/// … up to this one.
+/// The longest interval between checks of the send queue.
 const SLOWEST_CHECK: Duration = Duration::from_millis(64);
 
-/// A relay after one of its streams has failed. The peer of its other stream, the *other* side, is still served.
+/// A relay after one of its streams has failed. It still serves the peer of its other stream, which
+/// is called the *other* side.
 ///
 /// ```text
-///                            ┌─ not all of it ─▶ Cutting ──▶ as after Resetting
-///   a write failed ──────▶ Delivering ──▶ Ending ──▶ Lingering ──▶ Settling ──▶ the error is reported
+///                            ┌─ not all bytes ─▶ Cutting ──▶ like Resetting
+///   a write failed ──────▶ Delivering ──▶ Ending ──▶ Lingering ──▶ Settling ──▶ report the error
 ///                                           ▲             └─ the other has finished ──▶ likewise
 ///   a read failed ───┬── the other sends ───┘
-///                    └── it is silent ────▶ Resetting ──▶ the other is reset, and the error reported
+///                    └── it is silent ────▶ Resetting ──▶ reset the other, report the error
 /// ```
 ///
-/// What the other side sends can no longer be delivered. It is read and discarded at every stage: a socket that is closed with bytes
-/// unread resets its peer, and a reset can destroy an answer that the peer has not read yet.
+/// Bytes that the other side sends can no longer be written to the failed side. The relay reads and
+/// discards them at every stage: a socket that is closed with unread bytes resets its peer. A reset
+/// can destroy an answer that the peer has not read yet.
 #[derive(Debug)]
 pub(crate) struct Salvage {
     stage: Stage,
     pub(crate) direction: Direction,
     pub(crate) broken: Failure,
-    /// Bytes that the other side had when it began.
+    /// Bytes that were written to the other side before the failure.
     delivered_before: u64,
     /// Bytes that may still be discarded.
     discards_left: usize,
     other_has_ended: bool,
     deadline: Instant,
-    /// The next check while the send queue is watched, else the deadline.
+    /// Fires at the next check while the send queue is checked, and otherwise at the deadline.
     timer: Pin<Box<Sleep>>,
     check: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Stage {
-    /// What the failed side had sent is delivered.
+    /// Writes the bytes that the failed side had sent to the other side.
     Delivering,
-    /// The other side is told the end of the stream.
+    /// Shuts down the other side, so that it reads the end of the stream.
     Ending,
-    /// The other side is given the time to finish.
+    /// Gives the other side time to finish.
     Lingering,
     /// The other side sends too much. It is closed once it has acknowledged everything.
     Settling,
     /// The other side is reset once it has acknowledged everything.
     Resetting,
-    /// Not all that the failed side had sent could be delivered. What was must not seem complete, so the other side is reset likewise.
+    /// Not all bytes that the failed side had sent could be written. The bytes that were written
+    /// must not look complete, so the other side is reset as in `Resetting`.
     Cutting,
 }
 
@@ -85,17 +88,17 @@ enum Stage {
 pub(crate) struct Wreck<'a, F, O> {
     pub(crate) failed: &'a mut F,
     pub(crate) other: &'a mut O,
-    /// From the failed side to the other, with its live counts.
+    /// The direction from the failed side to the other one. Its live counts are in `counts`.
     pub(crate) onward: &'a mut DirectionState,
     pub(crate) counts: &'a Counts,
     pub(crate) way: &'a DirectionOptions,
-    /// From the other side to the failed one.
+    /// The direction from the other side to the failed one.
     pub(crate) dead: &'a mut DirectionState,
     pub(crate) options: &'a RelayOptions,
 }
 
 impl Salvage {
-    /// The error itself where the options leave nothing to do.
+    /// Starts a salvage. Returns the error itself if the options leave nothing to do.
     pub(crate) fn new(
         direction: Direction,
         broken: Failure,
@@ -103,7 +106,7 @@ impl Salvage {
         delivered: u64,
     ) -> Result<Self, Failure> {
         let stage = match broken.0 {
-            // The engine's own word, and no failure of a stream.
+            // The engine refused to copy. No stream has failed.
             _ if broken.1.kind() == io::ErrorKind::Unsupported => return Err(broken),
             Operation::Read if options.pass_resets || options.early_answers => Stage::Resetting,
             Operation::Write | Operation::Shutdown if options.early_answers => Stage::Delivering,
@@ -125,7 +128,7 @@ impl Salvage {
         Ok(salvage)
     }
 
-    /// Ready when the error is to be reported: soon, where the caller is in a `hurry`.
+    /// Ready when the error can be reported. `hurry` makes it ready at once.
     pub(crate) fn poll<F, O>(&mut self, cx: &mut Context<'_>, wreck: &mut Wreck<'_, F, O>, hurry: bool) -> Poll<()>
     where
         F: AsyncRead + AsyncWrite + Unpin,
@@ -196,7 +199,7 @@ impl Salvage {
         Ok(before - self.discards_left)
     }
 
-    /// Ready when all is delivered that is to be.
+    /// Ready when the direction has ended or failed, or has written as much as is allowed.
     fn poll_deliver<F, O>(&mut self, cx: &mut Context<'_>, wreck: &mut Wreck<'_, F, O>) -> Poll<()>
     where
         F: AsyncRead + AsyncWrite + Unpin,
@@ -209,7 +212,8 @@ impl Salvage {
         if polled.is_pending() && counts.bytes() - self.delivered_before < DELIVER_MAX_BYTES {
             return Poll::Pending;
         }
-        // How the failed side ends is no news. If the other side has failed, too, its shutdown tells.
+        // The result is not needed: the failed side has already failed. If the other side has
+        // failed too, its shutdown returns the error.
         wreck.onward.lose(0);
         self.enter(if polled.is_pending() && options.pass_resets {
             Stage::Cutting
@@ -219,9 +223,9 @@ impl Salvage {
         Poll::Ready(())
     }
 
-    /// Ready when the other side has acknowledged everything, or the time is over.
+    /// Ready when the other side has acknowledged everything, or the deadline has passed.
     fn poll_acknowledged<O: AsyncWrite>(&mut self, cx: &mut Context<'_>, other: &O) -> Poll<()> {
-        while tcp(other).is_some_and(is_owed) {
+        while stream::tcp_sink(other).is_some_and(stream::is_owed) {
             ready!(self.timer.as_mut().poll(cx));
             if Instant::now() >= self.deadline {
                 break;
@@ -232,47 +236,41 @@ impl Salvage {
         Poll::Ready(())
     }
 
-    /// Makes the close of the other stream, which is its owner's to do, what it should be.
+    /// Turns the close of the other stream into a reset, if the stage and the options ask for it.
+    /// The owner of the stream closes it.
     fn close<F, O>(&self, wreck: &Wreck<'_, F, O>) -> Poll<()> {
         if let (Stage::Resetting | Stage::Cutting, true, Some(socket)) =
-            (self.stage, wreck.options.pass_resets, tcp(wreck.other))
+            (self.stage, wreck.options.pass_resets, stream::tcp_sink(wreck.other))
         {
-            // If it fails the stream is closed in the usual way.
+            // If this fails, the stream is closed in the usual way.
             let _ = socket.set_zero_linger();
         }
         Poll::Ready(())
     }
 }
 
-/// Closes a connection with a reset, when its peer has acknowledged every byte: for those who relay what a [`Relay`](crate::Relay)
-/// cannot see the socket of, and [pass resets on](RelayOptions::pass_resets) themselves.
+/// Closes a connection with a reset, once its peer has acknowledged every byte.
 ///
-/// A reset discards what the socket has not sent, so this waits as that option does: it checks at intervals, and for at most 30 s.
+/// Use it to [pass resets on](RelayOptions::pass_resets) yourself, if you relay a stream whose
+/// socket a [`Relay`](crate::Relay) cannot see. A reset discards bytes that the socket has not
+/// sent. The function therefore waits as that option does: it checks at intervals, for at most
+/// 30 s.
 ///
 /// # Panics
-/// When polled outside of a tokio runtime with its time driver enabled.
+/// If it is polled outside of a tokio runtime with its time driver enabled.
 ///
 /// # Cancel safety
-/// Dropping it closes the connection in the usual way.
+/// Dropping the future closes the connection in the usual way.
 pub async fn reset(stream: TcpStream) {
     let deadline = Instant::now() + SALVAGE_TIME;
     let mut check = FIRST_CHECK;
-    while is_owed(&stream) && Instant::now() < deadline {
+    while stream::is_owed(&stream) && Instant::now() < deadline {
         tokio::time::sleep(check).await;
         check = (check * 2).min(SLOWEST_CHECK);
     }
-    // If it fails the stream is closed in the usual way.
-    let _ = stream.set_zero_linger();
-}
-
-/// Whether the peer has not acknowledged everything. If that cannot be known there is nothing to wait for.
-fn is_owed(socket: &TcpStream) -> bool {
-    socket::unacknowledged(socket).is_ok_and(|bytes| bytes > 0)
-}
-
-fn tcp<O>(other: &O) -> Option<&TcpStream> {
-    match stream::sink(other)? {
-        ReadySocket::Tcp(socket) => Some(socket),
-        ReadySocket::Unix(_) | ReadySocket::Receiver(_) | ReadySocket::Sender(_) => None,
+    // Systems other than Linux do not report what was acknowledged. There, and if the call fails,
+    // the stream is closed in the usual way.
+    if cfg!(target_os = "linux") {
+        let _ = stream.set_zero_linger();
     }
 }

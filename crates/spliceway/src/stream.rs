@@ -1,19 +1,25 @@
-//! The sockets and pipes beneath the streams a relay is given, and what those streams hold back: known by their types.
+//! Finds the sockets and pipes below a relay's streams by the types of the streams, and reads out
+//! the bytes that those streams buffer.
 
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use spliceway_core::socket;
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, BufReader, BufStream, BufWriter, Join};
 use tokio::net::unix::pipe;
 use tokio::net::{TcpStream, UnixStream, tcp, unix};
+#[cfg(feature = "tokio-util")]
+use tokio_util::either::Either;
 
+use crate::as_socket::{AsSocket, SocketRef, Spliceable};
 use crate::identity::{
     Limit, Limited, NoLifetimes, cast_borrowed, cast_mut, cast_ref, cast_take_mut, cast_take_ref, cast_watched,
 };
 use crate::readiness::ReadySocket;
 
-/// What `stream` reads from, past whatever it has buffered; `None` if the kernel alone does not know its bytes.
+/// Returns the end that `stream` reads from, below any buffer. `None` means that the kernel alone
+/// does not know the stream's bytes.
 pub(crate) fn source<R: ?Sized>(stream: &R) -> Option<ReadySocket<'_>> {
     duplex::<R, TcpStream>(stream)
         .or_else(|| duplex::<R, UnixStream>(stream))
@@ -25,9 +31,12 @@ pub(crate) fn source<R: ?Sized>(stream: &R) -> Option<ReadySocket<'_>> {
         .or_else(|| joined::<R, tcp::OwnedReadHalf, tcp::OwnedWriteHalf>(stream).map(|(reader, _)| reader))
         .or_else(|| joined::<R, unix::OwnedReadHalf, unix::OwnedWriteHalf>(stream).map(|(reader, _)| reader))
         .or_else(|| joined::<R, pipe::Receiver, pipe::Sender>(stream).map(|(reader, _)| reader))
+        .or_else(|| either(stream))
+        .or_else(|| opted_in(stream))
 }
 
-/// What `stream` writes to; `None` if the kernel alone cannot. What a buffer holds back must be flushed first.
+/// Returns the end that `stream` writes to. `None` means that the kernel alone cannot write to the
+/// stream. The caller must first flush bytes that a buffer holds back.
 pub(crate) fn sink<W: ?Sized>(stream: &W) -> Option<ReadySocket<'_>> {
     duplex::<W, TcpStream>(stream)
         .or_else(|| duplex::<W, UnixStream>(stream))
@@ -40,12 +49,16 @@ pub(crate) fn sink<W: ?Sized>(stream: &W) -> Option<ReadySocket<'_>> {
         .or_else(|| joined::<W, unix::OwnedReadHalf, unix::OwnedWriteHalf>(stream).map(|(_, writer)| writer))
         .or_else(|| joined::<W, pipe::Receiver, pipe::Sender>(stream).map(|(_, writer)| writer))
         .or_else(|| cast_watched(stream).map(ReadySocket::Tcp))
+        .or_else(|| either(stream))
+        .or_else(|| opted_in(stream))
 }
 
-/// Both ends, where bytes from `reader` to `writer` can go through the kernel. Known at compile time.
+/// Returns both ends if bytes from `reader` to `writer` can go through the kernel. The types decide
+/// this at compile time, except for a `Spliceable`, which is asked at run time.
 ///
-/// From pipe to pipe they do not: a buffer takes with it that it was written as a packet (`O_DIRECT`), which the source's end cannot
-/// be asked for, and the rest of a packet is lost to whoever reads it in parts.
+/// Bytes from pipe to pipe do not go through the kernel. A pipe buffer that was written as a packet
+/// (`O_DIRECT`) stays a packet in the sink, and the source's end cannot be asked about this. A
+/// reader of the sink that reads a packet in parts loses the rest of it.
 pub(crate) fn plain<'a, R: ?Sized, W: ?Sized>(
     reader: &'a R,
     writer: &'a W,
@@ -56,11 +69,13 @@ pub(crate) fn plain<'a, R: ?Sized, W: ?Sized>(
     }
 }
 
-/// Takes what `stream` has read from its socket and keeps in a buffer of its own, up to `most` bytes. If that is not all of it,
-/// there is nothing to be taken from the socket either.
+/// Reads out up to `most` bytes that `stream` has read from its socket and holds in its own buffer.
+/// If more bytes remain in the buffer, the limit is reached: nothing may be read from the socket
+/// either.
 ///
-/// A `BufReader` shows its buffer. A `BufStream` does not, so its first bytes are read through it. Where that would wait, its
-/// buffer is empty; and no bytes are the end of the stream, which the socket will tell again.
+/// A `BufReader` shows its buffer. A `BufStream` does not, so its first bytes are read through it.
+/// If that would wait, the buffer is empty. If it returns no bytes, the stream has ended, and the
+/// socket will report that again.
 pub(crate) fn buffered<R: ?Sized>(stream: &mut R, cx: &mut Context<'_>, most: u64) -> io::Result<Vec<u8>> {
     let held = buffer_of::<R, TcpStream>(stream, most)
         .or_else(|| buffer_of::<R, UnixStream>(stream, most))
@@ -79,14 +94,15 @@ pub(crate) fn buffered<R: ?Sized>(stream: &mut R, cx: &mut Context<'_>, most: u6
     Ok(Vec::new())
 }
 
-/// Bytes that `stream` may still be read of, where it is a `Take`: what is beneath it knows nothing of that.
+/// Returns how many bytes may still be read from `stream` if it is a `Take`. The stream below it
+/// does not know that limit.
 pub(crate) fn limit<R: ?Sized>(stream: &mut R) -> u64 {
     let mut limit = u64::MAX;
     with_limit(stream, &mut |limited| limit = limited.limit());
     limit
 }
 
-/// Tells a `Take` what is left of that.
+/// Tells a `Take` how many bytes may still be read from it.
 pub(crate) fn set_limit<R: ?Sized>(stream: &mut R, limit: u64) {
     with_limit(stream, &mut |limited| limited.set_limit(limit));
 }
@@ -135,10 +151,52 @@ is_end! {
     pipe::Sender: sender => ReadySocket::Sender(sender);
 }
 
+/// Returns the socket of a stream whose type names its socket through [`AsSocket`].
+fn opted_in<T: ?Sized>(stream: &T) -> Option<ReadySocket<'_>> {
+    cast_borrowed::<T, Spliceable<'static>>(stream)
+        .and_then(AsSocket::as_socket)
+        .map(|socket| match socket {
+            SocketRef::Tcp(socket) => ReadySocket::Tcp(socket),
+            SocketRef::Unix(socket) => ReadySocket::Unix(socket),
+        })
+}
+
+#[cfg(feature = "tokio-util")]
+fn either<T: ?Sized>(stream: &T) -> Option<ReadySocket<'_>> {
+    fn of<T: ?Sized, L: IsEnd, R: IsEnd>(stream: &T) -> Option<ReadySocket<'_>> {
+        cast_ref::<T, Either<L, R>>(stream).map(|either| match either {
+            Either::Left(left) => left.end(),
+            Either::Right(right) => right.end(),
+        })
+    }
+    of::<T, TcpStream, UnixStream>(stream).or_else(|| of::<T, UnixStream, TcpStream>(stream))
+}
+
+#[cfg(not(feature = "tokio-util"))]
+fn either<T: ?Sized>(_: &T) -> Option<ReadySocket<'_>> {
+    None
+}
+
+/// Returns the TCP socket that `stream` writes to, if it writes to one.
+pub(crate) fn tcp_sink<W: ?Sized>(stream: &W) -> Option<&TcpStream> {
+    match sink(stream)? {
+        ReadySocket::Tcp(socket) => Some(socket),
+        ReadySocket::Unix(_) | ReadySocket::Receiver(_) | ReadySocket::Sender(_) => None,
+    }
+}
+
+/// Returns whether the peer has not acknowledged everything. `false` if the kernel cannot tell,
+/// because there is nothing to wait for then.
+pub(crate) fn is_owed(socket: &TcpStream) -> bool {
+    socket::unacknowledged(socket).is_ok_and(|bytes| bytes > 0)
+}
+
 fn duplex<T: ?Sized, S: IsEnd + AsyncRead + AsyncWrite + Unpin>(stream: &T) -> Option<ReadySocket<'_>> {
     read_half::<T, S>(stream)
         .or_else(|| write_half::<T, S>(stream))
         .or_else(|| cast_ref::<T, BufStream<S>>(stream).map(|buffered| buffered.get_ref().end()))
+        .or_else(|| cast_ref::<T, Box<S>>(stream).map(|boxed| boxed.end()))
+        .or_else(|| cast_ref::<T, Pin<Box<S>>>(stream).map(|boxed| boxed.end()))
 }
 
 fn read_half<T: ?Sized, S: IsEnd + AsyncRead + Unpin>(stream: &T) -> Option<ReadySocket<'_>> {

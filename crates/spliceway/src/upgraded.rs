@@ -1,42 +1,48 @@
-//! hyper's upgraded connections, back as the sockets they are (feature `hyper`).
+//! Recovers the sockets below hyper's upgraded connections (feature `hyper`).
 //!
-//! After a CONNECT or an HTTP upgrade, hyper gives an [`Upgraded`]: a stream of unknown type, which nobody can splice. Below it is what the
-//! connection was made of, on a server's side as on a client's; and where that is a socket in hyper-util's [`TokioIo`], it is
-//! given back here, with the bytes that hyper has read too far. They are the first of the new protocol, so they go first:
+//! After a CONNECT or an HTTP upgrade, hyper returns an [`Upgraded`]: a stream of unknown type,
+//! which cannot be spliced. Below it is the stream from which the connection was made, on a server
+//! as well as on a client. If that is a socket in hyper-util's [`TokioIo`], this module returns the
+//! socket and the bytes that hyper has read too far. These bytes are the first ones of the new
+//! protocol, so they go first:
 //!
 //! ```no_run
 //! use hyper::upgrade::Upgraded;
 //! use hyper_util::rt::TokioIo;
-//! use spliceway::{Relay, RelayError, RelaySummary, upgraded};
+//! use spliceway::{Relay, RelayError, RelayOptions, RelaySummary, upgraded};
 //! use tokio::net::TcpStream;
 //!
 //! async fn tunnel(client: Upgraded, upstream: TcpStream) -> Result<RelaySummary, RelayError> {
 //!     match upgraded::into_tcp(client) {
-//!         Ok((client, early)) => Relay::new(client, upstream).a_to_b_prefix(early).await,
-//!         // TLS, or a stream of HTTP/2: relayed as it is, that is copied.
+//!         Ok((client, early)) => Relay::with_options(client, upstream, RelayOptions::new().a_to_b_prefix(early)).await,
+//!         // TLS, or a stream of HTTP/2. The relay copies it.
 //!         Err(client) => Relay::new(TokioIo::new(client), upstream).await,
 //!     }
 //! }
 //! ```
 //!
 //! # What it does not find
-//! - A socket below TLS: its bytes are not the peer's.
-//! - A stream of HTTP/2, which shares its socket with others.
-//! - The socket of a server from `hyper_util::server::conn::auto`, even where it speaks HTTP/1: that wraps it in a type of its own.
-//!   `hyper_util::server::conn::auto::upgrade::downcast::<TokioIo<TcpStream>>` takes it out; `io.into_inner()` and `read_buf`
-//!   of what that returns are the same two parts.
+//! - A socket below TLS: the socket's bytes are not the peer's bytes.
+//! - A stream of HTTP/2, which shares its socket with other streams.
+//! - The socket of a server from `hyper_util::server::conn::auto`, even if it speaks HTTP/1. That
+//!   server wraps the socket in a type of its own.
+//!   `hyper_util::server::conn::auto::upgrade::downcast::<TokioIo<TcpStream>>` returns its parts:
+//!   `io.into_inner()` is the socket, and `read_buf` holds the bytes.
 
 use bytes::Bytes;
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::TcpStream;
+#[cfg(unix)]
+use tokio::net::UnixStream;
 
-/// The TCP socket of an upgraded connection, and what was read from it and is still to be relayed.
+/// Returns the TCP socket of an upgraded connection, and the bytes that hyper has read from it and
+/// that must still be relayed.
 ///
-/// Neither blocks nor waits. The bytes are to go before all that the socket brings, as the relay's
-/// [`a_to_b_prefix`](crate::RelayOptions::a_to_b_prefix) or [`b_to_a_prefix`](crate::RelayOptions::b_to_a_prefix); often there are
-/// none.
+/// The function neither blocks nor waits. The bytes must go before all bytes from the socket, as
+/// the relay's [`a_to_b_prefix`](crate::RelayOptions::a_to_b_prefix) or
+/// [`b_to_a_prefix`](crate::RelayOptions::b_to_a_prefix). Often there are none.
 ///
 /// # Errors
 /// The connection as it was, with every byte, if it is not a `TokioIo<TcpStream>`.
@@ -44,10 +50,11 @@ pub fn into_tcp(upgraded: Upgraded) -> Result<(TcpStream, Bytes), Upgraded> {
     into_parts(upgraded)
 }
 
-/// The same for a Unix socket.
+/// Does the same as [`into_tcp`], for a Unix socket.
 ///
 /// # Errors
 /// The connection as it was, with every byte, if it is not a `TokioIo<UnixStream>`.
+#[cfg(unix)]
 pub fn into_unix(upgraded: Upgraded) -> Result<(UnixStream, Bytes), Upgraded> {
     into_parts(upgraded)
 }

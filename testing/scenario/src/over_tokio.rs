@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-use spliceway::{EndReason, Relay, RelayError, RelayStats, RelaySummary};
+use spliceway::{EndReason, Relay, RelayError, RelayOptions, RelayStats, RelaySummary};
 use spliceway_core::PipePool;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -132,10 +132,14 @@ where
     A: AsyncRead + AsyncWrite + Unpin + 'static,
     B: AsyncRead + AsyncWrite + Unpin + 'static,
 {
-    let relay = Relay::new(a, b)
-        .engine(plan.engine)
-        .pipe_size(plan.pipe_size)
-        .pool(pool);
+    let relay = Relay::with_options(
+        a,
+        b,
+        RelayOptions::new()
+            .engine(plan.engine)
+            .pipe_size(plan.pipe_size)
+            .pool(pool),
+    );
     let stats = relay.stats();
     (Box::pin(relay), stats)
 }

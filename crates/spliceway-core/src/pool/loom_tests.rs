@@ -1,37 +1,39 @@
-//! What the pool's shelves and its budget promise, in every interleaving of a few threads.
+//! These tests check the invariants of the pool's lists and budget in every interleaving of a few
+//! threads.
 //!
-//! What is shelved here is no pipe, so that a run makes no system call; there are thousands. Whoever is told to start a reaper
-//! becomes one.
+//! The free lists here hold no real pipes, so that a run makes no system call. There are thousands
+//! of runs. A thread that is told to start a reaper becomes the reaper itself.
 
 use std::sync::Arc;
-// Counts what is asserted; loom has no need to see it.
+// This atomic only counts for the assertions, so loom does not need to model it.
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use loom::thread;
 
-use super::budget::{Budget, Limits};
-use super::shelf::Shelf;
-use super::shelves::Shelves;
-use super::{Reason, SizeClass};
+use super::Reason;
+use super::budget::Budget;
+use super::free_list::FreeList;
+use super::free_lists::FreeLists;
+use crate::limits::{Limits, SizeClass};
 use crate::sync::{Mutex, every_interleaving};
 
 const CLASS: SizeClass = SizeClass::Kib64;
 
 struct Pipe;
 
-/// A pool's shelves, and what a reaper and the threads of a program do with them.
+/// A pool's lists, with the operations that a reaper and the threads of a program perform on them.
 struct Watched {
-    shelves: Shelves<Pipe>,
+    lists: FreeLists<Pipe>,
     reapers: AtomicUsize,
 }
 
 impl Watched {
-    /// Shelves that a reaper watches already.
+    /// Creates lists that are already marked as watched by a reaper.
     fn new() -> Arc<Self> {
-        let shelves = Shelves::new();
-        assert!(shelves.begin_watch());
+        let lists = FreeLists::new();
+        assert!(lists.begin_watch());
         Arc::new(Self {
-            shelves,
+            lists,
             reapers: AtomicUsize::new(0),
         })
     }
@@ -41,28 +43,28 @@ impl Watched {
         thread::spawn(move || watched.reap())
     }
 
-    /// As `pool/reaper.rs` does, without waiting between two visits.
+    /// Does what `pool/reaper.rs` does, without waiting between two visits.
     fn reap(&self) {
         loop {
             let others = self.reapers.fetch_add(1, Ordering::Relaxed);
             assert_eq!(others, 0, "one reaper is enough");
-            drop(self.shelves.take_unneeded());
-            // Another may begin before this one knows that it may end.
+            drop(self.lists.take_unneeded());
+            // Another reaper may begin before this one knows that it may end.
             self.reapers.fetch_sub(1, Ordering::Relaxed);
-            if self.shelves.end_watch() {
+            if self.lists.end_watch() {
                 return;
             }
         }
     }
 
     fn wake_reaper(&self) {
-        if self.shelves.begin_watch() {
+        if self.lists.begin_watch() {
             self.reap();
         }
     }
 
-    fn shelve(&self, shelf: &Mutex<Shelf<Pipe>>) {
-        let place = self.shelves.place_on(shelf, CLASS, 1).expect("room");
+    fn put_back(&self, list: &Mutex<FreeList<Pipe>>) {
+        let place = self.lists.place_on(list, CLASS, 1).expect("room");
         let watched = place.is_watched();
         place.put(Pipe);
         if !watched {
@@ -72,14 +74,14 @@ impl Watched {
 
     #[track_caller]
     fn assert_all_reaped(&self) {
-        assert_eq!(idle(&self.shelves), 0, "idle with nobody to close it");
-        assert!(self.shelves.begin_watch(), "the last reaper said that it ended");
+        assert_eq!(idle(&self.lists), 0, "idle with nobody to close it");
+        assert!(self.lists.begin_watch(), "the last reaper said that it ended");
     }
 }
 
-fn idle(shelves: &Shelves<Pipe>) -> usize {
+fn idle(lists: &FreeLists<Pipe>) -> usize {
     let mut idle = 0;
-    shelves.for_each(|shelf| idle += shelf.idle());
+    lists.for_each(|list| idle += list.idle());
     idle
 }
 
@@ -88,8 +90,8 @@ fn a_pipe_shelved_while_the_reaper_ends_is_reaped() {
     every_interleaving(|| {
         let watched = Watched::new();
         let reaper = watched.reaper();
-        let shelf = watched.shelves.of_a_thread();
-        watched.shelve(&shelf);
+        let list = watched.lists.of_a_thread();
+        watched.put_back(&list);
         reaper.join().unwrap();
         watched.assert_all_reaped();
     });
@@ -101,9 +103,9 @@ fn pipes_of_two_threads_shelved_while_the_reaper_ends_are_reaped() {
         let watched = Watched::new();
         let reaper = watched.reaper();
         let other = Arc::clone(&watched);
-        let other = thread::spawn(move || other.shelve(other.shelves.overflow()));
-        let shelf = watched.shelves.of_a_thread();
-        watched.shelve(&shelf);
+        let other = thread::spawn(move || other.put_back(other.lists.overflow()));
+        let list = watched.lists.of_a_thread();
+        watched.put_back(&list);
         other.join().unwrap();
         reaper.join().unwrap();
         watched.assert_all_reaped();
@@ -114,12 +116,12 @@ fn pipes_of_two_threads_shelved_while_the_reaper_ends_are_reaped() {
 fn a_pipe_that_changes_shelves_while_the_reaper_ends_is_reaped() {
     every_interleaving(|| {
         let watched = Watched::new();
-        let shelf = watched.shelves.of_a_thread();
-        watched.shelve(&shelf);
+        let list = watched.lists.of_a_thread();
+        watched.put_back(&list);
         let reaper = watched.reaper();
-        // From a shelf that is visited last to the one that is visited first.
-        if watched.shelves.search(CLASS).is_some() {
-            watched.shelve(watched.shelves.overflow());
+        // The pipe moves from a list that is visited last to the one that is visited first.
+        if watched.lists.search(CLASS).is_some() {
+            watched.put_back(watched.lists.overflow());
         }
         reaper.join().unwrap();
         watched.assert_all_reaped();
@@ -130,13 +132,13 @@ fn a_pipe_that_changes_shelves_while_the_reaper_ends_is_reaped() {
 fn what_a_thread_leaves_that_ends_while_the_reaper_ends_is_reaped() {
     every_interleaving(|| {
         let watched = Watched::new();
-        let shelf = watched.shelves.of_a_thread();
-        watched.shelve(&shelf);
+        let list = watched.lists.of_a_thread();
+        watched.put_back(&list);
         let reaper = watched.reaper();
-        if watched.shelves.inherit(&shelf) {
+        if watched.lists.inherit(&list) {
             watched.wake_reaper();
         }
-        drop(shelf);
+        drop(list);
         reaper.join().unwrap();
         watched.assert_all_reaped();
     });
@@ -147,10 +149,10 @@ fn without_a_thread_to_reap_what_is_shelved_is_closed_all_the_same() {
     every_interleaving(|| {
         let watched = Watched::new();
         let other = Arc::clone(&watched);
-        // The system gave no thread: as `Shared::wake_reaper` does.
-        let other = thread::spawn(move || drop(other.shelves.abandon_watch()));
-        let shelf = watched.shelves.of_a_thread();
-        watched.shelve(&shelf);
+        // `Shared::wake_reaper` does this when the system provides no thread.
+        let other = thread::spawn(move || drop(other.lists.abandon_watch()));
+        let list = watched.lists.of_a_thread();
+        watched.put_back(&list);
         other.join().unwrap();
         watched.assert_all_reaped();
     });
@@ -159,29 +161,29 @@ fn without_a_thread_to_reap_what_is_shelved_is_closed_all_the_same() {
 #[test]
 fn nothing_stays_shelved_in_a_pool_that_is_closed_meanwhile() {
     every_interleaving(|| {
-        let shelves = Arc::new(Shelves::new());
-        let (giver, leaver) = (Arc::clone(&shelves), Arc::clone(&shelves));
+        let lists = Arc::new(FreeLists::new());
+        let (giver, leaver) = (Arc::clone(&lists), Arc::clone(&lists));
         let giver = thread::spawn(move || {
-            let shelf = giver.of_a_thread();
-            if let Some(place) = giver.place_on(&shelf, CLASS, 1) {
+            let list = giver.of_a_thread();
+            if let Some(place) = giver.place_on(&list, CLASS, 1) {
                 place.put(Pipe);
             }
-            shelf
+            list
         });
-        let left = shelves.of_a_thread();
-        shelves.place_on(&left, CLASS, 1).expect("room").put(Pipe);
+        let left = lists.of_a_thread();
+        lists.place_on(&left, CLASS, 1).expect("room").put(Pipe);
         let leaver = thread::spawn(move || leaver.inherit(&left));
-        drop(shelves.close());
+        drop(lists.close());
         let _kept_for_the_count = giver.join().unwrap();
         leaver.join().unwrap();
-        assert_eq!(idle(&shelves), 0);
+        assert_eq!(idle(&lists), 0);
     });
 }
 
-/// Limits of so many pipes of 64 KiB.
+/// Returns a function that creates a budget of this many pipes of 64 KiB.
 fn budget_of(pipes: usize) -> impl Fn() -> Arc<Budget> {
     let pages = pipes * CLASS.bytes() / rustix::param::page_size();
-    // Once, because it reads files.
+    // The limits are computed once, because `of_this_process` reads files.
     let limits = Limits::of_this_process().with_max_pipes(pipes).with_max_pages(pages);
     move || Arc::new(Budget::new(&limits))
 }
@@ -237,7 +239,7 @@ fn a_pipe_smaller_than_was_asked_for_is_corrected_within_the_limits_while_others
     });
 }
 
-/// An open pipe as the pool lends it: its room in the budget is free again when it closes.
+/// An open pipe as the pool lends it. Its room in the budget becomes free when it closes.
 struct Open(Arc<Budget>);
 
 impl Drop for Open {
@@ -246,17 +248,17 @@ impl Drop for Open {
     }
 }
 
-/// As `Shared::find_or_create` does.
-fn find_or_create(shelves: &Shelves<Open>, budget: &Arc<Budget>) -> Result<Open, Reason> {
+/// Does what `Shared::find_or_create` does.
+fn find_or_create(lists: &FreeLists<Open>, budget: &Arc<Budget>) -> Result<Open, Reason> {
     loop {
-        if let Some(open) = shelves.search(CLASS) {
+        if let Some(open) = lists.search(CLASS) {
             return Ok(open);
         }
         let refused = match budget.reserve(CLASS.bytes()) {
             Ok(()) => return Ok(Open(Arc::clone(budget))),
             Err(refused) => refused,
         };
-        if shelves.take_all().is_empty() {
+        if lists.take_all().is_empty() {
             return Err(refused);
         }
     }
@@ -266,21 +268,21 @@ fn find_or_create(shelves: &Shelves<Open>, budget: &Arc<Budget>) -> Result<Open,
 fn threads_at_the_limit_take_each_others_pipes_and_open_none_above_it() {
     let new_budget = budget_of(1);
     every_interleaving(move || {
-        let (shelves, budget) = (Arc::new(Shelves::new()), new_budget());
-        let lend_and_shelve = |shelves: &Shelves<Open>, budget: &Arc<Budget>| {
-            let shelf = shelves.of_a_thread();
-            if let Ok(open) = find_or_create(shelves, budget) {
+        let (lists, budget) = (Arc::new(FreeLists::new()), new_budget());
+        let lend_and_shelve = |lists: &FreeLists<Open>, budget: &Arc<Budget>| {
+            let list = lists.of_a_thread();
+            if let Ok(open) = find_or_create(lists, budget) {
                 assert_within(1, budget);
-                shelves.place_on(&shelf, CLASS, 1).expect("room").put(open);
+                lists.place_on(&list, CLASS, 1).expect("room").put(open);
             }
-            shelf
+            list
         };
-        let (other_shelves, other_budget) = (Arc::clone(&shelves), Arc::clone(&budget));
+        let (other_shelves, other_budget) = (Arc::clone(&lists), Arc::clone(&budget));
         let other = thread::spawn(move || lend_and_shelve(&other_shelves, &other_budget));
-        let _shelf = lend_and_shelve(&shelves, &budget);
+        let _shelf = lend_and_shelve(&lists, &budget);
         let _other_shelf = other.join().unwrap();
         assert_eq!(budget.pipes(), 1, "what was lent is shelved");
-        drop(find_or_create(&shelves, &budget).unwrap_or_else(|refused| panic!("{refused}")));
+        drop(find_or_create(&lists, &budget).unwrap_or_else(|refused| panic!("{refused}")));
         assert_eq!((budget.pipes(), budget.pages()), (0, 0));
     });
 }

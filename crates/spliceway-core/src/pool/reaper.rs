@@ -1,7 +1,9 @@
-//! Closes what nobody needed for a while, with nobody having to call it: a thread that lives as long as there are idle pipes.
+//! The reaper closes pipes that were not needed for a while, and no caller has to run it. It is a
+//! thread that lives as long as there are idle pipes.
 //!
-//! A thread, because a pool knows no runtime and a process that has fallen silent calls nothing. It visits the shelves twice per
-//! idle timeout and takes what stood untouched between two visits, so a shelved pipe carries no time stamp and a hit reads no clock.
+//! It is a thread because a pool knows no runtime, and because an idle process calls nothing. The
+//! reaper visits the lists twice per idle timeout. It takes the pipes that were not touched between
+//! two visits. An idle pipe therefore carries no time stamp, and a hit reads no clock.
 
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::sync::{Arc, Weak};
@@ -10,18 +12,20 @@ use std::time::Duration;
 
 use super::Shared;
 
-/// The reaper calls a few functions deep, and a page or two is all it touches.
+/// The reaper's calls nest a few functions deep and touch only a page or two of the stack.
 const STACK_BYTES: usize = 64 << 10;
 
-/// Bounds of the time between two visits: not a spin, and not a thread that outlives its pool by hours.
+/// The bounds of the time between two visits. The lower bound prevents a busy loop. The upper bound
+/// keeps the thread from outliving its pool by hours.
 const SHORTEST: Duration = Duration::from_millis(10);
 const LONGEST: Duration = Duration::from_secs(60);
 
 impl Shared {
-    /// Starts the reaper if there is none. If the system gives no thread, idle pipes are closed at once instead of kept for ever.
+    /// Starts the reaper if none runs. If the system provides no thread, the pool closes its idle
+    /// pipes at once, because they would otherwise stay open for ever.
     #[cold]
     pub(super) fn wake_reaper(self: &Arc<Self>) {
-        if !self.shelves.begin_watch() {
+        if !self.lists.begin_watch() {
             return;
         }
         let pool = Arc::downgrade(self);
@@ -31,7 +35,7 @@ impl Shared {
             .stack_size(STACK_BYTES)
             .spawn(move || {
                 loop {
-                    // Waiting is this thread's work, and nothing it waits for can be awaited: the absence of use has no event.
+                    // This thread waits for a time, because the absence of use causes no event.
                     thread::park_timeout(period);
                     if Self::visit(&pool).is_break() {
                         return;
@@ -39,14 +43,14 @@ impl Shared {
                 }
             });
         if spawned.is_err() {
-            self.close_idle(self.shelves.abandon_watch());
+            self.close_idle(self.lists.abandon_watch());
         }
     }
 
     fn visit(pool: &Weak<Self>) -> ControlFlow<()> {
         let Some(pool) = pool.upgrade() else { return Break(()) };
-        pool.close_idle(pool.shelves.take_unneeded());
-        if pool.shelves.end_watch() {
+        pool.close_idle(pool.lists.take_unneeded());
+        if pool.lists.end_watch() {
             Break(())
         } else {
             Continue(())

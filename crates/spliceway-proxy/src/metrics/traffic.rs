@@ -343,7 +343,7 @@ impl fmt::Debug for LiveSeries {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spliceway::{Engine, Relay};
+    use spliceway::{Engine, Relay, RelayOptions};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     fn sum(bytes: Bytes) -> u64 {
@@ -355,7 +355,7 @@ mod tests {
         let traffic = Traffic::new("forward");
         let (mut client, near) = tokio::io::duplex(64);
         let (far, mut target) = tokio::io::duplex(64);
-        let mut relay = Relay::new(near, far).engine(Engine::Copy);
+        let mut relay = Relay::with_options(near, far, RelayOptions::new().engine(Engine::Copy));
         let key = traffic.enter(relay.stats(), relay.cancel_handle());
         let relay = tokio::spawn(relay);
         client.write_all(b"12345").await.unwrap();

@@ -6,6 +6,7 @@
 mod cancel; //  told to end, it loses nothing that it can deliver in time
 mod failed; // what is still done after a stream has failed
 mod half_close; // the end of one stream as the end of both
+mod parts; // its streams back, and the bytes between them
 mod peers; // whose end was the first, whose stream failed
 mod prefix; // bytes that go first
 mod rate; // a rate shared by one or many, spliced all the same
@@ -75,7 +76,7 @@ impl Variant {
         } else {
             (near_end, far_end)
         };
-        let relay = Relay::with_options(a, b, options).engine(self.engine);
+        let relay = Relay::with_options(a, b, options.engine(self.engine));
         let running = Running {
             stats: relay.stats(),
             task: tokio::spawn(relay),

@@ -6,6 +6,7 @@ mod mocks;
 mod one_way;
 mod scheduling;
 mod sockets;
+mod with_options;
 
 use std::io;
 

@@ -261,10 +261,15 @@ async fn a_limit_takes_so_many_bytes_from_a_pipe_and_from_a_socket_into_one() {
                 let (mut from_relay, mut to_relay) = near.into_inner();
                 let total = 400 * KIB;
                 let relay = async {
-                    let relay = Relay::new(&mut near_end, &mut far_end)
-                        .a_to_b_limit(limit)
-                        .b_to_a_limit(limit);
-                    let summary = relay.engine(engine).await.unwrap();
+                    let relay = Relay::with_options(
+                        &mut near_end,
+                        &mut far_end,
+                        RelayOptions::new()
+                            .engine(engine)
+                            .a_to_b_limit(limit)
+                            .b_to_a_limit(limit),
+                    );
+                    let summary = relay.await.unwrap();
                     assert_eq!((summary.a_to_b.bytes, summary.b_to_a.bytes), (limit, limit));
                     let (mut rest_near, mut rest_far) = (Pattern::new(1), Pattern::new(2));
                     rest_near.take(limit as usize);
@@ -406,10 +411,14 @@ async fn no_part_of_a_packet_is_lost_to_a_rate() {
         drop(to_relay);
         let (mut far, far_end) = tcp().await;
         let near_end = join(from_peer, pipe::pipe().unwrap().0);
-        let relay = Relay::new(near_end, far_end)
-            .rate_limit(&RateLimit::new(50_000))
-            .b_to_a_limit(0)
-            .engine(engine);
+        let relay = Relay::with_options(
+            near_end,
+            far_end,
+            RelayOptions::new()
+                .rate_limit(&RateLimit::new(50_000))
+                .b_to_a_limit(0)
+                .engine(engine),
+        );
         // An hour of the paused clock: it goes on whenever nothing else does.
         let relay = tokio::spawn(tokio::time::timeout(Duration::from_secs(3600), relay));
         Pattern::new(10).expect(&mut far, 4 * 4096).await;

@@ -1,6 +1,6 @@
 //! Messages below the splice threshold are copied, and larger ones are spliced.
 
-use spliceway::{PipePool, Relay};
+use spliceway::{PipePool, Relay, RelayOptions};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::support::pattern::Pattern;
@@ -33,7 +33,7 @@ async fn messages_are_spliced_from_16_kib_on_and_arrive_byte_by_byte() {
 async fn trips(bytes: u64) -> (u64, u64) {
     let pool = PipePool::new(limits());
     let ((mut near, a), (mut far, b)) = (tcp().await, tcp().await);
-    let relay = tokio::spawn(Relay::new(a, b).pool(&pool));
+    let relay = tokio::spawn(Relay::with_options(a, b, RelayOptions::new().pool(&pool)));
     let (mut requests, mut answers) = (Pattern::new(1), Pattern::new(2));
     guard(async {
         for _ in 0..TRIPS {

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper::{Method, Request, Response, client, server, service::service_fn};
 use hyper_util::rt::TokioIo;
-use spliceway::{Relay, RelaySummary, upgraded};
+use spliceway::{Relay, RelayOptions, RelaySummary, upgraded};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::net::UnixStream;
 
@@ -98,15 +98,23 @@ async fn tunnel<S: Duplex + 'static, T: Duplex>(
     let ((client, client_early), (server, server_early)) = (take(client), take(server));
     let relay = async {
         let relayed = if swapped {
-            Relay::new(server, client)
-                .a_to_b_prefix(server_early)
-                .b_to_a_prefix(client_early)
-                .await
+            Relay::with_options(
+                server,
+                client,
+                RelayOptions::new()
+                    .a_to_b_prefix(server_early)
+                    .b_to_a_prefix(client_early),
+            )
+            .await
         } else {
-            Relay::new(client, server)
-                .a_to_b_prefix(client_early)
-                .b_to_a_prefix(server_early)
-                .await
+            Relay::with_options(
+                client,
+                server,
+                RelayOptions::new()
+                    .a_to_b_prefix(client_early)
+                    .b_to_a_prefix(server_early),
+            )
+            .await
         };
         relayed.unwrap()
     };

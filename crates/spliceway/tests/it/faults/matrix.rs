@@ -4,7 +4,7 @@
 #![allow(clippy::print_stdout)] // The table.
 
 use rustix::io::Errno;
-use spliceway::{Operation, PipePool, Reason, Relay};
+use spliceway::{Operation, PipePool, Reason, Relay, RelayOptions};
 use spliceway_faults::{Call, Fault, Rule, When};
 use tokio::net::UnixStream;
 
@@ -245,7 +245,7 @@ async fn splices() -> bool {
     let bytes = Pattern::new(9).take(100 * KIB as usize);
     assert_eq!(near.try_write(&bytes).unwrap(), bytes.len());
     drop(near);
-    let relay = Relay::new(near_end, far_end).pool(&PipePool::new(limits()));
+    let relay = Relay::with_options(near_end, far_end, RelayOptions::new().pool(&PipePool::new(limits())));
     let (ended, ()) = tokio::join!(relay, async move {
         let mut far = far;
         Pattern::new(9).expect_end(&mut far, bytes.len() as u64).await;

@@ -13,7 +13,9 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rustix::net::sockopt;
-use spliceway::{Direction, DirectionSummary, Engine, PipePool, PoolStats, Relay, RelayError, RelaySummary};
+use spliceway::{
+    Direction, DirectionSummary, Engine, PipePool, PoolStats, Relay, RelayError, RelayOptions, RelaySummary,
+};
 use spliceway_faults::{Faults, Rule, SignalStorm};
 use tokio::runtime::Runtime;
 
@@ -226,11 +228,19 @@ async fn relay(
     match family {
         Family::Tcp => {
             let [a, b] = ends.map(|end| tokio::net::TcpStream::from_std(end.into()).unwrap());
-            settled(Relay::new(a, b).engine(engine).pool(pool), begin).await
+            settled(
+                Relay::with_options(a, b, RelayOptions::new().engine(engine).pool(pool)),
+                begin,
+            )
+            .await
         }
         Family::Unix => {
             let [a, b] = ends.map(|end| tokio::net::UnixStream::from_std(end.into()).unwrap());
-            settled(Relay::new(a, b).engine(engine).pool(pool), begin).await
+            settled(
+                Relay::with_options(a, b, RelayOptions::new().engine(engine).pool(pool)),
+                begin,
+            )
+            .await
         }
     }
 }

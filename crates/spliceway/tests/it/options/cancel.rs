@@ -3,7 +3,7 @@ use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use spliceway::{EndReason, HalfClose, Relay};
+use spliceway::{EndReason, HalfClose, Relay, RelayOptions};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::Instant;
@@ -36,11 +36,16 @@ impl Ends {
 
 fn relay<'a>(
     variant: Variant,
+    idle_timeout: Option<Duration>,
     near: &'a mut UnixStream,
     far: &'a mut UnixStream,
 ) -> Relay<&'a mut UnixStream, &'a mut UnixStream> {
     let (a, b) = if variant.swapped { (far, near) } else { (near, far) };
-    Relay::new(a, b).engine(variant.engine)
+    Relay::with_options(
+        a,
+        b,
+        RelayOptions::new().engine(variant.engine).idle_timeout(idle_timeout),
+    )
 }
 
 #[tokio::test]
@@ -52,7 +57,7 @@ async fn a_cancelled_relay_delivers_what_it_took_and_leaves_the_rest_to_be_read(
             mut far,
             mut far_end,
         } = Ends::new();
-        let mut relay = relay(variant, &mut near_end, &mut far_end);
+        let mut relay = relay(variant, None, &mut near_end, &mut far_end);
         let cancel = relay.cancel_handle();
         let sending = tokio::spawn(async move {
             Pattern::new(1).send(&mut near, 32 * MIB).await;
@@ -99,7 +104,7 @@ async fn what_cannot_be_delivered_by_the_deadline_is_lost_and_counted() {
             mut far,
             mut far_end,
         } = Ends::new();
-        let mut relay = relay(variant, &mut near_end, &mut far_end);
+        let mut relay = relay(variant, None, &mut near_end, &mut far_end);
         let cancel = relay.cancel_handle();
         let sending = tokio::spawn(async move {
             Pattern::new(2).send(&mut near, 16 * MIB).await;
@@ -136,7 +141,7 @@ async fn what_a_relay_holds_that_is_dropped_is_lost_and_counted() {
             mut far,
             mut far_end,
         } = Ends::new();
-        let relay = relay(variant, &mut near_end, &mut far_end);
+        let relay = relay(variant, None, &mut near_end, &mut far_end);
         let stats = relay.stats();
         let sending = tokio::spawn(async move {
             Pattern::new(3).send(&mut near, 16 * MIB).await;
@@ -167,7 +172,7 @@ async fn an_idle_relay_ends_at_once_when_cancelled_and_so_does_one_that_was_canc
                 far,
                 mut far_end,
             } = Ends::new();
-            let mut relay = relay(variant, &mut near_end, &mut far_end);
+            let mut relay = relay(variant, None, &mut near_end, &mut far_end);
             let cancel = relay.cancel_handle();
             if early {
                 cancel.cancel(Duration::ZERO);
@@ -194,10 +199,8 @@ async fn a_handle_taken_while_the_relay_runs_cancels_it() {
                 far,
                 mut far_end,
             } = Ends::new();
-            let mut relay = relay(variant, &mut near_end, &mut far_end);
-            if timed {
-                relay = relay.idle_timeout(Duration::from_secs(600));
-            }
+            let timeout = timed.then_some(Duration::from_secs(600));
+            let mut relay = relay(variant, timeout, &mut near_end, &mut far_end);
             let stats = relay.stats();
             let polled = poll_fn(|cx| Poll::Ready(Pin::new(&mut relay).poll(cx).is_ready())).await;
             assert!(!polled);
@@ -226,10 +229,8 @@ async fn a_handle_taken_after_the_first_poll_wakes_an_idle_relay() {
                 far,
                 mut far_end,
             } = Ends::new();
-            let mut relay = relay(variant, &mut near_end, &mut far_end);
-            if timed {
-                relay = relay.idle_timeout(Duration::from_secs(600));
-            }
+            let timeout = timed.then_some(Duration::from_secs(600));
+            let relay = relay(variant, timeout, &mut near_end, &mut far_end);
             let mut relay = task::spawn(relay);
             assert_pending!(relay.poll());
             let cancel = relay.cancel_handle();
@@ -247,7 +248,7 @@ async fn a_handle_taken_after_the_first_poll_wakes_an_idle_relay() {
 #[test]
 fn a_handle_can_be_taken_outside_of_a_runtime() {
     let ((_near, a), (_far, b)) = (tokio::io::duplex(64), tokio::io::duplex(64));
-    let mut relay = Relay::new(a, b).idle_timeout(Duration::from_secs(60));
+    let mut relay = Relay::with_options(a, b, RelayOptions::new().idle_timeout(Duration::from_secs(60)));
     let cancel = relay.cancel_handle();
     cancel.cancel(Duration::ZERO);
     assert_eq!(block_on(relay).unwrap().end, EndReason::Cancelled);
@@ -263,7 +264,13 @@ async fn cancelling_a_relay_that_closes_both_shuts_no_stream_down() {
         } else {
             (&mut near_end, &mut far_end)
         };
-        let mut relay = Relay::new(a, b).engine(variant.engine).half_close(HalfClose::CloseBoth);
+        let mut relay = Relay::with_options(
+            a,
+            b,
+            RelayOptions::new()
+                .engine(variant.engine)
+                .half_close(HalfClose::CloseBoth),
+        );
         let cancel = relay.cancel_handle();
         let stats = relay.stats();
         let peers = async {

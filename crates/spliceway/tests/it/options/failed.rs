@@ -10,7 +10,7 @@ use tokio_test::{assert_pending, assert_ready, task};
 use super::{Variant, every_way, pass};
 use crate::support::child::{block_on, in_child, open_descriptors};
 use crate::support::pattern::Pattern;
-use crate::support::rig::{Laid, Rig, Setup};
+use crate::support::rig::{Laid, Rig, Setup, limits};
 use crate::support::{KIB, MIB, guard, reset, tcp, tcp_small, turns};
 
 /// Fits the first window of a connection, so that it has left before the reset, which discards what has not.
@@ -29,7 +29,7 @@ fn is_of_a_closed_peer(kind: ErrorKind) -> bool {
 
 /// Far has answered and closed with bytes unread, and near still sends: all before the relay begins. As `a`, near has its bytes
 /// written first, which fails. As `b`, the answer is read first, and then the reset.
-async fn answered_early(variant: Variant) -> (Laid, Relay<TcpStream, TcpStream>) {
+async fn answered_early(variant: Variant, options: RelayOptions) -> (Laid, Relay<TcpStream, TcpStream>) {
     let ((mut near, near_end), (mut far, mut far_end)) = (tcp().await, tcp().await);
     far_end.write_all(b"never read").await.unwrap();
     far.readable().await.unwrap();
@@ -37,7 +37,8 @@ async fn answered_early(variant: Variant) -> (Laid, Relay<TcpStream, TcpStream>)
     drop(far);
     near.write_all(b"an upload").await.unwrap();
     let (far, _) = tcp().await;
-    setup(variant).lay_between(PipePool::new(setup(variant).limits), (near, near_end), (far, far_end))
+    let setup = setup(variant).options(options);
+    setup.lay_between(PipePool::new(limits()), (near, near_end), (far, far_end))
 }
 
 #[test]
@@ -48,8 +49,9 @@ fn an_early_answer_is_delivered_before_the_error() {
             let at_start = open_descriptors();
             every_way(async |variant| {
                 for pass_resets in [false, true] {
-                    let (laid, relay) = answered_early(variant).await;
-                    let Rig { mut near, relay, .. } = laid.run(relay.early_answers(true).pass_resets(pass_resets));
+                    let options = RelayOptions::new().early_answers(true).pass_resets(pass_resets);
+                    let (laid, relay) = answered_early(variant, options).await;
+                    let Rig { mut near, relay, .. } = laid.run(relay);
                     // To the end of the stream, and no reset.
                     Pattern::new(1).expect_end(&mut near, ANSWER).await;
                     near.write_all(b", goes on").await.unwrap();
@@ -75,7 +77,7 @@ async fn a_failed_write_ends_the_relay_at_once_unless_told_otherwise() {
         engine: Engine::Auto,
         swapped: false,
     };
-    let (laid, relay) = answered_early(variant).await;
+    let (laid, relay) = answered_early(variant, RelayOptions::new()).await;
     let (moved, error) = guard(laid.run(relay).relay.broken()).await;
     assert!(is_of_a_closed_peer(error.kind()), "{error:?}");
     assert_eq!(moved.bytes(), (0, 0));
@@ -84,11 +86,8 @@ async fn a_failed_write_ends_the_relay_at_once_unless_told_otherwise() {
 #[tokio::test]
 async fn bytes_in_the_pipe_are_lost_and_the_early_answer_is_not() {
     every_way(async |variant| {
-        let (laid, relay) = setup(variant)
-            .small()
-            .lay_out(PipePool::new(setup(variant).limits))
-            .await;
-        let rig = laid.run(relay.early_answers(true));
+        let setup = setup(variant).small().options(RelayOptions::new().early_answers(true));
+        let rig = setup.start().await;
         let mut sent = Pattern::new(2);
         rig.push_until_stuck(&mut sent, None).await;
         let Rig {
@@ -120,8 +119,8 @@ async fn bytes_in_the_pipe_are_lost_and_the_early_answer_is_not() {
 #[tokio::test]
 async fn a_peer_that_writes_without_end_has_the_early_answer_too() {
     every_way(async |variant| {
-        let (laid, relay) = answered_early(variant).await;
-        let Rig { mut near, relay, .. } = laid.run(relay.early_answers(true));
+        let (laid, relay) = answered_early(variant, RelayOptions::new().early_answers(true)).await;
+        let Rig { mut near, relay, .. } = laid.run(relay);
         let chunk = vec![0; MIB as usize];
         let (mut sent, limit) = (0, 256 * MIB);
         let failed = guard(async {
@@ -154,7 +153,10 @@ fn half_dead(variant: Variant) -> (UnixStream, Relay<UnixStream, UnixStream>) {
     } else {
         (near_end, far_end)
     };
-    (near, Relay::new(a, b).engine(variant.engine).early_answers(true))
+    (
+        near,
+        Relay::with_options(a, b, RelayOptions::new().engine(variant.engine).early_answers(true)),
+    )
 }
 
 #[tokio::test(start_paused = true)]
@@ -255,13 +257,14 @@ async fn a_reset_is_passed_on_once_every_earlier_byte_has_arrived() {
     every_way(async |variant| {
         let ((near, near_end), far) = (tcp().await, tcp_small().await);
         let pool = PipePool::new(setup(variant).limits);
-        let (laid, relay) = setup(variant).lay_between(pool, (near, near_end), far);
+        let options = RelayOptions::new().pass_resets(true).early_answers(true);
+        let (laid, relay) = setup(variant).options(options).lay_between(pool, (near, near_end), far);
         let Rig {
             mut near,
             mut far,
             relay,
             pool,
-        } = laid.run(relay.pass_resets(true).early_answers(true));
+        } = laid.run(relay);
         let mut sent = Pattern::new(4);
         sent.send(&mut near, QUEUED).await;
         guard(async {

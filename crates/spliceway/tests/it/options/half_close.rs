@@ -45,7 +45,13 @@ async fn closing_both_at_the_first_end_delivers_what_was_received_by_then() {
         } else {
             (&mut near_end, &mut far_end)
         };
-        let relay = Relay::new(a, b).engine(variant.engine).half_close(HalfClose::CloseBoth);
+        let relay = Relay::with_options(
+            a,
+            b,
+            RelayOptions::new()
+                .engine(variant.engine)
+                .half_close(HalfClose::CloseBoth),
+        );
         // Less than a socket holds, so that all of it is there before the end, and more than one receive brings.
         Pattern::new(3).send(&mut far, 150 * KIB).await;
         Pattern::new(4).send(&mut near, 100 * KIB).await;
@@ -100,7 +106,7 @@ async fn closing_both_delivers_what_streams_that_are_no_sockets_had_received_by_
         } else {
             (near_end, far_end)
         };
-        let relay = Relay::new(a, b).half_close(HalfClose::CloseBoth);
+        let relay = Relay::with_options(a, b, RelayOptions::new().half_close(HalfClose::CloseBoth));
         let receive = Pattern::new(6).expect_end(&mut near, MIB);
         let (summary, ()) = guard(async { tokio::join!(relay, receive) }).await;
         assert_eq!(Done::of(summary.unwrap(), swapped).back.bytes, MIB);
@@ -112,9 +118,11 @@ async fn closing_both_delivers_what_streams_that_are_no_sockets_had_received_by_
 async fn closing_both_delivers_what_lies_behind_an_urgent_mark() {
     for engine in [Engine::Auto, Engine::Splice, Engine::Copy] {
         let ((near, mut near_end), (mut far, mut far_end)) = (tcp_small().await, tcp().await);
-        let relay = Relay::new(&mut near_end, &mut far_end)
-            .engine(engine)
-            .half_close(HalfClose::CloseBoth);
+        let relay = Relay::with_options(
+            &mut near_end,
+            &mut far_end,
+            RelayOptions::new().engine(engine).half_close(HalfClose::CloseBoth),
+        );
         let mut sent = Pattern::new(7);
         sent.send(&mut far, 100 * KIB).await;
         send_urgent(&far).await;
@@ -146,7 +154,11 @@ async fn closing_both_delivers_what_lies_behind_an_urgent_mark_that_stopped_a_re
             } else {
                 (near_end, far_end)
             };
-            let relay = Relay::new(a, b).engine(engine).half_close(HalfClose::CloseBoth);
+            let relay = Relay::with_options(
+                a,
+                b,
+                RelayOptions::new().engine(engine).half_close(HalfClose::CloseBoth),
+            );
             let receive = Pattern::new(9).expect_end(&mut near, 6);
             let (summary, ()) = guard(async { tokio::join!(relay, receive) }).await;
             assert_eq!(Done::of(summary.unwrap(), swapped).back.bytes, 6, "{engine:?}");
@@ -170,7 +182,7 @@ async fn closing_both_delivers_what_a_buffer_holds() {
     let mut near_end = BufWriter::new(near_end);
     near_end.write_all(&[2; 100]).await.unwrap();
     finish(&near);
-    let relay = Relay::new(near_end, far_end).half_close(HalfClose::CloseBoth);
+    let relay = Relay::with_options(near_end, far_end, RelayOptions::new().half_close(HalfClose::CloseBoth));
     let receive = async {
         turns(20).await;
         near.read_exact(&mut vec![0; held as usize + 100]).await.unwrap();

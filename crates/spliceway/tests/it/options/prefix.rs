@@ -115,7 +115,7 @@ async fn a_prefix_goes_before_what_a_buffer_holds() {
     near_end.fill_buf().await.unwrap();
     stream.send(&mut near, 1000).await;
     drop(near);
-    let relay = Relay::new(near_end, far_end).a_to_b_prefix(prefix);
+    let relay = Relay::with_options(near_end, far_end, RelayOptions::new().a_to_b_prefix(prefix));
     let receive = async {
         Pattern::new(6).expect_end(&mut far, 3000).await;
         drop(far);
@@ -128,7 +128,11 @@ async fn a_prefix_goes_before_what_a_buffer_holds() {
 async fn streams_that_are_no_sockets_have_prefixes_too() {
     let ((mut near, near_end), (mut far, far_end)) = (tokio::io::duplex(64), tokio::io::duplex(64));
     let mut stream = Pattern::new(5);
-    let relay = Relay::new(near_end, far_end).a_to_b_prefix(stream.take(20_000));
+    let relay = Relay::with_options(
+        near_end,
+        far_end,
+        RelayOptions::new().a_to_b_prefix(stream.take(20_000)),
+    );
     let send = async {
         stream.send(&mut near, 20_000).await;
         drop(near);

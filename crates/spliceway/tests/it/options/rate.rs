@@ -13,7 +13,7 @@ use crate::support::{MIB, finish};
 /// A relay from a sender that always has more to a reader that always reads. Its bytes are checked.
 fn stream(seed: u64, limit: &RateLimit) -> RelayStats {
     let ((mut near, near_end), (mut far, far_end)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
-    let relay = Relay::new(near_end, far_end).a_to_b_rate_limit(limit);
+    let relay = Relay::with_options(near_end, far_end, RelayOptions::new().a_to_b_rate_limit(limit));
     let stats = relay.stats();
     tokio::spawn(relay);
     // One piece again and again, made once: a gigabyte of the pattern would take longer to make than to relay.
@@ -122,10 +122,14 @@ async fn a_relay_that_waits_for_its_turn_holds_no_pipe_and_no_bytes() {
     let pool = spliceway::PipePool::new(crate::support::rig::limits());
     let limit = RateLimit::with_burst(1_000_000, 100_000);
     let ((mut near, near_end), (far, far_end)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
-    let relay = Relay::new(near_end, far_end)
-        .engine(Engine::Splice)
-        .pool(&pool)
-        .rate_limit(&limit);
+    let relay = Relay::with_options(
+        near_end,
+        far_end,
+        RelayOptions::new()
+            .engine(Engine::Splice)
+            .pool(&pool)
+            .rate_limit(&limit),
+    );
     let stats = relay.stats();
     let running = tokio::spawn(relay);
     tokio::spawn(async move {

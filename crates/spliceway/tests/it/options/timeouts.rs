@@ -207,7 +207,7 @@ async fn a_relay_held_back_by_a_rate_it_shares_is_not_silent() {
 async fn a_task_that_used_its_budget_up_loses_no_timeout() {
     every_way(async |variant| {
         let ((_near, a), (_far, b)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
-        let mut relay = Relay::new(a, b).engine(variant.engine).idle_timeout(TIMEOUT);
+        let mut relay = Relay::with_options(a, b, RelayOptions::new().engine(variant.engine).idle_timeout(TIMEOUT));
         let (start, mut polls) = (Instant::now(), 0);
         let ended = poll_fn(|cx| {
             polls += 1;

@@ -351,8 +351,12 @@ fn a_waker_may_poll_another_relay_inline() {
         polls: AtomicU64::new(0),
     });
     let waker = Waker::from(Arc::clone(&inline));
-    let relay = spliceway::Relay::new(tokio::io::join(source, back), sink);
-    let mut relay = Box::pin(relay.engine(spliceway::Engine::Copy));
+    let options = spliceway::RelayOptions::new().engine(spliceway::Engine::Copy);
+    let mut relay = Box::pin(spliceway::Relay::with_options(
+        tokio::io::join(source, back),
+        sink,
+        options,
+    ));
     assert!(relay.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     assert!(inline.polls.load(Ordering::Relaxed) > 0, "the relay gave way");
     let mut passed = [0; 6];

@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::task::Poll;
 
-use spliceway::{Direction, DirectionSummary, Engine, Operation, PipePool, PipeSize, Relay, SizeClass};
+use spliceway::{Direction, DirectionSummary, Engine, Operation, PipePool, PipeSize, Relay, RelayOptions, SizeClass};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 
@@ -58,7 +58,7 @@ async fn held_for_a_blocked_sink(engine: Engine, size: PipeSize, swapped: bool, 
         } else {
             (&mut near_end, &mut far_end)
         };
-        let relay = Relay::new(a, b).engine(engine).pipe_size(size).pool(&pool);
+        let relay = Relay::with_options(a, b, RelayOptions::new().engine(engine).pipe_size(size).pool(&pool));
         let stats = relay.stats();
         let forth = || {
             let summary = stats.snapshot();
@@ -112,7 +112,11 @@ async fn a_sink_that_is_full_gets_no_further_pipe_of_1_mib() {
     let ((mut near, near_end), (mut far, far_end)) = (tcp().await, tcp_small().await);
     let pool = PipePool::new(limits());
     let (mut sent, mut wanted) = (Pattern::new(1), Pattern::new(1));
-    let mut relay = pin!(Relay::new(near_end, far_end).engine(Engine::Splice).pool(&pool));
+    let mut relay = pin!(Relay::with_options(
+        near_end,
+        far_end,
+        RelayOptions::new().engine(Engine::Splice).pool(&pool)
+    ));
     let stats = relay.stats();
     let bulk = async { tokio::join!(sent.send(&mut near, 8 * WARM_UP), wanted.expect(&mut far, 8 * WARM_UP)) };
     tokio::select! {

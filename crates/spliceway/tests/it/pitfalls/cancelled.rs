@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::Poll;
 
 use rustix::net::sockopt::set_socket_linger;
-use spliceway::{Engine, PipePool};
+use spliceway::{Engine, PipePool, RelayOptions};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -170,7 +170,8 @@ fn a_future_dropped_at_any_await_point_leaves_no_descriptor_and_no_lent_pipe() {
                     };
                     let relay: Pin<Box<dyn Future<Output = ()>>> = match engine {
                         Some(engine) => {
-                            let relay = spliceway::Relay::new(a, b).engine(engine).pool(&pool);
+                            let relay =
+                                spliceway::Relay::with_options(a, b, RelayOptions::new().engine(engine).pool(&pool));
                             Box::pin(async { drop(relay.await) })
                         }
                         None => Box::pin(async move { drop(spliceway::copy_bidirectional(&mut a, &mut b).await) }),

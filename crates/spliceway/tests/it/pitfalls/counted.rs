@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use spliceway::{Engine, PipePool, PipeSize, Reason, Relay, SizeClass};
+use spliceway::{Engine, PipePool, PipeSize, Reason, Relay, RelayOptions, SizeClass};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 
@@ -145,7 +145,7 @@ impl AsyncWrite for Wrapped {
 async fn a_wrapped_socket_is_copied_and_the_reason_told() {
     let ((mut near, a), (mut far, b)) = (tcp().await, tcp().await);
     let pool = PipePool::new(limits());
-    let relay = tokio::spawn(Relay::new(Wrapped(a), b).pool(&pool));
+    let relay = tokio::spawn(Relay::with_options(Wrapped(a), b, RelayOptions::new().pool(&pool)));
     let request = async {
         Pattern::new(6).send(&mut near, BULK).await;
         finish(&near);
@@ -168,7 +168,7 @@ async fn a_wrapped_socket_is_copied_and_the_reason_told() {
 async fn an_engine_that_must_splice_fails_on_what_is_no_socket() {
     let ((mut near, a), (_far, b)) = (tcp().await, tcp().await);
     near.write_all(b"not taken").await.unwrap();
-    let relay = Relay::new(Wrapped(a), b).engine(Engine::Splice);
+    let relay = Relay::with_options(Wrapped(a), b, RelayOptions::new().engine(Engine::Splice));
     let error = relay.await.unwrap_err();
     assert_eq!(error.source.kind(), ErrorKind::Unsupported);
     assert_eq!((error.summary.a_to_b.bytes, error.summary.b_to_a.bytes), (0, 0));
@@ -209,10 +209,14 @@ async fn a_fixed_pipe_size_is_the_size_used() {
     for class in SizeClass::ALL {
         let ((near, a), (mut far, b)) = (tcp_small().await, tcp_small().await);
         let pool = PipePool::new(limits());
-        let relay = Relay::new(a, b)
-            .engine(Engine::Splice)
-            .pipe_size(PipeSize::Fixed(class))
-            .pool(&pool);
+        let relay = Relay::with_options(
+            a,
+            b,
+            RelayOptions::new()
+                .engine(Engine::Splice)
+                .pipe_size(PipeSize::Fixed(class))
+                .pool(&pool),
+        );
         let relay = tokio::spawn(relay);
         let mut sent = Pattern::new(8);
         // Nobody reads, so in the end the relay holds a pipe.

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use spliceway::{Engine, PipePool, RateLimit, Reason, Relay};
+use spliceway::{Engine, PipePool, RateLimit, Reason, Relay, RelayOptions};
 use tokio::net::UnixStream;
 
 use crate::support::child::block_on;
@@ -42,7 +42,11 @@ impl Worker {
                 .send([near, far].map(|peer| peer.into_std().unwrap()))
                 .unwrap();
             let (a, b) = if swapped { (b, a) } else { (a, b) };
-            let relay = tokio::spawn(Relay::new(a, b).engine(engine).pool(&PipePool::new(limits())));
+            let relay = tokio::spawn(Relay::with_options(
+                a,
+                b,
+                RelayOptions::new().engine(engine).pool(&PipePool::new(limits())),
+            ));
             while let Some(answer) = asked.recv().await {
                 answer.send(()).unwrap();
             }
@@ -158,7 +162,7 @@ async fn records_are_not_spliced_and_arrive_one_by_one_up_to_what_one_receive_ta
             let ((near, a), (far, b)) = (records(kind), records(kind));
             let (a, b) = if swapped { (b, a) } else { (a, b) };
             let pool = PipePool::new(limits());
-            let relay = Relay::new(a, b).pool(&pool);
+            let relay = Relay::with_options(a, b, RelayOptions::new().pool(&pool));
             let stats = relay.stats();
             let relay = tokio::spawn(relay);
             for (seed, arrived) in guard(exchange(&near, &far)).await.iter().enumerate() {
@@ -185,12 +189,16 @@ async fn an_engine_that_must_splice_refuses_records() {
         let ((near, a), (_far, b)) = (records(kind), tcp().await);
         near.writable().await.unwrap();
         near.try_write(b"not taken").unwrap();
-        let error = guard(Relay::new(a, b).engine(Engine::Splice)).await.unwrap_err();
+        let error = guard(Relay::with_options(a, b, RelayOptions::new().engine(Engine::Splice)))
+            .await
+            .unwrap_err();
         assert_eq!(error.source.kind(), ErrorKind::Unsupported, "{kind:?}");
         let ((_far, a), (near, b)) = (tcp().await, records(kind));
         near.writable().await.unwrap();
         near.try_write(b"not taken").unwrap();
-        let error = guard(Relay::new(a, b).engine(Engine::Splice)).await.unwrap_err();
+        let error = guard(Relay::with_options(a, b, RelayOptions::new().engine(Engine::Splice)))
+            .await
+            .unwrap_err();
         assert_eq!(error.source.kind(), ErrorKind::Unsupported, "{kind:?}");
     }
 }
@@ -202,10 +210,14 @@ async fn a_rate_and_a_limit_cut_no_record() {
     for kind in [SocketType::SEQPACKET, SocketType::DGRAM] {
         let ((near, a), (far, b)) = (records(kind), records(kind));
         let rate = RateLimit::with_burst(1_000_000, 1000);
-        let relay = Relay::new(a, b)
-            .rate_limit(&rate)
-            .a_to_b_limit(9 * LENGTH as u64 + 1)
-            .b_to_a_limit(0);
+        let relay = Relay::with_options(
+            a,
+            b,
+            RelayOptions::new()
+                .rate_limit(&rate)
+                .a_to_b_limit(9 * LENGTH as u64 + 1)
+                .b_to_a_limit(0),
+        );
         let exchange = async {
             for seed in 0..10 {
                 near.writable().await.unwrap();

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 
 use rustix::net::SendFlags;
-use spliceway::{Limits, PipePool, Relay, RelayStats};
+use spliceway::{Limits, PipePool, Relay, RelayOptions, RelayStats};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
@@ -79,7 +79,7 @@ async fn bulk(pool: &PipePool) -> (RelayStats, [std::net::TcpStream; 2]) {
         let mut chunk = vec![0; MIB as usize];
         while matches!(back.read(&mut chunk), Ok(1..)) {}
     });
-    let relay = Relay::new(a, b).pool(pool);
+    let relay = Relay::with_options(a, b, RelayOptions::new().pool(pool));
     let stats = relay.stats();
     tokio::spawn(relay);
     (stats, [near, far])

@@ -1,6 +1,6 @@
 //! A limit takes that many bytes and not one more; both streams are the caller's afterwards.
 
-use spliceway::{Engine, Relay, RelaySummary};
+use spliceway::{Engine, Relay, RelayOptions, RelaySummary};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader, BufStream};
 use tokio::net::TcpStream;
 
@@ -33,17 +33,19 @@ async fn limited(
     swapped: bool,
 ) -> RelaySummary {
     let relayed = if swapped {
-        Relay::new(sink, source)
-            .a_to_b_limit(0)
-            .b_to_a_limit(limit)
-            .engine(engine)
-            .await
+        Relay::with_options(
+            sink,
+            source,
+            RelayOptions::new().a_to_b_limit(0).b_to_a_limit(limit).engine(engine),
+        )
+        .await
     } else {
-        Relay::new(source, sink)
-            .a_to_b_limit(limit)
-            .b_to_a_limit(0)
-            .engine(engine)
-            .await
+        Relay::with_options(
+            source,
+            sink,
+            RelayOptions::new().a_to_b_limit(limit).b_to_a_limit(0).engine(engine),
+        )
+        .await
     };
     let mut summary = relayed.unwrap();
     if swapped {
@@ -143,7 +145,11 @@ async fn what_a_buffer_holds_counts_and_what_is_beyond_the_limit_stays_in_it() {
         let mut rest = Pattern::new(6);
         rest.take(100);
         rest.send(&mut client, 900).await;
-        let relay = Relay::new(&mut source, &mut sink).a_to_b_limit(limit).b_to_a_limit(0);
+        let relay = Relay::with_options(
+            &mut source,
+            &mut sink,
+            RelayOptions::new().a_to_b_limit(limit).b_to_a_limit(0),
+        );
         assert_eq!(guard(relay).await.unwrap().a_to_b.bytes, limit);
         wanted.expect(&mut server, limit).await;
         finish(&client);
@@ -159,7 +165,11 @@ async fn what_a_buf_stream_holds_beyond_the_limit_stays_in_it() {
     finish(&client);
     let mut source = BufStream::new(source);
     for limit in [30, 0, 50] {
-        let relay = Relay::new(&mut source, &mut sink).a_to_b_limit(limit).b_to_a_limit(0);
+        let relay = Relay::with_options(
+            &mut source,
+            &mut sink,
+            RelayOptions::new().a_to_b_limit(limit).b_to_a_limit(0),
+        );
         assert_eq!(guard(relay).await.unwrap().a_to_b.bytes, limit);
         wanted.expect(&mut server, limit).await;
     }
@@ -177,7 +187,11 @@ async fn streams_that_are_no_sockets_have_the_same_limits() {
             drop(client);
         };
         let relay = async {
-            let relay = Relay::new(&mut source, &mut sink).a_to_b_limit(limit).b_to_a_limit(0);
+            let relay = Relay::with_options(
+                &mut source,
+                &mut sink,
+                RelayOptions::new().a_to_b_limit(limit).b_to_a_limit(0),
+            );
             let summary = relay.await.unwrap();
             assert_eq!(summary.a_to_b.bytes, limit);
             wanted.expect(&mut server, limit).await;

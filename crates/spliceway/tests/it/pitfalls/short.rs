@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::set_socket_send_buffer_size;
-use spliceway::{Engine, PipePool, Relay};
+use spliceway::{Engine, PipePool, Relay, RelayOptions};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 
@@ -56,7 +56,11 @@ async fn sinks_that_take_next_to_nothing_at_a_time_get_every_byte() {
                 set_socket_send_buffer_size(end, 1).unwrap();
             }
             let (a, b) = if swapped { (b, a) } else { (a, b) };
-            let relay = tokio::spawn(Relay::new(a, b).engine(engine).pool(&pool));
+            let relay = tokio::spawn(Relay::with_options(
+                a,
+                b,
+                RelayOptions::new().engine(engine).pool(&pool),
+            ));
             guard(in_little_pieces(near, far, BYTES)).await;
             let summary = relay.await.unwrap().unwrap();
             for way in [summary.a_to_b, summary.b_to_a] {
@@ -67,7 +71,11 @@ async fn sinks_that_take_next_to_nothing_at_a_time_get_every_byte() {
             for end in [&a, &b] {
                 set_socket_send_buffer_size(end, 1).unwrap();
             }
-            let relay = tokio::spawn(Relay::new(a, b).engine(engine).pool(&pool));
+            let relay = tokio::spawn(Relay::with_options(
+                a,
+                b,
+                RelayOptions::new().engine(engine).pool(&pool),
+            ));
             guard(in_little_pieces(near, far, BYTES)).await;
             let summary = relay.await.unwrap().unwrap();
             assert_eq!((summary.a_to_b.bytes, summary.b_to_a.bytes), (BYTES, BYTES));
@@ -129,12 +137,13 @@ async fn a_chain_of_relays_splices_in_every_link() {
         let far = loop {
             let (next_near, next_end): (TcpStream, TcpStream) = tcp().await;
             // The order of a link's ends alternates.
-            let relay = if links.len() % 2 == 0 {
-                Relay::new(end, next_near)
+            let (a, b) = if links.len() % 2 == 0 {
+                (end, next_near)
             } else {
-                Relay::new(next_near, end)
+                (next_near, end)
             };
-            links.push(tokio::spawn(relay.engine(engine).pool(&pool)));
+            let options = RelayOptions::new().engine(engine).pool(&pool);
+            links.push(tokio::spawn(Relay::with_options(a, b, options)));
             if links.len() == LINKS {
                 break next_end;
             }

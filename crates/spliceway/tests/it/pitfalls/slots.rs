@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use spliceway::{Engine, PipeSize, SizeClass};
+use spliceway::{Engine, PipeSize, RelayOptions, SizeClass};
 use tokio::io::AsyncReadExt;
 
 use crate::support::pattern::Pattern;
@@ -32,11 +32,11 @@ async fn trip(setup: Setup, slots: usize) -> Duration {
     const BYTES: usize = 100;
     let setup = Setup {
         engine: Engine::Splice,
+        options: RelayOptions::new().pipe_size(PipeSize::Fixed(SizeClass::Kib64)),
         ..setup
     };
     let pool = spliceway::PipePool::new(setup.limits.clone());
     let (laid, relay) = setup.lay_out(pool).await;
-    let relay = relay.pipe_size(PipeSize::Fixed(SizeClass::Kib64));
     let (mut sent, mut wanted) = (Pattern::new(1), Pattern::new(1));
     write_apart(&laid.near, &sent.take(slots * BYTES), BYTES);
     let start = Instant::now();
@@ -55,9 +55,8 @@ const SEGMENTS: usize = 40;
 #[tokio::test]
 async fn slots_that_are_full_long_before_the_bytes_are_stall_nothing_and_no_readiness_is_lost() {
     both_ways_and_engines(async |setup| {
-        let pool = spliceway::PipePool::new(setup.limits.clone());
-        let (laid, relay) = setup.lay_out(pool).await;
-        let mut rig = laid.run(relay.pipe_size(PipeSize::Fixed(SizeClass::Kib64)));
+        let options = RelayOptions::new().pipe_size(PipeSize::Fixed(SizeClass::Kib64));
+        let mut rig = setup.options(options).start().await;
         let (mut sent, mut wanted) = (Pattern::new(2), Pattern::new(2));
         // A bulk flow, so that either engine splices what follows.
         tokio::join!(sent.send(&mut rig.near, BULK), wanted.expect(&mut rig.far, BULK));

@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::Poll;
 
-use spliceway::Relay;
+use spliceway::{Relay, RelayOptions};
 use tokio::io::{AsyncReadExt, BufStream};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -117,10 +117,20 @@ async fn what_is_queued_behind_a_mark_that_the_callers_own_read_stopped_at_arriv
             let relay = async {
                 let near_end = BufStream::new(near_end);
                 let relayed = match (buffered, setup.swapped) {
-                    (false, false) => Relay::new(near_end.into_inner(), far_end).engine(setup.engine).await,
-                    (false, true) => Relay::new(far_end, near_end.into_inner()).engine(setup.engine).await,
-                    (true, false) => Relay::new(near_end, far_end).engine(setup.engine).await,
-                    (true, true) => Relay::new(far_end, near_end).engine(setup.engine).await,
+                    (false, false) => {
+                        Relay::with_options(near_end.into_inner(), far_end, RelayOptions::new().engine(setup.engine))
+                            .await
+                    }
+                    (false, true) => {
+                        Relay::with_options(far_end, near_end.into_inner(), RelayOptions::new().engine(setup.engine))
+                            .await
+                    }
+                    (true, false) => {
+                        Relay::with_options(near_end, far_end, RelayOptions::new().engine(setup.engine)).await
+                    }
+                    (true, true) => {
+                        Relay::with_options(far_end, near_end, RelayOptions::new().engine(setup.engine)).await
+                    }
                 };
                 relayed.unwrap();
             };

@@ -1,6 +1,6 @@
 //! Relays in a row, each on its own node or to and fro between two.
 
-use spliceway::{PipePool, Relay, RelayStats};
+use spliceway::{PipePool, Relay, RelayOptions, RelayStats};
 use spliceway_net::{Family, Net, Offloads};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -36,7 +36,7 @@ impl Chain {
             } else {
                 (leaving, reached)
             };
-            let relay = Relay::new(a, b).pool(&pool);
+            let relay = Relay::with_options(a, b, RelayOptions::new().pool(&pool));
             stats.push(relay.stats());
             relays.spawn(async move { relay.await.is_ok() });
             reached = arrived;

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
-use spliceway::{DirectionSummary, Engine, Limits, PipePool, Relay, RelayError, RelayStats, RelaySummary};
+use spliceway::{
+    DirectionSummary, Engine, Limits, PipePool, Relay, RelayError, RelayOptions, RelayStats, RelaySummary,
+};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
@@ -46,6 +48,8 @@ pub(crate) struct Setup {
     pub(crate) small: bool,
     pub(crate) swapped: bool,
     pub(crate) limits: Limits,
+    /// Those besides the engine and the pool.
+    pub(crate) options: RelayOptions,
 }
 
 /// Runs a scenario with near as `a`, then with near as `b`.
@@ -77,7 +81,12 @@ impl Setup {
             small: false,
             swapped,
             limits: limits(),
+            options: RelayOptions::new(),
         }
+    }
+
+    pub(crate) fn options(self, options: RelayOptions) -> Self {
+        Self { options, ..self }
     }
 
     /// With small socket buffers.
@@ -121,7 +130,7 @@ impl Setup {
         } else {
             (near_end, far_end)
         };
-        let relay = Relay::new(a, b).engine(self.engine).pool(&pool);
+        let relay = Relay::with_options(a, b, self.options.engine(self.engine).pool(&pool));
         let swapped = self.swapped;
         let laid = Laid {
             near,

@@ -1,21 +1,23 @@
-//! A stack of idle pipes per size class, which knows how many of them nobody needed lately.
+//! A free list holds one stack of idle pipes per size class. It tracks how many of them were not
+//! needed lately.
 
 use super::SizeClass;
 
-pub(super) struct Shelf<T> {
+pub(super) struct FreeList<T> {
     stacks: [Stack<T>; SizeClass::ALL.len()],
-    /// Pipes lent from here so far.
+    /// The number of pipes lent from this list so far.
     pub(super) reused: u64,
 }
 
-/// Last in, first out, so what is not needed sinks to the bottom and stays there.
+/// The stack is last in, first out, so pipes that are not needed sink to the bottom and stay there.
 struct Stack<T> {
     pipes: Vec<T>,
-    /// The lowest height since the last [`Shelf::take_unneeded`]: so many, from the bottom, were not touched since.
+    /// The lowest height since the last [`FreeList::take_unneeded`]. This many pipes, counted from
+    /// the bottom, were not touched since then.
     low_water: usize,
 }
 
-impl<T> Default for Shelf<T> {
+impl<T> Default for FreeList<T> {
     fn default() -> Self {
         let empty = |_| Stack {
             pipes: Vec::new(),
@@ -28,12 +30,12 @@ impl<T> Default for Shelf<T> {
     }
 }
 
-impl<T> Shelf<T> {
+impl<T> FreeList<T> {
     pub(super) fn put(&mut self, class: SizeClass, pipe: T) {
         self.stacks[class as usize].pipes.push(pipe);
     }
 
-    /// Takes over the pipes of a shelf whose thread ends, and its count.
+    /// Takes over the pipes and the count of a list whose thread ends.
     pub(super) fn absorb(&mut self, ended: Self) {
         self.reused += ended.reused;
         for (stack, from) in self.stacks.iter_mut().zip(ended.stacks) {
@@ -57,12 +59,12 @@ impl<T> Shelf<T> {
         self.stacks.iter().map(|stack| stack.pipes.len()).sum()
     }
 
-    /// Empties the shelf.
+    /// Empties the list.
     pub(super) fn take_all(&mut self) -> Vec<T> {
         self.take_bottom(|stack| stack.pipes.len())
     }
 
-    /// Takes the pipes that were not touched since this was last called.
+    /// Takes the pipes that were not touched since the last call.
     pub(super) fn take_unneeded(&mut self) -> Vec<T> {
         self.take_bottom(|stack| stack.low_water)
     }
