@@ -46,6 +46,35 @@ pub(crate) const TSAN: Task = Task {
     ],
 };
 
+/// What publishing needs. `+MSRV` stands for the toolchain of `rust-version`.
+pub(crate) const RELEASE: Task = Task {
+    name: "release",
+    purpose: "packages, minimum versions, docs.rs and other systems (MSRV and nightly toolchains)",
+    steps: &[
+        step(
+            "cargo publish --dry-run --allow-dirty --package spliceway-core --package spliceway --package spliceway-proxy",
+        ),
+        step("cargo +MSRV check --target-dir target/msrv --package spliceway --all-features --package spliceway-proxy"),
+        step(
+            "cargo +nightly check -Zdirect-minimal-versions --config resolver.lockfile-path=\"target/minimal/Cargo.lock\" \
+             --target-dir target/minimal --package spliceway --all-features --package spliceway-proxy",
+        ),
+        Step {
+            variable: Some(("RUSTDOCFLAGS", "--cfg docsrs -D warnings")),
+            line: "cargo +nightly doc --target-dir target/docsrs --no-deps --all-features --package spliceway-core \
+                   --package spliceway",
+        },
+        rustflags(
+            "-D warnings",
+            "cargo check --target-dir target/elsewhere --package spliceway --target x86_64-apple-darwin",
+        ),
+        rustflags(
+            "-D warnings",
+            "cargo check --target-dir target/elsewhere --package spliceway --target x86_64-pc-windows-gnu",
+        ),
+    ],
+};
+
 const fn rustflags(flags: &'static str, line: &'static str) -> Step {
     Step {
         variable: Some(("RUSTFLAGS", flags)),

@@ -117,6 +117,7 @@ const TASKS: &[Task] = &[
     checks::LOOM,
     checks::MIRI,
     checks::TSAN,
+    checks::RELEASE,
 ];
 
 fn task(name: &str) -> Option<&'static Task> {
@@ -182,7 +183,10 @@ impl Step {
     }
 
     fn command(&self, rest: &[String]) -> Command {
-        let mut words = self.line.split_whitespace().filter(|word| *word != REST);
+        let line = self
+            .line
+            .replace("+MSRV", &format!("+{}", env!("CARGO_PKG_RUST_VERSION")));
+        let mut words = line.split_whitespace().filter(|word| *word != REST);
         let program = words.next().expect("a step is not empty");
         let mut command = Command::new(program);
         command.args(words).envs(self.variable).current_dir(root());

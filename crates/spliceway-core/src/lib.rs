@@ -44,7 +44,12 @@ mod splicer;
 mod sync;
 #[cfg(target_os = "linux")]
 mod sys;
+#[cfg_attr(
+    not(target_os = "linux"),
+    allow(dead_code, reason = "off Linux only its settings are used")
+)]
 mod traffic;
+#[cfg(target_os = "linux")]
 #[doc(hidden)]
 pub mod transfer;
 #[cfg(target_os = "linux")]
