@@ -16,7 +16,7 @@
 //! its port is the same to each, as clients that look for their own address rely on.
 //!
 //! **Names** of both families are taken for their addresses of the family that the client reached us by, while there is a way to those:
-//! nothing tells whether a datagram arrives, so there is no race to run, and that family is known to work somewhere.
+//! nothing tells whether a datagram arrives, so happy eyeballs cannot run, and that family is known to work somewhere.
 //!
 //! **Order** is kept between two addresses, and to a name; not between datagrams of which some wait for a name.
 //!

@@ -1,7 +1,7 @@
-//! Connects to targets: looked up, allowed, raced, and through other proxies where there are any.
+//! Connects to targets: looked up, allowed, tried by happy eyeballs, and through other proxies where there are any.
 //!
 //! ```text
-//!   Target ─ resolver ─▶ addresses ─ race ─▶ attempts: policy ▸ socket ▸ connect ─ chain ─▶ Dialed
+//!   Target ─ resolver ─▶ addresses ─ happy eyeballs ─▶ attempts: policy ▸ socket ▸ connect ─ chain ─▶ Dialed
 //!              │ cache     RFC 8305                                                proxy ▸ proxy
 //! ```
 
@@ -9,7 +9,7 @@ mod attempts;
 mod cache;
 mod chain;
 mod error;
-mod race;
+mod happy_eyeballs;
 mod resolver;
 mod socket;
 mod unix;
@@ -29,7 +29,7 @@ use crate::admission::ClientKey;
 use crate::policy::TargetPolicy;
 use crate::stream::Stream;
 use attempts::{Lost, Tried, Why, first_to_connect};
-use race::Race;
+use happy_eyeballs::HappyEyeballs;
 use resolver::{Found, Lookup, LookupError, Pending, Resolver};
 
 pub(crate) use error::DialError;
@@ -179,7 +179,7 @@ impl Dialer {
     async fn connect(&self, target: &Target, purpose: Purpose, caller: Caller) -> Result<Dialed, DialError> {
         let deadline = caller.deadline;
         match target {
-            Target::Ip(address) => self.race(Race::of([address.ip()]), Vec::new(), address.port(), purpose, deadline),
+            Target::Ip(address) => self.connect_any(HappyEyeballs::of([address.ip()]), Vec::new(), address.port(), purpose, deadline),
             Target::Name(name, port) => return self.connect_by_name(name, *port, purpose, caller).await,
             Target::Unix(path) => {
                 self.policy.check_path(path)?;
@@ -202,17 +202,17 @@ impl Dialer {
         let deadline = caller.deadline;
         let mut unresolved = LookupError::NoAddress;
         for reading in self.resolver.readings(name) {
-            let (race, lookups) = match self.resolver.look_up(&reading, caller) {
-                Lookup::Families(lookups) => (Race::asking(), lookups.into()),
+            let (eyeballs, lookups) = match self.resolver.look_up(&reading, caller) {
+                Lookup::Families(lookups) => (HappyEyeballs::looking_up(), lookups.into()),
                 Lookup::Whole(lookup) => match resolver::within(deadline, lookup).await {
-                    Ok(addresses) => (Race::of(addresses), Vec::new()),
+                    Ok(addresses) => (HappyEyeballs::of(addresses), Vec::new()),
                     Err(error) => {
                         unresolved = error;
                         continue;
                     }
                 },
             };
-            match self.race(race, lookups, port, purpose, deadline).await {
+            match self.connect_any(eyeballs, lookups, port, purpose, deadline).await {
                 Err(DialError::Unresolved(error)) => unresolved = error,
                 done => return done,
             }
@@ -220,9 +220,9 @@ impl Dialer {
         Err(unresolved.into())
     }
 
-    async fn race<'a>(
+    async fn connect_any<'a>(
         &'a self,
-        race: Race,
+        eyeballs: HappyEyeballs,
         lookups: Vec<Pending<'a, Found>>,
         port: u16,
         purpose: Purpose,
@@ -242,7 +242,7 @@ impl Dialer {
                 Tried { ip, outcome }
             })
         };
-        match first_to_connect(race, lookups, attempt, deadline).await {
+        match first_to_connect(eyeballs, lookups, attempt, deadline).await {
             Ok((ip, stream)) => Ok(Dialed::new(stream.into(), Some(SocketAddr::new(ip, port)))),
             Err(Lost::Unresolved(error)) => Err(error.into()),
             Err(Lost::Attempt(ip, Why::Denied(denied))) => Err(DialError::Denied(denied, Some(ip))),

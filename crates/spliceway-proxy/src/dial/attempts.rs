@@ -1,4 +1,4 @@
-//! Runs a race: its lookups and attempts side by side, until one attempt has a connection.
+//! Runs happy eyeballs: the lookups and attempts side by side, until one attempt has a connection.
 
 use std::future::poll_fn;
 use std::net::IpAddr;
@@ -6,7 +6,7 @@ use std::task::Poll;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::race::{Race, Step};
+use super::happy_eyeballs::{HappyEyeballs, Step};
 use super::resolver::{Found, LookupError, Pending};
 use super::socket::SocketError;
 use crate::policy::Denied;
@@ -24,7 +24,7 @@ pub(super) enum Why {
     Failed(SocketError),
 }
 
-/// Why a race did.
+/// Why happy eyeballs found no connection.
 #[derive(Debug)]
 pub(super) enum Lost {
     /// There was no address to try.
@@ -35,7 +35,7 @@ pub(super) enum Lost {
 
 /// The first connection that comes of `attempt`; what else is under way then is dropped, and so closed.
 pub(super) async fn first_to_connect<'a, T>(
-    mut race: Race,
+    mut eyeballs: HappyEyeballs,
     mut lookups: Vec<Pending<'a, Found>>,
     attempt: impl Fn(IpAddr) -> Pending<'a, Tried<T>>,
     deadline: Instant,
@@ -48,14 +48,14 @@ pub(super) async fn first_to_connect<'a, T>(
         if now >= deadline {
             return Err(lost.or_late(latest.filter(|_| !attempts.is_empty())));
         }
-        let until = match race.next(now) {
+        let until = match eyeballs.next(now) {
             Step::Try(ip) => {
                 latest = Some(ip);
                 attempts.push(attempt(ip));
                 continue;
             }
             Step::Wait(until) => until.map_or(deadline, |until| until.min(deadline)),
-            Step::Lost => return Err(lost),
+            Step::Exhausted => return Err(lost),
         };
         tokio::select! {
             biased;
@@ -63,14 +63,14 @@ pub(super) async fn first_to_connect<'a, T>(
                 Ok(connection) => return Ok((ip, connection)),
                 Err(why) => {
                     lost = lost.or(ip, why);
-                    race.failed();
+                    eyeballs.failed();
                 }
             },
             Found { family, addresses } = next_done(&mut lookups) => match addresses {
-                Ok(addresses) => race.answered(family, addresses, Instant::now()),
+                Ok(addresses) => eyeballs.answered(family, addresses, Instant::now()),
                 Err(error) => {
                     lost = lost.or_unresolved(error);
-                    race.answered(family, [], Instant::now());
+                    eyeballs.answered(family, [], Instant::now());
                 }
             },
             () = sleep_until(until) => {}

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::race::{ADDRESSES_MAX, Family};
+use super::happy_eyeballs::{ADDRESSES_MAX, Family};
 
 /// Names in each of two generations. A name has 255 bytes and 32 addresses at most: 4 MiB if every one has.
 const GENERATION_MAX: usize = 2048;

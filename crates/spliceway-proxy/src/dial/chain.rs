@@ -31,7 +31,7 @@ impl Dialer {
         let mut failed = None;
         for target in &targets {
             match self.through_all(target, via, caller).await {
-                // As in a race, a denial is what is told.
+                // As in happy eyeballs, a denial is what is told.
                 Err(error) if error.is_of_the_target() && Instant::now() < caller.deadline => {
                     failed = failed
                         .filter(|before: &DialError| before.denied().is_some())

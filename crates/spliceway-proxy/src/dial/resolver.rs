@@ -20,7 +20,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::Caller;
 use super::cache::Cache;
-use super::race::{Family, Race};
+use super::happy_eyeballs::{Family, HappyEyeballs};
 use places::{Place, Places, TooLate};
 
 mod places;
@@ -181,7 +181,7 @@ impl Resolver {
                 Lookup::Families([v6, v4]) => within(caller.deadline, both(v6, v4)).await,
             };
             match found {
-                Ok(addresses) if !addresses.is_empty() => return Ok(Race::of(addresses).in_turn()),
+                Ok(addresses) if !addresses.is_empty() => return Ok(HappyEyeballs::of(addresses).in_turn()),
                 Ok(_) => {}
                 Err(error) => failed = error,
             }

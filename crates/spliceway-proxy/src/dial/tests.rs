@@ -281,22 +281,22 @@ async fn an_attempt_beside_another_waits_for_a_descriptor_and_one_after_another_
     let policy = TargetPolicy::new(Targets::Everything, OwnListeners::default());
     let dialer = dialer(ResolverSettings::System, SocketSettings::default(), policy);
     let (_silent, live, port) = a_silent_and_a_live_one().await;
-    let race = |first: [u8; 4]| {
-        let race = Race::of([first, [127, 0, 0, 2]].map(IpAddr::from));
-        dialer.race(race, Vec::new(), port, Purpose::Target, Instant::now() + TIME)
+    let eyeballs = |first: [u8; 4]| {
+        let eyeballs = HappyEyeballs::of([first, [127, 0, 0, 2]].map(IpAddr::from));
+        dialer.connect_any(eyeballs, Vec::new(), port, Purpose::Target, Instant::now() + TIME)
     };
     let descriptors = u32::try_from(dialer.beside.available_permits()).unwrap();
     let all = dialer.beside.acquire_many(descriptors).await.unwrap();
-    let late = race([127, 0, 0, 1]).await.unwrap_err();
+    let late = eyeballs([127, 0, 0, 1]).await.unwrap_err();
     assert_eq!(late.as_str(), "ETIMEDOUT");
     // Nobody listens at 127.0.0.3: what that attempt had is the next one's.
-    assert!(race([127, 0, 0, 3]).await.is_ok());
+    assert!(eyeballs([127, 0, 0, 3]).await.is_ok());
     drop(all);
-    assert!(race([127, 0, 0, 1]).await.is_ok());
+    assert!(eyeballs([127, 0, 0, 1]).await.is_ok());
     for _ in 0..2 {
         live.accept().await.unwrap();
     }
-    assert!(was_left_alone(live), "the first race did not reach it");
+    assert!(was_left_alone(live), "the first attempts did not reach it");
 }
 
 #[tokio::test]

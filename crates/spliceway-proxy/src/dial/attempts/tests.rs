@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use tokio::time::sleep;
 
-use super::super::race::{ATTEMPT_DELAY, Family, RESOLUTION_DELAY};
+use super::super::happy_eyeballs::{ATTEMPT_DELAY, Family, RESOLUTION_DELAY};
 use super::super::socket::Call;
 use super::*;
 
@@ -36,8 +36,8 @@ impl Network {
         }
     }
 
-    fn all(&self) -> Race {
-        Race::of(self.fates.iter().map(|(ip, _)| ip.parse().unwrap()))
+    fn all(&self) -> HappyEyeballs {
+        HappyEyeballs::of(self.fates.iter().map(|(ip, _)| ip.parse().unwrap()))
     }
 
     fn attempt(&self, ip: IpAddr) -> Pending<'static, Tried<Arc<()>>> {
@@ -57,9 +57,9 @@ impl Network {
     }
 
     /// Who won and after how long, or the error.
-    async fn run(&self, race: Race, lookups: Vec<Pending<'_, Found>>) -> (Result<String, Lost>, Duration) {
+    async fn run(&self, eyeballs: HappyEyeballs, lookups: Vec<Pending<'_, Found>>) -> (Result<String, Lost>, Duration) {
         let start = Instant::now();
-        let won = first_to_connect(race, lookups, |ip| self.attempt(ip), start + TIME).await;
+        let won = first_to_connect(eyeballs, lookups, |ip| self.attempt(ip), start + TIME).await;
         let took = start.elapsed();
         if let Ok((_, held)) = &won {
             assert_eq!(Arc::strong_count(held), 2, "whoever lost is gone when somebody has won");
@@ -177,7 +177,7 @@ async fn the_deadline_ends_what_is_under_way() {
 async fn an_answer_that_never_comes_keeps_the_other_s_addresses_for_50_ms() {
     let network = Network::new(&[("192.0.2.1", Fate::Connects(FAST))]);
     let lookups = vec![answer(Family::V6, &[], NEVER), answer(Family::V4, &["192.0.2.1"], FAST)];
-    let (won, took) = network.run(Race::asking(), lookups).await;
+    let (won, took) = network.run(HappyEyeballs::looking_up(), lookups).await;
     assert_eq!(
         (won.unwrap().as_str(), took),
         ("192.0.2.1", FAST + RESOLUTION_DELAY + FAST)
@@ -191,7 +191,7 @@ async fn ipv6_does_not_wait_for_ipv4_s_answer() {
         answer(Family::V6, &["2001:db8::1"], FAST),
         answer(Family::V4, &["192.0.2.1"], NEVER),
     ];
-    let (won, took) = network.run(Race::asking(), lookups).await;
+    let (won, took) = network.run(HappyEyeballs::looking_up(), lookups).await;
     assert_eq!((won.unwrap().as_str(), took), ("2001:db8::1", 2 * FAST));
 }
 
@@ -206,7 +206,7 @@ async fn addresses_that_come_late_are_tried_too() {
         answer(Family::V6, &["2001:db8::1"], late),
         answer(Family::V4, &["192.0.2.1"], FAST),
     ];
-    let (won, took) = network.run(Race::asking(), lookups).await;
+    let (won, took) = network.run(HappyEyeballs::looking_up(), lookups).await;
     assert_eq!((won.unwrap().as_str(), took), ("2001:db8::1", late + FAST));
 }
 
@@ -218,11 +218,11 @@ async fn without_an_address_the_lookup_s_own_error_is_told() {
         vec![failure(Family::V6, failed.clone()), answer(Family::V4, &[], FAST)],
         vec![answer(Family::V6, &[], FAST), failure(Family::V4, failed.clone())],
     ] {
-        let (lost, _) = network.run(Race::asking(), lookups).await;
+        let (lost, _) = network.run(HappyEyeballs::looking_up(), lookups).await;
         assert!(matches!(lost, Err(Lost::Unresolved(error)) if error == failed));
     }
     let lookups = vec![answer(Family::V6, &[], FAST), answer(Family::V4, &[], NEVER)];
-    let (lost, took) = network.run(Race::asking(), lookups).await;
+    let (lost, took) = network.run(HappyEyeballs::looking_up(), lookups).await;
     assert!(matches!(lost, Err(Lost::Unresolved(LookupError::TimedOut))));
     assert_eq!(took, TIME);
 }

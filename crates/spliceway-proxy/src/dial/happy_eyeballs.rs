@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   answers ──▶ waiting IPv6 ─┐ in turn
-//!   answers ──▶ waiting IPv4 ─┴────────▶ Try, 250 ms later or at a failure the next ──▶ won, or Lost
+//!   answers ──▶ waiting IPv4 ─┴────────▶ Try, 250 ms later or at a failure the next ──▶ connected, or Exhausted
 //! ```
 
 use std::collections::VecDeque;
@@ -26,7 +26,7 @@ pub(super) enum Family {
 
 /// The attempts at one connection. IPv6 comes first, as section 4 has it, unless only IPv4 is known.
 #[derive(Debug)]
-pub(super) struct Race {
+pub(super) struct HappyEyeballs {
     waiting_v6: VecDeque<IpAddr>,
     waiting_v4: VecDeque<IpAddr>,
     /// Families whose answer is still out.
@@ -48,12 +48,12 @@ pub(super) enum Step {
     /// Wait for an attempt or an answer, and no longer than this.
     Wait(Option<Instant>),
     /// Nothing is under way, and nothing is left to try.
-    Lost,
+    Exhausted,
 }
 
-impl Race {
+impl HappyEyeballs {
     /// Both answers are still to come.
-    pub(super) fn asking() -> Self {
+    pub(super) fn looking_up() -> Self {
         Self {
             waiting_v6: VecDeque::new(),
             waiting_v4: VecDeque::new(),
@@ -67,10 +67,10 @@ impl Race {
 
     /// Between addresses that are all known.
     pub(super) fn of(addresses: impl IntoIterator<Item = IpAddr>) -> Self {
-        let mut race = Self::asking();
-        race.awaited.clear();
-        race.add(addresses);
-        race
+        let mut eyeballs = Self::looking_up();
+        eyeballs.awaited.clear();
+        eyeballs.add(addresses);
+        eyeballs
     }
 
     /// An answer came; with no address, if it was that there is none, or that nobody could say.
@@ -106,7 +106,7 @@ impl Race {
         if self.under_way > 0 || (may_try && !self.awaited.is_empty()) {
             Step::Wait(None)
         } else {
-            Step::Lost
+            Step::Exhausted
         }
     }
 
@@ -162,92 +162,92 @@ mod tests {
     #[test]
     fn families_take_turns_250_ms_apart_whatever_order_they_came_in() {
         let start = Instant::now();
-        let mut race = Race::of(ips(&[ONE, TWO, A, B]));
+        let mut eyeballs = HappyEyeballs::of(ips(&[ONE, TWO, A, B]));
         for (index, ip) in (0..).zip([A, ONE, B, TWO]) {
             let now = after(start, index * 250);
-            assert_eq!(race.next(now), tries(ip));
+            assert_eq!(eyeballs.next(now), tries(ip));
             let waits = if index < 3 { Some(after(now, 250)) } else { None };
-            assert_eq!(race.next(now), Step::Wait(waits));
-            assert_eq!(race.next(after(now, 249)), Step::Wait(waits));
+            assert_eq!(eyeballs.next(now), Step::Wait(waits));
+            assert_eq!(eyeballs.next(after(now, 249)), Step::Wait(waits));
         }
     }
 
     #[test]
     fn a_failure_lets_the_next_start_at_once() {
         let start = Instant::now();
-        let mut race = Race::of(ips(&[A, ONE]));
-        assert_eq!(race.next(start), tries(A));
-        race.failed();
-        assert_eq!(race.next(start), tries(ONE));
-        assert_eq!(race.next(start), Step::Wait(None));
-        race.failed();
-        assert_eq!(race.next(start), Step::Lost);
+        let mut eyeballs = HappyEyeballs::of(ips(&[A, ONE]));
+        assert_eq!(eyeballs.next(start), tries(A));
+        eyeballs.failed();
+        assert_eq!(eyeballs.next(start), tries(ONE));
+        assert_eq!(eyeballs.next(start), Step::Wait(None));
+        eyeballs.failed();
+        assert_eq!(eyeballs.next(start), Step::Exhausted);
     }
 
     #[test]
     fn ipv6_starts_without_waiting_for_the_answer_about_ipv4() {
         let start = Instant::now();
-        let mut race = Race::asking();
-        assert_eq!(race.next(start), Step::Wait(None));
-        race.answered(Family::V6, ips(&[A]), start);
-        assert_eq!(race.next(start), tries(A));
-        race.answered(Family::V4, ips(&[ONE]), after(start, 10));
-        assert_eq!(race.next(after(start, 10)), Step::Wait(Some(after(start, 250))));
-        assert_eq!(race.next(after(start, 250)), tries(ONE));
+        let mut eyeballs = HappyEyeballs::looking_up();
+        assert_eq!(eyeballs.next(start), Step::Wait(None));
+        eyeballs.answered(Family::V6, ips(&[A]), start);
+        assert_eq!(eyeballs.next(start), tries(A));
+        eyeballs.answered(Family::V4, ips(&[ONE]), after(start, 10));
+        assert_eq!(eyeballs.next(after(start, 10)), Step::Wait(Some(after(start, 250))));
+        assert_eq!(eyeballs.next(after(start, 250)), tries(ONE));
     }
 
     #[test]
     fn ipv4_waits_50_ms_for_the_answer_about_ipv6_and_gives_it_the_first_turn() {
         let start = Instant::now();
-        let mut race = Race::asking();
-        race.answered(Family::V4, ips(&[ONE]), start);
-        assert_eq!(race.next(start), Step::Wait(Some(after(start, 50))));
-        race.answered(Family::V6, ips(&[A]), after(start, 30));
-        assert_eq!(race.next(after(start, 30)), tries(A));
+        let mut eyeballs = HappyEyeballs::looking_up();
+        eyeballs.answered(Family::V4, ips(&[ONE]), start);
+        assert_eq!(eyeballs.next(start), Step::Wait(Some(after(start, 50))));
+        eyeballs.answered(Family::V6, ips(&[A]), after(start, 30));
+        assert_eq!(eyeballs.next(after(start, 30)), tries(A));
     }
 
     #[test]
     fn ipv4_starts_after_50_ms_and_a_late_answer_joins_in() {
         let start = Instant::now();
-        let mut race = Race::asking();
-        race.answered(Family::V4, ips(&[ONE, TWO]), start);
-        assert_eq!(race.next(after(start, 50)), tries(ONE));
-        race.answered(Family::V6, ips(&[A]), after(start, 60));
-        assert_eq!(race.next(after(start, 299)), Step::Wait(Some(after(start, 300))));
-        assert_eq!(race.next(after(start, 300)), tries(A));
-        assert_eq!(race.next(after(start, 550)), tries(TWO));
+        let mut eyeballs = HappyEyeballs::looking_up();
+        eyeballs.answered(Family::V4, ips(&[ONE, TWO]), start);
+        assert_eq!(eyeballs.next(after(start, 50)), tries(ONE));
+        eyeballs.answered(Family::V6, ips(&[A]), after(start, 60));
+        assert_eq!(eyeballs.next(after(start, 299)), Step::Wait(Some(after(start, 300))));
+        assert_eq!(eyeballs.next(after(start, 300)), tries(A));
+        assert_eq!(eyeballs.next(after(start, 550)), tries(TWO));
     }
 
     #[test]
     fn ipv4_starts_at_once_if_there_is_no_ipv6() {
         let start = Instant::now();
-        let mut race = Race::asking();
-        race.answered(Family::V4, ips(&[ONE]), start);
-        race.answered(Family::V6, [], after(start, 1));
-        assert_eq!(race.next(after(start, 1)), tries(ONE));
+        let mut eyeballs = HappyEyeballs::looking_up();
+        eyeballs.answered(Family::V4, ips(&[ONE]), start);
+        eyeballs.answered(Family::V6, [], after(start, 1));
+        assert_eq!(eyeballs.next(after(start, 1)), tries(ONE));
     }
 
     #[test]
-    fn a_race_without_addresses_is_lost_when_both_answers_are_there() {
+    fn attempts_without_addresses_fail_when_both_answers_are_there() {
         let start = Instant::now();
-        let mut race = Race::asking();
-        race.answered(Family::V6, [], start);
-        assert_eq!(race.next(start), Step::Wait(None));
-        race.answered(Family::V4, [], start);
-        assert_eq!(race.next(start), Step::Lost);
-        assert_eq!(Race::of([]).next(start), Step::Lost);
+        let mut eyeballs = HappyEyeballs::looking_up();
+        eyeballs.answered(Family::V6, [], start);
+        assert_eq!(eyeballs.next(start), Step::Wait(None));
+        eyeballs.answered(Family::V4, [], start);
+        assert_eq!(eyeballs.next(start), Step::Exhausted);
+        assert_eq!(HappyEyeballs::of([]).next(start), Step::Exhausted);
     }
 
     #[test]
     fn a_failure_of_all_that_is_known_waits_for_the_answer_that_is_out() {
         let start = Instant::now();
-        let mut race = Race::asking();
-        race.answered(Family::V6, ips(&[A]), start);
-        assert_eq!(race.next(start), tries(A));
-        race.failed();
-        assert_eq!(race.next(start), Step::Wait(None));
-        race.answered(Family::V4, ips(&[ONE]), start);
-        assert_eq!(race.next(start), tries(ONE));
+        let mut eyeballs = HappyEyeballs::looking_up();
+        eyeballs.answered(Family::V6, ips(&[A]), start);
+        assert_eq!(eyeballs.next(start), tries(A));
+        eyeballs.failed();
+        assert_eq!(eyeballs.next(start), Step::Wait(None));
+        eyeballs.answered(Family::V4, ips(&[ONE]), start);
+        assert_eq!(eyeballs.next(start), tries(ONE));
     }
 
     #[test]
@@ -255,19 +255,19 @@ mod tests {
         let start = Instant::now();
         let v6 = (0..100_u16).map(|low| IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, low]));
         let v4 = (0..100_u8).map(|low| IpAddr::from([192, 0, 2, low]));
-        let mut race = Race::of(v6.chain(v4));
+        let mut eyeballs = HappyEyeballs::of(v6.chain(v4));
         let mut tried = Vec::new();
-        while let Step::Try(ip) = race.next(start) {
+        while let Step::Try(ip) = eyeballs.next(start) {
             tried.push(ip);
-            race.failed();
+            eyeballs.failed();
         }
-        assert_eq!(race.next(start), Step::Lost);
+        assert_eq!(eyeballs.next(start), Step::Exhausted);
         assert_eq!(tried.len(), ADDRESSES_MAX);
         assert_eq!(tried.iter().filter(|ip| ip.is_ipv4()).count(), ADDRESSES_MAX / 2);
     }
 
     #[test]
     fn an_ipv4_address_mapped_into_ipv6_is_tried_as_what_it_is() {
-        assert_eq!(Race::of(ips(&["::ffff:192.0.2.1"])).next(Instant::now()), tries(ONE));
+        assert_eq!(HappyEyeballs::of(ips(&["::ffff:192.0.2.1"])).next(Instant::now()), tries(ONE));
     }
 }
