@@ -85,16 +85,16 @@ struct Caller {
 }
 
 impl Dialer {
-    /// Up to `passing` descriptors are open at once for lookups and for attempts beside a first one; what needs more waits, as long as
+    /// Up to `transient` descriptors are open at once for lookups and for attempts beside a first one; what needs more waits, as long as
     /// its dial may. Reads `/etc/resolv.conf` and `/etc/hosts`, once, where the settings say so.
     ///
     /// # Errors
     /// Socket options that can never be set.
-    pub(crate) fn new(settings: DialSettings, policy: TargetPolicy, passing: usize) -> io::Result<Self> {
+    pub(crate) fn new(settings: DialSettings, policy: TargetPolicy, transient: usize) -> io::Result<Self> {
         settings.sockets.probe()?;
         Ok(Self {
-            resolver: Arc::new(Resolver::new(&settings.resolver, passing / 2)?),
-            beside: Arc::new(Semaphore::new((passing / 2).max(1))),
+            resolver: Arc::new(Resolver::new(&settings.resolver, transient / 2)?),
+            beside: Arc::new(Semaphore::new((transient / 2).max(1))),
             settings: Arc::new(settings),
             policy,
         })

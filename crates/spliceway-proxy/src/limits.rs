@@ -53,7 +53,7 @@ pub(crate) struct Descriptors {
     /// The pipe pool's share, which the library holds itself to: two for each of `RLIMIT_NOFILE / 16` pipes.
     pipes: usize,
     /// What comes and goes: lookups, second attempts at a target, scrapers, clients that are being refused.
-    passing: usize,
+    transient: usize,
     /// The rest: two for each session.
     sessions: usize,
 }
@@ -64,26 +64,26 @@ const OWN: usize = 24;
 const PIPES: usize = 8;
 /// One part in so many is for what comes and goes. A session that is being opened has one descriptor that it does not use
 /// yet, its target's; this is for what it needs beyond that.
-const PASSING: usize = 8;
+const TRANSIENT: usize = 8;
 /// A client's and a target's.
 const EACH_SESSION: usize = 2;
 
 impl Descriptors {
     /// Of so many in all, with so many listeners.
     pub(crate) fn of(limit: usize, listeners: usize) -> Self {
-        let (own, pipes, passing) = (OWN.saturating_add(listeners), limit / PIPES, limit / PASSING);
+        let (own, pipes, transient) = (OWN.saturating_add(listeners), limit / PIPES, limit / TRANSIENT);
         Self {
             limit,
             own,
             pipes,
-            passing,
-            sessions: limit.saturating_sub(own).saturating_sub(pipes).saturating_sub(passing),
+            transient,
+            sessions: limit.saturating_sub(own).saturating_sub(pipes).saturating_sub(transient),
         }
     }
 
     /// How many there are for what comes and goes.
-    pub(crate) fn passing(&self) -> usize {
-        self.passing
+    pub(crate) fn transient(&self) -> usize {
+        self.transient
     }
 
     /// How many sessions there are descriptors for: 1 at least, as a program that serves nobody is of no use.
@@ -98,12 +98,12 @@ impl fmt::Display for Descriptors {
             limit,
             own,
             pipes,
-            passing,
+            transient,
             sessions,
         } = self;
         write!(
             f,
-            "of {limit} descriptors {own} are the program's, {pipes} for pipes, {passing} for what comes and goes, {sessions} for {} sessions",
+            "of {limit} descriptors {own} are the program's, {pipes} for pipes, {transient} for what comes and goes, {sessions} for {} sessions",
             self.sessions()
         )
     }
@@ -118,9 +118,9 @@ mod tests {
         for (limit, listeners, sessions) in [(256, 1, 83), (1024, 1, 371), (1_048_576, 10, 393_199)] {
             let descriptors = Descriptors::of(limit, listeners);
             let Descriptors {
-                own, pipes, passing, ..
+                own, pipes, transient, ..
             } = descriptors;
-            assert_eq!(own + pipes + passing + descriptors.sessions, limit);
+            assert_eq!(own + pipes + transient + descriptors.sessions, limit);
             assert_eq!(descriptors.sessions(), sessions, "{descriptors}");
         }
     }

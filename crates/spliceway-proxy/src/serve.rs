@@ -54,8 +54,8 @@ pub(crate) async fn run(settings: Settings, descriptors: usize, health: &Health)
     let shares = Descriptors::of(descriptors, bound.iter().map(Vec::len).sum());
     let admission = admission(&settings, &shares);
     // Services share them, evenly.
-    let passing = shares.passing() / settings.services.len().max(1);
-    let (services, metrics) = services(&settings, &bound, &own, &admission, passing)?;
+    let transient = shares.transient() / settings.services.len().max(1);
+    let (services, metrics) = services(&settings, &bound, &own, &admission, transient)?;
     if let Some(address) = &settings.metrics {
         for listener in listener::bind(address).await? {
             own.add(&listener)?;
@@ -171,7 +171,7 @@ fn services(
     bound: &[Vec<Bound>],
     own: &OwnListeners,
     admission: &Arc<Admission>,
-    passing: usize,
+    transient: usize,
 ) -> Result<(Vec<Arc<Service>>, Arc<Metrics>), CannotRun> {
     let traffic: Vec<_> = settings
         .services
@@ -201,7 +201,7 @@ fn services(
             accept_proxy: settled.accept_proxy.clone(),
             send_proxy: settled.send_proxy,
             dials: Dials::new(settings.limits.max_dials_per_ip),
-            dialer: Dialer::new(settled.dial.clone(), TargetPolicy::new(targets, own.clone()), passing)?,
+            dialer: Dialer::new(settled.dial.clone(), TargetPolicy::new(targets, own.clone()), transient)?,
             rates: RateLimits::new(settled.rates_in, settled.rates_out),
             advertise: settled.advertise,
             metrics: Arc::clone(&metrics),

@@ -14,7 +14,7 @@ use crate::protocol::Failure;
 const TIME: Duration = Duration::from_secs(20);
 
 /// Room enough for any test.
-const PASSING: usize = 64;
+const TRANSIENT: usize = 64;
 
 fn dialer(resolver: ResolverSettings, sockets: SocketSettings, policy: TargetPolicy) -> Dialer {
     let settings = DialSettings {
@@ -23,7 +23,7 @@ fn dialer(resolver: ResolverSettings, sockets: SocketSettings, policy: TargetPol
         upstreams: Vec::new(),
         timeout: TIME,
     };
-    Dialer::new(settings, policy, PASSING).unwrap()
+    Dialer::new(settings, policy, TRANSIENT).unwrap()
 }
 
 /// By the names of `server`, to whatever is public, from an address that this machine does not have: what is allowed fails for that
