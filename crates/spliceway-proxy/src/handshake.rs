@@ -87,7 +87,7 @@ pub(crate) enum NoRequest {
 }
 
 /// Who may ask.
-pub(crate) struct Door<'a> {
+pub(crate) struct Authenticator<'a> {
     pub(crate) users: Option<&'a Users>,
     pub(crate) penalties: &'a Penalties,
     /// `None` of a client on this machine's file system.
@@ -109,7 +109,7 @@ enum Unproven {
 pub(crate) async fn ask(
     client: &mut Client,
     kind: &Kind,
-    door: &Door<'_>,
+    authenticator: &Authenticator<'_>,
     heard: &mut Heard,
 ) -> Result<Asked, NoRequest> {
     let spoken = match kind {
@@ -122,9 +122,9 @@ pub(crate) async fn ask(
     };
     heard.protocol = Some(spoken);
     match spoken {
-        Spoken::Socks5 => ask_socks5(client, door, heard).await,
-        Spoken::Socks4 => ask_socks4(client, door).await,
-        Spoken::Http => ask_http(client, door, heard).await,
+        Spoken::Socks5 => ask_socks5(client, authenticator, heard).await,
+        Spoken::Socks4 => ask_socks4(client, authenticator).await,
+        Spoken::Http => ask_http(client, authenticator, heard).await,
     }
 }
 
@@ -133,8 +133,8 @@ async fn first_byte(client: &mut Client) -> Result<Spoken, NoRequest> {
     Spoken::by_first_byte(*first).ok_or_else(|| refused(NONE_OF_THEM, Vec::new()))
 }
 
-async fn ask_socks5(client: &mut Client, door: &Door<'_>, heard: &mut Heard) -> Result<Asked, NoRequest> {
-    let mut greeting = socks5::Greeting::new(door.demand());
+async fn ask_socks5(client: &mut Client, authenticator: &Authenticator<'_>, heard: &mut Heard) -> Result<Asked, NoRequest> {
+    let mut greeting = socks5::Greeting::new(authenticator.demand());
     let offer = read(client, |input| greeting.feed(input)).await?;
     client.write_all(&offer.answer()).await?;
     let agreed = match offer {
@@ -142,7 +142,7 @@ async fn ask_socks5(client: &mut Client, door: &Door<'_>, heard: &mut Heard) -> 
         socks5::Offer::Password(mut stage) => {
             let (credentials, undecided) = read(client, |input| stage.feed(input)).await?;
             heard.user = Some(credentials.name_as_text());
-            let proof = door.verify(&credentials).await;
+            let proof = authenticator.verify(&credentials).await;
             let proof = proof.map_err(|why| refused(why.reason(), why.socks5().to_vec()))?;
             client.write_all(&socks5::Undecided::ACCEPTED).await?;
             undecided.accept(proof)
@@ -159,8 +159,8 @@ async fn ask_socks5(client: &mut Client, door: &Door<'_>, heard: &mut Heard) -> 
     })
 }
 
-async fn ask_socks4(client: &mut Client, door: &Door<'_>) -> Result<Asked, NoRequest> {
-    let mut stage = socks4::RequestStage::new(door.demand());
+async fn ask_socks4(client: &mut Client, authenticator: &Authenticator<'_>) -> Result<Asked, NoRequest> {
+    let mut stage = socks4::RequestStage::new(authenticator.demand());
     // Its user id is what anybody may say.
     let (request, _) = read(client, |input| stage.feed(input)).await?;
     Ok(Asked {
@@ -172,8 +172,8 @@ async fn ask_socks4(client: &mut Client, door: &Door<'_>) -> Result<Asked, NoReq
     })
 }
 
-async fn ask_http(client: &mut Client, door: &Door<'_>, heard: &mut Heard) -> Result<Asked, NoRequest> {
-    let mut parser = http::Head::new(door.demand());
+async fn ask_http(client: &mut Client, authenticator: &Authenticator<'_>, heard: &mut Heard) -> Result<Asked, NoRequest> {
+    let mut parser = http::Head::new(authenticator.demand());
     let request = match read(client, |input| parser.feed(input)).await? {
         http::Asked::Agreed(request) => request,
         http::Asked::Password(unproven) => {
@@ -182,7 +182,7 @@ async fn ask_http(client: &mut Client, door: &Door<'_>, heard: &mut Heard) -> Re
                 return Err(refused(NO_SECRET, challenge));
             };
             heard.user = Some(credentials.name_as_text());
-            let proof = door.verify(credentials).await;
+            let proof = authenticator.verify(credentials).await;
             let proof = proof.map_err(|why| refused(why.reason(), why.http()))?;
             unproven.accept(proof)
         }
@@ -224,7 +224,7 @@ pub(crate) async fn read<T, R: Into<Refused>>(
     }
 }
 
-impl Door<'_> {
+impl Authenticator<'_> {
     fn demand(&self) -> Demand {
         match self.users {
             Some(_) => Demand::Password,

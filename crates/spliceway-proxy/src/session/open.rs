@@ -17,7 +17,7 @@ use super::{Ends, Opened, Rest, Service};
 use crate::admission::{self, ClientKey, Dial, Permit};
 use crate::bind::{Binding, Expected, NobodyCame};
 use crate::dial::{DialError, Dialed};
-use crate::handshake::{self, Asked, Client, Door, Heard, NoRequest};
+use crate::handshake::{self, Asked, Client, Authenticator, Heard, NoRequest};
 use crate::listener::{self, Accepted};
 use crate::protocol::http::{self, Body, Chunks, Malformed};
 use crate::protocol::socks5::UNSPECIFIED;
@@ -92,7 +92,7 @@ async fn ask(
     service: &Service,
     record: &mut Record,
 ) -> Result<Asked, Outcome> {
-    let door = Door {
+    let authenticator = Authenticator {
         users: service.users.as_deref(),
         penalties: &service.penalties,
         client: addresses.client.map(|client| client.ip()),
@@ -101,7 +101,7 @@ async fn ask(
     let mut heard = Heard::default();
     let asked = timeout(
         service.timeouts.handshake,
-        handshake::ask(client, kind, &door, &mut heard),
+        handshake::ask(client, kind, &authenticator, &mut heard),
     )
     .await;
     // A client that has sent no byte gets no 408: it may be about to send its first request, and would take this for the answer.
