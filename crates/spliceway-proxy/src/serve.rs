@@ -22,7 +22,7 @@ use crate::session::{self, Arrival, Service};
 use crate::settings::{ServiceSettings, Settings};
 
 /// What sessions that the drain timeout cuts have to deliver what they hold: 256 KiB, what is held for a sink that is slow, at 1 Mbit/s.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const FLUSH_GRACE: Duration = Duration::from_secs(2);
 
 /// Why a run did not begin, or ended without a signal.
 #[derive(Debug)]
@@ -110,12 +110,12 @@ pub(crate) async fn run(settings: Settings, descriptors: usize, health: &Health)
 async fn finish(mut drain: Drain, limit: Duration, services: &[Arc<Service>], signals: &mut StopSignals) {
     let mut drained = drain.wait(limit, signals).await;
     if drained == Drained::TimeUp {
-        let transfers: usize = services.iter().map(|service| service.traffic.cancel(LAST_WORDS)).sum();
+        let transfers: usize = services.iter().map(|service| service.traffic.cancel(FLUSH_GRACE)).sum();
         tracing::warn!(
             transfers,
             "the drain timeout is over: sessions that are left are cut, and deliver what they hold if they can"
         );
-        drained = drain.wait(LAST_WORDS, signals).await;
+        drained = drain.wait(FLUSH_GRACE, signals).await;
     }
     match drained {
         Drained::Empty => tracing::info!("drained: every session has ended"),

@@ -28,7 +28,7 @@ use crate::settings::Kind;
 /// Room for the longest message of SOCKS (520 bytes), most heads of HTTP, and some early data. More of that waits in the socket.
 const HANDSHAKE_BUFFER_BYTES: usize = 1024;
 /// How long, and how much of, what a refused client still sends is read, so that the close does not overtake the answer.
-const FAREWELL: Duration = Duration::from_secs(1);
+const LINGER: Duration = Duration::from_secs(1);
 const FAREWELL_MAX_BYTES: u64 = 64 << 10;
 
 /// From a connection to both ends of a relay, or to an association. Dropped before that, it leaves the client unanswered.
@@ -112,13 +112,13 @@ async fn ask(
         Ok(Ok(asked)) => Ok(asked),
         Ok(Err(no_request)) => {
             if let NoRequest::Refused(refused) = &no_request {
-                farewell(client, &refused.answer).await;
+                lingering_close(client, &refused.answer).await;
             }
             Err(no_request.outcome())
         }
         Err(_) => {
             if is_late {
-                farewell(client, &http::response(http::Status::RequestTimeout)).await;
+                lingering_close(client, &http::response(http::Status::RequestTimeout)).await;
             }
             Err(End::Denied(handshake::TOO_SLOW).into())
         }
@@ -257,7 +257,7 @@ impl Opening {
         match reached.filter(|_| !self.service.dialer.has_upstreams() && self.service.accept_proxy.is_none()) {
             Some(reached) => Ok(reached),
             None => {
-                farewell(&mut self.client, &self.asked.unsupported()).await;
+                lingering_close(&mut self.client, &self.asked.unsupported()).await;
                 Err(End::Denied(handshake::UNSUPPORTED).into())
             }
         }
@@ -270,7 +270,7 @@ impl Opening {
 
     async fn refuse(&mut self, failure: Failure, outcome: Outcome) -> Outcome {
         if self.asked.spoken.is_some() {
-            farewell(&mut self.client, &self.asked.failed(failure)).await;
+            lingering_close(&mut self.client, &self.asked.failed(failure)).await;
         }
         outcome
     }
@@ -337,7 +337,7 @@ impl Opening {
             Some(rest) => match rest.take(early) {
                 Ok(here) => here,
                 Err(Malformed) => {
-                    farewell(&mut self.client, &http::no_chunks()).await;
+                    lingering_close(&mut self.client, &http::no_chunks()).await;
                     return Err(End::Denied(handshake::NO_CHUNKS).into());
                 }
             },
@@ -368,14 +368,14 @@ fn charge(rate: &Option<RateLimit>, bytes: u64) {
 }
 
 /// Answers and closes so that the answer arrives: a socket closed with bytes unread sends a reset, which discards it.
-async fn farewell(client: &mut Client, answer: &[u8]) {
-    let farewell = async {
+async fn lingering_close(client: &mut Client, answer: &[u8]) {
+    let lingering_close = async {
         client.write_all(answer).await?;
         client.shutdown().await?;
         tokio::io::copy_buf(&mut client.take(FAREWELL_MAX_BYTES), &mut tokio::io::sink()).await
     };
     // Whether it arrived is not for us to know.
-    let _ = timeout(FAREWELL, farewell).await;
+    let _ = timeout(LINGER, lingering_close).await;
 }
 
 impl NoRequest {
