@@ -45,7 +45,7 @@ mod sockets;
 mod targets;
 #[cfg(test)]
 mod tests;
-mod train;
+mod gso_batch;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -66,7 +66,7 @@ use crate::protocol::socks5::datagram::{self, Header};
 use batch::with_scratch;
 use sockets::readable;
 use targets::{Found, Targets};
-use train::{Train, send};
+use gso_batch::{GsoBatch, send};
 
 /// What a service settles for all of its associations.
 #[derive(Debug, Clone, Copy, Default)]
@@ -241,15 +241,15 @@ impl<D: Destinations> Association<D> {
             stats,
             ..
         } = self;
-        with_scratch(|batch, train| {
+        with_scratch(|batch, gso| {
             let more = batch.receive(udp, &inside.socket);
             for (source, packet) in batch.packets() {
                 match inside.client.read(source, packet.data()) {
-                    Ok((target, data)) => targets.send(target, data, now, train),
+                    Ok((target, data)) => targets.send(target, data, now, gso),
                     Err(dropped) => stats.dropped(dropped),
                 }
             }
-            targets.depart(train);
+            targets.flush(gso);
             more
         })
     }
@@ -271,14 +271,14 @@ impl<D: Destinations> Association<D> {
         let (Some(socket), Some(client)) = (socket, inside.client.address) else {
             return false;
         };
-        // The same for all of a family, so of a train what is data is known.
+        // The same for all of a family, so of a batch what is data is known.
         let header_bytes = family.header_bytes();
         let count = |bytes: usize, sent: Result<(), Dropped>| match sent {
             Ok(()) => stats.down(bytes - header_bytes),
             Err(dropped) => stats.dropped(dropped),
         };
-        let depart = |train: &mut Train| train.depart(udp, &inside.socket, count);
-        with_scratch(|batch, train| {
+        let flush = |gso: &mut GsoBatch| gso.flush(udp, &inside.socket, count);
+        with_scratch(|batch, gso| {
             let more = batch.receive(udp, socket);
             for (source, mut packet) in batch.packets() {
                 if !peers.may_answer(source) {
@@ -286,11 +286,11 @@ impl<D: Destinations> Association<D> {
                     continue;
                 }
                 let datagram = packet.behind(&Header::of(source));
-                if !train.take(client, datagram, depart) {
+                if !gso.push(client, datagram, flush) {
                     count(datagram.len(), send(&inside.socket, client, datagram));
                 }
             }
-            depart(train);
+            flush(gso);
             more
         })
     }

@@ -8,7 +8,7 @@ use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 
-use super::train::Train;
+use super::gso_batch::GsoBatch;
 use crate::protocol::socks5::datagram::{HEADER_MAX_BYTES, Header};
 
 /// Datagrams taken off a socket before the others have their turn: 0.1 ms of work. As many as quinn-udp takes by one call.
@@ -21,15 +21,15 @@ const ERRORS_IN_A_ROW_MAX: usize = 8;
 thread_local! {
     /// Datagrams pass through between two waits, so a thread needs one place for them and an association none. 2 MiB, of which
     /// the kernel gives as much as has ever been filled.
-    static SCRATCH: RefCell<(Batch, Train)> = RefCell::new((Batch::new(), Train::default()));
+    static SCRATCH: RefCell<(Batch, GsoBatch)> = RefCell::new((Batch::new(), GsoBatch::default()));
 }
 
 /// Lends this thread's room for datagrams: what is received, and what is to be sent.
-pub(super) fn with_scratch<T>(turn: impl FnOnce(&mut Batch, &mut Train) -> T) -> T {
-    SCRATCH.with_borrow_mut(|(batch, train)| {
+pub(super) fn with_scratch<T>(turn: impl FnOnce(&mut Batch, &mut GsoBatch) -> T) -> T {
+    SCRATCH.with_borrow_mut(|(batch, gso)| {
         // Nothing, unless a turn before has panicked.
-        train.clear();
-        turn(batch, train)
+        gso.clear();
+        turn(batch, gso)
     })
 }
 

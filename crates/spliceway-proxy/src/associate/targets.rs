@@ -13,7 +13,7 @@ use super::counts::{AssociateStats, Dropped};
 use super::names::{Asked, Name, Names};
 use super::peers::Peers;
 use super::sockets::Outside;
-use super::train::{Train, send};
+use super::gso_batch::{GsoBatch, send};
 use crate::address::Target;
 
 /// Everything of an association on the side of the targets.
@@ -59,37 +59,37 @@ impl<D: Destinations> Targets<D> {
         }
     }
 
-    /// Sends a datagram on, which may mean that it is put on `train`; or keeps it until its name is looked up, or drops it.
+    /// Sends a datagram on, which may mean that it is put on `gso`; or keeps it until its name is looked up, or drops it.
     /// Counts which.
-    pub(super) fn send(&mut self, target: Target, data: &[u8], now: Instant, train: &mut Train) {
+    pub(super) fn send(&mut self, target: Target, data: &[u8], now: Instant, gso: &mut GsoBatch) {
         match target {
-            Target::Ip(address) => self.send_to(address, data, train),
-            Target::Name(name, port) => self.send_to_name((name, port), data, now, train),
+            Target::Ip(address) => self.send_to(address, data, gso),
+            Target::Name(name, port) => self.send_to_name((name, port), data, now, gso),
             // Clients cannot name one.
             Target::Unix(_) => self.stats.dropped(Dropped::Denied),
         }
     }
 
-    fn send_to(&mut self, address: SocketAddr, data: &[u8], train: &mut Train) {
+    fn send_to(&mut self, address: SocketAddr, data: &[u8], gso: &mut GsoBatch) {
         if let Err(dropped) = self.admit(address) {
             return self.stats.dropped(dropped);
         }
-        if !train.take(address, data, |train| self.depart(train)) {
+        if !gso.push(address, data, |gso| self.flush(gso)) {
             let sent = self.send_now(address, data);
             self.count(sent, data.len());
         }
     }
 
-    fn send_to_name(&mut self, name: Name, data: &[u8], now: Instant, train: &mut Train) {
+    fn send_to_name(&mut self, name: Name, data: &[u8], now: Instant, gso: &mut GsoBatch) {
         match self.names.ask(&name, now) {
             Asked::No => {}
             Asked::Now => self.look_up(name.clone()),
             Asked::TooMany => return self.stats.dropped(Dropped::LookupLimit),
         }
         if let Some(address) = self.names.proven(&name) {
-            self.send_to(address, data, train);
+            self.send_to(address, data, gso);
         } else if self.names.addresses(&name).is_some() {
-            self.depart(train);
+            self.flush(gso);
             let sent = self.send_to_first(&name, data);
             self.count(sent, data.len());
         } else if !self.names.wait(&name, data) {
@@ -129,10 +129,10 @@ impl<D: Destinations> Targets<D> {
         send(socket, address, data)
     }
 
-    /// Sends what is on `train`.
-    pub(super) fn depart(&self, train: &mut Train) {
-        if let Some(socket) = train.to().and_then(|address| self.sockets.of(address)) {
-            train.depart(self.udp, socket, |bytes, sent| self.count(sent, bytes));
+    /// Sends what is on `gso`.
+    pub(super) fn flush(&self, gso: &mut GsoBatch) {
+        if let Some(socket) = gso.to().and_then(|address| self.sockets.of(address)) {
+            gso.flush(self.udp, socket, |bytes, sent| self.count(sent, bytes));
         }
     }
 

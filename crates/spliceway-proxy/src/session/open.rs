@@ -29,7 +29,7 @@ use crate::settings::Kind;
 const HANDSHAKE_BUFFER_BYTES: usize = 1024;
 /// How long, and how much of, what a refused client still sends is read, so that the close does not overtake the answer.
 const LINGER: Duration = Duration::from_secs(1);
-const FAREWELL_MAX_BYTES: u64 = 64 << 10;
+const LINGER_MAX_BYTES: u64 = 64 << 10;
 
 /// From a connection to both ends of a relay, or to an association. Dropped before that, it leaves the client unanswered.
 pub(super) async fn open(
@@ -372,7 +372,7 @@ async fn lingering_close(client: &mut Client, answer: &[u8]) {
     let lingering_close = async {
         client.write_all(answer).await?;
         client.shutdown().await?;
-        tokio::io::copy_buf(&mut client.take(FAREWELL_MAX_BYTES), &mut tokio::io::sink()).await
+        tokio::io::copy_buf(&mut client.take(LINGER_MAX_BYTES), &mut tokio::io::sink()).await
     };
     // Whether it arrived is not for us to know.
     let _ = timeout(LINGER, lingering_close).await;

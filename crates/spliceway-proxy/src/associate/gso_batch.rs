@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   to A: ████ ████ ████ ██ │ to B: ███ │ to A: ████ ████
-//!         one train         │ another   │ a third
+//!         one batch         │ another   │ a third
 //! ```
 //!
-//! The kernel cuts a train into datagrams of one length, of which the last may be shorter (UDP_SEGMENT, udp(7)). So a train ends with
+//! The kernel cuts a batch into datagrams of one length, of which the last may be shorter (UDP_SEGMENT, udp(7)). So a batch ends with
 //! a shorter one, and where the address or the length changes: order is kept over all of them.
 
 use std::io;
@@ -20,14 +20,14 @@ use super::counts::Dropped;
 
 /// UDP_MAX_SEGMENTS of every kernel that has it: later ones take 128.
 const DATAGRAMS_MAX: usize = 64;
-/// What IP carries over Ethernet with either of its headers. No train is made of longer ones: each has to be cut up by itself.
+/// What IP carries over Ethernet with either of its headers. No batch is made of longer ones: each has to be cut up by itself.
 const DATAGRAM_MAX_BYTES: usize = 1_500 - 40 - 8;
-/// What one datagram can carry, as a train is one until it is cut.
-const TRAIN_MAX_BYTES: usize = 65_507;
+/// What one datagram can carry, as a batch is one until it is cut.
+const BATCH_MAX_BYTES: usize = 65_507;
 
 /// Datagrams to one address, in order.
 #[derive(Debug, Default)]
-pub(super) struct Train {
+pub(super) struct GsoBatch {
     to: Option<SocketAddr>,
     bytes: Vec<u8>,
     /// The length of each but the last.
@@ -35,7 +35,7 @@ pub(super) struct Train {
     datagrams: usize,
 }
 
-impl Train {
+impl GsoBatch {
     /// Where it goes, if anything does.
     pub(super) fn to(&self) -> Option<SocketAddr> {
         self.to
@@ -47,11 +47,11 @@ impl Train {
         self.bytes.clear();
     }
 
-    /// Takes a datagram on, once `depart` has sent what must go before it. `false`: it goes alone, and now.
-    pub(super) fn take(&mut self, to: SocketAddr, datagram: &[u8], depart: impl FnOnce(&mut Self)) -> bool {
+    /// Takes a datagram on, once `flush` has sent what must go before it. `false`: it goes alone, and now.
+    pub(super) fn push(&mut self, to: SocketAddr, datagram: &[u8], flush: impl FnOnce(&mut Self)) -> bool {
         let may_be_one_of_many = (1..=DATAGRAM_MAX_BYTES).contains(&datagram.len());
         if !may_be_one_of_many || !self.fits(to, datagram) {
-            depart(self);
+            flush(self);
         }
         if may_be_one_of_many {
             if self.datagrams == 0 {
@@ -65,16 +65,16 @@ impl Train {
 
     /// Whether it can be the next.
     fn fits(&self, to: SocketAddr, datagram: &[u8]) -> bool {
-        let has_room = self.datagrams < DATAGRAMS_MAX && self.bytes.len() + datagram.len() <= TRAIN_MAX_BYTES;
+        let has_room = self.datagrams < DATAGRAMS_MAX && self.bytes.len() + datagram.len() <= BATCH_MAX_BYTES;
         let goes_on = self.bytes.len() == self.datagrams * self.each;
         self.to.is_none() || (self.to == Some(to) && datagram.len() <= self.each && goes_on && has_room)
     }
 
     /// Sends what it holds by `socket`, and tells of each datagram how long it was and whether it was sent. Waits for nothing.
     ///
-    /// What is not sent together is sent one by one: then each meets its own error. That costs a call for a train, where a
+    /// What is not sent together is sent one by one: then each meets its own error. That costs a call for a batch, where a
     /// link is narrower than Ethernet or the kernel has no such thing.
-    pub(super) fn depart(
+    pub(super) fn flush(
         &mut self,
         udp: &UdpSocketState,
         socket: &UdpSocket,
@@ -137,15 +137,15 @@ mod tests {
 
     /// How many of these, by address and length, go with the first.
     fn taken(datagrams: &[(u16, usize)]) -> usize {
-        let mut train = Train::default();
+        let mut gso = GsoBatch::default();
         let mut first = None;
         for (port, length) in datagrams {
-            train.take(address(*port), &vec![0; *length], |train| {
-                first.get_or_insert(train.datagrams);
-                train.clear();
+            gso.push(address(*port), &vec![0; *length], |gso| {
+                first.get_or_insert(gso.datagrams);
+                gso.clear();
             });
         }
-        first.unwrap_or(train.datagrams)
+        first.unwrap_or(gso.datagrams)
     }
 
     #[test]
@@ -164,11 +164,11 @@ mod tests {
     #[test]
     fn a_train_is_bounded() {
         assert_eq!(taken(&[(1, 1); 2 * DATAGRAMS_MAX]), DATAGRAMS_MAX);
-        assert_eq!(taken(&[(1, 1_400); DATAGRAMS_MAX]), TRAIN_MAX_BYTES / 1_400);
+        assert_eq!(taken(&[(1, 1_400); DATAGRAMS_MAX]), BATCH_MAX_BYTES / 1_400);
         let long = vec![0; DATAGRAM_MAX_BYTES + 1];
-        let mut train = Train::default();
-        assert!(!train.take(address(1), &long, |_| ()) && train.to().is_none());
-        assert!(train.take(address(1), &long[1..], |_| ()));
+        let mut gso = GsoBatch::default();
+        assert!(!gso.push(address(1), &long, |_| ()) && gso.to().is_none());
+        assert!(gso.push(address(1), &long[1..], |_| ()));
     }
 
     #[tokio::test]
@@ -178,12 +178,12 @@ mod tests {
                 bind(host.parse().unwrap()).unwrap(),
                 bind(host.parse().unwrap()).unwrap(),
             );
-            let mut train = Train::default();
+            let mut gso = GsoBatch::default();
             let datagrams = [vec![1; 1_200], vec![2; 1_200], vec![3; 7]];
             for datagram in &datagrams {
-                assert!(train.take(to.local_addr().unwrap(), datagram, |_| panic!("they fit")));
+                assert!(gso.push(to.local_addr().unwrap(), datagram, |_| panic!("they fit")));
             }
-            let sent = train.send_together(system().unwrap(), &from, to.local_addr().unwrap());
+            let sent = gso.send_together(system().unwrap(), &from, to.local_addr().unwrap());
             assert_eq!(sent, Some(Ok(())));
             for datagram in &datagrams {
                 let mut received = vec![0; 2_000];
@@ -195,16 +195,16 @@ mod tests {
 
     #[tokio::test]
     async fn of_a_train_that_cannot_go_each_is_told_of() {
-        let (from, mut train) = (bind(([0; 4], 0).into()).unwrap(), Train::default());
+        let (from, mut gso) = (bind(([0; 4], 0).into()).unwrap(), GsoBatch::default());
         // A socket has to ask for leave to send to everybody.
         let no_way = ([255; 4], 9).into();
         for length in [100, 100, 60] {
-            assert!(train.take(no_way, &vec![0; length], |_| panic!("they fit")));
+            assert!(gso.push(no_way, &vec![0; length], |_| panic!("they fit")));
         }
         let mut told = Vec::new();
-        train.depart(system().unwrap(), &from, |bytes, sent| told.push((bytes, sent)));
+        gso.flush(system().unwrap(), &from, |bytes, sent| told.push((bytes, sent)));
         assert_eq!(told, [100, 100, 60].map(|bytes| (bytes, Err(Dropped::Unreachable))));
-        assert!(train.to().is_none());
+        assert!(gso.to().is_none());
     }
 
     #[test]
