@@ -24,15 +24,15 @@ pub(crate) use settled::tests::typed;
 
 /// What a command line asks for.
 #[derive(Debug)]
-pub(crate) enum Asked {
+pub(crate) enum Action {
     /// To serve.
-    Run(Box<Settings>),
+    Serve(Box<Settings>),
     /// For the hash of a secret that is to be read.
-    Hash,
+    HashPassword,
 }
 
 /// What this command line asks for. Ends the process where that is nothing: with 0 after `--help`, with 2 after bad usage.
-pub(crate) fn asked() -> Asked {
+pub(crate) fn parse() -> Action {
     let mut matches = Cli::command().get_matches();
     let subcommand = matches.subcommand_name().map(str::to_owned);
     let cli = Cli::from_arg_matches_mut(&mut matches).unwrap_or_else(|wrong| wrong.format(&mut Cli::command()).exit());

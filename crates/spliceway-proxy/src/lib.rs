@@ -55,9 +55,9 @@ const USAGE: u8 = 2;
 #[must_use]
 pub fn main() -> ExitCode {
     listener::adopt_inherited();
-    match cli::asked() {
-        cli::Asked::Hash => hash_password().map_or_else(not_hashed, |()| ExitCode::SUCCESS),
-        cli::Asked::Run(settings) => {
+    match cli::parse() {
+        cli::Action::HashPassword => hash_password().map_or_else(not_hashed, |()| ExitCode::SUCCESS),
+        cli::Action::Serve(settings) => {
             let health = Health::new();
             match log::start(settings.log_level, &health) {
                 Ok(_flushes) => ended(run(*settings, &health)),

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Asked, Cli, Command, CommonArgs, DialArgs, ForwardArgs, ProxyArgs};
+use super::{Action, Cli, Command, CommonArgs, DialArgs, ForwardArgs, ProxyArgs};
 use crate::address::ListenRange;
 use crate::auth::{self, Stored, Users};
 use crate::dial::{CHAIN_MAX, DialSettings, SocketSettings, UpstreamProxy};
@@ -17,9 +17,9 @@ use crate::settings::{AcceptProxy, Kind, Limits, ServiceSettings, Settings, Time
 impl Cli {
     /// # Errors
     /// What is wrong with it, where clap cannot know.
-    pub(super) fn settle(self) -> Result<Asked, String> {
+    pub(super) fn settle(self) -> Result<Action, String> {
         let settings = match (self.command, self.forward) {
-            (Some(Command::HashPassword), _) => return Ok(Asked::Hash),
+            (Some(Command::HashPassword), _) => return Ok(Action::HashPassword),
             (Some(Command::Forward { forward, common }), _) => forward.settle(common),
             (Some(Command::Socks5 { listen, proxy, common }), _) => proxy.settle(Kind::Socks5, listen, common),
             (Some(Command::Http { listen, proxy, common }), _) => proxy.settle(Kind::Http, listen, common),
@@ -27,7 +27,7 @@ impl Cli {
             (None, Some(forward)) => forward.settle(self.common),
             (None, None) => unreachable!("clap demands --listen and --remote where there is no subcommand"),
         };
-        Ok(Asked::Run(Box::new(settings?)))
+        Ok(Action::Serve(Box::new(settings?)))
     }
 }
 
@@ -204,8 +204,8 @@ pub(crate) mod tests {
     pub(crate) fn typed(line: &str) -> Result<Settings, String> {
         let cli = Cli::try_parse_from(line.split_whitespace()).map_err(|error| error.to_string())?;
         match cli.settle()? {
-            Asked::Run(settings) => Ok(*settings),
-            Asked::Hash => Err("no settings".to_owned()),
+            Action::Serve(settings) => Ok(*settings),
+            Action::HashPassword => Err("no settings".to_owned()),
         }
     }
 
