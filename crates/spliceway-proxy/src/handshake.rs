@@ -175,8 +175,8 @@ async fn ask_socks4(client: &mut Client, authenticator: &Authenticator<'_>) -> R
 async fn ask_http(client: &mut Client, authenticator: &Authenticator<'_>, heard: &mut Heard) -> Result<Asked, NoRequest> {
     let mut parser = http::Head::new(authenticator.demand());
     let request = match read(client, |input| parser.feed(input)).await? {
-        http::Asked::Agreed(request) => request,
-        http::Asked::Password(unproven) => {
+        http::RequestHead::Agreed(request) => request,
+        http::RequestHead::Password(unproven) => {
             let Some(credentials) = &unproven.credentials else {
                 let challenge = http::response(http::Status::AuthenticationRequired);
                 return Err(refused(NO_SECRET, challenge));

@@ -1,7 +1,7 @@
 //! HTTP/1 from a proxy's side: the head of one request, and the answers that are ours.
 //!
 //! ```text
-//!   Head ──▶ Asked ─┬─ Agreed ────────────▶ HttpRequest::Connect: the rest of the stream is the target's
+//!   Head ──▶ RequestHead ─┬─ Agreed ────────────▶ HttpRequest::Connect: the rest of the stream is the target's
 //!                   └─ Unproven ─ Proof ─▶ HttpRequest::Forward: a head to send on, and behind it the rest of the stream
 //! ```
 //!
@@ -40,7 +40,7 @@ pub struct Head {
 
 /// A request that was read.
 #[derive(Debug)]
-pub enum Asked {
+pub enum RequestHead {
     /// Nothing is demanded of the client.
     Agreed(HttpRequest),
     Password(Unproven),
@@ -111,7 +111,7 @@ impl Head {
     }
 
     /// Takes from `input` what belongs to the head; `None` while it is not whole.
-    pub fn feed(&mut self, input: &mut &[u8]) -> Result<Option<Asked>, Refusal> {
+    pub fn feed(&mut self, input: &mut &[u8]) -> Result<Option<RequestHead>, Refusal> {
         let Some(head) = self.message.feed(input, request_length)? else {
             return Ok(None);
         };
@@ -126,8 +126,8 @@ impl Head {
         self.via = forward::via(parsed.version.unwrap_or(1), parsed.headers)?;
         let request = request(&parsed)?;
         Ok(Some(match self.demand {
-            Demand::Nothing => Asked::Agreed(request),
-            Demand::Password => Asked::Password(Unproven {
+            Demand::Nothing => RequestHead::Agreed(request),
+            Demand::Password => RequestHead::Password(Unproven {
                 credentials: basic::of_fields(parsed.headers),
                 request,
             }),

@@ -3,7 +3,7 @@
 use std::iter;
 
 use httparse::{EMPTY_HEADER, Header, Status};
-use spliceway_proxy::protocol::http::{Asked, Body, HEAD_MAX_BYTES, Head, HttpRequest, Refusal};
+use spliceway_proxy::protocol::http::{Body, HEAD_MAX_BYTES, Head, HttpRequest, Refusal, RequestHead};
 use spliceway_proxy::protocol::{Demand, Proof};
 
 use super::{Decision, Pair, assert_sound, decision, demand, feed, pair};
@@ -57,10 +57,10 @@ pub fn http(bytes: &[u8]) {
     }
 }
 
-fn opened(asked: Asked) -> (Option<Pair>, HttpRequest) {
+fn opened(asked: RequestHead) -> (Option<Pair>, HttpRequest) {
     match asked {
-        Asked::Agreed(request) => (None, request),
-        Asked::Password(unproven) => {
+        RequestHead::Agreed(request) => (None, request),
+        RequestHead::Password(unproven) => {
             let credentials = unproven.credentials.as_ref().map(pair);
             (credentials, unproven.accept(Proof::for_fuzzing()))
         }

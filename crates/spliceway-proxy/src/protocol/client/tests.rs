@@ -1,5 +1,5 @@
 use super::*;
-use crate::protocol::http::{Asked, Head, HttpRequest};
+use crate::protocol::http::{RequestHead, Head, HttpRequest};
 use crate::protocol::socks5::{Greeting, Offer};
 use crate::protocol::tests::cuttings;
 use crate::protocol::{Demand, Proof};
@@ -334,8 +334,8 @@ fn heard_by_socks5(demand: Demand, mut said: &[u8]) -> Target {
 
 fn heard_by_http(demand: Demand, mut said: &[u8]) -> Target {
     let request = match Head::new(demand).feed(&mut said).unwrap().unwrap() {
-        Asked::Agreed(request) => request,
-        Asked::Password(unproven) => {
+        RequestHead::Agreed(request) => request,
+        RequestHead::Password(unproven) => {
             assert_ann(unproven.credentials.as_ref().unwrap());
             unproven.accept(Proof::of_known_user())
         }

@@ -24,11 +24,11 @@ fn converse(demand: Demand, pieces: &[&[u8]]) -> Result<Option<Heard>, Refusal> 
 }
 
 impl Heard {
-    fn of(asked: Asked) -> Self {
+    fn of(asked: RequestHead) -> Self {
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
         let (credentials, request) = match asked {
-            Asked::Agreed(request) => (None, request),
-            Asked::Password(unproven) => {
+            RequestHead::Agreed(request) => (None, request),
+            RequestHead::Password(unproven) => {
                 let credentials = unproven.credentials.clone();
                 let pair = credentials.map(|credentials| (text(&credentials.name), text(&credentials.secret)));
                 (pair, unproven.accept(Proof::of_known_user()))
