@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!           ask            found           ask, 5 s later
-//!   (none) ────▶ Asked ──────────▶ Known ─────────────────▶ Known, asked
+//!   (none) ────▶ Looking up ──────────▶ Known ─────────────────▶ Known, refreshing
 //!      ▲           │                 ▲                           │
 //!      └───────────┘                 └───────────────────────────┘
 //!         not found                       found, or not found
@@ -44,44 +44,44 @@ pub(super) struct Names {
 #[derive(Debug)]
 enum State {
     /// Looked up for the first time; these wait.
-    Asked(Vec<Box<[u8]>>),
+    LookingUp(Vec<Box<[u8]>>),
     Known {
         /// The first is in use. Never empty.
         addresses: Vec<SocketAddr>,
         since: Instant,
-        asked: bool,
+        refreshing: bool,
         proven: bool,
     },
 }
 
 /// What a datagram to a name finds.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Asked {
+pub(super) enum Lookup {
     /// Nothing to do: it is known, or on its way.
-    No,
+    NotNeeded,
     /// The caller looks it up, and says what came of it: [`Names::found`].
-    Now,
+    Start,
     /// As many are looked up as may be.
     TooMany,
 }
 
 impl Names {
     /// To be called before each datagram to `name`.
-    pub(super) fn ask(&mut self, name: &Name, now: Instant) -> Asked {
+    pub(super) fn look_up(&mut self, name: &Name, now: Instant) -> Lookup {
         let may_ask = self.lookups < LOOKUPS_MAX;
         match self.names.get_mut(name) {
             Some(State::Known { since, asked, .. }) if !*asked && now.duration_since(*since) >= FRESH && may_ask => {
-                *asked = true;
+                *refreshing = true;
             }
-            Some(_) => return Asked::No,
-            None if !may_ask => return Asked::TooMany,
+            Some(_) => return Lookup::NotNeeded,
+            None if !may_ask => return Lookup::TooMany,
             None => {
                 self.make_room();
-                self.names.insert(name.clone(), State::Asked(Vec::new()));
+                self.names.insert(name.clone(), State::LookingUp(Vec::new()));
             }
         }
         self.lookups += 1;
-        Asked::Now
+        Lookup::Start
     }
 
     /// Where to send to, best first; `None` while that is not known.
@@ -116,7 +116,7 @@ impl Names {
     pub(super) fn wait(&mut self, name: &Name, data: &[u8]) -> bool {
         let bytes = data.len() + WAITING_BYTES_EACH;
         match self.names.get_mut(name) {
-            Some(State::Asked(waiting)) if self.waiting_bytes + bytes <= WAITING_MAX_BYTES => {
+            Some(State::LookingUp(waiting)) if self.waiting_bytes + bytes <= WAITING_MAX_BYTES => {
                 self.waiting_bytes += bytes;
                 waiting.push(data.into());
                 true
@@ -132,7 +132,7 @@ impl Names {
     pub(super) fn found(&mut self, name: &Name, mut addresses: Vec<SocketAddr>, now: Instant) -> Vec<Box<[u8]>> {
         self.lookups -= 1;
         let (waiting, known) = match self.names.remove(name) {
-            Some(State::Asked(waiting)) => (waiting, Vec::new()),
+            Some(State::LookingUp(waiting)) => (waiting, Vec::new()),
             Some(State::Known { addresses, .. }) => (Vec::new(), addresses),
             None => (Vec::new(), Vec::new()),
         };
@@ -148,7 +148,7 @@ impl Names {
             let known = State::Known {
                 addresses,
                 since: now,
-                asked: false,
+                refreshing: false,
                 proven: false,
             };
             self.names.insert(name.clone(), known);
@@ -166,7 +166,7 @@ impl Names {
             .iter()
             .filter_map(|(name, state)| match state {
                 State::Known {
-                    since, asked: false, ..
+                    since, refreshing: false, ..
                 } => Some((since, name)),
                 _ => None,
             })
@@ -192,7 +192,7 @@ mod tests {
 
     /// A name that is known since `now`.
     fn known(names: &mut Names, text: &str, now: Instant) {
-        assert_eq!(names.ask(&name(text), now), Asked::Now, "{text}");
+        assert_eq!(names.look_up(&name(text), now), Lookup::Start, "{text}");
         names.found(&name(text), vec![address(1)], now);
     }
 
@@ -200,11 +200,11 @@ mod tests {
     fn a_name_is_looked_up_once_and_what_waits_keeps_its_order() {
         let (mut names, now) = (Names::default(), Instant::now());
         let example = name("example.com");
-        assert_eq!(names.ask(&example, now), Asked::Now);
+        assert_eq!(names.look_up(&example, now), Lookup::Start);
         for data in [b"1", b"2", b"3"] {
             assert_eq!(names.addresses(&example), None);
             assert!(names.wait(&example, data));
-            assert_eq!(names.ask(&example, now), Asked::No);
+            assert_eq!(names.look_up(&example, now), Lookup::NotNeeded);
         }
         let waited = names.found(&example, vec![address(1), address(2)], now);
         assert_eq!(waited.concat(), b"123");
@@ -216,12 +216,12 @@ mod tests {
     fn a_name_that_is_not_found_is_forgotten_and_may_be_asked_again() {
         let (mut names, now) = (Names::default(), Instant::now());
         let example = name("example.com");
-        assert_eq!(names.ask(&example, now), Asked::Now);
+        assert_eq!(names.look_up(&example, now), Lookup::Start);
         assert!(names.wait(&example, b"1"));
         assert_eq!(names.found(&example, Vec::new(), now).concat(), b"1");
         assert_eq!((names.names.len(), names.waiting_bytes), (0, 0));
         assert!(!names.wait(&example, b"2"), "nobody looks it up");
-        assert_eq!(names.ask(&example, now), Asked::Now);
+        assert_eq!(names.look_up(&example, now), Lookup::Start);
     }
 
     #[test]
@@ -229,10 +229,10 @@ mod tests {
         let (mut names, start) = (Names::default(), Instant::now());
         let example = name("example.com");
         known(&mut names, "example.com", start);
-        assert_eq!(names.ask(&example, start + FRESH / 2), Asked::No);
+        assert_eq!(names.look_up(&example, start + FRESH / 2), Lookup::NotNeeded);
         let stale = start + FRESH;
-        assert_eq!(names.ask(&example, stale), Asked::Now);
-        assert_eq!(names.ask(&example, stale), Asked::No, "once");
+        assert_eq!(names.look_up(&example, stale), Lookup::Start);
+        assert_eq!(names.look_up(&example, stale), Lookup::NotNeeded, "once");
         assert_eq!(names.addresses(&example), Some(&[address(1)][..]));
         assert!(
             names
@@ -248,7 +248,7 @@ mod tests {
             names.addresses(&example),
             Some(&[address(3), address(1), address(2)][..])
         );
-        assert_eq!(names.ask(&example, stale + FRESH), Asked::Now);
+        assert_eq!(names.look_up(&example, stale + FRESH), Lookup::Start);
         names.found(&example, Vec::new(), stale + FRESH);
         assert_eq!(
             names.addresses(&example).map(<[_]>::len),
@@ -256,8 +256,8 @@ mod tests {
             "a flow outlives its name"
         );
         assert_eq!(
-            names.ask(&example, stale + 2 * FRESH),
-            Asked::Now,
+            names.look_up(&example, stale + 2 * FRESH),
+            Lookup::Start,
             "which is asked for again"
         );
     }
@@ -267,23 +267,23 @@ mod tests {
         let (mut names, now) = (Names::default(), Instant::now());
         known(&mut names, "old", now);
         for number in 0..LOOKUPS_MAX {
-            assert_eq!(names.ask(&name(&number.to_string()), now), Asked::Now);
+            assert_eq!(names.look_up(&name(&number.to_string()), now), Lookup::Start);
         }
-        assert_eq!(names.ask(&name("one.more"), now), Asked::TooMany);
+        assert_eq!(names.look_up(&name("one.more"), now), Lookup::TooMany);
         assert_eq!(
-            names.ask(&name("old"), now + FRESH),
-            Asked::No,
+            names.look_up(&name("old"), now + FRESH),
+            Lookup::NotNeeded,
             "the old address serves on"
         );
         names.found(&name("0"), Vec::new(), now);
-        assert_eq!(names.ask(&name("one.more"), now), Asked::Now);
+        assert_eq!(names.look_up(&name("one.more"), now), Lookup::Start);
     }
 
     #[test]
     fn what_waits_is_bounded_over_all_names() {
         let (mut names, now) = (Names::default(), Instant::now());
         for text in ["a", "b"] {
-            assert_eq!(names.ask(&name(text), now), Asked::Now);
+            assert_eq!(names.look_up(&name(text), now), Lookup::Start);
         }
         let half = vec![0; WAITING_MAX_BYTES / 2 - WAITING_BYTES_EACH];
         assert!(names.wait(&name("a"), &half) && names.wait(&name("b"), &half));
@@ -310,7 +310,7 @@ mod tests {
     #[test]
     fn a_datagram_of_any_size_may_wait() {
         let (mut names, now) = (Names::default(), Instant::now());
-        assert_eq!(names.ask(&name("a"), now), Asked::Now);
+        assert_eq!(names.look_up(&name("a"), now), Lookup::Start);
         assert!(names.wait(&name("a"), &[0; 65_507 - 10]));
         let _ = names.found(&name("a"), Vec::new(), now);
     }

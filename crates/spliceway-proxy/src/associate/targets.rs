@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout};
 
 use super::Destinations;
 use super::counts::{AssociateStats, Dropped};
-use super::names::{Asked, Name, Names};
+use super::names::{Lookup, Name, Names};
 use super::peers::Peers;
 use super::sockets::Outside;
 use super::gso_batch::{GsoBatch, send};
@@ -81,10 +81,10 @@ impl<D: Destinations> Targets<D> {
     }
 
     fn send_to_name(&mut self, name: Name, data: &[u8], now: Instant, gso: &mut GsoBatch) {
-        match self.names.ask(&name, now) {
-            Asked::No => {}
-            Asked::Now => self.look_up(name.clone()),
-            Asked::TooMany => return self.stats.dropped(Dropped::LookupLimit),
+        match self.names.look_up(&name, now) {
+            Lookup::NotNeeded => {}
+            Lookup::Start => self.look_up(name.clone()),
+            Lookup::TooMany => return self.stats.dropped(Dropped::LookupLimit),
         }
         if let Some(address) = self.names.proven(&name) {
             self.send_to(address, data, gso);
