@@ -57,7 +57,7 @@ pub(crate) fn refusals(kind: &Kind, has_users: bool) -> Vec<&'static str> {
 pub(crate) type Client = BufReader<Stream>;
 
 /// What a client asks for. Whether it may ask is settled.
-pub(crate) struct Asked {
+pub(crate) struct ClientRequest {
     pub(crate) request: Request,
     /// `None` where nobody had to ask: a forwarder's target.
     pub(crate) spoken: Option<Spoken>,
@@ -106,14 +106,14 @@ enum Unproven {
 }
 
 /// Has the client's request, in the protocols that a service of this kind speaks. Dropped before that, it leaves the client unanswered.
-pub(crate) async fn ask(
+pub(crate) async fn receive_request(
     client: &mut Client,
     kind: &Kind,
     authenticator: &Authenticator<'_>,
     heard: &mut Heard,
-) -> Result<Asked, NoRequest> {
+) -> Result<ClientRequest, NoRequest> {
     let spoken = match kind {
-        Kind::Forward(target) => return Ok(Asked::of_nobody(target.first.clone())),
+        Kind::Forward(target) => return Ok(ClientRequest::to_fixed_target(target.first.clone())),
         Kind::Socks5 => Spoken::Socks5,
         // Its record, and what it is told, depend on whether it has said anything.
         Kind::Http if client.fill_buf().await?.is_empty() => return Err(NoRequest::Gone),
@@ -122,9 +122,9 @@ pub(crate) async fn ask(
     };
     heard.protocol = Some(spoken);
     match spoken {
-        Spoken::Socks5 => ask_socks5(client, authenticator, heard).await,
-        Spoken::Socks4 => ask_socks4(client, authenticator).await,
-        Spoken::Http => ask_http(client, authenticator, heard).await,
+        Spoken::Socks5 => receive_socks5(client, authenticator, heard).await,
+        Spoken::Socks4 => receive_socks4(client, authenticator).await,
+        Spoken::Http => receive_http(client, authenticator, heard).await,
     }
 }
 
@@ -133,7 +133,7 @@ async fn first_byte(client: &mut Client) -> Result<Spoken, NoRequest> {
     Spoken::by_first_byte(*first).ok_or_else(|| refused(NONE_OF_THEM, Vec::new()))
 }
 
-async fn ask_socks5(client: &mut Client, authenticator: &Authenticator<'_>, heard: &mut Heard) -> Result<Asked, NoRequest> {
+async fn receive_socks5(client: &mut Client, authenticator: &Authenticator<'_>, heard: &mut Heard) -> Result<ClientRequest, NoRequest> {
     let mut greeting = socks5::Greeting::new(authenticator.demand());
     let offer = read(client, |input| greeting.feed(input)).await?;
     client.write_all(&offer.answer()).await?;
@@ -150,7 +150,7 @@ async fn ask_socks5(client: &mut Client, authenticator: &Authenticator<'_>, hear
     };
     let mut stage = agreed.request();
     let request = read(client, |input| stage.feed(input)).await?;
-    Ok(Asked {
+    Ok(ClientRequest {
         request,
         spoken: Some(Spoken::Socks5),
         head: Vec::new(),
@@ -159,11 +159,11 @@ async fn ask_socks5(client: &mut Client, authenticator: &Authenticator<'_>, hear
     })
 }
 
-async fn ask_socks4(client: &mut Client, authenticator: &Authenticator<'_>) -> Result<Asked, NoRequest> {
+async fn receive_socks4(client: &mut Client, authenticator: &Authenticator<'_>) -> Result<ClientRequest, NoRequest> {
     let mut stage = socks4::RequestStage::new(authenticator.demand());
     // Its user id is what anybody may say.
     let (request, _) = read(client, |input| stage.feed(input)).await?;
-    Ok(Asked {
+    Ok(ClientRequest {
         request,
         spoken: Some(Spoken::Socks4),
         head: Vec::new(),
@@ -172,7 +172,7 @@ async fn ask_socks4(client: &mut Client, authenticator: &Authenticator<'_>) -> R
     })
 }
 
-async fn ask_http(client: &mut Client, authenticator: &Authenticator<'_>, heard: &mut Heard) -> Result<Asked, NoRequest> {
+async fn receive_http(client: &mut Client, authenticator: &Authenticator<'_>, heard: &mut Heard) -> Result<ClientRequest, NoRequest> {
     let mut parser = http::Head::new(authenticator.demand());
     let request = match read(client, |input| parser.feed(input)).await? {
         http::RequestHead::Agreed(request) => request,
@@ -192,7 +192,7 @@ async fn ask_http(client: &mut Client, authenticator: &Authenticator<'_>, heard:
         http::HttpRequest::Forward { target, head, body } => (target, head, Some(body)),
         http::HttpRequest::Answered(answer) => return Err(refused(LAST_RECIPIENT, answer)),
     };
-    Ok(Asked {
+    Ok(ClientRequest {
         request: Request {
             command: Command::Connect,
             target,
@@ -296,9 +296,9 @@ impl Unproven {
     }
 }
 
-impl Asked {
+impl ClientRequest {
     /// What everybody gets who connects.
-    pub(crate) fn of_nobody(target: Target) -> Self {
+    pub(crate) fn to_fixed_target(target: Target) -> Self {
         Self {
             request: Request {
                 command: Command::Connect,

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::address::Target;
 use crate::associate::{AssociateStats, AssociateSummary};
-use crate::handshake::{Asked, Heard};
+use crate::handshake::{ClientRequest, Heard};
 use crate::protocol::Spoken;
 use crate::session::Service;
 
@@ -104,8 +104,8 @@ impl Record {
     }
 
     /// The client asks for this.
-    pub(crate) fn asked(&mut self, asked: &Asked) {
-        self.target = Some(asked.request.target.clone());
+    pub(crate) fn requested(&mut self, request: &ClientRequest) {
+        self.target = Some(request.request.target.clone());
     }
 
     /// The target answered after `time`.

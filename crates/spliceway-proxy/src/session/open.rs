@@ -17,7 +17,7 @@ use super::{Ends, Opened, Rest, Service};
 use crate::admission::{self, ClientKey, Dial, Permit};
 use crate::bind::{Binding, Expected, NobodyCame};
 use crate::dial::{DialError, Dialed};
-use crate::handshake::{self, Asked, Client, Authenticator, Heard, NoRequest};
+use crate::handshake::{self, ClientRequest, Client, Authenticator, Heard, NoRequest};
 use crate::listener::{self, Accepted};
 use crate::protocol::http::{self, Body, Chunks, Malformed};
 use crate::protocol::socks5::UNSPECIFIED;
@@ -51,20 +51,20 @@ pub(super) async fn open(
         listener::reset(client.into_inner());
         return Err(End::Denied(reason).into());
     }
-    let asked = match &service.kind {
-        Kind::Forward(targets) => Asked::of_nobody(targets.nth(port_index)),
+    let request = match &service.kind {
+        Kind::Forward(targets) => ClientRequest::to_fixed_target(targets.nth(port_index)),
         kind => ask(&mut client, kind, &addresses, &service, record).await?,
     };
-    record.asked(&asked);
+    record.requested(&request);
     let mut opening = Opening {
         client,
         addresses,
-        asked,
+        request,
         introduced: false,
         ahead: 0,
         service,
     };
-    match opening.asked.request.command {
+    match opening.request.request.command {
         Command::Connect => {
             let mut dialed = opening.connect(record).await?;
             if opening.is_whole() {
@@ -91,7 +91,7 @@ async fn ask(
     addresses: &Addresses,
     service: &Service,
     record: &mut Record,
-) -> Result<Asked, Outcome> {
+) -> Result<ClientRequest, Outcome> {
     let authenticator = Authenticator {
         users: service.users.as_deref(),
         penalties: &service.penalties,
@@ -99,17 +99,17 @@ async fn ask(
         deadline: Instant::now() + service.timeouts.handshake,
     };
     let mut heard = Heard::default();
-    let asked = timeout(
+    let request = timeout(
         service.timeouts.handshake,
-        handshake::ask(client, kind, &authenticator, &mut heard),
+        handshake::receive_request(client, kind, &authenticator, &mut heard),
     )
     .await;
     // A client that has sent no byte gets no 408: it may be about to send its first request, and would take this for the answer.
     // A client that has named its user has sent its whole head, and waited for us.
     let is_late = heard.protocol == Some(Spoken::Http) && heard.user.is_none();
     record.heard(heard);
-    match asked {
-        Ok(Ok(asked)) => Ok(asked),
+    match request {
+        Ok(Ok(request)) => Ok(asked),
         Ok(Err(no_request)) => {
             if let NoRequest::Refused(refused) = &no_request {
                 lingering_close(client, &refused.answer).await;
@@ -129,7 +129,7 @@ async fn ask(
 struct Opening {
     client: Client,
     addresses: Addresses,
-    asked: Asked,
+    request: ClientRequest,
     /// Whether the target has heard what it hears first.
     introduced: bool,
     /// Bytes that it has heard before the relay.
@@ -144,7 +144,7 @@ impl Opening {
         let started = Instant::now();
         let dialed = tokio::select! {
             biased;
-            dialed = self.service.dialer.dial(&self.asked.request.target, self.client_key(), &self.asked.via) => dialed,
+            dialed = self.service.dialer.dial(&self.request.request.target, self.client_key(), &self.request.via) => dialed,
             left = departed(&self.client, self.finish()) => return Err(left),
         };
         let dialed = match dialed {
@@ -153,7 +153,7 @@ impl Opening {
         };
         record.connected(dialed.address, started.elapsed());
         let bound = dialed.stream.local_addr().unwrap_or(UNSPECIFIED);
-        self.answer(&self.asked.succeeded(bound)).await?;
+        self.answer(&self.request.succeeded(bound)).await?;
         Ok(dialed)
     }
 
@@ -163,7 +163,7 @@ impl Opening {
 
     /// A place among the dials of this client. A forwarder's clients and those without an address are not counted.
     async fn dial_of<'a>(&mut self, service: &'a Service) -> Result<Option<Dial<'a>>, Outcome> {
-        let Some(client) = self.asked.spoken.and(self.addresses.client) else {
+        let Some(client) = self.request.spoken.and(self.addresses.client) else {
             return Ok(None);
         };
         match service.dials.begin(client.ip()) {
@@ -176,7 +176,7 @@ impl Opening {
 
     /// What an end of the client's stream means while its target is dialled.
     fn finish(&self) -> Finish {
-        match self.asked.spoken {
+        match self.request.spoken {
             Some(_) if !self.is_whole() => Finish::Leaves,
             _ => Finish::Waits,
         }
@@ -184,7 +184,7 @@ impl Opening {
 
     /// Whether the client has sent a request without a body.
     fn is_whole(&self) -> bool {
-        matches!(self.asked.body, Some(Body::Bytes(0) | Body::Upgrade))
+        matches!(self.request.body, Some(Body::Bytes(0) | Body::Upgrade))
     }
 
     /// One connection from a target. The client is answered twice: when it can come, and when it has.
@@ -195,7 +195,7 @@ impl Opening {
         let reach = Reach::of(&self.service, self.client_key());
         let expected = tokio::select! {
             biased;
-            expected = Expected::from_request(&self.asked.request.target, &reach) => expected,
+            expected = Expected::from_request(&self.request.request.target, &reach) => expected,
             left = departed(&self.client, self.finish()) => return Err(left),
         };
         let expected = match expected {
@@ -210,7 +210,7 @@ impl Opening {
             Ok(binding) => binding,
             Err(error) => return Err(self.out_of_sockets(&error).await),
         };
-        self.answer(&self.asked.succeeded(binding.address())).await?;
+        self.answer(&self.request.succeeded(binding.address())).await?;
         let limit = self.service.timeouts.connect;
         let started = Instant::now();
         let accepted = tokio::select! {
@@ -221,7 +221,7 @@ impl Opening {
         match accepted {
             Ok((stream, peer)) => {
                 record.connected(Some(peer), started.elapsed());
-                self.answer(&self.asked.succeeded(peer)).await?;
+                self.answer(&self.request.succeeded(peer)).await?;
                 Ok(Dialed {
                     stream: stream.into(),
                     early: Vec::new(),
@@ -239,11 +239,11 @@ impl Opening {
         let reached = self.reached_directly().await?;
         // Only a client of a socket that has ports gets here.
         let from = self.addresses.client.unwrap_or(UNSPECIFIED);
-        let association = match association::bind(&self.service, reached, from, &self.asked.request.target) {
+        let association = match association::bind(&self.service, reached, from, &self.request.request.target) {
             Ok(association) => association,
             Err(error) => return Err(self.out_of_sockets(&error).await),
         };
-        self.answer(&self.asked.succeeded(association.address())).await?;
+        self.answer(&self.request.succeeded(association.address())).await?;
         Ok(Opened::Association(Box::new(association::Open {
             client: self.client,
             association,
@@ -257,7 +257,7 @@ impl Opening {
         match reached.filter(|_| !self.service.dialer.has_upstreams() && self.service.accept_proxy.is_none()) {
             Some(reached) => Ok(reached),
             None => {
-                lingering_close(&mut self.client, &self.asked.unsupported()).await;
+                lingering_close(&mut self.client, &self.request.unsupported()).await;
                 Err(End::Denied(handshake::UNSUPPORTED).into())
             }
         }
@@ -269,8 +269,8 @@ impl Opening {
     }
 
     async fn refuse(&mut self, failure: Failure, outcome: Outcome) -> Outcome {
-        if self.asked.spoken.is_some() {
-            lingering_close(&mut self.client, &self.asked.failed(failure)).await;
+        if self.request.spoken.is_some() {
+            lingering_close(&mut self.client, &self.request.failed(failure)).await;
         }
         outcome
     }
@@ -286,20 +286,20 @@ impl Opening {
 
     /// Has the answer's head, which tells the client that this request was its last here.
     async fn exchange(&mut self, dialed: &mut Dialed, record: &mut Record) -> Result<(), Outcome> {
-        let request = self.introduction();
+        let introduction = self.introduction();
         let patience = Patience {
             idle: self.service.timeouts.idle,
             half_closed: self.service.timeouts.half_close,
         };
-        let wants_upgrade = self.asked.body == Some(Body::Upgrade);
-        match exchange::exchange(&request, wants_upgrade, dialed, &mut self.client, patience).await {
+        let wants_upgrade = self.request.body == Some(Body::Upgrade);
+        match exchange::exchange(&introduction, wants_upgrade, dialed, &mut self.client, patience).await {
             Ok(answer) => {
-                self.ahead = request.len() as u64;
+                self.ahead = introduction.len() as u64;
                 record.sent_ahead(self.ahead);
                 dialed.early = answer.bytes;
                 if answer.has_switched {
                     // From here on, all bytes are the target's.
-                    self.asked.body = None;
+                    self.request.body = None;
                 }
                 Ok(())
             }
@@ -320,14 +320,14 @@ impl Opening {
         let version = self.service.send_proxy.filter(|_| !self.introduced);
         self.introduced = true;
         let mut said = version.map_or_else(Vec::new, |version| proxy::encode(version, *client, *reached, tlvs));
-        said.append(&mut self.asked.head);
+        said.append(&mut self.request.head);
         said
     }
 
     async fn ends(mut self, dialed: Dialed) -> Result<Ends, Outcome> {
         let mut up = self.introduction();
         let early = self.client.buffer();
-        let mut rest = self.asked.body.map(|body| match body {
+        let mut rest = self.request.body.map(|body| match body {
             Body::Bytes(0) | Body::Upgrade => Rest::Nothing,
             Body::Bytes(bytes) => Rest::Bytes(bytes),
             Body::Chunked => Rest::Chunks(Chunks::default()),
