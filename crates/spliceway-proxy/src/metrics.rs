@@ -19,7 +19,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::admission::Admission;
-use crate::record::End;
+use crate::record::SessionEnd;
 use traffic::LiveSeries;
 pub(crate) use traffic::Traffic;
 
@@ -46,7 +46,7 @@ struct ServiceLabel {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct EndLabels {
     service: &'static str,
-    end: End,
+    end: SessionEnd,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -122,10 +122,10 @@ impl Metrics {
         self.active.get_or_create(&ServiceLabel { service }).inc();
     }
 
-    pub(crate) fn session_ended(&self, service: &'static str, end: End) {
+    pub(crate) fn session_ended(&self, service: &'static str, end: SessionEnd) {
         self.active.get_or_create(&ServiceLabel { service }).dec();
         self.ended.get_or_create(&EndLabels { service, end }).inc();
-        if let End::Denied(reason) = end {
+        if let SessionEnd::Denied(reason) = end {
             self.refused.get_or_create(&RefusedLabels { service, reason }).inc();
         }
     }
@@ -156,9 +156,9 @@ mod tests {
         let metrics = Metrics::new(vec![Arc::new(Traffic::new("socks5"))], admission);
         metrics.session_began("socks5");
         metrics.session_began("socks5");
-        metrics.session_ended("socks5", End::ConnectFailed("ECONNREFUSED"));
+        metrics.session_ended("socks5", SessionEnd::ConnectFailed("ECONNREFUSED"));
         metrics.session_began("socks5");
-        metrics.session_ended("socks5", End::Denied("command"));
+        metrics.session_ended("socks5", SessionEnd::Denied("command"));
         metrics.connected(Duration::from_millis(3));
         metrics.accept_failed("EMFILE");
         let text = metrics.text().unwrap();

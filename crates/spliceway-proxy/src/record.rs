@@ -42,13 +42,13 @@ pub(crate) struct Record {
 
 /// How a session ended, and the error if there was one.
 pub(crate) struct Outcome {
-    pub(crate) end: End,
+    pub(crate) end: SessionEnd,
     pub(crate) cause: Option<Box<str>>,
 }
 
 /// How a session ended: the `end` of metrics and records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum End {
+pub(crate) enum SessionEnd {
     /// Both sides finished, the client first. (Or the client went away before it asked for anything.)
     ClientEof,
     /// Both sides finished, the upstream first.
@@ -179,7 +179,7 @@ impl Record {
             };
         }
         match outcome.end {
-            End::ConnectFailed(_) => write_at!(warn),
+            SessionEnd::ConnectFailed(_) => write_at!(warn),
             _ => write_at!(info),
         }
     }
@@ -187,7 +187,7 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        let outcome = self.outcome.take().unwrap_or(End::Drained.into());
+        let outcome = self.outcome.take().unwrap_or(SessionEnd::Drained.into());
         let relay = self.relayed();
         let datagrams = self.associated.map(|key| self.service.traffic.dissociate(key));
         self.service
@@ -222,7 +222,7 @@ fn lost(direction: &DirectionSummary) -> Option<u64> {
 }
 
 impl Outcome {
-    pub(crate) fn because(end: End, cause: &dyn fmt::Display) -> Self {
+    pub(crate) fn because(end: SessionEnd, cause: &dyn fmt::Display) -> Self {
         Self {
             end,
             cause: Some(cause.to_string().into()),
@@ -230,13 +230,13 @@ impl Outcome {
     }
 }
 
-impl From<End> for Outcome {
-    fn from(end: End) -> Self {
+impl From<SessionEnd> for Outcome {
+    fn from(end: SessionEnd) -> Self {
         Self { end, cause: None }
     }
 }
 
-impl fmt::Display for End {
+impl fmt::Display for SessionEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::ClientEof => f.write_str("client_eof"),
@@ -252,7 +252,7 @@ impl fmt::Display for End {
     }
 }
 
-impl EncodeLabelValue for End {
+impl EncodeLabelValue for SessionEnd {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> fmt::Result {
         use fmt::Write;
         write!(encoder, "{self}")

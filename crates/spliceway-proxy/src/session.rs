@@ -39,7 +39,7 @@ use crate::policy::{ClientPolicy, Denied};
 use crate::protocol::http::{Chunks, Malformed};
 use crate::protocol::proxy;
 use crate::rates::{RateLimits, SessionRates};
-use crate::record::{End, Outcome, Record};
+use crate::record::{SessionEnd, Outcome, Record};
 use crate::settings::{AcceptProxy, Kind, ServiceSettings, Timeouts};
 use crate::stream::Stream;
 use answering::{Answering, Upload};
@@ -357,18 +357,18 @@ impl From<Result<RelaySummary, RelayError>> for Outcome {
             Ok(summary) => summary,
             Err(error) => {
                 let end = match error.peer() {
-                    Peer::A => End::ResetByClient,
-                    Peer::B => End::ResetByUpstream,
+                    Peer::A => SessionEnd::ResetByClient,
+                    Peer::B => SessionEnd::ResetByUpstream,
                 };
                 return Self::because(end, &format_args!("{} failed: {}", error.operation, error.source));
             }
         };
         let end = match (summary.end, summary.first_eof) {
-            (EndReason::IdleTimeout, _) => End::Idle,
-            (EndReason::HalfCloseTimeout, _) => End::HalfCloseTimeout,
-            (EndReason::Cancelled, _) => End::Drained,
-            (_, Some(Peer::B)) => End::UpstreamEof,
-            (_, Some(Peer::A) | None) => End::ClientEof,
+            (EndReason::IdleTimeout, _) => SessionEnd::Idle,
+            (EndReason::HalfCloseTimeout, _) => SessionEnd::HalfCloseTimeout,
+            (EndReason::Cancelled, _) => SessionEnd::Drained,
+            (_, Some(Peer::B)) => SessionEnd::UpstreamEof,
+            (_, Some(Peer::A) | None) => SessionEnd::ClientEof,
         };
         end.into()
     }

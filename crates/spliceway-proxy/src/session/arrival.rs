@@ -9,7 +9,7 @@ use crate::admission::{self, Permit};
 use crate::handshake::{self, Client};
 use crate::listener::Accepted;
 use crate::protocol::proxy;
-use crate::record::{End, Outcome};
+use crate::record::{SessionEnd, Outcome};
 use crate::settings::AcceptProxy;
 
 /// The reasons to refuse a client for where it comes from.
@@ -46,7 +46,7 @@ pub(super) async fn introduce(
         .client
         .is_none_or(|balancer| accept.from.iter().any(|network| network.contains(&balancer.ip())));
     if !trusted {
-        return Err(End::Denied(NO_BALANCER).into());
+        return Err(SessionEnd::Denied(NO_BALANCER).into());
     }
     let mut header = proxy::Header::new(accept.versions);
     let read = handshake::read(client, |input| header.feed(input));
@@ -58,7 +58,7 @@ pub(super) async fn introduce(
             tlvs: header.into_tlvs(),
         }),
         Ok(Err(no_request)) => Err(no_request.outcome()),
-        Err(_) => Err(End::Denied(handshake::TOO_SLOW).into()),
+        Err(_) => Err(SessionEnd::Denied(handshake::TOO_SLOW).into()),
     }
 }
 

@@ -11,7 +11,7 @@ use crate::admission::ClientKey;
 use crate::associate::{AssociateEnd, AssociateSettings, Association, Destinations, Dropped, towards};
 use crate::dial::Dialer;
 use crate::handshake::Client;
-use crate::record::{End, Outcome, Record};
+use crate::record::{SessionEnd, Outcome, Record};
 
 /// An association whose client has been told where to send, and the connection that holds it.
 pub(super) struct Open {
@@ -23,10 +23,10 @@ impl Open {
     pub(super) async fn run(mut self, record: &mut Record) -> Outcome {
         record.associating(self.association.stats());
         match self.association.run(&mut self.client).await {
-            AssociateEnd::ClientEof => End::ClientEof.into(),
-            AssociateEnd::ClientFailed(error) => Outcome::because(End::ResetByClient, &error),
-            AssociateEnd::Idle => End::Idle.into(),
-            AssociateEnd::Stopped => End::Drained.into(),
+            AssociateEnd::ClientEof => SessionEnd::ClientEof.into(),
+            AssociateEnd::ClientFailed(error) => Outcome::because(SessionEnd::ResetByClient, &error),
+            AssociateEnd::Idle => SessionEnd::Idle.into(),
+            AssociateEnd::Stopped => SessionEnd::Drained.into(),
         }
     }
 }

@@ -10,7 +10,7 @@ use rustix::net::{RecvFlags, recv};
 use tokio::io::Interest;
 
 use crate::handshake::Client;
-use crate::record::{End, Outcome};
+use crate::record::{SessionEnd, Outcome};
 use crate::stream::Stream;
 
 /// What an end of the client's stream means before its answer.
@@ -38,7 +38,7 @@ pub(super) async fn departed(client: &Client, finish: Finish) -> Outcome {
         match stream.ready(interest).await {
             Ok(ready) if ready.is_error() => return reset(stream.take_error()),
             Ok(_) if client.buffer().is_empty() => match unread(stream) {
-                Ok(false) => return End::ClientEof.into(),
+                Ok(false) => return SessionEnd::ClientEof.into(),
                 Ok(true) => {}
                 Err(error) => return reset(Err(error)),
             },
@@ -58,7 +58,7 @@ fn unread(stream: &Stream) -> io::Result<bool> {
 
 fn reset(error: io::Result<Option<io::Error>>) -> Outcome {
     match error {
-        Ok(None) => End::ResetByClient.into(),
-        Ok(Some(error)) | Err(error) => Outcome::because(End::ResetByClient, &error),
+        Ok(None) => SessionEnd::ResetByClient.into(),
+        Ok(Some(error)) | Err(error) => Outcome::because(SessionEnd::ResetByClient, &error),
     }
 }

@@ -22,7 +22,7 @@ use crate::listener::{self, Accepted};
 use crate::protocol::http::{self, Body, Chunks, Malformed};
 use crate::protocol::socks5::UNSPECIFIED;
 use crate::protocol::{Command, Failure, Spoken, proxy};
-use crate::record::{End, Outcome, Record};
+use crate::record::{SessionEnd, Outcome, Record};
 use crate::settings::Kind;
 
 /// Room for the longest message of SOCKS (520 bytes), most heads of HTTP, and some early data. More of that waits in the socket.
@@ -49,7 +49,7 @@ pub(super) async fn open(
     }
     if let Some(reason) = arrival::refusal(&addresses, permit, &service) {
         listener::reset(client.into_inner());
-        return Err(End::Denied(reason).into());
+        return Err(SessionEnd::Denied(reason).into());
     }
     let request = match &service.kind {
         Kind::Forward(targets) => ClientRequest::to_fixed_target(targets.nth(port_index)),
@@ -78,7 +78,7 @@ pub(super) async fn open(
         }
         // It has up to four descriptors, as two sessions do.
         Command::Associate if !permit.widen() => {
-            let end = End::Denied(admission::NO_PLACE_LEFT);
+            let end = SessionEnd::Denied(admission::NO_PLACE_LEFT);
             Err(opening.refuse(Failure::General, end.into()).await)
         }
         Command::Associate => opening.associate().await,
@@ -109,7 +109,7 @@ async fn ask(
     let is_late = heard.protocol == Some(Spoken::Http) && heard.user.is_none();
     record.heard(heard);
     match request {
-        Ok(Ok(request)) => Ok(asked),
+        Ok(Ok(request)) => Ok(request),
         Ok(Err(no_request)) => {
             if let NoRequest::Refused(refused) = &no_request {
                 lingering_close(client, &refused.answer).await;
@@ -120,7 +120,7 @@ async fn ask(
             if is_late {
                 lingering_close(client, &http::response(http::Status::RequestTimeout)).await;
             }
-            Err(End::Denied(handshake::TOO_SLOW).into())
+            Err(SessionEnd::Denied(handshake::TOO_SLOW).into())
         }
     }
 }
@@ -169,7 +169,7 @@ impl Opening {
         match service.dials.begin(client.ip()) {
             Some(dial) => Ok(Some(dial)),
             None => Err(self
-                .refuse(Failure::General, End::Denied(admission::TOO_MANY_DIALS).into())
+                .refuse(Failure::General, SessionEnd::Denied(admission::TOO_MANY_DIALS).into())
                 .await),
         }
     }
@@ -202,7 +202,7 @@ impl Opening {
             Ok(expected) => expected,
             Err(dropped) => {
                 return Err(self
-                    .refuse(Failure::NotAllowed, End::Denied(dropped.as_str()).into())
+                    .refuse(Failure::NotAllowed, SessionEnd::Denied(dropped.as_str()).into())
                     .await);
             }
         };
@@ -229,7 +229,7 @@ impl Opening {
                 })
             }
             Err(NobodyCame::TimedOut) => Err(self
-                .refuse(Failure::TimedOut, End::ConnectFailed("ETIMEDOUT").into())
+                .refuse(Failure::TimedOut, SessionEnd::ConnectFailed("ETIMEDOUT").into())
                 .await),
             Err(NobodyCame::Listener(error)) => Err(self.out_of_sockets(&error).await),
         }
@@ -258,13 +258,13 @@ impl Opening {
             Some(reached) => Ok(reached),
             None => {
                 lingering_close(&mut self.client, &self.request.unsupported()).await;
-                Err(End::Denied(handshake::UNSUPPORTED).into())
+                Err(SessionEnd::Denied(handshake::UNSUPPORTED).into())
             }
         }
     }
 
     async fn out_of_sockets(&mut self, error: &io::Error) -> Outcome {
-        let end = End::ConnectFailed(crate::errno::name(error));
+        let end = SessionEnd::ConnectFailed(crate::errno::name(error));
         self.refuse(Failure::General, Outcome::because(end, error)).await
     }
 
@@ -279,8 +279,8 @@ impl Opening {
     async fn answer(&mut self, answer: &[u8]) -> Result<(), Outcome> {
         match timeout(self.service.timeouts.handshake, self.client.write_all(answer)).await {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(Outcome::because(End::ResetByClient, &error)),
-            Err(_) => Err(End::Denied(handshake::TOO_SLOW).into()),
+            Ok(Err(error)) => Err(Outcome::because(SessionEnd::ResetByClient, &error)),
+            Err(_) => Err(SessionEnd::Denied(handshake::TOO_SLOW).into()),
         }
     }
 
@@ -304,13 +304,13 @@ impl Opening {
                 Ok(())
             }
             Err(NoAnswer::Left(left)) => Err(left),
-            Err(NoAnswer::Client(error)) => Err(Outcome::because(End::ResetByClient, &error)),
+            Err(NoAnswer::Client(error)) => Err(Outcome::because(SessionEnd::ResetByClient, &error)),
             Err(NoAnswer::Target(error)) => Err(self
-                .refuse(Failure::General, Outcome::because(End::ResetByUpstream, &error))
+                .refuse(Failure::General, Outcome::because(SessionEnd::ResetByUpstream, &error))
                 .await),
-            Err(NoAnswer::Eof) => Err(self.refuse(Failure::General, End::UpstreamEof.into()).await),
-            Err(NoAnswer::HalfClosed) => Err(End::HalfCloseTimeout.into()),
-            Err(NoAnswer::Silence) => Err(self.refuse(Failure::TimedOut, End::Idle.into()).await),
+            Err(NoAnswer::Eof) => Err(self.refuse(Failure::General, SessionEnd::UpstreamEof.into()).await),
+            Err(NoAnswer::HalfClosed) => Err(SessionEnd::HalfCloseTimeout.into()),
+            Err(NoAnswer::Silence) => Err(self.refuse(Failure::TimedOut, SessionEnd::Idle.into()).await),
         }
     }
 
@@ -338,7 +338,7 @@ impl Opening {
                 Ok(here) => here,
                 Err(Malformed) => {
                     lingering_close(&mut self.client, &http::no_chunks()).await;
-                    return Err(End::Denied(handshake::NO_CHUNKS).into());
+                    return Err(SessionEnd::Denied(handshake::NO_CHUNKS).into());
                 }
             },
         };
@@ -381,9 +381,9 @@ async fn lingering_close(client: &mut Client, answer: &[u8]) {
 impl NoRequest {
     pub(super) fn outcome(&self) -> Outcome {
         match self {
-            Self::Refused(refused) => End::Denied(refused.reason).into(),
-            Self::Gone => End::ClientEof.into(),
-            Self::Failed(error) => Outcome::because(End::ResetByClient, error),
+            Self::Refused(refused) => SessionEnd::Denied(refused.reason).into(),
+            Self::Gone => SessionEnd::ClientEof.into(),
+            Self::Failed(error) => Outcome::because(SessionEnd::ResetByClient, error),
         }
     }
 }
@@ -391,8 +391,8 @@ impl NoRequest {
 impl From<DialError> for Outcome {
     fn from(error: DialError) -> Self {
         let end = match error.denied() {
-            Some(reason) => End::Denied(reason),
-            None => End::ConnectFailed(error.as_str()),
+            Some(reason) => SessionEnd::Denied(reason),
+            None => SessionEnd::ConnectFailed(error.as_str()),
         };
         Self::because(end, &error)
     }
