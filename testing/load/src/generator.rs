@@ -1,4 +1,4 @@
-//! One thread that holds both ends of every connection and sends what is due.
+//! One thread that holds both endpoints of every connection and sends what is due.
 //!
 //! ```text
 //!   schedule ─▶ sender or client ──▶ relay ──▶ receiver or server
@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::{Errno, retry_on_intr};
 use socket2::{Domain, SockRef, Socket, Type};
 
-use crate::end::{Client, Done, End, Next, ROOM, Role, Shared};
+use crate::endpoint::{Client, Done, Endpoint, Next, ROOM, Role, Shared};
 use crate::{Offer, Schedule, What};
 
 /// A relay that needs longer than this to connect does not work.
@@ -36,7 +36,7 @@ pub struct Generator {
     epoll: OwnedFd,
     listener: TcpListener,
     relay: SocketAddr,
-    ends: Vec<Option<End>>,
+    endpoints: Vec<Option<Endpoint>>,
     free: Vec<usize>,
     /// Senders, by flow.
     flows: Vec<usize>,
@@ -62,7 +62,7 @@ impl Generator {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             listener,
             relay,
-            ends: Vec::new(),
+            endpoints: Vec::new(),
             free: Vec::new(),
             flows: Vec::new(),
             clients: Vec::new(),
@@ -150,7 +150,7 @@ impl Generator {
             self.turn(until)?;
         }
         // By a reset, so that no connection stays behind in TIME_WAIT and no relay has to finish a backlog.
-        for end in self.ends.iter().flatten() {
+        for end in self.endpoints.iter().flatten() {
             SockRef::from(&end.socket).set_linger(Some(Duration::ZERO))?;
         }
         Ok(self.shared.done)
@@ -245,12 +245,12 @@ impl Generator {
     }
 
     fn role(&mut self, end: usize) -> Option<&mut Role> {
-        self.ends[end].as_mut().map(|end| &mut end.role)
+        self.endpoints[end].as_mut().map(|end| &mut end.role)
     }
 
     fn go_on(&mut self, index: usize) -> io::Result<()> {
         // One that closed may still have an event.
-        let Some(end) = &mut self.ends[index] else {
+        let Some(end) = &mut self.endpoints[index] else {
             return Ok(());
         };
         match end.go_on(&mut self.shared)? {
@@ -261,7 +261,7 @@ impl Generator {
             }
             Next::Over => {
                 let was_client = matches!(end.role, Role::Client(_));
-                self.ends[index] = None;
+                self.endpoints[index] = None;
                 self.free.push(index);
                 match was_client && self.shared.is_closed {
                     true => self.begin(What::Connect, Instant::now()),
@@ -271,7 +271,7 @@ impl Generator {
         }
     }
 
-    /// A connection through the relay: both ends.
+    /// A connection through the relay: both endpoints.
     fn pair(&mut self) -> io::Result<(TcpStream, TcpStream)> {
         let client = TcpStream::connect_timeout(&self.relay, PATIENCE)?;
         let wait = Timespec::try_from(PATIENCE).map_err(io::Error::other)?;
@@ -300,12 +300,12 @@ impl Generator {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
         let index = self.free.pop().unwrap_or_else(|| {
-            self.ends.push(None);
-            self.ends.len() - 1
+            self.endpoints.push(None);
+            self.endpoints.len() - 1
         });
         let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
         epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(index as u64), flags)?;
-        self.ends[index] = Some(End { socket, role });
+        self.endpoints[index] = Some(Endpoint { socket, role });
         Ok(index)
     }
 }

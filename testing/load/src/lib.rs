@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   Offer ─▶ Schedule ─▶ Generator ══ connections through the relay ══▶ Done
-//!            when each   holds both ends of                             counts and
-//!            is due      every connection                               histograms
+//!            when each   holds both endpoints                        counts and
+//!            is due      of every connection                         histograms
 //! ```
 //!
 //! Messages are due at times that depend on the offer and a seed alone, so they are the same for every
@@ -11,7 +11,7 @@
 //! loop, where each connection continues as soon as it can, is an option for saturation tests.
 #![forbid(unsafe_code)]
 
-mod end;
+mod endpoint;
 mod generator;
 mod histogram;
 mod schedule;

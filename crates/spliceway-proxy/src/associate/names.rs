@@ -1,11 +1,11 @@
 //! The names that the client sends to, and the datagrams that wait for their addresses.
 //!
 //! ```text
-//!           ask            found           ask, 5 s later
-//!   (none) ────▶ Looking up ──────────▶ Known ─────────────────▶ Known, refreshing
-//!      ▲           │                 ▲                           │
-//!      └───────────┘                 └───────────────────────────┘
-//!         not found                       found, or not found
+//!        look_up           found       look_up, 5 s later
+//!   (none) ────▶ Looking up ───▶ Known ───────────────────▶ Known, refreshing
+//!      ▲              │            ▲                             │
+//!      └──────────────┘            └─────────────────────────────┘
+//!          not found                    found, or not found
 //! ```
 //!
 //! Datagrams to one name and port keep their order: those that come while it is looked up for the first time wait, and go before

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Head ──▶ RequestHead ─┬─ Agreed ────────────▶ HttpRequest::Connect: the rest of the stream is the target's
-//!                   └─ Unproven ─ Proof ─▶ HttpRequest::Forward: a head to send on, and behind it the rest of the stream
+//!                         └─ Unproven ─ Proof ─▶ HttpRequest::Forward: a head to send on, and behind it the rest of the stream
 //! ```
 //!
 //! One request per connection: the body is relayed as it is, and nothing that follows it; the answer is made to say that it is the last. A head

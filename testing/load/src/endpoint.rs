@@ -12,7 +12,7 @@ use crate::Histogram;
 
 /// The most bytes of one receive.
 pub(crate) const ROOM: usize = 1 << 20;
-/// Calls of a sender before the other ends have their turn.
+/// Calls of a sender before the other endpoints have their turn.
 const BURST: usize = 16;
 
 /// The outcome of one run.
@@ -36,7 +36,7 @@ pub struct Done {
     pub recovery: Duration,
 }
 
-/// State that all ends of a run share.
+/// State that all endpoints of a run share.
 pub(crate) struct Shared {
     pub(crate) room: Vec<u8>,
     /// The measured window.
@@ -52,7 +52,7 @@ impl Shared {
     }
 }
 
-pub(crate) struct End {
+pub(crate) struct Endpoint {
     pub(crate) socket: TcpStream,
     pub(crate) role: Role,
 }
@@ -99,7 +99,7 @@ pub(crate) enum Next {
     Over,
 }
 
-impl End {
+impl Endpoint {
     /// Does what it can do now. Events are edge-triggered, so it continues until the socket would block.
     pub(crate) fn go_on(&mut self, shared: &mut Shared) -> io::Result<Next> {
         let socket = &self.socket;
