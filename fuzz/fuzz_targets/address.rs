@@ -1,4 +1,4 @@
-//! Whatever a user types for an address.
+//! Any text that a user types for an address.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Whatever a target answers a request with.
+//! Any bytes that a target answers a request with.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Whatever a client sends for a body in chunks.
+//! Any bytes that a client sends for a body in chunks.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Whatever a client sends as a datagram of SOCKS5.
+//! Any bytes that a client sends as a SOCKS5 datagram.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

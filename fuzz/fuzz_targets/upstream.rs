@@ -1,4 +1,4 @@
-//! Whatever an upstream proxy answers.
+//! Any bytes that an upstream proxy answers.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,7 +1,8 @@
-//! Who is let in: so many sessions at once, and so many of one client.
+//! Limits on sessions: on all sessions at once, and on the sessions of one client.
 //!
-//! At the first limit nobody is accepted any more: clients wait in the kernel's backlog, and the sessions that run have all that they
-//! need. At the second a client is refused, as it alone would fill the first.
+//! At the first limit, the program accepts no further client. New clients wait in the kernel's
+//! backlog, and the running sessions keep all that they need. At the second limit, the program
+//! refuses the client, because one client could otherwise use up the first limit alone.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -14,52 +15,57 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-/// Why a session is refused that would be one too many of its client's.
+/// The reason to refuse a session when its client has as many sessions as it may have.
 pub(crate) const TOO_MANY_OF_CLIENT: &str = "max_conns_per_ip";
-/// Why one is that needs more places than there are.
+/// The reason to refuse a session that needs another place when none is left.
 pub(crate) const NO_PLACE_LEFT: &str = "max_conns";
-/// Why one is whose client dials as many targets as it may.
+/// The reason to refuse a session when its client is dialling as many targets as it may dial.
 pub(crate) const TOO_MANY_DIALS: &str = "max_dials_per_ip";
-/// That a limit is reached is logged once in this time.
+/// The shortest time between two log lines about a reached limit.
 const LOG_EVERY: Duration = Duration::from_secs(10);
 
-/// The limits, and who counts in them.
+/// The limits, and the sessions that count towards them.
 #[derive(Debug)]
 pub(crate) struct Admission {
-    /// What it lets in, for the log.
+    /// The name of the things that the limit counts, for the log.
     what: &'static str,
     max: usize,
     free: Semaphore,
     waits: AtomicU64,
     logged: Mutex<Option<Instant>>,
     max_per_client: Option<NonZeroU32>,
-    /// Clients with sessions; those without are not in it, so that it is never larger than `max`.
+    /// The number of sessions of each client. Clients without a session are removed, so the map
+    /// never has more than `max` entries.
     clients: Mutex<HashMap<ClientKey, u32>>,
 }
 
-/// The place of one session, given back when it is dropped.
+/// The place of one session. Dropping the permit returns the place.
 #[derive(Debug)]
 pub(crate) struct Permit {
     admission: Arc<Admission>,
     places: u32,
-    /// Whose session it is, where that is counted.
+    /// The client that the session counts for, if there is a limit for each client.
     client: Option<ClientKey>,
 }
 
-/// Who counts as one client: an IPv4 address, or a /64 of IPv6, which is what one customer has at least.
+/// The unit that counts as one client: an IPv4 address, or a /64 network of IPv6. A customer gets
+/// at least a /64 network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ClientKey(IpAddr);
 
-/// How many sessions of each client dial their target. Two SOCKS proxies that name each other open sessions of one client without end;
-/// here that ends.
+/// The number of sessions of each client that are dialling their target.
+///
+/// Two SOCKS proxies that name each other would open sessions of one client without end. This limit
+/// stops them.
 #[derive(Debug)]
 pub(crate) struct Dials {
     max_per_client: NonZeroU32,
-    /// Clients without a dial are not in it, so that it is never larger than the number of sessions.
+    /// Clients without a dial are removed, so the map never has more entries than there are
+    /// sessions.
     clients: Mutex<HashMap<ClientKey, u32>>,
 }
 
-/// One of them, until it is dropped.
+/// One dial, which counts until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Dial<'a> {
     dials: &'a Dials,
@@ -74,12 +80,13 @@ impl Dials {
         }
     }
 
-    /// One more dial for `client`; `None` where that would be one too many.
+    /// Counts one more dial for `client`. Returns `None` if the client has reached its limit.
     pub(crate) fn begin(&self, client: IpAddr) -> Option<Dial<'_>> {
         let client = ClientKey::from(client);
         let mut clients = unpoisoned(&self.clients);
         let dials = clients.entry(client).or_insert(0);
-        // The entry was there, or has room: the limit is at least 1.
+        // A new entry always has room, because the limit is at least 1. So no entry with a count of
+        // 0 stays.
         (*dials < self.max_per_client.get()).then(|| {
             *dials += 1;
             Dial { dials: self, client }
@@ -103,7 +110,8 @@ fn uncount(clients: &mut HashMap<ClientKey, u32>, client: ClientKey) {
 }
 
 impl Admission {
-    /// Up to `max` at once (at least 1), and of one client up to `max_per_client`.
+    /// Creates the limits: `max` sessions at once (at least 1), and `max_per_client` sessions of
+    /// one client.
     pub(crate) fn new(what: &'static str, max: usize, max_per_client: Option<NonZeroU32>) -> Arc<Self> {
         let max = max.clamp(1, Semaphore::MAX_PERMITS);
         Arc::new(Self {
@@ -117,16 +125,18 @@ impl Admission {
         })
     }
 
-    /// A place, as soon as there is one. Those who wait are served in their order. Cancel safe: who no longer waits has no place.
+    /// Waits for a place. Waiters get their places in order.
+    ///
+    /// Cancel safe: a waiter that is dropped takes no place.
     pub(crate) async fn admit(self: &Arc<Self>) -> Permit {
         let place = match self.free.try_acquire() {
             Ok(place) => place,
             Err(_) => {
                 self.full(Instant::now());
-                self.free.acquire().await.expect("it is never closed")
+                self.free.acquire().await.expect("the semaphore is never closed")
             }
         };
-        // Given back by the permit.
+        // The permit returns the place when it is dropped.
         place.forget();
         Permit {
             admission: Arc::clone(self),
@@ -135,7 +145,7 @@ impl Admission {
         }
     }
 
-    /// Somebody has to wait: counted, and said once in a while.
+    /// Counts a wait. Logs the reached limit at most once in [`LOG_EVERY`].
     fn full(&self, now: Instant) {
         self.waits.fetch_add(1, Ordering::Relaxed);
         let mut logged = unpoisoned(&self.logged);
@@ -149,18 +159,18 @@ impl Admission {
         }
     }
 
-    /// The most at once.
+    /// Returns the limit on sessions at once.
     pub(crate) fn max(&self) -> usize {
         self.max
     }
 
-    /// How many places are taken now.
+    /// Returns the number of places that are taken.
     #[cfg(test)]
     pub(crate) fn taken(&self) -> usize {
         self.max - self.free.available_permits()
     }
 
-    /// How many times a listener had to wait for a place, so far.
+    /// Returns how many times a listener has had to wait for a place.
     pub(crate) fn waits(&self) -> u64 {
         self.waits.load(Ordering::Relaxed)
     }
@@ -171,7 +181,8 @@ impl Admission {
 }
 
 impl Permit {
-    /// Takes one place more, for a session with more descriptors than the two of a place; `false` where there is none.
+    /// Takes one more place, for a session that needs more than the two descriptors of one place.
+    /// Returns `false` if no place is left.
     pub(crate) fn widen(&mut self) -> bool {
         let Ok(place) = self.admission.free.try_acquire() else {
             return false;
@@ -181,9 +192,11 @@ impl Permit {
         true
     }
 
-    /// Counts this session as `client`'s from now on; `false` where that would be one too many, and nothing is counted.
+    /// Counts this session for `client` from now on. Returns `false` if `client` has reached its
+    /// limit. The session then counts for no client.
     ///
-    /// Not a part of [`Admission::admit`]: behind another proxy the client is known once that has said who it is.
+    /// This is not a part of [`Admission::admit`], because the client may be behind another proxy.
+    /// Its address is known only after that proxy has sent it.
     pub(crate) fn count(&mut self, client: IpAddr) -> bool {
         let Some(max) = self.admission.max_per_client else {
             return true;
@@ -192,7 +205,8 @@ impl Permit {
         let client = ClientKey::from(client);
         let mut clients = self.admission.clients();
         let sessions = clients.entry(client).or_insert(0);
-        // The entry was there, or has room: the limit is at least 1.
+        // A new entry always has room, because the limit is at least 1. So no entry with a count of
+        // 0 stays.
         if *sessions >= max.get() {
             return false;
         }
@@ -225,7 +239,7 @@ impl From<IpAddr> for ClientKey {
     }
 }
 
-/// Everything that is locked here is whole at every instant.
+/// Locks, and ignores poisoning: the data behind these locks is valid at every instant.
 fn unpoisoned<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
     lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -240,7 +254,7 @@ mod tests {
         future.poll(&mut Context::from_waker(Waker::noop()))
     }
 
-    /// A place that is there.
+    /// Returns a permit for a place that must be free.
     fn admitted(admission: &Arc<Admission>) -> Permit {
         match poll(pin!(admission.admit())) {
             Poll::Ready(permit) => permit,
@@ -271,7 +285,7 @@ mod tests {
             let mut second = pin!(admission.admit());
             assert!(poll(second.as_mut()).is_pending());
             drop(first);
-            // It is woken with the place in hand, and goes.
+            // The second waiter has been woken with the place, and is dropped here.
         }
         assert_eq!(admission.taken(), 0);
         drop(admitted(&admission));

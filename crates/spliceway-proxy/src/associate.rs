@@ -1,51 +1,59 @@
-//! UDP ASSOCIATE, RFC 1928 section 7: datagrams between one client and the targets it names in each.
+//! UDP ASSOCIATE of SOCKS5 (RFC 1928 section 7): datagrams between one client and targets. Each
+//! datagram of the client names its target.
 //!
 //! ```text
-//!                     header off, policy, name
-//!   client ═══▶ inside ───────────────────────▶ one socket each for IPv4, IPv6 ═══▶ targets
-//!          ◀═══        ◀───────────────────────                                ◀═══
-//!                     sent to before? header on
+//!                     remove header, policy, name
+//!   client ═══▶ inside ──────────────────────────▶ one socket each for IPv4, IPv6 ═══▶ targets
+//!          ◀═══        ◀──────────────────────────                                ◀═══
+//!                     sent to before? add header
 //! ```
 //!
-//! The client's TCP connection carries nothing any more and holds the association: its end is the end of it. What the client still
-//! sends there is read and forgotten.
+//! The client's TCP connection carries no data. It holds the association, which ends with it. Bytes
+//! that the client sends on it are read and discarded.
 //!
-//! **Who may send.** To the inside, the client alone: from the address its connection comes from, and from one port, which it
-//! declares in its request or else by its first datagram that is one. From outside, exactly the addresses and ports that the client has
-//! sent to (the last 512 at least), so a server that answers from another port is not heard. The socket of a family is one for all targets:
-//! its port is the same to each, as clients that look for their own address rely on.
+//! **Permitted senders.** Only the client may send to the inside socket: from the address of its
+//! connection, and from one port. The client declares this port in its request, or its first valid
+//! datagram sets the port. A target may send if the client has sent to the same address and port.
+//! At least the last 512 of them are known. A server that answers from another port is not heard.
+//! Each family has one socket for all targets, so every target sees the same port. Clients that
+//! discover their own address rely on this.
 //!
-//! **Names** of both families are taken for their addresses of the family that the client reached us by, while there is a way to those:
-//! nothing tells whether a datagram arrives, so happy eyeballs cannot run, and that family is known to work somewhere.
+//! **Names.** If a name has addresses of both families, those of the family that the client itself
+//! uses come first. The other family is used if there is no route. Nothing shows whether a datagram
+//! arrives, so happy eyeballs cannot run. The client's family is at least known to work somewhere.
 //!
-//! **Order** is kept between two addresses, and to a name; not between datagrams of which some wait for a name.
+//! **Order.** Datagrams between two addresses keep their order, and so do datagrams to one name.
+//! Datagrams that wait for a name may be overtaken by others.
 //!
-//! **Loss.** Nothing is waited for but names. What cannot be sent at once, or is not to be, is dropped and counted by its reason,
-//! as a router would; fragments of SOCKS (FRAG other than 0) are among it. A datagram to the client has room for 65,507 bytes
-//! (65,527 over IPv6) with its header, which is 10 bytes for a source of IPv4 and 22 for one of IPv6. What is longer than a link takes, the
-//! kernel cuts into fragments of IP. No error that comes back for a datagram ends anything.
+//! **Loss.** Datagrams wait for names only. A datagram that cannot be sent at once, or that is not
+//! allowed, is dropped and counted by its reason, as in a router. This includes SOCKS fragments,
+//! whose FRAG is not 0. A datagram to the client has room for 65,507 bytes with its header (65,527
+//! bytes over IPv6). The header of an IPv4 source takes 10 bytes, and that of an IPv6 source takes
+//! 22 bytes. The kernel splits datagrams that are longer than a link allows into IP fragments.
+//! Errors that come back for a datagram do not end the association.
 //!
-//! **Held** by an association are 4 descriptors at most (the connection, the inside, one socket of each family) and, beside what their
-//! kernel buffers hold:
+//! **Resources.** An association has at most 4 descriptors: the connection, the inside socket and
+//! one socket of each family. Besides the kernel's buffers, it holds:
 //!
 //! | what | at most |
 //! |---|---|
 //! | datagrams that wait for names | 128 KiB |
-//! | names and their addresses: 64 of 255 bytes and 8 addresses | 40 KiB |
+//! | names and their addresses: 64 names with 255 bytes and 8 addresses each | 40 KiB |
 //! | peers: 2 × 512 | 44 KiB |
-//! | lookups: 4 tasks | what the resolver takes |
+//! | lookups: 4 tasks | what the resolver needs |
 //!
-//! Datagrams on their way go through buffers of the thread's, 2 MiB at most, so an association that nobody uses holds none.
+//! Datagrams in transit use buffers of the thread, at most 2 MiB, so an idle association holds
+//! none.
 
 mod batch;
 mod counts;
+mod gso_batch;
 mod names;
 mod peers;
 mod sockets;
 mod targets;
 #[cfg(test)]
 mod tests;
-mod gso_batch;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -61,39 +69,45 @@ use tokio::time::{Instant, sleep_until};
 pub(crate) use counts::{AssociateStats, AssociateSummary, Dropped};
 pub(crate) use sockets::towards;
 
-use crate::address::{Target, canonical};
-use crate::protocol::socks5::datagram::{self, Header};
 use batch::with_scratch;
-use sockets::readable;
-use targets::{Found, Targets};
 use gso_batch::{GsoBatch, send};
+use sockets::readable;
+use spliceway_protocol::address::{Target, canonical};
+use spliceway_protocol::socks5::datagram::{self, Header};
+use targets::{Found, Targets};
 
-/// What a service settles for all of its associations.
+/// The settings of all associations of a service.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct AssociateSettings {
-    /// What clients are told to send to, if its family is that of the address they reached; else they are told that address. For
-    /// a proxy behind a translation of addresses, which must keep the ports.
+    /// The IP address that clients are told to send to, if it has the family of the address that
+    /// they reached. Otherwise, they are told the address that they reached. This is for a proxy
+    /// behind NAT, which must keep the ports.
     pub(crate) advertise: Option<IpAddr>,
-    /// How long no datagram may pass; `None`: for ever.
+    /// The time without a forwarded datagram that ends the association. `None`: no limit.
     pub(crate) idle: Option<Duration>,
-    /// How long a name may be looked up.
+    /// The time limit for the lookup of a name.
     pub(crate) lookup: Duration,
 }
 
-/// Who says where datagrams may go. Clones answer alike.
+/// Decides where datagrams may go, and opens the sockets for them. Clones decide alike.
 pub(crate) trait Destinations: Clone + Send + Sync + 'static {
-    /// Whether datagrams may be sent to, or connections taken from, this address. Asked for each.
+    /// Returns whether datagrams may be sent to this address, or connections accepted from it.
+    /// Called for each datagram and each connection.
     fn allow(&self, address: SocketAddr) -> bool;
 
-    /// A socket for datagrams to addresses of this one's family and no other, as the settings want it; or [`Dropped::Unreachable`] where that
-    /// family is not used, [`Dropped::Socket`] where there is none left.
+    /// Opens a UDP socket for addresses of the family of `to` only, with the options of the
+    /// settings.
+    ///
+    /// # Errors
+    /// Returns [`Dropped::Unreachable`] if that family is not used, and [`Dropped::Socket`] if no
+    /// socket can be opened.
     fn socket(&self, to: IpAddr) -> Result<UdpSocket, Dropped>;
 
-    /// The addresses of a name, best first, and why there are none.
+    /// Returns the addresses of a name, best first, or the reason why there are none.
     fn look_up(&self, target: &Target) -> impl Future<Output = Result<Vec<SocketAddr>, Dropped>> + Send;
 }
 
-/// An association that is bound and does not pass anything yet: see [`run`](Self::run).
+/// An association whose inside socket is bound. [`run`](Self::run) forwards its datagrams.
 #[derive(Debug)]
 pub(crate) struct Association<D> {
     inside: Inside,
@@ -111,13 +125,13 @@ pub(crate) enum AssociateEnd {
     ClientEof,
     /// The client's connection failed.
     ClientFailed(io::Error),
-    /// No datagram passed for as long as is allowed.
+    /// No datagram was forwarded for the idle timeout.
     Idle,
-    /// By [`AssociateStats::stop`].
+    /// [`AssociateStats::stop`] was called.
     Stopped,
 }
 
-/// What happens in an association.
+/// An event in an association.
 enum Event {
     FromClient,
     FromTargets(Family),
@@ -131,14 +145,15 @@ enum Family {
 }
 
 impl<D: Destinations> Association<D> {
-    /// Binds the inside: a port that the kernel chooses on `reached`, the address at which the client reached us.
+    /// Binds the inside socket to a port that the kernel chooses, on `reached`. This is the address
+    /// at which the client reached the proxy.
     ///
-    /// `client` is where the client's connection comes from, `asked` the address in its request: where that names a port of
-    /// the same host, no other may send. One of another host is ignored, as it is what a client behind a translation of addresses
-    /// believes its own to be.
+    /// `client` is the source of the client's connection, and `asked` is the address in its
+    /// request. If `asked` is a port of the same host, only this port may send. An address of
+    /// another host is ignored: a client behind NAT takes such an address for its own.
     ///
     /// # Errors
-    /// The socket cannot be had.
+    /// Returns an error if the socket cannot be opened or bound.
     pub(crate) fn open(
         reached: SocketAddr,
         client: SocketAddr,
@@ -164,21 +179,24 @@ impl<D: Destinations> Association<D> {
         })
     }
 
-    /// What the client is told to send its datagrams to.
+    /// Returns the address that the client is told to send its datagrams to.
     pub(crate) fn address(&self) -> SocketAddr {
         self.advertised
     }
 
-    /// Its counts and the way to stop it, from outside and for as long as wanted.
+    /// Returns a handle that reads the counts and can stop the association. It outlives the
+    /// association.
     pub(crate) fn stats(&self) -> AssociateStats {
         self.stats.clone()
     }
 
-    /// Passes datagrams until `client`, the connection that asked for it, ends, or something else does (see [`AssociateEnd`]).
+    /// Forwards datagrams until `client`, the connection of the association, ends. [`AssociateEnd`]
+    /// has the other reasons to end.
     ///
     /// # Cancel safety
-    /// Dropping it is an end like the others: the sockets are closed, lookups cut short, and the counts are what
-    /// [`stats`](Self::stats) says. Datagrams that wait for a name are lost, and counted nowhere, at every end.
+    /// Dropping the future ends the association as well: the sockets are closed, lookups are
+    /// cancelled, and [`stats`](Self::stats) has the counts. At every end, datagrams that wait for
+    /// a name are lost and not counted.
     pub(crate) async fn run(mut self, client: &mut (impl AsyncRead + Unpin)) -> AssociateEnd {
         let stats = self.stats();
         let mut ended = pin!(ended(client));
@@ -190,7 +208,8 @@ impl<D: Destinations> Association<D> {
                 event = self.event() => event,
                 end = &mut ended => return end,
                 () = &mut stopped => return AssociateEnd::Stopped,
-                // Looks at the clock when it may be over, so that no datagram sets it anew.
+                // A datagram does not reset the timer. When the timer fires, the last activity
+                // counts.
                 () = &mut silence, if self.idle.is_some() => match active + self.idle.unwrap_or_default() {
                     over if over <= Instant::now() => return AssociateEnd::Idle,
                     later => {
@@ -201,7 +220,7 @@ impl<D: Destinations> Association<D> {
             };
             let now = Instant::now();
             if self.act(event, now) {
-                // As much is there as a turn takes, and there are others on this thread.
+                // More datagrams may be ready, but other tasks on this thread run first.
                 yield_now().await;
             }
             if stats.passed() != passed {
@@ -221,7 +240,7 @@ impl<D: Destinations> Association<D> {
         }
     }
 
-    /// Whether there may be more of the same at once.
+    /// Handles an event. Returns whether the same event may be ready again at once.
     fn act(&mut self, event: Event, now: Instant) -> bool {
         match event {
             Event::FromClient => self.pass_up(now),
@@ -267,11 +286,12 @@ impl<D: Destinations> Association<D> {
             Family::V4 => &sockets.v4,
             Family::V6 => &sockets.v6,
         };
-        // Only sockets that are there are readable, and only where the client has sent something.
+        // Only an open socket is readable, and the client's first datagram opens it.
         let (Some(socket), Some(client)) = (socket, inside.client.address) else {
             return false;
         };
-        // The same for all of a family, so of a batch what is data is known.
+        // All headers of a family have the same size, so the size of the data is known after
+        // sending.
         let header_bytes = family.header_bytes();
         let count = |bytes: usize, sent: Result<(), Dropped>| match sent {
             Ok(()) => stats.down(bytes - header_bytes),
@@ -306,18 +326,18 @@ impl Family {
     }
 }
 
-/// The socket that the client sends to and hears from.
+/// The socket that the client sends to and receives from.
 #[derive(Debug)]
 struct Inside {
     socket: UdpSocket,
     client: Client,
 }
 
-/// Where the client's datagrams come from.
+/// The source of the client's datagrams.
 #[derive(Debug)]
 struct Client {
     ip: IpAddr,
-    /// Once its port is known.
+    /// `None` until the port is known.
     address: Option<SocketAddr>,
 }
 
@@ -338,7 +358,8 @@ impl Client {
         }
     }
 
-    /// What the client sent, if it is the client. Its first datagram says which port it sends from.
+    /// Parses a datagram if it comes from the client. The first valid datagram sets the client's
+    /// port.
     fn read<'datagram>(
         &mut self,
         source: SocketAddr,
@@ -354,7 +375,8 @@ impl Client {
     }
 }
 
-/// Waits for the end of the client's connection, and reads it dry until then.
+/// Waits for the end of the client's connection, and discards everything that it receives until
+/// then.
 async fn ended(client: &mut (impl AsyncRead + Unpin)) -> AssociateEnd {
     let mut forgotten = [0; 64];
     loop {
@@ -366,7 +388,8 @@ async fn ended(client: &mut (impl AsyncRead + Unpin)) -> AssociateEnd {
     }
 }
 
-/// To bind beside the socket that a client reached.
+/// Returns the address that a client reached, with port 0, so that another socket can be bound to
+/// it.
 pub(crate) fn at_any_port(reached: SocketAddr) -> SocketAddr {
     let mut address = canonical(reached);
     address.set_port(0);

@@ -1,7 +1,7 @@
-//! Who may use a service: names, secrets, and how guessing is slowed down.
+//! Authenticates the users of a service: names, passwords, and protection against guessing.
 //!
-//! A secret is compared in constant time, and a login that fails costs the same whatever user it names. Only this module makes a
-//! [`Proof`], and without one no handshake goes on.
+//! Passwords are compared in constant time, and a failed login costs the same for every user name.
+//! Only this module creates a [`Proof`], and no handshake continues without one.
 
 mod checks;
 mod file;
@@ -21,29 +21,31 @@ use blake2::digest::{KeyInit, Mac};
 use subtle::{Choice, ConstantTimeEq};
 use tokio::time::Instant;
 
-use crate::protocol::{Credentials, Proof};
 use checks::Checks;
 use hash::{Hash, Work};
 use passed::Passed;
+use spliceway_protocol::{Credentials, Proof};
 
 pub(crate) use checks::{Busy, Standing};
 pub(crate) use file::{read, user};
 pub(crate) use hash::hash;
 pub(crate) use penalty::Penalties;
 
-/// What a secret is compared by: of one length whatever the secret's, and worth nothing outside this process.
+/// A keyed digest of a password, for comparisons. Its length does not depend on the password, and
+/// it is of no use outside this process.
 type Digest = [u8; 32];
 
-/// Which of the users it is.
+/// The number of a user.
 type UserId = u32;
 
-/// What the password-hash crate's salts have, which are random numbers like any.
+/// The length of the salts of the password-hash crate. Such a salt is random, so it serves as the
+/// key.
 const KEY_BYTES: usize = 16;
 
-/// The names and secrets of a service.
+/// The users of a service and their passwords.
 pub(crate) struct Users {
     known: HashMap<Box<[u8]>, User>,
-    /// One hash of each cost that the users have. A login that fails is checked against all of them.
+    /// One hash of each cost that the users have. A failed login is checked against all of them.
     each_cost: Vec<Arc<Hash>>,
     key: [u8; KEY_BYTES],
     checks: Arc<Checks>,
@@ -53,7 +55,8 @@ pub(crate) struct Users {
 struct User {
     id: UserId,
     secret: Secret,
-    /// The last secret that was found to be the one behind a hash: who connects often does not pay for a check each time.
+    /// The digest of the last right password. A client that connects often then does not need a
+    /// check of the hash each time.
     passed: Mutex<Option<Digest>>,
 }
 
@@ -62,17 +65,18 @@ enum Secret {
     Hash(Arc<Hash>),
 }
 
-/// How a user's secret is stored.
+/// The stored form of a user's password.
 pub(crate) enum Stored {
     Clear(Box<[u8]>),
     Hash(Arc<Hash>),
 }
 
 impl Users {
-    /// These names with these secrets, the last of each name.
+    /// Creates the users from names and passwords. If a name occurs more than once, the last one
+    /// counts.
     ///
     /// # Errors
-    /// The system has no random numbers.
+    /// Returns an error if the system has no random numbers.
     pub(crate) fn new(users: impl IntoIterator<Item = (Box<[u8]>, Stored)>) -> Result<Self, password_hash::Error> {
         let key = password_hash::try_generate_salt()?;
         let (mut known, mut each_cost) = (HashMap::new(), Vec::<Arc<Hash>>::new());
@@ -94,30 +98,32 @@ impl Users {
             known,
             each_cost,
             key,
-            // Half of the cores are left to the relays that run.
+            // Half of the cores are left for running relays.
             checks: Checks::new((cores / 2).max(1), cost),
             passed: Passed::default(),
         })
     }
 
-    /// Whether this secret has passed before from this address, for this user. Costs next to nothing.
+    /// Returns a proof if this password was right before, for this user and from this address. The
+    /// call costs almost nothing.
     pub(crate) fn verify_again(&self, credentials: &Credentials, client: IpAddr, now: Instant) -> Option<Proof> {
         let given = digest(&self.key, &credentials.secret);
-        // No user has the last number.
+        // No user has the highest number.
         let user = self.known.get(&credentials.name).map_or(UserId::MAX, |user| user.id);
         let has_passed = self.passed.has(client.into(), user, &given, now);
         has_passed.then(Proof::of_known_user)
     }
 
-    /// Whether any user has proven who it is from this address.
+    /// Returns whether any user has logged in from this address.
     pub(crate) fn has_passed_from(&self, client: IpAddr) -> bool {
         self.passed.knows(client.into())
     }
 
-    /// Whether these are a user's name and secret. Dropped before it is done, it leaves at most one check running to its end.
+    /// Returns a proof if these are the name and the password of a user. If the future is dropped,
+    /// at most one check still runs to its end.
     ///
     /// # Errors
-    /// There are too many others to tell before `deadline`.
+    /// Returns [`Busy`] if too many other checks wait to get a result before `deadline`.
     pub(crate) async fn verify(
         &self,
         credentials: &Credentials,
@@ -133,7 +139,7 @@ impl Users {
         });
         let is_right = match is_known_to_be_right {
             true => true,
-            // Nothing costs anything.
+            // No user has a hash, so no login costs anything.
             false if self.each_cost.is_empty() => false,
             false => {
                 let work = self.work(user, &credentials.secret);
@@ -150,7 +156,7 @@ impl Users {
         Ok(Some(Proof::of_known_user()))
     }
 
-    /// What has to be hashed to find that a secret is wrong, or is right for a user whose secret is hashed.
+    /// Returns the hashes to compute for a wrong password, or for a user whose password is hashed.
     fn work(&self, user: Option<&User>, secret: &[u8]) -> Work {
         let own = user.and_then(|user| match &user.secret {
             Secret::Hash(hash) => Some(hash),
@@ -187,7 +193,7 @@ fn digest(key: &[u8], secret: &[u8]) -> Digest {
 }
 
 impl fmt::Debug for Users {
-    /// Who, and no secret.
+    /// Shows the number of users, but no password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Users")
             .field("count", &self.known.len())

@@ -1,12 +1,14 @@
-//! BIND of SOCKS5 (RFC 1928 section 4) and SOCKS4: one connection from a target to the client, through us.
+//! BIND of SOCKS5 (RFC 1928 section 4) and SOCKS4: one connection from a target to the client,
+//! through the proxy.
 //!
 //! ```text
-//!   open ─ first reply: address ─▶ accept ─ second reply: who connected ─▶ relay
+//!   open ─ first reply: address ─▶ accept ─ second reply: peer ─▶ relay
 //! ```
 //!
-//! Who may connect: whom the client named, from any port, as that is where such protocols differ from what they announce (FTP's data
-//! comes from port 20); anyone, where it named the unspecified address. And nobody whom the policy for targets refuses. Who may not is
-//! closed at once, and the wait goes on.
+//! The host that the client named may connect, from any port. The protocols that use BIND often use
+//! another port than they announce: FTP data comes from port 20. If the client named the
+//! unspecified address, any host may connect. In both cases, the policy for targets must allow the
+//! peer. Other connections are closed at once, and the proxy keeps waiting.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -15,26 +17,28 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-use crate::address::{Target, canonical};
 use crate::associate::{Destinations, Dropped, at_any_port};
 use crate::listener::socket_to_listen;
+use spliceway_protocol::address::{Target, canonical};
 
-/// One is taken; a few may be turned away before it.
+/// One connection is accepted, and a few may be closed before it.
 const BACKLOG: i32 = 8;
 
-/// Whom the client expects.
+/// The peers that the client expects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Expected {
     Anyone,
-    /// One of these.
+    /// A peer with one of these addresses.
     These(Vec<IpAddr>),
 }
 
 impl Expected {
-    /// Whom `asked`, the address in the client's request, stands for: a name for all of its addresses.
+    /// Returns the peers that `asked`, the address in the client's request, stands for. A name
+    /// stands for all of its addresses.
     ///
     /// # Errors
-    /// The policy refuses all of them ([`Dropped::Denied`]), or the name has none ([`Dropped::Unresolved`]).
+    /// Returns [`Dropped::Denied`] if the policy refuses all addresses, and [`Dropped::Unresolved`]
+    /// if the name has none.
     pub(crate) async fn from_request(asked: &Target, destinations: &impl Destinations) -> Result<Self, Dropped> {
         let addresses = match asked {
             Target::Ip(address) if address.ip().to_canonical().is_unspecified() => return Ok(Self::Anyone),
@@ -69,22 +73,23 @@ pub(crate) struct Binding {
     advertised: SocketAddr,
 }
 
-/// Why nobody came.
+/// The reason why no connection was accepted.
 #[derive(Debug)]
 pub(crate) enum NobodyCame {
-    /// Not in time.
+    /// No permitted peer connected in time.
     TimedOut,
-    /// Nothing can be accepted.
+    /// The listener cannot accept.
     Listener(io::Error),
 }
 
 impl Binding {
-    /// Listens on a port that the kernel chooses, on `reached`, the address at which the client reached us.
+    /// Listens on a port that the kernel chooses, on `reached`. This is the address at which the
+    /// client reached the proxy.
     ///
-    /// `advertise` is what the client is told instead of that address, if it is of its family.
+    /// The client is told `advertise` instead of that address, if both have the same family.
     ///
     /// # Errors
-    /// The socket cannot be had.
+    /// Returns an error if the socket cannot be opened or bound, or cannot listen.
     pub(crate) fn open(reached: SocketAddr, advertise: Option<IpAddr>) -> io::Result<Self> {
         let address = at_any_port(reached);
         let socket = socket_to_listen(address, true)?;
@@ -99,18 +104,18 @@ impl Binding {
         })
     }
 
-    /// What the first reply says.
+    /// Returns the address for the first reply.
     pub(crate) fn address(&self) -> SocketAddr {
         self.advertised
     }
 
-    /// Waits for one whom the client expects, for `limit` at most. Then the listener is closed.
+    /// Waits for a permitted peer, for `limit` at most. Then the listener is closed.
     ///
     /// # Errors
     /// See [`NobodyCame`].
     ///
     /// # Cancel safety
-    /// Dropping it closes the listener; a connection is either returned or closed.
+    /// Dropping the future closes the listener. A connection is either returned or closed.
     pub(crate) async fn accept(
         self,
         expected: &Expected,
@@ -131,8 +136,8 @@ impl Binding {
         loop {
             match self.listener.accept().await {
                 Ok((stream, peer)) if expected.is(peer.ip()) && destinations.allow(peer) => return Ok((stream, peer)),
-                Ok((_, peer)) => tracing::debug!(%peer, "not whom the client expects: closed"),
-                // It came and went.
+                Ok((_, peer)) => tracing::debug!(%peer, "closed a connection from a peer that may not connect"),
+                // The peer has closed the connection before it was accepted.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => return Err(error),
             }
@@ -188,7 +193,7 @@ mod tests {
         binding
     }
 
-    /// A connection to `address` that comes from the host `last`.
+    /// Connects to `address` from the host `last`.
     async fn connect_from(last: u8, address: SocketAddr) -> TcpStream {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.bind(SocketAddr::new(ip(last), 0)).unwrap();
@@ -215,7 +220,7 @@ mod tests {
     async fn the_unspecified_address_is_anyone_whom_the_policy_lets() {
         let binding = bound();
         let (address, book) = (binding.address(), Book::default());
-        let anyone = Expected::from_request(&Target::Ip(crate::protocol::socks5::UNSPECIFIED), &book).await;
+        let anyone = Expected::from_request(&Target::Ip(spliceway_protocol::socks5::UNSPECIFIED), &book).await;
         assert_eq!(anyone, Ok(Expected::Anyone));
         book.refused.lock().unwrap().push(ip(6));
         let _refused = connect_from(6, address).await;

@@ -1,4 +1,4 @@
-//! What was typed.
+//! The command line: what can be typed, and its help.
 
 mod settled;
 mod values;
@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use ipnet::IpNet;
+use spliceway_protocol::address::{ListenAddress, ListenRange, TargetRange};
+use spliceway_protocol::proxy;
 
-use crate::address::{ListenAddress, ListenRange, TargetRange};
 use crate::dial::ResolverSettings;
 use crate::policy;
-use crate::protocol::proxy;
 use crate::rates::RateArg;
 use crate::settings::Settings;
 use values::{LogLevelArg, PipeSizeArg, SpliceArg};
@@ -22,16 +22,15 @@ use values::{LogLevelArg, PipeSizeArg, SpliceArg};
 #[cfg(test)]
 pub(crate) use settled::tests::typed;
 
-/// What a command line asks for.
+/// What the command line asks the program to do.
 #[derive(Debug)]
 pub(crate) enum Action {
-    /// To serve.
     Serve(Box<Settings>),
-    /// For the hash of a secret that is to be read.
     HashPassword,
 }
 
-/// What this command line asks for. Ends the process where that is nothing: with 0 after `--help`, with 2 after bad usage.
+/// Reads the command line. The process ends here after `--help` (code 0) and after bad usage
+/// (code 2).
 pub(crate) fn parse() -> Action {
     let mut matches = Cli::command().get_matches();
     let subcommand = matches.subcommand_name().map(str::to_owned);
@@ -39,7 +38,7 @@ pub(crate) fn parse() -> Action {
     cli.settle().unwrap_or_else(|wrong| {
         let mut command = Cli::command();
         command.build();
-        // Whose usage is shown.
+        // The error shows the usage of the subcommand that was typed.
         let subcommand = subcommand.and_then(|name| command.find_subcommand(name).cloned());
         subcommand
             .unwrap_or(command)
@@ -48,7 +47,78 @@ pub(crate) fn parse() -> Action {
     })
 }
 
-/// Forward and proxy TCP through the kernel.
+const EXAMPLES: &str = "\
+Examples:
+  spliceway -l :8080 -r example.com:80         forward a port
+  spliceway socks5                             SOCKS5 proxy for this machine
+  spliceway http                               HTTP proxy for this machine
+  spliceway mixed -l :1080 --auth-file users   SOCKS and HTTP proxy for users
+  spliceway hash-password                      hash a password for the file
+
+`spliceway COMMAND --help` shows all options.";
+
+const FORWARD_EXAMPLES: &str = "\
+Examples:
+  forward -l 127.0.0.1:8080 -r example.com:80
+  forward -l :8000-8009 -r backend:9000-9009   ten ports to ten ports
+  forward -l unix:/run/app.sock -r 10.0.0.7:80
+  forward -l :443 -r 10.0.0.7:443 --send-proxy v2
+  forward -l :5432 -r db:5432 --allow 10.0.0.0/8 --metrics 127.0.0.1:9100";
+
+const SOCKS5_EXAMPLES: &str = "\
+Examples:
+  socks5                                       on 127.0.0.1:1080
+  socks5 -l :1080 --auth-file users            for users with passwords
+  socks5 -l :1080 --allow 192.168.0.0/16       for a network
+  socks5 -x socks5h://10.0.0.1:1080            through another proxy
+  socks5 -l :1080 --open --rate-out 1MB:client for everybody, slowly";
+
+const HTTP_EXAMPLES: &str = "\
+Examples:
+  http                                         on 127.0.0.1:8080
+  http -l :3128 --auth-file users              for users with passwords
+  http -l :3128 --allow 192.168.0.0/16         for a network
+  http -x http://proxy.example.com:3128        through another proxy
+  http -l :3128 --open --max-conns-per-ip 100  for everybody";
+
+const MIXED_EXAMPLES: &str = "\
+Examples:
+  mixed                                        on 127.0.0.1:1080
+  mixed -l :1080 --auth-file users             for users; refuses SOCKS4
+  mixed -l :1080 --allow 192.168.0.0/16        for a network
+  mixed -l unix:/run/proxy.sock,mode=0660      for a group of this machine
+  mixed -l :1080 --open --metrics :9100        for everybody, with metrics";
+
+const HASH_EXAMPLES: &str = "\
+Examples:
+  spliceway hash-password                      asks for the password twice
+  (printf 'ann:'; spliceway hash-password) >> users
+  pass show proxy | spliceway hash-password    reads it from a pipe";
+
+/// The end of the long help of every command that serves.
+macro_rules! long_help {
+    ($examples:expr) => {
+        [
+            $examples,
+            "\n\n\
+Signals:
+  TERM, INT, HUP   stop accepting, and give transfers --drain-timeout to finish;
+                   a second TERM or INT stops at once; HUP is ignored if it was
+                   ignored at the start (nohup)
+
+Exit codes:
+  0  stopped by a signal
+  1  failed at run time
+  2  bad usage
+
+Times are numbers with ms, s, m, h or d: 500ms, 1h30m. Rates are bytes per
+second: 10MB, 500KiB. An option with a CIDR also takes a single address.",
+        ]
+        .concat()
+    };
+}
+
+/// Forwards and proxies TCP. Bulk data stays in the kernel.
 ///
 /// `spliceway -l ADDR -r HOST:PORT` is short for `spliceway forward -l ADDR -r HOST:PORT`.
 #[derive(Parser, Debug)]
@@ -58,7 +128,9 @@ pub(crate) fn parse() -> Action {
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
     arg_required_else_help = true,
-    after_help = AFTER_HELP
+    max_term_width = 80,
+    after_help = EXAMPLES,
+    after_long_help = long_help!(EXAMPLES)
 )]
 struct Cli {
     #[command(subcommand)]
@@ -69,95 +141,90 @@ struct Cli {
     common: CommonArgs,
 }
 
-const AFTER_HELP: &str = "\
-Signals: TERM, INT or HUP stops accepting and lets transfers finish within the drain timeout; a second TERM or INT stops at once. HUP stays ignored under nohup.
-Exit codes: 0 stopped as asked, whether or not every transfer had finished by then, 1 failed at run time, 2 bad usage.";
-
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Relay every client to one target
-    #[command(after_help = AFTER_HELP)]
+    /// Forward every client to one target
+    #[command(after_help = FORWARD_EXAMPLES, after_long_help = long_help!(FORWARD_EXAMPLES))]
     Forward {
         #[command(flatten)]
         forward: ForwardArgs,
         #[command(flatten)]
         common: CommonArgs,
     },
-    /// Relay every client to where it asks: SOCKS5, with CONNECT, BIND and UDP ASSOCIATE
-    #[command(after_help = AFTER_HELP)]
-    Socks5 {
-        #[arg(short, long, value_name = "ADDR", default_value = "127.0.0.1:1080", help = LISTEN)]
-        listen: Vec<ListenRange>,
-        #[command(flatten)]
-        proxy: ProxyArgs,
-        #[command(flatten)]
-        common: CommonArgs,
-    },
-    /// Relay every client to where it asks: HTTP, with CONNECT and requests for a whole URI
-    #[command(after_help = AFTER_HELP)]
-    Http {
-        #[arg(short, long, value_name = "ADDR", default_value = "127.0.0.1:8080", help = LISTEN)]
-        listen: Vec<ListenRange>,
-        #[command(flatten)]
-        proxy: ProxyArgs,
-        #[command(flatten)]
-        common: CommonArgs,
-    },
-    /// SOCKS4, 4a, 5 and HTTP on one port, told apart by the first byte
-    #[command(after_help = AFTER_HELP)]
-    Mixed {
-        #[arg(short, long, value_name = "ADDR", default_value = "127.0.0.1:1080", help = LISTEN)]
-        listen: Vec<ListenRange>,
-        #[command(flatten)]
-        proxy: ProxyArgs,
-        #[command(flatten)]
-        common: CommonArgs,
-    },
-    /// Print the hash of a secret, which is read from standard input, for --auth-file
+    /// Serve SOCKS5: CONNECT, BIND and UDP ASSOCIATE
+    #[command(after_help = SOCKS5_EXAMPLES, after_long_help = long_help!(SOCKS5_EXAMPLES))]
+    #[command(mut_arg("listen", |listen| listen.default_value("127.0.0.1:1080")))]
+    Socks5(ProxyCommand),
+    /// Serve HTTP: CONNECT, and requests with a whole URI
+    #[command(after_help = HTTP_EXAMPLES, after_long_help = long_help!(HTTP_EXAMPLES))]
+    #[command(mut_arg("listen", |listen| listen.default_value("127.0.0.1:8080")))]
+    Http(ProxyCommand),
+    /// Serve SOCKS4, SOCKS4a, SOCKS5 and HTTP on one port
+    #[command(after_help = MIXED_EXAMPLES, after_long_help = long_help!(MIXED_EXAMPLES))]
+    #[command(mut_arg("listen", |listen| listen.default_value("127.0.0.1:1080")))]
+    Mixed(ProxyCommand),
+    /// Read a password and print its hash for --auth-file
+    #[command(after_help = HASH_EXAMPLES)]
     HashPassword,
 }
 
-const LISTEN: &str = "Where to accept: `:port` (all addresses), `ip:port`, `[v6]:port`, `name:port`, `unix:PATH[,mode=0660]` or `fd:NAME`, \
-and `port-port` for many; may be repeated";
-
 #[derive(Args, Debug)]
 struct ForwardArgs {
-    #[arg(short, long, value_name = "ADDR", required = true, help = LISTEN)]
+    /// Address to listen on: `:PORT` (all addresses), `IP:PORT`, `[IPV6]:PORT`, `NAME:PORT`,
+    /// `unix:PATH[,mode=0660]` or `fd:NAME`. `PORT-PORT` is a range. May be repeated
+    #[arg(short, long, value_name = "ADDR", required = true)]
     listen: Vec<ListenRange>,
-    /// Where to relay to; `host:port-port` maps a range of ports to be listened on one to one, and `unix:PATH` is a socket
+    /// Target: `HOST:PORT` or `unix:PATH`. A range `HOST:PORT-PORT` maps listening ports one to one
     #[arg(short, long, visible_alias = "to", value_name = "HOST:PORT", required = true, value_parser = values::remote)]
     remote: TargetRange,
 }
 
 #[derive(Args, Debug)]
+struct ProxyCommand {
+    /// Address to listen on: `:PORT` (all addresses), `IP:PORT`, `[IPV6]:PORT`, `NAME:PORT`,
+    /// `unix:PATH[,mode=0660]` or `fd:NAME`. `PORT-PORT` is a range. May be repeated
+    #[arg(short, long, value_name = "ADDR")]
+    listen: Vec<ListenRange>,
+    #[command(flatten, next_help_heading = "Access")]
+    proxy: ProxyArgs,
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+#[derive(Args, Debug)]
 struct ProxyArgs {
-    /// Time a client has to say what it wants
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = values::positive_time)]
-    handshake_timeout: Duration,
-    /// The one user there is. Whoever may list processes sees a command line: prefer SPLICEWAY_AUTH or a file
+    /// File of users, one `NAME:HASH` per line, with hashes of `spliceway hash-password`
+    #[arg(long, value_name = "FILE")]
+    auth_file: Option<PathBuf>,
+    /// The only user. Everybody on this machine can read a command line, so prefer the variable or
+    /// a file
     #[arg(
         long,
-        value_name = "USER:SECRET",
+        value_name = "USER:PASSWORD",
         env = "SPLICEWAY_AUTH",
         hide_env_values = true,
+        hide_short_help = true,
         conflicts_with = "auth_file"
     )]
     auth: Option<String>,
-    /// Users, one `NAME:HASH` a line, with hashes of `spliceway hash-password`
-    #[arg(long, value_name = "FILE")]
-    auth_file: Option<PathBuf>,
-    /// Longest wait that wrong passwords earn an address; 0 = off. Three are free, then 1s, doubling up to this
-    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = values::time)]
+    /// Longest wait after wrong passwords of an address; 0 = off. Three are free, the next one
+    /// costs 1s, and each further one twice as much
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = values::time, hide_short_help = true)]
     auth_penalty: Duration,
-    /// Serve other machines without users and without --allow: everybody, that is
+    /// Serve other machines without users and without --allow
     #[arg(long)]
     open: bool,
-    /// Let clients of other machines reach what is not on the public Internet: loopback, private, link-local and metadata addresses and the rest
+    /// Let clients of other machines reach addresses that are not on the public Internet: loopback,
+    /// private, link-local, metadata services and others
     #[arg(long)]
     allow_private: bool,
-    /// The address that SOCKS clients are told to send datagrams or connections to [default: the one they reached]
-    #[arg(long, value_name = "IP")]
+    /// Address that SOCKS clients are told to send datagrams or connections to
+    /// [default: the address that the client reached]
+    #[arg(long, value_name = "IP", hide_short_help = true)]
     advertise: Option<IpAddr>,
+    /// Time for a client to finish its handshake
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = values::positive_time, hide_short_help = true)]
+    handshake_timeout: Duration,
 }
 
 #[derive(Args, Debug)]
@@ -166,36 +233,43 @@ struct CommonArgs {
     clients: ClientArgs,
     #[command(flatten, next_help_heading = "Targets")]
     dial: DialArgs,
-    #[command(flatten, next_help_heading = "Deadlines")]
+    #[command(flatten, next_help_heading = "Timeouts")]
     times: TimeArgs,
     #[command(flatten, next_help_heading = "Limits")]
     limits: LimitArgs,
-    #[command(flatten, next_help_heading = "Engine")]
+    #[command(flatten, next_help_heading = "Data path")]
     engine: EngineArgs,
-    #[command(flatten, next_help_heading = "Watching")]
+    #[command(flatten, next_help_heading = "Monitoring")]
     watch: WatchArgs,
 }
 
 #[derive(Args, Debug)]
 struct ClientArgs {
-    /// Serve clients of this network, and no others; may be repeated
+    /// Serve clients of this network only. May be repeated
     #[arg(long, value_name = "CIDR", value_parser = policy::network)]
     allow: Vec<IpNet>,
-    /// Refuse clients of this network, also where --allow has it; may be repeated
-    #[arg(long, value_name = "CIDR", value_parser = policy::network)]
+    /// Refuse clients of this network, also if --allow has it. May be repeated
+    #[arg(long, value_name = "CIDR", value_parser = policy::network, hide_short_help = true)]
     deny: Vec<IpNet>,
-    /// Every connection begins with a PROXY header of this version: v1, v2 or any
-    #[arg(long, value_name = "VERSION", requires = "proxy_from")]
+    /// Expect a PROXY header of this version on every connection: v1, v2 or any
+    #[arg(long, value_name = "VERSION", requires = "proxy_from", hide_short_help = true)]
     accept_proxy: Option<proxy::Accept>,
-    /// Who may send such headers; others are refused; may be repeated
-    #[arg(long, value_name = "CIDR", value_parser = policy::network, requires = "accept_proxy")]
+    /// Network of the balancers that may send PROXY headers. May be repeated
+    #[arg(
+        long,
+        value_name = "CIDR",
+        value_parser = policy::network,
+        requires = "accept_proxy",
+        hide_short_help = true
+    )]
     proxy_from: Vec<IpNet>,
 }
 
 #[derive(Args, Debug)]
 struct DialArgs {
-    /// Proxy to go through: `socks5://[user:secret@]host:port`, `socks5h://…` or `http://…`; repeated (in the variable, with blanks between), a chain
-    // Not parsed by clap, which repeats what it cannot parse, secrets and all.
+    /// Proxy to connect through: `socks5://[USER:PASSWORD@]HOST[:PORT]`, `socks5h://…` or
+    /// `http://…`. Several make a chain; in the variable, blanks separate them
+    // Not parsed by clap, which repeats in its error what it cannot parse, with the password.
     #[arg(
         short = 'x',
         long,
@@ -205,80 +279,104 @@ struct DialArgs {
         value_delimiter = ' '
     )]
     upstream_proxy: Vec<String>,
-    /// Tell targets whose connection it is, by a PROXY header: v1 or v2
-    #[arg(long, value_name = "VERSION")]
+    /// Send a PROXY header of this version to targets: v1 or v2
+    #[arg(long, value_name = "VERSION", hide_short_help = true)]
     send_proxy: Option<proxy::Version>,
-    /// Who knows the addresses of names: `auto` (/etc/resolv.conf, with a cache), `system` (the C library), or servers, `IP[:PORT],…`
-    #[arg(long, value_name = "WHO", default_value = "auto", value_parser = values::resolver)]
+    /// DNS resolver to use: `auto` (/etc/resolv.conf, with a cache), `system` (the C library), or
+    /// servers, `IP[:PORT],…`
+    #[arg(long, value_name = "RESOLVER", default_value = "auto", value_parser = values::resolver, hide_short_help = true)]
     dns: ResolverSettings,
-    /// Connect from this address; once per family, and a family without one is not used
-    #[arg(long, value_name = "IP")]
+    /// Connect from this address. May be given once per family; the other family is then not used
+    #[arg(long, value_name = "IP", hide_short_help = true)]
     bind_source: Vec<IpAddr>,
-    /// Connect through this interface
-    #[arg(long, value_name = "NAME")]
+    /// Connect through this network interface
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
     bind_interface: Option<String>,
-    /// Mark packets to targets (SO_MARK), for routing and firewalls: 100 or 0x64
-    #[arg(long, value_name = "N", value_parser = values::mark)]
+    /// Mark packets to targets (SO_MARK) for routing and firewalls: 100 or 0x64
+    #[arg(long, value_name = "N", value_parser = values::mark, hide_short_help = true)]
     mark: Option<u32>,
 }
 
 #[derive(Args, Debug)]
 struct TimeArgs {
-    /// Time to look up a target's name and to connect to it, all its addresses together
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = values::positive_time)]
+    /// Time to look up a target's name and to connect to one of its addresses
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = values::positive_time, hide_short_help = true)]
     connect_timeout: Duration,
-    /// End a session after this much silence in both directions; 0 = off. Acts up to 1/8 late, never early
+    /// End a session after this much silence in both directions; 0 = off. It may end up to 1/8
+    /// late
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = values::time)]
     idle_timeout: Duration,
-    /// End a session this long after one side finished and the other last sent; 0 = off. Acts up to 1/8 late, never early
-    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = values::time)]
+    /// End a session after one side has finished and the other is silent for this long; 0 = off. It
+    /// may end up to 1/8 late
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = values::time, hide_short_help = true)]
     half_close_timeout: Duration,
-    /// Time transfers have to finish after TERM, INT or HUP; what they hold then is delivered if it can be within 2 s more
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = values::time)]
+    /// Time for transfers to finish after TERM, INT or HUP. Later ones are cut, and may deliver what
+    /// they hold for 2s more
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = values::time, hide_short_help = true)]
     drain_timeout: Duration,
 }
 
 #[derive(Args, Debug)]
 struct LimitArgs {
-    /// Sessions at once; further clients wait to be accepted [default: what the descriptors allow]
+    /// Sessions at once. Further clients wait to be accepted [default: what --nofile allows]
     #[arg(long, value_name = "N", value_parser = values::count::<NonZeroUsize>)]
     max_conns: Option<NonZeroUsize>,
-    /// Sessions at once of one address, or of one IPv6 /64; further ones are refused
-    #[arg(long, value_name = "N", value_parser = values::count::<NonZeroU32>)]
+    /// Sessions at once per client address (IPv6: /64). Further ones are refused
+    #[arg(long, value_name = "N", value_parser = values::count::<NonZeroU32>, hide_short_help = true)]
     max_conns_per_ip: Option<NonZeroU32>,
-    /// Sessions of one client address (IPv6: /64) that look up and dial their target at once; not for `forward`
-    #[arg(long, value_name = "N", default_value = "256")]
+    /// Connection attempts at once per client address (IPv6: /64). `forward` does not use it
+    #[arg(long, value_name = "N", default_value = "256", hide_short_help = true)]
     max_dials_per_ip: NonZeroU32,
-    /// Bytes a second from clients, such as 10MB or 500KiB, of all together; `RATE:client` of each address, `RATE:connection` of each; may be repeated
-    #[arg(long, value_name = "RATE")]
+    /// Rate from clients: `10MB` for the service, `10MB:client` per address, `10MB:connection` per
+    /// connection. May be repeated
+    #[arg(long, value_name = "RATE", hide_short_help = true)]
     rate_in: Vec<RateArg>,
-    /// The same to clients
-    #[arg(long, value_name = "RATE")]
+    /// Rate to clients, as in --rate-in
+    #[arg(long, value_name = "RATE", hide_short_help = true)]
     rate_out: Vec<RateArg>,
-    /// Descriptors, 64 at least [default: as many as this user may have]
-    #[arg(long, value_name = "N", value_parser = values::descriptors)]
+    /// Descriptors to use, at least 64 [default: as many as this user may have]
+    #[arg(long, value_name = "N", value_parser = values::descriptors, hide_short_help = true)]
     nofile: Option<u64>,
 }
 
 #[derive(Args, Debug)]
 struct EngineArgs {
-    /// Whether bytes may stay in the kernel
-    #[arg(long, value_enum, value_name = "WHEN", default_value = "auto")]
+    /// How bytes move
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHEN",
+        default_value = "auto",
+        hide_short_help = true
+    )]
     splice: SpliceArg,
-    /// Size of the pipe a direction borrows; auto follows the flow
-    #[arg(long, value_enum, value_name = "SIZE", default_value = "auto", ignore_case = true)]
+    /// Size of the pipes that hold spliced bytes; `auto` follows the traffic
+    #[arg(
+        long,
+        value_enum,
+        value_name = "SIZE",
+        default_value = "auto",
+        ignore_case = true,
+        hide_short_help = true
+    )]
     pipe_size: PipeSizeArg,
-    /// Worker threads, 1 to 1024 [default: as many as processors]
-    #[arg(long, value_name = "N", value_parser = values::workers)]
+    /// Worker threads, 1 to 1024 [default: number of processors]
+    #[arg(long, value_name = "N", value_parser = values::workers, hide_short_help = true)]
     workers: Option<NonZeroUsize>,
 }
 
 #[derive(Args, Debug)]
 struct WatchArgs {
-    /// Where to serve /metrics, /healthz and /readyz
+    /// Address that serves /metrics, /healthz and /readyz
     #[arg(long, value_name = "ADDR")]
     metrics: Option<ListenAddress>,
-    /// What to log on stderr; `info` has one line per session
-    #[arg(long, value_enum, value_name = "LEVEL", default_value = "info")]
+    /// What to log on stderr. `info` has one line per session
+    #[arg(
+        long,
+        value_enum,
+        value_name = "LEVEL",
+        default_value = "info",
+        hide_short_help = true
+    )]
     log_level: LogLevelArg,
 }

@@ -1,8 +1,10 @@
-//! Connects to targets: looked up, allowed, tried by happy eyeballs, and through other proxies where there are any.
+//! Connects to targets, directly or through a chain of upstream proxies.
 //!
 //! ```text
-//!   Target ─ resolver ─▶ addresses ─ happy eyeballs ─▶ attempts: policy ▸ socket ▸ connect ─ chain ─▶ Dialed
-//!              │ cache     RFC 8305                                                proxy ▸ proxy
+//!   Target ─ resolver ─▶ addresses ─ happy eyeballs ─▶ attempts ─ chain ─▶ Dialed
+//!            cache                   RFC 8305          policy     proxy
+//!                                                      socket     proxy
+//!                                                      connect
 //! ```
 
 mod attempts;
@@ -24,37 +26,39 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::address::{Target, canonical};
 use crate::admission::ClientKey;
 use crate::policy::TargetPolicy;
 use crate::stream::Stream;
 use attempts::{Lost, Tried, Why, first_to_connect};
 use happy_eyeballs::HappyEyeballs;
 use resolver::{Found, Lookup, LookupError, Pending, Resolver};
+use spliceway_protocol::address::{Target, canonical};
 
 pub(crate) use error::DialError;
 pub(crate) use resolver::ResolverSettings;
 pub(crate) use socket::SocketSettings;
 pub(crate) use upstream::{CHAIN_MAX, UpstreamProxy};
 
-/// How to get to targets.
+/// The settings for connections to targets.
 #[derive(Debug, Clone)]
 pub(crate) struct DialSettings {
     pub(crate) resolver: ResolverSettings,
     pub(crate) sockets: SocketSettings,
-    /// The first is dialled, each next through the ones before it. [`CHAIN_MAX`] at most.
+    /// The chain of upstream proxies, at most [`CHAIN_MAX`]. The first one is dialled directly, and
+    /// each further one through those before it.
     pub(crate) upstreams: Vec<UpstreamProxy>,
-    /// For the lookup, all attempts and the handshakes with all proxies together.
+    /// The time for the lookup, all attempts and all handshakes with upstream proxies together.
     pub(crate) timeout: Duration,
 }
 
-/// Gets to targets. Cheap to clone; clones share what was looked up.
+/// Connects to targets. Clones are cheap, and share the resolver with its cache.
 #[derive(Debug, Clone)]
 pub(crate) struct Dialer {
     resolver: Arc<Resolver>,
     settings: Arc<DialSettings>,
     policy: TargetPolicy,
-    /// Descriptors for attempts beside others: a session has one of its own, and no number of clients can have more of these.
+    /// Descriptors for the attempts that run beside the first one of a dial, for all clients
+    /// together. The first attempt uses the session's own descriptor.
     beside: Arc<Semaphore>,
 }
 
@@ -62,22 +66,25 @@ pub(crate) struct Dialer {
 #[derive(Debug)]
 pub(crate) struct Dialed {
     pub(crate) stream: Stream,
-    /// What an upstream proxy sent behind its answer: the first bytes from the target.
+    /// The bytes that an upstream proxy sent after its answer. They are the first bytes from the
+    /// target.
     pub(crate) early: Vec<u8>,
-    /// The address that was connected to: the target's, or that of the first proxy on the way there. `None` of a path.
+    /// The address that was connected to: the target's, or that of the first upstream proxy. `None`
+    /// for a Unix socket.
     pub(crate) address: Option<SocketAddr>,
 }
 
-/// What a connection is opened for, which decides what is checked of its address.
+/// The purpose of a connection, which decides how its address is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Purpose {
-    /// A target: everything.
+    /// A target, to which the whole policy applies.
     Target,
-    /// A proxy that who started the program has named: that it is not ourselves.
+    /// An upstream proxy, which the operator has named. The only check is that it is not this
+    /// program.
     Proxy,
 }
 
-/// The client of a dial or lookup, and its deadline.
+/// The client of a dial or a lookup, and the deadline.
 #[derive(Debug, Clone, Copy)]
 struct Caller {
     client: resolver::Key,
@@ -85,11 +92,12 @@ struct Caller {
 }
 
 impl Dialer {
-    /// Up to `transient` descriptors are open at once for lookups and for attempts beside a first one; what needs more waits, as long as
-    /// its dial may. Reads `/etc/resolv.conf` and `/etc/hosts`, once, where the settings say so.
+    /// Creates a dialer that opens up to `transient` descriptors at once for lookups and for
+    /// attempts beside a first one. Work that needs more of them waits, within the timeout of its
+    /// dial. If the settings say so, this reads `/etc/resolv.conf` and `/etc/hosts` once.
     ///
     /// # Errors
-    /// Socket options that can never be set.
+    /// Returns an error if a socket option can never be set, or if the resolver cannot be created.
     pub(crate) fn new(settings: DialSettings, policy: TargetPolicy, transient: usize) -> io::Result<Self> {
         settings.sockets.probe()?;
         Ok(Self {
@@ -100,16 +108,19 @@ impl Dialer {
         })
     }
 
-    /// A connection to `target`, within the timeout of the settings. Cancel safe: whatever was begun is closed.
+    /// Connects to `target` within the timeout of the settings. Cancel safe: everything that was
+    /// started is closed.
     ///
-    /// Of a name, every address may be tried, 16 at most: one at once, and the next when that fails, or after 250 ms beside it. Each
-    /// is checked right before the attempt.
+    /// Up to 16 addresses of a name are tried. The first attempt starts at once. The next one
+    /// starts when an attempt fails, or beside it after 250 ms. Each address is checked directly
+    /// before its attempt.
+    ///
+    /// Lookups count for `client`. `via` names the proxies that the request has passed, including
+    /// this one. Upstream proxies are told if their protocol allows it.
     ///
     /// # Errors
-    /// A denial, if an address was denied and no other connected; else the last failure of an attempt.
-    ///
-    /// Lookups count for `client`. `via` names the proxies that the request has passed, this one included, for upstream
-    /// proxies that can be told.
+    /// Returns a denial if an address was denied and no other one connected. Otherwise, returns the
+    /// last failure of an attempt.
     pub(crate) async fn dial(
         &self,
         target: &Target,
@@ -125,11 +136,12 @@ impl Dialer {
         }
     }
 
-    /// Where datagrams for `target` may go, IPv6 and IPv4 in turn and 16 at most: never none. Upstream proxies have no part in it.
-    /// Cancel safe.
+    /// Returns the addresses that datagrams for `target` may go to, at least 1 and at most 16. IPv6
+    /// and IPv4 alternate. Upstream proxies are not used. Cancel safe.
     ///
     /// # Errors
-    /// As [`Self::dial`]. A path has no datagrams.
+    /// Returns the errors of [`Self::dial`], and an error for a Unix socket, which takes no
+    /// datagrams.
     pub(crate) async fn addresses(
         &self,
         target: &Target,
@@ -160,26 +172,32 @@ impl Dialer {
         }
     }
 
-    /// What sockets to targets are told, for those that are opened elsewhere: of datagrams.
+    /// Returns the settings of sockets to targets, for UDP sockets that other modules open.
     pub(crate) fn sockets(&self) -> &SocketSettings {
         &self.settings.sockets
     }
 
-    /// Whether targets are reached through other proxies, which have TCP alone.
+    /// Returns whether targets are reached through upstream proxies, which carry TCP only.
     pub(crate) fn has_upstreams(&self) -> bool {
         !self.settings.upstreams.is_empty()
     }
 
-    /// What decides which targets are allowed.
+    /// Returns the policy that decides which targets are allowed.
     pub(crate) fn policy(&self) -> &TargetPolicy {
         &self.policy
     }
 
-    /// A connection without any proxy.
+    /// Connects without upstream proxies.
     async fn connect(&self, target: &Target, purpose: Purpose, caller: Caller) -> Result<Dialed, DialError> {
         let deadline = caller.deadline;
         match target {
-            Target::Ip(address) => self.connect_any(HappyEyeballs::of([address.ip()]), Vec::new(), address.port(), purpose, deadline),
+            Target::Ip(address) => self.connect_any(
+                HappyEyeballs::of([address.ip()]),
+                Vec::new(),
+                address.port(),
+                purpose,
+                deadline,
+            ),
             Target::Name(name, port) => return self.connect_by_name(name, *port, purpose, caller).await,
             Target::Unix(path) => {
                 self.policy.check_path(path)?;
@@ -191,7 +209,7 @@ impl Dialer {
         .await
     }
 
-    /// What a name may stand for is tried in turn, until something has an address.
+    /// Tries each reading of a name in turn, until one of them has an address.
     async fn connect_by_name(
         &self,
         name: &str,
@@ -232,7 +250,7 @@ impl Dialer {
         let attempt = |ip: IpAddr| -> Pending<'a, Tried<TcpStream>> {
             let (address, own) = (SocketAddr::new(ip, port), Arc::clone(&own));
             Box::pin(async move {
-                // The session's own descriptor, or one of those for what passes.
+                // The session's own descriptor, or one of the shared ones.
                 let _descriptor = tokio::select! {
                     biased;
                     own = own.acquire() => own,
@@ -253,7 +271,8 @@ impl Dialer {
         }
     }
 
-    /// The one place that connects to an address, and so the one that checks it.
+    /// Checks `address` and connects to it. Every dial of an IP address goes through here, so none
+    /// is unchecked.
     async fn attempt(&self, address: SocketAddr, purpose: Purpose) -> Result<TcpStream, Why> {
         let allowed = match purpose {
             Purpose::Target => self.policy.check(address),
@@ -263,7 +282,7 @@ impl Dialer {
         self.settings.sockets.connect(address).await.map_err(Why::Failed)
     }
 
-    /// Every address of a name.
+    /// Looks up the addresses of a name.
     async fn look_up(&self, name: &str, port: u16, caller: Caller) -> Result<Vec<SocketAddr>, DialError> {
         let addresses = self.resolver.all(name, caller).await?;
         Ok(addresses.into_iter().map(|ip| SocketAddr::new(ip, port)).collect())

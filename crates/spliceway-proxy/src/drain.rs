@@ -1,4 +1,4 @@
-//! The way out: a signal, then what sessions have left to do, then the end.
+//! The end of the program: the signals that ask for it, and the wait for sessions to finish.
 
 use std::convert::Infallible;
 use std::fs;
@@ -8,21 +8,22 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
-/// Held by everything that is to finish before the process does.
+/// A token that keeps the drain waiting. Every task that must finish before the process ends holds
+/// one.
 #[derive(Clone)]
-pub(crate) struct Alive(#[allow(dead_code, reason = "it is held, never used")] mpsc::Sender<Infallible>);
+pub(crate) struct Alive(#[allow(dead_code, reason = "the field is held and never read")] mpsc::Sender<Infallible>);
 
-/// Waits for the last [`Alive`] to go.
+/// Waits until the last [`Alive`] is dropped.
 pub(crate) struct Drain(mpsc::Receiver<Infallible>);
 
 /// How a drain ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Drained {
-    /// Nothing is left.
+    /// No session is left.
     Empty,
-    /// Time is up, with sessions left.
+    /// The time is up, and sessions are left.
     TimeUp,
-    /// Asked a second time.
+    /// A second signal asked the program to stop.
     Hurried,
 }
 
@@ -32,7 +33,7 @@ impl Drain {
         (Alive(sender), Self(receiver))
     }
 
-    /// Waits until nothing is alive, `limit` is over, or another signal comes.
+    /// Waits until no [`Alive`] is left, `limit` has passed, or another signal arrives.
     pub(crate) async fn wait(&mut self, limit: Duration, signals: &mut StopSignals) -> Drained {
         tokio::select! {
             biased;
@@ -43,12 +44,13 @@ impl Drain {
     }
 }
 
-/// SIGTERM, SIGINT, and SIGHUP where that was not ignored before. While this is alive none of them kills the process.
+/// SIGTERM and SIGINT, and also SIGHUP if it was not ignored at the start. While this value exists,
+/// none of them kills the process.
 pub(crate) struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Option<Signal>,
-    /// A hangup was the first of them.
+    /// Whether the first signal was a hangup.
     hung_up: bool,
 }
 
@@ -80,8 +82,9 @@ impl StopSignals {
         }
     }
 
-    /// A second SIGTERM or SIGINT. Hangups do not count: of a terminal that goes away both the kernel and the shell tell, and a service
-    /// manager may send both signals at once.
+    /// Waits for a second SIGTERM or SIGINT. Hangups do not count, nor does the first signal after
+    /// a hangup. When a terminal goes away, both the kernel and the shell send SIGHUP. A service
+    /// manager may send SIGHUP and SIGTERM at once.
     async fn hurry(&mut self) {
         loop {
             tokio::select! {
@@ -95,10 +98,11 @@ impl StopSignals {
     }
 }
 
-/// Whether whoever started this wanted it to outlive the terminal, as nohup(1) does: then SIGHUP is to stay ignored. Without `/proc`
-/// nobody can tell, and it is handled.
+/// Returns whether SIGHUP was ignored at the start, as nohup(1) does it. In that case the program
+/// must outlive the terminal, so SIGHUP stays ignored. Without `/proc` this is unknown, and the
+/// program handles SIGHUP.
 fn hangup_is_ignored() -> bool {
-    // Signal 1 is the lowest bit.
+    // SIGHUP is signal 1, which is the lowest bit.
     const HANGUP: u64 = 1;
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,17 +1,19 @@
-//! The names of the errnos that sockets give, for labels and records.
+//! The names of the errnos that socket calls return, for metric labels and records.
 
 use std::io;
 
 use rustix::io::Errno;
 
-/// The errno's C name; `other` for one that no call here is known to give, so that labels stay few.
+/// Returns the C name of the errno, or `other` for an errno that no call here is known to return.
+/// So the number of labels stays small.
 pub(crate) fn name(error: &io::Error) -> &'static str {
     Errno::from_io_error(error)
         .and_then(|errno| NAMES.iter().find(|(known, _)| *known == errno))
         .map_or("other", |(_, name)| name)
 }
 
-/// What accept(2), socket(2) and connect(2) name in their manual pages, and the errors of routes and peers beneath them.
+/// The errnos in the manual pages of accept(2), socket(2) and connect(2), and the errors that
+/// routes and peers cause in these calls.
 const NAMES: [(Errno, &str); 29] = [
     (Errno::ACCESS, "EACCES"),
     (Errno::ADDRINUSE, "EADDRINUSE"),

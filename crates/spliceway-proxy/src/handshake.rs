@@ -1,4 +1,4 @@
-//! What a client says before it is served: read, judged, answered.
+//! The handshake: reads a client's messages, decides whether the client may ask, and answers.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -7,30 +7,34 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::time::Instant;
 
-use crate::address::Target;
 use crate::auth::{Busy, Penalties, Standing, Users};
-use crate::protocol::{Command, Credentials, Demand, Failure, Proof, Refused, Request, Spoken, http, socks4, socks5};
 use crate::settings::Kind;
 use crate::stream::Stream;
+use spliceway_protocol::address::Target;
+use spliceway_protocol::{
+    Command, Credentials, Demand, Failure, Proof, Refused, Request, Spoken, http, socks4, socks5,
+};
 
-/// The reasons of refusals that no parser knows.
+// The reasons for refusals that do not come from a parser.
+
 const WRONG_SECRET: &str = "auth";
 const HELD: &str = "auth_penalty";
 const TOO_MANY_CHECKS: &str = "auth_busy";
 const NO_SECRET: &str = "auth_required";
-/// A command that is known, and not served here.
+/// The reason to refuse a known command that this service does not support.
 pub(crate) const UNSUPPORTED: &str = "command";
-/// A body that is not in chunks as its head says.
+/// The reason to refuse a body that is not chunked, although its head says so.
 pub(crate) const NO_CHUNKS: &str = "framing";
-/// A request that the proxy answers itself, as its `Max-Forwards` asks.
+/// The reason for a request that the proxy answers itself, as its `Max-Forwards` asks.
 const LAST_RECIPIENT: &str = "max_forwards";
 pub(crate) const TOO_SLOW: &str = "handshake_timeout";
 const NONE_OF_THEM: &str = "version";
 
-/// When a client may come again that came to too many others.
+/// The time after which a client should try again if too many others were waiting.
 const BUSY_FOR: Duration = Duration::from_secs(1);
 
-/// The reasons for which a client of such a service may be refused before it has asked.
+/// Returns the reasons for which a service of this kind may refuse a client before its request is
+/// known.
 pub(crate) fn refusals(kind: &Kind, has_users: bool) -> Vec<&'static str> {
     let mut reasons = Vec::new();
     if matches!(kind, Kind::Socks5 | Kind::Mixed) {
@@ -53,59 +57,61 @@ pub(crate) fn refusals(kind: &Kind, has_users: bool) -> Vec<&'static str> {
     reasons
 }
 
-/// A client, and what it has sent ahead.
+/// A client's connection, with a buffer for the bytes that the client has already sent.
 pub(crate) type Client = BufReader<Stream>;
 
-/// What a client asks for. Whether it may ask is settled.
+/// A client's request, which the client is allowed to make.
 pub(crate) struct ClientRequest {
     pub(crate) request: Request,
-    /// `None` where nobody had to ask: a forwarder's target.
+    /// The protocol of the request. `None` for a forwarder, whose clients send no request.
     pub(crate) spoken: Option<Spoken>,
-    /// What the target is sent before anything else: the request itself, where it is meant for the target.
+    /// The bytes that the target gets first: the request itself, if it is meant for the target.
     pub(crate) head: Vec<u8>,
-    /// What of the client's further bytes is the target's, too; `None`: all.
+    /// The part of the client's further bytes that is also for the target. `None` means all of
+    /// them.
     pub(crate) body: Option<http::Body>,
-    /// The proxies that the request has passed, this one included, as a `Via` names them.
+    /// The proxies that the request has passed, including this one, in the form of a `Via` field.
     pub(crate) via: String,
 }
 
-/// What a client has said of itself so far. Its record has this even where the handshake comes to nothing.
+/// A client's statements about itself so far. The record has them even if the handshake fails.
 #[derive(Default)]
 pub(crate) struct Heard {
     pub(crate) protocol: Option<Spoken>,
-    /// The name that it gave. It is proven only once the handshake has succeeded.
+    /// The name that the client gave. The name is proven only after the handshake has succeeded.
     pub(crate) user: Option<Box<str>>,
 }
 
-/// Why a handshake came to no request.
+/// The reason why a handshake ended without a request.
 pub(crate) enum NoRequest {
-    /// With what the client is still to be told.
+    /// The proxy refuses the client, which still gets this answer.
     Refused(Refused),
-    /// The client finished before it asked.
+    /// The client ended its stream before its request was complete.
     Gone,
     Failed(io::Error),
 }
 
-/// Who may ask.
+/// Decides whether a client may make a request.
 pub(crate) struct Authenticator<'a> {
     pub(crate) users: Option<&'a Users>,
     pub(crate) penalties: &'a Penalties,
-    /// `None` of a client on this machine's file system.
+    /// The client's address. `None` for a client of a Unix socket.
     pub(crate) client: Option<IpAddr>,
-    /// Of the handshake.
+    /// The deadline of the handshake.
     pub(crate) deadline: Instant,
 }
 
-/// Why a client is not let in that gave a name and a secret.
+/// The reason to refuse a client that gave a name and a password.
 #[derive(Debug, Clone, Copy)]
 enum Unproven {
     Wrong,
-    /// It has to wait so long.
+    /// The client must wait for this time.
     Held(Duration),
     Busy,
 }
 
-/// Has the client's request, in the protocols that a service of this kind speaks. Dropped before that, it leaves the client unanswered.
+/// Receives the client's request, in a protocol that a service of this kind speaks. If this future
+/// is dropped early, the client gets no answer.
 pub(crate) async fn receive_request(
     client: &mut Client,
     kind: &Kind,
@@ -115,7 +121,7 @@ pub(crate) async fn receive_request(
     let spoken = match kind {
         Kind::Forward(target) => return Ok(ClientRequest::to_fixed_target(target.first.clone())),
         Kind::Socks5 => Spoken::Socks5,
-        // Its record, and what it is told, depend on whether it has said anything.
+        // The record and the answer depend on whether the client has sent a byte.
         Kind::Http if client.fill_buf().await?.is_empty() => return Err(NoRequest::Gone),
         Kind::Http => Spoken::Http,
         Kind::Mixed => first_byte(client).await?,
@@ -133,7 +139,11 @@ async fn first_byte(client: &mut Client) -> Result<Spoken, NoRequest> {
     Spoken::by_first_byte(*first).ok_or_else(|| refused(NONE_OF_THEM, Vec::new()))
 }
 
-async fn receive_socks5(client: &mut Client, authenticator: &Authenticator<'_>, heard: &mut Heard) -> Result<ClientRequest, NoRequest> {
+async fn receive_socks5(
+    client: &mut Client,
+    authenticator: &Authenticator<'_>,
+    heard: &mut Heard,
+) -> Result<ClientRequest, NoRequest> {
     let mut greeting = socks5::Greeting::new(authenticator.demand());
     let offer = read(client, |input| greeting.feed(input)).await?;
     client.write_all(&offer.answer()).await?;
@@ -161,7 +171,7 @@ async fn receive_socks5(client: &mut Client, authenticator: &Authenticator<'_>, 
 
 async fn receive_socks4(client: &mut Client, authenticator: &Authenticator<'_>) -> Result<ClientRequest, NoRequest> {
     let mut stage = socks4::RequestStage::new(authenticator.demand());
-    // Its user id is what anybody may say.
+    // The user id proves nothing, because a client may send any user id.
     let (request, _) = read(client, |input| stage.feed(input)).await?;
     Ok(ClientRequest {
         request,
@@ -172,7 +182,11 @@ async fn receive_socks4(client: &mut Client, authenticator: &Authenticator<'_>) 
     })
 }
 
-async fn receive_http(client: &mut Client, authenticator: &Authenticator<'_>, heard: &mut Heard) -> Result<ClientRequest, NoRequest> {
+async fn receive_http(
+    client: &mut Client,
+    authenticator: &Authenticator<'_>,
+    heard: &mut Heard,
+) -> Result<ClientRequest, NoRequest> {
     let mut parser = http::Head::new(authenticator.demand());
     let request = match read(client, |input| parser.feed(input)).await? {
         http::RequestHead::Agreed(request) => request,
@@ -204,7 +218,8 @@ async fn receive_http(client: &mut Client, authenticator: &Authenticator<'_>, he
     })
 }
 
-/// Feeds what the client sends to a parser until it has its message. What follows the message stays in the buffer.
+/// Feeds the client's bytes to a parser until the parser has a whole message. The bytes after the
+/// message stay in the buffer.
 pub(crate) async fn read<T, R: Into<Refused>>(
     client: &mut Client,
     mut feed: impl FnMut(&mut &[u8]) -> Result<Option<T>, R>,
@@ -232,8 +247,10 @@ impl Authenticator<'_> {
         }
     }
 
-    /// A client with recent failures has to wait. Meanwhile, even the right secret is refused, unless it
-    /// has passed before from this address.
+    /// Checks a name and a password.
+    ///
+    /// A client with recent failures must wait. Until then, even the right password is refused,
+    /// unless it has already been accepted from this address.
     async fn verify(&self, credentials: &Credentials) -> Result<Proof, Unproven> {
         let Some(users) = self.users else {
             return Err(Unproven::Wrong);
@@ -297,7 +314,7 @@ impl Unproven {
 }
 
 impl ClientRequest {
-    /// What everybody gets who connects.
+    /// Returns the request that stands for every client of a forwarder.
     pub(crate) fn to_fixed_target(target: Target) -> Self {
         Self {
             request: Request {
@@ -311,7 +328,8 @@ impl ClientRequest {
         }
     }
 
-    /// What the client is told when its target is reached, from `bound`. Nothing, where the target itself will answer.
+    /// Returns the answer for a client whose target was reached from `bound`. The answer is empty
+    /// if the target itself will answer.
     pub(crate) fn succeeded(&self, bound: SocketAddr) -> Vec<u8> {
         match self.spoken {
             Some(Spoken::Socks5) => socks5::succeeded(bound),
@@ -321,7 +339,7 @@ impl ClientRequest {
         }
     }
 
-    /// What the client is told whose command is not served here.
+    /// Returns the answer for a client whose command this service does not support.
     pub(crate) fn unsupported(&self) -> Vec<u8> {
         match self.spoken {
             Some(Spoken::Socks5) => socks5::Refusal::Command.answer(),
@@ -329,7 +347,7 @@ impl ClientRequest {
         }
     }
 
-    /// What the client is told when it is not.
+    /// Returns the answer for a client whose target was not reached.
     pub(crate) fn failed(&self, failure: Failure) -> Vec<u8> {
         match self.spoken {
             Some(Spoken::Socks5) => socks5::failed(failure),

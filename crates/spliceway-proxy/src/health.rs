@@ -1,4 +1,4 @@
-//! Whether the program does what it was started for: it serves, drains, or has failed.
+//! The health of the program: it serves, drains, or has failed.
 //!
 //! ```text
 //!   Serving ── signal ──▶ Draining
@@ -6,28 +6,30 @@
 //!      └─ a task ends ▶ Failed ◀ a task panics
 //! ```
 //!
-//! Accept loops watch it, `/readyz` shows it, and the exit code follows from it.
+//! The accept loops watch the state, `/readyz` shows it, and the exit code depends on it.
 
 use std::sync::Arc;
 use std::thread;
 
 use tokio::sync::watch;
 
-/// What the program does now.
+/// The state of the program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum State {
     Serving,
-    /// Asked to stop: sessions may finish.
+    /// The program was asked to stop. Sessions may finish.
     Draining,
-    /// This part ended, which never ends while the program serves. Sessions may finish.
+    /// A part that must not end while the program serves has ended. The value names it. Sessions
+    /// may finish.
     Failed(Arc<str>),
 }
 
-/// The state, shared by all who change it or wait for it.
+/// The state, shared by all tasks that change it or wait for it.
 #[derive(Debug, Clone)]
 pub(crate) struct Health(watch::Sender<State>);
 
-/// Held by a task or thread that the program cannot do without: its end while the program serves is a failure.
+/// A guard for a task or thread that the program needs. If it is dropped while the program serves,
+/// or by a panic, the program has failed.
 #[derive(Debug)]
 pub(crate) struct Guard {
     health: Health,
@@ -43,7 +45,7 @@ impl Health {
         self.0.borrow().clone()
     }
 
-    /// Says that the program was asked to stop.
+    /// Records that the program was asked to stop.
     pub(crate) fn drain(&self) {
         self.0.send_if_modified(|state| {
             let serves = *state == State::Serving;
@@ -54,7 +56,7 @@ impl Health {
         });
     }
 
-    /// Says that this part of the program ended. The first failure stays.
+    /// Records that this part of the program ended. The first failure stays.
     pub(crate) fn fail(&self, part: &str) {
         self.0.send_if_modified(|state| {
             let first = !matches!(state, State::Failed(_));
@@ -65,22 +67,23 @@ impl Health {
         });
     }
 
-    /// Says that this thread panics. If that ends no task, it ends a thread that others rely on.
+    /// Records that this thread panics. This is a failure only outside a tokio task, because it
+    /// then ends a thread that others rely on.
     pub(crate) fn panics(&self, thread: &str) {
         if tokio::task::try_id().is_none() {
             self.fail(&format!("the thread {thread}"));
         }
     }
 
-    /// Waits until the program no longer serves.
+    /// Waits until the program no longer serves, and returns its state.
     pub(crate) async fn stopped(&self) -> State {
         let mut state = self.0.subscribe();
-        // The sender is in `self`.
+        // `self` holds the sender, so the channel stays open.
         let stopped = state.wait_for(|state| *state != State::Serving).await;
         stopped.map_or(State::Draining, |state| state.clone())
     }
 
-    /// A guard for the task or thread that does this part of the work.
+    /// Returns a guard for the task or thread that does this part of the work.
     pub(crate) fn guard(&self, name: &str) -> Guard {
         Guard {
             health: self.clone(),

@@ -1,75 +1,85 @@
-//! Descriptors: how many this process may open, and what they are for.
+//! The limit on descriptors, and how the program divides them.
 
 use std::fmt;
 use std::io;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Sets the limit on descriptors, and says what it is from now on.
+/// Sets the limit on descriptors, and returns the new limit.
 ///
-/// Without `nofile` the soft limit is raised to the hard one: the usual soft limit of 1024 is for the sake of `select(2)`, which nothing
-/// here calls; it would end at some 370 sessions. Comes before the first use of the pipe pool, whose share of descriptors is
-/// counted from the limit it finds.
+/// Without `nofile`, the function raises the soft limit to the hard limit. The usual soft limit of
+/// 1024 exists for `select(2)`, which nothing here calls. With that limit, the program could serve
+/// only about 370 sessions.
+///
+/// Call this before the first use of the pipe pool, because the pool derives its share from the
+/// limit that it finds.
 ///
 /// # Errors
-/// `nofile` is more than this user may have.
+/// Returns an error if `nofile` is more than this user may have.
 pub(crate) fn raise_descriptors(nofile: Option<u64>) -> io::Result<usize> {
     let limit = getrlimit(Resource::Nofile);
     let asked = nofile.or(limit.maximum);
     let wanted = Rlimit {
         current: asked,
-        // Root may raise this as well.
+        // Root may raise the hard limit, too.
         maximum: limit
             .maximum
             .map(|maximum| nofile.map_or(maximum, |nofile| nofile.max(maximum))),
     };
     match (setrlimit(Resource::Nofile, wanted), nofile) {
         (Ok(()), _) => Ok(in_numbers(asked)),
-        // Refused only by a sandbox: then what there is must do.
+        // Only a sandbox refuses this. The program then works with the limit that it has.
         (Err(_), None) => Ok(in_numbers(limit.current)),
         (Err(error), Some(nofile)) => {
             let maximum = in_numbers(limit.maximum);
             Err(io::Error::other(format!(
-                "cannot raise the limit on descriptors to {nofile} (this user's is {maximum}): {error}"
+                "cannot raise the limit on descriptors to {nofile} (the hard limit of this user is {maximum}): {error}"
             )))
         }
     }
 }
 
-/// `None` is without limit.
+/// Returns the limit as a number. `None` means no limit.
 fn in_numbers(limit: Option<u64>) -> usize {
     limit
         .and_then(|limit| usize::try_from(limit).ok())
         .unwrap_or(usize::MAX)
 }
 
-/// What the descriptors of a process are for, in parts that add up to its limit: whatever each of these takes, none of them can take
-/// another's. So clients without number cost running sessions nothing.
+/// The descriptor budget of the process, in parts that add up to its limit. No part can use the
+/// descriptors of another part. So even an unlimited number of clients takes no descriptor from
+/// running sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Descriptors {
     limit: usize,
-    /// The program's own: [`OWN`], and its listeners.
+    /// The program's own descriptors: [`OWN`], and one for each listener.
     own: usize,
-    /// The pipe pool's share, which the library holds itself to: two for each of `RLIMIT_NOFILE / 16` pipes.
+    /// The pipe pool's share, which the library enforces: two descriptors for each of
+    /// `RLIMIT_NOFILE / 16` pipes.
     pipes: usize,
-    /// What comes and goes: lookups, second attempts at a target, scrapers, clients that are being refused.
+    /// Short-lived descriptors: lookups, second attempts at a target, scrapers, and clients that
+    /// are being refused.
     transient: usize,
-    /// The rest: two for each session.
+    /// The remaining descriptors: two for each session.
     sessions: usize,
 }
 
-/// Three standard streams, the runtime's epoll, eventfd and signal pipe, log files; and room for what libraries open for a moment.
+/// Descriptors for the three standard streams, the runtime's epoll, eventfd and signal pipe, and
+/// log files. They include room for those that libraries open for a moment.
 const OWN: usize = 24;
-/// One part in so many is for pipes: the library's share, `docs/tuning.md`.
+/// The divisor of the limit for pipes: they get 1/8, which is the library's share
+/// (`docs/tuning.md`).
 const PIPES: usize = 8;
-/// One part in so many is for what comes and goes. A session that is being opened has one descriptor that it does not use
-/// yet, its target's; this is for what it needs beyond that.
+/// The divisor of the limit for short-lived descriptors: they get 1/8.
+///
+/// A session that is being opened has one descriptor that it does not use yet, its target's. The
+/// short-lived descriptors are for what the session needs beyond that one.
 const TRANSIENT: usize = 8;
-/// A client's and a target's.
+/// One descriptor for the client, and one for the target.
 const EACH_SESSION: usize = 2;
 
 impl Descriptors {
-    /// Of so many in all, with so many listeners.
+    /// Divides `limit` descriptors for a program with this number of listeners.
     pub(crate) fn of(limit: usize, listeners: usize) -> Self {
         let (own, pipes, transient) = (OWN.saturating_add(listeners), limit / PIPES, limit / TRANSIENT);
         Self {
@@ -77,16 +87,20 @@ impl Descriptors {
             own,
             pipes,
             transient,
-            sessions: limit.saturating_sub(own).saturating_sub(pipes).saturating_sub(transient),
+            sessions: limit
+                .saturating_sub(own)
+                .saturating_sub(pipes)
+                .saturating_sub(transient),
         }
     }
 
-    /// How many there are for what comes and goes.
+    /// Returns the number of short-lived descriptors.
     pub(crate) fn transient(&self) -> usize {
         self.transient
     }
 
-    /// How many sessions there are descriptors for: 1 at least, as a program that serves nobody is of no use.
+    /// Returns the number of sessions that the descriptors allow. It is at least 1, because a
+    /// program that serves no session is useless.
     pub(crate) fn sessions(&self) -> usize {
         (self.sessions / EACH_SESSION).max(1)
     }
@@ -103,7 +117,7 @@ impl fmt::Display for Descriptors {
         } = self;
         write!(
             f,
-            "of {limit} descriptors {own} are the program's, {pipes} for pipes, {transient} for what comes and goes, {sessions} for {} sessions",
+            "{limit} descriptors: {own} for the program itself, {pipes} for pipes, {transient} for lookups and retries, {sessions} for {} sessions",
             self.sessions()
         )
     }
@@ -132,7 +146,7 @@ mod tests {
         assert!(Descriptors::of(usize::MAX, 1).sessions() > 1 << 40);
     }
 
-    /// More than `fs.nr_open` is refused to root, too.
+    /// The kernel refuses a limit above `fs.nr_open` even to root.
     #[test]
     fn a_limit_that_may_not_be_is_refused_and_changes_nothing() {
         let before = getrlimit(Resource::Nofile);

@@ -1,4 +1,4 @@
-//! Listens and accepts, whatever `accept(2)` says.
+//! Listens and accepts. No error of accept(2) ends a listener.
 
 mod bind;
 mod inherited;
@@ -16,37 +16,39 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
-use crate::address::canonical;
 use crate::admission::{Admission, Permit};
 use crate::errno;
 use crate::metrics::Metrics;
 use crate::stream::Stream;
+use spliceway_protocol::address::canonical;
 
 pub(crate) use bind::{KEEPALIVE, bind, prepare, socket_to_listen};
 pub(crate) use inherited::adopt as adopt_inherited;
 pub(crate) use socket_file::SocketFile;
 
-/// Connections that may wait to be accepted; the kernel takes the lesser of this and `net.core.somaxconn`, 4096 by default.
+/// The number of connections that may wait to be accepted. The kernel uses the smaller one of this
+/// and `net.core.somaxconn`, which is 4096 by default.
 const BACKLOG: i32 = 4096;
-/// The first wait after accept failed for want of something, and the longest.
+/// The first and the longest wait after accept(2) failed because a resource was missing.
 const BACK_OFF_MIN: Duration = Duration::from_millis(50);
 const BACK_OFF_MAX: Duration = Duration::from_secs(1);
-/// Failures in a row that may each be one client's affair. What comes after them is the listener's: a sandbox that forbids
-/// accept says EPERM as a firewall does, and says it at once, for ever.
+/// From this number of failures in a row on, an error that looks like one client's concerns the
+/// listener. A sandbox that forbids accept(2) returns EPERM, as a firewall does. It returns EPERM
+/// at once and forever.
 const CLIENTS_IN_A_ROW_MAX: u32 = 16;
-/// Clients served before other tasks run. `serve` may issue a `connect(2)`; a short session takes 70 µs of CPU in all, so that 16
-/// of them delay other tasks by 1 ms at most.
+/// The number of clients to serve before other tasks run. `serve` may call connect(2). A short
+/// session takes 70 µs of CPU in total, so 16 of them delay other tasks by about 1 ms.
 const CLIENTS_PER_POLL: u32 = 16;
-/// A shortage is logged once in this time.
+/// A shortage is logged at most once in this time.
 const LOG_EVERY: Duration = Duration::from_secs(10);
 
 /// A socket that clients connect to.
 #[derive(Debug)]
 pub(crate) enum Listener {
     Tcp(TcpListener),
-    /// With its file, which goes first, where that is ours to remove.
+    /// A Unix socket, and its file if this program must remove it. The file is dropped first.
     Unix(
-        #[allow(dead_code, reason = "it is held, never read")] Option<SocketFile>,
+        #[allow(dead_code, reason = "kept until it is dropped, never read")] Option<SocketFile>,
         UnixListener,
     ),
 }
@@ -55,12 +57,12 @@ pub(crate) enum Listener {
 #[derive(Debug)]
 pub(crate) struct Accepted {
     pub(crate) stream: Stream,
-    /// Its address, IPv4 where it is that in the form of IPv6; none on a unix socket.
+    /// The client's address. An IPv4-mapped IPv6 address is in IPv4 form. `None` for a Unix socket.
     pub(crate) peer: Option<SocketAddr>,
 }
 
 impl Listener {
-    /// The address clients connect to; none of a unix socket.
+    /// Returns the address that clients connect to, or `None` for a Unix socket.
     #[cfg(test)]
     fn local_addr(&self) -> Option<SocketAddr> {
         match self {
@@ -69,20 +71,21 @@ impl Listener {
         }
     }
 
-    /// Whether only local clients can reach it: those of this machine by loopback, or of a unix socket that nobody else may open.
+    /// Returns whether only local clients can reach the listener. It must be on loopback, or be a
+    /// Unix socket that no other user may open.
     pub(crate) fn is_local(&self) -> bool {
         match self {
             Self::Tcp(listener) => listener
                 .local_addr()
                 .is_ok_and(|address| canonical(address).ip().is_loopback()),
-            // An abstract socket has no file that says who may open it.
+            // An abstract socket has no file, so no permissions say who may open it.
             Self::Unix(_, listener) => listener
                 .local_addr()
                 .is_ok_and(|address| address.as_pathname().is_some_and(socket_file::is_private)),
         }
     }
 
-    /// Where it listens, to be read by people.
+    /// Returns the address of the listener in a form for people.
     pub(crate) fn describe(&self) -> String {
         let described = match self {
             Self::Tcp(listener) => listener.local_addr().map(|address| address.to_string()),
@@ -107,14 +110,16 @@ impl Listener {
         })
     }
 
-    /// The next client and a place for it. Nobody is taken out of the backlog without one, and no listener that waits for a client keeps a
-    /// place from others. Cancel safe.
+    /// Waits for the next client and a place for it. Cancel safe.
+    ///
+    /// A client leaves the backlog only if there is a place for it. A listener that waits for a
+    /// client holds no place.
     async fn next(&self, admission: &Arc<Admission>) -> (io::Result<Accepted>, Permit) {
         loop {
             let mut place = Some(admission.admit().await);
             let look = poll_fn(|cx| {
                 if place.is_none() {
-                    // Woken after a look in vain.
+                    // An earlier poll found no client and gave the place back.
                     return Poll::Ready(None);
                 }
                 let looked = self.poll_accept(cx).map(Some);
@@ -140,25 +145,28 @@ impl AsFd for Listener {
 }
 
 impl Accepted {
-    /// The address it has connected to, IPv4 where it is that in the form of IPv6; none on a unix socket.
+    /// Returns the address that the client connected to. An IPv4-mapped IPv6 address is in IPv4
+    /// form. `None` for a Unix socket.
     pub(crate) fn local(&self) -> Option<SocketAddr> {
         self.stream.local_addr().map(canonical)
     }
 }
 
-/// Closes at once and says so with a reset, for clients that are refused before a word was spoken: they are not to take what comes for the end
-/// of a conversation, and nothing of them is to stay here in TIME_WAIT.
+/// Closes at once with a reset, for clients that are refused before the handshake. They do not take
+/// this for a regular end, and no connection stays in TIME_WAIT on this machine.
 pub(crate) fn reset(stream: Stream) {
     if let Stream::Tcp(stream) = stream {
-        // Else it is closed in the usual way.
+        // If this fails, the connection is closed in the usual way.
         let _ = stream.set_zero_linger();
     }
 }
 
-/// Hands every client to `serve` until `stop`, then closes the listener. At the limit of `admission` clients stay in the backlog.
+/// Passes every client to `serve` until `stop` is ready, and then closes the listener. At the limit
+/// of `admission`, clients stay in the backlog.
 ///
-/// Never ends before that and never spins: a client that went away again is counted and forgotten, unless every one of them is; want of
-/// descriptors or memory is waited for, 50 ms at first and 1 s at most.
+/// This never ends before `stop`, and never spins. A client that has already disconnected is
+/// counted and skipped, unless there are too many in a row. After a shortage of descriptors or
+/// memory, it waits 50 ms at first and 1 s at most.
 pub(crate) async fn accept(
     listener: Listener,
     admission: &Arc<Admission>,
@@ -196,7 +204,7 @@ pub(crate) async fn accept(
         let (wait, worth_a_line) = shortage.next(Instant::now());
         if worth_a_line {
             let listener = listener.describe();
-            tracing::warn!(listener, %error, "cannot accept; running sessions go on, new clients wait");
+            tracing::warn!(listener, %error, "cannot accept: running sessions continue, new clients wait");
         }
         tokio::select! {
             biased;
@@ -206,7 +214,8 @@ pub(crate) async fn accept(
     }
 }
 
-/// Errors of one connection, not of the listener: accept(2), "Error handling", and what a firewall gives.
+/// Returns whether an error concerns one connection and not the listener. These are the errors in
+/// accept(2), "Error handling", and those of a firewall.
 fn is_of_the_client(error: &io::Error) -> bool {
     matches!(
         errno::name(error),
@@ -233,7 +242,7 @@ struct Shortage {
 }
 
 impl Shortage {
-    /// How long to wait, and whether to say so.
+    /// Returns how long to wait, and whether to log the failure.
     fn next(&mut self, now: Instant) -> (Duration, bool) {
         self.last_wait = (self.last_wait * 2).clamp(BACK_OFF_MIN, BACK_OFF_MAX);
         let worth_a_line = self.logged.is_none_or(|logged| now - logged >= LOG_EVERY);
@@ -243,13 +252,14 @@ impl Shortage {
         (self.last_wait, worth_a_line)
     }
 
-    /// Whether a failure that looks like one client's may be just that.
+    /// Returns whether a failure that looks like one client's may concern this client only.
     fn may_be_of_one_client(&mut self) -> bool {
         self.clients = (self.clients + 1).min(CLIENTS_IN_A_ROW_MAX);
         self.clients < CLIENTS_IN_A_ROW_MAX
     }
 
-    /// A client came through. (When the last line was written stays: at the limit every other accept may fail.)
+    /// Records that a client was accepted. The time of the last log line stays, because at the
+    /// limit every second accept(2) may fail.
     fn over(&mut self) {
         self.last_wait = Duration::ZERO;
         self.clients = 0;
@@ -259,7 +269,7 @@ impl Shortage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::address::ListenAddress;
+    use spliceway_protocol::address::ListenAddress;
     use tokio::net::{TcpStream, UnixStream};
     use tokio::sync::{mpsc, oneshot};
 
@@ -279,7 +289,7 @@ mod tests {
         bind(&address.parse().unwrap()).await.unwrap().remove(0)
     }
 
-    /// Runs it until the returned sender is used; who is accepted comes out of the channel.
+    /// Runs `accept` until the returned sender is used. Accepted clients come out of the channel.
     fn run(
         listener: Listener,
         admission: &Arc<Admission>,
@@ -302,7 +312,7 @@ mod tests {
         let (mut accepted, _stop) = run(listener, &admission);
         let mut clients = Vec::new();
         for _ in 0..3 {
-            // The kernel answers for the third.
+            // The kernel completes the third connection.
             clients.push(TcpStream::connect(address).await.unwrap());
         }
         let (first, _second) = (accepted.recv().await.unwrap(), accepted.recv().await.unwrap());

@@ -1,12 +1,13 @@
-//! The lines on stderr, written by a thread of their own, so that no worker waits for their reader.
+//! The log: lines on stderr. A separate thread writes them, so that no worker waits for their
+//! reader.
 //!
 //! ```text
 //!   workers ── line ──▶ queue (4 MiB, 65,536 lines) ──▶ thread `spliceway-log` ──▶ stderr
 //!                         └─ full: dropped and counted        └─ error: dropped and counted
 //! ```
 //!
-//! tracing-appender's `NonBlocking` does the same, but it bounds lines and not bytes, does not count
-//! lines whose write failed, and prints to stdout when its queue is full at exit.
+//! tracing-appender's `NonBlocking` does the same, but it limits lines and not bytes. It does not
+//! count lines whose write failed, and it prints to stdout when its queue is full at exit.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
@@ -22,27 +23,28 @@ use tracing_subscriber::filter::LevelFilter;
 
 use crate::health::Health;
 
-/// Bound of the lines that wait for the thread: about 13,000 records of sessions. The thread holds
-/// at most as much again, which it is writing.
+/// The limit on lines that wait for the thread: about 13,000 session records. The thread holds at
+/// most as many bytes again, which it is writing.
 const QUEUE_MAX_BYTES: usize = 4 << 20;
 const QUEUE_MAX_LINES: usize = 1 << 16;
-/// Memory that the thread keeps for the next lines.
+/// The memory that the thread keeps for the next lines.
 const KEEP_BYTES: usize = 64 << 10;
-/// How long the end of the process waits for a reader that does not read.
+/// The longest time that the process waits at its end for a reader that does not read.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(1);
-/// The same after a second signal. A reader that reads needs a few milliseconds.
+/// The same limit after a second signal. A reader that reads needs a few milliseconds.
 const HURRIED_PATIENCE: Duration = Duration::from_millis(200);
-/// The thread calls a few functions deep.
+/// The stack of the thread, which calls only a few functions deep.
 const STACK_BYTES: usize = 64 << 10;
 
 static LOG: LazyLock<Log> = LazyLock::new(Log::default);
 static STARTED: OnceLock<()> = OnceLock::new();
 static HURRIED: AtomicBool = AtomicBool::new(false);
 
-/// Starts the thread. From now on it writes every line of this process, those of panics included.
+/// Starts the thread. From then on, it writes every line of this process, including the lines of
+/// panics.
 ///
 /// # Errors
-/// The system gives no thread.
+/// Returns an error if the system cannot create a thread.
 pub(crate) fn start(level: LevelFilter, health: &Health) -> io::Result<Flush> {
     let guard = health.guard("the thread that writes the log");
     thread::Builder::new()
@@ -75,18 +77,19 @@ pub(crate) fn start(level: LevelFilter, health: &Health) -> io::Result<Flush> {
     Ok(Flush)
 }
 
-/// Writes a line that the log level does not silence.
+/// Writes a line at any log level, even `off`.
 pub(crate) fn announce(line: &dyn Display) {
     let line = format!("{line}\n");
     if STARTED.get().is_some() {
         LOG.push(line.as_bytes());
     } else {
-        // Nobody reads it: no reason to fail.
+        // If the write fails, nobody reads the line. This is no reason to fail.
         let _ = io::stderr().write_all(line.as_bytes());
     }
 }
 
-/// Waits, when it is dropped, until every line is written.
+/// A guard that waits, when it is dropped, until every line is written. It gives up after
+/// [`FLUSH_PATIENCE`], or after [`HURRIED_PATIENCE`] if the process must end at once.
 pub(crate) struct Flush;
 
 impl Drop for Flush {
@@ -99,12 +102,12 @@ impl Drop for Flush {
     }
 }
 
-/// The process is to end at once.
+/// Records that the process must end at once.
 pub(crate) fn hurry() {
     HURRIED.store(true, Ordering::Relaxed);
 }
 
-/// Lines dropped so far.
+/// Returns the counter of dropped lines.
 pub(crate) fn dropped() -> Counter {
     LOG.dropped.clone()
 }
@@ -112,7 +115,7 @@ pub(crate) fn dropped() -> Counter {
 struct LogWriter;
 
 impl Write for LogWriter {
-    /// The subscriber passes one whole line.
+    /// The subscriber passes one whole line at a time.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         LOG.push(line);
         Ok(line.len())
@@ -134,13 +137,13 @@ struct Log {
 #[derive(Default)]
 struct Queue {
     lines: Lines,
-    /// Lines dropped that no line has reported yet.
+    /// The number of dropped lines that no log line has reported yet.
     unreported: u64,
-    /// The thread waits for a line; all earlier ones are written.
+    /// Whether the thread waits for a line. All earlier lines are then written.
     idle: bool,
 }
 
-/// Lines, one behind another.
+/// Lines, one after another in one buffer.
 #[derive(Default)]
 struct Lines {
     text: Vec<u8>,
@@ -148,7 +151,8 @@ struct Lines {
 }
 
 impl Log {
-    /// Never waits for the reader: a line without room is dropped.
+    /// Adds a line to the queue. A line without room is dropped, so this never waits for the
+    /// reader.
     fn push(&self, line: &[u8]) {
         let mut queue = self.queue();
         if !queue.lines.add(line) {
@@ -161,7 +165,7 @@ impl Log {
         }
     }
 
-    /// Writes all lines, for ever.
+    /// Writes all lines. This never returns.
     fn write_to(&self, to: impl Write) -> ! {
         let mut lines = Lines::default();
         let mut sink = Sink { to, torn: false };
@@ -176,7 +180,7 @@ impl Log {
             lines.clear();
             if unreported > 0 {
                 let report = format!(
-                    "spliceway: {unreported} log lines were dropped: the log is read too slowly, or could not be written\n"
+                    "spliceway: {unreported} log lines were dropped: the log reader is too slow, or a write failed\n"
                 );
                 if !sink.write_line(report.as_bytes()) {
                     self.queue().unreported += unreported;
@@ -185,7 +189,8 @@ impl Log {
         }
     }
 
-    /// Waits for lines, and fills the empty `lines` with them. Returns how many were dropped and not reported.
+    /// Waits for lines, and fills the empty `lines` with them. Returns the number of dropped lines
+    /// that are not reported yet.
     fn next(&self, lines: &mut Lines) -> u64 {
         let mut queue = self.queue();
         while queue.lines.ends.is_empty() {
@@ -205,14 +210,14 @@ impl Log {
         );
     }
 
-    /// It is whole at every instant.
+    /// Locks the queue, and ignores poisoning: the queue is valid at every instant.
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Lines {
-    /// Adds a line; `false` where there is no room for it.
+    /// Adds a line. Returns `false` if there is no room for it.
     fn add(&mut self, line: &[u8]) -> bool {
         let end = self.text.len() + line.len();
         if end > QUEUE_MAX_BYTES || self.ends.len() == QUEUE_MAX_LINES {
@@ -236,14 +241,15 @@ impl Lines {
     }
 }
 
-/// Where lines go, and whether the last one was cut by an error.
+/// The destination of lines, and whether an error cut the last line short.
 struct Sink<W> {
     to: W,
     torn: bool,
 }
 
 impl<W: Write> Sink<W> {
-    /// Whether the line was written. It does not continue one that was cut.
+    /// Writes a line, and returns whether all of it was written. The line does not continue one
+    /// that was cut short.
     fn write_line(&mut self, line: &[u8]) -> bool {
         (!self.torn || self.write_whole(b"\n")) && self.write_whole(line)
     }
@@ -265,7 +271,8 @@ impl<W: Write> Sink<W> {
     }
 }
 
-/// Stderr without the lock of the standard library, which others would wait for while a write blocks.
+/// Stderr without the lock of the standard library. Other threads would wait for that lock while a
+/// write blocks.
 struct Stderr;
 
 impl Write for Stderr {
@@ -273,7 +280,7 @@ impl Write for Stderr {
         let stderr = io::stderr();
         loop {
             match rustix::io::write(&stderr, bytes) {
-                // Whoever shares it made it non-blocking.
+                // Another process that shares stderr has made it non-blocking.
                 Err(Errno::AGAIN) => drop(poll(&mut [PollFd::new(&stderr, PollFlags::OUT)], None)),
                 written => return Ok(written?),
             }
@@ -290,7 +297,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
-    /// A reader that takes a write when the test does, and so much of it.
+    /// A slow reader. It accepts a write when the test says so, and as many bytes as the test says.
     struct Slow {
         writes: SyncSender<Vec<u8>>,
         outcomes: Receiver<io::Result<usize>>,
@@ -327,7 +334,8 @@ mod tests {
         }
     }
 
-    /// A log of its own, whose thread lives as long as the tests.
+    /// Returns a log for one test, and its reader. The log's thread lives as long as the test
+    /// process.
     fn log() -> (&'static Log, Reader) {
         let log: &Log = Box::leak(Box::default());
         let ((writes, written), (outcomes, taken)) = (sync_channel(0), channel());
@@ -343,7 +351,7 @@ mod tests {
         (log, reader)
     }
 
-    /// Waits until the thread holds the line that it is to write, and the queue is empty.
+    /// Pushes a line, and waits until the thread holds it and the queue is empty.
     fn pushed_alone(log: &Log, line: &str) {
         log.push(line.as_bytes());
         while !log.queue().lines.ends.is_empty() {
@@ -403,7 +411,7 @@ mod tests {
         log.push(b"line\n");
         log.flush(Duration::from_millis(1));
         assert_eq!(reader.read(), "line\n");
-        // For as long as it takes.
+        // The limit is longer than the flush takes.
         log.flush(Duration::from_secs(20));
         assert!(log.queue().idle);
     }

@@ -1,8 +1,142 @@
-//! The program `spliceway`; see the library beside it.
+//! The `spliceway` program: forwards and proxies TCP while the bytes stay in the kernel.
+//!
+//! ```text
+//!   arguments ─ cli ─▶ Settings ─ serve ─▶ listener ─▶ session: handshake ▸ dial ▸ relay ▸ record
+//!                                   │         │              │         │       │            │
+//!                                 drain   admission   protocol, auth  policy  spliceway  metrics
+//! ```
 #![forbid(unsafe_code)]
 
+mod admission;
+mod associate;
+mod auth;
+mod bind;
+mod cli;
+mod dial;
+mod drain;
+mod errno;
+mod handshake;
+mod health;
+mod limits;
+mod listener;
+mod log;
+mod metrics;
+mod outcome;
+mod policy;
+mod rates;
+mod record;
+mod serve;
+mod service;
+mod session;
+mod settings;
+mod status_server;
+mod stream;
+
+use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::process::ExitCode;
+use std::time::Duration;
+
+use health::Health;
+use serve::CannotRun;
+use settings::Settings;
+
+/// The longest time that the program waits at its end for threads that the runtime cannot stop,
+/// such as a name lookup.
+const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The longest password that a SOCKS5 client can send (RFC 1929).
+const SECRET_MAX_BYTES: usize = 255;
+/// The exit code for bad usage and for unsafe settings.
+const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    spliceway_proxy::main()
+    listener::adopt_inherited();
+    match cli::parse() {
+        cli::Action::HashPassword => hash_password().map_or_else(not_hashed, |()| ExitCode::SUCCESS),
+        cli::Action::Serve(settings) => {
+            let health = Health::new();
+            match log::start(settings.log_level, &health) {
+                Ok(_flushes) => ended(run(*settings, &health)),
+                Err(error) => ended(Err(error.into())),
+            }
+        }
+    }
+}
+
+fn ended(result: Result<(), CannotRun>) -> ExitCode {
+    let Err(error) = result else {
+        return ExitCode::SUCCESS;
+    };
+    log::announce(&format_args!("spliceway: {error}"));
+    match error {
+        CannotRun::System(_) | CannotRun::Failed(_) => ExitCode::FAILURE,
+        CannotRun::Unsafe(_) => ExitCode::from(USAGE),
+    }
+}
+
+fn run(settings: Settings, health: &Health) -> Result<(), CannotRun> {
+    let descriptors = limits::raise_descriptors(settings.limits.descriptors)?;
+    let mut builder = match settings.workers.get() {
+        1 => tokio::runtime::Builder::new_current_thread(),
+        workers => {
+            let mut builder = tokio::runtime::Builder::new_multi_thread();
+            builder.worker_threads(workers);
+            builder
+        }
+    };
+    let runtime = builder.enable_all().build()?;
+    let served = runtime.block_on(serve::run(settings, descriptors, health));
+    // This cuts the remaining sessions. Each one writes its record.
+    runtime.shutdown_timeout(SHUTDOWN_PATIENCE);
+    served
+}
+
+/// Reads a password and prints its hash.
+fn hash_password() -> io::Result<()> {
+    let secret = match io::stdin().is_terminal() {
+        true => typed_secret()?,
+        false => piped_secret()?,
+    };
+    if secret.is_empty() {
+        return Err(io::Error::other("there is no password on standard input"));
+    }
+    if secret.len() > SECRET_MAX_BYTES {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("the password is too long: expected at most {SECRET_MAX_BYTES} bytes"),
+        ));
+    }
+    let hash = auth::hash(secret.as_bytes()).map_err(|error| io::Error::other(error.to_string()))?;
+    writeln!(io::stdout(), "{hash}")
+}
+
+/// Reads the password from the terminal, twice, because the terminal does not show it.
+fn typed_secret() -> io::Result<String> {
+    let secret = rpassword::prompt_password("Password: ")?;
+    // The caller refuses an empty password.
+    if secret.is_empty() || rpassword::prompt_password("Repeat it: ")? == secret {
+        return Ok(secret);
+    }
+    Err(io::Error::new(
+        io::ErrorKind::InvalidInput,
+        "the two passwords differ, so nothing was hashed",
+    ))
+}
+
+fn piped_secret() -> io::Result<String> {
+    // There is room for the end of the line, and for one byte more. The extra byte shows that the
+    // password is too long.
+    let max = SECRET_MAX_BYTES as u64 + 3;
+    let mut line = String::new();
+    io::stdin().lock().take(max).read_line(&mut line)?;
+    line.truncate(line.trim_end_matches(['\r', '\n']).len());
+    Ok(line)
+}
+
+fn not_hashed(error: io::Error) -> ExitCode {
+    log::announce(&format_args!("spliceway: {error}"));
+    match error.kind() {
+        io::ErrorKind::InvalidInput => ExitCode::from(USAGE),
+        _ => ExitCode::FAILURE,
+    }
 }

@@ -1,9 +1,9 @@
-//! What Prometheus sees.
+//! The metrics for Prometheus.
 //!
-//! Counters of sessions are moved as things happen. Bytes are not: each relay counts its own, and a scrape adds what the running
-//! ones have so far to what the ended ones left behind ([`Traffic`]).
+//! The session counters change when an event happens. The byte counters do not, because each relay
+//! counts its own bytes. A scrape adds the bytes of the running relays to those of the ended relays
+//! ([`Traffic`]).
 
-pub(crate) mod http;
 mod traffic;
 
 use std::fmt;
@@ -19,16 +19,17 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::admission::Admission;
-use crate::record::SessionEnd;
+use crate::outcome::SessionEnd;
 use traffic::LiveSeries;
 pub(crate) use traffic::Traffic;
 
-/// Upper bounds in seconds, from a neighbour in the same rack to the default connect timeout.
+/// The upper bounds of the connect time in seconds. They range from a neighbour in the same rack to
+/// the default connect timeout.
 const CONNECT_BUCKETS: [f64; 14] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
 
-/// Every series of this process.
+/// All metrics of this process.
 pub(crate) struct Metrics {
     registry: Registry,
     active: Family<ServiceLabel, Gauge>,
@@ -61,7 +62,7 @@ struct ErrnoLabel {
 }
 
 impl Metrics {
-    /// The series of these services' traffic, and of what befalls their sessions.
+    /// Creates the metrics of these services' traffic and sessions.
     pub(crate) fn new(traffic: Vec<Arc<Traffic>>, admission: Arc<Admission>) -> Self {
         let metrics = Self {
             registry: Registry::with_prefix("spliceway"),
@@ -72,7 +73,7 @@ impl Metrics {
             accept_errors: Family::default(),
         };
         for service in &traffic {
-            // Shown as 0 before the first session.
+            // The series is 0 before the first session.
             metrics
                 .active
                 .get_or_create(&ServiceLabel {
@@ -83,37 +84,46 @@ impl Metrics {
         metrics.registered(traffic, admission)
     }
 
-    /// The one list of names and texts; the library appends `_total` to counters and the unit to the histogram.
+    /// Registers the metrics. This is the only list of names and help texts. The library appends
+    /// `_total` to counters and the unit to the histogram.
     fn registered(mut self, traffic: Vec<Arc<Traffic>>, admission: Arc<Admission>) -> Self {
         let registry = &mut self.registry;
         registry.register(
             "connections_active",
-            "Sessions now, handshakes included",
+            "Sessions that are open now, including handshakes",
             self.active.clone(),
         );
-        registry.register("connections", "Sessions that ended, by how", self.ended.clone());
+        registry.register(
+            "connections",
+            "Sessions that have ended, by end reason",
+            self.ended.clone(),
+        );
         registry.register(
             "refused",
-            "Clients refused by the proxy itself, by reason",
+            "Clients that the proxy itself refused, by reason",
             self.refused.clone(),
         );
         registry.register_with_unit(
             "connect",
-            "Time to look up and reach a target, where it was reached",
+            "Time to look up and connect to a target, for successful attempts",
             Unit::Seconds,
             self.connect_seconds.clone(),
         );
-        registry.register("accept_errors", "Failures of accept(2)", self.accept_errors.clone());
+        registry.register(
+            "accept_errors",
+            "Failed calls of accept(2), by errno",
+            self.accept_errors.clone(),
+        );
         registry.register(
             "log_lines_dropped",
-            "Log lines that nobody read in time, or that could not be written",
+            "Log lines dropped because the reader was too slow or a write failed",
             crate::log::dropped(),
         );
         registry.register_collector(Box::new(LiveSeries::new(traffic, admission)));
         self
     }
 
-    /// Shown as 0 before the first.
+    /// Creates the series for this reason, so that it is 0 before the first refusal.
     pub(crate) fn may_refuse(&self, service: &'static str, reason: &'static str) {
         drop(self.refused.get_or_create(&RefusedLabels { service, reason }));
     }
@@ -138,7 +148,7 @@ impl Metrics {
         self.accept_errors.get_or_create(&ErrnoLabel { errno }).inc();
     }
 
-    /// All series now, in the OpenMetrics text format.
+    /// Returns the current metrics in the OpenMetrics text format.
     pub(crate) fn text(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         text::encode(&mut text, &self.registry)?;

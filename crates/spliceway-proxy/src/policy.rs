@@ -1,4 +1,4 @@
-//! Who may come, and where they may go.
+//! Policies: which clients are served, and which targets they may reach.
 
 mod client;
 mod own;
@@ -8,44 +8,48 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use crate::address::Target;
+use spliceway_protocol::address::Target;
 
 pub(crate) use client::{ClientPolicy, network};
 pub(crate) use own::OwnListeners;
 
-/// Which targets a service connects to.
+/// The targets that a service connects to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Targets {
-    /// All: where who asks could reach them anyway, or where the target is who started the program's choice.
+    /// All targets. This is for clients that could reach them anyway, and for targets that the
+    /// operator has chosen.
     Everything,
-    /// Those on the public Internet, so that a client gets no further inside by way of this machine than it gets by itself.
+    /// Targets on the public Internet. A client gets no further inside through this machine than by
+    /// itself.
     #[default]
     Public,
 }
 
-/// Which targets are refused, whoever asks. Cheap to clone; clones share the listeners.
+/// The policy for targets, which is the same for all clients. Clones are cheap, and share the list
+/// of listeners.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TargetPolicy {
     targets: Targets,
     own: OwnListeners,
 }
 
-/// Why a target is refused: a `reason` of metrics and records.
+/// The reason why a target is refused, which is a `reason` in metrics and records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Denied {
     Loopback,
     Private,
     LinkLocal,
-    /// Shared by the customers of a carrier, RFC 6598.
+    /// Shared by the customers of a carrier (RFC 6598).
     Cgnat,
     /// `0.0.0.0/8` and `::`, which connect to this machine.
     Unspecified,
     Multicast,
-    /// Where clouds hand a machine its credentials.
+    /// A service where clouds give a machine its credentials.
     Metadata,
-    /// Any other that no host on the public Internet has.
+    /// Any other address that no host on the public Internet has.
     Reserved,
-    /// One of our own listeners, whatever else is allowed: a session would open the next until there is no descriptor left.
+    /// A listener of this program, which is refused whatever else is allowed. Each session would
+    /// open the next one until no descriptor is left.
     Loop,
 }
 
@@ -54,16 +58,17 @@ impl TargetPolicy {
         Self { targets, own }
     }
 
-    /// Whether to connect to `address`. To be asked of the address that is dialled, and at every attempt: what a name stood for
-    /// when it was looked up before is no promise.
+    /// Checks whether the program may connect to `address`. Call this with the dialled address at
+    /// every attempt, because an earlier lookup of a name proves nothing about the next one.
     ///
     /// # Errors
-    /// The reason why not.
+    /// Returns the reason for a refusal.
     pub(crate) fn check(&self, address: SocketAddr) -> Result<(), Denied> {
         match self.targets {
             Targets::Public => {
                 public::refusal(address.ip()).map_or(Ok(()), Err)?;
-                // By its public address this machine is reached past its firewall: from within.
+                // A connection to this machine's public address comes from within, past the
+                // firewall.
                 if own::is_of_this_machine(address.ip().to_canonical()) {
                     return Err(Denied::Loopback);
                 }
@@ -73,10 +78,11 @@ impl TargetPolicy {
         self.check_loop(address)
     }
 
-    /// Whether to connect to `address`, which nobody but who started the program has named: all but a loop.
+    /// Checks whether the program may connect to `address`, which the operator has named.
+    /// Everything but a loop is allowed.
     ///
     /// # Errors
-    /// [`Denied::Loop`].
+    /// Returns [`Denied::Loop`] for a listener of this program.
     pub(crate) fn check_loop(&self, address: SocketAddr) -> Result<(), Denied> {
         if self.own.are_at(address) {
             Err(Denied::Loop)
@@ -85,10 +91,10 @@ impl TargetPolicy {
         }
     }
 
-    /// The same of a socket on the file system.
+    /// Checks the path of a Unix socket, as [`Self::check_loop`] does for an address.
     ///
     /// # Errors
-    /// [`Denied::Loop`].
+    /// Returns [`Denied::Loop`] for a listener of this program.
     pub(crate) fn check_path(&self, path: &Path) -> Result<(), Denied> {
         if self.own.are_at_path(path) {
             Err(Denied::Loop)
@@ -97,10 +103,11 @@ impl TargetPolicy {
         }
     }
 
-    /// Whether to ask another proxy for `target`, as far as can be said: what it looks up itself nobody here sees, nor a loop there.
+    /// Checks whether the program may ask an upstream proxy for `target`, as far as this can be
+    /// known. Neither the addresses that the proxy looks up, nor a loop there, are visible here.
     ///
     /// # Errors
-    /// The reason why not.
+    /// Returns the reason for a refusal.
     pub(crate) fn check_passed_on(&self, target: &Target) -> Result<(), Denied> {
         match (self.targets, target) {
             (Targets::Public, Target::Ip(address)) => public::refusal(address.ip()).map_or(Ok(()), Err),
@@ -108,11 +115,11 @@ impl TargetPolicy {
         }
     }
 
-    /// Whether to look `target` up, or to have it looked up. A name that no lookup is needed for is refused for what it means;
-    /// whatever is no name passes.
+    /// Checks whether `target` may be looked up, by this program or by an upstream proxy. A name
+    /// that needs no lookup is refused for its meaning. A target that is not a name is allowed.
     ///
     /// # Errors
-    /// The reason why not.
+    /// Returns the reason for a refusal.
     pub(crate) fn check_name(&self, target: &Target) -> Result<(), Denied> {
         match (self.targets, target) {
             (Targets::Public, Target::Name(name, _)) => public::refusal_of_name(name).map_or(Ok(()), Err),
@@ -122,7 +129,7 @@ impl TargetPolicy {
 }
 
 impl Denied {
-    /// Every one, for whoever keeps a count of each.
+    /// All reasons, for code that counts each of them.
     pub(crate) const ALL: [Self; 9] = [
         Self::Loopback,
         Self::Private,
@@ -156,12 +163,12 @@ impl fmt::Display for Denied {
             Self::Loopback => "a loopback address",
             Self::Private => "a private address",
             Self::LinkLocal => "a link-local address",
-            Self::Cgnat => "an address shared behind a carrier's NAT",
-            Self::Unspecified => "an address that means this machine",
+            Self::Cgnat => "a carrier-grade NAT address",
+            Self::Unspecified => "an unspecified address",
             Self::Multicast => "a multicast address",
-            Self::Metadata => "a metadata service of a cloud",
+            Self::Metadata => "a cloud metadata service",
             Self::Reserved => "a reserved address",
-            Self::Loop => "one of our own listeners",
+            Self::Loop => "one of spliceway's own listeners",
         })
     }
 }

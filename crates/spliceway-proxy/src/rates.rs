@@ -1,8 +1,10 @@
-//! Rates: what was asked for, and the buckets that a session takes from.
+//! Rate limits: the configured rates, and the token buckets that a session takes bytes from.
 //!
 //! ```text
-//!   connection ──within──▶ client ──within──▶ service      each where there is one; a byte comes out of all of them
+//!   connection ──within──▶ client ──within──▶ service
 //! ```
+//!
+//! Each bucket is optional. A byte is taken from all buckets that exist.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -17,15 +19,16 @@ use tokio::time::Instant;
 
 use crate::admission::ClientKey;
 
-/// How long a client without sessions keeps its buckets. They are as good as new once they are full again, after a tenth of a second; without
-/// that a client would have a full one for each connection it makes.
+/// How long a client without sessions keeps its buckets. A bucket is full again after a tenth of a
+/// second, and is then as good as a new one. If clients did not keep their buckets, each connection
+/// of a client would get a full one.
 const REMEMBERED: Duration = Duration::from_secs(1);
 
-/// Bytes per second.
+/// A rate in bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ByteRate(NonZeroU64);
 
-/// Who has a rate to himself.
+/// The scope of a rate: each connection, each client, or the service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope {
     Connection,
@@ -33,7 +36,8 @@ pub(crate) enum Scope {
     Service,
 }
 
-/// `10MB:client`: what one `--rate-in` or `--rate-out` says. Without a scope it is the service's.
+/// The value of one `--rate-in` or `--rate-out`, such as `10MB:client`. Without a scope, the rate
+/// is for the service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RateArg {
     pub(crate) rate: ByteRate,
@@ -56,37 +60,38 @@ pub(crate) struct RateLimits {
     clients: Mutex<Clients>,
 }
 
-/// Of what comes from the client, and of what goes to it.
+/// A pair of values: for bytes from the client, and for bytes to the client.
 #[derive(Debug, Clone, Default)]
 struct Both<T> {
     incoming: T,
     outgoing: T,
 }
 
-/// What one session takes from.
+/// The buckets of one session.
 #[derive(Debug)]
 pub(crate) struct SessionRates {
-    /// Of what comes from the client.
+    /// The limit on bytes from the client.
     pub(crate) incoming: Option<RateLimit>,
-    /// Of what goes to it.
+    /// The limit on bytes to the client.
     pub(crate) outgoing: Option<RateLimit>,
-    /// To be held as long as the session lasts.
-    #[allow(dead_code, reason = "it is held, never read")]
+    /// Keeps the client's buckets. It must be held as long as the session lasts.
+    #[allow(dead_code, reason = "the field is held and never read")]
     pub(crate) session: Option<ClientSession>,
 }
 
-/// Keeps the buckets of a client for this session of its own and for others.
+/// Keeps the buckets of a client for this session and for the client's other sessions.
 #[derive(Debug)]
 pub(crate) struct ClientSession {
     limits: Arc<RateLimits>,
     client: ClientKey,
 }
 
-/// The buckets of those that have sessions, or had until a moment ago: as many as there may be sessions, and as come in that moment.
+/// The buckets of clients that have sessions, or had one until a moment ago. There are at most as
+/// many as sessions, plus the clients that come in that moment.
 #[derive(Debug, Default)]
 struct Clients {
     buckets: HashMap<ClientKey, Client>,
-    /// Who was left without a session, and when, in that order.
+    /// The clients whose last session ended, with the time, in order of time.
     left: VecDeque<(Instant, ClientKey)>,
 }
 
@@ -94,7 +99,7 @@ struct Clients {
 struct Client {
     limits: Both<Option<RateLimit>>,
     sessions: usize,
-    /// Since when there has been none, where there is none.
+    /// The time at which the last session ended, if the client has no session.
     left: Option<Instant>,
 }
 
@@ -110,7 +115,8 @@ impl RateLimits {
         })
     }
 
-    /// What a session of this client takes from; one whose address is not known has no buckets of a client.
+    /// Returns the buckets of a session of this client. A client without a known address has no
+    /// client bucket.
     pub(crate) fn of_session(self: &Arc<Self>, client: Option<IpAddr>) -> SessionRates {
         let has_clients = self.rates.incoming.client.is_some() || self.rates.outgoing.client.is_some();
         let session = client.filter(|_| has_clients).map(|client| ClientSession {
@@ -156,20 +162,20 @@ impl RateLimits {
     }
 
     fn clients(&self) -> MutexGuard<'_, Clients> {
-        // Whole at every instant.
+        // The map is valid at every instant, so a poisoned lock is usable.
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Clients {
-    /// Forgets who has been without a session for long enough.
+    /// Removes the clients that have been without a session for [`REMEMBERED`].
     fn forget(&mut self, now: Instant) {
         while let Some((when, client)) = self.left.front().copied() {
             if now.saturating_duration_since(when) < REMEMBERED {
                 return;
             }
             self.left.pop_front();
-            // It may have been back since then.
+            // The client may have come back since then.
             if self
                 .buckets
                 .get(&client)
@@ -187,7 +193,7 @@ impl Drop for ClientSession {
     }
 }
 
-/// A bucket of `rate` within `outer`, or the one of them that there is.
+/// Returns a bucket of `rate` within `outer`, or the only one of them that exists.
 fn limit(rate: Option<ByteRate>, outer: Option<&RateLimit>) -> Option<RateLimit> {
     let own = rate.map(|rate| RateLimit::new(rate.0.get()));
     match (own, outer) {
@@ -197,10 +203,10 @@ fn limit(rate: Option<ByteRate>, outer: Option<&RateLimit>) -> Option<RateLimit>
 }
 
 impl Rates {
-    /// What several arguments say together.
+    /// Combines several arguments.
     ///
     /// # Errors
-    /// Two for the same scope.
+    /// Returns an error if two arguments have the same scope.
     pub(crate) fn from_args(args: &[RateArg]) -> Result<Self, String> {
         let mut rates = Self::default();
         for arg in args {
@@ -217,7 +223,8 @@ impl Rates {
     }
 }
 
-/// What is written behind a number, and how many bytes that is. A megabit is no unit here, so that `Mb` is nobody's misunderstanding.
+/// The units of rates, and their sizes in bytes. There is no unit for megabits, so `Mb` cannot be
+/// misunderstood.
 const UNITS: [(&str, u64); 8] = [
     ("GiB", 1 << 30),
     ("MiB", 1 << 20),
@@ -234,7 +241,7 @@ impl FromStr for ByteRate {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let expected = "expected bytes per second such as 10MB, 500kB or 1.5MiB, in B, kB, MB, GB, KiB, MiB or GiB";
-        let none = "expected at least 1 byte per second; without a rate there is no limit";
+        let none = "expected at least 1 byte per second; omit the rate for no limit";
         let text = text.strip_suffix("/s").unwrap_or(text);
         if text == "0" {
             return Err(none);
@@ -248,9 +255,9 @@ impl FromStr for ByteRate {
     }
 }
 
-/// `number`, which may have a point, times `unit`, rounded down.
+/// Returns `number`, which may have a decimal point, times `unit`, rounded down.
 fn decimal(number: &str, unit: u64) -> Option<u64> {
-    /// More would be of no meaning, and no power of ten overflows.
+    /// Further decimal places have no meaning. With this limit, no power of ten overflows.
     const PLACES_MAX: usize = 9;
     let (whole, places) = number.split_once('.').unwrap_or((number, "0"));
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -290,7 +297,7 @@ impl FromStr for RateArg {
     }
 }
 
-/// In the largest unit of which it is a whole number.
+/// Shows the rate in the first of [`UNITS`] that gives a whole number.
 impl fmt::Display for ByteRate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whole = |(_, unit): &&(&str, u64)| self.0.get().is_multiple_of(*unit);
@@ -328,7 +335,7 @@ mod tests {
         Some([192, 0, 2, last].into())
     }
 
-    /// How many clients have buckets.
+    /// Returns the number of clients that have buckets.
     fn known(limits: &RateLimits) -> usize {
         limits.clients().buckets.len()
     }

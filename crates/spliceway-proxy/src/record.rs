@@ -1,70 +1,45 @@
-//! One record per session: written, and counted, when the session is over, however it got there.
+//! The record of a session: one log line. It is written and counted when the session is over,
+//! however the session ended.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus_client::encoding::{EncodeLabelValue, LabelValueEncoder};
 use spliceway::{CancelHandle, DirectionSummary, RelayStats, RelaySummary};
 use tokio::time::Instant;
 
-use crate::address::Target;
 use crate::associate::{AssociateStats, AssociateSummary};
 use crate::handshake::{ClientRequest, Heard};
-use crate::protocol::Spoken;
-use crate::session::Service;
+use crate::outcome::{Outcome, SessionEnd};
+use crate::service::Service;
+use spliceway_protocol::Spoken;
+use spliceway_protocol::address::Target;
 
-/// What is known of a session so far. Dropping it ends the session: it logs, counts and settles the bytes.
+/// The known facts about a session. Dropping the record ends the session: it logs, counts and
+/// settles the bytes.
 ///
-/// Outlives the session's relay, so that the counts it settles are final.
+/// The record outlives the session's relay, so the counts that it settles are final.
 pub(crate) struct Record {
     service: Arc<Service>,
-    /// `None` of a client on this machine's file system.
+    /// The client's address. `None` for a client of a Unix socket.
     client: Option<SocketAddr>,
     user: Option<Box<str>>,
     protocol: Option<Spoken>,
     target: Option<Target>,
-    /// What was dialled for the target: one of its addresses, or the first proxy on the way.
+    /// The address that was dialled: one of the target's addresses, or the first upstream proxy.
     dialled: Option<SocketAddr>,
     started: Instant,
     connect: Option<Duration>,
-    /// Bytes that the target got before the relay.
+    /// Bytes that the target received before the relay.
     ahead: u64,
-    /// Counts of earlier relays of this session.
+    /// The counts of earlier relays of this session.
     before: Option<Box<RelaySummary>>,
-    /// Where the traffic ledger keeps this session's relay.
+    /// The key of this session's relay in the traffic ledger.
     running: Option<usize>,
-    /// Where it keeps its association.
+    /// The key of this session's association in the traffic ledger.
     associated: Option<usize>,
     outcome: Option<Outcome>,
-}
-
-/// How a session ended, and the error if there was one.
-pub(crate) struct Outcome {
-    pub(crate) end: SessionEnd,
-    pub(crate) cause: Option<Box<str>>,
-}
-
-/// How a session ended: the `end` of metrics and records.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum SessionEnd {
-    /// Both sides finished, the client first. (Or the client went away before it asked for anything.)
-    ClientEof,
-    /// Both sides finished, the upstream first.
-    UpstreamEof,
-    Idle,
-    HalfCloseTimeout,
-    /// The client's socket failed.
-    ResetByClient,
-    /// The upstream's socket failed.
-    ResetByUpstream,
-    /// With the errno's name.
-    ConnectFailed(&'static str),
-    /// Refused by us, with the reason.
-    Denied(&'static str),
-    /// Cut because the program stops.
-    Drained,
 }
 
 impl Record {
@@ -92,36 +67,36 @@ impl Record {
         &self.service
     }
 
-    /// A balancer in front of us says whose connection it is.
+    /// Records the client's address, which a load balancer in front of the proxy has sent.
     pub(crate) fn introduced(&mut self, client: SocketAddr) {
         self.client = Some(client);
     }
 
-    /// The client has said this of itself, whether or not it is served.
+    /// Records what the client has said about itself, whether or not it is served.
     pub(crate) fn heard(&mut self, heard: Heard) {
         self.protocol = heard.protocol;
         self.user = heard.user;
     }
 
-    /// The client asks for this.
+    /// Records the target that the client asks for.
     pub(crate) fn requested(&mut self, request: &ClientRequest) {
         self.target = Some(request.request.target.clone());
     }
 
-    /// The target answered after `time`.
+    /// Records that the target answered after `time`.
     pub(crate) fn connected(&mut self, dialled: Option<SocketAddr>, time: Duration) {
         self.service.metrics.connected(time);
         self.dialled = dialled;
         self.connect = Some(time);
     }
 
-    /// The target has got so many bytes before the relay.
+    /// Records that the target received `bytes` bytes before the relay.
     pub(crate) fn sent_ahead(&mut self, bytes: u64) {
         self.ahead = bytes;
         self.service.traffic.sent_ahead(bytes);
     }
 
-    /// Bytes move from now on.
+    /// Records that a relay moves bytes from now on.
     pub(crate) fn relaying(&mut self, stats: RelayStats, cancel: CancelHandle) {
         if self.running.is_some() {
             self.before = Some(Box::new(self.relayed()));
@@ -129,12 +104,12 @@ impl Record {
         self.running = Some(self.service.traffic.enter(stats, cancel));
     }
 
-    /// Datagrams pass from now on.
+    /// Records that an association delivers datagrams from now on.
     pub(crate) fn associating(&mut self, stats: AssociateStats) {
         self.associated = Some(self.service.traffic.associate(stats));
     }
 
-    /// Counts of all relays of this session. The last one has ended.
+    /// Returns the counts of all relays of this session. The last relay must have ended.
     fn relayed(&mut self) -> RelaySummary {
         let key = self.running.take();
         let mut relayed = key.map(|key| self.service.traffic.leave(key)).unwrap_or_default();
@@ -197,7 +172,7 @@ impl Drop for Record {
     }
 }
 
-/// What there is, or the word for what there is not.
+/// Shows an address, or this word if there is none.
 struct Shown<'a>(Option<&'a SocketAddr>, &'static str);
 
 impl fmt::Display for Shown<'_> {
@@ -216,45 +191,7 @@ fn add(direction: &mut DirectionSummary, before: &DirectionSummary) {
     direction.lost += before.lost;
 }
 
-/// Bytes in flight when it ended, where there were any.
+/// Returns the number of bytes that were in flight when the session ended, if there were any.
 fn lost(direction: &DirectionSummary) -> Option<u64> {
     (direction.lost > 0).then_some(direction.lost)
-}
-
-impl Outcome {
-    pub(crate) fn because(end: SessionEnd, cause: &dyn fmt::Display) -> Self {
-        Self {
-            end,
-            cause: Some(cause.to_string().into()),
-        }
-    }
-}
-
-impl From<SessionEnd> for Outcome {
-    fn from(end: SessionEnd) -> Self {
-        Self { end, cause: None }
-    }
-}
-
-impl fmt::Display for SessionEnd {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::ClientEof => f.write_str("client_eof"),
-            Self::UpstreamEof => f.write_str("upstream_eof"),
-            Self::Idle => f.write_str("idle"),
-            Self::HalfCloseTimeout => f.write_str("half_close_timeout"),
-            Self::ResetByClient => f.write_str("reset_by_client"),
-            Self::ResetByUpstream => f.write_str("reset_by_upstream"),
-            Self::ConnectFailed(errno) => write!(f, "connect_failed:{errno}"),
-            Self::Denied(reason) => write!(f, "denied:{reason}"),
-            Self::Drained => f.write_str("drained"),
-        }
-    }
-}
-
-impl EncodeLabelValue for SessionEnd {
-    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> fmt::Result {
-        use fmt::Write;
-        write!(encoder, "{self}")
-    }
 }

@@ -15,37 +15,42 @@ use crate::health::{Health, State};
 use crate::limits::Descriptors;
 use crate::listener::{self, Listener};
 use crate::log::{self, announce};
-use crate::metrics::{Metrics, Traffic, http};
+use crate::metrics::{Metrics, Traffic};
 use crate::policy::{OwnListeners, TargetPolicy, Targets};
 use crate::rates::RateLimits;
-use crate::session::{self, Arrival, Service};
+use crate::service::Service;
+use crate::session::{self, Arrival};
 use crate::settings::{ServiceSettings, Settings};
+use crate::status_server;
 
-/// What sessions that the drain timeout cuts have to deliver what they hold: 256 KiB, what is held for a sink that is slow, at 1 Mbit/s.
+/// The time in which sessions that the drain timeout cuts may deliver what they hold. At 1 Mbit/s,
+/// it is enough for 256 KiB, which is as much as is held for a slow sink.
 const FLUSH_GRACE: Duration = Duration::from_secs(2);
 
-/// Why a run did not begin, or ended without a signal.
+/// The reason why a run did not begin, or ended without a signal.
 #[derive(Debug)]
 pub(crate) enum CannotRun {
-    /// It is not what it was told to be that stands in the way, but the system.
+    /// The system prevents the run. The settings are not the cause.
     System(io::Error),
-    /// What it was told is not safe to do.
+    /// The settings are not safe.
     Unsafe(String),
-    /// This part of it ended, which it cannot do without.
+    /// A part that the program cannot do without has ended. The value names it.
     Failed(Arc<str>),
 }
 
-/// A listener, and which of its service's ports it has: the first, the second …
+/// A listener, and the position of its port in the range: 0 for the first port.
 struct Bound {
     listener: Listener,
     port_index: u16,
 }
 
-/// Serves until asked to stop and for the drain timeout at most after that. Sessions that are left then deliver what they hold, and
-/// those that cannot end with the runtime. `descriptors` is how many this process may open.
+/// Serves until a signal asks the program to stop, and then for at most the drain timeout. The
+/// sessions that are left then deliver what they hold. Sessions that cannot deliver it end with the
+/// runtime. `descriptors` is the number of descriptors that this process may open.
 ///
 /// # Errors
-/// A listener that cannot be had, or should not. After that, a part of the program that ended although nobody asked for it.
+/// Returns an error if a listener cannot be opened or is not safe. Later, it returns an error if a
+/// part of the program ended unexpectedly.
 pub(crate) async fn run(settings: Settings, descriptors: usize, health: &Health) -> Result<(), CannotRun> {
     let mut signals = StopSignals::new()?;
     settings.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
@@ -53,7 +58,7 @@ pub(crate) async fn run(settings: Settings, descriptors: usize, health: &Health)
     let own = own_listeners(&bound)?;
     let shares = Descriptors::of(descriptors, bound.iter().map(Vec::len).sum());
     let admission = admission(&settings, &shares);
-    // Services share them, evenly.
+    // The services share these descriptors evenly.
     let transient = shares.transient() / settings.services.len().max(1);
     let (services, metrics) = services(&settings, &bound, &own, &admission, transient)?;
     if let Some(address) = &settings.metrics {
@@ -62,7 +67,7 @@ pub(crate) async fn run(settings: Settings, descriptors: usize, health: &Health)
             let described = listener.describe();
             announce(&format_args!("metrics listening on {described}"));
             let guard = health.guard(&format!("the metrics listener on {described}"));
-            let serving = http::serve(listener, Arc::clone(&metrics), health.clone());
+            let serving = status_server::serve(listener, Arc::clone(&metrics), health.clone());
             tokio::spawn(async move {
                 let _guard = guard;
                 serving.await;
@@ -96,9 +101,10 @@ pub(crate) async fn run(settings: Settings, descriptors: usize, health: &Health)
     if let State::Failed(part) = health.state() {
         tracing::error!("{part} ended unexpectedly: the program stops");
     }
-    // Each closes its listener first, so that the next program can have the address.
+    // Each accept task closes its listener before it ends, so the next program can have the
+    // address.
     while accepting.join_next().await.is_some() {}
-    tracing::info!(limit = ?settings.timeouts.drain, "draining: no new clients, sessions may finish");
+    tracing::info!(limit = ?settings.timeouts.drain, "draining: no new clients are accepted, sessions may finish");
     finish(drain, settings.timeouts.drain, &services, &mut signals).await;
     match health.state() {
         State::Failed(part) => Err(CannotRun::Failed(part)),
@@ -113,21 +119,22 @@ async fn finish(mut drain: Drain, limit: Duration, services: &[Arc<Service>], si
         let transfers: usize = services.iter().map(|service| service.traffic.cancel(FLUSH_GRACE)).sum();
         tracing::warn!(
             transfers,
-            "the drain timeout is over: sessions that are left are cut, and deliver what they hold if they can"
+            "the drain timeout is over: the remaining sessions are cut, and deliver what they still hold if they can"
         );
         drained = drain.wait(FLUSH_GRACE, signals).await;
     }
     match drained {
         Drained::Empty => tracing::info!("drained: every session has ended"),
-        Drained::TimeUp => tracing::warn!("some could not: their records say what is lost"),
+        Drained::TimeUp => tracing::warn!("some sessions did not end in time: their records show any lost bytes"),
         Drained::Hurried => {
             log::hurry();
-            tracing::warn!("asked to stop again: sessions that are left are cut at once");
+            tracing::warn!("asked to stop again: the remaining sessions are cut at once");
         }
     }
 }
 
-/// Every listener of each service, or none: a run that serves half of what it was told to would pass for one that works.
+/// Opens every listener of each service, or none. A run that served only half of its settings would
+/// look like one that works.
 async fn bind(settings: &Settings) -> io::Result<Vec<Vec<Bound>>> {
     let mut services = Vec::new();
     for service in &settings.services {
@@ -158,7 +165,7 @@ fn admission(settings: &Settings, shares: &Descriptors) -> Arc<Admission> {
         if asked.get() > most {
             tracing::warn!(
                 asked,
-                "--max-conns is more than there are descriptors for: {most}; {shares}"
+                "--max-conns exceeds the {most} sessions that the descriptors allow; {shares}"
             );
         }
         asked.get().min(most)
@@ -221,16 +228,17 @@ pub(crate) fn relays(settings: &Settings) -> RelayOptions {
         .half_close_timeout(settings.timeouts.half_close)
 }
 
-/// Where the clients of a service come from, as far as its listeners tell.
+/// The origin of a service's clients, as far as its listeners show it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Clients {
-    /// This machine: they can reach whatever we can.
+    /// This machine. These clients can reach whatever the program can reach.
     Local,
     /// Other machines.
     Remote,
-    /// Wherever a balancer says. The balancer may be on this machine; its clients need not be.
+    /// Any place that a load balancer names. The load balancer may be on this machine, but its
+    /// clients need not be.
     BehindBalancer,
-    /// A unix socket that other users may open. A client there has no address.
+    /// A Unix socket that other users may open. A client there has no address.
     SharedSocket,
 }
 
@@ -240,7 +248,8 @@ impl Clients {
             return Self::BehindBalancer;
         }
         let shared = bound.iter().filter(|bound| !bound.listener.is_local());
-        // A shared socket comes before an address of the network, since `--allow` says nothing about it.
+        // A shared socket takes precedence over a network address, because `--allow` does not apply
+        // to it.
         shared.fold(Self::Local, |clients, bound| match bound.listener {
             Listener::Unix(..) => Self::SharedSocket,
             Listener::Tcp(_) if clients == Self::SharedSocket => clients,
@@ -249,7 +258,8 @@ impl Clients {
     }
 }
 
-/// A proxy that anybody can use is used by anybody, within hours.
+/// Returns an error if anybody could use the proxy and the settings do not say so. Strangers use an
+/// open proxy within hours.
 fn check_open(service: &ServiceSettings, clients: Clients) -> Result<(), CannotRun> {
     let has_networks = service.clients.names_who_may();
     let (is_guarded, why, who) = match clients {
@@ -261,12 +271,12 @@ fn check_open(service: &ServiceSettings, clients: Clients) -> Result<(), CannotR
         ),
         Clients::BehindBalancer => (
             has_networks,
-            "accepts clients from a balancer (--accept-proxy), which may pass on clients of other machines",
+            "accepts clients from a load balancer (--accept-proxy), which may pass on clients of other machines",
             "(--auth-file, --allow)",
         ),
         Clients::SharedSocket => (
             false,
-            "listens on a unix socket that other users may open",
+            "listens on a Unix socket that other users may open",
             "(--auth-file, or mode=0600 for the socket)",
         ),
     };
@@ -274,7 +284,7 @@ fn check_open(service: &ServiceSettings, clients: Clients) -> Result<(), CannotR
         return Ok(());
     }
     Err(CannotRun::Unsafe(format!(
-        "{} {why}, and would serve all of them: say who may use it {who}, or that everybody may (--open)",
+        "{} {why}, and would serve everybody: restrict access {who}, or allow everybody (--open)",
         service.kind.name()
     )))
 }
@@ -327,7 +337,8 @@ mod tests {
     use tokio::net::UnixStream;
     use tokio::task::JoinHandle;
 
-    /// A log as it once was: a line that cannot be written panics, once.
+    /// A log writer that panics once, at the line about the limit on sessions. An earlier log
+    /// panicked when it could not write a line.
     struct Panics;
 
     static PANICKED: AtomicBool = AtomicBool::new(false);
@@ -371,7 +382,7 @@ mod tests {
             let health = health.clone();
             async move { run(settings.unwrap(), 1000, &health).await }
         });
-        // It takes the only place, and that is worth a line.
+        // This session takes the only place, which the program logs.
         let session = reach(&clients, &running).await;
         let listener = format!("the socks5 listener on unix:{}", clients.display());
         assert_eq!(health.stopped().await, State::Failed(listener.as_str().into()));

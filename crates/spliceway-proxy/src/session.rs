@@ -1,12 +1,13 @@
-//! One client: handshake, connect, relay, record.
+//! The session of one client: handshake, connect, relay, record.
 //!
 //! ```text
-//!   Arrival ─ arrival: whose is it, may it? ─▶ open: ask, dial, answer ─┬─▶ Ends ──────▶ relay
-//!                                                                      └─▶ datagrams ─▶ association
+//!   Arrival ─ arrival: whose, allowed? ─▶ open: ask, dial, answer ─┬─▶ Ends ──────▶ relay
+//!                                                                  └─▶ datagrams ─▶ association
 //! ```
 //!
-//! What a session needs before it relays is boxed and gone by then: thousands of idle relays are the normal state, and each holds
-//! two sockets, the relay and its record.
+//! The state that a session needs before it relays is boxed, and freed before the relay starts.
+//! Thousands of idle relays are the normal state. Each one holds two sockets, the relay and its
+//! record.
 
 mod answering;
 mod arrival;
@@ -17,35 +18,33 @@ mod open;
 mod request_body;
 
 use std::future::{Future, ready};
-use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use spliceway::{EndReason, Engine, Operation, Peer, Relay, RelayError, RelayOptions, RelaySummary};
+use spliceway::{Engine, Operation, Peer, Relay, RelayError, RelayOptions, RelaySummary};
 use tokio::io::{AsyncRead, AsyncWrite, join};
 use tokio::net::TcpStream;
 use tokio::task::coop::unconstrained;
 
-use crate::admission::{self, Dials, Permit};
-use crate::auth::{Penalties, Users};
-use crate::dial::Dialer;
+use crate::admission::{self, Permit};
 use crate::drain::Alive;
 use crate::handshake;
 use crate::listener::Accepted;
-use crate::metrics::{Metrics, Traffic};
-use crate::policy::{ClientPolicy, Denied};
-use crate::protocol::http::{Chunks, Malformed};
-use crate::protocol::proxy;
-use crate::rates::{RateLimits, SessionRates};
-use crate::record::{SessionEnd, Outcome, Record};
-use crate::settings::{AcceptProxy, Kind, ServiceSettings, Timeouts};
+use crate::outcome::Outcome;
+use crate::policy::Denied;
+use crate::rates::SessionRates;
+use crate::record::Record;
+use crate::service::Service;
+use crate::settings::{Kind, ServiceSettings};
 use crate::stream::Stream;
 use answering::{Answering, Upload};
 use request_body::RequestBody;
+use spliceway_protocol::http::{Chunks, Malformed};
+use spliceway_protocol::proxy;
 
-/// The reasons for which a client of such a service may be refused.
+/// Returns the reasons for which such a service may refuse a client.
 pub(crate) fn refusals(service: &ServiceSettings) -> Vec<&'static str> {
     let mut reasons = vec![arrival::NO_CLIENT, admission::TOO_MANY_OF_CLIENT];
     reasons.extend(Denied::ALL.map(Denied::as_str));
@@ -63,38 +62,18 @@ pub(crate) fn refusals(service: &ServiceSettings) -> Vec<&'static str> {
     reasons
 }
 
-/// What the sessions of one service share.
-pub(crate) struct Service {
-    pub(crate) kind: Kind,
-    pub(crate) timeouts: Timeouts,
-    pub(crate) relays: RelayOptions,
-    /// That of `relays`.
-    pub(crate) engine: Engine,
-    pub(crate) clients: ClientPolicy,
-    pub(crate) users: Option<Arc<Users>>,
-    pub(crate) penalties: Penalties,
-    pub(crate) accept_proxy: Option<AcceptProxy>,
-    pub(crate) send_proxy: Option<proxy::Version>,
-    pub(crate) dialer: Dialer,
-    pub(crate) dials: Dials,
-    pub(crate) rates: Arc<RateLimits>,
-    pub(crate) advertise: Option<IpAddr>,
-    pub(crate) metrics: Arc<Metrics>,
-    pub(crate) traffic: Arc<Traffic>,
-}
-
-/// A client as its listener hands it over.
+/// A client that a listener has accepted.
 pub(crate) struct Arrival {
     pub(crate) accepted: Accepted,
-    /// Which port of the listener's range it came to.
+    /// The position of the client's port in the listener's range.
     pub(crate) port_index: u16,
-    /// Its place among the sessions.
+    /// The session's place in the limit on sessions.
     pub(crate) permit: Permit,
 }
 
-/// A session up to its relay. It may be polled by one task first and then awaited by another.
+/// A session up to its relay. One task may poll it first, and another may then await it.
 ///
-/// Boxed, so that a relay does not hold the memory that only a handshake and a dial need.
+/// It is boxed, so that a relay does not hold the memory that only a handshake and a dial need.
 pub(crate) type Opening = Pin<Box<dyn Future<Output = AfterOpening> + Send>>;
 
 /// A session that relays next, or that has failed.
@@ -104,9 +83,12 @@ pub(crate) struct AfterOpening {
     permit: Permit,
 }
 
-/// Begins to serve one client, in the calling task: a session that needs nothing from its client issues its `connect(2)` here,
-/// so sessions of one accept task reach their target in the order in which they were accepted. `None` if it panicked, which
-/// ends that session alone. Dropped before its end, the session is cut, and its record says so.
+/// Begins to serve one client, in the calling task. A session that needs nothing from its client
+/// issues its `connect(2)` here. So the sessions of one accept task reach their target in the order
+/// in which they were accepted.
+///
+/// Returns `None` if the session panicked, which ends only that session. If the returned future is
+/// dropped before its end, the session is cut, and its record says so.
 pub(crate) fn begin(arrival: Arrival, service: Arc<Service>) -> Option<Opening> {
     poll_first(open(arrival, service))
 }
@@ -124,12 +106,14 @@ fn open(arrival: Arrival, service: Arc<Service>) -> Opening {
     })
 }
 
-/// Polls `future` once. The task that awaits it next polls it at once, which replaces the waker used here.
+/// Polls `future` once. The task that awaits it next polls it at once, which replaces the waker
+/// used here.
 fn poll_first<T: Send + 'static>(
     mut future: Pin<Box<dyn Future<Output = T> + Send>>,
 ) -> Option<Pin<Box<dyn Future<Output = T> + Send>>> {
     let mut cx = Context::from_waker(Waker::noop());
-    // Unconstrained: with the caller's budget used up, the session would yield before it dials.
+    // The poll is unconstrained. If the caller's budget were used up, the session would otherwise
+    // yield before it dials.
     let first = catch_unwind(AssertUnwindSafe(|| pin!(unconstrained(future.as_mut())).poll(&mut cx)));
     match first {
         Ok(Poll::Pending) => Some(future),
@@ -138,7 +122,8 @@ fn poll_first<T: Send + 'static>(
     }
 }
 
-/// Serves the client to the end. Dropped before that, the session is cut, and its record says so.
+/// Serves the client to the end of the session. If this future is dropped before that, the session
+/// is cut, and its record says so.
 pub(crate) async fn run(opening: Opening, _alive: Alive) {
     let AfterOpening {
         opened,
@@ -153,33 +138,33 @@ pub(crate) async fn run(opening: Opening, _alive: Alive) {
     record.end(outcome);
 }
 
-/// What a session is, once it is what its client asked for.
+/// An open session, of the kind that its client asked for.
 enum Opened {
     Relay(Ends),
     Association(Box<association::Open>),
 }
 
-/// Both ends of a relay, and what each has sent beyond its handshake.
+/// Both ends of a relay, and the bytes that each end has sent beyond its handshake.
 struct Ends {
     client: Stream,
     up: Vec<u8>,
-    /// What of the client's further bytes is for the target; `None`: all.
+    /// The part of the client's further bytes that is for the target. `None` means all of them.
     rest: Option<Rest>,
     upstream: Stream,
     down: Vec<u8>,
     rates: SessionRates,
 }
 
-/// How much of a request's body is to come.
+/// The part of a request's body that is still to come.
 enum Rest {
-    /// The target has the whole request, and the head of its answer was read.
+    /// The target has the whole request, and the proxy has read the head of its answer.
     Nothing,
     Bytes(u64),
     Chunks(Chunks),
 }
 
 impl Rest {
-    /// How many of these bytes, which come next, are the body's.
+    /// Returns how many of these next bytes belong to the body.
     fn take(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
         match self {
             Self::Nothing => Ok(0),
@@ -193,7 +178,8 @@ impl Rest {
     }
 }
 
-/// A relay of sockets as what they are, since what is spliced is found by its type.
+/// Relays between sockets of their own types, because the relay finds out by type what it can
+/// splice.
 async fn relay(ends: Ends, record: &mut Record) -> Outcome {
     let Ends {
         client,
@@ -240,7 +226,7 @@ async fn exchange(
     record: &mut Record,
 ) -> Outcome {
     let Stream::Tcp(mut upstream) = upstream else {
-        unreachable!("no client can name a socket of the file system");
+        unreachable!("no client can name a Unix socket");
     };
     let is_in_chunks = matches!(request.rest, Rest::Chunks(_));
     let ended = match request.rest {
@@ -251,7 +237,7 @@ async fn exchange(
         },
     };
     if let Err(error) = &ended {
-        // What was lost is a body that the target did not want.
+        // The lost bytes are a body that the target did not want.
         let is_early_answer = error.summary.a_to_b.lost > 0;
         let is_cut = error.peer() == Peer::B && error.operation == Operation::Read && !is_early_answer;
         if is_in_chunks
@@ -269,7 +255,7 @@ async fn exchange(
     ended.into()
 }
 
-/// Relays the request and the head of its answer. `None` if a second relay can continue.
+/// Relays the request and the head of its answer. Returns `None` if a second relay can continue.
 async fn ask(
     client: &mut Stream,
     request: Request,
@@ -283,7 +269,7 @@ async fn ask(
     let (reader, writer) = upstream.split();
     let answer: Box<dyn AsyncRead + Send + Unpin + '_> = Box::new(Answering::new(reader, &down, Arc::clone(&upload)));
     let upstream = join(answer, writer);
-    // The head must pass user space, also with `--splice on`.
+    // The head must pass through user space, even with `--splice on`.
     let engine = record.service().engine;
     let engine = if engine == Engine::Splice { Engine::Auto } else { engine };
     let options = options.clone().engine(engine).a_to_b_prefix(up);
@@ -325,7 +311,7 @@ where
     relay.await
 }
 
-/// Relays the rest of the answer. Further bytes of the client are not read.
+/// Relays the rest of the answer. It reads no further bytes from the client.
 async fn answer(
     client: &mut Stream,
     down: Vec<u8>,
@@ -348,30 +334,6 @@ where
     let mut relay = Relay::with_options(client, upstream, options);
     record.relaying(relay.stats(), relay.cancel_handle());
     relay
-}
-
-/// The client is `a`, the upstream `b`.
-impl From<Result<RelaySummary, RelayError>> for Outcome {
-    fn from(ended: Result<RelaySummary, RelayError>) -> Self {
-        let summary = match ended {
-            Ok(summary) => summary,
-            Err(error) => {
-                let end = match error.peer() {
-                    Peer::A => SessionEnd::ResetByClient,
-                    Peer::B => SessionEnd::ResetByUpstream,
-                };
-                return Self::because(end, &format_args!("{} failed: {}", error.operation, error.source));
-            }
-        };
-        let end = match (summary.end, summary.first_eof) {
-            (EndReason::IdleTimeout, _) => SessionEnd::Idle,
-            (EndReason::HalfCloseTimeout, _) => SessionEnd::HalfCloseTimeout,
-            (EndReason::Cancelled, _) => SessionEnd::Drained,
-            (_, Some(Peer::B)) => SessionEnd::UpstreamEof,
-            (_, Some(Peer::A) | None) => SessionEnd::ClientEof,
-        };
-        end.into()
-    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What the program is to do, checked and complete, whoever said it.
+//! The settings of the program. They are checked and complete, whatever their source.
 
 use std::net::IpAddr;
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -9,14 +9,14 @@ use ipnet::IpNet;
 use spliceway::{Engine, PipeSize};
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::address::{ListenAddress, ListenRange, TargetRange};
 use crate::auth::Users;
 use crate::dial::DialSettings;
 use crate::policy::ClientPolicy;
-use crate::protocol::proxy;
 use crate::rates::Rates;
+use spliceway_protocol::address::{ListenAddress, ListenRange, TargetRange};
+use spliceway_protocol::proxy;
 
-/// Everything a run depends on.
+/// Everything that a run depends on.
 #[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) services: Vec<ServiceSettings>,
@@ -27,50 +27,53 @@ pub(crate) struct Settings {
     pub(crate) workers: NonZeroUsize,
     pub(crate) log_level: LevelFilter,
     pub(crate) metrics: Option<ListenAddress>,
-    /// What whoever wrote them should know.
+    /// Warnings for whoever wrote the settings.
     pub(crate) warnings: Vec<String>,
 }
 
-/// One service and where it listens.
+/// The settings of one service.
 #[derive(Debug)]
 pub(crate) struct ServiceSettings {
     pub(crate) kind: Kind,
     pub(crate) listen: Vec<ListenRange>,
-    /// Who may connect.
+    /// The clients that may connect.
     pub(crate) clients: ClientPolicy,
-    /// Who may ask for a target. `None`: who may connect.
+    /// The users that may ask for a target. `None` means every client that may connect.
     pub(crate) users: Option<Arc<Users>>,
-    /// The longest that an address waits after wrong secrets; zero: not at all.
+    /// The longest time that an address must wait after wrong passwords. Zero means no wait.
     pub(crate) auth_penalty: Duration,
-    /// That everybody may.
+    /// Whether everybody may use the service.
     pub(crate) open: bool,
-    /// That clients of other machines may reach this network.
+    /// Whether clients on other machines may reach this network.
     pub(crate) allow_private: bool,
     pub(crate) accept_proxy: Option<AcceptProxy>,
     pub(crate) send_proxy: Option<proxy::Version>,
     pub(crate) dial: DialSettings,
-    /// From clients, and to them.
+    /// The rates of bytes from clients.
     pub(crate) rates_in: Rates,
+    /// The rates of bytes to clients.
     pub(crate) rates_out: Rates,
-    /// The address that clients are told to send datagrams, or connections, to. `None`: the one they reached.
+    /// The address to which clients are told to send datagrams or connections. `None` means the
+    /// address that the client reached.
     pub(crate) advertise: Option<IpAddr>,
 }
 
-/// What a service does with a client.
+/// The kind of a service.
 #[derive(Debug, Clone)]
 pub(crate) enum Kind {
-    /// Relays to one target, or each port of a range to one of its own.
+    /// Relays to one target, or from each port of a range to its own target.
     Forward(TargetRange),
-    /// Relays to where the client asks, RFC 1928.
+    /// Relays to the target that the client names in SOCKS5 (RFC 1928).
     Socks5,
-    /// Relays to where the client asks, RFC 9110: CONNECT, and requests for a whole URI.
+    /// Relays to the target that the client names in HTTP (RFC 9110): in CONNECT, or in a request
+    /// for a whole URI.
     Http,
-    /// Either, and SOCKS4, by the first byte.
+    /// Relays for clients of SOCKS5, HTTP and SOCKS4. The first byte tells the protocol.
     Mixed,
 }
 
 impl Kind {
-    /// The `service` of metrics and records.
+    /// Returns the `service` of metrics and records.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Forward(_) => "forward",
@@ -81,15 +84,15 @@ impl Kind {
     }
 }
 
-/// That every connection begins with a header that says whose it is.
+/// The requirement that every connection begins with a PROXY header, which names the client.
 #[derive(Debug, Clone)]
 pub(crate) struct AcceptProxy {
     pub(crate) versions: proxy::Accept,
-    /// Who is believed; nobody else is served.
+    /// The networks whose headers are believed. A connection from elsewhere is refused.
     pub(crate) from: Vec<IpNet>,
 }
 
-/// The deadline of every phase. `None` is "off"; what cannot be off is no option.
+/// The timeouts of all phases. `None` means off. A timeout that is no `Option` cannot be off.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Timeouts {
     pub(crate) handshake: Duration,
@@ -99,7 +102,7 @@ pub(crate) struct Timeouts {
     pub(crate) drain: Duration,
 }
 
-/// How much of everything. `None`: as much as the descriptors allow.
+/// Limits on resources. `None` means as much as the descriptors allow.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) max_conns: Option<NonZeroUsize>,

@@ -1,4 +1,4 @@
-//! A connection, whatever its family.
+//! A connection over TCP or a Unix socket.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,7 +9,8 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, Ready};
 use tokio::net::{TcpStream, UnixStream};
 
-/// A connection to a client or to a target. For handshakes; a relay takes it apart, as it splices sockets by their type.
+/// A connection to a client or to a target. Handshakes use this type. A relay needs the socket
+/// inside, because the type decides how it splices.
 #[derive(Debug)]
 pub(crate) enum Stream {
     Tcp(TcpStream),
@@ -17,7 +18,7 @@ pub(crate) enum Stream {
 }
 
 impl Stream {
-    /// This end's address, where the family has ports.
+    /// Returns the local address, if the family has ports.
     pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
         match self {
             Self::Tcp(stream) => stream.local_addr().ok(),
@@ -26,7 +27,7 @@ impl Stream {
     }
 }
 
-/// The same call on whichever socket it is.
+/// Makes the same call on either kind of socket.
 macro_rules! of_either {
     ($stream:expr, $socket:ident => $call:expr) => {
         match $stream {
@@ -37,12 +38,12 @@ macro_rules! of_either {
 }
 
 impl Stream {
-    /// As tokio's `TcpStream::ready`.
+    /// Waits for readiness, like tokio's `TcpStream::ready`.
     pub(crate) async fn ready(&self, interest: Interest) -> io::Result<Ready> {
         of_either!(self, socket => socket.ready(interest).await)
     }
 
-    /// The error that is pending on the socket, which then no longer is.
+    /// Returns the pending error of the socket, and clears it.
     pub(crate) fn take_error(&self) -> io::Result<Option<io::Error>> {
         of_either!(self, socket => socket.take_error())
     }
@@ -66,7 +67,7 @@ impl From<UnixStream> for Stream {
     }
 }
 
-/// The same call on whichever stream it is.
+/// Makes the same poll call on either kind of stream.
 macro_rules! on_either {
     ($stream:expr, $call:ident($($argument:expr),*)) => {
         match $stream.get_mut() {

@@ -84,11 +84,11 @@ pub(crate) struct Client {
     due: VecDeque<Instant>,
     /// When the request under way was due.
     asked: Instant,
-    /// After the first exchange.
+    /// Whether the client closes after its first exchange.
     closes: bool,
 }
 
-/// What an end does next.
+/// The next step of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// It waits for an event.
@@ -100,7 +100,8 @@ pub(crate) enum Next {
 }
 
 impl Endpoint {
-    /// Does what it can do now. Events are edge-triggered, so it continues until the socket would block.
+    /// Does what it can do now. Events are edge-triggered, so it continues until the socket would
+    /// block.
     pub(crate) fn go_on(&mut self, shared: &mut Shared) -> io::Result<Next> {
         let socket = &self.socket;
         match &mut self.role {
@@ -146,7 +147,7 @@ impl Endpoint {
 }
 
 impl Shared {
-    /// A flow received bytes, and has `got` bytes now.
+    /// Records that a flow received bytes, and has `got` bytes now.
     fn arrived(&mut self, received: usize, got: u64, writes: &mut VecDeque<(u64, Instant)>) {
         let at = Instant::now();
         if self.counts(at) {
@@ -175,7 +176,7 @@ impl Client {
         }
     }
 
-    /// A request is due. Returns whether it can be sent at once.
+    /// Queues a request that is due. Returns whether it can be sent at once.
     pub(crate) fn ask(&mut self, at: Instant) -> bool {
         self.due.push_back(at);
         if self.due.len() > 1 {

@@ -22,8 +22,8 @@ use crate::{Offer, Schedule, What};
 
 /// A relay that needs longer than this to connect does not work.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Timers of a virtual machine are late by up to this much, so the generator polls without waiting for
-/// this long before a message is due.
+/// Timers of a virtual machine are late by up to this much. So the generator polls without waiting
+/// for this long before a message is due.
 const SPIN: Duration = Duration::from_micros(80);
 /// The event data of the listener.
 const LISTENER: u64 = u64::MAX;
@@ -53,7 +53,7 @@ impl Generator {
     /// namespace of the clients; the relay connects to `listener`.
     ///
     /// # Errors
-    /// Those of the sockets, and `TimedOut` if the relay does not connect.
+    /// Returns the errors of the sockets, and `TimedOut` if the relay does not connect.
     pub fn connect(offer: Offer, listener: TcpListener, relay: SocketAddr) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let now = Instant::now();
@@ -101,18 +101,19 @@ impl Generator {
         Ok(generator)
     }
 
-    /// Never polls without waiting: for a core that others need as well.
+    /// Disables polling without waiting, for a core that others need as well.
     #[must_use]
     pub fn without_spin(mut self) -> Self {
         self.spin = Duration::ZERO;
         self
     }
 
-    /// Does what is due, from now on. Only the `window` counts: `at_window` is called with `true` when it
-    /// opens and with `false` when it closes. Ends when everything is done, or `grace` after the window.
+    /// Sends everything that is due, from now on. Only the `window` counts: `at_window` is called
+    /// with `true` when it opens and with `false` when it closes. Ends when everything is done, or
+    /// `grace` after the window.
     ///
     /// # Errors
-    /// Those of the sockets, and of `at_window`.
+    /// Returns the errors of the sockets, and of `at_window`.
     pub fn run(
         mut self,
         schedule: &Schedule,
@@ -149,7 +150,8 @@ impl Generator {
             };
             self.turn(until)?;
         }
-        // By a reset, so that no connection stays behind in TIME_WAIT and no relay has to finish a backlog.
+        // The connections end by reset, so that none stays behind in TIME_WAIT and no relay has to
+        // finish a backlog.
         for end in self.endpoints.iter().flatten() {
             SockRef::from(&end.socket).set_linger(Some(Duration::ZERO))?;
         }
@@ -165,7 +167,7 @@ impl Generator {
         };
         if left > self.spin {
             let wait = Timespec::try_from(left - self.spin).map_err(io::Error::other)?;
-            // Which counts in nanoseconds, where `epoll_wait` counts in milliseconds.
+            // This `poll` counts in nanoseconds, whereas `epoll_wait` counts in milliseconds.
             retry_on_intr(|| poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], Some(&wait)))?;
         }
         let mut events = Vec::<epoll::Event>::with_capacity(256);
@@ -249,7 +251,7 @@ impl Generator {
     }
 
     fn go_on(&mut self, index: usize) -> io::Result<()> {
-        // One that closed may still have an event.
+        // An endpoint that has closed may still have an event.
         let Some(end) = &mut self.endpoints[index] else {
             return Ok(());
         };
@@ -271,7 +273,7 @@ impl Generator {
         }
     }
 
-    /// A connection through the relay: both endpoints.
+    /// Opens a connection through the relay and returns both endpoints.
     fn pair(&mut self) -> io::Result<(TcpStream, TcpStream)> {
         let client = TcpStream::connect_timeout(&self.relay, PATIENCE)?;
         let wait = Timespec::try_from(PATIENCE).map_err(io::Error::other)?;
@@ -321,7 +323,7 @@ mod tests {
     use super::*;
     use crate::{Requests, Streams, schedule};
 
-    /// The outcome of an offer on loopback, without a relay.
+    /// Returns the outcome of an offer on loopback, without a relay.
     fn run(offer: Offer) -> Done {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();

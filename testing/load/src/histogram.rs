@@ -26,13 +26,13 @@ impl Histogram {
         }
     }
 
-    /// Times counted.
+    /// Returns the number of times counted.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.0.values().map(|count| u64::from(*count)).sum()
     }
 
-    /// The quantile, in microseconds. `None` unless at least ten times lie beyond it.
+    /// Returns the quantile in microseconds, or `None` unless at least ten times lie beyond it.
     #[must_use]
     pub fn quantile(&self, part: f64) -> Option<f64> {
         let all = self.count();

@@ -6,9 +6,10 @@
 //!            is due      of every connection                         histograms
 //! ```
 //!
-//! Messages are due at times that depend on the offer and a seed alone, so they are the same for every
-//! relay. Latency counts from the time a message was due, whether or not the relay keeps up. A closed
-//! loop, where each connection continues as soon as it can, is an option for saturation tests.
+//! Messages are due at times that depend on the offer and a seed alone, so they are the same for
+//! every relay. Latency counts from the time a message was due, whether or not the relay keeps up.
+//! A closed loop, where each connection continues as soon as it can, is an option for saturation
+//! tests.
 #![forbid(unsafe_code)]
 
 mod endpoint;
@@ -16,20 +17,20 @@ mod generator;
 mod histogram;
 mod schedule;
 
-pub use end::Done;
+pub use endpoint::Done;
 pub use generator::Generator;
 pub use histogram::Histogram;
 pub use schedule::{Schedule, What, schedule};
 
-/// What a relay is offered.
+/// The load that a relay is offered.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Offer {
     /// Flows that send at a fixed rate.
     pub streams: Option<Streams>,
     /// Requests at random times.
     pub requests: Option<Requests>,
-    /// New connections per second, each for one exchange of 1 KiB each way. In a closed loop, this many
-    /// are open at once.
+    /// New connections per second, each for one exchange of 1 KiB each way. In a closed loop, this
+    /// many are open at once.
     pub connects: Option<f64>,
     /// A saturation test: every connection continues as soon as it can, and nothing is ever due.
     pub is_closed: bool,

@@ -6,7 +6,7 @@ use spliceway_machine::Random;
 
 use crate::{Offer, Requests, Streams};
 
-/// What is due.
+/// An event that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// A write of a flow, by its number.
@@ -17,11 +17,11 @@ pub enum What {
     Connect,
 }
 
-/// What is due, and when, in order of time.
+/// Everything that is due, with its time, in order of time.
 pub type Schedule = Vec<(Duration, What)>;
 
-/// Everything that is due within `time`. Streams are offered at the given `share` of their rate at each
-/// second. A seed repeats its schedule.
+/// Returns everything that is due within `time`. Streams are offered at the given `share` of their
+/// rate at each second. The same seed gives the same schedule.
 pub fn schedule(offer: &Offer, seed: u64, time: Duration, share: impl Fn(f64) -> f64) -> Schedule {
     let mut random = Random::new(seed);
     let mut all = Schedule::new();
@@ -43,7 +43,7 @@ pub fn schedule(offer: &Offer, seed: u64, time: Duration, share: impl Fn(f64) ->
     all
 }
 
-/// Each flow writes at even intervals, beginning at a random time.
+/// Schedules the writes of each flow at even intervals, beginning at a random time.
 fn paced(streams: &Streams, share: impl Fn(f64) -> f64, time: Duration, random: &mut Random, all: &mut Schedule) {
     let every = (streams.size * streams.flows) as f64 / streams.rate;
     for flow in 0..streams.flows {

@@ -1,4 +1,4 @@
-//! What a scenario must leave behind: nothing.
+//! Checks that a scenario leaves nothing behind.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -9,7 +9,8 @@ use spliceway_core::{Drain, Fill, PipePool, PooledPipe, SizeClass};
 
 use crate::sockets;
 
-/// How many descriptors this process has open that are no files: other threads of a test program read files.
+/// Returns how many descriptors of this process are open and no files: other threads of a test
+/// program read files.
 pub(crate) fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd")
         .expect("procfs")
@@ -18,8 +19,9 @@ pub(crate) fn descriptors() -> usize {
         .count()
 }
 
-/// The kernel's own view of this network's TCP connections with something queued: ports, state, `tx_queue:rx_queue`, and the timer that
-/// runs (1 retransmits, 4 probes a closed window), as in proc_net_tcp(5).
+/// Returns the TCP connections of this network that have something queued, as proc_net_tcp(5) shows
+/// them. Each has ports, state, `tx_queue:rx_queue`, and the timer that runs (1 retransmits, 4
+/// probes a closed window).
 pub(crate) fn queues() -> Vec<Vec<String>> {
     let table = fs::read_to_string("/proc/thread-self/net/tcp").unwrap_or_default();
     let lines = table
@@ -31,16 +33,17 @@ pub(crate) fn queues() -> Vec<Vec<String>> {
         .collect()
 }
 
-/// Whether TCP itself waits to send something again.
+/// Returns whether TCP itself waits to send something again.
 pub(crate) fn a_timer_of_tcp_runs() -> bool {
     let timers = queues();
     let mut timers = timers.iter().filter_map(|line| line.get(4));
     timers.any(|timer| timer.starts_with("01:") || timer.starts_with("04:"))
 }
 
-/// No pipe is lent, the idle ones are all that is counted, and they are empty.
+/// Checks that no pipe is lent, that the pool counts only the idle pipes, and that these are empty.
 pub(crate) fn pool(pool: &PipePool) {
-    // A pipe that the pool's own thread is closing is open and idle no more: for that moment it counts as lent.
+    // A pipe that the pool's own thread is closing is open and no longer idle. For that moment it
+    // counts as lent.
     let until = Instant::now() + Duration::from_secs(10);
     while pool.stats().lent > 0 && Instant::now() < until {
         thread::yield_now();
@@ -60,15 +63,16 @@ pub(crate) fn pool(pool: &PipePool) {
     idle.iter_mut().for_each(assert_empty);
 }
 
-/// After a search in vain, acquires of a class that do not search.
+/// After a search in vain, this many acquires of a class do not search.
 const UNSEARCHED: usize = 64;
 
-/// Largest first: at the limit a smaller class stands in for a larger one, but to make room idle pipes would be closed.
+/// Takes the idle pipes, the largest class first. At the limit a smaller class stands in for a
+/// larger one. In the other order, the pool would close larger idle pipes to make room.
 fn take_idle(pool: &PipePool) -> Vec<PooledPipe> {
     let (mut idle, mut new) = (Vec::new(), Vec::new());
     for class in SizeClass::ALL.into_iter().rev() {
         let created = pool.stats().created;
-        // A pool that looked at other shelves in vain does not do so again at once.
+        // After a vain look at the other free lists, a pool does not look again at once.
         while let Some(pipe) = (0..=UNSEARCHED).find_map(|_| pool.acquire(class).ok()) {
             if pool.stats().created > created {
                 new.push(pipe);
@@ -80,7 +84,7 @@ fn take_idle(pool: &PipePool) -> Vec<PooledPipe> {
     idle
 }
 
-/// What goes in first comes out first.
+/// Checks that the first bytes to come out are those that go in now.
 fn assert_empty(pipe: &mut PooledPipe) {
     const MARK: &[u8] = b"nothing before this";
     let (near, far) = UnixStream::pair().expect("socketpair");

@@ -1,15 +1,15 @@
-//! What must hold for whatever strangers send as datagrams of SOCKS5.
+//! Properties that hold for any SOCKS5 datagram that a stranger sends.
 
 use std::net::SocketAddr;
 
-use spliceway_proxy::address::Target;
-use spliceway_proxy::protocol::socks5::datagram::{HEADER_MAX_BYTES, Header, parse};
+use spliceway_protocol::address::Target;
+use spliceway_protocol::socks5::datagram::{HEADER_MAX_BYTES, Header, parse};
 
-/// What is taken for a datagram has a target that can be sent to and written to a log, and data that is the rest of it; its
-/// header is the one that says the same.
+/// Checks what the parser accepts as a datagram. The target can be sent to and written to a log.
+/// The data is the rest of the datagram, and the header is the one for this target.
 ///
 /// # Panics
-/// If something does not hold that must.
+/// Panics if a property does not hold.
 pub fn socks5_datagram(bytes: &[u8]) {
     let (target, data) = match parse(bytes) {
         Ok(read) => read,
@@ -23,7 +23,7 @@ pub fn socks5_datagram(bytes: &[u8]) {
     assert_ne!(target.port(), Some(0));
     let written = target.to_string();
     assert!(written.bytes().all(|byte| byte.is_ascii_graphic()), "{written:?}");
-    // A host of that name cannot be typed: its place is taken by what paths start with.
+    // A host of that name cannot be typed, as paths start with these letters.
     if !written.starts_with("unix:") {
         assert_eq!(written.parse(), Ok(target.clone()), "it reads back");
     }
@@ -41,7 +41,7 @@ pub fn socks5_datagram(bytes: &[u8]) {
     }
 }
 
-/// The header of an answer from there says the same address.
+/// Checks that the header of an answer from this address gives the same address.
 fn assert_answerable(address: SocketAddr, data: &[u8]) {
     let header = Header::of(address);
     assert!(header.as_bytes().len() <= HEADER_MAX_BYTES);

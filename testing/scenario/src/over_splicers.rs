@@ -1,4 +1,5 @@
-//! The relays of a scenario as two [`Splicer`]s each over an edge-triggered epoll: the core without a runtime.
+//! The relays of a scenario as two [`Splicer`]s each, over an edge-triggered epoll: the core
+//! without a runtime.
 
 use std::cell::RefCell;
 use std::io;
@@ -21,7 +22,7 @@ thread_local! {
 /// Runs the scenario with splicers.
 ///
 /// # Panics
-/// If something does not hold that must.
+/// Panics if a property does not hold.
 pub fn over_splicers(plan: &Plan) {
     world::run(&Stage::enter(), plan, |plan, pool, ends| {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).expect("epoll");
@@ -50,7 +51,7 @@ struct OverSplicers {
 
 /// One relay.
 struct Running {
-    /// Until it has ended; then its sockets are closed.
+    /// `None` once the relay has ended and closed its sockets.
     at_work: Option<AtWork>,
     woken: bool,
     driving: Driving,
@@ -62,12 +63,12 @@ struct AtWork {
     directions: [Direction; 2],
 }
 
-/// A relay's socket and what is known of its readiness, by the rules of tokio.
+/// A relay's socket and its known readiness, by the rules of tokio.
 struct Socket {
     socket: OwnedFd,
     readable: bool,
     writable: bool,
-    /// The peer has ended or is gone: readable, or writable, for good.
+    /// The peer has ended or is gone: the socket is readable, or writable, for good.
     read_closed: bool,
     write_closed: bool,
 }
@@ -78,12 +79,12 @@ struct Direction {
     done: bool,
 }
 
-/// What came of running a direction.
+/// The outcome of running a direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Came {
-    /// It waits for readiness, or for nothing any more.
+    /// The direction waits for readiness, or is done.
     ToRest,
-    /// It gave way, or was made to: it is to run again.
+    /// The direction yielded, or was interrupted, and must run again.
     ToAPause,
 }
 
@@ -226,7 +227,7 @@ impl Direction {
     }
 }
 
-/// A sink whose connection is over needs none.
+/// Shuts the sink down. A sink whose connection is over needs no shutdown.
 fn shut_down(sink: &Socket) -> io::Result<()> {
     match sockets::finish(&sink.socket) {
         Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),

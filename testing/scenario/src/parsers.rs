@@ -1,4 +1,4 @@
-//! What must hold for whatever strangers send to the parsers, and users type.
+//! Properties that hold for anything that strangers send to the parsers, or users type.
 
 mod answer;
 mod http;
@@ -16,22 +16,23 @@ pub use upstream::upstream;
 
 use std::fmt::Debug;
 
-use spliceway_proxy::address::{ListenAddress, Target};
-use spliceway_proxy::protocol::{Credentials, Demand, printable};
+use spliceway_protocol::address::{ListenAddress, Target};
+use spliceway_protocol::{Credentials, Demand, printable};
 
-/// What somebody's bytes came to.
+/// The outcome of parsing.
 #[derive(Debug, PartialEq, Eq)]
 enum Decision<T, R> {
     Undecided,
-    /// With how many bytes that took: the next one is somebody else's.
+    /// The value, and the number of bytes it took. The next byte belongs to something else.
     Made(T, usize),
     Refused(R),
 }
 
-/// Name and secret, to be compared.
+/// A name and a password, to be compared.
 type Pair = (Vec<u8>, Vec<u8>);
 
-/// The first byte of an input says how to cut the others, and its highest bit what is demanded.
+/// Returns the demand: the highest bit of the first byte decides. The first byte also says how to
+/// cut the others.
 fn demand(bytes: &[u8]) -> Demand {
     match bytes {
         [0x80..=0xFF, ..] => Demand::Password,
@@ -39,7 +40,7 @@ fn demand(bytes: &[u8]) -> Demand {
     }
 }
 
-/// What a conversation comes to, which its bytes decide, however they are cut into reads.
+/// Returns the outcome of a conversation. Its bytes decide, however they are cut into reads.
 fn decision<T, R>(
     bytes: &[u8],
     converse: impl Fn(&mut dyn Iterator<Item = &[u8]>) -> Decision<T, R>,
@@ -65,7 +66,7 @@ fn irregular(cut: u8, stream: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Feeds a parser until it has decided, and counts what it takes: never more than `bytes_max`.
+/// Feeds a parser until it has decided, and counts the bytes it takes: never more than `bytes_max`.
 fn feed<T, R>(
     pieces: &mut dyn Iterator<Item = &[u8]>,
     bytes_max: usize,
@@ -78,7 +79,7 @@ fn feed<T, R>(
         taken += before - input.len();
         assert!(taken <= bytes_max, "{taken} bytes are taken, of {bytes_max} at most");
         match fed {
-            Ok(None) => assert!(input.is_empty(), "what is not the end is taken whole"),
+            Ok(None) => assert!(input.is_empty(), "input before the end is taken whole"),
             Ok(Some(made)) => return Decision::Made(made, taken),
             Err(refusal) => return Decision::Refused(refusal),
         }
@@ -86,7 +87,8 @@ fn feed<T, R>(
     Decision::Undecided
 }
 
-/// A client's target is an address, or a name that no log or lookup is harmed by. It is no file.
+/// Checks that a client's target is an address, or a name that harms no log or lookup. It is no
+/// Unix socket.
 fn assert_sound(target: &Target) {
     assert!(!matches!(target, Target::Unix(_)), "{target:?}");
     let written = target.to_string();
@@ -104,10 +106,10 @@ fn pair(credentials: &Credentials) -> Pair {
     (credentials.name.to_vec(), credentials.secret.to_vec())
 }
 
-/// An address reads back as it is written, and none that is accepted could garble a log.
+/// Checks that an address reads back as it is written, and that no accepted address garbles a log.
 ///
 /// # Panics
-/// If something does not hold that must.
+/// Panics if a property does not hold.
 pub fn address(text: &str) {
     if let Ok(target) = text.parse::<Target>() {
         let written = target.to_string();

@@ -1,4 +1,4 @@
-//! A peer at work: its socket, and where it stands in what it does.
+//! A peer at work: its socket, and its position in its script.
 
 use std::cell::RefCell;
 use std::io::{self, ErrorKind};
@@ -18,16 +18,16 @@ thread_local! {
 /// One peer.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    /// Until it is closed.
+    /// `None` once the peer has closed it.
     socket: Option<OwnedFd>,
     family: Family,
     writes: Script<Write>,
     reads: Script<Read>,
-    /// It sent an end of its stream.
+    /// Whether the peer has ended its stream.
     pub(crate) finished: bool,
-    /// It closed, or reset its connection, before it had read to the end.
+    /// How the peer left before it had read to the end, by a close or a reset.
     pub(crate) left: Option<Left>,
-    /// It received an end, or an error.
+    /// Whether the peer has received EOF or an error.
     ended: bool,
 }
 
@@ -38,18 +38,18 @@ pub(crate) enum Left {
     Reset,
 }
 
-/// What a turn of a peer came to, the weakest first.
+/// The outcome of a peer's turn, the weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Turn {
-    /// Nothing, and it will stay so until others move.
+    /// Nothing moved, and nothing will until others move.
     Still,
-    /// It waits for turns to pass.
+    /// The peer waits for turns to pass.
     Waiting,
-    /// Bytes moved, or what it does next.
+    /// Bytes moved, or the peer went on to its next action.
     Moved,
 }
 
-/// What a read brought.
+/// The outcome of a read.
 #[derive(Debug)]
 pub(crate) enum Got {
     Bytes,
@@ -57,7 +57,7 @@ pub(crate) enum Got {
     Error(io::Error),
 }
 
-/// Things to do in order, and what is left of the first: bytes or turns.
+/// Actions in order, and the bytes or turns that the current one has left.
 #[derive(Debug)]
 struct Script<T> {
     actions: std::vec::IntoIter<(T, u32)>,
@@ -85,17 +85,17 @@ impl Peer {
         }
     }
 
-    /// Whether nothing it did may have lost bytes.
+    /// Returns whether nothing that the peer did may have lost bytes.
     pub(crate) fn is_well(&self) -> bool {
         self.left.is_none()
     }
 
-    /// Whether it will neither read nor has an end to come.
+    /// Returns whether the peer will read no more, and no EOF is to come.
     pub(crate) fn is_done(&self) -> bool {
         self.socket.is_none() || self.ended
     }
 
-    /// Whether it takes whatever comes.
+    /// Returns whether the peer takes whatever comes.
     pub(crate) fn is_reading(&self) -> bool {
         !self.is_done() && matches!(self.reads.current, None | Some((Read::Bytes(_) | Read::Drain, _)))
     }
@@ -104,7 +104,7 @@ impl Peer {
         self.socket.as_ref().map(AsFd::as_fd)
     }
 
-    /// The next step of what it sends. `relay_ended`: then its connection may be gone.
+    /// Takes the next step of the peer's writes. If `relay_ended`, its connection may be gone.
     pub(crate) fn write(&mut self, stream: &mut Stream, relay_ended: bool) -> Turn {
         let Some((write, left)) = self.writes.current else {
             return Turn::Still;
@@ -114,7 +114,7 @@ impl Peer {
             return Turn::Still;
         };
         let sent = match write {
-            // It has said that nothing more will come.
+            // The peer has ended its stream, so it skips this.
             Write::Bytes(_) | Write::Urgent if self.finished => Ok(left as usize),
             Write::Bytes(_) => {
                 let sent = sockets::send(socket, stream.next(left as usize));
@@ -151,7 +151,7 @@ impl Peer {
         Turn::Moved
     }
 
-    /// The next step of how it reads.
+    /// Takes the next step of the peer's reads.
     pub(crate) fn read(&mut self, stream: &mut Stream) -> (Turn, Option<Got>) {
         if self.is_done() {
             return (Turn::Still, None);
@@ -189,7 +189,8 @@ impl Peer {
         (Turn::Moved, Some(got))
     }
 
-    /// Nothing moves any more: a peer that waited for that goes on, or one that reads less than the rest. Whether it did.
+    /// Releases the peer when nothing moves any more, if it waits in this way. Returns whether it
+    /// did.
     pub(crate) fn go_on(&mut self, release: Release) -> bool {
         let reads = if self.is_done() { None } else { self.reads.current };
         let writes = if self.socket.is_none() {
@@ -207,13 +208,13 @@ impl Peer {
         true
     }
 
-    /// Does nothing more but read to the end.
+    /// Drops the remaining actions, so that the peer only reads to the end.
     pub(crate) fn abandon(&mut self) {
         self.writes.end();
         self.reads.end();
     }
 
-    /// Ends its stream: whether it had not yet.
+    /// Ends the peer's stream. Returns whether it had not ended yet.
     pub(crate) fn finish(&mut self, relay_ended: bool) -> bool {
         let Some(socket) = self.socket.as_ref().filter(|_| !self.finished) else {
             return false;
@@ -229,7 +230,8 @@ impl Peer {
 
     fn leave(&mut self, how: Left) {
         let Some(socket) = self.socket.take() else { return };
-        // Who has seen the end and sent its own loses nothing by closing. (A reset drops what the relay has not read.)
+        // A peer that has seen EOF and sent its own loses nothing by closing. (A reset drops what
+        // the relay has not read.)
         let loses = how == Left::Reset || !(self.ended && self.finished);
         self.left = loses.then_some(how);
         match how {
@@ -240,7 +242,8 @@ impl Peer {
 }
 
 impl Drop for Peer {
-    /// By reset, so that thousands of scenarios leave no connection in TIME_WAIT where it can be helped.
+    /// Closes by reset, so that thousands of scenarios leave no connection in TIME_WAIT where this
+    /// can be avoided.
     fn drop(&mut self) {
         if let Some(socket) = self.socket.take() {
             sockets::reset(socket);
@@ -248,7 +251,7 @@ impl Drop for Peer {
     }
 }
 
-/// What is done about it when nothing moves, in this order.
+/// The kinds of wait to release when nothing moves, in this order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Release {
     Stalls,
@@ -272,7 +275,7 @@ impl<T: Copy> Script<T> {
         script
     }
 
-    /// On to the next thing to do.
+    /// Goes on to the next action.
     fn skip(&mut self) {
         self.current = self.actions.next();
     }
@@ -282,7 +285,7 @@ impl<T: Copy> Script<T> {
         self.current = None;
     }
 
-    /// So much of the current one is done.
+    /// Marks this much of the current action as done.
     fn advance(&mut self, by: u32) {
         match &mut self.current {
             Some((_, left)) if *left > by => *left -= by,

@@ -1,4 +1,4 @@
-//! What the peers of a scenario do, and which relays stand between them.
+//! The plan of a scenario: the actions of its peers, and the relays between them.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use arbitrary::{Arbitrary, Result, Unstructured};
 use spliceway_core::{Engine, Limits, PipeSize, SizeClass};
 
-/// A scenario: relays that share a pool, one mostly.
+/// A scenario: relays that share a pool. Mostly it has one relay.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The pool they share.
@@ -15,7 +15,8 @@ pub struct Plan {
     pub relays: Vec<RelayPlan>,
 }
 
-/// By hand, so that libFuzzer's way of drawing (which lets the last field take the rest) gives the same plan as any other.
+/// Written by hand, so that libFuzzer's way of drawing (which lets the last field take the rest)
+/// gives the same plan as any other.
 impl Arbitrary<'_> for Plan {
     fn arbitrary(u: &mut Unstructured<'_>) -> Result<Self> {
         let pool = u.arbitrary()?;
@@ -26,10 +27,11 @@ impl Arbitrary<'_> for Plan {
 }
 
 impl Plan {
-    /// The plan that these bytes stand for. Any do: what is missing at their end is zeroes.
+    /// Returns the plan that these bytes stand for. Any bytes are a plan: zeroes replace those that
+    /// are missing at the end.
     ///
     /// # Panics
-    /// Never.
+    /// Never panics.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Self {
         Self::arbitrary(&mut Unstructured::new(bytes)).expect("any bytes are a plan")
@@ -53,7 +55,7 @@ pub struct PoolPlan {
 /// One relay and its two peers.
 #[derive(Arbitrary, Clone, Debug)]
 pub struct RelayPlan {
-    /// How it decides.
+    /// How the relay decides between splice and copy.
     #[arbitrary(with = one_of(&[Engine::Auto, Engine::Splice, Engine::Auto, Engine::Copy]))]
     pub engine: Engine,
     /// Which pipes it takes.
@@ -66,7 +68,7 @@ pub struct RelayPlan {
         PipeSize::Fixed(SizeClass::Mib1),
     ]))]
     pub pipe_size: PipeSize,
-    /// When it is polled, beside when it was woken, and when it is dropped.
+    /// When the relay is polled without being woken, and when it is dropped.
     pub driving: Driving,
     /// The peer at its `a`.
     pub near: PeerPlan,
@@ -77,31 +79,33 @@ pub struct RelayPlan {
 /// How a relay is driven.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 pub struct Driving {
-    /// It is dropped after so many polls.
+    /// The relay is dropped after this many polls.
     #[arbitrary(with = rarely)]
     pub cancel_after: Option<u8>,
-    /// It is polled in every turn, whether it was woken or not.
+    /// The relay is polled in every turn, whether it was woken or not.
     #[arbitrary(with = one_in_eight)]
     pub spurious: bool,
-    /// It parks after so many calls and goes on in its next turn. (Only splicers do: a future cannot be interrupted there.)
+    /// The relay parks after this many calls and goes on in its next turn. (Only splicers do this,
+    /// as a future cannot be interrupted there.)
     #[arbitrary(with = rarely)]
     pub calls_per_turn: Option<u8>,
 }
 
-/// A peer: it writes and reads at the same time, each in order, and reads on to the end after its last `Read`.
+/// A peer: it writes and reads at the same time, each in order, and reads on to the end after its
+/// last `Read`.
 #[derive(Arbitrary, Clone, Debug)]
 pub struct PeerPlan {
     /// The kind of its connection.
     #[arbitrary(with = one_of(&[Family::Tcp, Family::Tcp, Family::Tcp, Family::Unix]))]
     pub family: Family,
-    /// Its send buffer is small.
+    /// Whether the peer's send buffer is small.
     pub small: bool,
-    /// The send buffer of the relay's end is small.
+    /// Whether the send buffer of the relay's end is small.
     pub relay_small: bool,
-    /// What it sends.
+    /// The actions on the stream that the peer sends.
     #[arbitrary(with = up_to_eight)]
     pub writes: Vec<Write>,
-    /// How it reads.
+    /// The actions on the stream that the peer receives.
     #[arbitrary(with = up_to_eight)]
     pub reads: Vec<Read>,
 }
@@ -115,18 +119,18 @@ pub enum Family {
     Unix,
 }
 
-/// What a peer does next with what it sends.
+/// An action on the stream that a peer sends.
 #[derive(Clone, Copy, Debug)]
 pub enum Write {
-    /// Writes so many bytes.
+    /// Writes this many bytes.
     Bytes(Amount),
     /// Sends one urgent byte (an ordinary one where there is none).
     Urgent,
-    /// Does nothing until nothing moves any more.
+    /// Does nothing until nothing else moves.
     Wait,
-    /// Does nothing for so many turns.
+    /// Does nothing for this many turns.
     Pause(u8),
-    /// Shuts its writing side down.
+    /// Shuts down its writing side.
     Finish,
     /// Closes with a reset.
     Reset,
@@ -134,24 +138,24 @@ pub enum Write {
     Close,
 }
 
-/// What a peer does next with what it receives.
+/// An action on the stream that a peer receives.
 #[derive(Clone, Copy, Debug)]
 pub enum Read {
-    /// Reads so many bytes, or what there will be of them.
+    /// Reads this many bytes, or fewer if the stream ends before.
     Bytes(Amount),
     /// Reads until there is nothing.
     Drain,
-    /// Does nothing until nothing moves any more.
+    /// Does nothing until nothing else moves.
     Stall,
-    /// Does nothing for so many turns.
+    /// Does nothing for this many turns.
     Pause(u8),
 }
 
-/// 1 byte to 600 KiB: small messages, segments, and what fills pipes.
+/// 1 byte to 600 KiB: small messages, segments, and amounts that fill pipes.
 #[derive(Clone, Copy, Debug)]
 pub struct Amount(pub u32);
 
-/// A byte decides; the derived way takes four.
+/// Draws from one byte; the derived implementation takes four.
 impl Arbitrary<'_> for Write {
     fn arbitrary(u: &mut Unstructured<'_>) -> Result<Self> {
         Ok(match u8::arbitrary(u)? % 10 {
@@ -180,7 +184,7 @@ impl Arbitrary<'_> for Read {
 impl Arbitrary<'_> for Amount {
     fn arbitrary(u: &mut Unstructured<'_>) -> Result<Self> {
         const KIB: u32 = 1 << 10;
-        // Sizes at which the engine decides otherwise, and their neighbours.
+        // Sizes at which the engine's decision changes, and their neighbours.
         const EDGES: [u32; 8] = [
             1,
             4 * KIB,
@@ -202,23 +206,23 @@ impl Arbitrary<'_> for Amount {
 }
 
 impl PoolPlan {
-    /// As a pool takes it.
+    /// Returns the limits of a pool.
     #[must_use]
     pub fn limits(self) -> Limits {
-        // Read once: it takes three files.
+        // Read once, because this opens three files.
         static OF_THIS_PROCESS: LazyLock<Limits> = LazyLock::new(Limits::of_this_process);
         OF_THIS_PROCESS
             .clone()
             .with_max_pipes(self.pipes)
             .with_max_pages(self.pages)
             .with_idle_per_thread(self.idle_per_thread)
-            // Longer than a scenario, but not by much: half of it is how long its reaper outlives it.
+            // A little longer than a scenario, because a pool's reaper outlives it by half of this.
             .with_idle_timeout(Duration::from_millis(200))
     }
 }
 
 impl Driving {
-    /// Whether this was the last poll before it is dropped.
+    /// Returns whether this was the last poll before the relay is dropped.
     pub(crate) fn is_cancelled(&mut self) -> bool {
         self.cancel_after.as_mut().is_some_and(|left| {
             *left -= 1;
@@ -231,7 +235,8 @@ fn up_to_eight<'input, T: Arbitrary<'input>>(u: &mut Unstructured<'input>) -> Re
     up_to_eight_of(u, Unstructured::arbitrary)
 }
 
-/// Where the input has ended there are no more. (A collection's usual length would be taken from the input's end.)
+/// Draws up to eight items, and none where the input has ended. (A collection's usual length would
+/// be taken from the input's end.)
 fn up_to_eight_of<'input, T>(
     u: &mut Unstructured<'input>,
     draw: impl Fn(&mut Unstructured<'input>) -> Result<T>,

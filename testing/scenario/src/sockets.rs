@@ -14,12 +14,13 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::audit;
 use crate::plan::{Family, PeerPlan};
 
-/// As small as it gets: the kernel makes it 4,608.
+/// The smallest buffer: the kernel makes it 4,608 bytes.
 const SMALL_BYTES: usize = 1;
 
-/// What lasts longer than a scenario, for one at a time: descriptors are the whole process'.
+/// State that lasts longer than a scenario. One scenario uses it at a time, as descriptors belong
+/// to the whole process.
 pub(crate) struct Stage {
-    /// One for all: a new port for each connection would use them up.
+    /// One listener for all: a new port for each connection would use up the ports.
     listener: TcpListener,
     pub(crate) runtime: Runtime,
     /// Descriptors open between scenarios.
@@ -27,7 +28,7 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// For the caller alone, until dropped.
+    /// Gives the stage to the caller alone, until the guard is dropped.
     pub(crate) fn enter() -> MutexGuard<'static, Self> {
         static STAGE: LazyLock<Mutex<Stage>> = LazyLock::new(|| Mutex::new(Stage::new()));
         // A panic in one scenario says nothing about the next.
@@ -38,7 +39,8 @@ impl Stage {
         let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
         let runtime = Builder::new_current_thread().enable_io().build().expect("a runtime");
         let inside = runtime.enter();
-        // Rust's start-up ignores it, as splice to a reset socket raises it. A fuzzer's start-up is libFuzzer's.
+        // Rust's start-up ignores SIGPIPE, because splice to a reset socket raises it. A fuzzer's
+        // start-up is libFuzzer's.
         let _heard = signal(SignalKind::pipe()).expect("SIGPIPE is heard, and does nothing");
         drop(inside);
         Self {
@@ -48,7 +50,7 @@ impl Stage {
         }
     }
 
-    /// A peer's socket and the relay's end of it.
+    /// Returns a peer's socket and the relay's end of it.
     pub(crate) fn pair(&self, plan: &PeerPlan) -> (OwnedFd, OwnedFd) {
         let (peer, end) = match plan.family {
             Family::Tcp => self.tcp_pair(),
@@ -66,7 +68,7 @@ impl Stage {
         (peer, end)
     }
 
-    /// Without Nagle's delay, as every relay and its clients have it.
+    /// Returns a pair without Nagle's delay, as every relay and its clients have it.
     fn tcp_pair(&self) -> (OwnedFd, OwnedFd) {
         let near = TcpStream::connect(self.listener.local_addr().expect("address")).expect("connect");
         let (far, peer) = self.listener.accept().expect("accept");
@@ -104,9 +106,9 @@ pub(crate) fn acknowledge(socket: impl AsFd) {
     let _ = sockopt::set_tcp_quickack(socket, true);
 }
 
-/// Closes such that a TCP peer gets a reset. (For a Unix socket it is a close.)
+/// Closes the socket so that a TCP peer gets a reset. (For a Unix socket it is a close.)
 pub(crate) fn reset(socket: OwnedFd) {
-    // A socket whose connection is over may refuse, and needs none.
+    // A socket whose connection is over may refuse this, and needs no reset.
     let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
     drop(socket);
 }

@@ -1,12 +1,13 @@
-//! One peer's stream to the other: bytes by their place in it, and what of it has arrived.
+//! One peer's stream to the other: its bytes by position, and the part that has arrived.
 
 use std::collections::VecDeque;
 use std::sync::LazyLock;
 
-/// What all streams are cut from, each at a place of its own. A prime, so that no power of two repeats it.
+/// The length of the table that all streams are cut from, each at a position of its own. It is a
+/// prime, so that no power of two repeats it.
 const TABLE_BYTES: usize = 262_139;
 
-/// Ordinary bytes are below, urgent ones above, so that neither is taken for the other.
+/// Ordinary bytes are below this and urgent ones above, so that neither is mistaken for the other.
 const URGENT: u8 = 0x80;
 
 static TABLE: LazyLock<Vec<u8>> = LazyLock::new(|| {
@@ -20,24 +21,24 @@ static TABLE: LazyLock<Vec<u8>> = LazyLock::new(|| {
     std::iter::repeat_with(byte).take(TABLE_BYTES).collect()
 });
 
-/// Sent and received so far.
+/// A stream, with what was sent and received of it so far.
 #[derive(Debug)]
 pub(crate) struct Stream {
     offset: u64,
     sent: u64,
     sent_urgent: u64,
-    /// Places of urgent bytes that the receiver has not come to, and their values.
+    /// Positions and values of urgent bytes that the receiver has not reached.
     urgent_ahead: VecDeque<(u64, u8)>,
     at: u64,
     passed_urgent: u64,
-    /// Bytes that the receiver got: the place it is at, less the urgent bytes it did not get.
+    /// Bytes that the receiver got: its position, less the urgent bytes that it did not get.
     received: u64,
 }
 
 impl Stream {
     pub(crate) fn new(number: usize) -> Self {
         Self {
-            // Any two streams are more than a fill apart.
+            // Any two streams start more than one fill apart.
             offset: number as u64 * 33_331,
             sent: 0,
             sent_urgent: 0,
@@ -48,7 +49,7 @@ impl Stream {
         }
     }
 
-    /// Up to `count` of the bytes that are to be sent next.
+    /// Returns up to `count` of the bytes to send next.
     pub(crate) fn next(&self, count: usize) -> &'static [u8] {
         self.from(self.sent, count)
     }
@@ -57,7 +58,7 @@ impl Stream {
         self.sent += count as u64;
     }
 
-    /// What to send as the next urgent byte: one that those in flight with it differ from.
+    /// Returns the next urgent byte to send. It differs from those in flight with it.
     pub(crate) fn next_urgent(&self) -> u8 {
         URGENT | self.sent_urgent as u8
     }
@@ -68,13 +69,13 @@ impl Stream {
         self.sent_urgent += 1;
     }
 
-    /// Takes note of received bytes, which must be the next ones.
+    /// Records received bytes, which must be the next ones.
     pub(crate) fn receive(&mut self, mut got: &[u8]) {
         self.received += got.len() as u64;
         while !got.is_empty() {
             let run = match self.urgent_ahead.front() {
                 Some(&(place, value)) if place == self.at => {
-                    // One that a later one took the place of is delivered, any other is not.
+                    // An urgent byte is delivered only if a later one took its place.
                     got = got.strip_prefix(&[value]).unwrap_or(got);
                     self.urgent_ahead.pop_front();
                     self.at += 1;
@@ -104,12 +105,12 @@ impl Stream {
         self.received
     }
 
-    /// Ordinary bytes that were sent and not received.
+    /// Returns the number of ordinary bytes that were sent and not received.
     pub(crate) fn outstanding(&self) -> u64 {
         self.ordinary() - (self.at - self.passed_urgent)
     }
 
-    /// Whether so many bytes can be all of it.
+    /// Returns whether this many bytes can be the whole stream.
     pub(crate) fn may_be_all(&self, bytes: u64) -> bool {
         (self.ordinary()..=self.sent).contains(&bytes)
     }

@@ -1,4 +1,5 @@
-//! One scenario from its first connection to its last: peers and relays take turns, and after each it is checked what must hold.
+//! One scenario from its first connection to its last. Peers and relays take turns, and after each
+//! turn the properties are checked.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
@@ -12,39 +13,41 @@ use crate::plan::Plan;
 use crate::sockets::{self, Stage};
 use crate::stream::Stream;
 
-/// Turns without a move after which nothing is taken to be on its way. (Loopback delivers within the call that sends, mostly.)
+/// After this many turns without a move, nothing is considered to be in flight. (Loopback mostly
+/// delivers within the call that sends.)
 const QUIET_TURNS: u32 = 3;
 
-/// Polls of a relay in a row in which nothing in the world moves. A full pipe, a look at the source, an edge that came late, and the
-/// halves of each for both directions explain some.
+/// The most polls of a relay in a row in which nothing in the world moves. Some have an
+/// explanation: a full pipe, a readiness probe of the source, a late edge, and the halves of each
+/// for both directions.
 const IDLE_POLLS: u64 = 64;
 
-/// Where something must still come: how often to let the kernel have a millisecond. Its own timers (delayed acknowledgements,
-/// probes of a closed window) take up to a second or two.
+/// If something must still come, how often to let the kernel have a millisecond. Its own timers
+/// (delayed acknowledgements, probes of a closed window) take up to a second or two.
 const PATIENCE: u32 = 5000;
-/// How often to have that again while TCP says that it waits to send something again: on a loaded machine loopback drops segments, and each
-/// time it waits twice as long.
+/// How often to repeat that while TCP says that it waits to send something again. On a loaded
+/// machine loopback drops segments, and TCP waits twice as long each time.
 const PATIENCE_WITH_TCP: u32 = 10;
 
 /// The relays of a scenario, in whatever runtime.
 pub(crate) trait Relays {
-    /// Lets the kernel tell what happened, and every relay with a reason run once.
+    /// Lets the kernel report what happened, and every relay with a reason run once.
     fn turn(&mut self);
 
-    /// How the relay of this number stands.
+    /// Returns the state of the relay with this number.
     fn standing(&self, number: usize) -> &Standing;
 }
 
-/// How a relay stands.
+/// The state of a relay.
 #[derive(Debug, Default)]
 pub(crate) struct Standing {
-    /// How often it was polled so far.
+    /// The number of polls so far.
     pub(crate) polls: u64,
     /// Bytes delivered, from near to far and back.
     pub(crate) moved: [u64; 2],
-    /// Ends passed on, likewise.
+    /// EOFs passed on, in the same order.
     pub(crate) eof: [bool; 2],
-    /// How it ended, if it did; then it has closed its sockets.
+    /// How the relay ended, if it did. It has then closed its sockets.
     pub(crate) end: Option<End>,
 }
 
@@ -56,7 +59,7 @@ pub(crate) enum End {
     Dropped,
 }
 
-/// A relay's peers, their streams (near's first), and how the relay stood at the last look.
+/// A relay's peers, their streams (near's first), and the relay's state at the last check.
 #[derive(Debug)]
 struct Line {
     engine: Engine,
@@ -65,19 +68,19 @@ struct Line {
     polls: u64,
     moved: [u64; 2],
     ended: bool,
-    /// Polls since anything in the world moved, and whether the last look saw one.
+    /// Polls since anything in the world moved, and whether the last check saw a poll.
     idle_polls: u64,
     polled: bool,
 }
 
-/// What a turn of all came to.
+/// The outcome of one turn of all peers and relays.
 #[derive(Clone, Copy, Default)]
 struct Activity {
     moved: bool,
     waiting: bool,
 }
 
-/// Runs `plan`. `start` is given each relay's two sockets, near's first.
+/// Runs `plan`. `start` gets each relay's two sockets, near's first.
 pub(crate) fn run<R: Relays>(stage: &Stage, plan: &Plan, start: impl FnOnce(&Plan, &PipePool, Vec<[OwnedFd; 2]>) -> R) {
     let pool = PipePool::new(plan.pool.limits());
     let (mut lines, mut ends) = (Vec::new(), Vec::new());
@@ -145,8 +148,8 @@ fn play<R: Relays>(lines: &mut [Line], relays: &mut R) {
     }
 }
 
-/// The first peer that waited for quiet, or cannot go on, leaves that be; when all have done what they were to do, all end.
-/// Whether there was any.
+/// Releases the first peer that waited for quiet, or that cannot go on. When no peer has an action
+/// left, all end their streams. Returns whether there was any such peer.
 fn go_on(lines: &mut [Line]) -> bool {
     for release in Release::ALL {
         let mut peers = lines.iter_mut().flat_map(|line| &mut line.peers);
@@ -163,14 +166,14 @@ fn go_on(lines: &mut [Line]) -> bool {
     any
 }
 
-/// A millisecond for the kernel's timers, or until a peer has something to read.
+/// Waits a millisecond for the kernel's timers, or until a peer has something to read.
 fn wait_a_little(lines: &[Line]) {
     let peers = lines.iter().flat_map(|line| &line.peers);
     let sockets: Vec<_> = peers
         .filter(|peer| peer.is_reading())
         .filter_map(Peer::socket)
         .collect();
-    // A small send buffer waits for these.
+    // A small send buffer waits for these acknowledgements.
     sockets.iter().for_each(sockets::acknowledge);
     let mut polled: Vec<_> = sockets
         .iter()
@@ -215,7 +218,7 @@ impl Line {
         activity
     }
 
-    /// What one peer got may be what it got.
+    /// Checks that what one peer got is permitted.
     fn check_got(&self, side: usize, got: &Got, relay: &Standing) {
         let (other, stream) = (&self.peers[1 - side], &self.streams[1 - side]);
         match (got, &relay.end) {
@@ -238,7 +241,7 @@ impl Line {
         }
     }
 
-    /// Takes note of how the relay stands now: whether that has changed.
+    /// Records the relay's state. Returns whether it has changed.
     fn look(&mut self, relay: &Standing) -> bool {
         let moved = self.moved != relay.moved || self.ended != relay.end.is_some();
         self.polled = self.polls != relay.polls;
@@ -262,7 +265,7 @@ impl Line {
         );
     }
 
-    /// What must still come without anybody doing anything more.
+    /// Returns what must still come without any further action.
     fn owes(&self) -> Option<&'static str> {
         if self.ended {
             return (!self.is_done()).then_some("a peer was not told that its relay ended");

@@ -1,4 +1,4 @@
-//! Datagrams taken off a socket, many by one call.
+//! Receives many datagrams from a socket with one call.
 
 use std::cell::RefCell;
 use std::io::{self, IoSliceMut};
@@ -9,31 +9,34 @@ use tokio::io::Interest;
 use tokio::net::UdpSocket;
 
 use super::gso_batch::GsoBatch;
-use crate::protocol::socks5::datagram::{HEADER_MAX_BYTES, Header};
+use spliceway_protocol::socks5::datagram::{HEADER_MAX_BYTES, Header};
 
-/// Datagrams taken off a socket before the others have their turn: 0.1 ms of work. As many as quinn-udp takes by one call.
+/// The number of datagrams to receive from a socket before other tasks run: 0.1 ms of work. It is
+/// the most that quinn-udp receives with one call.
 const BATCH: usize = quinn_udp::BATCH_SIZE;
-/// What a UDP header can count, so nothing is cut short; and the room before it.
+/// The size of a slot: room for a SOCKS header, and the largest length in a UDP header, so that no
+/// datagram is cut.
 const SLOT_BYTES: usize = HEADER_MAX_BYTES + u16::MAX as usize;
-/// After so many errors with no datagram between them a socket counts as drained: it is looked at again when something arrives.
+/// After this many errors without a datagram between them, a socket counts as drained. It is read
+/// again when something arrives.
 const ERRORS_IN_A_ROW_MAX: usize = 8;
 
 thread_local! {
-    /// Datagrams pass through between two waits, so a thread needs one place for them and an association none. 2 MiB, of which
-    /// the kernel gives as much as has ever been filled.
+    /// The buffers of this thread. Datagrams pass through them between two waits, so an association
+    /// needs none. They have 2 MiB, and the kernel provides only the memory that was ever filled.
     static SCRATCH: RefCell<(Batch, GsoBatch)> = RefCell::new((Batch::new(), GsoBatch::default()));
 }
 
-/// Lends this thread's room for datagrams: what is received, and what is to be sent.
+/// Lends the buffers of this thread, for received datagrams and for datagrams to send.
 pub(super) fn with_scratch<T>(turn: impl FnOnce(&mut Batch, &mut GsoBatch) -> T) -> T {
     SCRATCH.with_borrow_mut(|(batch, gso)| {
-        // Nothing, unless a turn before has panicked.
+        // It is already empty, unless an earlier `turn` has panicked.
         gso.clear();
         turn(batch, gso)
     })
 }
 
-/// What one call took off a socket.
+/// The datagrams that one call has received.
 pub(super) struct Batch {
     slots: Box<[u8]>,
     metas: [RecvMeta; BATCH],
@@ -49,9 +52,11 @@ impl Batch {
         }
     }
 
-    /// Takes what is there off `socket`, as far as there is room. Whether there may be more.
+    /// Receives the datagrams that are ready on `socket`, as many as fit. Returns whether there may
+    /// be more.
     ///
-    /// An error is nobody's end: what a peer's host or a router says of a datagram that was sent is of no interest here.
+    /// Errors do not end the association. They are reports of other hosts and routers about
+    /// datagrams that were sent before.
     pub(super) fn receive(&mut self, udp: &UdpSocketState, socket: &UdpSocket) -> bool {
         let mut slots = self.slots.chunks_exact_mut(SLOT_BYTES);
         let mut slots: [IoSliceMut<'_>; BATCH] =
@@ -60,7 +65,8 @@ impl Batch {
             let mut received = 0;
             let read = socket.try_io(Interest::READABLE, || {
                 received = udp.recv(UdpSockRef::from(socket), &mut slots, &mut self.metas)?;
-                // It stopped because there were no more: so tokio need not ask to learn the same.
+                // Fewer datagrams than fit were ready, so the socket is drained. The error tells
+                // tokio, which saves another call.
                 if received < BATCH { Err(drained()) } else { Ok(()) }
             });
             self.received = received;
@@ -71,12 +77,12 @@ impl Batch {
                 read => return read.is_ok(),
             }
         }
-        // Takes it for drained. The error is the one above.
+        // Marks the socket as drained. The result is only this error.
         let _ = socket.try_io(Interest::READABLE, || Err::<(), _>(drained()));
         false
     }
 
-    /// What was received, and where from.
+    /// Returns the received datagrams with their sources.
     pub(super) fn packets(&mut self) -> impl Iterator<Item = (SocketAddr, Packet<'_>)> {
         let slots = self.slots.chunks_exact_mut(SLOT_BYTES);
         self.metas[..self.received].iter().zip(slots).map(|(meta, slot)| {
@@ -90,7 +96,7 @@ fn drained() -> io::Error {
     io::ErrorKind::WouldBlock.into()
 }
 
-/// One datagram, with room for a header before it.
+/// A datagram with room for a header before it.
 #[derive(Debug)]
 pub(super) struct Packet<'buffer> {
     buffer: &'buffer mut [u8],
@@ -101,7 +107,7 @@ impl Packet<'_> {
         &self.buffer[HEADER_MAX_BYTES..]
     }
 
-    /// With `header` directly before the data.
+    /// Returns the datagram with `header` directly before the data.
     pub(super) fn behind(&mut self, header: &Header) -> &[u8] {
         let header = header.as_bytes();
         let whole = &mut self.buffer[HEADER_MAX_BYTES - header.len()..];

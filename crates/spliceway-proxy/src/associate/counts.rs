@@ -1,39 +1,40 @@
-//! What an association has passed on and what it has not, written by the one who does it and read by anyone at any time.
+//! Counts the datagrams that an association forwards and drops. Only the association's task writes
+//! the counts. Any task may read them at any time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::Notify;
 
-use crate::protocol::socks5::datagram::Malformed;
+use spliceway_protocol::socks5::datagram::Malformed;
 
-/// Why a datagram was not passed on.
+/// The reason why a datagram was not forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dropped {
-    /// From the client, and none by RFC 1928; fragments are among these.
+    /// The client's datagram does not follow RFC 1928, or is a fragment.
     Malformed(Malformed),
-    /// It came to the client's side from someone else.
+    /// The datagram came to the inside socket, but not from the client.
     Source,
-    /// From an address that the client has not sent to, or not for long.
+    /// The datagram came from an address that the client has not sent to, or not recently.
     Unsolicited,
-    /// To a target that is refused.
+    /// The policy refuses the target.
     Denied,
-    /// To a name that has no address, or nobody could say in time.
+    /// The name has no address, or its lookup failed or took too long.
     Unresolved,
-    /// To a name that is not looked up yet, with as much waiting for names as may.
+    /// The name is not known yet, and no further lookup may start or no further datagram may wait.
     LookupLimit,
-    /// Longer than a datagram may be, with its header, or than the way to the target takes.
+    /// The datagram with its header is longer than UDP or the path to the target allows.
     TooLong,
-    /// The socket that is to send it has no room.
+    /// The send buffer of the socket is full.
     SendBuffer,
-    /// There is no way to the target, or a firewall of this machine forbids it.
+    /// There is no route to the target, or a firewall of this machine forbids it.
     Unreachable,
-    /// No socket towards the target could be had.
+    /// No socket for the target could be opened.
     Socket,
 }
 
 impl Dropped {
-    /// Every one, for whoever keeps a count of each.
+    /// All reasons, for code that counts each of them.
     pub(crate) const ALL: [Self; 15] = [
         Self::Malformed(Malformed::Short),
         Self::Malformed(Malformed::Reserved),
@@ -52,7 +53,7 @@ impl Dropped {
         Self::Socket,
     ];
 
-    /// The `reason` of metrics and records.
+    /// Returns the `reason` in metrics and records.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Malformed(malformed) => malformed.as_str(),
@@ -68,7 +69,7 @@ impl Dropped {
         }
     }
 
-    /// Its place in [`Self::ALL`].
+    /// Returns the index in [`Self::ALL`].
     fn place(self) -> usize {
         Self::ALL
             .iter()
@@ -77,7 +78,8 @@ impl Dropped {
     }
 }
 
-/// An association from outside: its counts, and the way to stop it. Clones are handles to the same one.
+/// A handle that reads the counts of an association and can stop it. Clones have the same
+/// association.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct AssociateStats(Arc<Live>);
 
@@ -95,18 +97,19 @@ struct LivePassed {
     bytes: AtomicU64,
 }
 
-/// What an association came to so far.
+/// The counts of an association so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct AssociateSummary {
     /// From the client to targets.
     pub(crate) up: Passed,
     /// From targets to the client.
     pub(crate) down: Passed,
-    /// Times of each of [`Dropped::ALL`].
+    /// The count of each reason in [`Dropped::ALL`].
     dropped: [u64; Dropped::ALL.len()],
 }
 
-/// One way: datagrams that the kernel took to send, and their data without headers.
+/// One direction: datagrams that the kernel accepted for sending, and the bytes of their data
+/// without headers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Passed {
     pub(crate) datagrams: u64,
@@ -114,7 +117,8 @@ pub(crate) struct Passed {
 }
 
 impl AssociateStats {
-    /// The counts now. Read one by one while they grow, so each is right and they may be of different moments.
+    /// Returns the current counts. They are read one by one while they grow, so each one is right,
+    /// but they may be from different moments.
     pub(crate) fn snapshot(&self) -> AssociateSummary {
         AssociateSummary {
             up: self.0.up.now(),
@@ -123,7 +127,8 @@ impl AssociateStats {
         }
     }
 
-    /// Ends the association as soon as it has its turn: nothing it holds is worth a wait. Once is enough, before it runs too.
+    /// Ends the association when its task next runs. It holds nothing that is worth waiting for.
+    /// One call is enough, even before the association runs.
     pub(crate) fn stop(&self) {
         self.0.stop.notify_one();
     }
@@ -144,7 +149,7 @@ impl AssociateStats {
         add(&self.0.dropped[reason.place()], 1);
     }
 
-    /// Datagrams passed on, both ways.
+    /// Returns the number of forwarded datagrams in both directions.
     pub(super) fn passed(&self) -> u64 {
         self.0.up.now().datagrams + self.0.down.now().datagrams
     }
@@ -164,13 +169,13 @@ impl LivePassed {
     }
 }
 
-/// One task alone writes, so a count needs no locked addition.
+/// Adds without a locked instruction, because only one task writes.
 fn add(count: &AtomicU64, more: u64) {
     count.store(count.load(Ordering::Relaxed) + more, Ordering::Relaxed);
 }
 
 impl AssociateSummary {
-    /// Adds what another came to.
+    /// Adds the counts of another association.
     pub(crate) fn add(&mut self, other: &Self) {
         for (sum, more) in [(&mut self.up, other.up), (&mut self.down, other.down)] {
             sum.datagrams += more.datagrams;
@@ -181,18 +186,18 @@ impl AssociateSummary {
         }
     }
 
-    /// How many were dropped for this reason.
+    /// Returns the number of datagrams that were dropped for this reason.
     #[cfg(test)]
     pub(super) fn dropped(&self, reason: Dropped) -> u64 {
         self.dropped[reason.place()]
     }
 
-    /// How many were dropped in all.
+    /// Returns the number of dropped datagrams.
     pub(crate) fn dropped_in_all(&self) -> u64 {
         self.dropped.iter().sum()
     }
 
-    /// The reasons for which some were dropped, and how many.
+    /// Returns the reasons with dropped datagrams, and their numbers.
     pub(crate) fn drops(&self) -> impl Iterator<Item = (Dropped, u64)> + '_ {
         Dropped::ALL
             .into_iter()

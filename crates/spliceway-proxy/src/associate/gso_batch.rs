@@ -1,12 +1,14 @@
-//! Datagrams that go out by one call: a bulk flow costs about half of what it costs one by one, one at a time the same.
+//! Sends several datagrams with one call. A bulk flow costs about half as much as with one call per
+//! datagram. A flow with one datagram at a time costs the same.
 //!
 //! ```text
 //!   to A: ████ ████ ████ ██ │ to B: ███ │ to A: ████ ████
 //!         one batch         │ another   │ a third
 //! ```
 //!
-//! The kernel cuts a batch into datagrams of one length, of which the last may be shorter (UDP_SEGMENT, udp(7)). So a batch ends with
-//! a shorter one, and where the address or the length changes: order is kept over all of them.
+//! The kernel splits a batch into datagrams of one length (`UDP_SEGMENT`, udp(7)). Only the last
+//! one may be shorter. So a batch ends after a shorter datagram, and before a longer one or another
+//! address. The order of all datagrams is kept.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,11 +20,12 @@ use tokio::net::UdpSocket;
 
 use super::counts::Dropped;
 
-/// UDP_MAX_SEGMENTS of every kernel that has it: later ones take 128.
+/// `UDP_MAX_SEGMENTS` of every kernel that has it. Later kernels allow 128.
 const DATAGRAMS_MAX: usize = 64;
-/// What IP carries over Ethernet with either of its headers. No batch is made of longer ones: each has to be cut up by itself.
+/// The longest UDP payload over Ethernet with an IPv4 or an IPv6 header. Longer datagrams are not
+/// batched, because each of them must be fragmented by itself.
 const DATAGRAM_MAX_BYTES: usize = 1_500 - 40 - 8;
-/// What one datagram can carry, as a batch is one until it is cut.
+/// The longest UDP payload: a batch is one datagram until the kernel splits it.
 const BATCH_MAX_BYTES: usize = 65_507;
 
 /// Datagrams to one address, in order.
@@ -30,24 +33,24 @@ const BATCH_MAX_BYTES: usize = 65_507;
 pub(super) struct GsoBatch {
     to: Option<SocketAddr>,
     bytes: Vec<u8>,
-    /// The length of each but the last.
+    /// The length of each datagram except the last one.
     each: usize,
     datagrams: usize,
 }
 
 impl GsoBatch {
-    /// Where it goes, if anything does.
+    /// Returns the destination, or `None` if the batch is empty.
     pub(super) fn to(&self) -> Option<SocketAddr> {
         self.to
     }
 
-    /// Forgets what it holds.
     pub(super) fn clear(&mut self) {
         (self.to, self.datagrams) = (None, 0);
         self.bytes.clear();
     }
 
-    /// Takes a datagram on, once `flush` has sent what must go before it. `false`: it goes alone, and now.
+    /// Adds a datagram. Calls `flush` before, if the batch must be sent first. Returns `false` if
+    /// the caller must send the datagram alone and now.
     pub(super) fn push(&mut self, to: SocketAddr, datagram: &[u8], flush: impl FnOnce(&mut Self)) -> bool {
         let may_be_one_of_many = (1..=DATAGRAM_MAX_BYTES).contains(&datagram.len());
         if !may_be_one_of_many || !self.fits(to, datagram) {
@@ -63,17 +66,19 @@ impl GsoBatch {
         may_be_one_of_many
     }
 
-    /// Whether it can be the next.
+    /// Returns whether the datagram can be the next one of the batch.
     fn fits(&self, to: SocketAddr, datagram: &[u8]) -> bool {
         let has_room = self.datagrams < DATAGRAMS_MAX && self.bytes.len() + datagram.len() <= BATCH_MAX_BYTES;
         let goes_on = self.bytes.len() == self.datagrams * self.each;
         self.to.is_none() || (self.to == Some(to) && datagram.len() <= self.each && goes_on && has_room)
     }
 
-    /// Sends what it holds by `socket`, and tells of each datagram how long it was and whether it was sent. Waits for nothing.
+    /// Sends the batch through `socket` without waiting. Calls `each` with the length and the
+    /// result of every datagram.
     ///
-    /// What is not sent together is sent one by one: then each meets its own error. That costs a call for a batch, where a
-    /// link is narrower than Ethernet or the kernel has no such thing.
+    /// Datagrams that cannot be sent together are sent one by one, so that each has its own result.
+    /// This costs one extra call per batch. It happens if the MTU is smaller than that of Ethernet,
+    /// or if the kernel has no `UDP_SEGMENT`.
     pub(super) fn flush(
         &mut self,
         udp: &UdpSocketState,
@@ -93,7 +98,8 @@ impl GsoBatch {
         self.clear();
     }
 
-    /// `None`: they can only be sent one by one.
+    /// Sends the whole batch with one call. Returns `None` if the datagrams must be sent one by
+    /// one.
     fn send_together(&self, udp: &UdpSocketState, socket: &UdpSocket, to: SocketAddr) -> Option<Result<(), Dropped>> {
         let transmit = Transmit {
             destination: to,
@@ -110,7 +116,8 @@ impl GsoBatch {
     }
 }
 
-/// Past tokio, which would have to have seen the socket writable before: what does not fit is dropped, not waited for.
+/// Sends a datagram without waiting. A datagram that does not fit is dropped. The call bypasses
+/// tokio, which sends only after it has seen that the socket is writable.
 pub(super) fn send(socket: &UdpSocket, to: SocketAddr, datagram: &[u8]) -> Result<(), Dropped> {
     match SockRef::from(socket).send_to(datagram, &SockAddr::from(to)) {
         Ok(_) => Ok(()),
@@ -135,7 +142,8 @@ mod tests {
         ([192, 0, 2, 1], port).into()
     }
 
-    /// How many of these, by address and length, go with the first.
+    /// Returns how many of these datagrams, given by port and length, share a batch with the first
+    /// one.
     fn taken(datagrams: &[(u16, usize)]) -> usize {
         let mut gso = GsoBatch::default();
         let mut first = None;
@@ -196,7 +204,7 @@ mod tests {
     #[tokio::test]
     async fn of_a_train_that_cannot_go_each_is_told_of() {
         let (from, mut gso) = (bind(([0; 4], 0).into()).unwrap(), GsoBatch::default());
-        // A socket has to ask for leave to send to everybody.
+        // Sending to the broadcast address fails, because the socket does not have `SO_BROADCAST`.
         let no_way = ([255; 4], 9).into();
         for length in [100, 100, 60] {
             assert!(gso.push(no_way, &vec![0; length], |_| panic!("they fit")));

@@ -8,8 +8,9 @@
 //!          not found                    found, or not found
 //! ```
 //!
-//! Datagrams to one name and port keep their order: those that come while it is looked up for the first time wait, and go before
-//! any that comes after. Between names there is none. No I/O, and time is an argument.
+//! Datagrams to one name and port keep their order. Those that come during the first lookup wait,
+//! and are sent before all that come later. There is no order between names. No I/O; time is an
+//! argument.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -17,21 +18,25 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A name and the port with it: what is allowed may depend on both.
+/// A name and its port. The policy may depend on both.
 pub(super) type Name = (Box<str>, u16);
 
-/// How long an address serves before the resolver is asked again, which keeps it for as long as its record may be kept. So a
-/// change is seen this much later than by who asks the resolver each time.
+/// How long an address is used before the resolver is asked again. The resolver caches it for its
+/// TTL. A change is noticed this much later than with a lookup for every datagram.
 const FRESH: Duration = Duration::from_secs(5);
-/// Lookups at once: a page's worth of names, and no flood for a resolver.
+/// The maximum number of lookups at once: enough for the names of a web page, and no flood for a
+/// resolver.
 pub(super) const LOOKUPS_MAX: usize = 4;
-/// Names kept: four times as many, so there is always one to forget that nobody waits for.
+/// The maximum number of names: 16 for each lookup at once, so there is always one without a lookup
+/// that can be dropped.
 pub(super) const NAMES_MAX: usize = 16 * LOOKUPS_MAX;
-/// Addresses kept of a name, in the order they came.
+/// The maximum number of addresses of a name, in the order in which they came.
 const ADDRESSES_MAX: usize = 8;
-/// All that waits: the first flights of a few flows, and one datagram of any size.
+/// The maximum size of all waiting datagrams: enough for the first flights of a few flows, and for
+/// one datagram of any size.
 pub(super) const WAITING_MAX_BYTES: usize = 128 << 10;
-/// What a datagram that waits takes beside its data: its place in the queue and the allocator's share.
+/// The memory of a waiting datagram besides its data: its slot in the queue, and the allocator's
+/// overhead.
 const WAITING_BYTES_EACH: usize = 64;
 
 #[derive(Debug, Default)]
@@ -43,10 +48,10 @@ pub(super) struct Names {
 
 #[derive(Debug)]
 enum State {
-    /// Looked up for the first time; these wait.
+    /// The first lookup runs, and these datagrams wait.
     LookingUp(Vec<Box<[u8]>>),
     Known {
-        /// The first is in use. Never empty.
+        /// The first one is in use. Never empty.
         addresses: Vec<SocketAddr>,
         since: Instant,
         refreshing: bool,
@@ -54,23 +59,25 @@ enum State {
     },
 }
 
-/// What a datagram to a name finds.
+/// Whether a datagram to a name needs a lookup.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Lookup {
-    /// Nothing to do: it is known, or on its way.
+    /// The name is known, or its lookup runs.
     NotNeeded,
-    /// The caller looks it up, and says what came of it: [`Names::found`].
+    /// The caller must look up the name, and report the result to [`Names::found`].
     Start,
-    /// As many are looked up as may be.
+    /// No further lookup may start.
     TooMany,
 }
 
 impl Names {
-    /// To be called before each datagram to `name`.
+    /// Returns whether to look up `name`. Call this before each datagram to it.
     pub(super) fn look_up(&mut self, name: &Name, now: Instant) -> Lookup {
         let may_ask = self.lookups < LOOKUPS_MAX;
         match self.names.get_mut(name) {
-            Some(State::Known { since, asked, .. }) if !*asked && now.duration_since(*since) >= FRESH && may_ask => {
+            Some(State::Known { since, refreshing, .. })
+                if !*refreshing && now.duration_since(*since) >= FRESH && may_ask =>
+            {
                 *refreshing = true;
             }
             Some(_) => return Lookup::NotNeeded,
@@ -84,7 +91,7 @@ impl Names {
         Lookup::Start
     }
 
-    /// Where to send to, best first; `None` while that is not known.
+    /// Returns the addresses of `name`, best first, or `None` while they are not known.
     pub(super) fn addresses(&self, name: &Name) -> Option<&[SocketAddr]> {
         match self.names.get(name) {
             Some(State::Known { addresses, .. }) => Some(addresses),
@@ -92,7 +99,7 @@ impl Names {
         }
     }
 
-    /// The first of them, if a datagram has been sent there since they were looked up.
+    /// Returns the first address, if a datagram has been sent to it since the last lookup.
     pub(super) fn proven(&self, name: &Name) -> Option<SocketAddr> {
         match self.names.get(name) {
             Some(State::Known {
@@ -104,7 +111,7 @@ impl Names {
         }
     }
 
-    /// A datagram was sent to the address at this place: it serves from now on.
+    /// Records that a datagram was sent to the address at this place. It is used from now on.
     pub(super) fn prove(&mut self, name: &Name, place: usize) {
         if let Some(State::Known { addresses, proven, .. }) = self.names.get_mut(name) {
             addresses[..=place].rotate_right(1);
@@ -112,7 +119,8 @@ impl Names {
         }
     }
 
-    /// Keeps a datagram until its name is found; `false` if there is no room, or nobody looks the name up.
+    /// Keeps a datagram until its name is found. Returns `false` if there is no room, or if no
+    /// first lookup of the name runs.
     pub(super) fn wait(&mut self, name: &Name, data: &[u8]) -> bool {
         let bytes = data.len() + WAITING_BYTES_EACH;
         match self.names.get_mut(name) {
@@ -125,10 +133,11 @@ impl Names {
         }
     }
 
-    /// What a lookup came to; none if it failed. Returns the datagrams that waited for it, in their order.
+    /// Adds the result of a lookup, which is empty if it failed. Returns the datagrams that waited
+    /// for it, in their order.
     ///
-    /// A flow stays with the address it is on for as long as that is among them, as resolvers turn them round; and if there are none
-    /// any more, as a connection would.
+    /// A flow keeps its address as long as the result contains it, because resolvers rotate
+    /// addresses. It also keeps its address if the result is empty, as a connection would.
     pub(super) fn found(&mut self, name: &Name, mut addresses: Vec<SocketAddr>, now: Instant) -> Vec<Box<[u8]>> {
         self.lookups -= 1;
         let (waiting, known) = match self.names.remove(name) {
@@ -156,7 +165,8 @@ impl Names {
         waiting
     }
 
-    /// Forgets the name looked up longest ago, if there are as many as may be. One that is being looked up stays.
+    /// Drops the name with the oldest lookup, if no further name fits. A name with a running lookup
+    /// stays.
     fn make_room(&mut self) {
         if self.names.len() < NAMES_MAX {
             return;
@@ -166,7 +176,9 @@ impl Names {
             .iter()
             .filter_map(|(name, state)| match state {
                 State::Known {
-                    since, refreshing: false, ..
+                    since,
+                    refreshing: false,
+                    ..
                 } => Some((since, name)),
                 _ => None,
             })
@@ -190,7 +202,7 @@ mod tests {
         ([192, 0, 2, last], 53).into()
     }
 
-    /// A name that is known since `now`.
+    /// Adds a name that is known since `now`.
     fn known(names: &mut Names, text: &str, now: Instant) {
         assert_eq!(names.look_up(&name(text), now), Lookup::Start, "{text}");
         names.found(&name(text), vec![address(1)], now);

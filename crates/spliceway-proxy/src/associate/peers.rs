@@ -1,30 +1,32 @@
-//! Whom the client has sent to, and so who may answer.
+//! The addresses that the client has sent to, and that may therefore answer.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
-/// At least so many that were last heard of are known, and at most twice as many: room for a client that asks a swarm, in 64 KiB.
+/// At least this many recent peers are known, and at most twice as many. This is enough for a
+/// client that asks a swarm, and takes less than 64 KiB.
 pub(super) const REMEMBERED: usize = 512;
 
-/// The addresses of the last datagrams, either way.
+/// The addresses of the last datagrams in either direction.
 ///
-/// Two generations: who is heard of is put into the younger one, and when that is full it becomes the older one, which is forgotten.
+/// A peer with a datagram is put into the younger of two generations. When the younger one is full,
+/// it becomes the older one, and the previous older one is dropped.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     younger: HashSet<Peer>,
     older: HashSet<Peer>,
 }
 
-/// Without the scope of an IPv6 address, which the kernel adds and the client cannot say.
+/// A peer without the scope of an IPv6 address, which the kernel adds and the client cannot state.
 type Peer = (IpAddr, u16);
 
 impl Peers {
-    /// A datagram goes to this address.
+    /// Records that a datagram goes to this address.
     pub(super) fn sent_to(&mut self, address: SocketAddr) {
         self.remember((address.ip(), address.port()));
     }
 
-    /// Whether one that came from this address is an answer.
+    /// Returns whether a datagram from this address is an answer.
     pub(super) fn may_answer(&mut self, address: SocketAddr) -> bool {
         let peer = (address.ip(), address.port());
         if self.younger.contains(&peer) {
@@ -81,7 +83,7 @@ mod tests {
         peers.sent_to(peer(1));
         for port in 2..=10 * REMEMBERED {
             peers.sent_to(peer(port));
-            // Once in a generation is enough.
+            // One datagram per generation is enough.
             assert!(port % (REMEMBERED - 1) != 0 || peers.may_answer(peer(1)), "{port}");
         }
     }

@@ -14,7 +14,7 @@ use super::Destinations;
 use super::counts::Dropped;
 use crate::dial::SocketSettings;
 
-/// The sockets towards targets: one of each family, opened when the first datagram wants it.
+/// The sockets for targets: one of each family, opened for the first datagram that needs it.
 #[derive(Debug, Default)]
 pub(super) struct Outside {
     pub(super) v4: Option<UdpSocket>,
@@ -22,7 +22,7 @@ pub(super) struct Outside {
 }
 
 impl Outside {
-    /// The socket that reaches `target`, opened if need be.
+    /// Returns the socket that reaches `target`, and opens it if needed.
     pub(super) fn open(&mut self, target: SocketAddr, destinations: &impl Destinations) -> Result<&UdpSocket, Dropped> {
         let place = match target.ip() {
             IpAddr::V4(_) => &mut self.v4,
@@ -34,7 +34,7 @@ impl Outside {
         })
     }
 
-    /// The same, if it is open.
+    /// Returns the socket that reaches `target`, if it is open.
     pub(super) fn of(&self, target: SocketAddr) -> Option<&UdpSocket> {
         match target.ip() {
             IpAddr::V4(_) => self.v4.as_ref(),
@@ -43,12 +43,14 @@ impl Outside {
     }
 }
 
-/// A socket of this address alone: one of IPv6 takes no IPv4, so that an address has one form.
+/// Binds a socket to this address only. An IPv6 socket takes no IPv4, so an address has only one
+/// form.
 pub(super) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
     bind_as(address, &SocketSettings::default())
 }
 
-/// A socket for datagrams to addresses of the family of `to`, on a port of the kernel's choice: as [`Destinations::socket`] wants it.
+/// Opens a socket for datagrams to the family of `to`, on a port that the kernel chooses. It does
+/// what [`Destinations::socket`] requires.
 pub(crate) fn towards(to: IpAddr, settings: &SocketSettings) -> Result<UdpSocket, Dropped> {
     let any = settings.source_v4.is_none() && settings.source_v6.is_none();
     let source = match to {
@@ -65,7 +67,7 @@ pub(crate) fn towards(to: IpAddr, settings: &SocketSettings) -> Result<UdpSocket
     bind_as(SocketAddr::new(source, 0), settings).map_err(|error| match Errno::from_io_error(&error) {
         Some(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) => Dropped::Unreachable,
         _ => {
-            tracing::debug!(%source, %error, "no socket for datagrams to targets");
+            tracing::debug!(%source, %error, "cannot open a socket for datagrams to targets");
             Dropped::Socket
         }
     })
@@ -90,10 +92,12 @@ fn bind_as(address: SocketAddr, settings: &SocketSettings) -> io::Result<UdpSock
     UdpSocket::from_std(socket.into())
 }
 
-/// What quinn-udp wants to be told of the system, found out by a socket that is closed again.
+/// Returns what quinn-udp needs to know about the system. It finds out with a socket that is then
+/// closed.
 ///
-/// It would set options for QUIC on a socket it is given: among these one that lets no datagram be longer than the link takes, which
-/// is not for us to decide. Ours have none of them, and it sends and receives by any.
+/// quinn-udp sets options for QUIC on this socket. One of them forbids datagrams that are longer
+/// than the link allows, which is not for the proxy to decide. The sockets of associations have
+/// none of these options, and quinn-udp sends and receives through any socket.
 pub(super) fn system() -> io::Result<&'static UdpSocketState> {
     static SYSTEM: OnceLock<UdpSocketState> = OnceLock::new();
     if let Some(system) = SYSTEM.get() {
@@ -105,12 +109,12 @@ pub(super) fn system() -> io::Result<&'static UdpSocketState> {
     Ok(SYSTEM.get_or_init(|| system))
 }
 
-/// Waits for datagrams; forever where there is no socket.
+/// Waits for datagrams, or forever if there is no socket.
 pub(super) async fn readable(socket: Option<&UdpSocket>) {
     let Some(socket) = socket else {
         return pending().await;
     };
-    // An error is the runtime's, on its way out.
+    // The only error is that the runtime shuts down.
     let _ = poll_fn(|cx| socket.poll_recv_ready(cx)).await;
 }
 

@@ -1,4 +1,4 @@
-//! What a client's datagrams go through on their way to targets: policy, names, sockets.
+//! The path of a client's datagrams to targets: policy, names, sockets.
 
 use std::future::pending;
 use std::net::SocketAddr;
@@ -10,13 +10,13 @@ use tokio::time::{Instant, timeout};
 
 use super::Destinations;
 use super::counts::{AssociateStats, Dropped};
+use super::gso_batch::{GsoBatch, send};
 use super::names::{Lookup, Name, Names};
 use super::peers::Peers;
 use super::sockets::Outside;
-use super::gso_batch::{GsoBatch, send};
-use crate::address::Target;
+use spliceway_protocol::address::Target;
 
-/// Everything of an association on the side of the targets.
+/// The target side of an association.
 #[derive(Debug)]
 pub(super) struct Targets<D> {
     pub(super) sockets: Outside,
@@ -25,13 +25,13 @@ pub(super) struct Targets<D> {
     names: Names,
     destinations: D,
     lookup_limit: Duration,
-    /// Whether names are rather taken for their IPv4 addresses.
+    /// Whether the IPv4 addresses of names come first.
     prefers_v4: bool,
     udp: &'static UdpSocketState,
     stats: AssociateStats,
 }
 
-/// A lookup that is over.
+/// A finished lookup.
 #[derive(Debug)]
 pub(super) struct Found {
     name: Name,
@@ -59,13 +59,13 @@ impl<D: Destinations> Targets<D> {
         }
     }
 
-    /// Sends a datagram on, which may mean that it is put on `gso`; or keeps it until its name is looked up, or drops it.
-    /// Counts which.
+    /// Sends a datagram, adds it to `gso`, keeps it until its name is looked up, or drops it. Sent
+    /// and dropped datagrams are counted.
     pub(super) fn send(&mut self, target: Target, data: &[u8], now: Instant, gso: &mut GsoBatch) {
         match target {
             Target::Ip(address) => self.send_to(address, data, gso),
             Target::Name(name, port) => self.send_to_name((name, port), data, now, gso),
-            // Clients cannot name one.
+            // A client cannot name a Unix socket.
             Target::Unix(_) => self.stats.dropped(Dropped::Denied),
         }
     }
@@ -97,7 +97,8 @@ impl<D: Destinations> Targets<D> {
         }
     }
 
-    /// To the first address that there is a way to, which then is the first.
+    /// Sends to the first address that is allowed and has a route. It becomes the first one of the
+    /// name.
     fn send_to_first(&mut self, name: &Name, data: &[u8]) -> Result<(), Dropped> {
         let mut sent = Err(Dropped::Unresolved);
         for place in 0.. {
@@ -113,13 +114,14 @@ impl<D: Destinations> Targets<D> {
         sent
     }
 
-    /// Every datagram passes here, so none goes where it may not.
+    /// Prepares to send to `address`, if the policy allows it. Every datagram goes through here, so
+    /// none is sent to a forbidden address.
     fn admit(&mut self, address: SocketAddr) -> Result<(), Dropped> {
         if !self.destinations.allow(address) {
             return Err(Dropped::Denied);
         }
         self.sockets.open(address, &self.destinations)?;
-        // Before it is sent: the answer may be faster than this thread.
+        // This comes before sending, because the answer may be faster than this thread.
         self.peers.sent_to(address);
         Ok(())
     }
@@ -129,7 +131,7 @@ impl<D: Destinations> Targets<D> {
         send(socket, address, data)
     }
 
-    /// Sends what is on `gso`.
+    /// Sends the datagrams in `gso`.
     pub(super) fn flush(&self, gso: &mut GsoBatch) {
         if let Some(socket) = gso.to().and_then(|address| self.sockets.of(address)) {
             gso.flush(self.udp, socket, |bytes, sent| self.count(sent, bytes));
@@ -155,7 +157,7 @@ impl<D: Destinations> Targets<D> {
         });
     }
 
-    /// Sends what waited for this name.
+    /// Handles a finished lookup, and sends the datagrams that waited for it.
     pub(super) fn found(&mut self, found: Found, now: Instant) {
         let Found { name, addresses } = found;
         let (mut addresses, without) = match addresses {
@@ -174,7 +176,7 @@ impl<D: Destinations> Targets<D> {
     }
 }
 
-/// The next lookup that is over; waits forever where there is none. Dropping it loses none.
+/// Waits for the next finished lookup, or forever if there is none. Cancel safe.
 pub(super) async fn next(lookups: &mut JoinSet<Found>) -> Found {
     match lookups.join_next().await {
         Some(Ok(found)) => found,

@@ -1,6 +1,7 @@
 //! Associations over real sockets on loopback.
 //!
-//! Nothing is waited for that must not come: one that comes later, on the same path, shows that it did not.
+//! A test does not wait for a datagram that must not come. A later one on the same path shows that
+//! it did not come.
 
 mod ends;
 mod names;

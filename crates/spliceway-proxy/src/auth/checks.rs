@@ -1,16 +1,17 @@
-//! Checks of hashes: few at once, in an order that a flood cannot turn against others.
+//! Checks passwords against hashes: few at once, in an order that a flood cannot turn against
+//! others.
 //!
 //! ```text
-//!   check ─┬─▶ good ───┬─ the newest, then three of the oldest ─▶ worker ─▶ whether the secret is the user's
+//!   check ─┬─▶ good ───┬─ the newest, then three of the oldest ─▶ worker ─▶ right or wrong
 //!          └─▶ failed ─┘
 //!                 └─ oldest first ─▶ Busy: it could not be served before its deadline
 //! ```
 //!
-//! A client has one check in the queue at a time ([`super::turns`]), so no client has a larger share
-//! than another. Every fourth check is the newest one, so that a client that comes after a wave does not
-//! wait for all of it. The others are the oldest ones, so that no client starves while others keep
-//! coming. A client that was turned away counts as failed: clients that come again and again do not go
-//! before one that comes for the first time.
+//! A client has one check in the queue at a time ([`super::turns`]), so no client has a larger
+//! share than another. Every fourth check is the newest one, so that a client that comes after a
+//! wave does not wait for all of it. The others are the oldest ones, so that no client starves
+//! while others keep coming. A client that was turned away counts as failed. So clients that come
+//! again and again do not go before one that comes for the first time.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,26 +22,27 @@ use tokio::time::Instant;
 
 use super::hash::{Blocks, Work};
 
-/// Checks that wait. Each takes some 200 bytes.
+/// The maximum number of waiting checks. Each of them takes some 200 bytes.
 const WAITING_MAX: usize = 1024;
 
 /// One check in this many is the newest.
 const NEWEST_EVERY: usize = 4;
 
-/// What is known of a client whose secret is to be checked.
+/// The standing of a client whose password is to be checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// It has not failed of late and was not turned away, or it has succeeded.
+    /// The client has not failed recently and was not turned away, or it has succeeded.
     Good,
-    /// It has failed, or was turned away.
+    /// The client has failed, or was turned away.
     Failed,
 }
 
-/// The secret was not checked: there are too many others.
+/// The password was not checked, because too many other checks wait.
 #[derive(Debug)]
 pub(crate) struct Busy;
 
-/// The checks that wait, and the workers that run them. A worker lives, and has memory, while there is something to check.
+/// The waiting checks, and the workers that run them. A worker exists, and has memory, only while
+/// there is something to check.
 pub(super) struct Checks {
     workers_max: usize,
     queue: Mutex<Queue<Check>>,
@@ -51,14 +53,15 @@ struct Check {
     answer: oneshot::Sender<bool>,
 }
 
-/// What waits, oldest first.
+/// The waiting checks, oldest first.
 struct Queue<T> {
     good: VecDeque<Waiting<T>>,
     failed: VecDeque<Waiting<T>>,
     /// Checks taken from the queue so far.
     taken: usize,
     workers: usize,
-    /// What a check takes, as the last ones did: each counts for a quarter of those before it and itself.
+    /// The expected time of a check: a moving average, in which the latest check counts for a
+    /// quarter.
     cost: Duration,
 }
 
@@ -74,8 +77,8 @@ struct Worker {
 }
 
 impl Checks {
-    /// Runs up to `workers_max` checks at once. `cost` is the expected time of a check until one has been
-    /// measured.
+    /// Runs up to `workers_max` checks at once. `cost` is the expected time of a check until one
+    /// has been measured.
     pub(super) fn new(workers_max: usize, cost: Duration) -> Arc<Self> {
         Arc::new(Self {
             workers_max,
@@ -83,10 +86,11 @@ impl Checks {
         })
     }
 
-    /// Whether the secret is the user's. Dropped before it is done, it leaves at most one check running to its end.
+    /// Returns whether the password is the user's. If the future is dropped, at most one check
+    /// still runs to its end.
     ///
     /// # Errors
-    /// It cannot be told before `deadline`.
+    /// Returns [`Busy`] if there can be no result before `deadline`.
     pub(super) async fn check(
         self: &Arc<Self>,
         work: Work,
@@ -105,7 +109,7 @@ impl Checks {
         answered.await.map_err(|_| Busy)
     }
 
-    /// Adds a check; `true` where it needs a further worker.
+    /// Adds a check. Returns whether it needs another worker.
     fn enter(&self, check: Check, standing: Standing, deadline: Instant) -> bool {
         let mut queue = self.queue();
         queue.push(check, standing, deadline);
@@ -116,7 +120,7 @@ impl Checks {
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue<Check>> {
-        // It is whole at every instant.
+        // No change under the lock can panic halfway.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -150,7 +154,8 @@ impl Worker {
 }
 
 impl Drop for Worker {
-    /// Counted still, it did not come to its end: a check panicked, or the runtime ends.
+    /// A worker that is still counted has not ended normally: a check panicked, or the runtime
+    /// ends.
     fn drop(&mut self) {
         if self.is_counted {
             self.checks.queue().workers -= 1;
@@ -177,8 +182,9 @@ impl<T> Queue<T> {
         waiting.push_back(Waiting { item, deadline });
     }
 
-    /// The next check, of a client in good standing if there is one. Checks that cannot end in time are dropped; the last one only once
-    /// its deadline is over, as it tells what checks take now.
+    /// Returns the next check, from a client in good standing if there is one. Checks that cannot
+    /// end in time are dropped. The last check is dropped only after its deadline, because it shows
+    /// how long checks take now.
     fn pop(&mut self, now: Instant) -> Option<T> {
         while let Some(waiting) = self.next() {
             let is_last = self.good.is_empty() && self.failed.is_empty();
@@ -202,7 +208,8 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Drops those who cannot be served before their deadline, behind all others that wait: the oldest. One alone is never dropped.
+    /// Drops the oldest checks while they could not run before their deadline behind all others
+    /// that wait. A single check is never dropped.
     fn turn_away(&mut self, now: Instant, workers: usize) {
         let is_late = |before: usize, deadline: Instant, cost: Duration| {
             let rounds = u32::try_from(before.div_ceil(workers.max(1))).unwrap_or(u32::MAX);

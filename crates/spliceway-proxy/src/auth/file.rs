@@ -1,4 +1,4 @@
-//! A file of users: `name:secret` on each line.
+//! Reads a file of users, with `NAME:HASH` or `NAME:PASSWORD` on each line.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,27 +11,27 @@ use std::sync::Arc;
 use super::Stored;
 use super::hash::{Cost, Hash, WORK_MAX_KIB};
 
-/// What a hash starts with; what does not is the secret itself.
+/// The start of a hash. Any other text is the password itself.
 const HASH: &str = "$argon2";
-/// RFC 1929 has one byte for each length.
+/// The maximum length of a name and of a password: RFC 1929 has one byte for each length.
 const FIELD_MAX_BYTES: usize = 255;
-/// Ten thousand users with their hashes.
+/// The maximum size of a file: ten thousand users with their hashes.
 const FILE_MAX_BYTES: u64 = 4 << 20;
 
 /// Permissions of a file that let its group or others read or write it.
 const EXPOSED: u32 = 0o066;
 
-/// Names with their secrets.
+/// The users in a file.
 #[derive(Default)]
 pub(crate) struct UserFile {
     pub(crate) users: Vec<(Box<[u8]>, Stored)>,
-    /// How many secrets are not hashed.
+    /// The number of passwords that are not hashed.
     pub(crate) clear: usize,
-    /// The mode of the file, where it lets its group or others read or write it.
+    /// The mode of the file, if it lets its group or others read or write it.
     pub(crate) exposed: Option<u32>,
 }
 
-/// What is wrong with a file, and where. Never repeats what a line says: it may be a secret.
+/// A problem in a file. It never repeats the text of a line, which may be a password.
 #[derive(Debug)]
 pub(crate) struct FileError {
     path: PathBuf,
@@ -39,10 +39,11 @@ pub(crate) struct FileError {
     problem: String,
 }
 
-/// Reads `path`. Lines that are empty or start with `#` are left out.
+/// Reads the users in `path`. Empty lines and lines that start with `#` are skipped.
 ///
 /// # Errors
-/// A file that cannot be read, is larger than 4 MiB, has no users, one of them twice, or a line that is none of these.
+/// Returns an error if the file cannot be read or is larger than 4 MiB. Also returns one if it has
+/// no users, a user twice, or an invalid line.
 pub(crate) fn read(path: &Path) -> Result<UserFile, FileError> {
     let whole = |problem: String| FileError {
         path: path.into(),
@@ -57,25 +58,26 @@ pub(crate) fn read(path: &Path) -> Result<UserFile, FileError> {
     })?;
     file.exposed = (mode & EXPOSED != 0).then_some(mode);
     match file.users.is_empty() {
-        true => Err(whole(format!("there is no user in it; {EXPECTED}"))),
+        true => Err(whole(format!("the file has no users; {EXPECTED}"))),
         false => Ok(file),
     }
 }
 
-/// The text of `path`, and its permissions. The limit holds for what is read: a pipe or a device has no length.
+/// Returns the text of `path` and its permissions. The limit is for the bytes that are read,
+/// because a pipe or a device has no length.
 fn read_bounded(path: &Path) -> io::Result<(String, u32)> {
     let file = File::open(path)?;
     let mode = file.metadata()?.permissions().mode() & 0o777;
     let mut bytes = Vec::new();
     file.take(FILE_MAX_BYTES + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > FILE_MAX_BYTES {
-        return Err(io::Error::other("larger than 4 MiB, which is the most that is read"));
+        return Err(io::Error::other("larger than 4 MiB, which is the limit"));
     }
     let text = String::from_utf8(bytes).map_err(|_| io::Error::other("expected UTF-8"))?;
     Ok((text, mode))
 }
 
-const EXPECTED: &str = "expected NAME:HASH, with a hash of `spliceway hash-password`, or NAME:SECRET";
+const EXPECTED: &str = "expected NAME:HASH, with a hash of `spliceway hash-password`, or NAME:PASSWORD";
 
 fn parse(text: &str) -> Result<UserFile, (usize, String)> {
     let mut file = UserFile::default();
@@ -88,7 +90,7 @@ fn parse(text: &str) -> Result<UserFile, (usize, String)> {
         }
         let (name, stored) = user(line).map_err(wrong)?;
         if file.users.iter().any(|(have, _)| **have == *name.as_bytes()) {
-            return Err(wrong("this name was there before".to_owned()));
+            return Err(wrong("this name is already on an earlier line".to_owned()));
         }
         if let Stored::Hash(hash) = &stored {
             costs.insert(hash.cost());
@@ -100,28 +102,28 @@ fn parse(text: &str) -> Result<UserFile, (usize, String)> {
     Ok(file)
 }
 
-/// A login that fails costs one hash of each cost.
+/// Checks the cost of a failed login, which is one hash of each different cost.
 fn check_work(costs: &BTreeSet<Cost>) -> Result<(), String> {
     let work: u64 = costs.iter().map(|cost| cost.work_kib()).sum();
     match work <= WORK_MAX_KIB {
         true => Ok(()),
         false => Err(format!(
-            "with this hash, a failed login costs too much: expected m × t of all different costs to be at most {WORK_MAX_KIB}, found {work}"
+            "a failed login costs too much with this hash: expected the sum of m × t over all different costs to be at most {WORK_MAX_KIB}, found {work}"
         )),
     }
 }
 
-/// The name and secret of `NAME:SECRET`.
+/// Parses `NAME:HASH` or `NAME:PASSWORD`.
 ///
 /// # Errors
-/// What was expected instead.
+/// Returns what was expected instead.
 pub(crate) fn user(text: &str) -> Result<(&str, Stored), String> {
     let (name, secret) = text.split_once(':').ok_or(EXPECTED)?;
     if name.is_empty() || secret.is_empty() {
         return Err(format!("{EXPECTED}: neither may be empty"));
     }
     if name.trim_matches([' ', '\t']) != name {
-        return Err(format!("{EXPECTED}: a name neither begins nor ends with a blank"));
+        return Err(format!("{EXPECTED}: a name must not begin or end with a blank"));
     }
     if name.len() > FIELD_MAX_BYTES {
         return Err(format!("{EXPECTED}: a name has at most {FIELD_MAX_BYTES} bytes"));
@@ -132,7 +134,7 @@ pub(crate) fn user(text: &str) -> Result<(&str, Stored), String> {
         return Ok((name, Stored::Hash(Arc::new(hash))));
     }
     if secret.len() > FIELD_MAX_BYTES {
-        return Err(format!("{EXPECTED}: a secret has at most {FIELD_MAX_BYTES} bytes"));
+        return Err(format!("{EXPECTED}: a password has at most {FIELD_MAX_BYTES} bytes"));
     }
     Ok((name, Stored::Clear(secret.as_bytes().into())))
 }
@@ -173,7 +175,7 @@ mod tests {
             (":secret".to_owned(), 1, "neither may be empty"),
             (format!("{long}:a"), 1, "at most 255"),
             (format!("ann:{long}"), 1, "at most 255"),
-            ("ann:$argon2id$nonsense".to_owned(), 1, "none of argon2's"),
+            ("ann:$argon2id$nonsense".to_owned(), 1, "not a valid argon2 hash"),
             (asks("ann", "m=300000,t=1"), 1, "expected at most m=262144"),
             (asks("ann", "m=262144,t=5"), 1, "costs too much"),
             (
@@ -181,7 +183,7 @@ mod tests {
                 2,
                 "found 1310720",
             ),
-            ("ann:a\nann:b".to_owned(), 2, "there before"),
+            ("ann:a\nann:b".to_owned(), 2, "on an earlier line"),
             ("ann:a\n  bob:b".to_owned(), 2, "with a blank"),
             ("ann :a".to_owned(), 1, "with a blank"),
         ] {

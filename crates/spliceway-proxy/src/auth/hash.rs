@@ -1,4 +1,5 @@
-//! Hashes of secrets: bounded when they are read, and checked in memory that goes back to the system.
+//! Hashes of passwords. Their cost is bounded when they are parsed, and the memory of a check goes
+//! back to the system.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,15 +10,18 @@ use argon2::password_hash::{self, PasswordHasher};
 use argon2::{Algorithm, Argon2, Block, Params, Version};
 use subtle::ConstantTimeEq;
 
-/// The most memory that one hash may ask for: what libsodium calls "moderate". `hash-password` asks for 19 MiB.
+/// The maximum memory of one hash: "moderate" in the terms of libsodium. `hash-password` uses
+/// 19 MiB.
 pub(super) const MEMORY_MAX_KIB: u32 = 256 << 10;
-/// The most that a failed login may cost: memory times passes, of all different costs in a file. It takes about a second.
+/// The maximum cost of a failed login: the sum of memory times passes over all different costs in a
+/// file. It takes about 1 s.
 pub(super) const WORK_MAX_KIB: u64 = 1 << 20;
 
-/// glibc maps an allocation of this size and unmaps it when it is freed. A smaller one may come from an arena and stay there.
+/// The minimum size of an allocation. glibc maps an allocation of this size, and unmaps it when it
+/// is freed. A smaller one may come from an arena and stay there.
 const MAPPED_BYTES: usize = 33 << 20;
 
-/// A hash as the user file has it. Every part of it is known to be usable.
+/// A hash from the user file. Every part of it is known to be usable.
 pub(crate) struct Hash {
     argon2: Argon2<'static>,
     cost: Cost,
@@ -25,7 +29,7 @@ pub(crate) struct Hash {
     output: Box<[u8]>,
 }
 
-/// What decides how long a check of a hash takes.
+/// The parameters that decide how long a check of a hash takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Cost {
     algorithm: Algorithm,
@@ -39,31 +43,34 @@ pub(crate) struct Cost {
 #[derive(Default)]
 pub(super) struct Blocks(Vec<Block>);
 
-/// The check of one secret. A secret that fails costs one hash of each cost in the file, whatever user was named.
+/// The check of one password. A wrong password costs one hash of each cost in the file, whatever
+/// user was named.
 pub(super) struct Work {
     secret: Box<[u8]>,
     /// The hash of the user that was named, if there is one.
     own: Option<Arc<Hash>>,
-    /// One hash of each other cost. They decide nothing.
+    /// One hash of each other cost. Their results are ignored.
     others: Vec<Arc<Hash>>,
 }
 
 impl Hash {
+    /// Parses a hash of argon2.
+    ///
     /// # Errors
-    /// What was expected instead. Does not repeat the text.
+    /// Returns what was expected instead, without the text.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let wrong = |error: password_hash::Error| format!("this hash is none of argon2's: {error}");
+        let wrong = |error: password_hash::Error| format!("this is not a valid argon2 hash: {error}");
         let parsed = PasswordHash::new(text).map_err(|error| wrong(error.into()))?;
         let algorithm = Algorithm::try_from(parsed.algorithm.as_str()).map_err(wrong)?;
         let version = parsed.version.map(Version::try_from).transpose();
         let version = version.map_err(|error| wrong(error.into()))?.unwrap_or_default();
         let params = Params::try_from(&parsed).map_err(wrong)?;
         let (Some(salt), Some(output)) = (&parsed.salt, &parsed.hash) else {
-            return Err("this hash is none of argon2's: expected a salt and an output".to_owned());
+            return Err("this is not a valid argon2 hash: expected a salt and an output".to_owned());
         };
         if salt.len() < argon2::MIN_SALT_LEN {
             return Err(format!(
-                "this hash has too short a salt: expected at least {} bytes",
+                "the salt of this hash is too short: expected at least {} bytes",
                 argon2::MIN_SALT_LEN
             ));
         }
@@ -103,19 +110,20 @@ impl Hash {
 }
 
 impl Cost {
-    /// What a check takes, roughly: 20 ms for 19 MiB and two passes, on a processor of 2020.
+    /// Returns the approximate time of a check. It is 20 ms for 19 MiB and two passes on a
+    /// processor from 2020.
     pub(super) fn time(self) -> Duration {
         Duration::from_nanos(self.work_kib() * 500)
     }
 
-    /// Memory times passes, which the time that a check takes is proportional to.
+    /// Returns memory times passes. The time of a check is proportional to it.
     pub(super) fn work_kib(self) -> u64 {
         u64::from(self.memory_kib) * u64::from(self.passes)
     }
 }
 
 impl Work {
-    /// `each_cost` has one hash of each cost in the file.
+    /// Creates a check. `each_cost` has one hash of each cost in the file.
     pub(super) fn new(secret: &[u8], own: Option<&Arc<Hash>>, each_cost: &[Arc<Hash>]) -> Self {
         let is_other = |hash: &&Arc<Hash>| own.is_none_or(|own| own.cost() != hash.cost());
         Self {
@@ -125,7 +133,7 @@ impl Work {
         }
     }
 
-    /// Whether the secret is the user's.
+    /// Returns whether the password is the user's.
     pub(super) fn run(&self, blocks: &mut Blocks) -> bool {
         let same = self.own.as_ref().is_some_and(|own| own.matches(&self.secret, blocks));
         if !same {
@@ -136,7 +144,7 @@ impl Work {
         same
     }
 
-    /// What it costs where the secret is wrong.
+    /// Returns the costs of the check of a wrong password.
     #[cfg(test)]
     pub(super) fn costs(&self) -> std::collections::BTreeSet<Cost> {
         self.own.iter().chain(&self.others).map(|hash| hash.cost()).collect()
@@ -146,7 +154,8 @@ impl Work {
 impl Blocks {
     fn of(&mut self, count: usize) -> &mut [Block] {
         if self.0.len() < count {
-            // The old ones go before the new ones come. What is reserved and not used takes no memory.
+            // The old blocks are freed before the new ones are allocated. Reserved but unused space
+            // takes no memory.
             self.0 = Vec::new();
             self.0.reserve_exact(count.max(MAPPED_BYTES / Block::SIZE));
             self.0.resize(count, Block::new());
@@ -155,17 +164,18 @@ impl Blocks {
     }
 }
 
-/// What `hash-password` prints for a secret: argon2id with the crate's defaults (19 MiB, two passes).
+/// Returns what `hash-password` prints for a password: an argon2id hash with the crate's defaults
+/// (19 MiB, two passes).
 ///
 /// # Errors
-/// The system has no random numbers.
+/// Returns an error if the system has no random numbers.
 pub(crate) fn hash(secret: &[u8]) -> Result<String, password_hash::Error> {
     let hash: PasswordHash = Argon2::default().hash_password(secret)?;
     Ok(hash.to_string())
 }
 
 impl fmt::Debug for Hash {
-    /// Its cost, and nothing that helps to find the secret.
+    /// Shows the cost, but nothing that helps to find the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Hash").field("cost", &self.cost).finish_non_exhaustive()
     }
@@ -175,7 +185,7 @@ impl fmt::Debug for Hash {
 pub(super) mod tests {
     use super::*;
 
-    /// A hash as a file has it, of so many KiB and passes.
+    /// Returns a hash as in a file, with this many KiB and passes.
     pub(in super::super) fn text(secret: &str, memory_kib: u32, passes: u32) -> String {
         let params = Params::new(memory_kib, passes, 1, None).unwrap();
         let hasher = Argon2::new(Algorithm::Argon2id, Version::V0x13, params);

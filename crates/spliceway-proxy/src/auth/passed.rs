@@ -1,7 +1,8 @@
-//! Secrets that have passed before, by the address they came from: failures of others there do not make them wait.
+//! Remembers right passwords by client address. A user then does not wait because others at the
+//! same address have failed.
 //!
-//! It has keyed digests of secrets, and no secret. It belongs to the users it was filled by: with other users, such as a file that
-//! was read again, begins another table.
+//! The table has keyed digests of passwords, but no passwords. It belongs to one set of users.
+//! Other users, such as those of a file that was read again, have another table.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -13,10 +14,12 @@ use tokio::time::Instant;
 use super::{Digest, UserId};
 use crate::admission::ClientKey;
 
-/// Secrets to remember, some 200 bytes each. The one that was not used for the longest time is forgotten first.
+/// The maximum number of passwords, some 200 bytes each. The least recently used one is dropped
+/// first.
 const ENTRIES_MAX: usize = 10_000;
-/// Wrong secrets that one address may give for one user in [`WINDOW`] before that user waits there like everybody: else who shares an
-/// address with a user could guess that user's secret as fast as the network is.
+/// The number of wrong passwords in [`WINDOW`], from one address for one user, after which this
+/// user waits there like everybody. Otherwise, somebody who shares an address with a user could
+/// guess the password as fast as the network allows.
 const WRONG_MAX: u32 = 100;
 const WINDOW: Duration = Duration::from_secs(600);
 
@@ -26,7 +29,7 @@ pub(super) struct Passed(Mutex<Table>);
 #[derive(Default)]
 struct Table {
     entries: BTreeMap<Key, Entry>,
-    /// Their keys by when they were used, as `Entry::used` counts.
+    /// The keys by their last use, as `Entry::used` counts.
     by_use: BTreeMap<u64, Key>,
     uses: u64,
 }
@@ -37,12 +40,13 @@ struct Entry {
     digest: Digest,
     used: u64,
     wrong: u32,
-    /// When the first of `wrong` was.
+    /// The time of the first of the `wrong` passwords.
     since: Instant,
 }
 
 impl Passed {
-    /// Whether this secret has passed before for this user, from this address. Compares in the same time where there is nothing.
+    /// Returns whether this password was right before, for this user and from this address. The
+    /// comparison takes the same time if there is no entry.
     pub(super) fn has(&self, client: ClientKey, user: UserId, given: &Digest, now: Instant) -> bool {
         let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut nothing = Entry::new([0; 32], now);
@@ -62,12 +66,12 @@ impl Passed {
         is_same
     }
 
-    /// This secret has passed.
+    /// Records that this password was right.
     pub(super) fn remember(&self, client: ClientKey, user: UserId, given: Digest, now: Instant) {
         let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (client, user);
         match table.entries.get_mut(&key) {
-            // Its wrong secrets stay counted.
+            // The count of wrong passwords stays.
             Some(entry) => entry.digest = given,
             None => {
                 table.make_room();
@@ -77,7 +81,7 @@ impl Passed {
         table.touch(key);
     }
 
-    /// Whether anybody has passed from this address.
+    /// Returns whether any user has logged in from this address.
     pub(super) fn knows(&self, client: ClientKey) -> bool {
         let table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut of_client = table.entries.range((client, UserId::MIN)..=(client, UserId::MAX));
@@ -106,7 +110,7 @@ impl Table {
 }
 
 impl Entry {
-    /// `used` is 0, which no use has, until it is touched.
+    /// Creates an entry. Until it is touched, `used` is 0, which is the number of no use.
     fn new(digest: Digest, now: Instant) -> Self {
         Self {
             digest,

@@ -1,4 +1,4 @@
-//! How guessing is slowed down: who fails waits, each time longer.
+//! Slows down guessing: a client that fails has to wait, longer each time.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -10,30 +10,32 @@ use tokio::time::Instant;
 use super::turns::{Turn, Turns};
 use crate::admission::ClientKey;
 
-/// Failures that cost nothing: a name or a secret typed wrong.
+/// The number of failures without a penalty, for a mistyped name or password.
 const FREE: u32 = 3;
-/// What the first failure after those costs. Each further one costs twice as much as the one before.
+/// The penalty for the first failure after those. Each further failure doubles it.
 const FIRST: Duration = Duration::from_secs(1);
-/// After so long without a failure an address begins anew.
+/// After this time without a failure, an address starts anew.
 const FORGET: Duration = Duration::from_secs(600);
-/// Addresses to remember. Each takes some 200 bytes.
+/// The maximum number of addresses. Each of them takes some 200 bytes.
 const CLIENTS_MAX: usize = 10_000;
 
-/// The addresses from which authentication failed of late. An IPv6 address counts as its /64: who has one has them all.
+/// The addresses from which authentication failed recently. An IPv6 address counts as its /64,
+/// because a client with one of these addresses has them all.
 pub(crate) struct Penalties {
-    /// Zero switches penalties off. Failures are counted all the same.
+    /// Zero turns penalties off. Failures are still counted.
     longest: Duration,
     turns: Turns,
     table: Mutex<Table>,
 }
 
-/// Every change costs a few steps down a tree, however many addresses there are.
+/// The failures of clients, in three orders. A change takes a few steps down a tree, however many
+/// addresses there are.
 #[derive(Default)]
 struct Table {
     clients: HashMap<ClientKey, Failures>,
-    /// The same by when they failed last: those to forget come first.
+    /// The same clients by the time of their last failure. The first ones can be dropped first.
     by_time: BTreeSet<(Instant, ClientKey)>,
-    /// The same by how often: those who failed least come first.
+    /// The same clients by the number of their failures. Those with the fewest failures come first.
     by_count: BTreeSet<(u32, Instant, ClientKey)>,
 }
 
@@ -44,7 +46,7 @@ struct Failures {
 }
 
 impl Penalties {
-    /// No penalty is longer than `longest`; zero switches them off.
+    /// Creates penalties of at most `longest`. Zero turns them off.
     pub(crate) fn new(longest: Duration) -> Self {
         Self {
             longest,
@@ -53,44 +55,48 @@ impl Penalties {
         }
     }
 
-    /// Waits until no other secret of this client is looked at. What [`Self::wait`] says then is true until the turn is over. `None` where
-    /// too many of this client wait already. A client on this machine's file system has no address.
+    /// Waits until no other password of this client is checked. The result of [`Self::wait`] then
+    /// stays true until the turn is dropped. Returns `None` if too many passwords of this client
+    /// already wait. A client of a Unix socket has no address.
     pub(crate) async fn turn(&self, client: Option<IpAddr>) -> Option<Turn<'_>> {
         self.turns.wait(client.map(ClientKey::from)).await
     }
 
-    /// This client's secret was not looked at, since there were too many others. If it comes again it does not go before those who have
-    /// not come yet. This is no failure, and costs no penalty.
+    /// Records that this client's password was not checked, because there were too many others. If
+    /// the client comes again, it does not go before clients that come for the first time. This is
+    /// not a failure, and has no penalty.
     pub(crate) fn turned_away(&self, client: IpAddr, now: Instant) {
         self.table().turned_away(client.into(), now, self.forget());
     }
 
-    /// How long this client has to wait. Until then no secret of it is looked at, but one that has passed before.
+    /// Returns how long this client has to wait. Until then, a password of this client is checked
+    /// only if it was right before.
     pub(crate) fn wait(&self, client: IpAddr, now: Instant) -> Option<Duration> {
         let failures = *self.table().clients.get(&client.into())?;
         let until = failures.last + failures.penalty(self.longest);
         (now < until).then(|| until - now)
     }
 
-    /// Whether a secret of this client was wrong of late, or the client was turned away.
+    /// Returns whether a password of this client was wrong recently, or the client was turned away.
     pub(crate) fn has_failed(&self, client: IpAddr, now: Instant) -> bool {
         let table = self.table();
         let failures = table.clients.get(&client.into());
         failures.is_some_and(|failures| now <= failures.last + self.forget())
     }
 
-    /// A secret of this client was wrong.
+    /// Records that a password of this client was wrong.
     pub(crate) fn failed(&self, client: IpAddr, now: Instant) {
         self.table().failed(client.into(), now, self.forget());
     }
 
-    /// After so long without a failure an address begins anew. No penalty outlasts it.
+    /// Returns the time without a failure after which an address starts anew. No penalty is longer.
     fn forget(&self) -> Duration {
         FORGET.max(self.longest)
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        // A change that was cut short would leave an address in one place and not in another: none of it can panic.
+        // A change that ends halfway would leave an address in some of the orders only. No change
+        // can panic.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -103,13 +109,13 @@ impl Table {
     }
 
     fn turned_away(&mut self, client: ClientKey, now: Instant, forget: Duration) {
-        // What is known of a client stays as it is.
+        // An existing entry does not change.
         if !self.clients.contains_key(&client) {
             self.insert(client, 0, now, forget);
         }
     }
 
-    /// `client` is not in it.
+    /// Adds `client`, which must not be in the table.
     fn insert(&mut self, client: ClientKey, count: u32, now: Instant, forget: Duration) {
         self.make_room(now, forget);
         self.clients.insert(client, Failures { count, last: now });
@@ -124,8 +130,8 @@ impl Table {
         Some(failures)
     }
 
-    /// Forgets one whom it is time to forget, or else who has failed least: of many addresses that try once each none is worth
-    /// remembering.
+    /// Drops one client, if the table is full: an expired one, or else the one with the fewest
+    /// failures. Many addresses that try once each are not worth remembering.
     fn make_room(&mut self, now: Instant, forget: Duration) {
         if self.clients.len() < CLIENTS_MAX {
             return;
@@ -154,7 +160,7 @@ mod tests {
     const LONGEST: Duration = Duration::from_secs(60);
     const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 
-    /// How long a client waits after its next failure.
+    /// Returns how long a client waits after its next failure.
     fn wait_after(penalties: &Penalties, now: Instant) -> Duration {
         penalties.failed(CLIENT, now);
         let mut waits = (0..=LONGEST.as_secs() + 1).map(Duration::from_secs);

@@ -14,7 +14,8 @@ fn credentials(name: &str, secret: &str) -> Credentials {
     }
 }
 
-/// The least that argon2 takes: most tests are about what is compared, not about what it costs.
+/// Hashes with the lowest cost of argon2, because most tests are about the comparison and not the
+/// cost.
 fn hashed(secret: &str) -> Stored {
     hashed_at(secret, 8, 1)
 }
@@ -31,7 +32,7 @@ fn users(of: impl IntoIterator<Item = (&'static str, Stored)>) -> Users {
     Users::new(of.into_iter().map(|(name, stored)| (name.as_bytes().into(), stored))).unwrap()
 }
 
-/// Whether it passes, from this address.
+/// Returns whether a login from [`CLIENT`] succeeds.
 async fn passes(users: &Users, name: &str, secret: &str) -> bool {
     let deadline = Instant::now() + Duration::from_secs(60);
     let credentials = credentials(name, secret);
@@ -39,7 +40,7 @@ async fn passes(users: &Users, name: &str, secret: &str) -> bool {
     verified.unwrap().is_some()
 }
 
-/// The same if the address has to wait.
+/// Returns whether a login from [`CLIENT`] succeeds while this address has to wait.
 fn passes_again(users: &Users, name: &str, secret: &str) -> bool {
     let proof = users.verify_again(&credentials(name, secret), CLIENT.unwrap(), Instant::now());
     proof.is_some()
@@ -65,7 +66,7 @@ async fn a_name_with_its_own_secret_passes_and_nothing_else_does() {
     }
 }
 
-/// A stranger's secret is checked against somebody's hash.
+/// The password for an unknown name is checked against the hash of some user.
 #[tokio::test]
 async fn the_secret_that_strangers_are_compared_with_lets_no_stranger_in() {
     let users = users([("ann", clear("a")), ("bob", hashed("b"))]);
@@ -78,7 +79,7 @@ async fn the_secret_that_strangers_are_compared_with_lets_no_stranger_in() {
 async fn a_hash_is_checked_once_for_who_comes_again() {
     let users = users([("ann", hashed("a"))]);
     assert!(passes(&users, "ann", "a").await);
-    // Nothing is checked whose deadline is over.
+    // No password is checked after its deadline.
     for (secret, expected) in [("a", Some(true)), ("b", None)] {
         let (credentials, now) = (credentials("ann", secret), Instant::now());
         let verified = users.verify(&credentials, CLIENT, Standing::Good, now).await;
@@ -117,7 +118,7 @@ async fn a_secret_that_has_passed_needs_no_wait_and_nothing_else_does_without() 
     assert!(users.has_passed_from(CLIENT.unwrap()) && !users.has_passed_from(OTHER));
 }
 
-/// As where a file is read again: with the users goes what has passed.
+/// This is what happens if a file is read again: the remembered passwords go with the users.
 #[tokio::test]
 async fn other_users_know_nothing_of_what_has_passed() {
     let before = users([("ann", hashed("a"))]);

@@ -1,4 +1,5 @@
-//! One client, one guess at a time: so a guess knows what came of the one before it, and who sends many at once waits behind its own.
+//! Lets each client guess one password at a time. The result of a guess is then known before the
+//! next one, and a client that sends many at once waits for itself.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,13 +8,15 @@ use tokio::sync::{Mutex as Turnstile, OwnedMutexGuard};
 
 use crate::admission::ClientKey;
 
-/// Secrets of one client that wait to be looked at. More are turned away: each waits for a check of those before it.
+/// The maximum number of waiting passwords of one client. Further ones are turned away, because
+/// each one waits for the checks of all before it.
 const WAITING_MAX: usize = 32;
 
-/// The client that takes a turn. Clients of unix sockets share one key.
+/// The client that takes a turn. Clients of Unix sockets share one key.
 type Key = Option<ClientKey>;
 
-/// The clients whose secrets are looked at now, or wait for it: never more than there are sessions.
+/// The clients whose passwords are being checked, or wait for it. There are never more of them than
+/// sessions.
 #[derive(Default)]
 pub(crate) struct Turns {
     clients: Mutex<HashMap<Key, Waiters>>,
@@ -22,13 +25,13 @@ pub(crate) struct Turns {
 #[derive(Default)]
 struct Waiters {
     turnstile: Arc<Turnstile<()>>,
-    /// How many are in it, or have passed it and are not done.
+    /// The number of turns that wait at the turnstile, or have passed it and are not over.
     count: usize,
 }
 
 /// A client's turn, until it is dropped.
 pub(crate) struct Turn<'turns> {
-    // The first to go: the place is left behind by whoever is the last in it.
+    // Dropped before the place, because the last place that is dropped removes the turnstile.
     _turn: OwnedMutexGuard<()>,
     _place: Place<'turns>,
 }
@@ -39,7 +42,8 @@ struct Place<'turns> {
 }
 
 impl Turns {
-    /// Waits for this client's turn; `None` where too many of it wait. They are served in their order. Cancel safe.
+    /// Waits for this client's turn, in the order of the calls. Returns `None` if too many already
+    /// wait. Cancel safe.
     pub(crate) async fn wait(&self, client: Key) -> Option<Turn<'_>> {
         let turnstile = {
             let mut clients = self.clients();
@@ -59,7 +63,7 @@ impl Turns {
     }
 
     fn clients(&self) -> MutexGuard<'_, HashMap<Key, Waiters>> {
-        // Each change is one entry.
+        // Each change concerns one entry only.
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,12 +1,13 @@
-//! What was typed means this.
+//! Turns the command line into settings.
 
 use std::net::IpAddr;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Action, Cli, Command, CommonArgs, DialArgs, ForwardArgs, ProxyArgs};
-use crate::address::ListenRange;
+use spliceway_protocol::address::ListenRange;
+
+use super::{Action, Cli, Command, CommonArgs, DialArgs, ForwardArgs, ProxyArgs, ProxyCommand};
 use crate::auth::{self, Stored, Users};
 use crate::dial::{CHAIN_MAX, DialSettings, SocketSettings, UpstreamProxy};
 use crate::listener::KEEPALIVE;
@@ -16,16 +17,16 @@ use crate::settings::{AcceptProxy, Kind, Limits, ServiceSettings, Settings, Time
 
 impl Cli {
     /// # Errors
-    /// What is wrong with it, where clap cannot know.
+    /// A fault that clap cannot find.
     pub(super) fn settle(self) -> Result<Action, String> {
         let settings = match (self.command, self.forward) {
             (Some(Command::HashPassword), _) => return Ok(Action::HashPassword),
             (Some(Command::Forward { forward, common }), _) => forward.settle(common),
-            (Some(Command::Socks5 { listen, proxy, common }), _) => proxy.settle(Kind::Socks5, listen, common),
-            (Some(Command::Http { listen, proxy, common }), _) => proxy.settle(Kind::Http, listen, common),
-            (Some(Command::Mixed { listen, proxy, common }), _) => proxy.settle(Kind::Mixed, listen, common),
+            (Some(Command::Socks5(command)), _) => command.settle(Kind::Socks5),
+            (Some(Command::Http(command)), _) => command.settle(Kind::Http),
+            (Some(Command::Mixed(command)), _) => command.settle(Kind::Mixed),
             (None, Some(forward)) => forward.settle(self.common),
-            (None, None) => unreachable!("clap demands --listen and --remote where there is no subcommand"),
+            (None, None) => unreachable!("without a subcommand, clap requires --listen and --remote"),
         };
         Ok(Action::Serve(Box::new(settings?)))
     }
@@ -36,39 +37,42 @@ impl ForwardArgs {
         let ports = self.remote.count;
         if let Some(range) = self.listen.iter().find(|range| ports > 1 && range.count != ports) {
             return Err(format!(
-                "--remote has {ports} ports and --listen {range} has {}: expected as many of one as of the other, or one remote port",
+                "--remote has {ports} ports, and --listen {range} has {}: expected the same number, or one remote port",
                 range.count
             ));
         }
-        // A forwarder has no handshake to wait for, but that of a PROXY header.
+        // The only handshake of a forwarder is a PROXY header.
         let mut settings = common.settle(Kind::Forward(self.remote), self.listen, PROXY_HEADER_TIME)?;
-        // Its one target is the choice of who started it.
+        // The operator chose the only target.
         settings.services[0].open = true;
         settings.services[0].allow_private = true;
         Ok(settings)
     }
 }
 
-const CLEAR_SECRET: &str = "--auth or SPLICEWAY_AUTH: the secret is not hashed: who sees the command line, or this process's environment, has it; \
-`spliceway hash-password` makes hashes";
+const CLEAR_SECRET: &str = "--auth or SPLICEWAY_AUTH: the password is not hashed. Whoever can read the command line or the \
+environment of this process can read it; `spliceway hash-password` makes hashes";
 
-/// A header is the first thing a balancer sends.
+/// The time for a PROXY header, which is the first thing that a balancer sends.
 const PROXY_HEADER_TIME: Duration = Duration::from_secs(10);
 
-impl ProxyArgs {
-    fn settle(self, kind: Kind, listen: Vec<ListenRange>, common: CommonArgs) -> Result<Settings, String> {
-        let (users, warnings) = self.users()?;
-        let mut settings = common.settle(kind, listen, self.handshake_timeout)?;
+impl ProxyCommand {
+    fn settle(self, kind: Kind) -> Result<Settings, String> {
+        let Self { listen, proxy, common } = self;
+        let (users, warnings) = proxy.users()?;
+        let mut settings = common.settle(kind, listen, proxy.handshake_timeout)?;
         let service = &mut settings.services[0];
         service.users = users;
-        service.auth_penalty = self.auth_penalty;
-        service.open = self.open;
-        service.allow_private = self.allow_private;
-        service.advertise = self.advertise;
+        service.auth_penalty = proxy.auth_penalty;
+        service.open = proxy.open;
+        service.allow_private = proxy.allow_private;
+        service.advertise = proxy.advertise;
         settings.warnings.extend(warnings);
         Ok(settings)
     }
+}
 
+impl ProxyArgs {
     /// The users, and warnings about how they are stored.
     fn users(&self) -> Result<(Option<Arc<Users>>, Vec<String>), String> {
         let mut warnings = Vec::new();
@@ -85,21 +89,21 @@ impl ProxyArgs {
                 let path = path.display();
                 if file.clear > 0 {
                     warnings.push(format!(
-                        "{path}: {} of {} secrets are not hashed: who reads the file has them; `spliceway hash-password` makes hashes",
+                        "{path}: {} of {} passwords are not hashed; `spliceway hash-password` makes hashes",
                         file.clear,
                         file.users.len()
                     ));
                 }
                 warnings.extend(file.exposed.map(|mode| {
                     format!(
-                        "{path}: its mode is {mode:04o}: users other than its owner may read its secrets or add users; \
-                         expected 0600 (chmod 600)"
+                        "{path}: its mode is {mode:04o}, so other users may read passwords or add users; expected \
+                         0600 (chmod 600)"
                     )
                 }));
                 file.users
             }
         };
-        let users = Users::new(users).map_err(|error| format!("no random numbers: {error}"))?;
+        let users = Users::new(users).map_err(|error| format!("the system provides no random numbers: {error}"))?;
         Ok((Some(Arc::new(users)), warnings))
     }
 }
@@ -163,7 +167,7 @@ impl DialArgs {
             .collect::<Result<_, _>>()?;
         if upstreams.len() > CHAIN_MAX {
             return Err(format!(
-                "--upstream-proxy: expected at most {CHAIN_MAX}, one behind the other"
+                "--upstream-proxy: expected a chain of at most {CHAIN_MAX} proxies"
             ));
         }
         let (mut source_v4, mut source_v6) = (None, None);
@@ -173,7 +177,7 @@ impl DialArgs {
                 IpAddr::V6(ip) => source_v6.replace(*ip).is_some(),
             };
             if before {
-                return Err("--bind-source: expected one address of each family at most".to_owned());
+                return Err("--bind-source: expected at most one address of each family".to_owned());
             }
         }
         Ok(DialSettings {
@@ -238,7 +242,7 @@ pub(crate) mod tests {
         assert!(typed("spliceway -l :8000-8009 -r a:9000").is_ok());
         let wrong = typed("spliceway -l :8000-8009 -r a:9000-9001").unwrap_err();
         assert!(
-            wrong.contains("--remote has 2 ports and --listen :8000-8009 has 10"),
+            wrong.contains("--remote has 2 ports, and --listen :8000-8009 has 10"),
             "{wrong}"
         );
         assert!(typed("spliceway -l :8000 -r a:9000-9001").is_err());

@@ -1,4 +1,4 @@
-//! Single values as they are typed.
+//! Parses the values of options.
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -9,14 +9,14 @@ use clap::ValueEnum;
 use spliceway::{Engine, PipeSize, SizeClass};
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::address::TargetRange;
 use crate::dial::ResolverSettings;
+use spliceway_protocol::address::TargetRange;
 
 #[derive(ValueEnum, Clone, Copy, Debug)]
 pub(super) enum SpliceArg {
-    /// Splice bulk, copy what is short
+    /// Splice bulk data and copy small messages
     Auto,
-    /// Splice from the first byte
+    /// Splice from the first byte, and fail if that is not possible
     On,
     /// Copy everything
     Off,
@@ -43,7 +43,7 @@ pub(super) enum LogLevelArg {
     Trace,
 }
 
-/// More threads than any machine has processors, and few enough to start at once.
+/// More threads than any machine has processors, and few enough to start.
 const WORKERS_MAX: usize = 1024;
 
 pub(super) fn workers(typed: &str) -> Result<NonZeroUsize, String> {
@@ -54,22 +54,22 @@ pub(super) fn workers(typed: &str) -> Result<NonZeroUsize, String> {
     count.ok_or_else(|| format!("expected a number from 1 to {WORKERS_MAX}"))
 }
 
-/// Of a type that has no 0.
+/// Parses a number that cannot be 0.
 pub(super) fn count<N: FromStr>(typed: &str) -> Result<N, &'static str> {
     typed.parse().map_err(|_| "expected a number, 1 or more")
 }
 
 pub(super) fn mark(typed: &str) -> Result<u32, &'static str> {
     let mark = match typed.strip_prefix("0x") {
-        // The library would take a sign.
+        // `from_str_radix` accepts a sign.
         Some(digits) if digits.bytes().all(|byte| byte.is_ascii_hexdigit()) => u32::from_str_radix(digits, 16).ok(),
         Some(_) => None,
         None => typed.parse().ok(),
     };
-    mark.ok_or("expected a number of 32 bits such as 100 or 0x64")
+    mark.ok_or("expected a number such as 100 or 0x64, at most 0xffffffff")
 }
 
-/// With fewer there is room for a handful of sessions beside what is open anyway.
+/// With fewer descriptors, there is room for only a few sessions.
 const DESCRIPTORS_MIN: u64 = 64;
 
 pub(super) fn descriptors(typed: &str) -> Result<u64, String> {
@@ -80,14 +80,14 @@ pub(super) fn descriptors(typed: &str) -> Result<u64, String> {
 pub(super) fn remote(typed: &str) -> Result<TargetRange, String> {
     let target: TargetRange = typed.parse()?;
     match target.first.port() {
-        Some(0) => Err("expected a port from 1 to 65535: nobody can listen on port 0".to_owned()),
+        Some(0) => Err("expected a port from 1 to 65535".to_owned()),
         _ => Ok(target),
     }
 }
 
 const DNS_PORT: u16 = 53;
 
-/// Who looks names up; several servers with commas between them.
+/// Parses the resolver: a mode, or servers separated by commas.
 pub(super) fn resolver(typed: &str) -> Result<ResolverSettings, String> {
     let server = |text: &str| match (text.parse::<SocketAddr>(), text.parse::<IpAddr>()) {
         (Ok(address), _) => Some(address),
@@ -108,12 +108,12 @@ pub(super) fn resolver(typed: &str) -> Result<ResolverSettings, String> {
     }
 }
 
-/// A hundred years: no phase lasts longer, and an instant that far ahead is still one that the clock can name.
+/// The longest time, in days: a hundred years. The clock can represent an instant that far ahead.
 const LONGEST_DAYS: u64 = 36_500;
 
 pub(super) fn time(typed: &str) -> Result<Duration, String> {
     let expected = "expected a time such as 500ms, 10s, 1m or 1h30m, in ms, s, m, h or d";
-    // The library's own words name units that are not told of here.
+    // The error of humantime names units that the help does not mention.
     let time = humantime::parse_duration(typed).map_err(|_| expected.to_owned())?;
     match time <= Duration::from_secs(LONGEST_DAYS * 24 * 60 * 60) {
         true => Ok(time),
@@ -123,7 +123,7 @@ pub(super) fn time(typed: &str) -> Result<Duration, String> {
 
 pub(super) fn positive_time(typed: &str) -> Result<Duration, String> {
     match time(typed)? {
-        Duration::ZERO => Err("expected a time longer than 0: this phase cannot go without a deadline".to_owned()),
+        Duration::ZERO => Err("expected a time longer than 0".to_owned()),
         time => Ok(time),
     }
 }

@@ -1,4 +1,4 @@
-//! Runs happy eyeballs: the lookups and attempts side by side, until one attempt has a connection.
+//! Runs happy eyeballs: lookups and attempts run side by side until one attempt connects.
 
 use std::future::poll_fn;
 use std::net::IpAddr;
@@ -11,29 +11,31 @@ use super::resolver::{Found, LookupError, Pending};
 use super::socket::SocketError;
 use crate::policy::Denied;
 
-/// An attempt that is over.
+/// A finished attempt.
 pub(super) struct Tried<T> {
     pub(super) ip: IpAddr,
     pub(super) outcome: Result<T, Why>,
 }
 
-/// Why an attempt came to nothing.
+/// The reason why an attempt failed.
 #[derive(Debug)]
 pub(super) enum Why {
     Denied(Denied),
     Failed(SocketError),
 }
 
-/// Why happy eyeballs found no connection.
+/// The reason why happy eyeballs made no connection.
 #[derive(Debug)]
 pub(super) enum Lost {
     /// There was no address to try.
     Unresolved(LookupError),
-    /// The first that was denied: somebody may want to know. If none was, the last one.
+    /// The first attempt that was denied, because the operator may want to know of it. If none was
+    /// denied, the last attempt that failed.
     Attempt(IpAddr, Why),
 }
 
-/// The first connection that comes of `attempt`; what else is under way then is dropped, and so closed.
+/// Returns the first connection that `attempt` makes. All other lookups and attempts are then
+/// dropped, which closes them.
 pub(super) async fn first_to_connect<'a, T>(
     mut eyeballs: HappyEyeballs,
     mut lookups: Vec<Pending<'a, Found>>,
@@ -86,7 +88,9 @@ impl Lost {
         }
     }
 
-    /// What is told at the deadline: of the attempt that is under way, that it took too long; without one, what went wrong before.
+    /// Returns the error to report at the deadline. An earlier denial stays. Otherwise, an attempt
+    /// that still runs has timed out. Without one, the last failed attempt is reported, or else
+    /// that the lookup timed out.
     fn or_late(self, under_way: Option<IpAddr>) -> Self {
         match (under_way, self) {
             (Some(ip), lost) => lost.or(ip, Why::Failed(SocketError::timed_out())),
@@ -95,7 +99,7 @@ impl Lost {
         }
     }
 
-    /// A lookup that failed says more than one that found nothing.
+    /// Replaces "no address" with the error of a failed lookup, which says more.
     fn or_unresolved(self, error: LookupError) -> Self {
         match self {
             Self::Unresolved(LookupError::NoAddress) => Self::Unresolved(error),
@@ -104,7 +108,8 @@ impl Lost {
     }
 }
 
-/// The result of the first of `futures` that is done, which leaves them; never, if there is none. Cancel safe.
+/// Waits for the first of `futures` that is done, removes it and returns its result. Waits forever
+/// if there is none. Cancel safe.
 async fn next_done<T>(futures: &mut Vec<Pending<'_, T>>) -> T {
     poll_fn(|cx| {
         for index in 0..futures.len() {

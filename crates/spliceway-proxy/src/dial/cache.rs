@@ -1,6 +1,7 @@
-//! What was looked up, for as long as the answer said it holds. Pure; time is an argument.
+//! Caches DNS answers for as long as their TTL allows. No I/O; time is an argument.
 //!
-//! Not hickory's own cache: an entry there is a whole message, of up to 64 KiB on the wire, and here clients choose the names.
+//! hickory's own cache is not used. An entry there is a whole message of up to 64 KiB on the wire,
+//! and clients choose the names here.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -11,22 +12,23 @@ use tokio::time::Instant;
 
 use super::happy_eyeballs::{ADDRESSES_MAX, Family};
 
-/// Names in each of two generations. A name has 255 bytes and 32 addresses at most: 4 MiB if every one has.
+/// The maximum number of names in each of the two generations. A name has at most 255 bytes and 32
+/// addresses. A cache full of such names takes 4 MiB.
 const GENERATION_MAX: usize = 2048;
-/// The longest an answer is believed, whatever it says.
+/// The longest time that an answer with addresses is used, whatever its TTL.
 const POSITIVE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
-/// The longest that a name has no address: it is often one that is about to get one.
+/// The longest time that the answer "no address" is used. Such a name often gets an address soon.
 const NEGATIVE_MAX: Duration = Duration::from_secs(5 * 60);
 
-/// At most 2 × 2048 names: when the young generation is full the old one is forgotten, and the young one grows old. A name in use
-/// is young again.
+/// A cache of at most 2 × 2048 names. When the young generation is full, it becomes the old one,
+/// and the previous old one is dropped. A name that is used moves to the young generation.
 #[derive(Debug, Default)]
 pub(super) struct Cache {
     young: HashMap<Box<str>, Known>,
     old: HashMap<Box<str>, Known>,
 }
 
-/// What is known of a name, by family.
+/// The answers for a name, by family.
 #[derive(Debug, Default, Clone)]
 struct Known {
     v6: Option<Answer>,
@@ -35,16 +37,17 @@ struct Known {
 
 #[derive(Debug, Clone)]
 struct Answer {
-    /// None where there is none.
+    /// Empty if the name has no address of this family.
     addresses: Arc<[IpAddr]>,
     until: Instant,
 }
 
 impl Cache {
-    /// The addresses that `name` still has; no address, if that is still so; `None` if it has to be asked.
+    /// Returns the cached addresses of `name`, which are none if it is known to have none. Returns
+    /// `None` if a query is needed.
     pub(super) fn get(&mut self, name: &str, family: Family, now: Instant) -> Option<Arc<[IpAddr]>> {
         if let Some((name, known)) = self.old.remove_entry(name) {
-            // Young may know it by now, and then knows it better.
+            // The young generation may have the name too, and then its answer is newer.
             if !self.young.contains_key(&name) {
                 self.insert(name, known);
             }
@@ -53,7 +56,7 @@ impl Cache {
         (now < answer.until).then(|| Arc::clone(&answer.addresses))
     }
 
-    /// Remembers an answer for `ttl`, which may be 0. Of more than 16 addresses, the first 16.
+    /// Keeps an answer for `ttl`, which may be 0. Only the first 16 addresses are kept.
     pub(super) fn put(&mut self, name: &str, family: Family, addresses: &[IpAddr], ttl: Duration, now: Instant) {
         let longest = if addresses.is_empty() {
             NEGATIVE_MAX

@@ -1,4 +1,5 @@
-//! Through other proxies, one behind another: the first is dialled, each is asked for the next, the last for the target.
+//! Connects through a chain of upstream proxies. Each one is asked to connect to the next one, and
+//! the last one to the target.
 
 use std::io;
 
@@ -9,15 +10,15 @@ use super::error::UpstreamFault;
 use super::resolver::LookupError;
 use super::upstream::Scheme;
 use super::{Caller, DialError, Dialed, Dialer, Purpose, UpstreamProxy};
-use crate::address::Target;
-use crate::protocol::client::{self, Handshake, Language, Step};
+use spliceway_protocol::address::Target;
+use spliceway_protocol::client::{self, Handshake, Language, Step};
 
-/// What is read at once of a proxy's answer, and so the most that [`Dialed::early`] holds.
+/// The space for each read of a proxy's answer. It bounds what [`Dialed::early`] holds.
 const READ_BYTES: usize = 2 << 10;
 
 impl Dialer {
-    /// A connection to `target` by way of all proxies. Where the last of them takes addresses alone, those of a name are asked for in
-    /// turn, each by a connection of its own.
+    /// Connects to `target` through all upstream proxies. If the last one takes only addresses, the
+    /// addresses of a name are tried in turn, each with a connection of its own.
     pub(super) async fn dial_through(&self, target: &Target, via: &str, caller: Caller) -> Result<Dialed, DialError> {
         let proxies = &self.settings.upstreams;
         let takes_addresses = proxies.last().is_some_and(|last| last.scheme == Scheme::Socks5);
@@ -31,7 +32,7 @@ impl Dialer {
         let mut failed = None;
         for target in &targets {
             match self.through_all(target, via, caller).await {
-                // As in happy eyeballs, a denial is what is told.
+                // As in happy eyeballs, a denial is reported rather than another failure.
                 Err(error) if error.is_of_the_target() && Instant::now() < caller.deadline => {
                     failed = failed
                         .filter(|before: &DialError| before.denied().is_some())
@@ -44,7 +45,8 @@ impl Dialer {
     }
 
     async fn through_all(&self, target: &Target, via: &str, caller: Caller) -> Result<Dialed, DialError> {
-        // What it may make of a name is beyond us; what it makes of an address is not.
+        // The last proxy may look up a name, which cannot be checked here. An address can be
+        // checked.
         self.policy.check_passed_on(target)?;
         let proxies = &self.settings.upstreams;
         let connected = self.connect(&proxies[0].address, Purpose::Proxy, caller).await;
@@ -86,7 +88,7 @@ impl UpstreamProxy {
     }
 }
 
-/// Has `proxy`, at the other end of `dialed`, connect it to `target`.
+/// Asks `proxy`, at the other end of `dialed`, to connect to `target`.
 async fn ask(
     dialed: &mut Dialed,
     proxy: &UpstreamProxy,

@@ -1,4 +1,4 @@
-//! Why there is no connection.
+//! The errors of a dial.
 
 use std::fmt;
 use std::io;
@@ -6,32 +6,32 @@ use std::net::IpAddr;
 
 use super::resolver::LookupError;
 use super::socket::{Call, SocketError};
-use crate::address::Target;
 use crate::errno;
 use crate::policy::Denied;
-use crate::protocol::{Failure, client};
+use spliceway_protocol::address::Target;
+use spliceway_protocol::{Failure, client};
 
-/// Why there is no connection to a target. No text of it holds a secret.
+/// The reason why there is no connection to a target. Its text never contains a password.
 #[derive(Debug)]
 pub(crate) enum DialError {
-    /// The name has no address, or nobody could say.
+    /// The name has no address, or its lookup failed.
     Unresolved(LookupError),
-    /// Refused by us: the name, or this address of it, and no other connected.
+    /// The policy refuses the name, or this address, and no other address connected.
     Denied(Denied, Option<IpAddr>),
-    /// The last address tried, or the path.
+    /// The last address that was tried, or the Unix socket, cannot be reached.
     Unreachable(Target, SocketError),
-    /// A proxy on the way, as [`super::UpstreamProxy`] shows it, and what is wrong with it.
+    /// An upstream proxy, as [`super::UpstreamProxy`] displays it, and its fault.
     Upstream(Box<str>, UpstreamFault),
 }
 
-/// What a proxy on the way did.
+/// The fault of an upstream proxy.
 #[derive(Debug)]
 pub(crate) enum UpstreamFault {
-    /// There is no connection to it.
+    /// The proxy cannot be reached.
     Unreachable(Box<DialError>),
-    /// Its answer.
+    /// The handshake with it failed.
     Answered(client::Error),
-    /// It said nothing until the timeout.
+    /// It did not answer before the timeout.
     Silent,
     /// It closed the connection without an answer.
     Closed,
@@ -39,7 +39,8 @@ pub(crate) enum UpstreamFault {
 }
 
 impl DialError {
-    /// For records and labels: an errno's name, `unresolved`, `too_many_lookups`, the reason of a denial, or `upstream_` and what happened there.
+    /// Returns the reason for records and metrics: the name of an errno, `unresolved`,
+    /// `too_many_lookups`, the reason of a denial, or `upstream_` with the fault.
     pub(crate) fn as_str(&self) -> &'static str {
         match self {
             Self::Unresolved(LookupError::TimedOut) => "ETIMEDOUT",
@@ -51,7 +52,7 @@ impl DialError {
         }
     }
 
-    /// What the client is told.
+    /// Returns the failure to report to the client.
     pub(crate) fn failure(&self) -> Failure {
         match self {
             Self::Unresolved(LookupError::TimedOut | LookupError::TooMany) => Failure::TimedOut,
@@ -62,7 +63,7 @@ impl DialError {
         }
     }
 
-    /// The reason, if it was our own policy that refused.
+    /// Returns the reason if the policy of this program refused the target.
     pub(crate) fn denied(&self) -> Option<&'static str> {
         match self {
             Self::Denied(denied, _) => Some(denied.as_str()),
@@ -70,7 +71,7 @@ impl DialError {
         }
     }
 
-    /// Whether another address of the same name may fare better with the same proxies.
+    /// Returns whether another address of the same name may succeed with the same proxies.
     pub(super) fn is_of_the_target(&self) -> bool {
         matches!(
             self,
@@ -86,7 +87,8 @@ impl SocketError {
             ("EHOSTUNREACH" | "EHOSTDOWN", _) => Failure::HostUnreachable,
             ("ENETUNREACH" | "ENETDOWN" | "EAFNOSUPPORT" | "EADDRNOTAVAIL", _) => Failure::NetworkUnreachable,
             ("ETIMEDOUT", _) => Failure::TimedOut,
-            // A firewall's word. Of the calls before, it says that we lack a privilege.
+            // A firewall forbids the connection. From earlier calls, these errors mean that the
+            // program lacks a privilege.
             ("EACCES" | "EPERM", Call::Connect) => Failure::NotAllowed,
             _ => Failure::General,
         }
@@ -104,7 +106,8 @@ impl UpstreamFault {
         }
     }
 
-    /// The proxies that we go through are our affair: of what is wrong with one, the client learns that it went wrong.
+    /// Returns the failure to report to the client. Upstream proxies are internal, so the client
+    /// does not learn what is wrong with one of them.
     fn failure(&self) -> Failure {
         match self {
             Self::Answered(error) => error.failure(),

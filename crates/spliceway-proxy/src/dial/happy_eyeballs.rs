@@ -1,8 +1,11 @@
-//! Happy eyeballs, RFC 8305, as decisions: which address to try now, or until when to wait. Time is an argument.
+//! Decides the steps of happy eyeballs (RFC 8305): which address to try now, or how long to wait.
+//! No I/O; time is an argument.
 //!
 //! ```text
 //!   answers ──▶ waiting IPv6 ─┐ in turn
-//!   answers ──▶ waiting IPv4 ─┴────────▶ Try, 250 ms later or at a failure the next ──▶ connected, or Exhausted
+//!   answers ──▶ waiting IPv4 ─┴────────▶ Try ──▶ connected, or Exhausted
+//!                                        ▲ │ the next one: after 250 ms or a failure
+//!                                        └─┘
 //! ```
 
 use std::collections::VecDeque;
@@ -11,11 +14,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// "Connection Attempt Delay", section 5: what one address has to itself before the next is tried beside it.
+/// The "Connection Attempt Delay" of section 5: the time before the next attempt starts beside one.
 pub(super) const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
-/// "Resolution Delay", section 3: what IPv4 waits for the answer about IPv6, once its own is there.
+/// The "Resolution Delay" of section 3: how long an answer for IPv4 waits for the one for IPv6.
 pub(super) const RESOLUTION_DELAY: Duration = Duration::from_millis(50);
-/// Addresses that are tried for one connection, and so the sockets it may hold at once. All are under way after 4 s.
+/// The maximum number of addresses to try for one connection, and so of its sockets at once. All
+/// attempts have started after 4 s.
 pub(super) const ADDRESSES_MAX: usize = 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,35 +28,35 @@ pub(super) enum Family {
     V4,
 }
 
-/// The attempts at one connection. IPv6 comes first, as section 4 has it, unless only IPv4 is known.
+/// The attempts for one connection. IPv6 comes first (section 4), unless only IPv4 is known.
 #[derive(Debug)]
 pub(super) struct HappyEyeballs {
     waiting_v6: VecDeque<IpAddr>,
     waiting_v4: VecDeque<IpAddr>,
-    /// Families whose answer is still out.
+    /// The families whose answer is still missing.
     awaited: Vec<Family>,
-    /// Whose turn it is, if both have an address.
+    /// The family that is next, if both have an address.
     turn: Family,
     under_way: usize,
-    /// How many more may be tried.
+    /// How many more addresses may be tried.
     left: usize,
-    /// When the next may be tried; `None` at once.
+    /// When the next address may be tried. `None`: at once.
     not_before: Option<Instant>,
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Try this address, beside whatever is under way.
+    /// Try this address, beside the attempts that already run.
     Try(IpAddr),
-    /// Wait for an attempt or an answer, and no longer than this.
+    /// Wait for an attempt or an answer, but not after this time.
     Wait(Option<Instant>),
-    /// Nothing is under way, and nothing is left to try.
+    /// No attempt runs, and no address is left to try.
     Exhausted,
 }
 
 impl HappyEyeballs {
-    /// Both answers are still to come.
+    /// Starts before the answer for either family is known.
     pub(super) fn looking_up() -> Self {
         Self {
             waiting_v6: VecDeque::new(),
@@ -65,7 +69,7 @@ impl HappyEyeballs {
         }
     }
 
-    /// Between addresses that are all known.
+    /// Starts with all addresses known.
     pub(super) fn of(addresses: impl IntoIterator<Item = IpAddr>) -> Self {
         let mut eyeballs = Self::looking_up();
         eyeballs.awaited.clear();
@@ -73,7 +77,7 @@ impl HappyEyeballs {
         eyeballs
     }
 
-    /// An answer came; with no address, if it was that there is none, or that nobody could say.
+    /// Adds the answer for a family. It is empty if there is no address, or if the lookup failed.
     pub(super) fn answered(&mut self, family: Family, addresses: impl IntoIterator<Item = IpAddr>, now: Instant) {
         let begun = self.left < ADDRESSES_MAX;
         self.awaited.retain(|awaited| *awaited != family);
@@ -84,13 +88,13 @@ impl HappyEyeballs {
         }
     }
 
-    /// An attempt failed.
+    /// Records that an attempt failed.
     pub(super) fn failed(&mut self) {
         self.under_way -= 1;
         self.not_before = None;
     }
 
-    /// To be asked again after each `Try`, and whenever something came of a `Wait`.
+    /// Returns the next step. Call this again after each `Try`, and whenever a `Wait` has ended.
     pub(super) fn next(&mut self, now: Instant) -> Step {
         let may_try = self.left > 0;
         let is_waiting = !self.waiting_v6.is_empty() || !self.waiting_v4.is_empty();
@@ -110,7 +114,7 @@ impl HappyEyeballs {
         }
     }
 
-    /// What is waiting, in the order it would be tried.
+    /// Returns the waiting addresses, at most 16, in the order in which they would be tried.
     pub(super) fn in_turn(mut self) -> Vec<IpAddr> {
         std::iter::from_fn(|| self.take()).take(ADDRESSES_MAX).collect()
     }
@@ -268,6 +272,9 @@ mod tests {
 
     #[test]
     fn an_ipv4_address_mapped_into_ipv6_is_tried_as_what_it_is() {
-        assert_eq!(HappyEyeballs::of(ips(&["::ffff:192.0.2.1"])).next(Instant::now()), tries(ONE));
+        assert_eq!(
+            HappyEyeballs::of(ips(&["::ffff:192.0.2.1"])).next(Instant::now()),
+            tries(ONE)
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Names to addresses: `/etc/hosts`, the cache, then the name servers; or the system's own resolver.
+//! Looks up names in `/etc/hosts`, the cache and DNS, or with the system's own resolver.
 
 use std::fmt;
 use std::future::Future;
@@ -27,49 +27,52 @@ mod places;
 
 pub(super) use places::Key;
 
-/// Domains that a short name is tried in: as many as resolv.conf(5) could always have. Each costs two questions.
+/// The maximum number of search domains for a short name: as many as resolv.conf(5) has always
+/// allowed. Each of them costs two queries.
 const SEARCH_MAX: usize = 6;
-/// Sockets that a question for one family has open at most: hickory asks two servers at once, and again where one is slow.
+/// The maximum number of sockets of a query for one family. hickory asks two servers at once, and
+/// asks again if one of them is slow.
 const EACH_QUESTION: usize = 3;
-/// The most threads in `getaddrinfo(3)` at once. A call may take half a minute and cannot be cancelled.
+/// The maximum number of threads in `getaddrinfo(3)`. A call may take 30 s and cannot be cancelled.
 const IN_SYSTEM_MAX: usize = 64;
 
-/// Who looks names up.
+/// The resolver to use.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) enum ResolverSettings {
-    /// We, as `/etc/resolv.conf` says; without one, the system.
+    /// DNS as in `/etc/resolv.conf`, or the system's resolver if that file cannot be used.
     #[default]
     Configured,
-    /// The system's `getaddrinfo(3)`. It tells nobody how long an answer holds, so that it is asked every time.
+    /// The system's `getaddrinfo(3)`. It does not tell how long an answer is valid, so it is called
+    /// for every lookup.
     System,
-    /// We, of these servers.
+    /// DNS with these servers.
     Servers(Vec<SocketAddr>),
 }
 
-/// Something to be polled, of whatever kind.
+/// A boxed future of any type.
 pub(super) type Pending<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// An answer about one family of addresses.
+/// The answer for one address family.
 pub(super) struct Found {
     pub(super) family: Family,
     pub(super) addresses: Result<Vec<IpAddr>, LookupError>,
 }
 
-/// A question, under way.
+/// A lookup in progress.
 pub(super) enum Lookup<'a> {
     Whole(Pending<'a, Result<Vec<IpAddr>, LookupError>>),
-    /// Two, of which one may be much later than the other.
+    /// One future for each family, because one may take much longer than the other.
     Families([Pending<'a, Found>; 2]),
 }
 
-/// Why a name came to no address.
+/// The reason why a lookup found no address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum LookupError {
-    /// It has none.
+    /// The name has no address.
     NoAddress,
-    /// No answer came.
+    /// No answer came in time.
     TimedOut,
-    /// Nobody could say.
+    /// The lookup failed.
     Failed(Arc<str>),
     /// The client has so many slow lookups that this one could not start in time.
     TooMany,
@@ -85,22 +88,25 @@ pub(super) struct Dns {
     hosts: Hosts,
     cache: Mutex<Cache>,
     search: Search,
-    /// Questions under way. What the cache knows is no question.
+    /// The places for queries. Answers from the cache need none.
     asking: Places,
 }
 
-/// What short names may be short for.
+/// The search list for short names.
 #[derive(Debug, Default)]
 struct Search {
-    /// In lower case, each with a dot at the end.
+    /// In lower case, each with a final dot.
     domains: Vec<Box<str>>,
-    /// A name with so many dots is tried as it is before anything else.
+    /// A name with at least this many dots is first tried as it is.
     ndots: usize,
 }
 
 impl Resolver {
+    /// Creates a resolver whose DNS queries use up to `descriptors` sockets at once. One query can
+    /// always run.
+    ///
     /// # Errors
-    /// Servers that no resolver can be made of.
+    /// Returns an error if no resolver can be created for the servers.
     pub(super) fn new(settings: &ResolverSettings, descriptors: usize) -> io::Result<Self> {
         let questions = (descriptors / EACH_QUESTION).max(1);
         match settings {
@@ -118,7 +124,7 @@ impl Resolver {
             ResolverSettings::Configured => match system_conf::read_system_conf() {
                 Ok((config, options)) => Self::of(config, options, Hosts::from_system().unwrap_or_default(), questions),
                 Err(error) => {
-                    tracing::warn!(%error, "no usable /etc/resolv.conf: names are looked up by the system, and nothing is cached");
+                    tracing::warn!(%error, "cannot use /etc/resolv.conf: the system looks up names, and nothing is cached");
                     Ok(Self::system())
                 }
             },
@@ -131,7 +137,7 @@ impl Resolver {
 
     fn of(config: ResolverConfig, options: ResolverOpts, hosts: Hosts, questions: usize) -> io::Result<Self> {
         let search = Search::new(&config, options.ndots);
-        // Names are whole when they come there, and hosts and cache are ours.
+        // hickory gets complete names only. The search list, the hosts file and the cache are here.
         let (_, _, name_servers) = config.into_parts();
         let config = ResolverConfig::from_name_servers(name_servers);
         let mut builder =
@@ -148,7 +154,8 @@ impl Resolver {
         })))
     }
 
-    /// What `host` may stand for, the likeliest first: never nothing. In lower case.
+    /// Returns the names that `host` may stand for, the likeliest first, in lower case. There is at
+    /// least one.
     pub(super) fn readings(&self, host: &str) -> Vec<String> {
         let host = host.to_ascii_lowercase();
         match self {
@@ -158,7 +165,7 @@ impl Resolver {
         }
     }
 
-    /// Asks for one of the readings.
+    /// Starts the lookup of one of the readings.
     pub(super) fn look_up<'a>(&'a self, reading: &'a str, caller: Caller) -> Lookup<'a> {
         match self {
             Self::System(places) => Lookup::Whole(Box::pin(ask_system(reading, places, caller))),
@@ -172,7 +179,7 @@ impl Resolver {
         }
     }
 
-    /// Every address of `host` that a connection would try, in the order it would. Cancel safe.
+    /// Returns the addresses of `host` that a connection would try, in that order. Cancel safe.
     pub(super) async fn all(&self, host: &str, caller: Caller) -> Result<Vec<IpAddr>, LookupError> {
         let mut failed = LookupError::NoAddress;
         for reading in self.readings(host) {
@@ -190,7 +197,7 @@ impl Resolver {
     }
 }
 
-/// `lookup`, if it is done in time.
+/// Waits for `lookup` until `deadline`.
 pub(super) async fn within<T>(
     deadline: Instant,
     lookup: impl Future<Output = Result<T, LookupError>>,
@@ -198,7 +205,7 @@ pub(super) async fn within<T>(
     timeout_at(deadline, lookup).await.unwrap_or(Err(LookupError::TimedOut))
 }
 
-/// What either has, if one of them has something.
+/// Joins both answers. If one lookup fails, the addresses of the other one count.
 async fn both(v6: Pending<'_, Found>, v4: Pending<'_, Found>) -> Result<Vec<IpAddr>, LookupError> {
     match tokio::join!(v6, v4) {
         (
@@ -254,7 +261,7 @@ fn system_look_up(name: &str) -> io::Result<Vec<IpAddr>> {
     Ok((name, 0).to_socket_addrs()?.map(|address| address.ip()).collect())
 }
 
-/// A server asked by UDP, and by TCP where an answer is too long for that.
+/// Returns the configuration of a server that is queried over UDP, and over TCP for long answers.
 fn server(address: SocketAddr) -> NameServerConfig {
     let connection = |mut connection: ConnectionConfig| {
         connection.port = address.port();
@@ -265,7 +272,8 @@ fn server(address: SocketAddr) -> NameServerConfig {
 }
 
 impl Dns {
-    /// What `/etc/hosts` says of a name. What it has no address of a family for has none: that is asked of nobody else.
+    /// Returns the addresses of a name in `/etc/hosts`. If the file has addresses of one family
+    /// only, the name has none of the other family, and no server is asked.
     fn in_hosts(&self, name: &str) -> Option<Vec<IpAddr>> {
         let name = Name::from_ascii(name).ok()?;
         let of_type = |record_type| self.hosts.lookup_static_host(&Query::query(name.clone(), record_type));
@@ -292,9 +300,9 @@ impl Dns {
         Some(addresses.to_vec())
     }
 
-    /// Asks the servers, and remembers the answer for as long as it says.
+    /// Queries the servers, and caches the answer for its TTL.
     async fn ask(&self, name: &str, family: Family, _place: Place) -> Result<Vec<IpAddr>, LookupError> {
-        // No name of DNS: nobody has to be asked to know that it has no address.
+        // A text that is not a DNS name has no address, so no server is asked.
         let question = Name::from_ascii(name).map_err(|_| LookupError::NoAddress)?;
         let record_type = match family {
             Family::V6 => RecordType::AAAA,
@@ -305,7 +313,8 @@ impl Dns {
                 let answers = lookup.answers();
                 let of_type = answers.iter().filter(|record| record.record_type() == record_type);
                 let addresses: Vec<IpAddr> = of_type.filter_map(|record| record.data.ip_addr()).collect();
-                // Aliases on the way hold no longer than the addresses behind them, nor the other way round.
+                // An alias and the addresses behind it are valid only together, so the shortest TTL
+                // counts.
                 (addresses, answers.iter().map(|record| record.ttl).min())
             }
             Err(NetError::Dns(DnsError::NoRecordsFound(none))) => (Vec::new(), none.negative_ttl),
@@ -322,7 +331,7 @@ impl Dns {
 impl Search {
     fn new(config: &ResolverConfig, ndots: usize) -> Self {
         let listed = config.search().iter();
-        // The domain of this machine is what is searched if nothing is said.
+        // Without a search list, the domain of this machine is searched.
         let own = config.domain().filter(|_| config.search().is_empty());
         let text = |domain: &Name| format!("{}.", domain.to_lowercase().to_ascii().trim_end_matches('.'));
         Self {
@@ -335,7 +344,8 @@ impl Search {
         }
     }
 
-    /// As resolv.conf(5) has it: a name with a dot at its end is whole, a name with dots is more likely so than not.
+    /// Orders the readings as resolv.conf(5) says. A name with a final dot is complete. A name with
+    /// enough dots is probably complete, so it is first tried as it is.
     fn readings(&self, host: String) -> Vec<String> {
         if host.ends_with('.') {
             return vec![host];
@@ -375,7 +385,7 @@ impl fmt::Display for LookupError {
             Self::NoAddress => f.write_str("the name has no address"),
             Self::TimedOut => f.write_str("no answer in time"),
             Self::Failed(error) => f.write_str(error),
-            Self::TooMany => f.write_str("too many lookups of this client are under way"),
+            Self::TooMany => f.write_str("too many lookups of this client are in progress"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Sockets to targets, and what they are told before they connect.
+//! Opens sockets to targets, and sets their options before they connect.
 
 use std::fmt;
 use std::io;
@@ -9,24 +9,26 @@ use rustix::io::Errno;
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpSocket, TcpStream};
 
-/// `IFNAMSIZ` has 16 bytes, and the last is 0.
+/// The maximum length of an interface name: `IFNAMSIZ` is 16 bytes, and the last byte is 0.
 const INTERFACE_MAX_BYTES: usize = 15;
 
-/// What sockets to targets have in common.
+/// The settings that all sockets to targets share.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SocketSettings {
-    /// What IPv4 connections go out from. With a source of one family and none of the other, targets of the other are not reached.
+    /// The source address of IPv4 connections. If only one family has a source address, targets of
+    /// the other family are not reached.
     pub(crate) source_v4: Option<Ipv4Addr>,
     pub(crate) source_v6: Option<Ipv6Addr>,
-    /// The network interface that they go out by, `SO_BINDTODEVICE`.
+    /// The network interface for outgoing packets, `SO_BINDTODEVICE`.
     pub(crate) interface: Option<Box<str>>,
-    /// `SO_MARK`, for routes and firewalls.
+    /// The mark of outgoing packets (`SO_MARK`), for routing and firewalls.
     pub(crate) mark: Option<u32>,
-    /// Silence after which the kernel asks whether the target is still there, and the time between questions. `None`: never.
+    /// The silence before the kernel sends a keepalive probe, and the time between probes. `None`:
+    /// no probes.
     pub(crate) keepalive: Option<Duration>,
 }
 
-/// The call that failed on a socket, and what it said.
+/// The call that failed on a socket, and its error.
 #[derive(Debug)]
 pub(crate) struct SocketError {
     pub(crate) call: Call,
@@ -43,16 +45,17 @@ pub(crate) enum Call {
 }
 
 impl SocketSettings {
-    /// Tries what depends on privileges, so that what is lacking is told once and at the start.
+    /// Tries the options that need privileges, so that a missing one is reported once, at the
+    /// start.
     ///
     /// # Errors
-    /// What can never work: a privilege that is missing, a name that no interface can have. What may come yet, such as an
-    /// interface, is logged.
+    /// Returns an error if something can never work: a privilege is missing, or no interface can
+    /// have this name. A problem that may go away, such as a missing interface, is only logged.
     pub(super) fn probe(&self) -> io::Result<()> {
         let is_name = |name: &str| (1..=INTERFACE_MAX_BYTES).contains(&name.len()) && !name.contains(['\0', '/', ' ']);
-        // To the kernel an empty name is no interface at all, and a long one is its beginning.
+        // The kernel takes an empty name for no interface, and cuts a long name.
         if self.interface.as_deref().is_some_and(|name| !is_name(name)) {
-            let expected = "expected the name of a network interface, of 1 to 15 bytes";
+            let expected = "expected the name of a network interface, 1 to 15 bytes long";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, expected));
         }
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
@@ -61,14 +64,14 @@ impl SocketSettings {
                 Err(io::Error::new(failed.error.kind(), failed.to_string()))
             }
             Err(failed) => {
-                tracing::warn!(%failed, "no target can be reached yet");
+                tracing::warn!(%failed, "targets cannot be reached yet");
                 Ok(())
             }
             Ok(()) => Ok(()),
         }
     }
 
-    /// Connects to `address`. Cancel safe: the socket is closed.
+    /// Connects to `address`. Cancel safe: dropping the future closes the socket.
     pub(super) async fn connect(&self, address: SocketAddr) -> Result<TcpStream, SocketError> {
         let socket = self.open(address.ip())?;
         socket.set_tcp_nodelay(true).map_err(Call::Open.failed())?;
@@ -126,7 +129,7 @@ impl Call {
 }
 
 impl SocketError {
-    /// What the kernel would say in the end of a connection that takes too long.
+    /// Returns the error that the kernel would finally report for a connection that takes too long.
     pub(super) fn timed_out() -> Self {
         Call::Connect.failed()(Errno::TIMEDOUT.into())
     }
@@ -137,17 +140,17 @@ impl fmt::Display for SocketError {
         let Self { call, error } = self;
         let denied = Errno::from_io_error(error) == Some(Errno::PERM);
         match call {
-            Call::Open => write!(f, "no socket: {error}"),
-            Call::Mark if denied => write!(f, "cannot set the mark: {error}: that takes CAP_NET_ADMIN"),
+            Call::Open => write!(f, "cannot set up a socket: {error}"),
+            Call::Mark if denied => write!(f, "cannot set the mark without CAP_NET_ADMIN: {error}"),
             Call::Mark => write!(f, "cannot set the mark: {error}"),
             Call::Interface if denied => {
                 write!(
                     f,
-                    "cannot bind to the interface: {error}: before Linux 5.7 that takes CAP_NET_RAW"
+                    "cannot bind to the interface (before Linux 5.7 this needs CAP_NET_RAW): {error}"
                 )
             }
             Call::Interface => write!(f, "cannot bind to the interface: {error}"),
-            Call::Source => write!(f, "cannot go out from the source address: {error}"),
+            Call::Source => write!(f, "cannot use the source address: {error}"),
             Call::Connect => error.fmt(f),
         }
     }

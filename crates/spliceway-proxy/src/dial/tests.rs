@@ -8,12 +8,12 @@ pub(super) mod dns;
 use self::dns::{Answer, Server};
 use super::*;
 use crate::policy::{OwnListeners, Targets};
-use crate::protocol::Failure;
+use spliceway_protocol::Failure;
 
-/// For what must come sooner.
+/// A time limit for events that must happen sooner.
 const TIME: Duration = Duration::from_secs(20);
 
-/// Room enough for any test.
+/// More descriptors than any test needs.
 const TRANSIENT: usize = 64;
 
 fn dialer(resolver: ResolverSettings, sockets: SocketSettings, policy: TargetPolicy) -> Dialer {
@@ -26,8 +26,8 @@ fn dialer(resolver: ResolverSettings, sockets: SocketSettings, policy: TargetPol
     Dialer::new(settings, policy, TRANSIENT).unwrap()
 }
 
-/// By the names of `server`, to whatever is public, from an address that this machine does not have: what is allowed fails for that
-/// alone, and nothing leaves this machine.
+/// Returns a dialer that asks `server` and connects to public targets. Its source address does not
+/// exist on this machine: an allowed dial fails for this reason only, and sends no packet.
 fn from_nowhere(server: &Server) -> Dialer {
     let sockets = SocketSettings {
         source_v4: Some(Ipv4Addr::new(192, 0, 2, 1)),
@@ -48,7 +48,8 @@ async fn fails(dialer: &Dialer, target: &str) -> (&'static str, Option<&'static 
     (error.as_str(), error.denied())
 }
 
-/// A port of 127.0.0.1 at which nobody listens and nobody else can as long as it is held.
+/// Returns a port of 127.0.0.1 where nothing listens. Nothing else can listen there while the
+/// socket is open.
 pub(super) fn held() -> (Socket, SocketAddr) {
     let held = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     held.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
@@ -56,7 +57,7 @@ pub(super) fn held() -> (Socket, SocketAddr) {
     (held, address)
 }
 
-/// Two listeners on one port, at 127.0.0.1 and at 127.0.0.2.
+/// Returns two listeners on one port, on 127.0.0.1 and on 127.0.0.2.
 async fn two_on_one_port() -> (TcpListener, TcpListener, u16) {
     loop {
         let first = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -67,7 +68,8 @@ async fn two_on_one_port() -> (TcpListener, TcpListener, u16) {
     }
 }
 
-/// At 127.0.0.1 one whose backlog is full, so that nobody hears from it; at 127.0.0.2, on the same port, one that accepts.
+/// Returns two listeners on one port. The one on 127.0.0.1 never answers, because its backlog is
+/// full. The one on 127.0.0.2 accepts.
 async fn a_silent_and_a_live_one() -> (impl Sized, TcpListener, u16) {
     loop {
         let live = TcpListener::bind("127.0.0.2:0").await.unwrap();
@@ -83,7 +85,8 @@ async fn a_silent_and_a_live_one() -> (impl Sized, TcpListener, u16) {
     }
 }
 
-/// Whether nobody has connected. On loopback, who connects is in the backlog before connect(2) is done.
+/// Returns whether no client has connected. On loopback, a client is in the backlog before its
+/// connect(2) returns.
 fn was_left_alone(listener: TcpListener) -> bool {
     let listener = listener.into_std().unwrap();
     matches!(listener.accept(), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
@@ -133,13 +136,13 @@ async fn what_the_cache_holds_is_checked_as_what_was_just_looked_up() {
     assert_eq!(server.asked("inside.example."), asked);
 }
 
-/// The accept task polls each session once, in the order of their connections.
+/// The accept task polls each session once, in the order in which the clients connected.
 #[tokio::test]
 async fn what_needs_no_lookup_is_dialled_at_the_first_poll() {
     let server = Server::start().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap().into_std().unwrap();
     let port = listener.local_addr().unwrap().port();
-    // IPv6 is asked for as well, and that it has none is remembered too.
+    // The first dial also asks for IPv6, and caches that there is no address.
     server.says("cached.example.", Answer::has(&["127.0.0.1"], 60));
     let policy = TargetPolicy::new(Targets::Everything, OwnListeners::default());
     let settings = ResolverSettings::Servers(vec![server.address]);
@@ -187,7 +190,7 @@ async fn a_name_that_turns_into_ourselves_is_refused_and_nobody_is_dialled() {
     let resolver = ResolverSettings::Servers(vec![server.address]);
     let policy = TargetPolicy::new(Targets::Everything, own.clone());
     let dialer = dialer(resolver, SocketSettings::default(), policy);
-    // Known only once it is bound, which is after the dialer was made.
+    // A listener is known once it is bound, which is after the dialer was created.
     own.add(&ours).unwrap();
     let target = format!("rebind.example:{port}");
     server.says("rebind.example.", Answer::has(&["127.0.0.2"], 0));
@@ -275,7 +278,7 @@ async fn a_name_with_a_dead_address_connects_by_the_live_one() {
     live.accept().await.unwrap();
 }
 
-/// Else clients that ask for names with many silent addresses would have all descriptors.
+/// Otherwise, clients that ask for names with many silent addresses could use all descriptors.
 #[tokio::test(start_paused = true)]
 async fn an_attempt_beside_another_waits_for_a_descriptor_and_one_after_another_does_not() {
     let policy = TargetPolicy::new(Targets::Everything, OwnListeners::default());
@@ -289,7 +292,7 @@ async fn an_attempt_beside_another_waits_for_a_descriptor_and_one_after_another_
     let all = dialer.beside.acquire_many(descriptors).await.unwrap();
     let late = eyeballs([127, 0, 0, 1]).await.unwrap_err();
     assert_eq!(late.as_str(), "ETIMEDOUT");
-    // Nobody listens at 127.0.0.3: what that attempt had is the next one's.
+    // Nothing listens on 127.0.0.3, so the next attempt gets the descriptor of that one.
     assert!(eyeballs([127, 0, 0, 3]).await.is_ok());
     drop(all);
     assert!(eyeballs([127, 0, 0, 1]).await.is_ok());
@@ -327,7 +330,7 @@ async fn failures_are_told_by_their_names() {
     );
 }
 
-/// The clock is stopped, and so jumps to the deadline when nobody answers.
+/// The clock is paused, so it jumps to the deadline when nothing answers.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_says_nothing_is_given_up_at_the_timeout() {
     let server = Server::start().await;

@@ -1,4 +1,4 @@
-//! Connects to sockets on the file system.
+//! Connects to Unix sockets.
 
 use std::io;
 use std::path::Path;
@@ -9,11 +9,13 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::socket::{Call, SocketError};
 
-/// How long to wait for room in a listener's backlog before asking again, at first and at most: there is nothing else to wait for.
+/// The first and the longest wait before the next attempt if the listener's backlog is full.
+/// Nothing reports that there is room again.
 const RETRY_MIN: Duration = Duration::from_millis(1);
 const RETRY_MAX: Duration = Duration::from_millis(100);
 
-/// Connects to `path`. A listener whose backlog is full says so at once, where one of TCP lets wait: it is asked again. Cancel safe.
+/// Connects to `path`. If the listener's backlog is full, connect(2) fails at once, and this tries
+/// again. With TCP, the kernel would wait instead. Cancel safe.
 pub(super) async fn connect(path: &Path, deadline: Instant) -> Result<UnixStream, SocketError> {
     let mut wait = RETRY_MIN;
     loop {
@@ -56,7 +58,7 @@ mod tests {
         }
     }
 
-    /// Time stands still unless nothing else can happen, and then jumps to the next deadline.
+    /// The clock is paused. It jumps to the next deadline when nothing else can happen.
     #[tokio::test(start_paused = true)]
     async fn a_full_backlog_is_waited_for_until_there_is_room_or_the_time_is_up() {
         let folder = Folder::new("backlog");

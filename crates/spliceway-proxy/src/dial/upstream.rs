@@ -1,4 +1,4 @@
-//! Proxies between us and targets, as they are named on the command line.
+//! Upstream proxies, as the command line names them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,35 +6,36 @@ use std::str::FromStr;
 use percent_encoding::percent_decode_str;
 use url::Url;
 
-use crate::address::Target;
-use crate::protocol::Credentials;
+use spliceway_protocol::Credentials;
+use spliceway_protocol::address::Target;
 
-/// Proxies in a row. Each costs a handshake of every connection, and all have to be done within its timeout.
+/// The maximum length of a chain. Every connection needs a handshake with each proxy, within one
+/// timeout.
 pub(crate) const CHAIN_MAX: usize = 8;
-/// What a SOCKS5 message has room for, of a user's name and of the password.
+/// The maximum length of a user name and of a password in a SOCKS5 message.
 const CREDENTIAL_MAX_BYTES: usize = 255;
-/// IANA's for SOCKS.
+/// The port that IANA assigns to SOCKS.
 const SOCKS_PORT: u16 = 1080;
 
 const EXPECTED: &str = "expected socks5://[USER:PASSWORD@]HOST[:PORT], socks5h://… or http://…";
 
-/// One of them. Neither `Debug` nor `Display` shows its password, or its user.
+/// An upstream proxy. `Debug` and `Display` show neither its user nor its password.
 #[derive(Clone)]
 pub(crate) struct UpstreamProxy {
     pub(super) scheme: Scheme,
-    /// Where it is; never a socket on the file system.
+    /// Its address, which is never a Unix socket.
     pub(super) address: Target,
     pub(super) credentials: Option<Credentials>,
 }
 
-/// How it is spoken to, and who looks up names.
+/// The protocol, and who looks up names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scheme {
-    /// SOCKS5; names are looked up here.
+    /// SOCKS5. This program looks up names.
     Socks5,
-    /// SOCKS5; the proxy looks names up.
+    /// SOCKS5. The proxy looks up names.
     Socks5h,
-    /// HTTP CONNECT; the proxy looks names up.
+    /// HTTP CONNECT. The proxy looks up names.
     Http,
 }
 
@@ -51,27 +52,27 @@ impl Scheme {
 impl FromStr for UpstreamProxy {
     type Err = String;
 
-    /// No error repeats what was written: there may be a password in it.
+    /// Errors do not repeat the text, because it may hold a password.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let but = |what: &dyn fmt::Display| format!("{EXPECTED}: {what}");
         let url = Url::parse(text).map_err(|error| but(&error))?;
         let scheme = [Scheme::Socks5, Scheme::Socks5h, Scheme::Http]
             .into_iter()
             .find(|scheme| scheme.as_str() == url.scheme())
-            .ok_or_else(|| but(&"another scheme"))?;
+            .ok_or_else(|| "unknown scheme, expected socks5://, socks5h:// or http://".to_owned())?;
         if !matches!(url.path(), "" | "/") || url.query().is_some() || url.fragment().is_some() {
-            return Err(but(&"nothing follows the port"));
+            return Err(but(&"nothing may follow the port"));
         }
         let host = url.host_str().unwrap_or_default();
-        // An IPv6 address stands in brackets, as everywhere in a URL.
+        // A URL has brackets around an IPv6 address.
         let host = host
             .strip_prefix('[')
             .and_then(|host| host.strip_suffix(']'))
             .unwrap_or(host);
         let port = url.port_or_known_default().unwrap_or(SOCKS_PORT);
-        let address = Target::named(host, port).ok_or_else(|| but(&"no such host can be"))?;
+        let address = Target::named(host, port).ok_or_else(|| but(&"this is not a host name"))?;
         if port == 0 {
-            return Err(but(&"nobody can listen on port 0"));
+            return Err(but(&"ports are 1 to 65535"));
         }
         Ok(Self {
             scheme,
@@ -81,7 +82,7 @@ impl FromStr for UpstreamProxy {
     }
 }
 
-/// What stands before the `@`, with `%` and two digits for whatever has a meaning in URLs.
+/// Returns the user and password before the `@`, with percent-encoding decoded.
 fn credentials(url: &Url, scheme: Scheme) -> Result<Option<Credentials>, &'static str> {
     let decode = |text| -> Box<[u8]> { percent_decode_str(text).collect() };
     let (name, secret) = (decode(url.username()), decode(url.password().unwrap_or_default()));
@@ -90,12 +91,12 @@ fn credentials(url: &Url, scheme: Scheme) -> Result<Option<Credentials>, &'stati
     }
     let fits = |field: &[u8]| (1..=CREDENTIAL_MAX_BYTES).contains(&field.len());
     match scheme {
-        Scheme::Http if name.contains(&b':') => Err("the user of an HTTP proxy has no colon"),
+        Scheme::Http if name.contains(&b':') => Err("the user of an HTTP proxy must not contain a colon"),
         Scheme::Http if name.len() + secret.len() > 2 * CREDENTIAL_MAX_BYTES => {
-            Err("user and password have 510 bytes at most")
+            Err("user and password have at most 510 bytes together")
         }
         Scheme::Socks5 | Scheme::Socks5h if !fits(&name) || !fits(&secret) => {
-            Err("user and password of a SOCKS5 proxy have 1 to 255 bytes each")
+            Err("user and password of a SOCKS5 proxy must have 1 to 255 bytes each")
         }
         _ => Ok(Some(Credentials { name, secret })),
     }
@@ -176,7 +177,7 @@ mod tests {
             String::new(),
         ] {
             let error = text.parse::<UpstreamProxy>().unwrap_err();
-            assert!(error.starts_with(EXPECTED), "{text}: {error}");
+            assert!(error.contains("expected socks5://"), "{text}: {error}");
             assert!(
                 !error.contains("hunter2") && !error.contains("somebody") && !error.contains("xxx"),
                 "{error}"

@@ -8,18 +8,18 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, lookup_host};
 
 use super::{BACKLOG, Listener, SocketFile, inherited};
-use crate::address::ListenAddress;
 use crate::errno;
+use spliceway_protocol::address::ListenAddress;
 
-/// Silence after which the kernel asks whether the peer is still there, and the time between questions. A peer that vanished is
-/// noticed also where the idle timeout is off.
+/// The silence before the kernel sends a keepalive probe, and the time between probes. A vanished
+/// peer is noticed even if the idle timeout is off.
 pub(crate) const KEEPALIVE: Duration = Duration::from_secs(60);
 
-/// Listeners for `address`: one, or one for each address of a name, or for each socket of a name that the service manager has. `:port` is one
-/// socket for IPv6 and IPv4, where there is IPv6.
+/// Binds listeners for `address`. There is one for each address of a name, and one for each socket
+/// with a name from the service manager. `:port` is one socket for IPv6 and IPv4, if there is IPv6.
 ///
 /// # Errors
-/// The first address that cannot be had; the text names it.
+/// Returns the first error. Its text has the address.
 pub(crate) async fn bind(address: &ListenAddress) -> io::Result<Vec<Listener>> {
     let named = |error: io::Error| io::Error::new(error.kind(), format!("cannot listen on {address}: {error}"));
     let bound = match address {
@@ -41,7 +41,8 @@ pub(crate) async fn bind(address: &ListenAddress) -> io::Result<Vec<Listener>> {
     bound.map_err(named)
 }
 
-/// Addresses of a name that this machine does not have (`::1` where IPv6 is off) are left out, unless it has none of them.
+/// Listens on all addresses of a name. An address that this machine does not have is skipped, such
+/// as `::1` if IPv6 is off. It is an error if the machine has none of them.
 fn listen_on_all(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<Vec<Listener>> {
     let (mut listeners, mut missing) = (Vec::new(), io::Error::other("the name has no address"));
     for address in addresses {
@@ -64,14 +65,16 @@ fn no_such_family(error: &io::Error) -> bool {
 
 fn listen(address: SocketAddr, v6_only: bool) -> io::Result<Listener> {
     let socket = socket_to_listen(address, v6_only)?;
-    // Else a restart must wait until the last connections of the run before it have left TIME_WAIT.
+    // Without this, a restart must wait until the last connections of the previous run have left
+    // TIME_WAIT.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     TcpListener::from_std(socket.into()).map(Listener::Tcp)
 }
 
-/// A socket that listens at `address` once it is bound. What it accepts inherits its options: no call for each of them.
+/// Creates a socket to listen on `address`, which the caller must bind. Accepted sockets inherit
+/// its options, which saves calls for each of them.
 pub(crate) fn socket_to_listen(address: SocketAddr, v6_only: bool) -> io::Result<Socket> {
     let socket = Socket::new(
         Domain::for_address(address),
@@ -85,7 +88,8 @@ pub(crate) fn socket_to_listen(address: SocketAddr, v6_only: bool) -> io::Result
     Ok(socket)
 }
 
-/// What every relayed socket has: no waiting for more to send (the relay sends what there is), and keepalive.
+/// Sets the options of every relayed socket: keepalive, and `TCP_NODELAY`, because the relay sends
+/// all that it has.
 pub(crate) fn prepare<'socket>(socket: impl Into<SockRef<'socket>>) -> io::Result<()> {
     let socket = socket.into();
     socket.set_tcp_nodelay(true)?;

@@ -1,4 +1,5 @@
-//! Sockets that a service manager listens on for us (`sd_listen_fds(3)`), so that it can restart us and lose no client.
+//! Listening sockets from a service manager (`sd_listen_fds(3)`), which can then restart the
+//! program without losing a client.
 
 use std::env;
 use std::io;
@@ -10,20 +11,20 @@ use tokio::net::{TcpListener, UnixListener};
 
 use super::{Listener, prepare};
 
-/// The number of the first descriptor that is passed: behind the standard streams.
+/// The number of the first passed descriptor, after the standard streams.
 const FIRST: usize = 3;
 
-/// What was passed and has not been taken yet.
+/// The passed sockets that have not been taken yet.
 struct Inherited {
     sockets: ListenFd,
-    /// In the order of the sockets; there may be fewer names, and several sockets of one name.
+    /// In the order of the sockets. There may be fewer names, and several sockets with one name.
     names: Vec<String>,
 }
 
 static INHERITED: OnceLock<Mutex<Inherited>> = OnceLock::new();
 
-/// Notes what was passed and takes it out of the environment, so that no child takes it for its own. Must come before there are threads, as
-/// others may look at the environment.
+/// Records the passed sockets and removes them from the environment, so that no child process takes
+/// them for its own. Call this before there are other threads, which may read the environment.
 pub(crate) fn adopt() {
     INHERITED.get_or_init(|| {
         let names = env::var("LISTEN_FDNAMES").unwrap_or_default();
@@ -34,31 +35,33 @@ pub(crate) fn adopt() {
     });
 }
 
-/// The listeners of this name, or the one of this number.
+/// Returns the listeners with this name, or the one with this number.
 ///
 /// # Errors
-/// There is none, it has been taken before, or it is no listening stream socket.
+/// Returns an error if there is none, if it was taken before, or if it is not a listening stream
+/// socket.
 pub(super) fn take(name: &str) -> io::Result<Vec<Listener>> {
     adopt();
     let inherited = INHERITED.get().expect("adopted");
-    // Nothing that can panic leaves it half changed.
+    // No change under the lock can panic halfway.
     let mut inherited = inherited.lock().unwrap_or_else(PoisonError::into_inner);
     let Inherited { sockets, names } = &mut *inherited;
     let found = find(names, sockets.len(), name);
     if found.is_empty() {
         let passed = match sockets.len() {
             0 => "no socket to this process".to_owned(),
-            count => format!("{count} sockets, named {}", names.join(", ")),
+            count => format!("{count} socket(s), named {}", names.join(", ")),
         };
         return Err(io::Error::new(
             io::ErrorKind::NotFound,
-            format!("the service manager has passed {passed}"),
+            format!("the service manager passed {passed}"),
         ));
     }
     found.into_iter().map(|index| listener(sockets, index)).collect()
 }
 
-/// Which of `count` sockets have this name. Where none has, it may be the number of a descriptor.
+/// Returns which of `count` sockets have this name. If none has, the name may be the number of a
+/// descriptor.
 fn find(names: &[String], count: usize, name: &str) -> Vec<usize> {
     let named: Vec<_> = (0..count)
         .filter(|index| names.get(*index).is_some_and(|one| one == name))
@@ -73,7 +76,7 @@ fn find(names: &[String], count: usize, name: &str) -> Vec<usize> {
 fn listener(sockets: &mut ListenFd, index: usize) -> io::Result<Listener> {
     let number = index + FIRST;
     let unfit = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("descriptor {number} {why}"));
-    // A socket that is of another kind stays where it is.
+    // A socket of another kind is not taken out.
     if let Ok(Some(listener)) = sockets.take_tcp_listener(index) {
         if !SockRef::from(&listener).is_listener()? {
             return Err(unfit("does not listen"));
@@ -85,12 +88,12 @@ fn listener(sockets: &mut ListenFd, index: usize) -> io::Result<Listener> {
     match sockets.take_unix_listener(index) {
         Ok(Some(listener)) if SockRef::from(&listener).is_listener()? => {
             listener.set_nonblocking(true)?;
-            // The file is the service manager's.
+            // The file belongs to the service manager.
             Ok(Listener::Unix(None, UnixListener::from_std(listener)?))
         }
         Ok(Some(_)) => Err(unfit("does not listen")),
-        Ok(None) => Err(unfit("is in use already")),
-        Err(_) => Err(unfit("is neither a TCP socket nor a unix stream socket")),
+        Ok(None) => Err(unfit("is already in use")),
+        Err(_) => Err(unfit("is neither a TCP socket nor a Unix stream socket")),
     }
 }
 
@@ -115,7 +118,7 @@ mod tests {
         let error = take("web").unwrap_err();
         assert_eq!(
             error.to_string(),
-            "the service manager has passed no socket to this process"
+            "the service manager passed no socket to this process"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Unix sockets: a file of which one must know whose it is.
+//! Listens on Unix sockets. The file of a socket is removed only if no other program uses it.
 
 use std::fs::{self, Metadata, Permissions};
 use std::io;
@@ -11,25 +11,29 @@ use tokio::net::UnixListener;
 
 use super::BACKLOG;
 
-/// Who may connect unless it is said: who the program runs as, and root. The rest of a machine is not what a proxy is for by default.
+/// The default mode: only the user of this program and root may connect. By default, a proxy is not
+/// for the other users of a machine.
 const MODE: u32 = 0o600;
 
-/// The file of a socket that this process listens on: removed when this is dropped, if it is still that file.
+/// The file of a socket that this process listens on. Dropping this removes the file, if the path
+/// still has the same file.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
-    /// While the socket is open no other file has this number.
+    /// The device and the inode. While the socket is open, no other file has both.
     inode: (u64, u64),
 }
 
 impl SocketFile {
-    /// Listens on `path`, for who has write permission by `mode`. A socket that is there and nobody listens on is what a program that was
-    /// killed has left behind, and is removed.
+    /// Listens on `path`, for users with write permission by `mode`. An existing socket without a
+    /// listener is left over from a killed program, and is removed.
     ///
-    /// Two programs that start at the same moment with the same path may both take the other's for such: the second has the path then.
+    /// If two programs start at the same moment with the same path, each may take the other's
+    /// socket for a leftover. The second one then has the path.
     ///
     /// # Errors
-    /// Somebody listens there, it is no socket, or the folder is not there or not ours to write to.
+    /// Returns an error if another program listens there, or if the file is not a socket. Also
+    /// returns one if the directory does not exist or is not writable.
     pub(super) fn listen(path: &Path, mode: Option<u32>) -> io::Result<(Self, UnixListener)> {
         make_way(path)?;
         let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
@@ -38,7 +42,7 @@ impl SocketFile {
             path: path.to_owned(),
             inode: inode(&fs::symlink_metadata(path)?),
         };
-        // Nobody can connect before `listen`, whatever the umask has left them.
+        // Nobody can connect before `listen`, whatever the umask allows.
         fs::set_permissions(path, Permissions::from_mode(mode.unwrap_or(MODE)))?;
         socket.listen(BACKLOG)?;
         Ok((file, UnixListener::from_std(socket.into())?))
@@ -48,17 +52,17 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if fs::symlink_metadata(&self.path).is_ok_and(|found| inode(&found) == self.inode) {
-            // Who cannot remove it leaves what the next start does.
+            // If this fails, the next start removes the file.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Whether nobody but the user that we run as, and root, may connect to the socket at `path`. Directories above it are not
-/// looked at: they may change, and most people set the mode.
+/// Returns whether only the user of this program and root may connect to the socket at `path`. The
+/// directories above are not checked, because they may change, and most people set the mode.
 pub(super) fn is_private(path: &Path) -> bool {
     let owners = [rustix::process::geteuid().as_raw(), 0];
-    // connect(2) asks for write permission. An ACL that names somebody shows in the bits of the group.
+    // connect(2) requires write permission. An ACL with other users shows in the group bits.
     fs::symlink_metadata(path).is_ok_and(|file| file.mode() & 0o022 == 0 && owners.contains(&file.uid()))
 }
 
@@ -66,7 +70,7 @@ fn inode(file: &Metadata) -> (u64, u64) {
     (file.dev(), file.ino())
 }
 
-/// Removes a socket that nobody listens on.
+/// Removes a socket without a listener.
 fn make_way(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -74,12 +78,12 @@ fn make_way(path: &Path) -> io::Result<()> {
         Ok(found) if !found.file_type().is_socket() => {
             return Err(io::Error::new(
                 io::ErrorKind::AlreadyExists,
-                "a file is there that is no socket",
+                "a file exists there that is not a socket",
             ));
         }
         Ok(_) => {}
     }
-    // Non-blocking, as a full backlog would make it wait.
+    // Non-blocking, because connect(2) would wait while the backlog is full.
     let caller = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
     match caller
         .connect(&SockAddr::unix(path)?)
@@ -91,7 +95,7 @@ fn make_way(path: &Path) -> io::Result<()> {
             "another program listens there",
         )),
         Err(Some(Errno::NOENT)) => Ok(()),
-        Err(errno) => Err(errno.map_or_else(|| io::Error::other("cannot tell whose socket is there"), Into::into)),
+        Err(errno) => Err(errno.map_or_else(|| io::Error::other("cannot tell if the socket is in use"), Into::into)),
     }
 }
 
@@ -101,7 +105,7 @@ pub(super) mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
     use tokio::net::UnixStream;
 
-    /// A folder of a test's own, removed at its end.
+    /// A directory for one test, which is removed at its end.
     pub(crate) struct Folder(PathBuf);
 
     impl Folder {

@@ -1,4 +1,5 @@
-//! The series that are read off what runs: bytes, fallbacks, pipes.
+//! The metrics that a scrape reads from live objects: bytes, fallbacks, datagrams, admission and
+//! pipes.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,28 +14,29 @@ use spliceway::{CancelHandle, DirectionSummary, PipePool, Reason, RelayStats, Re
 use crate::admission::Admission;
 use crate::associate::{AssociateStats, AssociateSummary};
 
-/// The bytes of one service: of its running relays, and of those that ended.
+/// The traffic of one service: of its running relays, and of the relays that have ended.
 pub(crate) struct Traffic {
     service: &'static str,
     ledger: Mutex<Ledger>,
 }
 
-/// A relay's bytes are in `running` or in `ended`, and move from one to the other under the lock: a reader that holds it counts
-/// each byte once, and never fewer than before.
+/// The counts of one service. A relay's bytes are either in `running` or in `ended`, and they move
+/// between the two under the lock. So a reader that holds the lock counts each byte once, and never
+/// fewer bytes than before.
 #[derive(Default)]
 struct Ledger {
     running: Slab<Running>,
     ended: Bytes,
     fallbacks: [u64; Reason::ALL.len()],
     associations: Slab<AssociateStats>,
-    /// Of associations that ended.
+    /// The datagrams of associations that have ended.
     datagrams: AssociateSummary,
 }
 
 struct Running {
     stats: RelayStats,
     cancel: CancelHandle,
-    /// The reasons already in `fallbacks`, of each direction.
+    /// The reasons that `fallbacks` already includes, one for each direction.
     counted: [Option<Reason>; 2],
 }
 
@@ -49,7 +51,7 @@ struct Bytes {
 struct Paths {
     splice: u64,
     copy: u64,
-    /// Taken, and not delivered.
+    /// Bytes that were read and not delivered.
     lost: u64,
 }
 
@@ -65,7 +67,7 @@ impl Traffic {
         self.service
     }
 
-    /// A relay starts; the key is for [`Self::leave`].
+    /// Records that a relay starts. Returns its key for [`Self::leave`].
     pub(crate) fn enter(&self, stats: RelayStats, cancel: CancelHandle) -> usize {
         self.ledger().running.insert(Running {
             stats,
@@ -74,7 +76,7 @@ impl Traffic {
         })
     }
 
-    /// The relay of this key is over and moves no more bytes: what it came to.
+    /// Records that the relay with this key has ended and moves no more bytes. Returns its summary.
     pub(crate) fn leave(&self, key: usize) -> RelaySummary {
         let mut ledger = self.ledger();
         let mut relay = ledger.running.remove(key);
@@ -84,17 +86,17 @@ impl Traffic {
         summary
     }
 
-    /// A session's target has got so many bytes before the relay.
+    /// Counts bytes that a session's target received before the relay.
     pub(crate) fn sent_ahead(&self, bytes: u64) {
         self.ledger().ended.up.copy += bytes;
     }
 
-    /// The same of an association that starts, for [`Self::dissociate`].
+    /// Records that an association starts. Returns its key for [`Self::dissociate`].
     pub(crate) fn associate(&self, stats: AssociateStats) -> usize {
         self.ledger().associations.insert(stats)
     }
 
-    /// The association of this key is over: what it came to.
+    /// Records that the association with this key has ended. Returns its summary.
     pub(crate) fn dissociate(&self, key: usize) -> AssociateSummary {
         let mut ledger = self.ledger();
         let summary = ledger.associations.remove(key).snapshot();
@@ -102,8 +104,9 @@ impl Traffic {
         summary
     }
 
-    /// Every relay that runs takes no more, and ends when it has delivered what it holds, or after `deadline`; associations, which hold
-    /// nothing, end at once: how many these are.
+    /// Cancels all running relays and associations, and returns their number. Each relay stops
+    /// reading. It ends when it has delivered what it holds, or after `deadline`. Associations hold
+    /// nothing and end at once.
     pub(crate) fn cancel(&self, deadline: Duration) -> usize {
         let ledger = self.ledger();
         let Ledger {
@@ -132,7 +135,8 @@ impl Traffic {
         bytes
     }
 
-    /// Times each of [`Reason::ALL`] made a direction copy. One that comes and goes between two calls may be missed.
+    /// Returns how often each of [`Reason::ALL`] made a direction copy. A fallback that begins and
+    /// ends between two calls may be missed.
     fn fallbacks(&self) -> [u64; Reason::ALL.len()] {
         let mut ledger = self.ledger();
         let Ledger { running, fallbacks, .. } = &mut *ledger;
@@ -142,7 +146,8 @@ impl Traffic {
         *fallbacks
     }
 
-    /// Every change under the lock is complete before anything can panic, so a poisoned ledger is a good one.
+    /// Locks the ledger, and ignores poisoning: every change under the lock is complete before
+    /// anything can panic.
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -180,7 +185,7 @@ impl Paths {
     }
 }
 
-/// Encodes these series at each scrape.
+/// The collector that encodes these metrics at each scrape.
 pub(super) struct LiveSeries {
     traffic: Vec<Arc<Traffic>>,
     admission: Arc<Admission>,
@@ -192,7 +197,7 @@ impl LiveSeries {
     }
 
     fn bytes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let help = "Bytes delivered, by the way they took; up is from client to target";
+        let help = "Bytes delivered, by path; up is from client to target";
         let mut family = encoder.encode_descriptor("bytes", help, None, MetricType::Counter)?;
         for traffic in &self.traffic {
             let bytes = traffic.bytes();
@@ -209,7 +214,7 @@ impl LiveSeries {
     }
 
     fn lost(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let help = "Bytes taken from one side that the other did not get, as their session ended before";
+        let help = "Bytes read from one side and not delivered to the other when the session ended";
         let mut family = encoder.encode_descriptor("lost_bytes", help, None, MetricType::Counter)?;
         for traffic in &self.traffic {
             let bytes = traffic.bytes();
@@ -229,7 +234,7 @@ impl LiveSeries {
             .map(|traffic| (traffic.service, traffic.datagrams()))
             .collect();
         let passed = |datagrams: &AssociateSummary| [("up", datagrams.up), ("down", datagrams.down)];
-        let help = "Datagrams passed on; up is from client to target";
+        let help = "Datagrams delivered; up is from client to target";
         let mut family = encoder.encode_descriptor("datagrams", help, None, MetricType::Counter)?;
         for (service, datagrams) in &counts {
             for (direction, passed) in passed(datagrams) {
@@ -238,7 +243,7 @@ impl LiveSeries {
                     .encode_counter::<NoLabelSet, u64, u64>(&passed.datagrams, None)?;
             }
         }
-        let help = "Bytes of their data";
+        let help = "Bytes of data in delivered datagrams";
         let mut family = encoder.encode_descriptor("datagram_bytes", help, None, MetricType::Counter)?;
         for (service, datagrams) in &counts {
             for (direction, passed) in passed(datagrams) {
@@ -247,7 +252,7 @@ impl LiveSeries {
                     .encode_counter::<NoLabelSet, u64, u64>(&passed.bytes, None)?;
             }
         }
-        let help = "Datagrams not passed on, by reason";
+        let help = "Datagrams dropped, by reason";
         let mut family = encoder.encode_descriptor("datagrams_dropped", help, None, MetricType::Counter)?;
         for (service, datagrams) in &counts {
             for (reason, count) in datagrams.drops() {
@@ -261,11 +266,11 @@ impl LiveSeries {
 
     fn admission(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let max = i64::try_from(self.admission.max()).unwrap_or(i64::MAX);
-        let help = "Sessions that may be at once; further clients wait to be accepted";
+        let help = "Limit on open sessions; further clients wait to be accepted";
         encoder
             .encode_descriptor("connections_max", help, None, MetricType::Gauge)?
             .encode_gauge(&max)?;
-        let help = "Times a listener had to wait for a session to end";
+        let help = "Times that a listener had to wait for a session to end";
         encoder
             .encode_descriptor("admission_waits", help, None, MetricType::Counter)?
             .encode_counter::<NoLabelSet, u64, u64>(&self.admission.waits(), None)
@@ -278,7 +283,7 @@ impl LiveSeries {
                 .zip(traffic.fallbacks())
                 .for_each(|(sum, count)| *sum += count);
         }
-        let help = "Directions of a relay that copied where they might have spliced, by reason";
+        let help = "Relay directions that copied instead of spliced, by reason";
         let mut family = encoder.encode_descriptor("fallback", help, None, MetricType::Counter)?;
         for (reason, count) in Reason::ALL.into_iter().zip(sums) {
             let labels = [("reason", reason.as_str())];
@@ -304,14 +309,14 @@ impl Collector for LiveSeries {
 fn pool(encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let stats = PipePool::global().stats();
     let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-    let mut pipes = encoder.encode_descriptor("pipes", "Open pipes", None, MetricType::Gauge)?;
+    let mut pipes = encoder.encode_descriptor("pipes", "Open pipes, by state", None, MetricType::Gauge)?;
     for (state, count) in [("lent", stats.lent), ("idle", stats.idle)] {
         pipes.encode_family(&[("state", state)])?.encode_gauge(&gauge(count))?;
     }
     encoder
-        .encode_descriptor("pipe_pages", "Pages of all open pipes", None, MetricType::Gauge)?
+        .encode_descriptor("pipe_pages", "Memory pages of all open pipes", None, MetricType::Gauge)?
         .encode_gauge(&gauge(stats.pages))?;
-    let help = "What the pipe pool did; denied_* are pipes it could not lend";
+    let help = "Events of the pipe pool; denied_* counts pipes that it could not lend";
     let mut events = encoder.encode_descriptor("pool", help, None, MetricType::Counter)?;
     let mut event = |name: &str, count: u64| {
         events
@@ -322,7 +327,8 @@ fn pool(encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     event("reused", stats.reused)?;
     event("closed_dirty", stats.closed_dirty)?;
     event("closed_idle", stats.closed_idle)?;
-    // Shown as 0 before the first: all that hold for a while and not for a relay, as only such can be a pool's.
+    // Reasons that last for a while and do not belong to one relay are 0 before the first denial.
+    // Only such reasons can come from the pool.
     for reason in Reason::ALL {
         let denied = stats.denied.iter().find(|(denied, _)| *denied == reason);
         if denied.is_some() || reason.scope() != Scope::Relay {
@@ -360,7 +366,7 @@ mod tests {
         let relay = tokio::spawn(relay);
         client.write_all(b"12345").await.unwrap();
         target.read_exact(&mut [0; 5]).await.unwrap();
-        // The count follows the write; yield until the relay has had its turn to do so.
+        // The relay counts after it has written, so this yields until the relay has run.
         while sum(traffic.bytes()) == 0 {
             tokio::task::yield_now().await;
         }

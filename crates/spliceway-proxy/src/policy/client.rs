@@ -1,10 +1,10 @@
-//! Which clients are served.
+//! Decides which clients are served.
 
 use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net};
 
-/// Networks that clients may and may not come from. The default admits everybody.
+/// The networks that clients may and may not come from. The default admits every client.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ClientPolicy {
     allow: Vec<IpNet>,
@@ -12,7 +12,8 @@ pub(crate) struct ClientPolicy {
 }
 
 impl ClientPolicy {
-    /// Whoever is in `deny` is refused; and, if `allow` has any, whoever is not in `allow`.
+    /// Creates a policy that refuses clients in `deny`. Unless `allow` is empty, it also refuses
+    /// clients that are not in `allow`.
     pub(crate) fn new(allow: Vec<IpNet>, deny: Vec<IpNet>) -> Self {
         let canonical = |nets: Vec<IpNet>| nets.into_iter().map(canonical).collect();
         Self {
@@ -21,30 +22,31 @@ impl ClientPolicy {
         }
     }
 
-    /// Whether a client from `ip` is served. An IPv4 client is one also where a socket for both families shows it as IPv6.
+    /// Returns whether a client from `ip` is served. A socket for both families shows an IPv4
+    /// client as IPv6, but it counts as IPv4.
     pub(crate) fn admits(&self, ip: IpAddr) -> bool {
         let ip = ip.to_canonical();
         let is_in = |nets: &[IpNet]| nets.iter().any(|net| net.contains(&ip));
         !is_in(&self.deny) && (self.allow.is_empty() || is_in(&self.allow))
     }
 
-    /// Whether anybody is refused for not being in `allow`.
+    /// Returns whether clients are refused because they are not in `allow`.
     pub(crate) fn names_who_may(&self) -> bool {
         !self.allow.is_empty()
     }
 }
 
-/// A network as people write it: `10.0.0.0/8`, or an address for itself alone.
+/// Parses a network as people write it: `10.0.0.0/8`, or a single address.
 ///
 /// # Errors
-/// What was expected.
+/// Returns what was expected.
 pub(crate) fn network(text: &str) -> Result<IpNet, &'static str> {
     text.parse()
         .or_else(|_| text.parse().map(|ip: IpAddr| IpNet::from(ip)))
         .map_err(|_| "expected IP/BITS or IP, such as 192.0.2.0/24, 2001:db8::/32 or 127.0.0.1")
 }
 
-/// IPv4 networks written as mapped into IPv6 are those of IPv4.
+/// Converts an IPv4-mapped IPv6 network to an IPv4 network.
 fn canonical(net: IpNet) -> IpNet {
     let (IpAddr::V4(ip), IpNet::V6(v6)) = (net.addr().to_canonical(), net) else {
         return net;

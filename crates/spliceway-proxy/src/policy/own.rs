@@ -1,4 +1,4 @@
-//! Where we listen ourselves.
+//! The addresses that this program listens on.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use socket2::SockRef;
 
-/// The addresses of this program's own listeners, added once they are bound. Clones share them.
+/// The addresses of this program's own listeners, which are added once they are bound. Clones share
+/// the list.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct OwnListeners {
     bound: Arc<RwLock<Vec<Bound>>>,
@@ -18,17 +19,17 @@ pub(crate) struct OwnListeners {
 enum Bound {
     Ip {
         address: SocketAddr,
-        /// IPv4 clients reach a wildcard of IPv6, too, unless this is set.
+        /// Unless this is set, IPv4 clients reach an IPv6 wildcard too.
         only_v6: bool,
     },
     Path(PathBuf),
 }
 
 impl OwnListeners {
-    /// Adds a listener: its socket says where it listens.
+    /// Adds a listener. Its socket has the address.
     ///
     /// # Errors
-    /// What the kernel says of a descriptor that is no bound socket.
+    /// Returns the kernel's error for a descriptor that is not a bound socket.
     pub(crate) fn add<'socket>(&self, listener: impl Into<SockRef<'socket>>) -> io::Result<()> {
         let listener = listener.into();
         let local = listener.local_addr()?;
@@ -46,7 +47,7 @@ impl OwnListeners {
         Ok(())
     }
 
-    /// Whether a connection to `address` comes out at one of them.
+    /// Returns whether a connection to `address` reaches one of these listeners.
     pub(super) fn are_at(&self, address: SocketAddr) -> bool {
         let bound = self.bound.read().unwrap_or_else(PoisonError::into_inner);
         let ip = reached(address.ip());
@@ -61,7 +62,7 @@ impl OwnListeners {
         })
     }
 
-    /// The same of a socket on the file system.
+    /// Returns whether a connection to this Unix socket reaches one of these listeners.
     pub(super) fn are_at_path(&self, path: &Path) -> bool {
         let path = real(path);
         let bound = self.bound.read().unwrap_or_else(PoisonError::into_inner);
@@ -71,7 +72,8 @@ impl OwnListeners {
     }
 }
 
-/// Where a connection to `ip` goes: connect(2) takes the unspecified address for loopback.
+/// Returns the address that a connection to `ip` reaches: connect(2) takes the unspecified address
+/// for loopback.
 fn reached(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
@@ -85,7 +87,7 @@ const FRESH: Duration = Duration::from_secs(1);
 
 static THIS_MACHINE: Addresses = Addresses::new();
 
-/// Whether a connection to `ip` stays on this machine.
+/// Returns whether a connection to `ip` stays on this machine.
 pub(super) fn is_of_this_machine(ip: IpAddr) -> bool {
     ip.is_loopback() || THIS_MACHINE.have(ip, Instant::now(), system)
 }
@@ -94,8 +96,8 @@ fn system() -> io::Result<Vec<IpAddr>> {
     Ok(if_addrs::get_if_addrs()?.iter().map(if_addrs::Interface::ip).collect())
 }
 
-/// The addresses of this machine. At most once a second, one caller refreshes them, which takes some
-/// 50 µs. Other callers do not wait: they use the previous list.
+/// The addresses of this machine. At most once a second, one caller refreshes them, which takes
+/// some 50 µs. Other callers do not wait: they use the previous list.
 struct Addresses {
     known: RwLock<Option<(Instant, Vec<IpAddr>)>>,
     asking: Mutex<()>,
@@ -114,15 +116,15 @@ impl Addresses {
             self.ask(now, system);
         }
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        // Without any list, assume that it is.
+        // Without any list, assume that `ip` is one of them.
         known.as_ref().is_none_or(|(_, addresses)| addresses.contains(&ip))
     }
 
-    /// If the system fails, the previous list stays.
+    /// Refreshes the list. If the system fails, the previous list stays.
     fn ask(&self, now: Instant, system: impl FnOnce() -> io::Result<Vec<IpAddr>>) {
         let asking = match self.asking.try_lock() {
             Err(TryLockError::WouldBlock) if self.are_known(|_| true) => return,
-            // The first callers have no previous list.
+            // The first callers have no previous list, so they wait.
             Err(TryLockError::WouldBlock) => self.asking.lock().unwrap_or_else(PoisonError::into_inner),
             Err(TryLockError::Poisoned(asking)) => asking.into_inner(),
             Ok(asking) => asking,
@@ -142,7 +144,7 @@ impl Addresses {
     }
 }
 
-/// The one name of a path that has several.
+/// Returns the canonical form of a path, which may have several.
 fn real(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_owned())
 }
@@ -157,7 +159,7 @@ mod tests {
 
     use super::*;
 
-    /// A listener on the wildcard of IPv6, and the policy that knows it.
+    /// Returns a listener on the IPv6 wildcard, its port, and the list that has it.
     fn wildcard(only_v6: bool) -> (Socket, u16, OwnListeners) {
         let socket = Socket::new(Domain::IPV6, Type::STREAM, None).unwrap();
         socket.set_only_v6(only_v6).unwrap();

@@ -1,5 +1,5 @@
-//! Which addresses are not on the public Internet: the special-purpose registries of IANA (RFC 6890 and what followed), and where
-//! clouds keep their metadata.
+//! The addresses that are not on the public Internet: the special-purpose registries of IANA (RFC
+//! 6890 and its successors), and the metadata services of clouds.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -7,9 +7,11 @@ use ipnet::{Ipv4Net, Ipv6Net};
 
 use super::Denied;
 
-/// The first that holds an address names the reason, so what lies within another comes before it.
+/// The IPv4 networks that are not public. The first one that contains an address gives the reason,
+/// so a network comes before the larger one that contains it.
 const V4: [(Ipv4Net, Denied); 21] = [
-    // Amazon and those who followed it, its containers' credentials, Alibaba, Azure's agent, Oracle.
+    // Amazon and the clouds that followed it, credentials of Amazon's containers, Alibaba, Azure's
+    // agent, Oracle.
     (v4([169, 254, 169, 254], 32), Denied::Metadata),
     (v4([169, 254, 170, 2], 32), Denied::Metadata),
     (v4([169, 254, 170, 23], 32), Denied::Metadata),
@@ -22,22 +24,24 @@ const V4: [(Ipv4Net, Denied); 21] = [
     (v4([127, 0, 0, 0], 8), Denied::Loopback),
     (v4([169, 254, 0, 0], 16), Denied::LinkLocal),
     (v4([172, 16, 0, 0], 12), Denied::Private),
-    // Protocol assignments, among them the inner ends of DS-Lite and NAT64.
+    // Protocol assignments, including the inner ends of DS-Lite and NAT64.
     (v4([192, 0, 0, 0], 24), Denied::Reserved),
     (v4([192, 0, 2, 0], 24), Denied::Reserved),
-    // Once the way to 6to4's relays.
+    // Formerly the route to 6to4 relays.
     (v4([192, 88, 99, 0], 24), Denied::Reserved),
     (v4([192, 168, 0, 0], 16), Denied::Private),
-    // Benchmarks, and what some VPNs give names for addresses.
+    // Benchmarks. Some VPNs also use these addresses for names.
     (v4([198, 18, 0, 0], 15), Denied::Reserved),
     (v4([198, 51, 100, 0], 24), Denied::Reserved),
     (v4([203, 0, 113, 0], 24), Denied::Reserved),
     (v4([224, 0, 0, 0], 4), Denied::Multicast),
-    // Among them the broadcast address.
+    // This includes the broadcast address.
     (v4([240, 0, 0, 0], 4), Denied::Reserved),
 ];
 
-/// Likewise. What is left of `2000::/3` is public, and of the rest what stands for an IPv4 address that is.
+/// The IPv6 networks that are not public, in the same order. The rest of `2000::/3` is public,
+/// except the 6to4 addresses of IPv4 addresses that are not. Outside it, only the NAT64 addresses
+/// of public IPv4 addresses are public.
 const V6: [(Ipv6Net, Denied); 11] = [
     (v6([0, 0, 0, 0, 0, 0, 0, 0], 128), Denied::Unspecified),
     (v6([0, 0, 0, 0, 0, 0, 0, 1], 128), Denied::Loopback),
@@ -46,10 +50,11 @@ const V6: [(Ipv6Net, Denied); 11] = [
     (v6([0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254], 128), Denied::Metadata),
     (v6([0xfc00, 0, 0, 0, 0, 0, 0, 0], 7), Denied::Private),
     (v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10), Denied::LinkLocal),
-    // Site-local, which came before the private ones.
+    // Site-local addresses, which the private ones have replaced.
     (v6([0xfec0, 0, 0, 0, 0, 0, 0, 0], 10), Denied::Private),
     (v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8), Denied::Multicast),
-    // Protocol assignments, among them Teredo, whose addresses hide an IPv4 address behind two others.
+    // Protocol assignments, including Teredo. A Teredo address hides an IPv4 address behind two
+    // others.
     (v6([0x2001, 0, 0, 0, 0, 0, 0, 0], 23), Denied::Reserved),
     (v6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 0], 32), Denied::Reserved),
     (v6([0x3fff, 0, 0, 0, 0, 0, 0, 0], 20), Denied::Reserved),
@@ -65,9 +70,9 @@ const fn v6(segments: [u16; 8], prefix: u8) -> Ipv6Net {
     Ipv6Net::new_assert(Ipv6Addr::new(a, b, c, d, e, f, g, h), prefix)
 }
 
-/// Why `ip` is not public; `None` if it is.
+/// Returns the reason why `ip` is not public, or `None` if it is public.
 pub(super) fn refusal(ip: IpAddr) -> Option<Denied> {
-    // An IPv4 address mapped into IPv6 connects by IPv4.
+    // An IPv4-mapped IPv6 address connects over IPv4.
     match ip.to_canonical() {
         IpAddr::V4(ip) => refusal_v4(ip),
         IpAddr::V6(ip) => refusal_v6(ip),
@@ -83,11 +88,13 @@ fn refusal_v6(ip: Ipv6Addr) -> Option<Denied> {
         return Some(*reason);
     }
     match ip.segments() {
-        // NAT64, RFC 6052. (64:ff9b:1::/48 is refused below: where an IPv4 address lies in it is each network's choice.)
+        // NAT64 (RFC 6052). 64:ff9b:1::/48 is refused below, because each network chooses where the
+        // IPv4 address is in it.
         [0x64, 0xff9b, 0, 0, 0, 0, high, low] => refusal_v4(embedded(high, low)),
-        // 6to4, RFC 3056.
+        // 6to4 (RFC 3056).
         [0x2002, high, low, ..] => refusal_v4(embedded(high, low)),
-        // "IPv4-compatible", of old: no host has one, and a tunnel may still know it.
+        // The obsolete "IPv4-compatible" form. No host has such an address, but a tunnel may know
+        // it.
         [0, 0, 0, 0, 0, 0, high, low] => refusal_v4(embedded(high, low)).or(Some(Denied::Reserved)),
         [0x2000..=0x3fff, ..] => None,
         _ => Some(Denied::Reserved),
@@ -98,10 +105,11 @@ fn embedded(high: u16, low: u16) -> Ipv4Addr {
     Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low))
 }
 
-/// Why a name needs no lookup to be refused.
+/// Returns the reason why a name is refused without a lookup.
 ///
-/// `localhost` and all below it are loopback by RFC 6761. A name that ends in a number is none: no top-level domain is one. But what
-/// resolvers have in common with `inet_aton(3)` read it as an address, such as `127.1`, `0x7f.1` and `2130706433`.
+/// `localhost` and all names below it are loopback (RFC 6761). A name that ends in a number is not
+/// a name, because no top-level domain is a number. Resolvers that work like `inet_aton(3)` read it
+/// as an address, such as `127.1`, `0x7f.1` and `2130706433`.
 pub(super) fn refusal_of_name(name: &str) -> Option<Denied> {
     let name = name.strip_suffix('.').unwrap_or(name);
     let last = name.rsplit('.').next().unwrap_or(name);
@@ -123,7 +131,7 @@ mod tests {
         refusal(text.parse().unwrap_or_else(|_| panic!("{text}")))
     }
 
-    /// The first and the last address of each block, and where there is one the public neighbour on either side.
+    /// Checks the first and the last address of each block, and the neighbours on both sides.
     #[test]
     fn blocks_end_where_the_registries_say() {
         for (first, last, reason) in [

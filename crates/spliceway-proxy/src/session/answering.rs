@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   body sent, head not yet passed ──┐
-//!                                    ├─▶ handed over: a second relay splices the rest of the answer
+//!                                    ├─▶ handed over: a second relay splices the other bytes
 //!   head passed, body not yet sent ──┘
 //! ```
 
@@ -17,13 +17,14 @@ use std::time::Duration;
 use spliceway::{CancelHandle, RelayStats};
 use tokio::io::{AsyncRead, ReadBuf};
 
-use crate::protocol::Failure;
-use crate::protocol::http::{self, Answer};
+use spliceway_protocol::Failure;
+use spliceway_protocol::http::{self, Answer};
 
-/// Reads the answer from the target. Ends its relay when the body is sent and the head has passed.
+/// Reads the answer from the target. It ends its relay when the body is sent and the head has
+/// passed.
 pub(super) struct Answering<R> {
     target: R,
-    /// `None` once the head is whole.
+    /// `None` after the head is complete.
     answer: Option<Answer>,
     has_spoken: bool,
     /// Bytes for the next read.
@@ -31,17 +32,17 @@ pub(super) struct Answering<R> {
     upload: Arc<Upload>,
 }
 
-/// Progress of the request.
+/// The progress of the request.
 #[derive(Default)]
 pub(super) struct Upload {
-    /// Size of the request in bytes, once known.
+    /// The size of the request in bytes, once it is known.
     total: OnceLock<u64>,
     relay: OnceLock<(RelayStats, CancelHandle)>,
     is_handed_over: AtomicBool,
 }
 
 impl Upload {
-    /// The request has `bytes` bytes in total.
+    /// Records that the request has `bytes` bytes in total.
     pub(super) fn is_of(&self, bytes: u64) {
         let _ = self.total.set(bytes);
     }
@@ -51,12 +52,12 @@ impl Upload {
         let _ = self.relay.set((stats, cancel));
     }
 
-    /// Whether the relay was cancelled so that a second relay can continue.
+    /// Returns whether the relay was cancelled so that a second relay can continue.
     pub(super) fn is_handed_over(&self) -> bool {
         self.is_handed_over.load(Ordering::Relaxed)
     }
 
-    /// Cancels the relay if the target has the whole request.
+    /// Cancels the relay if the target has the whole request. Returns whether it did.
     fn hand_over(&self) -> bool {
         let (Some(total), Some((stats, cancel))) = (self.total.get(), self.relay.get()) else {
             return false;
@@ -64,7 +65,8 @@ impl Upload {
         let is_delivered = stats.snapshot().a_to_b.bytes >= *total;
         if is_delivered {
             self.is_handed_over.store(true, Ordering::Relaxed);
-            // No deadline: the relay's own timeouts apply to bytes that the client has not read yet.
+            // No deadline: the relay's own timeouts apply to bytes that the client has not read
+            // yet.
             cancel.cancel(Duration::MAX);
         }
         is_delivered
@@ -72,7 +74,7 @@ impl Upload {
 }
 
 impl<R> Answering<R> {
-    /// `early` holds the bytes of the answer that were read before.
+    /// Creates a reader. `early` holds the bytes of the answer that were read before.
     pub(super) fn new(target: R, early: &[u8], upload: Arc<Upload>) -> Self {
         let mut answering = Self {
             target,
@@ -100,7 +102,7 @@ impl<R> Answering<R> {
         }
     }
 
-    /// The target closed before its head was complete.
+    /// Ends the answer of a target that closed before its head was complete.
     fn end(&mut self, answer: Answer) {
         self.ready = match self.has_spoken {
             true => answer.cut_short(),

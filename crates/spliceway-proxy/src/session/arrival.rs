@@ -1,26 +1,29 @@
-//! Whose connection it is, and whether that client is listened to.
+//! The address of a client, and whether the proxy admits it.
 
 use std::net::SocketAddr;
 
 use tokio::time::timeout;
 
-use super::Service;
 use crate::admission::{self, Permit};
 use crate::handshake::{self, Client};
 use crate::listener::Accepted;
-use crate::protocol::proxy;
-use crate::record::{SessionEnd, Outcome};
+use crate::outcome::{Outcome, SessionEnd};
+use crate::service::Service;
 use crate::settings::AcceptProxy;
+use spliceway_protocol::proxy;
 
-/// The reasons to refuse a client for where it comes from.
+/// The reason to refuse a client whose address is not allowed.
 pub(super) const NO_CLIENT: &str = "client";
+/// The reason to refuse a connection that does not come from a trusted load balancer.
 pub(super) const NO_BALANCER: &str = "proxy_from";
 
-/// Whose connection it is, and what it was made to: as the socket says, or as a balancer in front of us does.
+/// The addresses of a client and of the socket that it reached. They come from the connection, or
+/// from a load balancer in front of the proxy.
 pub(super) struct Addresses {
     pub(super) client: Option<SocketAddr>,
     pub(super) reached: Option<SocketAddr>,
-    /// What else the balancer says of the connection, for targets that are told by the same version.
+    /// Further fields of the load balancer's header, for targets that get a header of the same
+    /// version.
     pub(super) tlvs: Vec<u8>,
 }
 
@@ -28,14 +31,14 @@ impl Addresses {
     pub(super) fn of(accepted: &Accepted, service: &Service) -> Self {
         Self {
             client: accepted.peer,
-            // A call for each client that only a header has use for.
+            // Only a PROXY header needs this address. The proxy saves the system call otherwise.
             reached: service.send_proxy.and_then(|_| accepted.local()),
             tlvs: Vec::new(),
         }
     }
 }
 
-/// Reads the header that a balancer begins a connection with, within the time of a handshake.
+/// Reads the header with which a load balancer begins a connection, within the handshake timeout.
 pub(super) async fn introduce(
     client: &mut Client,
     accept: &AcceptProxy,
@@ -62,10 +65,11 @@ pub(super) async fn introduce(
     }
 }
 
-/// Why this client is not even listened to.
+/// Returns the reason to refuse this client before its request is read, if there is one.
 pub(super) fn refusal(addresses: &Addresses, permit: &mut Permit, service: &Service) -> Option<&'static str> {
     let Some(client) = addresses.client else {
-        // The mode of a unix socket says who may open it. Behind a balancer the allowed networks say so, and this client is in none.
+        // The mode of a Unix socket decides who may open it. Behind a load balancer, the allowed
+        // networks decide, and this client is in none of them.
         let is_stranger = service.accept_proxy.is_some() && service.clients.names_who_may();
         return is_stranger.then_some(NO_CLIENT);
     };

@@ -1,19 +1,21 @@
-//! A session whose bytes are datagrams.
+//! A session that relays datagrams.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 use tokio::net::UdpSocket;
 
-use super::Service;
-use crate::address::Target;
 use crate::admission::ClientKey;
 use crate::associate::{AssociateEnd, AssociateSettings, Association, Destinations, Dropped, towards};
 use crate::dial::Dialer;
 use crate::handshake::Client;
-use crate::record::{SessionEnd, Outcome, Record};
+use crate::outcome::{Outcome, SessionEnd};
+use crate::record::Record;
+use crate::service::Service;
+use spliceway_protocol::address::Target;
 
-/// An association whose client has been told where to send, and the connection that holds it.
+/// An association whose client knows where to send datagrams, and the connection that keeps it
+/// open.
 pub(super) struct Open {
     pub(super) client: Client,
     pub(super) association: Association<Reach>,
@@ -46,7 +48,7 @@ pub(super) fn bind(
     Association::open(reached, client, asked, &settings, reach)
 }
 
-/// Where a service's clients may send datagrams: where they may connect.
+/// The destinations of datagrams: a service's clients may send to where they may connect.
 #[derive(Clone)]
 pub(super) struct Reach {
     dialer: Dialer,

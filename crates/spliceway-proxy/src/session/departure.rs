@@ -1,8 +1,11 @@
-//! Whether a client has left while it waits for its answer.
+//! Detects that a client has left while it waits for its answer.
 //!
-//! A reset always means that it has. An end of stream means so where nothing unread is before it, of a client that has to wait for an
-//! answer before it may finish ([`Finish::Leaves`]). Where bytes are unread before the end, the client has only sent all that it had:
-//! then a reset alone counts. No byte is consumed, and no timer runs.
+//! A reset always means that the client has left. An EOF means the same if two conditions hold. No
+//! unread bytes are before it, and the client must wait for an answer before it may finish
+//! ([`Finish::Leaves`]). If unread bytes are before the EOF, the client has only sent all that it
+//! had. Then only a reset counts.
+//!
+//! No byte is consumed, and no timer runs.
 
 use std::io;
 
@@ -10,26 +13,29 @@ use rustix::net::{RecvFlags, recv};
 use tokio::io::Interest;
 
 use crate::handshake::Client;
-use crate::record::{SessionEnd, Outcome};
+use crate::outcome::{Outcome, SessionEnd};
 use crate::stream::Stream;
 
-/// What an end of the client's stream means before its answer.
+/// The meaning of EOF from the client before its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Finish {
-    /// That it has given up: SOCKS, CONNECT, and a request whose body is still to come.
+    /// The client has given up. This holds for SOCKS, for CONNECT, and for a request whose body is
+    /// still to come.
     Leaves,
-    /// Nothing: it has said all it has to say, and reads. A forwarder's client, and a whole HTTP request.
+    /// The client has sent all that it has to send, and reads. This holds for a forwarder's client,
+    /// and for a whole HTTP request.
     Waits,
 }
 
-/// Waits until the client has left, and says how.
+/// Waits until the client has left, and returns how it left.
 ///
 /// # Cancel safety
-/// Dropping it changes nothing: what the client has sent is where it was.
+/// Dropping this future changes nothing: the client's bytes stay where they were.
 pub(super) async fn departed(client: &Client, finish: Finish) -> Outcome {
     let stream = client.get_ref();
-    // The bits of PRIORITY are urgent data, which these sockets are not registered for, and the end of the stream. Unlike those of
-    // READABLE they do not say that bytes are there, so that unread bytes do not make this spin.
+    // PRIORITY reports EOF, and urgent data, which these sockets are not registered for. Unlike
+    // READABLE, it does not report that bytes are there, so unread bytes do not make this loop
+    // spin.
     let mut interest = match finish {
         Finish::Leaves => Interest::PRIORITY.add(Interest::ERROR),
         Finish::Waits => Interest::ERROR,
@@ -45,12 +51,12 @@ pub(super) async fn departed(client: &Client, finish: Finish) -> Outcome {
             Ok(_) => {}
             Err(error) => return reset(Err(error)),
         }
-        // The end stays seen: from now on only an error is news.
+        // The EOF stays reported: from now on, only an error is new.
         interest = Interest::ERROR;
     }
 }
 
-/// Whether bytes are there; at the end of a stream, whether any are before it.
+/// Returns whether unread bytes are there. At EOF, it returns whether unread bytes are before it.
 fn unread(stream: &Stream) -> io::Result<bool> {
     let (received, _) = recv(stream, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT)?;
     Ok(received > 0)

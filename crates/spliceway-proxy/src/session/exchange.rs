@@ -1,4 +1,4 @@
-//! A request that has no body, and the head of its answer.
+//! A request without a body, and the head of its answer.
 
 use std::io;
 use std::time::Duration;
@@ -10,31 +10,31 @@ use super::departure::{Finish, departed};
 use super::request_body::FORGOTTEN_MAX_BYTES;
 use crate::dial::Dialed;
 use crate::handshake::Client;
-use crate::protocol::http::Answer;
-use crate::record::Outcome;
+use crate::outcome::Outcome;
+use spliceway_protocol::http::Answer;
 
-/// Room for most heads of answers.
+/// The bytes of one read, with room for most heads of answers.
 const READ_BYTES: usize = 4 << 10;
 
-/// How long to wait for a client to finish where nobody is waited for.
+/// The longest wait for a client to finish if there is no half-close timeout.
 const LINGER_MAX: Duration = Duration::from_secs(60);
 
-/// How an exchange came to no answer.
+/// The reason why an exchange has no answer.
 pub(super) enum NoAnswer {
     /// The client's connection failed.
     Client(io::Error),
     /// The client has left.
     Left(Outcome),
     Target(io::Error),
-    /// The target ended without a word.
+    /// The target ended its stream without sending a byte.
     Eof,
-    /// It has said nothing for as long as anybody may.
+    /// The target sent no whole head within the idle timeout.
     Silence,
-    /// Nor for as long as it may once the client has finished.
+    /// The target sent no whole head within the half-close timeout, after the client had finished.
     HalfClosed,
 }
 
-/// How long a target may say nothing.
+/// The time that a target has for the head of its answer.
 #[derive(Clone, Copy)]
 pub(super) struct Patience {
     pub(super) idle: Option<Duration>,
@@ -72,7 +72,7 @@ pub(super) async fn exchange(
 }
 
 async fn ask(request: &[u8], wants_upgrade: bool, dialed: &mut Dialed) -> Result<Answered, NoAnswer> {
-    // A target that takes no more may have answered before.
+    // A target that accepts no more bytes may have answered before.
     let written = dialed.stream.write_all(request).await;
     let mut answer = if wants_upgrade {
         Answer::to_upgrade()
@@ -131,12 +131,15 @@ async fn gone(client: &mut Client, wants_upgrade: bool, half_closed: Option<Dura
     std::future::pending().await
 }
 
-/// Reads what a client still sends, until it has finished: a socket that is closed with bytes unread resets its peer, and what that has not
-/// read yet of the answer is lost. As long as who has finished is waited for, and no more than 64 KiB.
+/// Reads and discards bytes from a client until the client has finished. A socket that is closed
+/// with unread bytes resets its peer. The peer then loses the part of the answer that it has not
+/// read.
+///
+/// Reads for no longer than the half-close timeout, and no more than 64 KiB.
 pub(super) async fn linger(client: &mut (impl AsyncRead + Unpin), limit: Option<Duration>) {
     let mut client = client.take(FORGOTTEN_MAX_BYTES as u64);
     let mut sink = tokio::io::sink();
     let reading = tokio::io::copy(&mut client, &mut sink);
-    // Whatever it says, it is over.
+    // The session is over, whatever the result is.
     let _ = timeout(limit.unwrap_or(LINGER_MAX), reading).await;
 }

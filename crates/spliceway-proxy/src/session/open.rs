@@ -1,4 +1,4 @@
-//! From a connection to what its client asked for.
+//! Opens a session: from an accepted connection to whatever its client asked for.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,25 +13,31 @@ use super::arrival::{self, Addresses};
 use super::association::{self, Reach};
 use super::departure::{Finish, departed};
 use super::exchange::{self, NoAnswer, Patience};
-use super::{Ends, Opened, Rest, Service};
+use super::{Ends, Opened, Rest};
 use crate::admission::{self, ClientKey, Dial, Permit};
 use crate::bind::{Binding, Expected, NobodyCame};
 use crate::dial::{DialError, Dialed};
-use crate::handshake::{self, ClientRequest, Client, Authenticator, Heard, NoRequest};
+use crate::handshake::{self, Authenticator, Client, ClientRequest, Heard, NoRequest};
 use crate::listener::{self, Accepted};
-use crate::protocol::http::{self, Body, Chunks, Malformed};
-use crate::protocol::socks5::UNSPECIFIED;
-use crate::protocol::{Command, Failure, Spoken, proxy};
-use crate::record::{SessionEnd, Outcome, Record};
+use crate::outcome::{Outcome, SessionEnd};
+use crate::record::Record;
+use crate::service::Service;
 use crate::settings::Kind;
+use spliceway_protocol::http::{self, Body, Chunks, Malformed};
+use spliceway_protocol::socks5::UNSPECIFIED;
+use spliceway_protocol::{Command, Failure, Spoken, proxy};
 
-/// Room for the longest message of SOCKS (520 bytes), most heads of HTTP, and some early data. More of that waits in the socket.
+/// The size of the handshake's buffer. It has room for the longest SOCKS message (520 bytes), most
+/// HTTP heads, and some early data. Further early data waits in the socket.
 const HANDSHAKE_BUFFER_BYTES: usize = 1024;
-/// How long, and how much of, what a refused client still sends is read, so that the close does not overtake the answer.
+/// The longest time for which the proxy reads from a refused client, so that the close does not
+/// overtake the answer.
 const LINGER: Duration = Duration::from_secs(1);
+/// The most bytes that the proxy reads from a refused client.
 const LINGER_MAX_BYTES: u64 = 64 << 10;
 
-/// From a connection to both ends of a relay, or to an association. Dropped before that, it leaves the client unanswered.
+/// Opens a session: a connection becomes both ends of a relay, or an association. If this future is
+/// dropped before that, the client gets no answer.
 pub(super) async fn open(
     accepted: Accepted,
     port_index: u16,
@@ -76,7 +82,7 @@ pub(super) async fn open(
             let dialed = opening.bind(record).await?;
             opening.ends(dialed).await.map(Opened::Relay)
         }
-        // It has up to four descriptors, as two sessions do.
+        // An association has up to four descriptors, as two sessions do.
         Command::Associate if !permit.widen() => {
             let end = SessionEnd::Denied(admission::NO_PLACE_LEFT);
             Err(opening.refuse(Failure::General, end.into()).await)
@@ -104,8 +110,9 @@ async fn ask(
         handshake::receive_request(client, kind, &authenticator, &mut heard),
     )
     .await;
-    // A client that has sent no byte gets no 408: it may be about to send its first request, and would take this for the answer.
-    // A client that has named its user has sent its whole head, and waited for us.
+    // A client that has sent no byte gets no 408. It may be about to send its first request, and
+    // would take the 408 for the answer. A client that has named its user has sent its whole head,
+    // and was waiting for the proxy.
     let is_late = heard.protocol == Some(Spoken::Http) && heard.user.is_none();
     record.heard(heard);
     match request {
@@ -130,9 +137,9 @@ struct Opening {
     client: Client,
     addresses: Addresses,
     request: ClientRequest,
-    /// Whether the target has heard what it hears first.
+    /// Whether the target has already received the introduction.
     introduced: bool,
-    /// Bytes that it has heard before the relay.
+    /// Bytes that the target has received before the relay.
     ahead: u64,
     service: Arc<Service>,
 }
@@ -161,7 +168,8 @@ impl Opening {
         self.addresses.client.map(|client| client.ip().into())
     }
 
-    /// A place among the dials of this client. A forwarder's clients and those without an address are not counted.
+    /// Takes a place among the dials of this client. A forwarder's clients and clients without an
+    /// address are not counted.
     async fn dial_of<'a>(&mut self, service: &'a Service) -> Result<Option<Dial<'a>>, Outcome> {
         let Some(client) = self.request.spoken.and(self.addresses.client) else {
             return Ok(None);
@@ -174,7 +182,7 @@ impl Opening {
         }
     }
 
-    /// What an end of the client's stream means while its target is dialled.
+    /// Returns what EOF from the client means while its target is dialled.
     fn finish(&self) -> Finish {
         match self.request.spoken {
             Some(_) if !self.is_whole() => Finish::Leaves,
@@ -182,12 +190,13 @@ impl Opening {
         }
     }
 
-    /// Whether the client has sent a request without a body.
+    /// Returns whether the client has sent a request without a body.
     fn is_whole(&self) -> bool {
         matches!(self.request.body, Some(Body::Bytes(0) | Body::Upgrade))
     }
 
-    /// One connection from a target. The client is answered twice: when it can come, and when it has.
+    /// Accepts one connection from a target (BIND). The client gets two answers: one when the
+    /// target can connect, and one when it has connected.
     async fn bind(&mut self, record: &mut Record) -> Result<Dialed, Outcome> {
         let service = Arc::clone(&self.service);
         let _dial = self.dial_of(&service).await?;
@@ -237,7 +246,7 @@ impl Opening {
 
     async fn associate(mut self) -> Result<Opened, Outcome> {
         let reached = self.reached_directly().await?;
-        // Only a client of a socket that has ports gets here.
+        // Only a client of a TCP socket gets here, and it has an address.
         let from = self.addresses.client.unwrap_or(UNSPECIFIED);
         let association = match association::bind(&self.service, reached, from, &self.request.request.target) {
             Ok(association) => association,
@@ -250,8 +259,11 @@ impl Opening {
         })))
     }
 
-    /// The address at which the client reached us, by a connection that comes from it and goes no further through proxies: what a
-    /// listener for its peers, or for its datagrams, is bound to.
+    /// Returns the address at which the client reached the proxy. A listener for the client's
+    /// peers, or for its datagrams, is bound to it.
+    ///
+    /// Refuses a client that comes through a load balancer, or whose connections go on through
+    /// upstream proxies.
     async fn reached_directly(&mut self) -> Result<SocketAddr, Outcome> {
         let reached = self.client.get_ref().local_addr();
         match reached.filter(|_| !self.service.dialer.has_upstreams() && self.service.accept_proxy.is_none()) {
@@ -275,7 +287,8 @@ impl Opening {
         outcome
     }
 
-    /// A client that does not take its answer in the time of a handshake is no better than one that does not ask.
+    /// Sends an answer to the client. A client that does not take it within the handshake timeout
+    /// is treated like one that sends no request.
     async fn answer(&mut self, answer: &[u8]) -> Result<(), Outcome> {
         match timeout(self.service.timeouts.handshake, self.client.write_all(answer)).await {
             Ok(Ok(())) => Ok(()),
@@ -284,7 +297,8 @@ impl Opening {
         }
     }
 
-    /// Has the answer's head, which tells the client that this request was its last here.
+    /// Sends a request and reads the head of its answer. The head tells the client that this
+    /// request was the last of its connection.
     async fn exchange(&mut self, dialed: &mut Dialed, record: &mut Record) -> Result<(), Outcome> {
         let introduction = self.introduction();
         let patience = Patience {
@@ -298,7 +312,7 @@ impl Opening {
                 record.sent_ahead(self.ahead);
                 dialed.early = answer.bytes;
                 if answer.has_switched {
-                    // From here on, all bytes are the target's.
+                    // From now on, all bytes from the client are for the target.
                     self.request.body = None;
                 }
                 Ok(())
@@ -314,7 +328,8 @@ impl Opening {
         }
     }
 
-    /// What the target hears first, once: whose connection it is, if it is to know, and a request that is meant for it.
+    /// Returns the bytes that the target gets first, once. They are a PROXY header, if the target
+    /// should get one, and a request that is meant for the target.
     fn introduction(&mut self) -> Vec<u8> {
         let Addresses { client, reached, tlvs } = &self.addresses;
         let version = self.service.send_proxy.filter(|_| !self.introduced);
@@ -347,7 +362,7 @@ impl Opening {
             .service
             .rates
             .of_session(self.addresses.client.map(|client| client.ip()));
-        // Requests and heads of answers are all there is of many sessions.
+        // Many sessions consist only of requests and heads of answers, so these bytes count, too.
         charge(&rates.incoming, up.len() as u64 + self.ahead);
         charge(&rates.outgoing, dialed.early.len() as u64);
         Ok(Ends {
@@ -367,14 +382,15 @@ fn charge(rate: &Option<RateLimit>, bytes: u64) {
     }
 }
 
-/// Answers and closes so that the answer arrives: a socket closed with bytes unread sends a reset, which discards it.
+/// Sends an answer and closes so that the answer arrives. A socket that is closed with unread bytes
+/// sends a reset, which discards the answer.
 async fn lingering_close(client: &mut Client, answer: &[u8]) {
     let lingering_close = async {
         client.write_all(answer).await?;
         client.shutdown().await?;
         tokio::io::copy_buf(&mut client.take(LINGER_MAX_BYTES), &mut tokio::io::sink()).await
     };
-    // Whether it arrived is not for us to know.
+    // The proxy cannot know whether the answer arrived.
     let _ = timeout(LINGER, lingering_close).await;
 }
 

@@ -1,4 +1,4 @@
-//! A client whose request has a body in chunks.
+//! A client whose request has a chunked body.
 
 use std::io;
 use std::pin::Pin;
@@ -8,25 +8,28 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, ReadBuf};
 
 use super::answering::Upload;
-use crate::protocol::http::{Chunks, Malformed};
+use spliceway_protocol::http::{Chunks, Malformed};
 
-/// Read and forgotten of what comes behind a body: more than ends a line twice, or asks again. A sender of more is held up by TCP.
+/// The limit on bytes that are read and discarded after a body. It is more than a client needs to
+/// end a line twice or to send another request. TCP holds up a client that sends more.
 pub(super) const FORGOTTEN_MAX_BYTES: usize = 64 << 10;
 
-/// Reads as the rest of the body and then, for as long as the client is there, as one that says nothing more: what it sends is read and
-/// forgotten, up to 64 KiB. (A socket that is closed with bytes unread resets its peer, and the end of the answer is lost. And a client that is not
-/// listened to is not seen to go.)
+/// A reader that returns the rest of the body. After the body, it returns nothing more for as long
+/// as the client is connected. It reads and discards up to 64 KiB of the bytes that follow.
+///
+/// A socket that is closed with unread bytes resets its peer, and the end of the answer is lost.
+/// Also, the proxy does not notice that a client leaves if it does not read from it.
 pub(super) struct RequestBody<R> {
     client: R,
     chunks: Chunks,
-    /// Bytes of the request so far. `upload` gets their number when the body ends.
+    /// The size of the request so far, in bytes. `upload` gets this number when the body ends.
     bytes: u64,
     upload: Arc<Upload>,
     forgotten: usize,
 }
 
 impl<R> RequestBody<R> {
-    /// `sent` is the number of bytes that were read from the client before.
+    /// Creates a reader. `sent` is the number of bytes that were read from the client before.
     pub(super) fn new(client: R, chunks: Chunks, sent: u64, upload: Arc<Upload>) -> Self {
         if chunks.are_over() {
             upload.is_of(sent);
@@ -52,7 +55,7 @@ impl<R: AsyncRead + Unpin> AsyncRead for RequestBody<R> {
         } = self.get_mut();
         loop {
             if *forgotten > FORGOTTEN_MAX_BYTES {
-                // Nobody wakes this, and nothing is to come of it.
+                // Nothing wakes this reader, because it returns nothing more.
                 return Poll::Pending;
             }
             let before = buf.filled().len();
@@ -61,7 +64,7 @@ impl<R: AsyncRead + Unpin> AsyncRead for RequestBody<R> {
             let (bytes, taken) = (read.len(), chunks.take(read));
             buf.set_filled(before + taken.unwrap_or(0));
             let wrong =
-                |Malformed| io::Error::new(io::ErrorKind::InvalidData, "the body is not in chunks as its head says");
+                |Malformed| io::Error::new(io::ErrorKind::InvalidData, "the body is not chunked as its head says");
             let taken = taken.map_err(wrong)?;
             *forgotten += bytes - taken;
             *sent += taken as u64;

@@ -10,13 +10,13 @@ use spliceway_faults::{Call, Fault, Faults, Rule, When};
 use crate::clients::{AGREED, GREETING, exchange};
 use crate::harness::{PATIENCE, Program, echo, is_closed, let_pass, read_exactly, with_patience};
 
-/// Few enough for more clients to be at hand than it can serve at once.
+/// A limit on descriptors that a flood of clients can exceed.
 const DESCRIPTORS: usize = 256;
-/// How many sessions it has descriptors for then: `limits.rs` has the sum.
+/// The number of sessions that this limit allows. `limits.rs` has the sum.
 const SESSIONS: u64 = 83;
 const FLOOD: usize = 300;
 
-/// A forwarder to an echo, with few descriptors.
+/// Starts a forwarder to an echo target, with few descriptors.
 fn with_few_descriptors(arguments: &[&str]) -> Program {
     let target = echo("127.0.0.1:0").to_string();
     let forward = [
@@ -32,7 +32,7 @@ fn with_few_descriptors(arguments: &[&str]) -> Program {
 }
 
 fn flood(program: &mut Program) -> Vec<TcpStream> {
-    // The kernel accepts them all.
+    // The kernel accepts all of them.
     let clients = (0..FLOOD).map(|_| program.connect()).collect();
     program.line("the limit on sessions is reached");
     clients
@@ -62,7 +62,7 @@ fn a_flood_costs_running_relays_nothing_and_everybody_is_served_in_turn() {
     assert!(program.descriptors() < DESCRIPTORS);
     says_and_hears(&mut running, b"during");
     exchange(running);
-    // Each makes way for one that waits, whose target is dialled then.
+    // Each client makes way for one that waits, whose target is dialled then.
     for mut client in clients {
         says_and_hears(&mut client, b"mine");
     }
@@ -106,7 +106,7 @@ fn at_max_conns_clients_wait_and_are_not_refused() {
 #[test]
 fn more_sessions_than_there_are_descriptors_for_are_not_let_in() {
     let mut program = with_few_descriptors(&["--max-conns", "100000"]);
-    assert!(program.lines_with("more than there are descriptors for") > 0);
+    assert!(program.lines_with("sessions that the descriptors allow") > 0);
     assert_eq!(program.sum("spliceway_connections_max", &[]), SESSIONS);
     flood(&mut program);
 }
@@ -116,7 +116,7 @@ fn the_limit_on_descriptors_is_the_one_asked_for_or_none_at_all() {
     let program = Program::socks5(&["--nofile", "256"]);
     assert_eq!(program.sum("spliceway_connections_max", &[]), SESSIONS);
     let output = std::process::Command::new(env!("CARGO_BIN_EXE_spliceway"))
-        // More than any kernel allows.
+        // This is more than any kernel allows.
         .args(["socks5", "-l", "127.0.0.1:0", "--nofile", "18446744073709551614"])
         .output()
         .unwrap();
@@ -125,7 +125,7 @@ fn the_limit_on_descriptors_is_the_one_asked_for_or_none_at_all() {
     assert!(stderr.contains("cannot raise the limit on descriptors"), "{stderr}");
 }
 
-/// A client with an address of its own.
+/// Connects a client from this address.
 fn connect_from(ip: Ipv4Addr, program: &Program) -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::from(SocketAddrV4::new(ip, 0)).into()).unwrap();
@@ -149,10 +149,10 @@ fn one_address_has_so_many_sessions_and_others_have_theirs() {
     exchange(program.connect());
 }
 
-/// Clients that are there when there are no descriptors left.
+/// Returns clients that are connected when no descriptor is left.
 fn exhausted(program: &mut Program) -> Vec<TcpStream> {
     program.limit_descriptors(program.descriptors());
-    // More than numbers below the limit may have become free.
+    // There are more clients than descriptor numbers that may have become free below the limit.
     let clients = (0..16).map(|_| program.connect()).collect();
     assert!(program.line("cannot accept").contains("Too many open files"));
     clients
@@ -190,7 +190,8 @@ fn the_wait_for_descriptors_does_not_delay_the_end() {
     assert_eq!(program.exit().code(), Some(0));
 }
 
-/// Runs the program under a filter of the thread that starts it, so that its calls of accept4 fail by `when`.
+/// Runs the program under a filter that covers the thread that starts it. The program's calls of
+/// accept4 then fail as `when` says.
 fn with_failing_accept(errno: Errno, when: When, scenario: impl FnOnce(Program, &Faults) + Send + 'static) {
     let run = move || {
         let rule = Rule::new(Call::Accept, when, Fault::Errno(errno.raw_os_error()));
@@ -223,7 +224,7 @@ fn whatever_accept_says_once_or_thrice_every_client_is_served_and_the_failure_co
                 }
                 let seen = faults.seen(Call::Accept);
                 assert_eq!(seen.injected, failures, "{name}, {when:?}");
-                // One for each client, and one that finds no more of them.
+                // Each client needs one call, and one more call that finds no further client.
                 assert!(seen.calls <= 2 * CLIENTS + failures, "{name}, {when:?}: {seen:?}");
                 let label = format!("errno=\"{name}\"");
                 program.await_sum("spliceway_accept_errors_total", &[&label], failures);
@@ -238,7 +239,8 @@ fn an_accept_that_always_fails_is_not_spun_on_and_does_not_delay_the_end() {
         with_failing_accept(errno, When::Always, move |mut program, faults| {
             let _client = program.connect();
             faults.await_injected(1);
-            // An error of a client is tried again at once a few times; each wait is twice as long as the one before.
+            // The program retries at once a few times if one client may have caused the error.
+            // After that, each wait is twice as long as the one before.
             let_pass(Duration::from_millis(700));
             let calls = faults.seen(Call::Accept).calls;
             assert!(calls <= 40, "{errno:?}: {calls} calls in 0.7 s");

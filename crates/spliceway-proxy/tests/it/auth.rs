@@ -11,7 +11,8 @@ use crate::harness::{
     PATIENCE, Program, TextFile, connect, echo, let_pass, listen, read_all, read_exactly, was_reached, with_patience,
 };
 
-/// `ann` with `wonderland`, in clear text, and `bob` with `builder`, as `hash-password` hashes it.
+/// The user `ann` with the password `wonderland` in clear text, and `bob` with `builder`, which
+/// `hash-password` has hashed.
 fn users() -> TextFile {
     TextFile::new(&format!("# users\nann:wonderland\nbob:{}\n", hash("builder")))
 }
@@ -32,7 +33,7 @@ fn hash(secret: &str) -> String {
     hash
 }
 
-/// A client that has said its name and secret, and the status it was told.
+/// Returns a client that has sent its name and password, and the status that it got.
 fn authenticated(program: &Program, name: &str, secret: &str) -> (TcpStream, u8) {
     let mut client = program.connect();
     client.write_all(&GREETING_WITH_PASSWORD).unwrap();
@@ -76,7 +77,7 @@ fn early_data_may_follow_a_password_in_one_write() {
     assert_eq!(read_exactly(&mut client, 5), b"early");
 }
 
-/// Whatever is tried, the target hears of nobody.
+/// No attempt reaches the target.
 #[test]
 fn who_is_not_authenticated_reaches_nothing() {
     let users = users();
@@ -87,7 +88,7 @@ fn who_is_not_authenticated_reaches_nothing() {
     let attempts: Vec<Vec<u8>> = vec![
         [&GREETING[..], &request].concat(),
         [&[5, 0][..], &request].concat(),
-        // The password's stage is skipped, or its version is wrong, or its name is empty.
+        // The client skips the password, or its version is wrong, or its name is empty.
         [&GREETING_WITH_PASSWORD[..], &request].concat(),
         [&GREETING_WITH_PASSWORD[..], &[2, 1, b'a', 1, b'b'], &request].concat(),
         [&GREETING_WITH_PASSWORD[..], &password("", ""), &request].concat(),
@@ -149,7 +150,7 @@ fn guessing_is_answered_more_and_more_slowly_and_not_even_the_right_secret_helps
     for _ in 0..4 {
         assert_ne!(authenticated(&program, "ann", "guess").1, 0);
     }
-    // Within the second that the fourth failure costs.
+    // This is within the second that the fourth failure costs.
     let held = Instant::now();
     assert_ne!(authenticated(&program, "ann", "wonderland").1, 0);
     while authenticated(&program, "ann", "wonderland").1 != 0 {
@@ -160,7 +161,7 @@ fn guessing_is_answered_more_and_more_slowly_and_not_even_the_right_secret_helps
     program.await_end("denied:auth_penalty");
 }
 
-/// A guess knows what came of the one before it, however many are under way.
+/// Each guess waits for the result of the one before it, however many are under way.
 #[test]
 fn guesses_at_once_are_slowed_down_as_guesses_in_turn_are() {
     let users = users();
@@ -172,12 +173,14 @@ fn guesses_at_once_are_slowed_down_as_guesses_in_turn_are() {
         client.write_all(&guess).unwrap();
     }
     for client in &clients {
-        // It is wrong, or it has to wait, or too many of this client are under way.
+        // The guess is wrong, or the client must wait, or too many guesses of this client are under
+        // way.
         assert!(matches!(read_all(client)[..], [5, 2, 1, 1..=3]));
     }
     program.await_sum("spliceway_refused_total", &[], 60);
     let looked_at = program.sum("spliceway_refused_total", &["reason=\"auth\""]);
-    // Three are free, the fourth costs a second, and each second that passes lets one more through.
+    // Three guesses are free, and the fourth costs a second. Each second that passes lets one more
+    // guess through.
     let most = 5 + started.elapsed().as_secs();
     assert!(
         (4..=most).contains(&looked_at),
@@ -208,8 +211,8 @@ fn one_user_can_be_named_in_the_environment_and_the_secret_shows_nowhere() {
 fn a_file_that_is_wrong_is_refused_by_its_line_and_the_secret_is_not_repeated() {
     for (lines, expected) in [
         ("ann:a\n\nbobbuilder\n", ":3: expected NAME:HASH"),
-        ("ann:$argon2id$builder\n", ":1: this hash is none of argon2's"),
-        ("# nobody\n", "there is no user in it"),
+        ("ann:$argon2id$builder\n", ":1: this is not a valid argon2 hash"),
+        ("# nobody\n", "the file has no users"),
         (
             "ann:$argon2id$v=19$m=4194303,t=9,p=1$c29tZXNhbHQxMjM0$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\n",
             ":1: this hash asks for too much memory, m=4194303: expected at most m=262144",
@@ -238,7 +241,7 @@ fn the_record_of_a_failed_login_names_the_user_escaped_and_bounded() {
         "{record}"
     );
     let mut client = program.connect();
-    // 1000 bytes of 0xFF, and a secret.
+    // The name is 1000 bytes of 0xFF, and a password follows.
     let credentials = format!("{}/zp4", "/".repeat(1332));
     write!(
         client,
@@ -260,7 +263,7 @@ fn a_user_file_that_others_may_read_or_write_is_warned_of() {
         let users = users();
         std::fs::set_permissions(users.path(), std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
         let mut program = Program::socks5(&["--auth-file", users.path()]);
-        // A login, after which every warning is out.
+        // After a login, the program has logged every warning.
         authenticated(&program, "ann", "wonderland");
         program.line("end=client_eof");
         assert_eq!(
@@ -282,7 +285,7 @@ fn a_user_file_without_end_is_refused_after_4_mib() {
     assert!(stderr.contains("/dev/zero: larger than 4 MiB"), "{stderr}");
 }
 
-/// A client with its own address, by its number.
+/// Connects a client from the address that belongs to this number.
 fn connect_from(number: usize, program: &Program) -> TcpStream {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     let [.., high, low] = number.to_be_bytes();
@@ -292,7 +295,8 @@ fn connect_from(number: usize, program: &Program) -> TcpStream {
     with_patience(socket.into())
 }
 
-/// Clients with addresses of their own who have given a wrong secret, and are not answered yet.
+/// Returns clients that have sent a wrong password, each from its own address. They are not
+/// answered yet.
 fn guesses(numbers: impl IntoIterator<Item = usize>, name: &str, program: &Program) -> Vec<TcpStream> {
     let guess = [&GREETING_WITH_PASSWORD[..], &password(name, "guess")].concat();
     let mut clients: Vec<_> = numbers
@@ -308,7 +312,7 @@ fn guesses(numbers: impl IntoIterator<Item = usize>, name: &str, program: &Progr
     clients
 }
 
-/// A hash that no secret has, of 19 MiB and one pass.
+/// A hash that no password has, with 19 MiB and one pass.
 const NO_SECRETS_HASH: &str =
     "$argon2id$v=19$m=19456,t=1,p=1$c29tZXNhbHQxMjM0$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
 
@@ -321,7 +325,7 @@ fn wrong_passwords_leave_no_memory_behind() {
         assert_eq!(read_all(client), [1, 1]);
     }
     let until = Instant::now() + PATIENCE;
-    // The memory goes after the last answer does.
+    // The program frees the memory after it has sent the last answer.
     while program.resident_bytes() > before + (8 << 20) {
         assert!(
             Instant::now() < until,
@@ -332,7 +336,7 @@ fn wrong_passwords_leave_no_memory_behind() {
     }
 }
 
-/// Twenty for each check at once, and some.
+/// Returns the size of a flood: more than 20 clients for each check that can run at once.
 fn flood_size() -> usize {
     40 + 10 * thread::available_parallelism().unwrap().get()
 }
@@ -343,13 +347,13 @@ fn a_first_login_does_not_wait_for_a_flood_of_wrong_ones() {
     let program = Program::proxy("mixed", &["--auth-file", users.path()]);
     let size = flood_size();
     let _flood = guesses(1..size, "nobody", &program);
-    // From 127.0.0.1, for the first time.
+    // This login comes from 127.0.0.1, for the first time.
     assert_eq!(authenticated(&program, "bob", "builder").1, 0);
     let checked = program.sum("spliceway_refused_total", &["reason=\"auth\""]);
     assert!(checked < size as u64 / 2, "it came after {checked} of {size}");
 }
 
-/// Checks that take so long that a flood cannot be served.
+/// Returns a user whose check takes so long that the program cannot serve a flood.
 fn slow_to_check(memory_kib: u32, passes: u32) -> String {
     let output = "A".repeat(43);
     format!("slow:$argon2id$v=19$m={memory_kib},t={passes},p=1$c29tZXNhbHQxMjM0${output}\n")
@@ -357,11 +361,13 @@ fn slow_to_check(memory_kib: u32, passes: u32) -> String {
 
 #[test]
 fn a_first_login_does_not_wait_for_refused_ones_that_come_again() {
-    // A third of a second each, and up to seven times that unoptimized on a busy machine.
+    // Each check takes a third of a second. On a busy machine, unoptimized code takes up to seven
+    // times as long.
     let users = TextFile::new(&format!("{}bob:{}\n", slow_to_check(65536, 9), hash("builder")));
     let program = Program::proxy("mixed", &["--auth-file", users.path(), "--handshake-timeout", "5s"]);
     let flood = guesses(1..flood_size(), "nobody", &program);
-    // Most are turned away, and the first to come first. Which ones are checked depends on when the checks begin.
+    // The program turns most clients away, and the first ones first. The clients that it checks
+    // depend on when the checks begin.
     let answers: Vec<_> = flood[..30].iter().map(read_all).collect();
     let turned_away: Vec<usize> = (1..=30).filter(|number| answers[number - 1] == [1, 3]).collect();
     assert!(turned_away.len() >= 20, "{answers:?}");
@@ -415,7 +421,7 @@ fn a_client_that_has_to_wait_is_told_so_and_for_how_long() {
     for _ in 0..4 {
         assert!(ask("guess").starts_with("HTTP/1.1 407 "));
     }
-    // Within the second that the fourth failure costs.
+    // This is within the second that the fourth failure costs.
     let head = ask("wonderland");
     assert!(head.starts_with("HTTP/1.1 429 "), "{head}");
     let field = head
@@ -438,7 +444,7 @@ fn penalties_can_be_switched_off() {
     assert_eq!(authenticated(&program, "ann", "wonderland").1, 0);
 }
 
-/// Users behind one address: some guess, and the others work.
+/// Some users behind one address guess, and the others work.
 #[test]
 fn a_secret_that_has_passed_does_not_wait_for_those_who_guess() {
     let users = TextFile::new("ann:wonderland\nbob:builder\n");
@@ -447,7 +453,8 @@ fn a_secret_that_has_passed_does_not_wait_for_those_who_guess() {
     for name in ["ann", "ann", "bob", "mallory"] {
         assert_eq!(authenticated(&program, name, "guess").1, 1);
     }
-    // Within the second that the fourth failure costs, a user whose secret has not passed from this address waits.
+    // This is within the second that the fourth failure costs. A user whose password has not been
+    // accepted from this address must wait.
     assert_eq!(authenticated(&program, "bob", "builder").1, 2);
     assert_eq!(authenticated(&program, "ann", "builder").1, 2, "her name is not enough");
     let (mut client, status) = authenticated(&program, "ann", "wonderland");
@@ -457,7 +464,8 @@ fn a_secret_that_has_passed_does_not_wait_for_those_who_guess() {
     exchange(client);
 }
 
-/// Nobody asked for a password gets by without, but who offers both where none is asked for is served.
+/// A client that is asked for a password must send it. A client that offers both methods is served
+/// without one if the proxy asks for none.
 #[test]
 fn a_client_that_offers_a_password_where_none_is_asked_for_is_served() {
     let program = Program::socks5(&[]);

@@ -1,4 +1,4 @@
-//! What clients of proxies send, byte by byte.
+//! The messages of proxy clients, byte by byte.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
@@ -6,7 +6,7 @@ use std::thread;
 
 use crate::harness::{Program, assert_same, pattern, read_all, read_exactly, send_and_finish};
 
-/// SOCKS5 without authentication, and the answer to it.
+/// The SOCKS5 greeting without authentication, and the answer to it.
 pub(crate) const GREETING: [u8; 3] = [5, 1, 0];
 pub(crate) const AGREED: [u8; 2] = [5, 0];
 
@@ -24,7 +24,7 @@ pub(crate) fn name_request(name: &str, port: u16) -> Vec<u8> {
     [&[5, 1, 0, 3, length][..], name.as_bytes(), &port.to_be_bytes()].concat()
 }
 
-/// A client whose greeting is answered.
+/// Returns a client whose greeting is answered.
 pub(crate) fn greeted(program: &Program) -> TcpStream {
     let mut client = program.connect();
     client.write_all(&GREETING).unwrap();
@@ -32,11 +32,11 @@ pub(crate) fn greeted(program: &Program) -> TcpStream {
     client
 }
 
-/// The greeting of a client that has a password to offer and nothing else, and the answer to it.
+/// The greeting of a client that offers only a password, and the answer to it.
 pub(crate) const GREETING_WITH_PASSWORD: [u8; 3] = [5, 1, 2];
 pub(crate) const ASKED_FOR_PASSWORD: [u8; 2] = [5, 2];
 
-/// RFC 1929.
+/// Returns the message with a name and a password (RFC 1929).
 pub(crate) fn password(name: &str, secret: &str) -> Vec<u8> {
     let length = |text: &str| u8::try_from(text.len()).unwrap();
     [
@@ -48,7 +48,7 @@ pub(crate) fn password(name: &str, secret: &str) -> Vec<u8> {
     .concat()
 }
 
-/// SOCKS4, or 4a where `name` is one.
+/// Returns a SOCKS4 request, or a SOCKS4a request if there is a `name`.
 pub(crate) fn socks4_request(target: SocketAddr, user: &str, name: Option<&str>) -> Vec<u8> {
     let SocketAddr::V4(target) = target else {
         panic!("SOCKS4 has no IPv6");
@@ -69,7 +69,7 @@ pub(crate) fn socks4_request(target: SocketAddr, user: &str, name: Option<&str>)
     request
 }
 
-/// The head of an HTTP message, up to its blank line.
+/// Reads the head of an HTTP message, up to its blank line.
 pub(crate) fn read_head(stream: &mut TcpStream) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -78,7 +78,7 @@ pub(crate) fn read_head(stream: &mut TcpStream) -> String {
     String::from_utf8(head).unwrap()
 }
 
-/// Sends 300 kB to a target that returns them.
+/// Sends 300 kB to a target that returns them, and compares what comes back.
 pub(crate) fn exchange(client: TcpStream) {
     let sent = pattern(7, 300_000);
     thread::scope(|scope| {

@@ -58,8 +58,14 @@ fn bad_usage_ends_with_2_and_says_what_was_expected() {
             "expected a time such as 500ms, 10s, 1m or 1h30m, in ms, s, m, h or d",
         ),
         // Port because it is refused before anything listens.
-        (&["-l", ":0", "-r", "example.com:0"], "nobody can listen on port 0"),
+        (&["-l", ":0", "-r", "example.com:0"], "expected a port from 1 to 65535"),
         (&["-l", ":0", "-r", "127.0.0.1:0"], "expected a port from 1 to 65535"),
+        (&["-l", ":0", "-r", "example.com:70000"], "ports end at 65535"),
+        (&["socks5", "-l", ":65536"], "ports end at 65535"),
+        (
+            &["socks5", "-x", "socks6://example.com"],
+            "--upstream-proxy: unknown scheme, expected socks5://",
+        ),
         (&["socks5", "--connect-timeout", "0"], "longer than 0"),
         (&["socks5", "--splice", "maybe"], "auto, on, off"),
         (&["socks5", "--workers", "0"], "--workers"),
@@ -90,7 +96,8 @@ fn help_and_version_end_with_0() {
     }
 }
 
-/// Runs `argv[2:]` on a terminal of its own, types a line whenever the echo is off, and prints what appeared there.
+/// A program that runs `argv[2:]` on a terminal of its own. It types a line whenever the echo is
+/// off, and prints whatever appeared on the terminal.
 const TYPIST: &str = r#"
 import os, pty, sys, termios, time
 lines = sys.argv[1].split(',')
@@ -98,7 +105,7 @@ pid, terminal = pty.fork()
 if pid == 0:
     os.execv(sys.argv[2], sys.argv[2:])
 seen = b''
-for prompt, line in zip((b'Secret: ', b'again: '), lines):
+for prompt, line in zip((b'Password: ', b'Repeat it: '), lines):
     while not seen.endswith(prompt):
         seen += os.read(terminal, 1024)
     while termios.tcgetattr(terminal)[3] & termios.ECHO:
@@ -123,7 +130,7 @@ fn on_a_terminal_a_secret_is_asked_for_twice_and_never_shown() {
     }
     for (typed, code, expected) in [
         ("s3cret,s3cret", 0, "$argon2id$"),
-        ("s3cret,s3crat", 2, "the two secrets differ"),
+        ("s3cret,s3crat", 2, "the two passwords differ"),
     ] {
         let spliceway = env!("CARGO_BIN_EXE_spliceway");
         let output = Command::new("python3")

@@ -10,7 +10,7 @@ use crate::harness::{
     Program, accept, assert_same, is_closed, listen, pattern, read_all, read_exactly, send_and_finish,
 };
 
-/// A program with one session that has moved a byte.
+/// Starts a program with one session that has moved a byte.
 fn with_a_session(arguments: &[&str]) -> (Program, TcpStream, TcpStream) {
     let (listener, address) = listen();
     let program = Program::forward(address, arguments);
@@ -30,7 +30,8 @@ fn with_nothing_to_finish_it_stops_at_once() {
     }
 }
 
-/// The kernel and the shell both tell of a terminal that goes away, and a service manager may send SIGTERM as well.
+/// When a terminal goes away, both the kernel and the shell send SIGHUP. A service manager may send
+/// SIGTERM as well.
 #[test]
 fn a_hangup_hurries_nobody_nor_does_the_first_signal_after_it() {
     let (listener, address) = listen();
@@ -44,7 +45,7 @@ fn a_hangup_hurries_nobody_nor_does_the_first_signal_after_it() {
         for signal in after {
             program.signal(*signal);
         }
-        // Which it answers when it has heard of the signals.
+        // The program answers this after it has received the signals.
         assert!(program.get("/readyz").starts_with("HTTP/1.1 503"));
         target.write_all(b"the rest").unwrap();
         target.shutdown(Shutdown::Write).unwrap();
@@ -102,7 +103,7 @@ fn a_drain_under_load_lets_every_transfer_finish() {
                     scope.spawn(move || send_and_finish(target, sent));
                     let mut have = vec![0; LENGTH];
                     (&*client).read_exact(&mut have).unwrap();
-                    // In the middle of every transfer.
+                    // Every transfer is in its middle here.
                     arrived.wait();
                     arrived.wait();
                     have.extend(read_all(client));
@@ -138,10 +139,12 @@ fn the_drain_timeout_cuts_what_does_not_finish() {
     );
 }
 
-/// A session that has taken from its target all it can, as its client reads nothing; and what the target sends.
+/// Starts a program with one session that has read from its target all that it can, because its
+/// client reads nothing. Also returns the bytes that the target sends.
 fn with_a_stuck_download(arguments: &[&str]) -> (Program, TcpStream, TcpStream, Vec<u8>) {
     let (program, mut client, mut target) = with_a_session(arguments);
-    // More than every queue between the two takes: a receive queue grows to 32 MiB where a host allows it.
+    // This is more than all queues between the two hold. A receive queue grows to 32 MiB if the
+    // host allows it.
     let sent = pattern(5, 64 << 20);
     target.write_all(b"y").unwrap();
     assert_eq!(read_exactly(&mut client, 1), b"y");
@@ -167,7 +170,7 @@ fn what_a_session_holds_that_the_drain_timeout_cuts_is_delivered_to_a_client_tha
     let have = read_all(&client);
     assert_same(&have, &sent[..have.len()]);
     let record = program.line("end=drained");
-    // Its target is there to go on, and it does not wait for that.
+    // The target could still send, and the session does not wait for it.
     program.line("every session has ended");
     assert_eq!(program.exit().code(), Some(0));
     assert_eq!(number(&record, "bytes_down"), Some(have.len() + 1), "{record}");

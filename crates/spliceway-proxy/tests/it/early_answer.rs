@@ -1,4 +1,5 @@
-//! A target that answers an upload and closes with bytes of it unread, and peers that reset: in every mode.
+//! Targets that answer an upload and close with bytes of it unread, and peers that reset. Each is
+//! tested in every mode.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -8,7 +9,7 @@ use std::time::Duration;
 use crate::clients::{greeted, ip_request, read_head, socks4_request};
 use crate::harness::{Program, accept, assert_same, listen, pattern, read_exactly};
 
-/// How a client reaches its target.
+/// The way in which a client reaches its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Forward,
@@ -17,7 +18,7 @@ enum Mode {
     Connect,
     /// A request for a whole URI, with a body of a known length.
     Uri,
-    /// The same, with a body in chunks.
+    /// The same with a chunked body.
     Chunks,
 }
 
@@ -38,7 +39,7 @@ impl Mode {
         }
     }
 
-    /// A client that has sent the head of its request, and what its body is made of.
+    /// Returns a client that has sent the head of its request, and a piece to build the body from.
     fn ask(self, program: &Program, target: SocketAddr) -> (TcpStream, Vec<u8>) {
         let mut client = match self {
             Self::Socks5 => {
@@ -75,25 +76,27 @@ impl Mode {
 
 const HEAD: &[u8] = b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\n\r\n";
 
-/// Answers each of `clients` when it has had the beginning of an upload, and closes with what follows unread.
+/// Answers each of `clients` after it has received the beginning of an upload. Then closes with the
+/// remaining bytes unread.
 fn answer_early(listener: TcpListener, clients: usize, answer: Vec<u8>) -> thread::JoinHandle<()> {
     thread::spawn(move || {
         for _ in 0..clients {
             let mut stream = accept(&listener);
             read_head(&mut stream);
             read_exactly(&mut stream, 100_000);
-            // In one piece: Nagle's algorithm would hold back a second one, and the reset would discard it.
+            // The answer is one piece. Nagle's algorithm would hold back a second piece, and the
+            // reset would discard it.
             stream.write_all(&[HEAD, &answer].concat()).unwrap();
         }
     })
 }
 
-/// Writes until that fails, then reads: as a client does that looks for an answer last.
+/// Writes until a write fails, then reads, like a client that looks for an answer last.
 fn upload_then_read(mut client: TcpStream, body: &[u8]) -> Vec<u8> {
     let written = (0..).take_while(|_| client.write_all(body).is_ok()).count();
     assert!(written < 10_000, "the upload goes on without end");
     let mut answer = Vec::new();
-    // After a reset, too, what has arrived is read first.
+    // After a reset, a client can still read the bytes that have arrived.
     let _ = client.read_to_end(&mut answer);
     answer
 }
@@ -139,7 +142,8 @@ fn an_early_answer_reaches_its_client_through_other_proxies() {
     }
 }
 
-/// The same with the sides swapped: a client leaves with an answer half read, and what it had sent is not lost to the target.
+/// The same test with the sides swapped. A client leaves with an answer half read, and the target
+/// still gets what the client sent.
 #[test]
 fn the_last_words_of_a_client_reach_a_target_that_still_sends() {
     for splice in ["auto", "off"] {
@@ -174,7 +178,7 @@ fn is_reset(stream: &mut TcpStream) -> bool {
         .is_err_and(|error| error.kind() == ErrorKind::ConnectionReset)
 }
 
-/// Without it an answer that ends with its connection would seem complete.
+/// Without the reset, an answer that ends with its connection would seem complete.
 #[test]
 fn a_reset_of_a_target_is_a_reset_for_its_client_in_every_mode() {
     for mode in Mode::ALL {
@@ -208,7 +212,7 @@ fn a_reset_of_a_client_is_a_reset_for_its_target_in_every_mode() {
     }
 }
 
-/// What follows a request is for nobody, so it does not make of a truncated answer an early one.
+/// The bytes after a request are for nobody. They do not turn a truncated answer into an early one.
 #[test]
 fn a_reset_is_passed_on_to_a_client_that_has_sent_too_much() {
     let (listener, address) = listen();

@@ -110,7 +110,7 @@ fn a_refused_target_costs_its_client_and_nothing_else() {
 
 #[test]
 fn an_unresolvable_target_costs_its_client_and_nothing_else() {
-    // No label may be longer than 63 bytes, so no name server is asked.
+    // This label exceeds the limit of 63 bytes, so the program asks no name server.
     let name = format!("{}.invalid:80", "x".repeat(64));
     let mut program = Program::start(&["-l", "127.0.0.1:0", "--to", &name]);
     for _ in 0..2 {
@@ -141,7 +141,8 @@ fn every_listener_serves() {
 #[test]
 fn an_idle_session_holds_two_descriptors() {
     let (listener, address) = listen();
-    // Without metrics: a scrape is a descriptor, too, until both sides have closed it.
+    // The test uses no metrics, because a scrape also holds a descriptor until both sides have
+    // closed it.
     let program = Program::start(&["-l", "127.0.0.1:0", "-r", &address.to_string()]);
     let before = program.descriptors();
     let sessions: Vec<_> = (0..20)
@@ -155,7 +156,8 @@ fn an_idle_session_holds_two_descriptors() {
     assert_eq!(program.descriptors(), before + 2 * sessions.len());
 }
 
-/// As direct connections do: iperf3 --bidir and protocols with a data connection rely on it.
+/// Direct connections keep this order, and iperf3 --bidir and protocols with a data connection rely
+/// on it.
 #[test]
 fn connections_reach_the_target_in_the_order_of_their_accepts() {
     let (listener, address) = listen();
@@ -174,8 +176,8 @@ fn connections_reach_the_target_in_the_order_of_their_accepts() {
     assert_eq!(swapped.count(), 0, "of 500 pairs");
 }
 
-/// Its server takes the first data connection for one way and the second for the other. Where they change places, both ends
-/// send and nobody reads.
+/// The server of iperf3 uses the first data connection for one direction and the second for the
+/// other. If they change places, both ends send and neither reads.
 #[test]
 fn iperf3_bidir_moves_bytes_both_ways() {
     if !has_tool("iperf3", "iperf3") {

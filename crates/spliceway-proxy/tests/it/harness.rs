@@ -1,4 +1,4 @@
-//! The program as a child process, targets for it, and what its metrics say.
+//! The program as a child process, targets for it, and its metrics.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 
-/// Longer than anything here takes; a test that waits for what never comes fails after it.
+/// A time longer than anything here takes. A test that waits for something that never comes fails
+/// after it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A running `spliceway`, killed when dropped.
@@ -18,20 +19,20 @@ pub(crate) struct Program {
     child: Child,
     lines: Receiver<String>,
     seen: Vec<String>,
-    /// The first listener, and the metrics one if there is one.
+    /// The address of the first listener.
     pub(crate) address: SocketAddr,
     metrics: Option<SocketAddr>,
 }
 
 impl Program {
-    /// Starts it and waits until it listens.
+    /// Starts the program and waits until it listens.
     pub(crate) fn start(arguments: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
         command.args(arguments);
         Self::spawn(command, arguments.contains(&"--metrics"))
     }
 
-    /// Starts it with at most `descriptors` of them.
+    /// Starts the program with at most `descriptors` descriptors.
     pub(crate) fn start_with_descriptors(descriptors: usize, arguments: &[&str]) -> Self {
         let mut command = Command::new("sh");
         command.args([
@@ -43,7 +44,7 @@ impl Program {
         Self::spawn(command, arguments.contains(&"--metrics"))
     }
 
-    /// A forwarder that starts with SIGHUP as `env` leaves it, whatever this test was started with.
+    /// Starts a forwarder with SIGHUP as `env` leaves it, whatever this test was started with.
     pub(crate) fn forward_with_hangup(option: &str, target: SocketAddr) -> Self {
         let mut command = Command::new("env");
         command.args([option, env!("CARGO_BIN_EXE_spliceway"), "-l", "127.0.0.1:0", "-r"]);
@@ -51,7 +52,7 @@ impl Program {
         Self::spawn(command, true)
     }
 
-    /// Whether it ignores a signal, by its number.
+    /// Returns whether the program ignores a signal.
     pub(crate) fn ignores(&self, signal: Signal) -> bool {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
@@ -81,19 +82,20 @@ impl Program {
         Self::proxy("socks5", arguments)
     }
 
-    /// A proxy of this kind for clients of this machine.
+    /// Starts a proxy of this kind for clients of this machine.
     pub(crate) fn proxy(kind: &str, arguments: &[&str]) -> Self {
         Self::start(&[&[kind, "-l", "127.0.0.1:0", "--metrics", "127.0.0.1:0"], arguments].concat())
     }
 
-    /// A proxy of this kind on every address of this machine, as for clients of others.
+    /// Starts a proxy of this kind on every address of this machine, as for clients on other
+    /// machines.
     pub(crate) fn public(kind: &str, arguments: &[&str]) -> Self {
         let mut program = Self::start(&[&[kind, "-l", "0.0.0.0:0", "--metrics", "127.0.0.1:0"], arguments].concat());
         program.address.set_ip([127, 0, 0, 1].into());
         program
     }
 
-    /// Starts it as a service manager does that listens for it, on a socket of this name.
+    /// Starts the program like a service manager that listens for it, with a socket of this name.
     pub(crate) fn start_with_socket(socket: OwnedFd, name: &str, arguments: &[&str]) -> Self {
         let mut command = Command::new("sh");
         let script = format!(
@@ -104,7 +106,8 @@ impl Program {
         Self::spawn_with_stdin(command, socket.into(), arguments.contains(&"--metrics"))
     }
 
-    /// Starts it with a metrics listener and waits until it listens. Nobody reads the rest of its log but the caller.
+    /// Starts the program with a metrics listener, and waits until it listens. Only the caller
+    /// reads the rest of the log.
     pub(crate) fn start_unread(arguments: &[&str]) -> (Self, BufReader<ChildStderr>) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
         command.args(arguments).args(["--metrics", "127.0.0.1:0"]);
@@ -161,7 +164,7 @@ impl Program {
         program
     }
 
-    /// The next line on stderr that has `text` in it.
+    /// Returns the next line on stderr that contains `text`.
     pub(crate) fn line(&mut self, text: &str) -> String {
         let until = Instant::now() + PATIENCE;
         while let Ok(line) = self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
@@ -173,7 +176,7 @@ impl Program {
         panic!("no line with {text:?} in {:#?}", self.seen);
     }
 
-    /// How many lines so far, read or not, have `text` in them.
+    /// Returns the number of lines so far, read or not, that contain `text`.
     pub(crate) fn lines_with(&mut self, text: &str) -> usize {
         self.seen.extend(self.lines.try_iter());
         self.seen.iter().filter(|line| line.contains(text)).count()
@@ -195,12 +198,12 @@ impl Program {
         with_patience(TcpStream::connect(address).unwrap_or_else(|error| refused(error)))
     }
 
-    /// The metrics listener.
+    /// Returns the address of the metrics listener.
     pub(crate) fn metrics(&self) -> SocketAddr {
         self.metrics.expect("started with --metrics")
     }
 
-    /// The answer to `GET path` on the metrics listener, head and body.
+    /// Returns the answer to `GET path` on the metrics listener, head and body.
     pub(crate) fn get(&self, path: &str) -> String {
         let mut stream = self.connect_to(self.metrics());
         write!(
@@ -213,7 +216,7 @@ impl Program {
         answer
     }
 
-    /// The sum of the samples of `series` whose labels have all of `labels`.
+    /// Returns the sum of the samples of `series` that have all of `labels`.
     pub(crate) fn sum(&self, series: &str, labels: &[&str]) -> u64 {
         let sample = |line: &str| {
             let (name, value) = line.rsplit_once(' ')?;
@@ -236,7 +239,7 @@ impl Program {
         }
     }
 
-    /// Waits until one session has ended as `end` says.
+    /// Waits until at least one session has ended with this `end`.
     pub(crate) fn await_end(&self, end: &str) {
         self.await_sum("spliceway_connections_total", &[&format!("end=\"{end}\"")], 1);
     }
@@ -249,7 +252,7 @@ impl Program {
         rustix::process::kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Waits for its end.
+    /// Waits until the program ends.
     pub(crate) fn exit(&mut self) -> ExitStatus {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -261,14 +264,14 @@ impl Program {
         }
     }
 
-    /// Processor time so far, in clock ticks (10 ms).
+    /// Returns the processor time so far, in clock ticks (10 ms).
     pub(crate) fn ticks(&self) -> u64 {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
         fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
     }
 
-    /// Memory that it has now.
+    /// Returns the memory that the program uses now, in bytes.
     pub(crate) fn resident_bytes(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -276,7 +279,7 @@ impl Program {
         kib << 10
     }
 
-    /// Changes how many descriptors it may have open from now on.
+    /// Changes the limit on the program's descriptors.
     pub(crate) fn limit_descriptors(&self, limit: usize) {
         let pid = rustix::process::Pid::from_child(&self.child);
         let limit = Rlimit {
@@ -286,13 +289,13 @@ impl Program {
         prlimit(Some(pid), Resource::Nofile, limit).unwrap();
     }
 
-    /// Ends it as nothing that it could do something about does.
+    /// Kills the program with SIGKILL, which it cannot handle.
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.exit();
     }
 
-    /// Descriptors it has open.
+    /// Returns the number of descriptors that the program has open.
     pub(crate) fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.child.id()))
             .unwrap()
@@ -315,7 +318,7 @@ fn address_in(line: &str) -> SocketAddr {
         .unwrap_or_else(|_| panic!("no address at the end of {line:?}"))
 }
 
-/// A file with these lines, gone with the value.
+/// A file with these lines, which is removed with the value.
 pub(crate) struct TextFile(pub(crate) std::path::PathBuf);
 
 impl TextFile {
@@ -338,7 +341,7 @@ impl Drop for TextFile {
     }
 }
 
-/// What it says on stderr when it refuses to start with these arguments, for what they mean.
+/// Returns the program's stderr when it refuses to start because of the meaning of these arguments.
 pub(crate) fn refused_to_start(arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
     let mut child = command.args(arguments).stderr(Stdio::piped()).spawn().unwrap();
@@ -355,13 +358,13 @@ pub(crate) fn refused_to_start(arguments: &[&str]) -> String {
     stderr
 }
 
-/// Whether anybody has tried to reach this listener.
+/// Returns whether a connection to this listener waits to be accepted.
 pub(crate) fn was_reached(listener: &TcpListener) -> bool {
     listener.set_nonblocking(true).unwrap();
     listener.accept().is_ok()
 }
 
-/// A connection on which no read or write takes longer than [`PATIENCE`].
+/// Returns a connection on which no read or write takes longer than [`PATIENCE`].
 pub(crate) fn connect(address: SocketAddr) -> TcpStream {
     with_patience(TcpStream::connect(address).unwrap())
 }
@@ -382,7 +385,8 @@ pub(crate) fn accept(listener: &TcpListener) -> TcpStream {
     with_patience(listener.accept().unwrap().0)
 }
 
-/// A target that returns what it gets, and finishes after the client; for as many clients as come.
+/// Starts a target that returns the bytes that it gets, and finishes after the client. It serves
+/// any number of clients.
 pub(crate) fn echo(address: &str) -> SocketAddr {
     let listener = TcpListener::bind(address).unwrap();
     let address = listener.local_addr().unwrap();
@@ -397,12 +401,12 @@ pub(crate) fn echo(address: &str) -> SocketAddr {
     address
 }
 
-/// An address of this machine on which nobody listens.
+/// Returns an address of this machine on which no program listens.
 pub(crate) fn refusing() -> SocketAddr {
     listen().1
 }
 
-/// `length` bytes that no other `seed` has.
+/// Returns `length` bytes that no other `seed` gives.
 pub(crate) fn pattern(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2).wrapping_add(1);
     let mut next = || {
@@ -431,7 +435,7 @@ pub(crate) fn read_all(mut stream: &TcpStream) -> Vec<u8> {
     bytes
 }
 
-/// Whether the other side ended the connection: an EOF or a reset, and no byte.
+/// Returns whether the other side ended the connection with EOF or a reset, and sent no byte.
 pub(crate) fn is_closed(stream: &mut TcpStream) -> bool {
     match stream.read(&mut [0]) {
         Ok(count) => count == 0,
@@ -439,13 +443,15 @@ pub(crate) fn is_closed(stream: &mut TcpStream) -> bool {
     }
 }
 
-/// Equal bytes, without printing megabytes where they are not.
-/// Of so many bytes that are spliced from the first: a splice that finds nothing is followed by a receive that tells why, and copies what
-/// came between the two, up to 64 KiB.
+/// Asserts that at least half of `bytes` were spliced, on a relay that splices from the first byte.
+///
+/// The rest may have been copied. After a splice that finds nothing, a receive tells the reason. It
+/// copies whatever came between the two calls, up to 64 KiB.
 pub(crate) fn assert_spliced(spliced: u64, bytes: u64) {
     assert!(2 * spliced >= bytes, "{spliced} of {bytes}");
 }
 
+/// Asserts that the bytes are equal, without printing megabytes if they differ.
 pub(crate) fn assert_same(have: &[u8], expected: &[u8]) {
     let differ = have.iter().zip(expected).position(|(have, expected)| have != expected);
     assert!(
@@ -456,9 +462,13 @@ pub(crate) fn assert_same(have: &[u8], expected: &[u8]) {
     );
 }
 
-/// Lets time pass, where the claim is about time itself: that nothing happens meanwhile, or that a limit on silence counts
-/// silence. Also between two looks at what gives no event, each of which has a deadline.
-#[expect(clippy::disallowed_methods, reason = "the one place; see above")]
+/// Lets time pass if the claim is about time itself: that nothing happens meanwhile, or that a
+/// limit on silence counts silence. It also waits between two checks of a state that gives no
+/// event. Each such loop has a deadline.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the only place that sleeps; the reasons are above"
+)]
 pub(crate) fn let_pass(time: Duration) {
     thread::sleep(time); // Sleeps because the absence of an event is no event.
 }

@@ -9,14 +9,15 @@ use crate::harness::{
     send_and_finish,
 };
 
-/// The answer to what a client sends, to the end of the connection.
+/// Returns the answer to these bytes of a client, up to the end of the connection.
 fn answer(program: &Program, request: &[u8]) -> String {
     let mut client = program.connect();
     client.write_all(request).unwrap();
     String::from_utf8(read_all(&client)).unwrap()
 }
 
-/// A server that answers one request: the head it got, and the bytes behind that until `body` of them are there.
+/// Starts a server that answers one request. It returns the head that it got, and the `body` bytes
+/// after it.
 fn serve_once(listener: TcpListener, body: usize, response: &'static [u8]) -> thread::JoinHandle<(String, Vec<u8>)> {
     thread::spawn(move || {
         let mut stream = accept(&listener);
@@ -157,7 +158,7 @@ fn what_cannot_be_reached_has_its_status_and_a_line_that_says_why() {
     }
 }
 
-/// A listener whose queue is full, so that it answers no SYN.
+/// A listener that answers no SYN, because its queue is full.
 struct FullBacklog {
     address: SocketAddr,
     _held: (socket2::Socket, Vec<TcpStream>),
@@ -189,7 +190,7 @@ fn what_is_no_request_for_a_proxy_is_a_bad_one() {
         "GET http://user:secret@a/ HTTP/1.1\r\nHost: a\r\n\r\n",
         "GET http:///path HTTP/1.1\r\nHost: a\r\n\r\n",
         "nonsense\r\n\r\n",
-        // Where two readers would see different requests.
+        // In these cases, two readers would see different requests.
         "POST http://a/ HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
         "POST http://a/ HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
         "GET http://a/ HTTP/1.1\r\nHost: a\r\nX : b\r\n\r\n",
@@ -205,7 +206,7 @@ fn what_is_no_request_for_a_proxy_is_a_bad_one() {
 fn a_head_that_does_not_end_is_refused_at_its_limit() {
     let program = Program::proxy("http", &[]);
     let mut client = program.connect();
-    // Whether all of it is taken depends on when the answer ends the connection.
+    // The proxy may end the connection with its answer before it has read all of this.
     let _ = client.write_all(b"GET http://a/ HTTP/1.1\r\nHost: a\r\nX: ");
     let _ = client.write_all(&[b'x'; 40_000]);
     assert!(
@@ -215,7 +216,8 @@ fn a_head_that_does_not_end_is_refused_at_its_limit() {
     );
 }
 
-/// A target that keeps its connection would have the client send its next request there, whomever that is for.
+/// If a target kept its connection, the client would send its next request there, whatever target
+/// that request is for.
 #[test]
 fn an_answer_says_that_it_is_the_last_whatever_its_target_says() {
     let program = Program::proxy("http", &["--splice", "on"]);
@@ -231,7 +233,7 @@ fn an_answer_says_that_it_is_the_last_whatever_its_target_says() {
         stream
             .write_all(&[hints.as_bytes(), head.as_bytes(), &sent].concat())
             .unwrap();
-        // It keeps the connection for as long as the client does.
+        // The target keeps the connection for as long as the client does.
         assert_eq!(read_all(&stream), b"");
     });
     let mut client = program.connect();
@@ -248,7 +250,7 @@ fn an_answer_says_that_it_is_the_last_whatever_its_target_says() {
     server.join().unwrap();
 }
 
-/// The next request of a client may be for another target, with secrets for that one in it.
+/// The next request of a client may be for another target, and contain secrets for that target.
 #[test]
 fn what_follows_a_request_is_not_for_its_target() {
     let program = Program::proxy("http", &[]);
@@ -302,7 +304,7 @@ fn a_target_that_says_nothing_is_a_bad_gateway() {
     program.await_end("upstream_eof");
 }
 
-/// A close with bytes unread is a reset, which takes from the client what it has not read yet.
+/// A close with unread bytes sends a reset, and the client loses whatever it has not read yet.
 #[test]
 fn a_client_that_sends_more_than_its_request_has_all_of_the_answer() {
     let program = Program::proxy("http", &[]);
@@ -330,7 +332,7 @@ fn a_client_that_sends_more_than_its_request_has_all_of_the_answer() {
     }
 }
 
-/// Whoever is not told the end by it waits for what never comes.
+/// A client that does not learn of the end would wait for bytes that never come.
 #[test]
 fn an_answer_that_breaks_off_ends_for_its_client_at_once() {
     let program = Program::proxy("http", &["--half-close-timeout", "1h"]);
@@ -372,7 +374,7 @@ fn a_client_that_goes_away_takes_its_request_with_it() {
     }
 }
 
-/// What is no HTTP is the target's to say and the client's to read.
+/// The target may send something that is not HTTP, and the client reads it.
 #[test]
 fn an_answer_that_is_no_http_passes_as_it_is() {
     let program = Program::proxy("http", &[]);
@@ -391,7 +393,7 @@ fn an_answer_that_is_no_http_passes_as_it_is() {
     }
 }
 
-/// The client has asked and not finished: nothing but the idle timeout holds.
+/// The client has sent its request and not finished, so only the idle timeout applies.
 #[test]
 fn the_first_word_of_an_answer_may_take_longer_than_the_half_close_timeout() {
     let program = Program::proxy("http", &["--half-close-timeout", "100ms"]);

@@ -1,4 +1,5 @@
-//! Answers to requests with a body, whatever their target does with its connection; and requests for another protocol.
+//! Answers to requests with a body, whatever their target does with its connection. Also requests
+//! for another protocol.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -6,13 +7,13 @@ use std::net::{Shutdown, TcpStream};
 use crate::clients::read_head;
 use crate::harness::{Program, accept, assert_same, is_closed, listen, pattern, read_all, read_exactly};
 
-/// Requests whose body has 5 bytes.
+/// The fields and the bytes of requests whose body has 5 bytes.
 const BODIES: [(&str, &str); 2] = [
     ("Content-Length: 5\r\n", "hello"),
     ("Transfer-Encoding: chunked\r\n", "5\r\nhello\r\n0\r\n\r\n"),
 ];
 
-/// Otherwise the client sends its next request on this connection and gets no answer.
+/// If the connection did not end, the client would send its next request on it and get no answer.
 #[test]
 fn an_answer_to_a_body_ends_the_connection_though_its_target_keeps_its_own() {
     for kind in ["http", "mixed"] {
@@ -76,7 +77,7 @@ fn an_interim_answer_comes_before_the_body_that_waits_for_it() {
     }
 }
 
-/// A target that answers as it reads: neither waits for the other to be over.
+/// The target answers while it reads. Neither direction waits for the end of the other.
 #[test]
 fn an_answer_that_begins_in_the_middle_of_the_body_passes_while_the_body_does() {
     let program = Program::proxy("http", &[]);
@@ -119,7 +120,7 @@ fn an_answer_that_begins_in_the_middle_of_the_body_passes_while_the_body_does() 
     }
 }
 
-/// What cannot be spliced is copied, and the rest spliced.
+/// The proxy copies the bytes that it cannot splice, and splices the rest.
 #[test]
 fn a_long_answer_to_a_body_is_whole_and_spliced_where_splicing_is_a_must() {
     let program = Program::proxy("http", &["--splice", "on"]);
@@ -169,7 +170,7 @@ fn a_target_that_says_nothing_to_a_body_is_a_bad_gateway() {
     }
 }
 
-/// Every byte of a request and of its answer is in its record once.
+/// The record counts every byte of a request and of its answer once.
 #[test]
 fn a_record_has_all_bytes_of_a_request_with_a_body() {
     let mut program = Program::proxy("http", &[]);
@@ -202,7 +203,8 @@ fn a_record_has_all_bytes_of_a_request_with_a_body() {
 
 const SWITCHING: &str = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: chat\r\nConnection: Upgrade\r\n\r\n";
 
-/// A client that has asked its target for another protocol, and the target that has heard it.
+/// Returns a client that has asked for another protocol, the target, and the head that the target
+/// received.
 fn asking_to_upgrade(program: &Program, protocols: &str, early: &str) -> (TcpStream, TcpStream, String) {
     let (listener, address) = listen();
     let mut client = program.connect();

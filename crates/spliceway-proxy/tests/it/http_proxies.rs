@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use crate::clients::read_head;
 use crate::harness::{Program, accept, listen, read_all, read_exactly, was_reached};
 
-/// The answer to what a client sends, to the end of the connection.
+/// Returns the answer to these bytes of a client, up to the end of the connection.
 fn answer(program: &Program, request: &[u8]) -> String {
     let mut client = program.connect();
     client.write_all(request).unwrap();
     String::from_utf8(read_all(&client)).unwrap()
 }
 
-/// Two proxies, each of which has the other as its upstream proxy.
+/// Starts two proxies, each of which has the other as its upstream proxy.
 fn loop_of_two(kind: &str) -> (Program, Program) {
     let (listener, first) = listen();
     let second = Program::proxy(kind, &["-x", &format!("http://{first}")]);
@@ -70,7 +70,8 @@ fn a_request_that_is_late_is_told_so_and_a_silent_client_is_not() {
             let answer = answer(&program, part.as_bytes());
             assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
         }
-        // It may be about to send its first request, and would take a 408 for the answer.
+        // A silent client may be about to send its first request, and would take a 408 for the
+        // answer.
         assert_eq!(answer(&program, b""), "");
         program.await_sum("spliceway_refused_total", &["reason=\"handshake_timeout\""], 3);
     }
@@ -112,7 +113,7 @@ fn trace_and_options_go_no_further_than_max_forwards_says() {
     }
 }
 
-/// A rate for a connection is none if what comes with the head is free.
+/// The rate of a connection would not hold if the bytes that come with the head were free.
 #[test]
 fn what_comes_with_the_head_counts_against_a_connection_s_rate() {
     const RATE: usize = 5000;
@@ -125,7 +126,7 @@ fn what_comes_with_the_head_counts_against_a_connection_s_rate() {
     let mut client = program.connect();
     client.write_all(&[head.as_bytes(), &body].concat()).unwrap();
     assert_eq!(serve(&listener, body.len()), body);
-    // A tenth of a second's bytes are there at the start.
+    // The bytes of a tenth of a second are available at the start.
     let least = Duration::from_secs_f64((body.len() - RATE / 10) as f64 / RATE as f64);
     assert!(started.elapsed() >= least, "{:?}", started.elapsed());
 }

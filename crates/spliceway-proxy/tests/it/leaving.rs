@@ -9,10 +9,10 @@ use socket2::{Domain, SockRef, Socket, Type};
 use crate::clients::{GREETING, ip_request, name_request, read_head, socks4_request};
 use crate::harness::{PATIENCE, Program, accept, let_pass, listen, read_all, read_exactly};
 
-/// No deadline but the tests' own ends what waits here.
+/// A connect timeout so long that only the tests' own deadlines end the waits here.
 const PATIENT: [&str; 2] = ["--connect-timeout", "60s"];
 
-/// A listener with a full backlog: a connection to it stays in the making.
+/// Returns a listener with a full backlog. A connection to it is never established.
 pub(crate) fn silent() -> ((Socket, TcpStream), SocketAddr) {
     let silent = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     silent.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
@@ -21,7 +21,7 @@ pub(crate) fn silent() -> ((Socket, TcpStream), SocketAddr) {
     ((silent, TcpStream::connect(address).unwrap()), address)
 }
 
-/// Waits until it has `count` descriptors or fewer.
+/// Waits until the program has at most `count` descriptors.
 pub(crate) fn await_descriptors(program: &Program, count: usize) {
     let until = Instant::now() + PATIENCE;
     while program.descriptors() > count {
@@ -34,7 +34,7 @@ pub(crate) fn await_descriptors(program: &Program, count: usize) {
     }
 }
 
-/// Clients say `words`, read `answered` bytes, and leave; with a reset, if that is asked for.
+/// Clients send `words`, read `answered` bytes and leave, with a reset if `is_reset` is set.
 fn leave(program: &Program, words: &[u8], answered: usize, is_reset: bool) {
     const CLIENTS: u64 = 20;
     let before = program.descriptors();
@@ -43,7 +43,7 @@ fn leave(program: &Program, words: &[u8], answered: usize, is_reset: bool) {
         .map(|_| {
             let mut client = program.connect();
             client.write_all(words).unwrap();
-            // A socket that is closed with bytes unread sends a reset.
+            // A socket that is closed with unread bytes sends a reset.
             read_exactly(&mut client, answered);
             client
         })
@@ -119,7 +119,8 @@ fn a_reset_ends_a_session_whose_early_data_is_unread() {
     leave(&forward, b"early", 0, true);
 }
 
-/// Speaks SOCKS5 as the upstream of a program whose client has finished, sends a banner, and gives what came for the target.
+/// Speaks SOCKS5 as the upstream proxy of a program whose client has finished, and sends a banner.
+/// Returns the bytes that came for the target.
 fn serve_late(upstream: &TcpListener) -> Vec<u8> {
     let mut stream = accept(upstream);
     read_exactly(&mut stream, GREETING.len());
@@ -171,7 +172,7 @@ fn a_whole_request_over_http_is_served_after_its_client_has_finished() {
     stream.write_all(&[5, 0]).unwrap();
     read_exactly(&mut stream, 10);
     stream.write_all(&[5, 0, 0, 1, 0, 0, 0, 0, 0, 0]).unwrap();
-    // A close with the request unread would be a reset.
+    // A close with the request unread would send a reset.
     read_head(&mut stream);
     stream.write_all(b"HTTP/1.1 200 OK\r\n\r\nbody").unwrap();
     drop(stream);

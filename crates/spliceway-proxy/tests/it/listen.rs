@@ -15,7 +15,7 @@ use crate::harness::{
     was_reached,
 };
 
-/// A path for a socket in a folder of its own, which is gone with it.
+/// A path for a socket, in a folder of its own that is removed with the value.
 pub(crate) struct SocketPath(pub(crate) PathBuf);
 
 impl SocketPath {
@@ -27,7 +27,7 @@ impl SocketPath {
         Self(folder.join("a.sock"))
     }
 
-    /// As an address.
+    /// Returns the path as an address.
     pub(crate) fn address(&self) -> String {
         format!("unix:{}", self.0.display())
     }
@@ -46,7 +46,7 @@ pub(crate) fn connect_to_path(path: &Path) -> UnixStream {
     stream
 }
 
-/// Sends 300 kB to a target that returns them.
+/// Sends 300 kB to a target that returns them, and compares what comes back.
 fn exchange_on_path(mut client: &UnixStream) {
     let (sent, mut got) = (pattern(11, 300_000), Vec::new());
     thread::scope(|scope| {
@@ -60,7 +60,7 @@ fn exchange_on_path(mut client: &UnixStream) {
     assert_same(&got, &sent);
 }
 
-/// A forwarder on a port and on a path.
+/// Starts a forwarder on a port and on a path.
 fn on_path(path: &str, arguments: &[&str]) -> Program {
     let target = echo("127.0.0.1:0").to_string();
     let listen = ["forward", "-l", "127.0.0.1:0", "-l", path, "-r", &target];
@@ -127,8 +127,8 @@ fn a_unix_socket_is_a_target_as_well() {
     assert!(record.contains(&format!("target={}", path.address())), "{record}");
 }
 
-/// A port of every address, held without listening: no connection and no `bind` to port 0 gets it, and a program that asks for it by number
-/// with `SO_REUSEADDR` does.
+/// Returns a port that is held on every address without listening. No connection and no `bind` to
+/// port 0 gets it. A program that asks for it by number with `SO_REUSEADDR` does.
 fn held_port() -> (Socket, u16) {
     let held = Socket::new(Domain::IPV6, Type::STREAM, None).unwrap();
     held.set_only_v6(false).unwrap();
@@ -138,7 +138,7 @@ fn held_port() -> (Socket, u16) {
     (held, port)
 }
 
-/// So many ports in a row that nobody has, on an address that no other test has.
+/// Returns the first of `count` free ports in a row, on an address that no other test uses.
 fn free_ports(count: u16) -> SocketAddr {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let [.., high, low] = std::process::id().to_be_bytes();
@@ -164,7 +164,7 @@ fn on_port(first: SocketAddr, offset: u16) -> SocketAddr {
 fn a_range_of_ports_is_relayed_to_another_one_to_one() {
     const PORTS: u16 = 3;
     let (first, first_target) = (free_ports(PORTS), free_ports(PORTS));
-    // Each says which it is, and takes who comes.
+    // Each target accepts all clients and tells them its number.
     for offset in 0..PORTS {
         let target = TcpListener::bind(on_port(first_target, offset)).unwrap();
         thread::spawn(move || {
@@ -241,7 +241,7 @@ fn a_socket_of_the_service_manager_s_is_listened_on_by_name_and_outlives_the_pro
         exchange(program.connect());
         program.terminate();
         assert_eq!(program.exit().code(), Some(0));
-        // Whoever comes before the next one starts waits for it.
+        // A client that comes before the next program starts waits for it.
         let waits = connect(address);
         let mut next = Program::start_with_socket(socket.try_clone().unwrap().into(), "web", &arguments);
         exchange(waits);
@@ -250,7 +250,8 @@ fn a_socket_of_the_service_manager_s_is_listened_on_by_name_and_outlives_the_pro
     }
 }
 
-/// A client of a unix socket that asks for a listener on loopback, what it is answered, and whether the listener was reached.
+/// Asks on a Unix socket for a listener on loopback. Returns the answer's code, and whether the
+/// listener was reached.
 fn asks_on_path(path: &Path) -> (u8, bool) {
     let (target, address) = listen();
     let mut client = connect_to_path(path);
@@ -273,7 +274,7 @@ fn clients_of_a_unix_socket_that_others_may_open_are_not_local() {
         drop(program);
         if mode != "0600" {
             let stderr = refused_to_start(&["socks5", "-l", &listen, "--allow", "127.0.0.1"]);
-            assert!(stderr.contains("unix socket"), "{stderr}");
+            assert!(stderr.contains("Unix socket"), "{stderr}");
         }
     }
     Program::start(&["socks5", "-l", "127.0.0.1:0", "-l", &path.address()]);
@@ -332,7 +333,7 @@ fn a_socket_that_was_not_passed_is_an_error_that_says_what_was() {
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{stderr}");
     assert!(
-        stderr.contains("neither a TCP socket nor a unix stream socket"),
+        stderr.contains("neither a TCP socket nor a Unix stream socket"),
         "{stderr}"
     );
 }

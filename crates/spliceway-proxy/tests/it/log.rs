@@ -1,4 +1,4 @@
-//! The log may fail or stand still: nothing else does.
+//! A log that fails or stands still affects nothing else.
 
 use std::io::{BufRead, Read, Write};
 use std::os::fd::AsFd;
@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::harness::{PATIENCE, Program, assert_same, connect, echo, let_pass, pattern, read_exactly, refusing};
 use crate::listen::{SocketPath, connect_to_path};
 
-/// Runs it with the shell's `redirection`.
+/// Returns a command that runs the program with the shell's `redirection`.
 fn redirected(arguments: &[&str], redirection: &str) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("exec \"$0\" \"$@\" {redirection}")]);
@@ -20,18 +20,18 @@ fn redirected(arguments: &[&str], redirection: &str) -> Command {
     command
 }
 
-/// A program that ends with its test, also where that fails.
+/// A program that is killed when its test ends, even if the test fails.
 struct Started(Child);
 
 impl Drop for Started {
     fn drop(&mut self) {
-        // It may have ended.
+        // The program may have ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// A connection, as soon as it listens there.
+/// Returns a connection as soon as the program listens there.
 fn reach(path: &SocketPath) -> UnixStream {
     let until = Instant::now() + PATIENCE;
     while UnixStream::connect(&path.0).is_err() {
@@ -70,9 +70,9 @@ fn exit_code(child: &mut Child) -> Option<i32> {
 fn a_log_that_cannot_be_written_stops_nothing() {
     for (redirection, is_counted) in [
         ("2>/dev/full", true),
-        // Its reader is gone.
+        // The reader of the log is gone.
         ("", true),
-        // The standard library puts /dev/null in its place.
+        // The standard library opens /dev/null in its place.
         ("2>&-", false),
     ] {
         let (clients, metrics) = (SocketPath::new(), SocketPath::new());
@@ -91,7 +91,7 @@ fn a_log_that_cannot_be_written_stops_nothing() {
         let mut child = Started(child.unwrap());
         drop(child.0.stderr.take());
         for round in 0..6 {
-            // The third has to wait, which is worth a line; and so is each end.
+            // The third session must wait, which the program logs. It also logs each end.
             let mut sessions = [(); 3].map(|()| reach(&clients));
             for session in &mut sessions[..2] {
                 session.write_all(b"\x05\x01\x00").unwrap();
@@ -102,7 +102,7 @@ fn a_log_that_cannot_be_written_stops_nothing() {
         }
         assert!(get(&metrics, "/readyz").starts_with("HTTP/1.1 200"), "{redirection}");
         let none_dropped = || get(&metrics, "/metrics").contains("\nspliceway_log_lines_dropped_total 0\n");
-        // A line is counted when its write has failed, in a thread of its own.
+        // The log thread counts a line after its write has failed.
         let until = Instant::now() + PATIENCE;
         while is_counted && none_dropped() {
             assert!(Instant::now() < until, "{redirection}: nothing is counted");
@@ -114,7 +114,7 @@ fn a_log_that_cannot_be_written_stops_nothing() {
     }
 }
 
-/// A SOCKS5 session that asks for a target.
+/// Starts a SOCKS5 session that asks for a target. Also returns the code of the reply.
 fn ask(program: &Program, target: std::net::SocketAddr) -> (std::net::TcpStream, u8) {
     let mut session = connect(program.address);
     let std::net::IpAddr::V4(ip) = target.ip() else {
@@ -133,14 +133,14 @@ fn ask(program: &Program, target: std::net::SocketAddr) -> (std::net::TcpStream,
 
 const SESSIONS: usize = 60;
 
-/// A proxy whose log nobody reads, with a pipe that is full and more lines to write.
+/// Starts a proxy whose log nobody reads. The pipe is full, and the proxy has more lines to write.
 fn with_a_stalled_reader() -> (Program, std::io::BufReader<std::process::ChildStderr>) {
     const PIPE_BYTES: usize = 4096;
     let (program, log) = Program::start_unread(&["socks5", "-l", "127.0.0.1:0"]);
     rustix::pipe::fcntl_setpipe_size(log.get_ref().as_fd(), PIPE_BYTES).unwrap();
     let nobody = refusing();
     for _ in 0..SESSIONS {
-        // Its record has more than 100 bytes.
+        // The record of this session has more than 100 bytes.
         assert_eq!(ask(&program, nobody).1, 5);
     }
     program.await_sum("spliceway_connections_total", &[], SESSIONS as u64);
@@ -198,7 +198,7 @@ fn a_hash_that_cannot_be_printed_is_a_failure_and_no_panic() {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        // It may be gone before it reads.
+        // The program may end before it reads.
         let _ = child.stdin.take().unwrap().write_all(b"secret\n");
         assert_eq!(exit_code(&mut child), Some(code), "{arguments} {redirection}");
     }

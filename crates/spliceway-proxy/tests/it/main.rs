@@ -1,4 +1,5 @@
-//! One module for each thing the program promises; every test runs the real binary, over loopback or between namespaces.
+//! Tests of the program's promises, with one module for each. Every test runs the real binary, over
+//! loopback or between namespaces.
 #![forbid(unsafe_code)]
 
 mod accept;
@@ -6,12 +7,12 @@ mod auth;
 mod clients;
 mod command_line;
 mod drain;
-mod early_answer; // what a target says before it closes in the middle of an upload
+mod early_answer; // answers of targets that close in the middle of an upload
 mod forward;
 mod harness;
 mod http;
-mod http_answers; // to requests with a body, or for another protocol
-mod http_proxies; // what HTTP proxies owe each other, and their clients
+mod http_answers; // answers to requests with a body, or for another protocol
+mod http_proxies; // duties of HTTP proxies to each other and to clients
 mod leaving;
 mod listen;
 mod log;

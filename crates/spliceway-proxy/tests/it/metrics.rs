@@ -11,7 +11,7 @@ use crate::harness::{
 const LARGE: usize = 32 << 20;
 const SPLICED: &str = "path=\"splice\"";
 
-/// One download of [`LARGE`] bytes: spliced bytes and all bytes, as counted.
+/// Downloads [`LARGE`] bytes. Returns the counts of spliced bytes and of all bytes.
 fn download(arguments: &[&str]) -> (u64, u64) {
     let (listener, address) = listen();
     let program = Program::forward(address, arguments);
@@ -165,7 +165,7 @@ fn health_is_answered_and_other_paths_are_not() {
     }
 }
 
-/// More than the metrics listener serves at once.
+/// A number of connections that exceeds the limit of the metrics listener.
 const FLOOD: usize = 150;
 
 #[test]
@@ -179,11 +179,11 @@ fn connections_that_say_nothing_keep_no_probe_from_its_answer() {
         b"GET /healthz HTTP/1.1\r\nHo",
         b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n",
     ] {
-        // The last ones have their answer, and never read it.
+        // The last clients have their answer and never read it.
         let silent: Vec<_> = (0..FLOOD)
             .map(|_| {
                 let mut silent = connect(metrics);
-                // It may have lost its place by now.
+                // The connection may already have lost its place.
                 let _ = silent.write_all(said);
                 silent
             })
@@ -196,7 +196,7 @@ fn connections_that_say_nothing_keep_no_probe_from_its_answer() {
     }
 }
 
-/// A connection to `to` from another address of this machine.
+/// Returns a connection to `to` from another address of this machine.
 fn connect_from(ip: [u8; 4], to: SocketAddr) -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::from((ip, 0)).into()).unwrap();
@@ -212,7 +212,7 @@ fn a_flood_from_one_address_closes_no_connection_of_another() {
     let silent: Vec<_> = (0..FLOOD)
         .map(|_| connect_from([127, 0, 0, 2], program.metrics()))
         .collect();
-    // The listener takes connections in their order.
+    // The listener accepts connections in their order.
     assert!(program.get("/healthz").starts_with("HTTP/1.1 200 "));
     probe.write_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
     assert!(read_all(&probe).starts_with(b"HTTP/1.1 200 "));

@@ -32,7 +32,7 @@ fn one_port_speaks_all_protocols_and_the_records_tell_which() {
 #[test]
 fn what_none_of_them_begins_with_is_closed_without_an_answer() {
     let program = Program::proxy("mixed", &[]);
-    // A TLS handshake, a PROXY header of version 2, and nothing in particular.
+    // These are a TLS handshake, a PROXY header of version 2, and arbitrary bytes.
     for first in [
         &[0x16, 3, 1, 0, 5][..],
         b"\r\n\r\n\0\r\nQUIT\n",
@@ -47,7 +47,7 @@ fn what_none_of_them_begins_with_is_closed_without_an_answer() {
     program.await_sum("spliceway_refused_total", &["reason=\"version\""], 5);
 }
 
-/// What is fast in one mode is fast in all of them.
+/// A relay splices in every mode.
 #[test]
 fn raw_bytes_are_spliced_whichever_way_they_were_asked_for() {
     let program = Program::proxy("mixed", &["--splice", "on"]);

@@ -15,7 +15,8 @@ fn code(program: &Program, request: &[u8]) -> u8 {
     read_exactly(&mut client, 4)[1]
 }
 
-/// Every one is refused by the proxy itself: most of these would be refused, or not answered, by somebody else.
+/// The proxy itself refuses every target. Without the policy, another host would refuse most of
+/// them or not answer.
 #[test]
 fn where_clients_are_not_local_no_target_of_this_network_is_reached() {
     let program = Program::public("mixed", &["--open"]);
@@ -77,7 +78,8 @@ fn where_clients_are_not_local_no_target_of_this_network_is_reached() {
     program.await_sum("spliceway_refused_total", &["reason=\"loopback\""], 1);
 }
 
-/// A firewall in front of this machine does not stand between the proxy and the services that listen on the machine's own address.
+/// A firewall in front of this machine does not protect services that listen on the machine's own
+/// address from the proxy.
 #[test]
 fn where_clients_are_not_local_a_public_address_of_this_machine_is_no_target() {
     let Some(net) = Net::chain(1, Offloads::On) else { return };

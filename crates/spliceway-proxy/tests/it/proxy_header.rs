@@ -20,7 +20,7 @@ fn binary(command: u8, payload: &[u8]) -> Vec<u8> {
 
 const ADDRESSES: [u8; 12] = [192, 0, 2, 1, 198, 51, 100, 2, 0xDC, 0x04, 0x01, 0xBB];
 
-/// A forwarder, and its target.
+/// Starts a forwarder, and returns it with its target.
 fn forward_with(arguments: &[&str]) -> (Program, TcpListener) {
     let (listener, target) = listen();
     (Program::forward(target, arguments), listener)
@@ -95,14 +95,14 @@ fn whoever_sends_none_or_a_wrong_one_reaches_no_target() {
 fn it_is_believed_of_nobody_else() {
     let (program, listener) = forward_with(&["--accept-proxy", "any", "--proxy-from", "10.0.0.0/8"]);
     let mut client = program.connect();
-    // It may be closed before it has taken that.
+    // The program may close the connection before it has read the line.
     let _ = client.write_all(LINE);
     assert!(is_closed(&mut client));
     program.await_sum("spliceway_refused_total", &["reason=\"proxy_from\""], 1);
     assert!(!was_reached(&listener));
 }
 
-/// What a proxy answers to a request for `target` behind `header`, and whether it connected.
+/// Returns the proxy's answer to a request for `target` behind `header`, and whether it connected.
 fn asks(program: &Program, header: &[u8], target: &TcpListener) -> (u8, bool) {
     let mut client = program.connect();
     let request = [header, &GREETING, &ip_request(target.local_addr().unwrap())].concat();

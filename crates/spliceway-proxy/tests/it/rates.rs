@@ -5,7 +5,7 @@ use crate::harness::{PATIENCE, Program, assert_same, connect, echo, pattern, rea
 
 const MB: usize = 1_000_000;
 
-/// How long it takes until all of them have sent a megabyte, and got it back.
+/// Returns how long it takes until all clients have sent a megabyte and got it back.
 fn time_of(program: &Program, clients: usize) -> Duration {
     let (started, address) = (Instant::now(), program.address);
     thread::scope(|scope| {
@@ -22,7 +22,8 @@ fn time_of(program: &Program, clients: usize) -> Duration {
     started.elapsed()
 }
 
-/// Each bucket starts with a tenth of a second's burst, so nothing is faster than this.
+/// Returns the shortest possible time. Each bucket starts with a burst of a tenth of a second, so
+/// nothing is faster.
 fn least(bytes: usize, bytes_per_second: usize) -> Duration {
     Duration::from_secs_f64((bytes - bytes_per_second / 10) as f64 / bytes_per_second as f64)
 }
@@ -34,7 +35,7 @@ fn a_rate_holds_a_connection_a_client_or_all_and_bytes_are_spliced_all_the_same(
         ("--rate-out 1MB:connection", 2, least(MB, MB)),
         ("--rate-in 2MB:client", 2, least(2 * MB, 2 * MB)),
         ("--rate-out 2MB", 2, least(2 * MB, 2 * MB)),
-        // Each within the next.
+        // Here each rate is within the next.
         (
             "--rate-in 9MB:connection --rate-in 2MB:client --rate-in 8MB",
             2,

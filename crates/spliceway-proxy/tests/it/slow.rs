@@ -9,7 +9,7 @@ use crate::harness::{Program, echo, is_closed, let_pass, read_exactly};
 const SLOW: usize = 1000;
 const DEADLINE: Duration = Duration::from_secs(3);
 
-/// Slow ones send a byte a second, which no timeout between two bytes would ever end.
+/// Slow clients send a byte each second. No timeout between two bytes would ever end them.
 #[test]
 fn a_thousand_slow_handshakes_end_at_their_deadline_while_others_are_served() {
     let program = Program::proxy("mixed", &["--handshake-timeout", "3s"]);
@@ -25,7 +25,7 @@ fn a_thousand_slow_handshakes_end_at_their_deadline_while_others_are_served() {
         scope.spawn(|| {
             for second in 0..DEADLINE.as_secs() as usize {
                 for (number, mut client) in slow.iter().enumerate() {
-                    // Refused once its deadline is over.
+                    // The write fails after the client's deadline.
                     let _ = client.write_all(&begins[number % begins.len()][second..=second]);
                 }
                 let_pass(Duration::from_secs(1));

@@ -58,7 +58,7 @@ fn what_fails_or_is_none_is_rejected() {
     }
 }
 
-/// The second reply comes when somebody connects, and names who.
+/// The second reply comes when a peer connects, and names the peer.
 #[test]
 fn bind_waits_for_one_connection_and_relays_it() {
     let program = Program::proxy("mixed", &[]);

@@ -9,7 +9,7 @@ use crate::harness::{
     Program, accept, assert_same, echo, is_closed, let_pass, listen, pattern, read_all, read_exactly, refusing,
 };
 
-/// The code of the reply to `request`; after a failure the connection is over.
+/// Returns the code of the reply to `request`. After a failure, the connection must be over.
 fn reply_code(program: &Program, request: &[u8]) -> u8 {
     let mut client = greeted(program);
     client.write_all(request).unwrap();
@@ -78,7 +78,8 @@ fn messages_may_be_split_at_every_byte() {
     for split in 1..GREETING.len() + request.len() {
         let mut client = program.connect();
         client.set_nodelay(true).unwrap();
-        // The answer to the greeting paces the two messages; what splits within one is sent apart, without a pause.
+        // The answer to the greeting separates the two messages. The pieces of one message are sent
+        // one after the other without a pause.
         for piece in pieces(&GREETING, split) {
             client.write_all(piece).unwrap();
         }
@@ -107,7 +108,7 @@ fn pieces(message: &[u8], split: usize) -> [&[u8]; 2] {
 fn everything_in_one_write_works_and_early_data_reaches_the_target() {
     let program = Program::socks5(&[]);
     let (listener, address) = listen();
-    // Less than the handshake's buffer, more than it, and far more than any buffer.
+    // The sizes are below the handshake's buffer, above it, and far above any buffer.
     for early in [1, 300, 600, 5_000, 200_000] {
         let mut client = program.connect();
         let early = pattern(early as u64, early);
@@ -127,7 +128,8 @@ fn everything_in_one_write_works_and_early_data_reaches_the_target() {
 fn failures_to_connect_have_their_reply_codes() {
     let program = Program::socks5(&["--connect-timeout", "300ms"]);
     assert_eq!(reply_code(&program, &ip_request(refusing())), 0x05);
-    // A label of more than 63 bytes: no name server is asked. A multicast group: no packet is sent.
+    // The program asks no name server for a label of more than 63 bytes. It sends no packet to a
+    // multicast group.
     assert_eq!(
         reply_code(&program, &name_request(&format!("{}.invalid", "x".repeat(64)), 80)),
         0x04
@@ -143,7 +145,7 @@ fn failures_to_connect_have_their_reply_codes() {
     }
 }
 
-/// A listener that answers no SYN any more, as its queue of two is full.
+/// Returns a listener that answers no SYN, because its queue of two is full.
 fn full_backlog() -> (Socket, SocketAddr, Vec<TcpStream>) {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
@@ -163,7 +165,7 @@ fn what_is_not_supported_is_refused_by_its_code() {
         request[1] = command;
         assert_eq!(reply_code(&program, &request), 0x07);
     }
-    // Bytes that nobody reads must not turn the reply into a reset.
+    // Bytes that the proxy does not read must not turn the reply into a reset.
     assert_eq!(
         reply_code(&program, &[&[5, 1, 0, 2][..], &pattern(5, 40_000)].concat()),
         0x08

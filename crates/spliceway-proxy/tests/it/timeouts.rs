@@ -11,7 +11,7 @@ fn session(arguments: &[&str]) -> (Program, TcpStream, TcpStream) {
     (program, client, accept(&listener))
 }
 
-/// Sends a byte every 50 ms for `time`, each of which must arrive.
+/// Sends a byte every 50 ms for `time`. Each byte must arrive.
 fn trickle(from: &mut TcpStream, to: &mut TcpStream, time: Duration) {
     let until = Instant::now() + time;
     while Instant::now() < until {
@@ -39,12 +39,12 @@ fn silence_ends_a_session_at_the_idle_timeout() {
 #[test]
 fn a_peer_that_died_with_bytes_in_the_pipe_is_ended_by_the_idle_timeout_and_all_it_held_is_freed_and_said_to_be_lost() {
     let (listener, address) = listen();
-    // Long enough to look at it before, also on a machine that has other things to do.
+    // The timeout is long enough to check the state before it, even on a busy machine.
     let mut program = Program::forward(address, &["--idle-timeout", "4s", "--splice", "on", "--workers", "1"]);
     let lent = |program: &Program| program.sum("spliceway_pipes", &["state=\"lent\""]);
     let before = program.descriptors();
     let (client, mut target) = (program.connect(), accept(&listener));
-    // Nobody reads, and nothing ends: the relay waits for its sink with a pipe in its hands.
+    // Nobody reads, and nothing ends. The relay waits for its sink and holds a pipe.
     target.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
     while target.write(&[7; 1 << 16]).is_ok() {}
     assert_eq!(lent(&program), 1);
@@ -59,7 +59,8 @@ fn a_peer_that_died_with_bytes_in_the_pipe_is_ended_by_the_idle_timeout_and_all_
     );
     drop((client, target));
     let until = Instant::now() + PATIENCE;
-    // The pool keeps some idle pipes for a while, and a scrape is a descriptor until both sides have closed it.
+    // The pool keeps some idle pipes for a while. A scrape holds a descriptor until both sides have
+    // closed it.
     while program.descriptors() > before + 2 * program.sum("spliceway_pipes", &["state=\"idle\""]) as usize {
         assert!(
             Instant::now() < until,

@@ -5,7 +5,7 @@ use std::thread;
 use crate::clients::{GREETING, greeted, ip_request};
 use crate::harness::{PATIENCE, Program, TextFile, read_all, read_exactly};
 
-/// A socket that waits no longer than a test does.
+/// Returns a socket that waits no longer than a test does.
 fn socket(address: &str) -> (UdpSocket, SocketAddr) {
     let socket = UdpSocket::bind(address).unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -13,7 +13,7 @@ fn socket(address: &str) -> (UdpSocket, SocketAddr) {
     (socket, address)
 }
 
-/// A target that returns what it gets, in upper case.
+/// Starts a target that returns what it gets in upper case.
 fn shouting(address: &str) -> SocketAddr {
     let (socket, address) = socket(address);
     thread::spawn(move || {
@@ -26,7 +26,7 @@ fn shouting(address: &str) -> SocketAddr {
     address
 }
 
-/// The connection that holds an association, and where it is to be sent to.
+/// Returns the connection that holds an association, and the address to send datagrams to.
 fn associated(program: &Program) -> (TcpStream, SocketAddr) {
     let mut client = greeted(program);
     client.write_all(&[5, 3, 0, 1, 0, 0, 0, 0, 0, 0]).unwrap();
@@ -36,7 +36,8 @@ fn associated(program: &Program) -> (TcpStream, SocketAddr) {
     (client, (ip, u16::from_be_bytes([reply[8], reply[9]])).into())
 }
 
-/// A datagram to `target` as a client sends it; as the proxy passes one on from there.
+/// Returns a datagram to `target` as a client sends it. The proxy sends the same form to the client
+/// for a datagram from `target`.
 fn wrapped(target: SocketAddr, data: &[u8]) -> Vec<u8> {
     [&[0, 0, 0], &ip_request(target)[3..], data].concat()
 }
@@ -94,7 +95,6 @@ fn a_name_is_looked_up_and_ipv6_works() {
     assert_eq!(received(&socket), wrapped(sixth, b"SIXTH"));
 }
 
-/// What must not pass is followed by what does, on the same way.
 #[test]
 fn fragments_strangers_and_refused_targets_are_dropped_and_counted() {
     let program = Program::public("socks5", &["--open"]);

@@ -1,4 +1,4 @@
-//! Datagrams over links of Ethernet's size, and of less.
+//! Datagrams over links with the MTU of Ethernet, and with a smaller MTU.
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use crate::harness::{PATIENCE, Program, connect, read_exactly};
 use spliceway_net::{Family, Net, Offloads, address};
 
-/// The client is at one end, the target at the other, and the program between them.
+/// A client at one end, a target at the other, and the program between them.
 struct Between {
     net: Net,
     _program: Program,
@@ -17,7 +17,7 @@ struct Between {
 }
 
 impl Between {
-    /// `None` where there are no namespaces to be had.
+    /// Returns `None` if the machine provides no namespaces.
     fn new(family: Family) -> Option<Self> {
         let net = Net::of_three(Offloads::On)?;
         let (relay_at, target_at) = (address(0, true, family), address(1, true, family));
@@ -49,7 +49,7 @@ impl Between {
         self.client.send(&[&self.header, data].concat()).unwrap();
     }
 
-    /// What arrives at the target, and where it came from.
+    /// Returns the datagram that arrives at the target, and its source.
     fn take(&self) -> (Vec<u8>, SocketAddr) {
         let mut bytes = vec![0; 65_536];
         let (length, from) = self.target.recv_from(&mut bytes).unwrap();
@@ -70,7 +70,7 @@ fn socket(ip: IpAddr) -> UdpSocket {
     socket
 }
 
-/// Type, address and port, as SOCKS5 writes them.
+/// Returns type, address and port as SOCKS5 writes them.
 fn written(address: SocketAddr) -> Vec<u8> {
     let port = address.port().to_be_bytes();
     match address.ip() {
@@ -79,7 +79,7 @@ fn written(address: SocketAddr) -> Vec<u8> {
     }
 }
 
-/// The connection that holds an association, and where it is to be sent to.
+/// Returns the connection that holds an association, and the address to send datagrams to.
 fn associated(program: SocketAddr) -> (TcpStream, SocketAddr) {
     let mut client = connect(program);
     client.write_all(&[5, 1, 0, 5, 3, 0, 1, 0, 0, 0, 0, 0, 0]).unwrap();
@@ -92,7 +92,7 @@ fn associated(program: SocketAddr) -> (TcpStream, SocketAddr) {
     (client, SocketAddr::new(ip, u16::from_be_bytes([port[0], port[1]])))
 }
 
-/// As a resolver's long answer: IP cuts it up and puts it together again.
+/// IP splits such a datagram, like a resolver's long answer, and joins the parts again.
 #[test]
 fn a_datagram_longer_than_a_link_takes_arrives_whole() {
     for family in [Family::V4, Family::V6] {
@@ -106,7 +106,8 @@ fn a_datagram_longer_than_a_link_takes_arrives_whole() {
     }
 }
 
-/// Datagrams of a size that one link takes and the next does not are sent on one by one, in pieces; and back together.
+/// One link takes datagrams of this size, and the next does not. The program sends them on one by
+/// one and in pieces, and the answers return in the same way.
 #[test]
 fn a_flow_goes_on_over_a_narrower_link() {
     for family in [Family::V4, Family::V6] {

@@ -7,7 +7,7 @@ use crate::harness::{Program, assert_spliced, echo, listen, read_exactly, refusi
 const USER: &[&str] = &["--auth", "ann:wonder/land@"];
 
 fn url(scheme: &str, proxy: &Program, user: bool) -> String {
-    // What cannot stand in a URL as it is.
+    // These characters must be escaped in a URL.
     let user = if user { "ann:wonder%2Fland%40@" } else { "" };
     format!("{scheme}://{user}{}", proxy.address)
 }
@@ -137,7 +137,7 @@ fn a_client_that_dials_as_often_as_it_may_leaves_others_their_dials() {
         client
     };
     let _dialling = [asks(1, silent), asks(1, silent)];
-    // Both are counted once a third is refused.
+    // Both dials are counted when a third one is refused.
     let until = std::time::Instant::now() + crate::harness::PATIENCE;
     while crate::harness::read_exactly(&mut asks(1, target), 4)[1] == 0 {
         assert!(std::time::Instant::now() < until, "nobody is refused");

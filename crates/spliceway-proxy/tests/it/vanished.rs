@@ -1,4 +1,5 @@
-//! A peer that is gone without a FIN, in the middle of bulk both ways: only silence tells.
+//! A peer that vanishes without a FIN, while both directions carry bulk data. Only silence shows
+//! it.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -15,7 +16,7 @@ const BULK: usize = 1 << 20;
 fn a_peer_that_vanishes_in_mid_transfer_is_ended_by_the_idle_timeout_and_leaves_no_descriptor() {
     for client_vanishes in [true, false] {
         let Some(net) = Net::of_three(Offloads::On) else { return };
-        // The program and all that asks it run on the node between client and target.
+        // The program and all that queries it run on the node between client and target.
         net.node(1).inside(|| vanishes(&net, client_vanishes));
     }
 }
@@ -44,7 +45,7 @@ fn vanishes(net: &Net, client_vanishes: bool) {
 
     let device = if client_vanishes { "right" } else { "left" };
     net.node(cut).ip(&[format!("link set {device} down")]).unwrap();
-    // The end or a reset, after what was on its way.
+    // EOF or a reset comes after the bytes that were on their way.
     let _ = io::copy(&mut &stays, &mut io::sink());
     program.await_end("idle");
     let until = Instant::now() + PATIENCE;
@@ -64,7 +65,7 @@ fn vanishes(net: &Net, client_vanishes: bool) {
     }
 }
 
-/// The program, from any port of `listens` to `target`.
+/// Starts the program, which relays from any port of `listens` to `target`.
 fn between(listens: IpAddr, target: SocketAddr) -> Program {
     let (listens, target) = (SocketAddr::new(listens, 0).to_string(), target.to_string());
     let metrics = ["--metrics", "127.0.0.1:0", "--idle-timeout", "1s"];

@@ -1,17 +1,18 @@
-//! What targets answer, and bodies in chunks.
+//! Answers of targets, and bodies in chunks.
 
-use spliceway_proxy::protocol::http::{Answer, Chunks};
+use spliceway_protocol::http::{Answer, Chunks};
 
 use super::{Decision, decision};
 
-/// Heads of answers, and what a client is given in their place.
+/// The most bytes of the heads of one answer, which the program may replace for the client.
 const HEADS_BYTES_MAX: usize = 64 << 10;
 
-/// What a client reads of an answer is decided by the answer's bytes, however they were cut into reads: the heads as they are and the last one with a
-/// close, or all of it as it came. The first byte says how to cut the rest.
+/// Checks that an answer's bytes decide what a client reads, however they were cut into reads. The
+/// client reads the heads as they are and the last one with a close, or all of it as it came. The
+/// first byte says how to cut the rest.
 ///
 /// # Panics
-/// If something does not hold that must.
+/// Panics if a property does not hold.
 pub fn http_answer(bytes: &[u8]) {
     let converse = |pieces: &mut dyn Iterator<Item = &[u8]>| {
         let mut answer = Answer::default();
@@ -22,7 +23,7 @@ pub fn http_answer(bytes: &[u8]) {
             taken += before - input.len();
             assert!(taken <= HEADS_BYTES_MAX);
             match given {
-                None => assert!(input.is_empty(), "what is not the end is taken whole"),
+                None => assert!(input.is_empty(), "input before the end is taken whole"),
                 Some(given) => return Decision::Made(given, taken),
             }
         }
@@ -44,10 +45,11 @@ pub fn http_answer(bytes: &[u8]) {
     }
 }
 
-/// Where a body in chunks ends is decided by its bytes, however they were cut into reads, and nothing behind it is taken.
+/// Checks that the bytes of a body in chunks decide where it ends, however they were cut into
+/// reads. Nothing after the end is taken.
 ///
 /// # Panics
-/// If something does not hold that must.
+/// Panics if a property does not hold.
 pub fn http_chunks(bytes: &[u8]) {
     let converse = |pieces: &mut dyn Iterator<Item = &[u8]>| {
         let (mut chunks, mut taken) = (Chunks::default(), 0);

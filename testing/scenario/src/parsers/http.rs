@@ -1,26 +1,29 @@
-//! HTTP as a proxy hears it, and what it sends on.
+//! HTTP requests as a proxy receives them, and as it sends them on.
 
 use std::iter;
 
 use httparse::{EMPTY_HEADER, Header, Status};
-use spliceway_proxy::protocol::http::{Body, HEAD_MAX_BYTES, Head, HttpRequest, Refusal, RequestHead};
-use spliceway_proxy::protocol::{Demand, Proof};
+use spliceway_protocol::http::{Body, HEAD_MAX_BYTES, Head, HttpRequest, Refusal, RequestHead};
+use spliceway_protocol::{Demand, Proof};
 
 use super::{Decision, Pair, assert_sound, decision, demand, feed, pair};
 
-/// What is written beside the client's own fields: the host once more, `Via`, `Connection`, and a carriage return a line.
+/// The most bytes in addition to the client's own fields: the host once more, `Via`, `Connection`,
+/// and a carriage return per line.
 const GROWTH_MAX_BYTES: usize = 1024;
-/// The most that a client may have, and four of ours.
+/// The most fields that a client may send, and four of the proxy.
 const FIELDS_MAX: usize = 100 + 4;
 
-/// For one connection alone, or ours to say; RFC 9110 section 7.6.1. And whatever begins with `proxy`.
+/// Fields for one connection alone, or for the proxy to write (RFC 9110 section 7.6.1). Fields that
+/// begin with `proxy` are not sent on either.
 const NOT_SENT_ON: [&str; 6] = ["connection", "host", "http2-settings", "keep-alive", "te", "upgrade"];
 
-/// The head of a request is decided by its bytes, however they were cut into reads, and what is sent on is read by everybody as it
-/// is meant. The first byte says how to cut the rest.
+/// Checks that the bytes of a request's head decide it, however they were cut into reads. Every
+/// recipient reads the head that is sent on as it is meant. The first byte says how to cut the
+/// rest.
 ///
 /// # Panics
-/// If something does not hold that must.
+/// Panics if a property does not hold.
 pub fn http(bytes: &[u8]) {
     let demand = demand(bytes);
     let converse = |pieces: &mut dyn Iterator<Item = &[u8]>| {
@@ -62,12 +65,12 @@ fn opened(asked: RequestHead) -> (Option<Pair>, HttpRequest) {
         RequestHead::Agreed(request) => (None, request),
         RequestHead::Password(unproven) => {
             let credentials = unproven.credentials.as_ref().map(pair);
-            (credentials, unproven.accept(Proof::for_fuzzing()))
+            (credentials, unproven.accept(Proof::of_known_user()))
         }
     }
 }
 
-/// A head taken apart by a parser that has not seen ours.
+/// A head as an independent parser reads it.
 struct Parsed<'head> {
     method: &'head str,
     uri: &'head str,
@@ -100,7 +103,8 @@ impl<'head> Parsed<'head> {
     }
 }
 
-/// What is sent on is what was asked, in origin form, without what was for us.
+/// Checks that the proxy sends on the client's request in origin form, without the parts for the
+/// proxy.
 fn assert_sent_on(head: &[u8], sent: &[u8], upgrades: bool) {
     assert!(sent.len() <= head.len() + GROWTH_MAX_BYTES);
     assert!(!has_bare_line_ends(sent), "{}", sent.escape_ascii());
@@ -131,7 +135,7 @@ fn assert_sent_on(head: &[u8], sent: &[u8], upgrades: bool) {
         "the body is the client's"
     );
 
-    // Ours around the client's, which are those that go on, in their order.
+    // The proxy's fields surround the client's, which go on in their order.
     let options = asked.values("connection");
     let options: Vec<String> = options
         .iter()
@@ -167,7 +171,8 @@ fn assert_sent_on(head: &[u8], sent: &[u8], upgrades: bool) {
     assert_eq!(sent, expected);
 }
 
-/// The fields that end the head: a wish to close, or for a protocol that the client has asked for.
+/// Checks the fields that end the head: a wish to close, or for a protocol that the client has
+/// asked for.
 fn assert_connection(
     asked: &Parsed<'_>,
     sent: &Parsed<'_>,
@@ -200,7 +205,7 @@ fn assert_connection(
     }
 }
 
-/// `Max-Forwards` as the next recipient reads it.
+/// Returns `Max-Forwards` as the next recipient reads it.
 fn one_less(value: &[u8]) -> Vec<u8> {
     let number: u64 = str::from_utf8(value)
         .ok()
@@ -209,14 +214,15 @@ fn one_less(value: &[u8]) -> Vec<u8> {
     (number - 1).to_string().into_bytes()
 }
 
-/// A line feed or a carriage return that stands alone, which some take for the end of a line and some do not.
+/// Returns whether a line feed or a carriage return stands alone. Some recipients take it for the
+/// end of a line and some do not.
 fn has_bare_line_ends(head: &[u8]) -> bool {
     let ends = head.windows(2).filter(|pair| *pair == b"\r\n").count();
     let of = |end: u8| head.iter().filter(|byte| **byte == end).count();
     of(b'\r') != ends || of(b'\n') != ends
 }
 
-/// A response that is one, with a body as long as it says.
+/// Checks that a refusal is an HTTP response, with a body as long as it says.
 fn assert_well_formed(refusal: Refusal) {
     let answer = refusal.answer();
     let mut fields = [EMPTY_HEADER; 8];

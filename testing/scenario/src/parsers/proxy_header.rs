@@ -1,17 +1,18 @@
-//! PROXY headers as who is behind a balancer hears them.
+//! PROXY headers as a server behind a load balancer receives them.
 
-use spliceway_proxy::protocol::proxy::{Accept, Header, Source, Version, encode};
+use spliceway_protocol::proxy::{Accept, Header, Source, Version, encode};
 
 use super::{Decision, decision, feed};
 
-/// The head of version 2, and as much as its length can name.
+/// The head of version 2, and as many bytes as its length can name.
 const HEADER_BYTES_MAX: usize = 16 + u16::MAX as usize;
 
-/// A header is decided by its bytes, however they were cut into reads; and whose connection it names is what a header says that is written for it.
-/// The first byte says how to cut the rest, and which versions are taken.
+/// Checks that the bytes of a header decide it, however they were cut into reads. A header written
+/// for the connection that it names says the same again. The first byte says how to cut the rest,
+/// and which versions are accepted.
 ///
 /// # Panics
-/// If something does not hold that must.
+/// Panics if a property does not hold.
 pub fn proxy_header(bytes: &[u8]) {
     let accept = match bytes {
         [0..=0x3F, ..] => Accept::V1,

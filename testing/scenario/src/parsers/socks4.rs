@@ -1,17 +1,18 @@
-//! SOCKS4 and 4a as a server hears them.
+//! SOCKS4 and 4a as a server receives them.
 
-use spliceway_proxy::protocol::Demand;
-use spliceway_proxy::protocol::socks4::{Refusal, RequestStage};
+use spliceway_protocol::Demand;
+use spliceway_protocol::socks4::{Refusal, RequestStage};
 
 use super::{Decision, assert_sound, decision, demand, feed};
 
-/// The head, and two fields with the 0 behind each.
+/// The head, and two fields with the 0 after each.
 const REQUEST_BYTES_MAX: usize = 8 + 2 * (255 + 1);
 
-/// A SOCKS4 request is decided by its bytes, however they were cut into reads. The first byte says how to cut the rest.
+/// Checks that the bytes of a SOCKS4 request decide it, however they were cut into reads. The first
+/// byte says how to cut the rest.
 ///
 /// # Panics
-/// If something does not hold that must.
+/// Panics if a property does not hold.
 pub fn socks4(bytes: &[u8]) {
     let demand = demand(bytes);
     let converse = |pieces: &mut dyn Iterator<Item = &[u8]>| {
@@ -21,7 +22,7 @@ pub fn socks4(bytes: &[u8]) {
     match decision(bytes, converse) {
         None | Some((_, Decision::Undecided)) => {}
         Some((stream, Decision::Made((request, user_id), bytes))) => {
-            assert_eq!(demand, Demand::Nothing, "it knows no secret");
+            assert_eq!(demand, Demand::Nothing, "it knows no password");
             assert_sound(&request.target);
             let port = request.target.port().expect("no file");
             assert_eq!(stream[2..4], port.to_be_bytes());

@@ -1,7 +1,7 @@
-//! SOCKS5 as a server hears it.
+//! SOCKS5 as a server receives it.
 
-use spliceway_proxy::protocol::socks5::{Greeting, Offer, PasswordStage, Refusal, Reply, RequestStage, UNSPECIFIED};
-use spliceway_proxy::protocol::{Demand, Proof, Request};
+use spliceway_protocol::socks5::{Greeting, Offer, PasswordStage, Refusal, Reply, RequestStage, UNSPECIFIED};
+use spliceway_protocol::{Demand, Proof, Request};
 
 use super::{Decision, Pair, assert_sound, decision, demand, feed, pair};
 
@@ -10,17 +10,18 @@ const GREETING_BYTES_MAX: usize = 2 + 255;
 const PASSWORD_BYTES_MAX: usize = 1 + 2 * (1 + 255);
 const REQUEST_BYTES_MAX: usize = 4 + 1 + 255 + 2;
 
-/// What a client said before its request was whole.
+/// The parts of a handshake before the request was whole.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Heard {
     answer: Option<[u8; 2]>,
     credentials: Option<Pair>,
 }
 
-/// A SOCKS5 handshake is decided by its bytes, however they were cut into reads. The first byte says how to cut the rest.
+/// Checks that the bytes of a SOCKS5 handshake decide it, however they were cut into reads. The
+/// first byte says how to cut the rest.
 ///
 /// # Panics
-/// If something does not hold that must.
+/// Panics if a property does not hold.
 pub fn socks5(bytes: &[u8]) {
     let demand = demand(bytes);
     let bytes_max = match demand {
@@ -80,7 +81,7 @@ impl Server {
                 }),
                 Self::Password(stage) => stage.feed(input)?.map(|(credentials, undecided)| {
                     heard.credentials = Some(pair(&credentials));
-                    Self::Request(undecided.accept(Proof::for_fuzzing()).request())
+                    Self::Request(undecided.accept(Proof::of_known_user()).request())
                 }),
                 Self::Request(stage) => return stage.feed(input),
             };
@@ -92,7 +93,8 @@ impl Server {
     }
 }
 
-/// RFC 1928: a method selection that selects none, or a reply that says why not. RFC 1929: a status that is not 0.
+/// Checks the answer to a refused client. RFC 1928: a method selection that selects none, or a
+/// reply with the reason. RFC 1929: a status that is not 0.
 fn assert_well_formed(refusal: Refusal) {
     let answer = refusal.answer();
     match answer[..] {

@@ -1,8 +1,8 @@
-//! What an upstream proxy answers.
+//! Answers of an upstream proxy.
 
-use spliceway_proxy::address::Target;
-use spliceway_proxy::protocol::Credentials;
-use spliceway_proxy::protocol::client::{Error, Handshake, Language, Step};
+use spliceway_protocol::Credentials;
+use spliceway_protocol::address::Target;
+use spliceway_protocol::client::{Error, Handshake, Language, Step};
 
 use super::{Decision, decision, feed};
 
@@ -13,11 +13,12 @@ const HTTP_BYTES_MAX: usize = 16 << 10;
 const REQUEST: &[u8] = b"\x05\x01\x00\x03\x07example\x00\x50";
 const PASSWORD: &[u8] = b"\x01\x03ann\x04hush";
 
-/// What an upstream proxy answers is decided by its bytes, however they were cut into reads. The first byte says how to cut the rest,
-/// its two highest bits what is spoken and whether there are credentials.
+/// Checks that the bytes of an upstream proxy's answer decide it, however they were cut into reads.
+/// The first byte says how to cut the rest. Its two highest bits select the protocol, and whether
+/// there are credentials.
 ///
 /// # Panics
-/// If something does not hold that must.
+/// Panics if a property does not hold.
 pub fn upstream(bytes: &[u8]) {
     let bits = bytes.first().map_or(0, |first| first >> 6);
     let (language, bytes_max) = match bits & 1 {
@@ -70,7 +71,7 @@ fn talk(handshake: &mut Handshake, input: &mut &[u8], said: &mut Vec<Vec<u8>>) -
     }
 }
 
-/// The proxy said yes, and was told no more than it asked for.
+/// Checks that the proxy agreed, and was told no more than it asked for.
 fn assert_agreed(language: Language, credentials: bool, heard: &[u8], said: &[Vec<u8>]) {
     match language {
         Language::Http => {

@@ -1,4 +1,4 @@
-//! How associations end, and what is left of them.
+//! The ends of associations, and what remains of them.
 
 use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -11,11 +11,12 @@ use tokio::time::{Instant, advance, pause, resume};
 
 use super::rig::{ANYWHERE, Book, Rig, soon, target};
 use crate::associate::{AssociateEnd, AssociateSettings, Dropped};
-use crate::protocol::socks5::datagram::Malformed;
+use spliceway_protocol::socks5::datagram::Malformed;
 
-/// The inode of the socket that is bound to this address, as the kernel lists it: no other socket has that number.
+/// Returns the inode of the socket that is bound to this address, from the kernel's list. No other
+/// socket has this number.
 async fn socket_at(address: SocketAddr) -> String {
-    // Words of four bytes in the order of this machine, in hexadecimal.
+    // The list has words of four bytes in host byte order, in hexadecimal.
     let (list, ip) = match address {
         SocketAddr::V4(v4) => ("/proc/self/net/udp", v4.ip().octets().to_vec()),
         SocketAddr::V6(v6) => ("/proc/self/net/udp6", v6.ip().octets().to_vec()),
@@ -25,8 +26,8 @@ async fn socket_at(address: SocketAddr) -> String {
         .map(|word| u32::from_ne_bytes(word.try_into().unwrap()));
     let local = words.map(|word| format!("{word:08X}")).collect::<String>() + &format!(":{:04X}", address.port());
     let listed = async {
-        // The kernel goes on in its list by counting from the start: where a socket of another test is closed between two reads, one
-        // that stays is left out.
+        // Between two reads, the kernel finds its place in the list by counting from the start. If
+        // another test closes a socket meanwhile, the list misses a socket that stays open.
         loop {
             let sockets = fs::read_to_string(list).unwrap();
             let mut sockets = sockets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
@@ -39,7 +40,7 @@ async fn socket_at(address: SocketAddr) -> String {
     soon(listed).await
 }
 
-/// Whether this process has the socket open.
+/// Returns whether this process has the socket open.
 fn is_open(inode: &str) -> bool {
     let link = format!("socket:[{inode}]");
     let mut descriptors = fs::read_dir("/proc/self/fd").unwrap();
@@ -47,7 +48,7 @@ fn is_open(inode: &str) -> bool {
         .any(|entry| fs::read_link(entry.unwrap().path()).is_ok_and(|target| target.as_os_str() == link.as_str()))
 }
 
-/// A rig whose sockets have all been opened, and these.
+/// Returns a rig with all of its sockets open, and their inodes.
 async fn in_use() -> (Rig, Vec<String>) {
     let rig = Rig::new("127.0.0.1").await;
     let (v4, v6) = (target("127.0.0.1").await, target("::1").await);
@@ -106,7 +107,7 @@ async fn it_can_be_dropped() {
     assert!(!sockets.iter().any(|socket| is_open(socket)));
 }
 
-/// The clock stands while it is put forward, and runs while datagrams pass: it would not wait for those.
+/// The clock is paused only while it is advanced. A paused clock would not wait for datagrams.
 #[tokio::test]
 async fn it_ends_when_no_datagram_has_passed_for_long_enough() {
     let idle = Duration::from_secs(600);
@@ -123,7 +124,7 @@ async fn it_ends_when_no_datagram_has_passed_for_long_enough() {
         resume();
     }
     assert!(!rig.running.is_finished());
-    // What is dropped keeps nothing alive.
+    // A dropped datagram does not extend the idle time.
     rig.send_raw(b"").await;
     rig.await_dropped(Dropped::Malformed(Malformed::Short), 1).await;
     let dropped = Instant::now();

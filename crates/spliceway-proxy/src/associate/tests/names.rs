@@ -13,12 +13,12 @@ async fn rig(host: &str) -> (Rig, mpsc::UnboundedReceiver<Lookup>) {
     (rig, asked)
 }
 
-/// The next name that is looked up.
+/// Returns the next lookup.
 async fn next(asked: &mut mpsc::UnboundedReceiver<Lookup>) -> Lookup {
     soon(asked.recv()).await.expect("somebody may ask")
 }
 
-/// A port where nobody listens, and of which nothing comes back.
+/// Returns a port where nothing listens and nothing answers.
 fn nowhere() -> SocketAddr {
     ([127, 0, 0, 1], 1).into()
 }
@@ -42,7 +42,7 @@ async fn datagrams_wait_for_their_name_in_order_and_for_no_other() {
     rig.echo(&quick, b"an address needs no name").await;
 
     rig.send_to_name("slow.example", slow_address.port(), b"4").await;
-    // So it waits too: it came before one that has arrived.
+    // Datagram 4 waits too, because it came before one that has arrived.
     rig.echo(&quick, b"4 is there").await;
     waiting.answer.send(Ok(vec![slow_address])).unwrap();
     for expected in [b"1", b"2", b"4"] {
@@ -86,7 +86,7 @@ async fn what_waits_for_a_name_that_has_no_address_is_dropped_by_the_reason() {
 async fn an_address_that_there_is_no_way_to_is_passed_over() {
     let ((rig, mut asked), target) = (rig("127.0.0.1").await, target("::1").await);
     let address = target.local_addr().unwrap();
-    // A socket has to ask for leave to send to everybody.
+    // Sending to the broadcast address fails, because the socket does not have `SO_BROADCAST`.
     let no_way: SocketAddr = ([255; 4], address.port()).into();
     rig.send_to_name("both.example", address.port(), b"1").await;
     next(&mut asked).await.answer.send(Ok(vec![no_way, address])).unwrap();
@@ -137,6 +137,6 @@ async fn more_names_than_may_be_looked_up_are_dropped_and_others_pass() {
     lookups.remove(0).answer.send(Ok(vec![nowhere()])).unwrap();
     rig.send_to_name("0.example", 53, b"").await;
     rig.echo(&target, b"an address").await;
-    // As it is known by now, or else waits: either way there is no lookup.
+    // The name is known by now, or the datagram waits. Either way, there is no other lookup.
     assert!(asked.try_recv().is_err());
 }

@@ -1,4 +1,4 @@
-//! What gets through, and how.
+//! Datagrams that are forwarded.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -46,7 +46,7 @@ async fn every_target_sees_the_same_port_of_ours() {
 async fn datagrams_keep_their_order_and_their_bounds() {
     let (rig, target) = (Rig::new("127.0.0.1").await, target("127.0.0.1").await);
     let address = target.local_addr().unwrap();
-    // More than a turn, and less than the kernel holds for a socket.
+    // More than one batch, and less than the kernel buffers for a socket.
     let datagrams: Vec<Vec<u8>> = (0..100_u8).map(|number| vec![number; usize::from(number)]).collect();
     for data in &datagrams {
         rig.send(address, data).await;
@@ -65,7 +65,8 @@ async fn datagrams_keep_their_order_and_their_bounds() {
     }
 }
 
-/// What a transfer looks like: datagrams of one length, a shorter one at the end of each flight, and two flows that alternate.
+/// This is like a bulk transfer: datagrams of one length, a shorter one at the end of each flight,
+/// and two flows that alternate.
 #[tokio::test]
 async fn bulk_is_passed_as_it_came() {
     let (rig, one, other) = (
@@ -111,13 +112,14 @@ async fn two_associations_know_nothing_of_each_other() {
     target.send_to(b"to the one", of_one).await.unwrap();
     assert_eq!(one.receive().await, (address, b"to the one".to_vec()));
     assert_eq!(other.receive().await, (address, b"to the other".to_vec()));
-    // Each answers to its own client alone.
+    // Each association accepts datagrams from its own client only.
     one.socket.send_to(b"", other.address).await.unwrap();
     other.echo(&target, b"still there").await;
     assert_eq!(other.dropped(Dropped::Source), 1);
 }
 
-/// A query of type A for example.com, as any resolver sends it: answered by a server that knows one address.
+/// The query has type A and name example.com, as any resolver sends it. The server knows one
+/// address.
 #[tokio::test]
 async fn a_query_of_dns_is_answered() {
     let query = [
@@ -133,7 +135,8 @@ async fn a_query_of_dns_is_answered() {
     rig.send(address, &query).await;
     let (asked, resolver) = take(&server).await;
     assert_eq!(asked, query);
-    // The same with the bit that says answer, one record, and that: the name above, A, IN, 60 s, 192.0.2.7.
+    // The answer is the query with the response bit, and one record: the name above, A, IN, 60 s,
+    // 192.0.2.7.
     let mut answer = asked;
     (answer[2], answer[7]) = (0x81, 1);
     answer.extend([0xC0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 192, 0, 2, 7]);
@@ -143,7 +146,7 @@ async fn a_query_of_dns_is_answered() {
 
 #[tokio::test]
 async fn the_longest_datagram_passes_and_a_longer_one_is_dropped_alone() {
-    // What UDP carries over each, RFC 768 and RFC 8200, less the header of SOCKS with such an address.
+    // The longest UDP payload over each family (RFC 768, RFC 8200), minus the SOCKS header.
     for (host, longest) in [("127.0.0.1", 65_507 - 10), ("::1", 65_527 - 22)] {
         let (rig, target) = (Rig::new(host).await, target(host).await);
         let data: Vec<u8> = (0..longest).map(|place: u32| place.to_le_bytes()[0]).collect();

@@ -1,11 +1,11 @@
-//! What does not get through.
+//! Datagrams that are dropped.
 
 use tokio::net::UdpSocket;
 
 use super::rig::{ANYWHERE, Book, Rig, take, target};
-use crate::address::Target;
 use crate::associate::{AssociateSettings, Dropped};
-use crate::protocol::socks5::datagram::{Header, Malformed};
+use spliceway_protocol::address::Target;
+use spliceway_protocol::socks5::datagram::{Header, Malformed};
 
 #[tokio::test]
 async fn fragments_and_what_is_malformed_go_nowhere() {
@@ -52,7 +52,7 @@ async fn another_port_of_the_client_s_host_may_not_send_once_one_has() {
     let (rig, target) = (Rig::new("127.0.0.1").await, target("127.0.0.1").await);
     let datagram = [Header::of(target.local_addr().unwrap()).as_bytes(), b"stolen"].concat();
     let stranger = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-    // Nothing that is no datagram of SOCKS decides whose the association is.
+    // A datagram that is not valid SOCKS does not set the client's port.
     stranger.send_to(b"not yet", rig.address).await.unwrap();
     rig.echo(&target, b"mine").await;
     stranger.send_to(&datagram, rig.address).await.unwrap();
@@ -89,7 +89,7 @@ async fn a_target_that_is_refused_gets_nothing() {
     rig.echo(&target, b"allowed").await;
     book.refuse(true);
     rig.send(target.local_addr().unwrap(), b"refused").await;
-    // It is dropped when it is counted, and only then may the policy change again.
+    // The datagram is dropped when it is counted. Only then may the policy change again.
     rig.await_dropped(Dropped::Denied, 1).await;
     book.refuse(false);
     rig.echo(&target, b"allowed again").await;

@@ -10,18 +10,18 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::address::Target;
 use crate::associate::sockets::bind;
 use crate::associate::{AssociateEnd, AssociateSettings, AssociateStats, Association, Destinations, Dropped};
-use crate::protocol::socks5::datagram::{self, HEADER_MAX_BYTES, Header};
+use spliceway_protocol::address::Target;
+use spliceway_protocol::socks5::datagram::{self, HEADER_MAX_BYTES, Header};
 
-/// Where clients are that know nothing better.
-pub(super) const ANYWHERE: Target = Target::Ip(crate::protocol::socks5::UNSPECIFIED);
+/// The address in the request of a client that does not know its own address.
+pub(super) const ANYWHERE: Target = Target::Ip(spliceway_protocol::socks5::UNSPECIFIED);
 
 /// Far longer than anything takes here.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Waits, but not for ever.
+/// Waits, but not forever.
 pub(super) async fn soon<T>(expected: impl Future<Output = T>) -> T {
     timeout(PATIENCE, expected).await.expect("it never came")
 }
@@ -33,7 +33,7 @@ pub(super) struct Book {
     refuses: Arc<AtomicBool>,
 }
 
-/// A name that is asked for, and how to answer.
+/// A name to look up, and the channel for the answer.
 #[derive(Debug)]
 pub(super) struct Lookup {
     pub(super) target: String,
@@ -47,7 +47,7 @@ impl Book {
         (Self { lookups, refuses }, asked)
     }
 
-    /// Whether every address is refused from now on.
+    /// Sets whether every address is refused from now on.
     pub(super) fn refuse(&self, all: bool) {
         self.refuses.store(all, Ordering::SeqCst);
     }
@@ -78,22 +78,23 @@ impl Destinations for Book {
 
 /// A client with its association.
 pub(super) struct Rig {
-    /// The client's end of the connection that holds it.
+    /// The client's end of the connection that holds the association.
     pub(super) connection: TcpStream,
     pub(super) socket: UdpSocket,
-    /// What the client was told.
+    /// The address that the client was told.
     pub(super) address: SocketAddr,
     pub(super) stats: AssociateStats,
     pub(super) running: JoinHandle<AssociateEnd>,
 }
 
 impl Rig {
-    /// Of a client at `host`, with nothing special about it.
+    /// Starts a rig for a client at `host`, with default settings.
     pub(super) async fn new(host: &str) -> Self {
         Self::with(host, &AssociateSettings::patient(), Book::new().0, |_| ANYWHERE).await
     }
 
-    /// `asked` is what the client's request says, which may tell the address of its socket.
+    /// Starts a rig for a client at `host`. `asked` gets the address of the client's socket, and
+    /// returns the address for its request.
     pub(super) async fn with(
         host: &str,
         settings: &AssociateSettings,
@@ -116,12 +117,12 @@ impl Rig {
         }
     }
 
-    /// Sends `data` for an address.
+    /// Sends `data` to an address.
     pub(super) async fn send(&self, target: SocketAddr, data: &[u8]) {
         self.send_raw(&[Header::of(target).as_bytes(), data].concat()).await;
     }
 
-    /// Sends `data` for a name.
+    /// Sends `data` to a name.
     pub(super) async fn send_to_name(&self, name: &str, port: u16, data: &[u8]) {
         let length = u8::try_from(name.len()).unwrap();
         let header = [&[0, 0, 0, 3, length], name.as_bytes(), &port.to_be_bytes()].concat();
@@ -133,7 +134,7 @@ impl Rig {
         assert_eq!(sent, datagram.len());
     }
 
-    /// The next datagram: where it came from, as its header says, and its data.
+    /// Receives the next datagram. Returns the source in its header, and its data.
     pub(super) async fn receive(&self) -> (SocketAddr, Vec<u8>) {
         let mut buffer = vec![0; usize::from(u16::MAX)];
         let (length, source) = soon(self.socket.recv_from(&mut buffer)).await.unwrap();
@@ -144,7 +145,8 @@ impl Rig {
         }
     }
 
-    /// There and back: `data` arrives at the target, and comes back from there. Where the target saw it come from.
+    /// Checks that `data` arrives at the target and comes back. Returns the source that the target
+    /// saw.
     pub(super) async fn echo(&self, target: &UdpSocket, data: &[u8]) -> SocketAddr {
         let address = target.local_addr().unwrap();
         self.send(address, data).await;
@@ -155,7 +157,8 @@ impl Rig {
         source
     }
 
-    /// Waits until so many have been dropped for this reason, as only counts tell.
+    /// Waits until at least this many datagrams were dropped for this reason. Only the counts show
+    /// it.
     pub(super) async fn await_dropped(&self, reason: Dropped, count: u64) {
         let dropped = async {
             while self.dropped(reason) < count {
@@ -170,7 +173,7 @@ impl Rig {
     }
 }
 
-/// What arrives next at a target, and where from.
+/// Receives the next datagram at a target. Returns its data and its source.
 pub(super) async fn take(target: &UdpSocket) -> (Vec<u8>, SocketAddr) {
     let mut buffer = vec![0; usize::from(u16::MAX) + HEADER_MAX_BYTES];
     let (length, source) = soon(target.recv_from(&mut buffer)).await.unwrap();
@@ -183,7 +186,7 @@ pub(super) async fn target(host: &str) -> UdpSocket {
 }
 
 impl AssociateSettings {
-    /// Without a limit that a test could meet by being slow.
+    /// Returns settings without a limit that a slow test could reach.
     pub(super) fn patient() -> Self {
         Self {
             lookup: PATIENCE * 2,

@@ -1,4 +1,4 @@
-//! Time stands still in these tests, and jumps to the next deadline when nothing else can happen.
+//! The clock is paused in these tests. It jumps to the next deadline when nothing else can happen.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ const TIME: Duration = Duration::from_secs(10);
 const FAST: Duration = Duration::from_millis(5);
 const NEVER: Duration = Duration::from_secs(1_000_000);
 
-/// What becomes of an attempt, and after which time.
+/// The result of an attempt, and the time that it takes.
 #[derive(Clone, Copy)]
 enum Fate {
     Connects(Duration),
@@ -22,7 +22,8 @@ enum Fate {
     Denied,
 }
 
-/// Addresses, numbered by their last byte, and what becomes of them; and those that are being tried or connected.
+/// A fake network: addresses with the fates of their attempts. The references to `held` count the
+/// attempts and connections that exist.
 struct Network {
     fates: Vec<(&'static str, Fate)>,
     held: Arc<()>,
@@ -50,13 +51,13 @@ impl Network {
                 Fate::Refused(after) => (after, Err(Why::Failed(refused()))),
                 Fate::Denied => (Duration::ZERO, Err(Why::Denied(Denied::Private))),
             };
-            // sleeps because that is all an attempt does here, by a clock that is stopped
+            // Sleeps because an attempt does nothing else here. The clock is paused.
             sleep(after).await;
             Tried { ip, outcome }
         })
     }
 
-    /// Who won and after how long, or the error.
+    /// Returns the winner or the error, and the time that it took.
     async fn run(&self, eyeballs: HappyEyeballs, lookups: Vec<Pending<'_, Found>>) -> (Result<String, Lost>, Duration) {
         let start = Instant::now();
         let won = first_to_connect(eyeballs, lookups, |ip| self.attempt(ip), start + TIME).await;
@@ -78,7 +79,7 @@ fn refused() -> SocketError {
 fn answer(family: Family, addresses: &[&str], after: Duration) -> Pending<'static, Found> {
     let addresses = Ok(addresses.iter().map(|ip| ip.parse().unwrap()).collect());
     Box::pin(async move {
-        // sleeps because that is all a lookup does here, by a clock that is stopped
+        // Sleeps because a lookup does nothing else here. The clock is paused.
         sleep(after).await;
         Found { family, addresses }
     })

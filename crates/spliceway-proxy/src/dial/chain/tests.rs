@@ -6,11 +6,11 @@ use crate::dial::tests::dns::{Answer, Server};
 use crate::dial::tests::held;
 use crate::dial::{DialSettings, Dialed, Dialer, ResolverSettings, SocketSettings};
 use crate::policy::{OwnListeners, TargetPolicy, Targets};
-use crate::protocol::Failure;
+use spliceway_protocol::Failure;
 
 use super::*;
 
-/// For what must come sooner.
+/// A time limit for events that must happen sooner.
 const TIME: Duration = Duration::from_secs(20);
 
 const GREETING: &[u8] = &[5, 1, 0];
@@ -20,7 +20,7 @@ const REQUEST: &[u8] = &[5, 1, 0, 1, 198, 51, 100, 7, 0, 80];
 const SUCCEEDED: &[u8] = &[5, 0, 0, 1, 0, 0, 0, 0, 0, 0];
 const CONNECT: &[u8] = b"CONNECT 198.51.100.7:80 HTTP/1.1\r\nHost: 198.51.100.7:80\r\nVia: 1.1 test\r\n\r\n";
 
-/// What a proxy hears, byte by byte, and what it then says.
+/// The messages that a proxy expects, byte by byte, each with the answer to it.
 type Script<'a> = [(&'a [u8], &'a [u8])];
 
 async fn listen() -> (TcpListener, String) {
@@ -29,7 +29,7 @@ async fn listen() -> (TcpListener, String) {
     (listener, address)
 }
 
-/// Plays a proxy to one client. Fails if nobody comes, or does not say its part.
+/// Plays a proxy to one client. Fails if no client connects, or if it sends something else.
 async fn play(listener: &TcpListener, script: &Script<'_>) -> TcpStream {
     let played = tokio::time::timeout(TIME, async {
         let (mut stream, _) = listener.accept().await.unwrap();
@@ -67,7 +67,7 @@ async fn dial(dialer: &Dialer, target: &str) -> Result<Dialed, DialError> {
     dialer.dial(&target.parse().unwrap(), None, "1.1 test").await
 }
 
-/// Bytes that each end says now arrive at the other, and none but those.
+/// Checks that each end receives exactly the bytes that the other end sends now.
 async fn are_joined(dialed: Dialed, mut proxy: TcpStream) {
     let mut client = dialed.stream;
     client.write_all(b"up").await.unwrap();
@@ -80,7 +80,8 @@ async fn are_joined(dialed: Dialed, mut proxy: TcpStream) {
     assert_eq!((&up[..], &down[..]), (&b"up"[..], &b"down"[..]));
 }
 
-/// By a proxy that plays `script`, `target` is reached, and has sent `early`.
+/// Checks that a proxy that plays `script` reaches `target`, and that `early` is received from
+/// there.
 async fn is_reached_by(url: impl Fn(&str) -> String, target: &str, script: &Script<'_>, early: &[u8]) {
     let (listener, address) = listen().await;
     let dialer = dialer(&[url(&address)]);
@@ -157,7 +158,8 @@ async fn of_much_early_data_what_is_not_read_yet_waits_in_the_socket() {
     assert!(received == early);
 }
 
-/// A script of two proxies on one connection is a chain: the second is spoken to through the first.
+/// One connection plays both proxies, because the client speaks to the second one through the
+/// first.
 #[tokio::test]
 async fn two_proxies_in_a_row_are_asked_one_through_the_other() {
     let (listener, address) = listen().await;
@@ -256,7 +258,7 @@ async fn a_proxy_that_wants_somebody_else_is_our_affair_and_tells_no_secret() {
     );
 }
 
-/// What comes of a proxy that closes when its script is over.
+/// Returns the error of a dial through a proxy that closes after its script.
 async fn fails_by(start: &str, script: &Script<'_>) -> DialError {
     let (listener, address) = listen().await;
     let dialer = dialer(&[format!("{start}{address}")]);
@@ -280,7 +282,8 @@ async fn a_proxy_that_closes_or_babbles_is_told_from_one_that_refuses() {
     assert_eq!(failed.as_str(), "upstream_protocol");
 }
 
-/// The clock is stopped once the proxy has heard all it wants to, and then jumps to the deadline.
+/// The clock is paused once the proxy has received all that it expects. It then jumps to the
+/// deadline.
 #[tokio::test]
 async fn a_proxy_that_says_nothing_is_given_up_at_the_timeout() {
     for script in [
@@ -340,7 +343,7 @@ async fn a_proxy_may_be_on_loopback_where_targets_may_not_and_only_they_are_refu
             "{target}"
         );
     }
-    // The first that the proxy hears of is the one that is allowed.
+    // The first target that the proxy hears of is the allowed one.
     let request = [&[5, 1, 0, 1, 8, 8, 8, 8][..], &[0, 53]].concat();
     let script = [(GREETING, &[5, 0][..]), (&request, SUCCEEDED)];
     let dialer = public("socks5");
@@ -357,7 +360,10 @@ async fn we_are_no_proxy_of_our_own() {
     let dialer = dialer_with(&urls, Targets::Everything, ResolverSettings::System, own);
     let failed = dial(&dialer, TARGET).await.unwrap_err();
     assert_eq!(failed.as_str(), "upstream_unreachable");
-    assert!(failed.to_string().contains("one of our own listeners"), "{failed}");
+    assert!(
+        failed.to_string().contains("one of spliceway's own listeners"),
+        "{failed}"
+    );
 }
 
 #[tokio::test]

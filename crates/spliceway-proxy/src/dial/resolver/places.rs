@@ -1,4 +1,5 @@
-//! Shares out the lookups that may run at once, so that one client's slow names do not delay another client.
+//! Shares out the lookups that may run at once, so that one client's slow names do not delay
+//! another client.
 //!
 //! A client may start a lookup while it holds fewer places than are free. One busy client thus
 //! holds half of all places, and two hold a third each. Further lookups wait in a queue per client,
@@ -306,7 +307,7 @@ mod tests {
         assert_eq!(held.len(), 2);
         tokio::time::advance(Duration::from_secs(40)).await;
         drop(held.pop());
-        // One of this client takes 10 s now.
+        // The average of this client is 10 s now.
         held.push(taken(&places, client(1)).unwrap());
         let soon = Instant::now() + Duration::from_secs(5);
         assert_eq!(places.take(client(1), soon).await.err(), Some(TooLate));

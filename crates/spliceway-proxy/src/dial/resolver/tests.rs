@@ -19,7 +19,7 @@ fn client(last: u8) -> Key {
     Some(IpAddr::from([192, 0, 2, last]).into())
 }
 
-/// As [`all`], for the client 192.0.2.`client`.
+/// Looks up like [`all`], for the client 192.0.2.`client`.
 async fn all_for(client: u8, resolver: &Resolver, name: &str) -> Result<Vec<IpAddr>, LookupError> {
     let caller = Caller {
         client: self::client(client),
@@ -88,7 +88,7 @@ async fn a_question_waits_while_as_many_as_may_be_are_under_way_and_what_is_know
     assert_eq!(all(&resolver, "new.example").await, ips(&["192.0.2.1"]));
 }
 
-/// A name server that is slow for one client's names answers another's at once, and so must we.
+/// The server is slow for the names of one client only, so another client must not wait for them.
 #[tokio::test]
 async fn the_slow_names_of_one_client_delay_no_name_of_another() {
     let server = Server::start().await;
@@ -109,7 +109,7 @@ async fn the_slow_names_of_one_client_delay_no_name_of_another() {
         tokio::task::yield_now().await;
     }
     let good = all_for(2, &resolver, "good.example");
-    // A question that nobody answers takes 5 s at least.
+    // A query without an answer takes at least 5 s.
     let found = timeout(Duration::from_secs(3), good)
         .await
         .expect("it waits for the slow ones");

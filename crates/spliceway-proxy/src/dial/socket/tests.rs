@@ -89,7 +89,7 @@ async fn connections_are_bound_to_the_interface() {
     }
 }
 
-/// Where the privilege is missing, that is what the start of the program says.
+/// Without the privilege, the program names it when it fails to start.
 #[tokio::test]
 async fn connections_carry_the_mark_or_the_start_fails() {
     let (_listener, address) = listener("127.0.0.1").await;
@@ -109,7 +109,7 @@ async fn connections_carry_the_mark_or_the_start_fails() {
     }
 }
 
-/// Runs `work` in a namespace where these commands of `ip` were run, if there may be one.
+/// Runs `work` in a network namespace after these `ip` commands, if namespaces are permitted.
 fn in_namespace<F: Future<Output = ()>>(setup: &[&str], work: impl FnOnce() -> F) {
     let Some(net) = Net::chain(1, Offloads::On) else { return };
     let setup: Vec<String> = setup.iter().map(ToString::to_string).collect();
@@ -162,7 +162,8 @@ fn the_interface_decides_where_one_address_is_on_several() {
                 interface: Some(interface.into()),
                 ..SocketSettings::default()
             };
-            // Nobody has that address: where it goes out is what the kernel chose when it was asked to connect.
+            // No host has this address. The local address shows which interface the kernel chose
+            // for the connection.
             let socket = settings.open([10, 78, 0, 9].into()).unwrap();
             let connecting = socket.connect(&SocketAddr::from(([10, 78, 0, 9], 9)).into());
             assert_eq!(

@@ -1,4 +1,4 @@
-//! A name server on loopback that says what a test has it say, and counts what it is asked.
+//! A DNS server on loopback. A test sets its answers and counts its queries.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -11,10 +11,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 
-/// What fits a datagram of the size that every client takes.
+/// The largest datagram that every client accepts.
 const DATAGRAM_MAX_BYTES: usize = 512;
 
-/// Says that there is no such name until it is told otherwise. Ends with its last handle.
+/// A server that knows no names until a test sets an answer. It stops when it is dropped.
 pub(in crate::dial) struct Server {
     pub(in crate::dial) address: SocketAddr,
     script: Arc<Mutex<Script>>,
@@ -23,23 +23,23 @@ pub(in crate::dial) struct Server {
 
 #[derive(Default)]
 struct Script {
-    /// By name, in lower case and with its last dot.
+    /// By name, in lower case and with the final dot.
     answers: HashMap<String, Answer>,
     asked: Vec<String>,
 }
 
-/// What is said of a name.
+/// The answer to queries for a name.
 #[derive(Clone)]
 pub(in crate::dial) enum Answer {
-    /// These addresses, for so many seconds.
+    /// These addresses, with a TTL in seconds.
     Has(Vec<IpAddr>, u32),
-    /// That it is another name's alias, for so many seconds, and that name's addresses, for so many.
+    /// An alias for another name, and the addresses of that name. Each has a TTL in seconds.
     IsAlias(&'static str, u32, Vec<IpAddr>, u32),
-    /// That it has none, for so many seconds; or for nobody knows how many.
+    /// No such name, with a TTL in seconds if there is one.
     HasNone(Option<u32>),
-    /// That something is wrong.
+    /// A failure of the server.
     Fails,
-    /// Nothing at all.
+    /// No answer.
     Nothing,
 }
 
@@ -53,7 +53,7 @@ impl Server {
     pub(in crate::dial) async fn start() -> Self {
         let (udp, tcp) = loop {
             let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-            // Somebody else may have the same port of TCP.
+            // Another program may use the same TCP port.
             if let Ok(tcp) = TcpListener::bind(udp.local_addr().unwrap()).await {
                 break (udp, tcp);
             }
@@ -70,12 +70,12 @@ impl Server {
         }
     }
 
-    /// From now on, `answer` is what is said of `name`.
+    /// Sets the answer to all further queries for `name`.
     pub(in crate::dial) fn says(&self, name: &str, answer: Answer) {
         self.script.lock().unwrap().answers.insert(name.into(), answer);
     }
 
-    /// How often it was asked about `name`, for addresses of either family.
+    /// Returns the number of queries for `name`, for both families together.
     pub(in crate::dial) fn asked(&self, name: &str) -> usize {
         let script = self.script.lock().unwrap();
         script.asked.iter().filter(|asked| *asked == name).count()
@@ -118,7 +118,7 @@ async fn serve_stream(mut stream: TcpStream, script: Arc<Mutex<Script>>) {
     }
 }
 
-/// What is said to a question; `None` is silence.
+/// Returns the answer to a query. `None`: no answer.
 fn answer(question: &[u8], script: &Mutex<Script>) -> Option<Message> {
     let question = Message::from_vec(question).unwrap();
     let query = question.queries[0].clone();
@@ -155,7 +155,7 @@ fn answer(question: &[u8], script: &Mutex<Script>) -> Option<Message> {
         Some(Answer::Nothing) => return None,
         None => message.metadata.response_code = ResponseCode::NXDomain,
     }
-    // How long it holds that there is nothing is said by the zone, RFC 2308.
+    // The SOA record of the zone gives the TTL of a negative answer (RFC 2308).
     if let Some(seconds) = none_for {
         let zone = Name::from_ascii("example.").unwrap();
         let soa = SOA::new(zone.clone(), zone.clone(), 1, 1, 1, 1, seconds);

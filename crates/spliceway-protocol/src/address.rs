@@ -1,0 +1,494 @@
+//! Parses the addresses that users write: where to listen and where to relay to.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::str::FromStr;
+
+/// The longest DNS name in text form. A SOCKS5 request has room for 255 bytes too.
+const NAME_MAX_BYTES: usize = 255;
+
+/// The prefix of the path of a Unix socket.
+const UNIX: &str = "unix:";
+/// `sun_path` has 108 bytes, and the last byte is 0.
+const PATH_MAX_BYTES: usize = 107;
+/// The text between a path and the permissions of its socket.
+const MODE: &str = ",mode=";
+/// The prefix of the name of a socket from the service manager.
+const INHERITED: &str = "fd:";
+
+/// An address to listen on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ListenAddress {
+    /// `:port`: every IPv4 and IPv6 address of this machine.
+    Every(u16),
+    /// One address. `[::]` means every IPv6 address and no IPv4 address, so `0.0.0.0` can be used
+    /// with it.
+    Ip(SocketAddr),
+    /// Every address of this name.
+    Name(Box<str>, u16),
+    /// A Unix socket.
+    Unix {
+        /// Its path, which is absolute.
+        path: Box<Path>,
+        /// Its permissions, if they are given.
+        mode: Option<u32>,
+    },
+    /// `fd:NAME`: a socket that the service manager passed, by its name or number.
+    Inherited(Box<str>),
+}
+
+/// An address to listen on, with one port or several consecutive ones.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListenRange {
+    /// The address with the first port.
+    pub first: ListenAddress,
+    /// The number of ports, at least 1. It is 1 for addresses without a port and for port 0.
+    pub count: u16,
+}
+
+/// A target with one port or several consecutive ones.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TargetRange {
+    /// The target with the first port.
+    pub first: Target,
+    /// The number of ports, at least 1. It is 1 for targets without a port.
+    pub count: u16,
+}
+
+/// A target to connect to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// An IP address and a port.
+    Ip(SocketAddr),
+    /// A name, which is looked up for every connection, and a port.
+    Name(Box<str>, u16),
+    /// The path of a Unix socket. Only the operator can name one; a client cannot.
+    Unix(Box<Path>),
+}
+
+impl Target {
+    /// Returns the target for a name or for an address in text form, or `None` if `host` is
+    /// neither.
+    ///
+    /// Only characters of host names are accepted, so a client cannot write control characters to a
+    /// log.
+    pub fn named(host: &str, port: u16) -> Option<Self> {
+        if let Ok(ip) = host.parse::<IpAddr>() {
+            return Some(Self::Ip(SocketAddr::new(ip, port)));
+        }
+        let of_names = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+        let is_name = !host.is_empty() && host.len() <= NAME_MAX_BYTES && host.bytes().all(of_names);
+        is_name.then(|| Self::Name(host.into(), port))
+    }
+
+    /// Returns the port, or `None` for a Unix socket.
+    #[must_use]
+    pub fn port(&self) -> Option<u16> {
+        match self {
+            Self::Ip(address) => Some(address.port()),
+            Self::Name(_, port) => Some(*port),
+            Self::Unix(_) => None,
+        }
+    }
+}
+
+impl ListenAddress {
+    /// Returns the address with another port, if it has one.
+    fn on_port(&self, port: u16) -> Self {
+        match self {
+            Self::Every(_) => Self::Every(port),
+            Self::Ip(address) => Self::Ip(with_port(*address, port)),
+            Self::Name(name, _) => Self::Name(name.clone(), port),
+            Self::Unix { .. } | Self::Inherited(_) => self.clone(),
+        }
+    }
+
+    fn port(&self) -> Option<u16> {
+        match self {
+            Self::Every(port) | Self::Name(_, port) => Some(*port),
+            Self::Ip(address) => Some(address.port()),
+            Self::Unix { .. } | Self::Inherited(_) => None,
+        }
+    }
+}
+
+impl ListenRange {
+    /// Returns each address, by ascending port.
+    pub fn iter(&self) -> impl Iterator<Item = ListenAddress> {
+        // The sum is a port, because parsing checked the range.
+        let port = |offset| self.first.port().map_or(0, |first| first.saturating_add(offset));
+        (0..self.count).map(move |offset| self.first.on_port(port(offset)))
+    }
+}
+
+impl From<ListenAddress> for ListenRange {
+    fn from(first: ListenAddress) -> Self {
+        Self { first, count: 1 }
+    }
+}
+
+impl TargetRange {
+    /// Returns the target for clients of the listener with this offset in its range. A single
+    /// target serves all listeners.
+    #[must_use]
+    pub fn nth(&self, offset: u16) -> Target {
+        let offset = if self.count == 1 { 0 } else { offset };
+        match &self.first {
+            Target::Ip(address) => Target::Ip(with_port(*address, address.port().saturating_add(offset))),
+            Target::Name(name, port) => Target::Name(name.clone(), port.saturating_add(offset)),
+            Target::Unix(_) => self.first.clone(),
+        }
+    }
+}
+
+impl From<Target> for TargetRange {
+    fn from(first: Target) -> Self {
+        Self { first, count: 1 }
+    }
+}
+
+impl FromStr for Target {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let expected = "expected HOST:PORT, such as example.com:80, 192.0.2.1:80 or [2001:db8::1]:80, or unix:/PATH";
+        if let Some(path) = text.strip_prefix(UNIX) {
+            return socket_path(path).map(Self::Unix).ok_or(expected);
+        }
+        if let Ok(address) = text.parse() {
+            return Ok(Self::Ip(address));
+        }
+        let (host, port) = text.rsplit_once(':').ok_or(expected)?;
+        Self::named(host, port_number(port, expected)?)
+            // An IPv6 address without brackets is ambiguous: `::1:80` may be port 80 of ::1 or an
+            // address.
+            .filter(|target| matches!(target, Self::Name(..)))
+            .ok_or(expected)
+    }
+}
+
+impl FromStr for ListenAddress {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let expected = "expected :PORT, IP:PORT, [IPV6]:PORT or NAME:PORT, such as 127.0.0.1:1080, or unix:/PATH[,mode=0660] or fd:NAME";
+        if let Some(port) = text.strip_prefix(':') {
+            return port_number(port, expected).map(Self::Every);
+        }
+        if let Some(name) = text.strip_prefix(INHERITED) {
+            return inherited_name(name).map(Self::Inherited).ok_or(expected);
+        }
+        let (address, mode) = match text.strip_prefix(UNIX).and_then(|_| text.rsplit_once(MODE)) {
+            Some((address, mode)) => (address, Some(permissions(mode).ok_or(EXPECTED_MODE)?)),
+            None => (text, None),
+        };
+        if address.strip_prefix(UNIX).is_some_and(ends_with_an_option) {
+            return Err(EXPECTED_MODE);
+        }
+        match address
+            .parse()
+            .map_err(|wrong| if wrong == TOO_HIGH { wrong } else { expected })?
+        {
+            Target::Ip(address) => Ok(Self::Ip(address)),
+            Target::Name(name, port) => Ok(Self::Name(name, port)),
+            Target::Unix(path) => Ok(Self::Unix { path, mode }),
+        }
+    }
+}
+
+impl FromStr for ListenRange {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (first, last) = split_range(text);
+        let first: ListenAddress = first.parse()?;
+        let count = ports(first.port(), last)?;
+        Ok(Self { first, count })
+    }
+}
+
+impl FromStr for TargetRange {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (first, last) = split_range(text);
+        let first: Target = first.parse()?;
+        let count = ports(first.port(), last)?;
+        Ok(Self { first, count })
+    }
+}
+
+/// Turns an IPv4-mapped IPv6 address into the IPv4 address. It keeps the scope of an IPv6 address.
+#[must_use]
+pub fn canonical(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        IpAddr::V4(ip) => SocketAddr::new(ip.into(), address.port()),
+        IpAddr::V6(_) => address,
+    }
+}
+
+/// Returns the address with another port. The scope of a link-local address stays.
+fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
+    address.set_port(port);
+    address
+}
+
+/// Splits `a:1-3` into `a:1` and `3`. A hyphen in a name or a path does not make a range.
+fn split_range(text: &str) -> (&str, Option<&str>) {
+    match text.rsplit_once('-') {
+        Some((first, last)) if !text.starts_with(UNIX) && !text.starts_with(INHERITED) && !last.contains(':') => {
+            (first, Some(last))
+        }
+        _ => (text, None),
+    }
+}
+
+/// Returns the number of ports from `first` to `last`.
+fn ports(first: Option<u16>, last: Option<&str>) -> Result<u16, &'static str> {
+    let Some(last) = last else { return Ok(1) };
+    let expected = "expected a range of ports such as :8000-8009, the lower one first and not 0";
+    let (first, last) = (first.ok_or(expected)?, port_number(last, expected)?);
+    match first {
+        0 => Err(expected),
+        _ => last.checked_sub(first).map(|more| more + 1).ok_or(expected),
+    }
+}
+
+/// Returns the path if it is absolute. A relative path would depend on where the program was
+/// started.
+fn socket_path(text: &str) -> Option<Box<Path>> {
+    (text.starts_with('/') && text.len() <= PATH_MAX_BYTES && !text.contains('\0')).then(|| Path::new(text).into())
+}
+
+/// Returns the name if it follows the rules of `FileDescriptorName=` (systemd.socket(5)): at most
+/// 255 bytes of ASCII, without control characters and colons.
+fn inherited_name(text: &str) -> Option<Box<str>> {
+    let of_names = |byte: u8| byte.is_ascii_graphic() && byte != b':';
+    (!text.is_empty() && text.len() <= 255 && text.bytes().all(of_names)).then(|| text.into())
+}
+
+const EXPECTED_MODE: &str =
+    "expected ,mode= with octal digits up to 0777, as in unix:/run/a.sock,mode=0660, or no option after the path";
+
+/// Returns whether the text looks like `PATH,OPTION=VALUE`. Such a path is a typing error.
+fn ends_with_an_option(path: &str) -> bool {
+    let name = path.rsplit_once(',').and_then(|(_, option)| option.split_once('='));
+    name.is_some_and(|(name, _)| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase()))
+}
+
+/// Parses octal permissions such as `0660`, without set-id and sticky bits.
+fn permissions(text: &str) -> Option<u32> {
+    let digits = (3..=4).contains(&text.len()) && text.bytes().all(|byte| matches!(byte, b'0'..=b'7'));
+    let mode = u32::from_str_radix(text, 8).ok()?;
+    (digits && mode <= 0o777).then_some(mode)
+}
+
+const TOO_HIGH: &str = "the port is too high: ports end at 65535";
+
+/// Accepts digits only, because `str::parse` accepts a plus sign.
+fn port_number(text: &str, expected: &'static str) -> Result<u16, &'static str> {
+    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(expected);
+    }
+    text.parse().map_err(|_| TOO_HIGH)
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ip(address) => address.fmt(f),
+            Self::Name(name, port) => write!(f, "{name}:{port}"),
+            Self::Unix(path) => write!(f, "{UNIX}{}", path.display()),
+        }
+    }
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Every(port) => write!(f, ":{port}"),
+            Self::Ip(address) => address.fmt(f),
+            Self::Name(name, port) => write!(f, "{name}:{port}"),
+            Self::Unix { path, mode: None } => write!(f, "{UNIX}{}", path.display()),
+            Self::Unix { path, mode: Some(mode) } => write!(f, "{UNIX}{}{MODE}{mode:04o}", path.display()),
+            Self::Inherited(name) => write!(f, "{INHERITED}{name}"),
+        }
+    }
+}
+
+impl fmt::Display for ListenRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.first.fmt(f)?;
+        last_port(f, self.first.port(), self.count)
+    }
+}
+
+impl fmt::Display for TargetRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.first.fmt(f)?;
+        last_port(f, self.first.port(), self.count)
+    }
+}
+
+fn last_port(f: &mut fmt::Formatter<'_>, first: Option<u16>, count: u16) -> fmt::Result {
+    match first {
+        Some(first) if count > 1 => write!(f, "-{}", u32::from(first) + u32::from(count) - 1),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_reads_back_as_it_was_written() {
+        for text in [
+            ":80",
+            "127.0.0.1:0",
+            "[::1]:1080",
+            "localhost:1080",
+            "unix:/run/a,b-1.sock",
+            "unix:/run/a.sock,mode=0660",
+            "fd:web.socket",
+            "fd:3",
+        ] {
+            assert_eq!(text.parse::<ListenAddress>().unwrap().to_string(), text);
+            let range: ListenRange = text.parse().unwrap();
+            assert_eq!((range.count, range.to_string()), (1, text.to_owned()));
+        }
+        for text in [
+            "192.0.2.1:1",
+            "[2001:db8::1]:65535",
+            "a_b.example.com.:80",
+            "a-b:80",
+            "unix:/run/a-b:1-2.sock",
+        ] {
+            assert_eq!(text.parse::<Target>().unwrap().to_string(), text);
+            let range: TargetRange = text.parse().unwrap();
+            assert_eq!((range.count, range.to_string()), (1, text.to_owned()));
+        }
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_with_what_was_expected() {
+        for text in [
+            "",
+            "80",
+            "localhost",
+            ":",
+            ":+1",
+            "::1:80",
+            "a b:80",
+            "http://a:80",
+            "a\n:80",
+            "[::1]",
+            "[::1:80",
+            "unix:",
+            "unix:80",
+            "unix:run/a.sock",
+            "unix:/run/a\0.sock",
+        ] {
+            assert!(
+                text.parse::<ListenAddress>().unwrap_err().starts_with("expected :PORT"),
+                "{text}"
+            );
+            assert!(
+                text.parse::<Target>().unwrap_err().starts_with("expected HOST:PORT"),
+                "{text}"
+            );
+        }
+        assert_eq!(":65536".parse::<ListenAddress>(), Err(TOO_HIGH));
+        assert_eq!("a:70000".parse::<ListenAddress>(), Err(TOO_HIGH));
+        assert_eq!("a:70000".parse::<Target>(), Err(TOO_HIGH));
+        assert!(":80".parse::<Target>().is_err());
+        assert!("fd:web".parse::<Target>().is_err());
+        for text in [
+            "fd:",
+            "fd:a b",
+            "fd:a:b",
+            "unix:/run/a.sock,mode=",
+            "unix:/run/a.sock,mode=66",
+            "unix:/run/a.sock,mode=0868",
+            "unix:/run/a.sock,mode=+660",
+            "unix:/run/a.sock,mode=4755",
+            "unix:/run/a.sock,mod=0660",
+            "unix:/run/a.sock,user=www,mode=0660",
+            "127.0.0.1:80,mode=0660",
+        ] {
+            assert!(text.parse::<ListenAddress>().is_err(), "{text}");
+        }
+        let long = format!("unix:/{}", "a".repeat(PATH_MAX_BYTES));
+        assert!(long.parse::<Target>().is_err());
+        assert!(long[..long.len() - 1].parse::<Target>().is_ok());
+    }
+
+    #[test]
+    fn a_mapped_address_becomes_ipv4_and_a_scope_stays() {
+        for (text, expected) in [
+            ("[::ffff:192.0.2.1]:80", "192.0.2.1:80"),
+            ("192.0.2.1:80", "192.0.2.1:80"),
+            ("[2001:db8::1]:80", "[2001:db8::1]:80"),
+            ("[::192.0.2.1]:80", "[::192.0.2.1]:80"),
+            ("[fe80::1%3]:80", "[fe80::1%3]:80"),
+        ] {
+            let address: SocketAddr = text.parse().unwrap();
+            assert_eq!(canonical(address), expected.parse().unwrap(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_range_of_ports_is_each_of_them_and_maps_onto_another() {
+        let range: ListenRange = "[::1]:8000-8002".parse().unwrap();
+        let each: Vec<_> = range.iter().map(|address| address.to_string()).collect();
+        assert_eq!(each, ["[::1]:8000", "[::1]:8001", "[::1]:8002"]);
+        for text in [":1-65535", "127.0.0.1:8000-8000", "web-1:65534-65535"] {
+            let range: ListenRange = text.parse().unwrap();
+            let last = range.iter().last().unwrap();
+            assert!(last.to_string().ends_with(text.rsplit('-').next().unwrap()), "{last}");
+        }
+        let scoped: ListenRange = "[fe80::1%3]:8000-8001".parse().unwrap();
+        assert_eq!(scoped.iter().last().unwrap().to_string(), "[fe80::1%3]:8001");
+        let targets: TargetRange = "a-b.example.com:90-92".parse().unwrap();
+        assert_eq!(
+            (targets.count, targets.to_string()),
+            (3, "a-b.example.com:90-92".to_owned())
+        );
+        assert_eq!(targets.nth(2).to_string(), "a-b.example.com:92");
+        let one: TargetRange = "192.0.2.1:90".parse().unwrap();
+        assert_eq!(one.nth(2).to_string(), "192.0.2.1:90", "one target is everybody's");
+    }
+
+    #[test]
+    fn a_range_that_is_none_is_refused() {
+        for text in [
+            ":2-1",
+            ":0-1",
+            ":1-",
+            ":-1",
+            ":1-65536",
+            ":1-2-3",
+            "fd:web:1-2",
+            ":1-+2",
+            "a:1-:2",
+        ] {
+            assert!(text.parse::<ListenRange>().is_err(), "{text}");
+        }
+        assert!("a:0-1".parse::<TargetRange>().is_err());
+    }
+
+    #[test]
+    fn an_address_in_place_of_a_name_is_an_address() {
+        assert_eq!(
+            Target::named("127.0.0.1", 1),
+            Some(Target::Ip(([127, 0, 0, 1], 1).into()))
+        );
+        assert_eq!(
+            Target::named("::1", 1),
+            Some(Target::Ip((std::net::Ipv6Addr::LOCALHOST, 1).into()))
+        );
+        assert_eq!(Target::named(&"a".repeat(256), 1), None);
+        assert!(Target::named(&"a".repeat(255), 1).is_some());
+    }
+}

@@ -1,0 +1,294 @@
+//! HTTP/1 from a proxy's side: the head of one request, and the responses of the proxy itself.
+//!
+//! ```text
+//!   Head ─▶ RequestHead ─┬─ Agreed ───────────┬─▶ HttpRequest ─┬─ Connect: a tunnel
+//!                        └─ Unproven ─ Proof ─┘                ├─ Forward: a new head and the body
+//!                                                              └─ Answered: the proxy's response
+//! ```
+//!
+//! A connection carries one request. The proxy relays its body unchanged, and nothing that follows
+//! the body. [`Answer`] marks the response as the last one on the connection.
+//!
+//! The parser refuses a head if readers could disagree on where the body ends. A head has at most
+//! 16 KiB and 100 fields.
+
+mod answer;
+mod basic;
+mod chunks;
+mod forward;
+mod framing;
+mod response;
+mod target;
+
+pub use answer::Answer;
+pub(super) use basic::encode as basic_credentials;
+pub use chunks::{Chunks, Malformed};
+pub use response::{ESTABLISHED, Status, come_again, failed, no_chunks, response};
+
+use super::message::Message;
+use super::{Credentials, Demand, Proof, Refused};
+use crate::address::Target;
+
+/// The largest head of a request, in bytes.
+///
+/// Other software allows 8 KiB to 64 KiB, and browsers with their cookies need that much. The
+/// parser can hold this many bytes for every client that has not sent its whole request yet.
+pub const HEAD_MAX_BYTES: usize = 16 << 10;
+pub(super) const FIELDS_MAX: usize = 100;
+
+/// Parses the head of a client's request.
+#[derive(Debug)]
+pub struct Head {
+    demand: Demand,
+    message: Message,
+    /// The `Via` of the request with this proxy's entry, once the head is complete.
+    via: String,
+}
+
+/// A request whose head is complete.
+#[derive(Debug)]
+pub enum RequestHead {
+    /// The service demands no authentication.
+    Agreed(HttpRequest),
+    /// The service demands a password. The caller checks the credentials first.
+    Password(Unproven),
+}
+
+/// The request of a client whose credentials have not been checked yet.
+#[derive(Debug)]
+pub struct Unproven {
+    /// The credentials, or `None` if the client sends none that can be decoded.
+    ///
+    /// [`Status::AuthenticationRequired`] asks the client for them.
+    pub credentials: Option<Credentials>,
+    request: HttpRequest,
+}
+
+/// The request of an HTTP client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HttpRequest {
+    /// Connect to this target. Once it is reached, send [`ESTABLISHED`] to the client and relay all
+    /// further bytes.
+    Connect(Target),
+    /// Send the head to the target, then the body, and nothing more.
+    ///
+    /// The bytes after the body are another request. It may be for another target, so this target
+    /// must not receive it.
+    Forward {
+        /// The target of the request.
+        target: Target,
+        /// The head to send to the target in place of the client's head.
+        head: Vec<u8>,
+        /// The part of the following bytes that belongs to the request.
+        body: Body,
+    },
+    /// Send this response to the client. The request names the proxy as its last recipient.
+    Answered(Vec<u8>),
+}
+
+/// How many of the bytes after a head belong to the request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Body {
+    /// The body has this many bytes.
+    Bytes(u64),
+    /// There is no body, and the client asks for an upgrade. If the target agrees, all further
+    /// bytes are for the target.
+    Upgrade,
+    /// The body is in chunks. [`Chunks`] finds its end.
+    Chunked,
+}
+
+/// The reason why a client is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// The head is not a request of HTTP/1.0 or HTTP/1.1, or readers could disagree on its meaning.
+    Malformed,
+    /// Readers could disagree on where the body ends.
+    Framing,
+    /// The head is larger than [`HEAD_MAX_BYTES`] or has more than 100 fields.
+    HeadTooLarge,
+    /// The URI names no host. The request is meant for a server, not for a proxy.
+    NoHost,
+    /// The scheme of the URI is not `http`.
+    Scheme,
+    /// The host or the port is not valid, or the URI has user information or a fragment.
+    Target,
+    /// The request has passed this proxy before.
+    Loop,
+}
+
+impl Head {
+    /// Creates a parser for a service with this demand.
+    pub fn new(demand: Demand) -> Self {
+        Self {
+            demand,
+            message: Message::default(),
+            via: String::new(),
+        }
+    }
+
+    /// Returns the value of a `Via` field: the proxies that the request has passed, then this
+    /// proxy.
+    ///
+    /// It is empty if the head is not complete.
+    pub fn into_via(self) -> String {
+        self.via
+    }
+
+    /// Takes the bytes of the head from `input`. Returns `None` until the head is complete.
+    ///
+    /// # Errors
+    /// Returns the reason why the client is refused.
+    pub fn feed(&mut self, input: &mut &[u8]) -> Result<Option<RequestHead>, Refusal> {
+        let Some(head) = self.message.feed(input, request_length)? else {
+            return Ok(None);
+        };
+        let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
+        let mut parsed = httparse::Request::new(&mut fields);
+        match parsed.parse(head) {
+            // Both parsers must find the same end of the head, or one of them misread it.
+            Ok(httparse::Status::Complete(bytes)) if bytes == head.len() => {}
+            Err(httparse::Error::TooManyHeaders) => return Err(Refusal::HeadTooLarge),
+            _ => return Err(Refusal::Malformed),
+        }
+        self.via = forward::via(parsed.version.unwrap_or(1), parsed.headers)?;
+        let request = request(&parsed)?;
+        Ok(Some(match self.demand {
+            Demand::Nothing => RequestHead::Agreed(request),
+            Demand::Password => RequestHead::Password(Unproven {
+                credentials: basic::of_fields(parsed.headers),
+                request,
+            }),
+        }))
+    }
+}
+
+fn request(parsed: &httparse::Request<'_, '_>) -> Result<HttpRequest, Refusal> {
+    let (Some(method), Some(uri), Some(minor)) = (parsed.method, parsed.path, parsed.version) else {
+        return Err(Refusal::Malformed);
+    };
+    let body = framing::body(minor, parsed.headers)?;
+    if method == "CONNECT" {
+        return target::of_connect(uri).map(HttpRequest::Connect).ok_or(Refusal::Target);
+    }
+    let absolute = target::Absolute::parse(uri)?;
+    let forwards = forward::max_forwards(method, parsed.headers)?;
+    if forwards == Some(0) {
+        return Ok(forward::answer_in_place(method, uri, minor, parsed.headers));
+    }
+    let rewritten = forward::Rewritten {
+        forwards: forwards.map(|forwards| forwards - 1),
+        // With a body, the first byte of the new protocol would be ambiguous.
+        upgrade: forward::upgrade(minor, parsed.headers).filter(|_| body == Body::Bytes(0)),
+    };
+    Ok(HttpRequest::Forward {
+        head: forward::head(method, &absolute, minor, parsed.headers, &rewritten),
+        target: absolute.target,
+        body: match rewritten.upgrade {
+            Some(_) => Body::Upgrade,
+            None => body,
+        },
+    })
+}
+
+impl Unproven {
+    /// Returns the request in exchange for the proof of the client's identity.
+    pub fn accept(self, _: Proof) -> HttpRequest {
+        self.request
+    }
+}
+
+/// Returns the least length of a request head that starts with `held`. The length is exact once
+/// `held` is that long.
+fn request_length(held: &[u8]) -> Result<usize, Refusal> {
+    // A client that speaks TLS or SOCKS waits for an answer and may never send an empty line.
+    let speaks_http = |first: &u8| first.is_ascii_graphic() || matches!(first, b'\r' | b'\n');
+    match held.first().is_none_or(speaks_http) {
+        true => head_length(held).ok_or(Refusal::HeadTooLarge),
+        false => Err(Refusal::Malformed),
+    }
+}
+
+/// Returns the least length of a head that starts with `held`, or `None` if the head is too long.
+/// The length is exact once `held` is that long.
+///
+/// A head ends with its first empty line, and only a check of every byte finds that line. A line
+/// ends with a line feed, as it does for httparse.
+pub(super) fn head_length(held: &[u8]) -> Option<usize> {
+    head_length_within(held, HEAD_MAX_BYTES)
+}
+
+fn head_length_within(held: &[u8], max: usize) -> Option<usize> {
+    let ended = held.ends_with(b"\n\r\n") || held.ends_with(b"\n\n");
+    match ended {
+        true => Some(held.len()),
+        false => (held.len() < max).then_some(held.len() + 1),
+    }
+}
+
+impl Refusal {
+    /// Every refusal, for code that keeps a counter for each.
+    pub const ALL: [Self; 7] = [
+        Self::Malformed,
+        Self::Framing,
+        Self::HeadTooLarge,
+        Self::NoHost,
+        Self::Scheme,
+        Self::Target,
+        Self::Loop,
+    ];
+
+    /// Returns the response to the client.
+    pub fn answer(self) -> Vec<u8> {
+        let (status, text) = match self {
+            Self::Malformed => (Status::BadRequest, "The request is not valid HTTP/1.0 or HTTP/1.1."),
+            Self::Framing => (Status::BadRequest, "The end of the request body is ambiguous."),
+            Self::HeadTooLarge => (
+                Status::HeadTooLarge,
+                "The head of the request is larger than 16 KiB or has more than 100 fields.",
+            ),
+            Self::NoHost => (
+                Status::BadRequest,
+                "This is a proxy: the request must name a host, as in GET http://example.com/.",
+            ),
+            Self::Scheme => (
+                Status::BadRequest,
+                "The proxy forwards only http:// URIs. Use CONNECT for everything else, including https://.",
+            ),
+            Self::Target => (Status::BadRequest, "The request does not name a valid host and port."),
+            Self::Loop => return response(Status::LoopDetected),
+        };
+        response::with_text(status, text)
+    }
+
+    /// Returns the value of `reason` in metrics and records.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Malformed => "malformed",
+            Self::Framing => "framing",
+            Self::HeadTooLarge => "head_too_large",
+            Self::NoHost => "no_host",
+            Self::Scheme => "scheme",
+            Self::Target => "target",
+            Self::Loop => "loop",
+        }
+    }
+}
+
+impl From<Refusal> for Refused {
+    fn from(refusal: Refusal) -> Self {
+        Self {
+            reason: refusal.as_str(),
+            answer: refusal.answer(),
+        }
+    }
+}
+
+/// Returns the value of `Via` for a request that starts at this proxy, because its client does not
+/// speak HTTP.
+pub fn first_via() -> String {
+    forward::own_via(1)
+}
+
+#[cfg(test)]
+mod tests;

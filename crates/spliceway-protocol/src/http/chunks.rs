@@ -1,0 +1,197 @@
+//! Finds the end of a body in chunks (RFC 9112 section 7.1).
+//!
+//! ```text
+//!   size [; extension] CR LF  data CR LF  …  0 CR LF  trailer lines  CR LF
+//! ```
+//!
+//! The bytes pass unchanged. The parser refuses every deviation from the grammar, because another
+//! reader might find the end elsewhere.
+
+/// Every hexadecimal number of this many digits fits into 64 bits.
+const SIZE_MAX_DIGITS: u8 = 15;
+const EXTENSION_MAX_BYTES: u16 = 255;
+const TRAILERS_MAX_BYTES: u16 = 16 << 10;
+
+/// Finds the end of a body in chunks. It holds the position in the body and none of its bytes.
+#[derive(Debug)]
+pub struct Chunks(State);
+
+/// The error for a body that is not valid chunked encoding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Malformed;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Size {
+        digits: u8,
+        size: u64,
+    },
+    Extension {
+        bytes: u16,
+        size: u64,
+    },
+    SizeEnd {
+        size: u64,
+    },
+    /// This many bytes of data are missing.
+    Data {
+        left: u64,
+    },
+    DataEnd,
+    DataEndLf,
+    /// At the start of a line, after this many bytes of trailers.
+    Line {
+        bytes: u16,
+    },
+    Trailer {
+        bytes: u16,
+    },
+    TrailerEnd {
+        bytes: u16,
+    },
+    LastLf,
+    Done,
+}
+
+impl Default for Chunks {
+    fn default() -> Self {
+        Self(State::Size { digits: 0, size: 0 })
+    }
+}
+
+impl Chunks {
+    /// Returns how many of `bytes` belong to the body. `bytes` must follow the bytes of earlier
+    /// calls.
+    ///
+    /// All of them belong to the body, unless it ends among them.
+    ///
+    /// # Errors
+    /// Returns [`Malformed`] if the bytes are not valid chunked encoding.
+    pub fn take(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
+        let mut taken = 0;
+        while let Some(rest) = bytes.get(taken..).filter(|rest| !rest.is_empty()) {
+            match self.0 {
+                State::Done => break,
+                State::Data { left } => {
+                    let data = usize::try_from(left).map_or(rest.len(), |left| left.min(rest.len()));
+                    let left = left - data as u64;
+                    self.0 = if left == 0 {
+                        State::DataEnd
+                    } else {
+                        State::Data { left }
+                    };
+                    taken += data;
+                }
+                state => {
+                    self.0 = state.after(rest[0]).ok_or(Malformed)?;
+                    taken += 1;
+                }
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Returns whether the whole body was seen.
+    pub fn are_over(&self) -> bool {
+        self.0 == State::Done
+    }
+}
+
+impl State {
+    /// Returns the state after this byte, or `None` if the byte is not allowed here.
+    fn after(self, byte: u8) -> Option<Self> {
+        let text = !matches!(byte, b'\r' | b'\n');
+        let digit = char::from(byte).to_digit(16).map(u64::from);
+        Some(match (self, byte) {
+            (Self::Size { digits, size }, _) if digits < SIZE_MAX_DIGITS && digit.is_some() => Self::Size {
+                digits: digits + 1,
+                size: size << 4 | digit?,
+            },
+            (Self::Size { digits: 1.., size }, b';') => Self::Extension { bytes: 0, size },
+            (Self::Size { digits: 1.., size } | Self::Extension { size, .. }, b'\r') => Self::SizeEnd { size },
+            (Self::Extension { bytes, size }, _) if text && bytes < EXTENSION_MAX_BYTES => {
+                Self::Extension { bytes: bytes + 1, size }
+            }
+            (Self::SizeEnd { size: 0 }, b'\n') => Self::Line { bytes: 0 },
+            (Self::SizeEnd { size }, b'\n') => Self::Data { left: size },
+            (Self::DataEnd, b'\r') => Self::DataEndLf,
+            (Self::DataEndLf, b'\n') => Self::Size { digits: 0, size: 0 },
+            (Self::Line { .. }, b'\r') => Self::LastLf,
+            (Self::LastLf, b'\n') => Self::Done,
+            (Self::Line { bytes } | Self::Trailer { bytes }, _) if text && bytes < TRAILERS_MAX_BYTES => {
+                Self::Trailer { bytes: bytes + 1 }
+            }
+            (Self::Trailer { bytes }, b'\r') => Self::TrailerEnd { bytes },
+            (Self::TrailerEnd { bytes }, b'\n') => Self::Line { bytes },
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BODY: &[u8] =
+        b"5\r\nhello\r\n1a;name=\"value\"\r\nabcdefghijklmnopqrstuvwxyz\r\n000\r\nTrailer: 1\r\nOther: 2\r\n\r\n";
+
+    #[test]
+    fn a_body_ends_where_it_does_at_every_split() {
+        let stream = [BODY, b"GET http://next/ HTTP/1.1\r\n\r\n"].concat();
+        for split in 0..=stream.len() {
+            let mut chunks = Chunks::default();
+            let (first, second) = stream.split_at(split);
+            let mut taken = chunks.take(first).unwrap();
+            if !chunks.are_over() {
+                assert_eq!(taken, first.len());
+                taken += chunks.take(second).unwrap();
+            }
+            assert_eq!((taken, chunks.are_over()), (BODY.len(), true), "{split}");
+        }
+        let mut chunks = Chunks::default();
+        let single: usize = stream.iter().map(|byte| chunks.take(&[*byte]).unwrap()).sum();
+        assert_eq!(single, BODY.len());
+    }
+
+    #[test]
+    fn an_empty_body_is_one() {
+        let mut chunks = Chunks::default();
+        assert_eq!(chunks.take(b"0\r\n\r\n"), Ok(5));
+        assert!(chunks.are_over());
+    }
+
+    #[test]
+    fn what_is_not_whole_is_not_over() {
+        for end in 0..BODY.len() {
+            let mut chunks = Chunks::default();
+            assert_eq!(chunks.take(&BODY[..end]), Ok(end));
+            assert!(!chunks.are_over(), "{end}");
+        }
+    }
+
+    #[test]
+    fn what_others_might_read_otherwise_is_refused() {
+        let long = [b"1;", &[b'x'; 300][..], b"\r\n"].concat();
+        for stream in [
+            &b"\r\n"[..],
+            b"g\r\n",
+            b"-1\r\n",
+            b"+1\r\n",
+            b"0x1\r\n",
+            b"1\n",
+            b"1;a\n",
+            b"1 \r\n",
+            b"5 more\r\n",
+            b"1\r\r\n",
+            b"1\r\nab",
+            b"1\r\na\n",
+            b"1\r\na\r1",
+            b"1000000000000000\r\n",
+            b"0\r\n\n",
+            b"0\r\na: b\n",
+            &long,
+        ] {
+            assert_eq!(Chunks::default().take(stream), Err(Malformed), "{stream:?}");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Writes the head that the target receives in place of the client's head, with new values of
+//! `Via`, `Max-Forwards` and `Upgrade`.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::OnceLock;
+
+use httparse::Header;
+
+use super::framing::options;
+use super::response::last_recipient;
+use super::target::Absolute;
+use super::{HttpRequest, Refusal};
+
+/// Fields that are not forwarded. They are for this connection alone, whatever `Connection` says
+/// (RFC 9110 section 7.6.1), or the proxy writes them anew.
+///
+/// `Transfer-Encoding` is formally for this connection alone, too. It stays, because the body
+/// passes unchanged.
+const NOT_SENT_ON: [&str; 6] = ["connection", "host", "http2-settings", "keep-alive", "te", "upgrade"];
+
+const MAX_FORWARDS: &str = "max-forwards";
+/// The prefix of fields for proxies. CGI programs mistake a field named `Proxy` for one of their
+/// own settings.
+const PROXY: &str = "proxy";
+/// Fields that the response to TRACE leaves out. Its reader may not be allowed to know them.
+const SECRETS: [&str; 2] = ["authorization", "cookie"];
+
+/// Returns the name of this instance in `Via`. It is random, so that a request that comes back can
+/// be distinguished from one that passed another instance.
+pub(super) fn pseudonym() -> &'static str {
+    static PSEUDONYM: OnceLock<String> = OnceLock::new();
+    PSEUDONYM.get_or_init(|| format!("spliceway-{:016x}", RandomState::new().hash_one(0)))
+}
+
+/// Returns this proxy's entry in the `Via` of an HTTP/1.`minor` request.
+pub(super) fn own_via(minor: u8) -> String {
+    format!("1.{minor} {}", pseudonym())
+}
+
+/// Returns the value of `Via` for a request with these fields, with this proxy's entry at the end.
+/// It is an error if that entry was there before.
+pub(super) fn via(minor: u8, fields: &[Header<'_>]) -> Result<String, Refusal> {
+    let mut via = String::new();
+    for field in fields.iter().filter(|field| field.name.eq_ignore_ascii_case("via")) {
+        let value = String::from_utf8_lossy(field.value);
+        // An entry has a protocol, a received-by, and perhaps a comment (RFC 9110 section 7.6.3).
+        let mut received_by = value.split(',').filter_map(|entry| entry.split_whitespace().nth(1));
+        if received_by.any(|name| name == pseudonym()) {
+            return Err(Refusal::Loop);
+        }
+        via.push_str(value.trim());
+        via.push_str(", ");
+    }
+    via.push_str(&own_via(minor));
+    Ok(via)
+}
+
+/// Returns `Max-Forwards` if the method has to respect it (RFC 9110 section 7.6.2).
+pub(super) fn max_forwards(method: &str, fields: &[Header<'_>]) -> Result<Option<u64>, Refusal> {
+    let mut values = fields
+        .iter()
+        .filter(|field| field.name.eq_ignore_ascii_case(MAX_FORWARDS));
+    let (true, Some(field)) = (matches!(method, "TRACE" | "OPTIONS"), values.next()) else {
+        return Ok(None);
+    };
+    let digits = std::str::from_utf8(field.value).unwrap_or_default();
+    let is_number = values.next().is_none() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let number = digits.parse().ok().filter(|_| is_number);
+    number.map(Some).ok_or(Refusal::Malformed)
+}
+
+/// Returns the proxy's response to a request that it must not forward.
+pub(super) fn answer_in_place(method: &str, uri: &str, minor: u8, fields: &[Header<'_>]) -> HttpRequest {
+    if method != "TRACE" {
+        return HttpRequest::Answered(last_recipient(None));
+    }
+    let mut echoed = format!("{method} {uri} HTTP/1.{minor}\r\n").into_bytes();
+    for field in fields.iter().filter(|field| !is_secret(field.name)) {
+        push(&mut echoed, field.name, field.value);
+    }
+    echoed.extend_from_slice(b"\r\n");
+    HttpRequest::Answered(last_recipient(Some(&echoed)))
+}
+
+fn is_secret(name: &str) -> bool {
+    is_of_proxies(name) || SECRETS.iter().any(|secret| name.eq_ignore_ascii_case(secret))
+}
+
+/// Fields of the head that get a new value.
+pub(super) struct Rewritten {
+    /// The new `Max-Forwards`, if the request has one.
+    pub(super) forwards: Option<u64>,
+    /// The new `Upgrade`, if the client asks for another protocol.
+    pub(super) upgrade: Option<String>,
+}
+
+/// Returns the protocols to which an HTTP/1.`minor` request asks to upgrade. It leaves out
+/// versions of HTTP, because the proxy could not tell where their requests end.
+pub(super) fn upgrade(minor: u8, fields: &[Header<'_>]) -> Option<String> {
+    if minor == 0 || !options(fields).any(|option| option.eq_ignore_ascii_case(b"upgrade")) {
+        return None;
+    }
+    let named = fields.iter().filter(|field| field.name.eq_ignore_ascii_case("upgrade"));
+    let values = named.filter_map(|field| std::str::from_utf8(field.value).ok());
+    let is_http = |protocol: &&str| {
+        let name = protocol.split('/').next().unwrap_or_default();
+        name.eq_ignore_ascii_case("h2c") || name.eq_ignore_ascii_case("http")
+    };
+    let protocols: Vec<&str> = values
+        .flat_map(|value| value.split(',').map(str::trim))
+        .filter(|protocol| !protocol.is_empty() && !is_http(protocol))
+        .collect();
+    (!protocols.is_empty()).then(|| protocols.join(", "))
+}
+
+/// Returns the head for the target. It has, in this order:
+///
+/// - a request line in origin form,
+/// - the `Host` of the URI (RFC 9112 section 3.2.2),
+/// - the client's fields in their order,
+/// - the proxy's `Via`,
+/// - a request to close the connection, or to upgrade it.
+///
+/// The version is the client's, because the client reads the body of the response unchanged. A
+/// client of HTTP/1.0 could not read a body in chunks.
+pub(super) fn head(
+    method: &str,
+    uri: &Absolute<'_>,
+    minor: u8,
+    fields: &[Header<'_>],
+    rewritten: &Rewritten,
+) -> Vec<u8> {
+    let path = match (method, uri.path) {
+        // The request is about the server as a whole (RFC 9112 section 3.2.4).
+        ("OPTIONS", "") => "*",
+        (_, path) => path,
+    };
+    let slash = if path.starts_with(['/', '*']) { "" } else { "/" };
+    let mut head = format!("{method} {slash}{path} HTTP/1.{minor}\r\nHost: {}\r\n", uri.authority).into_bytes();
+    for field in fields.iter().filter(|field| is_sent_on(field.name, fields)) {
+        match rewritten
+            .forwards
+            .filter(|_| field.name.eq_ignore_ascii_case(MAX_FORWARDS))
+        {
+            Some(forwards) => push(&mut head, field.name, forwards.to_string().as_bytes()),
+            None => push(&mut head, field.name, field.value),
+        }
+    }
+    push(&mut head, "Via", own_via(minor).as_bytes());
+    match &rewritten.upgrade {
+        Some(protocols) => {
+            push(&mut head, "Upgrade", protocols.as_bytes());
+            push(&mut head, "Connection", b"Upgrade");
+        }
+        None => push(&mut head, "Connection", b"close"),
+    }
+    head.extend_from_slice(b"\r\n");
+    head
+}
+
+fn push(head: &mut Vec<u8>, name: &str, value: &[u8]) {
+    head.extend_from_slice(&[name.as_bytes(), b": ", value, b"\r\n"].concat());
+}
+
+fn is_sent_on(name: &str, fields: &[Header<'_>]) -> bool {
+    let ours = is_of_proxies(name) || NOT_SENT_ON.iter().any(|other| name.eq_ignore_ascii_case(other));
+    !ours && !options(fields).any(|option| option.eq_ignore_ascii_case(name.as_bytes()))
+}
+
+fn is_of_proxies(name: &str) -> bool {
+    name.get(..PROXY.len())
+        .is_some_and(|start| start.eq_ignore_ascii_case(PROXY))
+}

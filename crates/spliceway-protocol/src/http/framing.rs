@@ -1,0 +1,50 @@
+//! Checks that every reader of a head agrees on where the body ends.
+//!
+//! The body passes unchanged. Suppose that the target finds its end elsewhere than a proxy before
+//! or behind this one. The target then takes a part of the body for a request, which is request
+//! smuggling. Therefore the parser refuses everything that RFC 9112 section 6 allows a recipient to
+//! refuse.
+
+use httparse::Header;
+
+use super::{Body, Refusal};
+
+/// Every decimal number of this many digits fits into 64 bits.
+const LENGTH_MAX_DIGITS: usize = 19;
+
+/// Returns the length of the body.
+pub(super) fn body(minor: u8, fields: &[Header<'_>]) -> Result<Body, Refusal> {
+    let of = |name: &'static str| fields.iter().filter(move |field| field.name.eq_ignore_ascii_case(name));
+    if of("host").count() > 1 {
+        return Err(Refusal::Malformed);
+    }
+    // Two fields with one name are ambiguous, even if their values are equal here.
+    if of("content-length").count() > 1 || of("transfer-encoding").count() > 1 {
+        return Err(Refusal::Framing);
+    }
+    let body = match (of("content-length").next(), of("transfer-encoding").next()) {
+        (None, None) => Some(Body::Bytes(0)),
+        (Some(length), None) => bytes(length.value).map(Body::Bytes),
+        // HTTP/1.0 has no codings. Only the target knows where a body in another coding ends.
+        (None, Some(coding)) => (minor > 0 && coding.value.eq_ignore_ascii_case(b"chunked")).then_some(Body::Chunked),
+        (Some(_), Some(_)) => None,
+    };
+    // A request to remove the fields of the framing is an attempt to smuggle.
+    let severed = options(fields).any(|option| {
+        option.eq_ignore_ascii_case(b"content-length") || option.eq_ignore_ascii_case(b"transfer-encoding")
+    });
+    body.filter(|_| !severed).ok_or(Refusal::Framing)
+}
+
+fn bytes(length: &[u8]) -> Option<u64> {
+    let digits = std::str::from_utf8(length).ok()?;
+    let is_number = digits.len() <= LENGTH_MAX_DIGITS && digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| digits.parse().ok()).flatten()
+}
+
+/// Returns the options in all `Connection` fields: the names of fields for this connection alone.
+pub(super) fn options<'head>(fields: &'head [Header<'head>]) -> impl Iterator<Item = &'head [u8]> {
+    let connection = |field: &&Header<'_>| field.name.eq_ignore_ascii_case("connection");
+    let values = fields.iter().filter(connection);
+    values.flat_map(|field| field.value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii))
+}

@@ -1,0 +1,227 @@
+//! The responses of the proxy itself.
+
+use std::time::Duration;
+
+use crate::Failure;
+
+/// The response to a CONNECT whose target was reached. The bytes after it are the target's.
+pub const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
+
+/// The status of a response of the proxy itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Status {
+    /// The request is not valid.
+    BadRequest = 400,
+    /// The proxy does not allow the target.
+    Forbidden = 403,
+    /// The client must authenticate first. The response offers the scheme Basic.
+    AuthenticationRequired = 407,
+    /// The head of the request did not arrive in time.
+    RequestTimeout = 408,
+    /// Too many passwords from the client's address were wrong. [`come_again`] says when to try
+    /// again.
+    TooManyRequests = 429,
+    /// The head of the request is too large.
+    HeadTooLarge = 431,
+    /// The target could not be reached.
+    BadGateway = 502,
+    /// The proxy has too many passwords to check. [`come_again`] says when to try again.
+    Unavailable = 503,
+    /// The target did not answer in time.
+    GatewayTimeout = 504,
+    /// The request came back to a proxy that it had already passed.
+    LoopDetected = 508,
+}
+
+impl Status {
+    /// Every status.
+    pub const ALL: [Self; 10] = [
+        Self::BadRequest,
+        Self::Forbidden,
+        Self::AuthenticationRequired,
+        Self::RequestTimeout,
+        Self::TooManyRequests,
+        Self::HeadTooLarge,
+        Self::BadGateway,
+        Self::Unavailable,
+        Self::GatewayTimeout,
+        Self::LoopDetected,
+    ];
+
+    /// Returns the reason phrase, and the text of the body.
+    fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Self::BadRequest => ("Bad Request", "The request is not valid."),
+            Self::Forbidden => ("Forbidden", "This target is not allowed."),
+            Self::AuthenticationRequired => (
+                "Proxy Authentication Required",
+                "The proxy requires a user name and a password.",
+            ),
+            Self::RequestTimeout => ("Request Timeout", "The request did not arrive in time."),
+            Self::TooManyRequests => (
+                "Too Many Requests",
+                "Too many passwords from this address were wrong. Wait, then try again.",
+            ),
+            Self::HeadTooLarge => (
+                "Request Header Fields Too Large",
+                "The head of the request is too large.",
+            ),
+            Self::BadGateway => ("Bad Gateway", "The target could not be reached."),
+            Self::Unavailable => (
+                "Service Unavailable",
+                "The proxy has too many passwords to check. Try again later.",
+            ),
+            Self::GatewayTimeout => ("Gateway Timeout", "The target did not answer in time."),
+            Self::LoopDetected => (
+                "Loop Detected",
+                "The request came back to a proxy that it had already passed: the proxies form a loop.",
+            ),
+        }
+    }
+}
+
+/// Returns the whole response with this status. It says that the connection closes after it.
+pub fn response(status: Status) -> Vec<u8> {
+    with_text(status, status.words().1)
+}
+
+/// Returns the same for a client that may try again after `wait`, rounded up to whole seconds.
+pub fn come_again(status: Status, wait: Duration) -> Vec<u8> {
+    let seconds = wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0));
+    with_field(status, &format!("Retry-After: {seconds}\r\n"), status.words().1)
+}
+
+pub(super) fn with_text(status: Status, text: &str) -> Vec<u8> {
+    let challenge = match status {
+        Status::AuthenticationRequired => "Proxy-Authenticate: Basic realm=\"spliceway\", charset=\"UTF-8\"\r\n",
+        _ => "",
+    };
+    with_field(status, challenge, text)
+}
+
+/// Returns a whole response with one more field. `field` is a whole line with its end, or empty.
+fn with_field(status: Status, field: &str, text: &str) -> Vec<u8> {
+    format!(
+        "HTTP/1.1 {} {}\r\n{field}Content-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{text}\n",
+        status as u16,
+        status.words().0,
+        text.len() + 1,
+    )
+    .into_bytes()
+}
+
+/// Returns the response to a request whose body is not valid chunked encoding.
+pub fn no_chunks() -> Vec<u8> {
+    with_text(Status::BadRequest, "The request body is not valid chunked encoding.")
+}
+
+/// Returns the proxy's response to a request that `Max-Forwards` keeps from its target. The
+/// response to TRACE contains the request: `echoed`.
+pub(super) fn last_recipient(echoed: Option<&[u8]>) -> Vec<u8> {
+    let content = match echoed {
+        Some(_) => "Content-Type: message/http\r\n",
+        None => "",
+    };
+    let echoed = echoed.unwrap_or_default();
+    let head = format!(
+        "HTTP/1.1 200 OK\r\n{content}Content-Length: {}\r\nConnection: close\r\n\r\n",
+        echoed.len()
+    );
+    [head.as_bytes(), echoed].concat()
+}
+
+/// Returns the response to a request whose target was not reached.
+pub fn failed(failure: Failure) -> Vec<u8> {
+    match failure {
+        Failure::NotAllowed => response(Status::Forbidden),
+        Failure::NetworkUnreachable => with_text(Status::BadGateway, "The target's network is unreachable."),
+        Failure::HostUnreachable => with_text(
+            Status::BadGateway,
+            "The target's host was not found or cannot be reached.",
+        ),
+        Failure::Refused => with_text(Status::BadGateway, "The target refused the connection."),
+        Failure::TimedOut => response(Status::GatewayTimeout),
+        Failure::Loop => response(Status::LoopDetected),
+        Failure::General => response(Status::BadGateway),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::Refusal;
+
+    /// Returns status, fields and body of a response, and checks that it is well formed.
+    fn taken_apart(response: &[u8]) -> (u16, Vec<(String, String)>, String) {
+        let mut fields = [httparse::EMPTY_HEADER; 8];
+        let mut parsed = httparse::Response::new(&mut fields);
+        let httparse::Status::Complete(head_bytes) = parsed.parse(response).unwrap() else {
+            panic!("no head: {response:?}");
+        };
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        let fields = parsed
+            .headers
+            .iter()
+            .map(|field| (field.name.to_owned(), text(field.value)));
+        (parsed.code.unwrap(), fields.collect(), text(&response[head_bytes..]))
+    }
+
+    #[test]
+    fn every_answer_of_ours_is_one_line_and_says_that_it_closes() {
+        let responses = Status::ALL.map(response).into_iter();
+        let failures = Failure::ALL.map(failed).into_iter();
+        for bytes in responses.chain(failures).chain(Refusal::ALL.map(Refusal::answer)) {
+            let (code, fields, body) = taken_apart(&bytes);
+            assert!(body.ends_with('\n') && body.lines().count() == 1, "{body:?}");
+            assert!(
+                fields.contains(&("Content-Length".into(), body.len().to_string())),
+                "{fields:?}"
+            );
+            assert!(fields.contains(&("Connection".into(), "close".into())), "{fields:?}");
+            let challenge = (
+                "Proxy-Authenticate".into(),
+                "Basic realm=\"spliceway\", charset=\"UTF-8\"".into(),
+            );
+            assert_eq!(fields.contains(&challenge), code == 407, "{fields:?}");
+        }
+        let (code, fields, body) = taken_apart(ESTABLISHED);
+        assert_eq!((code, fields.len(), body.as_str()), (200, 0, ""));
+    }
+
+    #[test]
+    fn a_client_that_may_come_again_is_told_when_in_whole_seconds() {
+        for (wait, expected) in [(Duration::from_millis(300), "1"), (Duration::from_secs(7), "7")] {
+            let (code, fields, _) = taken_apart(&come_again(Status::TooManyRequests, wait));
+            assert_eq!(code, 429);
+            assert!(fields.contains(&("Retry-After".into(), expected.into())), "{fields:?}");
+        }
+    }
+
+    #[test]
+    fn every_outcome_has_its_status() {
+        let code = |response: &[u8]| taken_apart(response).0;
+        for status in Status::ALL {
+            assert_eq!(code(&response(status)), status as u16);
+        }
+        for (failure, expected) in [
+            (Failure::NotAllowed, 403),
+            (Failure::NetworkUnreachable, 502),
+            (Failure::HostUnreachable, 502),
+            (Failure::Refused, 502),
+            (Failure::General, 502),
+            (Failure::TimedOut, 504),
+            (Failure::Loop, 508),
+        ] {
+            assert_eq!(code(&failed(failure)), expected, "{failure:?}");
+        }
+        for refusal in Refusal::ALL {
+            let expected = match refusal {
+                Refusal::HeadTooLarge => 431,
+                Refusal::Loop => 508,
+                _ => 400,
+            };
+            assert_eq!(code(&refusal.answer()), expected, "{refusal:?}");
+        }
+    }
+}

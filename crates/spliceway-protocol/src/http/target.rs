@@ -1,0 +1,79 @@
+//! Parses the target in a request line: `host:port` for CONNECT, a URI for every other method.
+
+use std::net::Ipv6Addr;
+
+use super::Refusal;
+use crate::address::Target;
+
+const HTTP_PORT: u16 = 80;
+
+/// The parts of an `http://` URI.
+#[derive(Debug)]
+pub(super) struct Absolute<'head> {
+    /// Host and port as written. Every character is valid in a `Host` field.
+    pub(super) authority: &'head str,
+    pub(super) target: Target,
+    /// The path with the query. It may be empty, or a query alone.
+    pub(super) path: &'head str,
+}
+
+impl<'head> Absolute<'head> {
+    pub(super) fn parse(uri: &'head str) -> Result<Self, Refusal> {
+        let is_scheme = |scheme: &str| scheme.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        let (scheme, rest) = uri
+            .split_once("://")
+            .filter(|(scheme, _)| is_scheme(scheme))
+            .ok_or(Refusal::NoHost)?;
+        if !scheme.eq_ignore_ascii_case("http") {
+            return Err(Refusal::Scheme);
+        }
+        // A fragment is for the client alone and is not part of a request.
+        if rest.contains('#') {
+            return Err(Refusal::Target);
+        }
+        let (host, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+        Ok(Self {
+            authority: host,
+            target: authority(host, Some(HTTP_PORT)).ok_or(Refusal::Target)?,
+            path,
+        })
+    }
+}
+
+/// Parses the target of CONNECT, which always has a port.
+///
+/// An IPv6 address without brackets therefore ends at the last colon. PySocks and proxychains4
+/// write addresses in this form.
+pub(super) fn of_connect(text: &str) -> Option<Target> {
+    authority(text, None).or_else(|| {
+        let (ip, port) = text.rsplit_once(':')?;
+        Some(Target::Ip((ip.parse::<Ipv6Addr>().ok()?, number(port, None)?).into()))
+    })
+}
+
+/// Parses `host`, `host:port` or `[v6]:port`. It does not use the `FromStr` of [`Target`], which
+/// accepts more than a client may name.
+///
+/// User information is not valid here. A browser never sends it, and elsewhere `http://good@evil/`
+/// misleads the reader.
+fn authority(text: &str, default_port: Option<u16>) -> Option<Target> {
+    if let Some(text) = text.strip_prefix('[') {
+        let (ip, port) = text.split_once(']')?;
+        let port = match port {
+            "" => default_port?,
+            port => number(port.strip_prefix(':')?, default_port)?,
+        };
+        return Some(Target::Ip((ip.parse::<Ipv6Addr>().ok()?, port).into()));
+    }
+    let (host, port) = text.split_once(':').unwrap_or((text, ""));
+    Target::named(host, number(port, default_port)?)
+}
+
+/// Accepts digits only, because `str::parse` accepts a plus sign.
+fn number(text: &str, default: Option<u16>) -> Option<u16> {
+    match text {
+        "" => default,
+        digits if digits.bytes().all(|byte| byte.is_ascii_digit()) => digits.parse().ok(),
+        _ => None,
+    }
+}

@@ -1,0 +1,59 @@
+//! Cuts one message out of a stream.
+
+use std::fmt;
+
+/// The first bytes of one message. It never holds bytes beyond the end of the message.
+#[derive(Default)]
+pub(super) struct Message {
+    held: Vec<u8>,
+}
+
+impl Message {
+    /// Moves bytes from `input` until the message is complete. Returns the whole message, or `None`
+    /// while bytes are missing.
+    ///
+    /// `length` returns the least length of a message that starts with the bytes held. The length
+    /// is exact once that many bytes are held. It bounds the memory, so it must never exceed the
+    /// longest message.
+    pub(super) fn feed<R>(
+        &mut self,
+        input: &mut &[u8],
+        length: impl Fn(&[u8]) -> Result<usize, R>,
+    ) -> Result<Option<&[u8]>, R> {
+        loop {
+            let missing = length(&self.held)?.saturating_sub(self.held.len());
+            if missing == 0 {
+                return Ok(Some(&self.held));
+            }
+            if input.is_empty() {
+                return Ok(None);
+            }
+            let (taken, rest) = input.split_at(missing.min(input.len()));
+            self.held.extend_from_slice(taken);
+            *input = rest;
+        }
+    }
+
+    /// Returns the bytes held, for a message that will never be complete.
+    pub(super) fn held(&self) -> &[u8] {
+        &self.held
+    }
+
+    /// Removes the bytes held. The next message can start.
+    pub(super) fn clear(&mut self) {
+        self.held.clear();
+    }
+
+    /// Returns the allocated memory in bytes.
+    #[cfg(test)]
+    pub(super) fn room_bytes(&self) -> usize {
+        self.held.capacity()
+    }
+}
+
+/// Shows the number of bytes but not the bytes, because they may contain a password.
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Message({} bytes)", self.held.len())
+    }
+}

@@ -1,0 +1,370 @@
+//! The PROXY protocol, versions 1 and 2: a header that says which client a connection comes from.
+//!
+//! A load balancer sends such a header to the proxy, and the proxy can send one to the target.
+//!
+//! ```text
+//!   v1   PROXY TCP4 client reached port port\r\n      at most 107 bytes
+//!   v2   signature (12), command, family, length ▸ addresses ▸ TLVs in the rest of the length
+//! ```
+//!
+//! The crate `proxy-header` parses and writes the addresses. This module finds the end of a header,
+//! however it was cut into reads, and decides which headers are valid.
+//!
+//! The parser keeps at most 107 bytes of a header, and 4 KiB of TLVs to pass on, whatever length
+//! the header claims. The bytes after the header stay in the input.
+//!
+//! Specification: <https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt>
+
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+
+use proxy_header::{ParseConfig, ProxiedAddress, ProxyHeader};
+
+use super::Refused;
+use crate::address::canonical;
+
+/// The first bytes of a version 1 header. A version 2 header starts with [`SIGNATURE`].
+const PREFIX: &[u8] = b"PROXY ";
+const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
+/// The longest version 1 header, in bytes: `UNKNOWN`, two IPv6 addresses, two ports, the line end.
+const LINE_MAX_BYTES: usize = 107;
+/// The bytes of a version 2 header before the addresses: signature, version and command, family and
+/// protocol, length of the rest.
+const HEAD_BYTES: usize = 16;
+/// Two addresses and two ports, in bytes.
+const IPV4_BYTES: usize = 12;
+const IPV6_BYTES: usize = 36;
+/// The largest TLVs that are passed on, in bytes. A certificate's names or a cloud's endpoint take
+/// some hundred bytes.
+const TLVS_MAX_BYTES: usize = 4 << 10;
+/// The checksum of one header. It is useless in another header.
+const TLV_CRC32C: u8 = 0x03;
+/// Padding. It is useless in another header.
+const TLV_NOOP: u8 = 0x04;
+/// Two paths of Unix sockets, in bytes.
+const UNIX_BYTES: usize = 216;
+
+/// The version of a header to send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    /// Version 1: a line of text.
+    V1,
+    /// Version 2: binary, with TLVs.
+    V2,
+}
+
+/// The header with which a connection must begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accept {
+    /// A header of version 1.
+    V1,
+    /// A header of version 2.
+    V2,
+    /// A header of either version.
+    Any,
+}
+
+/// The origin of a connection, as its header states it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The peer that opened the connection.
+    ///
+    /// A load balancer speaks for itself, as in a health check (`LOCAL`). Or it cannot state an
+    /// address of TCP: `UNKNOWN`, the path of a Unix socket, another protocol than TCP.
+    Own,
+    /// A client of the load balancer.
+    Proxied {
+        /// The address of the client.
+        client: SocketAddr,
+        /// The address to which the client had connected.
+        reached: SocketAddr,
+    },
+}
+
+/// The reason why a connection is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// The connection does not begin with a header.
+    Missing,
+    /// The connection begins with a header of a version that is not accepted.
+    Version,
+    /// The line of a version 1 header does not end within 107 bytes.
+    TooLong,
+    /// The header is not valid.
+    Malformed,
+}
+
+/// Parses the header at the beginning of a connection.
+#[derive(Debug)]
+pub struct Header {
+    accept: Accept,
+    state: State,
+    /// The TLVs so far. Stays empty if there are more than [`TLVS_MAX_BYTES`].
+    tlvs: Vec<u8>,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Awaits the bytes up to the addresses. Holds the bytes so far.
+    Saying(Vec<u8>),
+    /// Awaits this many bytes after the addresses.
+    Skipping { left: usize, source: Source },
+}
+
+/// The meaning of the bytes so far.
+enum Said {
+    /// The addresses are not complete.
+    NotYet,
+    /// The addresses are complete, and `left` more bytes belong to the header.
+    This { source: Source, left: usize },
+}
+
+impl Header {
+    /// Creates a parser that accepts these versions.
+    pub fn new(accept: Accept) -> Self {
+        Self {
+            accept,
+            state: State::Saying(Vec::new()),
+            tlvs: Vec::new(),
+        }
+    }
+
+    /// Returns the TLVs of a complete header, to pass on with the addresses.
+    ///
+    /// They are at most 4 KiB. They do not contain checksums and padding. The function returns no
+    /// TLVs if they are not well formed, or if the header had more than 4 KiB.
+    pub fn into_tlvs(self) -> Vec<u8> {
+        passed_on(&self.tlvs).unwrap_or_default()
+    }
+
+    /// Takes the bytes of the header from `input`. Returns `None` until the header is complete.
+    ///
+    /// The parser refuses bytes that cannot become a header without waiting for their end.
+    ///
+    /// # Errors
+    /// Returns the reason why the connection is refused.
+    pub fn feed(&mut self, input: &mut &[u8]) -> Result<Option<Source>, Refusal> {
+        loop {
+            match &mut self.state {
+                State::Saying(said) => {
+                    let Some((&byte, rest)) = input.split_first() else {
+                        return Ok(None);
+                    };
+                    *input = rest;
+                    said.push(byte);
+                    if let Said::This { source, left } = look(said, self.accept)? {
+                        self.state = State::Skipping { left, source };
+                    }
+                }
+                State::Skipping { left, source } => {
+                    let (tlvs, rest) = input.split_at((*left).min(input.len()));
+                    let is_kept = matches!(source, Source::Proxied { .. }) && *left + self.tlvs.len() <= TLVS_MAX_BYTES;
+                    if is_kept {
+                        self.tlvs.extend_from_slice(tlvs);
+                    }
+                    (*input, *left) = (rest, *left - tlvs.len());
+                    return Ok((*left == 0).then_some(*source));
+                }
+            }
+        }
+    }
+}
+
+/// Returns the meaning of the bytes so far, which are not empty. The parser calls it after each
+/// byte.
+fn look(said: &[u8], accept: Accept) -> Result<Said, Refusal> {
+    let starts = |with: &[u8]| said.iter().zip(with).all(|(byte, expected)| byte == expected);
+    match accept {
+        Accept::V1 | Accept::Any if starts(PREFIX) => line(said),
+        Accept::V2 | Accept::Any if starts(SIGNATURE) => binary(said),
+        Accept::V1 if starts(SIGNATURE) => Err(Refusal::Version),
+        Accept::V2 if starts(PREFIX) => Err(Refusal::Version),
+        _ => Err(Refusal::Missing),
+    }
+}
+
+fn line(said: &[u8]) -> Result<Said, Refusal> {
+    match said {
+        [.., b'\r', b'\n'] => {}
+        [.., b'\r', _] | [.., b'\n'] => return Err(Refusal::Malformed),
+        _ if said.len() >= LINE_MAX_BYTES => return Err(Refusal::TooLong),
+        _ => return Ok(Said::NotYet),
+    }
+    // The crate `proxy-header` accepts `+80` as a port, as `str::parse` does.
+    let is_known = !said[PREFIX.len()..].starts_with(b"UNKNOWN");
+    if is_known && said.contains(&b'+') {
+        return Err(Refusal::Malformed);
+    }
+    let source = addresses(said)?;
+    Ok(Said::This { source, left: 0 })
+}
+
+fn binary(said: &[u8]) -> Result<Said, Refusal> {
+    const LOCAL: u8 = 0x20;
+    const PROXY: u8 = 0x21;
+    if said.len() < HEAD_BYTES {
+        return Ok(Said::NotYet);
+    }
+    let (command, family) = (said[12], said[13]);
+    let length = usize::from(u16::from_be_bytes([said[14], said[15]]));
+    let own = Ok(Said::This {
+        source: Source::Own,
+        left: length,
+    });
+    let expected = match (command, family) {
+        // The family does not matter here.
+        (LOCAL, _) => return own,
+        (PROXY, 0x00..=0x02) => return own,
+        (PROXY, 0x10..=0x12) => IPV4_BYTES,
+        (PROXY, 0x20..=0x22) => IPV6_BYTES,
+        (PROXY, 0x30..=0x32) => UNIX_BYTES,
+        _ => return Err(Refusal::Malformed),
+    };
+    if length < expected {
+        return Err(Refusal::Malformed);
+    }
+    // Only the addresses of TCP belong to a connection like this one.
+    if !matches!(family, 0x11 | 0x21) {
+        return own;
+    }
+    if said.len() < HEAD_BYTES + expected {
+        return Ok(Said::NotYet);
+    }
+    // The crate gets a header without the TLVs, because it does not read them.
+    let mut header = said.to_vec();
+    header[14..HEAD_BYTES].copy_from_slice(&(expected as u16).to_be_bytes());
+    let source = addresses(&header)?;
+    Ok(Said::This {
+        source,
+        left: length - expected,
+    })
+}
+
+/// Returns the source that a complete header states.
+fn addresses(header: &[u8]) -> Result<Source, Refusal> {
+    match ProxyHeader::parse(header, ParseConfig::default()) {
+        Ok((parsed, length)) if length == header.len() => {
+            Ok(parsed.proxied_address().map_or(Source::Own, |said| Source::Proxied {
+                client: canonical(said.source),
+                reached: canonical(said.destination),
+            }))
+        }
+        _ => Err(Refusal::Malformed),
+    }
+}
+
+/// Returns the TLVs without those that are for one header alone. Returns `None` if a TLV is not
+/// complete.
+fn passed_on(mut tlvs: &[u8]) -> Option<Vec<u8>> {
+    let mut kept = Vec::new();
+    while let Some((head, rest)) = tlvs.split_at_checked(3) {
+        let length = usize::from(u16::from_be_bytes([head[1], head[2]]));
+        let (value, next) = rest.split_at_checked(length)?;
+        if !matches!(head[0], TLV_CRC32C | TLV_NOOP) {
+            kept.extend_from_slice(head);
+            kept.extend_from_slice(value);
+        }
+        tlvs = next;
+    }
+    tlvs.is_empty().then_some(kept)
+}
+
+/// Returns the header for a connection of `client`, which reached the proxy at `reached`.
+///
+/// If either address is unknown, the header says that the connection is the proxy's own, without
+/// TLVs. Otherwise, version 2 passes on `tlvs`, the TLVs of [`Header::into_tlvs`].
+///
+/// # Panics
+/// Panics if the addresses and `tlvs` together have more than 65535 bytes, the limit of a version 2
+/// header. [`Header::into_tlvs`] returns at most 4 KiB.
+pub fn encode(version: Version, client: Option<SocketAddr>, reached: Option<SocketAddr>, tlvs: &[u8]) -> Vec<u8> {
+    let addresses = client.zip(reached);
+    let tlvs = if addresses.is_some() { tlvs } else { &[] };
+    let header = match addresses {
+        Some((client, reached)) => {
+            let (client, reached) = of_one_family(canonical(client), canonical(reached));
+            ProxyHeader::with_address(ProxiedAddress::stream(client, reached))
+        }
+        None => ProxyHeader::with_local(),
+    };
+    let mut bytes = Vec::with_capacity(LINE_MAX_BYTES);
+    match version {
+        Version::V1 => header.encode_v1(&mut bytes),
+        Version::V2 => header.encode_v2(&mut bytes),
+    }
+    .expect("a vector has room, and the addresses are of one family");
+    if version == Version::V2 {
+        bytes.extend_from_slice(tlvs);
+        let length = u16::try_from(bytes.len() - HEAD_BYTES).expect("the TLVs that are kept fit the length");
+        bytes[14..HEAD_BYTES].copy_from_slice(&length.to_be_bytes());
+    }
+    bytes
+}
+
+/// Returns both addresses in one family, because a header has room for only one. Next to an IPv6
+/// address, an IPv4 address becomes an IPv4-mapped IPv6 address.
+fn of_one_family(one: SocketAddr, other: SocketAddr) -> (SocketAddr, SocketAddr) {
+    let mapped = |address: SocketAddr| match address.ip() {
+        IpAddr::V4(ip) => SocketAddr::new(ip.to_ipv6_mapped().into(), address.port()),
+        IpAddr::V6(_) => address,
+    };
+    if one.is_ipv4() == other.is_ipv4() {
+        (one, other)
+    } else {
+        (mapped(one), mapped(other))
+    }
+}
+
+impl Refusal {
+    /// Every refusal, for code that keeps a counter for each.
+    pub const ALL: [Self; 4] = [Self::Missing, Self::Version, Self::TooLong, Self::Malformed];
+
+    /// Returns the value of `reason` in metrics and records.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Missing => "proxy_header_missing",
+            Self::Version => "proxy_header_version",
+            Self::TooLong => "proxy_header_too_long",
+            Self::Malformed => "proxy_header_malformed",
+        }
+    }
+}
+
+/// The answer is empty, because a load balancer that sends a wrong header does not wait for an
+/// answer.
+impl From<Refusal> for Refused {
+    fn from(refusal: Refusal) -> Self {
+        Self {
+            reason: refusal.as_str(),
+            answer: Vec::new(),
+        }
+    }
+}
+
+impl FromStr for Version {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "v1" => Ok(Self::V1),
+            "v2" => Ok(Self::V2),
+            _ => Err("expected v1 or v2"),
+        }
+    }
+}
+
+impl FromStr for Accept {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "v1" => Ok(Self::V1),
+            "v2" => Ok(Self::V2),
+            "any" => Ok(Self::Any),
+            _ => Err("expected v1, v2 or any"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

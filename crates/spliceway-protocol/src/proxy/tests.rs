@@ -1,0 +1,293 @@
+use super::*;
+
+/// Returns the outcome of `header`, and checks that `rest` stays in the input. The outcome is the
+/// same for every cut into two reads, and for single bytes.
+fn fed(accept: Accept, header: &[u8], rest: &[u8]) -> Result<Option<Source>, Refusal> {
+    let bytes = [header, rest].concat();
+    let mut all = &bytes[..];
+    let result = Header::new(accept).feed(&mut all);
+    if let Ok(Some(_)) = result {
+        assert_eq!(all, rest, "what follows the header stays");
+    }
+    for cut in 0..=header.len() {
+        let (mut first, mut second) = bytes.split_at(cut);
+        let mut parser = Header::new(accept);
+        let got = match parser.feed(&mut first) {
+            Ok(None) => parser.feed(&mut second),
+            got => got,
+        };
+        assert_eq!(got, result, "cut at {cut}");
+        if let Ok(Some(_)) = got {
+            assert_eq!([first, second].concat(), rest, "cut at {cut}");
+        }
+    }
+    let mut parser = Header::new(accept);
+    let mut each = header.iter().map(|byte| parser.feed(&mut &[*byte][..]));
+    let got = each.find(|got| *got != Ok(None)).unwrap_or(Ok(None));
+    assert_eq!(got, result, "byte by byte");
+    result
+}
+
+fn proxied(client: &str, reached: &str) -> Result<Option<Source>, Refusal> {
+    Ok(Some(Source::Proxied {
+        client: client.parse().unwrap(),
+        reached: reached.parse().unwrap(),
+    }))
+}
+
+/// Returns a version 2 header with this command, family, length and payload.
+fn v2(command: u8, family: u8, length: u16, payload: &[u8]) -> Vec<u8> {
+    let mut header = b"\r\n\r\n\0\r\nQUIT\n".to_vec();
+    header.extend([command, family]);
+    header.extend(length.to_be_bytes());
+    header.extend(payload);
+    header
+}
+
+const IPV4: [u8; 12] = [192, 0, 2, 1, 198, 51, 100, 2, 0xDC, 0x04, 0x01, 0xBB];
+
+const LONGEST: &[u8] =
+    b"PROXY UNKNOWN ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff 65535 65535\r\n";
+
+#[test]
+fn a_line_says_who_connects_however_it_is_cut_and_leaves_what_follows() {
+    for accept in [Accept::V1, Accept::Any] {
+        assert_eq!(
+            fed(accept, b"PROXY TCP4 192.0.2.1 198.51.100.2 56324 443\r\n", b"\r\nPROXY"),
+            proxied("192.0.2.1:56324", "198.51.100.2:443")
+        );
+        assert_eq!(
+            fed(accept, b"PROXY TCP6 2001:db8::1 ::ffff:198.51.100.2 1 65535\r\n", b""),
+            proxied("[2001:db8::1]:1", "198.51.100.2:65535")
+        );
+    }
+}
+
+#[test]
+fn unknown_is_the_connection_s_own_whatever_follows_it() {
+    assert_eq!(LONGEST.len(), LINE_MAX_BYTES);
+    for line in [&b"PROXY UNKNOWN\r\n"[..], LONGEST, b"PROXY UNKNOWN +1 nonsense\r\n"] {
+        assert_eq!(fed(Accept::V1, line, b"GET"), Ok(Some(Source::Own)));
+    }
+}
+
+#[test]
+fn a_line_of_more_than_107_bytes_is_refused_at_the_107th() {
+    let mut line = LONGEST[..LINE_MAX_BYTES - 2].to_vec();
+    line.extend(b"6\r\n");
+    assert_eq!(fed(Accept::V1, &line, b""), Err(Refusal::TooLong));
+    let mut parser = Header::new(Accept::Any);
+    assert_eq!(parser.feed(&mut &line[..LINE_MAX_BYTES - 1]), Ok(None));
+    assert_eq!(parser.feed(&mut &b"6"[..]), Err(Refusal::TooLong));
+}
+
+#[test]
+fn a_line_that_says_what_none_may_is_refused() {
+    for line in [
+        &b"PROXY \r\n"[..],
+        b"PROXY TCP4\r\n",
+        b"PROXY TCP5 192.0.2.1 198.51.100.2 56324 443\r\n",
+        b"PROXY TCP4 192.0.2.1 198.51.100.2 56324\r\n",
+        b"PROXY TCP4 192.0.2.1 198.51.100.2 56324 65536\r\n",
+        b"PROXY TCP4 192.0.2.1 198.51.100.2 56324 +443\r\n",
+        b"PROXY TCP4 192.0.2.1 198.51.100.2 56324 443 \r\n",
+        b"PROXY TCP4 192.0.2.1  198.51.100.2 56324 443\r\n",
+        b"PROXY TCP4 192.0.2.256 198.51.100.2 56324 443\r\n",
+        b"PROXY TCP4 2001:db8::1 2001:db8::2 56324 443\r\n",
+        b"PROXY TCP6 192.0.2.1 198.51.100.2 56324 443\r\n",
+        b"PROXY TCP4 192.0.2.1 198.51.100.2 56324 443\n",
+        b"PROXY TCP4 192.0.2.1 198.51.100.2 56324 443\r\r\n",
+        b"PROXY TCP4 \xFF 198.51.100.2 56324 443\r\n",
+    ] {
+        let text = line.escape_ascii();
+        assert_eq!(fed(Accept::Any, line, b""), Err(Refusal::Malformed), "{text}");
+    }
+}
+
+#[test]
+fn a_binary_header_says_who_connects_however_it_is_cut_and_leaves_what_follows() {
+    let ipv4 = v2(0x21, 0x11, 12, &IPV4);
+    let mut addresses = Vec::new();
+    addresses.extend("2001:db8::1".parse::<std::net::Ipv6Addr>().unwrap().octets());
+    addresses.extend("::ffff:198.51.100.2".parse::<std::net::Ipv6Addr>().unwrap().octets());
+    addresses.extend([0, 1, 0xFF, 0xFF]);
+    let ipv6 = v2(0x21, 0x21, 36, &addresses);
+    for accept in [Accept::V2, Accept::Any] {
+        assert_eq!(
+            fed(accept, &ipv4, b"\r\n\r\n\0"),
+            proxied("192.0.2.1:56324", "198.51.100.2:443")
+        );
+        assert_eq!(
+            fed(accept, &ipv6, b""),
+            proxied("[2001:db8::1]:1", "198.51.100.2:65535")
+        );
+    }
+}
+
+#[test]
+fn what_follows_the_addresses_is_skipped_by_the_header_s_length_and_by_nothing_else() {
+    let tlv = |kind: u8, length: u16, value: &[u8]| [&[kind][..], &length.to_be_bytes(), value].concat();
+    for more in [
+        tlv(0x04, 3, b"abc"),
+        [tlv(0x02, 11, b"example.com"), tlv(0xE0, 0, b"")].concat(),
+        // A TLV that claims more bytes than the header has, and one that ends before its length.
+        tlv(0x04, u16::MAX, b"abc"),
+        vec![0x04],
+    ] {
+        let header = v2(0x21, 0x11, 12 + more.len() as u16, &[&IPV4[..], &more].concat());
+        assert_eq!(
+            fed(Accept::V2, &header, b"abc"),
+            proxied("192.0.2.1:56324", "198.51.100.2:443")
+        );
+    }
+}
+
+#[test]
+fn the_longest_header_is_read_and_not_kept() {
+    let header = v2(
+        0x21,
+        0x11,
+        u16::MAX,
+        &[&IPV4[..], &vec![0x5A; usize::from(u16::MAX) - 12]].concat(),
+    );
+    let mut parser = Header::new(Accept::V2);
+    let (mut first, mut last) = header.split_at(header.len() - 1);
+    assert_eq!(parser.feed(&mut first), Ok(None));
+    assert!(
+        matches!(parser.state, State::Skipping { left: 1, .. }),
+        "{:?}",
+        parser.state
+    );
+    assert_eq!(parser.feed(&mut last), proxied("192.0.2.1:56324", "198.51.100.2:443"));
+}
+
+#[test]
+fn local_and_what_is_no_address_of_tcp_are_the_connection_s_own() {
+    for header in [
+        v2(0x20, 0x00, 0, b""),
+        v2(0x20, 0x11, 12, &IPV4),
+        // Only the length counts, whatever the family is.
+        v2(0x20, 0x11, 3, b"abc"),
+        v2(0x20, 0xFF, 3, b"abc"),
+        v2(0x21, 0x00, 0, b""),
+        v2(0x21, 0x01, 5, b"abcde"),
+        v2(0x21, 0x12, 12, &IPV4),
+        v2(0x21, 0x31, 216, &[0; 216]),
+    ] {
+        assert_eq!(fed(Accept::V2, &header, b"xyz"), Ok(Some(Source::Own)), "{header:?}");
+    }
+}
+
+#[test]
+fn a_binary_header_that_says_what_none_may_is_refused() {
+    for header in [
+        v2(0x11, 0x11, 12, &IPV4),
+        v2(0x31, 0x11, 12, &IPV4),
+        v2(0x22, 0x11, 12, &IPV4),
+        v2(0x21, 0x13, 12, &IPV4),
+        v2(0x21, 0x41, 12, &IPV4),
+        v2(0x21, 0x11, 11, &IPV4),
+        v2(0x21, 0x21, 35, &[0; 35]),
+        v2(0x21, 0x31, 215, &[0; 215]),
+    ] {
+        assert_eq!(fed(Accept::V2, &header, b""), Err(Refusal::Malformed), "{header:?}");
+    }
+}
+
+#[test]
+fn what_begins_with_something_else_is_refused_at_the_first_byte_that_differs() {
+    for bytes in [&b"G"[..], b"PROXy", b"\x05", b"\r\n\r\n\r", b"PROXY\t"] {
+        assert_eq!(fed(Accept::Any, bytes, b""), Err(Refusal::Missing), "{bytes:?}");
+        let (mut before, mut last) = bytes.split_at(bytes.len() - 1);
+        let mut parser = Header::new(Accept::Any);
+        assert_eq!(parser.feed(&mut before), Ok(None));
+        assert_eq!(parser.feed(&mut last), Err(Refusal::Missing));
+    }
+}
+
+#[test]
+fn the_other_version_is_refused() {
+    assert_eq!(fed(Accept::V2, b"PROXY UNKNOWN\r\n", b""), Err(Refusal::Version));
+    assert_eq!(fed(Accept::V1, &v2(0x20, 0, 0, b""), b""), Err(Refusal::Version));
+}
+
+#[test]
+fn headers_are_written_byte_for_byte_as_the_specification_has_them() {
+    let (client, reached) = ("192.0.2.1:56324".parse().ok(), "198.51.100.2:443".parse().ok());
+    let line = encode(Version::V1, client, reached, b"");
+    assert_eq!(line, b"PROXY TCP4 192.0.2.1 198.51.100.2 56324 443\r\n");
+    assert_eq!(encode(Version::V2, client, reached, b""), v2(0x21, 0x11, 12, &IPV4));
+    assert_eq!(encode(Version::V1, None, reached, b""), b"PROXY UNKNOWN\r\n");
+    assert_eq!(encode(Version::V2, client, None, b"\xE0\0\0"), v2(0x20, 0x00, 0, b""));
+}
+
+#[test]
+fn what_is_written_reads_back_and_families_are_never_mixed() {
+    let addresses = ["192.0.2.1:1", "[2001:db8::1]:2", "[::ffff:198.51.100.2]:3"];
+    let canonical = ["192.0.2.1:1", "[2001:db8::1]:2", "198.51.100.2:3"];
+    for (client, expected_client) in addresses.iter().zip(canonical) {
+        for (reached, expected_reached) in addresses.iter().zip(canonical) {
+            for version in [Version::V1, Version::V2] {
+                let header = encode(version, client.parse().ok(), reached.parse().ok(), b"");
+                assert_eq!(
+                    fed(Accept::Any, &header, b"rest"),
+                    proxied(expected_client, expected_reached)
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn settings_are_read_as_they_are_written() {
+    assert_eq!("v1".parse(), Ok(Version::V1));
+    assert_eq!("any".parse(), Ok(Accept::Any));
+    assert!("V3".parse::<Accept>().is_err() && "any".parse::<Version>().is_err());
+}
+
+/// Returns the TLVs that the parser passes on. They are the same if the header comes in single
+/// bytes.
+fn tlvs_of(payload: &[u8]) -> Vec<u8> {
+    let header = v2(
+        0x21,
+        0x11,
+        (IPV4.len() + payload.len()) as u16,
+        &[&IPV4, payload].concat(),
+    );
+    let (mut whole, mut parts) = (Header::new(Accept::V2), Header::new(Accept::V2));
+    assert!(whole.feed(&mut &header[..]).unwrap().is_some());
+    for byte in &header {
+        parts.feed(&mut &[*byte][..]).unwrap();
+    }
+    let tlvs = whole.into_tlvs();
+    assert_eq!(parts.into_tlvs(), tlvs);
+    tlvs
+}
+
+#[test]
+fn tlvs_are_passed_on_without_checksum_and_padding_within_a_bound() {
+    let authority = b"\x02\0\x01a";
+    let endpoint = [&b"\xEA\0\x05"[..], b"\x01vpce"].concat();
+    let (checksum, padding) = (b"\x03\0\x04abcd", b"\x04\0\x02\0\0");
+    let kept = [&authority[..], &endpoint].concat();
+    assert_eq!(tlvs_of(&[&authority[..], checksum, padding, &endpoint].concat()), kept);
+    assert_eq!(
+        tlvs_of(&[&authority[..], b"\x02\0\x05a"].concat()),
+        b"",
+        "longer than the header"
+    );
+    assert_eq!(tlvs_of(&[&authority[..], b"\x02"].concat()), b"");
+    for (bytes, passes) in [(TLVS_MAX_BYTES, true), (TLVS_MAX_BYTES + 1, false)] {
+        let mut large = vec![0xE0, 0, 0];
+        large.resize(bytes, b'x');
+        large[1..3].copy_from_slice(&((bytes - 3) as u16).to_be_bytes());
+        assert_eq!(tlvs_of(&large) == large, passes, "{bytes}");
+    }
+    let client = "192.0.2.1:56324".parse().ok();
+    let reached = "198.51.100.2:443".parse().ok();
+    let sent = encode(Version::V2, client, reached, &kept);
+    assert_eq!(
+        sent,
+        v2(0x21, 0x11, (12 + kept.len()) as u16, &[&IPV4[..], &kept].concat())
+    );
+}

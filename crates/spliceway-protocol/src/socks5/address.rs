@@ -1,0 +1,78 @@
+//! Addresses in SOCKS5 requests, replies and datagrams: type, address, port.
+
+use std::net::{IpAddr, SocketAddr};
+
+use crate::address::Target;
+
+const IPV4: u8 = 1;
+const NAME: u8 = 3;
+const IPV6: u8 = 4;
+const PORT_BYTES: usize = 2;
+
+/// The reason why an address is not valid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wrong {
+    /// Its type is unknown, and therefore its length.
+    Type,
+    /// Its name is empty, or contains bytes that host names do not contain.
+    Name,
+}
+
+/// Returns the least length of an address that starts with `held`. The length is exact once `held`
+/// is that long. It is at most 259 bytes.
+pub(crate) fn length(held: &[u8]) -> Result<usize, Wrong> {
+    match held {
+        [] => Ok(1),
+        [IPV4, ..] => Ok(1 + 4 + PORT_BYTES),
+        [IPV6, ..] => Ok(1 + 16 + PORT_BYTES),
+        [NAME] => Ok(2),
+        [NAME, name_bytes, ..] => Ok(2 + usize::from(*name_bytes) + PORT_BYTES),
+        [_, ..] => Err(Wrong::Type),
+    }
+}
+
+/// Decodes a complete address: it is as long as [`length`] says.
+pub(crate) fn decode(address: &[u8]) -> Result<Target, Wrong> {
+    let (host, port) = address.split_last_chunk().ok_or(Wrong::Type)?;
+    let port = u16::from_be_bytes(*port);
+    let ip: IpAddr = match host {
+        [IPV4, ip @ ..] => <[u8; 4]>::try_from(ip).map_err(|_| Wrong::Type)?.into(),
+        [IPV6, ip @ ..] => <[u8; 16]>::try_from(ip).map_err(|_| Wrong::Type)?.into(),
+        [NAME, _, name @ ..] => {
+            let name = std::str::from_utf8(name).map_err(|_| Wrong::Name)?;
+            return Target::named(name, port).ok_or(Wrong::Name);
+        }
+        _ => return Err(Wrong::Type),
+    };
+    Ok(Target::Ip(SocketAddr::new(ip, port)))
+}
+
+/// Appends an address to `bytes`.
+pub(crate) fn encode(address: SocketAddr, bytes: &mut Vec<u8>) {
+    match address.ip() {
+        IpAddr::V4(ip) => {
+            bytes.push(IPV4);
+            bytes.extend(ip.octets());
+        }
+        IpAddr::V6(ip) => {
+            bytes.push(IPV6);
+            bytes.extend(ip.octets());
+        }
+    }
+    bytes.extend(address.port().to_be_bytes());
+}
+
+/// Appends a target to `bytes`. Returns `None`, and appends nothing, if SOCKS5 cannot express it.
+pub(crate) fn encode_target(target: &Target, bytes: &mut Vec<u8>) -> Option<()> {
+    match target {
+        Target::Ip(address) => encode(*address, bytes),
+        Target::Name(name, port) => {
+            let name_bytes = u8::try_from(name.len()).ok()?;
+            bytes.extend([NAME, name_bytes]);
+            bytes.extend(name.as_bytes());
+            bytes.extend(port.to_be_bytes());
+        }
+        Target::Unix(_) => return None,
+    }
+    Some(())
+}

@@ -1,0 +1,119 @@
+use super::message::Message;
+use super::*;
+
+/// Returns the ways to cut a stream: up to three pieces, or two if it has more than 64 bytes. The
+/// last way cuts it into single bytes.
+pub(super) fn cuttings(stream: &[u8]) -> impl Iterator<Item = Vec<&[u8]>> {
+    let bytes = stream.len();
+    let second_of = move |first| match bytes <= 64 {
+        true => first..=bytes,
+        false => bytes..=bytes,
+    };
+    let pieces = (0..=bytes).flat_map(move |first| {
+        second_of(first).map(move |second| vec![&stream[..first], &stream[first..second], &stream[second..]])
+    });
+    pieces.chain([stream.chunks(1).collect()])
+}
+
+/// The length of a test message of at most 4 bytes. Its first byte is the number of the others.
+fn counted(held: &[u8]) -> Result<usize, &'static str> {
+    match held {
+        [] => Ok(1),
+        [count @ 0..=3, ..] => Ok(1 + usize::from(*count)),
+        _ => Err("too long"),
+    }
+}
+
+#[test]
+fn a_message_takes_its_own_bytes_and_no_other() {
+    for pieces in cuttings(&[3, 7, 8, 9, 10, 11]) {
+        let (mut message, mut whole, mut left) = (Message::default(), None, Vec::new());
+        for mut input in pieces {
+            if whole.is_none() {
+                whole = message.feed(&mut input, counted).unwrap().map(<[u8]>::to_vec);
+            }
+            left.extend(input);
+        }
+        assert_eq!(
+            (whole.as_deref(), left.as_slice()),
+            (Some(&[3, 7, 8, 9][..]), &[10, 11][..])
+        );
+    }
+}
+
+#[test]
+fn a_message_that_is_refused_holds_no_more_than_what_told() {
+    let mut message = Message::default();
+    let mut input = &[4, 1, 2, 3, 4][..];
+    assert_eq!(message.feed(&mut input, counted), Err("too long"));
+    assert_eq!(input, [1, 2, 3, 4]);
+    assert_eq!(format!("{message:?}"), "Message(1 bytes)");
+}
+
+#[test]
+fn a_secret_is_not_shown() {
+    let credentials = Credentials {
+        name: (*b"ann").into(),
+        secret: (*b"hush").into(),
+    };
+    assert_eq!(format!("{credentials:?}"), "Credentials { name: \"ann\", .. }");
+    let mut message = Message::default();
+    let _ = message.feed(&mut &b"\x03hush"[..], counted);
+    assert!(!format!("{message:?}").contains("104"), "{message:?}");
+}
+
+#[test]
+fn a_log_sees_short_printable_names() {
+    for (bytes, text) in [
+        (&b"ann lee"[..], "ann lee"),
+        (b"a\nb\x1b[2J\"", "a\\nb\\x1b[2J\\\""),
+        ("bj\u{f6}rn".as_bytes(), "bj\\xc3\\xb6rn"),
+        (b"", ""),
+    ] {
+        assert_eq!(&*printable(bytes), text);
+    }
+    for byte in 0..=255 {
+        let text = printable(&[byte; 300]);
+        assert!(
+            text.len() == 255 && text.bytes().all(|byte| (b' '..=b'~').contains(&byte)),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn the_first_byte_tells_the_protocol() {
+    assert_eq!(Spoken::by_first_byte(5), Some(Spoken::Socks5));
+    assert_eq!(Spoken::by_first_byte(4), Some(Spoken::Socks4));
+    for method in [
+        "CONNECT", "GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "TRACE", "PATCH", "m-search",
+    ] {
+        assert_eq!(
+            Spoken::by_first_byte(method.as_bytes()[0]),
+            Some(Spoken::Http),
+            "{method}"
+        );
+    }
+    // TLS, empty lines (or a version 2 PROXY header), digits, and bytes outside ASCII.
+    for byte in [0x16, 0, 0x0d, 0x0a, b'1', b' ', 6, 0x80, 0xFF] {
+        assert_eq!(Spoken::by_first_byte(byte), None, "{byte}");
+    }
+}
+
+#[test]
+fn every_refusal_has_its_own_reason_and_the_answer_that_goes_with_it() {
+    let refused: [Vec<Refused>; 3] = [
+        socks5::Refusal::ALL.map(Refused::from).into(),
+        socks4::Refusal::ALL.map(Refused::from).into(),
+        http::Refusal::ALL.map(Refused::from).into(),
+    ];
+    for refused in refused {
+        let mut reasons: Vec<&str> = refused.iter().map(|refused| refused.reason).collect();
+        reasons.sort_unstable();
+        reasons.dedup();
+        assert_eq!(reasons.len(), refused.len(), "{reasons:?}");
+        for Refused { reason, answer } in refused {
+            assert_eq!(answer.is_empty(), reason == "version", "{reason}");
+        }
+    }
+}

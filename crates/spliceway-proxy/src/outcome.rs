@@ -1,0 +1,95 @@
+//! How a session ended.
+
+use std::fmt;
+
+use prometheus_client::encoding::{EncodeLabelValue, LabelValueEncoder};
+use spliceway::{EndReason, Peer, RelayError, RelaySummary};
+
+/// How a session ended, and the error if there was one.
+pub(crate) struct Outcome {
+    pub(crate) end: SessionEnd,
+    pub(crate) cause: Option<Box<str>>,
+}
+
+/// The reason a session ended: the `end` of metrics and records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum SessionEnd {
+    /// Both sides sent EOF, the client first. Or the client left before it asked for anything.
+    ClientEof,
+    /// Both sides sent EOF, the upstream first.
+    UpstreamEof,
+    Idle,
+    HalfCloseTimeout,
+    /// The client's socket failed.
+    ResetByClient,
+    /// The upstream's socket failed.
+    ResetByUpstream,
+    /// The target was not reached. The value is the name of the errno or of another cause.
+    ConnectFailed(&'static str),
+    /// The proxy refused the client, for this reason.
+    Denied(&'static str),
+    /// The session was cut because the program stops.
+    Drained,
+}
+
+impl Outcome {
+    pub(crate) fn because(end: SessionEnd, cause: &dyn fmt::Display) -> Self {
+        Self {
+            end,
+            cause: Some(cause.to_string().into()),
+        }
+    }
+}
+
+impl From<SessionEnd> for Outcome {
+    fn from(end: SessionEnd) -> Self {
+        Self { end, cause: None }
+    }
+}
+
+impl fmt::Display for SessionEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ClientEof => f.write_str("client_eof"),
+            Self::UpstreamEof => f.write_str("upstream_eof"),
+            Self::Idle => f.write_str("idle"),
+            Self::HalfCloseTimeout => f.write_str("half_close_timeout"),
+            Self::ResetByClient => f.write_str("reset_by_client"),
+            Self::ResetByUpstream => f.write_str("reset_by_upstream"),
+            Self::ConnectFailed(errno) => write!(f, "connect_failed:{errno}"),
+            Self::Denied(reason) => write!(f, "denied:{reason}"),
+            Self::Drained => f.write_str("drained"),
+        }
+    }
+}
+
+impl EncodeLabelValue for SessionEnd {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> fmt::Result {
+        use fmt::Write;
+        write!(encoder, "{self}")
+    }
+}
+
+/// In the relay, the client is `a` and the upstream is `b`.
+impl From<Result<RelaySummary, RelayError>> for Outcome {
+    fn from(ended: Result<RelaySummary, RelayError>) -> Self {
+        let summary = match ended {
+            Ok(summary) => summary,
+            Err(error) => {
+                let end = match error.peer() {
+                    Peer::A => SessionEnd::ResetByClient,
+                    Peer::B => SessionEnd::ResetByUpstream,
+                };
+                return Self::because(end, &format_args!("{} failed: {}", error.operation, error.source));
+            }
+        };
+        let end = match (summary.end, summary.first_eof) {
+            (EndReason::IdleTimeout, _) => SessionEnd::Idle,
+            (EndReason::HalfCloseTimeout, _) => SessionEnd::HalfCloseTimeout,
+            (EndReason::Cancelled, _) => SessionEnd::Drained,
+            (_, Some(Peer::B)) => SessionEnd::UpstreamEof,
+            (_, Some(Peer::A) | None) => SessionEnd::ClientEof,
+        };
+        end.into()
+    }
+}

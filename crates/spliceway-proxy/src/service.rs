@@ -1,0 +1,35 @@
+//! One service of the program: a forwarder or a proxy, with everything that its sessions share.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use spliceway::{Engine, RelayOptions};
+use spliceway_protocol::proxy;
+
+use crate::admission::Dials;
+use crate::auth::{Penalties, Users};
+use crate::dial::Dialer;
+use crate::metrics::{Metrics, Traffic};
+use crate::policy::ClientPolicy;
+use crate::rates::RateLimits;
+use crate::settings::{AcceptProxy, Kind, Timeouts};
+
+/// The state that the sessions of one service share.
+pub(crate) struct Service {
+    pub(crate) kind: Kind,
+    pub(crate) timeouts: Timeouts,
+    pub(crate) relays: RelayOptions,
+    /// The engine of `relays`.
+    pub(crate) engine: Engine,
+    pub(crate) clients: ClientPolicy,
+    pub(crate) users: Option<Arc<Users>>,
+    pub(crate) penalties: Penalties,
+    pub(crate) accept_proxy: Option<AcceptProxy>,
+    pub(crate) send_proxy: Option<proxy::Version>,
+    pub(crate) dialer: Dialer,
+    pub(crate) dials: Dials,
+    pub(crate) rates: Arc<RateLimits>,
+    pub(crate) advertise: Option<IpAddr>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) traffic: Arc<Traffic>,
+}
