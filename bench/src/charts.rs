@@ -24,7 +24,7 @@ fn failed(error: Box<dyn Error>) -> io::Error {
     io::Error::other(error.to_string())
 }
 
-/// Bars: one bulk flow at half of what the slowest can do.
+/// Draws bars: one bulk flow at half of what the slowest contender can carry.
 fn cpu_by_contender(results: &Results, path: &Path) -> Result<(), Box<dyn Error>> {
     let Some(measured) = results.load("F1 bulk at 50 %", "rack") else {
         return Ok(());
@@ -76,7 +76,8 @@ fn cpu_by_contender(results: &Results, path: &Path) -> Result<(), Box<dyn Error>
     Ok(root.present()?)
 }
 
-/// Lines: what is added to the direct connection, at 25, 50 and 75 % of what the slowest can do.
+/// Draws lines: the latency added to the direct connection, at 25, 50 and 75 % of what the slowest
+/// contender can carry.
 fn latency_by_load(results: &Results, path: &Path) -> Result<(), Box<dyn Error>> {
     let points = |name: &'static str| -> Vec<(f64, f64)> {
         let of = |percent: u32| {
@@ -87,13 +88,13 @@ fn latency_by_load(results: &Results, path: &Path) -> Result<(), Box<dyn Error>>
     };
     lines(
         path,
-        "Latency added at p90, µs, against the offered load, % of what the slowest can do",
+        "Latency added at p90, µs, against the offered load, % of what the slowest contender can carry",
         |percent| format!("{percent:.0}"),
         &LINES.map(|name| (name, points(name))),
     )
 }
 
-/// Lines: log shipping at 50 MB/s, by the size of writes, in terms of tokio.
+/// Draws lines: log shipping at 50 MB/s, by the size of writes, relative to tokio.
 fn cpu_by_size(results: &Results, path: &Path) -> Result<(), Box<dyn Error>> {
     let points = |name: &'static str| -> Vec<(f64, f64)> {
         let of = |kib: u32| {

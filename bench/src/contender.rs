@@ -12,14 +12,14 @@ pub(crate) struct Contender {
     pub(crate) spinner: bool,
 }
 
-/// Ratios are to this one.
+/// The contender that ratios refer to.
 pub(crate) const REFERENCE: &str = "tokio 8 KiB";
 pub(crate) const OURS: &str = "spliceway";
 /// The A/A control.
 pub(crate) const AGAIN: &str = "spliceway, again";
 pub(crate) const DIRECT: &str = "direct";
 
-/// Whether people may choose it instead of spliceway.
+/// Returns whether users may choose it instead of spliceway.
 pub(crate) fn is_peer(name: &str) -> bool {
     !name.starts_with(OURS) && !name.contains(", ") && name != DIRECT
 }
@@ -68,7 +68,7 @@ impl Contender {
     }
 }
 
-/// Those that are installed, of those that a load is for.
+/// Returns the contenders of a load that are installed.
 pub(crate) fn of(load: &Load) -> Vec<Contender> {
     let kinds = match load.contenders {
         Contenders::Few => FEW,
@@ -86,7 +86,7 @@ pub(crate) fn of(load: &Load) -> Vec<Contender> {
     all
 }
 
-/// Those of the real programs.
+/// Returns the contenders for the real programs.
 pub(crate) fn of_programs() -> Vec<Contender> {
     const KINDS: &[Kind] = &[
         Kind::Tokio,
@@ -104,18 +104,18 @@ pub(crate) fn of_programs() -> Vec<Contender> {
     installed(KINDS).map(Contender::plain).collect()
 }
 
-/// Those whose names begin with one of the prefixes, or all if there is none.
+/// Keeps the contenders whose names begin with one of the prefixes, or all if there is no prefix.
 pub(crate) fn asked(mut contenders: Vec<Contender>, prefixes: &[String]) -> Vec<Contender> {
     contenders.retain(|one| prefixes.is_empty() || prefixes.iter().any(|prefix| one.name.starts_with(prefix)));
     contenders
 }
 
-/// No relay.
+/// Returns the direct connection, without a relay.
 pub(crate) fn direct() -> Contender {
     Contender::plain(Kind::Direct)
 }
 
-/// Those that have a limit of what they carry: all but the direct connection.
+/// Returns the contenders with a limited capacity: all but the direct connection.
 pub(crate) fn relays() -> Vec<Contender> {
     let is_another = |kind: &Kind| !matches!(kind, Kind::Direct | Kind::Again | Kind::Before | Kind::ProgramBefore);
     installed(ALL).filter(is_another).map(Contender::plain).collect()

@@ -1,4 +1,4 @@
-//! What results depend on besides the code.
+//! The environment: everything besides the code that results depend on.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -6,18 +6,18 @@ use std::process::Command;
 use serde::{Deserialize, Serialize};
 use spliceway_machine as machine;
 
-/// Where results were measured, and against what.
+/// The machine and the peers of a measurement.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Environment {
     /// Processor, cores, kernel.
     pub(crate) machine: String,
-    /// Versions of the peers that are there.
+    /// Versions of the installed peers.
     pub(crate) peers: BTreeMap<String, String>,
 }
 
 const CRATES: [&str; 4] = ["tokio", "realm_io", "tokio-splice", "tokio-splice2"];
 
-/// Each with what makes it say its version, be it to its errors.
+/// Each program with the argument that prints its version, to its output or its errors.
 const PROGRAMS: [(&str, &str); 3] = [("haproxy", "-v"), ("nginx", "-v"), ("go", "version")];
 
 /// The crates built into this program.
@@ -36,14 +36,14 @@ impl Environment {
     }
 }
 
-/// The version of a crate.
+/// Returns the version of a crate.
 fn locked(name: &str) -> Option<String> {
     let package = format!("name = \"{name}\"\nversion = \"");
     let (_, rest) = LOCK.split_once(&package)?;
     Some(rest.split_once('"')?.0.into())
 }
 
-/// The first number with a dot of what a program says of itself: "nginx/1.22.1", "go1.26.8".
+/// Returns the first number with a dot in what a program prints: "nginx/1.22.1", "go1.26.8".
 fn version(program: &str, argument: &str) -> Option<String> {
     let said = Command::new(program).arg(argument).output().ok()?;
     let said = [said.stdout, said.stderr].concat();

@@ -54,7 +54,7 @@ impl Figures {
         bootstrap(values.len(), |rounds| self.undisturbed(values, rounds))
     }
 
-    /// One contender's figure relative to another's.
+    /// Returns one contender's figure relative to another's.
     pub(crate) fn ratio(&self, contender: &str, to: &str) -> Option<Estimate> {
         let (own, others) = (self.of(contender)?, self.of(to)?);
         bootstrap(own.len().min(others.len()), |rounds| {
@@ -62,20 +62,21 @@ impl Figures {
         })
     }
 
-    /// The better half of some rounds: see [`lower_half`].
+    /// Returns the mean of the better half of some rounds: see [`lower_half`].
     fn undisturbed(&self, values: &[f64], rounds: &[usize]) -> Option<f64> {
-        // Of rates, more is better.
+        // For rates, more is better.
         let sign = if self.unit.ends_with("/s") { -1.0 } else { 1.0 };
         lower_half(rounds.iter().map(|at| sign * values[*at])).map(|value| sign * value)
     }
 
-    /// Why the figure cannot be shown of any contender.
+    /// Returns the reason why the figure cannot be shown of any contender, if there is one.
     pub(crate) fn noisy(&self) -> Option<String> {
         let again = self.ratio(AGAIN, OURS)?.value;
         ((again - 1.0).abs() > AGAIN_CPU).then(|| format!("the A/A control has {again:.2} times the figure"))
     }
 
-    /// A table in Markdown. Ratios are to tokio, or to the first contender if tokio is not among them.
+    /// Returns a table in Markdown. Ratios are to tokio, or to the first contender if tokio is not
+    /// among them.
     pub(crate) fn table(&self) -> String {
         let names = || self.rows.iter().map(|(name, _)| name.as_str());
         let reference = names()

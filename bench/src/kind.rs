@@ -1,4 +1,4 @@
-//! The relays that are compared, and those of them that are built into this program.
+//! The relays that are compared. Some of them are built into this program.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -41,11 +41,11 @@ pub(crate) enum Kind {
     Haproxy,
     /// nginx, its `stream` module.
     Nginx,
-    /// spliceway's program, `spliceway forward`, which writes its log to nowhere.
+    /// spliceway's program, `spliceway forward`, with its log discarded.
     Program,
     /// spliceway's `copy_bidirectional`.
     Spliceway,
-    /// The same once more: the difference is the noise of the run.
+    /// The A/A control: the same once more. The difference is the noise of the run.
     Again,
     /// The same of another build: see [`BEFORE`].
     Before,
@@ -86,12 +86,13 @@ impl Kind {
         }
     }
 
-    /// Whether it runs on both cores, which it shares with the load; all others have a core to themselves.
+    /// Returns whether it runs on both cores, which it shares with the load. All others have a core
+    /// to themselves.
     pub(crate) fn shares_cores(self) -> bool {
         matches!(self, Self::TokioTwoWorkers | Self::TwoWorkers | Self::TwoRuntimes)
     }
 
-    /// Why it cannot be measured here, if it cannot.
+    /// Returns the reason why it cannot be measured here, if there is one.
     pub(crate) fn missing(self) -> Option<String> {
         match self {
             Self::Before | Self::ProgramBefore if build_before().is_none() => {
@@ -101,7 +102,7 @@ impl Kind {
         }
     }
 
-    /// The program that it is, if it is one.
+    /// Returns the program that it is, if it is one.
     pub(crate) fn server(self) -> Option<Server> {
         match self {
             Self::Go => Some(Server::Go),
@@ -114,16 +115,17 @@ impl Kind {
     }
 }
 
-/// The environment variable that names another build of this benchmark. Its spliceway is a contender as well, to compare two
-/// commits in one run. The program of that build is in the same folder.
+/// The environment variable that names another build of this benchmark. Its spliceway is a
+/// contender as well, to compare two commits in one run. The program of that build is in the same
+/// folder.
 pub(crate) const BEFORE: &str = "SPLICEWAY_BENCH_BEFORE";
 
-/// Another build of this benchmark, if there is one to compare with.
+/// Returns another build of this benchmark, if there is one to compare with.
 pub(crate) fn build_before() -> Option<PathBuf> {
     std::env::var_os(BEFORE).map(PathBuf::from)
 }
 
-/// Connections that wait to be accepted, of every relay's listener: no load begins as many at once.
+/// The backlog of every relay's listener. No load begins as many connections at once.
 pub(crate) const BACKLOG: i32 = 4096;
 
 /// Relays every connection to `listen` on to `upstream`. Prints the address it listens on.
@@ -140,7 +142,7 @@ pub(crate) fn serve(kind: Kind, listen: IpAddr, upstream: SocketAddr) -> io::Res
     match kind {
         Kind::TokioTwoWorkers | Kind::TwoWorkers => {
             let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-            // A task, as what accepts is a task of a worker's in programs that do more than that.
+            // The accept loop is a task of a worker, as in programs that do more than relay.
             let accepting = runtime.spawn(async move { accept(kind, TcpListener::from_std(first)?, upstream).await });
             runtime.block_on(accepting).expect("it does not panic")
         }
@@ -153,13 +155,13 @@ pub(crate) fn serve(kind: Kind, listen: IpAddr, upstream: SocketAddr) -> io::Res
     }
 }
 
-/// With timers for every relay, as programs have them.
+/// Relays on this thread. Every relay has timers, as real programs do.
 fn on_this_thread(kind: Kind, listener: std::net::TcpListener, upstream: SocketAddr) -> io::Result<()> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async { accept(kind, TcpListener::from_std(listener)?, upstream).await })
 }
 
-/// One with room for all, which may share its address with another.
+/// Returns a listener with room for all. With `shares`, another may use the same address.
 pub(crate) fn listener(address: SocketAddr, shares: bool) -> io::Result<std::net::TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_port(shares)?;
@@ -174,16 +176,16 @@ fn report_address(address: SocketAddr) {
     println!("{address}");
 }
 
-/// Relays whatever connects, for ever.
+/// Relays every connection, for ever.
 async fn accept(kind: Kind, listener: TcpListener, upstream: SocketAddr) -> io::Result<()> {
     loop {
         let Ok((client, _)) = listener.accept().await else {
-            // As programs do: where there is no descriptor one may come free.
+            // Programs do this: if there is no descriptor, one may become free.
             tokio::time::sleep(Duration::from_millis(5)).await;
             continue;
         };
         tokio::spawn(async move {
-            // A session that ends in an error ends in a wrong count at the load, which reports it.
+            // A session that ends in an error causes a wrong count at the load, which reports it.
             let _ = session(kind, client, upstream).await;
         });
     }
@@ -194,7 +196,8 @@ async fn session(kind: Kind, mut client: TcpStream, upstream: SocketAddr) -> io:
     client.set_nodelay(true)?;
     upstream.set_nodelay(true)?;
     let (a, b) = (&mut client, &mut upstream);
-    // On the heap, so that a session takes the memory of its own relay's future and not of the largest of all.
+    // The future is on the heap, so that a session takes the memory of its own relay's future and
+    // not of the largest of all.
     match kind {
         Kind::Direct | Kind::Go | Kind::Haproxy | Kind::Nginx | Kind::Program | Kind::ProgramBefore => {
             unreachable!("no relay of this program")

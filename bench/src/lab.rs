@@ -1,5 +1,5 @@
-//! `lab`: saturation tests on loopback, one core for the relay and one for the load. They say what a relay can do at most, and
-//! not what it costs a user.
+//! `lab`: saturation tests on loopback, one core for the relay and one for the load. They show the
+//! most that a relay can do, and not its cost for a user.
 
 use std::fs;
 use std::io;
@@ -18,13 +18,13 @@ use crate::results::Measured;
 use crate::site::{CLIENT, SERVER, Site};
 use crate::{field, kind, pool, programs};
 
-/// What to measure, and where to write it.
+/// The measurements to make, and where to write them.
 #[derive(Args)]
 pub(crate) struct Options {
     /// Interleaved rounds.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// These alone, by their names or beginnings of them: bulk, "round trips", sweep, churn, idle, k6, pool.
+    /// Only these, by name or by its beginning: bulk, "round trips", sweep, churn, idle, k6, pool.
     #[arg(long, num_args = 1.., value_name = "PREFIX")]
     only: Vec<String>,
     /// The folder of the results.
@@ -63,7 +63,7 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
     fs::write(options.out.join("lab.json"), serde_json::to_vec(&all)?)
 }
 
-/// CPU time, and rate.
+/// Returns the tables of CPU time and of rate.
 fn tables(measured: &Measured) -> [Figures; 2] {
     let (cost, rate, decimals) = match measured.is_bulk {
         true => ("s/GiB", "GiB/s", 3),
@@ -89,8 +89,8 @@ fn tables(measured: &Measured) -> [Figures; 2] {
     [cpu, rates]
 }
 
-/// Connections that have carried 256 KiB each way and then rest. A relay that splices with pipes of its own needs six
-/// descriptors for each.
+/// Connections that have carried 256 KiB each way and are then idle. A relay that splices with
+/// pipes of its own needs six descriptors for each.
 const IDLE: usize = 3_000;
 
 fn idle(site: &Site) -> io::Result<[Figures; 3]> {

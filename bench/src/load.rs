@@ -6,7 +6,8 @@ use std::time::Duration;
 use spliceway_load::{Offer, Requests, Streams};
 use spliceway_net::{Line, Link, Offloads};
 
-/// The network between client, relay and server. In the far ones, the client is far away and the server is near.
+/// The network between client, relay and server. In the far ones, the client is far away and the
+/// server is near.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Profile {
     /// One host: client, relay and server on loopback.
@@ -47,7 +48,7 @@ impl Profile {
         }
     }
 
-    /// The links from client to relay and from relay to server.
+    /// Returns the links from client to relay and from relay to server.
     pub(crate) fn links(self) -> Vec<Link> {
         let near = Link::Veth(match self {
             Self::RackPlain => Offloads::Off,
@@ -73,12 +74,12 @@ impl Profile {
         }
     }
 
-    /// Whether there is no delay.
+    /// Returns whether there is no delay.
     pub(crate) fn is_near(self) -> bool {
         matches!(self, Self::Loopback | Self::Rack | Self::RackPlain | Self::RackGro)
     }
 
-    /// Until TCP has found its rate.
+    /// Returns the time until TCP has found its rate.
     pub(crate) fn warming(self) -> Duration {
         Duration::from_millis(match self {
             Self::Continent => 1_000,
@@ -88,7 +89,7 @@ impl Profile {
     }
 }
 
-/// Which contenders a load is for.
+/// The contenders that a load is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Contenders {
     All,
@@ -138,13 +139,13 @@ impl Load {
         Self { spinner: true, ..self }
     }
 
-    /// Requests as well, at this rate, on 50 connections of 64 bytes each.
+    /// Adds requests at this rate, on 50 connections of 64 bytes each.
     fn beside_requests(mut self, rate: f64) -> Self {
         self.offer.requests = requests("", Rack, 50, 64, rate).offer.requests;
         self
     }
 
-    /// Seconds of the measured window. It is short, so that there are many rounds.
+    /// Returns the seconds of the measured window. It is short, so that there are many rounds.
     pub(crate) fn seconds(&self) -> f64 {
         match self.profile {
             Profile::Ocean => 2.0,
@@ -152,27 +153,27 @@ impl Load {
         }
     }
 
-    /// Whether a run takes several seconds, so that half of the rounds must do.
+    /// Returns whether a run takes several seconds. Half of the rounds are then enough.
     pub(crate) fn is_long(&self) -> bool {
         self.overload.is_some() || self.profile == Profile::Ocean
     }
 
-    /// Whether CPU time is told per GiB. Otherwise, it is told per exchange.
+    /// Returns whether CPU time is reported per GiB. Otherwise, it is reported per exchange.
     pub(crate) fn is_bulk(&self) -> bool {
         self.offer.streams.is_some() && self.offer.requests.is_none()
     }
 
-    /// Bulk at a fixed rate, to validate the generator.
+    /// Returns bulk at a fixed rate, to validate the generator.
     pub(crate) fn paced(megabytes: f64) -> Self {
         up("paced", Rack, 1, 64 * KIB, megabytes * MB)
     }
 
-    /// Requests on one connection, to validate the generator.
+    /// Returns requests on one connection, to validate the generator.
     pub(crate) fn one_by_one(rate: f64) -> Self {
         requests("one by one", Rack, 1, 64, rate)
     }
 
-    /// One flow that sends as fast as the relay allows.
+    /// Returns one flow that sends as fast as the relay allows.
     pub(crate) fn saturating(profile: Profile) -> Self {
         closed(up("capacity", profile, 1, 64 * KIB, 0.0))
     }
@@ -236,14 +237,15 @@ fn closed(mut load: Load) -> Load {
     load.to(All)
 }
 
-/// All loads of the field benchmark. `capacity` is what the slowest contender carries in one flow, in
-/// bytes per second, by profile of the rack.
+/// Returns all loads of the field benchmark. `capacity` is what the slowest contender carries in
+/// one flow, in bytes per second, by profile of the rack.
 pub(crate) fn all(capacity: [f64; 3]) -> Vec<Load> {
     let bulk = |percent: f64| {
         let name = format!("F1 bulk at {percent:.0} %");
         up(name, Rack, 1, 64 * KIB, capacity[0] * percent / 100.0)
     };
-    // With more than a quarter, the load's core is too busy: it cuts and joins the segments as well.
+    // With more than a quarter, the load's core is too busy: it cuts and joins the segments as
+    // well.
     let plain_bulk = |profile, capacity: f64| up("F1 bulk at 25 %", profile, 1, 64 * KIB, capacity / 4.0);
     let overload = Load {
         name: "F7 bulk at 120 %".into(),
@@ -291,7 +293,7 @@ pub(crate) fn all(capacity: [f64; 3]) -> Vec<Load> {
     ]
 }
 
-/// The saturation tests: closed loops on loopback.
+/// Returns the saturation tests: closed loops on loopback.
 pub(crate) fn laboratory() -> Vec<Load> {
     let profile = Profile::Loopback;
     let flows = |name, flows| closed(up(name, profile, flows, 256 * KIB, 0.0));
@@ -313,7 +315,7 @@ pub(crate) fn laboratory() -> Vec<Load> {
     all
 }
 
-/// Small loads, to see that the benchmark works.
+/// Returns small loads, to see that the benchmark works.
 pub(crate) fn quick() -> Vec<Load> {
     vec![
         requests("F2 64 B × 50", Rack, 50, 64, 2_000.0),

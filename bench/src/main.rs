@@ -1,4 +1,5 @@
-//! Measures spliceway against what it replaces: what users have (`field`), and what is most (`lab`). Ratios within one run.
+//! Measures spliceway against the relays that it replaces: under users' conditions (`field`), and
+//! at saturation (`lab`). Results are ratios within one run.
 #![forbid(unsafe_code)]
 
 mod charts;
@@ -33,19 +34,20 @@ const RELAY_CORE: usize = 0;
 /// Clients, servers and delay lines share the other.
 const LOAD_CORE: usize = 1;
 
-/// Measures spliceway against what it replaces, as ratios in one run.
+/// Measures spliceway against the relays that it replaces, as ratios within one run.
 #[derive(Parser)]
 #[command(version)]
 enum Cli {
-    /// What users have: hosts with a network between them, rates below the most, and programs as they are.
+    /// Measures users' conditions: hosts with a network between them, rates below saturation, real
+    /// programs.
     Field(field::Options),
     /// Writes the page of `field` again from its results, without measuring.
     Report(page::Options),
-    /// The generator and the delay line against ping, iperf3 and sockperf.
+    /// Checks the generator and the delay line against ping, iperf3 and sockperf.
     Validate,
-    /// Saturation tests on loopback.
+    /// Runs saturation tests on loopback.
     Lab(lab::Options),
-    /// What `SPLICE_F_MORE` costs a plain relay that sets it on what it writes.
+    /// Measures the cost of `SPLICE_F_MORE` for a plain relay that sets it on its writes.
     More {
         /// Bytes of each answer.
         #[arg(long, default_value_t = 100_000_000)]
@@ -57,7 +59,7 @@ enum Cli {
         #[arg(long, default_value_t = 3)]
         rounds: usize,
     },
-    /// A relay, for the loads above.
+    /// Runs a relay, for the loads above.
     #[command(hide = true)]
     Relay {
         kind: Kind,

@@ -1,4 +1,4 @@
-//! How busy a core is, and how much the host takes from it.
+//! Measures how busy a core is, and how much the host takes from it.
 
 use std::fs;
 use std::io;
@@ -12,10 +12,11 @@ use spliceway_machine as machine;
 /// A core's accounts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CoreTime {
-    /// Idle. The kernel stops this clock for interrupts, so softirqs that run meanwhile are not in it: what is left of the time is
-    /// all that the core did. (The times of cpuidle's states go on meanwhile, and lack most of a forwarder's work.)
+    /// Idle time. The kernel stops this clock for interrupts, so it leaves out softirqs that run
+    /// meanwhile. The rest of the time is all that the core did. (The clocks of cpuidle's states go
+    /// on meanwhile, and miss most of a forwarder's work.)
     pub(crate) idle: Duration,
-    /// What the host gave to others.
+    /// Time that the host gave to others.
     pub(crate) steal: Duration,
 }
 
@@ -28,7 +29,7 @@ impl CoreTime {
             .into_iter()
             .flat_map(|line| line.split_whitespace().map_while(|field| field.parse().ok()))
             .collect();
-        // Hundredths of a second.
+        // The fields are in hundredths of a second.
         let of = |field: usize| {
             fields
                 .get(field)
@@ -46,7 +47,8 @@ impl CoreTime {
 }
 
 impl CoreTime {
-    /// The same in nanoseconds, from what the kernel tells root of its timers.
+    /// Returns the idle time in nanoseconds, from the kernel's list of timers, which only root may
+    /// read.
     fn sleep_time(core: usize) -> Option<Duration> {
         let timers = fs::read_to_string("/proc/timer_list").ok()?;
         let of_core = timers
@@ -69,8 +71,9 @@ impl CoreTime {
     }
 }
 
-/// A thread of the lowest class (`SCHED_IDLE`) on one core. It keeps the virtual CPU from halting, and sees when it is not
-/// run: a gap in its clock is time that somebody else had, softirqs and the host included.
+/// A thread of the lowest class (`SCHED_IDLE`) on one core. It keeps the virtual CPU from halting,
+/// and notices when it does not run. A gap in its clock is time that others had, softirqs and the
+/// host included.
 pub(crate) struct Spinner {
     stop: Arc<AtomicBool>,
     clock: Arc<Clock>,
@@ -80,9 +83,9 @@ pub(crate) struct Spinner {
 /// Nanoseconds since the spinner began.
 struct Clock {
     began: Instant,
-    /// That others had the core.
+    /// Time that others had the core.
     busy: AtomicU64,
-    /// When the spinner last had it.
+    /// The last time that the spinner had the core.
     seen: AtomicU64,
 }
 
@@ -115,7 +118,7 @@ impl Spinner {
         })
     }
 
-    /// Time that others had so far, also while the spinner does not run.
+    /// Returns the time that others had so far, also while the spinner does not run.
     pub(crate) fn busy(&self) -> Duration {
         let seen = Duration::from_nanos(self.clock.seen.load(Ordering::Relaxed));
         let since = self.clock.began.elapsed().saturating_sub(seen);

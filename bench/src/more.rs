@@ -1,6 +1,7 @@
-//! What `SPLICE_F_MORE` costs on the write leg: a plain relay of two threads a connection, with the flag and without it. The flag says
-//! that more is coming, so what does not fill a segment waits for it, 200 ms at most: at the end of a request, and of an answer whose
-//! connection stays open.
+//! Measures the cost of `SPLICE_F_MORE` on the write leg: a plain relay of two threads per
+//! connection, with the flag and without it. The flag says that more is coming, so bytes that do
+//! not fill a segment wait for it, 200 ms at most. They wait at the end of a request, and at the
+//! end of an answer whose connection stays open.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -20,10 +21,11 @@ use crate::{LOAD_CORE, RELAY_CORE};
 /// The pipe's own size: 16 pages.
 const PIPE: usize = 64 << 10;
 const CHUNK: usize = 1 << 20;
-/// Nothing that works is silent for so long.
+/// Nothing that works is silent for this long.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Prints how long an answer takes, with the flag and without it: so many answers a round, a connection each, one at a time.
+/// Prints how long an answer takes, with the flag and without it. Each round has this many answers,
+/// one at a time, each on a connection of its own.
 #[expect(clippy::print_stdout, reason = "this is the program's result")]
 pub(crate) fn run(bytes: u64, exchanges: usize, rounds: usize) -> io::Result<()> {
     let Some(conditions) = machine::isolate()? else {
@@ -38,7 +40,7 @@ pub(crate) fn run(bytes: u64, exchanges: usize, rounds: usize) -> io::Result<()>
     for _ in 0..rounds {
         for (name, flags) in [
             ("without SPLICE_F_MORE", SpliceFlags::empty()),
-            ("with it", SpliceFlags::MORE),
+            ("with SPLICE_F_MORE", SpliceFlags::MORE),
         ] {
             times.add(
                 name,
@@ -77,7 +79,7 @@ fn serve(server: &TcpListener, bytes: u64) -> io::Result<()> {
     socket.read_to_end(&mut Vec::new()).map(drop)
 }
 
-/// Asks, and closes when all of the answer is there.
+/// Sends a request, and closes when all of the answer is there.
 fn exchange(with: SocketAddr, bytes: u64) -> io::Result<()> {
     let mut socket = TcpStream::connect(with)?;
     socket.set_nodelay(true)?;
@@ -121,7 +123,7 @@ impl Relay {
 impl Drop for Relay {
     fn drop(&mut self) {
         self.stopped.store(true, Ordering::Relaxed);
-        // It looks when somebody connects.
+        // The relay looks at `stopped` when a client connects.
         let _ = TcpStream::connect(self.address);
     }
 }
@@ -136,7 +138,8 @@ fn relay(client: &TcpStream, upstream: SocketAddr, flags: SpliceFlags) -> io::Re
     })
 }
 
-/// One direction until its end. What is in the pipe is written whole, by its exact count, before more is read.
+/// Relays one direction until its end. Everything in the pipe is written, by its exact count,
+/// before more is read.
 fn pass(from: &TcpStream, to: &TcpStream, flags: SpliceFlags) -> io::Result<()> {
     let (outlet, inlet) = pipe_with(PipeFlags::CLOEXEC)?;
     loop {

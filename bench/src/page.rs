@@ -23,7 +23,8 @@ pub(crate) struct Options {
     /// The folder of `field.json.gz`.
     #[arg(long, default_value = "target/bench")]
     from: PathBuf,
-    /// The folder of `benchmarks.md`; results, charts and the tables of everything go to `benchmarks` in it.
+    /// The folder of `benchmarks.md`. Results, charts and the tables of everything go to
+    /// `benchmarks` in it.
     #[arg(long, default_value = "docs")]
     out: PathBuf,
 }
@@ -82,7 +83,7 @@ brackets after a value are its 95 % interval.
         page
     }
 
-    /// Machine, commit and command.
+    /// Returns machine, peers, commit and command.
     fn origin(&self) -> String {
         let peers: Vec<String> = self
             .environment
@@ -131,7 +132,7 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
     fs::write(path, page)
 }
 
-/// The text between two comments of a name.
+/// Replaces the text between the two comments of this name.
 fn replace(page: &str, name: &str, text: &str) -> io::Result<String> {
     let (begin, end) = (format!("<!-- begin {name} -->\n"), format!("<!-- end {name} -->"));
     let parts = page
@@ -143,7 +144,7 @@ fn replace(page: &str, name: &str, text: &str) -> io::Result<String> {
     }
 }
 
-/// What a row of the summary compares.
+/// The figure that a row of the summary compares.
 #[derive(Clone, Copy)]
 enum Figure {
     Cpu,
@@ -155,7 +156,7 @@ use Figure::{Cpu, Latency};
 
 const P90: Figure = Latency(0.9, "p90");
 
-/// Loads of the summary, by name and profile, and what readers call them.
+/// Loads of the summary, by name and profile, with the names that readers know.
 const ROWS: &[(&str, &str, Figure, &str)] = &[
     ("F1 bulk at 50 %", "rack", Cpu, "One bulk flow, offloads on"),
     (
@@ -185,7 +186,7 @@ const PROGRAMS: &[&str] = &[
 
 fn summary(results: &Results) -> String {
     let mut table = String::from(
-        "| workload | figure | against tokio | against the best peer | which is |\n|---|---|---|---|---|\n",
+        "| workload | figure | against tokio | against the best peer | best peer |\n|---|---|---|---|---|\n",
     );
     for (load, profile, figure, title) in ROWS {
         let Some(measured) = results.load(load, profile) else {
@@ -232,7 +233,7 @@ fn row(table: &mut String, title: &str, figure: &str, compared: Compared<'_>) {
     };
 }
 
-/// spliceway relative to tokio, and relative to the best peer that can be shown.
+/// Compares spliceway with tokio, and with the best peer that can be shown.
 fn compared(measured: &Measured, figure: Figure) -> Compared<'_> {
     let omitted = |name: &str| match figure {
         Cpu => measured.omitted_cpu(name),
@@ -261,7 +262,7 @@ fn compared(measured: &Measured, figure: Figure) -> Compared<'_> {
     Ok((shown(&REFERENCE).then(|| ratio(REFERENCE)).flatten(), ratio(best), best))
 }
 
-/// All contenders of one load.
+/// Returns the table of all contenders of one load.
 fn table(measured: &Measured) -> String {
     let unit = if measured.is_bulk { "s/GiB" } else { "µs each" };
     let mut page = format!(
@@ -310,7 +311,7 @@ fn table(measured: &Measured) -> String {
     page + &under_the_table(measured)
 }
 
-/// What was omitted for every contender, and the worst of the set-up.
+/// Returns what was omitted for every contender, and the worst of the set-up.
 fn under_the_table(measured: &Measured) -> String {
     let mut page = String::from("\n");
     if let Some(why) = measured.noisy_cpu() {

@@ -1,4 +1,5 @@
-//! What users run, through each relay: PostgreSQL, Redis, iperf3, and nginx at fixed rates of requests.
+//! Programs that users run, through each relay: PostgreSQL, Redis, iperf3, and nginx at fixed rates
+//! of requests.
 
 use std::fs::{self, File};
 use std::io;
@@ -22,10 +23,10 @@ use crate::{LOAD_CORE, RELAY_CORE};
 struct Workload {
     title: &'static str,
     server: Kind,
-    /// What the client says: `HOST` and `PORT` are the relay's.
+    /// The command line of the client. `HOST` and `PORT` are the relay's.
     client: &'static str,
     unit: &'static str,
-    /// Finds the figure in what the client says.
+    /// Finds the figure in the output of the client.
     parse: fn(&str) -> Option<f64>,
 }
 
@@ -42,7 +43,7 @@ enum Kind {
 
 const PGBENCH: &str = "pgbench -h HOST -p PORT -U bench -n -T 1 -j 1";
 const SELECT: &str = "-S -M prepared";
-/// Nothing to the makers of k6, no interface for others to control it by.
+/// k6 sends no usage report to its makers, and opens no interface to control it by.
 const K6: &str = "k6 run --quiet --no-usage-report --address= -e TARGET=HOST:PORT -";
 const VEGETA: &str = "vegeta attack -duration=1s -timeout=5s";
 
@@ -102,7 +103,8 @@ fn workloads() -> Vec<Workload> {
     ]
 }
 
-/// Each workload through each relay: a table of what the client says, and one of the relay's CPU time for it.
+/// Measures each workload through each relay. Returns a table of the clients' figures, and one of
+/// the relay's CPU time.
 pub(crate) fn measure(site: &Site, rounds: usize, only: &[String], contenders: &[String]) -> io::Result<Vec<Figures>> {
     let mut all = Vec::new();
     let is_asked = |one: &Workload| only.is_empty() || only.iter().any(|name| one.title.starts_with(name.as_str()));
@@ -163,7 +165,7 @@ fn through_all(site: &Site, workload: &Workload, server: &Server, rounds: usize,
     [figures, cpu]
 }
 
-/// What the client says, and the part of its time that the relay's core was not idle.
+/// Returns the client's figure, and the fraction of its time that the relay's core was not idle.
 fn run(site: &Site, workload: &Workload, server: &Server, contender: &Contender) -> io::Result<(f64, f64)> {
     let relay = site.relay(contender, server.address)?;
     let (host, port) = (relay.address.ip().to_string(), relay.address.port().to_string());
@@ -204,13 +206,13 @@ fn run(site: &Site, workload: &Workload, server: &Server, contender: &Contender)
             String::from_utf8_lossy(&[said.as_bytes(), &output.stderr].concat())
                 .lines()
                 .last()
-                .unwrap_or("it said nothing")
+                .unwrap_or("the client printed nothing")
                 .to_owned(),
         )),
     }
 }
 
-/// What vegeta's own report says of its results.
+/// Returns vegeta's own report on its results.
 fn report(results: &[u8]) -> io::Result<String> {
     let mut child = Command::new("vegeta")
         .args(["report", "-type=json"])
@@ -221,13 +223,13 @@ fn report(results: &[u8]) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&child.wait_with_output()?.stdout).into_owned())
 }
 
-/// `tps = 31234.567 (without initial connection time)`.
+/// Parses `tps = 31234.567 (without initial connection time)`.
 fn transactions(said: &str) -> Option<f64> {
     let line = said.lines().find_map(|line| line.strip_prefix("tps = "))?;
     line.split(' ').next()?.parse().ok()
 }
 
-/// The last line with figures: `"GET","12345.67",…`.
+/// Parses the last line with figures: `"GET","12345.67",…`.
 fn requests(said: &str) -> Option<f64> {
     let line = said.lines().rev().find(|line| line.starts_with("\"GET"))?;
     line.split("\",\"").nth(1)?.parse().ok()
@@ -239,12 +241,12 @@ fn gigabits(said: &str) -> Option<f64> {
     Some((of("sum_received")? + of("sum_received_bidir_reverse").unwrap_or(0.0)) / 1e9)
 }
 
-/// What `peers/k6.js` prints.
+/// Parses the output of `peers/k6.js`.
 fn megabytes(said: &str) -> Option<f64> {
     said.lines().find_map(|line| line.strip_prefix("rate ")?.parse().ok())
 }
 
-/// Nothing of a run in which a request failed.
+/// Returns nothing for a run in which a request failed.
 fn p99(said: &str) -> Option<f64> {
     let report: serde_json::Value = serde_json::from_str(said).ok()?;
     let is_complete = report["success"].as_f64() == Some(1.0);
@@ -292,7 +294,7 @@ impl Server {
         let patience = Instant::now() + Duration::from_secs(10);
         while !site.node(SERVER).inside(|| machine::is_listening_any(PORT))? {
             if Instant::now() > patience {
-                return Err(io::Error::other("it does not listen"));
+                return Err(io::Error::other("the server does not listen"));
             }
             std::thread::yield_now();
         }
@@ -307,11 +309,11 @@ impl Server {
     }
 }
 
-/// Of every server, in the namespace that it has to itself.
+/// The port of every server, in a namespace of its own.
 const PORT: u16 = 5000;
 
 impl Kind {
-    /// What starts it in the foreground. Its files are in `folder`.
+    /// Returns the command that starts it in the foreground. Its files are in `folder`.
     fn command(self, address: SocketAddr, folder: &Path) -> io::Result<Command> {
         let (host, path) = (address.ip(), folder.display());
         match self {
@@ -365,13 +367,13 @@ fn succeed(output: Output) -> io::Result<()> {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // PostgreSQL ends its own processes then, as nginx does.
+        // PostgreSQL then ends its own processes, as nginx does.
         let _ = kill_process(Pid::from_child(&self.child), Signal::INT);
         let _ = self.child.wait();
     }
 }
 
-/// A program of PostgreSQL: on `PATH`, or where Debian has it.
+/// Returns the path of a PostgreSQL program: on `PATH`, or where Debian has it.
 fn postgres(program: &str) -> io::Result<PathBuf> {
     if servers::unless_installed(program).is_none() {
         return Ok(program.into());

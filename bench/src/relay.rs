@@ -1,4 +1,5 @@
-//! Relays that run, each as a process of its own so that the kernel accounts its CPU time apart.
+//! Running relays. Each is a process of its own, so that the kernel accounts its CPU time
+//! separately.
 
 use std::io::{self, BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr};
@@ -16,15 +17,15 @@ use crate::kind::{self, Kind};
 use crate::servers::{self, Folder};
 use crate::{LOAD_CORE, RELAY_CORE};
 
-/// The relay's, and those of one that has both.
+/// The core of a relay, and the cores of a relay that has both.
 const OWN: &[usize] = &[RELAY_CORE];
 const BOTH: &[usize] = &[RELAY_CORE, LOAD_CORE];
 
 /// A running relay. Dropping it ends it.
 pub(crate) struct Relay {
-    /// None where clients connect to the server.
+    /// `None` if clients connect to the server.
     process: Option<Process>,
-    /// What clients connect to.
+    /// The address that clients connect to.
     pub(crate) address: SocketAddr,
     /// The port that it was told to listen on, held for it.
     _port: Option<Socket>,
@@ -34,9 +35,9 @@ pub(crate) struct Relay {
 struct Process {
     child: Child,
     cores: &'static [usize],
-    /// What the kernel had done on its cores for packets before.
+    /// The kernel's time for packets on its cores, before the relay started.
     softirq_before: Duration,
-    /// What it was configured by, removed after it.
+    /// The files of its configuration, removed after it.
     _files: Option<Folder>,
 }
 
@@ -77,7 +78,7 @@ impl Relay {
         })
     }
 
-    /// Starts what `command` says on the relay's core, and waits until it listens.
+    /// Starts `command` on the relay's core, and waits until it listens.
     fn start_listening(
         name: &str,
         command: &Command,
@@ -103,7 +104,8 @@ impl Relay {
         })
     }
 
-    /// CPU time of the relay so far: the system calls it made, those it started, and what the kernel did for packets on its cores.
+    /// Returns the CPU time of the relay so far, with its children, and with the kernel's time for
+    /// packets on its cores.
     pub(crate) fn cpu_time(&self) -> io::Result<Duration> {
         let Some(process) = &self.process else {
             return Ok(Duration::ZERO);
@@ -112,7 +114,7 @@ impl Relay {
         Ok(accounts::cpu_time(process.child.id())? + softirq)
     }
 
-    /// What the relay holds now.
+    /// Returns the resources that the relay holds now.
     pub(crate) fn resources(&self) -> io::Result<Resources> {
         match &self.process {
             Some(process) => accounts::resources(process.child.id()),
@@ -125,8 +127,9 @@ fn softirq_time(cores: &[usize]) -> Duration {
     cores.iter().map(|core| accounts::softirq_time(*core)).sum()
 }
 
-/// The kernel's choice, held by a socket that does not listen: no connection's source port and no `bind(0)` gets it, and a server that asks for
-/// it by number and with `SO_REUSEADDR`, as they do, has it.
+/// Reserves a port of the kernel's choice, with a socket that does not listen. No connection's
+/// source port and no `bind(0)` gets this port. A server that asks for it by number and with
+/// `SO_REUSEADDR`, as servers do, gets it.
 fn reserve_port(at: IpAddr) -> io::Result<(Socket, SocketAddr)> {
     let wanted = SocketAddr::new(at, 0);
     let held = Socket::new(Domain::for_address(wanted), Type::STREAM, None)?;
@@ -146,7 +149,7 @@ impl Process {
         })
     }
 
-    /// Asked to end, as only it can end those it started; made to where it does not listen.
+    /// Asks the process to end, as only it can end those it started. Kills it after 2 s.
     fn end(&mut self) -> io::Result<()> {
         rustix::process::kill_process(Pid::from_child(&self.child), Signal::TERM)?;
         let patience = Instant::now() + Duration::from_secs(2);
@@ -162,7 +165,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended by itself, which is just as well.
+        // The process may have ended by itself, which is fine.
         let _ = self.end();
     }
 }

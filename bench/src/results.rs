@@ -21,7 +21,7 @@ pub(crate) struct Run {
     pub(crate) steal: f64,
     pub(crate) offered: u64,
     pub(crate) completed: u64,
-    /// Of writes, that arrived in the window.
+    /// Bytes of writes that arrived in the window.
     pub(crate) bytes: u64,
     pub(crate) writes: Histogram,
     pub(crate) exchanges: Histogram,
@@ -56,7 +56,7 @@ impl Run {
 pub(crate) struct Measured {
     pub(crate) load: String,
     pub(crate) profile: String,
-    /// Whether CPU time is per GiB; else it is per exchange.
+    /// Whether CPU time is per GiB. Otherwise, it is per exchange.
     pub(crate) is_bulk: bool,
     pub(crate) is_overload: bool,
     pub(crate) runs: Vec<Run>,
@@ -73,17 +73,17 @@ pub(crate) struct Estimate {
 }
 
 impl Estimate {
-    /// The value, and its interval in brackets.
+    /// Returns the value, and its interval in brackets.
     pub(crate) fn show(self, decimals: usize) -> String {
         let Self { value, low, high } = self;
         format!("{value:.decimals$} [{low:.decimals$}, {high:.decimals$}]")
     }
 }
 
-/// The percentiles of the tables.
+/// The percentiles in the tables.
 pub(crate) const PERCENTILES: [(f64, &str); 4] = [(0.5, "p50"), (0.9, "p90"), (0.99, "p99"), (0.999, "p99.9")];
 
-/// A busier load core would be measured as well as the relay.
+/// The load's core may be this busy. If it is busier, the load is measured as well as the relay.
 pub(crate) const LOAD_BUSY: f64 = 0.70;
 /// The part of the window that the host may take. Two runs of the same relay differ by as much.
 pub(crate) const STEAL: f64 = 0.02;
@@ -97,7 +97,7 @@ pub(crate) const AGAIN_LATENCY: f64 = 0.25;
 pub(crate) const SUSTAINED: f64 = 0.99;
 
 impl Measured {
-    /// Names, in the order they were measured.
+    /// Returns the names, in the order they were measured.
     pub(crate) fn contenders(&self) -> Vec<&str> {
         let mut names = Vec::new();
         for run in &self.runs {
@@ -112,7 +112,7 @@ impl Measured {
         self.runs.iter().filter(move |run| run.contender == contender)
     }
 
-    /// Seconds per GiB, or microseconds per exchange, of one run.
+    /// Returns seconds per GiB, or microseconds per exchange, of one run.
     pub(crate) fn unit_cost(&self, run: &Run) -> f64 {
         match self.is_bulk {
             true => run.cpu / (run.bytes as f64 / f64::from(1 << 30)),
@@ -125,7 +125,7 @@ impl Measured {
         bootstrap(costs.len(), |rounds| lower_half(rounds.iter().map(|at| costs[*at])))
     }
 
-    /// CPU time of one contender relative to another's, over rounds that had both.
+    /// Returns the CPU time of one contender relative to another's, over rounds that had both.
     pub(crate) fn cpu_ratio(&self, contender: &str, to: &str) -> Option<Estimate> {
         let pairs = self.pairs(contender, to);
         bootstrap(pairs.len(), |rounds| {
@@ -134,7 +134,7 @@ impl Measured {
         })
     }
 
-    /// Microseconds that a contender adds to the direct connection at a quantile.
+    /// Returns the microseconds that a contender adds to the direct connection at a quantile.
     pub(crate) fn added(&self, contender: &str, part: f64) -> Option<Estimate> {
         let pairs = self.pairs(contender, DIRECT);
         bootstrap(pairs.len(), |rounds| {
@@ -143,7 +143,7 @@ impl Measured {
         })
     }
 
-    /// The times of exchanges if there are any, or else of writes.
+    /// Returns the times of exchanges if there are any, or else of writes.
     fn times(&self, run: &Run) -> Histogram {
         match run.exchanges.count() {
             0 => run.writes.clone(),
@@ -155,7 +155,7 @@ impl Measured {
         typical(self.runs_of(contender).map(|run| self.times(run)), part)
     }
 
-    /// One contender's quantile relative to another's, over rounds that had both.
+    /// Returns one contender's quantile relative to another's, over rounds that had both.
     pub(crate) fn quantile_ratio(&self, contender: &str, to: &str, part: f64) -> Option<Estimate> {
         let pairs = self.pairs(contender, to);
         bootstrap(pairs.len(), |rounds| {
@@ -185,13 +185,13 @@ impl Measured {
         values.iter().sum::<f64>() / values.len().max(1) as f64
     }
 
-    /// The part of what was due that was done, if that is too little.
+    /// Returns the fraction of the due messages that was completed, if it is too small.
     pub(crate) fn not_sustained(&self, contender: &str) -> Option<f64> {
         let done = self.mean(contender, |run| run.completed as f64 / run.offered.max(1) as f64);
         (done < SUSTAINED).then_some(done)
     }
 
-    /// Why none of a contender's figures can be shown: a fault of the set-up.
+    /// Returns the reason why none of a contender's figures can be shown: a fault of the set-up.
     pub(crate) fn omitted(&self, contender: &str) -> Option<String> {
         let busy = self.mean(contender, |run| run.load_busy);
         let steal = self.mean(contender, |run| run.steal);
@@ -201,45 +201,46 @@ impl Measured {
         (steal > STEAL).then(|| format!("the host took {:.1} % of the time", steal * 100.0))
     }
 
-    /// Why a percentile of one contender cannot be shown.
+    /// Returns the reason why a percentile of one contender cannot be shown.
     pub(crate) fn late(&self, contender: &str, part: f64) -> Option<String> {
         let late = typical(self.runs_of(contender).map(|run| run.lateness.clone()), part);
         let (late, latency) = (late?, self.quantile(contender, part)?);
         (late > LATE * latency).then(|| format!("the generator is late: {late:.0} of {latency:.0} µs"))
     }
 
-    /// Why no CPU time can be shown under this load.
+    /// Returns the reason why no CPU time can be shown under this load.
     pub(crate) fn noisy_cpu(&self) -> Option<String> {
         let again = self.cpu_ratio(AGAIN, OURS)?.value;
         ((again - 1.0).abs() > AGAIN_CPU).then(|| format!("the A/A control has {again:.2} times the CPU time"))
     }
 
-    /// Why a percentile cannot be shown of any contender.
+    /// Returns the reason why a percentile cannot be shown of any contender.
     pub(crate) fn noisy_latency(&self, part: f64) -> Option<String> {
         let again = self.quantile(AGAIN, part)? / self.quantile(OURS, part)?;
         ((again - 1.0).abs() > AGAIN_LATENCY).then(|| format!("the A/A control has {again:.2} times the latency"))
     }
 
-    /// Why a percentile of one contender cannot be shown, for whatever reason.
+    /// Returns any reason why a percentile of one contender cannot be shown.
     pub(crate) fn omitted_latency(&self, contender: &str, part: f64) -> Option<String> {
         self.omitted(contender)
             .or_else(|| self.noisy_latency(part))
             .or_else(|| self.late(contender, part))
     }
 
-    /// Why the CPU time of one contender cannot be shown, for whatever reason.
+    /// Returns any reason why the CPU time of one contender cannot be shown.
     pub(crate) fn omitted_cpu(&self, contender: &str) -> Option<String> {
         self.omitted(contender).or_else(|| self.noisy_cpu())
     }
 
-    /// Contenders that can be shown: by CPU time or by the median latency.
+    /// Returns the number of contenders that can be shown, by CPU time or by the median latency.
     pub(crate) fn survivors(&self) -> usize {
         let survives = |name: &&str| self.omitted_cpu(name).is_none() || self.omitted_latency(name, 0.5).is_none();
         self.contenders().into_iter().filter(survives).count()
     }
 }
 
-/// A quantile over rounds: that of the undisturbed ones, or of all rounds together if one has too few times for it.
+/// Returns a quantile over rounds: that of the undisturbed ones, or of all rounds together if one
+/// has too few times for it.
 fn typical(rounds: impl Iterator<Item = Histogram>, part: f64) -> Option<f64> {
     let rounds: Vec<Histogram> = rounds.collect();
     let each: Option<Vec<f64>> = rounds.iter().map(|round| round.quantile(part)).collect();
@@ -253,8 +254,8 @@ fn typical(rounds: impl Iterator<Item = Histogram>, part: f64) -> Option<f64> {
     }
 }
 
-/// The mean of the lower half of the rounds. Other guests of the host can only add to CPU time and latency, and on a shared
-/// host they disturb a part of the rounds.
+/// Returns the mean of the lower half of the rounds. Other guests of the host can only add to CPU
+/// time and latency, and on a shared host they disturb a part of the rounds.
 pub(crate) fn lower_half(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
@@ -262,7 +263,7 @@ pub(crate) fn lower_half(values: impl Iterator<Item = f64>) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
-/// A figure over rounds, with its 95 % interval by the bootstrap.
+/// Returns a figure over rounds, with its 95 % interval by the bootstrap.
 pub(crate) fn bootstrap(rounds: usize, figure: impl Fn(&[usize]) -> Option<f64>) -> Option<Estimate> {
     const DRAWS: usize = 400;
     if rounds == 0 {
@@ -316,7 +317,7 @@ mod tests {
 
     fn measured(costs: &[(&str, f64)]) -> Measured {
         let runs = (0..5).flat_map(|round| {
-            // Each round is slower than the one before, which ratios within a round do not see.
+            // Each round is slower than the one before. Ratios within a round do not change.
             costs
                 .iter()
                 .map(move |(name, cpu)| run(name, round, cpu * (1.0 + round as f64)))

@@ -25,7 +25,7 @@ pub(crate) enum Server {
 }
 
 impl Server {
-    /// Why it cannot be started here, if it cannot.
+    /// Returns the reason why it cannot be started here, if there is one.
     pub(crate) fn missing(self) -> Option<String> {
         match self {
             Self::Go => go_relay().as_ref().err().cloned(),
@@ -35,7 +35,7 @@ impl Server {
         }
     }
 
-    /// What starts it in the foreground. Its files are in `folder`.
+    /// Returns the command that starts it in the foreground. Its files are in `folder`.
     pub(crate) fn command(self, listen: SocketAddr, upstream: SocketAddr, folder: &Path) -> io::Result<Command> {
         match self {
             Self::Go => {
@@ -69,7 +69,7 @@ impl Server {
 }
 
 impl Server {
-    /// spliceway's program, which `cargo xtask bench` builds beside this one.
+    /// Returns the path of spliceway's program, which `cargo xtask bench` builds beside this one.
     fn spliceway(self) -> io::Result<PathBuf> {
         let bench = match self {
             Self::SplicewayBefore => build_before().ok_or(io::ErrorKind::NotFound)?,
@@ -83,7 +83,8 @@ impl Server {
     }
 }
 
-/// The relay in Go, built once. The file is removed as soon as it is open, so that nothing of it can be left behind.
+/// Returns the relay in Go, built once. The file is removed as soon as it is open, so that nothing
+/// of it can be left behind.
 fn go_relay() -> &'static Result<File, String> {
     static BUILT: OnceLock<Result<File, String>> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -101,7 +102,7 @@ fn build_go_relay() -> io::Result<File> {
     let built = Command::new("go")
         .args(["build", "-o"])
         .args([&program, &source])
-        // The standard library is all it takes: nothing is to be fetched.
+        // The standard library is enough, so nothing may be downloaded.
         .envs([("GOTOOLCHAIN", "local"), ("GOPROXY", "off"), ("GOFLAGS", "")])
         .current_dir(folder.path())
         .output()?;
@@ -113,7 +114,8 @@ fn build_go_relay() -> io::Result<File> {
     }
 }
 
-/// As many connections as descriptors allow: two each, and two pipes for a quarter of them, which is its default.
+/// Returns a configuration for as many connections as descriptors allow: two each, and two pipes
+/// for a quarter of them, which is HAProxy's default.
 fn haproxy_configuration(listen: SocketAddr, upstream: SocketAddr) -> String {
     let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
     let connections = (descriptors.saturating_sub(200) * 2 / 5).min(16_384);
@@ -135,7 +137,8 @@ listen relay
     )
 }
 
-/// As many connections as descriptors allow, of which a client takes two.
+/// Returns a configuration for as many connections as descriptors allow. A client takes two
+/// connections.
 fn nginx_configuration(module: &str, listen: SocketAddr, upstream: SocketAddr, folder: &Path) -> String {
     let folder = folder.display();
     let connections = getrlimit(Resource::Nofile)
@@ -159,7 +162,7 @@ stream {{
     )
 }
 
-/// Debian's nginx loads what relays at run time.
+/// Returns the line that loads the `stream` module, as Debian's nginx loads it at run time.
 fn nginx_module() -> io::Result<String> {
     let said = Command::new("nginx").arg("-V").output()?.stderr;
     let said = String::from_utf8_lossy(&said);
@@ -181,7 +184,7 @@ pub(crate) fn unless_installed(program: &str) -> Option<String> {
     }
 }
 
-/// The rest of a command on one core.
+/// Pins a command to one core.
 pub(crate) fn on_core(core: usize, command: &Command) -> Command {
     let mut pinned = Command::new("taskset");
     pinned
@@ -212,7 +215,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What cannot be removed is a few hundred bytes in a folder for such.
+        // If this fails, a few hundred bytes stay in the folder for temporary files.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

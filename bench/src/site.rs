@@ -19,12 +19,13 @@ use crate::relay::Relay;
 use crate::results::Run;
 use crate::{LOAD_CORE, RELAY_CORE};
 
-/// The hosts.
+/// The indices of the hosts.
 pub(crate) const CLIENT: usize = 0;
 pub(crate) const RELAY: usize = 1;
 pub(crate) const SERVER: usize = 2;
 
-/// A network of one profile. Each namespace receives on the core of its host: the relay's has one to itself.
+/// A network of one profile. Each namespace receives on the core of its host: the relay's has one
+/// to itself.
 pub(crate) struct Site {
     pub(crate) net: Net,
     pub(crate) profile: Profile,
@@ -37,7 +38,7 @@ impl Site {
         let net = Net::joined_by(&profile.links())?;
         let site = Self { net, profile };
         if profile == Profile::Loopback {
-            // A host that paces (bbr) would be all one measures.
+            // A host that paces (bbr) would dominate the measurement.
             let route = "dev lo table local proto kernel scope host src 127.0.0.1 congctl cubic";
             site.node(RELAY)
                 .ip(&["127.0.0.0/8", "127.0.0.1"].map(|to| format!("route replace local {to} {route}")))?;
@@ -47,13 +48,14 @@ impl Site {
             site.node(node).receive_on(core)?;
         }
         let net = site.net.with_forwarding()?;
-        // Fails unless both use cubic.
+        // This fails unless both use cubic.
         net.connect(0, 1, Family::V4)?;
         net.connect(1, 2, Family::V4)?;
         Self { net, profile }.with_settings()
     }
 
-    /// No contender finds what another left; ports for thousands of connections a second.
+    /// Applies settings, so that no contender finds what another left, and so that there are ports
+    /// for thousands of connections a second.
     fn with_settings(self) -> io::Result<Self> {
         let settings = [
             ("tcp_no_metrics_save", "1"),
@@ -70,12 +72,13 @@ impl Site {
         Ok(self)
     }
 
-    /// One of the three hosts, which are one on loopback.
+    /// Returns one of the three hosts, which are one on loopback.
     pub(crate) fn node(&self, index: usize) -> &Node {
         self.net.node(index.min(self.net.nodes().len() - 1))
     }
 
-    /// Where the relay listens for clients, and the server for the relay.
+    /// Returns the address where the relay listens for clients, and that of the server for the
+    /// relay.
     pub(crate) fn addresses(&self) -> (IpAddr, IpAddr) {
         match self.profile {
             Profile::Loopback => (Ipv4Addr::LOCALHOST.into(), Ipv4Addr::LOCALHOST.into()),
@@ -100,7 +103,7 @@ impl Site {
             true => Some(Spinner::start(RELAY_CORE)?),
             false => None,
         };
-        // Where the relay has both cores, nothing may be kept awake in its place.
+        // If the relay has both cores, nothing may keep a core awake in its place.
         let awake = if shares { None } else { Some(Spinner::start(LOAD_CORE)?) };
         let mut accounts = Accounts {
             spinner: spinner.as_ref(),
@@ -138,7 +141,7 @@ impl Site {
         Ok(run)
     }
 
-    /// Bytes per second that one flow of a contender carries.
+    /// Returns the bytes per second that one flow of a contender carries.
     pub(crate) fn capacity(&self, contender: &Contender) -> io::Result<f64> {
         let run = self.run(&Load::saturating(self.profile), contender, 0)?;
         Ok(run.bytes as f64 / run.wall)
@@ -149,7 +152,8 @@ impl Site {
 const LEAD: Duration = Duration::from_millis(500);
 const RECOVERY: Duration = Duration::from_millis(1_500);
 
-/// The measured window of a load, the end of its schedule, and how long to wait for the rest.
+/// Returns the measured window of a load, the end of its schedule, and how long to wait for the
+/// rest.
 fn times(load: &Load) -> ((Duration, Duration), Duration, Duration) {
     let warming = load.profile.warming();
     match load.overload {
@@ -165,13 +169,13 @@ fn times(load: &Load) -> ((Duration, Duration), Duration, Duration) {
     }
 }
 
-/// What the cores did in the measured window.
+/// The work of the cores in the measured window.
 struct Accounts<'a> {
-    /// On the relay's core, in the control.
+    /// The spinner on the relay's core, in the control.
     spinner: Option<&'a Spinner>,
-    /// On the load's core.
+    /// The spinner on the load's core.
     awake: Option<&'a Spinner>,
-    /// A relay that shares its cores, of which the process alone is counted.
+    /// A relay that shares its cores. Only its process is counted.
     relay: Option<&'a Relay>,
     began: Option<Look>,
     run: Run,
@@ -180,7 +184,7 @@ struct Accounts<'a> {
 struct Look {
     at: Instant,
     cores: [CoreTime; 2],
-    /// By the spinners, or the relay's process.
+    /// Time by the spinners, or of the relay's process.
     busy: [Duration; 2],
 }
 

@@ -1,4 +1,4 @@
-//! Whether the instruments can be believed: the delay line and the generator against tools of others.
+//! Validates the instruments: the delay line and the generator against third-party tools.
 
 use std::io;
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use crate::servers::unless_installed;
 use crate::site::{CLIENT, SERVER, Site};
 use spliceway_load::Histogram;
 
-/// Prints a table of what was set, what another tool found, and by how much they differ.
+/// Prints a table of the values set, the values that another tool found, and their differences.
 #[expect(clippy::print_stdout, reason = "this is the program's result")]
 pub(crate) fn run() -> io::Result<()> {
     for (tool, package) in [("ping", "iputils-ping"), ("iperf3", "iperf3"), ("sockperf", "sockperf")] {
@@ -57,7 +57,8 @@ fn delay_line() -> io::Result<()> {
                 );
             }
             Profile::Ocean => {
-                // UDP, as TCP does not fill a path that loses. A datagram has 28 bytes of headers on the line.
+                // UDP, as TCP does not fill a path with loss. A datagram has 28 bytes of headers on
+                // the line.
                 let found = iperf3(&site, &["-u", "-b", "400M", "-l", "1400"])?;
                 row(
                     &format!("{name}: rate by iperf3 of UDP"),
@@ -118,7 +119,7 @@ fn words(site: &Site, node: usize, program: &str, arguments: &[&str]) -> io::Res
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Milliseconds, on average.
+/// Returns the average in milliseconds.
 fn ping(site: &Site) -> io::Result<f64> {
     let (relay, _) = site.addresses();
     // "rtt min/avg/max/mdev = 2.1/2.2/…"
@@ -134,7 +135,7 @@ fn ping(site: &Site) -> io::Result<f64> {
     average.ok_or_else(|| io::Error::other(format!("ping: {said}")))
 }
 
-/// Milliseconds, of a connection that has carried some bytes.
+/// Returns the milliseconds of a connection that has carried some bytes.
 fn tcp_info(site: &Site) -> io::Result<f64> {
     let (mut client, mut server) = site.net.connect(0, 1, spliceway_net::Family::V4)?;
     for _ in 0..20 {
@@ -151,7 +152,7 @@ fn tcp_info(site: &Site) -> io::Result<f64> {
     rtt.ok_or_else(|| io::Error::other(format!("ss: {said}")))
 }
 
-/// Mbit/s that arrive from client to server, or at the relay where that is the far end.
+/// Returns the Mbit/s that arrive from client to server, or at the relay where that is the far end.
 fn iperf3(site: &Site, options: &[&str]) -> io::Result<f64> {
     let (_, server) = site.addresses();
     let mut listening = Command::new("iperf3");
@@ -172,7 +173,7 @@ fn iperf3(site: &Site, options: &[&str]) -> io::Result<f64> {
     let report: serde_json::Value = serde_json::from_str(&said).map_err(io::Error::other)?;
     let end = &report["end"];
     let received = end["sum_received"]["bits_per_second"].as_f64();
-    // Older ones tell of UDP what was sent, and the part of it that was lost.
+    // For UDP, older versions report the rate that was sent, and the part of it that was lost.
     let sent = end["sum"]["bits_per_second"]
         .as_f64()
         .zip(end["sum"]["lost_percent"].as_f64());
@@ -182,7 +183,8 @@ fn iperf3(site: &Site, options: &[&str]) -> io::Result<f64> {
         .ok_or_else(|| io::Error::other(format!("iperf3: {said}")))
 }
 
-/// p50 and p90 of round trips of 64 bytes at 1,000 a second on one connection, in microseconds: the generator's and sockperf's.
+/// Returns p50 and p90 of round trips in microseconds, by the generator and by sockperf. Each trip
+/// has 64 bytes, at 1,000 a second on one connection.
 fn latencies(site: &Site) -> io::Result<([f64; 2], [f64; 2])> {
     let mut own = Histogram::default();
     for round in 0..3 {

@@ -1,4 +1,4 @@
-//! Tells the program which compiler it is from: counts of instructions hold for one.
+//! Tells the program which compiler built it, as instruction counts hold for one compiler.
 
 use std::env;
 use std::process::Command;

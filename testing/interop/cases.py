@@ -1,4 +1,4 @@
-"""What is tried of each mode, and what must hold after it."""
+"""The cases of each mode, and the checks after each case."""
 
 import subprocess
 import tempfile
@@ -12,23 +12,23 @@ from clients import EVERY_FAMILY, Call, Mode
 from program import Failed, Program
 
 CASE_SECONDS = 30
-# 0.96 to 0.99 of 8 MiB where a client has a core to itself. One that is held up for a moment writes a little at a time, which is copied: with two
-# clients to a core, 0.945 was seen.
+# A client with a core to itself has 0.96 to 0.99 of 8 MiB spliced. A client that is delayed for a
+# moment writes a little at a time, which is copied: with two clients per core, 0.945 was seen.
 SPLICED_MIN = 0.9
-# Through a proxy that copies, what comes back comes in pieces of its size.
+# Behind a proxy that copies, the answer arrives in pieces of that proxy's size.
 SPLICED_MIN_BEHIND_COPIES = 0.5
 
 HOSTS = {"ipv4": "127.0.0.1", "ipv6": "::1", "name": origin.NAME}
-# What everybody finds.
+# A name that every client can look up.
 LOCAL_NAME = "localhost"
 
 USER = "ann"
-# What a client that takes credentials apart, or escapes them, may stumble over. (No percent sign: curl decodes it, with
-# --proxy-anyauth twice.)
+# Characters that confuse a client that splits credentials or escapes them. (No percent sign: curl
+# decodes it, with --proxy-anyauth twice.)
 SECRET = "a:b+c/@?"
 WRONG_SECRET = "a:b+c/@!"
 
-# By how much the heads of one answer may grow or shrink on the way.
+# The most bytes by which the heads of one answer may grow or shrink on the way.
 HEADS_MAX_BYTES = 200
 
 RELAYED = {"client_eof", "upstream_eof"}
@@ -38,8 +38,9 @@ RELAYED = {"client_eof", "upstream_eof"}
 class Case:
     """One client fetching once.
 
-    `auth` is `open` (the proxy demands nothing), `unneeded` (it demands nothing, and the client has a password), `right`, `wrong`
-    or `missing` (it demands a password), or `closed` (it demands nothing, and nobody listens at the target).
+    `auth` is `open` (the proxy demands nothing), `unneeded` (it demands nothing, and the client has
+    a password), `right`, `wrong` or `missing` (it demands a password), or `closed` (it demands
+    nothing, and nothing listens at the target).
     """
 
     mode: Mode
@@ -57,7 +58,7 @@ class Case:
 
     @property
     def demands(self):
-        """Whether our program demands a password."""
+        """Whether the program demands a password."""
         return self.auth in ("right", "wrong", "missing") and not self.mode.upstream
 
     @property
@@ -72,7 +73,7 @@ class Case:
 
 
 def cases(modes):
-    """Both kinds of service meet with and without a password, and every family with each."""
+    """Yields both kinds of service with and without a password, and every family with each."""
     for mode in modes:
         alone = mode.protocol if mode.protocol != "socks4" else "mixed"
         services = {"open": (alone, "mixed", alone), "right": ("mixed", alone, "mixed")}
@@ -94,14 +95,14 @@ def cases(modes):
 
 @dataclass
 class Outcome:
-    """What came of a case; it passed where there are no faults."""
+    """The outcome of a case. It passed if there are no faults."""
 
     case: Case
     seconds: float
     faults: list
-    # What to show with them.
+    # The text to show with the faults.
     log: str
-    # The part of the bytes that were spliced, where that is asked.
+    # The fraction of the bytes that was spliced, if the case checks it.
     spliced: float | None
 
 
@@ -127,7 +128,7 @@ class Runner:
 
     @contextmanager
     def _upstream(self, case, folder):
-        """Gives the environment in which the program goes through it, if the case has one."""
+        """Runs the upstream proxy, if the case has one, and yields its environment."""
         if not case.mode.upstream:
             yield {}
             return
@@ -135,7 +136,8 @@ class Runner:
             yield {"SPLICEWAY_UPSTREAM_PROXY": url}
 
     def _start(self, case, environment):
-        # Over IPv6 both ways, except for datagrams: PySocks reaches a proxy for these over IPv4 alone.
+        # IPv6 on both sides, except for datagrams: for these PySocks reaches a proxy over IPv4
+        # alone.
         listen = "[::1]:0" if case.family == "ipv6" and case.mode.serve else "127.0.0.1:0"
         words = [case.service, "--listen", listen, "--dns", f"127.0.0.1:{self._names.port}"]
         if case.demands and case.service == "mixed":
@@ -178,7 +180,7 @@ class Attempt:
             self._check_refused(finished, server, metrics, records)
 
     def log(self):
-        """What the client and the program said."""
+        """The output of the client and the program."""
         lines = []
         if self._client:
             lines += [f"client: {self._client.args}, exit code {self._client.returncode}"]
@@ -227,7 +229,7 @@ class Attempt:
             )
 
     def _check_relayed(self, server, metrics, records):
-        """One session for each request; what it and the metrics counted is what the origin saw."""
+        """Checks one session for each request, with the byte counts that the origin saw."""
         requests = self.case.mode.requests
         self._expect("connections to the origin", server.connections, requests)
         relayed = [record for record in records if record["end"] in RELAYED]
@@ -246,7 +248,7 @@ class Attempt:
     def _check_counts(self, server, metrics, relayed):
         for direction, seen in (("up", server.received), ("down", server.sent)):
             counted = metrics.bytes(direction)
-            # The heads of answers to requests that are sent on are written anew.
+            # The program writes anew the heads of answers to requests that it sends on.
             written = (
                 HEADS_MAX_BYTES * self.case.mode.requests if direction == "down" and self.case.mode.is_sent_on else 0
             )
@@ -264,7 +266,7 @@ class Attempt:
             self._expect("users in the records", {record.get("user") for record in records}, {USER})
 
     def _check_datagrams(self, server, metrics, records):
-        """Two queries and their answers passed, and nothing was relayed as a stream."""
+        """Checks that two queries and their answers passed, and no stream was relayed."""
         self._expect("queries that reached the name server", server.connections, 2)
         self._expect("datagrams up in the metrics", metrics.sum("spliceway_datagrams_total", direction="up"), 2)
         self._expect("datagrams down in the metrics", metrics.sum("spliceway_datagrams_total", direction="down"), 2)
@@ -282,10 +284,10 @@ class Attempt:
         self.spliced = min(parts)
         least = SPLICED_MIN_BEHIND_COPIES if self.case.mode.upstream else SPLICED_MIN
         if self.spliced < least:
-            self.faults.append(f"of {directions} {parts} were spliced, expected {least} at least")
+            self.faults.append(f"spliced fractions of {directions}: {parts}, expected at least {least}")
 
     def _check_head(self, head):
-        """Nothing that was meant for the proxy goes on to the origin."""
+        """Checks that nothing that was meant for the proxy goes on to the origin."""
         request, *lines = head.decode("latin-1").lower().split("\r\n")
         self._expect("the request's target", request.split()[1], "/exchange")
         for line in lines:
@@ -293,7 +295,7 @@ class Attempt:
                 self.faults.append(f"the origin was told {line!r}")
 
     def _check_refused(self, finished, server, metrics, records):
-        """The client knows that it failed, and nothing reached the origin."""
+        """Checks that the client knows that it failed, and that nothing reached the origin."""
         if finished.returncode == 0:
             self.faults.append("the client takes it for a success")
         self._expect("connections to the origin", server.connections, 0)
@@ -305,4 +307,4 @@ class Attempt:
         wrong = [record["end"] for record in records if not record["end"].startswith(wanted)]
         self._expect(f"ends other than {wanted}", wrong, [])
         if self.case.demands and not metrics.sum("spliceway_refused_total"):
-            self.faults.append("spliceway_refused_total counts nobody")
+            self.faults.append("spliceway_refused_total counts no client")

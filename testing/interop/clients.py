@@ -1,6 +1,7 @@
-"""The clients, each in every mode it has: how it is told to fetch through a proxy, and what it cannot do.
+"""The clients, each in every mode it has: the command that fetches through a proxy, and its limits.
 
-All get the same: what to send on standard input, and where; what they receive is on standard output.
+Every client gets a target, and an upload on standard input. It writes what it receives to standard
+output.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ EVERY_FAMILY = ("ipv4", "ipv6", "name")
 # SOCKS4 has no room for an IPv6 address.
 SOCKS4_FAMILIES = ("ipv4", "name")
 
-# What answers.
+# The servers.
 STREAM = origin.serve_stream
 HTTP = origin.serve_http
 HTTP_TO_THE_END = origin.serve_http_to_the_end
@@ -28,14 +29,14 @@ HTTP_ON_IN_CHUNKS = origin.serve_http_on_in_chunks
 
 @dataclass(frozen=True)
 class Call:
-    """What a client is told."""
+    """The parameters of one fetch."""
 
     proxy: tuple
     user: str
     password: str
     host: str
     port: int
-    # For this call alone; has `upload`, what to send.
+    # A folder for this call alone. It has `upload`, the bytes to send.
     folder: Path
 
     def words(self, kind):
@@ -51,33 +52,36 @@ class Mode:
     name: str
     # `socks4`, `socks5` or `http`: what the proxy must speak.
     protocol: str
-    # Told a call, the command line.
+    # Maps a call to the command line.
     command: Callable
-    # The function of an origin; a name server where it is None.
+    # The function of an origin. None stands for a name server.
     serve: Callable | None = STREAM
     families: tuple = EVERY_FAMILY
-    # Whether the program looks names up; else the client does, or the proxy behind the program.
+    # Whether the program looks names up. Otherwise the client does, or the proxy behind the
+    # program.
     we_look_up: bool = True
-    # What the program goes through; passwords are that one's, then.
+    # The upstream proxy of the program. If there is one, passwords are for it.
     upstream: Upstream | None = None
     # Whether the program connects to the target.
     dials: bool = True
-    # Whether it can be tried without credentials, and with.
+    # Whether the mode can be tried without credentials, and with them.
     without_auth: bool = True
     with_password: bool = True
-    # What it sends.
+    # The bytes that the client sends.
     upload: bytes = origin.UPLOAD
-    # Sends in pieces so small that relaying them without splice is right.
+    # Whether it sends in pieces so small that relaying them without splice is right.
     uploads_in_drops: bool = False
-    # Sends its body in chunks, whose end the program has to see: the whole exchange is copied then.
+    # Whether it sends its body in chunks, whose end the program has to see. It then copies
+    # everything.
     in_chunks: bool = False
-    # How many requests it makes, each of which is to be a session of its own.
+    # The number of requests, each of which must be a session of its own.
     requests: int = 1
-    # Offers nothing but its password, where it has one: a proxy that demands none has to refuse it.
+    # Whether it offers only its password, if it has one. A proxy that demands none must then refuse
+    # it.
     insists: bool = False
-    # Asks without credentials first, and again with them when told to.
+    # Whether it asks without credentials first, and again with them when told to.
     asks_twice: bool = False
-    # What must be there; see `install.TOOLS`.
+    # Tools that must be there; see `install.Tools`.
     needs: tuple = field(default=())
 
     @property
@@ -86,7 +90,7 @@ class Mode:
 
     @property
     def is_sent_on(self):
-        """Whether the program reads requests and sends them on, as it does where URLs are in absolute form."""
+        """Whether the program sends requests on, as it does where URLs are in absolute form."""
         return self.name.startswith("http")
 
 
@@ -204,8 +208,9 @@ def curl_modes():
     anyauth = {"without_auth": False, "asks_twice": True}
     yield mode("http-anyauth", "http", curl("http", "--proxy-anyauth"), **anyauth)
     yield mode("connect-anyauth", "http", curl("http", "--proxytunnel", "--proxy-anyauth"), **anyauth)
-    # Were it left to the origin, the second request would go down the first one's connection, past the proxy.
-    # Little is sent: a client that finds its connection closed tries again, but not with so many bytes on their way.
+    # If this were left to the origin, the second request would use the first one's connection, past
+    # the proxy. The upload is small: a client that finds its connection closed tries again, but not
+    # with many bytes in flight.
     again = {"requests": 2, "upload": b"once more", "uploads_in_drops": True, "needs": ("curl",)}
     yield Mode("curl", "http-again", "http", curl("http", requests=2), HTTP_ON, **again)
     yield Mode("curl", "http-chunks-again", "http", curl("http", requests=2), HTTP_ON_IN_CHUNKS, **again)
@@ -311,7 +316,7 @@ def rust_modes():
 
 
 def at_once_modes():
-    """Nobody's library sends handshake and data in one go, so this one is ours."""
+    """No library sends handshake and data in one go, so this client is part of the repository."""
 
     def mode(name, protocol, families):
         return Mode("at-once", name, protocol, own("{self}", "at-once.py", protocol), families=families, insists=True)
@@ -322,7 +327,7 @@ def at_once_modes():
 
 
 def upstream_modes():
-    """curl through the program and on through a proxy of others."""
+    """curl through the program and on through a third-party proxy."""
 
     def mode(name, tool, upstream):
         we_look_up = upstream.scheme == "socks5"

@@ -1,4 +1,4 @@
-"""Where the clients are, what is missing of them, and how that is installed."""
+"""The clients on this machine: where they are, which are missing, and how to install them."""
 
 import hashlib
 import os
@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-# Lock files: with what they say the same, what is installed stays.
+# Lock files. While they are the same, installed packages stay.
 REQUIREMENTS = HERE / "clients" / "requirements.txt"
 NODE_MANIFESTS = (HERE / "clients" / "package.json", HERE / "clients" / "package-lock.json")
 GO_CLIENT = HERE / "clients" / "x-net-proxy"
 
-# What proves that it is there, a program in the path or a command that succeeds, and Debian's package that has it.
+# The proof that a tool is there (a program in the path, or a command that succeeds), and its Debian
+# package.
 PACKAGES = (
     (["curl"], "curl"),
     (["ncat"], "ncat"),
@@ -36,7 +37,7 @@ class Failed(Exception):
 
 
 class Tools:
-    """The clients as they are on this machine: their own below `folder`, programs of the workspace in `built`."""
+    """The clients on this machine: their files below `folder`, the workspace's in `built`."""
 
     def __init__(self, folder, built):
         self._folder = folder
@@ -55,25 +56,25 @@ class Tools:
         return [*self._runners.get(words[0], words[:1]), *words[1:]]
 
     def environment(self):
-        """A client's: no proxy but the one it is told, and Node's packages."""
+        """The environment of a client: no proxy but the one it is told, and Node's packages."""
         kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
         return {**kept, "NODE_PATH": str(self._folder / "node_modules"), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def missing(self, tool):
-        """Why this one cannot be run, or None."""
+        """The reason why this tool cannot be run, or None."""
         if tool not in self._missing:
             self._missing[tool] = self._look_for(tool)
         return self._missing[tool]
 
     def versions(self):
-        """A line for each tool that is there."""
+        """Yields a line for each tool that is there."""
         for tool, words in self._version_commands().items():
             if not self.missing(tool):
                 lines = output(words, self.environment()).strip().splitlines()
-                yield f"{tool}: {lines[0] if lines else 'of no known version'}"
+                yield f"{tool}: {lines[0] if lines else 'unknown version'}"
 
     def install(self):
-        """Brings what is not there, and nothing else."""
+        """Installs what is missing, and nothing else."""
         packages = [package for words, package in PACKAGES if not answers(words)]
         if packages:
             apt_get(packages)
@@ -92,7 +93,7 @@ class Tools:
         proof = proofs.get(tool) or self._runners.get(f"{{{tool}}}", [tool])
         if answers(proof, self.environment()):
             return None
-        return "cargo builds it" if tool == "rust" else "`--install` brings it"
+        return "cargo builds it" if tool == "rust" else "`--install` installs it"
 
     def _version_commands(self):
         distributions = "'aiohttp', 'aiohttp-socks', 'dnspython', 'PySocks', 'python-socks'"
@@ -143,7 +144,7 @@ class Tools:
 
 def apt_get(packages):
     if not shutil.which("apt-get") or os.geteuid() != 0:
-        raise Failed(f"please install {' '.join(packages)}: only root on a Debian-like machine can be helped")
+        raise Failed(f"please install {' '.join(packages)}: this needs root on a Debian-like machine")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     run(["apt-get", "update", "-qq"], environment)
     run(["apt-get", "install", "-qq", "--yes", "--no-install-recommends", *packages], environment)
@@ -157,7 +158,7 @@ def run(words, environment=None, folder=None):
 
 
 def answers(words, environment=None):
-    """Whether there is this program, and whether it succeeds where it is given words."""
+    """Whether this program exists, and succeeds if it is given arguments."""
     if not shutil.which(words[0]):
         return False
     if len(words) == 1:

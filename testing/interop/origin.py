@@ -1,4 +1,4 @@
-"""What clients fetch from: servers on 127.0.0.1 and [::1] at one port, which count what reaches them."""
+"""Origins: servers on 127.0.0.1 and [::1] at one port, which count the bytes that reach them."""
 
 import errno
 import hashlib
@@ -7,7 +7,8 @@ import socket
 import struct
 import threading
 
-# Long enough that a relay splices it; drawn from seeds, so that no part of one is like a part of the other or of itself.
+# Long enough that a relay splices them. They come from seeds, so that no part of one is like a part
+# of the other or of itself.
 BODY_BYTES = 8 << 20
 UPLOAD = random.Random(1).randbytes(BODY_BYTES)
 DOWNLOAD = random.Random(2).randbytes(BODY_BYTES)
@@ -19,14 +20,14 @@ LOOPBACKS = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 # The name of the origins, which the program's name server alone knows.
 NAME = "origin.interop.test"
-# What the name server says of other names, and what a client prints of it.
+# The name server's answer for other names, and the text that a client prints of it.
 ADDRESS = "192.0.2.7"
 TEXT = "".join(random.Random(3).choices("abcdefghijklmnopqrstuvwxyz", k=900))
 DNS_ANSWERS = f"A {ADDRESS}\nTXT {TEXT}\n".encode()
 
 
 def answer_to(upload):
-    """Its digest, which says that it arrived whole, and a long body."""
+    """The digest of the upload, which shows that it arrived whole, and a long body."""
     return with_body(hashlib.sha256(upload))
 
 
@@ -35,7 +36,7 @@ def with_body(digest):
 
 
 class Origin:
-    """Accepts on both loopback addresses, and gives each connection to `serve` in a thread of its own.
+    """Accepts on both loopback addresses, and serves each connection in a thread of its own.
 
     `finish` waits for all of them; the counts are final after it.
     """
@@ -57,7 +58,7 @@ class Origin:
         for listener in self._listeners:
             # Unlike a close, this wakes the thread that accepts.
             listener.shutdown(socket.SHUT_RDWR)
-        # More may come while the first are waited for.
+        # More threads may start while this waits for the first.
         for thread in iter(self._take_thread, None):
             thread.join(PATIENCE_SECONDS)
             if thread.is_alive():
@@ -109,7 +110,7 @@ class Origin:
 
 
 def serve_stream(origin, stream):
-    """Reads to the end of the stream, so it never answers where a half-close is not passed on."""
+    """Reads to the end of the stream, so it never answers if a half-close is not passed on."""
     digest = hashlib.sha256()
     while part := origin.receive(stream):
         digest.update(part)
@@ -117,24 +118,24 @@ def serve_stream(origin, stream):
 
 
 def serve_http(origin, stream):
-    """One request with a body, of a length or in chunks; `Expect: 100-continue` is answered."""
+    """Serves one request with a body, of a length or in chunks. Answers `Expect: 100-continue`."""
     answer_request(origin, Reader(origin, stream), with_length, b"Connection: close\r\n")
 
 
 def serve_http_to_the_end(origin, stream):
-    """Likewise; the end of the stream is the end of the answer."""
+    """Serves one request. The end of the stream is the end of the answer."""
     answer_request(origin, Reader(origin, stream), with_nothing, b"Connection: close\r\n")
 
 
 def serve_http_on(origin, stream):
-    """As many requests as come: an origin that keeps a connection open whatever it is asked, for a while."""
+    """Serves as many requests as come, and keeps the connection open for a while."""
     reader = Reader(origin, stream)
     while not reader.at_end():
         answer_request(origin, reader, with_length, b"")
 
 
 def serve_http_on_in_chunks(origin, stream):
-    """Likewise, in chunks, and after hints: with two heads, that is."""
+    """Serves as many requests as come, in chunks and after hints: each answer has two heads."""
     reader = Reader(origin, stream)
     while not reader.at_end():
         answer_request(origin, reader, in_chunks, b"Keep-Alive: timeout=60\r\n", b"HTTP/1.1 103 Early Hints\r\n\r\n")
@@ -215,7 +216,10 @@ class Reader:
 
 
 class NameServer:
-    """Answers over UDP, and counts the queries: `NAME` is at both loopback addresses, every other name has an address and a text."""
+    """Answers over UDP, and counts the queries.
+
+    `NAME` is at both loopback addresses. Every other name has an address and a text.
+    """
 
     def __init__(self):
         self.connections = 0
@@ -263,14 +267,15 @@ def response_to(query):
         texts = [TEXT[at : at + 250].encode() for at in range(0, len(TEXT), 250)]
         records = {A: socket.inet_aton(ADDRESS), TXT: b"".join(bytes([len(text)]) + text for text in texts)}
     data = records.get(kind)
-    # A response, recursion as desired and available; one question, and an answer, whose name is the question's, if there is one.
+    # A response, with recursion desired and available, and one question. The answer, if there is
+    # one, has the question's name.
     head = query[:2] + struct.pack(">5H", 0x8180, 1, 1 if data else 0, 0, 0)
     answer = struct.pack(">HHHIH", 0xC00C, kind, 1, 60, len(data)) + data if data else b""
     return head + question + answer
 
 
 def bind_both(kind):
-    """Sockets at one port of both families: what the second finds taken, another attempt will not."""
+    """Returns sockets at one port of both families. Tries again if the second finds it taken."""
     while True:
         first, second = (socket.socket(family, kind) for family, _ in LOOPBACKS)
         first.bind((LOOPBACKS[0][1], 0))
@@ -285,7 +290,7 @@ def bind_both(kind):
 
 
 class Closed:
-    """A port of both families on which nobody listens, as long as this lives."""
+    """A port of both families on which nothing listens while this lives."""
 
     def __init__(self):
         self.connections = 0

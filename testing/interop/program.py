@@ -110,7 +110,7 @@ class Metrics:
         self.text = text
 
     def sum(self, name, **labels):
-        """Over the samples of the series that have all of these labels."""
+        """Sums the samples of the series that have all of these labels."""
         wanted = [f'{label}="{value}"' for label, value in labels.items()]
         total = 0
         for match in filter(None, map(SAMPLE.match, self.text.splitlines())):

@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Every client we know of against the program: `cargo xtask interop` builds both and calls this. README.md has the rest."""
+"""Runs every known client against the program. `cargo xtask interop` builds both and calls this.
+
+README.md has the rest.
+"""
 
 import argparse
 import os
@@ -51,9 +54,9 @@ def main():
 
 def arguments():
     parser = argparse.ArgumentParser(prog="cargo xtask interop", description=__doc__)
-    parser.add_argument("--install", action="store_true", help="bring the clients that are missing; none may be, then")
+    parser.add_argument("--install", action="store_true", help="install the missing clients; none may be missing then")
     parser.add_argument("--list", action="store_true", help="print the cases instead of running them")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="cases at a time")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="concurrent cases")
     parser.add_argument("--program", type=Path, metavar="PATH", help="another build of the program")
     parser.add_argument(
         "words", nargs="*", metavar="WORD", help="only cases with all of these words, such as `curl ipv6`"
@@ -62,7 +65,10 @@ def arguments():
 
 
 def sort_out(chosen, tools):
-    """The cases whose clients are there, and the number of the others, of which each client is said once."""
+    """The cases whose clients are there, and the number of the others.
+
+    Prints each client that is missing once.
+    """
     runnable, skipped, said = [], 0, set()
     for case in chosen:
         reasons = [f"{tool} is not there: {tools.missing(tool)}" for tool in case.mode.needs if tools.missing(tool)]
@@ -77,7 +83,7 @@ def sort_out(chosen, tools):
 
 
 def password_file(program, folder):
-    """With another user before the one that is tried, so that more than one line is read."""
+    """Writes another user before the one that is tried, so that the program reads two lines."""
     hashes = [
         subprocess.run(
             [program, "hash-password"], input=f"{secret}\n", capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""Proxies that nobody here wrote, for the program to go through."""
+"""Third-party proxies that the program uses as its upstream proxy."""
 
 import socket
 import subprocess
@@ -12,22 +12,22 @@ from program import Failed
 PATIENCE_SECONDS = 10
 
 USER = "joe"
-# Letters and digits: tinyproxy takes no other.
+# Letters and digits: tinyproxy takes nothing else.
 SECRET = "through2"
 WRONG_SECRET = "through3"
 
 
 @dataclass(frozen=True)
 class Upstream:
-    """One that is started for each case, and by what it is reached."""
+    """A proxy that is started for each case, and the scheme that reaches it."""
 
     scheme: str
-    # Told a port, whether it is to demand a password, and a folder, the command line.
+    # Maps a port, whether a password is demanded, and a folder to the command line.
     command: Callable
 
     @contextmanager
     def running(self, auth, folder):
-        """Serves on a port of its own until the end; gives the URL by which a case with this `auth` reaches it."""
+        """Serves on a port of its own until the end. Yields the URL for a case with this `auth`."""
         demands = auth in ("right", "wrong", "missing")
         said = folder / "upstream.log"
         with reserved_port() as port, said.open("wb") as log:
@@ -63,11 +63,12 @@ def ncat(port, demands, _folder):
 
 @contextmanager
 def reserved_port():
-    """None of these takes port 0 and says which it got, so one is chosen for it.
+    """Reserves a port, because none of these proxies takes port 0 and says which it got.
 
-    It is held while it is used: one that is free again would be anybody's, and the source port of the next connection for one. Who asks for it
-    by number and with SO_REUSEADDR, as servers do, gets it nevertheless, because nobody listens here. On every address of both families, as
-    ncat listens on all of them whatever it is told.
+    The port stays reserved while it is used. A free port could go to any program, for example as
+    the source port of the next connection. A server that asks for it by number and with
+    SO_REUSEADDR gets it nevertheless, because nothing listens here. The port is reserved on every
+    address of both families, as ncat listens on all of them whatever it is told.
     """
     with socket.socket(socket.AF_INET6) as held:
         held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)

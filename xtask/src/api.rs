@@ -1,15 +1,16 @@
-//! `cargo xtask api [--bless]`: what users of the libraries can name, and what xtask/api says they can.
+//! `cargo xtask api [--bless]`: compares the public items of the libraries with those in xtask/api.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// One version, so that a new release changes no results of ours. `.ci/run` installs it.
+/// A fixed version, so that a new release does not change the results. `.ci/run` installs it.
 const VERSION: &str = "cargo-public-api 0.52.0";
 const INSTALL: &str = "cargo install cargo-public-api --locked --version 0.52.0";
 
-/// The rustdoc JSON that this version reads. Nightly changes it every few months, and the version has to follow.
+/// The rustdoc JSON that this version reads. Nightly changes it every few months, and the version
+/// has to follow.
 const FORMAT: u32 = 57;
 
 const LIBRARIES: [&str; 2] = ["spliceway-core", "spliceway"];
@@ -31,7 +32,7 @@ pub(crate) fn run(words: &[String], root: &Path) -> Result<(), String> {
         match format_of(&json)? {
             FORMAT => {}
             other if bless => return Err(format!("xtask: api: {}", other_format(other))),
-            // Another nightly is the machine's matter and no fault of a change.
+            // Another nightly is a matter of the machine, and no fault of a change.
             other => {
                 eprintln!("skipped: cargo xtask api: {}", other_format(other));
                 return Ok(());
@@ -50,9 +51,9 @@ pub(crate) fn run(words: &[String], root: &Path) -> Result<(), String> {
     }
     if !changes.is_empty() {
         return Err(format!(
-            "xtask: api: what users can name has changed; a line that went breaks some of them:\n\n{changes}\
-             If that is meant: `cargo xtask api --bless`, and a line in CHANGELOG.md.\n\
-             If the standard library's names alone differ, another nightly has moved them: the same command, in a commit of its own."
+            "xtask: api: the public items have changed; a removed line breaks some users:\n\n{changes}\
+             If this is intended, run `cargo xtask api --bless` and add a line to CHANGELOG.md.\n\
+             If only names of the standard library differ, another nightly has moved them: run the same command, in a commit of its own."
         ));
     }
     let outcome = if bless { "now has" } else { "agrees with" };
@@ -60,7 +61,7 @@ pub(crate) fn run(words: &[String], root: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Asked before anything is built.
+/// Checks for the tool before anything is built.
 fn find_tool() -> Result<(), String> {
     let asked = Command::new("cargo")
         .args(["+nightly", "public-api", "--version"])
@@ -75,7 +76,7 @@ fn find_tool() -> Result<(), String> {
     }
 }
 
-/// Has nightly describe the library, with all its features: the file.
+/// Makes nightly describe the library, with all its features. Returns the path of the file.
 fn document(library: &str, root: &Path) -> Result<PathBuf, String> {
     let documented = Command::new("cargo")
         .args([
@@ -106,7 +107,7 @@ fn document(library: &str, root: &Path) -> Result<PathBuf, String> {
     }
 }
 
-/// The number of the JSON's format, which it says itself.
+/// Returns the number of the JSON's format, which the JSON itself contains.
 fn format_of(json: &Path) -> Result<u32, String> {
     let text = fs::read_to_string(json).map_err(|error| format!("xtask: api: {}: {error}", json.display()))?;
     let number = text.rsplit_once("\"format_version\":").and_then(|(_, rest)| {
@@ -120,8 +121,9 @@ fn other_format(found: u32) -> String {
     format!("nightly writes rustdoc JSON {found}, and {VERSION} reads {FORMAT}")
 }
 
-/// The public items, one a line. Left out are implementations that std has for every type, as they change with std, and those of `Send`
-/// and its like, as some of the traits are unstable.
+/// Returns the public items, one per line. It leaves out implementations that std has for every
+/// type, as they change with std. It also leaves out those of `Send` and its like, as some of the
+/// traits are unstable.
 fn list(json: &Path) -> Result<String, String> {
     let listed = Command::new("cargo")
         .args(["+nightly", "public-api", "-ss", "--color", "never", "--rustdoc-json"])
@@ -134,7 +136,8 @@ fn list(json: &Path) -> Result<String, String> {
     }
 }
 
-/// Lines that went, and lines that came; nothing if there are none, as the order says nothing.
+/// Returns the lines that went and those that came. Returns nothing if there are none, as the order
+/// does not matter.
 fn difference(written: &str, listed: &str) -> String {
     let (old, new): (BTreeSet<_>, BTreeSet<_>) = (written.lines().collect(), listed.lines().collect());
     let went = old.difference(&new).map(|line| format!("- {line}\n"));

@@ -1,4 +1,5 @@
-//! `cargo xtask fuzz [--seconds N] [target…]`: runs the fuzz targets for a while each, and says how far they came.
+//! `cargo xtask fuzz [--seconds N] [target…]`: runs each fuzz target for a while, and reports how
+//! far it came.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -6,7 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// One version, so that a new release changes no results of ours.
+/// A fixed version, so that a new release does not change the results.
 const INSTALL: &str = "cargo install cargo-fuzz --locked --version 0.13.1";
 
 /// Every target of fuzz/Cargo.toml.
@@ -26,17 +27,18 @@ const TARGETS: [&str; 11] = [
 
 const DEFAULT_SECONDS: u32 = 60;
 
-/// Longer than any scenario that ends, be it one that waits in vain for bytes and so ends as a finding.
+/// Longer than any scenario that ends, even one that waits in vain for bytes and so ends as a
+/// finding.
 const TIMEOUT_SECONDS: u32 = 60;
 
-/// Lines of the fuzzer's output to show with a finding: what was drawn, and where it failed.
+/// Lines of the fuzzer's output to show with a finding: the input, and where it failed.
 const SHOWN_LINES: usize = 150;
-/// The same of its first panic, whose message may be the state of a whole scenario in one line.
+/// Lines to show of its first panic. The message may be the state of a whole scenario in one line.
 const PANIC_LINES: usize = 6;
 const PANIC_COLUMNS: usize = 6_000;
 
-/// A network of the fuzzer's own, whose loopback delays no acknowledgement: with a small send buffer each costs 40 ms otherwise,
-/// and most of the time goes into them.
+/// A network of the fuzzer's own, whose loopback delays no acknowledgement. Otherwise each
+/// acknowledgement costs 40 ms with a small send buffer, and most of the time goes into them.
 const OWN_NETWORK: &str = "ip link set lo up
 for net in 127.0.0.0/8 127.0.0.1; do ip route replace local $net dev lo table local quickack 1 || exit; done
 exec \"$@\"";
@@ -45,14 +47,15 @@ pub(crate) const USAGE: &str = "  fuzz [--seconds N] [target…]
               runs each fuzz target for N seconds (60); needs nightly and cargo-fuzz
 ";
 
-/// What a run came to, in libFuzzer's words.
+/// The result of a run, in libFuzzer's words.
 #[derive(Default)]
 struct Run {
     executions: u64,
     per_second: u64,
     coverage: u64,
     features: u64,
-    /// From the first panic on, a few lines: what comes after it may be longer than what is kept of the end.
+    /// A few lines from the first panic on. The lines after it may be longer than what is kept of
+    /// the end.
     panic: Vec<String>,
     last_lines: VecDeque<String>,
 }
@@ -123,7 +126,8 @@ fn find_cargo_fuzz() -> Result<(), String> {
     }
 }
 
-/// The words that give the command behind them its own network; none where this user may not have one.
+/// Returns the words that give the command after them its own network, or none where this user may
+/// not have one.
 fn own_network() -> Vec<&'static str> {
     let unshare = |options: &[&'static str]| -> Vec<&'static str> {
         let shell = ["sh", "-c", OWN_NETWORK, "sh"];
@@ -149,7 +153,7 @@ fn own_network() -> Vec<&'static str> {
     })
 }
 
-/// Before the network is another one.
+/// Builds the targets, before the network changes.
 fn build(root: &Path) -> Result<(), String> {
     let built = Command::new("cargo")
         .args(["+nightly", "fuzz", "build", "--sanitizer", "none"])
@@ -162,9 +166,9 @@ fn build(root: &Path) -> Result<(), String> {
 }
 
 impl Run {
-    /// Runs the target: what came of it, and whether it was without a finding.
+    /// Runs the target. Returns the result, and whether there was no finding.
     fn of(target: &str, seconds: u32, network: &[&str], root: &Path) -> Result<(Self, bool), String> {
-        // What is found new stays out of the repository; its own few inputs are where each run begins.
+        // New inputs stay out of the repository. Each run begins with the few inputs in it.
         let found = root.join("target/fuzz-corpus").join(target);
         fs::create_dir_all(&found).map_err(|error| format!("xtask: fuzz: {}: {error}", found.display()))?;
         let cargo = ["cargo", "+nightly", "fuzz", "run", "--sanitizer", "none", target];

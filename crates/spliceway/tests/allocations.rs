@@ -1,4 +1,5 @@
-//! A relay of small messages takes no memory from the heap for one. A test binary of its own: what counts is its global allocator.
+//! A relay of small messages allocates no memory for a message. This is a test binary of its own,
+//! as its global allocator counts.
 
 use std::future::poll_fn;
 use std::io::{Read, Write};
@@ -10,16 +11,16 @@ use std::thread;
 
 use allocation_counter::measure;
 
-/// Until whatever is made once is made.
+/// Trips until everything that is made once is made.
 const WARM: usize = 100;
 const FEW: usize = 10;
 const MANY: usize = 1000;
-/// Some more than that, so that the end of the streams is not among what is measured.
+/// A few more trips, so that the measurement leaves out the end of the streams.
 const TRIPS: usize = WARM + FEW + MANY + 100;
 /// Bytes of a message.
 const SIZE: usize = 64;
 
-/// The two ends of a connection, that which connected first.
+/// Returns both ends of a connection, the end that connected first.
 fn connection() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -30,7 +31,7 @@ fn connection() -> (TcpStream, TcpStream) {
     (near, far)
 }
 
-/// What happens on the thread of the relay is counted, and nothing else: its peers have another thread.
+/// The test counts only the thread of the relay: its peers have another thread.
 #[test]
 fn a_trip_of_small_messages_allocates_nothing() {
     let ((client, near), (far, server)) = (connection(), connection());
@@ -58,7 +59,7 @@ fn a_trip_of_small_messages_allocates_nothing() {
             tokio::net::TcpStream::from_std(end).unwrap()
         });
         let mut relay = pin!(spliceway::copy_bidirectional(&mut near, &mut far));
-        // Polls the relay until so many trips are done, or it is.
+        // Polls the relay until this many trips are done, or until it is done.
         let mut run_until = |done: usize| {
             runtime.block_on(poll_fn(|context| match relay.as_mut().poll(context) {
                 Poll::Ready(moved) => Poll::Ready(Some(moved.unwrap())),
@@ -73,7 +74,7 @@ fn a_trip_of_small_messages_allocates_nothing() {
             assert_eq!(during, None, "the relay ended early");
             made.count_total
         };
-        // Each time that the runtime begins to run, it makes a list of those who give way.
+        // Each time that the runtime begins to run, it makes a list of the tasks that yield.
         let (few, many) = (measured_until(WARM + FEW), measured_until(WARM + FEW + MANY));
         assert_eq!(few, many, "{MANY} trips take more than {FEW}");
 
@@ -82,7 +83,7 @@ fn a_trip_of_small_messages_allocates_nothing() {
     });
 }
 
-/// Else 0 would say nothing.
+/// Without this, a count of 0 would say nothing.
 #[test]
 fn what_a_runtime_takes_is_counted() {
     let made = measure(|| drop(tokio::runtime::Builder::new_current_thread().build().unwrap()));

@@ -1,5 +1,5 @@
-//! The attacks: what each attacker does with one connection, how many there are, and what the
-//! program may use meanwhile.
+//! The attacks: the behaviour of each attacker on one connection, the number of attackers, and the
+//! limits for the program meanwhile.
 
 use std::io;
 use std::sync::Arc;
@@ -16,37 +16,37 @@ use crate::client::{self, Target};
 use crate::probe::Probe;
 use crate::program::{Log, SECRET};
 
-/// How long an attack lasts, the quick form first.
+/// The duration of an attack, the quick form first.
 const TIME: [Duration; 2] = [Duration::from_millis(2500), Duration::from_secs(30)];
 
-/// An attack that is counted instead lasts as long as it takes, but no longer than this: a hash
-/// takes some 30 ms of a core, and there are 10,000.
+/// The longest duration of an attack that ends by count, the quick form first. A hash takes about
+/// 30 ms of a core, and there are 10,000.
 const TIME_MAX: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(400)];
 
 pub(crate) struct Attack {
     pub(crate) name: &'static str,
     kind: Kind,
-    /// Attackers at a time, each with one connection.
+    /// The number of concurrent attackers, each with one connection.
     pub(crate) at_once: usize,
-    /// Stop after so many connections, the quick form first; without it, after the time.
+    /// The attack stops after this many connections, the quick form first. `None` stops it by time.
     count: Option<[u64; 2]>,
     pub(crate) log: Log,
     pub(crate) probe: Probe,
     pub(crate) limits: Limits,
 }
 
-/// What the program may use under an attack, beyond what it used before.
+/// Limits on what the program may use during an attack, beyond its use before.
 pub(crate) struct Limits {
     pub(crate) rss_mib: u64,
-    /// Descriptors for each attacker at a time.
+    /// Descriptors per concurrent attacker.
     pub(crate) descriptors_each: usize,
-    /// CPU time of each connection of the attack.
+    /// CPU time per connection of the attack.
     pub(crate) cpu_each: Duration,
-    /// Latency of the probes.
+    /// The 99th percentile of the probes' latencies.
     pub(crate) p99: Duration,
 }
 
-/// What one attacker does with one connection.
+/// The behaviour of one attacker on one connection.
 #[derive(Clone, Copy)]
 enum Kind {
     /// Says nothing and waits to be disconnected.
@@ -61,7 +61,7 @@ enum Kind {
     SlowName,
     /// Asks for a target that does not answer, and leaves.
     Leave,
-    /// Asks for a target that refuses, which is a line in the log.
+    /// Asks for a target that refuses, so that the program writes a record.
     Refused,
     /// Uploads to a target that answers early and closes.
     EarlyAnswer,
@@ -70,17 +70,19 @@ enum Kind {
 }
 
 pub(crate) const SMALL: Limits = Limits {
-    // What the allocator keeps after some hundred sessions at a time.
+    // The allocator keeps about this much after some hundred concurrent sessions.
     rss_mib: 8,
-    // The client and nobody else.
+    // The socket of the client, and nothing else.
     descriptors_each: 1,
-    // A connection with a line in the log takes some 100 µs. A worker that spins takes all there is.
+    // A connection with a record takes about 100 µs. A worker that spins takes a whole core.
     cpu_each: Duration::from_millis(1),
-    // The machine may have two cores that the attack and other programs use as well: a round trip of 1 ms may then take 100 ms.
+    // The machine may have two cores, which the attack and other programs use as well. A round trip
+    // of 1 ms may then take 100 ms.
     p99: Duration::from_millis(1000),
 };
 
-/// For 1,000 clients in the middle of a handshake: each may hold 16 KiB, the longest head of a request.
+/// Limits for 1,000 clients in the middle of a handshake. Each may hold 16 KiB, the longest head of
+/// a request.
 const HELD: Limits = Limits { rss_mib: 16, ..SMALL };
 
 const fn attack(name: &'static str, kind: Kind, at_once: usize, limits: Limits) -> Attack {
@@ -95,12 +97,13 @@ const fn attack(name: &'static str, kind: Kind, at_once: usize, limits: Limits) 
     }
 }
 
-/// Attackers that make log lines while the log has this fault.
+/// Returns an attack that makes the program write records while the log has this fault.
 const fn log_attack(name: &'static str, log: Log) -> Attack {
     let limits = Limits {
-        // Lines that wait for a reader are bounded by bytes or by number; either way they stay below this.
+        // Lines that wait for a reader are bounded by bytes or by number. Both bounds are below
+        // this.
         rss_mib: 24,
-        // The client, and the socket of the connection that is refused.
+        // The client, and the socket of the refused connection.
         descriptors_each: 2,
         ..SMALL
     };
@@ -110,12 +113,12 @@ const fn log_attack(name: &'static str, log: Log) -> Attack {
     }
 }
 
-/// Numbers at a time: 1,000 is well above what one thread serves in turn, and below the 1,500
-/// sessions that the program's descriptors allow, behind which clients wait by design.
+/// The attacks. 1,000 concurrent attackers are well above what one thread serves in turn. They are
+/// below the 1,500 sessions that the program's descriptors allow; further clients wait by design.
 pub(crate) const ATTACKS: &[Attack] = &[
     attack("silent handshakes", Kind::Silent, 1000, HELD),
     attack("handshakes byte by byte", Kind::ByteByByte, 1000, HELD),
-    // More than the connections to the metrics port that the program serves at a time.
+    // More connections than the program serves concurrently on its metrics port.
     attack("silent metrics port", Kind::SilentMetrics, 200, SMALL),
     Attack {
         count: Some([200, 10_000]),
@@ -125,9 +128,9 @@ pub(crate) const ATTACKS: &[Attack] = &[
             Kind::WrongPassword,
             32,
             Limits {
-                // One block of argon2 (19 MiB) and what the program uses beside it.
+                // One block of argon2 (19 MiB) and the program's other memory.
                 rss_mib: 24,
-                // Two passes over 19 MiB, on a core that others use, too.
+                // Two passes over 19 MiB, on a core that other programs use too.
                 cpu_each: Duration::from_millis(100),
                 // A login waits for up to 32 others, of 12 ms to 40 ms each.
                 p99: Duration::from_millis(2000),
@@ -143,7 +146,7 @@ pub(crate) const ATTACKS: &[Attack] = &[
             600,
             Limits {
                 rss_mib: 16,
-                // The client, and a socket for each address family that is asked for.
+                // The client, and one socket for each address family of the lookup.
                 descriptors_each: 3,
                 ..SMALL
             },
@@ -154,7 +157,8 @@ pub(crate) const ATTACKS: &[Attack] = &[
         Kind::Leave,
         64,
         Limits {
-            // The client and its target. Those who left hold nothing, so that thousands of them do not add up.
+            // The client and its target. A client that left holds nothing, so thousands of them do
+            // not add up.
             descriptors_each: 2,
             ..SMALL
         },
@@ -165,7 +169,8 @@ pub(crate) const ATTACKS: &[Attack] = &[
         32,
         Limits {
             rss_mib: 16,
-            // The client, its target, and two ends of a pipe for each direction. What ends may linger for a moment.
+            // The client, its target, and two pipe ends for each direction. Sessions that end may
+            // linger for a moment.
             descriptors_each: 12,
             // Up to 1 MiB is relayed.
             cpu_each: Duration::from_millis(3),
@@ -197,10 +202,11 @@ pub(crate) async fn run(attack: &'static Attack, quick: bool, stage: &Arc<Stage>
                     stage.attempts.fetch_sub(1, Ordering::Relaxed);
                     return;
                 }
-                // Whatever the program answers is its right.
+                // Any answer of the program is acceptable.
                 let one = attack.kind.attempt(&stage, number, attempt);
                 let _ = timeout(until.saturating_duration_since(Instant::now()), one).await;
-                // Sleeps because a load without a pause measures itself on a machine with two cores.
+                // Sleeps because a load without a pause measures itself on a machine with two
+                // cores.
                 sleep(attack.kind.pause()).await;
             }
         };
@@ -210,7 +216,8 @@ pub(crate) async fn run(attack: &'static Attack, quick: bool, stage: &Arc<Stage>
 }
 
 impl Kind {
-    /// Between two connections of one attacker: some 1,000 connections a second, all attackers together.
+    /// Returns the pause between two connections of one attacker. All attackers together make about
+    /// 1,000 connections per second.
     fn pause(self) -> Duration {
         Duration::from_millis(match self {
             Self::Leave | Self::Connect => 60,
@@ -253,7 +260,8 @@ impl Kind {
             }
             Self::Leave => {
                 login(&mut stream, Target::Address(stage.servers.silent)).await?;
-                // Sleeps because the program is to be in the middle of its attempt; nobody is told when it is.
+                // Sleeps because the program must be in the middle of its attempt, and no event
+                // says when it is.
                 sleep(Duration::from_millis(20)).await;
                 return Ok(());
             }
@@ -261,7 +269,7 @@ impl Kind {
             Self::EarlyAnswer => {
                 login(&mut stream, Target::Address(stage.servers.early)).await?;
                 client::accepted(&mut stream).await?;
-                // The target closes in the middle of it.
+                // The target closes in the middle of this write.
                 let _ = stream.write_all(&vec![0; 1 << 20]).await;
             }
             Self::Connect => {

@@ -1,4 +1,4 @@
-//! A client of the program: where it connects from, and how it asks for a target by SOCKS5.
+//! A client of the program: its source address, and its SOCKS5 request for a target.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -6,10 +6,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
-/// Where the probes come from. No attacker uses this address.
+/// The source address of the probes. No attacker uses it.
 pub(crate) const PROBE: Ipv4Addr = Ipv4Addr::new(127, 9, 9, 9);
 
-/// The address of a newcomer: each has its own, and no attacker uses it.
+/// Returns the address of a newcomer. Each newcomer has its own, and no attacker uses it.
 pub(crate) fn newcomer(number: usize) -> Ipv4Addr {
     // 127.10.0.0 to 127.10.255.255.
     Ipv4Addr::from_bits(0x7f0a_0000 + u32::try_from(number % 0x1_0000).expect("small"))
@@ -21,7 +21,7 @@ pub(crate) enum Target {
     Name(String, u16),
 }
 
-/// The address of an attacker; each number has its own.
+/// Returns the address of an attacker. Each number has its own.
 pub(crate) fn attacker(number: u64) -> Ipv4Addr {
     // 127.1.0.0 to 127.8.255.255.
     Ipv4Addr::from_bits(0x7f01_0000 + u32::try_from(number % 0x8_0000).expect("small"))
@@ -60,7 +60,7 @@ pub(crate) async fn request(stream: &mut TcpStream, name: &str, secret: &str, ta
     stream.write_all(&message).await
 }
 
-/// Reads the answers to that. An error unless the target is reached.
+/// Reads the answers to [`request`]. Returns an error unless the program reached the target.
 pub(crate) async fn accepted(stream: &mut TcpStream) -> io::Result<()> {
     let mut answers = [0; 4];
     stream.read_exact(&mut answers).await?;

@@ -1,8 +1,9 @@
 //! `cargo xtask attack`: attacks the real program and measures what honest clients notice of it.
 //!
-//! Each attack gets a fresh program. While the attack runs, a probe sends bytes through the program
-//! with valid credentials, another asks for `/healthz`, and a third reads the process's memory and
-//! descriptors. After it, the program must be as it was before, and end cleanly on TERM.
+//! Each attack gets a fresh program. Three probes run during the attack. One sends bytes through
+//! the program with valid credentials, one asks for `/healthz`, and one reads the process's memory
+//! and descriptors. Afterwards the program must be as it was before, and it must end cleanly on
+//! SIGTERM.
 #![forbid(unsafe_code)]
 
 mod attacks;
@@ -38,7 +39,7 @@ usage: cargo xtask attack [--quick] [--program PATH] [WORD…]
 
 Everything stays on loopback, in a network namespace of its own where that is permitted.";
 
-/// What the command line asks for.
+/// The options of the command line.
 #[derive(Default)]
 struct Options {
     quick: bool,
@@ -46,11 +47,11 @@ struct Options {
     words: Vec<String>,
 }
 
-/// What an attack works with.
+/// The program, the servers and the state of one attack.
 pub(crate) struct Stage {
     program: Program,
     servers: Servers,
-    /// Connections made by the attack so far.
+    /// Connections that the attack has made so far.
     attempts: AtomicU64,
     /// Whether the attack is still on.
     on: AtomicBool,
@@ -101,7 +102,7 @@ fn run(options: &Options) -> io::Result<ExitCode> {
                 println!("{}", outcome.row());
                 failures.extend(outcome.failures());
             }
-            // The program did not even start, or has ended.
+            // The program did not start, or it ended early.
             Err(error) => failures.push(format!("{}: {error}", attack.name)),
         }
     }
@@ -130,7 +131,7 @@ fn runtime() -> io::Result<Runtime> {
     Builder::new_multi_thread().worker_threads(1).enable_all().build()
 }
 
-/// One attack on one program, from its start to its end.
+/// Runs one attack on one program, from the program's start to its end.
 async fn stage(attack: &'static Attack, options: &Options, place: &Place, attacking: &Handle) -> io::Result<Outcome> {
     let servers = Servers::start().await?;
     let program = Program::start(options.program.as_deref(), servers.names, attack.log, place).await?;
@@ -172,7 +173,7 @@ async fn stage(attack: &'static Attack, options: &Options, place: &Place, attack
 /// Waits until the program holds no more descriptors than before the attack, and asks whether it is
 /// ready. Gives up after the deadline.
 async fn settle(stage: &Arc<Stage>, descriptors: usize) -> io::Result<(program::Usage, bool)> {
-    /// Idle pipes are closed after 10 s, every deadline that the program is given is shorter.
+    /// The program closes idle pipes after 10 s. Every deadline that it is given is shorter.
     const DEADLINE: Duration = Duration::from_secs(15);
     let started = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! Where a run takes place: a network and mount namespace of its own where that is permitted.
+//! The place of a run: a network and mount namespace of its own where that is permitted.
 
 use std::env;
 use std::fmt;
@@ -10,7 +10,7 @@ use std::process::{Command, ExitCode, Stdio};
 /// Set in the process that runs inside the namespaces.
 const INSIDE: &str = "SPLICEWAY_ATTACK_INSIDE";
 
-/// Which namespaces to ask for; the second way works without root where user namespaces are on.
+/// The namespaces to ask for. The second set works without root where user namespaces are enabled.
 const WAYS: [&[&str]; 2] = [&["--net", "--mount"], &["--map-root-user", "--net", "--mount"]];
 
 /// A folder for this run's files, and whether a small file system could be mounted on part of it.
@@ -30,7 +30,8 @@ pub(crate) enum Isolation {
 pub(crate) fn isolate() -> io::Result<Isolation> {
     if env::var_os(INSIDE).is_some() {
         run("ip", &["link", "set", "lo", "up"])?;
-        // A flood of connections uses up the default range in seconds. Without it, the run is slower.
+        // A flood of connections uses up the default port range in seconds. If this write fails,
+        // the run is slower.
         let _ = fs::write("/proc/sys/net/ipv4/ip_local_port_range", "1024 65535");
         let place = Place::new(true)?;
         return Ok(Isolation::Inside(place));
@@ -56,7 +57,7 @@ impl Place {
         let small = folder.join("small");
         fs::create_dir_all(&small)?;
         let path = small.to_string_lossy();
-        // Two pages: a log fills them with its first hundred lines.
+        // Two pages: the first hundred lines of a log fill them.
         let mount = ["-t", "tmpfs", "-o", "size=8k", "spliceway-attack", &path];
         let mounted = isolated && run("mount", &mount).is_ok();
         Ok(Self {

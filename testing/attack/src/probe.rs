@@ -1,4 +1,4 @@
-//! What honest clients notice, and what the program uses, while an attack runs.
+//! Probes for what honest clients notice, and what the program uses, during an attack.
 
 use std::io;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::Stage;
 use crate::client::{self, PROBE, Target};
 use crate::program::{NEWCOMERS, SECRET, Usage};
 
-/// How long an honest client waits. The program's own deadlines are shorter.
+/// The longest wait of an honest client. The program's own deadlines are shorter.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What the honest clients of an attack do.
+/// The behaviour of the honest clients during an attack.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Probe {
     /// A known user asks for an address.
@@ -27,7 +27,7 @@ pub(crate) enum Probe {
     Newcomer,
 }
 
-/// How long each took, in order, and how many failed.
+/// The latencies of a probe in ascending order, and the number of failures.
 #[derive(Default)]
 pub(crate) struct Latencies {
     sorted: Vec<Duration>,
@@ -50,8 +50,8 @@ impl Latencies {
     }
 }
 
-/// One connection of each kind that the attack makes. Newcomers have not logged in, nor has anybody
-/// else where they are the probe: the memory of their hashes is what that attack measures.
+/// Makes one connection of each kind that the attack makes. With [`Probe::Newcomer`] nobody logs
+/// in: that attack measures the memory of password hashes.
 pub(crate) async fn warm_up(stage: &Arc<Stage>, probe: Probe) -> io::Result<()> {
     get(Arc::clone(stage), "/metrics").await?;
     if probe != Probe::Newcomer {
@@ -60,16 +60,16 @@ pub(crate) async fn warm_up(stage: &Arc<Stage>, probe: Probe) -> io::Result<()> 
         client::request(&mut stream, "attacker", SECRET, &Target::Address(stage.servers.echo)).await?;
         client::accepted(&mut stream).await?;
     }
-    // Sleeps because the program closes its ends a moment later, and nobody is told when.
+    // Sleeps because the program closes its ends a moment later, and no event says when.
     sleep(Duration::from_millis(100)).await;
     Ok(())
 }
 
-/// Round trips through the program until the attack is over. They start at fixed times, so that one
-/// that takes long does not hide the next.
+/// Makes round trips through the program until the attack is over. They start at fixed times, so
+/// that a slow one does not hide the next.
 pub(crate) fn trips(stage: &Arc<Stage>, probe: Probe) -> JoinHandle<Latencies> {
     let pace = Duration::from_millis(match probe {
-        // Each costs a check of a hash.
+        // Each newcomer costs one check of a hash.
         Probe::Newcomer => 500,
         _ => 25,
     });
@@ -77,7 +77,7 @@ pub(crate) fn trips(stage: &Arc<Stage>, probe: Probe) -> JoinHandle<Latencies> {
     tokio::spawn(async move { repeat(&stage, pace, |number| trip(Arc::clone(&stage), probe, number)).await })
 }
 
-/// Requests for `/healthz` until the attack is over.
+/// Requests `/healthz` until the attack is over.
 pub(crate) fn health(stage: &Arc<Stage>) -> JoinHandle<Latencies> {
     let stage = Arc::clone(stage);
     let once = |stage| async {
@@ -95,18 +95,18 @@ pub(crate) async fn is_ready(stage: &Arc<Stage>) -> bool {
     matches!(answer, Ok(Ok(answer)) if answer.starts_with("HTTP/1.1 200 "))
 }
 
-/// The most memory and descriptors that are seen until the attack is over.
+/// Measures the highest memory use and the most descriptors until the attack is over.
 pub(crate) fn peak(stage: &Arc<Stage>, start: Usage) -> JoinHandle<Usage> {
     let stage = Arc::clone(stage);
     tokio::spawn(async move {
         let mut peak = start;
         while stage.on.load(Ordering::Relaxed) {
-            // A program that has ended is noticed by all others.
+            // All other probes notice a program that has ended.
             if let Ok(usage) = stage.program.usage() {
                 peak.rss_kib = peak.rss_kib.max(usage.rss_kib);
                 peak.descriptors = peak.descriptors.max(usage.descriptors);
             }
-            // Sleeps because memory gives no event; the kernel has no peak of descriptors.
+            // Sleeps because memory gives no event, and the kernel records no peak of descriptors.
             sleep(Duration::from_millis(50)).await;
         }
         peak
@@ -146,14 +146,16 @@ where
     latencies
 }
 
-/// Through the program to the echo and back: every byte is compared, and both ends are closed.
+/// Sends bytes through the program to the echo server and back, compares them, and closes both
+/// ends.
 async fn trip(stage: Arc<Stage>, probe: Probe, number: usize) -> io::Result<()> {
     let echo = stage.servers.echo;
     let target = match probe {
         Probe::Name => Target::Name(format!("good{number}.test"), echo.port()),
         _ => Target::Address(echo),
     };
-    // A client has one check at a time, so newcomers with one address would wait for each other.
+    // An address has one password check at a time. Newcomers with one address would wait for each
+    // other.
     let (name, from) = match probe {
         Probe::Newcomer => (format!("newcomer{}", number % NEWCOMERS), client::newcomer(number)),
         _ => ("probe".to_owned(), PROBE),

@@ -1,4 +1,4 @@
-//! The program under attack, a process of its own, and what the kernel says of it.
+//! The program under attack, as a child process, and the kernel's figures about it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -15,19 +15,19 @@ use tokio::time::{sleep, timeout};
 
 use crate::place::Place;
 
-/// The secret of every user; none of them is worth more.
+/// The password of every user.
 pub(crate) const SECRET: &str = "correct horse";
 
-/// Users of this name and a number have not logged in before, so that their hash has to be checked.
+/// The number of users who have not logged in before, so that the program must check their hash.
 pub(crate) const NEWCOMERS: usize = 1000;
 
-/// What the program may have open: an eighth each for pipes and for lookups, and some 1,500 sessions.
+/// The program's descriptor limit: 1/8 for pipes, 1/8 for lookups, and some 1,500 sessions.
 const DESCRIPTORS: u64 = 4096;
 
-/// Starts and ends take milliseconds on an idle machine.
+/// The longest wait for a start or an end. Both take milliseconds on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Where the program's stderr, and so its log, goes.
+/// The destination of the program's stderr, which carries the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Log {
     /// To a file with room for it.
@@ -42,7 +42,7 @@ pub(crate) enum Log {
     FullDisk,
 }
 
-/// What the kernel says of the process.
+/// The kernel's figures about the process.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Usage {
     pub(crate) rss_kib: u64,
@@ -56,7 +56,7 @@ pub(crate) struct Program {
     pub(crate) metrics: SocketAddr,
     process: Mutex<Child>,
     pid: Pid,
-    /// The reading end of its stderr, which stays open and unread.
+    /// The read end of the program's stderr, which stays open and unread.
     _unread: Option<OwnedFd>,
 }
 
@@ -66,7 +66,7 @@ impl Program {
         let path = path.map_or(beside, Into::into);
         let users = place.folder.join("users");
         write_users(&path, &users)?;
-        // Not taken from the log, which some attacks break from the start.
+        // These addresses are not read from the log, which some attacks break from the start.
         let (address, metrics) = (unused_address().await?, unused_address().await?);
         let (stderr, unread) = log.open(place)?;
         let mut command = Command::new(&path);
@@ -75,7 +75,7 @@ impl Program {
         command.args(["--dns", &names.to_string(), "--nofile", &DESCRIPTORS.to_string()]);
         command.arg("--auth-file").arg(&users);
         if log != Log::Kept {
-            // Fewer than the attackers, so that the task that accepts connections logs, too.
+            // Fewer than the attackers, so that the task that accepts connections logs too.
             command.args(["--max-conns", "24"]);
         }
         let process = command
@@ -96,7 +96,8 @@ impl Program {
             if started.elapsed() > PATIENCE {
                 return Err(io::Error::other("the program does not listen"));
             }
-            // Sleeps because a log that cannot be written tells nobody when the program listens.
+            // Sleeps because a log that cannot be written does not announce that the program
+            // listens.
             sleep(Duration::from_millis(10)).await;
         }
         Ok(program)
@@ -108,7 +109,8 @@ impl Program {
         let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         let rss_kib = rss.and_then(|rss| rss.split_whitespace().next()?.parse().ok());
         let stat = fs::read_to_string(format!("{folder}/stat"))?;
-        // User and system time, fields 14 and 15 of proc_pid_stat(5). The second field may contain blanks.
+        // User and system time, fields 14 and 15 of proc_pid_stat(5). The second field may contain
+        // blanks.
         let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
         let ticks: u64 = fields
             .split(' ')
@@ -123,11 +125,11 @@ impl Program {
         })
     }
 
-    /// Asks the program to end as a service manager does. What came of it, in words, if that is not
-    /// exit code 0 in time.
+    /// Asks the program to end, as a service manager does. Returns the time that this took, or a
+    /// description of the outcome if it was not exit code 0 in time.
     pub(crate) async fn end(&self) -> io::Result<Result<Duration, String>> {
         let asked = Instant::now();
-        // It may have ended by itself; its exit code tells.
+        // The program may have ended by itself. Its exit code tells.
         let _ = kill_process(self.pid, Signal::TERM);
         let ended = async {
             loop {
@@ -169,7 +171,7 @@ impl Log {
             }
             (Self::Stalled | Self::Closed, _) => {
                 let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
-                // The smallest there is, which fills up soon.
+                // The smallest size of a pipe, which fills up soon.
                 fcntl_setpipe_size(&writer, 4096)?;
                 Ok((writer.into(), (self == Self::Stalled).then_some(reader)))
             }
@@ -177,7 +179,7 @@ impl Log {
     }
 }
 
-/// A file of users who all have the same secret: one hash does for all.
+/// Writes a file of users who all have the same password, so that one hash is enough.
 fn write_users(program: &std::path::Path, path: &std::path::Path) -> io::Result<()> {
     let mut command = Command::new(program);
     let mut child = command

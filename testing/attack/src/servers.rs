@@ -10,10 +10,10 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-/// What the early target says before it closes.
+/// The answer of the early target before it closes.
 pub(crate) const EARLY_ANSWER: &[u8] = b"413 no more of this\n";
 
-/// Ends with its last handle.
+/// The running servers, which end when this is dropped.
 pub(crate) struct Servers {
     /// Returns what it is sent.
     pub(crate) echo: SocketAddr,
@@ -21,7 +21,7 @@ pub(crate) struct Servers {
     pub(crate) silent: SocketAddr,
     /// Answers and closes while its client still sends.
     pub(crate) early: SocketAddr,
-    /// Nobody listens here.
+    /// An address where nothing listens.
     pub(crate) refusing: SocketAddr,
     /// A DNS server: `never…` gets no answer, `late…` one after 2 s, anything else one at once.
     pub(crate) names: SocketAddr,
@@ -39,7 +39,7 @@ impl Servers {
         let mut running = JoinSet::new();
         running.spawn(serve(echo, |stream| async {
             let (mut from, mut to) = split(stream);
-            // A client that breaks off is its own affair.
+            // A client that breaks off is no error here.
             let _ = copy(&mut from, &mut to).await;
             let _ = to.shutdown().await;
         }));
@@ -63,14 +63,14 @@ async fn listen() -> io::Result<TcpListener> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await
 }
 
-/// A listener that nobody accepts from, and the connections that fill its queue.
+/// Returns a listener that nobody accepts from, and the connections that fill its queue.
 async fn full_backlog() -> io::Result<(TcpListener, Vec<TcpStream>)> {
     let socket = TcpSocket::new_v4()?;
     socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
     let listener = socket.listen(0)?;
     let address = listener.local_addr()?;
     let mut queued = Vec::new();
-    // A connection over loopback takes microseconds, so one that takes longer does not fit.
+    // A connection over loopback takes microseconds, so a slower one does not fit in the queue.
     while let Ok(stream) = timeout(Duration::from_millis(200), TcpStream::connect(address)).await {
         queued.push(stream?);
     }
@@ -95,7 +95,7 @@ async fn serve_names(socket: Arc<UdpSocket>) {
         let Some(answer) = answer(&question[..length]) else {
             continue;
         };
-        // The first label's first letter, behind the header and the label's length.
+        // The first letter of the first label, which follows the header and the label's length.
         match question[13] {
             b'n' => {}
             b'l' => {
@@ -112,12 +112,12 @@ async fn serve_names(socket: Arc<UdpSocket>) {
     }
 }
 
-/// 127.0.0.1 to a question for IPv4, no address to one for IPv6 (RFC 1035, section 4). The answer
-/// holds for no time, so that every probe has to ask.
+/// Answers a question for IPv4 with 127.0.0.1, and one for IPv6 with no address (section 4 of RFC
+/// 1035). The answer has a lifetime of 0 s, so every probe has to ask.
 fn answer(question: &[u8]) -> Option<Vec<u8>> {
     const HEADER: usize = 12;
     let name = question.get(HEADER..)?.iter().position(|byte| *byte == 0)?;
-    // Behind the name: its 0, a type and a class.
+    // After the name come its 0, a type and a class.
     let section = question.get(HEADER..HEADER + name + 5)?;
     let wants_ipv4 = section[name + 1..name + 3] == [0, 1];
     let mut answer = question[..2].to_vec();

@@ -6,17 +6,20 @@ use crate::attacks::Attack;
 use crate::probe::Latencies;
 use crate::program::Usage;
 
-/// Limits that are the same for every attack. They find waits for a deadline of the program, the
-/// shortest of which is 3 s. See also [`SMALL`](crate::attacks::SMALL).
+/// The longest round trip of a probe, the same limit for every attack. It detects a probe that
+/// waits for a deadline of the program, the shortest of which is 3 s. See also
+/// [`SMALL`](crate::attacks::SMALL).
 const LONGEST: Duration = Duration::from_millis(2500);
-/// A service manager's health check gives up after a second or more.
+/// The longest `/healthz` request. A service manager's health check gives up after a second or
+/// more.
 const HEALTH: Duration = Duration::from_millis(1000);
-/// Descriptors beside those of attackers: the probes' sessions and lookups, three for each that is under way.
+/// Descriptors beyond those of attackers: three for each session or lookup of a probe under way.
 const DESCRIPTORS_BESIDE: usize = 96;
-/// Of the time of one core, beside what the attack's connections cost: the probes take some 4 %.
+/// The program may use 1/10 of a core, in addition to the CPU time of the attack's connections. The
+/// probes take about 4 %.
 const CPU_SHARE: u32 = 10;
 
-/// What one attack did.
+/// The outcome of one attack.
 pub(crate) struct Outcome {
     pub(crate) attack: &'static Attack,
     pub(crate) quick: bool,
@@ -112,12 +115,12 @@ impl Outcome {
             time("max ms of /healthz", self.health.percentile(100), HEALTH),
             cell("MiB of RSS more than before", rss >> 10, limits.rss_mib),
             cell(
-                "descriptors during it",
+                "descriptors during the attack",
                 self.peak.descriptors as u64,
                 descriptors as u64,
             ),
             cell(
-                "descriptors after it",
+                "descriptors after the attack",
                 self.after.descriptors as u64,
                 self.before.descriptors as u64,
             ),
@@ -125,7 +128,7 @@ impl Outcome {
         ]
     }
 
-    /// What broke a limit, in words.
+    /// Describes the limits that were broken.
     pub(crate) fn failures(&self) -> Vec<String> {
         let form = if self.quick { " (quick)" } else { "" };
         let name = self.attack.name;
@@ -139,7 +142,7 @@ impl Outcome {
                 .filter_map(|(who, why)| Some(format!("{name}{form}: first {who}: {}", why.as_ref()?))),
         );
         if !self.ready {
-            failures.push(format!("{name}{form}: /readyz does not say ready after it"));
+            failures.push(format!("{name}{form}: /readyz does not say ready after the attack"));
         }
         if let Err(why) = &self.ended {
             failures.push(format!("{name}{form}: TERM: {why}, expected exit code 0"));

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::sys::{Notice, Watched};
 
-/// A kind of system call a relay, or a program around it, makes.
+/// A kind of system call that a relay, or a program around it, makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Call {
     /// `splice(2)` from a socket into a pipe.
@@ -16,7 +16,7 @@ pub enum Call {
     Pipe,
     /// `fcntl(F_SETPIPE_SZ)`.
     SetPipeSize,
-    /// `recvfrom(2)` that takes what it returns.
+    /// `recvfrom(2)` without `MSG_PEEK`.
     Recv,
     /// `recvfrom(2)` with `MSG_PEEK`.
     Peek,
@@ -33,7 +33,8 @@ pub enum Call {
 }
 
 impl Call {
-    /// What the kernel looks at to find it. More than this kind may match; [`Call::of`] then tells.
+    /// Returns what the filter in the kernel matches for this kind. It may match other kinds too;
+    /// [`Call::of`] then tells them apart.
     pub(crate) fn watched(self) -> Watched {
         let (number, argument) = match self {
             Self::SpliceIn | Self::SpliceOut => (libc::SYS_splice, None),
@@ -52,7 +53,7 @@ impl Call {
         }
     }
 
-    /// The kind of this call; `None` if it is none of them.
+    /// Returns the kind of this call, or `None` if it is none of them.
     pub(crate) fn of(notice: &Notice) -> Option<Self> {
         Some(match notice.number {
             libc::SYS_splice if is_pipe(notice, 0) => Self::SpliceOut,
@@ -71,7 +72,8 @@ impl Call {
     }
 }
 
-/// Whether that argument is a descriptor of a pipe, in the caller's own table. The caller stands still meanwhile.
+/// Returns whether that argument is a descriptor of a pipe, in the caller's own table. The caller
+/// is stopped meanwhile.
 fn is_pipe(notice: &Notice, argument: usize) -> bool {
     let link = format!("/proc/{}/fd/{}", notice.thread, notice.arguments[argument] as i32);
     fs::read_link(Path::new(&link)).is_ok_and(|target| target.to_string_lossy().starts_with("pipe:"))

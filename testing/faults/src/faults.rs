@@ -1,4 +1,4 @@
-//! The supervisor: a thread that the kernel asks, and what it has seen.
+//! The supervisor: the thread that answers the kernel, and its counts.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,24 +12,25 @@ use crate::call::Call;
 use crate::rule::{Fault, Rule};
 use crate::sys::{self, Answer, Waited};
 
-/// Longer than any test takes; who waits for a fault that never comes fails after it.
+/// Longer than any test takes. A wait for a fault that never comes fails after this time.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Faults that a thread meets, and what it, the threads it starts and the programs they start have asked the kernel for.
+/// The faults that a thread meets, and counts of its system calls. Threads that it starts, and
+/// programs that these start, are included.
 #[derive(Debug)]
 pub struct Faults {
     shared: Arc<Shared>,
     supervisor: JoinHandle<io::Result<()>>,
 }
 
-/// Calls of one kind so far.
+/// Counts of the calls of one kind so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// All of them.
+    /// All calls.
     pub calls: u64,
-    /// Those that were made to fail.
+    /// Calls that were made to fail.
     pub injected: u64,
-    /// Those let through since the last fault of *any* kind; all of them before the first.
+    /// Calls let through since the last fault of *any* kind. Before the first fault, all calls.
     pub passed_since: u64,
 }
 
@@ -37,16 +38,17 @@ pub struct Seen {
 struct Shared {
     rules: Vec<Rule>,
     seen: Mutex<HashMap<Call, Seen>>,
-    /// A fault was decided on.
+    /// Notified when a fault is injected.
     injected: Condvar,
 }
 
 impl Faults {
-    /// From now on, and until it ends, the calling thread meets the first of `rules` that holds. Only kinds of call that a rule
-    /// names are looked at.
+    /// Applies `rules` to the calling thread until it ends. The first rule that holds for a call
+    /// decides. Only the kinds of call that a rule names are intercepted.
     ///
     /// # Errors
-    /// Those of `seccomp(2)`: `EBUSY` on a thread that has met faults before, `EINVAL` before Linux 5.9.
+    /// Returns the errors of `seccomp(2)`: `EBUSY` on a thread that has met faults before, `EINVAL`
+    /// before Linux 5.9.
     pub fn on_this_thread(rules: Vec<Rule>) -> io::Result<Self> {
         let mut watched: Vec<_> = rules.iter().map(|rule| rule.call.watched()).collect();
         watched.sort_unstable();
@@ -56,7 +58,8 @@ impl Faults {
             seen: Mutex::default(),
             injected: Condvar::new(),
         });
-        // Started first: a thread started behind the filter would wait for itself.
+        // The supervisor starts first: a thread that starts behind the filter would wait for
+        // itself.
         let (sender, listener) = channel();
         let supervisor = {
             let shared = Arc::clone(&shared);
@@ -69,22 +72,22 @@ impl Faults {
         Ok(Self { shared, supervisor })
     }
 
-    /// Calls of this kind so far.
+    /// Returns the counts of the calls of this kind so far.
     #[must_use]
     pub fn seen(&self, call: Call) -> Seen {
         self.shared.lock().get(&call).copied().unwrap_or_default()
     }
 
-    /// Faults so far, of any kind.
+    /// Returns the number of faults so far, of any kind.
     #[must_use]
     pub fn injected(&self) -> u64 {
         injected(&self.shared.lock())
     }
 
-    /// Waits until so many faults were decided on. The calls return with them a moment later.
+    /// Waits until this many faults are injected. The calls return with them a moment later.
     ///
     /// # Panics
-    /// If there are not so many in a minute.
+    /// Panics if there are fewer faults after a minute.
     pub fn await_injected(&self, count: u64) {
         let seen = self.shared.lock();
         let missing = |seen: &mut HashMap<Call, Seen>| injected(seen) < count;
@@ -96,13 +99,14 @@ impl Faults {
         assert!(!waited.timed_out(), "{count} faults expected: {seen:?}");
     }
 
-    /// Waits until nobody is left who could meet a fault: the thread, those it started and programs they started have ended.
+    /// Waits until nothing is left that could meet a fault. The thread, the threads it started and
+    /// the programs they started have then ended.
     ///
     /// # Errors
-    /// What kept the supervisor from answering, if anything did.
+    /// Returns the error that kept the supervisor from answering, if there was one.
     ///
     /// # Panics
-    /// If the supervisor did.
+    /// Panics if the supervisor panicked.
     pub fn await_end(self) -> io::Result<()> {
         self.supervisor.join().expect("the supervisor does not panic")
     }
@@ -113,7 +117,7 @@ impl Shared {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts one call and says what becomes of it.
+    /// Counts one call and returns the fault for it, if a rule holds.
     fn decide(&self, call: Call) -> Option<Fault> {
         let mut seen = self.lock();
         let number = {
@@ -142,12 +146,12 @@ fn injected(seen: &HashMap<Call, Seen>) -> u64 {
     seen.values().map(|seen| seen.injected).sum()
 }
 
-/// Answers until nobody is left to ask.
+/// Answers the kernel until no thread is left behind the filter.
 fn supervise(listener: &Receiver<OwnedFd>, shared: &Shared) -> io::Result<()> {
-    // No listener: there is no filter either.
+    // Without a listener there is no filter either.
     let Ok(listener) = listener.recv() else { return Ok(()) };
     while sys::wait(&listener)? == Waited::Asked {
-        // Whoever asked may have been ended by a signal meanwhile.
+        // A signal may have ended the caller meanwhile.
         let Some(notice) = sys::receive(&listener)? else {
             continue;
         };

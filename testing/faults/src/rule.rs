@@ -1,30 +1,31 @@
-//! Which call fails, when and how: decided by counting alone.
+//! Rules for which call fails, when and how. Counting alone decides.
 
 use crate::call::Call;
 
-/// Which call of its kind fails, counted from 1 and by thread and program together.
+/// Selects the calls of a kind that fail, by a number that starts at 1. All threads and programs
+/// behind the filter count together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// This one.
+    /// The call of this number.
     Nth(u64),
-    /// These, both ends included.
+    /// The calls from the first number to the second, both included.
     Between(u64, u64),
-    /// Every one.
+    /// Every call.
     Always,
-    /// None: it is only counted.
+    /// No call: the calls are only counted.
     Never,
 }
 
 /// How a call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// With this errno, as `libc` names it. The kernel does nothing.
+    /// The call fails with this errno, as `libc` names it. The kernel does nothing.
     Errno(i32),
-    /// It returns this value. The kernel does nothing.
+    /// The call returns this value. The kernel does nothing.
     Returns(i64),
 }
 
-/// One kind of call, and what becomes of it.
+/// A kind of call, and when and how it fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
     pub(crate) call: Call,
@@ -33,19 +34,19 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Such a call fails so at that time.
+    /// Makes a rule: calls of this kind fail with `fault` at the time `when`.
     #[must_use]
     pub fn new(call: Call, when: When, fault: Fault) -> Self {
         Self { call, when, fault }
     }
 
-    /// Such a call is counted, and goes on as if nobody had looked.
+    /// Makes a rule that only counts calls of this kind. The kernel makes them as usual.
     #[must_use]
     pub fn watch(call: Call) -> Self {
         Self::new(call, When::Never, Fault::Returns(0))
     }
 
-    /// What becomes of the `number`th call of its kind.
+    /// Returns the fault of the `number`th call of its kind, if there is one.
     pub(crate) fn on(&self, call: Call, number: u64) -> Option<Fault> {
         (self.call == call && self.when.holds(number)).then_some(self.fault)
     }

@@ -1,4 +1,4 @@
-//! Signals at one thread, many and on end.
+//! A continuous stream of signals to one thread.
 
 use std::io;
 use std::time::Duration;
@@ -7,7 +7,8 @@ use crate::sys::{self, Timer};
 
 /// A timer that sends the calling thread `SIGALRM` again and again, until dropped.
 ///
-/// The handler does nothing and is set without `SA_RESTART`: calls that can return `EINTR` or a short count do.
+/// The handler only counts. It is set without `SA_RESTART`, so calls that can return `EINTR` or a
+/// short count do so.
 #[derive(Debug)]
 pub struct SignalStorm {
     _timer: Timer,
@@ -15,10 +16,10 @@ pub struct SignalStorm {
 }
 
 impl SignalStorm {
-    /// Starts it, one signal in each `period`, at the thread that calls.
+    /// Starts a timer that sends one signal per `period` to the calling thread.
     ///
     /// # Errors
-    /// Those of `sigaction(2)` and `timer_create(2)`.
+    /// Returns the errors of `sigaction(2)` and `timer_create(2)`.
     pub fn on_this_thread(period: Duration) -> io::Result<Self> {
         sys::count_alarms()?;
         Ok(Self {
@@ -27,7 +28,7 @@ impl SignalStorm {
         })
     }
 
-    /// Signals that arrived since it started, of all storms of the process.
+    /// Returns the number of signals since this storm started, of all storms of the process.
     #[must_use]
     pub fn signals(&self) -> u64 {
         sys::alarms() - self.before

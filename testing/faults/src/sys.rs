@@ -1,7 +1,8 @@
-//! One thin function per system call; nothing is decided here.
+//! One thin function per system call. This file decides nothing.
 //!
-//! This is the only file of the crate that may hold `unsafe`: seccomp's user notifications, timers that signal one thread, signal
-//! dispositions, `fork` and `SO_RCVLOWAT` have no safe wrapper in any crate we use (seccomp(2), seccomp_unotify(2), timer_create(2), socket(7)).
+//! This is the only file of the crate that may hold `unsafe`. No dependency has a safe wrapper of
+//! seccomp's user notifications, timers that signal one thread, signal dispositions, `fork` and
+//! `SO_RCVLOWAT` (seccomp(2), seccomp_unotify(2), timer_create(2), socket(7)).
 #![allow(unsafe_code)]
 
 use std::io;
@@ -11,7 +12,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A kind of call as the filter finds it: by its number and, if given, by the low half of one argument.
+/// A kind of call as the filter finds it: by its number and, if given, by the low half of one
+/// argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Watched {
     pub(crate) number: u32,
@@ -39,7 +41,7 @@ pub(crate) enum Answer {
 pub(crate) enum Waited {
     /// There is a notice to receive.
     Asked,
-    /// Nobody is left behind the filter.
+    /// No thread is left behind the filter.
     Ended,
 }
 
@@ -48,7 +50,8 @@ const ARCHITECTURE: u32 = if cfg!(target_arch = "x86_64") { 62 } else { 183 } | 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("the filter knows the call numbers of x86-64 and AArch64");
 
-/// `SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP` of linux/seccomp.h: who asks and who answers share a processor, as only one of them runs.
+/// `SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP` of linux/seccomp.h: the caller and the supervisor share a
+/// processor, as only one of them runs.
 const SYNC_WAKE_UP: u64 = 1;
 
 // Offsets of struct seccomp_data, and of the low half of an argument on a little-endian machine.
@@ -58,8 +61,9 @@ const fn argument_at(index: u32) -> u32 {
     16 + 8 * index
 }
 
-/// `seccomp(SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER)` on the calling thread: the listener. Sets
-/// `no_new_privs`, without which only root may filter.
+/// Installs the filter on the calling thread and returns its listener (`seccomp(2)`,
+/// `SECCOMP_SET_MODE_FILTER`, `SECCOMP_FILTER_FLAG_NEW_LISTENER`). Sets `no_new_privs`, without
+/// which only root may filter.
 pub(crate) fn filter_this_thread(watched: &[Watched]) -> io::Result<OwnedFd> {
     let mut program = filter(watched);
     let program = libc::sock_fprog {
@@ -80,19 +84,21 @@ pub(crate) fn filter_this_thread(watched: &[Watched]) -> io::Result<OwnedFd> {
         };
         check(outcome as libc::c_int)
     };
-    // A signal must not make a call that was seen be seen again; Linux 5.19.
+    // With this flag (Linux 5.19) a signal does not make the supervisor see a call twice.
     let listener = match listen(libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => listen(0)?,
         listener => listener?,
     };
-    // SAFETY: the kernel just gave us this descriptor, and nobody else knows it.
+    // SAFETY: the kernel just returned this descriptor, and no other code knows it.
     let listener = unsafe { OwnedFd::from_raw_fd(listener) };
-    // SAFETY: this command takes an integer by value. It only makes things faster, so its error (before 6.6) means nothing.
+    // SAFETY: this command takes an integer by value. It only affects speed, so its error (before
+    // 6.6) does not matter.
     unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS, SYNC_WAKE_UP) };
     Ok(listener)
 }
 
-/// Asks about what is watched and lets all else pass, calls of other architectures included: this is no sandbox.
+/// Returns a filter that asks about watched calls and lets all others pass, calls of other
+/// architectures included: this is no sandbox.
 fn filter(watched: &[Watched]) -> Vec<libc::sock_filter> {
     const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     const UNLESS: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
@@ -132,7 +138,7 @@ fn filter(watched: &[Watched]) -> Vec<libc::sock_filter> {
     program
 }
 
-/// `poll(2)` until there is a notice, or nobody left to give one.
+/// Waits until there is a notice, or no thread is left that could give one (`poll(2)`).
 pub(crate) fn wait(listener: &OwnedFd) -> io::Result<Waited> {
     let mut poll = libc::pollfd {
         fd: listener.as_raw_fd(),
@@ -150,9 +156,10 @@ pub(crate) fn wait(listener: &OwnedFd) -> io::Result<Waited> {
     }
 }
 
-/// `ioctl(SECCOMP_IOCTL_NOTIF_RECV)`; `None` if whoever asked is gone.
+/// Receives a notice (`ioctl(SECCOMP_IOCTL_NOTIF_RECV)`). Returns `None` if the caller is gone.
 pub(crate) fn receive(listener: &OwnedFd) -> io::Result<Option<Notice>> {
-    // SAFETY: a plain C struct of integers, for which all zeroes is a valid value; the kernel wants it so.
+    // SAFETY: a plain C struct of integers, for which all zeroes is a valid value. The kernel
+    // demands it.
     let mut raw: libc::seccomp_notif = unsafe { mem::zeroed() };
     // SAFETY: the kernel writes one such struct, which is borrowed mutably for the call.
     let outcome = unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut raw) };
@@ -164,7 +171,7 @@ pub(crate) fn receive(listener: &OwnedFd) -> io::Result<Option<Notice>> {
     }))
 }
 
-/// `ioctl(SECCOMP_IOCTL_NOTIF_SEND)`. Whoever asked may be gone.
+/// Answers a notice (`ioctl(SECCOMP_IOCTL_NOTIF_SEND)`). The caller may be gone.
 pub(crate) fn answer(listener: &OwnedFd, notice: &Notice, answer: Answer) -> io::Result<()> {
     let (val, error, flags) = match answer {
         Answer::Errno(errno) => (0, -errno, 0),
@@ -192,20 +199,22 @@ fn unless_gone(outcome: libc::c_int) -> io::Result<bool> {
 
 static ALARMS: AtomicU64 = AtomicU64::new(0);
 
-/// Alarms that [`count_alarms`] counted.
+/// Returns the number of alarms that [`count_alarms`] counted.
 pub(crate) fn alarms() -> u64 {
     ALARMS.load(Ordering::Relaxed)
 }
 
-/// `sigaction(SIGALRM)` to a handler that counts, without `SA_RESTART`.
+/// Sets a handler for `SIGALRM` that counts, without `SA_RESTART` (`sigaction(2)`).
 pub(crate) fn count_alarms() -> io::Result<()> {
     extern "C" fn count(_signal: libc::c_int) {
         ALARMS.fetch_add(1, Ordering::Relaxed);
     }
-    // SAFETY: a plain C struct; all zeroes is no flag, an empty mask and the default handler, which is replaced.
+    // SAFETY: a plain C struct. All zeroes is no flag, an empty mask and the default handler, which
+    // is replaced.
     let mut action: libc::sigaction = unsafe { mem::zeroed() };
     action.sa_sigaction = count as extern "C" fn(libc::c_int) as libc::sighandler_t;
-    // SAFETY: the handler adds to an atomic, which is safe in a signal handler, and lives as long as the process.
+    // SAFETY: the handler adds to an atomic, which is safe in a signal handler, and lives as long
+    // as the process.
     check(unsafe { libc::sigaction(libc::SIGALRM, &raw const action, ptr::null_mut()) }).map(drop)
 }
 
@@ -213,13 +222,16 @@ pub(crate) fn count_alarms() -> io::Result<()> {
 #[derive(Debug)]
 pub(crate) struct Timer(libc::timer_t);
 
-// SAFETY: a timer's identity is a number of the process, wrapped in a pointer's type; any thread may delete it.
+// SAFETY: a timer's identity is a number of the process, wrapped in a pointer's type. Any thread
+// may delete it.
 unsafe impl Send for Timer {}
 
 impl Timer {
-    /// `timer_create(2)` and `timer_settime(2)`: `SIGALRM` at this thread, once in each `period`.
+    /// Starts a timer that sends `SIGALRM` to this thread once per `period` (`timer_create(2)`,
+    /// `timer_settime(2)`).
     pub(crate) fn start(period: Duration) -> io::Result<Self> {
-        // SAFETY: a plain C struct of integers and a pointer nobody reads; all zeroes is a valid value.
+        // SAFETY: a plain C struct of integers and a pointer that is not read; all zeroes is a
+        // valid value.
         let mut event: libc::sigevent = unsafe { mem::zeroed() };
         event.sigev_notify = libc::SIGEV_THREAD_ID;
         event.sigev_signo = libc::SIGALRM;
@@ -237,7 +249,7 @@ impl Timer {
             it_interval: period,
             it_value: period,
         };
-        // SAFETY: the timer is ours, and the struct outlives the call.
+        // SAFETY: this value owns the timer, and the struct outlives the call.
         check(unsafe { libc::timer_settime(timer.0, 0, &raw const every, ptr::null_mut()) })?;
         Ok(timer)
     }
@@ -245,18 +257,18 @@ impl Timer {
 
 impl Drop for Timer {
     fn drop(&mut self) {
-        // SAFETY: the timer is ours and is used no more.
+        // SAFETY: this value owns the timer, which is not used after this.
         unsafe { libc::timer_delete(self.0) };
     }
 }
 
-/// Gives `SIGPIPE` back its default for the whole process, which is death. Rust programs start with it ignored; a host of a
-/// shared library, or a program in C, does not. (`signal(2)`.)
+/// Restores the default of `SIGPIPE` for the whole process, which is to end it (`signal(2)`). Rust
+/// programs start with the signal ignored. A host of a shared library, or a program in C, does not.
 ///
 /// # Errors
-/// None that a healthy process meets.
+/// Fails in no healthy process.
 pub fn die_of_broken_pipes() -> io::Result<()> {
-    // SAFETY: the default disposition runs no code of ours.
+    // SAFETY: the default disposition runs no code of this process.
     let before = unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     if before == libc::SIG_ERR {
         return Err(io::Error::last_os_error());
@@ -264,10 +276,10 @@ pub fn die_of_broken_pipes() -> io::Result<()> {
     Ok(())
 }
 
-/// Whether `SIGPIPE` is ignored now. (`sigaction(2)`.)
+/// Returns whether `SIGPIPE` is ignored now (`sigaction(2)`).
 ///
 /// # Errors
-/// None that a healthy process meets.
+/// Fails in no healthy process.
 pub fn ignores_broken_pipes() -> io::Result<bool> {
     // SAFETY: a plain C struct, for which all zeroes is a valid value.
     let mut action: libc::sigaction = unsafe { mem::zeroed() };
@@ -276,21 +288,22 @@ pub fn ignores_broken_pipes() -> io::Result<bool> {
     Ok(action.sa_sigaction == libc::SIG_IGN)
 }
 
-/// `fork(2)`: runs `work` in a child, which ends without running anything else: what it returned. A child that panics, or that has not
-/// ended after 20 s, returned `false`.
+/// Runs `work` in a child, which then ends without running anything else (`fork(2)`). Returns the
+/// result of `work`, or `false` if the child panicked or did not end within 20 s.
 ///
 /// # Errors
-/// Those of `fork(2)` and `waitpid(2)`.
+/// Returns the errors of `fork(2)` and `waitpid(2)`.
 pub fn in_fork(work: impl FnOnce() -> bool) -> io::Result<bool> {
-    // SAFETY: the child runs on with the one thread that calls this, and glibc and musl keep their allocator usable in it. `work` is a
-    // test's, which waits for no lock that another thread may hold.
+    // SAFETY: the child runs on with the one thread that calls this, and glibc and musl keep their
+    // allocator usable in it. `work` comes from a test, which waits for no lock that another thread
+    // may hold.
     let child = check(unsafe { libc::fork() })?;
     if child == 0 {
-        // SAFETY: takes an integer; the default of SIGALRM is the end of the process.
+        // SAFETY: takes an integer. The default action of SIGALRM ends the process.
         unsafe { libc::alarm(20) };
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
         let status = if matches!(outcome, Ok(true)) { 0 } else { 1 };
-        // SAFETY: never returns, and runs no code of the parent's at exit.
+        // SAFETY: never returns, and runs none of the parent's code at exit.
         unsafe { libc::_exit(status) }
     }
     let mut status = 0;
@@ -299,10 +312,10 @@ pub fn in_fork(work: impl FnOnce() -> bool) -> io::Result<bool> {
     Ok(status == 0)
 }
 
-/// `setsockopt(SO_RCVLOWAT)`: pollers are told of no fewer bytes than these.
+/// Sets `SO_RCVLOWAT`: pollers are told of no fewer bytes than these.
 ///
 /// # Errors
-/// Of what is no socket.
+/// Returns an error if the descriptor is no socket.
 pub fn set_low_water_mark(socket: impl AsFd, bytes: libc::c_int) -> io::Result<()> {
     // SAFETY: the value is one int that outlives the call, which is told its size.
     let outcome = unsafe {
@@ -317,7 +330,7 @@ pub fn set_low_water_mark(socket: impl AsFd, bytes: libc::c_int) -> io::Result<(
     check(outcome).map(drop)
 }
 
-/// −1 is an error, told by errno; anything else a value or a descriptor.
+/// Turns −1 into the error that errno names. Anything else is a value or a descriptor.
 fn check(outcome: libc::c_int) -> io::Result<RawFd> {
     if outcome == -1 {
         return Err(io::Error::last_os_error());

@@ -1,4 +1,4 @@
-//! The counts that were blessed, in `instructions.toml`, and what is said of others.
+//! The blessed counts in `instructions.toml`, and the comparison of other counts with them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -6,18 +6,23 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 
-/// Counts by section and name, and whose they are: the compiler's as much as the code's.
+/// Counts by section and name, and the compiler that they belong to. A count depends on the
+/// compiler as much as on the code.
 #[derive(Debug, PartialEq)]
 pub(super) struct Baseline {
     rustc: String,
     counts: BTreeMap<(String, String), f64>,
 }
 
-/// How far a count may be from the baseline, as a part of it. A pool hit runs the same instructions each time,
-/// and so do a message and a round of splices without a runtime. Trips differ
-/// by the polls that find nothing, when something arrives early or late (seen: 0.4 % between runs, on one machine); sessions, which are several
-/// such moments and little else, by more (14 %). A MiB differs by half and more, by how much each splice finds, which is the
-/// scheduler's choice: its bound tells that bulk is copied, and nothing finer.
+/// Returns how far a count may be from the baseline, as a fraction of it.
+///
+/// - A pool hit runs the same instructions each time, and so do a message and a round of splices
+///   without a runtime.
+/// - Trips differ by the polls that find nothing, when something arrives early or late (seen: 0.4 %
+///   between runs, on one machine).
+/// - Sessions are several such moments and little else, and differ by more (14 %).
+/// - A MiB differs by half and more, as the scheduler decides how much each splice finds. Its bound
+///   only tells that bulk is copied.
 fn tolerance(name: &str) -> f64 {
     match name {
         "hit" | "message" | "round" => 0.02,
@@ -39,10 +44,11 @@ impl Baseline {
         self.counts.insert((section.into(), name.into()), count.round());
     }
 
-    /// Compares with the file.
+    /// Compares these counts with the file. Skips the comparison if the file is of another
+    /// compiler.
     ///
     /// # Errors
-    /// Counts above it, or that it does not have. None where it is another compiler's.
+    /// Names the counts that are above the file's, or that the file does not have.
     #[expect(clippy::print_stdout, reason = "this is the program's result")]
     pub(super) fn check(&self) -> io::Result<()> {
         let baseline = Self::parse(&fs::read_to_string(path())?);
@@ -61,12 +67,12 @@ impl Baseline {
             return Ok(());
         }
         Err(io::Error::other(format!(
-            "{}\nIf that is meant: `cargo xtask instructions --bless`, and say in the commit why",
+            "{}\nIf this is intended, run `cargo xtask instructions --bless` and give the reason in the commit",
             above.join("\n")
         )))
     }
 
-    /// What is further above the baseline than it may be, and what is as far below.
+    /// Returns the counts above the baseline by more than the tolerance, and those as far below it.
     fn against(&self, baseline: &Self) -> (Vec<String>, Vec<String>) {
         let (mut above, mut below) = (Vec::new(), Vec::new());
         for (key @ (section, name), count) in &self.counts {
@@ -105,7 +111,7 @@ impl Baseline {
         text
     }
 
-    /// Of the TOML there is, what [`Self::text`] writes.
+    /// Reads the part of TOML that [`Self::text`] writes.
     fn parse(text: &str) -> Self {
         let (mut rustc, mut counts, mut section) = (String::new(), BTreeMap::new(), "");
         for line in text.lines() {

@@ -1,5 +1,8 @@
-//! Instructions of a relay in user space, by Valgrind's count: the kernel's work is not in it, and it does not wobble, so it shows what a
-//! stopwatch cannot. Each count is the difference between two runs of different length, so that what is done once is not in it.
+//! Counts the instructions of a relay in user space, with Valgrind. The kernel's work is not in the
+//! count. The count is stable, so it shows what a stopwatch cannot.
+//!
+//! Each count is the difference between two runs of different length, so that it leaves out what is
+//! done once.
 
 #![forbid(unsafe_code)]
 
@@ -23,7 +26,7 @@ use relay::Kind;
 const SIZE: usize = 64;
 const MIB: usize = 1 << 20;
 
-/// Counts the instructions of a relay in user space, by Valgrind.
+/// Counts the instructions of a relay in user space, with Valgrind.
 #[derive(Parser)]
 struct Options {
     #[command(subcommand)]
@@ -38,33 +41,35 @@ struct Options {
     /// Sessions of one round trip each to count.
     #[arg(long, default_value_t = 400)]
     sessions: usize,
-    /// Compares with `testing/instructions/instructions.toml`, and fails where a count is above it by more than its tolerance.
+    /// Compares with `testing/instructions/instructions.toml`, and fails where a count is above it
+    /// by more than its tolerance.
     #[arg(long)]
     check: bool,
-    /// Writes that file.
+    /// Writes `testing/instructions/instructions.toml`.
     #[arg(long, conflicts_with = "check")]
     bless: bool,
 }
 
-/// What Valgrind counts: this program again.
+/// The parts of this program that run under Valgrind.
 #[derive(Subcommand)]
 enum Counted {
-    /// One piece of a relay so many times.
+    /// Repeats one piece of a relay this many times.
     #[command(hide = true)]
     Repeat { piece: Piece, times: u32 },
-    /// A relay.
+    /// Runs a relay.
     #[command(hide = true)]
     Relay { kind: Kind, upstream: SocketAddr },
 }
 
-/// What is counted of a relay: its name in the baseline, and its heading.
+/// The counts of a relay: name in the baseline, and heading.
 const KINDS: [(&str, &str); 3] = [
     ("trip", "a trip of 64 bytes"),
     ("session", "start and end"),
     ("mib", "a MiB of bulk"),
 ];
 
-/// What a relay carries: sessions of a trip one after the other, and one with more than that.
+/// The work of a relay: sessions of one trip each, one after the other, and then one session with
+/// these trips and this bulk.
 #[derive(Clone, Copy)]
 struct Work {
     sessions: usize,
@@ -125,7 +130,7 @@ fn run(options: &Options) -> io::Result<()> {
     }
 }
 
-/// As many as [`KINDS`].
+/// Returns as many counts as there are [`KINDS`].
 fn counts(kind: Kind, options: &Options) -> io::Result<[f64; 3]> {
     let least = Work {
         sessions: 20,
@@ -137,7 +142,7 @@ fn counts(kind: Kind, options: &Options) -> io::Result<[f64; 3]> {
         Ok((more as f64 - less as f64) / times as f64)
     };
     let (trips, sessions) = (least.trips + options.trips, least.sessions + options.sessions);
-    // Bulk begins with some: what a relay does once about it is in both.
+    // Both runs carry some bulk, so that the difference leaves out what a relay does once about it.
     let (some, bulk) = (Work { mib: 16, ..least }, 16 + options.mib);
     Ok([
         per(Work { trips, ..least }, least, options.trips)?,
@@ -146,13 +151,13 @@ fn counts(kind: Kind, options: &Options) -> io::Result<[f64; 3]> {
     ])
 }
 
-/// As it is typed.
+/// Returns the value's name on the command line.
 fn value_name(value: &impl ValueEnum) -> String {
     let value = value.to_possible_value().expect("none is skipped");
     value.get_name().to_owned()
 }
 
-/// Instructions of a relay that carries this.
+/// Returns the instructions of a relay that carries this work.
 fn relayed(kind: Kind, work: Work) -> io::Result<u64> {
     let upstream = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let mut relay = callgrind(&[])?
@@ -175,7 +180,7 @@ fn relayed(kind: Kind, work: Work) -> io::Result<u64> {
     collected(&said)
 }
 
-/// This program, counted.
+/// Returns a command that runs this program under callgrind.
 fn callgrind(options: &[&str]) -> io::Result<Command> {
     let mut command = Command::new("valgrind");
     command
@@ -189,7 +194,7 @@ fn carry(relay: SocketAddr, upstream: &TcpListener, work: Work) -> io::Result<()
     for _ in 0..work.sessions {
         let (mut client, mut server) = connect(relay, upstream)?;
         trip(&mut client, &mut server)?;
-        // Both ends have seen the end before there is another.
+        // Both ends have seen EOF before the next session begins.
         drop(client);
         server.read_to_end(&mut Vec::new())?;
     }
@@ -219,7 +224,7 @@ fn trip(client: &mut TcpStream, server: &mut TcpStream) -> io::Result<()> {
     client.read_exact(&mut message)
 }
 
-/// Instructions of one of them.
+/// Returns the instructions of one piece.
 fn repeated(piece: Piece) -> io::Result<f64> {
     let count = |times: u32| {
         let output = callgrind(&[&format!("--toggle-collect={COUNTED}")])?
@@ -230,12 +235,12 @@ fn repeated(piece: Piece) -> io::Result<f64> {
     Ok((count(11_000)? as f64 - count(1_000)? as f64) / 10_000.0)
 }
 
-/// The count in what callgrind says at its end.
+/// Returns the count from the text that callgrind writes at its end.
 fn collected(said: &[u8]) -> io::Result<u64> {
     let said = String::from_utf8_lossy(said);
     said.lines()
         .find_map(|line| line.split_once("Collected :")?.1.trim().parse().ok())
-        .ok_or_else(|| io::Error::other("valgrind told no count"))
+        .ok_or_else(|| io::Error::other("valgrind reported no count"))
 }
 
 #[cfg(test)]

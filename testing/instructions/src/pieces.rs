@@ -1,4 +1,4 @@
-//! The pieces that a relay is made of, each over and over, for Valgrind to count: no runtime is in them.
+//! The pieces of a relay, each repeated for Valgrind to count, without a runtime.
 
 use std::hint::black_box;
 use std::io::{self, Read, Write};
@@ -8,14 +8,15 @@ use clap::ValueEnum;
 use spliceway_core::transfer::SCRATCH;
 use spliceway_core::{Counts, Engine, Limits, Next, PipePool, PipeSize, SizeClass, Splicer};
 
-/// What to do over and over.
+/// A piece of a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Piece {
-    /// A pipe lent by the pool that has one, and given back.
+    /// The pool lends a pipe that it has, and gets it back.
     Hit,
     /// A message from one socket to another: one receive, one send.
     Message,
-    /// A part of bulk from one socket to another: one splice into a pipe that is held, one out of it.
+    /// A part of bulk from one socket to another: one splice into a pipe that is held, one out of
+    /// it.
     Round,
 }
 
@@ -23,7 +24,7 @@ pub(crate) enum Piece {
 const MESSAGE: usize = 64;
 const PART: usize = 16 << 10;
 
-/// The function that [`Piece`] is done in: callgrind counts nothing else.
+/// The function that runs each [`Piece`]. Callgrind counts nothing else.
 pub(super) const COUNTED: &str = "*pieces::counted*";
 
 #[inline(never)]
@@ -32,7 +33,7 @@ fn counted<T>(work: impl FnOnce() -> T) -> T {
 }
 
 impl Piece {
-    /// Its name in the baseline, and that of its section.
+    /// Returns the section and the name of the piece in the baseline.
     pub(super) fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Hit => ("pool", "hit"),
@@ -49,7 +50,7 @@ impl Piece {
         }
     }
 
-    /// Does it so many times, to be counted from outside.
+    /// Repeats the piece this many times, to be counted from outside.
     pub(crate) fn repeat(self, times: u32) -> io::Result<()> {
         match self {
             Self::Hit => {
@@ -65,8 +66,9 @@ impl Piece {
     }
 }
 
-/// So many bytes from one socket to another, by one call on each, so many times. All of them are there before they are taken, and the
-/// other end takes them before there are more: nothing is ever full, or empty.
+/// Relays this many bytes from one socket to another, by one call on each, so many times. All bytes
+/// are there before the relay reads them, and the other end reads them before there are more. So
+/// nothing is ever full or empty.
 fn relay(engine: Engine, bytes: usize, times: u32) -> io::Result<()> {
     let ((mut sender, source), (sink, mut receiver)) = (connection()?, connection()?);
     let pool = PipePool::new(Limits::of_this_process());
@@ -74,7 +76,7 @@ fn relay(engine: Engine, bytes: usize, times: u32) -> io::Result<()> {
     let (counts, mut scratch, mut message) = (Counts::default(), vec![0; SCRATCH], vec![7; bytes]);
     for _ in 0..times {
         sender.write_all(&message)?;
-        // Until all is there.
+        // Waits until all bytes are there.
         while source.peek(&mut scratch)? < bytes {}
         if let Next::Yield = splicer.next() {}
         counted(|| {
@@ -91,11 +93,11 @@ fn relay(engine: Engine, bytes: usize, times: u32) -> io::Result<()> {
     let delivered = counts.snapshot();
     let spliced = if engine == Engine::Splice { delivered.bytes } else { 0 };
     assert_eq!(delivered.bytes, bytes as u64 * u64::from(times), "one call each");
-    assert_eq!(delivered.spliced, spliced, "what it is to count");
+    assert_eq!(delivered.spliced, spliced, "bytes on the path of this engine");
     Ok(())
 }
 
-/// Both ends, who connected first.
+/// Returns both ends of a connection, the end that connected first.
 fn connection() -> io::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let connected = TcpStream::connect(listener.local_addr()?)?;

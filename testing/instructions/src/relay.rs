@@ -1,4 +1,5 @@
-//! The relays whose instructions are counted: none reads a clock of its own, of which a slow run sees more ticks.
+//! The relays whose instructions are counted. None reads a clock of its own, as a slow run would
+//! see more of its ticks.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -27,7 +28,8 @@ pub(crate) fn serve(kind: Kind, upstream: SocketAddr) -> io::Result<()> {
         loop {
             let (client, _) = listener.accept().await?;
             tokio::spawn(async move {
-                // A session that ends in an error ends in a wrong count at the load, which reports it.
+                // A session that ends in an error causes a wrong count at the load, which reports
+                // it.
                 let _ = session(kind, client, upstream).await;
             });
         }

@@ -1,6 +1,7 @@
-"""Posts standard input through a proxy by aiohttp, and writes the body of the answer to standard output.
+"""Posts standard input through a proxy by aiohttp, and writes the answer's body to standard output.
 
-`socks4`, `socks5` and `http` (CONNECT) are aiohttp-socks'; `forward` is aiohttp's own, with the URL in absolute form.
+`socks4`, `socks5` and `http` (CONNECT) are aiohttp-socks'. `forward` is aiohttp's own, with the URL
+in absolute form.
 """
 
 import asyncio

@@ -1,4 +1,7 @@
-"""Sends handshake and standard input in one go, before the proxy has said a word; then strips its answers off what comes back."""
+"""Sends handshake and standard input in one go, before the proxy has sent a byte.
+
+Then removes the proxy's answers from the bytes that come back.
+"""
 
 import base64
 import socket

@@ -1,4 +1,5 @@
-# Standard input through a proxy by IO::Socket::Socks, and what comes back to standard output.
+# Sends standard input through a proxy by IO::Socket::Socks, and writes the reply to standard
+# output.
 use strict;
 use warnings;
 
@@ -9,7 +10,8 @@ my %proxy = (ProxyAddr => $proxy_host, ProxyPort => $proxy_port, SocksVersion =>
 if ($user ne '') {
     %proxy = (%proxy, AuthType => 'userpass', Username => $user, Password => $password);
 }
-# Addresses go as names too where the proxy looks names up: that is how this module does it unless told otherwise.
+# Addresses go as names too where the proxy looks names up: this module does so unless told
+# otherwise.
 my $socket = IO::Socket::Socks->new(
     %proxy,
     ConnectAddr  => $host,

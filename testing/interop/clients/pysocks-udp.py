@@ -1,4 +1,7 @@
-"""Asks a DNS server through a SOCKS5 proxy's UDP ASSOCIATE: datagrams by PySocks, messages by dnspython. Prints the answers."""
+"""Asks a DNS server through a SOCKS5 proxy's UDP ASSOCIATE, and prints the answers.
+
+PySocks handles the datagrams, and dnspython the messages.
+"""
 
 import socket
 import sys

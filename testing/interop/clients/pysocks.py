@@ -1,4 +1,4 @@
-"""Standard input through a proxy by PySocks, and what comes back to standard output."""
+"""Sends standard input through a proxy by PySocks, and writes the reply to standard output."""
 
 import socket
 import sys

@@ -1,4 +1,4 @@
-"""Standard input through a proxy by python-socks, and what comes back to standard output."""
+"""Sends standard input through a proxy by python-socks, and writes the reply to standard output."""
 
 import socket
 import sys

@@ -1,5 +1,6 @@
-// Standard input through a proxy's BIND by the npm package `socks`, and what comes back to standard output. The peer that the proxy
-// waits for is this program too: it joins the bound port to HOST and PORT.
+// Sends standard input through a proxy's BIND by the npm package `socks`, and writes the reply to
+// standard output. The peer that the proxy waits for is this program too: it joins the bound port
+// to HOST and PORT.
 'use strict';
 
 const net = require('node:net');

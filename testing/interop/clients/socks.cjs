@@ -1,5 +1,5 @@
-// Standard input through a proxy by the npm package `socks`, and what comes back to standard output.
-// CommonJS, as only that looks for packages where NODE_PATH says.
+// Sends standard input through a proxy by the npm package `socks`, and writes the reply to standard
+// output. This is CommonJS, as only that looks for packages where NODE_PATH says.
 'use strict';
 
 const { SocksClient } = require('socks');

@@ -1,4 +1,4 @@
-//! Standard input through a proxy by tokio-socks, and what comes back to standard output.
+//! Sends standard input through a proxy by tokio-socks, and writes the reply to standard output.
 #![forbid(unsafe_code)]
 
 use std::env;

@@ -1,4 +1,4 @@
-//! What the kernel's accounts say of a process and its children.
+//! The kernel's accounts of a process and its children.
 
 use std::fs;
 use std::io;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// What a relay holds.
+/// The resources that a relay holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
     /// Descriptors that are open.
@@ -17,13 +17,13 @@ pub struct Resources {
     pub pipes: u64,
 }
 
-/// What a process and its children hold.
+/// Returns the resources that a process and its children hold.
 pub fn resources(pid: u32) -> io::Result<Resources> {
     let mut all = Resources::default();
     for pid in family(pid)? {
         for descriptor in fs::read_dir(format!("/proc/{pid}/fd"))? {
             all.descriptors += 1;
-            // One that was closed since it was listed is no pipe any more.
+            // A descriptor that was closed since the listing is no pipe any more.
             let file = fs::read_link(descriptor?.path()).unwrap_or_default();
             all.pipes += u64::from(file.as_os_str().as_encoded_bytes().starts_with(b"pipe:"));
         }
@@ -32,19 +32,21 @@ pub fn resources(pid: u32) -> io::Result<Resources> {
     Ok(all)
 }
 
-/// Time that a process and its children were on a core, all their threads. What interrupts do for a relay's packets while it runs is
-/// in it.
+/// Returns the time that a process and its children were on a core, with all their threads. It
+/// includes the work of interrupts for a relay's packets while the relay runs.
 pub fn cpu_time(pid: u32) -> io::Result<Duration> {
     let times = family(pid)?.into_iter().map(time_of_process);
     times.sum()
 }
 
-/// Of one process: the scheduler's own nanoseconds (proc(5), `schedstat`) of the threads it has, or the sum of those it ever had where
-/// that is more. The kernel makes that sum of the same nanoseconds, and tells it in ticks of 10 ms, rounded down.
+/// Returns the time of one process: the larger of two figures. The first is the scheduler's
+/// nanoseconds of the threads that the process has (proc(5), `schedstat`). The second is the sum of
+/// all threads that it ever had. The kernel makes that sum of the same nanoseconds, and reports it
+/// in ticks of 10 ms, rounded down.
 fn time_of_process(pid: u32) -> io::Result<Duration> {
     let mut live = Duration::ZERO;
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-        // One that has ended since is in the sum alone.
+        // A thread that has ended since is in the sum alone.
         live += scheduled(&task?.path().join("schedstat")).unwrap_or_default();
     }
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
@@ -52,7 +54,8 @@ fn time_of_process(pid: u32) -> io::Result<Duration> {
     Ok(live.max(Duration::from_secs(ticks) / rustix::param::clock_ticks_per_second() as u32))
 }
 
-/// Time of the thread that does what interrupts leave over on a core. None where it is not to be seen, as in a container.
+/// Returns the time of the thread that does what interrupts leave over on a core. Returns zero
+/// where that thread is not visible, as in a container.
 pub fn softirq_time(core: usize) -> Duration {
     static THREADS: OnceLock<Vec<(String, PathBuf)>> = OnceLock::new();
     let threads = THREADS.get_or_init(|| {
@@ -68,7 +71,7 @@ pub fn softirq_time(core: usize) -> Duration {
         .unwrap_or_default()
 }
 
-/// The first field: nanoseconds on a core.
+/// Reads the first field of `schedstat`: nanoseconds on a core.
 fn scheduled(schedstat: &Path) -> io::Result<Duration> {
     let text = fs::read_to_string(schedstat)?;
     let nanoseconds = text.split_whitespace().next().and_then(|field| field.parse().ok());
@@ -77,13 +80,14 @@ fn scheduled(schedstat: &Path) -> io::Result<Duration> {
         .ok_or_else(|| io::Error::other("no CPU time in schedstat"))
 }
 
-/// Fields 14 and 15 of a line of proc_pid_stat(5): user and system time of every thread, those that ended included.
+/// Adds fields 14 and 15 of a line of proc_pid_stat(5): user and system time of every thread,
+/// including those that ended.
 fn ticks(stat: &str) -> Option<u64> {
     let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(11);
     Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
 }
 
-/// A process and those below it.
+/// Returns a process and its descendants.
 fn family(pid: u32) -> io::Result<Vec<u32>> {
     let mut parents = Vec::new();
     for entry in fs::read_dir("/proc")? {
@@ -91,7 +95,7 @@ fn family(pid: u32) -> io::Result<Vec<u32>> {
         let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
-        // One that has ended since has no line.
+        // A process that has ended since has no line.
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         parents.extend(parent(&stat).map(|above| (pid, above)));
     }
@@ -109,7 +113,8 @@ fn family(pid: u32) -> io::Result<Vec<u32>> {
     Ok(family)
 }
 
-/// The fourth field of a line of proc_pid_stat(5). The second is a name in brackets, and may hold both blanks and brackets.
+/// Returns the fourth field of a line of proc_pid_stat(5). The second field is a name in brackets,
+/// and may hold both blanks and brackets.
 fn parent(stat: &str) -> Option<u32> {
     stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
 }
@@ -134,14 +139,14 @@ mod tests {
     #[test]
     fn a_thread_that_has_ended_loses_no_time() -> io::Result<()> {
         let used = Duration::from_millis(100);
-        // Without the children, which other tests make and end meanwhile.
+        // This leaves out the children, which other tests make and end meanwhile.
         let before = time_of_process(std::process::id())?;
         let thread = std::thread::spawn(move || {
             while scheduled(Path::new("/proc/thread-self/schedstat"))? < used {}
             io::Result::Ok(())
         });
         thread.join().expect("it does not panic")?;
-        // User and system time are each told in whole ticks.
+        // User and system time are each reported in whole ticks.
         let after = time_of_process(std::process::id())?;
         assert!(
             after - before >= used - Duration::from_millis(20),
@@ -160,7 +165,7 @@ mod tests {
     #[test]
     fn descriptors_and_pipes_of_a_child_are_counted() -> io::Result<()> {
         let ends: Vec<_> = (0..8).map(|_| io::pipe()).collect::<Result<_, _>>()?;
-        // A child beside, whose own descriptors count too.
+        // A child process, whose own descriptors count too.
         let mut child = Command::new("sleep").arg("60").spawn()?;
         let held = resources(std::process::id());
         child.kill()?;

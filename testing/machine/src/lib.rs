@@ -1,4 +1,5 @@
-//! What tests and measurements need of the machine: a core each for relay and load, cubic, and the kernel's own accounting.
+//! The machine for tests and measurements: a core each for relay and load, cubic, and the kernel's
+//! own accounting.
 
 #![forbid(unsafe_code)]
 
@@ -24,15 +25,16 @@ pub fn pin_to(core: usize) -> io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// Has the calling thread, and threads it starts, run on the first two cores.
+/// Lets the calling thread, and threads it starts, run on the first two cores.
 pub fn use_all_cores() -> io::Result<()> {
     let mut set = CpuSet::new();
     (0..2).for_each(|core| set.set(core));
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// Has the calling thread run only where no other wants to, and interrupted as soon as one does (`SCHED_IDLE`, sched(7)): the lowest
-/// priority among others does not do that, as each may use up its slice of some milliseconds.
+/// Lets the calling thread run only where no other thread wants to run, and be interrupted as soon
+/// as one does (`SCHED_IDLE`, sched(7)). The lowest nice level does not do that: each thread may
+/// use up its slice of some milliseconds.
 pub fn give_way_to_all() -> io::Result<()> {
     let thread = rustix::thread::gettid().to_string();
     let status = Command::new("chrt").args(["--idle", "--pid", "0", &thread]).status()?;
@@ -46,15 +48,17 @@ pub fn give_way_to_all() -> io::Result<()> {
 /// Set in the process that [`isolate`] starts.
 const ISOLATED: &str = "SPLICEWAY_BENCH_ISOLATED";
 
-/// Runs this program again in a network namespace of its own, whose loopback uses cubic. Pacing (bbr, some hosts' default)
-/// costs several times what a relay does and would be all one measures.
+/// Runs this program again in a network namespace of its own, whose loopback uses cubic. Pacing
+/// (bbr, the default of some hosts) costs several times as much as a relay, and would dominate the
+/// measurement.
 ///
-/// Returns what it runs under, in the process that is to measure; `None` in the one that has waited for it.
+/// Returns the conditions of the run in the process that is to measure. Returns `None` in the
+/// process that has waited for it.
 pub fn isolate() -> io::Result<Option<String>> {
     if env::var_os(ISOLATED).is_some() {
         ip("link set lo up")?;
         provide_ports();
-        // The address has a route of its own beside its network's, and goes before it.
+        // The address has a route of its own, which precedes the route of its network.
         for destination in ["127.0.0.0/8", "127.0.0.1"] {
             let route = "dev lo table local proto kernel scope host src 127.0.0.1 congctl cubic";
             ip(&format!("route replace local {destination} {route}"))?;
@@ -82,7 +86,8 @@ pub fn isolate() -> io::Result<Option<String>> {
     }
 }
 
-/// Asked apart from the run, so that a run that fails is not taken for a namespace that could not be made.
+/// Returns whether this process may make a network namespace. This is apart from the run, so that a
+/// run that fails is not mistaken for a namespace that could not be made.
 fn namespaces_permitted() -> bool {
     Command::new("unshare")
         .args(["--net", "--", "true"])
@@ -91,15 +96,16 @@ fn namespaces_permitted() -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// Ports for a churn of connections, each of which keeps its own for a minute; and for connections to one address, again after a second.
-/// The defaults do for most runs, so one that may not change them goes on with them.
+/// Provides ports for many short connections, each of which keeps its port for a minute. Lets
+/// connections to one address use a port again after a second. The defaults are enough for most
+/// runs, so a run that may not change them continues with them.
 fn provide_ports() {
     for (name, value) in [("ip_local_port_range", "1024 65535"), ("tcp_tw_reuse", "1")] {
         let _ = fs::write(format!("/proc/sys/net/ipv4/{name}"), value);
     }
 }
 
-/// What a connection over loopback really uses.
+/// Returns the congestion control that a connection over loopback really uses.
 fn congestion_control() -> io::Result<String> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let socket = TcpStream::connect(listener.local_addr()?)?;
@@ -115,23 +121,24 @@ fn ip(arguments: &str) -> io::Result<()> {
     }
 }
 
-/// Whether somebody in this thread's network namespace listens on a port of IPv4. A connection, to find that out, would be a session.
+/// Returns whether a program in this thread's network namespace listens on this IPv4 port. A test
+/// by connection would start a session.
 pub fn is_listening(port: u16) -> io::Result<bool> {
     // proc_net_tcp(5): local address, remote address, state; 0A is LISTEN.
     let listening = format!(":{port:04X} 00000000:0000 0A");
     Ok(fs::read_to_string("/proc/thread-self/net/tcp")?.contains(&listening))
 }
 
-/// The same for IPv4 and IPv6, whichever address the listener has.
+/// Returns the same for IPv4 and IPv6, whichever address the listener has.
 pub fn is_listening_any(port: u16) -> io::Result<bool> {
     let listening = format!(":{port:04X} 00000000000000000000000000000000:0000 0A");
     Ok(is_listening(port)? || fs::read_to_string("/proc/thread-self/net/tcp6")?.contains(&listening))
 }
 
-/// Permits this process, and those it starts, as many descriptors as the hard limit has.
+/// Raises the descriptor limit of this process, and of those it starts, to the hard limit.
 ///
 /// # Errors
-/// These are fewer than needed.
+/// Returns an error if the hard limit is lower than needed.
 pub fn raise_descriptor_limit(needed: u64) -> io::Result<()> {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -147,7 +154,8 @@ pub fn raise_descriptor_limit(needed: u64) -> io::Result<()> {
     }
 }
 
-/// Memory of the kernel's own objects, of which sockets and pipes are some: `Slab` of proc_meminfo(5).
+/// Returns the memory of the kernel's own objects, such as sockets and pipes: `Slab` of
+/// proc_meminfo(5).
 pub fn slab_kib() -> io::Result<u64> {
     let meminfo = fs::read_to_string("/proc/meminfo")?;
     let slab = meminfo.lines().find_map(|line| line.strip_prefix("Slab:"));
@@ -155,7 +163,7 @@ pub fn slab_kib() -> io::Result<u64> {
         .ok_or_else(|| io::Error::other("no Slab in /proc/meminfo"))
 }
 
-/// One line on the machine, for whoever reads the numbers elsewhere.
+/// Returns one line about the machine, for readers of the numbers elsewhere.
 pub fn describe() -> String {
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -163,7 +171,7 @@ pub fn describe() -> String {
         .lines()
         .find_map(|line| line.strip_prefix("model name"))
         .unwrap_or("");
-    // All of them, and not those that the caller has pinned itself to.
+    // All cores, and not only those that the caller has pinned itself to.
     let cores = cpuinfo.lines().filter(|line| line.starts_with("processor")).count();
     format!(
         "{}, {cores} cores, Linux {}",

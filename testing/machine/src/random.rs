@@ -1,17 +1,17 @@
-//! Numbers that a seed repeats: SplitMix64 (Steele, Lea, Flood 2014).
+//! Random numbers that a seed repeats: SplitMix64 (Steele, Lea, Flood 2014).
 
 /// A generator; its seed is all its state.
 #[derive(Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence of a seed.
+    /// Starts the sequence of a seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     #[expect(clippy::should_implement_trait, reason = "it has no end")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -21,25 +21,28 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// From 0 to below 1, as finely as an `f64` has it throughout.
+    /// Returns a number from 0 to below 1, in even steps as fine as an `f64` has everywhere in that
+    /// range.
     pub fn fraction(&mut self) -> f64 {
         const BITS: u32 = f64::MANTISSA_DIGITS;
         (self.next() >> (u64::BITS - BITS)) as f64 / (1_u64 << BITS) as f64
     }
 
-    /// A number of the range, its ends included; the bias of the remainder does not matter here.
+    /// Returns a number of the range, its ends included. The bias of the remainder does not matter
+    /// here.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.next() % (high - low + 1)
     }
 
-    /// A number of the range whose *order of magnitude* is even: as many from 1 to 2 KiB as from 1 to 2 MiB.
+    /// Returns a number of the range whose *order of magnitude* is uniform: as many from 1 to 2 KiB
+    /// as from 1 to 2 MiB.
     pub fn magnitude(&mut self, low: u64, high: u64) -> u64 {
         let doublings = (high / low).max(1).ilog2();
         let base = low << self.between(0, u64::from(doublings));
         self.between(base, (2 * base).min(high).max(base))
     }
 
-    /// True once in so many times, on average.
+    /// Returns true once in `count` times, on average.
     pub fn one_in(&mut self, count: u64) -> bool {
         self.next().is_multiple_of(count)
     }

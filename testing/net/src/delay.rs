@@ -1,11 +1,13 @@
-//! A delay line: a link with a distance, a rate, a queue and a loss, between TUN devices of two namespaces.
+//! A delay line: a link with a distance, a rate, a queue and a loss, between TUN devices of two
+//! namespaces.
 //!
 //! ```text
 //!   node ── TUN ──▶ read ─▶ queue at the rate ─▶ wait for the delay ─▶ write ──▶ TUN ── node
 //! ```
 //!
-//! One thread carries both directions, on the cores of the thread that made the link. A packet that TCP hands over
-//! uncut (GSO) stays uncut, arrives when its last segment would, and loses single segments.
+//! One thread carries both directions, on the cores of the thread that made the link. A packet that
+//! TCP hands over uncut (GSO) stays uncut, arrives when its last segment would, and loses single
+//! segments.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -23,20 +25,21 @@ use rustix::thread::set_current_timer_slack;
 use crate::packet::{self, Packet};
 use crate::tun::HEADER;
 
-/// What a link does to each of its two directions.
+/// The properties of a link, the same for each of its two directions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Line {
     /// Time that a packet takes from one end to the other.
     pub delay: Duration,
-    /// Bits per second, of IP packets; `None` for as many as the machine carries.
+    /// Bits per second, of IP packets. `None` is the highest rate that the machine carries.
     pub rate: Option<NonZeroU64>,
-    /// Bytes that may wait for their turn. A packet for which there is no room is dropped.
+    /// Bytes that may wait in the queue. The link drops a packet for which there is no room.
     pub queue: usize,
-    /// Of segments, the part that is lost: 0.001 is one in a thousand. The same ones each time.
+    /// The fraction of segments that is lost: 0.001 is one in a thousand. Each run loses the same
+    /// segments.
     pub loss: f64,
 }
 
-/// What has become of the segments of a link, both directions together.
+/// Counts of the segments of a link, both directions together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Carried {
     /// Segments that arrived.
@@ -98,7 +101,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A panic there has printed itself, and shows as packets that do not arrive.
+            // A panic of the thread has printed itself, and shows as packets that do not arrive.
             let _ = thread.join();
         }
     }
@@ -115,9 +118,9 @@ struct Directions {
 
 #[derive(Default)]
 struct Way {
-    /// In order of time, as all wait equally long.
+    /// In order of time, as all packets wait equally long.
     packets: VecDeque<(Instant, Packet)>,
-    /// When the last of them has left the queue.
+    /// The time at which the last packet leaves the queue.
     sent: Option<Instant>,
 }
 
@@ -165,7 +168,7 @@ impl Directions {
 
     fn read(&mut self, end: usize, room: &mut [u8]) {
         for _ in 0..BURST {
-            // An error is a device that has nothing more, or that is down for good.
+            // An error means that the device has nothing more, or that it is down for good.
             let Ok(bytes) = (&self.ends[end]).read(room) else {
                 return;
             };
@@ -183,7 +186,7 @@ impl Directions {
         let mut leaves = now;
         if let Some(rate) = self.line.rate {
             let nanos = |bytes: usize| Duration::from_nanos((bytes as u64 * 8).saturating_mul(1_000_000_000) / rate);
-            // What waits already, and this: a queue that is empty takes any packet.
+            // The bytes that wait already, and this packet. An empty queue takes any packet.
             if free > now && free - now + nanos(bytes) > nanos(self.line.queue) {
                 self.counts.dropped.fetch_add(segments as u64, Ordering::Relaxed);
                 return;
@@ -211,7 +214,7 @@ impl Directions {
                 return;
             }
             let segments = packet::on_wire(packet).0 as u64;
-            // A device refuses when it is down, and then nobody waits for the packet.
+            // A device that is down refuses the packet, and then nothing waits for it.
             if (&self.ends[1 - end]).write(packet).is_ok() {
                 self.counts.delivered.fetch_add(segments, Ordering::Relaxed);
             }
@@ -220,7 +223,7 @@ impl Directions {
     }
 }
 
-/// From 0 to below 1: xorshift64* (Vigna 2016).
+/// Returns a number from 0 to below 1: xorshift64* (Vigna 2016).
 fn random(state: &mut u64) -> f64 {
     *state ^= *state >> 12;
     *state ^= *state << 25;
@@ -242,14 +245,14 @@ mod tests {
         loss: 0.0,
     };
 
-    /// A connection over one such link, or `None` where there can be no namespaces.
+    /// Returns a connection over one such link, or `None` where there can be no namespaces.
     fn connect(line: Line) -> Option<(Net, TcpStream, TcpStream)> {
         let net = Net::chain_of(&[Link::Far(line)])?;
         let (client, server) = net.connect(0, 1, Family::V4).expect("neighbours");
         Some((net, client, server))
     }
 
-    /// Sends so many bytes, and checks that the same arrive.
+    /// Sends this many bytes, and checks that the same bytes arrive.
     fn transfer(client: &mut TcpStream, server: &mut TcpStream, bytes: usize) {
         let sent: Vec<u8> = (0..bytes).map(|at| (at % 251) as u8).collect();
         thread::scope(|scope| {
@@ -288,7 +291,8 @@ mod tests {
         };
         transfer(&mut client, &mut server, 2 << 20);
         let carried = net.carried(0);
-        // 1,449 full segments, and more to repeat: that two in a hundred lose none of them is out of the question.
+        // There are 1,449 full segments and those sent again. At 2 % loss it is out of the question
+        // that none is lost.
         assert!(carried.delivered >= 1449 && carried.lost > 0, "{carried:?}");
         assert_eq!(carried.dropped, 0);
         assert!(net.node(0).counter("RetransSegs") > 0);

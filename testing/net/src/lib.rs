@@ -1,16 +1,20 @@
-//! Network namespaces in a row, joined by veth pairs of MTU 1500: real segments, with the kernel's offloads or without.
+//! Network namespaces in a row, joined by veth pairs of MTU 1500: real segments, with the kernel's
+//! offloads or without.
 //!
 //! ```text
 //!   node 0 ── right ═══ left ── node 1 ── right ═══ left ── node 2 …
 //!        10.77.0.1     10.77.0.2      10.77.1.1     10.77.1.2
 //! ```
 //!
-//! No namespace has a name: each lives as long as a child that reads from a pipe of ours, and the sockets in it. So it goes with
-//! whatever made it, whether that returns, panics or is killed, and runs at the same time never meet.
+//! A namespace has no name. It lives as long as a child process that reads from a pipe of this
+//! process, and as long as the sockets in it. So it disappears when the process that made it
+//! returns, panics or is killed, and concurrent runs never meet.
 //!
-//! A link may be a delay line instead ([`Line`]): a distance, a rate and a loss, between TUN devices.
+//! A link may be a delay line instead ([`Line`]): a distance, a rate and a loss, between TUN
+//! devices.
 //!
-//! It takes the right to make namespaces, and `unshare`, `ip`, `ethtool` and `tc` on `PATH`. A test is skipped without them.
+//! The crate needs the right to make namespaces, and `unshare`, `ip`, `ethtool` and `tc` on `PATH`.
+//! Without them, tests are skipped.
 mod delay;
 mod node;
 mod packet;
@@ -30,19 +34,20 @@ pub use tool::{has_localhost, has_tool};
 /// Payload of a full segment: 1,500 bytes less the headers of IPv4 and TCP, with its timestamps.
 pub const SEGMENT: usize = 1448;
 
-/// What both ends of a link do with large sends and with trains of segments.
+/// How both ends of a link treat large sends and trains of segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offloads {
-    /// The default of a veth: what a sender writes crosses in pieces of up to 64 KiB.
+    /// The default of a veth: writes of a sender cross in pieces of up to 64 KiB.
     On,
     /// Every segment crosses alone, and is received alone.
     Off,
-    /// Every segment crosses alone, and the receiver puts trains together, as behind a network card.
+    /// Every segment crosses alone, and the receiver joins trains of segments, as behind a network
+    /// card.
     Gro,
 }
 
 impl Offloads {
-    /// Each of them.
+    /// All variants.
     pub const ALL: [Self; 3] = [Self::On, Self::Off, Self::Gro];
 
     fn switches(self) -> Option<&'static str> {
@@ -54,7 +59,7 @@ impl Offloads {
     }
 }
 
-/// What joins two neighbours.
+/// The link between two neighbours.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Link {
     /// A veth pair.
@@ -85,23 +90,23 @@ pub enum Family {
 #[derive(Debug)]
 pub struct Net {
     nodes: Vec<Node>,
-    /// By link: the delay lines among them.
+    /// The delay lines, by link. A veth pair has none.
     lines: Vec<Option<Running>>,
 }
 
 impl Net {
-    /// So many nodes, each linked to the next, and cubic on every route.
+    /// Makes this many nodes, each linked to the next, with cubic on every route.
     ///
     /// # Errors
-    /// What is missing: the privilege (`PermissionDenied`), or a program (`NotFound`).
+    /// Returns `PermissionDenied` if the privilege is missing, and `NotFound` if a program is.
     pub fn new(count: usize, offloads: Offloads) -> io::Result<Self> {
         Self::joined_by(&vec![Link::Veth(offloads); count - 1])
     }
 
-    /// As many nodes as these links join, in order, and cubic on every route.
+    /// Makes as many nodes as these links join, in order, with cubic on every route.
     ///
     /// # Errors
-    /// What is missing: the privilege (`PermissionDenied`), or a program (`NotFound`).
+    /// Returns `PermissionDenied` if the privilege is missing, and `NotFound` if a program is.
     pub fn joined_by(links: &[Link]) -> io::Result<Self> {
         let programs = [("unshare", "util-linux"), ("ip", "iproute2"), ("ethtool", "ethtool")];
         let used = if links.iter().any(|link| link.switches().is_some()) {
@@ -132,19 +137,20 @@ impl Net {
         Ok(net)
     }
 
-    /// The same for a test. `None` where the privilege or a program is missing; says so.
+    /// Calls [`Net::new`] for a test. If the privilege or a program is missing, prints that the
+    /// test is skipped and returns `None`.
     ///
     /// # Panics
-    /// If anything else fails.
+    /// Panics if anything else fails.
     #[must_use]
     pub fn chain(count: usize, offloads: Offloads) -> Option<Self> {
         Self::chain_of(&vec![Link::Veth(offloads); count - 1])
     }
 
-    /// [`Net::joined_by`] for a test, likewise.
+    /// Calls [`Net::joined_by`] for a test, in the same way.
     ///
     /// # Panics
-    /// If anything else fails.
+    /// Panics if anything else fails.
     #[expect(clippy::print_stdout, reason = "a skipped test says why")]
     #[must_use]
     pub fn chain_of(links: &[Link]) -> Option<Self> {
@@ -158,17 +164,18 @@ impl Net {
         }
     }
 
-    /// Client, relay and server, for a test.
+    /// Makes a net of client, relay and server for a test, as [`Net::chain`] does.
     #[must_use]
     pub fn of_three(offloads: Offloads) -> Option<Self> {
         Self::chain(3, offloads)
     }
 
-    /// Bounds what a receiver lets on the way to itself, to a few dozen segments. Else a sender may have more of them on the way
-    /// than a veth queues (256 with GRO, 1,000 without), and a test waits for timers of TCP.
+    /// Limits the receive windows to a few dozen segments. Otherwise a sender may have more
+    /// segments in flight than a veth queues (256 with GRO, 1,000 without). A test then waits for
+    /// timers of TCP.
     ///
     /// # Errors
-    /// Of a file below `/proc/sys`.
+    /// Returns the error of a file below `/proc/sys`.
     pub fn with_small_windows(self) -> io::Result<Self> {
         for node in &self.nodes {
             node.inside(|| std::fs::write("/proc/sys/net/ipv4/tcp_rmem", "4096 131072 131072"))?;
@@ -176,10 +183,10 @@ impl Net {
         Ok(self)
     }
 
-    /// Has nodes pass on what is not for them, over IPv4, so that those reach each other which are not neighbours.
+    /// Makes nodes forward IPv4 packets, so that nodes which are not neighbours reach each other.
     ///
     /// # Errors
-    /// Of `ip`, or of a file below `/proc/sys`.
+    /// Returns the error of `ip`, or of a file below `/proc/sys`.
     pub fn with_forwarding(self) -> io::Result<Self> {
         for (index, node) in self.nodes.iter().enumerate() {
             let routes: Vec<String> = (0..self.nodes.len() - 1)
@@ -198,29 +205,30 @@ impl Net {
         Ok(self)
     }
 
-    /// One node, counted from 0.
+    /// Returns one node, counted from 0.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// Panics if there is no such node.
     #[must_use]
     pub fn node(&self, index: usize) -> &Node {
         &self.nodes[index]
     }
 
-    /// All of them.
+    /// Returns all nodes.
     #[must_use]
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
-    /// A connection that one node opens to a neighbour: both ends, the caller's first, without `NODELAY`.
+    /// Opens a connection from one node to a neighbour. Returns both ends, the caller's first,
+    /// without `NODELAY`.
     ///
     /// # Errors
-    /// Of the sockets; and where they do not use cubic: the host's own choice may be one that paces, which no route of another namespace
-    /// inherits.
+    /// Returns the errors of the sockets, and an error where they do not use cubic. The host's own
+    /// choice may be one that paces, and a route of another namespace does not inherit it.
     ///
     /// # Panics
-    /// If they are no neighbours.
+    /// Panics if the nodes are no neighbours.
     pub fn connect(&self, from: usize, to: usize, family: Family) -> io::Result<(TcpStream, TcpStream)> {
         assert_eq!(from.abs_diff(to), 1, "only neighbours are joined");
         let address = address(from.min(to), to > from, family);
@@ -237,11 +245,12 @@ impl Net {
         Ok((connected, accepted))
     }
 
-    /// From now on each end of each link loses one in a hundred of the packets it receives, and sends one in twenty by a slow
-    /// queue, so that later ones overtake it: classifiers of classic BPF roll the dice.
+    /// Makes each end of each link lose 1 in 100 of the packets it receives. Each end sends 1 in 20
+    /// by a slow queue, so that later packets overtake it. Classifiers of classic BPF roll the
+    /// dice.
     ///
     /// # Errors
-    /// What a kernel lacks.
+    /// Returns an error if the kernel lacks a feature.
     pub fn lose_and_reorder(&self) -> io::Result<()> {
         // ld rand; mod 100; jeq 0, lose; ret
         let lose = "5,32 0 0 4294963256,148 0 0 100,21 0 1 0,6 0 0 2,6 0 0 0";
@@ -263,10 +272,10 @@ impl Net {
         Ok(())
     }
 
-    /// What a delay line has done so far.
+    /// Returns the counts of a delay line so far.
     ///
     /// # Panics
-    /// If that link is none.
+    /// Panics if that link is no delay line.
     #[must_use]
     pub fn carried(&self, link: usize) -> Carried {
         self.lines[link].as_ref().expect("a delay line").carried()
@@ -301,7 +310,7 @@ impl Net {
                 format!("address add {v6}/64 dev {device} nodad"),
                 format!("link set {device} up"),
                 format!("route replace 10.77.{link}.0/24 dev {device} src {v4} congctl cubic"),
-                // Before the route that came with the address, which it does not replace.
+                // This route precedes the one that came with the address, and does not replace it.
                 format!("route replace 2001:db8:{link}::/64 dev {device} metric 1 congctl cubic"),
             ])?;
             if let Some(switches) = offloads.switches() {
@@ -312,10 +321,10 @@ impl Net {
     }
 }
 
-/// The address of one end of a link.
+/// Returns the address of one end of a link.
 ///
 /// # Panics
-/// If there are more than 256 links.
+/// Panics if there are more than 256 links.
 #[must_use]
 pub fn address(link: usize, is_right: bool, family: Family) -> IpAddr {
     let (link, host) = (u8::try_from(link).expect("a link's number"), 1 + u8::from(is_right));

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// A namespace, for as long as this lives or a socket in it.
+/// A namespace. It lives as long as this value, or a socket in it.
 #[derive(Debug)]
 pub struct Node {
     namespace: File,
@@ -46,16 +46,17 @@ impl Node {
     /// Moves the calling thread into this namespace, for good.
     ///
     /// # Errors
-    /// Of setns(2).
+    /// Returns the errors of setns(2).
     pub fn enter(&self) -> io::Result<()> {
         enter(&self.namespace)
     }
 
-    /// Does `work` in this namespace, and comes back, also where it panics. Sockets made there belong to it, whoever uses them later;
-    /// so do threads and programs started there.
+    /// Runs `work` in this namespace, and comes back even if it panics. Sockets made there belong
+    /// to the namespace, whichever thread uses them later. Threads and programs started there
+    /// belong to it too.
     ///
     /// # Panics
-    /// As `work` does.
+    /// Panics if `work` does.
     pub fn inside<T>(&self, work: impl FnOnce() -> T) -> T {
         let _visit = Visit::begin(self).expect("it was entered when it was made");
         work()
@@ -64,7 +65,7 @@ impl Node {
     /// Runs commands of ip(8), in one process.
     ///
     /// # Errors
-    /// What it says.
+    /// Returns an error with the output of `ip`.
     pub fn ip(&self, commands: &[String]) -> io::Result<()> {
         self.run("ip", "-batch -", &commands.join("\n"))
     }
@@ -101,13 +102,14 @@ impl Node {
         )))
     }
 
-    /// Has one core process whatever this namespace receives, as the core of a host of its own would (`rps_cpus`).
+    /// Makes one core process whatever this namespace receives, as the core of a host of its own
+    /// would (`rps_cpus`).
     ///
     /// # Errors
-    /// What the kernel or a program lacks.
+    /// Returns an error if the kernel or a program lacks a feature.
     pub fn receive_on(&self, core: usize) -> io::Result<()> {
         let mask = format!("{:x}", 1_u64 << core);
-        // What /sys shows is of the namespace that mounted it.
+        // /sys shows the namespace that mounted it.
         let script =
             "mount -t sysfs sysfs /sys && for file in /sys/class/net/*/queues/rx-*/rps_cpus; do echo $0 >$file; done";
         let output = self.inside(|| {
@@ -123,15 +125,16 @@ impl Node {
         }
     }
 
-    /// The process that keeps it, which is in it.
+    /// Returns the process that keeps the namespace and is in it.
     pub(crate) fn process(&self) -> u32 {
         self.keeper.id()
     }
 
-    /// A counter of this namespace's IPv4 or TCP, by its name in /proc/net/snmp or /proc/net/netstat.
+    /// Returns a counter of this namespace's IPv4 or TCP, by its name in /proc/net/snmp or
+    /// /proc/net/netstat.
     ///
     /// # Panics
-    /// If there is none of that name.
+    /// Panics if there is no counter of that name.
     #[must_use]
     pub fn counter(&self, name: &str) -> u64 {
         let read = |file| fs::read_to_string(format!("/proc/thread-self/net/{file}")).expect("the kernel's counters");
@@ -139,7 +142,7 @@ impl Node {
         let mut lines = counters
             .lines()
             .filter(|line| line.starts_with("Ip") || line.starts_with("Tcp"));
-        // A line of names, then one of values.
+        // A line of names precedes one of values.
         while let (Some(names), Some(values)) = (lines.next(), lines.next()) {
             let mut both = names.split(' ').zip(values.split(' '));
             if let Some((_, value)) = both.find(|(have, _)| *have == name) {
@@ -149,10 +152,11 @@ impl Node {
         panic!("no counter {name}")
     }
 
-    /// Frames that a device has sent: one of up to 64 KiB where it leaves cutting to another.
+    /// Returns the number of frames that a device has sent. A frame has up to 64 KiB where the
+    /// device leaves the cutting to another.
     ///
     /// # Panics
-    /// If there is no such device.
+    /// Panics if there is no such device.
     #[must_use]
     pub fn frames_sent(&self, device: &str) -> u64 {
         let devices = self.inside(|| fs::read_to_string("/proc/thread-self/net/dev").expect("the kernel's counters"));
@@ -163,20 +167,20 @@ impl Node {
             .split_whitespace()
             .map(|count| count.parse().expect("a count"))
             .collect();
-        // Eight counts of what came in, then bytes and packets of what went out.
+        // Eight counts of received traffic precede the bytes and packets that were sent.
         counts[9]
     }
 }
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // Its input ends, so it does.
+        // The end of its input ends the process.
         drop(self.keeper.stdin.take());
         let _ = self.keeper.wait();
     }
 }
 
-/// The calling thread in a namespace; back in its own when this is dropped.
+/// A visit of the calling thread to a namespace. Dropping it takes the thread back to its own.
 struct Visit {
     home: File,
 }

@@ -9,7 +9,7 @@ use crate::tun::HEADER;
 
 const GSO_NONE: u8 = 0;
 const GSO_TCP_V4: u8 = 1;
-/// Congestion was notified (`VIRTIO_NET_HDR_GSO_ECN`), beside the type.
+/// A flag beside the type: congestion was notified (`VIRTIO_NET_HDR_GSO_ECN`).
 const GSO_ECN: u8 = 0x80;
 
 const FIN_PSH: u8 = 0x01 | 0x08;
@@ -18,7 +18,8 @@ const CWR: u8 = 0x80;
 /// A packet with its header, as read from the device.
 pub(crate) type Packet = Vec<u8>;
 
-/// Segments that the packet becomes on a wire, and the bytes of all of them there, without those of a link.
+/// Returns the number of segments that the packet becomes on a wire, and their bytes there without
+/// the headers of a link.
 pub(crate) fn on_wire(packet: &[u8]) -> (usize, usize) {
     let bytes = packet.len() - HEADER;
     match Cut::of(packet) {
@@ -27,8 +28,8 @@ pub(crate) fn on_wire(packet: &[u8]) -> (usize, usize) {
     }
 }
 
-/// What is left of a packet that loses the segments for which `is_lost` says so: one packet for each run of
-/// segments that stay together.
+/// Returns the rest of a packet that loses the segments for which `is_lost` says so: one packet for
+/// each run of segments that stay together.
 pub(crate) fn lose(packet: Packet, mut is_lost: impl FnMut() -> bool) -> Vec<Packet> {
     let Some(cut) = Cut::of(&packet) else {
         return if is_lost() { Vec::new() } else { vec![packet] };
@@ -61,7 +62,7 @@ struct Cut {
 }
 
 impl Cut {
-    /// `None` for a packet that is one segment, or not TCP over IPv4.
+    /// Returns `None` for a packet that is one segment, or not TCP over IPv4.
     fn of(packet: &[u8]) -> Option<Self> {
         let size = usize::from(u16::from_ne_bytes([packet[4], packet[5]]));
         if packet[1] & !GSO_ECN != GSO_TCP_V4 || size == 0 {
@@ -78,7 +79,7 @@ impl Cut {
         })
     }
 
-    /// A packet of `count` segments, from the segment `first` on.
+    /// Returns a packet of `count` segments, from the segment `first` on.
     fn run(&self, whole: &[u8], first: usize, count: usize) -> Packet {
         let from = self.payload + first * self.size;
         let to = (from + count * self.size).min(whole.len());
@@ -104,7 +105,7 @@ impl Cut {
         if first + count < self.segments {
             packet[tcp + 13] &= !FIN_PSH;
         }
-        // The kernel left the sum of the pseudo-header here, of which the length is a part.
+        // The kernel left the sum of the pseudo-header here, which includes the length.
         let pseudo = [
             &packet[ip + 12..ip + 20],
             &[0, 6],
@@ -125,7 +126,7 @@ fn put(packet: &mut [u8], at: usize, value: u16) {
     packet[at..at + 2].copy_from_slice(&value.to_be_bytes());
 }
 
-/// The sum of the Internet checksum (RFC 1071), not complemented.
+/// Returns the sum of the Internet checksum (RFC 1071), not complemented.
 fn sum(bytes: &[u8]) -> u16 {
     let words = bytes
         .chunks(2)
@@ -141,7 +142,8 @@ fn sum(bytes: &[u8]) -> u16 {
 mod tests {
     use super::*;
 
-    /// A packet of `segments` full segments of 10 bytes and one of 5, from sequence number 1,000 on, with FIN.
+    /// Returns a packet of `segments` full segments of 10 bytes and one of 5, from sequence number
+    /// 1,000 on, with FIN.
     fn uncut(segments: u8) -> Packet {
         let mut packet = vec![0; HEADER + 40];
         packet[1] = GSO_TCP_V4;

@@ -1,9 +1,10 @@
-//! What some tests need and a machine may lack.
+//! Checks for programs and settings that some tests need and a machine may lack.
 
 use std::env;
 use std::net::ToSocketAddrs;
 
-/// Whether `program` is in a folder of `PATH`. If not, prints that the test is skipped and which Debian package has the program.
+/// Returns whether `program` is in a folder of `PATH`. If not, prints that the test is skipped and
+/// which Debian package has the program.
 #[expect(clippy::print_stdout, reason = "a skipped test says why")]
 #[must_use]
 pub fn has_tool(program: &str, package: &str) -> bool {
@@ -14,7 +15,8 @@ pub fn has_tool(program: &str, package: &str) -> bool {
     lacking.is_none()
 }
 
-/// Whether the C library knows `localhost`. If not, prints that the test is skipped: a root made by debootstrap has no `/etc/hosts`.
+/// Returns whether the C library knows `localhost`. If not, prints that the test is skipped. A root
+/// made by debootstrap has no `/etc/hosts`.
 #[expect(clippy::print_stdout, reason = "a skipped test says why")]
 #[must_use]
 pub fn has_localhost() -> bool {
@@ -25,7 +27,7 @@ pub fn has_localhost() -> bool {
     is_known
 }
 
-/// What a machine without `program` needs.
+/// Returns the need of a machine without `program`, in words.
 pub(crate) fn lacking(program: &str, package: &str) -> Option<String> {
     let path = env::var_os("PATH").unwrap_or_default();
     let is_there = env::split_paths(&path).any(|folder| folder.join(program).is_file());

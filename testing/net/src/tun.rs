@@ -1,4 +1,4 @@
-//! TUN devices: IP packets as a program reads and writes them. The kernel passes what TCP sends in one
+//! TUN devices: a program reads and writes IP packets. The kernel passes what TCP sends in one
 //! piece (GSO) in one piece, with a header that says how to cut it.
 //!
 //! This file alone calls `ioctl`, which the rest of the crate forbids.
@@ -24,11 +24,12 @@ const IFF_TUN: u16 = 0x0001;
 const IFF_NO_PI: u16 = 0x1000;
 const IFF_VNET_HDR: u16 = 0x4000;
 
-/// Checksums are left to the receiver (`TUN_F_CSUM`), and TCP over IPv4 arrives uncut (`TUN_F_TSO4`).
+/// Checksums are left to the receiver (`TUN_F_CSUM`), and TCP over IPv4 arrives uncut
+/// (`TUN_F_TSO4`).
 const OFFLOADS: usize = 0x01 | 0x02;
 
-/// Makes the device `name` in the network namespace of the calling thread. It goes when the file is
-/// closed. Reads and writes do not block.
+/// Makes the device `name` in the network namespace of the calling thread. The device disappears
+/// when the file is closed. Reads and writes do not block.
 pub(crate) fn open(name: &str) -> io::Result<File> {
     let file = OpenOptions::new()
         .read(true)
@@ -39,7 +40,7 @@ pub(crate) fn open(name: &str) -> io::Result<File> {
     request[..name.len()].copy_from_slice(name.as_bytes());
     let flags = IFF_TUN | IFF_NO_PI | IFF_VNET_HDR;
     request[16..18].copy_from_slice(&flags.to_ne_bytes());
-    // SAFETY: TUNSETIFF reads and writes one `ifreq`, of which the kernel's is 40 bytes long.
+    // SAFETY: TUNSETIFF reads and writes one `ifreq`, which is 40 bytes long in the kernel.
     let made: Result<(), Errno> = unsafe { ioctl(&file, Updater::<TUNSETIFF, InterfaceRequest>::new(&mut request)) };
     made?;
     // SAFETY: TUNSETOFFLOAD takes a number in place of a pointer.

@@ -1,4 +1,5 @@
-//! The load: so many connections at a time through the program, each replaced when it ends, and the server behind it.
+//! The load: this many concurrent connections through the program, each replaced when it ends, and
+//! the server behind the program.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,7 +17,7 @@ use super::plan::{Kind, Session, Side};
 use super::tally::Tally;
 use spliceway_machine::Random;
 
-/// What the tasks of a load share.
+/// State that the tasks of a load share.
 pub(super) struct Load {
     pub(super) seed: u64,
     pub(super) pattern: Pattern,
@@ -30,13 +31,13 @@ pub(super) struct Load {
     moved: Mutex<Vec<(u64, u64)>>,
 }
 
-/// When no further connection is begun.
+/// The limits after which no further connection begins.
 pub(super) struct Until {
     pub(super) bytes: u64,
     pub(super) time: Option<Instant>,
 }
 
-/// Connections the server has, and those that ended without a name.
+/// The connections of the server, and the number of those that ended without a name.
 #[derive(Default)]
 struct Served {
     sessions: JoinSet<()>,
@@ -57,7 +58,7 @@ impl Load {
         }
     }
 
-    /// Runs to the end of the last connection, on both sides.
+    /// Runs until the last connection has ended, on both sides.
     pub(super) async fn run(self: Arc<Self>, connections: u64, listener: &TcpListener) -> io::Result<()> {
         let mut clients = JoinSet::new();
         for _ in 0..connections {
@@ -85,7 +86,8 @@ impl Load {
         });
     }
 
-    /// The clients are gone: what the program still brings, and then nothing for as long as a connection can take to come.
+    /// Serves what the program still brings after the clients are gone. Returns when nothing has
+    /// come for as long as a connection can take to arrive.
     async fn finish(self: &Arc<Self>, listener: &TcpListener, served: &mut Served) {
         const LAST_ARRIVAL: Duration = Duration::from_millis(500);
         loop {
@@ -150,7 +152,7 @@ impl Load {
         Ok(())
     }
 
-    /// Whether the connection ended without having said which it is.
+    /// Serves one connection. Returns whether it ended without having said which it is.
     async fn serve(&self, socket: TcpStream) -> bool {
         match self.play_server(socket).await {
             Ok(named) => !named,
@@ -196,7 +198,8 @@ impl Load {
         }
     }
 
-    /// A single session may be cut short by time, so that its length is known only now: all that was sent was received.
+    /// Compares the two ends of a single session: all that was sent must have been received. Time
+    /// may cut it short, so its length is known only now.
     fn compare_ends(&self) {
         let moved = self.moved.lock().expect("nobody panics with it");
         let whole = matches!(moved[..], [(sent, received), other] if other == (received, sent));

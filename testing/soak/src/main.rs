@@ -1,4 +1,5 @@
-//! Minutes or hours of load on the program that is verified byte for byte, while its memory, descriptors, pipes and CPU are watched.
+//! Minutes or hours of load through the program. Every byte is verified, and the program's memory,
+//! descriptors, pipes and CPU time are watched.
 
 #![forbid(unsafe_code)]
 
@@ -32,26 +33,26 @@ use spliceway_machine as machine;
 use watch::{COLUMNS, Finding, Sample, Weight};
 
 const GIB: f64 = (1 << 30) as f64;
-/// The longest queue of a listener (`net.core.somaxconn`) is as long.
+/// The most connections, which the longest queue of a listener (`net.core.somaxconn`) holds.
 const CONNECTIONS_MAX: u32 = 4096;
 
-/// Minutes or hours of load on the program that is verified byte for byte, while its memory,
-/// descriptors, pipes and CPU time are watched.
+/// Puts minutes or hours of load on the program, verifies every byte, and watches its memory,
+/// descriptors, pipes and CPU time.
 #[derive(Parser, Debug)]
 struct Options {
-    /// Stop after so many GiB, both ways together [default: no such limit]
+    /// Stop after this many GiB, both directions together [default: no limit]
     #[arg(long, value_parser = positive)]
     gib: Option<f64>,
-    /// Begin nothing after so many minutes [default: 1, or no such limit where there is one of GiB]
+    /// Begin no connection after this many minutes [default: 1, or no limit if there is one of GiB]
     #[arg(long, value_parser = positive)]
     minutes: Option<f64>,
-    /// Connections at a time: a mix of all kinds, or one single bulk transfer
+    /// Concurrent connections: a mix of all kinds; 1 is a single bulk transfer
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=u64::from(CONNECTIONS_MAX)))]
     conns: u64,
-    /// The single transfer goes both ways, half the bytes each
+    /// Send half of the bytes of the single transfer in each direction
     #[arg(long)]
     both_ways: bool,
-    /// What all that is random comes from [default: the clock]
+    /// Seed of everything random [default: the clock]
     #[arg(long)]
     seed: Option<u64>,
 }
@@ -74,7 +75,8 @@ impl Options {
         minutes.map(|minutes| Duration::from_secs_f64(60.0 * minutes))
     }
 
-    /// Between two looks: at least some 20 a run (a fast machine moves 5 GiB a second), and no more than anybody would read.
+    /// Returns the time between two samples. A run has at least some 20 (a fast machine moves 5 GiB
+    /// a second), and no more than anybody would read.
     fn between_looks(&self) -> Duration {
         let by_time = self.time().map(|time| time / 40);
         let by_bytes = self.gib.map(|gib| Duration::from_secs_f64(gib / 100.0));
@@ -105,7 +107,8 @@ fn run(options: &Options) -> io::Result<()> {
     let Some(conditions) = machine::isolate()? else {
         return Ok(());
     };
-    // Whoever ends the process that waits for this one means this one, too. The program ends with it, by `Drop`.
+    // A signal that ends the parent, which waits for this process, is meant for this process too.
+    // `Drop` then ends the program.
     set_parent_process_death_signal(Some(Signal::TERM))?;
     raise_descriptor_limit(options.conns)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -113,28 +116,30 @@ fn run(options: &Options) -> io::Result<()> {
         let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         tokio::select! {
             outcome = soak(options, &conditions) => outcome,
-            _ = interrupt.recv() => Err(io::Error::other("interrupted; the program is ended, and nothing said of it")),
-            _ = terminate.recv() => Err(io::Error::other("terminated; the program is ended, and nothing said of it")),
+            _ = interrupt.recv() => Err(io::Error::other("interrupted: the program was ended without a verdict")),
+            _ = terminate.recv() => Err(io::Error::other("terminated: the program was ended without a verdict")),
         }
     })
 }
 
-/// The load has both outer ends of every connection, and the program inherits the limit.
+/// Raises the descriptor limit, which the program inherits. The load has both outer ends of every
+/// connection.
 fn raise_descriptor_limit(connections: u64) -> io::Result<()> {
-    /// Standard streams, runtimes, listeners, and the pipes of the program, which are a sixteenth of the limit.
+    /// Standard streams, runtimes, listeners, and the pipes of the program, which are 1/16 of the
+    /// limit.
     const BESIDE: u64 = 512;
     machine::raise_descriptor_limit(3 * connections + BESIDE)
 }
 
-/// The phases, in order; an error is also a run that found something bad.
-#[expect(clippy::print_stdout, reason = "the account is what the program is for")]
+/// Runs the phases in order. A run that found something bad also returns an error.
+#[expect(clippy::print_stdout, reason = "the report is this program's result")]
 async fn soak(options: &Options, conditions: &str) -> io::Result<()> {
     let seed = options.seed.unwrap_or_else(clock);
     println!("soak --conns {} --seed {seed}: {options:?}", options.conns);
     println!("{}; {conditions}", machine::describe());
     let listener = listen()?;
     let program = Program::start(listener.local_addr()?)?;
-    // The first scrape makes what later ones use again.
+    // The first scrape allocates what later ones use again.
     program.scrape().await?;
     let baseline = settle(&program, None).await?;
     let pattern = Pattern::new(seed);
@@ -152,7 +157,7 @@ async fn soak(options: &Options, conditions: &str) -> io::Result<()> {
     let status = program.end().await?;
 
     println!("\nsessions: {:?}", load.tally.kinds());
-    println!("of the program: {:?}", metrics.events);
+    println!("events of the program: {:?}", metrics.events);
     findings.push(watch::judge_content(&load.tally));
     findings.extend(watch::judge_drift(&samples, options.conns));
     let sessions = stuck::CONNECTIONS + load.tally.sessions();
@@ -164,8 +169,8 @@ async fn soak(options: &Options, conditions: &str) -> io::Result<()> {
     conclude(&findings)
 }
 
-/// All connections of a run may come at once. A queue that is too short answers with SYN cookies, and then with resets that
-/// nobody sent.
+/// Returns a listener whose queue holds all connections of a run, as they may come at once. A queue
+/// that is too short answers with SYN cookies, and then with resets that nobody sent.
 fn listen() -> io::Result<TcpListener> {
     let socket = TcpSocket::new_v4()?;
     socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
@@ -177,8 +182,8 @@ fn clock() -> u64 {
     since.map_or(0, |since| since.as_secs())
 }
 
-/// Runs the load, and looks at the program meanwhile.
-#[expect(clippy::print_stdout, reason = "the account is what the program is for")]
+/// Runs the load, and samples the program meanwhile.
+#[expect(clippy::print_stdout, reason = "the report is this program's result")]
 async fn observe(
     program: &Program,
     baseline: &Usage,
@@ -213,14 +218,14 @@ async fn observe(
     }
 }
 
-/// Waits until the program holds no more than at the start and has no session; the usage then, or what it is when no patience
-/// is left.
+/// Waits until the program holds no more than at the start and has no session. Returns the usage at
+/// that time, or at the end of the wait.
 async fn settle(program: &Program, baseline: Option<&Usage>) -> io::Result<Usage> {
-    /// Idle pipes go after 10 s.
+    /// The longest wait. Idle pipes are closed after 10 s.
     const PATIENCE: Duration = Duration::from_secs(20);
     let started = Instant::now();
     loop {
-        // The connection of the scrape before is gone by then.
+        // By then the connection of the previous scrape is gone.
         sleep(Duration::from_millis(100)).await;
         let usage = program.usage()?;
         let metrics = program.scrape().await?;
@@ -231,7 +236,7 @@ async fn settle(program: &Program, baseline: Option<&Usage>) -> io::Result<Usage
     }
 }
 
-#[expect(clippy::print_stdout, reason = "the account is what the program is for")]
+#[expect(clippy::print_stdout, reason = "the report is this program's result")]
 fn conclude(findings: &[Finding]) -> io::Result<()> {
     for finding in findings {
         let word = match finding.weight {

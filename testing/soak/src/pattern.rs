@@ -1,16 +1,20 @@
-//! What the connections carry: a stream of bytes for each connection and way, told from every other and from itself a page later.
+//! The bytes that the connections carry. Each connection and direction has a stream that differs
+//! from every other, and from itself a page later.
 
 use std::fmt;
 use std::sync::Arc;
 
 use spliceway_machine::Random;
 
-/// The smallest prime above 256 KiB. Streams repeat after it, so that a shift by pages, by buffers or by whole pipes is no period.
+/// The smallest prime above 256 KiB. Streams repeat after it, so that a shift by pages, by buffers
+/// or by whole pipes is no period.
 const PERIOD: usize = 262_147;
-/// Bytes of a stream that lie in one piece wherever it begins: the most for one call.
+/// The most bytes for one call: as many of a stream are contiguous in the block, wherever it
+/// begins.
 pub(super) const PIECE_MAX: usize = 256 << 10;
 
-/// One block of random bytes. Every stream repeats it, each from a place of its own, so that to compare is one `memcmp`.
+/// One block of random bytes. Every stream repeats it, each from a place of its own, so that a
+/// comparison is one `memcmp`.
 #[derive(Clone)]
 pub(super) struct Pattern {
     block: Arc<[u8]>,
@@ -28,9 +32,10 @@ pub(super) struct Stream {
 /// Bytes that are not the stream's.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Wrong {
-    /// Place in the stream of the first.
+    /// Position of the first wrong byte in the stream.
     at: u64,
-    /// Where in the block they are found, as a distance from where they should be; `None` if nowhere.
+    /// Where in the block the bytes are found, as a distance from where they should be. `None` if
+    /// nowhere.
     shift: Option<usize>,
 }
 
@@ -42,7 +47,8 @@ impl Pattern {
         Self { block: block.into() }
     }
 
-    /// Neighbouring numbers begin in different places, and so do any [`PERIOD`] in a row.
+    /// Returns the stream of this number. Neighbouring numbers begin in different places, and so do
+    /// any [`PERIOD`] in a row.
     pub(super) fn stream(&self, number: u64) -> Stream {
         // A factor that is no multiple of the prime maps its residues one to one.
         const FACTOR: u64 = 104_729;
@@ -59,7 +65,7 @@ impl Stream {
         (self.start + (self.passed % PERIOD as u64) as usize) % PERIOD
     }
 
-    /// The next bytes, at most [`PIECE_MAX`].
+    /// Returns the next bytes, at most [`PIECE_MAX`].
     pub(super) fn ahead(&self, bytes: usize) -> &[u8] {
         &self.block[self.place()..][..bytes]
     }
@@ -68,7 +74,7 @@ impl Stream {
         self.passed += bytes as u64;
     }
 
-    /// These are the next bytes, and passed.
+    /// Checks that these are the next bytes, and passes them.
     pub(super) fn expect(&mut self, found: &[u8]) -> Result<(), Wrong> {
         let expected = self.ahead(found.len());
         if found != expected {

@@ -18,12 +18,13 @@ use super::plan::{Begin, Kind, Session, Side, Way};
 use super::tally::Tally;
 use spliceway_machine::Random;
 
-/// Far longer than any pause of a plan, and than two busy cores make anybody wait.
+/// Far longer than any pause of a plan, and than any wait for two busy cores.
 const STALLED_AFTER: Duration = Duration::from_secs(60);
-/// Bytes before the first of the pattern: which session this is, twice, the second time hidden by the seed.
+/// Bytes before the first of the pattern: the number of the session, and then the number hidden by
+/// the seed.
 pub(super) const NAME_LEN: usize = 16;
 
-/// What a session must not meet.
+/// A fault that a session must not meet.
 pub(super) enum Fault {
     Wrong(Wrong),
     /// The stream ended at another place than the plan's.
@@ -50,7 +51,8 @@ pub(super) struct Peer<'run> {
 }
 
 impl Peer<'_> {
-    /// From the first byte of the pattern to the end; the bytes sent and received.
+    /// Plays the session from the first byte of the pattern to the end. Returns the bytes sent and
+    /// received.
     pub(super) async fn play(self) -> Result<(u64, u64), Fault> {
         match self.session.kind {
             Kind::Rounds { trips, size_max, sizes } => self.rounds(trips, size_max, Random::new(sizes)).await,
@@ -79,7 +81,7 @@ impl Peer<'_> {
         tokio::try_join!(self.send_way(Some(told)), self.receive_way(tell))
     }
 
-    /// Ends the way out, whose bytes were sent before, and receives the other.
+    /// Ends the outgoing direction, whose bytes were sent before, and receives the other.
     pub(super) async fn read_what_was_sent(&self) -> Result<u64, Fault> {
         shutdown(&self.socket, Shutdown::Write).map_err(failed("shutdown"))?;
         let (tell, _) = oneshot::channel();
@@ -93,7 +95,7 @@ impl Peer<'_> {
             Begin::After(time) => sleep(time).await,
             Begin::AfterPeersEnd(time) => {
                 if let Some(end) = peers_end {
-                    // Not told means that receiving failed, which ends this, too.
+                    // An error means that receiving failed, which ends this too.
                     let _ = end.await;
                 }
                 sleep(time).await;
@@ -128,12 +130,12 @@ impl Peer<'_> {
                 sleep(time).await;
             }
         }
-        // The sender may be past waiting for it.
+        // The sender may no longer wait for it.
         let _ = ended.send(());
         Ok(stream.passed)
     }
 
-    /// Requests go up, responses come down; both ends draw the same sizes.
+    /// Exchanges requests (up) and responses (down). Both ends draw the same sizes.
     async fn rounds(&self, trips: u64, size_max: u64, mut sizes: Random) -> Result<(u64, u64), Fault> {
         let (mut out, mut into) = self.streams();
         let (way, _) = self.ways();
@@ -152,7 +154,8 @@ impl Peer<'_> {
         }
     }
 
-    /// What comes meanwhile is verified; that it may go on is no concern of a side that resets.
+    /// Sends this side's bytes, and then resets. Bytes that arrive meanwhile are verified. A side
+    /// that resets does not care whether more would come.
     async fn send_and_reset(&self) -> Result<(u64, u64), Fault> {
         let (tell, _) = oneshot::channel();
         let outcome = tokio::select! {
@@ -203,7 +206,7 @@ impl Peer<'_> {
         Ok(())
     }
 
-    /// Receives and verifies so many bytes at most; 0 is the end.
+    /// Receives and verifies at most this many bytes. Returns 0 at EOF.
     pub(super) async fn receive(&self, stream: &mut Stream, most: usize) -> Result<usize, Fault> {
         loop {
             in_time("recv", self.socket.readable()).await?;
@@ -225,7 +228,8 @@ impl Peer<'_> {
 }
 
 thread_local! {
-    /// Nothing is awaited between the call that fills it and the comparison, so one per thread does.
+    /// Nothing is awaited between the call that fills it and the comparison, so one per thread is
+    /// enough.
     static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; PIECE_MAX]);
 }
 
@@ -250,7 +254,7 @@ fn ended_at(stream: &Stream, planned: u64) -> Fault {
     }
 }
 
-/// Says who it is.
+/// Sends the name of the session.
 pub(super) async fn send_name(socket: &TcpStream, name: [u8; NAME_LEN]) -> Result<(), Fault> {
     // The first bytes of a connection always fit its buffer.
     in_time("send", socket.writable()).await?;
@@ -261,7 +265,7 @@ pub(super) async fn send_name(socket: &TcpStream, name: [u8; NAME_LEN]) -> Resul
     }
 }
 
-/// The other side's name; `None` if it ended before it had said it.
+/// Receives the other side's name. Returns `None` if the stream ended before the whole name.
 pub(super) async fn receive_name(socket: &TcpStream) -> Result<Option<[u8; NAME_LEN]>, Fault> {
     let mut name = [0; NAME_LEN];
     let mut known = 0;
@@ -279,7 +283,7 @@ pub(super) async fn receive_name(socket: &TcpStream) -> Result<Option<[u8; NAME_
 }
 
 impl Fault {
-    /// Without what differs from one to the next, to count by.
+    /// Returns the kind of the fault, without details, to count by.
     pub(super) fn kind(&self) -> String {
         match self {
             Self::Wrong(_) => "wrong bytes".into(),

@@ -1,4 +1,4 @@
-//! What a connection is to do. Both ends work it out for themselves from the seed and the connection's number.
+//! The plan of a connection. Both ends compute it from the seed and the connection's number.
 
 use std::time::{Duration, Instant};
 
@@ -42,16 +42,17 @@ pub(super) enum Side {
     Server,
 }
 
-/// One way of a connection.
+/// One direction of a connection.
 #[derive(Clone, Debug)]
 pub(super) struct Way {
     pub(super) bytes: u64,
-    /// Sent per call.
+    /// Bytes sent per call.
     pub(super) piece: usize,
     pub(super) begin: Begin,
-    /// An urgent byte goes out before this one. One per way: a second could turn the first into a normal byte.
+    /// An urgent byte goes out before this byte. There is one per direction: a second could turn
+    /// the first into a normal byte.
     pub(super) urgent_at: Option<u64>,
-    /// The reader reads nothing for a time after each so many bytes.
+    /// The reader reads nothing for this time whenever it has read this many bytes.
     pub(super) stall: Option<(u64, Duration)>,
     /// The sender stops short of `bytes` at this time.
     pub(super) cut: Option<Instant>,
@@ -68,7 +69,7 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
 impl Session {
-    /// So many bytes up and down, as fast as they go.
+    /// Returns a session with this many bytes up and down, as fast as they go.
     pub(super) fn bulk(number: u64, up: u64, down: u64, cut: Option<Instant>) -> Self {
         let way = |bytes| Way {
             cut,
@@ -81,7 +82,7 @@ impl Session {
         }
     }
 
-    /// The connection of this number in the mixed load of this seed.
+    /// Returns the connection of this number in the mixed load of this seed.
     pub(super) fn mixed(seed: u64, number: u64) -> Self {
         let mut random = Random::new(seed ^ number.wrapping_mul(0x2545_f491_4f6c_dd1d));
         let mut session = Self::bulk(number, 0, 0, None);
@@ -99,7 +100,8 @@ impl Session {
     }
 }
 
-/// Of 20: chatty ones most, and each of the rest often enough to meet the others.
+/// Draws a kind, by shares of 20: chatty ones most, and each of the rest often enough to meet the
+/// others.
 fn kind(random: &mut Random) -> Kind {
     match random.between(1, 20) {
         1..=4 => Kind::Bulk,
@@ -133,14 +135,16 @@ impl Way {
     }
 }
 
-/// A quarter of them carry nothing: that way ends at once while the other runs.
+/// Draws a bulk direction. A quarter of them carry nothing: that direction ends at once while the
+/// other runs.
 fn bulk_way(random: &mut Random, most: u64) -> Way {
     let bytes = random.magnitude(KIB, most);
     let piece = random.magnitude(1448, PIECE_MAX as u64) as usize;
     Way::of(if random.one_in(4) { 0 } else { bytes }, piece)
 }
 
-/// At most 8 stalls, so that the session ends within seconds of the others.
+/// Draws a slow direction, with at most 8 stalls, so that the session ends within seconds of the
+/// others.
 fn slow_way(random: &mut Random) -> Way {
     let bytes = random.magnitude(256 * KIB, 32 * MIB);
     Way {
@@ -196,7 +200,7 @@ impl Kind {
 }
 
 impl Side {
-    /// The way it sends, and the one it receives, of a session's.
+    /// Returns the direction that it sends, and the one it receives, as indices into a session's.
     pub(super) fn out_and_in(self) -> (usize, usize) {
         match self {
             Self::Client => (0, 1),

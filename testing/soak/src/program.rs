@@ -1,4 +1,5 @@
-//! The program under load, `spliceway forward` in a process of its own, and what the kernel and its metrics say of it.
+//! The program under load, `spliceway forward` as a child process, with the kernel's figures and
+//! its metrics.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -17,7 +18,8 @@ use tokio::time::{sleep, timeout};
 
 use spliceway_machine::accounts;
 
-/// A start takes milliseconds; an end has nothing left to do here.
+/// The longest wait for a start or an end. A start takes milliseconds, and an end has nothing left
+/// to do here.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The running program. Dropping it kills it.
@@ -27,7 +29,7 @@ pub(super) struct Program {
     metrics: SocketAddr,
 }
 
-/// What the kernel says of the process.
+/// The kernel's figures about the process.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Usage {
     pub(super) rss_kib: u64,
@@ -38,23 +40,23 @@ pub(super) struct Usage {
     pub(super) cpu: Duration,
 }
 
-/// What the process says of itself.
+/// The process's own figures.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Metrics {
     pub(super) spliced: u64,
     pub(super) copied: u64,
     pub(super) pages: u64,
-    /// Pipes that are out of the pool.
+    /// Pipes that the pool has lent.
     pub(super) lent: u64,
     /// Sessions now, and those that ended.
     pub(super) active: u64,
     pub(super) ended: u64,
-    /// Whatever is counted by kind, and has happened.
+    /// All events that are counted by kind and have happened.
     pub(super) events: BTreeMap<String, u64>,
 }
 
 impl Program {
-    /// Starts it from beside this program, towards `upstream`.
+    /// Starts the program that lies beside this one, towards `upstream`.
     pub(super) fn start(upstream: SocketAddr) -> io::Result<Self> {
         let path = env::current_exe()?.with_file_name("spliceway");
         let mut process = Command::new(&path)
@@ -91,7 +93,7 @@ impl Program {
         };
         for descriptor in fs::read_dir(format!("{folder}/fd"))? {
             usage.descriptors += 1;
-            // One that is closed by now was open a moment ago, and was no pipe for all one knows.
+            // A descriptor that was closed since the listing counts as open, and as no pipe.
             let target = fs::read_link(descriptor?.path()).unwrap_or_default();
             usage.pipe_ends += usize::from(target.to_string_lossy().starts_with("pipe:"));
         }
@@ -113,7 +115,7 @@ impl Program {
         ))
     }
 
-    /// Asks it to end, as a service manager does.
+    /// Asks the program to end, as a service manager does.
     pub(super) async fn end(mut self) -> io::Result<ExitStatus> {
         kill_process(Pid::from_child(&self.process), Signal::TERM)?;
         let ended = async {
@@ -132,19 +134,20 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // It may have ended by itself, which is just as well.
+        // The program may have ended by itself, which is fine.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Reads on to the end, so that the program never waits for its log to be read; shows what is worth it.
+/// Reads stderr to the end, so that the program never waits for its log to be read. Prints the
+/// lines that matter.
 fn follow(stderr: ChildStderr) -> mpsc::Receiver<String> {
     let (sender, lines) = mpsc::channel();
     thread::spawn(move || {
         for line in BufReader::new(stderr).lines().map_while(Result::ok) {
             if line.contains(" listening on ") {
-                // Whoever is not there any more does not need it.
+                // A receiver that is gone does not need the line.
                 let _ = sender.send(line);
             } else if line.contains(" WARN ") || line.contains(" ERROR ") || line.contains("panicked") {
                 eprintln!("spliceway: {line}");

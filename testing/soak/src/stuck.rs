@@ -1,4 +1,4 @@
-//! Readers that never read: how much the program takes off a sender then, of what it cannot pass on.
+//! Readers that never read: how much the program then takes from a sender and cannot pass on.
 
 use std::collections::HashMap;
 use std::fs;
@@ -17,16 +17,18 @@ use super::tally::Tally;
 
 /// Enough to see whether pipes are held per connection, few enough to be quick.
 pub(super) const CONNECTIONS: u64 = 4;
-/// What a direction may hold: its one pipe of the largest automatic class. A remainder is never held beside it.
+/// The most bytes that a direction may hold: its one pipe of the largest automatic class. It never
+/// holds a remainder beside the pipe.
 pub(super) const HELD_MAX: i64 = 1 << 20;
-/// A sender that could push nothing for so long is stuck; acknowledgements are late by 40 ms at most.
+/// A sender that could push nothing for this long is stuck. Acknowledgements are late by 40 ms at
+/// most.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// What was seen while nobody read.
+/// The measurements while nothing was read.
 pub(super) struct Stuck {
     /// Bytes held by the program, of each connection and direction.
     pub(super) held: Vec<i64>,
-    /// Pipes that are out.
+    /// Pipes that are lent.
     pub(super) lent: u64,
     /// Time on a core in [`QUIET`] while nothing could move.
     pub(super) cpu: Duration,
@@ -39,11 +41,12 @@ struct Pair {
     ends: [(TcpStream, Stream); 2],
 }
 
-/// Pushes until nothing goes, looks, then reads everything and verifies it.
+/// Pushes until nothing goes, measures, then reads everything and verifies it.
 pub(super) async fn run(program: &Program, listener: &TcpListener, pattern: &Pattern) -> io::Result<Stuck> {
     let mut pairs = Vec::new();
     for number in 0..CONNECTIONS {
-        // One after the other, so that the next to be accepted is this one.
+        // Connections open one after the other, so that the next accepted one is the other end of
+        // this one.
         let client = TcpStream::connect(program.address).await?;
         let server = listener.accept().await?.0;
         let streams = [0, 1].map(|way| pattern.stream(2 * number + way));
@@ -92,7 +95,8 @@ async fn push(pairs: &mut [Pair]) -> io::Result<()> {
 }
 
 impl Pair {
-    /// Bytes of each direction that left one end and are in no socket's queue on the way to the other.
+    /// Returns the bytes of each direction that left one end and are in no socket's queue on the
+    /// way to the other.
     fn held(&self, program: SocketAddr, queues: &Queues) -> io::Result<Vec<i64>> {
         let [(client, up), (server, down)] = &self.ends;
         let near = queues.of(client.local_addr()?, program)?;
@@ -105,7 +109,7 @@ impl Pair {
         ])
     }
 
-    /// Both ends end their way and read the other's.
+    /// Ends the stream of both ends, and reads the other's at each.
     async fn read(mut self, pattern: &Pattern) -> Result<(), Fault> {
         let [up, down] = [self.ends[0].1.passed, self.ends[1].1.passed];
         self.session.ways[0].bytes = up;
@@ -125,7 +129,8 @@ impl Pair {
     }
 }
 
-/// What the sockets of this network namespace hold, by local and remote port (proc(5), `/proc/net/tcp`).
+/// The queues of the sockets in this network namespace, by local and remote port (proc(5),
+/// `/proc/net/tcp`).
 struct Queues(HashMap<(u16, u16), Queue>);
 
 #[derive(Clone, Copy)]
@@ -147,7 +152,7 @@ impl Queues {
     }
 }
 
-/// `sl local_address rem_address st tx_queue:rx_queue …`, all in hexadecimal.
+/// Parses `sl local_address rem_address st tx_queue:rx_queue …`, all in hexadecimal.
 fn socket(line: &str) -> Option<((u16, u16), Queue)> {
     let mut fields = line.split_whitespace().skip(1);
     let mut port = || u16::from_str_radix(fields.next()?.split_once(':')?.1, 16).ok();

@@ -1,4 +1,4 @@
-//! What the load has done so far, and what went wrong.
+//! The progress of the load, and its faults.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::peer::Fault;
 
-/// More tell nothing new, and a broken relay makes one per connection.
+/// The most faults to print. More tell nothing new, and a broken relay causes one per connection.
 const SHOWN_MAX: u64 = 10;
 
 #[derive(Default)]
@@ -42,7 +42,7 @@ impl Tally {
         self.ended.load(Ordering::Relaxed)
     }
 
-    /// Shown at once: a run of hours is not to end before one learns of it.
+    /// Notes a fault and prints it at once, and not only at the end of a run of hours.
     pub(super) fn fault(&self, who: &dyn Display, fault: &Fault) {
         self.note(who, fault, &fault.kind());
     }
@@ -63,7 +63,7 @@ impl Tally {
         self.counts().kinds.clone()
     }
 
-    /// Whether it is worth going on.
+    /// Returns whether there are so many faults that it is not worth going on.
     pub(super) fn hopeless(&self) -> bool {
         self.counts().faults.values().sum::<u64>() > SHOWN_MAX
     }

@@ -1,4 +1,4 @@
-//! What is seen of the program over time, and whether that is a program one can leave running.
+//! Samples of the program over time, and checks that it can be left running.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use super::tally::Tally;
 
 const GIB: f64 = (1 << 30) as f64;
 
-/// One thing looked at, and whether it is as it must be.
+/// One check and its result.
 #[derive(Debug)]
 pub(super) struct Finding {
     pub(super) weight: Weight,
     pub(super) text: String,
 }
 
-/// One look.
+/// One sample.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sample {
     pub(super) elapsed: Duration,
@@ -38,7 +38,7 @@ pub(super) const COLUMNS: &str =
     "      s  active  sessions       GiB  GiB/s  RSS KiB  anon KiB   fds  pipes   pages    CPU s  s/GiB  spliced";
 
 impl Sample {
-    /// A line below [`COLUMNS`]; the rate is since `before`.
+    /// Returns a line below [`COLUMNS`]. The rate is since `before`.
     pub(super) fn line(&self, before: &Self, baseline: &Usage) -> String {
         let gib = self.bytes as f64 / GIB;
         let rate = (self.bytes - before.bytes) as f64 / GIB / (self.elapsed - before.elapsed).as_secs_f64().max(1e-9);
@@ -68,7 +68,7 @@ pub(super) fn finding(good: bool, text: String) -> Finding {
     Finding { weight, text }
 }
 
-/// Readers that never read.
+/// Judges the phase with readers that never read.
 pub(super) fn judge_stuck(stuck: &Stuck) -> Vec<Finding> {
     let most = stuck.held.iter().copied().max().unwrap_or(0);
     let directions = stuck.held.len();
@@ -76,13 +76,13 @@ pub(super) fn judge_stuck(stuck: &Stuck) -> Vec<Finding> {
         finding(
             (1..=HELD_MAX).contains(&most),
             format!(
-                "readers that never read: {most} bytes at most held per direction ({directions} full), may be {HELD_MAX}"
+                "readers that never read: {most} bytes at most held per direction ({directions} full), limit {HELD_MAX}"
             ),
         ),
         finding(
             stuck.lent <= directions as u64,
             format!(
-                "readers that never read: {} pipes lent, may be {directions}; {} ms of CPU in a second of it",
+                "readers that never read: {} pipes lent, limit {directions}; {} ms of CPU in a second of it",
                 stuck.lent,
                 stuck.cpu.as_millis()
             ),
@@ -90,7 +90,7 @@ pub(super) fn judge_stuck(stuck: &Stuck) -> Vec<Finding> {
     ]
 }
 
-/// What came out of the load.
+/// Judges the bytes that the load verified.
 pub(super) fn judge_content(tally: &Tally) -> Finding {
     let (faults, bytes) = (tally.faults(), tally.bytes());
     finding(
@@ -103,11 +103,11 @@ pub(super) fn judge_content(tally: &Tally) -> Finding {
     )
 }
 
-/// What the load did to the program over time.
+/// Judges how the program changed over time under the load.
 pub(super) fn judge_drift(samples: &[Sample], connections: u64) -> Vec<Finding> {
     if samples.len() < SAMPLES_MIN {
         let text = format!(
-            "{} looks, {SAMPLES_MIN} are needed to see memory drift: run longer",
+            "{} samples; {SAMPLES_MIN} are needed to see memory drift: run longer",
             samples.len()
         );
         return vec![finding(false, text)];
@@ -117,7 +117,8 @@ pub(super) fn judge_drift(samples: &[Sample], connections: u64) -> Vec<Finding> 
         1 => memory_of_one(after_warm_up),
         _ => memory_of_many(after_warm_up, connections),
     };
-    // At the start nobody may have come yet; at the end only the slow ones are left, which cost more for what they carry.
+    // At the start connections may be missing. At the end only the slow ones are left, which cost
+    // more for what they carry.
     let busy = samples.iter().filter(|sample| 2 * sample.metrics.active >= connections);
     let mut findings = vec![memory, cpu_drift(&busy.cloned().collect::<Vec<_>>())];
     if connections == 1 {
@@ -132,15 +133,15 @@ pub(super) fn judge_drift(samples: &[Sample], connections: u64) -> Vec<Finding> 
     findings
 }
 
-/// A run of any length has as many; a third of them is warm-up.
+/// A run of any length has this many samples. A third of them is warm-up.
 const SAMPLES_MIN: usize = 20;
 /// A flow that is bulk from end to end is copied at its ends and where it falters.
 const SPLICED_MIN: f64 = 0.99;
 const RSS_DRIFT_MAX_KIB: u64 = 1024;
-/// One session's state is 2 to 3 KiB. The more there are, the later all of them are first in their largest state at once,
-/// which an allocator remembers.
+/// One session's state is 2 to 3 KiB. The more sessions there are, the later all of them are in
+/// their largest state at once for the first time. The allocator keeps that memory.
 const RSS_DRIFT_MAX_PER_CONNECTION_KIB: u64 = 1;
-/// Neighbours on the machine do as much.
+/// Other load on the machine causes as much drift.
 const CPU_DRIFT_SHOWN: f64 = 0.3;
 
 fn memory_of_one(samples: &[Sample]) -> Finding {
@@ -152,7 +153,7 @@ fn memory_of_one(samples: &[Sample]) -> Finding {
     )
 }
 
-/// Sessions come and go, and their memory with them: what stays is seen in the medians of a window each.
+/// Judges the medians of a window each: sessions come and go, and their memory with them.
 fn memory_of_many(samples: &[Sample], connections: u64) -> Finding {
     let median = |window: &[Sample]| {
         let mut rss: Vec<u64> = window.iter().map(|sample| sample.usage.rss_kib).collect();
@@ -187,13 +188,13 @@ fn cpu_drift(samples: &[Sample]) -> Finding {
     Finding {
         weight: if drifts { Weight::Warning } else { Weight::Good },
         text: format!(
-            "CPU s/GiB by thirds of the looks: {:.3}, {:.3}, {:.3}",
+            "CPU s/GiB by thirds of the samples: {:.3}, {:.3}, {:.3}",
             costs[0], costs[1], costs[2]
         ),
     }
 }
 
-/// What is left when nothing is to do.
+/// Judges what is left when there is nothing to do.
 pub(super) fn judge_rest(baseline: &Usage, after: &Usage, metrics: &Metrics, sessions: u64) -> Vec<Finding> {
     vec![
         finding(
@@ -224,7 +225,8 @@ pub(super) fn judge_rest(baseline: &Usage, after: &Usage, metrics: &Metrics, ses
 mod tests {
     use super::*;
 
-    /// A minute of looks at a program whose memory is this many KiB at the nth, and whose CPU time this many milliseconds.
+    /// Returns a minute of samples of a program. At the nth, its memory is this many KiB, and its
+    /// CPU time this many milliseconds.
     fn looks(rss_kib: impl Fn(u64) -> u64, cpu: impl Fn(u64) -> u64) -> Vec<Sample> {
         let look = |nth| Sample {
             elapsed: Duration::from_secs(nth),

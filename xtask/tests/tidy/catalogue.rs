@@ -1,115 +1,68 @@
-//! The rule about docs/faults.md: every fault of the field has a row, and every test that a row names exists.
+//! The rule about docs/faults.md: every fault has a row, and every test that a row names exists.
 
-use super::Finding;
-use super::source::{File, Repository, words};
+use std::collections::{HashMap, HashSet};
+
+use super::repository::Repository;
+use super::{Finding, regex, tests};
 
 const CATALOGUE: &str = "docs/faults.md";
 
-/// The faults are numbered, and a number that is missing is a fault nobody tests.
+/// The faults are numbered. A number without a row is a fault that nobody tests.
 const NUMBERS: std::ops::RangeInclusive<u8> = 1..=77;
 
-/// Numbers whose tests are being written. Empty when the catalogue is complete.
-pub(crate) const NOT_YET: &[u8] = &[];
-
-/// Each number once, each row with a test, each test named a test of the file that its path says.
 pub(crate) fn faults(repository: &Repository) -> Vec<Finding> {
     let Some(file) = repository.file(CATALOGUE) else {
         return vec![format!("{CATALOGUE}: does not exist")];
     };
-    let rows: Vec<Row<'_>> = file.text.lines().enumerate().filter_map(Row::parse).collect();
-    let mut findings = Vec::new();
-    for row in &rows {
-        if row.tests.is_empty() {
-            findings.push(format!("{}: names no test", file.at(row.index)));
+    let existing: HashSet<String> = tests(repository)
+        .filter_map(|(line, name)| id(line.path, name))
+        .collect();
+    let code = regex("`([^`]*)`");
+    let (mut findings, mut rows) = (Vec::new(), HashMap::<u8, usize>::new());
+    for line in file.lines() {
+        let Some(cells) = line.text.strip_prefix('|').and_then(|row| row.strip_suffix('|')) else {
+            continue;
+        };
+        let cells: Vec<&str> = cells.split('|').map(str::trim).collect();
+        let last = cells[cells.len() - 1];
+        if last == "test" || last.starts_with("---") {
+            continue;
         }
-        for test in row.tests.iter().filter(|test| !exists(repository, test)) {
-            findings.push(format!("{}: there is no test `{test}`", file.at(row.index)));
+        if let Ok(number) = cells[0].parse() {
+            *rows.entry(number).or_default() += 1;
         }
+        let named: Vec<&str> = code
+            .captures_iter(last)
+            .map(|found| found.extract::<1>().1[0])
+            .collect();
+        if named.is_empty() {
+            findings.push(line.finding("expected a test"));
+        }
+        // A row may also name a command for a run that is too long for every day.
+        let missing = named
+            .iter()
+            .filter(|test| !test.starts_with("cargo ") && !existing.contains(**test));
+        findings.extend(missing.map(|test| line.finding(&format!("there is no test `{test}`"))));
     }
-    let times = |number| rows.iter().filter(|row| row.number == Some(number)).count();
-    for number in NUMBERS {
-        match (times(number), NOT_YET.contains(&number)) {
-            (1, false) | (0, true) => {}
-            (1, true) => findings.push(format!("{CATALOGUE}: has fault {number}; take it off NOT_YET")),
-            (times, _) => findings.push(format!(
-                "{CATALOGUE}: expected one row of fault {number}, there are {times}"
-            )),
-        }
-    }
-    for row in &rows {
-        if row.number.is_some_and(|number| !NUMBERS.contains(&number)) {
-            findings.push(format!("{}: expected a number of {NUMBERS:?}", file.at(row.index)));
-        }
-    }
+    let wrong = NUMBERS.filter(|number| rows.get(number) != Some(&1));
+    findings.extend(wrong.map(|number| format!("{CATALOGUE}: expected one row of fault {number}")));
+    let unknown = rows.keys().filter(|number| !NUMBERS.contains(number));
+    findings.extend(unknown.map(|number| format!("{CATALOGUE}: expected numbers of {NUMBERS:?}, found {number}")));
     findings
 }
 
-/// A row of one of the tables: `| number | fault | test |`, or without a number.
-struct Row<'a> {
-    index: usize,
-    number: Option<u8>,
-    /// `crate: module::test`
-    tests: Vec<&'a str>,
-}
-
-impl<'a> Row<'a> {
-    /// `None` for what is no row, or the head of a table, or the rule under it.
-    fn parse((index, line): (usize, &'a str)) -> Option<Self> {
-        let cells: Vec<&str> = line
-            .strip_prefix('|')?
-            .strip_suffix('|')?
-            .split('|')
-            .map(str::trim)
-            .collect();
-        let last = *cells.last()?;
-        let is_head = last == "test" || last.chars().all(|c| c == '-');
-        (!is_head).then(|| Self {
-            index,
-            number: cells[0].parse().ok(),
-            // A command (of a run too long for every day) may stand beside tests, and is none.
-            tests: last
-                .split('`')
-                .skip(1)
-                .step_by(2)
-                .filter(|code| !code.starts_with("cargo "))
-                .collect(),
-        })
-    }
-}
-
-/// Whether `crate: module::test` is a test function of `tests/it/module.rs` of that crate, or, where the module ends in
-/// `tests`, of the file in `src` that the module is part of.
-fn exists(repository: &Repository, test: &str) -> bool {
-    let Some((package, path)) = test.split_once(": ") else {
-        return false;
+/// `crate: module::test`, as the catalogue names tests.
+fn id(path: &str, test: &str) -> Option<String> {
+    let (folder, rest) = path.strip_suffix(".rs")?.split_once('/')?;
+    let (package, module) = rest.split_once('/')?;
+    let package = match folder {
+        "crates" => package.to_owned(),
+        "testing" => format!("spliceway-{package}"),
+        _ => return None,
     };
-    let mut path: Vec<&str> = path.split("::").collect();
-    let Some(name) = path.pop() else { return false };
-    let folder = if path.last() == Some(&"tests") {
-        path.pop();
-        "src"
-    } else {
-        "tests/it"
+    let module = match module.strip_prefix("tests/it/") {
+        Some(module) => module.to_owned(),
+        None => format!("{}/tests", module.strip_prefix("src/")?.trim_end_matches("/tests")),
     };
-    let tested = package.strip_prefix("spliceway-").unwrap_or(package);
-    [format!("crates/{package}"), format!("testing/{tested}")]
-        .iter()
-        .map(|root| format!("{root}/{folder}/{}", path.join("/")))
-        .flat_map(|module| [".rs", "/mod.rs", "/tests.rs"].map(|end| module.clone() + end))
-        .filter_map(|path| repository.file(&path))
-        .any(|file| is_test(file, name))
-}
-
-/// Whether the file has a function of that name under a test attribute, tokio's or another's included.
-fn is_test(file: &File, name: &str) -> bool {
-    let code = &file.code;
-    let named: Vec<(usize, &str)> = words(code).collect();
-    named
-        .windows(2)
-        .filter(|pair| pair[0].1 == "fn" && pair[1].1 == name)
-        .any(|pair| {
-            let before = &code[..pair[0].0];
-            let attributes = &before[before.rfind(['{', '}', ';']).map_or(0, |end| end + 1)..];
-            attributes.contains("#[test]") || attributes.contains("::test]") || attributes.contains("::test(")
-        })
+    Some(format!("{package}: {}::{test}", module.replace('/', "::")))
 }

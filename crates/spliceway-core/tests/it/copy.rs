@@ -8,7 +8,8 @@ use spliceway_core::copy;
 
 use crate::support::{self, Family, Socket, assert_same, pattern, tcp_pair};
 
-/// Copies all that `send` writes from one connection to another, between blocking sockets: what arrived.
+/// Copies all that `send` writes from one connection to another, between blocking sockets. Returns
+/// what arrived, and the summary.
 fn carry(from: Family, to: Family, send: impl FnOnce(&Socket) + Send) -> (Vec<u8>, spliceway_core::DirectionSummary) {
     let ((client, source), (sink, server)) = (from.pair(), to.pair());
     thread::scope(|scope| {

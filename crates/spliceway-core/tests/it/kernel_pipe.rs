@@ -72,7 +72,8 @@ fn sixteen_segments_of_ethernet_size_fill_a_pipe_of_64_kib() {
     while let Ok(more) = splice(&far, &writer, 64 << 10) {
         filled += more;
     }
-    // Less where memory is so fragmented that the sender has single pages: a segment across two of them takes two slots.
+    // It is less where memory is so fragmented that the sender has single pages. A segment across
+    // two pages takes two slots.
     assert!((14 * 1_448..=16 * 1_448).contains(&filled), "{filled} bytes");
     assert!(support::queued(&far) > 0, "the source was not drained");
 }
@@ -205,7 +206,7 @@ fn splice_nonblock_decides_for_a_pipe_that_lacks_o_nonblock() {
     assert_eq!(splice(&near, &writer, 4), Err(Errno::AGAIN), "full, reading leg");
 }
 
-/// The soft limit counts pages of a user on the whole host, so this one is a user of its own.
+/// The soft limit counts pages of a user on the whole host, so this test runs as a user of its own.
 #[test]
 fn past_the_soft_limit_pipes_are_born_with_two_slots_and_do_not_grow() {
     child::unprivileged(

@@ -26,7 +26,8 @@ fn recv(socket: impl AsFd) -> Result<Vec<u8>, Errno> {
     Ok(buf)
 }
 
-/// A connection on which "abc", an urgent "!" and "def" have arrived at the near end, which is non-blocking.
+/// Returns a connection on which "abc", an urgent "!" and "def" have arrived at the near end, which
+/// is non-blocking.
 fn with_urgent_byte() -> (TcpStream, TcpStream) {
     let (near, mut far) = tcp_pair();
     near.set_nonblocking(true).expect("FIONBIO");
@@ -152,7 +153,7 @@ fn a_short_recv_without_an_urgent_mark_leaves_nothing() {
     assert_eq!(recv(&near), Err(Errno::AGAIN));
 }
 
-/// Others end a receive where a record ends.
+/// Other sockets end a receive where a record ends.
 #[test]
 fn only_of_plain_tcp_it_is_said_that_a_short_recv_drains() {
     let (near, far) = tcp_pair();
@@ -245,7 +246,8 @@ fn bytes_in_a_pipe_are_charged_to_no_socket() {
     }
     let (reader, writer) = pipe();
     fcntl_setpipe_size(&writer, 1 << 20).expect("F_SETPIPE_SZ");
-    // Both buffers are full when the sender can write no more and nothing more arrives that would make room.
+    // Both buffers are full when the sender can write no more and nothing more arrives that would
+    // make room.
     let block = vec![0; 256 << 10];
     let mut pushed = 0;
     let mut last = usize::MAX;
@@ -262,7 +264,7 @@ fn bytes_in_a_pipe_are_charged_to_no_socket() {
         moved += more;
     }
     assert!(moved > 0);
-    // Nobody has read a byte, and yet there is room again.
+    // No byte has been read, and yet there is room again.
     support::await_ready(&near, PollFlags::OUT);
     assert!(
         support::write_until_full(&near, &block) > 0,
@@ -274,7 +276,7 @@ fn bytes_in_a_pipe_are_charged_to_no_socket() {
         .expect("all that was moved");
 }
 
-/// The kernel sets MSG_MORE by itself where more is asked for than sixteen slots held.
+/// The kernel sets MSG_MORE by itself if more is asked for than sixteen slots held.
 #[test]
 fn asking_for_more_than_a_pipe_of_16_slots_holds_delays_its_last_bytes() {
     const HELD: usize = 16 * 100;
@@ -289,7 +291,8 @@ fn asking_for_more_than_a_pipe_of_16_slots_holds_delays_its_last_bytes() {
         support::await_queued(&far, HELD);
         start.elapsed()
     };
-    // The shortest of a few, as a busy machine only ever adds. The delay of the other is the kernel's own, about 200 ms.
+    // The shortest of a few times, as a busy machine only adds time. The other delay is the
+    // kernel's own, about 200 ms.
     let exact = (0..5).map(|_| until_delivered(0)).min().expect("five");
     let over = until_delivered(1);
     assert!(

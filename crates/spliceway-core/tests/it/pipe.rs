@@ -12,7 +12,7 @@ use spliceway_faults::{Call, Fault, Faults, Rule, When};
 
 use crate::support::{self, Family, TempFile, assert_same, child, pattern, tcp_pair};
 
-/// A pipe with `bytes` inside, which came through a socket.
+/// Returns a pipe with `bytes` inside, which came through a socket.
 fn filled(bytes: &[u8]) -> Pipe {
     let (near, far) = Family::Tcp.pair();
     (&far).write_all(bytes).expect("write");
@@ -110,7 +110,7 @@ fn a_full_sink_would_block_and_the_pipe_keeps_its_bytes() {
         sink.set_nonblocking();
         let mut went = Vec::new();
         let mut pipe = filled(&pattern(2, 5_000));
-        // A peer's buffer may make room late, so until both ways in are shut.
+        // A peer's buffer may make room late, so this repeats until the pipe finds no room either.
         support::await_that("the sink would block", || {
             let zeroes = support::write_until_full(&sink, &[0; 64 << 10]);
             went.resize(went.len() + zeroes, 0);
@@ -165,7 +165,7 @@ fn a_source_that_cannot_be_spliced_is_a_reason_not_an_error() {
 
 #[test]
 fn an_error_that_tcp_tells_once_does_not_become_a_clean_end() {
-    // In a thread of its own, as each can meet faults only once.
+    // This runs in a thread of its own, as each thread can meet faults only once.
     let claim = || {
         let (near, far) = tcp_pair();
         support::reset(near);
@@ -219,7 +219,7 @@ fn what_is_left_after_a_part_was_drained_is_read_out_in_order() {
     let mut pipe = Pipe::new().expect("pipe2");
     assert_eq!(pipe.fill_from(&far).expect("splice"), Fill::Moved(sent.len()));
 
-    // A sink of one slot takes one of the ten.
+    // A sink of one slot takes one of the ten pieces.
     let (reader, one_slot) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).expect("pipe2");
     rustix::pipe::fcntl_setpipe_size(&one_slot, 4_096).expect("F_SETPIPE_SZ");
     assert_eq!(pipe.drain_into(&one_slot).expect("splice"), Drain::Moved(100));
@@ -275,7 +275,8 @@ fn draining_an_empty_pipe_panics() {
     let _ = Pipe::new().expect("pipe2").drain_into(&near);
 }
 
-/// The kernel would hold them back for 200 ms if it were asked for more than the pipe holds (`kernel_socket`).
+/// The kernel would hold them back for 200 ms if it were asked for more than the pipe holds
+/// (`kernel_socket`).
 #[test]
 fn the_last_bytes_of_a_pipe_whose_slots_are_full_leave_at_once() {
     for segments in [15, 16, 17, 32, 33] {
@@ -298,7 +299,7 @@ fn the_last_bytes_of_a_pipe_whose_slots_are_full_leave_at_once() {
             inside -= bytes;
         }
         support::await_queued(&far, all);
-        // Half of the delay there would be; what it takes is tens of microseconds.
+        // Half of the delay that a cork would cause. The usual time is tens of microseconds.
         assert!(
             start.elapsed() < Duration::from_millis(100),
             "{segments} segments: {:?}",

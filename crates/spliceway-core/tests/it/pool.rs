@@ -8,7 +8,7 @@ use spliceway_core::{Fill, Limits, PipePool, PooledPipe, Reason, SizeClass};
 
 use crate::support::{self, await_that, tcp_pair};
 
-/// Idle pipes stay for as long as any test runs.
+/// Returns limits under which idle pipes stay for as long as any test runs.
 fn limits() -> Limits {
     Limits::of_this_process()
         .with_max_pipes(1_000)
@@ -164,7 +164,7 @@ fn at_the_limit_on_pipes_the_next_is_denied_with_a_counted_reason_until_one_come
 
 #[test]
 fn at_the_limit_on_pages_a_smaller_class_is_lent_and_then_none() {
-    // Room for one of 256 KiB and one of 64 KiB.
+    // There is room for one pipe of 256 KiB and one of 64 KiB.
     let pool = PipePool::new(limits().with_max_pages(80));
     let first = acquire(&pool, SizeClass::Mib1);
     let second = acquire(&pool, SizeClass::Mib1);
@@ -218,7 +218,8 @@ fn a_pipe_that_idles_on_another_thread_is_taken_before_one_is_made() {
     let pool = PipePool::new(limits());
     while_two_idle_elsewhere(&pool, || {
         assert_eq!(acquire(&pool, SizeClass::Kib256).class(), SizeClass::Kib256);
-        // While that thread still waits: as it ends, what it counted is for a moment on nobody's shelf.
+        // This runs while that thread still waits. When the thread ends, its counts are on no free
+        // list for a moment.
         assert_eq!((pool.stats().created, pool.stats().reused), (2, 1));
     });
 }
@@ -234,7 +235,7 @@ fn at_a_limit_idle_pipes_of_other_threads_make_room() {
     }
 }
 
-/// Runs `work` while two pipes of 256 KiB idle on the shelf of a thread that waits.
+/// Runs `work` while two pipes of 256 KiB idle on the free list of a thread that waits.
 fn while_two_idle_elsewhere(pool: &PipePool, work: impl FnOnce()) {
     let (idle, done) = (Barrier::new(2), Barrier::new(2));
     thread::scope(|scope| {
@@ -249,11 +250,11 @@ fn while_two_idle_elsewhere(pool: &PipePool, work: impl FnOnce()) {
     });
 }
 
-/// What it costs is told by how often other threads' lists are looked at, as each of them is a lock.
+/// The number of looks at other threads' lists shows the cost, as each look takes a lock.
 #[test]
 fn at_the_cap_of_1_mib_pipes_few_acquires_look_at_other_threads() {
     const THREADS: usize = 20;
-    // Two of 1 MiB, and room for others.
+    // There is room for two pipes of 1 MiB, and for others.
     let pool = PipePool::new(limits().with_max_pages(1_024));
     let held = [acquire(&pool, SizeClass::Mib1), acquire(&pool, SizeClass::Mib1)];
     let (ready, done) = (Barrier::new(THREADS + 1), Barrier::new(THREADS + 1));
@@ -278,7 +279,7 @@ fn at_the_cap_of_1_mib_pipes_few_acquires_look_at_other_threads() {
         later = if found { looks } else { u64::MAX };
         done.wait();
     });
-    // Eight for each of the two classes, then eight for one acquire in 65.
+    // Eight looks for each of the two classes, then eight for one acquire in 65.
     assert!(first <= 16, "{first} looks of one acquire");
     assert_eq!(later, 80, "looks of 650 acquires");
     drop(held);
@@ -297,7 +298,8 @@ fn at_a_limit_a_refused_acquire_looks_at_few_other_threads() {
     for _ in 0..650 {
         assert_eq!(pool.acquire(SizeClass::Kib64).err(), Some(Reason::PipeBudget));
     }
-    // Of this thread's own list: a search and a last look for what could make room, for one acquire in 65.
+    // The looks at this thread's own list: for one acquire in 65 a search, and a last look for what
+    // could make room.
     assert_eq!(pool.stats().searched - before, 20);
     drop(lent);
     assert!(pool.acquire(SizeClass::Kib64).is_ok());
@@ -338,7 +340,8 @@ fn the_limits_hold_at_every_moment_under_four_threads() {
     assert!(stats.reused > 0 && stats.closed_dirty > 0, "{stats:?}");
 }
 
-/// Takes up to four pipes at a time, of all classes, gives most of them back and doubts some: how many there were.
+/// Takes up to four pipes at a time, of all classes, gives most of them back and discards some.
+/// Returns how many there were.
 fn work(pool: &PipePool, seed: u64) -> usize {
     let mut held = Vec::new();
     let mut lent = 0;
@@ -366,7 +369,8 @@ fn idle_pipes_are_closed_with_nobody_calling() {
     let pool = PipePool::new(limits().with_idle_timeout(Duration::from_millis(20)));
     let busy = acquire(&pool, SizeClass::Kib64);
     drop((acquire(&pool, SizeClass::Kib64), acquire(&pool, SizeClass::Mib1)));
-    // Pages, because a pipe that is about to be closed is on no shelf any more and still open.
+    // Pages count here, because a pipe that is about to be closed is on no free list any more and
+    // still open.
     await_that("idle pipes are closed", || pool.stats().pages == 16);
     let stats = pool.stats();
     assert_eq!((stats.closed_idle, stats.lent, stats.idle), (2, 1, 0), "{stats:?}");

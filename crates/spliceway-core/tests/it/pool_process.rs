@@ -15,7 +15,7 @@ fn limits() -> Limits {
     Limits::of_this_process().with_max_pipes(1_000).with_max_pages(100_000)
 }
 
-/// Threads of this process that close idle pipes.
+/// Returns the number of threads of this process that close idle pipes.
 fn reapers() -> usize {
     let threads = fs::read_dir("/proc/self/task").expect("/proc/self/task");
     let names = threads.filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("comm")).ok());
@@ -138,7 +138,7 @@ fn where_the_kernel_refuses_a_size_the_class_it_grants_is_lent_and_counted() {
         let Some(mut held) = child::fill_the_soft_limit() else {
             return;
         };
-        // Room for some pipes of 64 KiB, and for none of 1 MiB.
+        // There is room for some pipes of 64 KiB, and for none of 1 MiB.
         let page_of_mib = held
             .iter()
             .position(|(_, writer)| rustix::pipe::fcntl_getpipe_size(writer).is_ok_and(|size| size == 1 << 20));
@@ -166,7 +166,7 @@ fn an_unprivileged_users_pool_leaves_half_of_the_soft_limit_and_7_of_8_descripto
     });
 }
 
-/// The kernel's names of the pipes that are open here.
+/// Returns the kernel's names of the pipes that are open here.
 fn pipes() -> BTreeSet<PathBuf> {
     let open = child::descriptors();
     let names = open
@@ -185,7 +185,8 @@ fn a_forked_child_closes_its_parents_idle_pipes_and_lends_its_own() {
         let pool = PipePool::new(limits().with_idle_per_thread(1));
         let (idle, done) = (Barrier::new(2), Barrier::new(2));
         thread::scope(|scope| {
-            // On the list of a thread that the child does not have, on the shared one, and on that of the thread that forks.
+            // One pipe is on the list of a thread that the child does not have. Others are on the
+            // shared list, and on the list of the thread that forks.
             scope.spawn(|| {
                 drop(pool.acquire(SizeClass::Kib64).expect("a pipe"));
                 idle.wait();
@@ -228,7 +229,7 @@ fn a_pipe_lent_at_a_fork_is_closed_when_the_child_drops_it() {
                 drop(lent.take());
                 assert_eq!(pipes(), others, "closed");
                 assert_eq!(pool.stats().idle, 0, "and not kept");
-                // A child of the child has one that the child was lent.
+                // A child of the child has a pipe that was lent to the child.
                 let mut own = Some(pool.acquire(SizeClass::Kib64).expect("a pipe"));
                 let forked = in_fork(|| {
                     drop(own.take());
@@ -248,7 +249,7 @@ fn a_forked_child_closes_what_idles_there_with_nobody_calling() {
     let test = "pool_process::a_forked_child_closes_what_idles_there_with_nobody_calling";
     child::alone(test, || {
         let pool = PipePool::new(limits().with_idle_timeout(Duration::from_millis(20)));
-        // The parent's thread for that runs, and does not in the child.
+        // The thread that closes idle pipes runs in the parent, and does not run in the child.
         drop(pool.acquire(SizeClass::Kib64).expect("a pipe"));
         let forked = in_fork(|| {
             drop(pool.acquire(SizeClass::Kib64).expect("a pipe"));

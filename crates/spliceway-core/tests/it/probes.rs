@@ -12,7 +12,7 @@ use spliceway_faults::{Call, Fault, Faults, Rule, When};
 use crate::splicer::{Line, pool, read, splicer, write};
 use crate::support::{self, Family, Socket};
 
-/// Reads once, and writes everything: what was learned of the source.
+/// Reads once, and writes everything. Returns what was learned about the source.
 fn read_and_write(splicer: &mut Splicer, line: &Line, counts: &Counts) -> ReadOutcome {
     let mut scratch = vec![0; SCRATCH];
     let outcome = read(splicer, &line.source, &mut scratch, counts).expect("read");
@@ -22,7 +22,7 @@ fn read_and_write(splicer: &mut Splicer, line: &Line, counts: &Counts) -> ReadOu
     outcome
 }
 
-/// Writes, and waits until it is there to be taken.
+/// Writes, and waits until the bytes are there to be read.
 fn arrives(line: &Line, bytes: &[u8]) {
     (&line.client).write_all(bytes).expect("write");
     support::await_queued(&line.source, bytes.len());
@@ -30,7 +30,7 @@ fn arrives(line: &Line, bytes: &[u8]) {
 
 const BURSTS: usize = 10;
 
-/// Faults of this thread; fills and receives are counted.
+/// Returns faults of this thread, which also count fills and receives.
 fn faults(rule: Option<Rule>) -> Faults {
     let watched = [Call::SpliceIn, Call::Recv].map(Rule::watch);
     Faults::on_this_thread(rule.into_iter().chain(watched).collect()).expect("seccomp")
@@ -60,7 +60,7 @@ fn after_a_burst_the_source_is_probed_once() {
             let calls = calls_of_reads(&[ReadOutcome::Open, ReadOutcome::Drained]);
             assert_eq!(calls, (1, 0), "{family:?}");
         }
-        // The end is not passed over.
+        // The splicer does not miss EOF.
         arrives(&line, b"last");
         line.client.finish();
         support::await_ready(&line.source, PollFlags::RDHUP);
@@ -88,7 +88,8 @@ fn bytes_that_a_fill_does_not_find_are_received() {
     (&line.server).read_exact(&mut vec![0; 60_000]).expect("read");
 }
 
-/// `poll` says nothing of a mark whose urgent byte was received, and no splice gets past it: it would be tried for ever.
+/// `poll` does not report a mark whose urgent byte was received, and no splice gets past it. The
+/// splicer would try for ever.
 #[test]
 fn bytes_behind_a_mark_that_no_probe_finds_are_received() {
     let (line, counts) = (Line::new(Family::Tcp, Family::Tcp), Counts::default());
@@ -143,13 +144,13 @@ fn a_probe_that_fails_tells_nothing() {
     (&line.server).read_exact(&mut [0; 5 * BURSTS]).expect("read");
 }
 
-/// Its next call tells it the same.
+/// Its next call tells the same.
 #[test]
 fn a_splicer_that_waits_in_its_calls_probes_nothing() {
     const SENT: usize = SCRATCH + 10_000;
     let faults = Faults::on_this_thread(vec![Rule::watch(Call::Poll)]).expect("seccomp");
     let ((client, source), (sink, server)) = (Family::Tcp.pair(), Family::Tcp.pair());
-    // More than a receive takes, and no more than sockets hold that nobody reads.
+    // More than a receive takes, and no more than unread sockets hold.
     (&client).write_all(&[7; SENT]).expect("write");
     client.finish();
     let summary = spliceway_core::copy(&source, &sink).expect("copied");
@@ -196,7 +197,7 @@ fn a_source_that_has_more_than_the_slots_or_stands_at_an_urgent_mark_is_not_drai
     assert_eq!(&got[got.len() - 6..], b"defghi");
 }
 
-/// No poller is told of bytes below the mark, and neither is a probe.
+/// The kernel tells neither a poller nor a probe about bytes below the mark.
 #[test]
 fn a_source_whose_low_water_mark_hides_bytes_never_counts_as_drained() {
     let (line, counts) = (Line::new(Family::Tcp, Family::Tcp), Counts::default());

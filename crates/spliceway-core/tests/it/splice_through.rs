@@ -1,4 +1,5 @@
-//! A pipe of the caller's at an end: bytes go there or come from there by one splice, and both sides' EAGAIN are told apart.
+//! A caller's pipe at one end: one splice moves bytes to it or from it, and the splicer
+//! distinguishes the EAGAIN of both sides.
 
 use std::io::{self, ErrorKind, PipeReader, PipeWriter, Read, Write, pipe};
 use std::os::fd::AsFd;
@@ -14,10 +15,10 @@ use spliceway_core::{
 use crate::splicer::{read, write};
 use crate::support::{self, Family, Socket, assert_same, pattern};
 
-/// More than a pipe has room for, also where each slot holds 32 KiB.
+/// More than a pipe has room for, even where each slot holds 32 KiB.
 const BULK: usize = 2 << 20;
 
-/// A splicer between such ends, and what it works with.
+/// A splicer between such ends, with the pool, the buffer and the counts that it uses.
 struct Subject {
     splicer: Splicer,
     pool: PipePool,
@@ -37,7 +38,8 @@ impl Subject {
         }
     }
 
-    /// Moves until one end must be waited for: which. `None` at the source's end.
+    /// Moves bytes until one end must be waited for. Returns that end, or `None` at the source's
+    /// EOF.
     fn run(&mut self, source: impl AsFd, sink: impl AsFd) -> Option<Side> {
         loop {
             let outcome = match self.splicer.next() {
@@ -68,7 +70,7 @@ impl Subject {
         }
     }
 
-    /// The sink is full: whether the source is looked at first.
+    /// Returns whether the splicer peeks at the source first, now that the sink is full.
     fn peeks(&mut self) -> bool {
         match self.splicer.next() {
             Next::SpliceThrough(splice) => splice.sink_blocked(),
@@ -84,8 +86,9 @@ impl Subject {
         }
     }
 
-    /// Moves to the source's end, which its peer has sent. It may come a moment later than the peer is dropped: a process that another
-    /// test is starting has a copy of every descriptor until it becomes another program.
+    /// Moves bytes to the source's EOF, which its peer has sent. EOF may come a moment after the
+    /// peer is dropped. A process that another test is starting has a copy of every descriptor
+    /// until it becomes another program.
     fn run_to_end(&mut self, source: impl AsFd, sink: impl AsFd) {
         while let Some(side) = self.run(&source, &sink) {
             assert_eq!(side, Side::Source, "nothing waits for the sink");
@@ -100,14 +103,14 @@ impl Subject {
     }
 }
 
-/// As much of `bytes` as it takes at once, and that is something.
+/// Writes as much of `bytes` as the pipe takes at once, which must be at least one byte.
 fn write_some(sink: &PipeWriter, bytes: &[u8]) -> usize {
     let written = write_some_or_none(sink, bytes);
     assert!(written > 0, "the pipe has room");
     written
 }
 
-/// What it has, without waiting.
+/// Reads what the source has, without waiting.
 fn read_all(mut source: impl Read) -> Vec<u8> {
     let mut got = Vec::new();
     loop {
@@ -264,7 +267,7 @@ fn a_reset_is_the_sources_fault_and_a_broken_connection_the_sinks() {
     assert_eq!((side, error.kind()), (Side::Sink, ErrorKind::BrokenPipe));
 }
 
-/// Both ends of one pipe: splice refuses that, a copy does it.
+/// Between both ends of one pipe, splice refuses and a copy works.
 #[test]
 fn what_splice_refuses_is_copied() {
     let (source, sink) = pipe().expect("pipe");
@@ -285,7 +288,8 @@ fn what_splice_refuses_is_copied() {
     assert_eq!(summary.fallback, Some(spliceway_core::Reason::InvalidArgument));
 }
 
-/// A message of its own slot each would fill a pipe with sixteen bytes, where a write appends.
+/// Spliced, each message would take a slot of its own, and sixteen bytes would fill a pipe. A write
+/// appends.
 #[test]
 fn small_messages_are_copied_into_a_pipe_and_a_message_of_64_kib_is_spliced_after_the_first() {
     let ((client, source), (server, sink)) = (socket_pair(Family::Unix), pipe().expect("pipe"));
@@ -311,7 +315,7 @@ fn small_messages_are_copied_into_a_pipe_and_a_message_of_64_kib_is_spliced_afte
     }
     assert_same(&got, &sent);
     assert!(subject.counts.snapshot().spliced >= SCRATCH as u64 / 2);
-    // Small again: eight of these are passed on, and then no more.
+    // The messages are small again: eight of these are spliced, and then no more.
     for _ in 0..8 {
         (&client).write_all(b"y").expect("write");
         assert_eq!(subject.run(&source, &sink), Some(Side::Source));

@@ -48,7 +48,7 @@ pub(crate) fn write(
     }
 }
 
-/// What a splicer waits for.
+/// The end that a splicer waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waits {
     ForSource,
@@ -76,12 +76,12 @@ impl Line {
         }
     }
 
-    /// Sends `bytes` and then the end, receives, and moves in between: what arrived.
+    /// Sends `bytes` and then EOF, receives, and moves bytes in between. Returns what arrived.
     fn carry(&self, splicer: &mut Splicer, counts: &Counts, bytes: &[u8]) -> Vec<u8> {
         self.carry_from(splicer, counts, |mut client| client.write_all(bytes).expect("write"))
     }
 
-    /// The same for what `send` sends.
+    /// Does the same for what `send` sends.
     fn carry_from(&self, splicer: &mut Splicer, counts: &Counts, send: impl FnOnce(&Socket) + Send) -> Vec<u8> {
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -100,7 +100,7 @@ impl Line {
     }
 }
 
-/// Moves until the source's end, waiting as a runtime would.
+/// Moves bytes until the source's EOF, waiting as a runtime would.
 fn run(splicer: &mut Splicer, source: &Socket, sink: &Socket, counts: &Counts) -> io::Result<()> {
     let mut scratch = vec![0; SCRATCH];
     while let Some(waits) = step(splicer, source, sink, &mut scratch, counts)? {
@@ -113,7 +113,7 @@ fn run(splicer: &mut Splicer, source: &Socket, sink: &Socket, counts: &Counts) -
     Ok(())
 }
 
-/// Moves until something must be waited for; `None` at the end.
+/// Moves bytes until an end must be waited for. Returns `None` at EOF.
 fn step(
     splicer: &mut Splicer,
     source: impl AsFd,
@@ -124,7 +124,7 @@ fn step(
     step_by(usize::MAX, splicer, source, sink, scratch, counts)
 }
 
-/// The same, reading no more than `max` bytes at once.
+/// Does the same, reading no more than `max` bytes at once.
 fn step_by(
     max: usize,
     splicer: &mut Splicer,
@@ -190,7 +190,7 @@ fn a_small_message_is_copied_without_a_pipe() {
     }
 }
 
-/// What a rate allows may be little; that the source has more is seen by its being taken whole.
+/// A rate may allow little at once. The source has more if the splicer takes all that is allowed.
 #[test]
 fn bulk_taken_in_small_allowances_stays_spliced() {
     for family in [Family::Tcp, Family::Unix] {
@@ -223,7 +223,7 @@ fn small_messages_below_the_allowance_are_small_messages() {
             splicer.park(&scratch);
         }
         let summary = counts.snapshot();
-        // The first one marks bulk; eight tiny fills say that it is none.
+        // The first message marks the flow as bulk. Eight tiny fills show that it is not.
         assert_eq!(
             (summary.copied, summary.spliced),
             (4000 + 4 * 2000, 8 * 2000),
@@ -242,7 +242,8 @@ fn a_tcp_source_that_gave_its_last_byte_is_taken_for_drained_without_another_cal
     assert_eq!(outcome, ReadOutcome::Short);
 }
 
-/// The receive that is no shorter than asked for, and one of what is no plain TCP, say nothing of what is left.
+/// A receive that is not short says nothing about what is left. Neither does a receive from a
+/// socket that is not plain TCP.
 #[test]
 fn a_source_that_may_have_more_is_not_taken_for_drained() {
     for (family, bytes) in [(Family::Tcp, SCRATCH), (Family::Unix, 4)] {
@@ -299,7 +300,7 @@ fn a_splicer_that_waits_for_its_source_holds_no_pipe() {
     }
 }
 
-/// A splicer stuck at a sink that nobody reads, with bytes in its pipe.
+/// Returns a splicer stuck at a sink that nobody reads, with bytes in its pipe.
 fn stuck(line: &Line, pool: &PipePool) -> (Splicer, Counts) {
     let (mut splicer, counts) = (splicer(Engine::Splice, pool), Counts::default());
     let mut scratch = vec![0; SCRATCH];
@@ -376,12 +377,13 @@ fn data_before_a_reset_is_delivered_and_then_the_reset_is_an_error_not_an_end() 
     }
 }
 
-/// One at a time: a second one that arrives before the first was passed makes an ordinary byte of the first, for every reader.
+/// The test sends one urgent byte at a time. If a second one arrives before the first was passed,
+/// the first becomes an ordinary byte for every reader.
 #[test]
 fn an_urgent_byte_stalls_nothing_and_cuts_nothing_off() {
     let sent = pattern(5, 2 * MIB);
     for engine in [Engine::Auto, Engine::Splice, Engine::Copy] {
-        // First, in the midst of bulk, before the last byte, and last.
+        // First, in the middle of bulk, before the last byte, and last.
         for place in [0, MIB, sent.len() - 1, sent.len()] {
             let (line, counts) = (Line::new(Family::Tcp, Family::Tcp), Counts::default());
             let (before, behind) = sent.split_at(place);

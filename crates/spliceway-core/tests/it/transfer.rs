@@ -9,7 +9,8 @@ use model::{COPY_BUDGET, Fate, SPLICE_BUDGET, World};
 const ENGINES: [Engine; 3] = [Engine::Auto, Engine::Splice, Engine::Copy];
 const SIZES: [PipeSize; 2] = [PipeSize::Auto, PipeSize::Fixed(SizeClass::Mib1)];
 
-/// Outcomes tried in every sequence. Miri takes a hundred times as long for each, and asks only whether any step is undefined.
+/// Outcomes tried in every sequence. Miri takes a hundred times as long for each, and only asks
+/// whether any step is undefined behaviour.
 const LENGTH: usize = if cfg!(miri) { 2 } else { 9 };
 
 /// Goes through every sequence of choices up to a length, one after another, as an odometer does.
@@ -32,7 +33,7 @@ impl Fate for Every {
 }
 
 impl Every {
-    /// Whether there is a sequence that was not yet tried, to be walked from the start.
+    /// Goes to the start of the next sequence that was not yet tried. Returns whether there is one.
     fn turn(&mut self) -> bool {
         self.next = 0;
         while let Some((choice, outcomes)) = self.choices.pop() {
@@ -45,7 +46,8 @@ impl Every {
     }
 }
 
-/// Walks every sequence of `length` outcomes from the worlds that `start` makes, each on to its end.
+/// Walks every sequence of `length` outcomes from the worlds that `start` makes, each on to its
+/// end.
 fn walk(length: usize, start: impl Fn() -> World) -> usize {
     let mut every = Every::default();
     let mut walked = 0;
@@ -64,13 +66,13 @@ fn walk(length: usize, start: impl Fn() -> World) -> usize {
     }
 }
 
-/// What every sequence is checked for is in [`World::check`] and [`World::finish`].
+/// [`World::check`] and [`World::finish`] have the checks of every sequence.
 #[test]
 fn every_sequence_of_outcomes_delivers_every_byte_in_order_and_ends() {
     let mut walked = 0;
     for engine in ENGINES {
         for size in SIZES {
-            // Nothing, less than a recv, a few recvs, more than two turns and a byte.
+            // Nothing, less than a recv, a few recvs, more than two splice budgets.
             for bytes in [0, 1_000, 3 * SCRATCH, 2 * SPLICE_BUDGET + 1] {
                 walked += walk(LENGTH, || World::new(engine, size, bytes));
             }
@@ -79,7 +81,8 @@ fn every_sequence_of_outcomes_delivers_every_byte_in_order_and_ends() {
     assert!(cfg!(miri) || walked > 100_000, "{walked} sequences");
 }
 
-/// The start decides little once a flow has shown itself, so bulk is walked from where it is bulk.
+/// The start decides little once a flow has shown itself, so these walks begin where the flow is
+/// bulk.
 #[test]
 fn every_sequence_of_outcomes_in_a_bulk_flow_delivers_every_byte_in_order_and_ends() {
     for size in SIZES {
@@ -146,7 +149,7 @@ fn every_sequence_of_outcomes_takes_no_byte_beyond_the_limit_and_delivers_those_
     }
 }
 
-/// Outcomes by chance. Beyond the list all is kind.
+/// Random outcomes. After the end of the list, everything succeeds.
 struct Chance<'a>(std::slice::Iter<'a, u8>);
 
 impl Fate for Chance<'_> {
@@ -178,7 +181,7 @@ fn at(transfer: &mut Transfer, step: Step, event: Event) {
     transfer.on(event);
 }
 
-/// The class of the pipe that is to be filled now, and whether a probe is due before.
+/// Returns the class of the pipe that is to be filled now, and whether a probe is due before.
 fn fill_due(transfer: &Transfer) -> (SizeClass, bool) {
     match transfer.step() {
         Step::Fill { class, probe } => (class, probe),
@@ -186,7 +189,7 @@ fn fill_due(transfer: &Transfer) -> (SizeClass, bool) {
     }
 }
 
-/// One fill of `bytes`, drained at once.
+/// Makes one fill of `bytes`, drained at once.
 fn fill_and_drain(transfer: &mut Transfer, class: SizeClass, bytes: usize, full: bool) {
     if transfer.step() == Step::Yield {
         transfer.on(Event::Yielded);
@@ -196,7 +199,7 @@ fn fill_and_drain(transfer: &mut Transfer, class: SizeClass, bytes: usize, full:
     at(transfer, Step::Drain, Event::Drained { bytes, left: 0 });
 }
 
-/// A fill that finds nothing, and a recv that says so.
+/// Makes a fill that finds nothing, and a recv that confirms it.
 fn finds_nothing(transfer: &mut Transfer) {
     fill_due(transfer);
     transfer.on(Event::SourceStopped);
@@ -210,7 +213,7 @@ fn received(bytes: usize) -> Event {
     }
 }
 
-/// One recv, sent at once.
+/// Makes one recv, sent at once.
 fn recv_and_send(transfer: &mut Transfer, bytes: usize) {
     if transfer.step() == Step::Yield {
         transfer.on(Event::Yielded);
@@ -219,7 +222,7 @@ fn recv_and_send(transfer: &mut Transfer, bytes: usize) {
     at(transfer, Step::Send, Event::Sent { bytes, left: 0 });
 }
 
-/// A transfer of this engine that has become a bulk flow.
+/// Returns a transfer that has become a bulk flow.
 fn bulk(size: PipeSize) -> Transfer {
     let mut transfer = Transfer::new(Engine::Auto, size);
     recv_and_send(&mut transfer, SCRATCH);
@@ -342,7 +345,7 @@ fn four_fills_in_a_row_below_half_of_the_pipe_are_followed_by_a_smaller_one() {
     for _ in 0..3 {
         fill_and_drain(&mut transfer, SizeClass::Kib256, 90_000, false);
     }
-    // Not in a row: half of the size starts the count again.
+    // These are not in a row: half of the size starts the count again.
     fill_and_drain(&mut transfer, SizeClass::Kib256, 128 << 10, false);
     for _ in 0..4 {
         fill_and_drain(&mut transfer, SizeClass::Kib256, 90_000, false);

@@ -1,6 +1,7 @@
-//! What a relay makes of system calls that fail, whichever of them and however: the calls are made to fail from outside our code.
+//! The behaviour of a relay when system calls fail, whichever of them and however. The faults come
+//! from outside the code under test.
 
-mod broken_pipe; // SIGPIPE where nobody ignores it
+mod broken_pipe; // SIGPIPE in a process that does not ignore it
 mod interrupted; // signals all the time, sinks that take little
 mod matrix; // call × errno × when, as a table
 mod row;

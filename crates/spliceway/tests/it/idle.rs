@@ -1,6 +1,7 @@
-//! 10,000 relays that have moved 256 KiB each and fell idle hold two descriptors each and no pipe.
+//! 10,000 relays that have moved 256 KiB each and are idle hold two descriptors each and no pipe.
 //!
-//! Two relaying processes of 5,000 and a process of peers for each, so that a descriptor limit of 20,000 is enough for all.
+//! Two relaying processes of 5,000 and a process of peers for each, so that a descriptor limit of
+//! 20,000 is enough for all.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -12,7 +13,8 @@ use crate::role::{self, Role, heard, raise_descriptor_limit, say};
 const PROCESSES: usize = 2;
 const RELAYS: usize = 5_000;
 const BYTES: usize = 256 << 10;
-/// Beyond the sockets, a task each included. Measured 1,700 in a debug build: a pipe or a buffer would be more by far.
+/// Bytes beyond the sockets, a task each included. A debug build measured 1,700: a pipe or a buffer
+/// would be more by far.
 const MEMORY_PER_RELAY: usize = 2_048;
 const ROLES: &str = "idle::role_of_a_child_process";
 
@@ -50,7 +52,7 @@ fn ten_thousand_idle_relays_hold_two_descriptors_each_and_no_pipe() {
     }
 }
 
-/// What a process started by the test does; nothing in the test's own process.
+/// Plays the role of a process that the test started. Does nothing in the test's own process.
 #[test]
 fn role_of_a_child_process() {
     match role::own().as_deref() {
@@ -60,13 +62,15 @@ fn role_of_a_child_process() {
     }
 }
 
-/// Clients and servers: each client sends through its relay what its server receives, and both stay connected.
+/// Runs clients and servers: each client sends through its relay what its server receives, and both
+/// stay connected.
 fn peers() {
     raise_descriptor_limit();
     let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     say(&server.local_addr().unwrap().to_string());
     let relay: SocketAddr = heard().parse().unwrap();
-    // So many connections in flight: fewer than a listener's backlog, beyond which the kernel drops them.
+    // The most connections in flight: fewer than a listener's backlog, beyond which the kernel
+    // drops them.
     let (start, started) = mpsc::sync_channel(64);
     let receiving = thread::spawn(move || {
         let (mut received, sent) = (vec![0; BYTES], vec![7; BYTES]);
@@ -138,11 +142,12 @@ fn relays() {
 }
 
 fn open_descriptors() -> usize {
-    // The directory being read is itself one more, each time.
+    // The directory that is read counts as one more, each time.
     fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Not the pages of the program, of which more are in memory the larger it is.
+/// Returns the resident memory without the pages of the program: the larger the program, the more
+/// of them are in memory.
 fn resident_bytes() -> usize {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();

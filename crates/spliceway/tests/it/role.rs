@@ -1,4 +1,5 @@
-//! Child processes of a test: the test binary again, in a role, spoken to line by line.
+//! Child processes of a test. Each is the test binary again, in a role, and speaks to the test line
+//! by line.
 #![allow(clippy::print_stdout)] // A child speaks to its test by lines, and a skipped test says why.
 
 use std::env;
@@ -12,9 +13,9 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 
-/// What marks a child's own lines among those of its test harness.
+/// The mark of a child's own lines among those of its test harness.
 const MARK: &str = "said: ";
-/// Longer than any test here takes, on a slow machine.
+/// Longer than any test here takes on a slow machine.
 const GUARD: Duration = Duration::from_secs(300);
 const ROLE: &str = "SPLICEWAY_TEST_ROLE";
 
@@ -28,8 +29,9 @@ pub(crate) struct Role {
 }
 
 impl Role {
-    /// Starts the test function `test`, by its full name, as `role`; as another user if `uid` is one. The binary is named by
-    /// `/proc/self/exe`, as its folder may be closed to that user.
+    /// Starts the test function `test`, by its full name, as `role`. If `uid` is given, it runs as
+    /// that user. The binary is named by `/proc/self/exe`, as its folder may be closed to that
+    /// user.
     pub(crate) fn start(test: &str, role: &str, uid: Option<u32>) -> Self {
         let mut command = Command::new("/proc/self/exe");
         command
@@ -43,7 +45,7 @@ impl Role {
         Self::spawn(command)
     }
 
-    /// The same under strace, which writes each call of each thread to `output`.
+    /// Starts the role under strace, which writes each call of each thread to `output`.
     pub(crate) fn start_traced(test: &str, role: &str, output: &Path) -> Self {
         let mut command = Command::new("strace");
         command
@@ -63,7 +65,7 @@ impl Role {
         let (alive, ended) = mpsc::channel::<()>();
         let id = Pid::from_child(&process);
         thread::spawn(move || {
-            // A test that hangs says nothing; one whose child was ended says where it waited.
+            // A test that hangs says nothing. A test whose child was ended says where it waited.
             if ended.recv_timeout(GUARD) == Err(RecvTimeoutError::Timeout) {
                 let _ = kill_process(id, Signal::KILL);
             }
@@ -84,7 +86,7 @@ impl Role {
         writeln!(self.input, "{line}").unwrap();
     }
 
-    /// The child's next line.
+    /// Returns the child's next line.
     pub(crate) fn line(&mut self) -> String {
         loop {
             let mut line = String::new();
@@ -97,12 +99,12 @@ impl Role {
 
     /// Waits until the child has ended by itself.
     pub(crate) fn wait(&mut self) {
-        // It may fill the pipe that nobody reads otherwise.
+        // Otherwise the child may fill the pipe, which nobody reads.
         std::io::copy(&mut self.output, &mut std::io::sink()).unwrap();
         assert!(self.process.wait().unwrap().success());
     }
 
-    /// The child's next line, as the numbers in it.
+    /// Returns the numbers in the child's next line.
     pub(crate) fn numbers(&mut self) -> Vec<usize> {
         let line = self.line();
         println!("{line}");
@@ -117,24 +119,25 @@ impl Drop for Role {
     }
 }
 
-/// In a child: its role. `None` in the test's own process, where the function that plays roles has nothing to do.
+/// Returns the role in a child. Returns `None` in the test's own process, where the function that
+/// plays roles has nothing to do.
 pub(crate) fn own() -> Option<String> {
     env::var(ROLE).ok()
 }
 
-/// In a child: tells the test.
+/// Tells the test a line. A child calls this.
 pub(crate) fn say(line: &str) {
     println!("{MARK}{line}");
 }
 
-/// In a child: waits for the test's next line.
+/// Waits for the test's next line. A child calls this.
 pub(crate) fn heard() -> String {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
     line.trim().to_owned()
 }
 
-/// As many descriptors as may be.
+/// Raises the descriptor limit as far as possible.
 pub(crate) fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(

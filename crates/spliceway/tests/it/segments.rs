@@ -1,13 +1,14 @@
-//! Between network namespaces: segments as Ethernet carries them, with the kernel's offloads or without.
+//! Between network namespaces: segments as Ethernet carries them, with the kernel's offloads or
+//! without.
 
 mod bulk; // both ways at once: exact, spliced, through pipes whose size follows the segments
 mod chains; // relays in a row, and to and fro between two namespaces
 mod ended; // last data, FIN and hang-up in one wake-up; a FIN is passed on as a FIN
 mod lossy; // a network that loses and reorders
 mod slots; // a pipe whose slots are full before its bytes
-mod trips; // no mode of 40 or 200 ms in request and response
+mod trips; // no delay of 40 or 200 ms in request and response
 mod urgent; // one urgent byte in the middle of segments
-mod wires; // that the net is what the other tests take it for
+mod wires; // the net is what the other tests expect
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -22,10 +23,10 @@ use tokio::net::TcpStream;
 use crate::support::pattern::Pattern;
 use crate::support::rig::{Rig, Setup};
 
-/// One connection: the end of whoever opened it, and the other.
+/// A connection: the end that opened it, and the other end.
 type Ends = (TcpStream, TcpStream);
 
-/// A connection between neighbours, `NODELAY`.
+/// Returns a connection between neighbours, with `NODELAY`.
 fn connected(net: &Net, from: usize, to: usize, family: Family) -> Ends {
     let ends = net.connect(from, to, family).unwrap();
     for end in [&ends.0, &ends.1] {
@@ -34,7 +35,7 @@ fn connected(net: &Net, from: usize, to: usize, family: Family) -> Ends {
     awaited(ends)
 }
 
-/// The same ends, for this runtime.
+/// Returns the same ends for this runtime.
 fn awaited((connecting, accepted): (std::net::TcpStream, std::net::TcpStream)) -> Ends {
     let awaited = |end: std::net::TcpStream| {
         end.set_nonblocking(true).unwrap();
@@ -43,7 +44,7 @@ fn awaited((connecting, accepted): (std::net::TcpStream, std::net::TcpStream)) -
     (awaited(connecting), awaited(accepted))
 }
 
-/// Near on node 0, the relay on node 1, far on node 2.
+/// Makes a rig with near on node 0, the relay on node 1, and far on node 2.
 fn rig(net: &Net, setup: Setup, family: Family) -> Rig {
     let near = connected(net, 0, 1, family);
     let far = connected(net, 2, 1, family);
@@ -52,7 +53,8 @@ fn rig(net: &Net, setup: Setup, family: Family) -> Rig {
     laid.run(relay)
 }
 
-/// The same, and the socket that the relay reads near's bytes from a second time: to see what has come before the relay looks.
+/// Makes the same rig, with a second descriptor of the socket that the relay reads near's bytes
+/// from. It shows what has come before the relay looks.
 fn watched_rig(net: &Net, setup: Setup) -> (Rig, OwnedFd) {
     let near = connected(net, 0, 1, Family::V4);
     let far = connected(net, 2, 1, Family::V4);
@@ -62,7 +64,8 @@ fn watched_rig(net: &Net, setup: Setup) -> (Rig, OwnedFd) {
     (laid.run(relay), watched)
 }
 
-/// Blocks this thread, and with it every task of the runtime, until so many bytes are queued and these events are told.
+/// Blocks this thread, and with it every task of the runtime, until this many bytes are queued and
+/// the kernel reports these events.
 fn block_until_queued(socket: &impl AsFd, bytes: u64, events: PollFlags) {
     let until = Instant::now() + Duration::from_secs(20);
     loop {
@@ -80,11 +83,12 @@ fn block_until_queued(socket: &impl AsFd, bytes: u64, events: PollFlags) {
     }
 }
 
-/// A stream and where it goes.
+/// A stream and its destination.
 type Sending<'a, W> = (&'a mut W, &'a mut Pattern);
 
-/// Sends on two streams in turn, so many times a piece of so many bytes: pieces that follow each other in a stream do not in
-/// memory, as with the frames that a network card receives, so each takes a slot of a pipe.
+/// Sends on two streams in turn, `count` times a piece of this size. Pieces that follow each other
+/// in a stream do not in memory, as with the frames that a network card receives. So each takes a
+/// slot of a pipe.
 async fn send_in_turn<A, B>((a, a_sent): Sending<'_, A>, (b, b_sent): Sending<'_, B>, count: usize, piece: usize)
 where
     A: AsyncWriteExt + Unpin,

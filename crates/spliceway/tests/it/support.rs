@@ -1,4 +1,5 @@
-//! What the tests share: socket pairs, patterns that tell where a byte came from, and relays under observation.
+//! Parts that the tests share: socket pairs, patterns that tell where a byte came from, and relays
+//! under observation.
 
 pub(crate) mod child;
 pub(crate) mod pattern;
@@ -16,10 +17,10 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 pub(crate) const KIB: u64 = 1 << 10;
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// Longer than any buffer on the way: two sockets' worth each side of the relay, and its pipe.
+/// Longer than any buffer on the way: two sockets' worth on each side of the relay, and its pipe.
 pub(crate) const BULK: u64 = 24 * MIB;
 
-/// Both ways of a byte stream, sized or not.
+/// Both directions of a byte stream, sized or not.
 pub(crate) trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send + ?Sized> Duplex for T {}
 
@@ -30,12 +31,13 @@ pub(crate) async fn guard<T>(work: impl Future<Output = T>) -> T {
         .expect("nothing moved for 60 s")
 }
 
-/// Two ends of a TCP connection over loopback, `NODELAY`.
+/// Returns two ends of a TCP connection over loopback, `NODELAY`.
 pub(crate) async fn tcp() -> (TcpStream, TcpStream) {
     connect(None).await
 }
 
-/// A peer that takes in little, and the relay's end, which sends little ahead. What the peer sends has ample room.
+/// Returns a peer with a small receive buffer, and the relay's end with a small send buffer. There
+/// is ample room for what the peer sends.
 pub(crate) async fn tcp_small() -> (TcpStream, TcpStream) {
     connect(Some(16 << 10)).await
 }
@@ -58,14 +60,16 @@ async fn connect(buffer_bytes: Option<u32>) -> (TcpStream, TcpStream) {
     (connected, accepted)
 }
 
-/// Keeps a socket, and what is accepted from it, from bbr where that is the default. It paces what it took for the bandwidth while other
-/// tests had the processors: 2 MiB in 240 ms, for as long as the connection lives. Every kernel has reno.
+/// Keeps a socket, and sockets accepted from it, from bbr where that is the default. bbr paces at
+/// the bandwidth that it measured while other tests had the processors. It was 2 MiB in 240 ms, for
+/// as long as the connection lives. Every kernel has reno.
 pub(crate) fn unpaced(socket: &impl AsFd) {
     sockopt::set_tcp_congestion(socket, "reno").unwrap();
 }
 
-/// Bounds what a socket, and what is accepted from it, queues: where many connections stand still at once, full queues of the kernel's own
-/// choice take the memory that all of TCP has (`net.ipv4.tcp_mem`), and then it resets connections, whosoever they are.
+/// Bounds the queues of a socket, and of sockets accepted from it. Where many connections stand
+/// still at once, full queues of the kernel's own choice take all memory that TCP has
+/// (`net.ipv4.tcp_mem`). Then the kernel resets connections, whatever their process.
 pub(crate) fn short_queues(socket: &impl AsFd) {
     sockopt::set_socket_send_buffer_size(socket, 128 << 10).unwrap();
     sockopt::set_socket_recv_buffer_size(socket, 128 << 10).unwrap();
@@ -77,8 +81,9 @@ pub(crate) fn reset(stream: TcpStream) {
     drop(stream);
 }
 
-/// Sends a byte as urgent data, as soon as the socket has room. The receiver must have passed the one before: TCP knows one
-/// urgent byte at a time, and an older one that is still queued becomes a normal byte.
+/// Sends a byte as urgent data, as soon as the socket has room. The receiver must have passed the
+/// one before. TCP knows one urgent byte at a time, and an older one that is still queued becomes a
+/// normal byte.
 pub(crate) async fn send_urgent(stream: &impl AsFd) {
     loop {
         match rustix::net::send(stream, b"!", SendFlags::OOB) {
@@ -89,7 +94,7 @@ pub(crate) async fn send_urgent(stream: &impl AsFd) {
     }
 }
 
-/// `shutdown(SHUT_WR)` without waiting for anything.
+/// Calls `shutdown(SHUT_WR)` without waiting for anything.
 pub(crate) fn finish(stream: &impl AsFd) {
     rustix::net::shutdown(stream, rustix::net::Shutdown::Write).unwrap();
 }
@@ -101,9 +106,10 @@ pub(crate) async fn turns(count: usize) {
     }
 }
 
-/// Writes `bytes` in pieces of `len` whose pages do not touch: each takes a slot of a pipe of its own. Writes to another socket in
-/// between take the next bytes of the pages that a task writes to. A task of its own, as a new one begins with a new block of
-/// pages; nothing else of this thread runs meanwhile, so a relay of this thread finds all pieces at once.
+/// Writes `bytes` in pieces of `len` whose pages do not touch, so that each takes a slot of a pipe
+/// of its own. Writes to another socket in between take the next bytes of the pages that a task
+/// writes to. A new task does this, as it begins with a new block of pages. Nothing else of this
+/// thread runs meanwhile, so a relay of this thread finds all pieces at once.
 pub(crate) fn write_apart(socket: &TcpStream, bytes: &[u8], len: usize) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let other = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();

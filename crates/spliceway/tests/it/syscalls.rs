@@ -1,4 +1,4 @@
-//! What a relay asks of the kernel, counted from outside with strace.
+//! The system calls of a relay, counted from outside with strace.
 #![allow(clippy::print_stdout)] // A child speaks to its test by lines, and a skipped test says why.
 
 use std::io::{Read, Write};
@@ -34,7 +34,7 @@ fn a_bulk_relay_makes_only_splices_a_recv_at_the_end_of_each_burst_and_epoll_wai
         "splice",
         "recvfrom",
         "poll",
-        // The same, where rustix asks the kernel itself and not libc.
+        // The same call, where rustix asks the kernel itself and not libc.
         "ppoll",
         "sendto",
         "epoll_wait",
@@ -42,7 +42,8 @@ fn a_bulk_relay_makes_only_splices_a_recv_at_the_end_of_each_burst_and_epoll_wai
         "close",
         "epoll_ctl",
     ];
-    // Asked once: whether the socket is plain TCP, is a stream, tells of every byte, and is non-blocking.
+    // The relay asks once whether the socket is plain TCP, is a stream, reports every byte, and is
+    // non-blocking.
     let once = [("getsockopt", 6), ("fcntl", 2)];
     for call in &calls {
         let name = call.name.as_str();
@@ -61,18 +62,19 @@ fn a_bulk_relay_makes_only_splices_a_recv_at_the_end_of_each_burst_and_epoll_wai
     let corked = calls.iter().filter(|call| call.line.contains("SPLICE_F_MORE")).count();
     assert_eq!(corked, 0);
     assert_lengths_are_sizes_and_contents_of_pipes(&calls);
-    // One for each end of a burst, of which there are fewer than fills; some at the start and the end.
+    // One for each end of a burst, and some at the start and the end. There are fewer bursts than
+    // fills.
     let looks = count(&calls, "recvfrom") + count(&calls, "poll") + count(&calls, "ppoll");
     assert!(looks <= count(&calls, "splice") / 2 + 16, "{looks}");
 }
 
-/// A fill asks for a pipe's size, a drain for what is inside: never 0, and never more than there can be. (Bytes go one way here, so
-/// one pipe is in use at a time.)
+/// Checks that a fill asks for a pipe's size, and a drain for what is inside: never 0, and never
+/// more than there can be. (Bytes go one way here, so one pipe is in use at a time.)
 fn assert_lengths_are_sizes_and_contents_of_pipes(calls: &[Call]) {
     let sizes = SizeClass::ALL.map(SizeClass::bytes);
     let (mut inside, mut checked) = (0, 0);
     for call in calls.iter().filter(|call| call.name == "splice") {
-        // What another thread interrupted does not tell its arguments.
+        // A line that another thread interrupted does not show its arguments.
         let length = call
             .line
             .split(", ")
@@ -100,7 +102,8 @@ fn assert_lengths_are_sizes_and_contents_of_pipes(calls: &[Call]) {
 
 #[test]
 fn a_bulk_relay_whose_sender_pauses_after_each_burst_makes_few_receives_per_splice() {
-    // The first makes the flow bulk. The others are one segment of loopback each, so that no burst comes in parts.
+    // The first burst makes the flow bulk. The others are one segment of loopback each, so that no
+    // burst comes in parts.
     const FIRST: usize = 4 << 20;
     const BURST: usize = 40 << 10;
     const BURSTS: usize = 64;
@@ -125,7 +128,8 @@ fn a_bulk_relay_whose_sender_pauses_after_each_burst_makes_few_receives_per_spli
     // One for each byte back, and one for the end of each burst: less than one per fill.
     let looks = count(&calls, "recvfrom");
     assert!(looks <= BURSTS + count(&calls, "splice") / 2 + 16, "{looks}");
-    // The first ends as nobody knows yet how they end: with a splice and a receive that find nothing.
+    // The first burst ends with a splice and a receive that find nothing: the relay does not know
+    // yet how bursts end.
     let in_vain = calls.iter().filter(|call| call.line.contains(" EAGAIN ")).count();
     assert!(in_vain <= BURSTS / 2, "{in_vain} calls found nothing");
 }
@@ -149,13 +153,15 @@ fn a_ping_pong_relay_makes_one_recv_and_one_send_per_message_and_next_to_no_call
         .filter(|call| call.line.contains("EAGAIN"))
         .map(|call| &call.line)
         .collect();
-    // One per message would be 200. A few can be: an edge may be told after its bytes were taken with those before.
+    // One per message would be 200. A few can be: the kernel may report an edge after its bytes
+    // were taken with those before.
     assert!(in_vain.len() <= TRIPS / 10, "{in_vain:?}");
-    // Besides the messages, the two ends of stream.
+    // In addition to the messages, there are the two ends of stream.
     let receives = count(&calls, "recvfrom");
     assert_eq!(receives - in_vain.len(), 2 * TRIPS + 2);
     assert_eq!(count(&calls, "sendto"), 2 * TRIPS);
-    // For urgent marks, after each receive at most, and each in vain: with one connection there is no other to ask with it.
+    // Checks for urgent marks, after each receive at most. Each finds nothing: with one connection
+    // there is no other to check in the same call.
     let looks = count(&calls, "poll") + count(&calls, "ppoll");
     assert!((1..=2 * TRIPS + in_vain.len()).contains(&looks), "{looks}");
     assert_eq!(count(&calls, "setsockopt"), 0);
@@ -187,7 +193,7 @@ fn count(calls: &[Call], name: &str) -> usize {
     calls.iter().filter(|call| call.name == name).count()
 }
 
-/// The sum of what calls of this name returned, errors aside.
+/// Returns the sum of what calls of this name returned, without errors.
 fn moved(calls: &[Call], name: &str) -> usize {
     calls
         .iter()
@@ -196,8 +202,8 @@ fn moved(calls: &[Call], name: &str) -> usize {
         .sum()
 }
 
-/// Runs `peers` on the two ends of one relay in a process under strace, and returns that relay's calls from its first poll to
-/// its end; `None` where strace is missing or may not trace.
+/// Runs `peers` on the two ends of one relay in a process under strace. Returns that relay's calls
+/// from its first poll to its end, or `None` where strace is missing or may not trace.
 fn trace(role: &str, peers: impl FnOnce(TcpStream, TcpStream)) -> Option<Vec<Call>> {
     if !has_tool("strace", "strace") {
         return None;
@@ -250,20 +256,21 @@ fn calls_between_marks(output: PathBuf) -> Vec<Call> {
                 line: call.to_owned(),
             }
         })
-        // What another thread's line interrupted is told by its second half; the mark itself may be.
+        // The second half of an interrupted line shows its call. The mark itself may be
+        // interrupted.
         .filter(|call| !call.line.ends_with("<unfinished ...>") && !call.line.starts_with("write resumed>"))
         .collect();
     assert!(!calls.is_empty(), "the relay made calls");
     calls
 }
 
-/// What a process started by the test does; nothing in the test's own process.
+/// Plays the role of a process that the test started. Does nothing in the test's own process.
 #[test]
 fn role_of_a_child_process() {
     let Some(role) = role::own() else { return };
     let upstream: SocketAddr = heard().parse().unwrap();
     if role == "bulk" || role == "bursts" {
-        // The pool's first pipes and its thread are not this relay's doing.
+        // The pool's first pipes and its thread do not belong to this relay.
         for class in SizeClass::ALL {
             PipePool::global().acquire(class).unwrap();
         }
@@ -277,7 +284,7 @@ fn role_of_a_child_process() {
         say(&listener.local_addr().unwrap().to_string());
         let (mut client, _) = listener.accept().await.unwrap();
         let mut upstream = tokio::net::TcpStream::connect(upstream).await.unwrap();
-        // What is made once per process is made here.
+        // Everything that is made once per process is made here.
         drop(spliceway::Relay::new(&mut client, &mut upstream));
         let _ = PipePool::global();
         say("begin");

@@ -1,5 +1,5 @@
-//! As an unprivileged user, 300 bulk relays at once are byte-exact and leave half of that user's pipe pages to its other
-//! programs.
+//! As an unprivileged user, 300 bulk relays at once are byte-exact and leave half of that user's
+//! pipe pages to its other programs.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -30,7 +30,8 @@ fn three_hundred_bulk_relays_are_byte_exact_and_leave_half_of_the_soft_page_limi
     let upstream = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     unpaced(&upstream);
     short_queues(&upstream);
-    // A user that owns nothing else, so that no other program's pipes count, nor those of another run of this test.
+    // A user that owns nothing else, so that no other program's pipes count, nor those of another
+    // run of this test.
     let uid = 60_000 + std::process::id();
     let mut relays = Role::start(ROLES, "relays", Some(uid));
     relays.say(&upstream.local_addr().unwrap().to_string());
@@ -85,7 +86,7 @@ fn three_hundred_bulk_relays_are_byte_exact_and_leave_half_of_the_soft_page_limi
     assert_eq!(lent, 0);
 }
 
-/// What a process started by the test does; nothing in the test's own process.
+/// Plays the role of a process that the test started. Does nothing in the test's own process.
 #[test]
 fn role_of_a_child_process() {
     match role::own().as_deref() {
@@ -95,7 +96,8 @@ fn role_of_a_child_process() {
     }
 }
 
-/// The stream tells its relay apart by its first bytes: accepted and connected sockets need not pair up in order.
+/// Sends a stream whose first bytes identify it, as accepted and connected sockets need not pair up
+/// in order.
 fn send(mut client: TcpStream) {
     let name = client.local_addr().unwrap().port();
     client.write_all(&name.to_be_bytes()).unwrap();
@@ -121,7 +123,8 @@ fn receive(mut server: TcpStream, stream: usize) {
     );
 }
 
-/// 65,521 bytes (a prime, so that no buffer size divides it) of a sequence of the stream's own.
+/// Returns 65,521 bytes (a prime, so that no buffer size divides it) of a sequence of the stream's
+/// own.
 fn block_of(name: u16) -> Vec<u8> {
     let mut state = u32::from(name) | 1 << 16;
     let mut next = || {
@@ -170,7 +173,8 @@ fn relays() {
     });
 }
 
-/// Opens pipes of the default size until it has so many pages, or is given fewer slots than the default.
+/// Opens pipes of the default size until it has this many pages, or is given fewer slots than the
+/// default.
 fn other_program() {
     raise_descriptor_limit();
     let wanted: usize = heard().parse().unwrap();

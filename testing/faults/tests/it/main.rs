@@ -1,4 +1,4 @@
-//! What a fault is worth is what can be trusted of it: it comes when asked for, to whom it was meant for, and to nobody else.
+//! A fault happens when a rule asks for it, to the thread that the rule is for, and to no other.
 #![forbid(unsafe_code)]
 
 use std::fs::File;
@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use spliceway_faults::{Call, Fault, Faults, Rule, Seen, SignalStorm, When};
 
-/// Runs `body` on a thread of its own, which meets faults by these rules: what it returns, and the faults.
+/// Runs `body` on a thread of its own, which meets faults by these rules. Returns its result and
+/// the faults.
 fn meeting<T: Send + 'static>(rules: Vec<Rule>, body: impl FnOnce() -> T + Send + 'static) -> (T, Faults) {
     let run = move || {
         let faults = Faults::on_this_thread(rules).unwrap();
@@ -22,7 +23,7 @@ fn meeting<T: Send + 'static>(rules: Vec<Rule>, body: impl FnOnce() -> T + Send 
 fn pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    // What never comes is an error, and no hang.
+    // Data that never comes is an error, and no hang.
     connected.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     (connected, listener.accept().unwrap().0)
 }
@@ -91,7 +92,7 @@ fn another_thread_meets_no_fault_and_one_started_later_does() {
     assert_eq!(
         errno(std::io::pipe()),
         None,
-        "this thread started it and is none of its children"
+        "this thread has no filter: it started the thread that has one"
     );
     assert_eq!(faults.seen(Call::Pipe).calls, 2);
 }
@@ -103,7 +104,7 @@ fn a_program_started_by_the_thread_meets_the_faults_and_holds_the_supervisor() {
         let mut cat = Command::new("cat");
         cat.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     });
-    // Nobody may be there to read it: the fault may have come before.
+    // The reader may be gone: the fault may have come before.
     let _ = cat.stdin.take().unwrap().write_all(b"x");
     faults.await_injected(1);
     assert!(!cat.wait().unwrap().success());

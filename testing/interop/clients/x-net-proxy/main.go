@@ -1,5 +1,6 @@
-// Standard input through a proxy, and what comes back to standard output: `socks5` by golang.org/x/net/proxy, `http` as a POST
-// by net/http, whose URL goes to the proxy in absolute form.
+// Sends standard input through a proxy, and writes the reply to standard output.
+// golang.org/x/net/proxy speaks `socks5`. With `http`, net/http makes a POST whose URL goes to the
+// proxy in absolute form.
 package main
 
 import (

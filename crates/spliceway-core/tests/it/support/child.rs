@@ -14,11 +14,12 @@ use super::TempFile;
 /// Names the one test a child runs.
 const CHILD: &str = "SPLICEWAY_TEST_CHILD";
 
-/// One child at a time: they count and use up what is shared. (And a copy of a program cannot be run while a process that was
-/// forked meanwhile still has it open for writing.)
+/// One child runs at a time, as children count and use up what is shared. (Also, a copy of a
+/// program cannot be run while a process that was forked meanwhile still has it open for writing.)
 static ONE_CHILD: Mutex<()> = Mutex::new(());
 
-/// Runs `body` in a process where nothing else runs: the test `name` (its path in this binary), started anew.
+/// Runs `body` in a process where nothing else runs: the test `name` (its path in this binary),
+/// started anew.
 pub(crate) fn alone(name: &str, body: impl FnOnce()) {
     if is_child_for(name) {
         return body();
@@ -28,7 +29,8 @@ pub(crate) fn alone(name: &str, body: impl FnOnce()) {
     run(Command::new(program), name);
 }
 
-/// Runs `body` like [`alone`], as a user without privileges who owns no other process. Only root can; others say so and skip.
+/// Runs `body` like [`alone`], as a user without privileges who owns no other process. Only root
+/// can do so. For other users, the test says so and skips.
 pub(crate) fn unprivileged(name: &str, body: impl FnOnce()) {
     if is_child_for(name) {
         return body();
@@ -38,7 +40,8 @@ pub(crate) fn unprivileged(name: &str, body: impl FnOnce()) {
         return;
     }
     let _one = ONE_CHILD.lock().unwrap_or_else(PoisonError::into_inner);
-    // This program where every user can execute it, which a build directory need not allow.
+    // A copy of this program where every user can execute it, which a build directory need not
+    // allow.
     let program = TempFile::new("program");
     fs::copy(env::current_exe().expect("this program"), &program.path).expect("a copy of this program");
     let mut command = Command::new(&program.path);
@@ -54,7 +57,7 @@ pub(crate) fn limit_descriptors(soft: u64) {
     setrlimit(Resource::Nofile, limit).expect("RLIMIT_NOFILE");
 }
 
-/// This process's open descriptors, in order.
+/// Returns this process's open descriptors, in order.
 pub(crate) fn descriptors() -> Vec<u32> {
     let listed = fs::read_dir("/proc/self/fd").expect("/proc/self/fd");
     let numbers = listed.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
@@ -83,7 +86,8 @@ fn run(mut command: Command, name: &str) {
     assert!(out.contains("1 passed"), "there is no test {name}:\n{out}");
 }
 
-/// Opens pipes until this user may have no page more; `None`, and a line that says so, where no limit is set.
+/// Opens pipes until this user may have no more pages. Where there is no limit, prints a line that
+/// says so, and returns `None`.
 pub(crate) fn fill_the_soft_limit() -> Option<Vec<(OwnedFd, OwnedFd)>> {
     let soft: usize = fs::read_to_string("/proc/sys/fs/pipe-user-pages-soft")
         .ok()
@@ -95,7 +99,8 @@ pub(crate) fn fill_the_soft_limit() -> Option<Vec<(OwnedFd, OwnedFd)>> {
     }
     limit_descriptors(u64::MAX);
     let mut held = Vec::new();
-    // The largest first. What then remains is less than one of them, and goes to pipes of 16 pages and of 2.
+    // The largest pipes come first. The rest of the pages is less than one of them has, and goes to
+    // pipes of 16 pages and of 2.
     loop {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).expect("pipe2");
         let born = fcntl_getpipe_size(&writer).expect("F_GETPIPE_SZ");

@@ -17,7 +17,7 @@ use rustix::net::sockopt;
 /// Longer than anything here takes on a loaded machine. Reaching it fails the test.
 pub(crate) const GUARD: Duration = Duration::from_secs(20);
 
-/// Two ends of a loopback connection, blocking, without Nagle's delay.
+/// Returns two ends of a loopback connection, blocking, without Nagle's delay.
 pub(crate) fn tcp_pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
     let near = TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
@@ -45,7 +45,7 @@ pub(crate) enum Family {
 impl Family {
     pub(crate) const BOTH: [Self; 2] = [Self::Tcp, Self::Unix];
 
-    /// Two connected ends, blocking.
+    /// Returns two connected ends, blocking.
     pub(crate) fn pair(self) -> (Socket, Socket) {
         match self {
             Self::Tcp => {
@@ -95,13 +95,14 @@ impl io::Read for &Socket {
     }
 }
 
-/// Closes `socket` such that its peer gets a reset.
+/// Closes `socket` so that its peer gets a reset.
 pub(crate) fn reset(socket: TcpStream) {
     sockopt::set_socket_linger(&socket, Some(Duration::ZERO)).expect("SO_LINGER");
     drop(OwnedFd::from(socket));
 }
 
-/// Waits until `fd` shows any of `events` (`ERR` and `HUP` show themselves unasked), and tells which.
+/// Waits until `fd` shows any of `events`, or `ERR` or `HUP`, which need not be asked for. Returns
+/// what it shows.
 pub(crate) fn await_ready(fd: impl AsFd, events: PollFlags) -> PollFlags {
     let mut polled = [PollFd::new(&fd, events)];
     let guard = Timespec::try_from(GUARD).expect("a short time");
@@ -113,14 +114,15 @@ pub(crate) fn await_ready(fd: impl AsFd, events: PollFlags) -> PollFlags {
     polled[0].revents()
 }
 
-/// What `fd` shows now.
+/// Returns what `fd` shows now.
 pub(crate) fn ready_now(fd: impl AsFd, events: PollFlags) -> PollFlags {
     let mut polled = [PollFd::new(&fd, events)];
     poll(&mut polled, Some(&Timespec::default())).expect("poll");
     polled[0].revents()
 }
 
-/// Asks until it holds; gives others the processor in between. For what has no event to wait for.
+/// Polls until the condition holds, and gives others the processor in between. It is for conditions
+/// that have no event.
 pub(crate) fn await_that(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + GUARD;
     while !holds() {
@@ -129,8 +131,9 @@ pub(crate) fn await_that(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Writes `bytes` in pieces of `len` whose pages do not touch: each takes a slot of its own. Writes to another socket in between
-/// take the next bytes of the pages that a task writes to. A task of its own, as a new one begins with a new block of pages.
+/// Writes `bytes` in pieces of `len` whose pages do not touch, so that each takes a slot of its
+/// own. Writes to another socket in between take the next bytes of the pages that a task writes to.
+/// A new task does this, as it begins with a new block of pages.
 pub(crate) fn write_apart(mut socket: &TcpStream, bytes: &[u8], len: usize) {
     let (mut other, _its_peer) = tcp_pair();
     let write = move || {
@@ -142,17 +145,18 @@ pub(crate) fn write_apart(mut socket: &TcpStream, bytes: &[u8], len: usize) {
     thread::scope(|scope| scope.spawn(write).join()).expect("written");
 }
 
-/// Waits until exactly so many bytes lie in the socket's receive queue.
+/// Waits until exactly this many bytes lie in the socket's receive queue.
 pub(crate) fn await_queued(socket: impl AsFd, bytes: usize) {
     await_that("the bytes arrive", || queued(&socket) == bytes);
 }
 
-/// Bytes in the receive queue, up to an urgent mark.
+/// Returns the bytes in the receive queue, up to an urgent mark.
 pub(crate) fn queued(socket: impl AsFd) -> usize {
     usize::try_from(rustix::io::ioctl_fionread(socket).expect("FIONREAD")).expect("a count")
 }
 
-/// Writes to a non-blocking socket until it takes no more: how many bytes of `bytes` it took.
+/// Writes to a non-blocking socket until it takes no more. Returns how many bytes of `bytes` it
+/// took.
 pub(crate) fn write_until_full(mut socket: impl Write, bytes: &[u8]) -> usize {
     let mut written = 0;
     while written < bytes.len() {
@@ -165,7 +169,7 @@ pub(crate) fn write_until_full(mut socket: impl Write, bytes: &[u8]) -> usize {
     written
 }
 
-/// Bytes of which no two places look alike for long, different for each `seed`.
+/// Returns bytes of which no two places look alike for long, different for each `seed`.
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);
@@ -179,7 +183,7 @@ pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// `assert_eq!` for streams: says where they part instead of printing them.
+/// Compares streams as `assert_eq!` does, but says where they part instead of printing them.
 pub(crate) fn assert_same(got: &[u8], want: &[u8]) {
     let same = got.iter().zip(want).take_while(|(got, want)| got == want).count();
     assert!(
@@ -190,7 +194,7 @@ pub(crate) fn assert_same(got: &[u8], want: &[u8]) {
     );
 }
 
-/// A name for a file, which is removed in the end.
+/// The path of a file, which is removed in the end.
 pub(crate) struct TempFile {
     pub(crate) path: PathBuf,
 }

@@ -1,14 +1,15 @@
-//! A world for a transfer to move bytes in: a source, a pipe, user space and a sink, with numbers instead of bytes.
+//! A world in which a transfer moves bytes: a source, a pipe, user space and a sink, with numbers
+//! instead of bytes.
 //!
-//! Bytes are only ever read from the source in order, so a range of positions stands for them. Each delivery must begin
-//! where the last one ended. Then nothing is lost, doubled or out of order.
+//! Bytes are only ever read from the source in order, so a range of positions stands for them. Each
+//! delivery must begin where the last one ended. Then nothing is lost, doubled or out of order.
 
 use std::ops::Range;
 
 use spliceway_core::transfer::{Event, SCRATCH, SPLICE_THROUGH_MAX, Step, Transfer};
 use spliceway_core::{Engine, PipeSize, Reason, Scope, SizeClass};
 
-/// Bytes after which a poll yields that copies (docs/tuning.md).
+/// Bytes after which a poll that copies yields (docs/tuning.md).
 pub(crate) const COPY_BUDGET: usize = 256 << 10;
 /// The same for a poll that splices.
 pub(crate) const SPLICE_BUDGET: usize = 1 << 20;
@@ -18,13 +19,14 @@ const MOST_AT_ONCE: usize = 4 << 20;
 /// A message that is worth a splice and does not fill the buffer.
 const LARGE_MESSAGE: usize = 20_000;
 
-/// Whoever decides which of the possible outcomes happens.
+/// Decides which of the possible outcomes happens.
 pub(crate) trait Fate {
-    /// A number below `outcomes`.
+    /// Returns a number below `outcomes`.
     fn choose(&mut self, outcomes: usize) -> usize;
 }
 
-/// Reaches the end by the shortest way: everything succeeds, all of it. What it prefers is first among the outcomes.
+/// Reaches the end by the shortest way: everything succeeds completely. The outcome that it prefers
+/// comes first.
 pub(crate) struct Kind;
 
 impl Fate for Kind {
@@ -33,31 +35,31 @@ impl Fate for Kind {
     }
 }
 
-/// One transfer, and all that it moves. Each step asserts what must hold.
+/// One transfer, and all that it moves. Each step asserts the invariants.
 #[derive(Debug)]
 pub(crate) struct World {
     pub(crate) transfer: Transfer,
     engine: Engine,
-    /// An end is a pipe: there is none between.
+    /// Whether one end is a pipe, so that there is no pipe in between.
     through: bool,
-    /// Places that the source still has; it ends behind them.
+    /// Positions that the source still has. It ends after them.
     source: Range<usize>,
-    /// No place from here on may be taken.
+    /// The transfer must take no position from here on.
     limit: usize,
     user: Range<usize>,
     pipe: Range<usize>,
     delivered: usize,
     end_seen: bool,
-    /// A reason that holds for this relay for good was given.
+    /// Whether a reason was given that holds for this relay for good.
     never_again: bool,
     moved: usize,
-    /// Steps since a byte moved, the source was waited for, or others had their turn.
+    /// Steps since a byte moved, the source was waited for, or other tasks ran.
     idle_steps: usize,
     pub(crate) history: Vec<(Step, Event)>,
 }
 
 impl World {
-    /// A source that ends after so many bytes.
+    /// Makes a world with a source that ends after this many bytes.
     pub(crate) fn new(engine: Engine, size: PipeSize, bytes: usize) -> Self {
         Self {
             transfer: Transfer::new(engine, size),
@@ -76,7 +78,7 @@ impl World {
         }
     }
 
-    /// The same, of which one end is a pipe.
+    /// Makes the same world, with a pipe at one end.
     pub(crate) fn without_pipe(engine: Engine, bytes: usize) -> Self {
         Self {
             transfer: Transfer::without_pipe(engine),
@@ -85,7 +87,7 @@ impl World {
         }
     }
 
-    /// The first `bytes` of the source were read before the transfer began.
+    /// Marks the first `bytes` of the source as read before the transfer began.
     pub(crate) fn preloaded(mut self, bytes: usize) -> Self {
         self.user = 0..bytes;
         self.source.start = bytes;
@@ -93,12 +95,13 @@ impl World {
         self
     }
 
-    /// No more than the first `bytes` of the source may be taken.
+    /// Permits the transfer to take no more than the first `bytes` of the source.
     pub(crate) fn limited(self, bytes: usize) -> Self {
         Self { limit: bytes, ..self }
     }
 
-    /// One step with the outcome that `fate` chooses; `false` when the transfer is done.
+    /// Makes one step with the outcome that `fate` chooses. Returns `false` when the transfer is
+    /// done.
     pub(crate) fn advance(&mut self, fate: &mut impl Fate) -> bool {
         let mut step = self.transfer.step();
         if self.is_at_limit() && step.reads() {
@@ -114,9 +117,9 @@ impl World {
         true
     }
 
-    /// From here everything succeeds: it must end, with every byte delivered.
+    /// Lets everything succeed from here on. The transfer must end, with every byte delivered.
     pub(crate) fn finish(&mut self) {
-        // Per byte that is left no more than one step each to fill, drain and look, and a few for the end.
+        // Enough steps to fill, drain and probe for all remaining bytes, and a few for the end.
         let enough = 64 + 8 * (self.source.len() + self.pipe.len() + self.user.len()) / SCRATCH;
         for _ in 0..enough {
             if !self.advance(&mut Kind) {
@@ -132,12 +135,12 @@ impl World {
         self.source.start == self.limit
     }
 
-    /// Places that may be taken now.
+    /// Returns the number of positions that may be taken now.
     fn left(&self) -> usize {
         self.source.len().min(self.limit - self.source.start)
     }
 
-    /// What must hold when `step` is asked for.
+    /// Checks what must hold when `step` is due.
     fn check(&self, step: Step) {
         assert!(
             self.user.is_empty() || self.pipe.is_empty(),
@@ -172,12 +175,13 @@ impl World {
         assert!(self.moved < budget + MOST_AT_ONCE, "too long a poll: {self:#?}");
     }
 
-    /// Everything that reality allows to come of `step` now, the kindest first.
+    /// Returns every possible outcome of `step` now, the best first.
     fn outcomes(&self, step: Step) -> Vec<Event> {
         let left = self.left();
         match step {
             Step::Recv => {
-                // As much as may be; a large message; a part of what there is, or the last of it.
+                // As much as possible; a large message; a part of the bytes there, or the last of
+                // them.
                 let small = if left >= SCRATCH { 1_000 } else { left };
                 let possible = [SCRATCH, LARGE_MESSAGE, small]
                     .into_iter()
@@ -192,7 +196,7 @@ impl World {
                 outcomes.push(Event::WouldBlock);
                 outcomes
             }
-            // Of a pipe that is empty nobody can tell whether it has ended.
+            // Nobody can tell whether an empty pipe has ended.
             Step::Peek if left == 0 => vec![Event::Eof, Event::WouldBlock, Event::SourceStopped],
             Step::Peek => vec![Event::Peeked, Event::WouldBlock, Event::SourceStopped],
             Step::SpliceThrough { peeked } => self.spliced_through(peeked),
@@ -221,7 +225,8 @@ impl World {
     fn fills(&self, class: SizeClass, probe: bool) -> Vec<Event> {
         let size = class.bytes();
         let left = self.left();
-        // The size, or the last bytes; far more than the size; a part by slots; small messages; a pipe smaller or larger than asked for.
+        // The size, or the last bytes; far more than the size; a part by slots; small messages; a
+        // pipe smaller or larger than asked for.
         let sizes = [
             (size.min(left), left >= size),
             (4 * size, true),
@@ -232,10 +237,11 @@ impl World {
         ];
         let possible = sizes.into_iter().filter(|(bytes, _)| (1..=left).contains(bytes));
         let mut outcomes: Vec<_> = possible.map(|(bytes, full)| Event::Filled { bytes, full }).collect();
-        // Also with bytes there: they have not arrived, or they stand behind an urgent mark.
+        // This may happen with bytes there: they have not arrived, or they stand behind an urgent
+        // mark.
         outcomes.push(Event::SourceStopped);
         outcomes.extend(probe.then_some(Event::WouldBlock));
-        // One of each scope: for good, for the process, for now.
+        // One reason of each scope: for good, for the process, for now.
         let reasons = [Reason::InvalidArgument, Reason::NotPermitted, Reason::PipeBudget];
         outcomes.extend(reasons.map(Event::Cannot));
         outcomes
@@ -243,7 +249,8 @@ impl World {
 
     fn spliced_through(&self, peeked: bool) -> Vec<Event> {
         let left = self.left();
-        // As much as may be, or the last bytes; a good part; small messages, of a socket and of a pipe.
+        // As much as possible, or the last bytes; a good part; small messages, of a socket and of a
+        // pipe.
         let sizes = [
             (SPLICE_THROUGH_MAX.min(left), true),
             (SCRATCH, true),
@@ -255,7 +262,7 @@ impl World {
             .map(|(bytes, more)| Event::SplicedThrough { bytes, more })
             .collect();
         outcomes.push(Event::SourceStopped);
-        // If the source is known to have bytes, this is no event.
+        // This cannot happen if the source is known to have bytes.
         outcomes.extend((!peeked).then_some(Event::SinkBlocked));
         let reasons = [Reason::InvalidArgument, Reason::NotPermitted, Reason::NoMemory];
         outcomes.extend(reasons.map(Event::Cannot));
@@ -294,7 +301,8 @@ impl World {
             }
             Event::Eof => {
                 assert!(self.source.is_empty());
-                // A look takes nothing, an urgent byte before the end neither.
+                // A peek takes nothing, not even an urgent byte before the end. Only a receive
+                // shows the end.
                 self.end_seen = step == Step::Recv;
                 0
             }
@@ -335,7 +343,7 @@ impl World {
         from..self.source.start
     }
 
-    /// The sink takes the next bytes of user space or of the pipe.
+    /// Delivers the next bytes of user space or of the pipe to the sink.
     fn deliver(&mut self, step: Step, bytes: usize) {
         let held = if step == Step::Send {
             &mut self.user
@@ -349,7 +357,7 @@ impl World {
     }
 }
 
-/// All of it, or a part.
+/// Returns all of it, and a part.
 fn parts(len: usize) -> impl Iterator<Item = usize> {
     [len, len / 3].into_iter().filter(|bytes| *bytes > 0)
 }

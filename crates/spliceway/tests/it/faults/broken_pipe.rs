@@ -1,5 +1,6 @@
-//! `splice(2)` has no `MSG_NOSIGNAL`: towards a peer that is gone it raises `SIGPIPE`, which kills a process that has not asked
-//! for anything else. Rust programs ignore the signal from their start; a program in C that loads us need not.
+//! `splice(2)` has no `MSG_NOSIGNAL`. Towards a peer that is gone it raises `SIGPIPE`, which kills
+//! a process that has not asked for anything else. Rust programs ignore the signal from their
+//! start. A program in C that loads the library need not.
 
 use std::io::ErrorKind;
 
@@ -11,7 +12,7 @@ use crate::support::pattern::Pattern;
 use crate::support::rig::{Rig, Setup};
 use crate::support::{MIB, finish, reset};
 
-/// What the client takes before it has enough.
+/// Bytes that the client takes before it has enough.
 const TAKEN: u64 = MIB;
 
 #[test]
@@ -33,8 +34,9 @@ fn a_peer_that_ends_and_then_resets_does_not_kill_a_process_that_dies_of_broken_
     });
 }
 
-/// A client that has said all it had to say, and goes away in the middle of the answer. Its end comes before its reset, so the
-/// relay's next write is to a socket that is known to take nothing more: `EPIPE`, not `ECONNRESET`.
+/// Downloads as a client that has sent everything, and goes away in the middle of the answer. Its
+/// end comes before its reset. The relay's next write therefore meets a socket that is known to
+/// take nothing more: `EPIPE`, not `ECONNRESET`.
 async fn download_given_up(setup: Setup) {
     let splices = setup.engine != Engine::Copy;
     let Rig {
@@ -63,8 +65,8 @@ async fn download_given_up(setup: Setup) {
     drop(near);
 }
 
-/// The bytes of a large pipe go out in batches. A batch that meets the broken connection raises the signal, and the call says how
-/// much went before it: a short count, and no error.
+/// The bytes of a large pipe go out in batches. A batch that meets the broken connection raises the
+/// signal. The call then says how much went before: a short count, and no error.
 #[test]
 fn a_short_count_behind_which_the_connection_broke_does_not_kill_it_either() {
     const NAME: &str = "faults::broken_pipe::a_short_count_behind_which_the_connection_broke_does_not_kill_it_either";
@@ -79,7 +81,7 @@ fn a_short_count_behind_which_the_connection_broke_does_not_kill_it_either() {
             };
             assert!(inside > 512 << 10, "{inside}");
             drop(peer);
-            // Its reset answers the first of the bytes.
+            // The peer's reset answers the first of the bytes.
             let mut broken = false;
             while !broken && !pipe.is_empty() {
                 broken = !matches!(pipe.drain_into(&sink), Ok(Drain::Moved(_)));

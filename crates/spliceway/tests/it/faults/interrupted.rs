@@ -1,5 +1,5 @@
-//! Calls cut short: by signals that come all the time, and by sinks that take little at once. A short count is neither full nor
-//! empty.
+//! Calls cut short, by signals that come all the time and by sinks that take little at once. A
+//! short count is neither full nor empty.
 
 use std::time::Duration;
 
@@ -10,14 +10,15 @@ use super::scenario::{Family, Plan, Run, run};
 use crate::support::MIB;
 use crate::support::child::in_child;
 
-/// Less than a splice and its answer take; a thread that waits for its turn on a processor gets fewer.
+/// Less time than a splice and its answer take. A thread that waits for a processor gets fewer
+/// signals.
 const PERIOD: Duration = Duration::from_micros(50);
 const SIGNALS: u64 = 100;
 
 #[test]
 fn a_storm_of_signals_loses_no_byte_and_no_splice() {
     const NAME: &str = "faults::interrupted::a_storm_of_signals_loses_no_byte_and_no_splice";
-    // On its own, as the handler is the whole process'.
+    // In a process of its own, as the handler belongs to the whole process.
     in_child(NAME, None, || {
         for family in [Family::Tcp, Family::Unix] {
             for engine in [Engine::Auto, Engine::Splice, Engine::Copy] {
@@ -48,7 +49,7 @@ fn storm(family: Family, engine: Engine, swapped: bool) {
     check_path(&run, engine, &context);
 }
 
-/// Bulk was spliced where it may be, and only there.
+/// Checks that bulk was spliced where it may be, and only there.
 fn check_path(run: &Run, engine: Engine, context: &str) {
     match engine {
         Engine::Copy => assert_eq!(run.forth.spliced, 0, "{context}"),
@@ -59,7 +60,7 @@ fn check_path(run: &Run, engine: Engine, context: &str) {
 #[test]
 fn a_sink_that_takes_a_few_bytes_at_once_gets_them_all() {
     const NAME: &str = "faults::interrupted::a_sink_that_takes_a_few_bytes_at_once_gets_them_all";
-    // On its own, for its descriptors.
+    // In a process of its own, for its descriptors.
     in_child(NAME, None, || {
         for family in [Family::Tcp, Family::Unix] {
             for engine in [Engine::Auto, Engine::Splice, Engine::Copy] {
@@ -92,7 +93,8 @@ fn small_sink(family: Family, engine: Engine, swapped: bool) {
     );
     run.check_complete(&context);
     check_path(&run, engine, &context);
-    // Over loopback TCP has its answer, and so room again, before the call has taken all; then none is short.
+    // Over loopback, TCP has its answer, and so room again, before the call has taken everything.
+    // Then no count is short.
     assert!(
         family == Family::Tcp || given * 2 >= taken * 3,
         "hardly a short count: {context}"

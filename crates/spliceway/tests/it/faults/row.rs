@@ -1,4 +1,5 @@
-//! One row of the table: a call, how it fails and when, and what a relay must make of it.
+//! One row of the table: a call, how it fails and when, and the behaviour that is expected of a
+//! relay.
 
 use std::fmt::{self, Display};
 use std::io::ErrorKind;
@@ -20,29 +21,30 @@ pub(super) struct Row {
     expected: Expected,
 }
 
-/// What a relay makes of a fault.
+/// The behaviour of a relay that meets a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expected {
-    /// It tries again, or asks another way, and nobody notices.
+    /// The relay tries again, or uses another call, and nobody notices.
     Unnoticed,
-    /// It splices on, with the smaller pipe there is.
+    /// The relay continues to splice, with a smaller pipe.
     SmallerPipe,
-    /// It copies, and says why; 1 MiB later it splices again, if the fault is over.
+    /// The relay copies and says why. After 1 MiB it splices again, if the fault is over.
     CopiesForNow(Reason),
-    /// It copies, and says why, to its end.
+    /// The relay copies to its end and says why.
     CopiesForGood(Reason),
-    /// So do all relays of the process, until one in so many attempts succeeds.
+    /// All relays of the process copy, until one attempt in a fixed number succeeds.
     CopiesProcessWide(Reason),
-    /// It breaks, and says at what; what was delivered is a prefix of what was sent, and counted.
+    /// The relay breaks and names the operation. The delivered bytes are a prefix of the sent
+    /// bytes, and they are counted.
     Breaks(Operation, Failure),
-    /// The caller wanted splice or nothing: it breaks, and says why.
+    /// The caller demanded splice: the relay breaks and says why.
     Refuses(Operation, Reason),
 }
 
-/// The error a relay breaks with.
+/// The error that a relay breaks with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// The one that the call gave.
+    /// The error of the call.
     AsInjected,
     OfKind(ErrorKind),
 }
@@ -65,7 +67,7 @@ impl Row {
         self
     }
 
-    /// Between Unix sockets, where a short receive says nothing.
+    /// Runs the row between Unix sockets, where a short receive says nothing.
     pub(super) fn unix(mut self) -> Self {
         self.family = Family::Unix;
         self
@@ -76,7 +78,7 @@ impl Row {
         self
     }
 
-    /// Tries it with the relay's ends both ways round: the row as the table shows it.
+    /// Tries the row with the relay's ends in both orders. Returns the row as the table shows it.
     pub(super) fn try_out(&self, number: u64) -> String {
         for swapped in [false, true] {
             self.try_once(swapped, 2 * number + u64::from(swapped));
@@ -147,7 +149,7 @@ impl Row {
         if splices_on {
             assert!(passed(Call::SpliceOut) > 0 && run.forth.spliced > 0, "{context}");
         } else if !persists {
-            // A fill is one thing; not even a look may come after it.
+            // After the fault no splice may pass, not even one that looks for bytes.
             assert_eq!((passed(Call::SpliceIn), passed(Call::SpliceOut)), (0, 0), "{context}");
         }
         if self.expected.is_process_wide() {
@@ -155,7 +157,7 @@ impl Row {
         }
     }
 
-    /// The reason that must be counted.
+    /// Returns the reason that must be counted.
     fn fallback(&self) -> Option<Reason> {
         match self.expected {
             Expected::CopiesForNow(reason)

@@ -1,4 +1,5 @@
-//! Buffers around sockets: what was read ahead goes first, what was written and not flushed goes before it.
+//! Buffers around sockets. Bytes that were read ahead go first. Bytes that were written and not
+//! flushed go before them.
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, BufStream, BufWriter};
 use tokio::net::{TcpStream, UnixStream};
@@ -10,7 +11,8 @@ use crate::support::{Duplex, MIB, finish, tcp};
 /// More than any buffer: the bytes behind the buffered ones come in a splice run.
 const STREAM: u64 = 8 * MIB + 11;
 
-/// Both peers send a stream of which the relay's end has already read the start, and close.
+/// Sends a stream from both peers, and closes them. The relay's ends have already read the start of
+/// each stream.
 async fn exchange(
     near: &mut (impl Duplex + ?Sized),
     far: &mut (impl Duplex + ?Sized),
@@ -81,14 +83,15 @@ async fn a_stream_that_lies_in_a_buf_reader_with_its_end_behind_it_arrives() {
     .await;
 }
 
-/// Near's end of the relay holds unsent and unread bytes; far sees the unread ones, near the unsent ones.
+/// Relays a buffered stream. Near's end of the relay holds unsent and unread bytes: far sees the
+/// unread ones, near the unsent ones.
 async fn with_buf_stream(subject: Subject, swapped: bool, pair: (impl Duplex, BufStream<impl Duplex + 'static>)) {
     let (mut near, mut near_end) = pair;
     let (mut far, far_end) = tcp().await;
     let (mut forth, mut back) = (Pattern::new(3), Pattern::new(4));
     forth.send(&mut near, 5000).await;
     near_end.fill_buf().await.unwrap();
-    // Fits the buffer, so it stays there.
+    // This fits the buffer, so it stays there.
     near_end.write_all(&back.take(1000)).await.unwrap();
     let relay = subject.spawn(near_end, far_end, swapped);
     exchange(&mut near, &mut far, (forth, back), (Pattern::new(3), Pattern::new(4))).await;
@@ -147,7 +150,7 @@ async fn an_idle_buf_stream_lets_the_other_direction_through() {
     for_each(async |subject, swapped| {
         let ((mut near, near_end), (mut far, far_end)): ((TcpStream, _), _) = (tcp().await, tcp().await);
         let relay = subject.spawn(BufStream::new(near_end), far_end, swapped);
-        // Near says nothing, and the relay must not wait for it before it serves far.
+        // Near sends nothing, and the relay must not wait for it before it serves far.
         far.write_all(b"hello?").await.unwrap();
         let mut got = [0; 6];
         near.read_exact(&mut got).await.unwrap();

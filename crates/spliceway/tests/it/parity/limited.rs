@@ -1,5 +1,5 @@
-//! The cases that Go's tests put to its splice, between every two kinds of socket: `copy` from streams and from streams with a limit
-//! (`AsyncReadExt::take`, their `LimitedReader`).
+//! The cases of Go's tests for its splice, between every two kinds of socket. They copy from
+//! streams, and from streams with a limit (`AsyncReadExt::take`, Go's `LimitedReader`).
 
 use std::io;
 
@@ -13,7 +13,7 @@ use crate::support::child::block_on;
 use crate::support::pattern::{Loop, Pattern};
 use crate::support::{Duplex, KIB, MIB, finish, guard, tcp};
 
-/// For both functions: from TCP and from a Unix socket, to each.
+/// Runs a scenario for both functions, from TCP and from a Unix socket, to each.
 macro_rules! between_all {
     ($scenario:ident) => {
         for_each(async |subject| {
@@ -30,7 +30,7 @@ fn unix() -> (UnixStream, UnixStream) {
     UnixStream::pair().unwrap()
 }
 
-/// Sends `total` bytes in writes of `chunk`, and the end; copies them all; compares them.
+/// Sends `total` bytes in writes of `chunk`, and then EOF. Copies them all, and compares them.
 async fn copied_in_chunks<S: Duplex, D: Duplex>(
     subject: Subject,
     (mut client, mut source): (S, S),
@@ -63,7 +63,7 @@ async fn one_write_and_many_are_copied() {
     between_all!(multiple_write);
 }
 
-/// Ours alone: it is the machine's time that this one costs.
+/// Only for spliceway, as this test costs the machine much time.
 #[tokio::test]
 async fn a_gibibyte_is_copied() {
     const BIG: u64 = 1 << 30;
@@ -100,7 +100,7 @@ async fn a_limit_is_honoured_and_told_what_is_left_of_it() {
                 assert_eq!(limited.limit(), 0);
                 left -= limit;
             }
-            // More than there is.
+            // A limit above the number of bytes.
             let mut limited = (&mut source).take(SENT);
             assert_eq!(subject.copy(&mut limited, &mut sink).await.unwrap(), left);
             assert_eq!(limited.limit(), SENT - left);
@@ -180,7 +180,7 @@ async fn two_copies_between_two_connections_end_when_both_peers_have() {
     between_all!(scenario);
 }
 
-/// A copy up to `limit` of what `said` says, and what is left can be read.
+/// Copies up to `limit` of what `said` says, and checks that the rest can be read.
 async fn limit_holds(subject: Subject, limit: u64, mut said: impl AsyncWrite + Unpin, reader: impl AsyncRead + Unpin) {
     const SENT: u64 = 400 * KIB;
     let (mut server, mut sink) = tcp().await;
@@ -220,7 +220,7 @@ async fn a_limit_holds_around_whatever_is_read() {
     .await;
 }
 
-/// What a buffer with a limit around it holds is taken up to the limit, and the rest stays there.
+/// A copy takes the bytes of a buffer up to the limit around it. The rest stays there.
 #[tokio::test]
 async fn a_buffer_within_a_limit_gives_its_bytes_first_and_no_more() {
     for_each(async |subject| {
@@ -240,7 +240,7 @@ async fn a_buffer_within_a_limit_gives_its_bytes_first_and_no_more() {
     .await;
 }
 
-/// Dropped in the middle, a copy leaves the limit at what was taken, as tokio's does.
+/// A copy that is dropped in the middle leaves the limit at what was taken, as tokio's does.
 #[tokio::test]
 async fn a_copy_that_is_dropped_leaves_what_is_left_of_its_limit() {
     for_each(async |subject| {
@@ -267,7 +267,7 @@ fn what_has_a_limit_is_spliced_all_the_same() {
             let mut limited = (&mut source).take(8 * MIB);
             let copy = spliceway::copy(&mut limited, &mut sink);
             let send = said.send(&mut client, 8 * MIB);
-            // By read(2), which is none of the relay's calls.
+            // The test receives by read(2), which is none of the relay's calls.
             let hear = async {
                 let mut buf = vec![0; 64 << 10];
                 while heard.at() < 8 * MIB {

@@ -121,7 +121,7 @@ async fn interrupted_reads_and_writes_are_retried() {
     .await;
 }
 
-/// Takes nothing and says so.
+/// A writer that takes nothing and says so.
 struct Glutted;
 
 impl AsyncWrite for Glutted {
@@ -148,7 +148,7 @@ async fn a_writer_that_takes_nothing_is_write_zero() {
     .await;
 }
 
-/// Keeps what is written until it is flushed.
+/// A writer that keeps what is written until it is flushed.
 #[derive(Clone, Default)]
 struct Holding {
     held: Arc<Mutex<Vec<u8>>>,
@@ -215,7 +215,8 @@ async fn trait_objects_are_relayed() {
     .await;
 }
 
-/// A wrapper with a lifetime of its own, as TLS streams and rate limiters have; it counts, and turns every byte's bits.
+/// A wrapper with a lifetime of its own, as TLS streams and rate limiters have. It counts bytes,
+/// and inverts every bit.
 struct Inverting<'a> {
     stream: &'a mut TcpStream,
     read: &'a mut u64,

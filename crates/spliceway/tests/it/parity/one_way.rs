@@ -39,7 +39,8 @@ pub(super) async fn for_each(mut scenario: impl AsyncFnMut(Subject)) {
     }
 }
 
-/// Copies from a reader whose peer is `near` to a writer whose peer is `far`: all arrives, and the writer stays open.
+/// Copies from a reader whose peer is `near` to a writer whose peer is `far`. All bytes arrive, and
+/// the writer stays open.
 async fn all_arrives(
     subject: Subject,
     (mut near, mut reader): (impl AsyncWrite + Unpin, impl AsyncRead + Unpin),
@@ -114,7 +115,8 @@ async fn all_of_a_pipe_arrives(
     assert_eq!(copied.unwrap(), BULK);
 }
 
-/// What is written to a pipe in small messages fills it as one write of them all would, and an end is seen behind a full one.
+/// Small messages fill a pipe as one write of them all would, and an EOF is seen behind a full
+/// pipe.
 #[tokio::test]
 async fn a_pipe_takes_as_many_small_messages_as_it_has_room_for_bytes() {
     for_each(async |subject| {
@@ -162,7 +164,7 @@ async fn behind_a_full_pipe_an_end_is_an_end_and_a_reset_a_reset() {
     .await;
 }
 
-/// A FIFO that nobody has opened to write yet gives an end when it is read.
+/// A FIFO that has not been opened for writing yet gives an EOF when it is read.
 #[tokio::test]
 async fn a_fifo_is_not_at_its_end_before_its_first_writer() {
     let directory = std::env::temp_dir().join(format!("spliceway-fifo-{}", std::process::id()));
@@ -173,7 +175,7 @@ async fn a_fifo_is_not_at_its_end_before_its_first_writer() {
         let mut reader = pipe::OpenOptions::new().open_receiver(&path).unwrap();
         let (mut far, mut writer) = tcp().await;
         let mut copy = tokio::spawn(async move { subject.copy(&mut reader, &mut writer).await });
-        // It has had a hundred turns.
+        // The copy has a hundred turns.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
@@ -215,7 +217,7 @@ async fn halves_in_buffers_give_their_bytes_first() {
     .await;
 }
 
-/// As tokio's own proxy example did it for years.
+/// tokio's own proxy example did this for years.
 #[tokio::test]
 async fn borrowed_halves_of_both_kinds_are_copied() {
     for_each(async |subject| {
@@ -309,7 +311,7 @@ async fn errors_keep_their_kind() {
 
         let ((mut near, mut a), (far, mut b)) = (tcp().await, tcp().await);
         reset(far);
-        // The writer learns of the reset by its own means, as a read of it would eat the error.
+        // The writer learns of the reset by its own means, as a read would consume the error.
         b.ready(tokio::io::Interest::READABLE).await.unwrap();
         near.write_all(b"nobody there").await.unwrap();
         let error = subject.copy(&mut a, &mut b).await.unwrap_err();

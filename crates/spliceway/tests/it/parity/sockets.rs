@@ -90,7 +90,8 @@ async fn two_ends_without_data_end_the_relay() {
 async fn a_blocked_direction_does_not_block_the_other() {
     between_peers(async |relay, mut near, mut far| {
         let mut forth = Pattern::new(6);
-        // Nobody reads, so in the end not even a byte per round trip of the other direction goes out.
+        // Nobody reads, so in the end not even a byte per round trip of the other direction goes
+        // out.
         let mut back = Pattern::new(7);
         let mut refused = 0;
         while refused < 20 {
@@ -201,7 +202,7 @@ async fn unix_sockets_and_mixed_pairs_are_relayed_alike() {
     }
 }
 
-/// As tokio's `join` makes a stream of them.
+/// tokio's `join` makes a stream of two halves.
 #[tokio::test]
 async fn joined_halves_are_relayed_and_spliced() {
     for swapped in [false, true] {

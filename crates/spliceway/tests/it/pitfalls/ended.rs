@@ -8,7 +8,8 @@ use crate::support::pattern::{Loop, Pattern};
 use crate::support::rig::{Rig, both_ways, both_ways_and_engines};
 use crate::support::{BULK, KIB, finish, reset, tcp};
 
-/// Fits the first window of a connection, so it has left the sender before the reset, which drops what has not.
+/// This fits the first window of a connection, so all of it has left the sender before the reset. A
+/// reset drops bytes that have not.
 const FIRST_FLIGHT: u64 = 40 * KIB;
 
 #[tokio::test]
@@ -41,7 +42,7 @@ async fn data_before_a_reset_in_a_splice_run_is_delivered_and_the_reset_is_an_er
     .await;
 }
 
-/// Far gets all of near's bytes, and the relay breaks by near's reset and closes far.
+/// Checks that far gets all of near's bytes. The relay breaks by near's reset and closes far.
 async fn breaks_after(rig: Rig, mut wanted: Pattern, bytes: u64) {
     let Rig {
         mut far, relay, pool, ..
@@ -249,7 +250,7 @@ async fn the_last_data_and_the_end_in_one_wake_up_are_an_end_and_no_reset() {
             both_ways_and_engines(async |setup| {
                 let mut rig = setup.start().await;
                 if half_closed {
-                    // Then near's close is a hang-up for the relay, as both ways are over.
+                    // Then near's close is a hang-up for the relay, as both directions are over.
                     finish(&rig.far);
                     assert_eq!(rig.near.read(&mut [0]).await.unwrap(), 0);
                 }

@@ -12,7 +12,8 @@ use crate::support::pattern::Pattern;
 use crate::support::rig::{Rig, Setup, both_ways_and_engines, push};
 use crate::support::{finish, reset, turns};
 
-/// Runs a scenario in a process of its own, both ways and for both engines; afterwards every descriptor is back.
+/// Runs a scenario in a process of its own, in both orders and for both engines. Afterwards every
+/// descriptor is back.
 fn leaves_nothing_open(test: &str, mut scenario: impl AsyncFnMut(Setup)) {
     in_child(test, None, || {
         block_on(async {
@@ -36,7 +37,7 @@ enum End {
 impl End {
     const ALL: [Self; 3] = [Self::Finish, Self::Close, Self::Reset];
 
-    /// What must stay open, if anything.
+    /// Returns the part that must stay open, if there is one.
     fn of(self, peer: TcpStream) -> Option<TcpStream> {
         match self {
             Self::Finish => {
@@ -119,7 +120,7 @@ fn a_reset_of_one_peer_while_the_other_is_idle_frees_all_descriptors() {
 fn a_relay_that_a_time_out_drops_with_bytes_in_its_pipe_frees_the_pipe_and_all_descriptors() {
     const NAME: &str =
         "pitfalls::freed::a_relay_that_a_time_out_drops_with_bytes_in_its_pipe_frees_the_pipe_and_all_descriptors";
-    // Far is dead: it takes nothing and says nothing.
+    // Far is dead: it takes nothing and sends nothing.
     leaves_nothing_open(NAME, async |setup| {
         let at_start = open_descriptors();
         let bulk = setup.engine == Engine::Splice;

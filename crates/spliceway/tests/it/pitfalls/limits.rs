@@ -1,4 +1,4 @@
-//! Where there is no pipe to be had a relay copies, says why, and splices again when there is one.
+//! A relay that can get no pipe copies, says why, and splices again when there is a pipe.
 
 use std::fs::File;
 
@@ -26,7 +26,7 @@ impl InUse {
         }
     }
 
-    /// Bulk from near to far: what the relay has moved since it started.
+    /// Sends bulk from near to far. Returns what the relay has moved since it started.
     async fn bulk(&mut self) -> Moved {
         tokio::join!(
             self.sent.send(&mut self.rig.near, BULK),
@@ -66,7 +66,7 @@ async fn a_pool_without_room_makes_the_relay_copy_and_say_so() {
             assert_eq!((stats.created, stats.denied.len()), (0, 1), "{stats:?}");
             let (denied, times) = stats.denied[0];
             assert_eq!(denied, reason);
-            // Asked again now and then, and not for every buffer full.
+            // The relay asks again now and then, and not for every full buffer.
             assert!(times > 1 && times < BULK / (256 << 10), "{stats:?}");
             relay.end().await;
         })
@@ -132,7 +132,7 @@ fn without_descriptors_for_a_pipe_the_relay_copies_until_there_are_some() {
                 while let Ok(file) = File::open("/dev/null") {
                     all.push(file);
                 }
-                // One is not enough for a pipe.
+                // One descriptor is not enough for a pipe.
                 all.pop();
                 let without = relay.bulk().await;
                 assert_eq!((without.forth.spliced, without.forth.copied), (0, BULK));
@@ -191,7 +191,7 @@ fn take_all_pages(soft: usize) -> Vec<(std::os::fd::OwnedFd, std::os::fd::OwnedF
         if size <= 2 * rustix::param::page_size() {
             return hogs;
         }
-        // Refused near the limit; then small ones take the rest.
+        // The kernel refuses this near the limit. Then small pipes take the rest.
         let _ = rustix::pipe::fcntl_setpipe_size(&writer, 1 << 20);
         hogs.push((reader, writer));
         assert!(hogs.len() <= soft, "this user has no limit");

@@ -1,4 +1,4 @@
-//! A sink that takes nothing: the relay waits for that and for nothing else.
+//! The relay waits for a sink that takes nothing, and for nothing else.
 
 use spliceway::Engine;
 use tokio::io::AsyncReadExt;
@@ -69,7 +69,8 @@ async fn two_peers_that_only_send_cost_no_polls_and_then_get_everything() {
     .await;
 }
 
-/// How long sinks stay blocked where the claim is about time: longer than any of TCP's own timers over loopback.
+/// How long sinks stay blocked where the claim is about time. It is longer than any of TCP's own
+/// timers over loopback.
 const BLOCKED: std::time::Duration = std::time::Duration::from_secs(2);
 
 #[tokio::test]
@@ -99,7 +100,7 @@ async fn sinks_blocked_for_two_seconds_cost_no_processor_time_and_then_get_all_b
     // Sleeps because a blocked sink gives no event, and the claim is that this costs nothing.
     tokio::time::sleep(BLOCKED).await;
     let spent = thread_time() - before;
-    // A relay that spins takes all of it, and a share of it where the machine is busy.
+    // A relay that spins takes all of that time, or a share of it on a busy machine.
     assert!(spent < BLOCKED / 20, "{spent:?} in {BLOCKED:?} of waiting");
     for (rig, forth, back) in rigs {
         finish(&rig.near);
@@ -108,7 +109,7 @@ async fn sinks_blocked_for_two_seconds_cost_no_processor_time_and_then_get_all_b
     }
 }
 
-/// Processor time of this thread, which runs the relays.
+/// Returns the processor time of this thread, which runs the relays.
 fn thread_time() -> std::time::Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     std::time::Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -136,7 +137,7 @@ async fn drained(rig: Rig, forth: u64, back: u64) {
 #[tokio::test]
 async fn a_source_with_more_and_more_data_does_not_wake_a_relay_whose_sink_is_blocked() {
     both_ways_and_engines(async |setup| {
-        // Only the far side is small: the source's socket keeps room for what drips in.
+        // Only the far side is small: the source's socket keeps room for the bytes that drip in.
         let mut rig = setup.start().await;
         let mut sent = Pattern::new(6);
         push_until_the_relay_is_stuck(&rig, &mut sent).await;
@@ -158,7 +159,8 @@ async fn a_source_with_more_and_more_data_does_not_wake_a_relay_whose_sink_is_bl
     .await;
 }
 
-/// Sends in small steps, each only when the relay has delivered the one before, so that the source's socket stays all but empty.
+/// Sends in small steps, each only when the relay has delivered the one before. So the source's
+/// socket stays all but empty.
 async fn push_until_the_relay_is_stuck(rig: &Rig, sent: &mut Pattern) {
     loop {
         let chunk = sent.take(64 << 10);

@@ -1,4 +1,4 @@
-//! Bulk both ways at once.
+//! Bulk in both directions at once.
 
 use spliceway::{PipePool, SizeClass};
 use spliceway_net::{Family, Net, Offloads, SEGMENT};
@@ -137,7 +137,7 @@ fn bytes_of(pages: usize) -> usize {
     pages * rustix::param::page_size()
 }
 
-/// Closes the idle pipes, so that those open later are of what came later.
+/// Closes the idle pipes, so that pipes that open later belong to later bytes.
 fn close_idle(pool: &PipePool) {
     for class in SizeClass::ALL {
         let created = pool.stats().created;

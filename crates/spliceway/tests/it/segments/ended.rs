@@ -1,4 +1,4 @@
-//! The last bytes, the FIN and the hang-up are told of at once.
+//! The kernel reports the last bytes, the FIN and the hang-up at once.
 
 use rustix::event::PollFlags;
 use rustix::net::sockopt::socket_error;
@@ -31,7 +31,7 @@ async fn last_data_and_fin_in_one_wake_up_arrive_as_data_and_fin() {
                 drop(source);
                 wanted.expect_end(&mut rig.far, sent.at()).await;
 
-                // The other way is open: an answer goes through, and its end.
+                // The other direction is open: an answer goes through, and its end.
                 Pattern::new(2).send(&mut rig.far, 100 * KIB).await;
                 finish(&rig.far);
                 Pattern::new(2).expect_end(&mut rig.near, 100 * KIB).await;

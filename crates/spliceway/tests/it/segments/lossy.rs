@@ -37,7 +37,7 @@ async fn bulk_over_a_network_that_loses_and_reorders_is_exact_and_spliced() {
             let moved = relay.end().await;
             assert_eq!(moved.bytes(), (BYTES, BYTES / 2));
             for way in [moved.forth, moved.back] {
-                // What a loss leaves of a flow may well be small messages.
+                // After losses, a flow may consist of small messages.
                 assert!(way.spliced > 0, "{moved:?}");
             }
             assert_eq!(pool.stats().lent, 0);

@@ -30,7 +30,8 @@ async fn what_lies_behind_a_fill_that_was_stopped_by_slots_arrives_with_no_furth
             let (mut twin, mut twin_end) = connected(&net, 0, 1, Family::V4);
             let (mut sent, mut wanted) = (Pattern::new(1), Pattern::new(1));
             let (mut twin_sent, mut twin_wanted) = (Pattern::new(2), Pattern::new(2));
-            // A bulk flow, so that either engine begins with a fill when there is more; of segments, so that its pipe is small.
+            // The flow is bulk, so that either engine begins with a fill when there is more. It
+            // consists of segments, so that its pipe is small.
             let segments = (&mut rig.near, &mut sent);
             tokio::join!(
                 send_in_turn(segments, (&mut twin, &mut twin_sent), BEFORE / SEGMENT, SEGMENT),
@@ -41,7 +42,8 @@ async fn what_lies_behind_a_fill_that_was_stopped_by_slots_arrives_with_no_furth
             let spliced = rig.relay.moved().forth.spliced;
             assert!(spliced > 0);
 
-            // In turn, so that segments next to one another in a stream are not in memory. All before the relay looks.
+            // The streams take turns, so that neighbouring segments of a stream are not neighbours
+            // in memory. All are there before the relay looks.
             for _ in 0..SEGMENTS {
                 send_now(&rig.near, &sent.take(SEGMENT));
                 send_now(&twin, &twin_sent.take(SEGMENT));
@@ -50,7 +52,7 @@ async fn what_lies_behind_a_fill_that_was_stopped_by_slots_arrives_with_no_furth
             block_until_queued(&twin_end, BYTES, PollFlags::IN);
             drop(source);
             let mut pipe = Pipe::new().unwrap();
-            // The recipe held: what stopped it were slots, be it that two segments came to lie in one.
+            // The recipe held: slots stopped the fill, even if two segments came to lie in one.
             let filled = pipe.fill_from(&twin_end).unwrap();
             assert!(
                 matches!(filled, Fill::Moved(bytes) if (bytes as u64) < BYTES),
@@ -61,7 +63,7 @@ async fn what_lies_behind_a_fill_that_was_stopped_by_slots_arrives_with_no_furth
             let moved = rig.relay.moved();
             assert_eq!(moved.bytes(), (BEFORE as u64 + BYTES, 0));
             assert_eq!(moved.forth.spliced - spliced, BYTES, "{moved:?}");
-            // Small pipes all the time: a larger one would have taken it all at once.
+            // The pipes were small all the time: a larger one would have taken everything at once.
             let stats = rig.pool.stats();
             assert_eq!(stats.pages, SLOTS * stats.idle, "{stats:?}");
             finish(&rig.near);
@@ -71,7 +73,8 @@ async fn what_lies_behind_a_fill_that_was_stopped_by_slots_arrives_with_no_furth
     }
 }
 
-/// Sends all of it without giving this thread's relay a turn: room comes with acknowledgements, which need none.
+/// Sends all bytes without a turn for this thread's relay. Acknowledgements make room, and need no
+/// turn.
 fn send_now(socket: &TcpStream, mut bytes: &[u8]) {
     let until = Instant::now() + Duration::from_secs(30);
     while !bytes.is_empty() {

@@ -26,7 +26,7 @@ async fn urgent_bytes_in_bulk_both_ways_stop_nothing_and_hide_nothing() {
                     };
                     tokio::join!(send, wanted.expect(from, MIB + seed + MIB / 2));
                 }
-                // And one as the last of the stream.
+                // The last byte of the stream is urgent too.
                 send_urgent(out.as_ref()).await;
                 finish(out.as_ref());
                 let total = wanted.at();

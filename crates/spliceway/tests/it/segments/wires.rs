@@ -1,4 +1,5 @@
-//! What the other tests stand on: frames of 1,500 bytes without offloads, and a receiver that joins them with GRO.
+//! The base of the other tests: frames of 1,500 bytes without offloads, and a receiver that joins
+//! them with GRO.
 
 use spliceway_net::{Family, Net, Offloads, SEGMENT};
 

@@ -5,7 +5,8 @@ use std::process::Command;
 
 const CHILD: &str = "SPLICEWAY_TEST_CHILD";
 
-/// Runs `body` in a process of its own, as this user or another: what it printed. `test` is the calling test's full name.
+/// Runs `body` in a process of its own, as this user or another. Returns what it printed. `test` is
+/// the calling test's full name.
 pub(crate) fn in_child(test: &str, uid: Option<u32>, body: impl FnOnce()) -> String {
     if std::env::var_os(CHILD).is_some_and(|name| name == test) {
         body();
@@ -29,9 +30,9 @@ pub(crate) fn in_child(test: &str, uid: Option<u32>, body: impl FnOnce()) -> Str
     said.into_owned()
 }
 
-/// Descriptors open in this process now.
+/// Returns the number of descriptors open in this process now.
 pub(crate) fn open_descriptors() -> usize {
-    // One of them is the directory's own.
+    // One of them belongs to the directory itself.
     std::fs::read_dir("/proc/self/fd").unwrap().count() - 1
 }
 

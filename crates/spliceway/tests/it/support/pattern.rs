@@ -1,4 +1,5 @@
-//! Streams whose every byte depends on the stream and on its place, so a lost, repeated or foreign byte shows.
+//! Streams whose every byte depends on the stream and on its place, so a lost, repeated or foreign
+//! byte shows.
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
@@ -21,7 +22,7 @@ impl Pattern {
         self.at
     }
 
-    /// The next `count` bytes.
+    /// Returns the next `count` bytes.
     pub(crate) fn take(&mut self, count: usize) -> Vec<u8> {
         let start = (self.at % 8) as usize;
         let first = self.at / 8;
@@ -86,7 +87,7 @@ impl Pattern {
         );
     }
 
-    /// Reads and checks until the end or an error: how many bytes, and the error.
+    /// Reads and checks until the end or an error. Returns the number of bytes, and the error.
     pub(crate) async fn expect_until_broken(
         &mut self,
         from: &mut (impl AsyncRead + Unpin + ?Sized),
@@ -102,11 +103,12 @@ impl Pattern {
     }
 }
 
-/// The same for streams of gigabytes, where making each byte would take longer than moving it: a prime number of bytes over and
-/// over, more than all buffers on the way hold, so that what is lost or repeated shows all the same.
+/// A pattern for streams of gigabytes, where making each byte would take longer than moving it. It
+/// repeats a prime number of bytes. These are more than all buffers on the way hold, so what is
+/// lost or repeated still shows.
 #[derive(Clone)]
 pub(crate) struct Loop {
-    /// Twice, so that any piece of one period is in one piece.
+    /// Two periods, so that any piece of one period is contiguous.
     twice: std::sync::Arc<[u8]>,
     at: u64,
 }
@@ -159,7 +161,7 @@ fn mix(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// A small random generator, seeded, so that a failure can be seen again.
+/// A small random generator with a seed, so that a failure can be seen again.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {

@@ -1,0 +1,110 @@
+//! Rules about prose, in Markdown and in comments.
+
+use super::documents::prose_lines;
+use super::repository::{File, Line, Repository};
+use super::{Finding, regex};
+
+const COLUMNS: usize = 100;
+/// STYLE asks for 25 words. A sentence with more than this many needs to be split.
+const WORDS_MAX: usize = 35;
+
+/// Words that have a plain equivalent, and names from the laboratory.
+const BANNED: &str =
+    r"(?i)\b(whom|likewise|thereof|therein|hitherto|dear|appetite|the same again|rhythm|regret)\b|\bours\b";
+/// Sentences that begin so leave their noun to be guessed.
+const BANNED_STARTS: &str = r"(^|[.:] )(Of|Whom|Who|That it|That they|As if) [a-z]";
+
+/// Names that the vocabulary has replaced.
+const OLD_NAMES: &str = r"\b(Asked|Appetite|Mover|Shelf|Door|Farewell|FAREWELL|LAST_WORDS|give_way|Rests|Rhythm|Meter|Crossover|Middling|Lookout|Silence|Train)\b";
+
+/// Markdown prose and comments have at most 100 columns. Tables, links, code and text that a
+/// command writes may be longer.
+pub(crate) fn wrapping(repository: &Repository) -> Vec<Finding> {
+    let prose = repository.markdown().flat_map(prose_lines).filter(|line| {
+        let text = line.text.trim_start();
+        !text.starts_with('|') && !text.starts_with('[') && !text.starts_with('!')
+    });
+    prose
+        .chain(comments(repository))
+        .filter(|line| line.text.chars().count() > COLUMNS && !line.text.contains("://"))
+        .map(|line| line.finding(&format!("expected at most {COLUMNS} columns")))
+        .collect()
+}
+
+pub(crate) fn long_sentences(repository: &Repository) -> Vec<Finding> {
+    let end = regex(r"[.!?:;](\s|$)");
+    let mut findings = Vec::new();
+    for file in repository.markdown() {
+        for (line, paragraph) in paragraphs(file) {
+            let words = |sentence: &str| {
+                sentence
+                    .split_whitespace()
+                    .filter(|word| word.chars().any(char::is_alphanumeric))
+                    .count()
+            };
+            let long = end.split(&paragraph).find(|sentence| words(sentence) > WORDS_MAX);
+            findings.extend(long.map(|sentence| {
+                let start: String = sentence.trim().chars().take(40).collect();
+                line.finding(&format!("a sentence of more than {WORDS_MAX} words: \"{start}…\""))
+            }));
+        }
+    }
+    findings
+}
+
+/// Paragraphs and list items with the line they begin on, without tables, headings and code.
+fn paragraphs(file: &File) -> Vec<(Line<'_>, String)> {
+    let starts = regex(r"^\s*([-*+]|\d+\.)\s");
+    let mut paragraphs: Vec<(Line<'_>, String)> = Vec::new();
+    let mut is_open = false;
+    for line in prose_lines(file) {
+        let text = line.text.trim();
+        if text.is_empty() || text.starts_with(['|', '#', '<', '!', '>']) || line.text.starts_with("    ") {
+            is_open = false;
+            continue;
+        }
+        match paragraphs.last_mut() {
+            Some((_, paragraph)) if is_open && !starts.is_match(line.text) => {
+                paragraph.push(' ');
+                paragraph.push_str(text);
+            }
+            _ => paragraphs.push((line, text.to_owned())),
+        }
+        is_open = true;
+    }
+    paragraphs
+}
+
+pub(crate) fn banned_words(repository: &Repository) -> Vec<Finding> {
+    let (word, start) = (regex(BANNED), regex(BANNED_STARTS));
+    let prose = repository
+        .markdown()
+        .flat_map(prose_lines)
+        .map(|line| (line, line.text));
+    let comments = comments(repository).map(|line| (line, line.text.trim_start().trim_start_matches(['/', '!', ' '])));
+    prose
+        .chain(comments)
+        .filter_map(|(line, text)| {
+            let found = word.find(text).or_else(|| start.find(text))?;
+            Some(line.finding(&format!("\"{}\"; see Prose in CONTRIBUTING.md", found.as_str().trim())))
+        })
+        .collect()
+}
+
+pub(crate) fn old_names(repository: &Repository) -> Vec<Finding> {
+    let name = regex(OLD_NAMES);
+    let code = repository
+        .rust()
+        .filter(|file| !file.path.starts_with("xtask/tests/tidy/"));
+    code.flat_map(File::lines)
+        .filter_map(|line| Some(line.finding(&format!("`{}` has another name now", name.find(line.text)?.as_str()))))
+        .collect()
+}
+
+/// The comments of Rust code that stand on their own lines. This crate's rules name banned words.
+fn comments(repository: &Repository) -> impl Iterator<Item = Line<'_>> {
+    let code = repository
+        .rust()
+        .filter(|file| !file.path.starts_with("xtask/tests/tidy/"));
+    code.flat_map(File::lines).filter(Line::is_comment)
+}
