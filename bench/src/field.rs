@@ -1,4 +1,5 @@
-//! `field`: what a relay costs where users have it, on hosts with a network between them and at rates below the most.
+//! `field`: what a relay costs where users have it, on hosts with a network between them and at
+//! rates below the most.
 //!
 //! ```text
 //!   client ── link ── relay ── veth ── server      a namespace each
@@ -107,7 +108,8 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
     }
 }
 
-/// The hosts of a profile. `None` where the machine does not permit namespaces or lacks a program; says which.
+/// The hosts of a profile. `None` where the machine does not permit namespaces or lacks a program;
+/// says which.
 fn site(profile: Profile) -> io::Result<Option<Site>> {
     match Site::new(profile) {
         Ok(site) => Ok(Some(site)),
@@ -193,7 +195,8 @@ fn capacities() -> io::Result<[f64; 3]> {
     Ok(least)
 }
 
-/// Every contender once a round. Every other round goes backwards, so that what drifts falls on all.
+/// Every contender once a round. Every other round goes backwards, so that what drifts falls on
+/// all.
 pub(crate) fn measure(site: &Site, load: &Load, only: &[String], rounds: usize) -> Measured {
     let mut measured = Measured {
         load: load.name.clone(),

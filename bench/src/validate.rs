@@ -226,7 +226,7 @@ fn latencies(site: &Site) -> io::Result<([f64; 2], [f64; 2])> {
     listening.kill()?;
     listening.wait()?;
     let said = said?;
-    // "---> percentile 50.000 =   32.123"
+    // "---> percentile 50.000 = 32.123"
     let of = |part: &str| {
         let line = said.lines().find(|line| line.contains(&format!("percentile {part}")))?;
         line.rsplit('=').next()?.trim().parse().ok()

@@ -1,7 +1,7 @@
 //! Checks that build the code in ways of their own: loom, miri and the thread sanitizer.
 //!
-//! Each has a target folder of its own, as other flags make other builds. Tests that such a build cannot run, or not in time,
-//! are left out by name.
+//! Each has a target folder of its own, as other flags make other builds. Tests that such a build
+//! cannot run, or not in time, are left out by name.
 
 use std::process::{Command, Stdio};
 
@@ -30,14 +30,15 @@ pub(crate) const TSAN: Task = Task {
     name: "tsan",
     purpose: "data races, in tests of the pool and of the relay (nightly)",
     steps: &[
-        // Optimized a little: the patterns that tests compare take minutes otherwise.
-        // The sanitizer does not support threads that begin after a fork.
+        // Optimized a little: the patterns that tests compare take minutes otherwise. The sanitizer
+        // does not support threads that begin after a fork.
         rustflags(
             "-Zsanitizer=thread",
             "cargo +nightly test --config profile.dev.opt-level=1 -Zbuild-std --target x86_64-unknown-linux-gnu \
              --target-dir target/tsan --package spliceway-core --test it -- pool --skip fork",
         ),
-        // The others run on one thread each, move far more, or count system calls, to which the sanitizer adds its own.
+        // The others run on one thread each, move far more, or count system calls, to which the
+        // sanitizer adds its own.
         rustflags(
             "-Zsanitizer=thread",
             "cargo +nightly test --config profile.dev.opt-level=1 -Zbuild-std --target x86_64-unknown-linux-gnu \
@@ -82,7 +83,8 @@ const fn rustflags(flags: &'static str, line: &'static str) -> Step {
     }
 }
 
-/// Asked before the first step: whether there is a nightly toolchain with what the task's steps need of it.
+/// Checks before the first step whether there is a nightly toolchain with what the task's steps
+/// need of it.
 pub(crate) fn find_nightly(task: &Task) -> Result<(), String> {
     for (sign, component) in [("+nightly miri", "miri"), ("-Zbuild-std", "rust-src")] {
         let needed = task.steps.iter().any(|step| step.line.contains(sign));

@@ -37,14 +37,15 @@ struct Task {
     steps: &'static [Step],
 }
 
-/// One command line of words separated by blanks, with the one variable it may need. [`REST`] at the end of a task's last
-/// step stands for what was typed after the task's name.
+/// One command line of words separated by blanks, with the one variable it may need. [`REST`] at
+/// the end of a task's last step stands for what was typed after the task's name.
 struct Step {
     variable: Option<(&'static str, &'static str)>,
     line: &'static str,
 }
 
-/// The word of a line in whose place come the words after the task's name; a task without it takes none.
+/// The word of a line in whose place come the words after the task's name; a task without it takes
+/// none.
 const REST: &str = "…";
 
 /// Cheapest first, so that a slip is known before the long steps run.
@@ -53,14 +54,15 @@ const TASKS: &[Task] = &[
         name: "ci",
         purpose: "every check a change must pass; what CI runs",
         steps: &[
-            // Cargo.lock says what was tested: a manifest that no longer agrees with it fails here, not at a user's.
+            // Cargo.lock says what was tested: a manifest that no longer agrees with it fails here,
+            // not at a user's.
             step("cargo fetch --locked"),
             step("cargo fmt --all --check"),
             step("cargo deny check bans licenses sources"),
             step("cargo clippy --workspace --all-targets -- -D warnings"),
             step("cargo test --workspace"),
-            // Twice: readers of the sources follow private links, which users must not be sent to. And once without the libraries'
-            // features, once with them.
+            // Twice: readers of the sources follow private links, which users must not be sent to.
+            // And once without the libraries' features, once with them.
             docs("cargo doc --workspace --no-deps --document-private-items"),
             docs("cargo doc --workspace --no-deps --features spliceway/hyper"),
         ],
@@ -72,8 +74,9 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "advisories",
-        purpose: "known faults of our dependencies",
-        // Not in `ci`: it fetches a database, so it needs a network and fails without any change of ours.
+        purpose: "known faults of the dependencies",
+        // Not in `ci`: it fetches a database, so it needs a network and fails without any change
+        // here.
         steps: &[step("cargo deny check advisories")],
     },
     Task {
@@ -206,7 +209,7 @@ impl std::fmt::Display for Step {
     }
 }
 
-/// Asked before the first step, not after ten minutes of tests.
+/// Looks for cargo-deny before the first step, not after ten minutes of tests.
 fn find_cargo_deny() -> Result<(), String> {
     let asked = Command::new("cargo")
         .args(["deny", "--version"])

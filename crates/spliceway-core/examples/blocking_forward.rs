@@ -1,4 +1,5 @@
-//! A forwarder without a runtime, two threads a connection: `blocking_forward 127.0.0.1:8080 127.0.0.1:80`.
+//! A forwarder without a runtime, two threads a connection:
+//! `blocking_forward 127.0.0.1:8080 127.0.0.1:80`.
 
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -33,7 +34,8 @@ fn relay(client: &TcpStream, remote: &str) -> io::Result<()> {
     })
 }
 
-/// One direction, its end passed on. An error shuts both sockets down, so that the other direction ends too.
+/// One direction, its end passed on. An error shuts both sockets down, so that the other direction
+/// ends too.
 fn one_way(source: &TcpStream, sink: &TcpStream) -> io::Result<()> {
     let copied = spliceway_core::copy(source, sink);
     match copied {

@@ -1,5 +1,5 @@
-//! One end of a direction: what was asked of its descriptor, once and as late as possible, because most relays are
-//! short.
+//! One end of a direction: what was asked of its descriptor, once and as late as possible, because
+//! most relays are short.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,8 +19,9 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Makes the end fit to be spliced: splice obeys an end's own `O_NONBLOCK`, and loses where a datagram ends. Returns
-    /// the reason if that is not possible. (A pipe has no datagrams, but must not block in `read` and `write` either.)
+    /// Makes the end fit to be spliced: splice obeys an end's own `O_NONBLOCK`, and loses where a
+    /// datagram ends. Returns the reason if that is not possible. (A pipe has no datagrams, but
+    /// must not block in `read` and `write` either.)
     pub(crate) fn unfit_to_splice(&mut self, end: impl AsFd, wait: Wait) -> io::Result<Option<Reason>> {
         if self.is_fit {
             return Ok(None);
@@ -43,8 +44,8 @@ impl Endpoint {
             .get_or_insert_with(|| socket::is_drained_by_a_short_receive(source))
     }
 
-    /// Probes a source: whether it is certain that it has no byte, no end, no error and no urgent mark. If pollers are not
-    /// told of every byte, nothing is certain.
+    /// Probes a source: whether it is certain that it has no byte, no end, no error and no urgent
+    /// mark. If pollers are not told of every byte, nothing is certain.
     pub(crate) fn is_drained(&mut self, source: BorrowedFd<'_>) -> bool {
         *self
             .reports_every_byte

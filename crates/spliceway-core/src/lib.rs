@@ -10,11 +10,12 @@
 //! - [`PipePool`]: lends empty pipes, within [`Limits`].
 //! - [`copy()`]: one direction between blocking sockets.
 //!
-//! The crate `spliceway` binds this to tokio. What it binds is not part of the public interface: `Transfer`, which decides
-//! what comes next in one direction, and `Splicer`, which performs that on two sockets.
+//! The crate `spliceway` binds this to tokio. What it binds is not part of the public interface:
+//! `Transfer`, which decides what comes next in one direction, and `Splicer`, which performs that
+//! on two sockets.
 //!
-//! This crate does not wait, log or spawn tasks, and it knows no runtime. (One thread is its own: it closes idle pipes, and
-//! ends with the last of them.)
+//! This crate does not wait, log or spawn tasks, and it knows no runtime. (One thread is its own:
+//! it closes idle pipes, and ends with the last of them.)
 //!
 //! Off Linux, only the types that `spliceway` needs compile: nothing is spliced there.
 

@@ -81,7 +81,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn threads_that_count_down_at_once_are_refused_as_often_as_one_would_be_and_then_it_is_on() {
+    fn concurrent_refusals_count_down_to_one_probe() {
         every_interleaving(|| {
             let refusals = off_for(3);
             let refused_of_two = |refusals: &Refusals| {

@@ -17,11 +17,11 @@ use crate::transfer::{Event, SCRATCH, SPLICE_THROUGH_MAX, Step, Transfer};
 
 /// One direction of a relay at work: its [`Transfer`], and the bytes that it holds at the moment.
 ///
-/// Invariant: the unsent bytes in user space and the pipe are never both non-empty. Dropping the splicer closes a
-/// pipe with bytes inside.
+/// Invariant: the unsent bytes in user space and the pipe are never both non-empty. Dropping the
+/// splicer closes a pipe with bytes inside.
 ///
-/// The caller asks what comes [next](Splicer::next), waits for readiness in its runtime's own way, and performs what
-/// it was given.
+/// The caller asks what comes [next](Splicer::next), waits for readiness in its runtime's own way,
+/// and performs what it was given.
 #[derive(Debug)]
 pub struct Splicer {
     transfer: Transfer,
@@ -36,7 +36,8 @@ pub struct Splicer {
     wait: Wait,
 }
 
-/// What a [`Splicer`] needs next. A variant carries the only way to perform it, so no call can come out of order.
+/// What a [`Splicer`] needs next. A variant carries the only way to perform it, so no call can come
+/// out of order.
 #[derive(Debug)]
 pub enum Next<'a> {
     /// A readable source, then [`Read::perform`].
@@ -68,9 +69,10 @@ pub struct Write<'a>(&'a mut Splicer);
 pub enum ReadOutcome {
     /// It may have more.
     Open,
-    /// It gave fewer bytes than were asked for, so it is drained, and an edge will announce the next byte. A caller that
-    /// clears readiness must keep what the poller said of a closed or failed socket, and must
-    /// [check the source for an urgent mark](crate::UrgentMarks): a read stops short there as well.
+    /// It gave fewer bytes than were asked for, so it is drained, and an edge will announce the
+    /// next byte. A caller that clears readiness must keep what the poller said of a closed or
+    /// failed socket, and must [check the source for an urgent mark](crate::UrgentMarks): a read
+    /// stops short there as well.
     Short,
     /// It was probed, and has no byte, no end and no urgent mark: an edge will announce the next.
     Drained,
@@ -91,8 +93,9 @@ pub enum WriteOutcome {
 const PIPE_BUF: usize = 4096;
 
 impl Splicer {
-    /// A direction between sockets that the caller waits for: none of its calls blocks, even if a socket is a blocking one.
-    /// (Such a socket is made non-blocking before it is spliced, because `splice(2)` knows no other way.)
+    /// A direction between sockets that the caller waits for: none of its calls blocks, even if a
+    /// socket is a blocking one. (Such a socket is made non-blocking before it is spliced, because
+    /// `splice(2)` knows no other way.)
     #[must_use]
     pub fn new(engine: Engine, pipe_size: PipeSize, pool: PipePool) -> Self {
         Self::with_wait(engine, pipe_size, pool, Wait::Never)
@@ -116,10 +119,11 @@ impl Splicer {
         }
     }
 
-    /// A direction of which one end or both may be pipes of the caller's. Bytes go from one end to the other by one
-    /// splice, with no pipe in between, or are copied. (From pipe to pipe a packet, as `O_DIRECT` makes them, stays one,
-    /// and a peer that reads the sink in parts loses its rest. Nothing tells of packets in advance.) Such an end is made
-    /// non-blocking before it is used, because `read(2)` and `write(2)` know no other way.
+    /// A direction of which one end or both may be pipes of the caller's. Bytes go from one end to
+    /// the other by one splice, with no pipe in between, or are copied. (From pipe to pipe a
+    /// packet, as `O_DIRECT` makes them, stays one, and a peer that reads the sink in parts loses
+    /// its rest. Nothing tells of packets in advance.) Such an end is made non-blocking before it
+    /// is used, because `read(2)` and `write(2)` know no other way.
     #[must_use]
     pub fn between(source: EndKind, sink: EndKind, engine: Engine, pipe_size: PipeSize, pool: PipePool) -> Self {
         let mut splicer = Self::new(engine, pipe_size, pool);
@@ -130,14 +134,16 @@ impl Splicer {
         splicer
     }
 
-    /// Bytes that may still be read from the source. Without a limit they begin at `u64::MAX`, which no stream reaches.
+    /// Bytes that may still be read from the source. Without a limit they begin at `u64::MAX`,
+    /// which no stream reaches.
     #[must_use]
     pub fn remaining(&self) -> u64 {
         self.remaining
     }
 
-    /// Reads no more than `bytes` from now on, or of a socket of records the one that reaches them. What follows stays
-    /// there for others to read. When the sink has the bytes, the direction is over, as at the source's end.
+    /// Reads no more than `bytes` from now on, or of a socket of records the one that reaches them.
+    /// What follows stays there for others to read. When the sink has the bytes, the direction is
+    /// over, as at the source's end.
     pub fn set_limit(&mut self, bytes: u64) {
         self.remaining = self.remaining.min(bytes);
         self.end_at_limit();
@@ -170,7 +176,8 @@ impl Splicer {
         self.pipe.as_ref().map_or(0, |(_, pipe)| pipe.len()) + self.unsent.len()
     }
 
-    /// Takes out the bytes in flight, for a caller that goes on without the splicer. It must be parked.
+    /// Takes out the bytes in flight, for a caller that goes on without the splicer. It must be
+    /// parked.
     ///
     /// # Errors
     /// Those of `read(2)` on a pipe, none of which a healthy process meets.
@@ -205,7 +212,8 @@ impl Splicer {
         }
     }
 
-    /// To be called before waiting: releases an empty pipe, and keeps what lies in `scratch`, where others may read next.
+    /// To be called before waiting: releases an empty pipe, and keeps what lies in `scratch`, where
+    /// others may read next.
     #[inline]
     pub fn park(&mut self, scratch: &[u8]) {
         self.pipe.take_if(|(_, pipe)| pipe.is_empty());
@@ -231,7 +239,8 @@ impl Splicer {
         usize::try_from(self.remaining).map_or(max, |remaining| remaining.min(max))
     }
 
-    /// A system call or the pool gave a reason to copy, which other directions need not find out again.
+    /// A system call or the pool gave a reason to copy, which other directions need not find out
+    /// again.
     fn cannot(&mut self, reason: Reason, counts: &Counts) -> io::Result<()> {
         if !self.transfer.must_splice() {
             splice_support::note(reason);
@@ -271,11 +280,12 @@ impl Read<'_> {
         matches!(self.0.transfer.step(), Step::Fill { .. })
     }
 
-    /// Reads once, up to `max` bytes: one `recv` into `scratch`, or one `splice` into a pipe, which may be preceded by a
-    /// probe, or one look.
+    /// Reads once, up to `max` bytes: one `recv` into `scratch`, or one `splice` into a pipe, which
+    /// may be preceded by a probe, or one look.
     ///
     /// # Errors
-    /// The source's own. `Unsupported` if the caller must splice and that is not possible. The direction is then over.
+    /// The source's own. `Unsupported` if the caller must splice and that is not possible. The
+    /// direction is then over.
     ///
     /// # Panics
     /// If `max` is 0 or `scratch` is empty.
@@ -308,7 +318,8 @@ impl Splicer {
     fn recv(&mut self, max: usize, source: BorrowedFd<'_>, scratch: &mut [u8]) -> io::Result<ReadOutcome> {
         let short_read_drains = self.source.short_read_drains(source);
         let all = scratch.len().min(SCRATCH);
-        // The rest of a record that is not read whole is lost. TCP has no records, so only other sockets are asked.
+        // The rest of a record that is not read whole is lost. TCP has no records, so only other
+        // sockets are asked.
         let takes_part = max >= all || short_read_drains || socket::is_stream(source)?;
         let length = if takes_part { all.min(max) } else { all };
         assert!(max > 0 && length > 0, "a recv of no bytes says nothing");
@@ -325,7 +336,8 @@ impl Splicer {
     /// [`recv`](Self::recv) of a pipe.
     fn read(&mut self, max: usize, source: BorrowedFd<'_>, scratch: &mut [u8]) -> io::Result<ReadOutcome> {
         self.source.unfit_to_splice(source, self.wait)?;
-        // The rest of a packet (`O_DIRECT`) that is not read whole is lost. A rate limit makes up for it later.
+        // The rest of a packet (`O_DIRECT`) that is not read whole is lost. A rate limit makes up
+        // for it later.
         let length = scratch.len().min(SCRATCH).min(self.max_read(max.max(PIPE_BUF)));
         assert!(length > 0, "a read of no bytes says nothing");
         let bytes = splice_through::read(source, &mut scratch[..length])?;
@@ -402,8 +414,8 @@ impl Splicer {
 }
 
 impl SpliceThrough<'_> {
-    /// The sink is full. Returns whether there is something else to do first: to look at the source, which may have ended
-    /// or failed. Otherwise, the caller waits for the sink.
+    /// The sink is full. Returns whether there is something else to do first: to look at the
+    /// source, which may have ended or failed. Otherwise, the caller waits for the sink.
     #[must_use]
     pub fn sink_blocked(self) -> bool {
         let peeks = self.0.transfer.step() == Step::SpliceThrough { peeked: false };
@@ -414,11 +426,12 @@ impl SpliceThrough<'_> {
     }
 
     /// Splices once from the source to the sink, up to `max` bytes. If the sink is full,
-    /// [`sink_blocked`](Self::sink_blocked) tells what to do. It learns nothing of the source's readiness.
+    /// [`sink_blocked`](Self::sink_blocked) tells what to do. It learns nothing of the source's
+    /// readiness.
     ///
     /// # Errors
-    /// That of a stream, and whose it is. `Unsupported` if the caller must splice and that is not possible. The direction
-    /// is then over.
+    /// That of a stream, and whose it is. `Unsupported` if the caller must splice and that is not
+    /// possible. The direction is then over.
     ///
     /// # Panics
     /// If `max` is 0.
@@ -455,8 +468,8 @@ impl SpliceThrough<'_> {
             Through::Moved(bytes) => {
                 splicer.took(bytes);
                 counts.add_spliced(bytes);
-                // A pipe is asked for its bytes before every splice. A socket is looked at after a few bytes, because most
-                // likely these were all.
+                // A pipe is asked for its bytes before every splice. A socket is looked at after a
+                // few bytes, because most likely these were all.
                 let more = splicer.source.kind == EndKind::Pipe || bytes >= SCRATCH;
                 splicer.transfer.on(Event::SplicedThrough { bytes, more });
                 splicer.end_at_limit();
@@ -477,10 +490,12 @@ impl SpliceThrough<'_> {
 }
 
 impl Write<'_> {
-    /// Writes once: one `send` of what lies in `scratch`, which is that of the [`Read`] before, or one `splice`.
+    /// Writes once: one `send` of what lies in `scratch`, which is that of the [`Read`] before, or
+    /// one `splice`.
     ///
     /// # Errors
-    /// The sink's own. `Unsupported` if the caller must splice and that is not possible. The direction is then over.
+    /// The sink's own. `Unsupported` if the caller must splice and that is not possible. The
+    /// direction is then over.
     pub fn perform(self, sink: impl AsFd, scratch: &[u8], counts: &Counts) -> io::Result<WriteOutcome> {
         let (splicer, sink) = (self.0, sink.as_fd());
         match splicer.transfer.step() {
@@ -569,7 +584,8 @@ impl Unsent {
         }
     }
 
-    /// Forgets what was sent, and frees the memory with the last byte. Returns how many bytes are left.
+    /// Forgets what was sent, and frees the memory with the last byte. Returns how many bytes are
+    /// left.
     fn advance(&mut self, sent: usize) -> usize {
         if let Self::InScratch { start, .. } | Self::Owned { start, .. } = self {
             *start += sent;

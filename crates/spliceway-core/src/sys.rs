@@ -197,8 +197,8 @@ fn low_water_mark(socket: RawFd) -> Result<libc::c_int, Errno> {
 /// acknowledged. The end of the stream counts as one byte.
 pub(crate) fn unacknowledged(socket: BorrowedFd<'_>) -> Result<usize, Errno> {
     let mut bytes: libc::c_int = 0;
-    // `TIOCOUTQ` is another name of `SIOCOUTQ`. Both have the same number.
-    // SAFETY: the kernel writes one int to `bytes`, which outlives the call.
+    // `TIOCOUTQ` is another name of `SIOCOUTQ`. Both have the same number. SAFETY: the kernel
+    // writes one int to `bytes`, which outlives the call.
     match unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) } {
         0 => Ok(usize::try_from(bytes).unwrap_or(0)),
         _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
@@ -214,8 +214,8 @@ pub(crate) fn recv(socket: BorrowedFd<'_>, buf: &mut [u8], flags: RecvFlags) -> 
     rustix::net::recv(socket, buf, flags).map(|(_, len)| len)
 }
 
-/// Calls `recv(2)` for one byte with `MSG_PEEK` and `flags`. Returns 1, or 0 at the end of
-/// the stream.
+/// Calls `recv(2)` for one byte with `MSG_PEEK` and `flags`. Returns 1, or 0 at the end of the
+/// stream.
 pub(crate) fn peek(socket: BorrowedFd<'_>, flags: RecvFlags) -> Result<usize, Errno> {
     let mut byte = [0];
     rustix::net::recv(socket, &mut byte[..], flags | RecvFlags::PEEK).map(|(_, len)| len)

@@ -1,22 +1,22 @@
 //! How a direction carries its traffic: by copy or by splice, and through which size of pipe.
 //!
 //! These are all the heuristics of the engine. [`Traffic::before_read`] plans a read, and
-//! [`Traffic::after_read`] learns from its report. Everything here changes the cost of a read, never its
-//! outcome.
+//! [`Traffic::after_read`] learns from its report. Everything here changes the cost of a read,
+//! never its outcome.
 
 use crate::limits::SizeClass;
 use crate::reason::{Reason, Scope};
 
-/// A read of at least this many bytes is worth a splice. Below, one `recv` and one `send` cost less than
-/// two splices.
+/// A read of at least this many bytes is worth a splice. Below, one `recv` and one `send` cost less
+/// than two splices.
 pub const SPLICE_THRESHOLD: usize = 16 << 10;
 
-/// A spliced direction copies again after this many reads in a row that were not worth a splice. A bulk
-/// sender that is slow for a moment causes a few of them.
+/// A spliced direction copies again after this many reads in a row that were not worth a splice. A
+/// bulk sender that is slow for a moment causes a few of them.
 const SMALL_READS: u8 = 8;
 
-/// After a failure that may pass, this many reads worth a splice are copied before the next attempt:
-/// 1 MiB of bulk.
+/// After a failure that may pass, this many reads worth a splice are copied before the next
+/// attempt: 1 MiB of bulk.
 const RETRY_AFTER: u8 = 16;
 
 /// Full reads through a pipe of 256 KiB, without backpressure between them, before a pipe of 1 MiB.
@@ -25,9 +25,9 @@ const FULL_READS: u8 = 2;
 /// Reads in a row that left more than half of the pipe unused, before a smaller pipe.
 const LOW_READS: u8 = 4;
 
-/// Whether a read of this many bytes filled a pipe of this capacity: three quarters of it. Fragments
-/// seldom begin and end with a page, so a pipe whose slots are all taken holds a little less than its
-/// capacity. A pipe full of segments (1,448 of 4,096 bytes a slot) holds far less.
+/// Whether a read of this many bytes filled a pipe of this capacity: three quarters of it.
+/// Fragments seldom begin and end with a page, so a pipe whose slots are all taken holds a little
+/// less than its capacity. A pipe full of segments (1,448 of 4,096 bytes a slot) holds far less.
 pub(crate) fn fills(bytes: usize, capacity: usize) -> bool {
     bytes >= capacity / 4 * 3
 }
@@ -49,8 +49,8 @@ pub enum Engine {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PipeSize {
-    /// The size follows the traffic: 64 KiB at first, 256 KiB after a read that fills that, and 1 MiB while the
-    /// sink keeps up.
+    /// The size follows the traffic: 64 KiB at first, 256 KiB after a read that fills that, and 1
+    /// MiB while the sink keeps up.
     #[default]
     Auto,
     /// This size, or a smaller one if the budget allows no more.
@@ -62,8 +62,8 @@ pub enum PipeSize {
 pub(crate) enum Plan {
     /// Receive into user space.
     Copy,
-    /// Splice into a pipe of this class. `probe` first whether the source has anything: the last read
-    /// took less than it could.
+    /// Splice into a pipe of this class. `probe` first whether the source has anything: the last
+    /// read took less than it could.
     Splice { class: SizeClass, probe: bool },
 }
 
@@ -154,7 +154,8 @@ impl Traffic {
                 self.mode = Mode::CannotSplice {
                     retry_after: match reason.scope() {
                         Scope::Relay => None,
-                        // What holds for the process is remembered there, and an attempt costs nothing.
+                        // What holds for the process is remembered there, and an attempt costs
+                        // nothing.
                         Scope::Process | Scope::Moment => Some(RETRY_AFTER),
                     },
                 };
@@ -162,8 +163,8 @@ impl Traffic {
         }
     }
 
-    /// The sink did not take at once what the pipe holds. A larger pipe would not make it faster, and would
-    /// hold more for it.
+    /// The sink did not take at once what the pipe holds. A larger pipe would not make it faster,
+    /// and would hold more for it.
     pub(crate) fn after_backpressure(&mut self) {
         self.full_reads = 0;
         if self.adapts {
@@ -198,8 +199,8 @@ impl Traffic {
         }
     }
 
-    /// A pipe that was filled in bytes is followed by a larger one. One that was only filled in slots is not:
-    /// its fragments are small, and a larger pipe would cost more.
+    /// A pipe that was filled in bytes is followed by a larger one. One that was only filled in
+    /// slots is not: its fragments are small, and a larger pipe would cost more.
     fn resize(&mut self, bytes: usize, full: bool) {
         if !self.adapts {
             return;

@@ -13,13 +13,13 @@
 //!              └ end of stream, from Reading or Confirming ──▶ ShuttingDown ──▶ Done
 //! ```
 //!
-//! If an end of the direction is a pipe itself, no pipe is needed in between. Then a read is one splice from the
-//! source to the sink ([`Step::SpliceThrough`]), and [`Step::Peek`] looks at the source after a few bytes
-//! and when the sink is full, because the source may be at its end.
+//! If an end of the direction is a pipe itself, no pipe is needed in between. Then a read is one
+//! splice from the source to the sink ([`Step::SpliceThrough`]), and [`Step::Peek`] looks at the
+//! source after a few bytes and when the sink is full, because the source may be at its end.
 //!
-//! The machine has no descriptor, no waker and no clock, and counts nothing that the pipe or the unsent bytes
-//! count already. The caller performs each [`Step`] and reports the [`Event`]. A sink that would block is
-//! no event: the same step is due when it is writable.
+//! The machine has no descriptor, no waker and no clock, and counts nothing that the pipe or the
+//! unsent bytes count already. The caller performs each [`Step`] and reports the [`Event`]. A sink
+//! that would block is no event: the same step is due when it is writable.
 
 use crate::limits::SizeClass;
 use crate::reason::Reason;
@@ -48,7 +48,8 @@ pub enum Step {
     Peek,
     /// Splice once from the source to the sink, up to [`SPLICE_THROUGH_MAX`] bytes.
     SpliceThrough {
-        /// The source is known to have bytes. So if the sink is full, there is nothing to do but to wait for it.
+        /// The source is known to have bytes. So if the sink is full, there is nothing to do but to
+        /// wait for it.
         peeked: bool,
     },
     /// Acquire a pipe of this class if none is held, and fill it once. It is empty.
@@ -71,8 +72,8 @@ pub enum Step {
 }
 
 impl Step {
-    /// Whether the pipe may hold bytes at this step. At every other step it is empty, and must be released before
-    /// the caller waits.
+    /// Whether the pipe may hold bytes at this step. At every other step it is empty, and must be
+    /// released before the caller waits.
     #[must_use]
     pub fn holds_pipe(self) -> bool {
         matches!(self, Self::Drain | Self::Unload)
@@ -114,7 +115,8 @@ pub enum Event {
         /// They about reached the pipe's size, or everything that was allowed.
         full: bool,
     },
-    /// [`Step::Fill`] or [`Step::SpliceThrough`] found nothing, or an end of stream that may be none.
+    /// [`Step::Fill`] or [`Step::SpliceThrough`] found nothing, or an end of stream that may be
+    /// none.
     SourceStopped,
     /// The sink was full at [`Step::Drain`], or at a [`Step::SpliceThrough`] that has not peeked.
     SinkBlocked,
@@ -138,7 +140,8 @@ pub enum Event {
     WouldBlock,
     /// [`Step::Recv`] or [`Step::Peek`] found the end of the stream.
     Eof,
-    /// No more bytes may be read from the source. Reported instead of performing a step that [reads](Step::reads).
+    /// No more bytes may be read from the source. Reported instead of performing a step that
+    /// [reads](Step::reads).
     LimitReached,
     /// There is no pipe, or an end cannot be spliced.
     Cannot(Reason),
@@ -163,8 +166,8 @@ pub struct Transfer {
 enum State {
     /// The traffic decides how.
     Reading,
-    /// A splice found nothing, and one `recv` says why: the source is drained, at its end, or at an urgent mark,
-    /// which only a `recv` steps over.
+    /// A splice found nothing, and one `recv` says why: the source is drained, at its end, or at an
+    /// urgent mark, which only a `recv` steps over.
     Confirming,
     Sending,
     Peeking,
@@ -253,8 +256,9 @@ impl Transfer {
                 State::Sending
             }
             (Step::Recv, Event::Eof) => State::ShuttingDown,
-            // An urgent byte may stand before the end, and only a recv reads it. A connection that is closed with
-            // bytes unread is reset, and then its peer loses what it has not read yet.
+            // An urgent byte may stand before the end, and only a recv reads it. A connection that
+            // is closed with bytes unread is reset, and then its peer loses what it has not read
+            // yet.
             (Step::Peek, Event::Eof) => State::Confirming,
             (Step::Recv | Step::Peek | Step::Fill { .. }, Event::WouldBlock) => self.wait_for_source(),
 
@@ -310,8 +314,8 @@ impl Transfer {
     fn wait_for_source(&mut self) -> State {
         self.traffic.after_read(Report::Drained);
         if self.through {
-            // One splice may be small because the sink has little room. So what counts is everything that was
-            // moved since the source was last waited for.
+            // One splice may be small because the sink has little room. So what counts is
+            // everything that was moved since the source was last waited for.
             self.traffic
                 .after_splice(self.moved >= crate::traffic::SPLICE_THRESHOLD);
         }

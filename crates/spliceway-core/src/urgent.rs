@@ -1,8 +1,9 @@
 //! The urgent-mark check: finds sockets that look drained and are not.
 //!
-//! A receive of TCP comes short if nothing is left, and at an urgent mark (`MSG_OOB`). The bytes behind the mark have
-//! arrived already, so no edge will announce them, and a caller that has cleared the socket's readiness would wait for
-//! ever. To ask each socket after each receive would cost as much as a quarter of the receive. One `poll(2)` asks many.
+//! A receive of TCP comes short if nothing is left, and at an urgent mark (`MSG_OOB`). The bytes
+//! behind the mark have arrived already, so no edge will announce them, and a caller that has
+//! cleared the socket's readiness would wait for ever. To ask each socket after each receive would
+//! cost as much as a quarter of the receive. One `poll(2)` asks many.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,11 +11,11 @@ use std::task::{Wake, Waker};
 
 use crate::sys::{self, MarkQuery};
 
-/// Sockets whose last receive came [short](crate::ReadOutcome::Short), and whose readiness the caller has cleared.
-/// [`check`](Self::check) must be called before the thread waits for events.
+/// Sockets whose last receive came [short](crate::ReadOutcome::Short), and whose readiness the
+/// caller has cleared. [`check`](Self::check) must be called before the thread waits for events.
 ///
-/// A mark whose byte somebody else has received with `MSG_OOB` is not found: the bytes behind it wait until the next byte
-/// arrives.
+/// A mark whose byte somebody else has received with `MSG_OOB` is not found: the bytes behind it
+/// wait until the next byte arrives.
 #[derive(Debug, Default)]
 pub struct UrgentMarks(Vec<MarkQuery>);
 
@@ -45,8 +46,8 @@ impl UrgentMarks {
         self.0.len() >= Self::MAX
     }
 
-    /// Checks all sockets and forgets them. A socket at a mark gives its pollers another edge. This costs one system call, and
-    /// two more for each socket at a mark.
+    /// Checks all sockets and forgets them. A socket at a mark gives its pollers another edge. This
+    /// costs one system call, and two more for each socket at a mark.
     pub fn check(&mut self) {
         if self.0.is_empty() {
             return;
@@ -56,11 +57,12 @@ impl UrgentMarks {
     }
 }
 
-/// The [`UrgentMarks`] of one thread of a runtime, checked each time that the runtime has polled for events.
+/// The [`UrgentMarks`] of one thread of a runtime, checked each time that the runtime has polled
+/// for events.
 ///
-/// While there is a socket to check, a waker is left with the runtime. It runs the check when it is woken, which is when
-/// the runtime has polled for events. It also runs it when it is dropped: by a runtime that stops before, and whose
-/// sockets may still be waited for when it continues.
+/// While there is a socket to check, a waker is left with the runtime. It runs the check when it is
+/// woken, which is when the runtime has polled for events. It also runs it when it is dropped: by a
+/// runtime that stops before, and whose sockets may still be waited for when it continues.
 #[derive(Debug)]
 pub struct UrgentMarkCheck {
     shared: Arc<Shared>,
@@ -82,8 +84,8 @@ struct State {
 struct Deferred(Arc<Shared>);
 
 impl UrgentMarkCheck {
-    /// `defer` leaves a waker with the runtime, which wakes it once it has polled for events, or drops it if it stops
-    /// before.
+    /// `defer` leaves a waker with the runtime, which wakes it once it has polled for events, or
+    /// drops it if it stops before.
     #[must_use]
     pub fn new(defer: fn(&Waker)) -> Self {
         let shared = Arc::default();
@@ -162,7 +164,8 @@ mod tests {
 
     use super::*;
 
-    /// Two ends of a connection, and an edge-triggered poller of the second that has told of nothing yet.
+    /// Two ends of a connection, and an edge-triggered poller of the second that has told of
+    /// nothing yet.
     struct Line {
         far: TcpStream,
         near: TcpStream,
@@ -181,7 +184,8 @@ mod tests {
             Self { far, near, poller }
         }
 
-        /// "abc", an urgent "!" and `behind` have arrived, and "abc" was read: the poller has no more to tell.
+        /// "abc", an urgent "!" and `behind` have arrived, and "abc" was read: the poller has no
+        /// more to tell.
         fn at_a_mark(behind: &[u8]) -> Self {
             let mut line = Self::new();
             line.far.write_all(b"abc").expect("write");

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_may_take_a_second_place_where_there_is_one_and_gives_both_back() {
+    fn a_session_may_take_a_second_place_and_returns_both() {
         let admission = Admission::new("sessions", 3, None);
         let (mut first, mut second) = (admitted(&admission), admitted(&admission));
         assert!(first.widen() && !second.widen());

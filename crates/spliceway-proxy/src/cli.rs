@@ -29,8 +29,8 @@ pub(crate) enum Action {
     HashPassword,
 }
 
-/// Reads the command line. The process ends here after `--help` (code 0) and after bad usage
-/// (code 2).
+/// Reads the command line. The process ends here after `--help` (code 0) and after bad usage (code
+/// 2).
 pub(crate) fn parse() -> Action {
     let mut matches = Cli::command().get_matches();
     let subcommand = matches.subcommand_name().map(str::to_owned);
@@ -218,8 +218,8 @@ struct ProxyArgs {
     /// private, link-local, metadata services and others
     #[arg(long)]
     allow_private: bool,
-    /// Address that SOCKS clients are told to send datagrams or connections to
-    /// [default: the address that the client reached]
+    /// Address that SOCKS clients are told to send datagrams or connections to [default: the
+    /// address that the client reached]
     #[arg(long, value_name = "IP", hide_short_help = true)]
     advertise: Option<IpAddr>,
     /// Time for a client to finish its handshake
@@ -302,16 +302,15 @@ struct TimeArgs {
     /// Time to look up a target's name and to connect to one of its addresses
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = values::positive_time, hide_short_help = true)]
     connect_timeout: Duration,
-    /// End a session after this much silence in both directions; 0 = off. It may end up to 1/8
-    /// late
+    /// End a session after this much silence in both directions; 0 = off. It may end up to 1/8 late
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = values::time)]
     idle_timeout: Duration,
     /// End a session after one side has finished and the other is silent for this long; 0 = off. It
     /// may end up to 1/8 late
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = values::time, hide_short_help = true)]
     half_close_timeout: Duration,
-    /// Time for transfers to finish after TERM, INT or HUP. Later ones are cut, and may deliver what
-    /// they hold for 2s more
+    /// Time for transfers to finish after TERM, INT or HUP. Later ones are cut, and may deliver
+    /// what they hold for 2s more
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = values::time, hide_short_help = true)]
     drain_timeout: Duration,
 }

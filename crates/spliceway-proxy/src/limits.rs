@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_for_less_than_the_program_is_for_one_session_and_none_at_all_for_many() {
+    fn too_few_descriptors_still_allow_one_session() {
         assert_eq!(Descriptors::of(24, 1).sessions(), 1);
         assert!(Descriptors::of(usize::MAX, usize::MAX).sessions() >= 1);
         assert!(Descriptors::of(usize::MAX, 1).sessions() > 1 << 40);

@@ -274,7 +274,7 @@ mod tests {
     use tokio::sync::{mpsc, oneshot};
 
     #[test]
-    fn a_shortage_is_waited_for_longer_each_time_and_logged_once_in_ten_seconds() {
+    fn accept_backs_off_longer_and_logs_once_in_ten_seconds() {
         let (start, mut shortage) = (Instant::now(), Shortage::default());
         let waits: Vec<_> = (0..7).map(|_| shortage.next(start)).collect();
         let millis: Vec<_> = waits.iter().map(|(wait, _)| wait.as_millis()).collect();
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn listeners_that_wait_for_clients_keep_no_place_from_the_one_that_has_some() {
+    async fn idle_listeners_keep_no_place_from_a_busy_one() {
         let admission = Admission::new("sessions", 1, None);
         let idle = run(one("127.0.0.1:0").await, &admission);
         let listener = one("127.0.0.1:0").await;

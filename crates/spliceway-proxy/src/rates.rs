@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn an_argument_reads_back_as_it_is_shown_and_is_the_service_s_unless_it_says_whose() {
+    fn a_rate_without_a_scope_is_the_service_s() {
         for (text, shown) in [
             ("10MB", "10MB:service"),
             ("1.5MiB:client", "1536KiB:client"),

@@ -1,4 +1,5 @@
-//! A request that ends, and an answer that is still to come: what the end of one side means is the caller's choice.
+//! A request that ends, and an answer that is still to come: what the end of one side means is the
+//! caller's choice.
 
 use std::io;
 use std::time::Duration;
@@ -27,7 +28,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let summary = relay.await??;
     eprintln!("propagated: {request:?}, {answer:?}, {:?}", summary.end);
 
-    // Where an end means that nobody waits any more: the first one ends both directions, with what was received by then.
+    // Where an end means that nobody waits any more: the first one ends both directions, with what
+    // was received by then.
     let ((client, a), (b, mut server)) = (pair().await?, pair().await?);
     let relay = tokio::spawn(Relay::with_options(
         a,

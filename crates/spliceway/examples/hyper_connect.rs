@@ -1,7 +1,9 @@
 //! An HTTP proxy for CONNECT, on hyper, whose tunnels are spliced:
-//! `cargo run -p spliceway --example hyper_connect -- 127.0.0.1:8080`, then `curl --proxytunnel -x 127.0.0.1:8080 http://example.com/`.
+//! `cargo run -p spliceway --example hyper_connect -- 127.0.0.1:8080`, then
+//! `curl --proxytunnel -x 127.0.0.1:8080 http://example.com/`.
 //!
-//! It connects whoever reaches it to whatever they ask for: not for an address that others can reach.
+//! It connects whoever reaches it to whatever they ask for: not for an address that others can
+//! reach.
 
 use std::convert::Infallible;
 use std::io;

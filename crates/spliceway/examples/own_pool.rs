@@ -1,4 +1,5 @@
-//! Pipes of a service's own, within limits of its own: what it takes is no other service's of the process.
+//! Pipes of a service's own, within limits of its own: what it takes is no other service's of the
+//! process.
 
 use std::io;
 
@@ -8,7 +9,8 @@ use tokio::net::{TcpListener, TcpStream};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // Eight pipes at most. The ninth direction that is bulk at the same moment copies, and says why.
+    // Eight pipes at most. The ninth direction that is bulk at the same moment copies, and says
+    // why.
     let pool = PipePool::new(Limits::of_this_process().with_max_pipes(8));
     let mut relays = tokio::task::JoinSet::new();
     for _ in 0..32 {

@@ -1,4 +1,5 @@
-//! A proxy whose streams are an enum of plain and encrypted ones: plain connections are spliced, and the counts prove it.
+//! A proxy whose streams are an enum of plain and encrypted ones: plain connections are spliced,
+//! and the counts prove it.
 
 use std::io;
 use std::pin::Pin;

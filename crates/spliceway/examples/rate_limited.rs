@@ -1,5 +1,5 @@
-//! A forwarder that lets all its clients together have so many bytes per second, spliced all the same:
-//! `cargo run -p spliceway --example rate_limited -- 127.0.0.1:8080 example.com:80 1000000`.
+//! A forwarder that lets all its clients together have so many bytes per second, spliced all the
+//! same: `cargo run -p spliceway --example rate_limited -- 127.0.0.1:8080 example.com:80 1000000`.
 
 use std::io;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! A TCP forwarder in one screen: `cargo run -p spliceway --example simple_forward -- 127.0.0.1:8080 example.com:80`.
+//! A TCP forwarder in one screen:
+//! `cargo run -p spliceway --example simple_forward -- 127.0.0.1:8080 example.com:80`.
 
 use std::io;
 

@@ -1,8 +1,10 @@
-//! A SOCKS5 server (RFC 1928: CONNECT, no authentication) that reads the handshake with a buffer. A client need not wait for the answers,
-//! so behind its request may be its first data: what was read too far goes first.
-//! `cargo run -p spliceway --example socks_handshake_prefix -- 127.0.0.1:1080`, then `curl -x socks5h://127.0.0.1:1080 http://example.com/`.
+//! A SOCKS5 server (RFC 1928: CONNECT, no authentication) that reads the handshake with a buffer. A
+//! client need not wait for the answers, so behind its request may be its first data: what was read
+//! too far goes first. `cargo run -p spliceway --example socks_handshake_prefix -- 127.0.0.1:1080`,
+//! then `curl -x socks5h://127.0.0.1:1080 http://example.com/`.
 //!
-//! It connects whoever reaches it to whatever they ask for: not for an address that others can reach.
+//! It connects whoever reaches it to whatever they ask for: not for an address that others can
+//! reach.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -17,7 +19,8 @@ const VERSION: u8 = 5;
 const NO_AUTHENTICATION: u8 = 0;
 const NO_ACCEPTABLE_METHOD: u8 = 0xFF;
 const CONNECT: u8 = 1;
-/// More than any message of the handshake, which are at most 262 bytes; what is read too far is no more either.
+/// More than any message of the handshake, which are at most 262 bytes; what is read too far is no
+/// more either.
 const BUFFER_BYTES: usize = 1024;
 
 /// For the whole handshake, and for the target to accept.

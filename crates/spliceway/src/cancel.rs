@@ -32,7 +32,7 @@ enum State {
     /// No cancel was requested. The waker belongs to the relay's task, which was polled.
     Watched(Waker),
     /// A cancel was requested, with this deadline.
-    Asked(Duration),
+    Cancelled(Duration),
 }
 
 impl CancelHandle {
@@ -55,10 +55,10 @@ impl CancelHandle {
     /// The relay panics when it is polled outside of a tokio runtime with its time driver enabled.
     pub fn cancel(&self, deadline: Duration) {
         let mut state = self.state();
-        if let State::Asked(_) = *state {
+        if let State::Cancelled(_) = *state {
             return;
         }
-        if let State::Watched(task) = std::mem::replace(&mut *state, State::Asked(deadline)) {
+        if let State::Watched(task) = std::mem::replace(&mut *state, State::Cancelled(deadline)) {
             drop(state);
             task.wake();
         }
@@ -68,7 +68,7 @@ impl CancelHandle {
     pub(crate) fn poll_asked(&self, task: &Waker) -> Option<Duration> {
         let mut state = self.state();
         let forgotten = match &*state {
-            State::Asked(deadline) => return Some(*deadline),
+            State::Cancelled(deadline) => return Some(*deadline),
             State::Watched(watching) if watching.will_wake(task) => return None,
             State::Watched(_) | State::Running => std::mem::replace(&mut *state, State::Watched(task.clone())),
         };

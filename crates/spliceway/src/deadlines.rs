@@ -1,4 +1,5 @@
-//! Ends a relay before its streams do: after a timeout, with the first end of a stream, or when its caller cancels it.
+//! Ends a relay before its streams do: after a timeout, with the first end of a stream, or when its
+//! caller cancels it.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker, ready};
@@ -27,7 +28,7 @@ pub(crate) struct Deadlines {
 enum Cancel {
     Never,
     Possible(CancelHandle),
-    /// Asked for. The bytes in flight have until then.
+    /// Cancelled. The bytes in flight have until then.
     Until(Pin<Box<Sleep>>),
 }
 
@@ -118,8 +119,8 @@ impl Deadlines {
     }
 }
 
-/// The counts are checked this many times per timeout, which is its precision. More checks would wake an idle relay more
-/// often.
+/// The counts are checked this many times per timeout, which is its precision. More checks would
+/// wake an idle relay more often.
 const CHECKS: u32 = 8;
 
 /// A timeout that starts again whenever the counts have moved, at no cost to the bytes that move.
@@ -127,7 +128,8 @@ const CHECKS: u32 = 8;
 struct IdleTimer {
     timeout: Duration,
     next_check: Pin<Box<Sleep>>,
-    /// The task that the timer will wake. To register the same task again at each byte would cost too much.
+    /// The task that the timer will wake. To register the same task again at each byte would cost
+    /// too much.
     registered: Option<Waker>,
     moved: u64,
     idle_checks: u32,
@@ -145,7 +147,8 @@ impl IdleTimer {
         }
     }
 
-    /// Ready when `moved` has stayed the same for the timeout. A relay that its own rate limit holds back is not idle.
+    /// Ready when `moved` has stayed the same for the timeout. A relay that its own rate limit
+    /// holds back is not idle.
     fn poll(&mut self, cx: &mut Context<'_>, moved: u64, held_back: bool) -> Poll<()> {
         let is_registered = self
             .registered
@@ -155,7 +158,8 @@ impl IdleTimer {
             return Poll::Pending;
         }
         loop {
-            // Without budget, the timer does not register the task, which is woken for another reason.
+            // Without budget, the timer does not register the task, which is woken for another
+            // reason.
             self.registered = has_budget_remaining().then(|| cx.waker().clone());
             ready!(self.next_check.as_mut().poll(cx));
             let is_idle = self.moved == moved && !held_back;

@@ -14,8 +14,8 @@ use crate::rate_limit::RateWaiter;
 use crate::splice_path::SplicePath;
 use crate::stream;
 
-/// The most bytes that a direction still reads when the other one has ended: more than a socket holds by
-/// default (`net.ipv4.tcp_rmem`, 6 MiB), and a bound on a sender without end.
+/// The most bytes that a direction still reads when the other one has ended: more than a socket
+/// holds by default (`net.ipv4.tcp_rmem`, 6 MiB), and a bound on a sender without end.
 const FINISH_MAX: u64 = 8 << 20;
 
 /// One direction from its first byte to its last.
@@ -37,7 +37,8 @@ enum Path {
 }
 
 impl Direction {
-    // Code that runs once in a direction's life is cold. The code that each message runs through is small.
+    // Code that runs once in a direction's life is cold. The code that each message runs through is
+    // small.
     #[cold]
     pub(crate) fn new<R: ?Sized, W: ?Sized>(
         reader: &R,

@@ -1,4 +1,5 @@
-//! Off Linux no stream is recognised, so everything is copied. These are the names that the other modules use.
+//! Off Linux no stream is recognised, so everything is copied. These are the names that the other
+//! modules use.
 
 /// See `stream.rs`.
 pub(crate) mod stream {

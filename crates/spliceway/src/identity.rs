@@ -251,7 +251,7 @@ mod tests {
     use tokio::net::UnixStream;
 
     #[tokio::test]
-    async fn a_socket_is_found_by_value_by_reference_and_in_a_buffer_but_not_behind_dyn_or_as_another() {
+    async fn a_socket_is_found_by_its_type_and_not_behind_dyn() {
         let (mut socket, _peer) = UnixStream::pair().unwrap();
         assert!(cast_ref::<_, UnixStream>(&socket).is_some());
         assert!(cast_ref::<_, TcpStream>(&socket).is_none());
@@ -309,7 +309,7 @@ mod tests {
 
     #[tokio::test]
     #[cfg_attr(miri, ignore = "Miri has no such sockets")]
-    async fn the_socket_beside_a_reader_in_a_box_is_found_whatever_the_reader_borrows() {
+    async fn the_socket_beside_a_boxed_reader_is_found() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut socket = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let port = socket.local_addr().unwrap();

@@ -99,10 +99,10 @@
 //!
 //! # Child processes
 //! `ChildStdin` and `ChildStdout` are copied. Their pipes are spliced:
-//! `pipe::Receiver::from_owned_fd(stdout.into_owned_fd()?)?`, and `pipe::Sender` likewise. A pipe
-//! has no writing side to shut down: its reader sees the end when the sender is dropped. So use two
-//! [`copy()`]s for a child that waits for the end of its input, and drop the sender after the
-//! first.
+//! `pipe::Receiver::from_owned_fd(stdout.into_owned_fd()?)?`, and the same for `pipe::Sender`. A
+//! pipe has no writing side to shut down: its reader sees the end when the sender is dropped. So
+//! use two [`copy()`]s for a child that waits for the end of its input, and drop the sender after
+//! the first.
 //!
 //! # Coming from tokio-splice2, tokio-splice or realm_io
 //! Their `copy_bidirectional`, `zero_copy_bidirectional` and `bidi_zero_copy` are

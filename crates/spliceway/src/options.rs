@@ -38,7 +38,7 @@ pub struct RelayOptions {
     pub(crate) pass_resets: bool,
     pub(crate) a_to_b: DirectionOptions,
     pub(crate) b_to_a: DirectionOptions,
-    /// Of one relay. Set by the relay, not by the caller.
+    /// The handle of one relay. The relay sets it, not the caller.
     pub(crate) cancel: Option<CancelHandle>,
 }
 
@@ -118,7 +118,7 @@ impl RelayOptions {
     /// Ends the relay with [`EndReason::IdleTimeout`](crate::EndReason::IdleTimeout) when no byte
     /// was delivered in either direction for this long. Default: never.
     ///
-    /// Silence counts, not age: a download of days outlives it, and so does a relay that its
+    /// Only silence counts, not age: a download of days outlives it, and so does a relay that its
     /// [`rate_limit`](RelayOptions::rate_limit) holds back. The counts are checked eight times per
     /// timeout, so the relay ends up to an eighth late, and no byte pays for a timer. A timeout of
     /// 0 ends the relay at once; `None` means never.

@@ -16,8 +16,8 @@ pub struct RelaySummary {
     pub a_to_b: DirectionSummary,
     /// From `b` to `a`.
     pub b_to_a: DirectionSummary,
-    /// The peer whose end of stream came first, which is the one that closed the connection if both have
-    /// ended. `None` while there was none. If both ends are seen at once, `a`'s is the first.
+    /// The peer whose end of stream came first, which is the one that closed the connection if both
+    /// have ended. `None` while there was none. If both ends are seen at once, `a`'s is the first.
     pub first_eof: Option<Peer>,
     /// Why it ended.
     pub end: EndReason,
@@ -76,8 +76,8 @@ pub enum EndReason {
     Dropped,
     /// It failed: these are the counts of a [`RelayError`].
     Broken,
-    /// Both directions have ended, by the end of their stream or their limit; or one has, and the options
-    /// end both then.
+    /// Both directions have ended, by the end of their stream or their limit; or one has, and the
+    /// options end both then.
     Ended,
     /// No byte was delivered for the [`idle_timeout`](crate::RelayOptions::idle_timeout).
     IdleTimeout,
@@ -134,7 +134,8 @@ pub enum Operation {
 
 /// A relay that failed: where, in which operation, and what was delivered until then.
 ///
-/// As an [`io::Error`] (`?` converts it), it is the error of the stream itself, with its kind and errno.
+/// As an [`io::Error`] (`?` converts it), it is the error of the stream itself, with its kind and
+/// errno.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct RelayError {

@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_within_a_limit_counts_in_it_and_what_is_put_back_or_owed_does() {
+    fn bytes_within_a_limit_count_in_it_also_after_corrections() {
         let later = Instant::now() + Duration::from_secs(3600);
         let outer = RateLimit::with_burst(1_000, 100);
         let both = RateLimit::with_burst(1_000, 100).within(&outer);

@@ -56,9 +56,10 @@ impl ReadySocket<'_> {
 
     /// Runs `read` if the end counts as readable, and clears that if the source is drained.
     ///
-    /// tokio clears readiness when the closure returns `WouldBlock`. So the outcome is set aside, and a receive that took
-    /// the last byte, or a probe, saves the call that would only return `EAGAIN`. A full pipe's `EAGAIN` must never be
-    /// reported as the source's: the edge would be lost.
+    /// tokio clears readiness when the closure returns `WouldBlock`. So the outcome is set aside,
+    /// and a receive that took the last byte, or a probe, saves the call that would only return
+    /// `EAGAIN`. A full pipe's `EAGAIN` must never be reported as the source's: the edge would be
+    /// lost.
     pub(crate) fn try_read(
         self,
         read: impl FnOnce(BorrowedFd<'_>) -> io::Result<ReadOutcome>,
@@ -74,8 +75,8 @@ impl ReadySocket<'_> {
         outcome
     }
 
-    /// Runs `write` if the end counts as writable, and clears that if the sink is full. Returns `WouldBlock` as well if it
-    /// did not run.
+    /// Runs `write` if the end counts as writable, and clears that if the sink is full. Returns
+    /// `WouldBlock` as well if it did not run.
     pub(crate) fn try_write<E>(
         self,
         write: impl FnOnce(BorrowedFd<'_>) -> Result<WriteOutcome, E>,
@@ -96,7 +97,8 @@ impl ReadySocket<'_> {
             Readiness::Kept => Ok(()),
             Readiness::Cleared => Err(io::Error::from(io::ErrorKind::WouldBlock)),
         };
-        // The error is `attempt`'s own, or tokio's word that the end is not ready and `attempt` did not run.
+        // The error is `attempt`'s own, or tokio's word that the end is not ready and `attempt` did
+        // not run.
         let _ = match self {
             Self::Tcp(stream) => stream.try_io(interest, || attempt(stream.as_fd())),
             Self::Unix(stream) => stream.try_io(interest, || attempt(stream.as_fd())),

@@ -43,7 +43,7 @@ const SLOWEST_CHECK: Duration = Duration::from_millis(64);
 /// ```text
 ///                            ┌─ not all bytes ─▶ Cutting ──▶ like Resetting
 ///   a write failed ──────▶ Delivering ──▶ Ending ──▶ Lingering ──▶ Settling ──▶ report the error
-///                                           ▲             └─ the other has finished ──▶ likewise
+///                                           ▲             └─ the other has finished ──▶ the same
 ///   a read failed ───┬── the other sends ───┘
 ///                    └── it is silent ────▶ Resetting ──▶ reset the other, report the error
 /// ```
@@ -253,8 +253,8 @@ impl Salvage {
 ///
 /// Use it to [pass resets on](RelayOptions::pass_resets) yourself, if you relay a stream whose
 /// socket a [`Relay`](crate::Relay) cannot see. A reset discards bytes that the socket has not
-/// sent. The function therefore waits as that option does: it checks at intervals, for at most
-/// 30 s.
+/// sent. The function therefore waits as that option does: it checks at intervals, for at most 30
+/// s.
 ///
 /// # Panics
 /// If it is polled outside of a tokio runtime with its time driver enabled.

@@ -1,4 +1,5 @@
-//! The path of a direction between sockets and pipes: waits for what its [`Splicer`] needs, and performs it.
+//! The path of a direction between sockets and pipes: waits for what its [`Splicer`] needs, and
+//! performs it.
 
 use std::cell::RefCell;
 use std::io;
@@ -28,7 +29,8 @@ thread_local! {
 
 /// What the relays of one thread share.
 struct Worker {
-    /// The buffer to receive into. Bytes stay here only until the same poll has sent them or set them aside.
+    /// The buffer to receive into. Bytes stay here only until the same poll has sent them or set
+    /// them aside.
     scratch: Box<[u8]>,
     urgent: UrgentMarkCheck,
 }
@@ -41,7 +43,8 @@ impl Worker {
         }
     }
 
-    /// Lends this thread's, or a new one to a relay that is polled inside another's poll: a waker may poll a task at once.
+    /// Lends this thread's, or a new one to a relay that is polled inside another's poll: a waker
+    /// may poll a task at once.
     fn lend<T>(borrow: impl FnOnce(&mut Self) -> T) -> T {
         WORKER.with(|worker| match worker.try_borrow_mut() {
             Ok(mut worker) => borrow(&mut worker),
@@ -62,10 +65,12 @@ pub(crate) struct SplicePath {
 /// What must be done before a direction can rely on the readiness of its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Start {
-    /// Bytes in buffers around the sockets go first, behind the caller's prefix, which the splicer has.
+    /// Bytes in buffers around the sockets go first, behind the caller's prefix, which the splicer
+    /// has.
     Unbuffer,
-    /// The source must be tried, even if it does not count as readable: it may have bytes that no edge will announce. A read
-    /// of the caller's own that stopped at an urgent mark was short, and a short read clears readiness.
+    /// The source must be tried, even if it does not count as readable: it may have bytes that no
+    /// edge will announce. A read of the caller's own that stopped at an urgent mark was short, and
+    /// a short read clears readiness.
     TrySource,
     Done,
 }
@@ -157,8 +162,8 @@ impl SplicePath {
         self.splicer.take_in_flight().map(Bytes::from)
     }
 
-    /// Empties the buffers between the caller's streams and their sockets: what was written goes out, and what was read goes
-    /// first, as much of it as the limit allows.
+    /// Empties the buffers between the caller's streams and their sockets: what was written goes
+    /// out, and what was read goes first, as much of it as the limit allows.
     #[cold]
     fn poll_unbuffer<R, W>(&mut self, cx: &mut Context<'_>, reader: &mut R, writer: &mut W) -> Poll<Result<(), Failure>>
     where
@@ -174,7 +179,8 @@ impl SplicePath {
     }
 }
 
-/// The type of a stream does not change, but what a caller's [`AsSocket`](crate::AsSocket) returns may.
+/// The type of a stream does not change, but what a caller's [`AsSocket`](crate::AsSocket) returns
+/// may.
 #[cold]
 fn no_socket_any_more() -> io::Error {
     io::Error::other("a stream was a plain socket when the relay began, and is none any more")
@@ -188,8 +194,8 @@ fn write_failed(error: io::Error) -> Failure {
     (Operation::Write, error)
 }
 
-/// A splicer that is parked when the poll ends, even by a panic: bytes left in a buffer that the next relay receives into
-/// would be sent to the wrong peer.
+/// A splicer that is parked when the poll ends, even by a panic: bytes left in a buffer that the
+/// next relay receives into would be sent to the wrong peer.
 struct Parked<'a> {
     splicer: &'a mut Splicer,
     worker: &'a mut Worker,
@@ -297,8 +303,8 @@ impl Ends<'_> {
         let max = ready!(self.poll_max(cx, read.max_bytes()));
         let (is_first, counts, scratch) = (*self.start == Start::TrySource, self.counts, &mut worker.scratch);
         let perform = |source: BorrowedFd<'_>| {
-            // A direction that stays silent should need no pipe, not even to find that out. (A socket that was just
-            // connected counts as readable: it was hung up before.)
+            // A direction that stays silent should need no pipe, not even to find that out. (A
+            // socket that was just connected counts as readable: it was hung up before.)
             if is_first && read.uses_pipe() {
                 match socket::peek(source, Wait::Never) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(ReadOutcome::WouldBlock),
@@ -311,7 +317,8 @@ impl Ends<'_> {
             Attempt::Ready => self.source.try_read(perform),
             _ => perform(self.source.as_fd()),
         }?;
-        // A direction that finishes reads to the end of what was received, and an urgent mark is not that end.
+        // A direction that finishes reads to the end of what was received, and an urgent mark is
+        // not that end.
         let is_tried = match outcome {
             ReadOutcome::Short => !self.finishing,
             ReadOutcome::Open => attempt == Attempt::Ready,
@@ -330,8 +337,8 @@ impl Ends<'_> {
         Poll::Ready(Ok(()))
     }
 
-    /// One splice from the source to the sink, when both are ready and the rate limit allows it. Only the sink's readiness is
-    /// cleared here.
+    /// One splice from the source to the sink, when both are ready and the rate limit allows it.
+    /// Only the sink's readiness is cleared here.
     fn poll_splice_through(
         &mut self,
         cx: &mut Context<'_>,
@@ -356,8 +363,8 @@ impl Ends<'_> {
         }))
     }
 
-    /// One write. The sink is waited for only if it takes nothing, and it alone: a source that has more must not wake the
-    /// task while the sink is full.
+    /// One write. The sink is waited for only if it takes nothing, and it alone: a source that has
+    /// more must not wake the task while the sink is full.
     fn poll_write(&mut self, cx: &mut Context<'_>, write: Write<'_>, scratch: &[u8]) -> Poll<io::Result<()>> {
         let counts = self.counts;
         match self.sink.try_write(|sink| write.perform(sink, scratch, counts))? {

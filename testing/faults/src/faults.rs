@@ -150,7 +150,7 @@ fn injected(seen: &HashMap<Call, Seen>) -> u64 {
 fn supervise(listener: &Receiver<OwnedFd>, shared: &Shared) -> io::Result<()> {
     // Without a listener there is no filter either.
     let Ok(listener) = listener.recv() else { return Ok(()) };
-    while sys::wait(&listener)? == Waited::Asked {
+    while sys::wait(&listener)? == Waited::Stopped {
         // A signal may have ended the caller meanwhile.
         let Some(notice) = sys::receive(&listener)? else {
             continue;

@@ -40,7 +40,7 @@ pub(crate) enum Answer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waited {
     /// There is a notice to receive.
-    Asked,
+    Stopped,
     /// No thread is left behind the filter.
     Ended,
 }
@@ -150,7 +150,7 @@ pub(crate) fn wait(listener: &OwnedFd) -> io::Result<Waited> {
         match check(unsafe { libc::poll(&raw mut poll, 1, -1) }) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
-            Ok(_) if poll.revents & libc::POLLIN != 0 => return Ok(Waited::Asked),
+            Ok(_) if poll.revents & libc::POLLIN != 0 => return Ok(Waited::Stopped),
             Ok(_) => return Ok(Waited::Ended),
         }
     }

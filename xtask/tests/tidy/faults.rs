@@ -185,7 +185,7 @@ fn wide_lines_long_sentences_and_banned_words_are_found() {
         prose::banned_words,
         "a.rs",
         "    /// Of the client.\n    let whom = 1;\n",
-        &["Of the"],
+        &["Of t"],
     );
     finds(prose::old_names, "a.rs", "struct Mover;\n", &["Mover"]);
 }

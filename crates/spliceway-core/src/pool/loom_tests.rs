@@ -196,7 +196,7 @@ fn assert_within(pipes: usize, budget: &Budget) {
 }
 
 #[test]
-fn threads_that_reserve_at_once_stay_within_the_limits_and_leave_nothing_behind() {
+fn concurrent_reservations_stay_within_the_limits() {
     let new_budget = budget_of(1);
     every_interleaving(move || {
         let budget = new_budget();
@@ -217,7 +217,7 @@ fn threads_that_reserve_at_once_stay_within_the_limits_and_leave_nothing_behind(
 }
 
 #[test]
-fn a_pipe_smaller_than_was_asked_for_is_corrected_within_the_limits_while_others_reserve() {
+fn a_correction_during_reservations_stays_within_the_limits() {
     let new_budget = budget_of(4);
     every_interleaving(move || {
         let budget = new_budget();

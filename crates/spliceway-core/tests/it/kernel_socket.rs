@@ -39,7 +39,7 @@ fn with_urgent_byte() -> (TcpStream, TcpStream) {
 }
 
 #[test]
-fn poll_tells_of_bytes_of_an_end_and_of_an_urgent_mark_and_of_nothing_else() {
+fn poll_reports_bytes_the_end_and_an_urgent_mark_only() {
     let (near, far) = with_urgent_byte();
     let asked = PollFlags::IN | PollFlags::PRI | PollFlags::RDHUP;
     let read = |wanted: &[u8]| {
@@ -68,7 +68,7 @@ fn poll_tells_of_bytes_of_an_end_and_of_an_urgent_mark_and_of_nothing_else() {
 }
 
 #[test]
-fn splice_stops_at_an_urgent_mark_and_says_would_block_while_poll_says_readable() {
+fn splice_would_block_at_an_urgent_mark_that_poll_reports() {
     let (near, mut far) = with_urgent_byte();
     let (_reader, writer) = pipe();
     assert_eq!(splice(&near, &writer, 64 << 10), Ok(3), "up to the mark");

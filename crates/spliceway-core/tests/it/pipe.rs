@@ -189,7 +189,7 @@ fn an_error_that_tcp_tells_once_does_not_become_a_clean_end() {
 }
 
 #[test]
-fn a_sink_that_cannot_be_spliced_into_is_a_reason_and_the_bytes_can_be_read_out() {
+fn bytes_for_an_unspliceable_sink_can_be_read_out() {
     let file = TempFile::new("append");
     let appending = File::options()
         .create(true)

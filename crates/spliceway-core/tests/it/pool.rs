@@ -100,7 +100,7 @@ fn what_is_too_many_for_one_thread_is_found_by_others() {
 }
 
 #[test]
-fn the_idle_pipes_of_a_thread_that_ends_are_found_by_others_and_its_counts_stay() {
+fn idle_pipes_and_counts_of_an_ended_thread_remain() {
     let pool = PipePool::new(limits());
     let other = pool.clone();
     let thread = thread::spawn(move || {
@@ -150,7 +150,7 @@ fn a_discarded_pipe_is_closed_although_it_is_clean() {
 }
 
 #[test]
-fn at_the_limit_on_pipes_the_next_is_denied_with_a_counted_reason_until_one_comes_back() {
+fn at_the_pipe_limit_an_acquire_is_denied_and_counted() {
     let pool = PipePool::new(limits().with_max_pipes(2));
     let (first, _second) = (acquire(&pool, SizeClass::Kib64), acquire(&pool, SizeClass::Kib64));
     for class in SizeClass::ALL {
@@ -178,7 +178,7 @@ fn at_the_limit_on_pages_a_smaller_class_is_lent_and_then_none() {
 }
 
 #[test]
-fn pipes_of_1_mib_come_from_the_first_half_of_the_pages_and_one_from_any_that_have_room() {
+fn pipes_of_1_mib_use_only_the_first_half_of_the_pages() {
     for (max_pages, largest) in [(1_024, 2), (1_023, 1), (512, 1), (256, 1)] {
         let pool = PipePool::new(limits().with_max_pages(max_pages));
         let mut lent = Vec::new();

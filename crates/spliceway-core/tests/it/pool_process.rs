@@ -23,8 +23,8 @@ fn reapers() -> usize {
 }
 
 #[test]
-fn a_closed_pipe_gives_its_descriptors_back_and_a_dropped_pool_all_of_them() {
-    let test = "pool_process::a_closed_pipe_gives_its_descriptors_back_and_a_dropped_pool_all_of_them";
+fn closed_pipes_and_dropped_pools_free_their_descriptors() {
+    let test = "pool_process::closed_pipes_and_dropped_pools_free_their_descriptors";
     child::alone(test, || {
         let before = child::descriptors();
         let pool = PipePool::new(limits());
@@ -52,8 +52,8 @@ fn a_closed_pipe_gives_its_descriptors_back_and_a_dropped_pool_all_of_them() {
 }
 
 #[test]
-fn the_thread_that_closes_idle_pipes_ends_with_the_last_of_them_and_comes_back() {
-    let test = "pool_process::the_thread_that_closes_idle_pipes_ends_with_the_last_of_them_and_comes_back";
+fn the_reaper_ends_with_the_last_idle_pipe_and_starts_again() {
+    let test = "pool_process::the_reaper_ends_with_the_last_idle_pipe_and_starts_again";
     child::alone(test, || {
         let pool = PipePool::new(limits().with_idle_timeout(Duration::from_millis(20)));
         let before = child::descriptors();
@@ -132,8 +132,8 @@ fn past_the_soft_limit_a_pipe_is_denied_as_undersized_and_later_lent() {
 }
 
 #[test]
-fn where_the_kernel_refuses_a_size_the_class_it_grants_is_lent_and_counted() {
-    let test = "pool_process::where_the_kernel_refuses_a_size_the_class_it_grants_is_lent_and_counted";
+fn a_refused_pipe_size_is_lent_as_the_class_that_was_granted() {
+    let test = "pool_process::a_refused_pipe_size_is_lent_as_the_class_that_was_granted";
     child::unprivileged(test, || {
         let Some(mut held) = child::fill_the_soft_limit() else {
             return;
@@ -152,8 +152,8 @@ fn where_the_kernel_refuses_a_size_the_class_it_grants_is_lent_and_counted() {
 }
 
 #[test]
-fn an_unprivileged_users_pool_leaves_half_of_the_soft_limit_and_7_of_8_descriptors() {
-    let test = "pool_process::an_unprivileged_users_pool_leaves_half_of_the_soft_limit_and_7_of_8_descriptors";
+fn the_default_pool_leaves_half_of_the_pages_and_7_of_8_descriptors() {
+    let test = "pool_process::the_default_pool_leaves_half_of_the_pages_and_7_of_8_descriptors";
     child::unprivileged(test, || {
         let soft = fs::read_to_string("/proc/sys/fs/pipe-user-pages-soft").expect("a limit");
         let soft: usize = soft.trim().parse().expect("a number");

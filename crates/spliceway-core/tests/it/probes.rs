@@ -160,7 +160,7 @@ fn a_splicer_that_waits_in_its_calls_probes_nothing() {
 }
 
 #[test]
-fn a_source_that_has_more_than_the_slots_or_stands_at_an_urgent_mark_is_not_drained() {
+fn a_source_with_more_bytes_or_an_urgent_mark_is_not_drained() {
     let (line, counts) = (Line::new(Family::Tcp, Family::Tcp), Counts::default());
     let mut splicer = splicer(Engine::Splice, &pool());
     let mut takes_until_drained = || {

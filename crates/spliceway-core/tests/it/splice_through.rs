@@ -291,7 +291,7 @@ fn what_splice_refuses_is_copied() {
 /// Spliced, each message would take a slot of its own, and sixteen bytes would fill a pipe. A write
 /// appends.
 #[test]
-fn small_messages_are_copied_into_a_pipe_and_a_message_of_64_kib_is_spliced_after_the_first() {
+fn the_second_message_of_64_kib_into_a_pipe_is_spliced() {
     let ((client, source), (server, sink)) = (socket_pair(Family::Unix), pipe().expect("pipe"));
     let (server, mut subject) = (
         nonblocking(server),

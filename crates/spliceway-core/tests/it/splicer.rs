@@ -233,7 +233,7 @@ fn small_messages_below_the_allowance_are_small_messages() {
 }
 
 #[test]
-fn a_tcp_source_that_gave_its_last_byte_is_taken_for_drained_without_another_call() {
+fn a_short_tcp_read_drains_without_another_call() {
     let line = Line::new(Family::Tcp, Family::Tcp);
     (&line.client).write_all(b"ping").expect("write");
     support::await_queued(&line.source, 4);
@@ -328,7 +328,7 @@ fn a_splicer_dropped_with_bytes_in_its_pipe_closes_it() {
 }
 
 #[test]
-fn a_sink_that_dies_with_bytes_in_the_pipe_is_an_error_and_the_pipe_is_closed() {
+fn a_failed_sink_is_an_error_and_closes_the_filled_pipe() {
     let pool = pool();
     let line = Line::new(Family::Unix, Family::Tcp);
     let (mut splicer, counts) = stuck(&line, &pool);
@@ -352,7 +352,7 @@ fn a_sink_that_dies_with_bytes_in_the_pipe_is_an_error_and_the_pipe_is_closed() 
 }
 
 #[test]
-fn data_before_a_reset_is_delivered_and_then_the_reset_is_an_error_not_an_end() {
+fn data_before_a_reset_is_delivered_and_the_reset_is_an_error() {
     for engine in [Engine::Auto, Engine::Splice, Engine::Copy] {
         let Line {
             client,
@@ -420,7 +420,7 @@ fn a_splicer_that_must_splice_and_cannot_fails() {
 
 /// Splicing into a file opened for appending is EINVAL, with the bytes already in the pipe.
 #[test]
-fn a_sink_that_turns_out_not_to_be_spliceable_gets_the_pipes_bytes_by_user_space() {
+fn an_unspliceable_sink_gets_the_bytes_of_the_pipe_by_copy() {
     let file = support::TempFile::new("sink");
     let appending = std::fs::File::options()
         .create(true)

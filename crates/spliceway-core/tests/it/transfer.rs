@@ -84,7 +84,7 @@ fn every_sequence_of_outcomes_delivers_every_byte_in_order_and_ends() {
 /// The start decides little once a flow has shown itself, so these walks begin where the flow is
 /// bulk.
 #[test]
-fn every_sequence_of_outcomes_in_a_bulk_flow_delivers_every_byte_in_order_and_ends() {
+fn every_sequence_of_outcomes_in_bulk_delivers_every_byte() {
     for size in SIZES {
         walk(LENGTH, || {
             let mut world = World::new(Engine::Auto, size, 3 * SPLICE_BUDGET + 1);
@@ -97,7 +97,7 @@ fn every_sequence_of_outcomes_in_a_bulk_flow_delivers_every_byte_in_order_and_en
 }
 
 #[test]
-fn every_sequence_of_outcomes_in_pipes_of_1_mib_delivers_every_byte_in_order_and_ends() {
+fn every_sequence_of_outcomes_in_pipes_of_1_mib_delivers_every_byte() {
     walk(LENGTH - 1, || {
         let mut world = World::new(Engine::Auto, PipeSize::Auto, 2 * SPLICE_BUDGET + 1);
         while !matches!(
@@ -114,7 +114,7 @@ fn every_sequence_of_outcomes_in_pipes_of_1_mib_delivers_every_byte_in_order_and
 }
 
 #[test]
-fn every_sequence_of_outcomes_after_preloaded_bytes_delivers_these_first_and_ends() {
+fn every_sequence_of_outcomes_delivers_preloaded_bytes_first() {
     for engine in ENGINES {
         walk(LENGTH - 1, || {
             World::new(engine, PipeSize::Auto, 3 * SCRATCH).preloaded(10_000)
@@ -123,7 +123,7 @@ fn every_sequence_of_outcomes_after_preloaded_bytes_delivers_these_first_and_end
 }
 
 #[test]
-fn every_sequence_of_outcomes_with_no_pipe_between_delivers_every_byte_in_order_and_ends() {
+fn every_sequence_of_outcomes_without_a_pipe_delivers_every_byte() {
     for engine in ENGINES {
         for bytes in [0, 1_000, 3 * SCRATCH, 2 * SPLICE_BUDGET + 1] {
             walk(LENGTH - 2, || World::without_pipe(engine, bytes));
@@ -138,7 +138,7 @@ fn every_sequence_of_outcomes_with_no_pipe_between_delivers_every_byte_in_order_
 }
 
 #[test]
-fn every_sequence_of_outcomes_takes_no_byte_beyond_the_limit_and_delivers_those_before_it() {
+fn every_sequence_of_outcomes_stops_exactly_at_the_limit() {
     for engine in ENGINES {
         // Nothing, less than a recv, less than the source, all of it, more than it has.
         for limit in [0, 1_000, 2 * SCRATCH + 1, 3 * SCRATCH, 4 * SCRATCH] {
@@ -239,7 +239,7 @@ fn small_messages_are_received_and_sent_and_nothing_else() {
 }
 
 #[test]
-fn a_recv_worth_a_splice_starts_splicing_and_eight_small_fills_in_a_row_end_it() {
+fn a_large_recv_starts_splicing_and_eight_small_fills_end_it() {
     for first in [SPLICE_THRESHOLD, SCRATCH] {
         let mut transfer = Transfer::new(Engine::Auto, PipeSize::Auto);
         recv_and_send(&mut transfer, first);
@@ -282,7 +282,7 @@ fn a_fill_that_stops_is_followed_by_a_recv_which_alone_says_why() {
 }
 
 #[test]
-fn a_probe_is_due_after_a_fill_that_was_not_full_and_until_the_source_is_drained() {
+fn a_probe_follows_a_short_fill_until_the_source_is_drained() {
     let mut transfer = bulk(PipeSize::Fixed(SizeClass::Kib64));
     for (bytes, full, probe) in [(64 << 10, true, false), (30_000, false, true), (60_000, true, false)] {
         fill_and_drain(&mut transfer, SizeClass::Kib64, bytes, full);
@@ -305,7 +305,7 @@ fn a_probe_is_due_after_a_fill_that_was_not_full_and_until_the_source_is_drained
 }
 
 #[test]
-fn a_pipe_that_was_filled_in_bytes_is_followed_by_a_larger_one_up_to_1_mib() {
+fn a_full_pipe_is_followed_by_a_larger_one_up_to_1_mib() {
     let mut transfer = bulk(PipeSize::Auto);
     fill_and_drain(&mut transfer, SizeClass::Kib64, 64 << 10, true);
     fill_and_drain(&mut transfer, SizeClass::Kib256, 256 << 10, true);
@@ -339,7 +339,7 @@ fn a_pipe_that_was_filled_in_slots_is_not_followed_by_a_larger_one() {
 }
 
 #[test]
-fn four_fills_in_a_row_below_half_of_the_pipe_are_followed_by_a_smaller_one() {
+fn four_fills_below_half_of_the_pipe_lead_to_a_smaller_one() {
     let mut transfer = bulk(PipeSize::Auto);
     fill_and_drain(&mut transfer, SizeClass::Kib64, 64 << 10, true);
     for _ in 0..3 {
@@ -367,7 +367,7 @@ fn a_fixed_size_stays_whatever_the_flow_is() {
 }
 
 #[test]
-fn after_a_reason_of_this_moment_1_mib_is_copied_and_then_splicing_is_tried_again() {
+fn after_a_momentary_reason_1_mib_is_copied_before_the_next_try() {
     for reason in Reason::ALL {
         let mut transfer = bulk(PipeSize::Auto);
         transfer.on(Event::Cannot(reason));

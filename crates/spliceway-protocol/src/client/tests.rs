@@ -141,7 +141,7 @@ fn every_socks5_reply_says_what_became_of_the_target() {
 }
 
 #[test]
-fn a_socks5_proxy_that_will_not_have_us_is_told_from_one_that_speaks_something_else() {
+fn a_refusal_of_a_socks5_proxy_differs_from_another_protocol() {
     for (credentials, stream, error) in [
         (None, &[5, 0xFF][..], Error::Method),
         (Some(ann()), &[5, 0xFF], Error::Method),
@@ -242,7 +242,7 @@ fn every_http_status_says_what_became_of_the_target() {
 }
 
 #[test]
-fn what_is_no_http_answer_is_refused_at_its_first_byte_and_a_long_one_at_its_limit() {
+fn a_malformed_http_answer_is_refused_at_its_first_byte() {
     for stream in [
         &b"S"[..],
         b"HTTP/2",

@@ -94,8 +94,8 @@ pub(super) struct Rewritten {
     pub(super) upgrade: Option<String>,
 }
 
-/// Returns the protocols to which an HTTP/1.`minor` request asks to upgrade. It leaves out
-/// versions of HTTP, because the proxy could not tell where their requests end.
+/// Returns the protocols to which an HTTP/1.`minor` request asks to upgrade. It leaves out versions
+/// of HTTP, because the proxy could not tell where their requests end.
 pub(super) fn upgrade(minor: u8, fields: &[Header<'_>]) -> Option<String> {
     if minor == 0 || !options(fields).any(|option| option.eq_ignore_ascii_case(b"upgrade")) {
         return None;

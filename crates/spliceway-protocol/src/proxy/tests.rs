@@ -105,7 +105,7 @@ fn a_line_that_says_what_none_may_is_refused() {
 }
 
 #[test]
-fn a_binary_header_says_who_connects_however_it_is_cut_and_leaves_what_follows() {
+fn a_binary_header_may_be_split_and_leaves_later_bytes() {
     let ipv4 = v2(0x21, 0x11, 12, &IPV4);
     let mut addresses = Vec::new();
     addresses.extend("2001:db8::1".parse::<std::net::Ipv6Addr>().unwrap().octets());
@@ -125,7 +125,7 @@ fn a_binary_header_says_who_connects_however_it_is_cut_and_leaves_what_follows()
 }
 
 #[test]
-fn what_follows_the_addresses_is_skipped_by_the_header_s_length_and_by_nothing_else() {
+fn bytes_after_the_addresses_are_skipped_by_the_header_s_length() {
     let tlv = |kind: u8, length: u16, value: &[u8]| [&[kind][..], &length.to_be_bytes(), value].concat();
     for more in [
         tlv(0x04, 3, b"abc"),
@@ -195,7 +195,7 @@ fn a_binary_header_that_says_what_none_may_is_refused() {
 }
 
 #[test]
-fn what_begins_with_something_else_is_refused_at_the_first_byte_that_differs() {
+fn a_missing_header_is_refused_at_the_first_wrong_byte() {
     for bytes in [&b"G"[..], b"PROXy", b"\x05", b"\r\n\r\n\r", b"PROXY\t"] {
         assert_eq!(fed(Accept::Any, bytes, b""), Err(Refusal::Missing), "{bytes:?}");
         let (mut before, mut last) = bytes.split_at(bytes.len() - 1);

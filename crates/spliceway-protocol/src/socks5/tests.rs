@@ -23,7 +23,7 @@ enum Stage {
     Greeting(Greeting),
     Password(PasswordStage),
     Request(RequestStage),
-    Asked,
+    Waiting,
 }
 
 impl Stage {
@@ -42,9 +42,9 @@ impl Stage {
             }),
             Self::Request(stage) => stage.feed(input)?.map(|request| {
                 heard.request = Some(request);
-                Self::Asked
+                Self::Waiting
             }),
-            Self::Asked => None,
+            Self::Waiting => None,
         })
     }
 
@@ -53,7 +53,7 @@ impl Stage {
             Self::Greeting(stage) => stage.message.room_bytes(),
             Self::Password(stage) => stage.message.room_bytes(),
             Self::Request(stage) => stage.message.room_bytes(),
-            Self::Asked => 0,
+            Self::Waiting => 0,
         }
     }
 }
@@ -66,7 +66,7 @@ fn converse(demand: Demand, pieces: &[&[u8]]) -> Result<Heard, Refusal> {
             stage = next;
         }
         match stage {
-            Stage::Asked => heard.left.extend(input),
+            Stage::Waiting => heard.left.extend(input),
             _ => assert!(input.is_empty(), "what is not the end is taken whole"),
         }
     }

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_goes_before_three_of_the_oldest_and_nobody_waits_for_those_who_failed() {
+    fn the_newest_login_goes_before_three_of_the_oldest() {
         let (mut queue, now) = (Queue::new(Duration::ZERO), Instant::now());
         for (item, standing) in [
             (1, Standing::Failed),

@@ -10,8 +10,8 @@ use argon2::password_hash::{self, PasswordHasher};
 use argon2::{Algorithm, Argon2, Block, Params, Version};
 use subtle::ConstantTimeEq;
 
-/// The maximum memory of one hash: "moderate" in the terms of libsodium. `hash-password` uses
-/// 19 MiB.
+/// The maximum memory of one hash: "moderate" in the terms of libsodium. `hash-password` uses 19
+/// MiB.
 pub(super) const MEMORY_MAX_KIB: u32 = 256 << 10;
 /// The maximum cost of a failed login: the sum of memory times passes over all different costs in a
 /// file. It takes about 1 s.

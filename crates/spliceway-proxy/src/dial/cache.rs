@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_about_one_family_keeps_the_other_s_when_the_name_grows_young_again() {
+    fn an_answer_about_one_family_keeps_that_of_the_other() {
         let (mut cache, start) = (Cache::default(), Instant::now());
         cache.put("a.", Family::V4, &one(), SECOND, start);
         for index in 0..GENERATION_MAX {

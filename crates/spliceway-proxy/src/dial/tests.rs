@@ -280,7 +280,7 @@ async fn a_name_with_a_dead_address_connects_by_the_live_one() {
 
 /// Otherwise, clients that ask for names with many silent addresses could use all descriptors.
 #[tokio::test(start_paused = true)]
-async fn an_attempt_beside_another_waits_for_a_descriptor_and_one_after_another_does_not() {
+async fn only_a_parallel_attempt_waits_for_a_descriptor() {
     let policy = TargetPolicy::new(Targets::Everything, OwnListeners::default());
     let dialer = dialer(ResolverSettings::System, SocketSettings::default(), policy);
     let (_silent, live, port) = a_silent_and_a_live_one().await;

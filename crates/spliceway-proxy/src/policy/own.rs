@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_on_one_address_is_there_by_every_name_of_it_and_nowhere_else() {
+    fn a_listener_on_one_address_is_found_by_all_forms_of_it() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let own = OwnListeners::default();
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_while_the_system_is_asked_for_addresses_and_new_ones_are_seen_then() {
+    fn the_list_of_own_addresses_is_refreshed_without_waiting() {
         let [old, new] = [1, 2].map(|last| IpAddr::from([192, 0, 2, last]));
         let (addresses, start) = (Addresses::new(), Instant::now());
         assert!(addresses.have(old, start, || Ok(vec![old])));
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wildcard_is_at_every_address_of_this_machine_of_the_families_it_serves() {
+    fn a_wildcard_listener_is_at_every_address_of_its_families() {
         let (_socket, port, own) = wildcard(false);
         for ip in ["127.0.0.1", "127.8.8.8", "0.0.0.0", "::1", "::", "::ffff:127.0.0.1"] {
             assert!(are_at(&own, ip, port), "{ip}");

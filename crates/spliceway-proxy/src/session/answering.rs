@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_target_that_ends_without_a_word_is_a_bad_gateway_and_one_that_stops_in_its_head_is_passed_on() {
+    async fn an_answer_without_a_byte_becomes_502_and_a_partial_head_passes() {
         assert!(read(b"", 0).await.starts_with("HTTP/1.1 502 "));
         assert_eq!(read(b"HTTP/1.1 200", 4).await, "HTTP/1.1 200");
         assert_eq!(

@@ -29,7 +29,7 @@ pub(super) enum NoAnswer {
     /// The target ended its stream without sending a byte.
     Eof,
     /// The target sent no whole head within the idle timeout.
-    Silence,
+    Idle,
     /// The target sent no whole head within the half-close timeout, after the client had finished.
     HalfClosed,
 }
@@ -67,7 +67,7 @@ pub(super) async fn exchange(
     };
     match patience.idle {
         None => answered.await,
-        Some(idle) => timeout(idle, answered).await.unwrap_or(Err(NoAnswer::Silence)),
+        Some(idle) => timeout(idle, answered).await.unwrap_or(Err(NoAnswer::Idle)),
     }
 }
 

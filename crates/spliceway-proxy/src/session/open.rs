@@ -324,7 +324,7 @@ impl Opening {
                 .await),
             Err(NoAnswer::Eof) => Err(self.refuse(Failure::General, SessionEnd::UpstreamEof.into()).await),
             Err(NoAnswer::HalfClosed) => Err(SessionEnd::HalfCloseTimeout.into()),
-            Err(NoAnswer::Silence) => Err(self.refuse(Failure::TimedOut, SessionEnd::Idle.into()).await),
+            Err(NoAnswer::Idle) => Err(self.refuse(Failure::TimedOut, SessionEnd::Idle.into()).await),
         }
     }
 

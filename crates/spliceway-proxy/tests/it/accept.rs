@@ -159,7 +159,7 @@ fn exhausted(program: &mut Program) -> Vec<TcpStream> {
 }
 
 #[test]
-fn without_descriptors_it_neither_ends_nor_spins_and_serves_again_when_there_are_some() {
+fn without_descriptors_it_waits_and_then_serves_again() {
     let mut program = Program::socks5(&["--handshake-timeout", "1h"]);
     let clients = exhausted(&mut program);
     let before = program.ticks();
@@ -203,7 +203,7 @@ fn with_failing_accept(errno: Errno, when: When, scenario: impl FnOnce(Program, 
 }
 
 #[test]
-fn whatever_accept_says_once_or_thrice_every_client_is_served_and_the_failure_counted() {
+fn after_any_failure_of_accept_every_client_is_served() {
     const CLIENTS: u64 = 3;
     let errnos = [
         (Errno::MFILE, "EMFILE"),

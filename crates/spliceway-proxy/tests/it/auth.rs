@@ -144,7 +144,7 @@ fn basic_authentication_lets_users_of_an_http_proxy_through() {
 }
 
 #[test]
-fn guessing_is_answered_more_and_more_slowly_and_not_even_the_right_secret_helps() {
+fn guessing_gets_slower_and_the_right_password_must_wait_too() {
     let users = users();
     let mut program = Program::socks5(&["--auth-file", users.path()]);
     for _ in 0..4 {
@@ -208,7 +208,7 @@ fn one_user_can_be_named_in_the_environment_and_the_secret_shows_nowhere() {
 }
 
 #[test]
-fn a_file_that_is_wrong_is_refused_by_its_line_and_the_secret_is_not_repeated() {
+fn an_error_in_a_user_file_names_the_line_and_no_password() {
     for (lines, expected) in [
         ("ann:a\n\nbobbuilder\n", ":3: expected NAME:HASH"),
         ("ann:$argon2id$builder\n", ":1: this is not a valid argon2 hash"),

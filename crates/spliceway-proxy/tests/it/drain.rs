@@ -163,7 +163,7 @@ fn number(record: &str, name: &str) -> Option<usize> {
 }
 
 #[test]
-fn what_a_session_holds_that_the_drain_timeout_cuts_is_delivered_to_a_client_that_reads() {
+fn bytes_held_at_the_drain_timeout_reach_a_reading_client() {
     let (mut program, client, _target, sent) = with_a_stuck_download(&["--drain-timeout", "100ms", "--splice", "on"]);
     program.terminate();
     program.line("the drain timeout is over");
@@ -178,7 +178,7 @@ fn what_a_session_holds_that_the_drain_timeout_cuts_is_delivered_to_a_client_tha
 }
 
 #[test]
-fn what_a_session_holds_that_cannot_be_delivered_is_lost_and_its_record_says_how_much() {
+fn bytes_that_cannot_be_delivered_are_recorded_as_lost() {
     for hurried in [false, true] {
         let limit = if hurried { "1h" } else { "0" };
         let (mut program, client, _target, sent) = with_a_stuck_download(&["--drain-timeout", limit]);

@@ -395,7 +395,7 @@ fn an_answer_that_is_no_http_passes_as_it_is() {
 
 /// The client has sent its request and not finished, so only the idle timeout applies.
 #[test]
-fn the_first_word_of_an_answer_may_take_longer_than_the_half_close_timeout() {
+fn the_first_byte_of_an_answer_may_take_the_idle_timeout() {
     let program = Program::proxy("http", &["--half-close-timeout", "100ms"]);
     let (listener, address) = listen();
     let mut client = program.connect();

@@ -15,7 +15,7 @@ const BODIES: [(&str, &str); 2] = [
 
 /// If the connection did not end, the client would send its next request on it and get no answer.
 #[test]
-fn an_answer_to_a_body_ends_the_connection_though_its_target_keeps_its_own() {
+fn an_answer_to_a_body_ends_the_client_s_connection() {
     for kind in ["http", "mixed"] {
         let program = Program::proxy(kind, &[]);
         for (fields, body) in BODIES {
@@ -79,7 +79,7 @@ fn an_interim_answer_comes_before_the_body_that_waits_for_it() {
 
 /// The target answers while it reads. Neither direction waits for the end of the other.
 #[test]
-fn an_answer_that_begins_in_the_middle_of_the_body_passes_while_the_body_does() {
+fn an_answer_during_the_body_passes_while_the_body_does() {
     let program = Program::proxy("http", &[]);
     for chunked in [false, true] {
         let (listener, address) = listen();
@@ -312,7 +312,7 @@ fn an_upgrade_to_http_or_without_a_wish_is_not_passed_on() {
 }
 
 #[test]
-fn a_client_that_leaves_before_its_upgrade_is_answered_takes_its_request_with_it() {
+fn a_client_that_leaves_before_its_upgrade_ends_the_request() {
     let program = Program::proxy("http", &[]);
     let (client, mut target, _) = asking_to_upgrade(&program, "chat", "early");
     socket2::SockRef::from(&client)

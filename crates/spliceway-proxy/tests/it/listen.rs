@@ -70,7 +70,7 @@ fn on_path(path: &str, arguments: &[&str]) -> Program {
 }
 
 #[test]
-fn clients_of_a_unix_socket_are_served_and_spliced_and_its_file_is_its_owner_s() {
+fn clients_of_a_unix_socket_are_spliced_and_its_mode_is_0600() {
     let path = SocketPath::new();
     let mut program = on_path(&path.address(), &["--splice", "on", "--metrics", "127.0.0.1:0"]);
     let mode = std::fs::symlink_metadata(&path.0).unwrap().permissions().mode();
@@ -230,7 +230,7 @@ fn every_address_is_both_families_and_two_families_stand_side_by_side() {
 }
 
 #[test]
-fn a_socket_of_the_service_manager_s_is_listened_on_by_name_and_outlives_the_program() {
+fn an_inherited_socket_is_found_by_name_and_stays_open() {
     let (socket, address) = listen();
     let target = echo("127.0.0.1:0").to_string();
     for listened_on in ["fd:web", "fd:3"] {

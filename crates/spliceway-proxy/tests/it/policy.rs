@@ -81,7 +81,7 @@ fn where_clients_are_not_local_no_target_of_this_network_is_reached() {
 /// A firewall in front of this machine does not protect services that listen on the machine's own
 /// address from the proxy.
 #[test]
-fn where_clients_are_not_local_a_public_address_of_this_machine_is_no_target() {
+fn remote_clients_cannot_reach_this_machine_s_public_address() {
     let Some(net) = Net::chain(1, Offloads::On) else { return };
     let node = net.node(0);
     node.ip(&["link set lo up".to_owned(), "address add 8.8.4.4/32 dev lo".to_owned()])
@@ -99,7 +99,7 @@ fn where_clients_are_not_local_a_public_address_of_this_machine_is_no_target() {
 }
 
 #[test]
-fn private_targets_are_reached_where_that_is_asked_for_or_all_clients_are_local() {
+fn private_targets_need_local_clients_or_allow_private() {
     let target = echo("127.0.0.1:0");
     for program in [
         Program::public("socks5", &["--open", "--allow-private"]),

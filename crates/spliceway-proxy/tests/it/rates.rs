@@ -29,7 +29,7 @@ fn least(bytes: usize, bytes_per_second: usize) -> Duration {
 }
 
 #[test]
-fn a_rate_holds_a_connection_a_client_or_all_and_bytes_are_spliced_all_the_same() {
+fn rates_hold_per_scope_and_bytes_are_spliced() {
     for (rates, clients, least) in [
         ("--rate-in 1MB:connection", 1, least(MB, MB)),
         ("--rate-out 1MB:connection", 2, least(MB, MB)),

@@ -11,7 +11,7 @@ const DEADLINE: Duration = Duration::from_secs(3);
 
 /// Slow clients send a byte each second. No timeout between two bytes would ever end them.
 #[test]
-fn a_thousand_slow_handshakes_end_at_their_deadline_while_others_are_served() {
+fn a_thousand_slow_handshakes_time_out_while_others_are_served() {
     let program = Program::proxy("mixed", &["--handshake-timeout", "3s"]);
     let target = echo("127.0.0.1:0");
     let started = Instant::now();

@@ -27,7 +27,7 @@ fn reply_code(program: &Program, request: &[u8]) -> u8 {
 }
 
 #[test]
-fn an_ipv4_target_is_reached_and_the_reply_names_the_socket_it_is_reached_from() {
+fn the_reply_names_the_socket_that_reached_an_ipv4_target() {
     let program = Program::socks5(&[]);
     let (listener, address) = listen();
     let mut client = greeted(&program);

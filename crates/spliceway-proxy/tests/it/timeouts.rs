@@ -37,7 +37,7 @@ fn silence_ends_a_session_at_the_idle_timeout() {
 }
 
 #[test]
-fn a_peer_that_died_with_bytes_in_the_pipe_is_ended_by_the_idle_timeout_and_all_it_held_is_freed_and_said_to_be_lost() {
+fn the_idle_timeout_frees_a_filled_pipe_and_records_its_bytes_as_lost() {
     let (listener, address) = listen();
     // The timeout is long enough to check the state before it, even on a busy machine.
     let mut program = Program::forward(address, &["--idle-timeout", "4s", "--splice", "on", "--workers", "1"]);

@@ -13,7 +13,7 @@ fn url(scheme: &str, proxy: &Program, user: bool) -> String {
 }
 
 #[test]
-fn each_kind_of_upstream_is_used_with_and_without_a_password_and_the_relay_splices() {
+fn each_kind_of_upstream_proxy_works_and_the_relay_splices() {
     let target = echo("127.0.0.1:0");
     for (kind, scheme) in [("socks5", "socks5"), ("socks5", "socks5h"), ("http", "http")] {
         for user in [false, true] {
@@ -51,7 +51,7 @@ fn a_chain_of_three_ends_at_the_target() {
 }
 
 #[test]
-fn failures_of_the_upstream_and_behind_it_have_the_codes_that_they_would_have_here() {
+fn failures_behind_an_upstream_proxy_have_the_usual_codes() {
     let upstream = Program::proxy("socks5", &[]);
     let program = Program::socks5(&["-x", &url("socks5", &upstream, false)]);
     let mut client = greeted(&program);

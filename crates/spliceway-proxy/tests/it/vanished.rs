@@ -13,7 +13,7 @@ use crate::harness::{PATIENCE, Program, accept, connect, let_pass};
 const BULK: usize = 1 << 20;
 
 #[test]
-fn a_peer_that_vanishes_in_mid_transfer_is_ended_by_the_idle_timeout_and_leaves_no_descriptor() {
+fn a_vanished_peer_ends_at_the_idle_timeout_without_a_leak() {
     for client_vanishes in [true, false] {
         let Some(net) = Net::of_three(Offloads::On) else { return };
         // The program and all that queries it run on the node between client and target.

@@ -1,7 +1,8 @@
 //! What a caller may choose about a relay: for every engine, and with the ends swapped.
 //!
-//! Where a test is about time, time is tokio's paused clock, which goes on when nothing else does, and the sockets are Unix ones, whose
-//! bytes arrive within the very call that sends them: no load on the machine can make the clock overtake a byte.
+//! Where a test is about time, time is tokio's paused clock, which goes on when nothing else does,
+//! and the sockets are Unix ones, whose bytes arrive within the very call that sends them: no load
+//! on the machine can make the clock overtake a byte.
 
 mod cancel; //  told to end, it loses nothing that it can deliver in time
 mod failed; // what is still done after a stream has failed

@@ -1,4 +1,5 @@
-//! Streams that are not tokio's own types: boxes, `Either`, and types whose owner says which socket they are.
+//! Streams that are not tokio's own types: boxes, `Either`, and types whose owner says which socket
+//! they are.
 
 use std::io;
 use std::pin::Pin;
@@ -115,7 +116,8 @@ async fn the_plain_variant_of_an_enum_is_spliced_and_the_other_one_is_copied() {
     assert_eq!(summary.a_to_b.fallback, Some(Reason::NotSockets));
 }
 
-/// The type alone says nothing: an enum without a `Spliceable` around it is copied, as it always was.
+/// The type alone says nothing: an enum without a `Spliceable` around it is copied, as it always
+/// was.
 #[tokio::test]
 async fn a_borrowed_enum_is_spliced_only_within_a_spliceable() {
     let ((near, a), (b, far)) = (tcp().await, tcp().await);

@@ -1,4 +1,5 @@
-//! One suite over tokio's functions and ours: every scenario runs for each subject, and the expectations name none of them.
+//! One suite for the functions of tokio and of spliceway: every scenario runs with each of them,
+//! and the expectations name none.
 
 mod buffers;
 mod limited;
@@ -39,7 +40,8 @@ impl Subject {
         }
     }
 
-    /// A task that relays `near` and `far`, in this order or the other, and tells the counts near to far first.
+    /// A task that relays `near` and `far`, in this order or the other, and tells the counts near
+    /// to far first.
     fn spawn(
         self,
         mut near: impl Duplex + 'static,

@@ -1,5 +1,6 @@
-//! Pipes as a relay's streams, those of a child process say: one splice moves the bytes, with no pipe of ours between. (From pipe to
-//! pipe they are copied: `a_packet_stays_whole_for_no_reader`.)
+//! Pipes as the streams of a relay, such as those of a child process: one splice moves the bytes,
+//! and the relay needs no pipe of its own. It copies from pipe to pipe:
+//! `a_packet_stays_whole_for_no_reader`.
 
 use std::future::poll_fn;
 use std::io::{ErrorKind, Write};
@@ -38,7 +39,8 @@ fn pipes() -> (Pipes, Pipes) {
     (join(from_relay, to_relay), join(from_peer, to_peer))
 }
 
-/// Peers with pipes (near) and another stream (far), and the relay between, which counts near to far first.
+/// Peers with pipes (near) and another stream (far), and the relay between, which counts near to
+/// far first.
 struct Rig<D> {
     near: Pipes,
     far: D,
@@ -73,7 +75,8 @@ impl<D: Duplex + 'static> Rig<D> {
     }
 }
 
-/// Runs a scenario for every engine, with the pipes as `a` and as `b`, and at the other end TCP, a Unix socket, and pipes.
+/// Runs a scenario for every engine, with the pipes as `a` and as `b`, and at the other end TCP, a
+/// Unix socket, and pipes.
 macro_rules! every_way {
     ($scenario:ident) => {
         for engine in ENGINES {
@@ -184,7 +187,8 @@ async fn a_pipe_that_nobody_reads_any_more_breaks_the_relay_at_a_write() {
     async fn scenario<D: Duplex + 'static>(mut rig: Rig<D>) {
         let (from_relay, _to_relay) = rig.near.into_inner();
         drop(from_relay);
-        // More than once: a process that another test is starting has a copy of the reading end until it becomes another program.
+        // More than once: a process that another test is starting has a copy of the reading end
+        // until it becomes another program.
         let say = async {
             while rig.far.write_all(b"for nobody").await.is_ok() {
                 tokio::task::yield_now().await;
@@ -293,7 +297,8 @@ async fn a_limit_takes_so_many_bytes_from_a_pipe_and_from_a_socket_into_one() {
     }
 }
 
-/// An end that cannot be spliced, a kernel without memory, and a sandbox that forbids splice, which counts for the whole process.
+/// An end that cannot be spliced, a kernel without memory, and a sandbox that forbids splice, which
+/// counts for the whole process.
 #[test]
 fn what_cannot_be_spliced_is_copied_and_said_why() {
     const NAME: &str = "pipe_ends::what_cannot_be_spliced_is_copied_and_said_why";
@@ -324,7 +329,8 @@ fn what_cannot_be_spliced_is_copied_and_said_why() {
     });
 }
 
-/// Splicing from a pipe needs another call. Where a sandbox forbids that one, what else can be spliced is.
+/// Splicing from a pipe needs another call. Where a sandbox forbids that one, what else can be
+/// spliced is.
 #[test]
 fn a_pipe_that_cannot_be_asked_is_copied_and_splicing_goes_on_elsewhere() {
     let relay = || {
@@ -366,8 +372,8 @@ async fn copied_because(reason: Reason) {
 }
 
 #[test]
-fn a_pipe_that_nobody_reads_does_not_kill_a_process_that_dies_of_broken_pipes() {
-    const NAME: &str = "pipe_ends::a_pipe_that_nobody_reads_does_not_kill_a_process_that_dies_of_broken_pipes";
+fn a_pipe_without_a_reader_raises_no_sigpipe() {
+    const NAME: &str = "pipe_ends::a_pipe_without_a_reader_raises_no_sigpipe";
     in_child(NAME, None, || {
         spliceway_faults::die_of_broken_pipes().unwrap();
         for engine in ENGINES {
@@ -427,7 +433,8 @@ async fn no_part_of_a_packet_is_lost_to_a_rate() {
     }
 }
 
-/// A pipe whose writes are packets (`O_DIRECT`): a read takes one, and loses what it has no room for.
+/// A pipe whose writes are packets (`O_DIRECT`): a read takes one, and loses what it has no room
+/// for.
 fn packets() -> (pipe::Receiver, std::fs::File) {
     let flags = PipeFlags::DIRECT | PipeFlags::NONBLOCK | PipeFlags::CLOEXEC;
     let (reader, writer) = rustix::pipe::pipe_with(flags).unwrap();

@@ -47,8 +47,8 @@ impl Observed {
     }
 }
 
-/// Unix sockets: a byte is in the source's queue as soon as the peer has written it, so what the relay holds is what was
-/// written, less what is queued, less what was delivered.
+/// Unix sockets: a byte is in the source's queue as soon as the peer has written it, so what the
+/// relay holds is what was written, less what is queued, less what was delivered.
 #[tokio::test]
 async fn every_byte_is_offered_to_the_sink_in_the_poll_that_read_it() {
     for engine in [Engine::Auto, Engine::Splice, Engine::Copy] {
@@ -80,7 +80,8 @@ async fn random_arrivals(engine: Engine, seed: u64) {
                 wanted.check(&unread[..read]);
             }
         }
-        // Until nothing moves any more. What is left in the source then is left because the sink is full.
+        // Until nothing moves any more. What is left in the source then is left because the sink is
+        // full.
         loop {
             turns(2).await;
             let before = stats.snapshot().a_to_b.bytes;

@@ -15,7 +15,7 @@ use crate::role::{self, Role, heard, say};
 const ROLES: &str = "syscalls::role_of_a_child_process";
 
 #[test]
-fn a_bulk_relay_makes_only_splices_a_recv_at_the_end_of_each_burst_and_epoll_waits() {
+fn a_bulk_relay_calls_splice_epoll_wait_and_a_recv_per_burst() {
     const BYTES: usize = 64 << 20;
     let Some(calls) = trace("bulk", |mut client, mut server| {
         let sending = thread::spawn(move || {
@@ -101,7 +101,7 @@ fn assert_lengths_are_sizes_and_contents_of_pipes(calls: &[Call]) {
 }
 
 #[test]
-fn a_bulk_relay_whose_sender_pauses_after_each_burst_makes_few_receives_per_splice() {
+fn a_bulk_relay_with_pauses_makes_few_receives_per_splice() {
     // The first burst makes the flow bulk. The others are one segment of loopback each, so that no
     // burst comes in parts.
     const FIRST: usize = 4 << 20;
@@ -135,7 +135,7 @@ fn a_bulk_relay_whose_sender_pauses_after_each_burst_makes_few_receives_per_spli
 }
 
 #[test]
-fn a_ping_pong_relay_makes_one_recv_and_one_send_per_message_and_next_to_no_call_in_vain() {
+fn a_ping_pong_relay_makes_one_recv_and_one_send_per_message() {
     const TRIPS: usize = 100;
     let Some(calls) = trace("ping-pong", |mut client, mut server| {
         let mut message = [7; 100];

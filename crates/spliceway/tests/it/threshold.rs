@@ -21,7 +21,8 @@ async fn messages_are_spliced_from_16_kib_on_and_arrive_byte_by_byte() {
         let (spliced, copied) = trips(bytes).await;
         assert_eq!(spliced + copied, 2 * TRIPS * bytes);
         if is_spliced {
-            // The first one of each direction tells. A message may arrive in parts, and then a part may be copied.
+            // The first one of each direction tells. A message may arrive in parts, and then a part
+            // may be copied.
             assert!(spliced > copied, "{spliced} and {copied} of {bytes} bytes each");
         } else {
             assert_eq!(spliced, 0, "of {bytes} bytes each");

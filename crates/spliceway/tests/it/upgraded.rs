@@ -1,5 +1,5 @@
-//! The sockets below hyper's upgraded connections: a client's, in whose CONNECT hyper found more than that, and a server's, which said
-//! more than that it agrees.
+//! The sockets below hyper's upgraded connections: a client's, in whose CONNECT hyper found more
+//! than that, and a server's, which said more than that it agrees.
 //!
 //! ```text
 //!   near ── CONNECT, bytes ─▶ hyper's server │ relay │ hyper's client ◀─ 200, bytes ── far
@@ -20,9 +20,10 @@ use tokio::net::UnixStream;
 use crate::support::pattern::Pattern;
 use crate::support::{BULK, Duplex, guard, tcp};
 
-/// What each peer says together with its half of the handshake, in one write that hyper reads at once.
+/// What each peer says together with its half of the handshake, in one write that hyper reads at
+/// once.
 const EARLY: u64 = 1000;
-/// Of a relay's 24 MiB, the least that is spliced once a flow is known for bulk.
+/// At least this many of the 24 MiB are spliced, once the relay knows the flow for bulk.
 const SPLICED: u64 = BULK / 2;
 
 type Parts<S> = (S, Bytes);
@@ -43,7 +44,7 @@ async fn bytes_behind_a_tcp_handshake_arrive_first_and_once_and_bulk_is_spliced(
 }
 
 #[tokio::test]
-async fn bytes_behind_a_unix_handshake_arrive_first_and_once_and_bulk_is_spliced() {
+async fn bytes_behind_a_unix_handshake_arrive_first_and_once() {
     for swapped in [false, true] {
         let (near, far) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
         let take = |upgraded| {
@@ -72,7 +73,8 @@ async fn a_connection_that_is_no_socket_is_given_back_whole_and_relays() {
     }
 }
 
-/// Upgrades both connections, relays between what `take` makes of them, and checks each stream from its first byte to its end.
+/// Upgrades both connections, relays between what `take` makes of them, and checks each stream from
+/// its first byte to its end.
 async fn tunnel<S: Duplex + 'static, T: Duplex>(
     (mut near, near_end): (S, S),
     (mut far, far_end): (S, S),

@@ -98,7 +98,7 @@ fn another_thread_meets_no_fault_and_one_started_later_does() {
 }
 
 #[test]
-fn a_program_started_by_the_thread_meets_the_faults_and_holds_the_supervisor() {
+fn a_program_started_by_the_thread_meets_the_faults() {
     let rule = Rule::new(Call::ReadPipe, When::FIRST, Fault::Errno(libc::EIO));
     let (mut cat, faults) = meeting(vec![rule], || {
         let mut cat = Command::new("cat");

@@ -8,8 +8,8 @@ use super::{Decision, decision, feed};
 const HEADER_BYTES_MAX: usize = 16 + u16::MAX as usize;
 
 /// Checks that the bytes of a header decide it, however they were cut into reads. A header written
-/// for the connection that it names says the same again. The first byte says how to cut the rest,
-/// and which versions are accepted.
+/// for the connection that it names parses to the same connection. The first byte says how to cut
+/// the rest, and which versions are accepted.
 ///
 /// # Panics
 /// Panics if a property does not hold.

@@ -97,7 +97,7 @@ async fn an_address_that_there_is_no_way_to_is_passed_over() {
 }
 
 #[tokio::test]
-async fn a_name_of_both_families_is_taken_for_the_one_that_the_client_reached_us_by() {
+async fn a_name_of_both_families_means_the_family_of_the_client() {
     let (v4, v6) = (target("127.0.0.1").await, target("::1").await);
     let both = [&v6, &v4].map(|target| target.local_addr().unwrap());
     for (host, expected) in [("127.0.0.1", &v4), ("::1", &v6)] {

@@ -158,7 +158,7 @@ async fn the_longest_datagram_passes_and_a_longer_one_is_dropped_alone() {
 }
 
 #[tokio::test]
-async fn the_address_that_is_told_is_the_one_reached_unless_another_of_its_family_is_set() {
+async fn the_advertised_address_must_have_the_family_of_the_client() {
     let advertise = Some(Ipv4Addr::new(203, 0, 113, 5).into());
     let settings = AssociateSettings {
         advertise,

@@ -319,7 +319,7 @@ async fn a_proxy_that_is_not_there_is_not_the_target_s_fault() {
 }
 
 #[tokio::test]
-async fn a_proxy_may_be_on_loopback_where_targets_may_not_and_only_they_are_refused() {
+async fn an_upstream_proxy_may_be_on_loopback_where_targets_may_not() {
     let (listener, address) = listen().await;
     let public = |scheme: &str| {
         let urls = [format!("{scheme}://{address}")];

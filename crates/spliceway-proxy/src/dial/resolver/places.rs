@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_no_longer_waits_leaves_nothing_behind_with_a_place_in_hand_or_without() {
+    async fn a_lookup_that_is_dropped_leaves_no_place_taken() {
         let places = Places::new(1);
         let only = taken(&places, client(1)).unwrap();
         let mut early = taking(&places, client(2));

@@ -61,7 +61,7 @@ async fn within_its_time_an_answer_is_not_asked_for_again() {
 }
 
 #[tokio::test]
-async fn a_question_waits_while_as_many_as_may_be_are_under_way_and_what_is_known_does_not() {
+async fn a_lookup_waits_for_a_place_and_a_cached_one_does_not() {
     let server = Server::start().await;
     for name in ["known.example.", "new.example."] {
         server.says(name, Answer::has(&["192.0.2.1"], 60));

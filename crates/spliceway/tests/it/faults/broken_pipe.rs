@@ -16,9 +16,8 @@ use crate::support::{MIB, finish, reset};
 const TAKEN: u64 = MIB;
 
 #[test]
-fn a_peer_that_ends_and_then_resets_does_not_kill_a_process_that_dies_of_broken_pipes() {
-    const NAME: &str =
-        "faults::broken_pipe::a_peer_that_ends_and_then_resets_does_not_kill_a_process_that_dies_of_broken_pipes";
+fn a_reset_after_the_end_does_not_raise_sigpipe() {
+    const NAME: &str = "faults::broken_pipe::a_reset_after_the_end_does_not_raise_sigpipe";
     in_child(NAME, None, || {
         spliceway_faults::die_of_broken_pipes().unwrap();
         for engine in [Engine::Auto, Engine::Splice, Engine::Copy] {
@@ -68,8 +67,8 @@ async fn download_given_up(setup: Setup) {
 /// The bytes of a large pipe go out in batches. A batch that meets the broken connection raises the
 /// signal. The call then says how much went before: a short count, and no error.
 #[test]
-fn a_short_count_behind_which_the_connection_broke_does_not_kill_it_either() {
-    const NAME: &str = "faults::broken_pipe::a_short_count_behind_which_the_connection_broke_does_not_kill_it_either";
+fn a_short_count_before_a_broken_connection_raises_no_sigpipe() {
+    const NAME: &str = "faults::broken_pipe::a_short_count_before_a_broken_connection_raises_no_sigpipe";
     in_child(NAME, None, || {
         spliceway_faults::die_of_broken_pipes().unwrap();
         let file = std::fs::File::open("/proc/self/exe").unwrap();

@@ -1,6 +1,7 @@
 //! Every call a relay makes × every way it can fail × the first time, a later one, and always.
 //!
-//! The table is printed by `cargo test -p spliceway --test it faults::matrix -- --nocapture --test-threads=1`.
+//! The table is printed by
+//! `cargo test -p spliceway --test it faults::matrix -- --nocapture --test-threads=1`.
 #![allow(clippy::print_stdout)] // The table.
 
 use rustix::io::Errno;
@@ -23,7 +24,8 @@ fn errno(errno: Errno) -> Fault {
     Fault::Errno(errno.raw_os_error())
 }
 
-/// Runs the rows in a process of their own: some switch splicing off for the whole of it, and all count descriptors.
+/// Runs the rows in a process of their own: some switch splicing off for the whole of it, and all
+/// count descriptors.
 fn try_out(test: &str, rows: impl FnOnce() -> Vec<Row>) {
     let said = in_child(test, None, || {
         // tokio keeps what its first runtime opens for signals, where that feature is on.
@@ -221,10 +223,12 @@ fn refused_by_the_sink() -> Rule {
     Rule::new(Call::SpliceOut, LATER, errno(Errno::INVAL))
 }
 
-/// Off for the process, splicing is tried by one attempt in so many. (`PROBE_EVERY` in the core's switch.)
+/// Off for the process, splicing is tried by one attempt in so many. (`PROBE_EVERY` in the core's
+/// switch.)
 const PROBE_EVERY: usize = 64;
 
-/// Runs relays of this process, each of them one attempt to splice: the first is refused, and one of so many succeeds.
+/// Runs relays of this process, each of them one attempt to splice: the first is refused, and one
+/// of so many succeeds.
 pub(super) fn await_probe() {
     let spliced = block_on(async {
         assert!(!splices().await, "the next relay tries as well");
@@ -238,8 +242,9 @@ pub(super) fn await_probe() {
     assert!(spliced, "no attempt in {PROBE_EVERY} was let through");
 }
 
-/// Whether a new relay splices the rest of a stream of which more than one receive can take is there at its start. (Sockets of
-/// the Unix family, as they have no timers that a window could wait for.)
+/// Whether a new relay splices the rest of a stream of which more than one receive can take is
+/// there at its start. (Sockets of the Unix family, as they have no timers that a window could wait
+/// for.)
 async fn splices() -> bool {
     let ((near, near_end), (far, far_end)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
     let bytes = Pattern::new(9).take(100 * KIB as usize);

@@ -24,7 +24,7 @@ pub(super) struct Row {
 /// The behaviour of a relay that meets a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expected {
-    /// The relay tries again, or uses another call, and nobody notices.
+    /// The relay tries again, or uses another call, and the peers notice nothing.
     Unnoticed,
     /// The relay continues to splice, with a smaller pipe.
     SmallerPipe,
@@ -223,14 +223,14 @@ impl Display for Row {
 impl Display for Expected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unnoticed => write!(f, "nobody notices"),
-            Self::SmallerPipe => write!(f, "splices on with a smaller pipe"),
-            Self::CopiesForNow(_) => write!(f, "copies, tries again after 1 MiB"),
-            Self::CopiesForGood(_) => write!(f, "this direction copies to its end"),
-            Self::CopiesProcessWide(_) => write!(f, "the process copies, one attempt in 64 probes"),
-            Self::Refuses(operation, _) => write!(f, "told to splice or fail, it breaks: {operation} failed"),
-            Self::Breaks(operation, Failure::AsInjected) => write!(f, "breaks: {operation} failed, this error"),
-            Self::Breaks(operation, Failure::OfKind(kind)) => write!(f, "breaks: {operation} failed, {kind}"),
+            Self::Unnoticed => write!(f, "no visible effect"),
+            Self::SmallerPipe => write!(f, "continues with a smaller pipe"),
+            Self::CopiesForNow(_) => write!(f, "copies, and tries to splice again after 1 MiB"),
+            Self::CopiesForGood(_) => write!(f, "the direction copies to its end"),
+            Self::CopiesProcessWide(_) => write!(f, "the process copies; one attempt in 64 is a probe"),
+            Self::Refuses(operation, _) => write!(f, "must splice, so it breaks: {operation} failed"),
+            Self::Breaks(operation, Failure::AsInjected) => write!(f, "breaks: {operation} failed with this errno"),
+            Self::Breaks(operation, Failure::OfKind(kind)) => write!(f, "breaks: {operation} failed with {kind}"),
         }
     }
 }
@@ -249,10 +249,10 @@ impl Display for Calls<'_> {
             Call::Recv => "recvfrom",
             Call::Peek => "recvfrom(MSG_PEEK)",
             Call::Send => "sendto",
-            Call::ReadPipe => "read of a pipe a sink refused",
+            Call::ReadPipe => "read, from a pipe that the sink refused",
             Call::BytesToRead => "ioctl FIONREAD",
             Call::Accept => "accept4",
-            Call::Poll => "ppoll, a look at the source",
+            Call::Poll => "ppoll, readiness probe",
         };
         f.write_str(name)
     }

@@ -1,4 +1,5 @@
-//! One relay on a thread of its own whose system calls fail by rules, between two peers that meet no fault.
+//! One relay on a thread of its own whose system calls fail by rules, between two peers that meet
+//! no fault.
 
 use std::future::poll_fn;
 use std::io::{self, Read, Write};
@@ -23,11 +24,12 @@ use crate::support::pattern::Pattern;
 use crate::support::rig::limits;
 use crate::support::{KIB, MIB, unpaced};
 
-/// Small messages before bulk, each received before the next is sent: so the first receives and sends are known.
+/// Small messages before bulk, each received before the next is sent: so the first receives and
+/// sends are known.
 pub(super) const MESSAGES: u64 = 4;
 const MESSAGE: usize = 1000;
-/// Bulk comes in bursts, the next when the last has arrived, so that each ends in a drained source: and, as it fills no number
-/// of pipes, in a short fill and a look for more.
+/// Bulk comes in bursts, the next when the last has arrived, so that each ends in a drained source:
+/// and, as it fills no number of pipes, in a short fill and a look for more.
 const BURST: usize = (2 << 20) + (20 << 10);
 /// Bulk ends when this much was sent and the plan has [`enough`](Plan::enough), or fails.
 const MOST: u64 = 256 * MIB;
@@ -85,8 +87,8 @@ pub(super) enum Family {
     Unix,
 }
 
-/// Who makes the next edge after an `EAGAIN` that was none. A relay forgets readiness by it, as it must, and the kernel owes it
-/// no edge; so the peer makes one.
+/// What makes the next edge after a false `EAGAIN`. The relay must forget its readiness then, and
+/// the kernel owes it no edge, so the peer makes one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Nudge {
     None,
@@ -117,10 +119,12 @@ pub(super) struct Run {
 
 /// Runs one plan to its end. Everything it opened is closed again.
 pub(super) fn run(plan: &Plan, stream: u64) -> Run {
-    // The first runtime of a process opens what tokio keeps for its signals, where that feature is on, and keeps it.
+    // The first runtime of a process opens what tokio keeps for its signals, where that feature is
+    // on, and keeps it.
     drop(runtime());
     let before = sockets_and_pipes();
-    // Whoever shelves a pipe first starts the thread that closes idle ones: the relay, and behind its filter. It should end soon.
+    // Whoever shelves a pipe first starts the thread that closes idle ones: the relay, and behind
+    // its filter. It should end soon.
     let pool = PipePool::new(limits().with_idle_timeout(Duration::from_millis(200)));
     let ((near, near_end), (far, far_end)) = (pair(plan.family), pair(plan.family));
     if let Some(bytes) = plan.send_buffer {
@@ -245,8 +249,8 @@ async fn relay(
     }
 }
 
-/// Lets the relay try both its sources, which have nothing yet, before `begin`: the calls that are counted are then those of the bytes
-/// that are sent, whichever direction the relay polls first.
+/// Lets the relay try both its sources, which have nothing yet, before `begin`: the calls that are
+/// counted are then those of the bytes that are sent, whichever direction the relay polls first.
 async fn settled<R: Future + Unpin>(mut relay: R, begin: impl FnOnce()) -> R::Output {
     poll_fn(|cx| {
         assert!(Pin::new(&mut relay).poll(cx).is_pending(), "nothing was sent");
@@ -291,7 +295,8 @@ fn write(mut to: &Peer, stream: u64, sent: &mut u64, mut bytes: usize) -> io::Re
     Ok(())
 }
 
-/// Far: checks every byte up to the end of the stream, however it ends, then answers: how many bytes there were.
+/// Far: checks every byte up to the end of the stream, however it ends, then answers: how many
+/// bytes there were.
 fn receive(mut far: &Peer, stream: u64, progress: &Progress) -> u64 {
     let mut buf = vec![0; 512 << 10];
     let mut got = 0;
@@ -315,8 +320,8 @@ fn receive(mut far: &Peer, stream: u64, progress: &Progress) -> u64 {
     got
 }
 
-/// Bytes of a stream from `at` on, as many as lie in one piece. One block for all streams, which begin at different places in
-/// it; its length is a prime, so no buffer's size divides it.
+/// Bytes of a stream from `at` on, as many as lie in one piece. One block for all streams, which
+/// begin at different places in it; its length is a prime, so no buffer's size divides it.
 fn following(stream: u64, at: u64) -> &'static [u8] {
     const BLOCK: usize = (1 << 20) - 3;
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
@@ -375,7 +380,8 @@ fn pair(family: Family) -> (Peer, OwnedFd) {
     (peer, end)
 }
 
-/// Descriptors of this process that a relay could have left open. (The supervisor's own stays until its thread has ended.)
+/// Descriptors of this process that a relay could have left open. (The supervisor's own stays until
+/// its thread has ended.)
 fn sockets_and_pipes() -> usize {
     let open = std::fs::read_dir("/proc/self/fd").unwrap();
     let targets = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());

@@ -13,7 +13,8 @@ use crate::support::pattern::Pattern;
 use crate::support::rig::{Laid, Rig, Setup, limits};
 use crate::support::{KIB, MIB, guard, reset, tcp, tcp_small, turns};
 
-/// Fits the first window of a connection, so that it has left before the reset, which discards what has not.
+/// Fits the first window of a connection, so that it has left before the reset, which discards what
+/// has not.
 const ANSWER: u64 = 40 * KIB;
 
 fn setup(variant: Variant) -> Setup {
@@ -27,8 +28,9 @@ fn is_of_a_closed_peer(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
 }
 
-/// Far has answered and closed with bytes unread, and near still sends: all before the relay begins. As `a`, near has its bytes
-/// written first, which fails. As `b`, the answer is read first, and then the reset.
+/// Far has answered and closed with bytes unread, and near still sends: all before the relay
+/// begins. As `a`, near has its bytes written first, which fails. As `b`, the answer is read first,
+/// and then the reset.
 async fn answered_early(variant: Variant, options: RelayOptions) -> (Laid, Relay<TcpStream, TcpStream>) {
     let ((mut near, near_end), (mut far, mut far_end)) = (tcp().await, tcp().await);
     far_end.write_all(b"never read").await.unwrap();

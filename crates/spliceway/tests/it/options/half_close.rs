@@ -32,13 +32,15 @@ async fn an_end_is_passed_on_and_the_other_direction_goes_on() {
     .await;
 }
 
-/// One stream ends while the other direction is stuck in mid-stream: what its source has received by then gets there all the same.
+/// One stream ends while the other direction is stuck in mid-stream: what its source has received
+/// by then gets there all the same.
 #[tokio::test]
 async fn closing_both_at_the_first_end_delivers_what_was_received_by_then() {
     every_way(async |variant| {
         let ((mut near, mut near_end), (mut far, mut far_end)) =
             (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
-        // Near's end takes little at once, so most of what far has sent is still in the relay's other socket when near ends.
+        // Near's end takes little at once, so most of what far has sent is still in the relay's
+        // other socket when near ends.
         sockopt::set_socket_send_buffer_size(&near_end, 8 << 10).unwrap();
         let (a, b) = if variant.swapped {
             (&mut far_end, &mut near_end)
@@ -52,7 +54,8 @@ async fn closing_both_at_the_first_end_delivers_what_was_received_by_then() {
                 .engine(variant.engine)
                 .half_close(HalfClose::CloseBoth),
         );
-        // Less than a socket holds, so that all of it is there before the end, and more than one receive brings.
+        // Less than a socket holds, so that all of it is there before the end, and more than one
+        // receive brings.
         Pattern::new(3).send(&mut far, 150 * KIB).await;
         Pattern::new(4).send(&mut near, 100 * KIB).await;
         finish(&near);
@@ -96,7 +99,7 @@ async fn closing_both_does_not_wait_for_a_sender_without_end() {
 
 /// What is no socket has received what it can give at once.
 #[tokio::test]
-async fn closing_both_delivers_what_streams_that_are_no_sockets_had_received_by_then() {
+async fn closing_both_delivers_what_copied_streams_had_received() {
     for swapped in [false, true] {
         let ((mut near, near_end), (mut far, far_end)) = (tokio::io::duplex(2 << 20), tokio::io::duplex(2 << 20));
         Pattern::new(6).send(&mut far, MIB).await;
@@ -137,7 +140,7 @@ async fn closing_both_delivers_what_lies_behind_an_urgent_mark() {
 
 /// The mark stops a receive, and within the same poll the other stream is found to have ended.
 #[tokio::test]
-async fn closing_both_delivers_what_lies_behind_an_urgent_mark_that_stopped_a_receive() {
+async fn closing_both_delivers_bytes_behind_an_urgent_mark() {
     for swapped in [false, true] {
         for engine in [Engine::Auto, Engine::Splice, Engine::Copy] {
             let ((mut near, near_end), (mut far, far_end)) = (tcp().await, tcp().await);
@@ -166,7 +169,8 @@ async fn closing_both_delivers_what_lies_behind_an_urgent_mark_that_stopped_a_re
     }
 }
 
-/// The end of the other direction comes while what a writer holds is not flushed, and nothing was taken from the reader's buffer yet.
+/// The end of the other direction comes while what a writer holds is not flushed, and nothing was
+/// taken from the reader's buffer yet.
 #[tokio::test]
 async fn closing_both_delivers_what_a_buffer_holds() {
     let ((mut near, near_end), (mut far, far_end)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());

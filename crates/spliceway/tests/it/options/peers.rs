@@ -19,7 +19,7 @@ impl Variant {
 }
 
 #[tokio::test]
-async fn the_summary_says_whose_end_came_first_while_the_relay_runs_and_afterwards() {
+async fn the_first_end_is_known_during_and_after_the_relay() {
     every_way(async |variant| {
         let Line {
             mut near,

@@ -16,7 +16,8 @@ fn stream(seed: u64, limit: &RateLimit) -> RelayStats {
     let relay = Relay::with_options(near_end, far_end, RelayOptions::new().a_to_b_rate_limit(limit));
     let stats = relay.stats();
     tokio::spawn(relay);
-    // One piece again and again, made once: a gigabyte of the pattern would take longer to make than to relay.
+    // One piece again and again, made once: a gigabyte of the pattern would take longer to make
+    // than to relay.
     let piece = Arc::<[u8]>::from(Pattern::new(seed).take(1_000_003));
     let sent = Arc::clone(&piece);
     tokio::spawn(async move { while near.write_all(&sent).await.is_ok() {} });
@@ -41,7 +42,7 @@ fn delivered(relays: &[RelayStats]) -> (u64, u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_rate_is_kept_within_three_percent_by_one_relay_or_fifty_and_bulk_stays_spliced() {
+async fn a_rate_holds_within_3_percent_for_1_and_50_spliced_relays() {
     const MB: u64 = 1_000_000;
     // The slowest by grants of 2 kB, each too small to be worth a splice for itself.
     for (bytes_per_second, relays, seconds) in [(MB / 10, 1, 10), (MB, 1, 10), (100 * MB, 1, 2), (20 * MB, 50, 10)] {
@@ -66,9 +67,10 @@ async fn a_rate_is_kept_within_three_percent_by_one_relay_or_fifty_and_bulk_stay
 }
 
 #[tokio::test(start_paused = true)]
-async fn limits_within_another_hold_each_relay_and_all_of_them_and_bulk_stays_spliced() {
+async fn nested_rate_limits_hold_for_each_and_for_all_spliced_relays() {
     const MB: u64 = 1_000_000;
-    // Of three relays one is held by its own limit, so that the others have the rest of what all may take.
+    // One of three relays has a limit of its own, and leaves the rest of the common limit to the
+    // others.
     let all = RateLimit::new(10 * MB);
     let own = [MB, 20 * MB, 20 * MB].map(|rate| RateLimit::new(rate).within(&all));
     let relays: Vec<_> = own.iter().zip(0..).map(|(limit, seed)| stream(seed, limit)).collect();

@@ -65,7 +65,7 @@ async fn one_byte_now_and_then_either_way_outlives_the_idle_timeout() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_half_close_timeout_counts_the_silence_of_the_open_direction_from_the_first_end() {
+async fn the_half_close_timeout_counts_silence_from_the_first_end() {
     every_way(async |variant| {
         let Line {
             mut near,
@@ -110,7 +110,8 @@ async fn of_two_timeouts_the_shorter_ends_a_half_closed_relay() {
     }
 }
 
-/// The reader never reads: what is stuck when the time is over was taken from the source, and is lost, and said to be.
+/// The reader never reads: what is stuck when the time is over was taken from the source, and is
+/// lost, and said to be.
 #[tokio::test(start_paused = true)]
 async fn what_is_in_flight_at_a_timeout_is_lost_and_counted() {
     every_way(async |variant| {
@@ -202,7 +203,8 @@ async fn a_relay_held_back_by_a_rate_it_shares_is_not_silent() {
     }
 }
 
-/// A timer asked out of tokio's budget is not set. Every other poll is one of a task that has used its budget up.
+/// A timer asked out of tokio's budget is not set. Every other poll is one of a task that has used
+/// its budget up.
 #[tokio::test(start_paused = true)]
 async fn a_task_that_used_its_budget_up_loses_no_timeout() {
     every_way(async |variant| {

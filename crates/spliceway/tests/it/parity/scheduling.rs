@@ -19,10 +19,12 @@ use tokio_test::io::Builder;
 use super::for_each;
 use crate::support::{MIB, guard, tcp};
 
-/// Calls on streams in a row after which a task that gave no way never will. tokio's own budget is 128 operations.
+/// Calls on streams in a row after which a task that gave no way never will. tokio's own budget is
+/// 128 operations.
 const PATIENCE: u64 = 20_000;
 
-/// Always gives and takes, and knows nothing of tokio's budget. Counts the calls since another task ran.
+/// Always gives and takes, and knows nothing of tokio's budget. Counts the calls since another task
+/// ran.
 #[derive(Clone, Default)]
 struct Endless(Arc<AtomicU64>);
 
@@ -54,7 +56,8 @@ impl AsyncWrite for Endless {
     }
 }
 
-/// tokio's own copy leaves it to the streams to spend the budget. A [`Relay`](spliceway::Relay) does not.
+/// tokio's own copy leaves it to the streams to spend the budget. A [`Relay`](spliceway::Relay)
+/// does not.
 #[tokio::test]
 async fn a_relay_of_always_ready_streams_that_know_no_budget_gives_way() {
     let calls = Endless::default();
@@ -200,7 +203,8 @@ impl Measured {
     }
 }
 
-/// A turn ends with the first step past 1 MiB, or 4, and one step moves no more than a pipe is asked for: 1 MiB.
+/// A turn ends with the first step past 1 MiB, or 4, and one step moves no more than a pipe is
+/// asked for: 1 MiB.
 #[tokio::test]
 async fn a_poll_of_a_relay_moves_a_bounded_number_of_bytes() {
     guard(async {
@@ -216,7 +220,8 @@ async fn a_poll_of_a_relay_moves_a_bounded_number_of_bytes() {
             // Somebody has a message, and may have another.
             near.write_all(b"?").await.unwrap();
             far.read_exact(&mut [0]).await.unwrap();
-            // Each polls two directions, once or twice, and turns are short until 64 had no message beside them.
+            // Each polls two directions, once or twice, and turns are short until 64 had no message
+            // beside them.
             for _ in 0..15 {
                 let moved = bulk.poll().await;
                 assert!(moved <= 2 * MIB, "{moved} bytes in one poll soon after a message");
@@ -227,7 +232,8 @@ async fn a_poll_of_a_relay_moves_a_bounded_number_of_bytes() {
     .await;
 }
 
-/// A peer that is driven by the test, so that nothing comes or goes while a relay is polled but what the kernel still holds of it.
+/// A peer that is driven by the test, so that nothing comes or goes while a relay is polled but
+/// what the kernel still holds of it.
 struct Driven {
     peer: std::net::TcpStream,
     /// The relay's end, to look at.
@@ -258,10 +264,10 @@ impl Driven {
     }
 }
 
-/// tokio looks for events when no task is ready, or after 61 that were: a relay that is always ready would let every other wait for 61
-/// turns of it, if it woke itself at their ends.
+/// tokio looks for events when no task is ready, or after 61 that were: a relay that is always
+/// ready would let every other wait for 61 turns of it, if it woke itself at their ends.
 #[tokio::test]
-async fn a_relay_at_the_end_of_its_turn_is_woken_after_the_runtime_has_looked_for_events() {
+async fn a_relay_that_yields_continues_after_the_runtime_polled() {
     struct Woken(AtomicBool);
     impl Wake for Woken {
         fn wake(self: Arc<Self>) {
@@ -319,7 +325,8 @@ impl Wake for PollsInline {
     }
 }
 
-/// A pipe of 1 MiB with `bytes` in it, and a socket with room for 256 KiB and more. All count as ready.
+/// A pipe of 1 MiB with `bytes` in it, and a socket with room for 256 KiB and more. All count as
+/// ready.
 async fn ready_ends(bytes: &[u8]) -> (pipe::Sender, pipe::Receiver, UnixStream, UnixStream) {
     let (sender, receiver) = pipe::pipe().unwrap();
     rustix::pipe::fcntl_setpipe_size(&sender, 1 << 20).unwrap();

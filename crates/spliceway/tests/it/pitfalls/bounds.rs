@@ -1,4 +1,5 @@
-//! Bytes in a pipe are charged to no socket, so only the relay bounds what it holds for a sink that is slow.
+//! Bytes in a pipe are charged to no socket, so only the relay bounds what it holds for a sink that
+//! is slow.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -12,13 +13,13 @@ use crate::support::pattern::Pattern;
 use crate::support::rig::limits;
 use crate::support::{KIB, MIB, finish, guard, reset, tcp, tcp_small, try_send, turns};
 
-/// Of a direction that copies: the rest of one receive.
+/// What a direction that copies may hold: the rest of one receive.
 const SCRATCH: u64 = 64 * KIB;
 /// Enough for a flow to count as bulk, and for windows to open.
 const WARM_UP: u64 = 2 * MIB;
 
 #[tokio::test]
-async fn a_relay_holds_at_most_one_pipe_for_a_slow_sink_and_every_byte_is_accounted_for() {
+async fn a_slow_sink_holds_one_pipe_and_every_byte_is_counted() {
     let fixed = SizeClass::ALL.map(|class| (Engine::Splice, PipeSize::Fixed(class), class.bytes() as u64));
     let others = [
         (Engine::Auto, PipeSize::Auto, SizeClass::Mib1.bytes() as u64),
@@ -46,8 +47,8 @@ enum End {
     Reset,
 }
 
-/// Ends a direction whose sink takes no more. What its peer sent, less what far got and what was never taken from the source, is
-/// what it held.
+/// Ends a direction whose sink takes no more. What its peer sent, less what far got and what was
+/// never taken from the source, is what it held.
 async fn held_for_a_blocked_sink(engine: Engine, size: PipeSize, swapped: bool, end: End) -> u64 {
     let ((mut near, mut near_end), (mut far, mut far_end)) = (tcp().await, tcp_small().await);
     let pool = PipePool::new(limits());
@@ -131,7 +132,8 @@ async fn a_sink_that_is_full_gets_no_further_pipe_of_1_mib() {
     );
 }
 
-/// Polls the relay when near's and its own sockets are as full as can be, until nothing moves any more.
+/// Polls the relay when near's and its own sockets are as full as can be, until nothing moves any
+/// more.
 async fn push_until_stuck(
     mut relay: Pin<&mut impl Future>,
     near: &TcpStream,

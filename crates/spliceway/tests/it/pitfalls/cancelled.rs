@@ -1,4 +1,5 @@
-//! A relay may be dropped or break at any point. Its pipes may then hold bytes, and nobody must ever get those.
+//! A relay may be dropped or break at any point. Its pipes may then hold bytes, and nobody must
+//! ever get those.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -45,8 +46,8 @@ enum Fate {
     FarResets,
 }
 
-/// One relay with both directions loaded, which may be cut short somewhere. Whatever arrives must be its own bytes, in order.
-/// Returns whether it came to its own end.
+/// One relay with both directions loaded, which may be cut short somewhere. Whatever arrives must
+/// be its own bytes, in order. Returns whether it came to its own end.
 async fn one_life(pool: PipePool, seed: u64) -> bool {
     let mut random = Random(seed << 32);
     let engine = if random.below(2) == 0 {
@@ -89,7 +90,8 @@ async fn one_life(pool: PipePool, seed: u64) -> bool {
         assert_eq!((forth.at(), back.at()), (forth_bytes, back_bytes));
         return true;
     }
-    // Whose peer has half-closed learns of that peer's reset only by writing to it, so both peers go before the relay is awaited.
+    // Whose peer has half-closed learns of that peer's reset only by writing to it, so both peers
+    // go before the relay is awaited.
     let reset = Some(std::time::Duration::ZERO);
     match fate.unwrap() {
         Fate::Dropped => relay.task.abort(),
@@ -127,7 +129,8 @@ async fn receive(from: &mut (impl AsyncRead + Unpin), wanted: &mut Pattern, rest
     }
 }
 
-/// Polls `relay` so many times while both peers send, and now and then read, and drops it wherever it stands.
+/// Polls `relay` so many times while both peers send, and now and then read, and drops it wherever
+/// it stands.
 async fn dropped_after(
     polls: usize,
     mut relay: Pin<Box<dyn Future<Output = ()> + '_>>,
@@ -154,8 +157,8 @@ async fn dropped_after(
 }
 
 #[test]
-fn a_future_dropped_at_any_await_point_leaves_no_descriptor_and_no_lent_pipe() {
-    const NAME: &str = "pitfalls::cancelled::a_future_dropped_at_any_await_point_leaves_no_descriptor_and_no_lent_pipe";
+fn a_future_dropped_at_any_point_leaks_nothing() {
+    const NAME: &str = "pitfalls::cancelled::a_future_dropped_at_any_point_leaks_nothing";
     in_child(NAME, None, || {
         block_on(async {
             let at_start = open_descriptors();

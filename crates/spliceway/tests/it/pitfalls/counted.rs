@@ -1,4 +1,5 @@
-//! Silent fallbacks are how relays lost their zero copy for a year: every byte counts as spliced or as copied, and why.
+//! Silent fallbacks are how relays lost their zero copy for a year: every byte counts as spliced or
+//! as copied, and why.
 
 use std::io::ErrorKind;
 use std::pin::Pin;
@@ -109,7 +110,8 @@ async fn the_counts_move_while_the_relay_runs() {
         for _ in 0..8 {
             tokio::join!(sent.send(&mut rig.near, 4 * MIB), wanted.expect(&mut rig.far, 4 * MIB));
             let now = rig.relay.moved();
-            // What far has read was delivered, so it is counted, to the byte: the relay runs in this thread.
+            // What far has read was delivered, so it is counted, to the byte: the relay runs in
+            // this thread.
             assert_eq!(now.bytes(), (wanted.at(), 0));
             assert!(now.forth.spliced > before.forth.spliced, "{before:?} {now:?}");
             before = now;

@@ -1,4 +1,5 @@
-//! Descriptors that are not what their type says: sockets that block, and sockets of records in the guise of streams.
+//! Descriptors that are not what their type says: sockets that block, and sockets of records in the
+//! guise of streams.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream as Blocking;
@@ -33,8 +34,8 @@ impl Worker {
         let (questions, mut asked) = tokio::sync::mpsc::unbounded_channel::<mpsc::Sender<()>>();
         let relaying = async move {
             let ((near, a), (far, b)) = (tcp_small().await, tcp_small().await);
-            // After tokio took them, which refuses such sockets in debug builds. Anybody who shares a socket can do this: the
-            // flag is the open file's, not the descriptor's.
+            // After tokio took them, which refuses such sockets in debug builds. Anybody who shares
+            // a socket can do this: the flag is the open file's, not the descriptor's.
             for end in [&a, &b] {
                 rustix::io::ioctl_fionbio(end, false).unwrap();
             }
@@ -71,7 +72,8 @@ impl Worker {
         assert_eq!(answered.recv_timeout(PATIENCE), Ok(()), "the worker is blocked");
     }
 
-    /// Sends until no socket takes more and the relay holds what it can: the worker must not wait in a write.
+    /// Sends until no socket takes more and the relay holds what it can: the worker must not wait
+    /// in a write.
     fn push_until_stuck(&mut self, sent: &mut Pattern) {
         let mut refused = 0;
         while refused < 50 {
@@ -156,7 +158,7 @@ async fn exchange(near: &UnixStream, far: &UnixStream) -> Vec<Vec<u8>> {
 }
 
 #[tokio::test]
-async fn records_are_not_spliced_and_arrive_one_by_one_up_to_what_one_receive_takes() {
+async fn records_are_copied_one_by_one() {
     for kind in [SocketType::SEQPACKET, SocketType::DGRAM] {
         for swapped in [false, true] {
             let ((near, a), (far, b)) = (records(kind), records(kind));

@@ -29,7 +29,7 @@ async fn data_before_a_reset_is_delivered_and_the_reset_is_an_error() {
 }
 
 #[tokio::test]
-async fn data_before_a_reset_in_a_splice_run_is_delivered_and_the_reset_is_an_error() {
+async fn spliced_data_before_a_reset_is_delivered() {
     both_ways_and_engines(async |setup| {
         let mut rig = setup.start().await;
         let (mut sent, mut wanted) = (Pattern::new(1), Pattern::new(1));
@@ -80,7 +80,7 @@ async fn a_reset_in_a_splice_run_closes_both_sides_and_its_pipe() {
 }
 
 #[tokio::test]
-async fn a_reset_sink_with_bytes_in_the_pipe_is_an_error_and_only_what_it_took_counts() {
+async fn a_reset_sink_is_an_error_and_only_delivered_bytes_count() {
     both_ways_and_engines(async |setup| {
         let rig = setup.small().start().await;
         let mut sent = Pattern::new(3);
@@ -268,7 +268,7 @@ async fn the_last_data_and_the_end_in_one_wake_up_are_an_end_and_no_reset() {
 }
 
 #[tokio::test]
-async fn an_answer_of_64_mib_arrives_whole_whether_the_client_ends_before_it_or_in_it() {
+async fn an_answer_of_64_mib_arrives_whole_after_a_half_close() {
     const ANSWER: u64 = 64 << 20;
     let answer = Loop::new(9);
     for sent_before_the_end in [0, BULK] {

@@ -15,13 +15,14 @@ use crate::support::{KIB, MIB, tcp, turns};
 const CHATTY: usize = 1000;
 const ROUNDS: usize = 8;
 
-/// Bytes of the bulk transfer while a request and its answer pass a chatty relay: a quarter of as many turns as tokio runs tasks before
-/// it looks for events. Measured 2.3 MiB at most; with turns that only tokio's own budget ends, and pipes of 256 KiB, 32 MiB.
+/// Bytes of the bulk transfer while a request and its answer pass a chatty relay: a quarter of as
+/// many turns as tokio runs tasks before it looks for events. Measured 2.3 MiB at most; with turns
+/// that only tokio's own budget ends, and pipes of 256 KiB, 32 MiB.
 const BULK_MEANWHILE: u64 = 61 * 256 * KIB;
 
 #[test]
-fn a_thousand_chatty_relays_wait_for_a_bounded_number_of_turns_of_a_bulk_one() {
-    const NAME: &str = "pitfalls::fair::a_thousand_chatty_relays_wait_for_a_bounded_number_of_turns_of_a_bulk_one";
+fn a_bulk_relay_delays_a_thousand_small_ones_by_a_bounded_time() {
+    const NAME: &str = "pitfalls::fair::a_bulk_relay_delays_a_thousand_small_ones_by_a_bounded_time";
     in_child(NAME, None, || {
         raise_descriptor_limit();
         for swapped in [false, true] {

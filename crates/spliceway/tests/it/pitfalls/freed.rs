@@ -52,8 +52,8 @@ impl End {
 }
 
 #[test]
-fn every_pair_of_ends_without_data_ends_the_relay_and_frees_its_descriptors() {
-    const NAME: &str = "pitfalls::freed::every_pair_of_ends_without_data_ends_the_relay_and_frees_its_descriptors";
+fn every_pair_of_ends_without_data_frees_the_descriptors() {
+    const NAME: &str = "pitfalls::freed::every_pair_of_ends_without_data_frees_the_descriptors";
     leaves_nothing_open(NAME, async |setup| {
         for near_ends in End::ALL {
             for far_ends in End::ALL {
@@ -117,9 +117,8 @@ fn a_reset_of_one_peer_while_the_other_is_idle_frees_all_descriptors() {
 }
 
 #[test]
-fn a_relay_that_a_time_out_drops_with_bytes_in_its_pipe_frees_the_pipe_and_all_descriptors() {
-    const NAME: &str =
-        "pitfalls::freed::a_relay_that_a_time_out_drops_with_bytes_in_its_pipe_frees_the_pipe_and_all_descriptors";
+fn a_relay_dropped_with_a_filled_pipe_frees_everything() {
+    const NAME: &str = "pitfalls::freed::a_relay_dropped_with_a_filled_pipe_frees_everything";
     // Far is dead: it takes nothing and sends nothing.
     leaves_nothing_open(NAME, async |setup| {
         let at_start = open_descriptors();

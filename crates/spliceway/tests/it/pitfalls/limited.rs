@@ -110,7 +110,8 @@ async fn a_limit_on_a_stream_that_has_ended_is_an_end() {
     .await;
 }
 
-/// One relay after another on the same streams, each with a limit of its own, as a protocol with lengths does it.
+/// One relay after another on the same streams, each with a limit of its own, as a protocol with
+/// lengths does it.
 #[tokio::test]
 async fn limits_in_a_row_cut_a_stream_into_pieces_without_a_seam() {
     every_way(async |engine, swapped| {

@@ -151,8 +151,8 @@ fn without_descriptors_for_a_pipe_the_relay_copies_until_there_are_some() {
 }
 
 #[test]
-fn where_the_kernel_grants_two_slots_the_relay_copies_until_it_grants_more() {
-    const NAME: &str = "pitfalls::limits::where_the_kernel_grants_two_slots_the_relay_copies_until_it_grants_more";
+fn with_pipes_of_two_slots_the_relay_copies() {
+    const NAME: &str = "pitfalls::limits::with_pipes_of_two_slots_the_relay_copies";
     let soft: usize = std::fs::read_to_string("/proc/sys/fs/pipe-user-pages-soft")
         .unwrap()
         .trim()

@@ -1,4 +1,5 @@
-//! Short writes, small messages, bursts, and relays behind relays: everything arrives, at once, and bulk mostly spliced.
+//! Short writes, small messages, bursts, and relays behind relays: everything arrives, at once, and
+//! bulk mostly spliced.
 
 use std::time::{Duration, Instant};
 
@@ -52,7 +53,8 @@ async fn sinks_that_take_next_to_nothing_at_a_time_get_every_byte() {
             let pool = PipePool::new(limits());
             let ((near, a), (far, b)) = (tcp().await, tcp().await);
             for end in [&a, &b] {
-                // The kernel makes it its least, 4,608 bytes: so each drain of a pipe takes many calls.
+                // The kernel makes it its least, 4,608 bytes: so each drain of a pipe takes many
+                // calls.
                 set_socket_send_buffer_size(end, 1).unwrap();
             }
             let (a, b) = if swapped { (b, a) } else { (a, b) };
@@ -100,7 +102,8 @@ async fn a_request_and_its_answer_of_any_size_take_no_delayed_acknowledgement() 
                 took.push(start.elapsed());
             }
             took.sort_unstable();
-            // Peers and relay share this thread, so load stretches a trip but adds no 40 or 200 ms to every other one.
+            // Peers and relay share this thread, so load stretches a trip but adds no 40 or 200 ms
+            // to every other one.
             assert!(took[TRIPS / 2] < Duration::from_millis(20), "{bytes} bytes: {took:?}");
         })
         .await;

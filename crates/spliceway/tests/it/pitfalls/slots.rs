@@ -1,4 +1,5 @@
-//! A pipe has slots, and each holds a fragment, however small: pipes full in slots and all but empty in bytes.
+//! A pipe has slots, and each holds a fragment, however small: pipes full in slots and all but
+//! empty in bytes.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,8 @@ use crate::support::pattern::Pattern;
 use crate::support::rig::{Setup, both_ways, both_ways_and_engines};
 use crate::support::{BULK, finish, write_apart};
 
-/// The kernel corks the end of a drain that asks for more than just so many slots hold, for 200 ms and each time.
+/// The kernel corks the end of a drain that asks for more than just so many slots hold, for 200 ms
+/// and each time.
 const AT_ONCE: Duration = Duration::from_millis(20);
 const TRIPS: usize = 4;
 
@@ -53,7 +55,7 @@ const SEGMENT: usize = 1448;
 const SEGMENTS: usize = 40;
 
 #[tokio::test]
-async fn slots_that_are_full_long_before_the_bytes_are_stall_nothing_and_no_readiness_is_lost() {
+async fn pipes_with_full_slots_stall_nothing() {
     both_ways_and_engines(async |setup| {
         let options = RelayOptions::new().pipe_size(PipeSize::Fixed(SizeClass::Kib64));
         let mut rig = setup.options(options).start().await;

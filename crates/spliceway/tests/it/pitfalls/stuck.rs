@@ -28,7 +28,7 @@ async fn an_end_behind_a_blocked_sink_comes_after_all_bytes() {
 }
 
 #[tokio::test]
-async fn an_end_behind_a_blocked_sink_waits_for_its_own_bytes_with_both_directions_loaded() {
+async fn the_end_waits_for_bytes_held_by_a_blocked_sink() {
     both_ways_and_engines(async |setup| {
         let mut rig = setup.small().start().await;
         let (mut forth, mut back) = (Pattern::new(2), Pattern::new(3));
@@ -74,7 +74,7 @@ async fn two_peers_that_only_send_cost_no_polls_and_then_get_everything() {
 const BLOCKED: std::time::Duration = std::time::Duration::from_secs(2);
 
 #[tokio::test]
-async fn sinks_blocked_for_two_seconds_cost_no_processor_time_and_then_get_all_bytes_and_the_end() {
+async fn blocked_sinks_cost_no_cpu_time_and_then_get_every_byte() {
     let mut rigs = Vec::new();
     for both in [false, true] {
         for finished in [false, true] {
@@ -135,7 +135,7 @@ async fn drained(rig: Rig, forth: u64, back: u64) {
 }
 
 #[tokio::test]
-async fn a_source_with_more_and_more_data_does_not_wake_a_relay_whose_sink_is_blocked() {
+async fn more_source_data_does_not_wake_a_relay_with_a_blocked_sink() {
     both_ways_and_engines(async |setup| {
         // Only the far side is small: the source's socket keeps room for the bytes that drip in.
         let mut rig = setup.start().await;

@@ -1,4 +1,5 @@
-//! splice stops at an urgent mark, for ever, and says 0 there if a FIN follows. A receive steps over it.
+//! splice stops at an urgent mark, for ever, and says 0 there if a FIN follows. A receive steps
+//! over it.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -39,7 +40,8 @@ async fn an_urgent_byte_in_a_splice_run_hides_nothing_behind_it() {
             tokio::join!(sent.send(&mut rig.near, BULK), wanted.expect(&mut rig.far, BULK));
             assert!(rig.relay.moved().forth.spliced > 0);
             for _ in 0..3 {
-                // Nobody reads, so the mark comes while the relay holds a pipe, and with bytes before it and behind it.
+                // Nobody reads, so the mark comes while the relay holds a pipe, and with bytes
+                // before it and behind it.
                 rig.push_until_stuck(&mut sent, None).await;
                 let queued = sent.at();
                 let urgent_then_more = async {
@@ -58,8 +60,8 @@ async fn an_urgent_byte_in_a_splice_run_hides_nothing_behind_it() {
     }
 }
 
-/// The edge must not be lost: everything lies in the source's queue before the relay is polled at all, and nothing follows. With
-/// the end in the queue too, splice says 0 at the mark.
+/// The edge must not be lost: everything lies in the source's queue before the relay is polled at
+/// all, and nothing follows. With the end in the queue too, splice says 0 at the mark.
 #[tokio::test]
 async fn what_is_queued_around_an_urgent_byte_before_the_first_poll_arrives() {
     let (small, large) = (100 * KIB, 200 * KIB);
@@ -96,10 +98,11 @@ async fn what_is_queued_around_an_urgent_byte_before_the_first_poll_arrives() {
     }
 }
 
-/// The caller's read stopped at the mark, short of its buffer, and tokio takes a short read for a drained socket. No edge comes
-/// for what lies behind the mark: with tokio's own copy it stays there until the next byte.
+/// The caller's read stopped at the mark, short of its buffer, and tokio takes a short read for a
+/// drained socket. No edge comes for what lies behind the mark: with tokio's own copy it stays
+/// there until the next byte.
 #[tokio::test]
-async fn what_is_queued_behind_a_mark_that_the_callers_own_read_stopped_at_arrives() {
+async fn bytes_behind_a_mark_that_stopped_the_caller_s_read_arrive() {
     for buffered in [false, true] {
         both_ways_and_engines(async |setup| {
             let ((mut near, mut near_end), (mut far, far_end)) = (tcp().await, tcp().await);
@@ -151,7 +154,8 @@ async fn small_messages_around_urgent_bytes_arrive_one_by_one() {
         let mut rig = setup.start().await;
         let (mut sent, mut wanted) = (Pattern::new(4), Pattern::new(4));
         for round in 0..200 {
-            // Idle again before each: the message arrived, and the relay had turns to find that nothing follows.
+            // Idle again before each: the message arrived, and the relay had turns to find that
+            // nothing follows.
             let (before, after) = (round % 3, round % 4 + 1);
             sent.send(&mut rig.near, before).await;
             send_urgent(&rig.near).await;
@@ -199,8 +203,8 @@ async fn urgent_bytes_of_both_peers_do_not_mix_up_the_directions() {
     .await;
 }
 
-/// A connection that is closed with bytes unread is reset, and an urgent byte that nobody took is one. What its peer had not read by
-/// then would be lost.
+/// A connection that is closed with bytes unread is reset, and an urgent byte that nobody took is
+/// one. What its peer had not read by then would be lost.
 #[tokio::test]
 async fn an_urgent_byte_before_the_end_does_not_turn_the_close_into_a_reset() {
     /// More than the far peer's window, as long as it reads nothing.
@@ -208,7 +212,8 @@ async fn an_urgent_byte_before_the_end_does_not_turn_the_close_into_a_reset() {
     both_ways_and_engines(async |setup| {
         let pool = spliceway::PipePool::new(setup.limits.clone());
         let (mut laid, relay) = setup.lay_out(pool).await;
-        // All of this is queued before the relay begins, so that it meets the mark and the end together.
+        // All of this is queued before the relay begins, so that it meets the mark and the end
+        // together.
         Pattern::new(9).send(&mut laid.far, 1000).await;
         send_urgent(&laid.far).await;
         finish(&laid.far);
@@ -259,7 +264,8 @@ fn a_mark_hides_nothing_from_a_runtime_after_one_that_ended_at_a_mark() {
     block_on(guard(passes_a_mark()));
 }
 
-/// A relay's two ends. At the first lie three bytes, an urgent one and three more, and the runtime has told of all of them, once.
+/// A relay's two ends. At the first lie three bytes, an urgent one and three more, and the runtime
+/// has told of all of them, once.
 struct AtAMark {
     ends: Option<(TcpStream, TcpStream)>,
     peers: Peers,

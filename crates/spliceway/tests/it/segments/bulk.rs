@@ -20,7 +20,7 @@ async fn bulk_both_ways_at_once_is_exact_and_spliced_without_offloads() {
 }
 
 #[tokio::test]
-async fn bulk_both_ways_at_once_is_exact_and_spliced_where_only_the_receiver_joins_segments() {
+async fn bulk_both_ways_with_gro_alone_is_exact_and_spliced() {
     bulk_is_exact_and_spliced(Offloads::Gro, 24 * MIB).await;
 }
 

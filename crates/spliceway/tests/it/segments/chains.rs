@@ -122,9 +122,9 @@ fn relays_in_a_row_pass_bulk_and_half_closes_on_and_leave_no_descriptor() {
 }
 
 #[test]
-fn a_reset_at_either_end_ends_all_relays_in_a_row_and_leaves_no_descriptor() {
+fn a_reset_ends_a_chain_of_relays_and_leaks_nothing() {
     through_chains(
-        "segments::chains::a_reset_at_either_end_ends_all_relays_in_a_row_and_leaves_no_descriptor",
+        "segments::chains::a_reset_ends_a_chain_of_relays_and_leaks_nothing",
         async |net, path| {
             for first_resets in [true, false] {
                 Chain::along(net, path).ends_with_a_reset(first_resets).await;
@@ -133,8 +133,8 @@ fn a_reset_at_either_end_ends_all_relays_in_a_row_and_leaves_no_descriptor() {
     );
 }
 
-/// In a process of its own, whose descriptors are counted: three relays and eight, each on a node of its own, and to and fro
-/// between two.
+/// In a process of its own, whose descriptors are counted: three relays and eight, each on a node
+/// of its own, and to and fro between two.
 fn through_chains(test: &str, mut scenario: impl AsyncFnMut(&Net, &[usize])) {
     if Net::chain(1, Offloads::Off).is_none() {
         return;

@@ -47,7 +47,7 @@ async fn last_data_and_fin_in_one_wake_up_arrive_as_data_and_fin() {
 }
 
 #[tokio::test]
-async fn last_data_fin_and_hang_up_in_one_wake_up_arrive_as_data_and_fin_on_a_half_closed_connection() {
+async fn data_fin_and_hang_up_in_one_wake_up_arrive_in_order() {
     for offloads in [Offloads::On, Offloads::Off] {
         let Some(net) = Net::of_three(offloads) else { return };
         for last in LAST {

@@ -22,7 +22,7 @@ const SEGMENTS: usize = 40;
 const BYTES: u64 = (SEGMENTS * SEGMENT) as u64;
 
 #[tokio::test]
-async fn what_lies_behind_a_fill_that_was_stopped_by_slots_arrives_with_no_further_byte() {
+async fn bytes_behind_a_fill_that_slots_stopped_arrive_unprompted() {
     for offloads in Offloads::ALL {
         let Some(net) = Net::of_three(offloads) else { return };
         both_ways_and_engines(async |setup| {

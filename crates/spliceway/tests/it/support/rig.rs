@@ -59,8 +59,8 @@ pub(crate) async fn both_ways(mut scenario: impl AsyncFnMut(Setup)) {
     }
 }
 
-/// Runs a scenario both ways for a relay that takes all flows as bulk and one that decides for itself: every rule for a splice
-/// run must also hold in the receives between runs.
+/// Runs a scenario both ways for a relay that takes all flows as bulk and one that decides for
+/// itself: every rule for a splice run must also hold in the receives between runs.
 pub(crate) async fn both_ways_and_engines(mut scenario: impl AsyncFnMut(Setup)) {
     for engine in [Engine::Splice, Engine::Auto] {
         both_ways(async |setup| scenario(Setup { engine, ..setup }).await).await;
@@ -205,8 +205,9 @@ impl Moved {
     }
 }
 
-/// Scheduler turns without a byte moved after which a relay counts as stuck. Each turn polls the driver, so this outlasts every
-/// event that is on its way; an acknowledgement the kernel delays is the caller's to reckon with.
+/// Scheduler turns without a byte moved after which a relay counts as stuck. Each turn polls the
+/// driver, so this outlasts every event that is on its way; an acknowledgement the kernel delays is
+/// the caller's to reckon with.
 const STUCK_TURNS: usize = 500;
 
 impl Rig {
@@ -227,8 +228,8 @@ impl Rig {
         }
     }
 
-    /// Looks for a stretch of turns in which no byte moves, and asserts that the relay was not polled in it. `meanwhile` runs
-    /// once per turn and says whether it moved anything itself.
+    /// Looks for a stretch of turns in which no byte moves, and asserts that the relay was not
+    /// polled in it. `meanwhile` runs once per turn and says whether it moved anything itself.
     pub(crate) async fn assert_sleeps(&self, mut meanwhile: impl FnMut() -> bool) {
         let mut seen = Vec::new();
         for _ in 0..20 {
