@@ -33,6 +33,7 @@ fn cpu_by_contender(results: &Results, path: &Path) -> Result<(), Box<dyn Error>
         .contenders()
         .into_iter()
         .filter(|name| is_peer(name) || *name == OURS)
+        .filter(|name| measured.omitted_cpu(name).is_none())
         .filter_map(|name| Some((name, measured.cpu(name)?.value)))
         .collect();
     bars.sort_by(|a, b| b.1.total_cmp(&a.1));
@@ -41,7 +42,7 @@ fn cpu_by_contender(results: &Results, path: &Path) -> Result<(), Box<dyn Error>
     root.fill(&WHITE)?;
     let mut chart = ChartBuilder::on(&root)
         .caption(
-            "CPU time of the relay, seconds per GiB: one bulk flow at a fixed rate (less is better)",
+            "CPU time of the relay's core, seconds per GiB: one bulk flow at a fixed rate (less is better)",
             FONT,
         )
         .margin(12)
@@ -82,7 +83,8 @@ fn latency_by_load(results: &Results, path: &Path) -> Result<(), Box<dyn Error>>
     let points = |name: &'static str| -> Vec<(f64, f64)> {
         let of = |percent: u32| {
             let measured = results.load(&format!("F1 bulk at {percent} %"), "rack")?;
-            Some((f64::from(percent), measured.added(name, 0.9)?.value))
+            let shown = measured.omitted_latency(name, 0.9).is_none();
+            Some((f64::from(percent), measured.added(name, 0.9).filter(|_| shown)?.value))
         };
         [25, 50, 75].into_iter().filter_map(of).collect()
     };
@@ -99,13 +101,17 @@ fn cpu_by_size(results: &Results, path: &Path) -> Result<(), Box<dyn Error>> {
     let points = |name: &'static str| -> Vec<(f64, f64)> {
         let of = |kib: u32| {
             let measured = results.load(&format!("F4 {kib} KiB at 50 MB/s"), "rack")?;
-            Some((f64::from(kib).log2(), measured.cpu_ratio(name, REFERENCE)?.value))
+            let shown = measured.omitted_cpu(name).is_none();
+            Some((
+                f64::from(kib).log2(),
+                measured.cpu_ratio(name, REFERENCE).filter(|_| shown)?.value,
+            ))
         };
         [2, 8, 16, 64, 256].into_iter().filter_map(of).collect()
     };
     lines(
         path,
-        "CPU time of the relay relative to tokio, against the size of a write in KiB (50 MB/s)",
+        "CPU time relative to tokio, by the size of a write in KiB (one stream of 50 MB/s; 1.0 is tokio)",
         |log| format!("{:.0}", log.exp2()),
         &LINES.map(|name| (name, points(name))),
     )

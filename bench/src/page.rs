@@ -66,7 +66,7 @@ impl Results {
 
     fn tables(&self) -> String {
         let mut page = String::from(
-            "# Every figure of the field benchmark
+            "# All numbers of the field benchmark
 
 For readers of [benchmarks.md](../benchmarks.md) who want every number. `cargo xtask bench report`
 writes this page.
@@ -169,12 +169,37 @@ const ROWS: &[(&str, &str, Figure, &str)] = &[
     ("F2 64 B × 50", "rack", Cpu, "Requests of 64 B, 50 connections"),
     ("F2 16 KiB × 50", "rack", Cpu, "Requests of 16 KiB, 50 connections"),
     ("F2 64 KiB × 50", "rack", Cpu, "Requests of 64 KiB, 50 connections"),
-    ("F3 200 × 3 Mbit/s", "city", Cpu, "200 video streams of 3 Mbit/s"),
-    ("F3 20 × 35 Mbit/s", "city", Cpu, "20 downloads of 35 Mbit/s"),
-    ("F4 8 KiB at 50 MB/s", "rack", Cpu, "Log shipping, writes of 8 KiB"),
-    ("F5 64 B × 50 beside bulk", "rack", P90, "Requests of 64 B beside bulk"),
-    ("F6 1,500 connections/s", "rack", Cpu, "1,500 connections/s"),
-    ("F8 far sink", "continent", Cpu, "Downloads to clients 10 ms away"),
+    (
+        "F3 200 × 3 Mbit/s",
+        "city",
+        Cpu,
+        "200 streams of 3 Mbit/s, writes of 16 KiB",
+    ),
+    (
+        "F3 20 × 35 Mbit/s",
+        "city",
+        Cpu,
+        "20 streams of 35 Mbit/s, writes of 256 KiB",
+    ),
+    (
+        "F4 8 KiB at 50 MB/s",
+        "rack",
+        Cpu,
+        "One stream of 50 MB/s, writes of 8 KiB",
+    ),
+    (
+        "F5 64 B × 50 beside bulk",
+        "rack",
+        P90,
+        "Requests of 64 B beside a bulk flow",
+    ),
+    (
+        "F6 1,500 connections/s",
+        "rack",
+        Cpu,
+        "1,500 new connections per second",
+    ),
+    ("F8 far sink", "continent", Cpu, "Bulk flows to clients 10 ms away"),
 ];
 
 /// Real programs of the summary, where more is better.
@@ -186,14 +211,14 @@ const PROGRAMS: &[&str] = &[
 
 fn summary(results: &Results) -> String {
     let mut table = String::from(
-        "| workload | figure | against tokio | against the best peer | best peer |\n|---|---|---|---|---|\n",
+        "| workload | quantity | ratio to tokio | ratio to the best peer | best peer |\n|---|---|---|---|---|\n",
     );
     for (load, profile, figure, title) in ROWS {
         let Some(measured) = results.load(load, profile) else {
             continue;
         };
         let name = match figure {
-            Cpu => "CPU",
+            Cpu => "CPU time",
             Latency(_, name) => name,
         };
         row(&mut table, title, name, compared(measured, *figure));
@@ -229,7 +254,7 @@ fn row(table: &mut String, title: &str, figure: &str, compared: Compared<'_>) {
             cell(tokio),
             cell(peer)
         ),
-        Err(why) => writeln!(table, "| {title} | {figure} | omitted | – | {why} |"),
+        Err(why) => writeln!(table, "| {title} | {figure} | omitted: {why} | – | – |"),
     };
 }
 

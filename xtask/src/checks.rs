@@ -53,7 +53,8 @@ pub(crate) const RELEASE: Task = Task {
     purpose: "packages, minimum versions, docs.rs and other systems (MSRV and nightly toolchains)",
     steps: &[
         step(
-            "cargo publish --dry-run --allow-dirty --package spliceway-core --package spliceway --package spliceway-proxy",
+            "cargo publish --dry-run --allow-dirty --package spliceway-core --package spliceway \
+             --package spliceway-protocol --package spliceway-proxy",
         ),
         step("cargo +MSRV check --target-dir target/msrv --package spliceway --all-features --package spliceway-proxy"),
         step(
@@ -63,7 +64,7 @@ pub(crate) const RELEASE: Task = Task {
         Step {
             variable: Some(("RUSTDOCFLAGS", "--cfg docsrs -D warnings")),
             line: "cargo +nightly doc --target-dir target/docsrs --no-deps --all-features --package spliceway-core \
-                   --package spliceway",
+                   --package spliceway --package spliceway-protocol",
         },
         rustflags(
             "-D warnings",

@@ -1,10 +1,10 @@
-//! The text files of the repository.
+//! The files of the repository.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// All text files that git tracks or would track.
+/// All files that git tracks or would track.
 pub(crate) struct Repository {
     pub(crate) files: Vec<File>,
 }
@@ -12,6 +12,7 @@ pub(crate) struct Repository {
 pub(crate) struct File {
     /// The path from the root of the repository.
     pub(crate) path: String,
+    /// Empty if the file is not text.
     pub(crate) text: String,
 }
 
@@ -35,10 +36,10 @@ impl Repository {
             .expect("git runs");
         let paths = String::from_utf8(listed.stdout).expect("paths are text");
         let read = |path: &str| {
-            let text = fs::read_to_string(root.join(path)).ok()?;
+            let bytes = fs::read(root.join(path)).ok()?;
             Some(File {
                 path: path.into(),
-                text,
+                text: String::from_utf8(bytes).unwrap_or_default(),
             })
         };
         let files: Vec<File> = paths.split_terminator('\0').filter_map(read).collect();
