@@ -10,10 +10,11 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
+
+use crate::log::LogThrottle;
 
 /// The reason to refuse a session when its client has as many sessions as it may have.
 pub(crate) const TOO_MANY_OF_CLIENT: &str = "max_conns_per_ip";
@@ -21,8 +22,6 @@ pub(crate) const TOO_MANY_OF_CLIENT: &str = "max_conns_per_ip";
 pub(crate) const NO_PLACE_LEFT: &str = "max_conns";
 /// The reason to refuse a session when its client is dialling as many targets as it may dial.
 pub(crate) const TOO_MANY_DIALS: &str = "max_dials_per_ip";
-/// The shortest time between two log lines about a reached limit.
-const LOG_EVERY: Duration = Duration::from_secs(10);
 
 /// The limits, and the sessions that count towards them.
 #[derive(Debug)]
@@ -32,7 +31,7 @@ pub(crate) struct Admission {
     max: usize,
     free: Semaphore,
     waits: AtomicU64,
-    logged: Mutex<Option<Instant>>,
+    throttle: Mutex<LogThrottle>,
     max_per_client: Option<NonZeroU32>,
     /// The number of sessions of each client. Clients without a session are removed, so the map
     /// never has more than `max` entries.
@@ -119,7 +118,7 @@ impl Admission {
             max,
             free: Semaphore::new(max),
             waits: AtomicU64::new(0),
-            logged: Mutex::new(None),
+            throttle: Mutex::default(),
             max_per_client,
             clients: Mutex::default(),
         })
@@ -145,12 +144,10 @@ impl Admission {
         }
     }
 
-    /// Counts a wait. Logs the reached limit at most once in [`LOG_EVERY`].
+    /// Counts a wait. Logs the reached limit at most once in [`LogThrottle::EVERY`].
     fn full(&self, now: Instant) {
         self.waits.fetch_add(1, Ordering::Relaxed);
-        let mut logged = unpoisoned(&self.logged);
-        if logged.is_none_or(|logged| now - logged >= LOG_EVERY) {
-            *logged = Some(now);
+        if unpoisoned(&self.throttle).admits(now) {
             tracing::warn!(
                 max = self.max,
                 "the limit on {} is reached: new clients wait",
@@ -339,17 +336,5 @@ mod tests {
         assert!(!refused.count(ip("192.0.2.2")));
         drop((permit, refused));
         assert_eq!((admission.clients().len(), admission.taken()), (0, 0));
-    }
-
-    #[test]
-    fn a_limit_that_is_reached_is_said_once_in_ten_seconds() {
-        let admission = Admission::new("sessions", 1, None);
-        let start = Instant::now();
-        let said = |after| {
-            admission.full(start + after);
-            *unpoisoned(&admission.logged) == Some(start + after)
-        };
-        assert!(said(Duration::ZERO) && !said(LOG_EVERY / 2) && said(LOG_EVERY));
-        assert_eq!(admission.waits(), 3);
     }
 }

@@ -18,6 +18,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::admission::{Admission, Permit};
 use crate::errno;
+use crate::log::LogThrottle;
 use crate::metrics::Metrics;
 use crate::stream::Stream;
 use spliceway_protocol::address::canonical;
@@ -39,8 +40,6 @@ const CLIENTS_IN_A_ROW_MAX: u32 = 16;
 /// The number of clients to serve before other tasks run. `serve` may call connect(2). A short
 /// session takes 70 µs of CPU in total, so 16 of them delay other tasks by about 1 ms.
 const CLIENTS_PER_POLL: u32 = 16;
-/// A shortage is logged at most once in this time.
-const LOG_EVERY: Duration = Duration::from_secs(10);
 
 /// A socket that clients connect to.
 #[derive(Debug)]
@@ -237,7 +236,7 @@ fn is_of_the_client(error: &io::Error) -> bool {
 #[derive(Debug, Default)]
 struct Shortage {
     last_wait: Duration,
-    logged: Option<Instant>,
+    throttle: LogThrottle,
     clients: u32,
 }
 
@@ -245,11 +244,7 @@ impl Shortage {
     /// Returns how long to wait, and whether to log the failure.
     fn next(&mut self, now: Instant) -> (Duration, bool) {
         self.last_wait = (self.last_wait * 2).clamp(BACK_OFF_MIN, BACK_OFF_MAX);
-        let worth_a_line = self.logged.is_none_or(|logged| now - logged >= LOG_EVERY);
-        if worth_a_line {
-            self.logged = Some(now);
-        }
-        (self.last_wait, worth_a_line)
+        (self.last_wait, self.throttle.admits(now))
     }
 
     /// Returns whether a failure that looks like one client's may concern this client only.
@@ -281,8 +276,8 @@ mod tests {
         assert_eq!(millis, [50, 100, 200, 400, 800, 1000, 1000]);
         assert_eq!(waits.iter().filter(|(_, line)| *line).count(), 1);
         shortage.over();
-        assert_eq!(shortage.next(start + LOG_EVERY / 2), (BACK_OFF_MIN, false));
-        assert_eq!(shortage.next(start + LOG_EVERY), (BACK_OFF_MIN * 2, true));
+        assert_eq!(shortage.next(start + LogThrottle::EVERY / 2), (BACK_OFF_MIN, false));
+        assert_eq!(shortage.next(start + LogThrottle::EVERY), (BACK_OFF_MIN * 2, true));
     }
 
     async fn one(address: &str) -> Listener {

@@ -19,6 +19,7 @@ use std::{panic, thread};
 use prometheus_client::metrics::counter::Counter;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use tokio::time::Instant;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::health::Health;
@@ -85,6 +86,25 @@ pub(crate) fn announce(line: &dyn Display) {
     } else {
         // If the write fails, nobody reads the line. This is no reason to fail.
         let _ = io::stderr().write_all(line.as_bytes());
+    }
+}
+
+/// Lets one line in [`LogThrottle::EVERY`] through.
+#[derive(Debug, Default)]
+pub(crate) struct LogThrottle {
+    last: Option<Instant>,
+}
+
+impl LogThrottle {
+    pub(crate) const EVERY: Duration = Duration::from_secs(10);
+
+    /// Returns whether to log a line now.
+    pub(crate) fn admits(&mut self, now: Instant) -> bool {
+        let admits = self.last.is_none_or(|last| now - last >= Self::EVERY);
+        if admits {
+            self.last = Some(now);
+        }
+        admits
     }
 }
 
@@ -357,6 +377,13 @@ mod tests {
         while !log.queue().lines.ends.is_empty() {
             thread::yield_now();
         }
+    }
+
+    #[test]
+    fn one_line_in_ten_seconds_is_admitted() {
+        let (mut throttle, start) = (LogThrottle::default(), Instant::now());
+        let mut admits = |after| throttle.admits(start + after);
+        assert!(admits(Duration::ZERO) && !admits(LogThrottle::EVERY / 2) && admits(LogThrottle::EVERY));
     }
 
     #[test]

@@ -55,14 +55,14 @@ pub(crate) struct Rates {
 /// The buckets of a service and of its clients.
 #[derive(Debug)]
 pub(crate) struct RateLimits {
-    rates: Both<Rates>,
-    service: Both<Option<RateLimit>>,
+    rates: PerDirection<Rates>,
+    service: PerDirection<Option<RateLimit>>,
     clients: Mutex<Clients>,
 }
 
 /// A pair of values: for bytes from the client, and for bytes to the client.
 #[derive(Debug, Clone, Default)]
-struct Both<T> {
+struct PerDirection<T> {
     incoming: T,
     outgoing: T,
 }
@@ -97,7 +97,7 @@ struct Clients {
 
 #[derive(Debug)]
 struct Client {
-    limits: Both<Option<RateLimit>>,
+    limits: PerDirection<Option<RateLimit>>,
     sessions: usize,
     /// The time at which the last session ended, if the client has no session.
     left: Option<Instant>,
@@ -106,8 +106,8 @@ struct Client {
 impl RateLimits {
     pub(crate) fn new(incoming: Rates, outgoing: Rates) -> Arc<Self> {
         Arc::new(Self {
-            rates: Both { incoming, outgoing },
-            service: Both {
+            rates: PerDirection { incoming, outgoing },
+            service: PerDirection {
                 incoming: limit(incoming.service, None),
                 outgoing: limit(outgoing.service, None),
             },
@@ -134,11 +134,11 @@ impl RateLimits {
         }
     }
 
-    fn enter(&self, client: ClientKey, now: Instant) -> Both<Option<RateLimit>> {
+    fn enter(&self, client: ClientKey, now: Instant) -> PerDirection<Option<RateLimit>> {
         let mut clients = self.clients();
         clients.forget(now);
         let client = clients.buckets.entry(client).or_insert_with(|| Client {
-            limits: Both {
+            limits: PerDirection {
                 incoming: limit(self.rates.incoming.client, self.service.incoming.as_ref()),
                 outgoing: limit(self.rates.outgoing.client, self.service.outgoing.as_ref()),
             },

@@ -149,21 +149,21 @@ struct Ends {
     client: Stream,
     up: Vec<u8>,
     /// The part of the client's further bytes that is for the target. `None` means all of them.
-    rest: Option<Rest>,
+    rest: Option<RemainingBody>,
     upstream: Stream,
     down: Vec<u8>,
     rates: SessionRates,
 }
 
 /// The part of a request's body that is still to come.
-enum Rest {
+enum RemainingBody {
     /// The target has the whole request, and the proxy has read the head of its answer.
     Nothing,
     Bytes(u64),
     Chunks(Chunks),
 }
 
-impl Rest {
+impl RemainingBody {
     /// Returns how many of these next bytes belong to the body.
     fn take(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
         match self {
@@ -213,7 +213,7 @@ async fn relay(ends: Ends, record: &mut Record) -> Outcome {
 /// A request, and the bytes of its answer that were read before the relay.
 struct Request {
     up: Vec<u8>,
-    rest: Rest,
+    rest: RemainingBody,
     down: Vec<u8>,
 }
 
@@ -228,9 +228,9 @@ async fn exchange(
     let Stream::Tcp(mut upstream) = upstream else {
         unreachable!("no client can name a Unix socket");
     };
-    let is_in_chunks = matches!(request.rest, Rest::Chunks(_));
+    let is_in_chunks = matches!(request.rest, RemainingBody::Chunks(_));
     let ended = match request.rest {
-        Rest::Nothing => answer(&mut client, request.down, &mut upstream, options, record).await,
+        RemainingBody::Nothing => answer(&mut client, request.down, &mut upstream, options, record).await,
         _ => match ask(&mut client, request, &mut upstream, &options, record).await {
             Some(ended) => ended,
             None => answer(&mut client, Vec::new(), &mut upstream, options, record).await,
@@ -274,15 +274,15 @@ async fn ask(
     let engine = if engine == Engine::Splice { Engine::Auto } else { engine };
     let options = options.clone().engine(engine).a_to_b_prefix(up);
     let ended = match (rest, client) {
-        (Rest::Chunks(chunks), client) => {
+        (RemainingBody::Chunks(chunks), client) => {
             let (reader, writer) = tokio::io::split(client);
             let body = RequestBody::new(reader, chunks, sent, Arc::clone(&upload));
             ask_of(join(body, writer), upstream, options, &upload, record).await
         }
         (rest, client) => {
             let left = match rest {
-                Rest::Bytes(left) => left,
-                Rest::Nothing | Rest::Chunks(_) => 0,
+                RemainingBody::Bytes(left) => left,
+                RemainingBody::Nothing | RemainingBody::Chunks(_) => 0,
             };
             upload.is_of(sent + left);
             let options = options.a_to_b_limit(left);

@@ -57,14 +57,14 @@ impl Worker {
 #[derive(Debug)]
 pub(crate) struct SplicePath {
     splicer: Splicer,
-    start: Start,
+    start: Startup,
     /// Whether the direction ends where its source would block.
     finishing: bool,
 }
 
 /// What must be done before a direction can rely on the readiness of its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Start {
+enum Startup {
     /// Bytes in buffers around the sockets go first, behind the caller's prefix, which the splicer
     /// has.
     Unbuffer,
@@ -89,7 +89,7 @@ impl SplicePath {
         splicer.preload(prefix.into());
         Self {
             splicer,
-            start: Start::Unbuffer,
+            start: Startup::Unbuffer,
             finishing: false,
         }
     }
@@ -106,9 +106,9 @@ impl SplicePath {
         R: ?Sized,
         W: AsyncWrite + Unpin + ?Sized,
     {
-        if self.start == Start::Unbuffer {
+        if self.start == Startup::Unbuffer {
             ready!(self.poll_unbuffer(cx, reader, writer))?;
-            self.start = Start::TrySource;
+            self.start = Startup::TrySource;
         }
         let (Some(source), Some(sink)) = (stream::source(reader), stream::sink(writer)) else {
             return Poll::Ready(Err(read_failed(no_socket_any_more())));
@@ -140,9 +140,9 @@ impl SplicePath {
     pub(crate) fn finish(&mut self, max: u64) {
         self.splicer.set_limit(max);
         self.finishing = true;
-        if self.start == Start::Done {
+        if self.start == Startup::Done {
             // It counts as drained, and may be at an urgent mark.
-            self.start = Start::TrySource;
+            self.start = Startup::TrySource;
         }
     }
 
@@ -212,7 +212,7 @@ impl Drop for Parked<'_> {
 struct Ends<'a> {
     source: ReadySocket<'a>,
     sink: ReadySocket<'a>,
-    start: &'a mut Start,
+    start: &'a mut Startup,
     /// Whether the direction ends where its source would block.
     finishing: bool,
     rate: Option<&'a mut RateWaiter>,
@@ -224,7 +224,7 @@ struct Ends<'a> {
 enum Attempt {
     /// It counts as readable.
     Ready,
-    /// It does not, but see [`Start::TrySource`].
+    /// It does not, but see [`Startup::TrySource`].
     Try,
     /// It is drained, and the direction is to end there.
     Finish,
@@ -270,7 +270,7 @@ impl Ends<'_> {
     fn poll_source(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Attempt>> {
         match self.source.poll_read_ready(cx) {
             Poll::Ready(ready) => Poll::Ready(ready.map(|()| Attempt::Ready)),
-            Poll::Pending if *self.start == Start::Done && !self.finishing => Poll::Pending,
+            Poll::Pending if *self.start == Startup::Done && !self.finishing => Poll::Pending,
             Poll::Pending => self.poll_unready_source().map(Ok),
         }
     }
@@ -283,7 +283,7 @@ impl Ends<'_> {
             return Poll::Pending;
         }
         // A FIFO reads as ended until somebody has opened it to write.
-        if *self.start == Start::TrySource && !self.source.is_empty_pipe() {
+        if *self.start == Startup::TrySource && !self.source.is_empty_pipe() {
             return Poll::Ready(Attempt::Try);
         }
         match self.finishing {
@@ -301,7 +301,7 @@ impl Ends<'_> {
         worker: &mut Worker,
     ) -> Poll<io::Result<()>> {
         let max = ready!(self.poll_max(cx, read.max_bytes()));
-        let (is_first, counts, scratch) = (*self.start == Start::TrySource, self.counts, &mut worker.scratch);
+        let (is_first, counts, scratch) = (*self.start == Startup::TrySource, self.counts, &mut worker.scratch);
         let perform = |source: BorrowedFd<'_>| {
             // A direction that stays silent should need no pipe, not even to find that out. (A
             // socket that was just connected counts as readable: it was hung up before.)
@@ -324,7 +324,7 @@ impl Ends<'_> {
             ReadOutcome::Open => attempt == Attempt::Ready,
             ReadOutcome::WouldBlock | ReadOutcome::Drained => true,
         };
-        *self.start = if is_tried { Start::Done } else { Start::TrySource };
+        *self.start = if is_tried { Startup::Done } else { Startup::TrySource };
         let may_be_at_mark = match outcome {
             ReadOutcome::Short => is_tried,
             // At a mark, a receive also finds nothing if a signal is pending.
@@ -353,7 +353,7 @@ impl Ends<'_> {
         }
         let max = ready!(self.poll_max(cx, splice.max_bytes()));
         if attempt == Attempt::Ready {
-            *self.start = Start::Done;
+            *self.start = Startup::Done;
         }
         let (source, counts) = (self.source.as_fd(), self.counts);
         let spliced = self.sink.try_write(|sink| splice.perform(max, source, sink, counts));

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
 use super::pattern::{PIECE_MAX, Pattern, Stream, Wrong};
-use super::plan::{Begin, Kind, Session, Side, Way};
+use super::plan::{Begin, Flow, Kind, Session, Side};
 use super::tally::Tally;
 use spliceway_machine::Random;
 
@@ -67,13 +67,13 @@ impl Peer<'_> {
 
     fn streams(&self) -> (Stream, Stream) {
         let (out, into) = self.side.out_and_in();
-        let stream = |way: usize| self.pattern.stream(2 * self.session.number + way as u64);
+        let stream = |flow: usize| self.pattern.stream(2 * self.session.number + flow as u64);
         (stream(out), stream(into))
     }
 
-    fn ways(&self) -> (&Way, &Way) {
+    fn flows(&self) -> (&Flow, &Flow) {
         let (out, into) = self.side.out_and_in();
-        (&self.session.ways[out], &self.session.ways[into])
+        (&self.session.flows[out], &self.session.flows[into])
     }
 
     async fn stream(&self) -> Result<(u64, u64), Fault> {
@@ -89,9 +89,9 @@ impl Peer<'_> {
     }
 
     async fn send_way(&self, peers_end: Option<oneshot::Receiver<()>>) -> Result<u64, Fault> {
-        let (way, _) = self.ways();
+        let (flow, _) = self.flows();
         let (mut stream, _) = self.streams();
-        match way.begin {
+        match flow.begin {
             Begin::After(time) => sleep(time).await,
             Begin::AfterPeersEnd(time) => {
                 if let Some(end) = peers_end {
@@ -101,12 +101,12 @@ impl Peer<'_> {
                 sleep(time).await;
             }
         }
-        let urgent_at = way.urgent_at.unwrap_or(way.bytes);
-        self.send(&mut stream, urgent_at, way).await?;
-        if way.urgent_at.is_some() {
+        let urgent_at = flow.urgent_at.unwrap_or(flow.bytes);
+        self.send(&mut stream, urgent_at, flow).await?;
+        if flow.urgent_at.is_some() {
             self.send_urgent().await?;
         }
-        self.send(&mut stream, way.bytes - urgent_at, way).await?;
+        self.send(&mut stream, flow.bytes - urgent_at, flow).await?;
         if self.session.kind != Kind::Reset(self.side) {
             shutdown(&self.socket, Shutdown::Write).map_err(failed("shutdown"))?;
         }
@@ -114,17 +114,17 @@ impl Peer<'_> {
     }
 
     async fn receive_way(&self, ended: oneshot::Sender<()>) -> Result<u64, Fault> {
-        let (_, way) = self.ways();
+        let (_, flow) = self.flows();
         let (_, mut stream) = self.streams();
         loop {
-            let most = way.stall.map_or(u64::MAX, |(every, _)| every - stream.passed % every);
+            let most = flow.stall.map_or(u64::MAX, |(every, _)| every - stream.passed % every);
             match self.receive(&mut stream, most.min(PIECE_MAX as u64) as usize).await? {
-                0 if stream.passed == way.bytes || way.cut.is_some() => break,
-                0 => return Err(ended_at(&stream, way.bytes)),
-                _ if stream.passed > way.bytes => return Err(ended_at(&stream, way.bytes)),
+                0 if stream.passed == flow.bytes || flow.cut.is_some() => break,
+                0 => return Err(ended_at(&stream, flow.bytes)),
+                _ if stream.passed > flow.bytes => return Err(ended_at(&stream, flow.bytes)),
                 _ => {}
             }
-            if let Some((every, time)) = way.stall
+            if let Some((every, time)) = flow.stall
                 && stream.passed % every == 0
             {
                 sleep(time).await;
@@ -138,11 +138,11 @@ impl Peer<'_> {
     /// Exchanges requests (up) and responses (down). Both ends draw the same sizes.
     async fn rounds(&self, trips: u64, size_max: u64, mut sizes: Random) -> Result<(u64, u64), Fault> {
         let (mut out, mut into) = self.streams();
-        let (way, _) = self.ways();
+        let (flow, _) = self.flows();
         for trip in 0..2 * trips {
             let size = sizes.between(1, size_max);
             if (trip % 2 == 0) == (self.side == Side::Client) {
-                self.send(&mut out, size, way).await?;
+                self.send(&mut out, size, flow).await?;
             } else {
                 self.receive_exactly(&mut into, size).await?;
             }
@@ -167,10 +167,10 @@ impl Peer<'_> {
         outcome.map(|sent| (sent, 0))
     }
 
-    async fn send(&self, stream: &mut Stream, bytes: u64, way: &Way) -> Result<(), Fault> {
+    async fn send(&self, stream: &mut Stream, bytes: u64, flow: &Flow) -> Result<(), Fault> {
         let end = stream.passed + bytes;
-        while stream.passed < end && way.cut.is_none_or(|cut| Instant::now() < cut) {
-            let piece = (end - stream.passed).min(way.piece as u64) as usize;
+        while stream.passed < end && flow.cut.is_none_or(|cut| Instant::now() < cut) {
+            let piece = (end - stream.passed).min(flow.piece as u64) as usize;
             in_time("send", self.socket.writable()).await?;
             match self.socket.try_write(stream.ahead(piece)) {
                 Ok(sent) => stream.pass(sent),

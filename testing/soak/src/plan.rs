@@ -11,7 +11,7 @@ pub(super) struct Session {
     pub(super) number: u64,
     pub(super) kind: Kind,
     /// From client to server, and back.
-    pub(super) ways: [Way; 2],
+    pub(super) flows: [Flow; 2],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,7 +28,7 @@ pub(super) enum Kind {
     LateAnswer,
     Urgent,
     Idle,
-    /// This side resets the connection after the bytes of its way.
+    /// This side resets the connection after the bytes of its flow.
     Reset(Side),
     /// Connected, and closed or reset without a byte.
     Silent {
@@ -44,7 +44,7 @@ pub(super) enum Side {
 
 /// One direction of a connection.
 #[derive(Clone, Debug)]
-pub(super) struct Way {
+pub(super) struct Flow {
     pub(super) bytes: u64,
     /// Bytes sent per call.
     pub(super) piece: usize,
@@ -61,7 +61,7 @@ pub(super) struct Way {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Begin {
     After(Duration),
-    /// This long after the other side ended its way.
+    /// This long after the other side ended its flow.
     AfterPeersEnd(Duration),
 }
 
@@ -71,14 +71,14 @@ const MIB: u64 = 1 << 20;
 impl Session {
     /// Returns a session with this many bytes up and down, as fast as they go.
     pub(super) fn bulk(number: u64, up: u64, down: u64, cut: Option<Instant>) -> Self {
-        let way = |bytes| Way {
+        let flow = |bytes| Flow {
             cut,
-            ..Way::of(bytes, PIECE_MAX)
+            ..Flow::of(bytes, PIECE_MAX)
         };
         Self {
             number,
             kind: Kind::Bulk,
-            ways: [way(up), way(down)],
+            flows: [flow(up), flow(down)],
         }
     }
 
@@ -87,14 +87,14 @@ impl Session {
         let mut random = Random::new(seed ^ number.wrapping_mul(0x2545_f491_4f6c_dd1d));
         let mut session = Self::bulk(number, 0, 0, None);
         session.kind = kind(&mut random);
-        session.ways = match session.kind {
-            Kind::Bulk => [(); 2].map(|()| bulk_way(&mut random, 64 * MIB)),
-            Kind::SlowReader => [(); 2].map(|()| slow_way(&mut random)),
+        session.flows = match session.kind {
+            Kind::Bulk => [(); 2].map(|()| bulk_flow(&mut random, 64 * MIB)),
+            Kind::SlowReader => [(); 2].map(|()| slow_flow(&mut random)),
             Kind::LateAnswer => late_ways(&mut random),
             Kind::Urgent => [(); 2].map(|()| urgent_way(&mut random)),
             Kind::Idle => [(); 2].map(|()| idle_way(&mut random)),
-            Kind::Reset(_) => [(); 2].map(|()| bulk_way(&mut random, 4 * MIB)),
-            Kind::Rounds { .. } | Kind::Silent { .. } => session.ways,
+            Kind::Reset(_) => [(); 2].map(|()| bulk_flow(&mut random, 4 * MIB)),
+            Kind::Rounds { .. } | Kind::Silent { .. } => session.flows,
         };
         session
     }
@@ -122,7 +122,7 @@ fn kind(random: &mut Random) -> Kind {
     }
 }
 
-impl Way {
+impl Flow {
     fn of(bytes: u64, piece: usize) -> Self {
         Self {
             bytes,
@@ -137,27 +137,27 @@ impl Way {
 
 /// Draws a bulk direction. A quarter of them carry nothing: that direction ends at once while the
 /// other runs.
-fn bulk_way(random: &mut Random, most: u64) -> Way {
+fn bulk_flow(random: &mut Random, most: u64) -> Flow {
     let bytes = random.magnitude(KIB, most);
     let piece = random.magnitude(1448, PIECE_MAX as u64) as usize;
-    Way::of(if random.one_in(4) { 0 } else { bytes }, piece)
+    Flow::of(if random.one_in(4) { 0 } else { bytes }, piece)
 }
 
 /// Draws a slow direction, with at most 8 stalls, so that the session ends within seconds of the
 /// others.
-fn slow_way(random: &mut Random) -> Way {
+fn slow_flow(random: &mut Random) -> Flow {
     let bytes = random.magnitude(256 * KIB, 32 * MIB);
-    Way {
+    Flow {
         stall: Some((bytes / random.between(1, 8), milliseconds(random, 20, 500))),
-        ..Way::of(bytes, PIECE_MAX)
+        ..Flow::of(bytes, PIECE_MAX)
     }
 }
 
-fn late_ways(random: &mut Random) -> [Way; 2] {
-    let first = bulk_way(random, MIB);
-    let late = Way {
+fn late_ways(random: &mut Random) -> [Flow; 2] {
+    let first = bulk_flow(random, MIB);
+    let late = Flow {
         begin: Begin::AfterPeersEnd(milliseconds(random, 0, 300)),
-        ..bulk_way(random, 16 * MIB)
+        ..bulk_flow(random, 16 * MIB)
     };
     match random.one_in(2) {
         true => [first, late],
@@ -165,18 +165,18 @@ fn late_ways(random: &mut Random) -> [Way; 2] {
     }
 }
 
-fn urgent_way(random: &mut Random) -> Way {
-    let way = Way::of(random.magnitude(KIB, 16 * MIB), 64 << 10);
-    Way {
-        urgent_at: Some(random.between(0, way.bytes - 1)),
-        ..way
+fn urgent_way(random: &mut Random) -> Flow {
+    let flow = Flow::of(random.magnitude(KIB, 16 * MIB), 64 << 10);
+    Flow {
+        urgent_at: Some(random.between(0, flow.bytes - 1)),
+        ..flow
     }
 }
 
-fn idle_way(random: &mut Random) -> Way {
-    Way {
+fn idle_way(random: &mut Random) -> Flow {
+    Flow {
         begin: Begin::After(milliseconds(random, 1000, 5000)),
-        ..Way::of(random.magnitude(1, 4 * KIB), PIECE_MAX)
+        ..Flow::of(random.magnitude(1, 4 * KIB), PIECE_MAX)
     }
 }
 

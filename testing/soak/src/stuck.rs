@@ -112,8 +112,8 @@ impl Pair {
     /// Ends the stream of both ends, and reads the other's at each.
     async fn read(mut self, pattern: &Pattern) -> Result<(), Fault> {
         let [up, down] = [self.ends[0].1.passed, self.ends[1].1.passed];
-        self.session.ways[0].bytes = up;
-        self.session.ways[1].bytes = down;
+        self.session.flows[0].bytes = up;
+        self.session.flows[1].bytes = down;
         let tally = Tally::default();
         let session = &self.session;
         let [client, server] = self.ends.map(|(socket, _)| socket);

@@ -13,7 +13,7 @@ use super::arrival::{self, Addresses};
 use super::association::{self, Reach};
 use super::departure::{Finish, departed};
 use super::exchange::{self, NoAnswer, Patience};
-use super::{Ends, Opened, Rest};
+use super::{Ends, Opened, RemainingBody};
 use crate::admission::{self, ClientKey, Dial, Permit};
 use crate::bind::{Binding, Expected, NobodyCame};
 use crate::dial::{DialError, Dialed};
@@ -343,9 +343,9 @@ impl Opening {
         let mut up = self.introduction();
         let early = self.client.buffer();
         let mut rest = self.request.body.map(|body| match body {
-            Body::Bytes(0) | Body::Upgrade => Rest::Nothing,
-            Body::Bytes(bytes) => Rest::Bytes(bytes),
-            Body::Chunked => Rest::Chunks(Chunks::default()),
+            Body::Bytes(0) | Body::Upgrade => RemainingBody::Nothing,
+            Body::Bytes(bytes) => RemainingBody::Bytes(bytes),
+            Body::Chunked => RemainingBody::Chunks(Chunks::default()),
         });
         let here = match &mut rest {
             None => early.len(),
