@@ -158,14 +158,19 @@ const P90: Figure = Latency(0.9, "p90");
 
 /// Loads of the summary, by name and profile, with the names that readers know.
 const ROWS: &[(&str, &str, Figure, &str)] = &[
-    ("F1 bulk at 50 %", "rack", Cpu, "One bulk flow, offloads on"),
+    ("F1 bulk at 50 %", "rack", Cpu, "One bulk flow at 50 %, offloads on"),
     (
         "F1 bulk at 25 %",
         "rack, no offloads",
         Cpu,
-        "One bulk flow, no offloads",
+        "One bulk flow at 25 %, no offloads",
     ),
-    ("F1 bulk at 25 %", "rack, GRO only", Cpu, "One bulk flow, GRO only"),
+    (
+        "F1 bulk at 25 %",
+        "rack, GRO only",
+        Cpu,
+        "One bulk flow at 25 %, GRO only",
+    ),
     ("F2 64 B × 50", "rack", Cpu, "Requests of 64 B, 50 connections"),
     ("F2 16 KiB × 50", "rack", Cpu, "Requests of 16 KiB, 50 connections"),
     ("F2 64 KiB × 50", "rack", Cpu, "Requests of 64 KiB, 50 connections"),

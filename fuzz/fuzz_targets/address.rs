@@ -1,4 +1,4 @@
-//! Any text that a user types for an address.
+//! Any text that a user may type as an address.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Any bytes that a client sends for an HTTP request.
+//! Any bytes that a client may send as an HTTP request.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

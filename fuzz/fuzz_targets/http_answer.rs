@@ -1,4 +1,4 @@
-//! Any bytes that a target answers a request with.
+//! Any bytes that a target may send as the answer to a request.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

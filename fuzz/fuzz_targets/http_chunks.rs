@@ -1,4 +1,4 @@
-//! Any bytes that a client sends for a body in chunks.
+//! Any bytes that a client may send as a chunked body.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

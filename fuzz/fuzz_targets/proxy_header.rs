@@ -1,4 +1,4 @@
-//! Any bytes that a load balancer sends before its client's bytes.
+//! Any bytes that a load balancer may send before its client's bytes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Any bytes that a client sends for a SOCKS4 request.
+//! Any bytes that a client may send as a SOCKS4 request.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

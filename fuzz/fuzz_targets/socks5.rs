@@ -1,4 +1,4 @@
-//! Any bytes that a client sends for a SOCKS5 handshake.
+//! Any bytes that a client may send as a SOCKS5 handshake.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

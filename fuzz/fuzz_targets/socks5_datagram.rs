@@ -1,4 +1,4 @@
-//! Any bytes that a client sends as a SOCKS5 datagram.
+//! Any bytes that a client may send as a SOCKS5 datagram.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

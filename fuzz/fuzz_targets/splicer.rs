@@ -1,4 +1,4 @@
-//! The core without a runtime in any scenario.
+//! Relays of the core, without a runtime, in any scenario.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

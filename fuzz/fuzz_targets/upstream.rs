@@ -1,4 +1,4 @@
-//! Any bytes that an upstream proxy answers.
+//! Any bytes that an upstream proxy may send as its answers.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

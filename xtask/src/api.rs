@@ -5,12 +5,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A fixed version, so that a new release does not change the results. `.ci/run` installs it.
+/// A fixed version, so that a new release does not change the results. `.ci/run` installs this
+/// version.
 const VERSION: &str = "cargo-public-api 0.52.0";
 const INSTALL: &str = "cargo install cargo-public-api --locked --version 0.52.0";
 
-/// The rustdoc JSON that this version reads. Nightly changes it every few months, and the version
-/// has to follow.
+/// The format of rustdoc JSON that this version reads. Nightly changes the format every few months,
+/// and the version must follow.
 const FORMAT: u32 = 57;
 
 const LIBRARIES: [&str; 2] = ["spliceway-core", "spliceway"];
@@ -32,7 +33,8 @@ pub(crate) fn run(words: &[String], root: &Path) -> Result<(), String> {
         match format_of(&json)? {
             FORMAT => {}
             other if bless => return Err(format!("xtask: api: {}", other_format(other))),
-            // Another nightly is a matter of the machine, and no fault of a change.
+            // The installed nightly depends on the machine, so another format is not the fault of a
+            // change.
             other => {
                 eprintln!("skipped: cargo xtask api: {}", other_format(other));
                 return Ok(());
@@ -76,7 +78,7 @@ fn find_tool() -> Result<(), String> {
     }
 }
 
-/// Makes nightly describe the library, with all its features. Returns the path of the file.
+/// Runs nightly rustdoc for the library, with all its features. Returns the path of the JSON file.
 fn document(library: &str, root: &Path) -> Result<PathBuf, String> {
     let documented = Command::new("cargo")
         .args([
@@ -107,7 +109,7 @@ fn document(library: &str, root: &Path) -> Result<PathBuf, String> {
     }
 }
 
-/// Returns the number of the JSON's format, which the JSON itself contains.
+/// Returns the number of the JSON format, which the file itself contains.
 fn format_of(json: &Path) -> Result<u32, String> {
     let text = fs::read_to_string(json).map_err(|error| format!("xtask: api: {}: {error}", json.display()))?;
     let number = text.rsplit_once("\"format_version\":").and_then(|(_, rest)| {
@@ -121,9 +123,9 @@ fn other_format(found: u32) -> String {
     format!("nightly writes rustdoc JSON {found}, and {VERSION} reads {FORMAT}")
 }
 
-/// Returns the public items, one per line. It leaves out implementations that std has for every
-/// type, as they change with std. It also leaves out those of `Send` and its like, as some of the
-/// traits are unstable.
+/// Returns the public items, one per line. The list omits the blanket implementations of std,
+/// because they change with std. It also omits implementations of auto traits such as `Send`,
+/// because some of these traits are unstable.
 fn list(json: &Path) -> Result<String, String> {
     let listed = Command::new("cargo")
         .args(["+nightly", "public-api", "-ss", "--color", "never", "--rustdoc-json"])
@@ -136,8 +138,8 @@ fn list(json: &Path) -> Result<String, String> {
     }
 }
 
-/// Returns the lines that went and those that came. Returns nothing if there are none, as the order
-/// does not matter.
+/// Returns the removed lines and the added lines. The result is empty if only the order of the
+/// lines differs.
 fn difference(written: &str, listed: &str) -> String {
     let (old, new): (BTreeSet<_>, BTreeSet<_>) = (written.lines().collect(), listed.lines().collect());
     let went = old.difference(&new).map(|line| format!("- {line}\n"));
@@ -150,7 +152,7 @@ mod tests {
     use super::difference;
 
     #[test]
-    fn items_that_went_and_came_are_shown_and_others_are_not() {
+    fn only_removed_and_added_items_are_shown() {
         assert_eq!(difference("a\nb\nc\n", "c\nd\na\n"), "- b\n+ d\n");
         assert_eq!(difference("a\nb\n", "b\na\n"), "");
     }

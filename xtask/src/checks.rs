@@ -1,13 +1,14 @@
-//! Checks that build the code in ways of their own: loom, miri and the thread sanitizer.
+//! Checks that build the code in special ways, for example for loom, miri and the thread sanitizer.
 //!
-//! Each has a target folder of its own, as other flags make other builds. Tests that such a build
-//! cannot run, or not in time, are left out by name.
+//! Each check has its own target folder, because different flags need different builds. The steps
+//! select tests by name. They omit tests that such a build cannot run, or cannot run in a
+//! reasonable time.
 
 use std::process::{Command, Stdio};
 
 use super::{Step, Task, step};
 
-/// With stable Rust.
+/// This check runs with stable Rust.
 pub(crate) const LOOM: Task = Task {
     name: "loom",
     purpose: "the pool's protocols between threads, in every interleaving",
@@ -30,15 +31,15 @@ pub(crate) const TSAN: Task = Task {
     name: "tsan",
     purpose: "data races, in tests of the pool and of the relay (nightly)",
     steps: &[
-        // Optimized a little: the patterns that tests compare take minutes otherwise. The sanitizer
-        // does not support threads that begin after a fork.
+        // The build is slightly optimized. Otherwise, the tests need minutes to compare patterns.
+        // The sanitizer does not support threads that start after a fork.
         rustflags(
             "-Zsanitizer=thread",
             "cargo +nightly test --config profile.dev.opt-level=1 -Zbuild-std --target x86_64-unknown-linux-gnu \
              --target-dir target/tsan --package spliceway-core --test it -- pool --skip fork",
         ),
-        // The others run on one thread each, move far more, or count system calls, to which the
-        // sanitizer adds its own.
+        // The other tests run on one thread, move far more bytes, or count system calls. The
+        // sanitizer adds its own system calls.
         rustflags(
             "-Zsanitizer=thread",
             "cargo +nightly test --config profile.dev.opt-level=1 -Zbuild-std --target x86_64-unknown-linux-gnu \
@@ -47,7 +48,7 @@ pub(crate) const TSAN: Task = Task {
     ],
 };
 
-/// What publishing needs. `+MSRV` stands for the toolchain of `rust-version`.
+/// The checks before a release. `+MSRV` means the toolchain of `rust-version`.
 pub(crate) const RELEASE: Task = Task {
     name: "release",
     purpose: "packages, minimum versions, docs.rs and other systems (MSRV and nightly toolchains)",
@@ -84,8 +85,8 @@ const fn rustflags(flags: &'static str, line: &'static str) -> Step {
     }
 }
 
-/// Checks before the first step whether there is a nightly toolchain with what the task's steps
-/// need of it.
+/// Checks before the first step whether the nightly toolchain has the components that the task's
+/// steps need.
 pub(crate) fn find_nightly(task: &Task) -> Result<(), String> {
     for (sign, component) in [("+nightly miri", "miri"), ("-Zbuild-std", "rust-src")] {
         let needed = task.steps.iter().any(|step| step.line.contains(sign));
@@ -107,7 +108,8 @@ fn has_component(component: &str) -> bool {
         .output();
     listed.is_ok_and(|listed| {
         let listed = String::from_utf8_lossy(&listed.stdout);
-        // `miri-x86_64-unknown-linux-gnu`, but `rust-src`.
+        // Some components have the target in their names: `miri-x86_64-unknown-linux-gnu`, but
+        // `rust-src`.
         listed.lines().any(|line| line.starts_with(component))
     })
 }

@@ -1,5 +1,5 @@
-//! `cargo xtask fuzz [--seconds N] [target…]`: runs each fuzz target for a while, and reports how
-//! far it came.
+//! `cargo xtask fuzz [--seconds N] [target…]`: runs each fuzz target for some time, and reports its
+//! executions and coverage.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 /// A fixed version, so that a new release does not change the results.
 const INSTALL: &str = "cargo install cargo-fuzz --locked --version 0.13.1";
 
-/// Every target of fuzz/Cargo.toml.
+/// Every target in fuzz/Cargo.toml.
 const TARGETS: [&str; 11] = [
     "relay",
     "splicer",
@@ -27,18 +27,21 @@ const TARGETS: [&str; 11] = [
 
 const DEFAULT_SECONDS: u32 = 60;
 
-/// Longer than any scenario that ends, even one that waits in vain for bytes and so ends as a
-/// finding.
+/// A time longer than any scenario that ends, in seconds. A scenario that waits in vain for bytes
+/// also ends within this time, as a finding.
 const TIMEOUT_SECONDS: u32 = 60;
 
-/// Lines of the fuzzer's output to show with a finding: the input, and where it failed.
+/// The number of lines of the fuzzer's output to show with a finding. They contain the input and
+/// the place of the failure.
 const SHOWN_LINES: usize = 150;
-/// Lines to show of its first panic. The message may be the state of a whole scenario in one line.
+/// The number of lines to show of the first panic. One line may contain the state of a whole
+/// scenario.
 const PANIC_LINES: usize = 6;
 const PANIC_COLUMNS: usize = 6_000;
 
-/// A network of the fuzzer's own, whose loopback delays no acknowledgement. Otherwise each
-/// acknowledgement costs 40 ms with a small send buffer, and most of the time goes into them.
+/// A script that prepares the fuzzer's own network, whose loopback does not delay acknowledgements.
+/// Otherwise, each acknowledgement takes 40 ms if the send buffer is small, and the fuzzer spends
+/// most of its time on these delays.
 const OWN_NETWORK: &str = "ip link set lo up
 for net in 127.0.0.0/8 127.0.0.1; do ip route replace local $net dev lo table local quickack 1 || exit; done
 exec \"$@\"";
@@ -47,15 +50,15 @@ pub(crate) const USAGE: &str = "  fuzz [--seconds N] [target…]
               runs each fuzz target for N seconds (60); needs nightly and cargo-fuzz
 ";
 
-/// The result of a run, in libFuzzer's words.
+/// The result of a run, in libFuzzer's terms.
 #[derive(Default)]
 struct Run {
     executions: u64,
     per_second: u64,
     coverage: u64,
     features: u64,
-    /// A few lines from the first panic on. The lines after it may be longer than what is kept of
-    /// the end.
+    /// The first lines of the first panic. If much output follows, `last_lines` no longer contains
+    /// these lines.
     panic: Vec<String>,
     last_lines: VecDeque<String>,
 }
@@ -126,8 +129,8 @@ fn find_cargo_fuzz() -> Result<(), String> {
     }
 }
 
-/// Returns the words that give the command after them its own network, or none where this user may
-/// not have one.
+/// Returns the words to put before a command so that it runs in its own network. Returns no words
+/// if this user may not create a network.
 fn own_network() -> Vec<&'static str> {
     let unshare = |options: &[&'static str]| -> Vec<&'static str> {
         let shell = ["sh", "-c", OWN_NETWORK, "sh"];
@@ -153,7 +156,7 @@ fn own_network() -> Vec<&'static str> {
     })
 }
 
-/// Builds the targets, before the network changes.
+/// Builds the targets in the current network, before the fuzzer runs in its own network.
 fn build(root: &Path) -> Result<(), String> {
     let built = Command::new("cargo")
         .args(["+nightly", "fuzz", "build", "--sanitizer", "none"])
@@ -168,7 +171,8 @@ fn build(root: &Path) -> Result<(), String> {
 impl Run {
     /// Runs the target. Returns the result, and whether there was no finding.
     fn of(target: &str, seconds: u32, network: &[&str], root: &Path) -> Result<(Self, bool), String> {
-        // New inputs stay out of the repository. Each run begins with the few inputs in it.
+        // New inputs stay outside the repository. Each run also reads the few inputs in the
+        // repository.
         let found = root.join("target/fuzz-corpus").join(target);
         fs::create_dir_all(&found).map_err(|error| format!("xtask: fuzz: {}: {error}", found.display()))?;
         let cargo = ["cargo", "+nightly", "fuzz", "run", "--sanitizer", "none", target];

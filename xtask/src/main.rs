@@ -1,4 +1,4 @@
-//! The repository's own commands: `cargo xtask ci` is every check a change must pass.
+//! The repository's own commands: `cargo xtask ci` runs every check that a change must pass.
 #![forbid(unsafe_code)]
 
 mod api;
@@ -30,39 +30,41 @@ fn main() -> ExitCode {
     }
 }
 
-/// A command of `cargo xtask`: steps that run in order up to the first that fails.
+/// A `cargo xtask` command: steps that run in order until one of them fails.
 struct Task {
     name: &'static str,
     purpose: &'static str,
     steps: &'static [Step],
 }
 
-/// One command line of words separated by blanks, with the one variable it may need. [`REST`] at
-/// the end of a task's last step stands for what was typed after the task's name.
+/// One command line, whose words are separated by spaces, and an optional environment variable.
+/// [`REST`] at the end of a task's last step represents the words after the task's name.
 struct Step {
     variable: Option<(&'static str, &'static str)>,
     line: &'static str,
 }
 
-/// The word of a line in whose place come the words after the task's name; a task without it takes
-/// none.
+/// The placeholder for the words after the task's name. A task without this placeholder accepts no
+/// words.
 const REST: &str = "…";
 
-/// Cheapest first, so that a slip is known before the long steps run.
+/// Within a task, the cheapest steps come first, so that they find a mistake before the long steps
+/// run.
 const TASKS: &[Task] = &[
     Task {
         name: "ci",
         purpose: "every check a change must pass; what CI runs",
         steps: &[
-            // Cargo.lock says what was tested: a manifest that no longer agrees with it fails here,
-            // not at a user's.
+            // Cargo.lock records the tested versions. A manifest that no longer agrees with it
+            // fails here, and not on a user's machine.
             step("cargo fetch --locked"),
             step("cargo fmt --all --check"),
             step("cargo deny check bans licenses sources"),
             step("cargo clippy --workspace --all-targets -- -D warnings"),
             step("cargo test --workspace"),
-            // Twice: readers of the sources follow private links, which users must not be sent to.
-            // And once without the libraries' features, once with them.
+            // The first build documents private items, for readers of the source code. The second
+            // build does not, because documentation for users must not link to private items. Only
+            // the second build enables the libraries' features.
             docs("cargo doc --workspace --no-deps --document-private-items"),
             docs("cargo doc --workspace --no-deps --features spliceway/hyper"),
         ],
@@ -75,15 +77,15 @@ const TASKS: &[Task] = &[
     Task {
         name: "advisories",
         purpose: "known faults of the dependencies",
-        // Not in `ci`: it fetches a database, so it needs a network and fails without any change
-        // here.
+        // This check is not part of `ci`. It fetches a database, so it needs a network, and it can
+        // fail without any change in the repository.
         steps: &[step("cargo deny check advisories")],
     },
     Task {
         name: "interop",
         purpose: "clients of others fetch through the program; `interop --help` for its words",
         steps: &[
-            // A debug build: its assertions are on.
+            // This is a debug build, because it checks assertions.
             step("cargo build --package spliceway-proxy --package spliceway-interop --bins --examples"),
             step("python3 testing/interop/run.py …"),
         ],
@@ -209,7 +211,7 @@ impl std::fmt::Display for Step {
     }
 }
 
-/// Looks for cargo-deny before the first step, not after ten minutes of tests.
+/// Looks for cargo-deny before the first step runs, and not minutes later.
 fn find_cargo_deny() -> Result<(), String> {
     let asked = Command::new("cargo")
         .args(["deny", "--version"])

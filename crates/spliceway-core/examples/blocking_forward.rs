@@ -1,4 +1,4 @@
-//! A forwarder without a runtime, two threads a connection:
+//! A forwarder without a runtime, with two threads for each connection:
 //! `blocking_forward 127.0.0.1:8080 127.0.0.1:80`.
 
 use std::io;
@@ -34,14 +34,14 @@ fn relay(client: &TcpStream, remote: &str) -> io::Result<()> {
     })
 }
 
-/// One direction, its end passed on. An error shuts both sockets down, so that the other direction
-/// ends too.
+/// Copies one direction and passes its end on. On an error, it shuts both sockets down, so that the
+/// other direction also ends.
 fn one_way(source: &TcpStream, sink: &TcpStream) -> io::Result<()> {
     let copied = spliceway_core::copy(source, sink);
     match copied {
         Ok(_) => sink.shutdown(Shutdown::Write),
         Err(error) => {
-            // Either may be gone already, which is what is wanted.
+            // An error here means that a socket is already closed, as intended.
             let _ = (source.shutdown(Shutdown::Both), sink.shutdown(Shutdown::Both));
             Err(error)
         }

@@ -9,8 +9,8 @@ use crate::splicer::{Next, ReadOutcome, Splicer, WriteOutcome};
 use crate::traffic::{Engine, PipeSize};
 use crate::transfer::SCRATCH;
 
-/// Copies from `source` to `sink` until the source ends, as [`std::io::copy`] does. It splices
-/// where that is cheaper.
+/// Copies from `source` to `sink` until the source ends, as [`std::io::copy`] does. It splices if
+/// that is cheaper.
 ///
 /// ```no_run
 /// use std::net::{Shutdown, TcpStream};
@@ -26,8 +26,8 @@ use crate::transfer::SCRATCH;
 /// come from [`PipePool::global`].
 ///
 /// # Errors
-/// The error of either socket. It does not tell how many bytes were written before. `WouldBlock` if
-/// a socket is non-blocking, or has a timeout (`SO_RCVTIMEO`, `SO_SNDTIMEO`) that has passed.
+/// The error of either socket. It does not include the number of bytes written before. `WouldBlock`
+/// if a socket is non-blocking, or has a timeout (`SO_RCVTIMEO`, `SO_SNDTIMEO`) that has passed.
 pub fn copy(source: impl AsFd, sink: impl AsFd) -> io::Result<DirectionSummary> {
     let mut splicer = Splicer::blocking(Engine::Auto, PipeSize::Auto, PipePool::global().clone());
     let mut scratch = vec![0; SCRATCH];

@@ -25,14 +25,14 @@ pub struct DirectionSummary {
     pub spliced: u64,
     /// Bytes that went through user space.
     pub copied: u64,
-    /// Whether the source has ended and the relay has passed its end on to the sink. (A sink that
-    /// is a pipe has no end to pass on before it is dropped.)
+    /// Whether the source has ended and the relay has passed this end on to the sink. (A sink that
+    /// is a pipe does not show an end until it is dropped.)
     pub eof: bool,
-    /// Bytes read from the source that the sink did not get. The relay sets this when it ends, and
-    /// also when it is dropped. Until then, it is 0.
+    /// The bytes read from the source that the sink did not receive. The relay sets this when it
+    /// ends, and also when it is dropped. Until then, it is 0.
     pub lost: u64,
-    /// Why bytes were copied that might have been spliced. If there were several reasons, this is
-    /// the last one.
+    /// The reason why bytes that might have been spliced were copied. If there were several
+    /// reasons, this is the last one.
     pub fallback: Option<Reason>,
 }
 
@@ -70,12 +70,12 @@ impl Counts {
         add(&self.copied, bytes);
     }
 
-    /// Records that the source has ended and that the sink knows.
+    /// Records that the source has ended, and that the relay has passed this end on to the sink.
     pub fn set_eof(&self) {
         self.eof.store(true, Ordering::Relaxed);
     }
 
-    /// Records, at the end of the relay, how many bytes were read that the sink did not get.
+    /// Records, at the end of the relay, how many bytes were read that the sink did not receive.
     pub fn set_lost(&self, bytes: usize) {
         self.lost.store(bytes as u64, Ordering::Relaxed);
     }
@@ -87,7 +87,7 @@ impl Counts {
 }
 
 /// There is only one writer, so a load and a store suffice. For a small message, a locked add would
-/// cost more than its bookkeeping is worth.
+/// cost too much.
 fn add(count: &AtomicU64, bytes: usize) {
     count.store(count.load(Ordering::Relaxed) + bytes as u64, Ordering::Relaxed);
 }

@@ -1,5 +1,5 @@
-//! One end of a direction: what was asked of its descriptor, once and as late as possible, because
-//! most relays are short.
+//! One end of a direction, with the properties of its descriptor. Each property is queried only
+//! once and as late as possible, because most relays are short.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,9 +19,9 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Makes the end fit to be spliced: splice obeys an end's own `O_NONBLOCK`, and loses where a
-    /// datagram ends. Returns the reason if that is not possible. (A pipe has no datagrams, but
-    /// must not block in `read` and `write` either.)
+    /// Prepares the end for splicing. Returns the reason if that is not possible. `splice(2)` obeys
+    /// the end's own `O_NONBLOCK`, and does not preserve datagram boundaries. (A pipe has no
+    /// datagrams, but it must not block in `read` and `write` either.)
     pub(crate) fn unfit_to_splice(&mut self, end: impl AsFd, wait: Wait) -> io::Result<Option<Reason>> {
         if self.is_fit {
             return Ok(None);
@@ -44,8 +44,8 @@ impl Endpoint {
             .get_or_insert_with(|| socket::is_drained_by_a_short_receive(source))
     }
 
-    /// Probes a source: whether it is certain that it has no byte, no end, no error and no urgent
-    /// mark. If pollers are not told of every byte, nothing is certain.
+    /// Probes a source. Returns `true` if it certainly has no byte, no end, no error and no urgent
+    /// mark. Returns `false` if the kernel does not report every byte to pollers.
     pub(crate) fn is_drained(&mut self, source: BorrowedFd<'_>) -> bool {
         *self
             .reports_every_byte
@@ -68,7 +68,7 @@ impl Endpoint {
         ThroughEnd { fd, kind: self.kind }
     }
 
-    /// Whether this process would die of the `SIGPIPE` that a splice or a write raises.
+    /// Returns whether the `SIGPIPE` that a splice or a write raises would kill this process.
     pub(crate) fn guards_sigpipe(&mut self) -> bool {
         *self.guards_sigpipe.get_or_insert_with(sys::dies_of_sigpipe)
     }

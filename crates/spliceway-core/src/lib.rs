@@ -6,18 +6,21 @@
 //!              splice ───────▶    pipe    ─────────▶ splice        bulk: pages change hands, bytes stay where they are
 //! ```
 //!
-//! - [`Pipe`]: one kernel pipe; it alone interprets `EAGAIN`, 0 and `EINVAL` of `splice(2)`.
+//! - [`Pipe`]: one kernel pipe. Only this type interprets the results `EAGAIN`, 0 and `EINVAL` of a
+//!   `splice(2)` into or out of it.
 //! - [`PipePool`]: lends empty pipes, within [`Limits`].
-//! - [`copy()`]: one direction between blocking sockets.
+//! - [`copy()`]: copies one direction between blocking sockets.
 //!
-//! The crate `spliceway` binds this to tokio. What it binds is not part of the public interface:
-//! `Transfer`, which decides what comes next in one direction, and `Splicer`, which performs that
-//! on two sockets.
+//! The crate `spliceway` connects these parts to tokio. It uses two types that are not part of the
+//! public interface. `Transfer` decides the next step of one direction, and `Splicer` performs that
+//! step on two sockets.
 //!
-//! This crate does not wait, log or spawn tasks, and it knows no runtime. (One thread is its own:
-//! it closes idle pipes, and ends with the last of them.)
+//! In this crate, only [`copy()`] waits. The crate does not log or spawn tasks, and it does not
+//! depend on a runtime. (A pool has one thread, which closes idle pipes. The thread ends with the
+//! last idle pipe.)
 //!
-//! Off Linux, only the types that `spliceway` needs compile: nothing is spliced there.
+//! On systems other than Linux, the crate has only the types that `spliceway` needs, and does not
+//! splice.
 
 #[cfg(target_os = "linux")]
 mod blocking;
@@ -47,7 +50,7 @@ mod sync;
 mod sys;
 #[cfg_attr(
     not(target_os = "linux"),
-    allow(dead_code, reason = "off Linux only its settings are used")
+    allow(dead_code, reason = "other systems use only its settings")
 )]
 mod traffic;
 #[cfg(target_os = "linux")]

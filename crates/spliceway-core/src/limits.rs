@@ -1,4 +1,4 @@
-//! This module defines the sizes of pipes, and the limits and counts of a pool.
+//! The sizes of pipes, and the limits and counts of a pool.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use crate::reason::Reason;
 pub enum SizeClass {
     /// 64 KiB, the kernel's default. It is best for fragments as small as a segment.
     Kib64,
-    /// 256 KiB. It gives most of the gain if fragments are large.
+    /// 256 KiB. It provides most of the gain if fragments are large.
     Kib256,
-    /// 1 MiB, the default of `fs.pipe-max-size`. It is for bulk transfers whose sink keeps up. 64
-    /// of these pipes use all the pages that a user may hold. The pool therefore creates them only
-    /// from the first half of its pages.
+    /// 1 MiB, the default of `fs.pipe-max-size`. It is for bulk transfers whose sink keeps up. By
+    /// default, 64 of these pipes use all the pages that a user may hold. The pool therefore
+    /// creates them only from the first half of its pages.
     Mib1,
 }
 
@@ -52,7 +52,8 @@ impl SizeClass {
         }
     }
 
-    /// Returns the class that a pipe of this capacity serves, or `None` if it is too small for any.
+    /// Returns the class that a pipe of this capacity serves, or `None` if the pipe is too small
+    /// for all classes.
     #[cfg(target_os = "linux")]
     pub(crate) fn of_capacity(bytes: usize) -> Option<Self> {
         Self::ALL.into_iter().rev().find(|class| class.bytes() <= bytes)
@@ -62,8 +63,8 @@ impl SizeClass {
 /// The limits of a pool, for lent and idle pipes together.
 ///
 /// At a limit, the pool lends a pipe of a smaller class if one is idle or there is room for one.
-/// Otherwise, it closes idle pipes of this thread and of some others to make room. If there is
-/// still no room, it lends no pipe and returns [`Reason::PipeBudget`] or [`Reason::PageBudget`].
+/// Otherwise, it closes idle pipes of this thread and of a few other threads to make room. If there
+/// is still no room, it lends no pipe and returns [`Reason::PipeBudget`] or [`Reason::PageBudget`].
 ///
 /// The pool creates pipes of 1 MiB only from the first half of the pages. It may create at least
 /// one of them if the limit has room for one.
@@ -72,13 +73,13 @@ impl SizeClass {
 pub struct Limits {
     /// The maximum number of open pipes. Each pipe uses two descriptors.
     pub max_pipes: usize,
-    /// The maximum number of pages (of this machine's size) that the open pipes may fill.
+    /// The maximum number of pages (of this machine's page size) that the open pipes may use.
     pub max_pages: usize,
     /// The maximum number of idle pipes of each class that one thread keeps. Further idle pipes go
     /// to a list that every thread can use. The default is 16 pipes.
     pub idle_per_thread: usize,
-    /// The pool closes a pipe that was idle for this long. It may do so after half of this time,
-    /// but not earlier. The default is 10 s, which is longer than the gaps in a transfer.
+    /// The pool closes a pipe that was idle for this long. It may close the pipe after half of this
+    /// time, but not earlier. The default is 10 s, which is longer than the gaps in a transfer.
     pub idle_timeout: Duration,
 }
 
@@ -86,11 +87,11 @@ pub struct Limits {
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Limits {
-    /// Returns limits that are a share of what this process may have.
+    /// Returns limits that are a share of the limits of this process.
     ///
     /// Pipes get 1/8 of the descriptors that `RLIMIT_NOFILE` allows. The limit on pages is 1/2 of
-    /// `fs.pipe-user-pages-soft`, or 262,144 pages if that limit does not apply. Off Linux, both
-    /// limits are 0.
+    /// `fs.pipe-user-pages-soft`, or 262,144 pages if that limit does not apply. On systems other
+    /// than Linux, both limits are 0.
     #[must_use]
     pub fn of_this_process() -> Self {
         let (max_pipes, max_pages) = process::pipes_and_pages();
@@ -136,17 +137,17 @@ mod process {
 
     use rustix::process::{Resource, getrlimit};
 
-    /// Pipes get 1/8 of the descriptors of the process; this is the divisor. Each pipe uses two
+    /// Pipes get 1/8 of the process's descriptors. This constant is the divisor. Each pipe uses two
     /// descriptors.
     const DESCRIPTOR_SHARE: usize = 8;
-    /// The pool gets 1/2 of the pages that an unprivileged user may hold; this is the divisor. The
-    /// other half is for the user's other programs.
+    /// The pool gets 1/2 of the pages that an unprivileged user may hold. This constant is the
+    /// divisor. The other half is for the user's other programs.
     const PAGE_SHARE: usize = 2;
-    /// The kernel's default of `fs.pipe-user-pages-soft`, in pages. It is used if the setting
+    /// The kernel's default of `fs.pipe-user-pages-soft`, in pages. The pool uses it if the setting
     /// cannot be read.
     const SOFT_PAGES: usize = 16_384;
-    /// The page limit where no soft limit applies. 1 GiB of 4 KiB pages gives the pool a bound of
-    /// its own.
+    /// The page limit if no soft limit applies. With pages of 4 KiB, it is 1 GiB, so that the pool
+    /// still has a limit of its own.
     const PRIVILEGED_PAGES: usize = 262_144;
 
     /// Returns how many pipes and how many pages a pool of this process may have.
@@ -158,8 +159,8 @@ mod process {
         ((descriptors / DESCRIPTOR_SHARE / 2).max(1), pages)
     }
 
-    /// Returns how many pages in pipes the kernel allows this user, or `None` if it does not limit
-    /// this process.
+    /// Returns how many pipe pages the kernel allows this user, or `None` if it does not limit this
+    /// process.
     fn soft_page_limit() -> Option<usize> {
         let soft = fs::read_to_string("/proc/sys/fs/pipe-user-pages-soft")
             .ok()

@@ -1,5 +1,5 @@
-//! One kernel pipe. Only this file interprets EAGAIN, 0 and EINVAL of a `splice(2)` into or out of
-//! it.
+//! One kernel pipe. Only this file interprets the results EAGAIN, 0 and EINVAL of a `splice(2)`
+//! into or out of it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,20 +30,20 @@ pub struct Pipe {
     len: usize,
     sound: bool,
     /// Whether `SIGPIPE` would kill this process. A drain into a broken connection raises it. The
-    /// check runs when the pipe is made: a process decides this early, and rarely makes a pipe.
+    /// constructor checks this, because a process decides it early and rarely creates a pipe.
     guards_sigpipe: bool,
 }
 
 /// The outcome of [`Pipe::fill_from`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
-    /// The pipe now holds this many bytes, more than 0.
+    /// The pipe now holds this many bytes, which is more than 0.
     Moved(usize),
     /// There is nothing to splice. The source is drained, *or* it is at an urgent mark, which
-    /// splice does not pass. A `recv` tells which, and steps over the mark.
+    /// splice does not step over. A `recv` shows which, and steps over the mark.
     WouldBlock,
-    /// splice returned 0. The stream has ended, *or* the source is at an urgent mark before a FIN,
-    /// with data behind the mark. A `recv` tells which.
+    /// The splice returned 0. The stream has ended, *or* the source is at an urgent mark, and data
+    /// and a FIN follow the mark. A `recv` shows which.
     MaybeEof,
     /// This source cannot be spliced, now or at all.
     Cannot(Reason),
@@ -52,8 +52,8 @@ pub enum Fill {
 /// The outcome of [`Pipe::drain_into`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drain {
-    /// This many bytes left the pipe, more than 0. A short count does not prove that the sink is
-    /// full: a signal can shorten it too.
+    /// This many bytes, more than 0, left the pipe. A short count does not prove that the sink is
+    /// full, because a signal can also shorten it.
     Moved(usize),
     /// The sink is full.
     WouldBlock,
@@ -63,7 +63,7 @@ pub enum Drain {
 }
 
 impl Pipe {
-    /// Creates a pipe of the kernel's default size: 16 pages, or 2 pages if this user is past the
+    /// Creates a pipe of the kernel's default size: 16 pages, or 2 pages if this user exceeds the
     /// soft limit.
     ///
     /// # Errors
@@ -108,7 +108,7 @@ impl Pipe {
         self.len == 0
     }
 
-    /// Returns the size that the kernel granted, in bytes (pages × page size). One fill asks for
+    /// Returns the size that the kernel granted, in bytes (pages × page size). One fill requests
     /// this many bytes.
     #[must_use]
     pub fn capacity(&self) -> usize {
@@ -123,9 +123,9 @@ impl Pipe {
 
     /// Calls `splice(source → pipe)` once, for as many bytes as fit.
     ///
-    /// The pipe must be empty, because only then does EAGAIN describe the source: splice checks for
-    /// a free slot before it checks the socket. The call does not block if the source is
-    /// non-blocking. It retries EINTR.
+    /// `splice(2)` checks for a free slot before it checks the socket. The pipe must therefore be
+    /// empty, because only then does EAGAIN describe the source. The call does not block if the
+    /// source is non-blocking. It retries EINTR.
     ///
     /// # Errors
     /// The source's own error, for example a reset. The pipe is then no longer clean.
@@ -205,8 +205,8 @@ impl Pipe {
     /// The pipe is empty afterwards.
     ///
     /// # Errors
-    /// The errors of `read(2)` on a pipe, none of which a healthy process meets. `UnexpectedEof` if
-    /// bytes are missing.
+    /// The errors of `read(2)` on a pipe, which do not occur in a healthy process. `UnexpectedEof`
+    /// if bytes are missing.
     pub fn read_out(&mut self) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; self.len];
         let mut filled = 0;

@@ -9,11 +9,11 @@
 //!              ─▶ refuse
 //!   drop    ─▶ clean: this thread's free list, or the shared list if that is full
 //!              dirty: close
-//!   idle    ─▶ the reaper, a thread of the pool, closes pipes that were not needed for a while;
-//!              it ends with the last idle pipe
+//!   idle    ─▶ the reaper, a thread of the pool, closes pipes that were not needed for a while,
+//!              and ends with the last idle pipe
 //! ```
 //!
-//! A hit takes one uncontended lock and touches no memory that another thread writes. The pool
+//! A hit acquires one uncontended lock and touches no memory that another thread writes. The pool
 //! checks its limits and counts open pipes only when it creates or closes a pipe, which is rare.
 //! After a search finds nothing, the thread skips the search for a number of acquires. At a limit,
 //! an acquire therefore costs little more than a hit.
@@ -45,8 +45,8 @@ use free_lists::FreeLists;
 
 /// A bounded pool of empty pipes. A clone is cheap and refers to the same pool.
 ///
-/// [`Limits`] describes the limits and what happens at them. Dropping the last clone closes the
-/// idle pipes. Pipes that are still lent close when they come back.
+/// [`Limits`] describes the limits, and what the pool does when it reaches them. Dropping the last
+/// clone closes the idle pipes. Pipes that are still lent close when they come back.
 #[derive(Clone)]
 pub struct PipePool {
     owner: Arc<Owner>,
@@ -70,27 +70,28 @@ pub(crate) struct Shared {
     denied: [AtomicU64; Reason::ALL.len()],
 }
 
-/// One thread's free list of one pool. The weak reference pins the pool's address, which identifies
-/// the list.
+/// One thread's free list for one pool. The weak reference pins the pool's address, which
+/// identifies the list.
 struct LocalFreeList {
     pool: Weak<Shared>,
     list: Arc<Mutex<FreeList<Lent>>>,
-    /// How many acquires of each class still skip the search of other lists.
+    /// For each class, the number of acquires that still skip the search of other lists.
     unsearched: [u8; SizeClass::ALL.len()],
 }
 
 /// After a search for a class finds no pipe, the thread skips the search in its next acquires of
-/// that class. This is the number of those acquires. It stands for 16 MiB of bulk data or more.
+/// that class. This is the number of those acquires. It corresponds to 16 MiB of bulk data or more.
 const SEARCH_AFTER: u8 = 64;
 
 thread_local! {
-    /// A scan finds the entry, because there are few pools. Mostly there is only the global one.
+    /// A linear scan finds the entry, because there are few pools. Usually there is only the global
+    /// one.
     static LOCAL: RefCell<Vec<LocalFreeList>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Drop for LocalFreeList {
-    /// Runs when the thread ends. Its pipes move to the shared list, where other threads find them,
-    /// and its count is kept.
+    /// Runs when the thread ends. Its pipes move to the shared list, where other threads find them.
+    /// The shared list also takes over its count of reused pipes.
     fn drop(&mut self) {
         if let Some(pool) = self.pool.upgrade()
             && pool.is_of_this_process()
@@ -118,12 +119,12 @@ impl PipePool {
         }
     }
 
-    /// Lends an empty pipe of `class`, or of a smaller class if the budget or the kernel gives no
-    /// more.
+    /// Lends an empty pipe of `class`, or of a smaller class if the budget or the kernel does not
+    /// allow that size.
     ///
-    /// An idle pipe costs tens of nanoseconds, and a new one costs a few microseconds. The call
-    /// never waits for a lent pipe to come back. In a forked child, the first call closes the
-    /// parent's pipes, and the pool lends none of them there.
+    /// Lending an idle pipe takes tens of nanoseconds. Creating a pipe takes a few microseconds.
+    /// The call never waits for a lent pipe to come back. In a forked child, the first call closes
+    /// the parent's pipes, and the pool never lends them there.
     ///
     /// # Errors
     /// Returns the [`Reason`] why there is no pipe, and counts it. The reason holds for this moment
@@ -202,8 +203,8 @@ impl Shared {
         }
     }
 
-    /// Returns the child's own part. The child uses nothing of the parent's part. Threads that do
-    /// not exist in the child may hold the parent's locks. The parent's reaper is such a thread.
+    /// Returns the child's own part. The child does not use the parent's part, because threads that
+    /// do not exist in the child may hold its locks. The parent's reaper is such a thread.
     #[cold]
     fn after_fork(&self) -> &Arc<Self> {
         let in_child = self.in_child.get_or_init(|| {
@@ -213,7 +214,7 @@ impl Shared {
         in_child.here()
     }
 
-    /// Takes an idle pipe from this thread's free list.
+    /// Removes an idle pipe from this thread's free list and returns it.
     fn idle_here(self: &Arc<Self>, class: SizeClass) -> Option<Lent> {
         let local = LOCAL.try_with(|local| lock(&self.list_in(&mut local.borrow_mut()).list).take(class));
         local.ok().flatten()
@@ -223,8 +224,8 @@ impl Shared {
     /// the same for each smaller class. If there is still no pipe, it closes idle pipes to make
     /// room, because they hold budget that a busy relay can use.
     ///
-    /// The search comes before the creation, because a task may move between workers. It then takes
-    /// pipes on one worker and leaves them on another.
+    /// The search comes before the creation, because a task may move between workers. Such a task
+    /// acquires pipes on one worker and returns them on another.
     #[cold]
     fn find_or_create(self: &Arc<Self>, class: SizeClass) -> Result<Lent, Reason> {
         let classes = || std::iter::successors(Some(class), |class| class.smaller());
@@ -305,7 +306,7 @@ impl Shared {
         idle.len()
     }
 
-    /// Returns this pool's list among those of this thread. The first call creates it.
+    /// Returns this thread's list for this pool. The first call creates it.
     fn list_in<'local>(self: &Arc<Self>, local: &'local mut Vec<LocalFreeList>) -> &'local mut LocalFreeList {
         let found = local
             .iter()
@@ -351,7 +352,7 @@ struct Open {
     reservation: Reservation,
 }
 
-/// Room for one pipe in a pool's budget, held until it is dropped.
+/// A reservation for one pipe in a pool's budget. Dropping it frees the room.
 struct Reservation {
     pool: Arc<Shared>,
     capacity: usize,
@@ -378,7 +379,7 @@ impl Lent {
     }
 
     /// Returns the pipe to the pool. A clean pipe goes on a free list, and any other pipe is
-    /// closed. In a forked child, the pipe is closed, because the parent has it too.
+    /// closed. In a forked child, every pipe is closed, because the parent has it too.
     fn give_back(self) {
         if !self.pool().is_of_this_process() {
             return;
@@ -416,7 +417,7 @@ impl Lent {
     }
 
     /// Puts the pipe on `list` and returns the pool if no reaper watches it. If the list has no
-    /// room or the pool is closed, it hands the pipe back.
+    /// room or the pool is closed, the function returns the pipe as the error.
     fn put_on(self, list: &Mutex<FreeList<Lent>>, class: SizeClass, room: usize) -> Result<Option<Arc<Shared>>, Self> {
         let Some(place) = self.pool().lists.place_on(list, class, room) else {
             return Err(self);
@@ -434,7 +435,7 @@ pub struct PooledPipe {
 }
 
 impl PooledPipe {
-    /// Closes the pipe in any state. It is for a caller who does not trust the pipe's content.
+    /// Closes the pipe in any state. It is for a caller that does not trust the pipe's content.
     pub fn discard(mut self) {
         if let Some(lent) = self.lent.take() {
             lent.close_dirty();

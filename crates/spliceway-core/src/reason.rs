@@ -5,10 +5,11 @@ use std::io;
 #[cfg(target_os = "linux")]
 use crate::sys::Errno;
 
-/// Why bytes are copied that might have been spliced.
+/// The reason why bytes that might have been spliced are copied.
 ///
-/// A reason is not an error: the relay goes on with `recv` and `send`. It is a fact to count and to
-/// show. Comparable projects lost zero copy for a year because their fallback was not visible.
+/// A reason is not an error, because the relay continues with `recv` and `send`. Programs should
+/// count it and show it. Comparable projects lost zero copy for a year because their fallback was
+/// not visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
@@ -19,44 +20,45 @@ pub enum Reason {
     /// `EPERM` or `EACCES`: a security policy forbids the call, or the soft limit forbids a pipe of
     /// that size.
     NotPermitted,
-    /// `ENOSYS`: this kernel, or a sandbox in front of it, does not have this call.
+    /// `ENOSYS`: this kernel, or a sandbox in front of it, does not provide this call.
     NotImplemented,
     /// `EINVAL`: this kind of descriptor cannot be spliced.
     InvalidArgument,
-    /// `EBADF`: a descriptor is not open for this kind of use.
+    /// `EBADF`: a descriptor is not open for this operation.
     BadDescriptor,
-    /// `EOPNOTSUPP`, or a socket of datagrams or records: its protocol does not support splice.
+    /// `EOPNOTSUPP`, or a socket for datagrams or records: its protocol does not support splice.
     NotSupported,
     /// `ENOMEM` or `ENOBUFS`: the kernel has no memory for the call.
     NoMemory,
     /// `EMFILE`: this process has no descriptor left for a pipe.
     ProcessDescriptors,
-    /// `ENFILE`: the system has no file left for a pipe.
+    /// `ENFILE`: the system-wide limit on open files leaves no room for a pipe.
     SystemFiles,
-    /// The pool's limit on pipes is reached.
+    /// The pool has reached its limit on pipes.
     PipeBudget,
-    /// The pool's limit on pipe pages is reached.
+    /// The pool has reached its limit on pipe pages.
     PageBudget,
-    /// The kernel grants only pipes of a few slots, because this user is past
+    /// The kernel grants only small pipes of a few slots, because this user exceeds
     /// `fs.pipe-user-pages-soft`.
     Undersized,
-    /// The call failed with an error that has no name here and that is not an error of the stream.
+    /// The call failed with an error that is not listed here and is not an error of the stream.
     Unexpected,
 }
 
 /// How long a [`Reason`] to copy holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// The reason holds for every socket of this process, which tries again only now and then.
+    /// The reason holds for every socket of this process. The process tries again only
+    /// occasionally.
     Process,
-    /// The reason holds for this relay for good, because its descriptors are the cause.
+    /// The reason holds for this relay permanently, because its descriptors are the cause.
     Relay,
-    /// The reason holds for this moment. The relay tries again after some more bytes.
+    /// The reason holds only at this moment. The relay tries again after it has moved more bytes.
     Moment,
 }
 
 impl Reason {
-    /// Every reason, for code that keeps a count of each.
+    /// All reasons, for code that keeps a count for each of them.
     pub const ALL: [Self; 14] = [
         Self::NotSockets,
         Self::Disabled,
@@ -74,7 +76,7 @@ impl Reason {
         Self::Unexpected,
     ];
 
-    /// Returns a stable name in lower case and underscores, suitable as the label of a metric.
+    /// Returns a stable name in lower case with underscores, suitable as a metric label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -118,11 +120,11 @@ impl Reason {
 
 #[cfg(target_os = "linux")]
 impl Reason {
-    /// Returns the reason to copy that `errno` of `splice(2)` or `pipe2(2)` gives. Returns `None`
-    /// if the stream is broken.
+    /// Returns the reason to copy that follows from this `errno` of `splice(2)` or `pipe2(2)`.
+    /// Returns `None` if the stream is broken.
     ///
-    /// The errors that give `None` are listed, because a sandbox may answer with any other error. A
-    /// few errors are of both kinds: see [`socket::has_failed`](crate::socket).
+    /// The match lists the errors that give `None`, because a sandbox may return any other error. A
+    /// few errors can mean either: see [`socket::has_failed`](crate::socket).
     pub(crate) const fn of_errno(errno: Errno) -> Option<Self> {
         match errno {
             Errno::PERM | Errno::ACCESS => Some(Self::NotPermitted),
@@ -154,7 +156,7 @@ impl Reason {
         }
     }
 
-    /// Returns the reason why there is no pipe, from an error of `pipe2(2)`.
+    /// Converts an error of `pipe2(2)` to the reason why there is no pipe.
     pub(crate) fn of_error(error: &io::Error) -> Self {
         Errno::from_io_error(error)
             .and_then(Self::of_errno)

@@ -10,16 +10,16 @@ use crate::sys::{self, Errno, PollFlags, RecvFlags, SendFlags};
 /// Whether a call may wait for the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// The call never waits (`MSG_DONTWAIT`), whatever the socket's own `O_NONBLOCK` says.
+    /// The call never waits (`MSG_DONTWAIT`), even if the socket is blocking.
     Never,
     /// The call waits if the socket is blocking.
     IfBlocking,
 }
 
-/// Returns whether a receive of fewer bytes than were asked for has drained the socket, except for
-/// bytes behind an urgent mark (see [`UrgentMarks`](crate::UrgentMarks)).
+/// Returns whether a receive of fewer bytes than requested shows that the socket is drained. Bytes
+/// after an urgent mark are an exception (see [`UrgentMarks`](crate::UrgentMarks)).
 ///
-/// This holds for TCP. Other sockets end a receive where a record ends, or where the sender's
+/// This holds for TCP. On other sockets, a receive ends where a record ends, or where the sender's
 /// credentials change.
 pub fn is_drained_by_a_short_receive(socket: impl AsFd) -> bool {
     sys::is_plain_tcp(socket.as_fd())
@@ -29,7 +29,7 @@ pub fn is_drained_by_a_short_receive(socket: impl AsFd) -> bool {
 /// the stream.
 ///
 /// # Errors
-/// The socket's own errors. `WouldBlock` if it is drained and the call may not wait.
+/// The socket's own errors. `WouldBlock` if the socket is drained and the call may not wait.
 pub fn recv(socket: impl AsFd, buf: &mut [u8], wait: Wait) -> io::Result<usize> {
     let socket = socket.as_fd();
     Ok(retry_on_intr(|| sys::recv(socket, buf, wait.recv_flags()))?)
@@ -39,7 +39,7 @@ pub fn recv(socket: impl AsFd, buf: &mut [u8], wait: Wait) -> io::Result<usize> 
 /// stay in the socket.
 ///
 /// # Errors
-/// The socket's own errors. `WouldBlock` if it is drained and the call may not wait.
+/// The socket's own errors. `WouldBlock` if the socket is drained and the call may not wait.
 pub fn peek(socket: impl AsFd, wait: Wait) -> io::Result<bool> {
     let socket = socket.as_fd();
     Ok(retry_on_intr(|| sys::peek(socket, wait.recv_flags()))? > 0)
@@ -48,7 +48,7 @@ pub fn peek(socket: impl AsFd, wait: Wait) -> io::Result<bool> {
 /// Returns whether the `errno` of a splice is the error with which a TCP source failed, and not an
 /// error of the call itself.
 ///
-/// A router's answer can make the kernel give up a connection with either of these two errors. The
+/// A router's answer can make the kernel give up a connection with `EACCES` or `EOPNOTSUPP`. The
 /// kernel reports such an error once. A later receive would find a clean end.
 pub(crate) fn has_failed(source: BorrowedFd<'_>, errno: Errno) -> bool {
     matches!(errno, Errno::ACCESS | Errno::OPNOTSUPP)
@@ -63,11 +63,11 @@ pub(crate) fn reports_every_byte(socket: impl AsFd) -> bool {
     sys::receive_low_water_mark(socket.as_fd()).is_ok_and(|bytes| bytes <= 1)
 }
 
-/// Returns the number of bytes that the peer of a TCP socket has not acknowledged (`SIOCOUTQ`). An
-/// end of stream that was sent counts as one byte.
+/// Returns the number of bytes that the peer of a TCP socket has not acknowledged (`SIOCOUTQ`). A
+/// FIN that was sent counts as one byte.
 ///
 /// # Errors
-/// A connected TCP socket causes none.
+/// A connected TCP socket causes no errors.
 pub fn unacknowledged(socket: impl AsFd) -> io::Result<usize> {
     Ok(sys::unacknowledged(socket.as_fd())?)
 }
@@ -75,8 +75,8 @@ pub fn unacknowledged(socket: impl AsFd) -> io::Result<usize> {
 /// Calls `send(2)` with `MSG_NOSIGNAL`.
 ///
 /// # Errors
-/// The socket's own errors. `WouldBlock` if it is full and the call may not wait. `WriteZero` if it
-/// accepts none of the bytes.
+/// The socket's own errors. `WouldBlock` if the socket is full and the call may not wait.
+/// `WriteZero` if the socket accepts none of the bytes.
 pub fn send(socket: impl AsFd, bytes: &[u8], wait: Wait) -> io::Result<usize> {
     let socket = socket.as_fd();
     match retry_on_intr(|| sys::send(socket, bytes, wait.send_flags()))? {
@@ -89,18 +89,18 @@ pub fn send(socket: impl AsFd, bytes: &[u8], wait: Wait) -> io::Result<usize> {
 /// for the socket's side.
 ///
 /// # Errors
-/// An open socket causes none.
+/// An open socket causes no errors.
 pub fn set_nonblocking(socket: impl AsFd) -> io::Result<()> {
     Ok(sys::set_nonblocking(socket.as_fd())?)
 }
 
 /// Returns whether the descriptor is a stream (`SOCK_STREAM`).
 ///
-/// splice also accepts datagrams and records, and loses the position where each ends. A descriptor
-/// that is not a socket has no records, so it counts as a stream.
+/// `splice(2)` also accepts datagrams and records, and does not preserve their boundaries. A
+/// descriptor that is not a socket has no records, so it counts as a stream.
 ///
 /// # Errors
-/// An open descriptor causes none.
+/// An open descriptor causes no errors.
 pub fn is_stream(socket: impl AsFd) -> io::Result<bool> {
     match sys::is_stream(socket.as_fd()) {
         Err(Errno::NOTSOCK) => Ok(true),

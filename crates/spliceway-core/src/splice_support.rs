@@ -1,13 +1,13 @@
-//! Decides whether this process splices at all. EPERM or ENOSYS turns splicing off, and occasional
-//! probes try it again.
+//! Decides whether this process splices at all. EPERM or ENOSYS turns splicing off. Occasional
+//! probes then try it again.
 
 use std::sync::atomic::Ordering;
 
 use crate::reason::{Reason, Scope};
 use crate::sync::{AtomicU32, statics};
 
-/// While splicing is off, one attempt in this many is allowed as a probe. A sandbox seldom changes
-/// its rules, and a direction makes only one attempt per MiB.
+/// While splicing is off, the process allows one attempt in this many as a probe. A sandbox seldom
+/// changes its rules, and a direction makes only one attempt per MiB.
 const PROBE_EVERY: u32 = 64;
 
 /// The number of attempts that are still refused, plus one for the probe. 0 means that splicing is
@@ -40,8 +40,8 @@ pub(crate) fn note(reason: Reason) {
 }
 
 impl Refusals {
-    /// Starts to refuse attempts. A count that already runs is not restarted: calls that were in
-    /// progress when another call failed would delay the probe.
+    /// Starts to refuse attempts. It does not restart a running count. Otherwise, calls that were
+    /// in progress when another call failed would delay the probe.
     fn begin(&self) {
         let _ = self
             .0
@@ -49,8 +49,8 @@ impl Refusals {
     }
 
     fn count_down(&self, reason: Reason) -> Result<(), Reason> {
-        // While splicing is on, the check must cost nothing. It loads a cache line that no thread
-        // writes.
+        // While splicing is on, the check must cost nothing. It loads a cache line to which no
+        // thread writes.
         if self.0.load(Ordering::Relaxed) == 0 {
             return Ok(());
         }
@@ -98,7 +98,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn calls_that_fail_while_it_is_off_do_not_put_the_probe_off() {
+    fn calls_that_fail_while_splicing_is_off_do_not_delay_the_probe() {
         every_interleaving(|| {
             let refusals = off_for(0);
             let other = Arc::clone(&refusals);
@@ -111,10 +111,10 @@ mod loom_tests {
         });
     }
 
-    /// When a splice of one direction works again, a refusal that another direction has just
+    /// When a splice in one direction works again, a refusal that another direction has just
     /// received is outdated. That refusal came from this module, not from a system call.
     #[test]
-    fn a_splicer_that_is_refused_does_not_turn_it_off_again() {
+    fn a_refused_splicer_does_not_turn_splicing_off_again() {
         let limits = Limits::of_this_process().with_max_pipes(0);
         every_interleaving(move || {
             NOT_PERMITTED.0.store(2, Ordering::Relaxed);

@@ -1,5 +1,5 @@
 //! Splices between the caller's own pipe and another end, with no pipe in between. Only this file
-//! interprets `EAGAIN` and 0 of such a splice.
+//! interprets the results `EAGAIN` and 0 of such a splice.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -38,11 +38,11 @@ pub(crate) struct ThroughEnd<'a> {
 /// The outcome of [`splice_through`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Through {
-    /// This many bytes went from the source to the sink, more than 0.
+    /// This many bytes, more than 0, went from the source to the sink.
     Moved(usize),
     /// There is nothing to splice. The source is drained, has ended, *or* is at an urgent mark,
     /// which splice does not step over. It is also possible that the sink is a pipe without a
-    /// reader. A read and the write that follows it tell which.
+    /// reader. A read and the write that follows it show the cause.
     SourceStopped,
     /// The sink is full.
     SinkWouldBlock,
@@ -54,10 +54,12 @@ pub(crate) enum Through {
 
 /// Calls `splice(source → sink)` once, for at most `max` bytes. Both ends must be non-blocking.
 ///
-/// If the source is a pipe, the function first asks how many bytes it holds. A splice of more bytes
-/// would cork a TCP sink. (If others also read from the pipe, this can still happen, and the last
-/// bytes arrive late.) splice returns `EAGAIN` both for an empty source and for a full sink. The
-/// function then checks the sink, because new bytes may have reached the source since.
+/// If the source is a pipe, the function first queries how many bytes it holds. A splice of more
+/// bytes would cork a TCP sink. (If other readers also use the pipe, this can still happen, and the
+/// last bytes arrive late.)
+///
+/// `splice(2)` returns `EAGAIN` both for an empty source and for a full sink. The function then
+/// checks the sink, because new bytes may have reached the source since the splice.
 ///
 /// # Errors
 /// The error of a stream, with the side that failed.
@@ -90,7 +92,7 @@ pub(crate) fn splice_through(
             Ok(false) => Ok(Through::SinkWouldBlock),
             Err(errno) => cannot_ask(errno, Side::Sink),
         },
-        // splice checks the pipe before it checks the socket, which may be at its end.
+        // `splice(2)` checks the pipe before it checks the socket, which may be at its end.
         Err(Errno::PIPE) if source.kind == EndKind::Socket => Ok(Through::SourceStopped),
         Err(errno) if source.kind == EndKind::Socket && socket::has_failed(source.fd, errno) => {
             Err((Side::Source, errno.into()))
@@ -117,7 +119,8 @@ pub fn bytes_in_pipe(pipe: impl AsFd) -> io::Result<usize> {
     Ok(sys::bytes_to_read(pipe.as_fd())?)
 }
 
-/// Calls `read(2)`, and retries EINTR. 0 means the end: the pipe has no writer any more.
+/// Calls `read(2)`, and retries EINTR. 0 means the end of the stream: the pipe no longer has a
+/// writer.
 ///
 /// # Errors
 /// `WouldBlock` if the pipe is empty.
@@ -125,11 +128,11 @@ pub(crate) fn read(pipe: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<usize> {
     Ok(retry_on_intr(|| sys::read(pipe, buf))?)
 }
 
-/// Calls `write(2)`, and retries EINTR. The call raises no `SIGPIPE` if `guards_sigpipe` says that
-/// the signal would kill the process.
+/// Calls `write(2)`, and retries EINTR. If `guards_sigpipe` is set, the call suppresses the
+/// `SIGPIPE` that would kill the process.
 ///
 /// # Errors
-/// `WouldBlock` if the pipe is full. `BrokenPipe` if it has no reader any more. `WriteZero` if it
+/// `WouldBlock` if the pipe is full. `BrokenPipe` if it no longer has a reader. `WriteZero` if it
 /// accepts no bytes.
 pub(crate) fn write(pipe: BorrowedFd<'_>, bytes: &[u8], guards_sigpipe: bool) -> io::Result<usize> {
     let write = if guards_sigpipe {

@@ -1,4 +1,4 @@
-//! Performs the steps of a [`Transfer`] on two descriptors, and never waits.
+//! Performs the steps of a [`Transfer`] on two descriptors. The caller waits for their readiness.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,18 +15,18 @@ use crate::splice_through::{self, EndKind, Side, Through};
 use crate::traffic::{Engine, PipeSize, fills};
 use crate::transfer::{Event, SCRATCH, SPLICE_THROUGH_MAX, Step, Transfer};
 
-/// One direction of a relay at work: its [`Transfer`], and the bytes that it holds at the moment.
+/// One running direction of a relay: its [`Transfer`], and the bytes that it holds at the moment.
 ///
-/// Invariant: the unsent bytes in user space and the pipe are never both non-empty. Dropping the
-/// splicer closes a pipe with bytes inside.
+/// Invariant: the splicer never holds bytes in its pipe and in user space at the same time. If the
+/// pipe holds bytes when the splicer is dropped, the pipe is closed.
 ///
-/// The caller asks what comes [next](Splicer::next), waits for readiness in its runtime's own way,
-/// and performs what it was given.
+/// The caller asks for the [next](Splicer::next) operation, waits for readiness as its runtime
+/// requires, and performs the operation.
 #[derive(Debug)]
 pub struct Splicer {
     transfer: Transfer,
     pool: PipePool,
-    /// The pipe, and the class that was asked for: the pool may have lent a smaller one.
+    /// The pipe, and the class that was requested. The pool may have lent a smaller one.
     pipe: Option<(SizeClass, PooledPipe)>,
     unsent: Unsent,
     /// Bytes that may still be read from the source.
@@ -36,19 +36,21 @@ pub struct Splicer {
     wait: Wait,
 }
 
-/// What a [`Splicer`] needs next. A variant carries the only way to perform it, so no call can come
-/// out of order.
+/// The next operation of a [`Splicer`]. Each variant carries the only means to perform its
+/// operation, so a caller cannot make calls in the wrong order.
 #[derive(Debug)]
 pub enum Next<'a> {
-    /// A readable source, then [`Read::perform`].
+    /// Wait until the source is readable, then call [`Read::perform`].
     Read(Read<'a>),
-    /// A readable source and a writable sink, then [`SpliceThrough::perform`].
+    /// Wait until the source is readable and the sink is writable, then call
+    /// [`SpliceThrough::perform`].
     SpliceThrough(SpliceThrough<'a>),
-    /// A writable sink, then [`Write::perform`].
+    /// Wait until the sink is writable, then call [`Write::perform`].
     Write(Write<'a>),
-    /// Let other tasks run. The source's readiness stays as it is.
+    /// Let other tasks run. The readiness of the source does not change.
     Yield,
-    /// `shutdown(SHUT_WR)` on the sink, if the caller passes ends on. All bytes are delivered.
+    /// Call `shutdown(SHUT_WR)` on the sink, if the caller passes the end of the stream on. All
+    /// bytes have been delivered.
     Shutdown,
 }
 
@@ -56,7 +58,7 @@ pub enum Next<'a> {
 #[derive(Debug)]
 pub struct Read<'a>(&'a mut Splicer);
 
-/// A splice from the source to the sink, with no pipe in between, that is due.
+/// A splice that is due. It moves bytes from the source to the sink, with no pipe in between.
 #[derive(Debug)]
 pub struct SpliceThrough<'a>(&'a mut Splicer);
 
@@ -64,44 +66,45 @@ pub struct SpliceThrough<'a>(&'a mut Splicer);
 #[derive(Debug)]
 pub struct Write<'a>(&'a mut Splicer);
 
-/// What a [`Read`] learned of the source.
+/// The outcome of a [`Read`], which describes the state of the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadOutcome {
-    /// It may have more.
+    /// The source may have more bytes.
     Open,
-    /// It gave fewer bytes than were asked for, so it is drained, and an edge will announce the
-    /// next byte. A caller that clears readiness must keep what the poller said of a closed or
-    /// failed socket, and must [check the source for an urgent mark](crate::UrgentMarks): a read
-    /// stops short there as well.
+    /// The source returned fewer bytes than the read requested, so it is drained, and an edge will
+    /// announce the next byte. A caller that clears readiness must keep the poller's report of a
+    /// closed or failed socket. It must also [check the source for an urgent
+    /// mark](crate::UrgentMarks), because a read stops short there as well.
     Short,
-    /// It was probed, and has no byte, no end and no urgent mark: an edge will announce the next.
+    /// A probe found no byte, no end and no urgent mark at the source. An edge will announce the
+    /// next change.
     Drained,
-    /// It had nothing.
+    /// The source had no bytes to read.
     WouldBlock,
 }
 
-/// What a write learned of the sink.
+/// The outcome of a write, which describes the state of the sink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteOutcome {
-    /// It took some bytes.
+    /// The sink did not report that it is full. In most cases, it accepted some bytes.
     Open,
-    /// It is full.
+    /// The sink is full.
     WouldBlock,
 }
 
-/// The largest packet of a pipe in packet mode (pipe(2)).
+/// The maximum size of a packet in a pipe in packet mode, in bytes (pipe(2)).
 const PIPE_BUF: usize = 4096;
 
 impl Splicer {
-    /// A direction between sockets that the caller waits for: none of its calls blocks, even if a
-    /// socket is a blocking one. (Such a socket is made non-blocking before it is spliced, because
-    /// `splice(2)` knows no other way.)
+    /// Creates a direction between sockets whose readiness the caller awaits. None of its calls
+    /// blocks, even if a socket is blocking. (The splicer makes such a socket non-blocking before
+    /// it splices, because `splice(2)` has no flag for the socket's side.)
     #[must_use]
     pub fn new(engine: Engine, pipe_size: PipeSize, pool: PipePool) -> Self {
         Self::with_wait(engine, pipe_size, pool, Wait::Never)
     }
 
-    /// A direction whose calls wait if a socket is a blocking one.
+    /// Creates a direction whose calls wait if a socket is blocking.
     pub(crate) fn blocking(engine: Engine, pipe_size: PipeSize, pool: PipePool) -> Self {
         Self::with_wait(engine, pipe_size, pool, Wait::IfBlocking)
     }
@@ -119,11 +122,15 @@ impl Splicer {
         }
     }
 
-    /// A direction of which one end or both may be pipes of the caller's. Bytes go from one end to
-    /// the other by one splice, with no pipe in between, or are copied. (From pipe to pipe a
-    /// packet, as `O_DIRECT` makes them, stays one, and a peer that reads the sink in parts loses
-    /// its rest. Nothing tells of packets in advance.) Such an end is made non-blocking before it
-    /// is used, because `read(2)` and `write(2)` know no other way.
+    /// Creates a direction for which one or both ends may be the caller's own pipes. If an end is a
+    /// pipe, one splice moves bytes directly from the source to the sink, with no pipe in between.
+    /// Bytes that are not spliced are copied.
+    ///
+    /// Between two pipes, a packet (`O_DIRECT`) stays a packet. A peer that reads only a part of it
+    /// from the sink loses the rest. The splicer cannot detect packets in advance.
+    ///
+    /// The splicer makes a pipe non-blocking before it uses it, because `read(2)` and `write(2)`
+    /// have no flag for this.
     #[must_use]
     pub fn between(source: EndKind, sink: EndKind, engine: Engine, pipe_size: PipeSize, pool: PipePool) -> Self {
         let mut splicer = Self::new(engine, pipe_size, pool);
@@ -134,25 +141,27 @@ impl Splicer {
         splicer
     }
 
-    /// Bytes that may still be read from the source. Without a limit they begin at `u64::MAX`,
-    /// which no stream reaches.
+    /// Returns the number of bytes that may still be read from the source. Without a limit, this
+    /// number starts at `u64::MAX`, which is more than any stream can carry.
     #[must_use]
     pub fn remaining(&self) -> u64 {
         self.remaining
     }
 
-    /// Reads no more than `bytes` from now on, or of a socket of records the one that reaches them.
-    /// What follows stays there for others to read. When the sink has the bytes, the direction is
-    /// over, as at the source's end.
+    /// Limits all further reads to `bytes` bytes in total. If the source sends records, the splicer
+    /// reads the last record as a whole, even if it exceeds the limit. The bytes after the limit
+    /// stay in the source for other readers. When the sink has accepted all bytes up to the limit,
+    /// the direction ends, as it does at the source's EOF.
     pub fn set_limit(&mut self, bytes: u64) {
         self.remaining = self.remaining.min(bytes);
         self.end_at_limit();
     }
 
-    /// `bytes` go first, behind those of an earlier call. They do not count towards the limit.
+    /// Queues `bytes` to be sent before all bytes that the splicer reads. The bytes of an earlier
+    /// call go first. Preloaded bytes do not count towards the limit.
     ///
     /// # Panics
-    /// If the direction has already moved others.
+    /// If the direction has already moved other bytes.
     pub fn preload(&mut self, bytes: Vec<u8>) {
         if bytes.is_empty() {
             return;
@@ -169,18 +178,18 @@ impl Splicer {
         self.unsent = Unsent::Owned { bytes, start: 0 };
     }
 
-    /// Bytes read and not yet delivered.
+    /// Returns the number of bytes that were read and not yet delivered.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        // Never both.
+        // At most one of the two lengths is above 0.
         self.pipe.as_ref().map_or(0, |(_, pipe)| pipe.len()) + self.unsent.len()
     }
 
-    /// Takes out the bytes in flight, for a caller that goes on without the splicer. It must be
-    /// parked.
+    /// Removes and returns the bytes in flight, for a caller that continues without the splicer.
+    /// The splicer must be parked.
     ///
     /// # Errors
-    /// Those of `read(2)` on a pipe, none of which a healthy process meets.
+    /// The errors of `read(2)` on a pipe, which do not occur in a healthy process.
     pub fn take_in_flight(&mut self) -> io::Result<Vec<u8>> {
         if let Some((_, mut pipe)) = self.pipe.take()
             && !pipe.is_empty()
@@ -196,7 +205,7 @@ impl Splicer {
         }
     }
 
-    /// What is needed next. After [`Next::Yield`] the direction goes on.
+    /// Returns the next operation. After [`Next::Yield`], the next call continues the direction.
     #[inline]
     #[expect(clippy::should_implement_trait, reason = "an iterator cannot lend its items")]
     pub fn next(&mut self) -> Next<'_> {
@@ -212,8 +221,8 @@ impl Splicer {
         }
     }
 
-    /// To be called before waiting: releases an empty pipe, and keeps what lies in `scratch`, where
-    /// others may read next.
+    /// Releases an empty pipe, and saves the unsent bytes from `scratch`, which another direction
+    /// may overwrite. Call this before waiting.
     #[inline]
     pub fn park(&mut self, scratch: &[u8]) {
         self.pipe.take_if(|(_, pipe)| pipe.is_empty());
@@ -223,12 +232,13 @@ impl Splicer {
         }
     }
 
-    /// Bytes were read from the source. (Of a socket of records, the last one is read whole.)
+    /// Counts bytes that were read from the source. (A record is read as a whole, so the last one
+    /// may exceed the limit.)
     fn took(&mut self, bytes: usize) {
         self.remaining = self.remaining.saturating_sub(bytes as u64);
     }
 
-    /// Ends the direction if it may read no more and holds nothing.
+    /// Ends the direction if it must not read more bytes and holds none.
     fn end_at_limit(&mut self) {
         if self.remaining == 0 && self.transfer.step().reads() {
             self.transfer.on(Event::LimitReached);
@@ -239,8 +249,8 @@ impl Splicer {
         usize::try_from(self.remaining).map_or(max, |remaining| remaining.min(max))
     }
 
-    /// A system call or the pool gave a reason to copy, which other directions need not find out
-    /// again.
+    /// Handles a reason to copy that a system call or the pool gave. It notes the reason, so that
+    /// other directions need not find it again.
     fn cannot(&mut self, reason: Reason, counts: &Counts) -> io::Result<()> {
         if !self.transfer.must_splice() {
             splice_support::note(reason);
@@ -248,7 +258,7 @@ impl Splicer {
         self.copy_instead(reason, counts)
     }
 
-    /// Falls back to copying, or fails if the caller must splice.
+    /// Falls back to copying, or fails if the engine is [`Engine::Splice`].
     fn copy_instead(&mut self, reason: Reason, counts: &Counts) -> io::Result<()> {
         counts.set_fallback(reason);
         if self.transfer.must_splice() {
@@ -264,7 +274,7 @@ impl Splicer {
 }
 
 impl Read<'_> {
-    /// The most bytes that it brings; 0 if it only looks.
+    /// Returns the maximum number of bytes that this read can bring, or 0 if it only peeks.
     #[must_use]
     pub fn max_bytes(&self) -> usize {
         match self.0.transfer.step() {
@@ -274,18 +284,18 @@ impl Read<'_> {
         }
     }
 
-    /// Whether it reads into a pipe.
+    /// Returns whether this read goes into a pipe.
     #[must_use]
     pub fn uses_pipe(&self) -> bool {
         matches!(self.0.transfer.step(), Step::Fill { .. })
     }
 
-    /// Reads once, up to `max` bytes: one `recv` into `scratch`, or one `splice` into a pipe, which
-    /// may be preceded by a probe, or one look.
+    /// Reads once, up to `max` bytes. This is one receive into `scratch`, one `splice` into a pipe
+    /// (possibly after a probe), or one peek.
     ///
     /// # Errors
-    /// The source's own. `Unsupported` if the caller must splice and that is not possible. The
-    /// direction is then over.
+    /// The source's own errors. `Unsupported` if the engine is [`Engine::Splice`] and splicing is
+    /// not possible. The direction has then ended.
     ///
     /// # Panics
     /// If `max` is 0 or `scratch` is empty.
@@ -318,8 +328,8 @@ impl Splicer {
     fn recv(&mut self, max: usize, source: BorrowedFd<'_>, scratch: &mut [u8]) -> io::Result<ReadOutcome> {
         let short_read_drains = self.source.short_read_drains(source);
         let all = scratch.len().min(SCRATCH);
-        // The rest of a record that is not read whole is lost. TCP has no records, so only other
-        // sockets are asked.
+        // If a record is not read as a whole, its rest is lost. TCP has no records, so the code
+        // queries only other sockets.
         let takes_part = max >= all || short_read_drains || socket::is_stream(source)?;
         let length = if takes_part { all.min(max) } else { all };
         assert!(max > 0 && length > 0, "a recv of no bytes says nothing");
@@ -333,11 +343,11 @@ impl Splicer {
         })
     }
 
-    /// [`recv`](Self::recv) of a pipe.
+    /// Does the same as [`recv`](Self::recv) for a pipe.
     fn read(&mut self, max: usize, source: BorrowedFd<'_>, scratch: &mut [u8]) -> io::Result<ReadOutcome> {
         self.source.unfit_to_splice(source, self.wait)?;
-        // The rest of a packet (`O_DIRECT`) that is not read whole is lost. A rate limit makes up
-        // for it later.
+        // If a packet (`O_DIRECT`) is not read as a whole, its rest is lost. The read may therefore
+        // exceed `max`, and a rate limit compensates for this later.
         let length = scratch.len().min(SCRATCH).min(self.max_read(max.max(PIPE_BUF)));
         assert!(length > 0, "a read of no bytes says nothing");
         let bytes = splice_through::read(source, &mut scratch[..length])?;
@@ -360,7 +370,7 @@ impl Splicer {
             EndKind::Socket if socket::peek(source, self.wait)? => Event::Peeked,
             EndKind::Socket => Event::Eof,
             EndKind::Pipe if splice_through::bytes_in_pipe(source)? > 0 => Event::Peeked,
-            // An empty pipe may be at its end. A read tells.
+            // An empty pipe may have reached its end. Only a read can show this.
             EndKind::Pipe => Event::SourceStopped,
         };
         self.transfer.on(event);
@@ -381,7 +391,7 @@ impl Splicer {
         if let Some(reason) = self.source.unfit_to_splice(source, self.wait)? {
             return self.cannot(reason, counts).map(open);
         }
-        // A caller whose calls wait learns the same from the fill.
+        // If the calls may wait, no probe is needed, because the fill itself waits for the source.
         if probe && self.wait == Wait::Never && self.source.is_drained(source) {
             self.transfer.on(Event::WouldBlock);
             return Ok(ReadOutcome::Drained);
@@ -402,7 +412,7 @@ impl Splicer {
         Ok(ReadOutcome::Open)
     }
 
-    /// The pipe that is held, if it was asked for as this class, or one from the pool.
+    /// Returns the held pipe if it was requested for this class, or else a pipe from the pool.
     fn pipe_of(&mut self, class: SizeClass) -> Result<&mut PooledPipe, Reason> {
         self.pipe.take_if(|(asked, _)| *asked != class);
         let pipe = match self.pipe.take() {
@@ -414,8 +424,8 @@ impl Splicer {
 }
 
 impl SpliceThrough<'_> {
-    /// The sink is full. Returns whether there is something else to do first: to look at the
-    /// source, which may have ended or failed. Otherwise, the caller waits for the sink.
+    /// Reports that the sink is full. Returns `true` if the splicer must first peek at the source,
+    /// which may have ended or failed. If it returns `false`, the caller waits for the sink.
     #[must_use]
     pub fn sink_blocked(self) -> bool {
         let peeks = self.0.transfer.step() == Step::SpliceThrough { peeked: false };
@@ -425,13 +435,13 @@ impl SpliceThrough<'_> {
         peeks
     }
 
-    /// Splices once from the source to the sink, up to `max` bytes. If the sink is full,
-    /// [`sink_blocked`](Self::sink_blocked) tells what to do. It learns nothing of the source's
-    /// readiness.
+    /// Splices once from the source to the sink, up to `max` bytes. If the sink is full, the caller
+    /// must call [`sink_blocked`](Self::sink_blocked), which decides what comes next. The outcome
+    /// does not describe the readiness of the source.
     ///
     /// # Errors
-    /// That of a stream, and whose it is. `Unsupported` if the caller must splice and that is not
-    /// possible. The direction is then over.
+    /// The error of a stream, with the side that failed. `Unsupported` if the engine is
+    /// [`Engine::Splice`] and splicing is not possible. The direction has then ended.
     ///
     /// # Panics
     /// If `max` is 0.
@@ -468,8 +478,9 @@ impl SpliceThrough<'_> {
             Through::Moved(bytes) => {
                 splicer.took(bytes);
                 counts.add_spliced(bytes);
-                // A pipe is asked for its bytes before every splice. A socket is looked at after a
-                // few bytes, because most likely these were all.
+                // The splicer queries the number of bytes in a pipe before every splice. It peeks
+                // at a socket after a splice of few bytes, because most likely the socket is then
+                // drained.
                 let more = splicer.source.kind == EndKind::Pipe || bytes >= SCRATCH;
                 splicer.transfer.on(Event::SplicedThrough { bytes, more });
                 splicer.end_at_limit();
@@ -482,7 +493,7 @@ impl SpliceThrough<'_> {
         Ok(WriteOutcome::Open)
     }
 
-    /// The most bytes of one splice.
+    /// Returns the maximum number of bytes that one splice moves.
     #[must_use]
     pub fn max_bytes(&self) -> usize {
         SPLICE_THROUGH_MAX
@@ -490,12 +501,12 @@ impl SpliceThrough<'_> {
 }
 
 impl Write<'_> {
-    /// Writes once: one `send` of what lies in `scratch`, which is that of the [`Read`] before, or
-    /// one `splice`.
+    /// Writes once, with one send or one `splice`. `scratch` must be the buffer of the preceding
+    /// [`Read`].
     ///
     /// # Errors
-    /// The sink's own. `Unsupported` if the caller must splice and that is not possible. The
-    /// direction is then over.
+    /// The sink's own errors. `Unsupported` if the engine is [`Engine::Splice`] and splicing is not
+    /// possible. The direction has then ended.
     pub fn perform(self, sink: impl AsFd, scratch: &[u8], counts: &Counts) -> io::Result<WriteOutcome> {
         let (splicer, sink) = (self.0, sink.as_fd());
         match splicer.transfer.step() {
@@ -542,7 +553,7 @@ impl Splicer {
         }
     }
 
-    /// Moves what the pipe holds to user space: the sink cannot be spliced.
+    /// Moves the bytes in the pipe to user space, because the sink cannot be spliced.
     fn unload(&mut self) -> io::Result<WriteOutcome> {
         let (_, mut pipe) = self.pipe.take().expect("a pipe is read out that was filled");
         let bytes = pipe.read_out()?;
@@ -552,11 +563,11 @@ impl Splicer {
     }
 }
 
-/// Bytes in user space that the sink has not taken yet.
+/// Bytes in user space that the sink has not accepted yet.
 #[derive(Debug)]
 enum Unsent {
     Nothing,
-    /// In the caller's scratch buffer, which is lent only until the splicer is parked.
+    /// In the caller's scratch buffer, which the splicer may use only until it is parked.
     InScratch {
         start: usize,
         end: usize,
@@ -584,8 +595,8 @@ impl Unsent {
         }
     }
 
-    /// Forgets what was sent, and frees the memory with the last byte. Returns how many bytes are
-    /// left.
+    /// Discards the bytes that were sent, and frees the memory after the last byte. Returns the
+    /// number of bytes that are left.
     fn advance(&mut self, sent: usize) -> usize {
         if let Self::InScratch { start, .. } | Self::Owned { start, .. } = self {
             *start += sent;

@@ -1,8 +1,8 @@
-//! This module has the locks and atomics whose protocols loom checks. They are the types of std, or
-//! those of loom in `cargo xtask loom`.
+//! The locks and atomics whose protocols loom checks. They are the types of std, or the types of
+//! loom in `cargo xtask loom`.
 //!
-//! Counters that influence no decision always use the types of std, and so do references. A model
-//! then takes no more steps than its claim needs.
+//! Counters that influence no decision always use the types of std, and so do reference counts. A
+//! model then has no more steps than its claim needs.
 
 use std::sync::{PoisonError, TryLockError};
 
@@ -23,7 +23,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Does the same as [`lock`] if no thread holds the lock, and does not wait.
+/// Locks `mutex` as [`lock`] does, or returns `None` if a thread holds the lock. It never waits.
 pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.try_lock() {
         Ok(guard) => Some(guard),
@@ -32,7 +32,7 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// Declares statics of these types. The types of loom cannot be created at compile time, and loom
+/// Declares statics of these types. The loom types cannot be created at compile time, and loom
 /// creates such statics anew for every run.
 macro_rules! statics {
     ($($(#[$attribute:meta])* static $name:ident: $type:ty = $value:expr;)*) => {
@@ -48,7 +48,8 @@ macro_rules! statics {
 pub(crate) use statics;
 
 /// Runs `claim` in every interleaving of its threads with up to three preemptions, and with every
-/// value that a load may return there. (Two show nearly every known race. Four take minutes.)
+/// value that a load may return there. (Two preemptions show nearly every known race. Four take
+/// minutes.)
 #[cfg(all(test, loom))]
 pub(crate) fn every_interleaving(claim: impl Fn() + Send + Sync + 'static) {
     let mut model = loom::model::Builder::new();

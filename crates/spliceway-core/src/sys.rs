@@ -1,11 +1,11 @@
-//! This module has one thin function per system call. It decides nothing.
+//! This module has one thin function per system call. It makes no decisions.
 //!
-//! This is the only file of the crate that may contain `unsafe`. It may do so only because rustix
-//! has no safe wrapper for these:
+//! This is the only file of the crate that may contain `unsafe`, and only because rustix has no
+//! safe wrapper for these:
 //! - `SIOCOUTQ`, the bytes of a TCP socket that its peer has not acknowledged (tcp(7));
-//! - `TCP_ULP`, which tells a plain TCP socket from one with TLS in the kernel (tcp(7),
+//! - `TCP_ULP`, which distinguishes a plain TCP socket from one with TLS in the kernel (tcp(7),
 //!   `include/uapi/linux/tcp.h`);
-//! - `poll` and `SO_RCVLOWAT` of sockets that may be closed by now, which a borrow cannot express
+//! - `poll` and `SO_RCVLOWAT` on sockets that may be closed by now, which a borrow cannot express
 //!   (poll(2), socket(7));
 //! - a page that the kernel clears in forked children (madvise(2), `MADV_WIPEONFORK`);
 //! - a thread's signal mask, because splice has no `MSG_NOSIGNAL` (signal(7), pthread_sigmask(3),
@@ -50,9 +50,9 @@ pub(crate) fn splice(from: BorrowedFd<'_>, to: BorrowedFd<'_>, len: usize) -> Re
     rustix::pipe::splice(from, None, to, None, len, SpliceFlags::NONBLOCK)
 }
 
-/// Returns a number of this process that differs from those of all processes it was forked from. A
-/// call costs one load. Where the kernel clears no pages (before Linux 4.14), it costs a system
-/// call, `getpid(2)`.
+/// Returns a number for this process that differs from the number of each process from which it was
+/// forked. A call costs one load. If the kernel cannot clear pages (before Linux 4.14), it costs a
+/// system call, `getpid(2)`.
 #[inline]
 pub(crate) fn fork_generation() -> u32 {
     static CLEARED: OnceLock<Option<&'static AtomicU32>> = OnceLock::new();
@@ -101,9 +101,9 @@ fn word_cleared_by_fork() -> Option<&'static AtomicU32> {
 }
 
 /// Calls `sigaction(SIGPIPE)` and returns whether that signal would end this process. Rust programs
-/// ignore the signal from their start. A host in another language may not.
+/// ignore the signal from the start. A host program in another language might not ignore it.
 pub(crate) fn dies_of_sigpipe() -> bool {
-    // SAFETY: a `sigaction` of zeroes is valid, and the call only writes the present action there.
+    // SAFETY: a `sigaction` of zeroes is valid, and the call only writes the current action there.
     unsafe {
         let mut action: libc::sigaction = mem::zeroed();
         libc::sigaction(libc::SIGPIPE, std::ptr::null(), &raw mut action) == 0 && action.sa_sigaction == libc::SIG_DFL
@@ -112,8 +112,8 @@ pub(crate) fn dies_of_sigpipe() -> bool {
 
 /// Calls [`splice`] and suppresses the `SIGPIPE` that it may raise.
 pub(crate) fn splice_without_sigpipe(from: BorrowedFd<'_>, to: BorrowedFd<'_>, len: usize) -> Result<usize, Errno> {
-    // A short count may hide the signal too. The bytes go out in batches, and the call does not
-    // report the error of a later batch.
+    // The call may raise the signal even if it returns a short count. The bytes go out in batches,
+    // and the call does not report the error of a later batch.
     without_sigpipe(|| splice(from, to, len), |outcome| outcome != Ok(len))
 }
 
@@ -122,21 +122,21 @@ pub(crate) fn write_without_sigpipe(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<
     without_sigpipe(|| write(fd, bytes), |outcome| outcome == Err(Errno::PIPE))
 }
 
-/// Blocks `SIGPIPE` in this thread for the call, and takes the signal that the call may have
-/// raised. (The kernel directs that signal at the calling thread.)
+/// Blocks `SIGPIPE` in this thread for the call, and consumes the signal that the call may have
+/// raised. (The kernel sends that signal to the calling thread.)
 fn without_sigpipe(
     call: impl FnOnce() -> Result<usize, Errno>,
     may_have_raised: impl FnOnce(Result<usize, Errno>) -> bool,
 ) -> Result<usize, Errno> {
-    // SAFETY: signal sets are plain memory, for which all zeroes is valid. Each pointer is to a
-    // value on this stack, or null where that is allowed. The mask is restored as it was found.
+    // SAFETY: signal sets are plain memory, for which all zeroes is valid. Each pointer points to a
+    // value on this stack, or is null where the call allows it. The last call restores the mask.
     unsafe {
         let (mut sigpipe, mut before): (libc::sigset_t, libc::sigset_t) = (mem::zeroed(), mem::zeroed());
         libc::sigemptyset(&raw mut sigpipe);
         libc::sigaddset(&raw mut sigpipe, libc::SIGPIPE);
         libc::pthread_sigmask(libc::SIG_BLOCK, &raw const sigpipe, &raw mut before);
         let outcome = call();
-        // A program that already blocks the signal may want to see it.
+        // If the program already blocked the signal, it may want to see it.
         if may_have_raised(outcome) && libc::sigismember(&raw const before, libc::SIGPIPE) == 0 {
             let at_once: libc::timespec = mem::zeroed();
             libc::sigtimedwait(&raw const sigpipe, std::ptr::null_mut(), &raw const at_once);
@@ -194,11 +194,11 @@ fn low_water_mark(socket: RawFd) -> Result<libc::c_int, Errno> {
 }
 
 /// Calls `ioctl(SIOCOUTQ)` and returns how many bytes of a TCP socket its peer has not
-/// acknowledged. The end of the stream counts as one byte.
+/// acknowledged. A FIN counts as one byte.
 pub(crate) fn unacknowledged(socket: BorrowedFd<'_>) -> Result<usize, Errno> {
     let mut bytes: libc::c_int = 0;
-    // `TIOCOUTQ` is another name of `SIOCOUTQ`. Both have the same number. SAFETY: the kernel
-    // writes one int to `bytes`, which outlives the call.
+    // `TIOCOUTQ` is another name of `SIOCOUTQ`. Both have the same number.
+    // SAFETY: the kernel writes one int to `bytes`, which outlives the call.
     match unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) } {
         0 => Ok(usize::try_from(bytes).unwrap_or(0)),
         _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
@@ -235,8 +235,8 @@ pub(crate) fn is_stream(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
     rustix::net::sockopt::socket_type(socket).map(|kind| kind == SocketType::STREAM)
 }
 
-/// Calls `getsockopt(TCP_ULP)` and returns whether the socket is TCP with no other protocol on top
-/// of it in the kernel. Such a protocol, for example TLS, receives by rules of its own.
+/// Calls `getsockopt(TCP_ULP)` and returns whether the socket is TCP without another protocol on
+/// top of it in the kernel. Such a protocol, for example TLS, has its own rules for receives.
 pub(crate) fn is_plain_tcp(socket: BorrowedFd<'_>) -> bool {
     let mut name = [0_u8; 16];
     let mut length = mem::size_of_val(&name) as libc::socklen_t;
@@ -253,10 +253,10 @@ pub(crate) fn is_plain_tcp(socket: BorrowedFd<'_>) -> bool {
     outcome == 0 && length == 0
 }
 
-/// What [`urgent_marks`] asks of one descriptor.
+/// The query of [`urgent_marks`] for one descriptor.
 pub(crate) type MarkQuery = libc::pollfd;
 
-/// Returns the request that asks whether the socket holds an urgent mark (`POLLPRI`).
+/// Returns the query that checks the socket for an urgent mark (`POLLPRI`).
 pub(crate) fn mark_query(socket: BorrowedFd<'_>) -> MarkQuery {
     MarkQuery {
         fd: socket.as_raw_fd(),
@@ -265,11 +265,11 @@ pub(crate) fn mark_query(socket: BorrowedFd<'_>) -> MarkQuery {
     }
 }
 
-/// Calls `poll(2)` once for all descriptors, without waiting. Returns those that hold an urgent
-/// mark. If the call fails, it returns all of them.
+/// Calls `poll(2)` once for all descriptors, without waiting. Returns the descriptors that hold an
+/// urgent mark. If the call fails, it returns all descriptors.
 pub(crate) fn urgent_marks(queries: &mut [MarkQuery]) -> impl Iterator<Item = RawFd> {
-    // SAFETY: the pointer and the count are those of one exclusive borrow. If a descriptor was
-    // closed, the kernel only reports that it is not open.
+    // SAFETY: the pointer and the count come from one exclusive borrow. If a descriptor was closed,
+    // the kernel only reports that it is not open.
     let found = retry_on_intr(
         || match unsafe { libc::poll(queries.as_mut_ptr(), queries.len() as libc::nfds_t, 0) } {
             -1 => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
@@ -284,15 +284,15 @@ pub(crate) fn urgent_marks(queries: &mut [MarkQuery]) -> impl Iterator<Item = Ra
         .map(|one| one.fd)
 }
 
-/// Calls `setsockopt(SO_RCVLOWAT)` with the value that the socket has. If there is something to
-/// read, the kernel notifies pollers once more.
+/// Calls `setsockopt(SO_RCVLOWAT)` with the value that the socket already has. If there is
+/// something to read, the kernel notifies pollers once more.
 pub(crate) fn tell_pollers_again(socket: RawFd) {
     let Ok(bytes) = low_water_mark(socket) else { return };
     let length = mem::size_of_val(&bytes) as libc::socklen_t;
     // SAFETY: the value is one int that outlives the call, and `length` is its size. If the
-    // descriptor was closed, the call fails. If the descriptor is another socket's by now, that
-    // socket is given its own value. If the descriptor changed sockets between the two calls, the
-    // new socket is given the value of the old one. That value is 1, unless other code changed it.
+    // descriptor was closed, the call fails. If the descriptor now refers to another socket, the
+    // call sets that socket's own value again. If this changes between the two calls, the new
+    // socket gets the value of the old one. That value is 1, unless other code changed it.
     unsafe {
         libc::setsockopt(
             socket,

@@ -1,33 +1,36 @@
-//! How a direction carries its traffic: by copy or by splice, and through which size of pipe.
+//! Decides how a direction carries its traffic: whether it copies or splices, and through which
+//! size of pipe.
 //!
-//! These are all the heuristics of the engine. [`Traffic::before_read`] plans a read, and
-//! [`Traffic::after_read`] learns from its report. Everything here changes the cost of a read,
-//! never its outcome.
+//! This file contains all heuristics of the engine. [`Traffic::before_read`] plans a read, and
+//! [`Traffic::after_read`] learns from its report. The heuristics change the cost of a read, never
+//! its outcome.
 
 use crate::limits::SizeClass;
 use crate::reason::{Reason, Scope};
 
-/// A read of at least this many bytes is worth a splice. Below, one `recv` and one `send` cost less
-/// than two splices.
+/// A read of at least this many bytes is worth a splice. For fewer bytes, one `recv` and one `send`
+/// cost less than two splices.
 pub const SPLICE_THRESHOLD: usize = 16 << 10;
 
 /// A spliced direction copies again after this many reads in a row that were not worth a splice. A
-/// bulk sender that is slow for a moment causes a few of them.
+/// bulk sender that is slow for a moment causes a few such reads.
 const SMALL_READS: u8 = 8;
 
-/// After a failure that may pass, this many reads worth a splice are copied before the next
-/// attempt: 1 MiB of bulk.
+/// After a temporary failure, a direction copies this many reads that are worth a splice before the
+/// next attempt. In bulk traffic, that is 1 MiB.
 const RETRY_AFTER: u8 = 16;
 
-/// Full reads through a pipe of 256 KiB, without backpressure between them, before a pipe of 1 MiB.
+/// This many full reads through a pipe of 256 KiB, without backpressure between them, lead to a
+/// pipe of 1 MiB.
 const FULL_READS: u8 = 2;
 
-/// Reads in a row that left more than half of the pipe unused, before a smaller pipe.
+/// This many reads in a row that leave more than half of the pipe unused lead to a smaller pipe.
 const LOW_READS: u8 = 4;
 
-/// Whether a read of this many bytes filled a pipe of this capacity: three quarters of it.
-/// Fragments seldom begin and end with a page, so a pipe whose slots are all taken holds a little
-/// less than its capacity. A pipe full of segments (1,448 of 4,096 bytes a slot) holds far less.
+/// Returns whether a read of this many bytes filled a pipe of this capacity, which means at least
+/// three quarters of it. Fragments seldom begin and end at a page boundary, so a pipe whose slots
+/// are all in use holds a little less than its capacity. A pipe whose slots hold segments (1,448 of
+/// 4,096 bytes per slot) holds far less.
 pub(crate) fn fills(bytes: usize, capacity: usize) -> bool {
     bytes >= capacity / 4 * 3
 }
@@ -36,12 +39,12 @@ pub(crate) fn fills(bytes: usize, capacity: usize) -> bool {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Engine {
-    /// Small messages are copied, bulk is spliced, and what cannot be spliced is copied.
+    /// Copy small messages and splice bulk data. If splicing is not possible, copy everything.
     #[default]
     Auto,
     /// Splice from the first byte, and fail if that is not possible.
     Splice,
-    /// Copy always.
+    /// Always copy.
     Copy,
 }
 
@@ -49,38 +52,41 @@ pub enum Engine {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PipeSize {
-    /// The size follows the traffic: 64 KiB at first, 256 KiB after a read that fills that, and 1
-    /// MiB while the sink keeps up.
+    /// The size follows the traffic:
+    /// - 64 KiB at first,
+    /// - 256 KiB after a read that fills the first pipe,
+    /// - 1 MiB while the sink keeps up.
     #[default]
     Auto,
-    /// This size, or a smaller one if the budget allows no more.
+    /// This size, or a smaller one if the budget has no room for it.
     Fixed(SizeClass),
 }
 
-/// How to read next.
+/// The plan for the next read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Plan {
     /// Receive into user space.
     Copy,
-    /// Splice into a pipe of this class. `probe` first whether the source has anything: the last
-    /// read took less than it could.
+    /// Splice into a pipe of this class. If `probe` is set, first probe whether the source has
+    /// anything, because the last read was short.
     Splice { class: SizeClass, probe: bool },
 }
 
 /// The outcome of a read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Report {
-    /// Received into user space; `full` if more might have been received.
+    /// Bytes were received into user space. `full` means that the bytes filled the allowed space.
     Copied { bytes: usize, full: bool },
-    /// Spliced into a pipe; `full` if that is about all that fitted or was allowed.
+    /// Bytes were spliced into a pipe. `full` means that the bytes nearly filled the pipe or
+    /// reached the allowed number.
     Spliced { bytes: usize, full: bool },
-    /// The source had nothing.
+    /// The source had no bytes.
     Drained,
     /// The source or the sink cannot be spliced, or there is no pipe.
     Cannot(Reason),
 }
 
-/// What one direction has carried lately.
+/// The recent traffic of one direction.
 #[derive(Debug)]
 pub(crate) struct Traffic {
     mode: Mode,
@@ -94,13 +100,14 @@ pub(crate) struct Traffic {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
-    /// Small messages.
+    /// The traffic consists of small messages.
     Copy,
-    /// Bulk, or large messages. `small_reads` in a row were not worth a splice.
+    /// The traffic is bulk or large messages. The last `small_reads` reads were not worth a splice.
     Splice { small_reads: u8 },
-    /// The caller asked for splices only.
+    /// The caller permits only splices.
     MustSplice,
-    /// Splicing is not possible, until this many reads worth a splice were copied, or ever.
+    /// Splicing is not possible. The direction tries again after it has copied `retry_after` more
+    /// reads that are worth a splice, or never if this is `None`.
     CannotSplice { retry_after: Option<u8> },
 }
 
@@ -154,8 +161,8 @@ impl Traffic {
                 self.mode = Mode::CannotSplice {
                     retry_after: match reason.scope() {
                         Scope::Relay => None,
-                        // What holds for the process is remembered there, and an attempt costs
-                        // nothing.
+                        // `splice_support` remembers a reason that holds for the process, so an
+                        // attempt costs nothing.
                         Scope::Process | Scope::Moment => Some(RETRY_AFTER),
                     },
                 };
@@ -163,8 +170,8 @@ impl Traffic {
         }
     }
 
-    /// The sink did not take at once what the pipe holds. A larger pipe would not make it faster,
-    /// and would hold more for it.
+    /// Records that the sink did not immediately accept all bytes in the pipe. A larger pipe would
+    /// not make the sink faster, and would only hold more bytes for it.
     pub(crate) fn after_backpressure(&mut self) {
         self.full_reads = 0;
         if self.adapts {
@@ -172,7 +179,7 @@ impl Traffic {
         }
     }
 
-    /// Whether the caller would rather fail than copy.
+    /// Returns whether the direction must fail rather than copy.
     pub(crate) fn must_splice(&self) -> bool {
         self.mode == Mode::MustSplice
     }
@@ -189,7 +196,7 @@ impl Traffic {
         };
     }
 
-    /// A spliced read was worth it, or was not.
+    /// Records whether a spliced read was worth a splice.
     pub(crate) fn after_splice(&mut self, was_worth_it: bool) {
         if let Mode::Splice { small_reads } = &mut self.mode {
             *small_reads = if was_worth_it { 0 } else { *small_reads + 1 };
@@ -199,8 +206,8 @@ impl Traffic {
         }
     }
 
-    /// A pipe that was filled in bytes is followed by a larger one. One that was only filled in
-    /// slots is not: its fragments are small, and a larger pipe would cost more.
+    /// Chooses the size of the next pipe. If the bytes filled the pipe, the next pipe is larger. If
+    /// only the slots are full, the fragments are small, and a larger pipe would cost more.
     fn resize(&mut self, bytes: usize, full: bool) {
         if !self.adapts {
             return;

@@ -1,4 +1,5 @@
-//! One direction of a relay as a pure state machine: it decides what comes next from what happened.
+//! One direction of a relay as a pure state machine, which derives the next step from the last
+//! event.
 //!
 //! ```text
 //!   start ──▶ Reading ◀──────────────── everything is written ◀──────────────┐
@@ -8,78 +9,81 @@
 //!              │  │                      ├── bytes ── Unloading ◀─ cannot ─┐  │
 //!              │  └ fill: bytes ─────────│────────────────────────▶ Draining ─┘
 //!              │                         │
-//!              ├ fill: nothing ──▶ Confirming: one recv says why
+//!              ├ fill: nothing ──▶ Confirming: one recv shows why
 //!              │
 //!              └ end of stream, from Reading or Confirming ──▶ ShuttingDown ──▶ Done
 //! ```
 //!
-//! If an end of the direction is a pipe itself, no pipe is needed in between. Then a read is one
-//! splice from the source to the sink ([`Step::SpliceThrough`]), and [`Step::Peek`] looks at the
-//! source after a few bytes and when the sink is full, because the source may be at its end.
+//! If an end of the direction is itself a pipe, no pipe is needed in between. One splice then moves
+//! bytes from the source to the sink ([`Step::SpliceThrough`]). [`Step::Peek`] checks the source
+//! after a small splice and when the sink is full, because the source may have ended.
 //!
-//! The machine has no descriptor, no waker and no clock, and counts nothing that the pipe or the
-//! unsent bytes count already. The caller performs each [`Step`] and reports the [`Event`]. A sink
-//! that would block is no event: the same step is due when it is writable.
+//! The machine has no descriptor, no waker and no clock. It does not count bytes that the pipe or
+//! the unsent bytes already count. The caller performs each [`Step`] and reports the [`Event`]. A
+//! [`Step::Send`] that would block causes no event: the same step is due when the sink is writable.
 
 use crate::limits::SizeClass;
 use crate::reason::Reason;
 use crate::traffic::{Engine, PipeSize, Plan, Report, Traffic};
 
-/// The size of the buffer to receive into, bytes.
+/// The size of the receive buffer, in bytes.
 pub const SCRATCH: usize = 64 << 10;
 
-/// The most bytes of one splice between the caller's pipe and a socket.
+/// The maximum size of one splice, in bytes, if the caller's pipe is at one end.
 pub const SPLICE_THROUGH_MAX: usize = 256 << 10;
 
-/// A poll yields after this many bytes if they are spliced: the largest pipe.
+/// A poll that splices yields after this many bytes, which is the size of the largest pipe.
 const SPLICE_BUDGET: usize = 1 << 20;
 
-/// A poll yields after this many bytes if they are copied, because each byte takes longer.
+/// A poll that copies yields after this many bytes. The budget is smaller, because copying a byte
+/// takes longer.
 const COPY_BUDGET: usize = 256 << 10;
 
-/// What to do next.
+/// The step that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Receive from the source into up to [`SCRATCH`] bytes of user space, which is empty.
+    /// Receive up to [`SCRATCH`] bytes from the source into user space, which is empty.
     Recv,
-    /// Send what user space holds.
+    /// Send the bytes in user space.
     Send,
-    /// Look whether the source has bytes or an end, and read nothing.
+    /// Check whether the source has bytes or has ended, without reading.
     Peek,
     /// Splice once from the source to the sink, up to [`SPLICE_THROUGH_MAX`] bytes.
     SpliceThrough {
-        /// The source is known to have bytes. So if the sink is full, there is nothing to do but to
-        /// wait for it.
+        /// Whether the source is known to have bytes. If it is and the sink is full, the caller can
+        /// only wait for the sink.
         peeked: bool,
     },
-    /// Acquire a pipe of this class if none is held, and fill it once. It is empty.
+    /// Acquire a pipe of this class if the caller holds none, and fill it once. The pipe is empty.
     Fill {
         /// The class of the pipe.
         class: SizeClass,
-        /// Probe first whether the source has anything.
+        /// Whether to probe the source first.
         probe: bool,
     },
-    /// Drain everything that the pipe holds.
+    /// Drain the bytes in the pipe.
     Drain,
-    /// Read everything that the pipe holds into user space.
+    /// Read all bytes in the pipe into user space.
     Unload,
-    /// Let other tasks run. Nothing is held; the source may have more.
+    /// Let other tasks run. The direction holds no bytes, and the source may have more.
     Yield,
-    /// Pass the end of the stream on: `shutdown(SHUT_WR)` on the sink. Nothing is held.
+    /// Pass the end of the stream on with `shutdown(SHUT_WR)` on the sink. The direction holds no
+    /// bytes.
     Shutdown,
-    /// Nothing, ever again.
+    /// Do nothing. The direction has ended.
     Done,
 }
 
 impl Step {
-    /// Whether the pipe may hold bytes at this step. At every other step it is empty, and must be
-    /// released before the caller waits.
+    /// Returns whether the pipe may hold bytes at this step. At every other step, it is empty, and
+    /// the caller must release it before it waits.
     #[must_use]
     pub fn holds_pipe(self) -> bool {
         matches!(self, Self::Drain | Self::Unload)
     }
 
-    /// Whether the step reads from the source, or would have without the budget.
+    /// Returns whether the step reads from the source, or would read if the budget were not used
+    /// up.
     #[must_use]
     pub fn reads(self) -> bool {
         matches!(
@@ -89,49 +93,50 @@ impl Step {
     }
 }
 
-/// What happened.
+/// The outcome of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// [`Step::Recv`] brought bytes.
+    /// [`Step::Recv`] received bytes.
     Received {
-        /// Bytes now in user space.
+        /// The number of bytes now in user space.
         bytes: usize,
-        /// They filled the buffer.
+        /// Whether the bytes filled the buffer.
         full: bool,
     },
     /// [`Step::Send`] sent bytes.
     Sent {
-        /// Bytes the sink took.
+        /// The number of bytes that the sink accepted.
         bytes: usize,
-        /// Bytes still in user space.
+        /// The number of bytes still in user space.
         left: usize,
     },
     /// [`Step::Peek`] found bytes.
     Peeked,
     /// [`Step::Fill`] moved bytes.
     Filled {
-        /// Bytes now in the pipe.
+        /// The number of bytes now in the pipe.
         bytes: usize,
-        /// They about reached the pipe's size, or everything that was allowed.
+        /// Whether the bytes nearly reached the pipe's size, or reached the allowed number.
         full: bool,
     },
-    /// [`Step::Fill`] or [`Step::SpliceThrough`] found nothing, or an end of stream that may be
-    /// none.
+    /// [`Step::Fill`], [`Step::SpliceThrough`] or [`Step::Peek`] found no bytes. The stream may
+    /// have ended.
     SourceStopped,
-    /// The sink was full at [`Step::Drain`], or at a [`Step::SpliceThrough`] that has not peeked.
+    /// The sink was full at [`Step::Drain`], or at a [`Step::SpliceThrough`] without a peek before
+    /// it.
     SinkBlocked,
     /// [`Step::SpliceThrough`] moved bytes.
     SplicedThrough {
-        /// Bytes the sink took.
+        /// The number of bytes that the sink accepted.
         bytes: usize,
-        /// Another attempt at once is worth it.
+        /// Whether it is worth trying another splice immediately.
         more: bool,
     },
     /// [`Step::Drain`] moved bytes.
     Drained {
-        /// Bytes the sink took.
+        /// The number of bytes that the sink accepted.
         bytes: usize,
-        /// Bytes still in the pipe.
+        /// The number of bytes still in the pipe.
         left: usize,
     },
     /// [`Step::Unload`] moved the pipe's bytes to user space.
@@ -140,8 +145,8 @@ pub enum Event {
     WouldBlock,
     /// [`Step::Recv`] or [`Step::Peek`] found the end of the stream.
     Eof,
-    /// No more bytes may be read from the source. Reported instead of performing a step that
-    /// [reads](Step::reads).
+    /// No more bytes may be read from the source. The caller reports this instead of performing a
+    /// step that [reads](Step::reads).
     LimitReached,
     /// There is no pipe, or an end cannot be spliced.
     Cannot(Reason),
@@ -156,7 +161,7 @@ pub enum Event {
 pub struct Transfer {
     state: State,
     traffic: Traffic,
-    /// An end is a pipe, so no pipe is needed in between.
+    /// Whether an end is a pipe, so that no pipe is needed in between.
     through: bool,
     /// Bytes delivered since the last yield or wait for the source.
     moved: usize,
@@ -164,14 +169,14 @@ pub struct Transfer {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The traffic decides how.
+    /// The traffic decides whether to copy or to splice.
     Reading,
-    /// A splice found nothing, and one `recv` says why: the source is drained, at its end, or at an
-    /// urgent mark, which only a `recv` steps over.
+    /// A splice found no bytes, and one `recv` finds the reason. The source is drained, at its end,
+    /// or at an urgent mark, which only a `recv` steps over.
     Confirming,
     Sending,
     Peeking,
-    /// The source has bytes for a splice through.
+    /// A peek found bytes for a splice from the source to the sink.
     Peeked,
     Draining,
     Unloading,
@@ -180,7 +185,7 @@ enum State {
 }
 
 impl Transfer {
-    /// A direction about to start.
+    /// Creates a direction that has not started.
     #[must_use]
     pub fn new(engine: Engine, pipe_size: PipeSize) -> Self {
         Self {
@@ -191,7 +196,7 @@ impl Transfer {
         }
     }
 
-    /// A direction about to start, one end of which is a pipe.
+    /// Creates a direction that has not started, with a pipe at one end.
     #[must_use]
     pub fn without_pipe(engine: Engine) -> Self {
         Self {
@@ -200,10 +205,11 @@ impl Transfer {
         }
     }
 
-    /// User space holds bytes of the source that were read before. They go first.
+    /// Records that user space holds bytes that were read from the source earlier. They are sent
+    /// first.
     ///
     /// # Panics
-    /// If the direction has already moved others.
+    /// If the direction has already moved other bytes.
     pub fn preload(&mut self) {
         assert!(
             matches!(self.state, State::Reading | State::ShuttingDown) && self.moved == 0,
@@ -212,12 +218,12 @@ impl Transfer {
         self.state = State::Sending;
     }
 
-    /// Whether it fails where it cannot splice.
+    /// Returns whether the direction fails if it cannot splice.
     pub(crate) fn must_splice(&self) -> bool {
         self.traffic.must_splice()
     }
 
-    /// What to do next.
+    /// Returns the step that is due.
     #[inline]
     #[must_use]
     pub fn step(&self) -> Step {
@@ -243,11 +249,11 @@ impl Transfer {
         }
     }
 
-    /// Takes the outcome of the last [`step`](Transfer::step).
+    /// Records the outcome of the last [`step`](Transfer::step).
     ///
     /// # Panics
     /// If that step cannot have this outcome.
-    // Every caller knows the event, so most of this is left out.
+    // Every caller passes a known event, so the compiler omits most of this match.
     #[inline(always)]
     pub fn on(&mut self, event: Event) {
         self.state = match (self.step(), event) {
@@ -256,9 +262,9 @@ impl Transfer {
                 State::Sending
             }
             (Step::Recv, Event::Eof) => State::ShuttingDown,
-            // An urgent byte may stand before the end, and only a recv reads it. A connection that
-            // is closed with bytes unread is reset, and then its peer loses what it has not read
-            // yet.
+            // An urgent byte may precede the end, and only a recv reads it. The kernel resets a
+            // connection that is closed with unread bytes. The peer then loses the bytes that it
+            // has not read yet.
             (Step::Peek, Event::Eof) => State::Confirming,
             (Step::Recv | Step::Peek | Step::Fill { .. }, Event::WouldBlock) => self.wait_for_source(),
 
@@ -310,12 +316,12 @@ impl Transfer {
         };
     }
 
-    /// The source is drained.
+    /// Handles a drained source.
     fn wait_for_source(&mut self) -> State {
         self.traffic.after_read(Report::Drained);
         if self.through {
-            // One splice may be small because the sink has little room. So what counts is
-            // everything that was moved since the source was last waited for.
+            // One splice may be small because the sink has little room. The decision therefore
+            // counts all bytes moved since the last wait for the source.
             self.traffic
                 .after_splice(self.moved >= crate::traffic::SPLICE_THRESHOLD);
         }

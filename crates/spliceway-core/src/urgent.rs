@@ -1,9 +1,10 @@
-//! The urgent-mark check: finds sockets that look drained and are not.
+//! The urgent-mark check, which finds sockets that look drained but are not.
 //!
-//! A receive of TCP comes short if nothing is left, and at an urgent mark (`MSG_OOB`). The bytes
-//! behind the mark have arrived already, so no edge will announce them, and a caller that has
-//! cleared the socket's readiness would wait for ever. To ask each socket after each receive would
-//! cost as much as a quarter of the receive. One `poll(2)` asks many.
+//! A TCP receive returns fewer bytes than requested if no more bytes are queued, and also at an
+//! urgent mark (`MSG_OOB`). The bytes after the mark have already arrived, so no edge will announce
+//! them. A caller that has cleared the socket's readiness would wait for ever. A separate query for
+//! each socket after each receive would cost as much as a quarter of the receive. One `poll(2)`
+//! call queries many sockets.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,43 +12,44 @@ use std::task::{Wake, Waker};
 
 use crate::sys::{self, MarkQuery};
 
-/// Sockets whose last receive came [short](crate::ReadOutcome::Short), and whose readiness the
-/// caller has cleared. [`check`](Self::check) must be called before the thread waits for events.
+/// Sockets whose last receive was [short](crate::ReadOutcome::Short), and whose readiness the
+/// caller has cleared. The caller must call [`check`](Self::check) before the thread waits for
+/// events.
 ///
-/// A mark whose byte somebody else has received with `MSG_OOB` is not found: the bytes behind it
-/// wait until the next byte arrives.
+/// The check does not find a mark whose byte was already received with `MSG_OOB`. The bytes after
+/// such a mark wait until the next byte arrives.
 #[derive(Debug, Default)]
 pub struct UrgentMarks(Vec<MarkQuery>);
 
 impl UrgentMarks {
-    /// The most sockets to hold, because one call asks for all of them and must be short.
+    /// The most sockets that the list holds. One call queries all of them, and it must be short.
     pub const MAX: usize = 256;
 
-    /// No socket.
+    /// Creates an empty list.
     #[must_use]
     pub const fn new() -> Self {
         Self(Vec::new())
     }
 
-    /// Adds a socket. It may be closed before it is checked.
+    /// Adds a socket, which may be closed before the check.
     pub fn add(&mut self, socket: impl AsFd) {
         self.0.push(sys::mark_query(socket.as_fd()));
     }
 
-    /// Whether there is nothing to check.
+    /// Returns whether there is nothing to check.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether a check must precede the next socket.
+    /// Returns whether the caller must run a check before it adds another socket.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.0.len() >= Self::MAX
     }
 
-    /// Checks all sockets and forgets them. A socket at a mark gives its pollers another edge. This
-    /// costs one system call, and two more for each socket at a mark.
+    /// Checks all sockets and removes them from the list. The pollers of a socket at a mark get
+    /// another edge. The check costs one system call, and two more for each socket at a mark.
     pub fn check(&mut self) {
         if self.0.is_empty() {
             return;
@@ -57,12 +59,13 @@ impl UrgentMarks {
     }
 }
 
-/// The [`UrgentMarks`] of one thread of a runtime, checked each time that the runtime has polled
+/// The [`UrgentMarks`] of one runtime thread, which are checked each time the runtime has polled
 /// for events.
 ///
-/// While there is a socket to check, a waker is left with the runtime. It runs the check when it is
-/// woken, which is when the runtime has polled for events. It also runs it when it is dropped: by a
-/// runtime that stops before, and whose sockets may still be waited for when it continues.
+/// While there is a socket to check, the runtime holds a waker. The runtime wakes it after it has
+/// polled for events, and the waker then runs the check. The waker also runs the check when it is
+/// dropped. A runtime that stops before it polls drops the waker, and its tasks may still wait for
+/// these sockets when the runtime continues.
 #[derive(Debug)]
 pub struct UrgentMarkCheck {
     shared: Arc<Shared>,
@@ -75,7 +78,7 @@ struct Shared(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     marks: UrgentMarks,
-    /// The last waker, to be used again: a message is worth no allocation.
+    /// The last waker, kept for reuse, so that a message does not cause an allocation.
     spare: Option<Arc<Deferred>>,
 }
 
@@ -84,15 +87,15 @@ struct State {
 struct Deferred(Arc<Shared>);
 
 impl UrgentMarkCheck {
-    /// `defer` leaves a waker with the runtime, which wakes it once it has polled for events, or
-    /// drops it if it stops before.
+    /// Creates a check. `defer` hands a waker to the runtime. The runtime wakes it after it has
+    /// polled for events, or drops it if it stops before that.
     #[must_use]
     pub fn new(defer: fn(&Waker)) -> Self {
         let shared = Arc::default();
         Self { shared, defer }
     }
 
-    /// Adds a socket whose readiness was cleared because a receive came short.
+    /// Adds a socket whose readiness was cleared because a receive was short.
     pub fn add(&self, socket: BorrowedFd<'_>) {
         let mut state = self.shared.state();
         let is_deferred = !state.marks.is_empty();
@@ -107,7 +110,7 @@ impl UrgentMarkCheck {
             .spare
             .take()
             .unwrap_or_else(|| Arc::new(Deferred(Arc::clone(&self.shared))));
-        // It may be woken at once.
+        // The runtime may wake it immediately, which locks the state.
         drop(state);
         (self.defer)(&Waker::from(deferred));
     }
@@ -124,14 +127,15 @@ impl Wake for Deferred {
         let shared = Arc::clone(&self.0);
         let mut state = shared.state();
         state.marks.check();
-        // If the check itself is gone, a spare would never be dropped: each holds the other.
+        // If the `UrgentMarkCheck` has been dropped, a stored spare would never be dropped, because
+        // the spare and the shared state hold each other.
         let is_in_use = Arc::strong_count(&shared) > 2;
         let unused = if is_in_use {
             state.spare.replace(self)
         } else {
             Some(self)
         };
-        // Dropping it takes the lock.
+        // Dropping `unused` locks the state.
         drop(state);
         drop(unused);
     }
@@ -145,7 +149,7 @@ impl Drop for Deferred {
 
 impl Drop for UrgentMarkCheck {
     fn drop(&mut self) {
-        // Each holds the other.
+        // The spare and the shared state hold each other, so this breaks the cycle.
         let spare = self.shared.state().spare.take();
         drop(spare);
     }
@@ -164,8 +168,8 @@ mod tests {
 
     use super::*;
 
-    /// Two ends of a connection, and an edge-triggered poller of the second that has told of
-    /// nothing yet.
+    /// Two ends of a connection, and an edge-triggered poller for the near end, which has not
+    /// reported anything yet.
     struct Line {
         far: TcpStream,
         near: TcpStream,
@@ -184,8 +188,8 @@ mod tests {
             Self { far, near, poller }
         }
 
-        /// "abc", an urgent "!" and `behind` have arrived, and "abc" was read: the poller has no
-        /// more to tell.
+        /// Returns a line on which "abc", an urgent "!" and `behind` have arrived. "abc" was read,
+        /// and the poller has no event left to report.
         fn at_a_mark(behind: &[u8]) -> Self {
             let mut line = Self::new();
             line.far.write_all(b"abc").expect("write");
@@ -194,7 +198,8 @@ mod tests {
             line.await_that(PollFlags::PRI);
             line.read(b"abc");
             line.await_that(PollFlags::IN);
-            // It waits until the kernel has done with what arrived, so that the poller knows of it.
+            // The peek waits until the kernel has processed the bytes that arrived, so that the
+            // poller knows of them.
             assert_eq!(line.near.peek(&mut [0; 64]).expect("peek"), behind.len());
             line.edges();
             line
@@ -211,7 +216,7 @@ mod tests {
             assert_eq!(&buf[..read], wanted);
         }
 
-        /// Edges since this was asked last.
+        /// Returns the number of edges since the last call.
         fn edges(&self) -> usize {
             let mut events = [const { MaybeUninit::uninit() }; 8];
             let (told, _) = epoll::wait(&self.poller, &mut events, Some(&Timespec::default())).expect("epoll");
@@ -235,10 +240,10 @@ mod tests {
     }
 
     #[test]
-    fn of_many_sockets_only_one_at_a_mark_gives_an_edge() {
+    fn among_many_sockets_only_one_at_a_mark_gives_an_edge() {
         let mut lines: Vec<_> = (0..4).map(|_| Line::new()).collect();
         lines.insert(2, Line::at_a_mark(b"d"));
-        // Bytes, and no mark.
+        // These sockets have bytes, but no mark.
         for place in [0, 4] {
             lines[place].far.write_all(b"abc").expect("write");
             lines[place].await_that(PollFlags::IN);
@@ -253,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drained_socket_that_is_told_of_again_gives_no_edge() {
+    fn reporting_a_drained_socket_again_causes_no_edge() {
         let mut line = Line::new();
         line.far.write_all(b"abc").expect("write");
         line.await_that(PollFlags::IN);
@@ -267,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_socket_hides_no_other() {
+    fn a_closed_socket_does_not_hide_another() {
         let (mut gone, line) = (Line::at_a_mark(b"def"), Line::at_a_mark(b"def"));
         let mut marks = UrgentMarks::new();
         marks.add(&gone.near);
@@ -278,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_full_at_its_bound_and_empty_after_a_check() {
+    fn the_list_is_full_at_its_limit_and_empty_after_a_check() {
         let line = Line::new();
         let mut marks = UrgentMarks::new();
         assert!(marks.is_empty());

@@ -1,20 +1,20 @@
-//! Parses the addresses that users write: where to listen and where to relay to.
+//! Parses the addresses that users write: addresses to listen on, and targets to relay to.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::str::FromStr;
 
-/// The longest DNS name in text form. A SOCKS5 request has room for 255 bytes too.
+/// The longest DNS name in text form, in bytes. A SOCKS5 request has room for the same number.
 const NAME_MAX_BYTES: usize = 255;
 
-/// The prefix of the path of a Unix socket.
+/// The prefix of a Unix socket path.
 const UNIX: &str = "unix:";
 /// `sun_path` has 108 bytes, and the last byte is 0.
 const PATH_MAX_BYTES: usize = 107;
 /// The text between a path and the permissions of its socket.
 const MODE: &str = ",mode=";
-/// The prefix of the name of a socket from the service manager.
+/// The prefix of the name of a socket that the service manager passed.
 const INHERITED: &str = "fd:";
 
 /// An address to listen on.
@@ -22,23 +22,23 @@ const INHERITED: &str = "fd:";
 pub enum ListenAddress {
     /// `:port`: every IPv4 and IPv6 address of this machine.
     Every(u16),
-    /// One address. `[::]` means every IPv6 address and no IPv4 address, so `0.0.0.0` can be used
-    /// with it.
+    /// One address. `[::]` means every IPv6 address and no IPv4 address, so `0.0.0.0` can use the
+    /// same port.
     Ip(SocketAddr),
-    /// Every address of this name.
+    /// Every address of this name, with this port.
     Name(Box<str>, u16),
     /// A Unix socket.
     Unix {
-        /// Its path, which is absolute.
+        /// The absolute path.
         path: Box<Path>,
-        /// Its permissions, if they are given.
+        /// The permissions, if the address states them.
         mode: Option<u32>,
     },
-    /// `fd:NAME`: a socket that the service manager passed, by its name or number.
+    /// `fd:NAME`: a socket that the service manager passed, identified by its name or number.
     Inherited(Box<str>),
 }
 
-/// An address to listen on, with one port or several consecutive ones.
+/// An address to listen on, with one port or several consecutive ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenRange {
     /// The address with the first port.
@@ -47,7 +47,7 @@ pub struct ListenRange {
     pub count: u16,
 }
 
-/// A target with one port or several consecutive ones.
+/// A target with one port or several consecutive ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TargetRange {
     /// The target with the first port.
@@ -63,7 +63,7 @@ pub enum Target {
     Ip(SocketAddr),
     /// A name, which is looked up for every connection, and a port.
     Name(Box<str>, u16),
-    /// The path of a Unix socket. Only the operator can name one; a client cannot.
+    /// The path of a Unix socket. Only the operator can name a Unix socket. A client cannot.
     Unix(Box<Path>),
 }
 
@@ -71,8 +71,8 @@ impl Target {
     /// Returns the target for a name or for an address in text form, or `None` if `host` is
     /// neither.
     ///
-    /// Only characters of host names are accepted, so a client cannot write control characters to a
-    /// log.
+    /// The function accepts only characters that host names contain. A client therefore cannot
+    /// write control characters to a log.
     pub fn named(host: &str, port: u16) -> Option<Self> {
         if let Ok(ip) = host.parse::<IpAddr>() {
             return Some(Self::Ip(SocketAddr::new(ip, port)));
@@ -94,7 +94,7 @@ impl Target {
 }
 
 impl ListenAddress {
-    /// Returns the address with another port, if it has one.
+    /// Returns the address with this port. An address without a port stays unchanged.
     fn on_port(&self, port: u16) -> Self {
         match self {
             Self::Every(_) => Self::Every(port),
@@ -114,9 +114,9 @@ impl ListenAddress {
 }
 
 impl ListenRange {
-    /// Returns each address, by ascending port.
+    /// Returns the addresses in ascending order of their ports.
     pub fn iter(&self) -> impl Iterator<Item = ListenAddress> {
-        // The sum is a port, because parsing checked the range.
+        // The sum is a valid port, because the parser checked the range.
         let port = |offset| self.first.port().map_or(0, |first| first.saturating_add(offset));
         (0..self.count).map(move |offset| self.first.on_port(port(offset)))
     }
@@ -129,8 +129,8 @@ impl From<ListenAddress> for ListenRange {
 }
 
 impl TargetRange {
-    /// Returns the target for clients of the listener with this offset in its range. A single
-    /// target serves all listeners.
+    /// Returns the target for clients of the listener at this offset in its range. A single target
+    /// serves all listeners.
     #[must_use]
     pub fn nth(&self, offset: u16) -> Target {
         let offset = if self.count == 1 { 0 } else { offset };
@@ -161,8 +161,8 @@ impl FromStr for Target {
         }
         let (host, port) = text.rsplit_once(':').ok_or(expected)?;
         Self::named(host, port_number(port, expected)?)
-            // An IPv6 address without brackets is ambiguous: `::1:80` may be port 80 of ::1 or an
-            // address.
+            // An IPv6 address without brackets is ambiguous: `::1:80` may be port 80 of ::1, or an
+            // address without a port.
             .filter(|target| matches!(target, Self::Name(..)))
             .ok_or(expected)
     }
@@ -219,7 +219,8 @@ impl FromStr for TargetRange {
     }
 }
 
-/// Turns an IPv4-mapped IPv6 address into the IPv4 address. It keeps the scope of an IPv6 address.
+/// Converts an IPv4-mapped IPv6 address into the IPv4 address. Every other address stays unchanged,
+/// including the scope of an IPv6 address.
 #[must_use]
 pub fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
@@ -228,13 +229,13 @@ pub fn canonical(address: SocketAddr) -> SocketAddr {
     }
 }
 
-/// Returns the address with another port. The scope of a link-local address stays.
+/// Returns the address with this port. The scope of a link-local address stays unchanged.
 fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
     address.set_port(port);
     address
 }
 
-/// Splits `a:1-3` into `a:1` and `3`. A hyphen in a name or a path does not make a range.
+/// Splits `a:1-3` into `a:1` and `3`. A hyphen in a name or a path does not start a range.
 fn split_range(text: &str) -> (&str, Option<&str>) {
     match text.rsplit_once('-') {
         Some((first, last)) if !text.starts_with(UNIX) && !text.starts_with(INHERITED) && !last.contains(':') => {
@@ -255,14 +256,15 @@ fn ports(first: Option<u16>, last: Option<&str>) -> Result<u16, &'static str> {
     }
 }
 
-/// Returns the path if it is absolute. A relative path would depend on where the program was
-/// started.
+/// Returns the path if it is valid and absolute. A relative path would depend on the program's
+/// working directory.
 fn socket_path(text: &str) -> Option<Box<Path>> {
     (text.starts_with('/') && text.len() <= PATH_MAX_BYTES && !text.contains('\0')).then(|| Path::new(text).into())
 }
 
 /// Returns the name if it follows the rules of `FileDescriptorName=` (systemd.socket(5)): at most
-/// 255 bytes of ASCII, without control characters and colons.
+/// 255 bytes of ASCII, without control characters and colons. The function does not accept spaces,
+/// either.
 fn inherited_name(text: &str) -> Option<Box<str>> {
     let of_names = |byte: u8| byte.is_ascii_graphic() && byte != b':';
     (!text.is_empty() && text.len() <= 255 && text.bytes().all(of_names)).then(|| text.into())
@@ -286,7 +288,7 @@ fn permissions(text: &str) -> Option<u32> {
 
 const TOO_HIGH: &str = "the port is too high: ports end at 65535";
 
-/// Accepts digits only, because `str::parse` accepts a plus sign.
+/// Accepts digits only, because `str::parse` also accepts a plus sign.
 fn port_number(text: &str, expected: &'static str) -> Result<u16, &'static str> {
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(expected);
@@ -372,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused_with_what_was_expected() {
+    fn an_invalid_address_is_refused_with_the_expected_form() {
         for text in [
             "",
             "80",
@@ -439,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_of_ports_is_each_of_them_and_maps_onto_another() {
+    fn a_port_range_lists_its_ports_and_maps_onto_another_range() {
         let range: ListenRange = "[::1]:8000-8002".parse().unwrap();
         let each: Vec<_> = range.iter().map(|address| address.to_string()).collect();
         assert_eq!(each, ["[::1]:8000", "[::1]:8001", "[::1]:8002"]);
@@ -461,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_that_is_none_is_refused() {
+    fn an_invalid_port_range_is_refused() {
         for text in [
             ":2-1",
             ":0-1",

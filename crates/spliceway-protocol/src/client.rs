@@ -1,12 +1,12 @@
-//! The client's side, for upstream proxies: what to send next, and what the answer means.
+//! The client side, for upstream proxies: the bytes to send next, and the meaning of the answer.
 //!
 //! ```text
 //!   start ──▶ first bytes ─▶ send ─▶ feed the answer ─┬─▶ Step::Send: send, and feed again
 //!                                                     └─▶ Step::Connected: the target's stream
 //! ```
 //!
-//! Both protocols have the same two functions, `start` and `feed`. An upstream proxy may speak
-//! either protocol, and a chain of upstream proxies both.
+//! Both protocols have the same two functions, `start` and `feed`. Each upstream proxy speaks one
+//! of the protocols. A chain of upstream proxies may use both.
 
 pub mod http;
 pub mod socks5;
@@ -19,9 +19,9 @@ use crate::address::Target;
 /// A handshake with an upstream proxy, up to the answer to the request.
 #[derive(Debug)]
 pub enum Handshake {
-    /// A handshake in SOCKS5.
+    /// A SOCKS5 handshake.
     Socks5(socks5::Handshake),
-    /// A handshake in HTTP.
+    /// An HTTP handshake.
     Http(http::Handshake),
 }
 
@@ -39,24 +39,24 @@ pub enum Language {
 pub enum Step {
     /// Feed more bytes.
     Wait,
-    /// Send these bytes, then feed more.
+    /// Send these bytes, then feed more bytes.
     Send(Vec<u8>),
-    /// The upstream proxy has reached the target. The rest of the input, and all bytes after it,
-    /// are from the target.
+    /// The upstream proxy has reached the target. The remaining bytes of the input, and all later
+    /// bytes, are from the target.
     Connected,
 }
 
 /// The reason why an upstream proxy does not connect to the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Error {
-    /// The answer does not belong to this protocol, or is too long.
+    /// The answer does not follow this protocol, or it is too long.
     Protocol,
-    /// The upstream proxy demands authentication, but no credentials are set or the method is not
-    /// supported.
+    /// The upstream proxy demands authentication, but no credentials are configured or the method
+    /// is not supported.
     Method,
-    /// The upstream proxy does not accept the name and password that are set.
+    /// The upstream proxy rejects the configured name and password.
     Authentication,
-    /// The protocol cannot express the name and password that are set.
+    /// The protocol cannot express the configured name and password.
     Credentials,
     /// The protocol cannot express the target.
     Target,
@@ -65,9 +65,10 @@ pub enum Error {
 }
 
 impl Handshake {
-    /// Starts a handshake. Returns it with the first bytes to send.
+    /// Starts a handshake. Returns the handshake and the first bytes to send.
     ///
-    /// `via` names the proxies that the request has passed. Only HTTP can transmit it.
+    /// `via` names the proxies that the request has passed through. Only HTTP can transmit these
+    /// names.
     ///
     /// # Errors
     /// Returns [`Error::Credentials`] or [`Error::Target`] if the protocol cannot express them.
@@ -89,10 +90,11 @@ impl Handshake {
         })
     }
 
-    /// Takes the bytes of the awaited answer from `input`.
+    /// Consumes the bytes of the awaited answer from `input`.
     ///
-    /// [`Step::Wait`] means that `input` is empty. After [`Step::Send`], the caller feeds the rest
-    /// of `input` again. After [`Step::Connected`], the rest is from the target.
+    /// [`Step::Wait`] means that `input` is empty. After [`Step::Send`], the caller feeds the
+    /// remaining bytes of `input` again. After [`Step::Connected`], the remaining bytes are from
+    /// the target.
     ///
     /// # Errors
     /// Returns the reason why the upstream proxy does not connect to the target.
@@ -105,7 +107,7 @@ impl Handshake {
 }
 
 impl Error {
-    /// Every error, for code that keeps a counter for each.
+    /// Every error, for code that keeps one counter for each error.
     pub const ALL: [Self; 12] = [
         Self::Protocol,
         Self::Method,
@@ -121,7 +123,7 @@ impl Error {
         Self::Failed(Failure::General),
     ];
 
-    /// Returns the value of `reason` in metrics and records.
+    /// Returns the value of `reason` in metrics and log records.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Protocol => "upstream_protocol",
@@ -139,7 +141,7 @@ impl Error {
         }
     }
 
-    /// Returns the failure to report to the proxy's own client. The client must not learn of
+    /// Returns the failure to report to the proxy's own client. The client must not learn about
     /// problems between the proxy and its upstream proxy.
     pub fn failure(self) -> Failure {
         match self {

@@ -1,4 +1,4 @@
-//! HTTP/1 from a proxy's side: the head of one request, and the responses of the proxy itself.
+//! The proxy's side of HTTP/1: the head of one request, and the proxy's own responses.
 //!
 //! ```text
 //!   Head ─▶ RequestHead ─┬─ Agreed ───────────┬─▶ HttpRequest ─┬─ Connect: a tunnel
@@ -6,11 +6,11 @@
 //!                                                              └─ Answered: the proxy's response
 //! ```
 //!
-//! A connection carries one request. The proxy relays its body unchanged, and nothing that follows
-//! the body. [`Answer`] marks the response as the last one on the connection.
+//! Each connection carries one request. The proxy relays the body unchanged, but not the bytes that
+//! follow the body. [`Answer`] marks the response as the last one on the connection.
 //!
-//! The parser refuses a head if readers could disagree on where the body ends. A head has at most
-//! 16 KiB and 100 fields.
+//! The parser refuses a head if two readers could disagree on the end of the body. A head has at
+//! most 16 KiB and at most 100 fields.
 
 mod answer;
 mod basic;
@@ -29,10 +29,10 @@ use super::message::Message;
 use super::{Credentials, Demand, Proof, Refused};
 use crate::address::Target;
 
-/// The largest head of a request, in bytes.
+/// The largest request head, in bytes.
 ///
-/// Other software allows 8 KiB to 64 KiB, and browsers with their cookies need that much. The
-/// parser can hold this many bytes for every client that has not sent its whole request yet.
+/// Other software allows 8 KiB to 64 KiB, and browsers that send long cookies need heads of this
+/// size. The parser can hold this many bytes for each client whose request head is not complete.
 pub const HEAD_MAX_BYTES: usize = 16 << 10;
 pub(super) const FIELDS_MAX: usize = 100;
 
@@ -41,7 +41,7 @@ pub(super) const FIELDS_MAX: usize = 100;
 pub struct Head {
     demand: Demand,
     message: Message,
-    /// The `Via` of the request with this proxy's entry, once the head is complete.
+    /// The value of `Via` with this proxy's entry. Empty until the head is complete.
     via: String,
 }
 
@@ -50,16 +50,16 @@ pub struct Head {
 pub enum RequestHead {
     /// The service demands no authentication.
     Agreed(HttpRequest),
-    /// The service demands a password. The caller checks the credentials first.
+    /// The service demands a password. The caller must check the credentials first.
     Password(Unproven),
 }
 
 /// The request of a client whose credentials have not been checked yet.
 #[derive(Debug)]
 pub struct Unproven {
-    /// The credentials, or `None` if the client sends none that can be decoded.
+    /// The credentials, or `None` if the client sent no well-formed credentials.
     ///
-    /// [`Status::AuthenticationRequired`] asks the client for them.
+    /// A response with [`Status::AuthenticationRequired`] asks the client for them.
     pub credentials: Option<Credentials>,
     request: HttpRequest,
 }
@@ -67,13 +67,13 @@ pub struct Unproven {
 /// The request of an HTTP client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HttpRequest {
-    /// Connect to this target. Once it is reached, send [`ESTABLISHED`] to the client and relay all
-    /// further bytes.
+    /// Connect to this target. Once the target is reached, send [`ESTABLISHED`] to the client and
+    /// relay all further bytes.
     Connect(Target),
-    /// Send the head to the target, then the body, and nothing more.
+    /// Send the head and then the body to the target, but no further bytes.
     ///
-    /// The bytes after the body are another request. It may be for another target, so this target
-    /// must not receive it.
+    /// The bytes after the body belong to another request. That request may be for another target,
+    /// so this target must not receive it.
     Forward {
         /// The target of the request.
         target: Target,
@@ -86,34 +86,35 @@ pub enum HttpRequest {
     Answered(Vec<u8>),
 }
 
-/// How many of the bytes after a head belong to the request.
+/// The bytes after a head that belong to the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Body {
     /// The body has this many bytes.
     Bytes(u64),
-    /// There is no body, and the client asks for an upgrade. If the target agrees, all further
-    /// bytes are for the target.
+    /// The request has no body, and the client asks for an upgrade. If the target agrees, all
+    /// further bytes are for the target.
     Upgrade,
-    /// The body is in chunks. [`Chunks`] finds its end.
+    /// The body uses chunked encoding. [`Chunks`] finds its end.
     Chunked,
 }
 
 /// The reason why a client is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// The head is not a request of HTTP/1.0 or HTTP/1.1, or readers could disagree on its meaning.
+    /// The head is not an HTTP/1.0 or HTTP/1.1 request, or two readers could disagree on its
+    /// meaning.
     Malformed,
-    /// Readers could disagree on where the body ends.
+    /// Two readers could disagree on the end of the body.
     Framing,
     /// The head is larger than [`HEAD_MAX_BYTES`] or has more than 100 fields.
     HeadTooLarge,
-    /// The URI names no host. The request is meant for a server, not for a proxy.
+    /// The URI does not name a host. The request is meant for a server, not for a proxy.
     NoHost,
     /// The scheme of the URI is not `http`.
     Scheme,
     /// The host or the port is not valid, or the URI has user information or a fragment.
     Target,
-    /// The request has passed this proxy before.
+    /// The request has already passed through this proxy.
     Loop,
 }
 
@@ -127,15 +128,15 @@ impl Head {
         }
     }
 
-    /// Returns the value of a `Via` field: the proxies that the request has passed, then this
-    /// proxy.
+    /// Returns the value of a `Via` field: the proxies that the request has passed through, then
+    /// this proxy.
     ///
-    /// It is empty if the head is not complete.
+    /// The value is empty if the head is not complete.
     pub fn into_via(self) -> String {
         self.via
     }
 
-    /// Takes the bytes of the head from `input`. Returns `None` until the head is complete.
+    /// Consumes the bytes of the head from `input`. Returns `None` until the head is complete.
     ///
     /// # Errors
     /// Returns the reason why the client is refused.
@@ -146,7 +147,7 @@ impl Head {
         let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
         let mut parsed = httparse::Request::new(&mut fields);
         match parsed.parse(head) {
-            // Both parsers must find the same end of the head, or one of them misread it.
+            // Both parsers must find the same end of the head. Otherwise, one of them misread it.
             Ok(httparse::Status::Complete(bytes)) if bytes == head.len() => {}
             Err(httparse::Error::TooManyHeaders) => return Err(Refusal::HeadTooLarge),
             _ => return Err(Refusal::Malformed),
@@ -178,7 +179,7 @@ fn request(parsed: &httparse::Request<'_, '_>) -> Result<HttpRequest, Refusal> {
     }
     let rewritten = forward::Rewritten {
         forwards: forwards.map(|forwards| forwards - 1),
-        // With a body, the first byte of the new protocol would be ambiguous.
+        // If the request had a body, the start of the new protocol would be ambiguous.
         upgrade: forward::upgrade(minor, parsed.headers).filter(|_| body == Body::Bytes(0)),
     };
     Ok(HttpRequest::Forward {
@@ -192,13 +193,13 @@ fn request(parsed: &httparse::Request<'_, '_>) -> Result<HttpRequest, Refusal> {
 }
 
 impl Unproven {
-    /// Returns the request in exchange for the proof of the client's identity.
+    /// Returns the request in exchange for proof of the client's identity.
     pub fn accept(self, _: Proof) -> HttpRequest {
         self.request
     }
 }
 
-/// Returns the least length of a request head that starts with `held`. The length is exact once
+/// Returns the minimum length of a request head that starts with `held`. The length is exact once
 /// `held` is that long.
 fn request_length(held: &[u8]) -> Result<usize, Refusal> {
     // A client that speaks TLS or SOCKS waits for an answer and may never send an empty line.
@@ -209,11 +210,11 @@ fn request_length(held: &[u8]) -> Result<usize, Refusal> {
     }
 }
 
-/// Returns the least length of a head that starts with `held`, or `None` if the head is too long.
+/// Returns the minimum length of a head that starts with `held`, or `None` if the head is too long.
 /// The length is exact once `held` is that long.
 ///
-/// A head ends with its first empty line, and only a check of every byte finds that line. A line
-/// ends with a line feed, as it does for httparse.
+/// A head ends with its first empty line. To find that line, the parser checks the head after every
+/// byte. A line ends with a line feed, as in httparse.
 pub(super) fn head_length(held: &[u8]) -> Option<usize> {
     head_length_within(held, HEAD_MAX_BYTES)
 }
@@ -227,7 +228,7 @@ fn head_length_within(held: &[u8], max: usize) -> Option<usize> {
 }
 
 impl Refusal {
-    /// Every refusal, for code that keeps a counter for each.
+    /// Every refusal, for code that keeps one counter for each refusal.
     pub const ALL: [Self; 7] = [
         Self::Malformed,
         Self::Framing,
@@ -261,7 +262,7 @@ impl Refusal {
         response::with_text(status, text)
     }
 
-    /// Returns the value of `reason` in metrics and records.
+    /// Returns the value of `reason` in metrics and log records.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Malformed => "malformed",
@@ -284,8 +285,8 @@ impl From<Refusal> for Refused {
     }
 }
 
-/// Returns the value of `Via` for a request that starts at this proxy, because its client does not
-/// speak HTTP.
+/// Returns the value of `Via` for a request that originates at this proxy, because the client does
+/// not speak HTTP.
 pub fn first_via() -> String {
     forward::own_via(1)
 }

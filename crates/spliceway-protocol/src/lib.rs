@@ -7,20 +7,22 @@
 //!                          └─ client ───────────────▶ the next bytes for an upstream proxy
 //! ```
 //!
-//! A parser of a stream has a function `feed`. It takes the bytes of the current message from its
-//! input, however the stream was cut into reads. It leaves the bytes that follow the message. Until
-//! the message is complete, it returns `None` or [`client::Step::Wait`].
+//! Each stream parser has a function `feed`. The function consumes the bytes of the current message
+//! from its input, no matter how the stream was split into reads. The bytes that follow the message
+//! stay in the input. Until the message is complete, `feed` returns `None` or
+//! [`client::Step::Wait`].
 //!
 //! Two parsers work differently: [`http::Chunks`] counts the bytes of a body, and
 //! [`socks5::datagram`] parses one datagram at a time.
 //!
-//! Types carry the order of calls. Where a service demands a password ([`Demand::Password`]), the
-//! parsers give out a request only in exchange for a [`Proof`]. SOCKS4 has no passwords and refuses
-//! every client there.
+//! Types enforce the order of calls. If a service demands a password ([`Demand::Password`]), the
+//! parsers release a request only in exchange for a [`Proof`]. SOCKS4 has no passwords, so its
+//! parser refuses every client of such a service.
 //!
 //! # Example
 //!
-//! A SOCKS5 server reads a greeting and a request. The first read ends inside the greeting.
+//! A SOCKS5 server reads a greeting and a request. The first read ends in the middle of the
+//! greeting.
 //!
 //! ```
 //! use spliceway_protocol::address::Target;
@@ -48,7 +50,7 @@
 //!
 //! # Limits
 //!
-//! | parser | received bytes that it holds at most |
+//! | parser | most received bytes that it holds |
 //! |---|---|
 //! | SOCKS5 handshake, either side | 513 bytes |
 //! | SOCKS4 request | 520 bytes |
@@ -58,8 +60,8 @@
 //! | HTTP body in chunks | none |
 //! | PROXY header | 107 bytes, and 4 KiB of TLVs |
 //!
-//! A buffer can allocate up to twice as much, because a vector doubles its capacity when it grows.
-//! Parsers return copies of these bytes, so the results are bounded as well.
+//! A buffer can allocate up to twice this limit, because a vector doubles its capacity when it
+//! grows. Parsers return copies of these bytes, so the results are bounded, too.
 //!
 //! # Out of scope
 //!
@@ -68,7 +70,8 @@
 //!   timeouts.
 //! - It does not look up names, connect, or decide which targets are allowed.
 //! - It does not check passwords. The caller compares them and creates a [`Proof`].
-//! - It does not write logs. It returns the reasons, and [`printable`] makes bytes safe for a log.
+//! - It does not write logs. It returns the reason for each refusal, and [`printable`] makes bytes
+//!   safe for a log.
 //! - It supports neither HTTP/2 nor GSSAPI, and it does not reassemble SOCKS5 datagrams.
 
 pub mod address;
@@ -92,19 +95,18 @@ pub struct Request {
     pub target: Target,
 }
 
-/// A command of SOCKS.
+/// A SOCKS command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
     /// Connect to the target.
     Connect,
     /// Accept one connection *from* the target.
     Bind,
-    /// Relay datagrams. The target is the address from which the client says that it will send
-    /// them.
+    /// Relay datagrams. The target is the address from which the client intends to send them.
     Associate,
 }
 
-/// The authentication that a service demands of its clients.
+/// The authentication that a service demands from its clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Demand {
     /// No authentication.
@@ -115,7 +117,7 @@ pub enum Demand {
 
 /// The user name that a client claims, and the password that is meant to prove it.
 ///
-/// This type has no `PartialEq`. The caller knows the right password and must compare it in
+/// This type has no `PartialEq`. The caller knows the correct password and must compare the two in
 /// constant time.
 #[derive(Clone)]
 pub struct Credentials {
@@ -140,12 +142,12 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// The number of characters of a client's bytes that a log shows. A SOCKS field holds 255 bytes.
+/// The most characters of a client's bytes that a log shows. A SOCKS field has at most 255 bytes.
 const PRINTABLE_MAX_CHARS: usize = 255;
 
 /// Returns a client's bytes in a form that is safe for a log: printable ASCII only.
 ///
-/// The function escapes all other bytes, quotes and backslashes. It cuts the text after 255
+/// The function escapes all other bytes, quotes and backslashes. It truncates the text to 255
 /// characters.
 pub fn printable(bytes: &[u8]) -> Box<str> {
     let escaped = bytes.escape_ascii().map(char::from);
@@ -154,20 +156,20 @@ pub fn printable(bytes: &[u8]) -> Box<str> {
 
 /// A proof that a client is the user that it claims to be.
 ///
-/// Where a service demands a password, a handshake continues only in exchange for this value.
+/// If a service demands a password, a handshake continues only in exchange for this value.
 #[derive(Debug)]
 pub struct Proof(());
 
 impl Proof {
-    /// Creates a proof. The caller thereby states that it compared the password with the one that
-    /// it keeps for this name, and that they are equal.
+    /// Creates a proof. With this call, the caller asserts that it checked the password and that
+    /// the password belongs to the user name.
     #[must_use]
     pub fn of_known_user() -> Self {
         Self(())
     }
 }
 
-/// The reason why a target was not reached. Each protocol has its own codes for it.
+/// The reason why a target was not reached. Each protocol has its own codes for these reasons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
     /// This proxy or an upstream proxy does not allow the target.
@@ -180,7 +182,7 @@ pub enum Failure {
     Refused,
     /// The target did not answer in time.
     TimedOut,
-    /// The request came back to a proxy that it had already passed.
+    /// The request returned to a proxy that it had already passed through.
     Loop,
     /// Any other reason.
     General,
@@ -211,7 +213,7 @@ pub enum Spoken {
 }
 
 impl Spoken {
-    /// Returns the value of `protocol` in records.
+    /// Returns the value of `protocol` in log records.
     pub fn name(self) -> &'static str {
         match self {
             Self::Socks5 => "socks5",
@@ -220,9 +222,9 @@ impl Spoken {
         }
     }
 
-    /// Returns the protocol whose first byte can be `byte`, or `None` if there is none.
+    /// Returns the protocol that can start with `byte`, or `None` if no protocol does.
     ///
-    /// SOCKS starts with its version, and HTTP with a letter of a method.
+    /// SOCKS starts with its version number, and HTTP with the first letter of a method.
     pub fn by_first_byte(byte: u8) -> Option<Self> {
         match byte {
             socks5::VERSION => Some(Self::Socks5),
@@ -233,13 +235,12 @@ impl Spoken {
     }
 }
 
-/// A refusal in the same form for every protocol. Each protocol's `Refusal` converts into it.
+/// A refusal in a form that all protocols share. Each protocol's `Refusal` converts into this type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    /// The value of `reason` in metrics and records.
+    /// The value of `reason` in metrics and log records.
     pub reason: &'static str,
-    /// The bytes to send to the client. They are empty if the client would not understand an
-    /// answer.
+    /// The bytes to send to the client. Empty if the client would not understand an answer.
     pub answer: Vec<u8>,
 }
 

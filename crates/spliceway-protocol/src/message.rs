@@ -1,8 +1,9 @@
-//! Cuts one message out of a stream.
+//! Extracts one message from a stream.
 
 use std::fmt;
 
-/// The first bytes of one message. It never holds bytes beyond the end of the message.
+/// The bytes of one message that have arrived. The buffer never holds bytes beyond the end of the
+/// message.
 #[derive(Default)]
 pub(super) struct Message {
     held: Vec<u8>,
@@ -12,9 +13,9 @@ impl Message {
     /// Moves bytes from `input` until the message is complete. Returns the whole message, or `None`
     /// while bytes are missing.
     ///
-    /// `length` returns the least length of a message that starts with the bytes held. The length
-    /// is exact once that many bytes are held. It bounds the memory, so it must never exceed the
-    /// longest message.
+    /// `length` returns the minimum length of a message that starts with the bytes held. The length
+    /// is exact once that many bytes are held. The length bounds the memory, so it must never
+    /// exceed the length of the longest message.
     pub(super) fn feed<R>(
         &mut self,
         input: &mut &[u8],
@@ -39,7 +40,7 @@ impl Message {
         &self.held
     }
 
-    /// Removes the bytes held. The next message can start.
+    /// Removes the bytes held, so that the next message can start.
     pub(super) fn clear(&mut self) {
         self.held.clear();
     }
@@ -51,7 +52,7 @@ impl Message {
     }
 }
 
-/// Shows the number of bytes but not the bytes, because they may contain a password.
+/// Shows the number of bytes but not the bytes themselves, which may contain a password.
 impl fmt::Debug for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Message({} bytes)", self.held.len())

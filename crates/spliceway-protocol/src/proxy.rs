@@ -1,4 +1,4 @@
-//! The PROXY protocol, versions 1 and 2: a header that says which client a connection comes from.
+//! The PROXY protocol, versions 1 and 2: a header that names the client of a connection.
 //!
 //! A load balancer sends such a header to the proxy, and the proxy can send one to the target.
 //!
@@ -8,10 +8,10 @@
 //! ```
 //!
 //! The crate `proxy-header` parses and writes the addresses. This module finds the end of a header,
-//! however it was cut into reads, and decides which headers are valid.
+//! no matter how the header was split into reads, and decides which headers are valid.
 //!
-//! The parser keeps at most 107 bytes of a header, and 4 KiB of TLVs to pass on, whatever length
-//! the header claims. The bytes after the header stay in the input.
+//! The parser keeps at most 107 bytes of a header, whatever length the header claims. It also keeps
+//! up to 4 KiB of TLVs to pass on. The bytes after the header stay in the input.
 //!
 //! Specification: <https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt>
 
@@ -26,22 +26,23 @@ use crate::address::canonical;
 /// The first bytes of a version 1 header. A version 2 header starts with [`SIGNATURE`].
 const PREFIX: &[u8] = b"PROXY ";
 const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
-/// The longest version 1 header, in bytes: `UNKNOWN`, two IPv6 addresses, two ports, the line end.
+/// The longest version 1 header, in bytes: `UNKNOWN`, two IPv6 addresses, two ports, and the line
+/// end.
 const LINE_MAX_BYTES: usize = 107;
-/// The bytes of a version 2 header before the addresses: signature, version and command, family and
-/// protocol, length of the rest.
+/// The number of bytes of a version 2 header before the addresses: signature, version and command,
+/// family and protocol, and the length of the rest.
 const HEAD_BYTES: usize = 16;
-/// Two addresses and two ports, in bytes.
+/// The length of two IPv4 addresses and two ports, in bytes.
 const IPV4_BYTES: usize = 12;
 const IPV6_BYTES: usize = 36;
-/// The largest TLVs that are passed on, in bytes. A certificate's names or a cloud's endpoint take
-/// some hundred bytes.
+/// The most bytes of TLVs that are passed on. The names in a certificate or the identifier of a
+/// cloud endpoint need a few hundred bytes.
 const TLVS_MAX_BYTES: usize = 4 << 10;
 /// The checksum of one header. It is useless in another header.
 const TLV_CRC32C: u8 = 0x03;
 /// Padding. It is useless in another header.
 const TLV_NOOP: u8 = 0x04;
-/// Two paths of Unix sockets, in bytes.
+/// The length of two Unix socket paths, in bytes.
 const UNIX_BYTES: usize = 216;
 
 /// The version of a header to send.
@@ -56,9 +57,9 @@ pub enum Version {
 /// The header with which a connection must begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accept {
-    /// A header of version 1.
+    /// A version 1 header.
     V1,
-    /// A header of version 2.
+    /// A version 2 header.
     V2,
     /// A header of either version.
     Any,
@@ -69,14 +70,15 @@ pub enum Accept {
 pub enum Source {
     /// The peer that opened the connection.
     ///
-    /// A load balancer speaks for itself, as in a health check (`LOCAL`). Or it cannot state an
-    /// address of TCP: `UNKNOWN`, the path of a Unix socket, another protocol than TCP.
+    /// A load balancer opened the connection for itself, for example for a health check (`LOCAL`).
+    /// Or its header states no TCP address, but `UNKNOWN`, the path of a Unix socket, or a protocol
+    /// other than TCP.
     Own,
     /// A client of the load balancer.
     Proxied {
         /// The address of the client.
         client: SocketAddr,
-        /// The address to which the client had connected.
+        /// The address to which the client connected.
         reached: SocketAddr,
     },
 }
@@ -99,13 +101,13 @@ pub enum Refusal {
 pub struct Header {
     accept: Accept,
     state: State,
-    /// The TLVs so far. Stays empty if there are more than [`TLVS_MAX_BYTES`].
+    /// The TLVs so far. Stays empty if the header has more than [`TLVS_MAX_BYTES`] of them.
     tlvs: Vec<u8>,
 }
 
 #[derive(Debug)]
 enum State {
-    /// Awaits the bytes up to the addresses. Holds the bytes so far.
+    /// Awaits the bytes up to the end of the addresses. Holds the bytes so far.
     Saying(Vec<u8>),
     /// Awaits this many bytes after the addresses.
     Skipping { left: usize, source: Source },
@@ -131,15 +133,16 @@ impl Header {
 
     /// Returns the TLVs of a complete header, to pass on with the addresses.
     ///
-    /// They are at most 4 KiB. They do not contain checksums and padding. The function returns no
-    /// TLVs if they are not well formed, or if the header had more than 4 KiB.
+    /// The result has at most 4 KiB, without checksums and padding. It is empty if the TLVs are not
+    /// well-formed, or if the header had more than 4 KiB of them.
     pub fn into_tlvs(self) -> Vec<u8> {
         passed_on(&self.tlvs).unwrap_or_default()
     }
 
-    /// Takes the bytes of the header from `input`. Returns `None` until the header is complete.
+    /// Consumes the bytes of the header from `input`. Returns `None` until the header is complete.
     ///
-    /// The parser refuses bytes that cannot become a header without waiting for their end.
+    /// If the bytes so far cannot become a valid header, the parser refuses them without waiting
+    /// for the end of the header.
     ///
     /// # Errors
     /// Returns the reason why the connection is refused.
@@ -170,8 +173,8 @@ impl Header {
     }
 }
 
-/// Returns the meaning of the bytes so far, which are not empty. The parser calls it after each
-/// byte.
+/// Returns the meaning of the bytes so far, which are not empty. The parser calls this function
+/// after each byte.
 fn look(said: &[u8], accept: Accept) -> Result<Said, Refusal> {
     let starts = |with: &[u8]| said.iter().zip(with).all(|(byte, expected)| byte == expected);
     match accept {
@@ -223,14 +226,14 @@ fn binary(said: &[u8]) -> Result<Said, Refusal> {
     if length < expected {
         return Err(Refusal::Malformed);
     }
-    // Only the addresses of TCP belong to a connection like this one.
+    // Only TCP addresses can belong to a connection like this one.
     if !matches!(family, 0x11 | 0x21) {
         return own;
     }
     if said.len() < HEAD_BYTES + expected {
         return Ok(Said::NotYet);
     }
-    // The crate gets a header without the TLVs, because it does not read them.
+    // The crate receives a header without the TLVs, because it does not read them.
     let mut header = said.to_vec();
     header[14..HEAD_BYTES].copy_from_slice(&(expected as u16).to_be_bytes());
     let source = addresses(&header)?;
@@ -253,7 +256,7 @@ fn addresses(header: &[u8]) -> Result<Source, Refusal> {
     }
 }
 
-/// Returns the TLVs without those that are for one header alone. Returns `None` if a TLV is not
+/// Returns the TLVs, except those that apply to one header alone. Returns `None` if a TLV is not
 /// complete.
 fn passed_on(mut tlvs: &[u8]) -> Option<Vec<u8>> {
     let mut kept = Vec::new();
@@ -269,10 +272,10 @@ fn passed_on(mut tlvs: &[u8]) -> Option<Vec<u8>> {
     tlvs.is_empty().then_some(kept)
 }
 
-/// Returns the header for a connection of `client`, which reached the proxy at `reached`.
+/// Returns the header for a connection from `client`, which reached the proxy at `reached`.
 ///
-/// If either address is unknown, the header says that the connection is the proxy's own, without
-/// TLVs. Otherwise, version 2 passes on `tlvs`, the TLVs of [`Header::into_tlvs`].
+/// If either address is unknown, the header marks the connection as the proxy's own and contains no
+/// TLVs. Otherwise, a version 2 header contains `tlvs`, which come from [`Header::into_tlvs`].
 ///
 /// # Panics
 /// Panics if the addresses and `tlvs` together have more than 65535 bytes, the limit of a version 2
@@ -301,8 +304,8 @@ pub fn encode(version: Version, client: Option<SocketAddr>, reached: Option<Sock
     bytes
 }
 
-/// Returns both addresses in one family, because a header has room for only one. Next to an IPv6
-/// address, an IPv4 address becomes an IPv4-mapped IPv6 address.
+/// Returns both addresses in one family, because a header has room for only one family. If the
+/// families differ, the IPv4 address becomes an IPv4-mapped IPv6 address.
 fn of_one_family(one: SocketAddr, other: SocketAddr) -> (SocketAddr, SocketAddr) {
     let mapped = |address: SocketAddr| match address.ip() {
         IpAddr::V4(ip) => SocketAddr::new(ip.to_ipv6_mapped().into(), address.port()),
@@ -316,10 +319,10 @@ fn of_one_family(one: SocketAddr, other: SocketAddr) -> (SocketAddr, SocketAddr)
 }
 
 impl Refusal {
-    /// Every refusal, for code that keeps a counter for each.
+    /// Every refusal, for code that keeps one counter for each refusal.
     pub const ALL: [Self; 4] = [Self::Missing, Self::Version, Self::TooLong, Self::Malformed];
 
-    /// Returns the value of `reason` in metrics and records.
+    /// Returns the value of `reason` in metrics and log records.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Missing => "proxy_header_missing",

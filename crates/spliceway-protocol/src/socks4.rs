@@ -1,6 +1,6 @@
-//! The server's side of SOCKS4 and SOCKS4a: one message, one reply.
+//! The server side of SOCKS4 and SOCKS4a: one message and one reply.
 //!
-//! The protocol has a user ID, which anybody may claim, and no password. Where a service demands a
+//! The protocol has a user ID, which any client can claim, and no password. If a service demands a
 //! password, the parser refuses every client. The longest message has 520 bytes.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -12,16 +12,16 @@ use crate::address::Target;
 pub(super) const VERSION: u8 = 4;
 const CONNECT: u8 = 1;
 const BIND: u8 = 2;
-/// The number of bytes before the user ID: version, command, port, address.
+/// The number of bytes before the user ID: version, command, port, and address.
 const HEAD_BYTES: usize = 8;
-/// The longest user ID and the longest name, in bytes, without the 0 that follows each. SOCKS5 has
-/// the same limit.
+/// The most bytes of a user ID or of a name, without the 0 byte that follows each. SOCKS5 has the
+/// same limit.
 const FIELD_MAX_BYTES: usize = 255;
 
 const GRANTED: u8 = 90;
 const REJECTED: u8 = 91;
 
-/// The user ID that the client claims. Nothing proves it.
+/// The user ID that the client claims. The protocol has no means to prove it.
 pub type UserId = Box<[u8]>;
 
 /// Parses the client's only message: its request.
@@ -43,7 +43,7 @@ pub enum Refusal {
     /// The name of the target is empty or longer than 255 bytes, or contains bytes that host names
     /// do not contain.
     Name,
-    /// The service demands a password, and SOCKS4 has none.
+    /// The service demands a password, and SOCKS4 has no passwords.
     Method,
 }
 
@@ -56,8 +56,8 @@ impl RequestStage {
         }
     }
 
-    /// Takes the bytes of this message from `input`. Returns the request and the user ID, or `None`
-    /// until the message is complete.
+    /// Consumes the bytes of this message from `input`. Returns the request and the user ID, or
+    /// `None` until the message is complete.
     ///
     /// # Errors
     /// Returns the reason why the client is refused.
@@ -86,10 +86,11 @@ impl RequestStage {
     }
 }
 
-/// Returns the least length of a message that starts with `held`. The length is exact once `held`
+/// Returns the minimum length of a message that starts with `held`. The length is exact once `held`
 /// is that long.
 ///
-/// Behind the head it grows by one byte at a time, because only the 0 after a field shows its end.
+/// After the head, the length grows by one byte at a time, because only a 0 byte shows the end of a
+/// field.
 fn length(held: &[u8]) -> Result<usize, Refusal> {
     match held {
         [] => return Ok(1),
@@ -108,7 +109,7 @@ fn length(held: &[u8]) -> Result<usize, Refusal> {
     }
 }
 
-/// Returns the position of the 0 that ends the field, if it has arrived.
+/// Returns the position of the 0 byte that ends the field, if that byte has arrived.
 fn end_of_field(rest: &[u8], too_long: Refusal) -> Result<Option<usize>, Refusal> {
     match rest.iter().position(|byte| *byte == 0) {
         None if rest.len() > FIELD_MAX_BYTES => Err(too_long),
@@ -116,8 +117,8 @@ fn end_of_field(rest: &[u8], too_long: Refusal) -> Result<Option<usize>, Refusal
     }
 }
 
-/// Returns the user ID and the name in a complete message, without the 0 after each. A message with
-/// an address has no name.
+/// Returns the user ID and the name in a complete message, without the 0 byte after each. A message
+/// with an address has no name.
 fn fields(message: &[u8]) -> (&[u8], Option<&[u8]>) {
     let mut fields = message[HEAD_BYTES..].split(|byte| *byte == 0);
     let user_id = fields.next().unwrap_or_default();
@@ -129,13 +130,13 @@ fn ip(message: &[u8]) -> Ipv4Addr {
 }
 
 /// Returns whether a name follows. SOCKS4a marks this with an address that no host can have:
-/// 0.0.0.x.
+/// 0.0.0.x, with x not 0.
 fn has_name(ip: Ipv4Addr) -> bool {
     matches!(ip.octets(), [0, 0, 0, last] if last != 0)
 }
 
 impl Refusal {
-    /// Every refusal, for code that keeps a counter for each.
+    /// Every refusal, for code that keeps one counter for each refusal.
     pub const ALL: [Self; 5] = [Self::Version, Self::Command, Self::UserId, Self::Name, Self::Method];
 
     /// Returns the answer to the client. It is empty if the client does not speak SOCKS4.
@@ -148,7 +149,7 @@ impl Refusal {
         }
     }
 
-    /// Returns the value of `reason` in metrics and records.
+    /// Returns the value of `reason` in metrics and log records.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Version => "version",
@@ -172,7 +173,7 @@ impl From<Refusal> for Refused {
 /// Returns the reply to a request that succeeded.
 ///
 /// `bound` has the same meaning as in [`socks5::succeeded`](crate::socks5::succeeded). The reply
-/// has no room for an IPv6 address and then contains 0.0.0.0.
+/// has no room for an IPv6 address, and contains 0.0.0.0 instead.
 pub fn succeeded(bound: SocketAddr) -> [u8; 8] {
     let ip = match bound.ip().to_canonical() {
         IpAddr::V4(ip) => ip,

@@ -1,15 +1,15 @@
-//! The server's side of SOCKS5 (RFC 1928), with user name and password (RFC 1929).
+//! The server side of SOCKS5 (RFC 1928), with user name and password (RFC 1929).
 //!
 //! ```text
 //!   Greeting ──▶ Offer ─┬─ Agreed ────────────────────────────▶ RequestStage ──▶ Request
 //!                       └─ PasswordStage ─▶ Undecided ─ Proof ─▶ Agreed
 //! ```
 //!
-//! Each arrow needs the value before it. A request can therefore be read only after the client has
-//! met the demand: it agreed to no authentication, or it has proven its identity.
+//! Each step consumes the value before it. Therefore, the server can read a request only after the
+//! client has met the demand. The client either agreed to no authentication or proved its identity.
 //!
-//! The parsers find the end of each message, however the stream was cut into reads. The bytes that
-//! follow the last message stay in the input. The longest message has 513 bytes.
+//! The parsers find the end of each message, no matter how the stream was split into reads. The
+//! bytes that follow the last message stay in the input. The longest message has 513 bytes.
 
 pub(crate) mod address;
 pub mod datagram;
@@ -20,7 +20,7 @@ use super::message::Message;
 use super::{Command, Credentials, Demand, Failure, Proof, Refused, Request};
 
 pub(super) const VERSION: u8 = 5;
-/// The version of the messages about user name and password.
+/// The version of the messages that carry user name and password, or the answer to them.
 pub(super) const PASSWORD_VERSION: u8 = 1;
 pub(super) const NO_AUTHENTICATION: u8 = 0;
 pub(super) const PASSWORD: u8 = 2;
@@ -28,7 +28,7 @@ pub(super) const NONE_ACCEPTABLE: u8 = 0xFF;
 pub(super) const CONNECT: u8 = 1;
 const BIND: u8 = 2;
 const ASSOCIATE: u8 = 3;
-/// The number of bytes of a request or a reply before its address: version, command or reply code,
+/// The number of bytes before the address in a request or a reply: version, command or reply code,
 /// and a reserved byte.
 pub(super) const HEAD_BYTES: usize = 3;
 
@@ -62,8 +62,8 @@ pub struct PasswordStage {
 #[derive(Debug)]
 pub struct Undecided(());
 
-/// A client that may send its request. No authentication was demanded, or it has proven its
-/// identity.
+/// A client that may send its request. The service demanded no authentication, or the client has
+/// proven its identity.
 #[derive(Debug)]
 pub struct Agreed(());
 
@@ -106,7 +106,7 @@ pub enum Reply {
     HostUnreachable = 0x04,
     /// The target refused the connection.
     ConnectionRefused = 0x05,
-    /// The TTL expired. [`Failure::TimedOut`] becomes this code.
+    /// The TTL expired. [`Failure::TimedOut`] maps to this code.
     TtlExpired = 0x06,
     /// The command is not supported.
     CommandNotSupported = 0x07,
@@ -123,10 +123,11 @@ impl Greeting {
         }
     }
 
-    /// Takes the bytes of this message from `input`. Returns `None` until the message is complete.
+    /// Consumes the bytes of this message from `input`. Returns `None` until the message is
+    /// complete.
     ///
-    /// The parser looks only for the method that the service demands. Where it demands none, a
-    /// client with a password must offer "no authentication" as well.
+    /// The parser looks only for the method that the service demands. If the service demands no
+    /// authentication, a client with a password must offer "no authentication", too.
     ///
     /// # Errors
     /// Returns [`Refusal::Version`] or [`Refusal::Method`].
@@ -162,10 +163,11 @@ impl PasswordStage {
         }
     }
 
-    /// Takes the bytes of this message from `input`. Returns `None` until the message is complete.
+    /// Consumes the bytes of this message from `input`. Returns `None` until the message is
+    /// complete.
     ///
-    /// RFC 1929 does not allow an empty name or password, but the parser accepts both. They belong
-    /// to no user, so the client gets the answer to wrong credentials.
+    /// RFC 1929 does not allow an empty name or password, but the parser accepts both. Such
+    /// credentials belong to no user, so the client receives the answer to wrong credentials.
     ///
     /// # Errors
     /// Returns [`Refusal::PasswordVersion`].
@@ -190,19 +192,21 @@ impl Undecided {
     /// The answer to a client that has to wait, because too many passwords from its address were
     /// wrong.
     ///
-    /// In RFC 1929, every status except 0 means failure. The numbers differ only to help diagnosis.
+    /// In RFC 1929, every status except 0 means failure. Different numbers only help with
+    /// diagnosis.
     pub const WAIT: [u8; 2] = [PASSWORD_VERSION, 2];
-    /// The answer to a client whose password was not checked, because too many others are waiting.
+    /// The answer to a client whose password was not checked, because too many other passwords are
+    /// waiting to be checked.
     pub const BUSY: [u8; 2] = [PASSWORD_VERSION, 3];
 
-    /// Accepts the client in exchange for the proof of its identity.
+    /// Accepts the client in exchange for proof of its identity.
     pub fn accept(self, _: Proof) -> Agreed {
         Agreed(())
     }
 }
 
 impl Agreed {
-    /// Returns the parser of the client's request.
+    /// Returns the parser for the client's request.
     pub fn request(self) -> RequestStage {
         RequestStage {
             message: Message::default(),
@@ -211,10 +215,11 @@ impl Agreed {
 }
 
 impl RequestStage {
-    /// Takes the bytes of this message from `input`. Returns `None` until the message is complete.
+    /// Consumes the bytes of this message from `input`. Returns `None` until the message is
+    /// complete.
     ///
     /// The parser refuses an unknown command once the request is complete. It refuses an unknown
-    /// address type at once, because the length of the address is unknown.
+    /// address type immediately, because the length of the address is unknown.
     ///
     /// # Errors
     /// Returns [`Refusal::Version`], [`Refusal::Command`], [`Refusal::AddressType`] or
@@ -234,8 +239,8 @@ impl RequestStage {
     }
 }
 
-/// Returns the least length of a greeting that starts with `held`. The length is exact once `held`
-/// is that long.
+/// Returns the minimum length of a greeting that starts with `held`. The length is exact once
+/// `held` is that long.
 fn greeting_length(held: &[u8]) -> Result<usize, Refusal> {
     match held {
         [] => Ok(1),
@@ -245,7 +250,7 @@ fn greeting_length(held: &[u8]) -> Result<usize, Refusal> {
     }
 }
 
-/// Returns the same for the message with user name and password.
+/// Like `greeting_length`, for the message with user name and password.
 fn password_length(held: &[u8]) -> Result<usize, Refusal> {
     match held {
         [] => Ok(1),
@@ -259,7 +264,7 @@ fn password_length(held: &[u8]) -> Result<usize, Refusal> {
     }
 }
 
-/// Returns the same for a request.
+/// Like `greeting_length`, for a request.
 fn request_length(held: &[u8]) -> Result<usize, Refusal> {
     match held {
         [] => Ok(1),
@@ -278,7 +283,7 @@ impl From<address::Wrong> for Refusal {
 }
 
 impl Refusal {
-    /// Every refusal, for code that keeps a counter for each.
+    /// Every refusal, for code that keeps one counter for each refusal.
     pub const ALL: [Self; 6] = [
         Self::Version,
         Self::Method,
@@ -300,7 +305,7 @@ impl Refusal {
         }
     }
 
-    /// Returns the value of `reason` in metrics and records.
+    /// Returns the value of `reason` in metrics and log records.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Version => "version",

@@ -1,8 +1,8 @@
 use super::message::Message;
 use super::*;
 
-/// Returns the ways to cut a stream: up to three pieces, or two if it has more than 64 bytes. The
-/// last way cuts it into single bytes.
+/// Returns the ways to split a stream: into up to three pieces, or into two if the stream has more
+/// than 64 bytes. The last way splits it into single bytes.
 pub(super) fn cuttings(stream: &[u8]) -> impl Iterator<Item = Vec<&[u8]>> {
     let bytes = stream.len();
     let second_of = move |first| match bytes <= 64 {
@@ -15,7 +15,8 @@ pub(super) fn cuttings(stream: &[u8]) -> impl Iterator<Item = Vec<&[u8]>> {
     pieces.chain([stream.chunks(1).collect()])
 }
 
-/// The length of a test message of at most 4 bytes. Its first byte is the number of the others.
+/// The length of a test message of at most 4 bytes. The first byte is the number of bytes that
+/// follow it.
 fn counted(held: &[u8]) -> Result<usize, &'static str> {
     match held {
         [] => Ok(1),
@@ -25,7 +26,7 @@ fn counted(held: &[u8]) -> Result<usize, &'static str> {
 }
 
 #[test]
-fn a_message_takes_its_own_bytes_and_no_other() {
+fn a_message_consumes_only_its_own_bytes() {
     for pieces in cuttings(&[3, 7, 8, 9, 10, 11]) {
         let (mut message, mut whole, mut left) = (Message::default(), None, Vec::new());
         for mut input in pieces {
@@ -42,7 +43,7 @@ fn a_message_takes_its_own_bytes_and_no_other() {
 }
 
 #[test]
-fn a_message_that_is_refused_holds_no_more_than_what_told() {
+fn a_refused_message_holds_only_the_bytes_that_decided_it() {
     let mut message = Message::default();
     let mut input = &[4, 1, 2, 3, 4][..];
     assert_eq!(message.feed(&mut input, counted), Err("too long"));
@@ -63,7 +64,7 @@ fn a_secret_is_not_shown() {
 }
 
 #[test]
-fn a_log_sees_short_printable_names() {
+fn names_in_a_log_are_short_and_printable() {
     for (bytes, text) in [
         (&b"ann lee"[..], "ann lee"),
         (b"a\nb\x1b[2J\"", "a\\nb\\x1b[2J\\\""),
@@ -82,7 +83,7 @@ fn a_log_sees_short_printable_names() {
 }
 
 #[test]
-fn the_first_byte_tells_the_protocol() {
+fn the_first_byte_identifies_the_protocol() {
     assert_eq!(Spoken::by_first_byte(5), Some(Spoken::Socks5));
     assert_eq!(Spoken::by_first_byte(4), Some(Spoken::Socks4));
     for method in [
@@ -101,7 +102,7 @@ fn the_first_byte_tells_the_protocol() {
 }
 
 #[test]
-fn every_refusal_has_its_own_reason_and_the_answer_that_goes_with_it() {
+fn every_refusal_has_its_own_reason_and_a_matching_answer() {
     let refused: [Vec<Refused>; 3] = [
         socks5::Refusal::ALL.map(Refused::from).into(),
         socks4::Refusal::ALL.map(Refused::from).into(),

@@ -1,8 +1,8 @@
-//! Limits on sessions: on all sessions at once, and on the sessions of one client.
+//! Limits the number of sessions: in total, and for each client.
 //!
-//! At the first limit, the program accepts no further client. New clients wait in the kernel's
-//! backlog, and the running sessions keep all that they need. At the second limit, the program
-//! refuses the client, because one client could otherwise use up the first limit alone.
+//! At the total limit, the program stops accepting clients. New clients wait in the kernel's
+//! backlog, and the running sessions keep their resources. At the limit for a client, the program
+//! refuses that client's new sessions. Otherwise, one client could use up the total limit alone.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -16,46 +16,46 @@ use tokio::time::Instant;
 
 use crate::log::LogThrottle;
 
-/// The reason to refuse a session when its client has as many sessions as it may have.
+/// The reason to refuse a session whose client has reached its limit on sessions.
 pub(crate) const TOO_MANY_OF_CLIENT: &str = "max_conns_per_ip";
-/// The reason to refuse a session that needs another place when none is left.
+/// The reason to refuse a session that needs a second place if no place is left.
 pub(crate) const NO_PLACE_LEFT: &str = "max_conns";
-/// The reason to refuse a session when its client is dialling as many targets as it may dial.
+/// The reason to refuse a session whose client has reached its limit on running dials.
 pub(crate) const TOO_MANY_DIALS: &str = "max_dials_per_ip";
 
 /// The limits, and the sessions that count towards them.
 #[derive(Debug)]
 pub(crate) struct Admission {
-    /// The name of the things that the limit counts, for the log.
+    /// The plural noun for the counted items in log lines, such as `sessions`.
     what: &'static str,
     max: usize,
     free: Semaphore,
     waits: AtomicU64,
     throttle: Mutex<LogThrottle>,
     max_per_client: Option<NonZeroU32>,
-    /// The number of sessions of each client. Clients without a session are removed, so the map
+    /// The number of sessions for each client. Clients without a session are removed, so the map
     /// never has more than `max` entries.
     clients: Mutex<HashMap<ClientKey, u32>>,
 }
 
-/// The place of one session. Dropping the permit returns the place.
+/// A session's places within the limit. Dropping the permit returns them.
 #[derive(Debug)]
 pub(crate) struct Permit {
     admission: Arc<Admission>,
     places: u32,
-    /// The client that the session counts for, if there is a limit for each client.
+    /// The client that the session counts towards, if there is a limit for each client.
     client: Option<ClientKey>,
 }
 
-/// The unit that counts as one client: an IPv4 address, or a /64 network of IPv6. A customer gets
-/// at least a /64 network.
+/// The unit that counts as one client: an IPv4 address or an IPv6 /64 network. An Internet provider
+/// assigns at least a /64 network to each customer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ClientKey(IpAddr);
 
-/// The number of sessions of each client that are dialling their target.
+/// Counts, for each client, the sessions that are dialling their target.
 ///
-/// Two SOCKS proxies that name each other would open sessions of one client without end. This limit
-/// stops them.
+/// Without this limit, two SOCKS proxies that name each other would open sessions for one client
+/// without end.
 #[derive(Debug)]
 pub(crate) struct Dials {
     max_per_client: NonZeroU32,
@@ -64,7 +64,7 @@ pub(crate) struct Dials {
     clients: Mutex<HashMap<ClientKey, u32>>,
 }
 
-/// One dial, which counts until it is dropped.
+/// A dial, which counts until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Dial<'a> {
     dials: &'a Dials,
@@ -84,8 +84,8 @@ impl Dials {
         let client = ClientKey::from(client);
         let mut clients = unpoisoned(&self.clients);
         let dials = clients.entry(client).or_insert(0);
-        // A new entry always has room, because the limit is at least 1. So no entry with a count of
-        // 0 stays.
+        // The limit is at least 1, so a new entry is always counted. No entry with a count of 0
+        // remains.
         (*dials < self.max_per_client.get()).then(|| {
             *dials += 1;
             Dial { dials: self, client }
@@ -109,8 +109,8 @@ fn uncount(clients: &mut HashMap<ClientKey, u32>, client: ClientKey) {
 }
 
 impl Admission {
-    /// Creates the limits: `max` sessions at once (at least 1), and `max_per_client` sessions of
-    /// one client.
+    /// Creates the limits: `max` sessions in total (at least 1), and `max_per_client` sessions for
+    /// each client.
     pub(crate) fn new(what: &'static str, max: usize, max_per_client: Option<NonZeroU32>) -> Arc<Self> {
         let max = max.clamp(1, Semaphore::MAX_PERMITS);
         Arc::new(Self {
@@ -126,7 +126,7 @@ impl Admission {
 
     /// Waits for a place. Waiters get their places in order.
     ///
-    /// Cancel safe: a waiter that is dropped takes no place.
+    /// Cancel safe: a dropped waiter does not occupy a place.
     pub(crate) async fn admit(self: &Arc<Self>) -> Permit {
         let place = match self.free.try_acquire() {
             Ok(place) => place,
@@ -144,7 +144,7 @@ impl Admission {
         }
     }
 
-    /// Counts a wait. Logs the reached limit at most once in [`LogThrottle::EVERY`].
+    /// Counts a wait. Logs that the limit is reached, at most once per [`LogThrottle::EVERY`].
     fn full(&self, now: Instant) {
         self.waits.fetch_add(1, Ordering::Relaxed);
         if unpoisoned(&self.throttle).admits(now) {
@@ -156,12 +156,12 @@ impl Admission {
         }
     }
 
-    /// Returns the limit on sessions at once.
+    /// Returns the limit on the total number of sessions.
     pub(crate) fn max(&self) -> usize {
         self.max
     }
 
-    /// Returns the number of places that are taken.
+    /// Returns the number of occupied places.
     #[cfg(test)]
     pub(crate) fn taken(&self) -> usize {
         self.max - self.free.available_permits()
@@ -178,8 +178,8 @@ impl Admission {
 }
 
 impl Permit {
-    /// Takes one more place, for a session that needs more than the two descriptors of one place.
-    /// Returns `false` if no place is left.
+    /// Acquires one more place, for a session that needs more than the two descriptors of one
+    /// place. Returns `false` if no place is left.
     pub(crate) fn widen(&mut self) -> bool {
         let Ok(place) = self.admission.free.try_acquire() else {
             return false;
@@ -189,11 +189,11 @@ impl Permit {
         true
     }
 
-    /// Counts this session for `client` from now on. Returns `false` if `client` has reached its
-    /// limit. The session then counts for no client.
+    /// Counts this session towards `client` from now on. Returns `false` if `client` has reached
+    /// its limit. The session then does not count towards any client.
     ///
-    /// This is not a part of [`Admission::admit`], because the client may be behind another proxy.
-    /// Its address is known only after that proxy has sent it.
+    /// This step is separate from [`Admission::admit`], because the client may be behind another
+    /// proxy. The client's address is known only after that proxy has sent it.
     pub(crate) fn count(&mut self, client: IpAddr) -> bool {
         let Some(max) = self.admission.max_per_client else {
             return true;
@@ -202,8 +202,8 @@ impl Permit {
         let client = ClientKey::from(client);
         let mut clients = self.admission.clients();
         let sessions = clients.entry(client).or_insert(0);
-        // A new entry always has room, because the limit is at least 1. So no entry with a count of
-        // 0 stays.
+        // The limit is at least 1, so a new entry is always counted. No entry with a count of 0
+        // remains.
         if *sessions >= max.get() {
             return false;
         }
@@ -236,7 +236,7 @@ impl From<IpAddr> for ClientKey {
     }
 }
 
-/// Locks, and ignores poisoning: the data behind these locks is valid at every instant.
+/// Locks the mutex and ignores poisoning, because the data is valid at every instant.
 fn unpoisoned<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
     lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -282,7 +282,7 @@ mod tests {
             let mut second = pin!(admission.admit());
             assert!(poll(second.as_mut()).is_pending());
             drop(first);
-            // The second waiter has been woken with the place, and is dropped here.
+            // The second waiter has received the place and is dropped here.
         }
         assert_eq!(admission.taken(), 0);
         drop(admitted(&admission));

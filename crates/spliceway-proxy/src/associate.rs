@@ -1,5 +1,5 @@
-//! UDP ASSOCIATE of SOCKS5 (RFC 1928 section 7): datagrams between one client and targets. Each
-//! datagram of the client names its target.
+//! SOCKS5 UDP ASSOCIATE (RFC 1928 section 7): forwards datagrams between one client and its
+//! targets. Each datagram from the client names its target.
 //!
 //! ```text
 //!                     remove header, policy, name
@@ -8,32 +8,35 @@
 //!                     sent to before? add header
 //! ```
 //!
-//! The client's TCP connection carries no data. It holds the association, which ends with it. Bytes
-//! that the client sends on it are read and discarded.
+//! The client's TCP connection carries no data. When this connection ends, the association ends.
+//! The proxy reads and discards all bytes that the client sends on the connection.
 //!
-//! **Permitted senders.** Only the client may send to the inside socket: from the address of its
-//! connection, and from one port. The client declares this port in its request, or its first valid
-//! datagram sets the port. A target may send if the client has sent to the same address and port.
-//! At least the last 512 of them are known. A server that answers from another port is not heard.
-//! Each family has one socket for all targets, so every target sees the same port. Clients that
-//! discover their own address rely on this.
+//! **Permitted senders.** Only the client may send to the inside socket, from the IP address of its
+//! connection and from one port. The client declares this port in its request, or its first valid
+//! datagram sets the port. A target may send datagrams if the client has sent to the same address
+//! and port. The association remembers at least the last 512 targets. It drops the answers of a
+//! server that answers from another port. Each address family has one socket for all targets, so
+//! every target sees the same source port. Clients that discover their own public address rely on
+//! this.
 //!
-//! **Names.** If a name has addresses of both families, those of the family that the client itself
-//! uses come first. The other family is used if there is no route. Nothing shows whether a datagram
-//! arrives, so happy eyeballs cannot run. The client's family is at least known to work somewhere.
+//! **Names.** If a name has addresses of both families, the addresses of the client's own family
+//! come first. The association uses the other family if there is no route. It cannot run happy
+//! eyeballs, because nothing shows whether a datagram arrives. The client's own family is at least
+//! known to work between the client and the proxy.
 //!
 //! **Order.** Datagrams between two addresses keep their order, and so do datagrams to one name.
-//! Datagrams that wait for a name may be overtaken by others.
+//! Other datagrams may overtake those that wait for the lookup of a name.
 //!
-//! **Loss.** Datagrams wait for names only. A datagram that cannot be sent at once, or that is not
-//! allowed, is dropped and counted by its reason, as in a router. This includes SOCKS fragments,
-//! whose FRAG is not 0. A datagram to the client has room for 65,507 bytes with its header (65,527
-//! bytes over IPv6). The header of an IPv4 source takes 10 bytes, and that of an IPv6 source takes
-//! 22 bytes. The kernel splits datagrams that are longer than a link allows into IP fragments.
-//! Errors that come back for a datagram do not end the association.
+//! **Loss.** Datagrams wait only for lookups of names. Like a router, the association drops a
+//! datagram that it cannot send immediately, or that is not allowed. It also drops SOCKS fragments,
+//! whose FRAG is not 0. It counts the dropped datagrams for each reason. A datagram to the client
+//! has at most 65,507 bytes with its SOCKS header (65,527 bytes over IPv6). The header has 10 bytes
+//! for an IPv4 source, and 22 bytes for an IPv6 source. If a datagram is longer than a link allows,
+//! the kernel splits it into IP fragments. Errors that the network reports for a datagram do not
+//! end the association.
 //!
 //! **Resources.** An association has at most 4 descriptors: the connection, the inside socket and
-//! one socket of each family. Besides the kernel's buffers, it holds:
+//! one socket for each family. Besides the kernel's buffers, an association holds:
 //!
 //! | what | at most |
 //! |---|---|
@@ -42,8 +45,8 @@
 //! | peers: 2 × 512 | 44 KiB |
 //! | lookups: 4 tasks | what the resolver needs |
 //!
-//! Datagrams in transit use buffers of the thread, at most 2 MiB, so an idle association holds
-//! none.
+//! Datagrams in transit use buffers that belong to the thread, at most 2 MiB. So an idle
+//! association does not hold any buffers.
 
 mod batch;
 mod counts;
@@ -76,27 +79,27 @@ use spliceway_protocol::address::{Target, canonical};
 use spliceway_protocol::socks5::datagram::{self, Header};
 use targets::{Found, Targets};
 
-/// The settings of all associations of a service.
+/// The settings that all associations of a service share.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct AssociateSettings {
-    /// The IP address that clients are told to send to, if it has the family of the address that
-    /// they reached. Otherwise, they are told the address that they reached. This is for a proxy
-    /// behind NAT, which must keep the ports.
+    /// The IP address in replies to clients, if it has the family of the address that the client
+    /// reached. Otherwise, a reply contains the address that the client reached. This setting is
+    /// for a proxy behind a NAT that keeps the ports.
     pub(crate) advertise: Option<IpAddr>,
-    /// The time without a forwarded datagram that ends the association. `None`: no limit.
+    /// The time without a forwarded datagram that ends the association. `None` means no limit.
     pub(crate) idle: Option<Duration>,
-    /// The time limit for the lookup of a name.
+    /// The time limit for a name lookup.
     pub(crate) lookup: Duration,
 }
 
-/// Decides where datagrams may go, and opens the sockets for them. Clones decide alike.
+/// Decides where datagrams may go and opens the sockets for them. Clones make the same decisions.
 pub(crate) trait Destinations: Clone + Send + Sync + 'static {
-    /// Returns whether datagrams may be sent to this address, or connections accepted from it.
-    /// Called for each datagram and each connection.
+    /// Returns whether the service may send datagrams to this address and accept connections from
+    /// it. Called for each datagram and each connection.
     fn allow(&self, address: SocketAddr) -> bool;
 
-    /// Opens a UDP socket for addresses of the family of `to` only, with the options of the
-    /// settings.
+    /// Opens a UDP socket with the configured options. The socket is only for addresses of the same
+    /// family as `to`.
     ///
     /// # Errors
     /// Returns [`Dropped::Unreachable`] if that family is not used, and [`Dropped::Socket`] if no
@@ -125,7 +128,7 @@ pub(crate) enum AssociateEnd {
     ClientEof,
     /// The client's connection failed.
     ClientFailed(io::Error),
-    /// No datagram was forwarded for the idle timeout.
+    /// No datagram was forwarded during the idle timeout.
     Idle,
     /// [`AssociateStats::stop`] was called.
     Stopped,
@@ -145,12 +148,13 @@ enum Family {
 }
 
 impl<D: Destinations> Association<D> {
-    /// Binds the inside socket to a port that the kernel chooses, on `reached`. This is the address
-    /// at which the client reached the proxy.
+    /// Binds the inside socket to `reached`, on a port that the kernel chooses. `reached` is the
+    /// address at which the client reached the proxy.
     ///
-    /// `client` is the source of the client's connection, and `asked` is the address in its
-    /// request. If `asked` is a port of the same host, only this port may send. An address of
-    /// another host is ignored: a client behind NAT takes such an address for its own.
+    /// `client` is the source address of the client's connection, and `asked` is the address in the
+    /// client's request. If `asked` is a port on the same host, only this port may send datagrams.
+    /// An address of another host is ignored, because a client behind NAT does not know its public
+    /// address.
     ///
     /// # Errors
     /// Returns an error if the socket cannot be opened or bound.
@@ -179,24 +183,24 @@ impl<D: Destinations> Association<D> {
         })
     }
 
-    /// Returns the address that the client is told to send its datagrams to.
+    /// Returns the address to which the client must send its datagrams.
     pub(crate) fn address(&self) -> SocketAddr {
         self.advertised
     }
 
-    /// Returns a handle that reads the counts and can stop the association. It outlives the
-    /// association.
+    /// Returns a handle that reads the counts and can stop the association. The handle may outlive
+    /// the association.
     pub(crate) fn stats(&self) -> AssociateStats {
         self.stats.clone()
     }
 
-    /// Forwards datagrams until `client`, the connection of the association, ends. [`AssociateEnd`]
-    /// has the other reasons to end.
+    /// Forwards datagrams until `client`, the association's connection, ends. [`AssociateEnd`]
+    /// lists the other reasons to end.
     ///
     /// # Cancel safety
-    /// Dropping the future ends the association as well: the sockets are closed, lookups are
-    /// cancelled, and [`stats`](Self::stats) has the counts. At every end, datagrams that wait for
-    /// a name are lost and not counted.
+    /// Dropping the future also ends the association. The sockets are closed and the lookups are
+    /// cancelled, but [`stats`](Self::stats) keeps the counts. When an association ends, datagrams
+    /// that wait for a lookup are lost and not counted.
     pub(crate) async fn run(mut self, client: &mut (impl AsyncRead + Unpin)) -> AssociateEnd {
         let stats = self.stats();
         let mut ended = pin!(ended(client));
@@ -208,8 +212,8 @@ impl<D: Destinations> Association<D> {
                 event = self.event() => event,
                 end = &mut ended => return end,
                 () = &mut stopped => return AssociateEnd::Stopped,
-                // A datagram does not reset the timer. When the timer fires, the last activity
-                // counts.
+                // Datagrams do not reset the timer. When the timer fires, the time of the last
+                // forwarded datagram decides.
                 () = &mut silence, if self.idle.is_some() => match active + self.idle.unwrap_or_default() {
                     over if over <= Instant::now() => return AssociateEnd::Idle,
                     later => {
@@ -240,7 +244,7 @@ impl<D: Destinations> Association<D> {
         }
     }
 
-    /// Handles an event. Returns whether the same event may be ready again at once.
+    /// Handles an event. Returns whether the same event may already be ready again.
     fn act(&mut self, event: Event, now: Instant) -> bool {
         match event {
             Event::FromClient => self.pass_up(now),
@@ -290,7 +294,7 @@ impl<D: Destinations> Association<D> {
         let (Some(socket), Some(client)) = (socket, inside.client.address) else {
             return false;
         };
-        // All headers of a family have the same size, so the size of the data is known after
+        // All headers of a family have the same size, so the size of the data can be computed after
         // sending.
         let header_bytes = family.header_bytes();
         let count = |bytes: usize, sent: Result<(), Dropped>| match sent {
@@ -326,7 +330,7 @@ impl Family {
     }
 }
 
-/// The socket that the client sends to and receives from.
+/// The socket through which the client sends and receives datagrams.
 #[derive(Debug)]
 struct Inside {
     socket: UdpSocket,
@@ -375,8 +379,7 @@ impl Client {
     }
 }
 
-/// Waits for the end of the client's connection, and discards everything that it receives until
-/// then.
+/// Waits for the end of the client's connection and discards all bytes received until then.
 async fn ended(client: &mut (impl AsyncRead + Unpin)) -> AssociateEnd {
     let mut forgotten = [0; 64];
     loop {
@@ -388,7 +391,7 @@ async fn ended(client: &mut (impl AsyncRead + Unpin)) -> AssociateEnd {
     }
 }
 
-/// Returns the address that a client reached, with port 0, so that another socket can be bound to
+/// Returns the address that a client reached, but with port 0. Another socket can then be bound to
 /// it.
 pub(crate) fn at_any_port(reached: SocketAddr) -> SocketAddr {
     let mut address = canonical(reached);

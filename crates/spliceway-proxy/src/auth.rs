@@ -1,4 +1,4 @@
-//! Authenticates the users of a service: names, passwords, and protection against guessing.
+//! Authenticates the users of a service: checks names and passwords, and protects against guessing.
 //!
 //! Passwords are compared in constant time, and a failed login costs the same for every user name.
 //! Only this module creates a [`Proof`], and no handshake continues without one.
@@ -32,20 +32,21 @@ pub(crate) use hash::hash;
 pub(crate) use penalty::Penalties;
 
 /// A keyed digest of a password, for comparisons. Its length does not depend on the password, and
-/// it is of no use outside this process.
+/// it is useless outside this process.
 type Digest = [u8; 32];
 
 /// The number of a user.
 type UserId = u32;
 
-/// The length of the salts of the password-hash crate. Such a salt is random, so it serves as the
-/// key.
+/// The length of the salts that the password-hash crate generates. Such a salt is random, so it can
+/// serve as the key.
 const KEY_BYTES: usize = 16;
 
 /// The users of a service and their passwords.
 pub(crate) struct Users {
     known: HashMap<Box<[u8]>, User>,
-    /// One hash of each cost that the users have. A failed login is checked against all of them.
+    /// One hash of each cost that occurs among the users' hashes. A failed login is checked against
+    /// all of them.
     each_cost: Vec<Arc<Hash>>,
     key: [u8; KEY_BYTES],
     checks: Arc<Checks>,
@@ -55,8 +56,8 @@ pub(crate) struct Users {
 struct User {
     id: UserId,
     secret: Secret,
-    /// The digest of the last right password. A client that connects often then does not need a
-    /// check of the hash each time.
+    /// The digest of the last correct password. So a client that connects often does not need a
+    /// hash check each time.
     passed: Mutex<Option<Digest>>,
 }
 
@@ -98,14 +99,14 @@ impl Users {
             known,
             each_cost,
             key,
-            // Half of the cores are left for running relays.
+            // Checks use half of the cores and leave the others for relays.
             checks: Checks::new((cores / 2).max(1), cost),
             passed: Passed::default(),
         })
     }
 
-    /// Returns a proof if this password was right before, for this user and from this address. The
-    /// call costs almost nothing.
+    /// Returns a proof if this password was accepted before, for this user and from this address.
+    /// The call costs almost nothing.
     pub(crate) fn verify_again(&self, credentials: &Credentials, client: IpAddr, now: Instant) -> Option<Proof> {
         let given = digest(&self.key, &credentials.secret);
         // No user has the highest number.
@@ -120,10 +121,11 @@ impl Users {
     }
 
     /// Returns a proof if these are the name and the password of a user. If the future is dropped,
-    /// at most one check still runs to its end.
+    /// at most one check still runs to completion.
     ///
     /// # Errors
-    /// Returns [`Busy`] if too many other checks wait to get a result before `deadline`.
+    /// Returns [`Busy`] if too many other checks are waiting, so that there can be no result before
+    /// `deadline`.
     pub(crate) async fn verify(
         &self,
         credentials: &Credentials,
@@ -193,7 +195,7 @@ fn digest(key: &[u8], secret: &[u8]) -> Digest {
 }
 
 impl fmt::Debug for Users {
-    /// Shows the number of users, but no password.
+    /// Shows the number of users, but no passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Users")
             .field("count", &self.known.len())

@@ -1,14 +1,14 @@
-//! BIND of SOCKS5 (RFC 1928 section 4) and SOCKS4: one connection from a target to the client,
+//! BIND in SOCKS5 (RFC 1928 section 4) and SOCKS4: one connection from a target to the client,
 //! through the proxy.
 //!
 //! ```text
 //!   open ─ first reply: address ─▶ accept ─ second reply: peer ─▶ relay
 //! ```
 //!
-//! The host that the client named may connect, from any port. The protocols that use BIND often use
-//! another port than they announce: FTP data comes from port 20. If the client named the
-//! unspecified address, any host may connect. In both cases, the policy for targets must allow the
-//! peer. Other connections are closed at once, and the proxy keeps waiting.
+//! The host that the client named may connect from any port. Protocols that use BIND often connect
+//! from a port other than the announced one. For example, FTP data comes from port 20. If the
+//! client named the unspecified address, any host may connect. In both cases, the policy for
+//! targets must allow the peer. The proxy closes other connections immediately and keeps waiting.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -21,7 +21,7 @@ use crate::associate::{Destinations, Dropped, at_any_port};
 use crate::listener::socket_to_listen;
 use spliceway_protocol::address::{Target, canonical};
 
-/// One connection is accepted, and a few may be closed before it.
+/// The proxy accepts one connection and may close a few others before it.
 const BACKLOG: i32 = 8;
 
 /// The peers that the client expects.
@@ -33,12 +33,12 @@ pub(crate) enum Expected {
 }
 
 impl Expected {
-    /// Returns the peers that `asked`, the address in the client's request, stands for. A name
-    /// stands for all of its addresses.
+    /// Returns the peers that `asked`, the address in the client's request, represents. A name
+    /// represents all of its addresses.
     ///
     /// # Errors
     /// Returns [`Dropped::Denied`] if the policy refuses all addresses, and [`Dropped::Unresolved`]
-    /// if the name has none.
+    /// if the name has no address.
     pub(crate) async fn from_request(asked: &Target, destinations: &impl Destinations) -> Result<Self, Dropped> {
         let addresses = match asked {
             Target::Ip(address) if address.ip().to_canonical().is_unspecified() => return Ok(Self::Anyone),
@@ -83,10 +83,11 @@ pub(crate) enum NobodyCame {
 }
 
 impl Binding {
-    /// Listens on a port that the kernel chooses, on `reached`. This is the address at which the
-    /// client reached the proxy.
+    /// Listens on `reached`, on a port that the kernel chooses. `reached` is the address at which
+    /// the client reached the proxy.
     ///
-    /// The client is told `advertise` instead of that address, if both have the same family.
+    /// The reply to the client contains `advertise` instead of `reached` if both have the same
+    /// family.
     ///
     /// # Errors
     /// Returns an error if the socket cannot be opened or bound, or cannot listen.
@@ -109,10 +110,10 @@ impl Binding {
         self.advertised
     }
 
-    /// Waits for a permitted peer, for `limit` at most. Then the listener is closed.
+    /// Waits at most `limit` for a permitted peer, and then closes the listener.
     ///
     /// # Errors
-    /// See [`NobodyCame`].
+    /// Returns the reason why no connection was accepted.
     ///
     /// # Cancel safety
     /// Dropping the future closes the listener. A connection is either returned or closed.
@@ -137,7 +138,7 @@ impl Binding {
             match self.listener.accept().await {
                 Ok((stream, peer)) if expected.is(peer.ip()) && destinations.allow(peer) => return Ok((stream, peer)),
                 Ok((_, peer)) => tracing::debug!(%peer, "closed a connection from a peer that may not connect"),
-                // The peer has closed the connection before it was accepted.
+                // The peer closed the connection before the proxy accepted it.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => return Err(error),
             }
@@ -157,7 +158,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(20);
 
-    /// Refuses these addresses, and knows one name.
+    /// A policy that refuses these addresses, and a resolver that knows one name.
     #[derive(Debug, Clone, Default)]
     struct Book {
         refused: Arc<Mutex<Vec<IpAddr>>>,
@@ -193,7 +194,7 @@ mod tests {
         binding
     }
 
-    /// Connects to `address` from the host `last`.
+    /// Connects to `address` from 127.0.0.`last`.
     async fn connect_from(last: u8, address: SocketAddr) -> TcpStream {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.bind(SocketAddr::new(ip(last), 0)).unwrap();

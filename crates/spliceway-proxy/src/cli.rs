@@ -1,4 +1,4 @@
-//! The command line: what can be typed, and its help.
+//! Defines the command line: its options, their values and their help texts.
 
 mod settled;
 mod values;
@@ -22,7 +22,7 @@ use values::{LogLevelArg, PipeSizeArg, SpliceArg};
 #[cfg(test)]
 pub(crate) use settled::tests::typed;
 
-/// What the command line asks the program to do.
+/// The action that the command line requests.
 #[derive(Debug)]
 pub(crate) enum Action {
     Serve(Box<Settings>),
@@ -71,7 +71,7 @@ Examples:
   socks5 -l :1080 --auth-file users            for users with passwords
   socks5 -l :1080 --allow 192.168.0.0/16       for a network
   socks5 -x socks5h://10.0.0.1:1080            through another proxy
-  socks5 -l :1080 --open --rate-out 1MB:client for everybody, slowly";
+  socks5 -l :1080 --open --rate-out 1MB:client for everybody, rate-limited";
 
 const HTTP_EXAMPLES: &str = "\
 Examples:
@@ -86,7 +86,7 @@ Examples:
   mixed                                        on 127.0.0.1:1080
   mixed -l :1080 --auth-file users             for users; refuses SOCKS4
   mixed -l :1080 --allow 192.168.0.0/16        for a network
-  mixed -l unix:/run/proxy.sock,mode=0660      for a group of this machine
+  mixed -l unix:/run/proxy.sock,mode=0660      for a group on this machine
   mixed -l :1080 --open --metrics :9100        for everybody, with metrics";
 
 const HASH_EXAMPLES: &str = "\
@@ -95,24 +95,24 @@ Examples:
   (printf 'ann:'; spliceway hash-password) >> users
   pass show proxy | spliceway hash-password    reads it from a pipe";
 
-/// The end of the long help of every command that serves.
+/// The end of the long help for every command that starts a service.
 macro_rules! long_help {
     ($examples:expr) => {
         [
             $examples,
             "\n\n\
 Signals:
-  TERM, INT, HUP   stop accepting, and give transfers --drain-timeout to finish;
-                   a second TERM or INT stops at once; HUP is ignored if it was
-                   ignored at the start (nohup)
+  TERM, INT, HUP   stop accepting, and give transfers --drain-timeout to finish.
+                   A second TERM or INT stops immediately. HUP is ignored if it
+                   was ignored at the start (nohup)
 
 Exit codes:
   0  stopped by a signal
   1  failed at run time
   2  bad usage
 
-Times are numbers with ms, s, m, h or d: 500ms, 1h30m. Rates are bytes per
-second: 10MB, 500KiB. An option with a CIDR also takes a single address.",
+Times have the units ms, s, m, h or d: 500ms, 1h30m. Rates are bytes per
+second: 10MB, 500KiB. A CIDR option also accepts a single address.",
         ]
         .concat()
     };
@@ -155,7 +155,7 @@ enum Command {
     #[command(after_help = SOCKS5_EXAMPLES, after_long_help = long_help!(SOCKS5_EXAMPLES))]
     #[command(mut_arg("listen", |listen| listen.default_value("127.0.0.1:1080")))]
     Socks5(ProxyCommand),
-    /// Serve HTTP: CONNECT, and requests with a whole URI
+    /// Serve HTTP: CONNECT, and requests with an absolute URI
     #[command(after_help = HTTP_EXAMPLES, after_long_help = long_help!(HTTP_EXAMPLES))]
     #[command(mut_arg("listen", |listen| listen.default_value("127.0.0.1:8080")))]
     Http(ProxyCommand),
@@ -193,11 +193,11 @@ struct ProxyCommand {
 
 #[derive(Args, Debug)]
 struct ProxyArgs {
-    /// File of users, one `NAME:HASH` per line, with hashes of `spliceway hash-password`
+    /// User file with one `NAME:HASH` per line. `spliceway hash-password` prints hashes
     #[arg(long, value_name = "FILE")]
     auth_file: Option<PathBuf>,
-    /// The only user. Everybody on this machine can read a command line, so prefer the variable or
-    /// a file
+    /// Name and password of a single user. Everybody on this machine can read a command line, so
+    /// prefer the variable or --auth-file
     #[arg(
         long,
         value_name = "USER:PASSWORD",
@@ -207,22 +207,22 @@ struct ProxyArgs {
         conflicts_with = "auth_file"
     )]
     auth: Option<String>,
-    /// Longest wait after wrong passwords of an address; 0 = off. Three are free, the next one
-    /// costs 1s, and each further one twice as much
+    /// Longest wait for an address after wrong passwords; 0 = off. The first three are free. The
+    /// fourth costs 1s, and each further one doubles the wait
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = values::time, hide_short_help = true)]
     auth_penalty: Duration,
-    /// Serve other machines without users and without --allow
+    /// Serve clients on other machines without --auth-file or --allow
     #[arg(long)]
     open: bool,
-    /// Let clients of other machines reach addresses that are not on the public Internet: loopback,
+    /// Let clients on other machines reach addresses that are not on the public Internet: loopback,
     /// private, link-local, metadata services and others
     #[arg(long)]
     allow_private: bool,
-    /// Address that SOCKS clients are told to send datagrams or connections to [default: the
-    /// address that the client reached]
+    /// Address that SOCKS replies give for UDP ASSOCIATE and BIND [default: the address that the
+    /// client reached]
     #[arg(long, value_name = "IP", hide_short_help = true)]
     advertise: Option<IpAddr>,
-    /// Time for a client to finish its handshake
+    /// Time limit for a client's handshake
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = values::positive_time, hide_short_help = true)]
     handshake_timeout: Duration,
 }
@@ -245,16 +245,16 @@ struct CommonArgs {
 
 #[derive(Args, Debug)]
 struct ClientArgs {
-    /// Serve clients of this network only. May be repeated
+    /// Serve only clients from this network. May be repeated
     #[arg(long, value_name = "CIDR", value_parser = policy::network)]
     allow: Vec<IpNet>,
-    /// Refuse clients of this network, also if --allow has it. May be repeated
+    /// Refuse clients from this network, even if --allow includes it. May be repeated
     #[arg(long, value_name = "CIDR", value_parser = policy::network, hide_short_help = true)]
     deny: Vec<IpNet>,
-    /// Expect a PROXY header of this version on every connection: v1, v2 or any
+    /// Require a PROXY header of this version on every connection: v1, v2 or any
     #[arg(long, value_name = "VERSION", requires = "proxy_from", hide_short_help = true)]
     accept_proxy: Option<proxy::Accept>,
-    /// Network of the balancers that may send PROXY headers. May be repeated
+    /// Network of the load balancers that may send PROXY headers. May be repeated
     #[arg(
         long,
         value_name = "CIDR",
@@ -268,8 +268,9 @@ struct ClientArgs {
 #[derive(Args, Debug)]
 struct DialArgs {
     /// Proxy to connect through: `socks5://[USER:PASSWORD@]HOST[:PORT]`, `socks5h://…` or
-    /// `http://…`. Several make a chain; in the variable, blanks separate them
-    // Not parsed by clap, which repeats in its error what it cannot parse, with the password.
+    /// `http://…`. May be repeated to form a chain. In the variable, spaces separate the proxies
+    // `settle` parses the URLs, because clap repeats an invalid value in its error message. The
+    // value may contain a password.
     #[arg(
         short = 'x',
         long,
@@ -286,7 +287,8 @@ struct DialArgs {
     /// servers, `IP[:PORT],…`
     #[arg(long, value_name = "RESOLVER", default_value = "auto", value_parser = values::resolver, hide_short_help = true)]
     dns: ResolverSettings,
-    /// Connect from this address. May be given once per family; the other family is then not used
+    /// Connect from this source address. May be given once per address family. A family without a
+    /// source address is then not used
     #[arg(long, value_name = "IP", hide_short_help = true)]
     bind_source: Vec<IpAddr>,
     /// Connect through this network interface
@@ -299,48 +301,52 @@ struct DialArgs {
 
 #[derive(Args, Debug)]
 struct TimeArgs {
-    /// Time to look up a target's name and to connect to one of its addresses
+    /// Time limit for looking up a target's name and connecting to the target
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = values::positive_time, hide_short_help = true)]
     connect_timeout: Duration,
-    /// End a session after this much silence in both directions; 0 = off. It may end up to 1/8 late
+    /// End a session when both directions are silent for this long; 0 = off. The timer may be late
+    /// by up to 1/8 of this time
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = values::time)]
     idle_timeout: Duration,
-    /// End a session after one side has finished and the other is silent for this long; 0 = off. It
-    /// may end up to 1/8 late
+    /// End a session after one side has finished and the other is silent for this long; 0 = off.
+    /// The timer may be late by up to 1/8 of this time
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = values::time, hide_short_help = true)]
     half_close_timeout: Duration,
-    /// Time for transfers to finish after TERM, INT or HUP. Later ones are cut, and may deliver
-    /// what they hold for 2s more
+    /// Time limit for transfers to finish after TERM, INT or HUP. The program then cuts the
+    /// remaining transfers. They have 2s more to deliver the bytes that they hold
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = values::time, hide_short_help = true)]
     drain_timeout: Duration,
 }
 
 #[derive(Args, Debug)]
 struct LimitArgs {
-    /// Sessions at once. Further clients wait to be accepted [default: what --nofile allows]
+    /// Maximum number of sessions at the same time. Further clients wait to be accepted [default:
+    /// as many as --nofile allows]
     #[arg(long, value_name = "N", value_parser = values::count::<NonZeroUsize>)]
     max_conns: Option<NonZeroUsize>,
-    /// Sessions at once per client address (IPv6: /64). Further ones are refused
+    /// Maximum number of sessions at the same time per client address (IPv6: per /64). Further
+    /// sessions are refused
     #[arg(long, value_name = "N", value_parser = values::count::<NonZeroU32>, hide_short_help = true)]
     max_conns_per_ip: Option<NonZeroU32>,
-    /// Connection attempts at once per client address (IPv6: /64). `forward` does not use it
+    /// Maximum number of connection attempts at the same time per client address (IPv6: per /64).
+    /// `forward` ignores this option
     #[arg(long, value_name = "N", default_value = "256", hide_short_help = true)]
     max_dials_per_ip: NonZeroU32,
-    /// Rate from clients: `10MB` for the service, `10MB:client` per address, `10MB:connection` per
-    /// connection. May be repeated
+    /// Rate limit for bytes from clients: `10MB` for the whole service, `10MB:client` per client
+    /// address, `10MB:connection` per connection. May be repeated
     #[arg(long, value_name = "RATE", hide_short_help = true)]
     rate_in: Vec<RateArg>,
-    /// Rate to clients, as in --rate-in
+    /// Rate limit for bytes to clients, in the same form as --rate-in
     #[arg(long, value_name = "RATE", hide_short_help = true)]
     rate_out: Vec<RateArg>,
-    /// Descriptors to use, at least 64 [default: as many as this user may have]
+    /// Maximum number of file descriptors, at least 64 [default: the hard limit of this user]
     #[arg(long, value_name = "N", value_parser = values::descriptors, hide_short_help = true)]
     nofile: Option<u64>,
 }
 
 #[derive(Args, Debug)]
 struct EngineArgs {
-    /// How bytes move
+    /// How relays move bytes
     #[arg(
         long,
         value_enum,
@@ -349,7 +355,7 @@ struct EngineArgs {
         hide_short_help = true
     )]
     splice: SpliceArg,
-    /// Size of the pipes that hold spliced bytes; `auto` follows the traffic
+    /// Size of the pipes that hold spliced bytes. `auto` adapts it to the traffic
     #[arg(
         long,
         value_enum,
@@ -366,10 +372,10 @@ struct EngineArgs {
 
 #[derive(Args, Debug)]
 struct WatchArgs {
-    /// Address that serves /metrics, /healthz and /readyz
+    /// Serve /metrics, /healthz and /readyz on this address
     #[arg(long, value_name = "ADDR")]
     metrics: Option<ListenAddress>,
-    /// What to log on stderr. `info` has one line per session
+    /// Log level for stderr. `info` logs one line per session
     #[arg(
         long,
         value_enum,

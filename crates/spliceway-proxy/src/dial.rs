@@ -47,18 +47,18 @@ pub(crate) struct DialSettings {
     /// The chain of upstream proxies, at most [`CHAIN_MAX`]. The first one is dialled directly, and
     /// each further one through those before it.
     pub(crate) upstreams: Vec<UpstreamProxy>,
-    /// The time for the lookup, all attempts and all handshakes with upstream proxies together.
+    /// The total time for the lookup, all attempts and all handshakes with upstream proxies.
     pub(crate) timeout: Duration,
 }
 
-/// Connects to targets. Clones are cheap, and share the resolver with its cache.
+/// Connects to targets. Clones are cheap and share the resolver and its cache.
 #[derive(Debug, Clone)]
 pub(crate) struct Dialer {
     resolver: Arc<Resolver>,
     settings: Arc<DialSettings>,
     policy: TargetPolicy,
-    /// Descriptors for the attempts that run beside the first one of a dial, for all clients
-    /// together. The first attempt uses the session's own descriptor.
+    /// Descriptors for the attempts of a dial that run in parallel with its first attempt. All
+    /// clients share them. The first attempt uses the session's own descriptor.
     beside: Arc<Semaphore>,
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct Dialed {
     /// The bytes that an upstream proxy sent after its answer. They are the first bytes from the
     /// target.
     pub(crate) early: Vec<u8>,
-    /// The address that was connected to: the target's, or that of the first upstream proxy. `None`
+    /// The remote address of the connection: the target's, or the first upstream proxy's. `None`
     /// for a Unix socket.
     pub(crate) address: Option<SocketAddr>,
 }
@@ -79,8 +79,8 @@ pub(crate) struct Dialed {
 enum Purpose {
     /// A target, to which the whole policy applies.
     Target,
-    /// An upstream proxy, which the operator has named. The only check is that it is not this
-    /// program.
+    /// An upstream proxy, which the operator has named. The only check is that the proxy is not
+    /// this program.
     Proxy,
 }
 
@@ -92,9 +92,9 @@ struct Caller {
 }
 
 impl Dialer {
-    /// Creates a dialer that opens up to `transient` descriptors at once for lookups and for
-    /// attempts beside a first one. Work that needs more of them waits, within the timeout of its
-    /// dial. If the settings say so, this reads `/etc/resolv.conf` and `/etc/hosts` once.
+    /// Creates a dialer that opens up to `transient` descriptors at the same time for lookups and
+    /// parallel attempts. Work that needs more descriptors waits, within the timeout of its dial.
+    /// If the settings require it, this function reads `/etc/resolv.conf` and `/etc/hosts` once.
     ///
     /// # Errors
     /// Returns an error if a socket option can never be set, or if the resolver cannot be created.
@@ -108,19 +108,19 @@ impl Dialer {
         })
     }
 
-    /// Connects to `target` within the timeout of the settings. Cancel safe: everything that was
-    /// started is closed.
+    /// Connects to `target` within the configured timeout. Cancel safe: dropping the future cancels
+    /// everything that it has started.
     ///
-    /// Up to 16 addresses of a name are tried. The first attempt starts at once. The next one
-    /// starts when an attempt fails, or beside it after 250 ms. Each address is checked directly
+    /// Up to 16 addresses of a name are tried. The first attempt starts immediately. The next
+    /// attempt starts when one fails, or in parallel after 250 ms. Each address is checked directly
     /// before its attempt.
     ///
-    /// Lookups count for `client`. `via` names the proxies that the request has passed, including
-    /// this one. Upstream proxies are told if their protocol allows it.
+    /// Lookups count towards the share of `client`. `via` names the proxies that the request has
+    /// passed, including this one. Upstream proxies receive it if their protocol allows this.
     ///
     /// # Errors
-    /// Returns a denial if an address was denied and no other one connected. Otherwise, returns the
-    /// last failure of an attempt.
+    /// Returns a denial if an address was denied and no other address connected. Otherwise, returns
+    /// the error of the last failed attempt.
     pub(crate) async fn dial(
         &self,
         target: &Target,
@@ -136,11 +136,11 @@ impl Dialer {
         }
     }
 
-    /// Returns the addresses that datagrams for `target` may go to, at least 1 and at most 16. IPv6
-    /// and IPv4 alternate. Upstream proxies are not used. Cancel safe.
+    /// Returns the addresses to which datagrams for `target` may go, at least 1 and at most 16.
+    /// IPv6 and IPv4 addresses alternate. Upstream proxies are not used. Cancel safe.
     ///
     /// # Errors
-    /// Returns the errors of [`Self::dial`], and an error for a Unix socket, which takes no
+    /// Returns the errors of [`Self::dial`], and an error for a Unix socket, which does not accept
     /// datagrams.
     pub(crate) async fn addresses(
         &self,
@@ -172,7 +172,7 @@ impl Dialer {
         }
     }
 
-    /// Returns the settings of sockets to targets, for UDP sockets that other modules open.
+    /// Returns the settings for sockets to targets, for UDP sockets that other modules open.
     pub(crate) fn sockets(&self) -> &SocketSettings {
         &self.settings.sockets
     }
@@ -209,7 +209,8 @@ impl Dialer {
         .await
     }
 
-    /// Tries each reading of a name in turn, until one of them has an address.
+    /// Tries the readings of a name in order, until one of them has an address. A reading is the
+    /// name itself, or the name with a search domain.
     async fn connect_by_name(
         &self,
         name: &str,
@@ -250,7 +251,7 @@ impl Dialer {
         let attempt = |ip: IpAddr| -> Pending<'a, Tried<TcpStream>> {
             let (address, own) = (SocketAddr::new(ip, port), Arc::clone(&own));
             Box::pin(async move {
-                // The session's own descriptor, or one of the shared ones.
+                // The attempt uses the session's own descriptor, or else a shared one.
                 let _descriptor = tokio::select! {
                     biased;
                     own = own.acquire() => own,
@@ -271,8 +272,8 @@ impl Dialer {
         }
     }
 
-    /// Checks `address` and connects to it. Every dial of an IP address goes through here, so none
-    /// is unchecked.
+    /// Checks `address` and connects to it. Every dial of an IP address uses this method, so no
+    /// address is unchecked.
     async fn attempt(&self, address: SocketAddr, purpose: Purpose) -> Result<TcpStream, Why> {
         let allowed = match purpose {
             Purpose::Target => self.policy.check(address),

@@ -1,4 +1,4 @@
-//! The end of the program: the signals that ask for it, and the wait for sessions to finish.
+//! Ends the program: receives the signals that stop it and waits for sessions to finish.
 
 use std::convert::Infallible;
 use std::fs;
@@ -21,7 +21,7 @@ pub(crate) struct Drain(mpsc::Receiver<Infallible>);
 pub(crate) enum Drained {
     /// No session is left.
     Empty,
-    /// The time is up, and sessions are left.
+    /// The time is up, and some sessions are still running.
     TimeUp,
     /// A second signal asked the program to stop.
     Hurried,
@@ -44,13 +44,13 @@ impl Drain {
     }
 }
 
-/// SIGTERM and SIGINT, and also SIGHUP if it was not ignored at the start. While this value exists,
-/// none of them kills the process.
+/// The signals SIGTERM and SIGINT, and also SIGHUP unless it was ignored at the start. While this
+/// value exists, none of these signals kills the process.
 pub(crate) struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Option<Signal>,
-    /// Whether the first signal was a hangup.
+    /// Whether the first signal was SIGHUP.
     hung_up: bool,
 }
 
@@ -82,9 +82,9 @@ impl StopSignals {
         }
     }
 
-    /// Waits for a second SIGTERM or SIGINT. Hangups do not count, nor does the first signal after
-    /// a hangup. When a terminal goes away, both the kernel and the shell send SIGHUP. A service
-    /// manager may send SIGHUP and SIGTERM at once.
+    /// Waits for a second SIGTERM or SIGINT. SIGHUP does not count, and neither does the first
+    /// signal after a SIGHUP. When a terminal closes, both the kernel and the shell send SIGHUP. A
+    /// service manager may send SIGHUP together with SIGTERM.
     async fn hurry(&mut self) {
         loop {
             tokio::select! {
@@ -98,9 +98,9 @@ impl StopSignals {
     }
 }
 
-/// Returns whether SIGHUP was ignored at the start, as nohup(1) does it. In that case the program
-/// must outlive the terminal, so SIGHUP stays ignored. Without `/proc` this is unknown, and the
-/// program handles SIGHUP.
+/// Returns whether SIGHUP was ignored at the start, for example because of nohup(1). In that case,
+/// the program must outlive the terminal, so SIGHUP stays ignored. Without `/proc`, the program
+/// cannot know this, and it handles SIGHUP.
 fn hangup_is_ignored() -> bool {
     // SIGHUP is signal 1, which is the lowest bit.
     const HANGUP: u64 = 1;

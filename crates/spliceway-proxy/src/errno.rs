@@ -1,11 +1,11 @@
-//! The names of the errnos that socket calls return, for metric labels and records.
+//! Names the errnos that socket calls return, for metric labels and records.
 
 use std::io;
 
 use rustix::io::Errno;
 
 /// Returns the C name of the errno, or `other` for an errno that no call here is known to return.
-/// So the number of labels stays small.
+/// This keeps the number of labels small.
 pub(crate) fn name(error: &io::Error) -> &'static str {
     Errno::from_io_error(error)
         .and_then(|errno| NAMES.iter().find(|(known, _)| *known == errno))

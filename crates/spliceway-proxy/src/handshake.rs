@@ -1,4 +1,5 @@
-//! The handshake: reads a client's messages, decides whether the client may ask, and answers.
+//! The handshake: reads a client's messages, decides whether the client may make its request, and
+//! answers.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -23,14 +24,14 @@ const TOO_MANY_CHECKS: &str = "auth_busy";
 const NO_SECRET: &str = "auth_required";
 /// The reason to refuse a known command that this service does not support.
 pub(crate) const UNSUPPORTED: &str = "command";
-/// The reason to refuse a body that is not chunked, although its head says so.
+/// The reason to refuse a body that is not chunked, although the head declares it.
 pub(crate) const NO_CHUNKS: &str = "framing";
-/// The reason for a request that the proxy answers itself, as its `Max-Forwards` asks.
+/// The reason for a request that the proxy answers itself, as the `Max-Forwards` field demands.
 const LAST_RECIPIENT: &str = "max_forwards";
 pub(crate) const TOO_SLOW: &str = "handshake_timeout";
 const NONE_OF_THEM: &str = "version";
 
-/// The time after which a client should try again if too many others were waiting.
+/// The time after which a client should try again if too many other clients were waiting.
 const BUSY_FOR: Duration = Duration::from_secs(1);
 
 /// Returns the reasons for which a service of this kind may refuse a client before its request is
@@ -60,7 +61,7 @@ pub(crate) fn refusals(kind: &Kind, has_users: bool) -> Vec<&'static str> {
 /// A client's connection, with a buffer for the bytes that the client has already sent.
 pub(crate) type Client = BufReader<Stream>;
 
-/// A client's request, which the client is allowed to make.
+/// A request that the client is allowed to make.
 pub(crate) struct ClientRequest {
     pub(crate) request: Request,
     /// The protocol of the request. `None` for a forwarder, whose clients send no request.
@@ -74,7 +75,8 @@ pub(crate) struct ClientRequest {
     pub(crate) via: String,
 }
 
-/// A client's statements about itself so far. The record has them even if the handshake fails.
+/// The facts that a client has stated about itself so far. The record includes them even if the
+/// handshake fails.
 #[derive(Default)]
 pub(crate) struct Heard {
     pub(crate) protocol: Option<Spoken>,
@@ -84,7 +86,7 @@ pub(crate) struct Heard {
 
 /// The reason why a handshake ended without a request.
 pub(crate) enum NoRequest {
-    /// The proxy refuses the client, which still gets this answer.
+    /// The proxy refuses the client and sends it this answer.
     Refused(Refused),
     /// The client ended its stream before its request was complete.
     Gone,
@@ -105,7 +107,7 @@ pub(crate) struct Authenticator<'a> {
 #[derive(Debug, Clone, Copy)]
 enum Unproven {
     Wrong,
-    /// The client must wait for this time.
+    /// The client must wait this long.
     Held(Duration),
     Busy,
 }
@@ -249,8 +251,8 @@ impl Authenticator<'_> {
 
     /// Checks a name and a password.
     ///
-    /// A client with recent failures must wait. Until then, even the right password is refused,
-    /// unless it has already been accepted from this address.
+    /// A client with recent failures must wait. During the wait, even the correct password is
+    /// refused, unless it was accepted from this address before.
     async fn verify(&self, credentials: &Credentials) -> Result<Proof, Unproven> {
         let Some(users) = self.users else {
             return Err(Unproven::Wrong);
@@ -314,7 +316,7 @@ impl Unproven {
 }
 
 impl ClientRequest {
-    /// Returns the request that stands for every client of a forwarder.
+    /// Returns the implied request of a forwarder's client.
     pub(crate) fn to_fixed_target(target: Target) -> Self {
         Self {
             request: Request {
@@ -328,8 +330,8 @@ impl ClientRequest {
         }
     }
 
-    /// Returns the answer for a client whose target was reached from `bound`. The answer is empty
-    /// if the target itself will answer.
+    /// Returns the answer for a client whose request has succeeded. SOCKS answers contain `bound`.
+    /// The answer is empty if the target itself will answer.
     pub(crate) fn succeeded(&self, bound: SocketAddr) -> Vec<u8> {
         match self.spoken {
             Some(Spoken::Socks5) => socks5::succeeded(bound),

@@ -19,8 +19,8 @@ pub(crate) enum State {
     Serving,
     /// The program was asked to stop. Sessions may finish.
     Draining,
-    /// A part that must not end while the program serves has ended. The value names it. Sessions
-    /// may finish.
+    /// A part that must not end while the program serves has ended. The value names the part.
+    /// Sessions may finish.
     Failed(Arc<str>),
 }
 
@@ -28,8 +28,8 @@ pub(crate) enum State {
 #[derive(Debug, Clone)]
 pub(crate) struct Health(watch::Sender<State>);
 
-/// A guard for a task or thread that the program needs. If it is dropped while the program serves,
-/// or by a panic, the program has failed.
+/// A guard for a task or thread that the program needs. Dropping the guard while the program
+/// serves, or during a panic, marks the program as failed.
 #[derive(Debug)]
 pub(crate) struct Guard {
     health: Health,
@@ -56,7 +56,7 @@ impl Health {
         });
     }
 
-    /// Records that this part of the program ended. The first failure stays.
+    /// Records that this part of the program has ended. The first recorded failure stays.
     pub(crate) fn fail(&self, part: &str) {
         self.0.send_if_modified(|state| {
             let first = !matches!(state, State::Failed(_));
@@ -67,15 +67,15 @@ impl Health {
         });
     }
 
-    /// Records that this thread panics. This is a failure only outside a tokio task, because it
-    /// then ends a thread that others rely on.
+    /// Records that this thread is panicking. The panic is a failure only outside a tokio task,
+    /// because it then ends a thread that other parts rely on.
     pub(crate) fn panics(&self, thread: &str) {
         if tokio::task::try_id().is_none() {
             self.fail(&format!("the thread {thread}"));
         }
     }
 
-    /// Waits until the program no longer serves, and returns its state.
+    /// Waits until the program no longer serves and returns its state.
     pub(crate) async fn stopped(&self) -> State {
         let mut state = self.0.subscribe();
         // `self` holds the sender, so the channel stays open.

@@ -5,17 +5,17 @@ use std::io;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Sets the limit on descriptors, and returns the new limit.
+/// Sets the limit on descriptors and returns the new limit.
 ///
 /// Without `nofile`, the function raises the soft limit to the hard limit. The usual soft limit of
-/// 1024 exists for `select(2)`, which nothing here calls. With that limit, the program could serve
-/// only about 370 sessions.
+/// 1024 exists for `select(2)`, which this program does not call. With that limit, the program
+/// could serve only about 370 sessions.
 ///
-/// Call this before the first use of the pipe pool, because the pool derives its share from the
-/// limit that it finds.
+/// Call this function before the first use of the pipe pool, because the pool derives its share
+/// from the limit that it finds.
 ///
 /// # Errors
-/// Returns an error if `nofile` is more than this user may have.
+/// Returns an error if `nofile` exceeds the limit for this user.
 pub(crate) fn raise_descriptors(nofile: Option<u64>) -> io::Result<usize> {
     let limit = getrlimit(Resource::Nofile);
     let asked = nofile.or(limit.maximum);
@@ -28,7 +28,7 @@ pub(crate) fn raise_descriptors(nofile: Option<u64>) -> io::Result<usize> {
     };
     match (setrlimit(Resource::Nofile, wanted), nofile) {
         (Ok(()), _) => Ok(in_numbers(asked)),
-        // Only a sandbox refuses this. The program then works with the limit that it has.
+        // Only a sandbox refuses this call. The program then works with the existing limit.
         (Err(_), None) => Ok(in_numbers(limit.current)),
         (Err(error), Some(nofile)) => {
             let maximum = in_numbers(limit.maximum);
@@ -47,7 +47,7 @@ fn in_numbers(limit: Option<u64>) -> usize {
 }
 
 /// The descriptor budget of the process, in parts that add up to its limit. No part can use the
-/// descriptors of another part. So even an unlimited number of clients takes no descriptor from
+/// descriptors of another part. So even an unlimited number of clients cannot take descriptors from
 /// running sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Descriptors {
@@ -57,23 +57,23 @@ pub(crate) struct Descriptors {
     /// The pipe pool's share, which the library enforces: two descriptors for each of
     /// `RLIMIT_NOFILE / 16` pipes.
     pipes: usize,
-    /// Short-lived descriptors: lookups, second attempts at a target, scrapers, and clients that
-    /// are being refused.
+    /// Short-lived descriptors, for lookups, parallel attempts at a target, scrapers, and clients
+    /// that are being refused.
     transient: usize,
     /// The remaining descriptors: two for each session.
     sessions: usize,
 }
 
 /// Descriptors for the three standard streams, the runtime's epoll, eventfd and signal pipe, and
-/// log files. They include room for those that libraries open for a moment.
+/// log files. They include room for descriptors that libraries open briefly.
 const OWN: usize = 24;
-/// The divisor of the limit for pipes: they get 1/8, which is the library's share
+/// The divisor for the share of the pipes. They get 1/8 of the limit, as in the library
 /// (`docs/tuning.md`).
 const PIPES: usize = 8;
-/// The divisor of the limit for short-lived descriptors: they get 1/8.
+/// The divisor for the share of the short-lived descriptors. They get 1/8 of the limit.
 ///
-/// A session that is being opened has one descriptor that it does not use yet, its target's. The
-/// short-lived descriptors are for what the session needs beyond that one.
+/// A session that is being opened does not use its target's descriptor yet. If the session needs
+/// more than this one, it uses short-lived descriptors.
 const TRANSIENT: usize = 8;
 /// One descriptor for the client, and one for the target.
 const EACH_SESSION: usize = 2;
@@ -146,7 +146,7 @@ mod tests {
         assert!(Descriptors::of(usize::MAX, 1).sessions() > 1 << 40);
     }
 
-    /// The kernel refuses a limit above `fs.nr_open` even to root.
+    /// The kernel refuses a limit above `fs.nr_open` even for root.
     #[test]
     fn a_limit_that_may_not_be_is_refused_and_changes_nothing() {
         let before = getrlimit(Resource::Nofile);

@@ -1,4 +1,4 @@
-//! Listens and accepts. No error of accept(2) ends a listener.
+//! Listens for clients and accepts them. No accept(2) error ends a listener.
 
 mod bind;
 mod inherited;
@@ -27,18 +27,18 @@ pub(crate) use bind::{KEEPALIVE, bind, prepare, socket_to_listen};
 pub(crate) use inherited::adopt as adopt_inherited;
 pub(crate) use socket_file::SocketFile;
 
-/// The number of connections that may wait to be accepted. The kernel uses the smaller one of this
-/// and `net.core.somaxconn`, which is 4096 by default.
+/// The number of connections that may wait to be accepted. The kernel uses the smaller of this
+/// number and `net.core.somaxconn`, which is 4096 by default.
 const BACKLOG: i32 = 4096;
 /// The first and the longest wait after accept(2) failed because a resource was missing.
 const BACK_OFF_MIN: Duration = Duration::from_millis(50);
 const BACK_OFF_MAX: Duration = Duration::from_secs(1);
-/// From this number of failures in a row on, an error that looks like one client's concerns the
-/// listener. A sandbox that forbids accept(2) returns EPERM, as a firewall does. It returns EPERM
-/// at once and forever.
+/// After this many consecutive failures, an error that seems to concern one client is treated as an
+/// error of the listener. A sandbox that forbids accept(2) returns EPERM, as a firewall does. But
+/// the sandbox returns it immediately and for every call.
 const CLIENTS_IN_A_ROW_MAX: u32 = 16;
 /// The number of clients to serve before other tasks run. `serve` may call connect(2). A short
-/// session takes 70 µs of CPU in total, so 16 of them delay other tasks by about 1 ms.
+/// session uses 70 µs of CPU time in total, so 16 of them delay other tasks by about 1 ms.
 const CLIENTS_PER_POLL: u32 = 16;
 
 /// A socket that clients connect to.
@@ -56,7 +56,8 @@ pub(crate) enum Listener {
 #[derive(Debug)]
 pub(crate) struct Accepted {
     pub(crate) stream: Stream,
-    /// The client's address. An IPv4-mapped IPv6 address is in IPv4 form. `None` for a Unix socket.
+    /// The client's address. An IPv4-mapped IPv6 address is converted to IPv4. `None` for a Unix
+    /// socket.
     pub(crate) peer: Option<SocketAddr>,
 }
 
@@ -77,14 +78,14 @@ impl Listener {
             Self::Tcp(listener) => listener
                 .local_addr()
                 .is_ok_and(|address| canonical(address).ip().is_loopback()),
-            // An abstract socket has no file, so no permissions say who may open it.
+            // An abstract socket has no file, so no permissions restrict who may open it.
             Self::Unix(_, listener) => listener
                 .local_addr()
                 .is_ok_and(|address| address.as_pathname().is_some_and(socket_file::is_private)),
         }
     }
 
-    /// Returns the address of the listener in a form for people.
+    /// Returns the address of the listener in human-readable form.
     pub(crate) fn describe(&self) -> String {
         let described = match self {
             Self::Tcp(listener) => listener.local_addr().map(|address| address.to_string()),
@@ -144,18 +145,19 @@ impl AsFd for Listener {
 }
 
 impl Accepted {
-    /// Returns the address that the client connected to. An IPv4-mapped IPv6 address is in IPv4
-    /// form. `None` for a Unix socket.
+    /// Returns the address that the client connected to. An IPv4-mapped IPv6 address is converted
+    /// to IPv4. `None` for a Unix socket.
     pub(crate) fn local(&self) -> Option<SocketAddr> {
         self.stream.local_addr().map(canonical)
     }
 }
 
-/// Closes at once with a reset, for clients that are refused before the handshake. They do not take
-/// this for a regular end, and no connection stays in TIME_WAIT on this machine.
+/// Closes a connection immediately with a reset, for clients that are refused before the handshake.
+/// A client cannot mistake the reset for a regular end. No connection stays in TIME_WAIT on this
+/// machine.
 pub(crate) fn reset(stream: Stream) {
     if let Stream::Tcp(stream) = stream {
-        // If this fails, the connection is closed in the usual way.
+        // If this call fails, the connection is closed normally.
         let _ = stream.set_zero_linger();
     }
 }
@@ -163,9 +165,9 @@ pub(crate) fn reset(stream: Stream) {
 /// Passes every client to `serve` until `stop` is ready, and then closes the listener. At the limit
 /// of `admission`, clients stay in the backlog.
 ///
-/// This never ends before `stop`, and never spins. A client that has already disconnected is
-/// counted and skipped, unless there are too many in a row. After a shortage of descriptors or
-/// memory, it waits 50 ms at first and 1 s at most.
+/// This function never ends before `stop` is ready, and never spins. It counts and skips clients
+/// that have already disconnected, unless there are too many in a row. After a shortage of
+/// descriptors or memory, the function waits. The wait is 50 ms at first and grows to 1 s.
 pub(crate) async fn accept(
     listener: Listener,
     admission: &Arc<Admission>,
@@ -214,7 +216,7 @@ pub(crate) async fn accept(
 }
 
 /// Returns whether an error concerns one connection and not the listener. These are the errors in
-/// accept(2), "Error handling", and those of a firewall.
+/// the section "Error handling" of accept(2), and the errors that a firewall causes.
 fn is_of_the_client(error: &io::Error) -> bool {
     matches!(
         errno::name(error),
@@ -247,14 +249,15 @@ impl Shortage {
         (self.last_wait, self.throttle.admits(now))
     }
 
-    /// Returns whether a failure that looks like one client's may concern this client only.
+    /// Returns whether a failure that seems to concern one client may indeed concern only this
+    /// client.
     fn may_be_of_one_client(&mut self) -> bool {
         self.clients = (self.clients + 1).min(CLIENTS_IN_A_ROW_MAX);
         self.clients < CLIENTS_IN_A_ROW_MAX
     }
 
-    /// Records that a client was accepted. The time of the last log line stays, because at the
-    /// limit every second accept(2) may fail.
+    /// Records that a client was accepted. The time of the last log line is kept, because every
+    /// second accept(2) may fail at the limit.
     fn over(&mut self) {
         self.last_wait = Duration::ZERO;
         self.clients = 0;
@@ -284,7 +287,7 @@ mod tests {
         bind(&address.parse().unwrap()).await.unwrap().remove(0)
     }
 
-    /// Runs `accept` until the returned sender is used. Accepted clients come out of the channel.
+    /// Runs `accept` until the returned sender is used. Accepted clients are sent to the channel.
     fn run(
         listener: Listener,
         admission: &Arc<Admission>,
@@ -307,7 +310,7 @@ mod tests {
         let (mut accepted, _stop) = run(listener, &admission);
         let mut clients = Vec::new();
         for _ in 0..3 {
-            // The kernel completes the third connection.
+            // The kernel completes the third connection before the program accepts it.
             clients.push(TcpStream::connect(address).await.unwrap());
         }
         let (first, _second) = (accepted.recv().await.unwrap(), accepted.recv().await.unwrap());

@@ -1,5 +1,5 @@
-//! The log: lines on stderr. A separate thread writes them, so that no worker waits for their
-//! reader.
+//! The log: lines on stderr. A separate thread writes the lines, so that no worker waits for the
+//! reader of the log.
 //!
 //! ```text
 //!   workers ── line ──▶ queue (4 MiB, 65,536 lines) ──▶ thread `spliceway-log` ──▶ stderr
@@ -24,25 +24,25 @@ use tracing_subscriber::filter::LevelFilter;
 
 use crate::health::Health;
 
-/// The limit on lines that wait for the thread: about 13,000 session records. The thread holds at
-/// most as many bytes again, which it is writing.
+/// The limit on lines that wait for the thread, enough for about 13,000 session records. In
+/// addition, the thread holds at most the same number of bytes that it is writing.
 const QUEUE_MAX_BYTES: usize = 4 << 20;
 const QUEUE_MAX_LINES: usize = 1 << 16;
 /// The memory that the thread keeps for the next lines.
 const KEEP_BYTES: usize = 64 << 10;
-/// The longest time that the process waits at its end for a reader that does not read.
+/// The longest time that the process waits at its end for a slow reader.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(1);
-/// The same limit after a second signal. A reader that reads needs a few milliseconds.
+/// The same limit after a second signal. A fast reader needs a few milliseconds.
 const HURRIED_PATIENCE: Duration = Duration::from_millis(200);
-/// The stack of the thread, which calls only a few functions deep.
+/// The stack size of the thread, whose calls are only a few levels deep.
 const STACK_BYTES: usize = 64 << 10;
 
 static LOG: LazyLock<Log> = LazyLock::new(Log::default);
 static STARTED: OnceLock<()> = OnceLock::new();
 static HURRIED: AtomicBool = AtomicBool::new(false);
 
-/// Starts the thread. From then on, it writes every line of this process, including the lines of
-/// panics.
+/// Starts the log thread. From then on, this thread writes every line of the process, including
+/// panic messages.
 ///
 /// # Errors
 /// Returns an error if the system cannot create a thread.
@@ -84,12 +84,12 @@ pub(crate) fn announce(line: &dyn Display) {
     if STARTED.get().is_some() {
         LOG.push(line.as_bytes());
     } else {
-        // If the write fails, nobody reads the line. This is no reason to fail.
+        // A failed write only loses this line, so the program continues.
         let _ = io::stderr().write_all(line.as_bytes());
     }
 }
 
-/// Lets one line in [`LogThrottle::EVERY`] through.
+/// Lets at most one line per [`LogThrottle::EVERY`] through.
 #[derive(Debug, Default)]
 pub(crate) struct LogThrottle {
     last: Option<Instant>,
@@ -109,7 +109,7 @@ impl LogThrottle {
 }
 
 /// A guard that waits, when it is dropped, until every line is written. It gives up after
-/// [`FLUSH_PATIENCE`], or after [`HURRIED_PATIENCE`] if the process must end at once.
+/// [`FLUSH_PATIENCE`], or after [`HURRIED_PATIENCE`] if the process must end immediately.
 pub(crate) struct Flush;
 
 impl Drop for Flush {
@@ -122,7 +122,7 @@ impl Drop for Flush {
     }
 }
 
-/// Records that the process must end at once.
+/// Records that the process must end immediately.
 pub(crate) fn hurry() {
     HURRIED.store(true, Ordering::Relaxed);
 }
@@ -159,7 +159,7 @@ struct Queue {
     lines: Lines,
     /// The number of dropped lines that no log line has reported yet.
     unreported: u64,
-    /// Whether the thread waits for a line. All earlier lines are then written.
+    /// Whether the thread is waiting for a line. If it is, all earlier lines have been written.
     idle: bool,
 }
 
@@ -171,8 +171,8 @@ struct Lines {
 }
 
 impl Log {
-    /// Adds a line to the queue. A line without room is dropped, so this never waits for the
-    /// reader.
+    /// Adds a line to the queue. If there is no room, the line is dropped, so this method never
+    /// waits for the reader.
     fn push(&self, line: &[u8]) {
         let mut queue = self.queue();
         if !queue.lines.add(line) {
@@ -185,7 +185,7 @@ impl Log {
         }
     }
 
-    /// Writes all lines. This never returns.
+    /// Writes all lines. This method never returns.
     fn write_to(&self, to: impl Write) -> ! {
         let mut lines = Lines::default();
         let mut sink = Sink { to, torn: false };
@@ -209,8 +209,8 @@ impl Log {
         }
     }
 
-    /// Waits for lines, and fills the empty `lines` with them. Returns the number of dropped lines
-    /// that are not reported yet.
+    /// Waits for lines and moves them to `lines`, which must be empty. Returns the number of
+    /// dropped lines that have not been reported yet.
     fn next(&self, lines: &mut Lines) -> u64 {
         let mut queue = self.queue();
         while queue.lines.ends.is_empty() {
@@ -230,7 +230,7 @@ impl Log {
         );
     }
 
-    /// Locks the queue, and ignores poisoning: the queue is valid at every instant.
+    /// Locks the queue and ignores poisoning, because the queue is valid at every instant.
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -268,8 +268,8 @@ struct Sink<W> {
 }
 
 impl<W: Write> Sink<W> {
-    /// Writes a line, and returns whether all of it was written. The line does not continue one
-    /// that was cut short.
+    /// Writes a line and returns whether all of it was written. If the previous line was cut short,
+    /// this line starts on a new one.
     fn write_line(&mut self, line: &[u8]) -> bool {
         (!self.torn || self.write_whole(b"\n")) && self.write_whole(line)
     }
@@ -291,8 +291,8 @@ impl<W: Write> Sink<W> {
     }
 }
 
-/// Stderr without the lock of the standard library. Other threads would wait for that lock while a
-/// write blocks.
+/// Stderr without the standard library's lock. Other threads would wait for that lock while a write
+/// blocks.
 struct Stderr;
 
 impl Write for Stderr {
@@ -317,7 +317,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
-    /// A slow reader. It accepts a write when the test says so, and as many bytes as the test says.
+    /// A slow reader. The test decides when it accepts a write and how many bytes it accepts.
     struct Slow {
         writes: SyncSender<Vec<u8>>,
         outcomes: Receiver<io::Result<usize>>,
@@ -371,7 +371,7 @@ mod tests {
         (log, reader)
     }
 
-    /// Pushes a line, and waits until the thread holds it and the queue is empty.
+    /// Pushes a line and waits until the thread holds it and the queue is empty.
     fn pushed_alone(log: &Log, line: &str) {
         log.push(line.as_bytes());
         while !log.queue().lines.ends.is_empty() {

@@ -110,7 +110,7 @@ fn hash_password() -> io::Result<()> {
     writeln!(io::stdout(), "{hash}")
 }
 
-/// Reads the password from the terminal, twice, because the terminal does not show it.
+/// Reads the password from the terminal twice, because the terminal does not show it.
 fn typed_secret() -> io::Result<String> {
     let secret = rpassword::prompt_password("Password: ")?;
     // The caller refuses an empty password.
@@ -124,7 +124,7 @@ fn typed_secret() -> io::Result<String> {
 }
 
 fn piped_secret() -> io::Result<String> {
-    // There is room for the end of the line, and for one byte more. The extra byte shows that the
+    // The limit includes the end of the line and one extra byte. The extra byte shows that the
     // password is too long.
     let max = SECRET_MAX_BYTES as u64 + 3;
     let mut line = String::new();

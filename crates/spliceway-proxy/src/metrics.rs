@@ -23,8 +23,8 @@ use crate::outcome::SessionEnd;
 use traffic::LiveSeries;
 pub(crate) use traffic::Traffic;
 
-/// The upper bounds of the connect time in seconds. They range from a neighbour in the same rack to
-/// the default connect timeout.
+/// The upper bounds of the buckets for the connect time, in seconds. They range from a neighbour in
+/// the same rack to the default connect timeout.
 const CONNECT_BUCKETS: [f64; 14] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
@@ -62,7 +62,7 @@ struct ErrnoLabel {
 }
 
 impl Metrics {
-    /// Creates the metrics of these services' traffic and sessions.
+    /// Creates the metrics for the traffic and the sessions of these services.
     pub(crate) fn new(traffic: Vec<Arc<Traffic>>, admission: Arc<Admission>) -> Self {
         let metrics = Self {
             registry: Registry::with_prefix("spliceway"),
@@ -73,7 +73,7 @@ impl Metrics {
             accept_errors: Family::default(),
         };
         for service in &traffic {
-            // The series is 0 before the first session.
+            // This creates the series, so that it is 0 before the first session.
             metrics
                 .active
                 .get_or_create(&ServiceLabel {
@@ -84,8 +84,8 @@ impl Metrics {
         metrics.registered(traffic, admission)
     }
 
-    /// Registers the metrics. This is the only list of names and help texts. The library appends
-    /// `_total` to counters and the unit to the histogram.
+    /// Registers the metrics. [`LiveSeries`] defines the names and help texts of the metrics that
+    /// it collects. The library appends `_total` to counters and the unit to the histogram.
     fn registered(mut self, traffic: Vec<Arc<Traffic>>, admission: Arc<Admission>) -> Self {
         let registry = &mut self.registry;
         registry.register(

@@ -11,10 +11,10 @@ pub(crate) struct Outcome {
     pub(crate) cause: Option<Box<str>>,
 }
 
-/// The reason a session ended: the `end` of metrics and records.
+/// The reason why a session ended, which is `end` in metrics and records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum SessionEnd {
-    /// Both sides sent EOF, the client first. Or the client left before it asked for anything.
+    /// Both sides sent EOF, the client first, or the client left before it made a request.
     ClientEof,
     /// Both sides sent EOF, the upstream first.
     UpstreamEof,
@@ -24,11 +24,11 @@ pub(crate) enum SessionEnd {
     ResetByClient,
     /// The upstream's socket failed.
     ResetByUpstream,
-    /// The target was not reached. The value is the name of the errno or of another cause.
+    /// The target was not reached. The value names the errno or another cause.
     ConnectFailed(&'static str),
     /// The proxy refused the client, for this reason.
     Denied(&'static str),
-    /// The session was cut because the program stops.
+    /// The session was cut because the program is stopping.
     Drained,
 }
 

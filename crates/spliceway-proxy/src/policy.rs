@@ -1,4 +1,4 @@
-//! Policies: which clients are served, and which targets they may reach.
+//! The policies that decide which clients are served and which targets they may reach.
 
 mod client;
 mod own;
@@ -13,19 +13,19 @@ use spliceway_protocol::address::Target;
 pub(crate) use client::{ClientPolicy, network};
 pub(crate) use own::OwnListeners;
 
-/// The targets that a service connects to.
+/// The targets that a service may connect to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Targets {
     /// All targets. This is for clients that could reach them anyway, and for targets that the
     /// operator has chosen.
     Everything,
-    /// Targets on the public Internet. A client gets no further inside through this machine than by
-    /// itself.
+    /// Only targets on the public Internet. Through this machine, a client cannot reach internal
+    /// targets that it could not reach by itself.
     #[default]
     Public,
 }
 
-/// The policy for targets, which is the same for all clients. Clones are cheap, and share the list
+/// The policy for targets, which is the same for all clients. Clones are cheap and share the list
 /// of listeners.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TargetPolicy {
@@ -39,17 +39,17 @@ pub(crate) enum Denied {
     Loopback,
     Private,
     LinkLocal,
-    /// Shared by the customers of a carrier (RFC 6598).
+    /// An address that the customers of a carrier share (RFC 6598).
     Cgnat,
     /// `0.0.0.0/8` and `::`, which connect to this machine.
     Unspecified,
     Multicast,
-    /// A service where clouds give a machine its credentials.
+    /// A service from which a cloud machine gets its credentials.
     Metadata,
     /// Any other address that no host on the public Internet has.
     Reserved,
-    /// A listener of this program, which is refused whatever else is allowed. Each session would
-    /// open the next one until no descriptor is left.
+    /// A listener of this program, which is refused whatever else is allowed. Otherwise, each
+    /// session would open the next one until no descriptor is left.
     Loop,
 }
 
@@ -58,8 +58,9 @@ impl TargetPolicy {
         Self { targets, own }
     }
 
-    /// Checks whether the program may connect to `address`. Call this with the dialled address at
-    /// every attempt, because an earlier lookup of a name proves nothing about the next one.
+    /// Checks whether the program may connect to `address`. Call this method with the dialled
+    /// address at every attempt, because an earlier lookup of a name proves nothing about the next
+    /// one.
     ///
     /// # Errors
     /// Returns the reason for a refusal.
@@ -67,8 +68,8 @@ impl TargetPolicy {
         match self.targets {
             Targets::Public => {
                 public::refusal(address.ip()).map_or(Ok(()), Err)?;
-                // A connection to this machine's public address comes from within, past the
-                // firewall.
+                // A connection to this machine's public address comes from this machine and so
+                // bypasses the firewall.
                 if own::is_of_this_machine(address.ip().to_canonical()) {
                     return Err(Denied::Loopback);
                 }
@@ -78,8 +79,8 @@ impl TargetPolicy {
         self.check_loop(address)
     }
 
-    /// Checks whether the program may connect to `address`, which the operator has named.
-    /// Everything but a loop is allowed.
+    /// Checks whether the program may connect to `address`, which the operator has named. Every
+    /// address except a loop is allowed.
     ///
     /// # Errors
     /// Returns [`Denied::Loop`] for a listener of this program.
@@ -103,8 +104,8 @@ impl TargetPolicy {
         }
     }
 
-    /// Checks whether the program may ask an upstream proxy for `target`, as far as this can be
-    /// known. Neither the addresses that the proxy looks up, nor a loop there, are visible here.
+    /// Checks whether the program may ask an upstream proxy for `target`, as far as this program
+    /// can know. It cannot see the addresses that the proxy looks up, or a loop behind the proxy.
     ///
     /// # Errors
     /// Returns the reason for a refusal.
@@ -116,7 +117,8 @@ impl TargetPolicy {
     }
 
     /// Checks whether `target` may be looked up, by this program or by an upstream proxy. A name
-    /// that needs no lookup is refused for its meaning. A target that is not a name is allowed.
+    /// whose meaning is known without a lookup may be refused. A target that is not a name is
+    /// allowed.
     ///
     /// # Errors
     /// Returns the reason for a refusal.
@@ -129,7 +131,7 @@ impl TargetPolicy {
 }
 
 impl Denied {
-    /// All reasons, for code that counts each of them.
+    /// All reasons, for code that counts each one.
     pub(crate) const ALL: [Self; 9] = [
         Self::Loopback,
         Self::Private,

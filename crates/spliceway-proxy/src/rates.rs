@@ -1,10 +1,10 @@
-//! Rate limits: the configured rates, and the token buckets that a session takes bytes from.
+//! Rate limits: the configured rates, and the token buckets of sessions.
 //!
 //! ```text
 //!   connection ──within──▶ client ──within──▶ service
 //! ```
 //!
-//! Each bucket is optional. A byte is taken from all buckets that exist.
+//! Each bucket is optional. A byte counts against every bucket that exists.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -19,9 +19,9 @@ use tokio::time::Instant;
 
 use crate::admission::ClientKey;
 
-/// How long a client without sessions keeps its buckets. A bucket is full again after a tenth of a
-/// second, and is then as good as a new one. If clients did not keep their buckets, each connection
-/// of a client would get a full one.
+/// The time for which a client without sessions keeps its buckets. A bucket is full again after a
+/// tenth of a second and is then equivalent to a new one. If clients did not keep their buckets,
+/// each connection from a client would get a full bucket.
 const REMEMBERED: Duration = Duration::from_secs(1);
 
 /// A rate in bytes per second.
@@ -37,7 +37,7 @@ pub(crate) enum Scope {
 }
 
 /// The value of one `--rate-in` or `--rate-out`, such as `10MB:client`. Without a scope, the rate
-/// is for the service.
+/// applies to the service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RateArg {
     pub(crate) rate: ByteRate,
@@ -60,7 +60,7 @@ pub(crate) struct RateLimits {
     clients: Mutex<Clients>,
 }
 
-/// A pair of values: for bytes from the client, and for bytes to the client.
+/// A pair of values: one for bytes from the client, and one for bytes to the client.
 #[derive(Debug, Clone, Default)]
 struct PerDirection<T> {
     incoming: T,
@@ -86,12 +86,12 @@ pub(crate) struct ClientSession {
     client: ClientKey,
 }
 
-/// The buckets of clients that have sessions, or had one until a moment ago. There are at most as
-/// many as sessions, plus the clients that come in that moment.
+/// The buckets of clients that have a session, or had one less than [`REMEMBERED`] ago. There are
+/// at most as many clients as sessions, plus the clients that left during this time.
 #[derive(Debug, Default)]
 struct Clients {
     buckets: HashMap<ClientKey, Client>,
-    /// The clients whose last session ended, with the time, in order of time.
+    /// The clients whose last session has ended, with the time of its end, in order of time.
     left: VecDeque<(Instant, ClientKey)>,
 }
 
@@ -115,7 +115,7 @@ impl RateLimits {
         })
     }
 
-    /// Returns the buckets of a session of this client. A client without a known address has no
+    /// Returns the buckets for a session of this client. A client without a known address has no
     /// client bucket.
     pub(crate) fn of_session(self: &Arc<Self>, client: Option<IpAddr>) -> SessionRates {
         let has_clients = self.rates.incoming.client.is_some() || self.rates.outgoing.client.is_some();
@@ -175,7 +175,7 @@ impl Clients {
                 return;
             }
             self.left.pop_front();
-            // The client may have come back since then.
+            // The client may have opened another session since then.
             if self
                 .buckets
                 .get(&client)
@@ -255,7 +255,7 @@ impl FromStr for ByteRate {
     }
 }
 
-/// Returns `number`, which may have a decimal point, times `unit`, rounded down.
+/// Returns `number` times `unit`, rounded down. `number` may have a decimal point.
 fn decimal(number: &str, unit: u64) -> Option<u64> {
     /// Further decimal places have no meaning. With this limit, no power of ten overflows.
     const PLACES_MAX: usize = 9;
@@ -297,7 +297,7 @@ impl FromStr for RateArg {
     }
 }
 
-/// Shows the rate in the first of [`UNITS`] that gives a whole number.
+/// Shows the rate in the first unit of [`UNITS`] that gives a whole number.
 impl fmt::Display for ByteRate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whole = |(_, unit): &&(&str, u64)| self.0.get().is_multiple_of(*unit);

@@ -16,10 +16,10 @@ use crate::service::Service;
 use spliceway_protocol::Spoken;
 use spliceway_protocol::address::Target;
 
-/// The known facts about a session. Dropping the record ends the session: it logs, counts and
-/// settles the bytes.
+/// The known facts about a session. Dropping the record ends the session: it writes the log line
+/// and updates the metrics.
 ///
-/// The record outlives the session's relay, so the counts that it settles are final.
+/// The record outlives the session's relay, so the counts that it records are final.
 pub(crate) struct Record {
     service: Arc<Service>,
     /// The client's address. `None` for a client of a Unix socket.
@@ -27,11 +27,12 @@ pub(crate) struct Record {
     user: Option<Box<str>>,
     protocol: Option<Spoken>,
     target: Option<Target>,
-    /// The address that was dialled: one of the target's addresses, or the first upstream proxy.
+    /// The address that was dialled: one of the target's addresses, or the first upstream proxy's
+    /// address.
     dialled: Option<SocketAddr>,
     started: Instant,
     connect: Option<Duration>,
-    /// Bytes that the target received before the relay.
+    /// The number of bytes that the target received before the relay started.
     ahead: u64,
     /// The counts of earlier relays of this session.
     before: Option<Box<RelaySummary>>,
@@ -72,7 +73,7 @@ impl Record {
         self.client = Some(client);
     }
 
-    /// Records what the client has said about itself, whether or not it is served.
+    /// Records what the client has stated about itself, whether or not the client is served.
     pub(crate) fn heard(&mut self, heard: Heard) {
         self.protocol = heard.protocol;
         self.user = heard.user;
@@ -83,14 +84,14 @@ impl Record {
         self.target = Some(request.request.target.clone());
     }
 
-    /// Records that the target answered after `time`.
+    /// Records that connecting took `time`.
     pub(crate) fn connected(&mut self, dialled: Option<SocketAddr>, time: Duration) {
         self.service.metrics.connected(time);
         self.dialled = dialled;
         self.connect = Some(time);
     }
 
-    /// Records that the target received `bytes` bytes before the relay.
+    /// Records that the target received `bytes` bytes before the relay started.
     pub(crate) fn sent_ahead(&mut self, bytes: u64) {
         self.ahead = bytes;
         self.service.traffic.sent_ahead(bytes);

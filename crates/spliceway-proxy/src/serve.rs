@@ -23,18 +23,18 @@ use crate::session::{self, Arrival};
 use crate::settings::{ServiceSettings, Settings};
 use crate::status_server;
 
-/// The time in which sessions that the drain timeout cuts may deliver what they hold. At 1 Mbit/s,
-/// it is enough for 256 KiB, which is as much as is held for a slow sink.
+/// The time in which sessions that the drain timeout cuts may deliver the bytes that they hold. At
+/// 1 Mbit/s, it is enough for 256 KiB, the most that a session holds for a slow sink.
 const FLUSH_GRACE: Duration = Duration::from_secs(2);
 
-/// The reason why a run did not begin, or ended without a signal.
+/// The reason why a run did not begin or ended without a signal.
 #[derive(Debug)]
 pub(crate) enum CannotRun {
     /// The system prevents the run. The settings are not the cause.
     System(io::Error),
     /// The settings are not safe.
     Unsafe(String),
-    /// A part that the program cannot do without has ended. The value names it.
+    /// An essential part of the program has ended. The value names the part.
     Failed(Arc<str>),
 }
 
@@ -45,12 +45,13 @@ struct Bound {
 }
 
 /// Serves until a signal asks the program to stop, and then for at most the drain timeout. The
-/// sessions that are left then deliver what they hold. Sessions that cannot deliver it end with the
-/// runtime. `descriptors` is the number of descriptors that this process may open.
+/// remaining sessions then deliver the bytes that they hold. Sessions that cannot deliver them in
+/// time end with the runtime. `descriptors` is the number of descriptors that this process may
+/// open.
 ///
 /// # Errors
-/// Returns an error if a listener cannot be opened or is not safe. Later, it returns an error if a
-/// part of the program ended unexpectedly.
+/// Returns an error if a listener cannot be opened or is not safe, or if a part of the program ends
+/// unexpectedly later.
 pub(crate) async fn run(settings: Settings, descriptors: usize, health: &Health) -> Result<(), CannotRun> {
     let mut signals = StopSignals::new()?;
     settings.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
@@ -101,8 +102,7 @@ pub(crate) async fn run(settings: Settings, descriptors: usize, health: &Health)
     if let State::Failed(part) = health.state() {
         tracing::error!("{part} ended unexpectedly: the program stops");
     }
-    // Each accept task closes its listener before it ends, so the next program can have the
-    // address.
+    // Each accept task closes its listener before it ends, so the next program can use the address.
     while accepting.join_next().await.is_some() {}
     tracing::info!(limit = ?settings.timeouts.drain, "draining: no new clients are accepted, sessions may finish");
     finish(drain, settings.timeouts.drain, &services, &mut signals).await;
@@ -133,8 +133,8 @@ async fn finish(mut drain: Drain, limit: Duration, services: &[Arc<Service>], si
     }
 }
 
-/// Opens every listener of each service, or none. A run that served only half of its settings would
-/// look like one that works.
+/// Opens every listener of each service, or none. A run with only some of its listeners would look
+/// as if it worked.
 async fn bind(settings: &Settings) -> io::Result<Vec<Vec<Bound>>> {
     let mut services = Vec::new();
     for service in &settings.services {
@@ -235,7 +235,7 @@ enum Clients {
     Local,
     /// Other machines.
     Remote,
-    /// Any place that a load balancer names. The load balancer may be on this machine, but its
+    /// Any address that a load balancer names. The load balancer may be on this machine, but its
     /// clients need not be.
     BehindBalancer,
     /// A Unix socket that other users may open. A client there has no address.
@@ -258,8 +258,8 @@ impl Clients {
     }
 }
 
-/// Returns an error if anybody could use the proxy and the settings do not say so. Strangers use an
-/// open proxy within hours.
+/// Returns an error if anybody could use the proxy and the settings do not permit this. Strangers
+/// find and use an open proxy within hours.
 fn check_open(service: &ServiceSettings, clients: Clients) -> Result<(), CannotRun> {
     let has_networks = service.clients.names_who_may();
     let (is_guarded, why, who) = match clients {
@@ -338,7 +338,7 @@ mod tests {
     use tokio::task::JoinHandle;
 
     /// A log writer that panics once, at the line about the limit on sessions. An earlier log
-    /// panicked when it could not write a line.
+    /// implementation panicked when it could not write a line.
     struct Panics;
 
     static PANICKED: AtomicBool = AtomicBool::new(false);
@@ -382,7 +382,7 @@ mod tests {
             let health = health.clone();
             async move { run(settings.unwrap(), 1000, &health).await }
         });
-        // This session takes the only place, which the program logs.
+        // This session uses the only place, and the program logs this.
         let session = reach(&clients, &running).await;
         let listener = format!("the socks5 listener on unix:{}", clients.display());
         assert_eq!(health.stopped().await, State::Failed(listener.as_str().into()));

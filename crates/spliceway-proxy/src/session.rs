@@ -1,13 +1,12 @@
 //! The session of one client: handshake, connect, relay, record.
 //!
 //! ```text
-//!   Arrival ─ arrival: whose, allowed? ─▶ open: ask, dial, answer ─┬─▶ Ends ──────▶ relay
+//!   Arrival ─ arrival: client allowed? ─▶ open: ask, dial, answer ─┬─▶ Ends ──────▶ relay
 //!                                                                  └─▶ datagrams ─▶ association
 //! ```
 //!
-//! The state that a session needs before it relays is boxed, and freed before the relay starts.
-//! Thousands of idle relays are the normal state. Each one holds two sockets, the relay and its
-//! record.
+//! The state that a session needs before it relays is boxed and freed before the relay starts.
+//! Thousands of idle sessions are normal. Each of them holds two sockets, the relay and the record.
 
 mod answering;
 mod arrival;
@@ -65,18 +64,19 @@ pub(crate) fn refusals(service: &ServiceSettings) -> Vec<&'static str> {
 /// A client that a listener has accepted.
 pub(crate) struct Arrival {
     pub(crate) accepted: Accepted,
-    /// The position of the client's port in the listener's range.
+    /// The position of the listener's port in the port range.
     pub(crate) port_index: u16,
     /// The session's place in the limit on sessions.
     pub(crate) permit: Permit,
 }
 
-/// A session up to its relay. One task may poll it first, and another may then await it.
+/// A session until its relay starts. One task may poll it first, and another may then await it.
 ///
-/// It is boxed, so that a relay does not hold the memory that only a handshake and a dial need.
+/// The future is boxed, so that a relay does not hold the memory that only a handshake and a dial
+/// need.
 pub(crate) type Opening = Pin<Box<dyn Future<Output = AfterOpening> + Send>>;
 
-/// A session that relays next, or that has failed.
+/// A session that is ready to relay, or that has failed.
 pub(crate) struct AfterOpening {
     opened: Result<Opened, Outcome>,
     record: Record,
@@ -88,7 +88,7 @@ pub(crate) struct AfterOpening {
 /// in which they were accepted.
 ///
 /// Returns `None` if the session panicked, which ends only that session. If the returned future is
-/// dropped before its end, the session is cut, and its record says so.
+/// dropped before its end, the session is cut and recorded as drained.
 pub(crate) fn begin(arrival: Arrival, service: Arc<Service>) -> Option<Opening> {
     poll_first(open(arrival, service))
 }
@@ -106,14 +106,14 @@ fn open(arrival: Arrival, service: Arc<Service>) -> Opening {
     })
 }
 
-/// Polls `future` once. The task that awaits it next polls it at once, which replaces the waker
+/// Polls `future` once. The task that awaits it next polls it immediately, which replaces the waker
 /// used here.
 fn poll_first<T: Send + 'static>(
     mut future: Pin<Box<dyn Future<Output = T> + Send>>,
 ) -> Option<Pin<Box<dyn Future<Output = T> + Send>>> {
     let mut cx = Context::from_waker(Waker::noop());
-    // The poll is unconstrained. If the caller's budget were used up, the session would otherwise
-    // yield before it dials.
+    // The poll is unconstrained. Otherwise, the session would yield before it dials if the caller's
+    // budget were used up.
     let first = catch_unwind(AssertUnwindSafe(|| pin!(unconstrained(future.as_mut())).poll(&mut cx)));
     match first {
         Ok(Poll::Pending) => Some(future),
@@ -123,7 +123,7 @@ fn poll_first<T: Send + 'static>(
 }
 
 /// Serves the client to the end of the session. If this future is dropped before that, the session
-/// is cut, and its record says so.
+/// is cut and recorded as drained.
 pub(crate) async fn run(opening: Opening, _alive: Alive) {
     let AfterOpening {
         opened,
@@ -144,7 +144,7 @@ enum Opened {
     Association(Box<association::Open>),
 }
 
-/// Both ends of a relay, and the bytes that each end has sent beyond its handshake.
+/// Both ends of a relay, and the bytes that each end has sent after its handshake.
 struct Ends {
     client: Stream,
     up: Vec<u8>,
@@ -155,7 +155,7 @@ struct Ends {
     rates: SessionRates,
 }
 
-/// The part of a request's body that is still to come.
+/// The part of a request's body that has not arrived yet.
 enum RemainingBody {
     /// The target has the whole request, and the proxy has read the head of its answer.
     Nothing,
@@ -178,8 +178,7 @@ impl RemainingBody {
     }
 }
 
-/// Relays between sockets of their own types, because the relay finds out by type what it can
-/// splice.
+/// Relays between sockets of concrete types, because the relay decides by type what it can splice.
 async fn relay(ends: Ends, record: &mut Record) -> Outcome {
     let Ends {
         client,
@@ -210,14 +209,14 @@ async fn relay(ends: Ends, record: &mut Record) -> Outcome {
     ended.into()
 }
 
-/// A request, and the bytes of its answer that were read before the relay.
+/// A request, and the bytes of its answer that were read before the relay started.
 struct Request {
     up: Vec<u8>,
     rest: RemainingBody,
     down: Vec<u8>,
 }
 
-/// Relays a request and its answer, then gives the client time to read the answer.
+/// Relays a request and its answer, and then gives the client time to read the answer.
 async fn exchange(
     mut client: Stream,
     request: Request,
@@ -237,7 +236,7 @@ async fn exchange(
         },
     };
     if let Err(error) = &ended {
-        // The lost bytes are a body that the target did not want.
+        // The lost bytes are part of a body that the target did not read.
         let is_early_answer = error.summary.a_to_b.lost > 0;
         let is_cut = error.peer() == Peer::B && error.operation == Operation::Read && !is_early_answer;
         if is_in_chunks
@@ -249,7 +248,8 @@ async fn exchange(
         }
     } else if ended.as_ref().is_ok_and(|summary| summary.first_eof == Some(Peer::B)) {
         drop(upstream);
-        // After any other end, only the close tells the client that the answer is over.
+        // After any other end, only closing the connection shows the client that the answer is
+        // over.
         exchange::linger(&mut client, record.service().timeouts.half_close).await;
     }
     ended.into()
@@ -311,7 +311,7 @@ where
     relay.await
 }
 
-/// Relays the rest of the answer. It reads no further bytes from the client.
+/// Relays the rest of the answer and reads no further bytes from the client.
 async fn answer(
     client: &mut Stream,
     down: Vec<u8>,

@@ -27,7 +27,7 @@ pub(crate) struct Settings {
     pub(crate) workers: NonZeroUsize,
     pub(crate) log_level: LevelFilter,
     pub(crate) metrics: Option<ListenAddress>,
-    /// Warnings for whoever wrote the settings.
+    /// Warnings for the operator.
     pub(crate) warnings: Vec<String>,
 }
 
@@ -38,23 +38,23 @@ pub(crate) struct ServiceSettings {
     pub(crate) listen: Vec<ListenRange>,
     /// The clients that may connect.
     pub(crate) clients: ClientPolicy,
-    /// The users that may ask for a target. `None` means every client that may connect.
+    /// The users who may request a target. `None` means every client that may connect.
     pub(crate) users: Option<Arc<Users>>,
     /// The longest time that an address must wait after wrong passwords. Zero means no wait.
     pub(crate) auth_penalty: Duration,
     /// Whether everybody may use the service.
     pub(crate) open: bool,
-    /// Whether clients on other machines may reach this network.
+    /// Whether clients on other machines may reach targets that are not on the public Internet.
     pub(crate) allow_private: bool,
     pub(crate) accept_proxy: Option<AcceptProxy>,
     pub(crate) send_proxy: Option<proxy::Version>,
     pub(crate) dial: DialSettings,
-    /// The rates of bytes from clients.
+    /// The rate limits for bytes from clients.
     pub(crate) rates_in: Rates,
-    /// The rates of bytes to clients.
+    /// The rate limits for bytes to clients.
     pub(crate) rates_out: Rates,
-    /// The address to which clients are told to send datagrams or connections. `None` means the
-    /// address that the client reached.
+    /// The address that SOCKS replies give for UDP ASSOCIATE and BIND. `None` means the address
+    /// that the client reached.
     pub(crate) advertise: Option<IpAddr>,
 }
 
@@ -66,14 +66,14 @@ pub(crate) enum Kind {
     /// Relays to the target that the client names in SOCKS5 (RFC 1928).
     Socks5,
     /// Relays to the target that the client names in HTTP (RFC 9110): in CONNECT, or in a request
-    /// for a whole URI.
+    /// with an absolute URI.
     Http,
-    /// Relays for clients of SOCKS5, HTTP and SOCKS4. The first byte tells the protocol.
+    /// Relays for SOCKS5, HTTP and SOCKS4 clients. The first byte identifies the protocol.
     Mixed,
 }
 
 impl Kind {
-    /// Returns the `service` of metrics and records.
+    /// Returns the value of `service` in metrics and records.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Forward(_) => "forward",
@@ -88,11 +88,11 @@ impl Kind {
 #[derive(Debug, Clone)]
 pub(crate) struct AcceptProxy {
     pub(crate) versions: proxy::Accept,
-    /// The networks whose headers are believed. A connection from elsewhere is refused.
+    /// The networks whose headers are trusted. A connection from any other network is refused.
     pub(crate) from: Vec<IpNet>,
 }
 
-/// The timeouts of all phases. `None` means off. A timeout that is no `Option` cannot be off.
+/// The timeouts of all phases. `None` means off. A timeout that is not an `Option` cannot be off.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Timeouts {
     pub(crate) handshake: Duration,
@@ -102,7 +102,7 @@ pub(crate) struct Timeouts {
     pub(crate) drain: Duration,
 }
 
-/// Limits on resources. `None` means as much as the descriptors allow.
+/// Limits on resources. `None` means that the available descriptors are the only limit.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) max_conns: Option<NonZeroUsize>,

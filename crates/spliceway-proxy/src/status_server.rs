@@ -22,26 +22,27 @@ use crate::health::{Health, State};
 use crate::listener::{self, Accepted, Listener};
 use crate::metrics::Metrics;
 
-/// The limit on connections, since scrapers and probes are few. A further connection takes the
-/// place of another ([`Places`]).
+/// The limit on connections. It is low, because scrapers and probes are few. A further connection
+/// replaces another one ([`Places`]).
 const CONNECTIONS_MAX: usize = 64;
-/// The limit on connections of one client, which leaves places for other clients. It must not be
-/// small. While a client floods the listener, a probe from the same address must send its head
-/// before this many newer connections are accepted.
+/// The limit on connections from one client, which leaves places for other clients. This limit must
+/// not be too low. While a client floods the listener, a probe from the same address must send its
+/// head before this many newer connections are accepted.
 const CONNECTIONS_MAX_PER_CLIENT: usize = 48;
-/// The time from accept to the last byte of the answer. Prometheus also waits this long by default.
+/// The time limit from accept to the last byte of the answer. Prometheus also waits this long by
+/// default.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// The longest head of a request. Scrapers and probes need a line and a few fields.
+/// The longest request head. Scrapers and probes send one line and a few fields.
 const HEAD_MAX_BYTES: usize = 16 << 10;
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const PLAIN: &str = "text/plain; charset=utf-8";
 
-/// Answers requests until the process ends. This includes a drain, so that the last counts can be
-/// read.
+/// Answers requests until the process ends. It also answers during a drain, so that the last counts
+/// can be read.
 pub(crate) async fn serve(listener: Listener, metrics: Arc<Metrics>, health: Health) {
-    // There is one permit more than there are places, for a connection that has lost its place and
-    // is not closed yet.
+    // There is one more permit than places, for a connection that has lost its place and is not
+    // closed yet.
     let admission = Admission::new("scrapers", CONNECTIONS_MAX + 1, None);
     let places = Arc::new(Places::default());
     let serve = |accepted: Accepted, permit: Permit| {
@@ -72,16 +73,16 @@ where
         .keep_alive(false)
         .max_buf_size(HEAD_MAX_BYTES)
         .serve_connection(TokioIo::new(stream), answer);
-    // A scraper that is slow or goes away gets no answer.
+    // A scraper that is slow or disconnects gets no answer.
     let _ = timeout(DEADLINE, connection).await;
 }
 
 /// The open connections. If no place is left for a new connection, another connection loses its
 /// place.
 ///
-/// The one that loses it is the oldest connection that has not sent the whole head of its request.
-/// If all have sent it, the oldest connection of all loses its place. If the client of the new
-/// connection has reached its own limit, one of that client's connections loses its place.
+/// The oldest connection that has not sent its whole request head loses its place. If all
+/// connections have sent it, the oldest connection loses its place. If the new connection's client
+/// has reached its own limit, only that client's connections are considered.
 #[derive(Default)]
 struct Places(Mutex<Taken>);
 
@@ -137,7 +138,7 @@ impl Places {
         }
     }
 
-    /// Locks the connections, and ignores poisoning: the map is valid at every instant.
+    /// Locks the connections and ignores poisoning, because the map is valid at every instant.
     fn taken(&self) -> MutexGuard<'_, Taken> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -202,7 +203,7 @@ mod tests {
     use tokio::time::Instant;
 
     /// Returns how long a client keeps its place if it sends `sent` and never reads. The connection
-    /// holds 64 bytes.
+    /// buffers 64 bytes.
     async fn held_by(sent: &[u8]) -> Duration {
         let metrics = Metrics::new(Vec::new(), Admission::new("sessions", 1, None));
         let places = Arc::new(Places::default());

@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, Ready};
 use tokio::net::{TcpStream, UnixStream};
 
 /// A connection to a client or to a target. Handshakes use this type. A relay needs the socket
-/// inside, because the type decides how it splices.
+/// inside, because the socket's type decides how the relay splices.
 #[derive(Debug)]
 pub(crate) enum Stream {
     Tcp(TcpStream),
@@ -18,7 +18,7 @@ pub(crate) enum Stream {
 }
 
 impl Stream {
-    /// Returns the local address, if the family has ports.
+    /// Returns the local address, if the address family has ports.
     pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
         match self {
             Self::Tcp(stream) => stream.local_addr().ok(),
@@ -43,7 +43,7 @@ impl Stream {
         of_either!(self, socket => socket.ready(interest).await)
     }
 
-    /// Returns the pending error of the socket, and clears it.
+    /// Returns the pending error of the socket and clears it.
     pub(crate) fn take_error(&self) -> io::Result<Option<io::Error>> {
         of_either!(self, socket => socket.take_error())
     }

@@ -1,5 +1,4 @@
-//! A request that ends, and an answer that is still to come: what the end of one side means is the
-//! caller's choice.
+//! Shows both reactions to a half-close: the request ends first, and the answer may still follow.
 
 use std::io;
 use std::time::Duration;
@@ -10,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // As TCP means it: the server gets the end of the request, and answers.
+    // As TCP intends: the server receives the end of the request, and answers.
     let ((mut client, a), (b, mut server)) = (pair().await?, pair().await?);
     let relay = tokio::spawn(Relay::with_options(
         a,
@@ -28,8 +27,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let summary = relay.await??;
     eprintln!("propagated: {request:?}, {answer:?}, {:?}", summary.end);
 
-    // Where an end means that nobody waits any more: the first one ends both directions, with what
-    // was received by then.
+    // For protocols in which an end means that no peer waits any more. The first end ends both
+    // directions, after they have delivered the bytes received by then.
     let ((client, a), (b, mut server)) = (pair().await?, pair().await?);
     let relay = tokio::spawn(Relay::with_options(
         a,
@@ -40,13 +39,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     drop(client);
     match relay.await? {
         Ok(summary) => assert_eq!(summary.end, EndReason::Ended),
-        // The client is gone altogether: what was on its way to it may come back as a reset.
+        // The client has closed its socket. The bytes that were sent to it may cause a reset.
         Err(error) => eprintln!("closed both: {error}: {}", error.source),
     }
     Ok(())
 }
 
-/// Two ends of a connection.
+/// Returns the two ends of a connection.
 async fn pair() -> io::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let (connected, accepted) = tokio::try_join!(TcpStream::connect(listener.local_addr()?), listener.accept())?;

@@ -1,8 +1,11 @@
-//! An HTTP proxy for CONNECT, on hyper, whose tunnels are spliced:
-//! `cargo run -p spliceway --example hyper_connect -- 127.0.0.1:8080`, then
-//! `curl --proxytunnel -x 127.0.0.1:8080 http://example.com/`.
+//! An HTTP CONNECT proxy on hyper, whose tunnels are spliced. Run the proxy and a client:
 //!
-//! It connects whoever reaches it to whatever they ask for: not for an address that others can
+//! ```text
+//! cargo run -p spliceway --example hyper_connect -- 127.0.0.1:8080
+//! curl --proxytunnel -x 127.0.0.1:8080 http://example.com/
+//! ```
+//!
+//! The proxy connects every client to every target. Do not listen on an address that strangers can
 //! reach.
 
 use std::convert::Infallible;
@@ -19,7 +22,7 @@ use spliceway::{Relay, RelayOptions, upgraded};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-/// For a request's head, and for a target to accept.
+/// The time limit for a request's head, and for the connection to a target.
 const PATIENCE: Duration = Duration::from_secs(10);
 const SILENCE: Duration = Duration::from_secs(300);
 
@@ -48,7 +51,7 @@ async fn main() -> io::Result<()> {
     }
 }
 
-/// The answer to one request. A tunnel begins when hyper has sent it.
+/// Answers one request. A tunnel begins when hyper has sent the answer.
 async fn connect(mut request: Request<Incoming>) -> Result<Response<String>, Infallible> {
     let target = match (request.method(), request.uri().authority()) {
         (&Method::CONNECT, Some(target)) => target.to_string(),
@@ -67,9 +70,10 @@ async fn connect(mut request: Request<Incoming>) -> Result<Response<String>, Inf
 async fn tunnel(client: OnUpgrade, upstream: TcpStream, target: String) {
     let options = RelayOptions::new().idle_timeout(SILENCE);
     let ended = match client.await.map(upgraded::into_tcp) {
-        // What the client sent behind its request, without waiting for the answer, goes first.
+        // Bytes that the client sent after its request, without waiting for the answer, go first.
         Ok(Ok((client, early))) => Relay::with_options(client, upstream, options.a_to_b_prefix(early)).await,
-        // Not here, where every client is a TcpStream; behind TLS it would be, and copied.
+        // This does not happen here, because every client is a `TcpStream`. With TLS it would, and
+        // the relay would copy.
         Ok(Err(client)) => Relay::with_options(TokioIo::new(client), upstream, options).await,
         Err(error) => return eprintln!("{target}: {error}"),
     };

@@ -1,4 +1,4 @@
-//! A relay whose counts are read while it runs, and which tells at its end how its bytes went.
+//! Reads the counts of a relay while it runs, and prints how many bytes it spliced and copied.
 
 use std::io;
 use std::time::Duration;
@@ -44,7 +44,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Two ends of a connection.
+/// Returns the two ends of a connection.
 async fn pair() -> io::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let (connected, accepted) = tokio::try_join!(TcpStream::connect(listener.local_addr()?), listener.accept())?;

@@ -1,5 +1,5 @@
-//! Pipes of a service's own, within limits of its own: what it takes is no other service's of the
-//! process.
+//! A service with its own pool of pipes and its own limits. Its pipes do not count towards the pool
+//! that other services of the process share.
 
 use std::io;
 
@@ -9,8 +9,8 @@ use tokio::net::{TcpListener, TcpStream};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // Eight pipes at most. The ninth direction that is bulk at the same moment copies, and says
-    // why.
+    // The pool has at most 8 pipes. If a ninth direction has bulk data at the same time, it copies,
+    // and the summary has the reason.
     let pool = PipePool::new(Limits::of_this_process().with_max_pipes(8));
     let mut relays = tokio::task::JoinSet::new();
     for _ in 0..32 {
@@ -37,7 +37,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Two ends of a connection.
+/// Returns the two ends of a connection.
 async fn pair() -> io::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let (connected, accepted) = tokio::try_join!(TcpStream::connect(listener.local_addr()?), listener.accept())?;

@@ -1,4 +1,4 @@
-//! A proxy whose streams are an enum of plain and encrypted ones: plain connections are spliced,
+//! A proxy whose streams are an enum of plain and encrypted streams. Plain connections are spliced,
 //! and the counts prove it.
 
 use std::io;
@@ -9,7 +9,7 @@ use spliceway::{AsSocket, Relay, SocketRef, Spliceable};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 
-/// In place of a real TLS stream, so that the example needs no certificate.
+/// Replaces a real TLS stream, so that the example needs no certificate.
 type TlsStream = DuplexStream;
 
 enum Stream {
@@ -21,7 +21,7 @@ impl AsSocket for Stream {
     fn as_socket(&self) -> Option<SocketRef<'_>> {
         match self {
             Self::Plain(socket) => Some(SocketRef::Tcp(socket)),
-            // The bytes of this stream are not those of a socket.
+            // The bytes of this stream are not a socket's bytes.
             Self::Tls(_) => None,
         }
     }
@@ -63,14 +63,14 @@ impl AsyncWrite for Stream {
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     const BYTES: usize = 16 << 20;
 
-    // Plain on both sides: spliced.
+    // Plain on both sides, so the relay splices.
     let ((client, a), (b, server)) = (pair().await?, pair().await?);
     let relay = Relay::new(Spliceable::new(Stream::Plain(a)), Spliceable::new(Stream::Plain(b)));
     let relay = tokio::spawn(relay);
     tokio::try_join!(send(client, BYTES), receive(server))?;
     eprintln!("plain to plain: {}", relay.await??);
 
-    // Encrypted on one side: copied.
+    // Encrypted on one side, so the relay copies.
     let ((client, a), (b, server)) = (tokio::io::duplex(64 << 10), pair().await?);
     let relay = Relay::new(Spliceable::new(Stream::Tls(a)), Spliceable::new(Stream::Plain(b)));
     let relay = tokio::spawn(relay);
@@ -90,7 +90,7 @@ async fn receive(mut stream: TcpStream) -> io::Result<()> {
     stream.shutdown().await
 }
 
-/// Two ends of a connection.
+/// Returns the two ends of a connection.
 async fn pair() -> io::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let (connected, accepted) = tokio::try_join!(TcpStream::connect(listener.local_addr()?), listener.accept())?;

@@ -1,5 +1,8 @@
-//! A forwarder that lets all its clients together have so many bytes per second, spliced all the
-//! same: `cargo run -p spliceway --example rate_limited -- 127.0.0.1:8080 example.com:80 1000000`.
+//! A forwarder that limits all its clients together to a rate, and still splices:
+//!
+//! ```text
+//! cargo run -p spliceway --example rate_limited -- 127.0.0.1:8080 example.com:80 1000000
+//! ```
 
 use std::io;
 use std::time::Duration;
@@ -19,7 +22,7 @@ async fn main() -> io::Result<()> {
     if rate == 0 {
         return Err(usage("a rate of 0 lets nothing through"));
     }
-    // One bucket: every relay made with these options draws from it, both ways.
+    // One bucket limits both directions of every relay that is made with these options.
     let options = RelayOptions::new()
         .rate_limit(&RateLimit::new(rate))
         .idle_timeout(Duration::from_secs(300));

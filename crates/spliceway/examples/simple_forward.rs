@@ -1,5 +1,8 @@
-//! A TCP forwarder in one screen:
-//! `cargo run -p spliceway --example simple_forward -- 127.0.0.1:8080 example.com:80`.
+//! A minimal TCP forwarder:
+//!
+//! ```text
+//! cargo run -p spliceway --example simple_forward -- 127.0.0.1:8080 example.com:80
+//! ```
 
 use std::io;
 

@@ -1,9 +1,13 @@
 //! A SOCKS5 server (RFC 1928: CONNECT, no authentication) that reads the handshake with a buffer. A
-//! client need not wait for the answers, so behind its request may be its first data: what was read
-//! too far goes first. `cargo run -p spliceway --example socks_handshake_prefix -- 127.0.0.1:1080`,
-//! then `curl -x socks5h://127.0.0.1:1080 http://example.com/`.
+//! client need not wait for the answers, so its first data may follow its request. The relay sends
+//! the bytes that were read ahead first. Run the server and a client:
 //!
-//! It connects whoever reaches it to whatever they ask for: not for an address that others can
+//! ```text
+//! cargo run -p spliceway --example socks_handshake_prefix -- 127.0.0.1:1080
+//! curl -x socks5h://127.0.0.1:1080 http://example.com/
+//! ```
+//!
+//! The server connects every client to every target. Do not listen on an address that strangers can
 //! reach.
 
 use std::io;
@@ -19,11 +23,11 @@ const VERSION: u8 = 5;
 const NO_AUTHENTICATION: u8 = 0;
 const NO_ACCEPTABLE_METHOD: u8 = 0xFF;
 const CONNECT: u8 = 1;
-/// More than any message of the handshake, which are at most 262 bytes; what is read too far is no
-/// more either.
+/// The size of the buffer. It is larger than any message of the handshake (at most 262 bytes), and
+/// it limits how much is read ahead.
 const BUFFER_BYTES: usize = 1024;
 
-/// For the whole handshake, and for the target to accept.
+/// The time limit for the whole handshake, and for the connection to the target.
 const PATIENCE: Duration = Duration::from_secs(10);
 const SILENCE: Duration = Duration::from_secs(300);
 
@@ -70,7 +74,8 @@ async fn serve(client: TcpStream) -> io::Result<RelaySummary> {
     Ok(relay.await?)
 }
 
-/// What the client asks for: a host and a port. Whatever came behind that stays in the buffer.
+/// Reads the client's request and returns its target, a host and a port. Later bytes stay in the
+/// buffer.
 async fn handshake(input: &mut Input) -> io::Result<(String, u16)> {
     let [version, methods] = input.array().await?;
     if version != VERSION {
@@ -102,19 +107,20 @@ async fn handshake(input: &mut Input) -> io::Result<(String, u16)> {
     Ok((host, u16::from_be_bytes(input.array().await?)))
 }
 
-/// The answer to a request: 0 is yes. The address that some programs want to know is left open.
+/// Builds the answer to a request. The code 0 means success. The address is left empty, although
+/// some programs want to know it.
 fn reply(code: u8) -> [u8; 10] {
     [VERSION, code, 0, 1, 0, 0, 0, 0, 0, 0]
 }
 
-/// A stream, and what was read from it and nobody took yet.
+/// A stream, and the bytes that were read from it and not yet used.
 struct Input {
     stream: TcpStream,
     read: Vec<u8>,
 }
 
 impl Input {
-    /// The next `count` bytes. Reads no more than the buffer has room for.
+    /// Returns the next `count` bytes. Reads no more than the buffer has room for.
     async fn take(&mut self, count: usize) -> io::Result<Vec<u8>> {
         while self.read.len() < count {
             if self.stream.read_buf(&mut self.read).await? == 0 {

@@ -1,4 +1,4 @@
-//! Lets a caller's own type of stream be spliced, such as an enum of plain and TLS streams.
+//! Makes a caller's own stream type spliceable, such as an enum of plain and TLS streams.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -13,7 +13,7 @@ use tokio::net::UnixStream;
 /// A stream that may be a plain socket.
 ///
 /// The functions of this crate know tokio's sockets by their types. They cannot know a type of your
-/// own, so a [`Spliceable`] around it tells them:
+/// own. Wrap it in a [`Spliceable`], which gives them its socket:
 ///
 /// ```
 /// use spliceway::{AsSocket, SocketRef, Spliceable};
@@ -32,7 +32,8 @@ use tokio::net::UnixStream;
 ///     fn as_socket(&self) -> Option<SocketRef<'_>> {
 ///         match self {
 ///             Self::Plain(socket) => Some(SocketRef::Tcp(socket)),
-///             Self::Tls(_) => None, // its bytes are not the socket's
+///             // Its bytes are not the socket's bytes.
+///             Self::Tls(_) => None,
 ///         }
 ///     }
 /// }
@@ -56,10 +57,11 @@ use tokio::net::UnixStream;
 /// # }
 /// ```
 pub trait AsSocket {
-    /// The socket below the stream, if every byte that is read from the stream or written to it is
-    /// a byte of the socket, in the same order: nothing is encrypted, counted, or kept in a buffer.
+    /// Returns the socket below the stream, if the bytes of the stream are the bytes of the socket,
+    /// in the same order. If the stream encrypts, counts or buffers bytes, this must return `None`.
     ///
-    /// A relay asks before each poll. If the answer changes while it runs, the relay fails.
+    /// A relay calls this method before each poll. If it returns a socket at first and `None`
+    /// later, the relay fails.
     fn as_socket(&self) -> Option<SocketRef<'_>>;
 }
 
@@ -93,9 +95,9 @@ impl AsSocket for UnixStream {
     }
 }
 
-/// A stream of any type that this crate splices while its [`AsSocket::as_socket`] returns a socket,
-/// and copies otherwise. It owns the stream or borrows it (`Spliceable::new(&mut stream)`), and
-/// takes one allocation.
+/// A stream of any type. This crate splices it while its [`AsSocket::as_socket`] returns a socket,
+/// and copies it otherwise. It owns the stream or borrows it (`Spliceable::new(&mut stream)`). Each
+/// wrapper makes one allocation.
 pub struct Spliceable<'a>(Box<dyn Stream + Send + 'a>);
 
 trait Stream: AsyncRead + AsyncWrite + AsSocket + Unpin {}

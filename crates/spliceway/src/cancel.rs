@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::Duration;
 
-/// A handle that tells a relay to end. It is cheap to clone, and works from any thread.
+/// A handle that ends a relay. It is cheap to clone, and works from any thread.
 ///
 /// ```
 /// # async fn example(a: tokio::net::TcpStream, b: tokio::net::TcpStream, shutdown: tokio::sync::oneshot::Receiver<()>) {
@@ -16,7 +16,8 @@ use std::time::Duration;
 ///     ended = &mut relay => ended,
 ///     _ = shutdown => {
 ///         cancel.cancel(Duration::from_secs(5));
-///         relay.await // EndReason::Cancelled
+///         // Ends with `EndReason::Cancelled`.
+///         relay.await
 ///     }
 /// };
 /// # }
@@ -26,12 +27,12 @@ pub struct CancelHandle(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 enum State {
-    /// No cancel was requested, and there is no task to wake.
+    /// The caller has not cancelled the relay, and there is no task to wake.
     #[default]
     Running,
-    /// No cancel was requested. The waker belongs to the relay's task, which was polled.
+    /// The caller has not cancelled the relay. The waker belongs to the task that polled the relay.
     Watched(Waker),
-    /// A cancel was requested, with this deadline.
+    /// The caller has cancelled the relay, with this deadline.
     Cancelled(Duration),
 }
 
@@ -40,19 +41,20 @@ impl CancelHandle {
     ///
     /// The relay reads nothing more from either stream, and writes the bytes that it holds within
     /// `deadline`. Neither stream is shut down. Bytes that were not written by then are lost, and
-    /// counted in [`DirectionSummary::lost`](crate::DirectionSummary::lost).
+    /// they are counted in [`DirectionSummary::lost`](crate::DirectionSummary::lost).
     ///
     /// A byte counts as written when the kernel has accepted it for sending. A TCP socket that is
-    /// dropped with unread bytes is reset. Bytes that its peer has not read yet are then lost all
-    /// the same. A relay that owns its streams drops them when it ends. If the peers still send and
-    /// nothing may be lost, lend the streams (`Relay::new(&mut a, &mut b)`). Afterwards, shut both
-    /// down, and read both to their end, for as long as you want to wait.
+    /// dropped with unread bytes resets its connection. Bytes that its peer has not read yet are
+    /// then lost after all. A relay that owns its streams drops them when it ends. If the peers may
+    /// still send and no byte may be lost, lend the streams (`Relay::new(&mut a, &mut b)`).
+    /// Afterwards, shut both streams down. Then read both to their end, for as long as you want to
+    /// wait.
     ///
-    /// Only the first call counts: a second one cannot shorten the deadline. To end the relay at
-    /// once, drop it. On a relay that has ended, the call does nothing.
+    /// Only the first call counts, so a second call cannot shorten the deadline. To end the relay
+    /// immediately, drop it. If the relay has ended, the call does nothing.
     ///
     /// # Panics
-    /// The relay panics when it is polled outside of a tokio runtime with its time driver enabled.
+    /// The relay panics when it is polled outside a tokio runtime with its time driver enabled.
     pub fn cancel(&self, deadline: Duration) {
         let mut state = self.state();
         if let State::Cancelled(_) = *state {
@@ -64,7 +66,8 @@ impl CancelHandle {
         }
     }
 
-    /// Returns the deadline if a cancel was requested. Otherwise a later cancel wakes `task`.
+    /// Returns the deadline if the caller has cancelled the relay. Otherwise a later cancel wakes
+    /// `task`.
     pub(crate) fn poll_asked(&self, task: &Waker) -> Option<Duration> {
         let mut state = self.state();
         let forgotten = match &*state {
@@ -73,8 +76,8 @@ impl CancelHandle {
             State::Watched(_) | State::Running => std::mem::replace(&mut *state, State::Watched(task.clone())),
         };
         drop(state);
-        // The old waker is dropped outside the lock. This may drop a task that holds another of
-        // these handles.
+        // The old waker is dropped outside the lock, because that may drop a task that holds
+        // another of these handles.
         drop(forgotten);
         None
     }

@@ -1,4 +1,4 @@
-//! tokio's copying functions under tokio's names, spliced where both ends are sockets.
+//! tokio's copying functions under tokio's names. They splice if both ends are sockets.
 
 use std::future::poll_fn;
 use std::io;
@@ -12,8 +12,8 @@ use crate::outcome::DirectionEnd;
 use crate::relay::Relay;
 use crate::stream;
 
-/// Copies data in both directions between `a` and `b`: [`tokio::io::copy_bidirectional`], through
-/// the kernel where that is possible.
+/// Copies data in both directions between `a` and `b`, like [`tokio::io::copy_bidirectional`], and
+/// through the kernel if possible.
 ///
 /// ```diff
 /// -use tokio::io::copy_bidirectional;
@@ -21,19 +21,19 @@ use crate::stream;
 /// ```
 ///
 /// Bulk data is spliced if both streams are [plain sockets](crate#what-is-spliced). Bytes in a
-/// `BufReader`, `BufWriter` or `BufStream` around a socket go first. All other pairs of streams are
-/// given to tokio's own function.
+/// `BufReader`, `BufWriter` or `BufStream` around a socket go first. For all other pairs of
+/// streams, it calls tokio's own function.
 ///
-/// The end of one stream shuts the other's writing side down, and the other direction continues.
-/// Returns the bytes delivered from `a` to `b` and from `b` to `a`, once both directions have
-/// ended.
+/// The end of one stream shuts down the writing side of the other, and the other direction
+/// continues. When both directions have ended, the function returns the number of bytes delivered
+/// from `a` to `b` and from `b` to `a`.
 ///
 /// # Errors
-/// Any error of a read, a write, a flush or a shutdown, at once. Interrupted calls are retried.
-/// Bytes in flight are lost. [`Relay`] tells what was delivered.
+/// Returns the first error of a read, a write, a flush or a shutdown immediately. Interrupted calls
+/// are retried. Bytes in flight are lost. [`Relay`] reports how many bytes were delivered.
 ///
 /// # Cancel safety
-/// Safe to drop; bytes in flight are lost, as with tokio's function.
+/// The future is safe to drop. Bytes in flight are then lost, as with tokio's function.
 pub async fn copy_bidirectional<A, B>(a: &mut A, b: &mut B) -> io::Result<(u64, u64)>
 where
     A: AsyncRead + AsyncWrite + Unpin + ?Sized,
@@ -46,16 +46,16 @@ where
     Ok((summary.a_to_b.bytes, summary.b_to_a.bytes))
 }
 
-/// [`copy_bidirectional`] with the sizes of tokio's buffers, in bytes:
+/// Like [`copy_bidirectional`], with the sizes of tokio's buffers in bytes. It corresponds to
 /// [`tokio::io::copy_bidirectional_with_sizes`].
 ///
-/// Between sockets there is no such buffer, and the sizes do nothing.
+/// Between sockets there is no such buffer, and the sizes have no effect.
 ///
 /// # Errors
-/// Those of [`copy_bidirectional`].
+/// The same as [`copy_bidirectional`].
 ///
 /// # Panics
-/// If either size is 0, as tokio's function does.
+/// If either size is 0, like tokio's function.
 pub async fn copy_bidirectional_with_sizes<A, B>(
     a: &mut A,
     b: &mut B,
@@ -74,17 +74,16 @@ where
     copy_bidirectional(a, b).await
 }
 
-/// Copies everything from `reader` to `writer`: [`tokio::io::copy`], through the kernel where that
-/// is possible.
+/// Copies everything from `reader` to `writer`, like [`tokio::io::copy`], and through the kernel if
+/// possible.
 ///
-/// Bulk data is spliced between the [plain sockets](crate#what-is-spliced) of
-/// [`copy_bidirectional`], their halves (owned or borrowed), the ends of a
-/// [pipe](tokio::net::unix::pipe), and a [`Take`](tokio::io::Take) of any of these. All other pairs
-/// are given to tokio's own function. The writer is not shut down at the end. Returns the bytes
-/// delivered.
+/// Bulk data is spliced between [plain sockets](crate#what-is-spliced), their halves (owned or
+/// borrowed), the ends of a [pipe](tokio::net::unix::pipe), and a [`Take`](tokio::io::Take) of any
+/// of these. For all other pairs, it calls tokio's own function. The writer is not shut down at the
+/// end. Returns the number of bytes delivered.
 ///
-/// With `take`, not one byte more is read than its limit, the stream can be read on, and the `Take`
-/// knows what is left.
+/// With a `Take`, the function never reads past its limit. Afterwards, the caller can read the rest
+/// of the stream, and the `Take` has the remaining limit.
 ///
 /// ```no_run
 /// use tokio::io::AsyncReadExt;
@@ -96,11 +95,11 @@ where
 /// ```
 ///
 /// # Errors
-/// Any error of a read, a write or a flush. Interrupted calls are retried. Bytes in flight are then
-/// lost.
+/// Returns the first error of a read, a write or a flush. Bytes in flight are then lost.
+/// Interrupted calls are retried.
 ///
 /// # Cancel safety
-/// Safe to drop; bytes in flight are lost, as with tokio's function.
+/// The future is safe to drop. Bytes in flight are then lost, as with tokio's function.
 pub async fn copy<R, W>(reader: &mut R, writer: &mut W) -> io::Result<u64>
 where
     R: AsyncRead + Unpin + ?Sized,
@@ -113,10 +112,10 @@ where
     Ok(copy_with_options(reader, writer, &DEFAULT).await?.bytes)
 }
 
-/// [`copy()`] with [options](CopyOptions), and with the counts of what was delivered.
+/// Like [`copy()`], with [options](CopyOptions) and with the counts of the delivered bytes.
 ///
-/// Like [`copy()`], it does not shut the writer down. Streams that cannot be spliced are copied
-/// here as well, and the summary gives the reason.
+/// Like [`copy()`], it does not shut the writer down. Streams that cannot be spliced are copied,
+/// and the summary gives the reason.
 ///
 /// ```no_run
 /// use spliceway::{CopyOptions, RateLimit};
@@ -130,10 +129,11 @@ where
 /// ```
 ///
 /// # Errors
-/// Those of [`copy()`]. `Unsupported` if the options ask for splices only and that is not possible.
+/// The same as [`copy()`]. Returns `Unsupported` if the options demand splicing and that is not
+/// possible.
 ///
 /// # Cancel safety
-/// Safe to drop; bytes in flight are lost.
+/// The future is safe to drop. Bytes in flight are then lost.
 pub async fn copy_with_options<R, W>(
     reader: &mut R,
     writer: &mut W,

@@ -1,5 +1,5 @@
-//! One direction between streams that are not both sockets. It reads and writes, and flushes when
-//! the reader would block, as tokio's copy does.
+//! One direction in which at least one stream cannot be spliced. It reads and writes, and flushes
+//! when the reader would block, as tokio's copy does.
 
 use std::io;
 use std::pin::{Pin, pin};
@@ -18,10 +18,10 @@ use crate::yield_now::yield_now;
 const BUFFER: usize = 8 << 10;
 
 /// The number of reads in one poll before the task yields. A stream that is always ready must not
-/// keep the worker thread.
+/// monopolize the worker thread.
 const READS_PER_POLL: usize = 32;
 
-/// A direction that copies. Bytes between `start` and `end` are read and not yet written.
+/// A direction that copies. Bytes between `start` and `end` have been read and not yet written.
 #[derive(Debug)]
 pub(crate) struct CopyLoop {
     buffer: Box<[u8]>,
@@ -31,7 +31,7 @@ pub(crate) struct CopyLoop {
     /// reaches.
     remaining: u64,
     unflushed: bool,
-    /// Whether the direction ends where the reader would block.
+    /// Whether the direction ends when the reader would block.
     finishing: bool,
     ended: Option<DirectionEnd>,
 }
@@ -60,7 +60,7 @@ impl CopyLoop {
         self.remaining = self.remaining.min(bytes);
     }
 
-    /// Reads what the reader has, up to `max` bytes, and then no more.
+    /// Reads the bytes that the reader has now, up to `max`, and then no more.
     pub(crate) fn finish(&mut self, max: u64) {
         self.remaining = self.remaining.min(max);
         self.finishing = true;
@@ -78,10 +78,10 @@ impl CopyLoop {
         bytes
     }
 
-    /// Copies until the reader ends or the limit is reached, then flushes. Ready with which of the
-    /// two it was.
-    // Not inlined, so that it stays apart from the code that a direction between sockets runs for
-    // each message.
+    /// Copies until the reader ends or the limit is reached, then flushes. When ready, it returns
+    /// which of the two ended the direction.
+    // Not inlined, to keep it separate from the code that a direction between sockets runs for each
+    // message.
     #[inline(never)]
     pub(crate) fn poll<R, W>(
         &mut self,
@@ -115,8 +115,8 @@ impl CopyLoop {
                 Poll::Ready(Ok(0)) => self.ended = Some(DirectionEnd::Eof),
                 Poll::Ready(Ok(read)) => (self.start, self.end) = (0, read),
                 Poll::Ready(Err(error)) => return Poll::Ready(Err((Operation::Read, error))),
-                // The reader is drained only if neither the task's budget nor the rate limit is the
-                // reason to wait.
+                // If the task's budget or the rate limit is the reason to wait, the reader may
+                // still have bytes.
                 Poll::Pending
                     if self.finishing
                         && has_budget_remaining()

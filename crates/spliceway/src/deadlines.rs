@@ -1,4 +1,4 @@
-//! Ends a relay before its streams do: after a timeout, with the first end of a stream, or when its
+//! Ends a relay before its streams do: after a timeout, at the first end of a stream, or when the
 //! caller cancels it.
 
 use std::pin::Pin;
@@ -12,14 +12,14 @@ use crate::cancel::CancelHandle;
 use crate::options::{HalfClose, RelayOptions};
 use crate::outcome::EndReason;
 
-/// Made only for relays whose options ask for it.
+/// The deadlines of a relay. They are created only if the relay needs one.
 #[derive(Debug)]
 pub(crate) struct Deadlines {
     idle_timeout: Option<Duration>,
     half_close_timeout: Option<Duration>,
     timer: Option<IdleTimer>,
     half_closed: bool,
-    /// The end of one direction is to end the other one, which was not told yet.
+    /// Whether the end of one direction must still end the other one.
     closes_both: bool,
     cancel: Cancel,
 }
@@ -28,7 +28,8 @@ pub(crate) struct Deadlines {
 enum Cancel {
     Never,
     Possible(CancelHandle),
-    /// Cancelled. The bytes in flight have until then.
+    /// The caller has cancelled the relay. The bytes in flight must be written before this timer
+    /// fires.
     Until(Pin<Box<Sleep>>),
 }
 
@@ -37,7 +38,7 @@ enum Cancel {
 pub(crate) struct Now {
     /// One direction has ended, and the other has not.
     pub(crate) half_closed: bool,
-    /// A rate limit holds back what a direction could move.
+    /// A rate limit holds back bytes that a direction could move.
     pub(crate) held_back: bool,
 }
 
@@ -58,7 +59,7 @@ impl Deadlines {
         is_needed.then_some(deadlines)
     }
 
-    /// Whether the end of one direction must end the other one now. Returns `true` once.
+    /// Whether the end of one direction must end the other one now. Returns `true` only once.
     pub(crate) fn must_close_both(&mut self, half_closed: bool) -> bool {
         half_closed && std::mem::take(&mut self.closes_both)
     }
@@ -77,7 +78,7 @@ impl Deadlines {
         }
     }
 
-    /// A handle was taken from a relay that runs.
+    /// Accepts a cancel handle that the caller took from a running relay.
     pub(crate) fn watch_for(&mut self, handle: CancelHandle) {
         if let Cancel::Never = self.cancel {
             self.cancel = Cancel::Possible(handle);
@@ -88,7 +89,7 @@ impl Deadlines {
         matches!(self.cancel, Cancel::Until(_))
     }
 
-    /// Ready when the relay must end as it is. `moved` is everything that was delivered so far.
+    /// Ready when the relay must end immediately. `moved` is the number of bytes delivered so far.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>, moved: u64, now: Now) -> Poll<EndReason> {
         if let Cancel::Until(deadline) = &mut self.cancel
             && deadline.as_mut().poll(cx).is_ready()
@@ -97,7 +98,7 @@ impl Deadlines {
         }
         if now.half_closed && !self.half_closed {
             self.half_closed = true;
-            // If the idle timeout is the shorter one, its timer goes on.
+            // If the idle timeout is shorter, its timer continues.
             if let Some((timeout, EndReason::HalfCloseTimeout)) = self.shortest() {
                 self.timer = Some(IdleTimer::new(timeout, moved));
             }
@@ -110,7 +111,7 @@ impl Deadlines {
         Poll::Ready(reason)
     }
 
-    /// The timeout that applies now, and the reason it gives.
+    /// Returns the timeout that applies now, and the reason that it gives.
     fn shortest(&self) -> Option<(Duration, EndReason)> {
         let idle = self.idle_timeout.map(|timeout| (timeout, EndReason::IdleTimeout));
         let half_close = self.half_close_timeout.filter(|_| self.half_closed);
@@ -119,16 +120,16 @@ impl Deadlines {
     }
 }
 
-/// The counts are checked this many times per timeout, which is its precision. More checks would
-/// wake an idle relay more often.
+/// The counts are checked this many times in each timeout, which determines its precision. More
+/// checks would wake an idle relay more often.
 const CHECKS: u32 = 8;
 
-/// A timeout that starts again whenever the counts have moved, at no cost to the bytes that move.
+/// A timeout that restarts whenever the counts have changed. It adds no cost per byte.
 #[derive(Debug)]
 struct IdleTimer {
     timeout: Duration,
     next_check: Pin<Box<Sleep>>,
-    /// The task that the timer will wake. To register the same task again at each byte would cost
+    /// The task that the timer will wake. Registering the same task again for each byte would cost
     /// too much.
     registered: Option<Waker>,
     moved: u64,
@@ -136,7 +137,7 @@ struct IdleTimer {
 }
 
 impl IdleTimer {
-    /// Starts now, with `moved` bytes counted so far.
+    /// Starts the timeout now. `moved` bytes have been counted so far.
     fn new(timeout: Duration, moved: u64) -> Self {
         Self {
             timeout,
@@ -147,7 +148,7 @@ impl IdleTimer {
         }
     }
 
-    /// Ready when `moved` has stayed the same for the timeout. A relay that its own rate limit
+    /// Ready when `moved` has not changed for the whole timeout. A relay that its own rate limit
     /// holds back is not idle.
     fn poll(&mut self, cx: &mut Context<'_>, moved: u64, held_back: bool) -> Poll<()> {
         let is_registered = self
@@ -158,8 +159,8 @@ impl IdleTimer {
             return Poll::Pending;
         }
         loop {
-            // Without budget, the timer does not register the task, which is woken for another
-            // reason.
+            // If the task has no budget left, the timer cannot register it. Such a task is woken
+            // for another reason.
             self.registered = has_budget_remaining().then(|| cx.waker().clone());
             ready!(self.next_check.as_mut().poll(cx));
             let is_idle = self.moved == moved && !held_back;

@@ -1,4 +1,4 @@
-//! One direction of a relay as a poll.
+//! One direction of a relay. A poll moves bytes from its source to its sink.
 
 use std::io;
 use std::task::{Context, Poll};
@@ -14,8 +14,8 @@ use crate::rate_limit::RateWaiter;
 use crate::splice_path::SplicePath;
 use crate::stream;
 
-/// The most bytes that a direction still reads when the other one has ended: more than a socket
-/// holds by default (`net.ipv4.tcp_rmem`, 6 MiB), and a bound on a sender without end.
+/// The most bytes that a direction still reads after the other one has ended. This is more than a
+/// socket holds by default (`net.ipv4.tcp_rmem`, 6 MiB), and it limits a sender that never stops.
 const FINISH_MAX: u64 = 8 << 20;
 
 /// One direction from its first byte to its last.
@@ -25,20 +25,19 @@ pub(crate) struct Direction {
     rate: Option<Box<RateWaiter>>,
 }
 
-/// How a direction moves its bytes, decided by the types of its ends.
+/// How a direction moves its bytes. The types of its ends decide this.
 #[derive(Debug)]
 enum Path {
     /// Each end is a socket or a pipe.
     Splice(SplicePath),
-    /// Some end is not.
+    /// At least one end is neither a socket nor a pipe.
     Copy(CopyLoop),
-    /// Some end is not, and the caller would rather fail than copy.
+    /// At least one end is neither a socket nor a pipe, and the options forbid copying.
     Refused,
 }
 
 impl Direction {
-    // Code that runs once in a direction's life is cold. The code that each message runs through is
-    // small.
+    // Code that runs once per direction is cold. The code that runs for each message stays small.
     #[cold]
     pub(crate) fn new<R: ?Sized, W: ?Sized>(
         reader: &R,
@@ -90,7 +89,7 @@ impl Direction {
         }
     }
 
-    /// Reads what the source has received by now, and then no more.
+    /// Reads the bytes that the source has received by now, and then no more.
     pub(crate) fn finish(&mut self) {
         match &mut self.path {
             Path::Splice(path) => path.finish(FINISH_MAX),
@@ -99,7 +98,7 @@ impl Direction {
         }
     }
 
-    /// Bytes that may still be read.
+    /// Returns the number of bytes that may still be read.
     pub(crate) fn remaining(&self) -> u64 {
         match &self.path {
             Path::Splice(path) => path.remaining(),
@@ -117,12 +116,12 @@ impl Direction {
         }
     }
 
-    /// Whether the source has bytes that the rate limit holds back.
+    /// Returns whether the source has bytes that the rate limit holds back.
     pub(crate) fn is_held_back(&self) -> bool {
         self.rate.as_ref().is_some_and(|rate| rate.is_waiting())
     }
 
-    /// Bytes read and not yet delivered.
+    /// Returns the number of bytes that were read and not yet delivered.
     pub(crate) fn in_flight(&self) -> usize {
         match &self.path {
             Path::Splice(path) => path.in_flight(),
@@ -131,7 +130,7 @@ impl Direction {
         }
     }
 
-    /// Takes out the bytes that were read and not delivered.
+    /// Removes and returns the bytes that were read and not delivered.
     pub(crate) fn take_in_flight(&mut self) -> io::Result<Bytes> {
         match &mut self.path {
             Path::Splice(path) => path.take_in_flight(),

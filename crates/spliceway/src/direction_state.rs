@@ -22,7 +22,7 @@ use crate::outcome::{DirectionEnd, Failure, Operation};
 /// ```
 #[derive(Debug)]
 pub(crate) enum DirectionState {
-    /// The direction has not started. The caller's bytes, which this holds, go first.
+    /// The direction has not started. It holds the caller's bytes, which go first.
     Start(Bytes),
     Moving(Direction),
     /// The other direction has ended. This one ends when it has written the bytes that its source
@@ -74,7 +74,7 @@ impl DirectionState {
         }
     }
 
-    /// Returns the state after all bytes were written.
+    /// Returns the state that follows when all bytes have been written.
     fn after(&self, moved: DirectionEnd) -> Self {
         match (self, moved) {
             (Self::Finishing(_), DirectionEnd::Limit) => Self::ShuttingDown { eof: false },
@@ -83,8 +83,8 @@ impl DirectionState {
         }
     }
 
-    /// Tells the direction that the other one has ended. This one must end too, when it has written
-    /// the bytes that its source has received.
+    /// Ends this direction because the other one has ended. First it writes the bytes that its
+    /// source has received.
     pub(crate) fn finish(&mut self) {
         *self = match std::mem::replace(self, Self::Done) {
             Self::Moving(mut moving) => {
@@ -95,8 +95,7 @@ impl DirectionState {
         };
     }
 
-    /// Tells the direction to end when it has written the bytes that it holds. Its sink is not shut
-    /// down.
+    /// Ends this direction after it has written the bytes that it holds. The sink is not shut down.
     pub(crate) fn stop(&mut self) {
         *self = match std::mem::replace(self, Self::Done) {
             Self::Moving(mut moving) | Self::Finishing(mut moving) => {
@@ -108,7 +107,7 @@ impl DirectionState {
         };
     }
 
-    /// Gives up the bytes that the direction holds, and `bytes` more that were read from its
+    /// Discards the bytes that the direction holds, and counts `bytes` more that were read from its
     /// source.
     pub(crate) fn lose(&mut self, bytes: usize) {
         if !matches!(self, Self::Done) {

@@ -1,5 +1,5 @@
-//! Off Linux no stream is recognised, so everything is copied. These are the names that the other
-//! modules use.
+//! The names that the other modules use, for systems other than Linux. No stream is recognised
+//! there, so everything is copied.
 
 /// See `stream.rs`.
 pub(crate) mod stream {
@@ -15,7 +15,7 @@ pub(crate) mod stream {
         None
     }
 
-    /// A `Take` counts for itself.
+    /// Returns no limit, because a `Take` enforces its own limit.
     pub(crate) fn limit<R: ?Sized>(_: &mut R) -> u64 {
         u64::MAX
     }

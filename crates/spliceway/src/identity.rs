@@ -1,7 +1,7 @@
-//! Tells a socket from every other stream by its type, at compile time.
+//! Recognises sockets by their types, at compile time.
 //!
 //! A descriptor proves nothing, because a TLS stream has one too. This is the only file of the
-//! crate that may hold `unsafe`. A safe cast (`Any`) would require a sized and `'static` stream
+//! crate that may contain `unsafe`. A safe cast (`Any`) would require a sized and `'static` stream
 //! from every caller. tokio's functions, which this crate replaces, require neither.
 #![allow(unsafe_code)]
 
@@ -16,13 +16,14 @@ use tokio_util::either::Either;
 
 use crate::as_socket;
 
-/// A type without lifetime parameters, so that one `TypeId` stands for exactly one type.
+/// A type without lifetime parameters, so that each `TypeId` represents exactly one type.
 ///
 /// # Safety
-/// The type must have no lifetime parameter: [`typeid`] erases them, and a cast would forge one.
+/// The type must have no lifetime parameter. [`typeid`] erases lifetimes, so a cast would forge
+/// one.
 pub(crate) unsafe trait NoLifetimes: 'static {}
 
-// SAFETY: none of these types has a lifetime parameter. A wrapper adds none to the type inside it.
+// SAFETY: these types have no lifetime parameter. A wrapper adds none to the type inside it.
 unsafe impl NoLifetimes for TcpStream {}
 // SAFETY: as above.
 unsafe impl NoLifetimes for UnixStream {}
@@ -56,14 +57,15 @@ unsafe impl<S: NoLifetimes> NoLifetimes for Pin<Box<S>> {}
 // SAFETY: as above.
 unsafe impl<L: NoLifetimes, R: NoLifetimes> NoLifetimes for Either<L, R> {}
 
-/// Returns `stream` as an `S`, if it is one, or a mutable reference to one, or to such a reference.
+/// Returns `stream` as an `S`, if it is an `S`, a mutable reference to one, or a mutable reference
+/// to such a reference.
 ///
 /// The functions of this crate borrow streams that a caller may have borrowed already.
 pub(crate) fn cast_ref<T: ?Sized, S: NoLifetimes>(stream: &T) -> Option<&S> {
     let id = typeid::of::<T>();
     if id == TypeId::of::<S>() {
-        // SAFETY: T is S. The ids are equal, and S has no lifetimes in which two types of one id
-        // could differ.
+        // SAFETY: T is S. The ids are equal, and S has no lifetime in which two types with the same
+        // id could differ.
         Some(unsafe { &*std::ptr::from_ref(stream).cast::<S>() })
     } else if id == TypeId::of::<&'static mut S>() {
         // SAFETY: T is `&mut S` for some lifetime, which outlives the borrow `stream`. The result
@@ -77,7 +79,7 @@ pub(crate) fn cast_ref<T: ?Sized, S: NoLifetimes>(stream: &T) -> Option<&S> {
     }
 }
 
-/// Does the same as [`cast_ref`], for a mutable reference.
+/// Does the same as [`cast_ref`] for a mutable reference.
 pub(crate) fn cast_mut<T: ?Sized, S: NoLifetimes>(stream: &mut T) -> Option<&mut S> {
     let id = typeid::of::<T>();
     if id == TypeId::of::<S>() {
@@ -95,21 +97,22 @@ pub(crate) fn cast_mut<T: ?Sized, S: NoLifetimes>(stream: &mut T) -> Option<&mut
     }
 }
 
-/// A type with one lifetime parameter, named by its form with the longest lifetime.
+/// A type with one lifetime parameter. The implementor is its form with the lifetime `'static`.
 ///
 /// # Safety
-/// `For<'a>` must be the same type for another lifetime. It must have no other lifetime parameter.
-/// It must be covariant in this one: if it lives longer than `'a`, it may be used as a `For<'a>`.
+/// `For<'a>` must be the same type with the lifetime `'a`. It must have no other lifetime
+/// parameter. It must be covariant in `'a`: a value with a longer lifetime may be used as a
+/// `For<'a>`.
 pub(crate) unsafe trait OneLifetime: 'static {
     type For<'a>: 'a;
 }
 
-/// Types that borrow their socket or stream. The compiler checks that each is covariant:
-/// `_shortened` compiles for no other type.
+/// Implements [`OneLifetime`] for types that borrow their socket or stream. The compiler checks
+/// that each type is covariant: otherwise `_shortened` does not compile.
 macro_rules! one_lifetime {
     ($($half:ident::$name:ident),+) => {$(
         // SAFETY: each type has one lifetime parameter, the lifetime of its borrow. It is
-        // covariant: see below.
+        // covariant, as `_shortened` proves.
         unsafe impl OneLifetime for $half::$name<'static> {
             type For<'a> = $half::$name<'a>;
         }
@@ -129,12 +132,12 @@ one_lifetime!(
     as_socket::Spliceable
 );
 
-/// Returns `stream` as an `S` of some lifetime, if it is one or a mutable reference to one.
+/// Returns `stream` as an `S` of some lifetime, if it is such an `S` or a mutable reference to one.
 pub(crate) fn cast_borrowed<T: ?Sized, S: OneLifetime>(stream: &T) -> Option<&S::For<'_>> {
     let id = typeid::of::<T>();
     if id == TypeId::of::<S::For<'static>>() {
         // SAFETY: T is `S::For` for some lifetime, which outlives the borrow `stream`. It may be
-        // used as an `S::For` with the lifetime of the borrow.
+        // used as an `S::For` with the lifetime of that borrow.
         Some(unsafe { &*std::ptr::from_ref(stream).cast::<S::For<'_>>() })
     } else if id == TypeId::of::<&'static mut S::For<'static>>() {
         // SAFETY: as above, one reference deeper.
@@ -154,8 +157,8 @@ pub(crate) fn cast_watched<T: ?Sized>(stream: &T) -> Option<&TcpStream> {
     let id = typeid::of::<T>();
     let pair: &Watched<'_, '_> = if id == TypeId::of::<Watched<'static, 'static>>() {
         // SAFETY: T is `Watched` for some lifetimes. The cast forges other lifetimes, which does no
-        // harm. The box is not touched, and the reference that is taken from the half lives no
-        // longer than the borrow `stream`.
+        // harm. The box is not accessed, and the reference taken from the half lives no longer than
+        // the borrow `stream`.
         unsafe { &*std::ptr::from_ref(stream).cast() }
     } else if id == TypeId::of::<&'static mut Watched<'static, 'static>>() {
         // SAFETY: as above, one reference deeper.
@@ -166,8 +169,8 @@ pub(crate) fn cast_watched<T: ?Sized>(stream: &T) -> Option<&TcpStream> {
     Some(pair.writer().as_ref())
 }
 
-/// The limit of a reader that `AsyncReadExt::take` made: the number of bytes that may still be read
-/// from it.
+/// The limit of a reader from `AsyncReadExt::take`: the number of bytes that may still be read from
+/// it.
 pub(crate) trait Limit {
     fn limit(&self) -> u64;
     fn set_limit(&mut self, limit: u64);
@@ -205,7 +208,8 @@ macro_rules! limited {
 
 limited!(Take<S>, Take<&mut S>);
 
-/// Returns `stream` as a reader of an `S` with a limit, if it is one or a mutable reference to one.
+/// Returns `stream` as a reader of an `S` with a limit, if it is such a reader or a mutable
+/// reference to one.
 pub(crate) fn cast_take_ref<T: ?Sized, S: NoLifetimes + AsyncRead + Unpin>(stream: &T) -> Option<&dyn Limited<S>> {
     if let Some(take) = cast_ref::<T, Take<S>>(stream) {
         return Some(take);
@@ -213,8 +217,8 @@ pub(crate) fn cast_take_ref<T: ?Sized, S: NoLifetimes + AsyncRead + Unpin>(strea
     let id = typeid::of::<T>();
     if id == TypeId::of::<Take<&'static mut S>>() {
         // SAFETY: T is `Take<&mut S>` for some lifetime, which outlives the borrow `stream`. The
-        // cast forges a shorter lifetime, which does no harm. The result is hidden behind the trait
-        // at once, and the trait cannot store a reference in it.
+        // cast forges a shorter lifetime, which does no harm. The result is immediately hidden
+        // behind the trait, and the trait cannot store a reference in it.
         Some(unsafe { &*std::ptr::from_ref(stream).cast::<Take<&mut S>>() })
     } else if id == TypeId::of::<&'static mut Take<&'static mut S>>() {
         // SAFETY: as above, one reference deeper.
@@ -224,7 +228,7 @@ pub(crate) fn cast_take_ref<T: ?Sized, S: NoLifetimes + AsyncRead + Unpin>(strea
     }
 }
 
-/// Does the same as [`cast_take_ref`], for a mutable reference.
+/// Does the same as [`cast_take_ref`] for a mutable reference.
 pub(crate) fn cast_take_mut<T: ?Sized, S: NoLifetimes + AsyncRead + Unpin>(
     stream: &mut T,
 ) -> Option<&mut dyn Limited<S>> {
@@ -251,7 +255,7 @@ mod tests {
     use tokio::net::UnixStream;
 
     #[tokio::test]
-    async fn a_socket_is_found_by_its_type_and_not_behind_dyn() {
+    async fn a_socket_is_found_by_its_type_but_not_through_dyn() {
         let (mut socket, _peer) = UnixStream::pair().unwrap();
         assert!(cast_ref::<_, UnixStream>(&socket).is_some());
         assert!(cast_ref::<_, TcpStream>(&socket).is_none());
@@ -267,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_is_told_to_the_reader_that_has_it_whatever_it_borrows() {
+    fn a_limit_can_be_set_on_owned_and_borrowed_readers() {
         struct Wrapped;
         // SAFETY: no lifetime parameters.
         unsafe impl NoLifetimes for Wrapped {}
@@ -295,9 +299,10 @@ mod tests {
         assert_eq!(halve(&mut wrapped), None);
     }
 
-    /// `one_lifetime!` checks at compile time that a half may be used as one of a shorter lifetime.
+    /// `one_lifetime!` checks at compile time that a half may be used as a half with a shorter
+    /// lifetime.
     #[tokio::test]
-    #[cfg_attr(miri, ignore = "Miri has no such sockets")]
+    #[cfg_attr(miri, ignore = "Miri does not support these sockets")]
     async fn a_borrowed_half_is_found_for_as_long_as_it_is_borrowed() {
         let (mut socket, _peer) = UnixStream::pair().unwrap();
         let (reader, mut writer) = socket.split();
@@ -308,7 +313,7 @@ mod tests {
     }
 
     #[tokio::test]
-    #[cfg_attr(miri, ignore = "Miri has no such sockets")]
+    #[cfg_attr(miri, ignore = "Miri does not support these sockets")]
     async fn the_socket_beside_a_boxed_reader_is_found() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut socket = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();

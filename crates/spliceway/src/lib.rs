@@ -14,7 +14,7 @@
 //!                       lent by a pool while bytes are in flight
 //! ```
 //!
-//! A proxy that you can run:
+//! A complete proxy:
 //!
 //! ```no_run
 //! use tokio::net::{TcpListener, TcpStream};
@@ -33,12 +33,11 @@
 //! ```
 //!
 //! - [`copy_bidirectional`], [`copy_bidirectional_with_sizes`] and [`copy()`] have tokio's names,
-//!   results and behaviour, for every stream that tokio's functions take.
-//! - [`Relay`] is the same as a named future, with [options](RelayOptions), live counts and a
+//!   results and behaviour, for every stream that tokio's functions accept.
+//! - [`Relay`] does the same as a named future, with [options](RelayOptions), live counts and a
 //!   [`CancelHandle`].
 //! - [`copy_with_options`] is [`copy()`] with options and counts.
-//! - [`AsSocket`] lets your own type of stream be spliced, such as an enum of plain and TLS
-//!   streams.
+//! - [`AsSocket`] makes your own stream type spliceable, such as an enum of plain and TLS streams.
 //! - [`PipePool`] lends pipes within [`Limits`].
 //! - `upgraded`, with the feature `hyper`, finds the socket below an upgraded connection.
 //!
@@ -46,73 +45,79 @@
 //! `own_pool`, `rate_limited`, `socks_handshake_prefix` and `hyper_connect`.
 //!
 //! # What is spliced
-//! The types of the two streams decide, at compile time. A descriptor alone does not: a TLS stream
-//! has one as well, but its bytes are not the socket's. Plain sockets are:
+//! The types of the two streams decide, at compile time. A descriptor alone proves nothing: a TLS
+//! stream has one too, but its bytes are not the socket's bytes. Plain sockets are:
 //!
 //! - `TcpStream` and `UnixStream`, and a mutable reference, a `Box` or a `Pin<Box<_>>` of one;
 //! - a `BufReader`, `BufWriter` or `BufStream` around one, whose buffered bytes go first;
-//! - `tokio_util::either::Either` of both (feature `tokio-util`);
-//! - `tokio::io::join` of the two owned halves of a socket, or of a boxed reader and a borrowed
-//!   write half;
+//! - a `tokio_util::either::Either` of a `TcpStream` and a `UnixStream` (feature `tokio-util`);
+//! - a `tokio::io::join` of the two owned halves of a socket, or of a boxed reader and a borrowed
+//!   write half (spliced only towards the socket);
 //! - a [`Spliceable`] around a type of your own.
 //!
-//! [`copy()`] also splices to and from the halves of a socket (owned or borrowed), the ends of a
-//! pipe (`tokio::net::unix::pipe`), and a `Take` of any of these. Between a pipe and a socket, one
-//! splice moves the bytes, with no pipe in between. Bytes from pipe to pipe are copied, because a
-//! splice would keep packet boundaries (`O_DIRECT`) that a reader does not expect.
+//! [`copy()`] also splices to and from the halves of a socket (owned or borrowed) and the ends of a
+//! pipe (`tokio::net::unix::pipe`). It splices from a `Take` of any of these too. Between a pipe
+//! and a socket, one splice moves the bytes, with no other pipe in between. Bytes from pipe to pipe
+//! are copied, because a splice would keep packet boundaries (`O_DIRECT`) that a reader does not
+//! expect.
 //!
 //! Messages below 16 KiB are copied, because one `recv` and one `send` cost less than two splices.
 //!
 //! # What falls back
-//! All other pairs of streams are given to tokio's own functions. Sockets that cannot be spliced at
-//! the moment are copied, and [`DirectionSummary::fallback`] has the [`Reason`]: the limits of the
-//! pool, a lack of descriptors or memory, a sandbox that forbids the call. Reasons that may pass
-//! are tried again after 1 MiB.
+//! For all other pairs of streams, the functions call tokio's own functions. Sockets that cannot be
+//! spliced now are copied, and [`DirectionSummary::fallback`] has the [`Reason`]. Examples are the
+//! limits of the pool, a lack of descriptors or memory, and a sandbox that forbids the call. If the
+//! reason may be temporary, the relay tries to splice again after 1 MiB.
 //!
-//! Off Linux everything is copied. The same names compile there.
+//! On systems other than Linux, the same names compile, and everything is copied.
 //!
 //! # End of stream, errors, cancellation
-//! As with tokio: the end of one stream shuts the other's writing side down, and the other
-//! direction continues. The first error ends both. Dropping the future is safe and loses the bytes
+//! As with tokio, the end of one stream shuts down the writing side of the other, and the other
+//! direction continues. The first error ends both. Dropping the future is safe, and loses the bytes
 //! in flight. [`RelayOptions`] has other choices.
 //!
 //! # Limits and defaults
-//! - An idle relay holds its two descriptors and its task: no pipe and no buffer.
-//! - Bytes in flight in each direction: one pipe (64 KiB, up to 1 MiB while the sink keeps up), or
-//!   one receive of at most 64 KiB. A slow reader slows its own sender down.
-//! - One poll moves about 1 MiB in each direction, or 256 KiB of copies. Then other tasks run, and
-//!   the runtime polls for events.
-//! - No byte waits on purpose, except for a [`RateLimit`].
-//! - Pipes, pages and descriptors of the process: [`Limits::of_this_process`].
+//! - An idle relay holds two descriptors and its task, but no pipe and no buffer.
+//! - Each direction has at most one pipe of bytes in flight, or one receive of at most 64 KiB. A
+//!   pipe has 64 KiB, or up to 1 MiB while the sink keeps up. A slow reader slows down only its own
+//!   sender.
+//! - One poll moves about 1 MiB in each direction if it splices, and 256 KiB if it copies. Then
+//!   other tasks run, and the runtime polls for events.
+//! - The relay never delays a byte on purpose, except for a [`RateLimit`].
+//! - [`Limits::of_this_process`] limits the pipes, pages and descriptors of the process.
 //!
 //! # What it does not do
-//! It does not look at the bytes, encrypt, compress or log. It needs tokio's I/O driver, and the
-//! time driver only for timeouts, rates and cancelling.
+//! The crate does not inspect, encrypt, compress or log the bytes. It needs tokio's I/O driver. It
+//! needs the time driver only for timeouts, rate limits and cancelling.
 //!
 //! # Differences from tokio
-//! - Bytes are passed on by reference. If a sender changes memory or a file that it gave to the
-//!   kernel without a copy (`vmsplice`, `sendfile`, `MSG_ZEROCOPY`) before its peer has it, the
-//!   peer gets the change. [`Engine::Copy`] takes copies.
-//! - A byte of TCP urgent data makes `recv` stop short. tokio takes that for a drained socket, and
-//!   bytes behind it may wait for ever. Here they arrive, even if it was the caller's own read that
-//!   stopped there.
+//! - A splice passes bytes on by reference. A sender may give memory or a file to the kernel
+//!   without a copy (`vmsplice`, `sendfile`, `MSG_ZEROCOPY`). If the sender changes it before the
+//!   peer has received it, the peer receives the change. [`Engine::Copy`] avoids this.
+//! - A byte of TCP urgent data makes `recv` stop early. tokio then considers the socket drained,
+//!   and bytes after the urgent byte may wait forever. spliceway delivers them, even if the
+//!   caller's own read stopped there.
 //!
 //! # Child processes
-//! `ChildStdin` and `ChildStdout` are copied. Their pipes are spliced:
+//! `ChildStdin` and `ChildStdout` are copied. To splice, convert them into the ends of their pipes:
 //! `pipe::Receiver::from_owned_fd(stdout.into_owned_fd()?)?`, and the same for `pipe::Sender`. A
-//! pipe has no writing side to shut down: its reader sees the end when the sender is dropped. So
-//! use two [`copy()`]s for a child that waits for the end of its input, and drop the sender after
-//! the first.
+//! pipe has no writing side to shut down. Its reader sees the end when the sender is dropped. If a
+//! child waits for the end of its input, use two [`copy()`] calls, and drop the sender after the
+//! first.
 //!
 //! # Coming from tokio-splice2, tokio-splice or realm_io
 //! Their `copy_bidirectional`, `zero_copy_bidirectional` and `bidi_zero_copy` are
-//! [`copy_bidirectional`]. A failed relay is an `Err`. No connection holds pipes that it has no
-//! bytes for, or fails for lack of one. Streams that cannot be spliced compile, and are copied.
-//! `docs/migration.md` in the repository has the table.
+//! [`copy_bidirectional`]. A failed relay is an `Err`. A connection holds a pipe only while it has
+//! bytes for it. If there is no pipe, the connection copies instead of failing. Streams that cannot
+//! be spliced also compile, and are copied. `docs/migration.md` in the repository has a table.
 
 #![cfg_attr(
     not(target_os = "linux"),
-    allow(dead_code, unreachable_code, reason = "off Linux no stream can be spliced")
+    allow(
+        dead_code,
+        unreachable_code,
+        reason = "on systems other than Linux, no stream can be spliced"
+    )
 )]
 
 mod as_socket;

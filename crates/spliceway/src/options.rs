@@ -8,7 +8,7 @@ use spliceway_core::{Engine, PipePool, PipeSize};
 use crate::cancel::CancelHandle;
 use crate::rate_limit::RateLimit;
 
-/// The options of relays. Make them once, and clone them for each
+/// The options of relays. Create them once, and clone them for each
 /// [`Relay::with_options`](crate::Relay::with_options).
 ///
 /// ```
@@ -24,7 +24,7 @@ use crate::rate_limit::RateLimit;
 /// # }
 /// ```
 ///
-/// None of them turns splicing off, except [`Engine::Copy`].
+/// Only [`Engine::Copy`] turns splicing off.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct RelayOptions {
@@ -56,26 +56,26 @@ pub(crate) struct DirectionOptions {
     pub(crate) rate: Option<RateLimit>,
 }
 
-/// What the end of one stream means for the relay.
+/// How the relay reacts to the end of one stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HalfClose {
-    /// It is passed on as a shutdown of the other stream's writing side, and the other direction
-    /// continues, as TCP means it.
+    /// The relay shuts down the writing side of the other stream. The other direction continues, as
+    /// TCP intends.
     #[default]
     Propagate,
-    /// It ends the other direction too, when that has delivered what its source had received by
-    /// then: until the source would block, and at most 8 MiB. This is for protocols that never use
-    /// half-closed connections. A [limit](RelayOptions::a_to_b_limit) that is reached is such an
-    /// end.
+    /// The end of one stream ends the other direction too. First, that direction delivers what its
+    /// source has received by then: until the source would block, and at most 8 MiB. This is for
+    /// protocols that never use half-closed connections. A direction that reaches its
+    /// [limit](RelayOptions::a_to_b_limit) also counts as ended.
     CloseBoth,
 }
 
-/// The options of a relay without options.
+/// The options of a relay that was created without options.
 pub(crate) static DEFAULT: RelayOptions = RelayOptions::new();
 
 impl RelayOptions {
-    /// The defaults.
+    /// Returns the default options.
     pub const fn new() -> Self {
         const OWN: DirectionOptions = DirectionOptions {
             prefix: Bytes::new(),
@@ -97,49 +97,49 @@ impl RelayOptions {
         }
     }
 
-    /// When to splice. Default: [`Engine::Auto`].
+    /// Sets when to splice. Default: [`Engine::Auto`].
     pub fn engine(mut self, engine: Engine) -> Self {
         self.engine = engine;
         self
     }
 
-    /// The size of pipes. Default: [`PipeSize::Auto`].
+    /// Sets the size of pipes. Default: [`PipeSize::Auto`].
     pub fn pipe_size(mut self, pipe_size: PipeSize) -> Self {
         self.pipe_size = pipe_size;
         self
     }
 
-    /// The pool that lends pipes. Default: [`PipePool::global`].
+    /// Sets the pool that lends pipes. Default: [`PipePool::global`].
     pub fn pool(mut self, pool: &PipePool) -> Self {
         self.pool = Some(pool.clone());
         self
     }
 
-    /// Ends the relay with [`EndReason::IdleTimeout`](crate::EndReason::IdleTimeout) when no byte
-    /// was delivered in either direction for this long. Default: never.
+    /// Ends the relay with [`EndReason::IdleTimeout`](crate::EndReason::IdleTimeout) if no byte was
+    /// delivered in either direction for this long. Default: never.
     ///
-    /// Only silence counts, not age: a download of days outlives it, and so does a relay that its
-    /// [`rate_limit`](RelayOptions::rate_limit) holds back. The counts are checked eight times per
-    /// timeout, so the relay ends up to an eighth late, and no byte pays for a timer. A timeout of
-    /// 0 ends the relay at once; `None` means never.
+    /// Only idle time counts, so a download may run for days. A relay that its
+    /// [`rate_limit`](RelayOptions::rate_limit) holds back is not idle. The relay does not restart
+    /// a timer for each byte. It checks the counts 8 times per timeout, so it may end late by up to
+    /// 1/8 of the timeout. A timeout of 0 ends the relay immediately. `None` means never.
     ///
-    /// Bytes in flight are lost then, and counted. The streams are not shut down. Streams that the
-    /// relay owns are dropped with it, which a peer cannot tell from an end of stream. Lend them
-    /// (`&mut a`) to end them in another way.
+    /// Bytes in flight are then lost and counted. The streams are not shut down. Streams that the
+    /// relay owns are dropped with it, and a peer cannot distinguish this from an end of stream.
+    /// Lend the streams (`&mut a`) to close them in another way.
     ///
     /// # Panics
-    /// The relay panics when polled outside of a tokio runtime with its time driver enabled.
+    /// The relay panics when it is polled outside a tokio runtime with its time driver enabled.
     pub fn idle_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.idle_timeout = timeout.into();
         self
     }
 
-    /// Ends the relay with [`EndReason::HalfCloseTimeout`](crate::EndReason::HalfCloseTimeout) when
-    /// one direction has ended and the other one delivered no byte for this long. Default: never,
-    /// because the answer to a request may take its time.
+    /// Ends the relay with [`EndReason::HalfCloseTimeout`](crate::EndReason::HalfCloseTimeout) if
+    /// one direction has ended and the other one delivers no byte for this long. Default: never,
+    /// because the answer to a request may take long.
     ///
-    /// It starts with the first end, which may be a [limit](RelayOptions::a_to_b_limit), and starts
-    /// again with every byte. Its precision is that of
+    /// The timeout starts when the first direction ends or reaches its
+    /// [limit](RelayOptions::a_to_b_limit), and every byte restarts it. It is as precise as
     /// [`idle_timeout`](RelayOptions::idle_timeout), which continues to apply. `None` means never.
     ///
     /// # Panics
@@ -149,31 +149,31 @@ impl RelayOptions {
         self
     }
 
-    /// What the end of one stream means for the relay. Default: [`HalfClose::Propagate`].
+    /// Sets how the relay reacts to the end of one stream. Default: [`HalfClose::Propagate`].
     pub fn half_close(mut self, half_close: HalfClose) -> Self {
         self.half_close = half_close;
         self
     }
 
-    /// Whether an early answer is delivered. Default: no, as with tokio's function.
+    /// Sets whether to deliver an early answer. Default: no, as with tokio's function.
     ///
-    /// A server that answers in the middle of an upload and closes, as with "413 Content Too
-    /// Large", resets the connection. The next write to it fails, and the answer is still in the
-    /// receive queue of the relay's socket. With this option, a write that fails does not end the
-    /// relay at once:
+    /// A server may answer in the middle of an upload and close, for example with "413 Content Too
+    /// Large". This resets the connection. The next write to the server fails, and the answer is
+    /// still in the receive queue of the relay's socket. With this option, a failed write does not
+    /// end the relay immediately:
     ///
-    /// 1. The other side gets what the failed side has already sent: at most 8 MiB, and for at most
-    ///    30 s. If that is not all of it, [`pass_resets`](RelayOptions::pass_resets) makes the
-    ///    close of the other side a reset.
-    /// 2. The other side gets the end of the stream, and no reset.
-    /// 3. What the other side still sends is read and discarded until it finishes, for at most 5 s
-    ///    and 16 MiB. (A socket that is closed with bytes unread resets its peer, which can destroy
-    ///    the answer.)
+    /// 1. The other side receives the bytes that the failed side has already sent: at most 8 MiB,
+    ///    and for at most 30 s. If some of these bytes remain,
+    ///    [`pass_resets`](RelayOptions::pass_resets) makes the close of the other side a reset.
+    /// 2. The other side receives the end of the stream, and not a reset.
+    /// 3. The relay reads and discards what the other side still sends, until it finishes, for at
+    ///    most 5 s and 16 MiB. (A socket that is closed with unread bytes resets its peer. A reset
+    ///    can destroy the answer.)
     ///
-    /// Then the relay ends with the error of the write. Bytes that the failed side did not get
-    /// count as [`lost`](crate::DirectionSummary::lost), including those that were discarded. A
-    /// *read* that fails while the other side still sends is handled in the same way. A
-    /// [`CancelHandle`] ends all this at once.
+    /// Then the relay ends with the error of the write. Bytes that did not reach the failed side
+    /// count as [`lost`](crate::DirectionSummary::lost), including those that were discarded. If a
+    /// *read* fails while the other side still sends, the relay does the same. A [`CancelHandle`]
+    /// ends these steps immediately.
     ///
     /// # Panics
     /// As with [`idle_timeout`](RelayOptions::idle_timeout), when a stream fails.
@@ -182,19 +182,20 @@ impl RelayOptions {
         self
     }
 
-    /// Whether a reset of one side is passed on to the other as a reset. Default: no, as with
-    /// tokio's function: the error ends the relay, its streams are closed, and the other side reads
-    /// an end of stream. It cannot tell a truncated stream from a complete one.
+    /// Sets whether to pass a reset by one side on to the other side as a reset. Default: no, as
+    /// with tokio's function. By default, the error ends the relay, its streams are closed, and the
+    /// other side reads an end of stream. The other side cannot distinguish a truncated stream from
+    /// a complete one.
     ///
-    /// With this option, a read that fails makes the close of the other TCP socket a reset
-    /// (`SO_LINGER` with a time of 0). The relay waits until the other side has acknowledged every
-    /// earlier byte (`SIOCOUTQ` is 0), because such a close discards what is still queued. No event
-    /// tells that, so the relay checks after 1 ms and then at intervals that double up to 64 ms,
-    /// for at most 30 s. It ends with the error of the read. The reset is sent when the socket is
-    /// closed, so a caller that lends the streams decides when.
+    /// With this option, a failed read makes the close of the other TCP socket a reset (`SO_LINGER`
+    /// with a time of 0). Such a close discards queued bytes. The relay therefore waits until the
+    /// other side has acknowledged every earlier byte (`SIOCOUTQ` is 0). No event reports this. The
+    /// relay checks after 1 ms, and then at intervals that double up to 64 ms. It waits for at most
+    /// 30 s, and ends with the error of the read. The reset is sent when the socket is closed, so a
+    /// caller that lends the streams decides when.
     ///
-    /// A Unix socket has no reset: it is closed. After an [early
-    /// answer](RelayOptions::early_answers), the other side gets an end of stream.
+    /// A Unix socket has no reset, so the relay only closes it. After an [early
+    /// answer](RelayOptions::early_answers), the other side receives an end of stream.
     ///
     /// # Panics
     /// As with [`idle_timeout`](RelayOptions::idle_timeout), when a read fails.
@@ -203,42 +204,44 @@ impl RelayOptions {
         self
     }
 
-    /// Bytes that `b` gets first, for example bytes that were read from `a` behind a handshake.
-    /// They count as copied, and not towards [`a_to_b_limit`](RelayOptions::a_to_b_limit) or a
-    /// rate. The last call counts. Default: none.
+    /// Sets bytes that `b` receives first, for example bytes that were read from `a` after a
+    /// handshake. They count as copied. They do not count towards
+    /// [`a_to_b_limit`](RelayOptions::a_to_b_limit) or a rate limit. Only the last call counts.
+    /// Default: none.
     pub fn a_to_b_prefix(mut self, bytes: impl Into<Bytes>) -> Self {
         self.a_to_b.prefix = bytes.into();
         self
     }
 
-    /// Bytes that `a` gets first: see [`a_to_b_prefix`](RelayOptions::a_to_b_prefix).
+    /// Sets bytes that `a` receives first: see [`a_to_b_prefix`](RelayOptions::a_to_b_prefix).
     pub fn b_to_a_prefix(mut self, bytes: impl Into<Bytes>) -> Self {
         self.b_to_a.prefix = bytes.into();
         self
     }
 
-    /// Ends the direction from `a` to `b` when this many bytes were read from `a` and `b` has them.
-    /// Default: no limit.
+    /// Ends the direction from `a` to `b` when this many bytes were read from `a` and written to
+    /// `b`. Default: no limit.
     ///
-    /// Not one byte more is read: what follows can be read from `a` afterwards. `b` is not shut
-    /// down, because nothing has ended, and can be written to. (Lend the streams to use them again:
-    /// a stream that is dropped with bytes unread resets its peer.) A stream that ends with its
-    /// last allowed byte is at its limit, not at its end, so `eof` stays `false`. From a socket of
-    /// records (`SOCK_SEQPACKET`), the record that reaches the limit is read whole.
+    /// The relay never reads past the limit, so the caller can read the following bytes from `a`.
+    /// `b` is not shut down, because no stream has ended, and the caller can still write to it.
+    /// Lend the streams to use them again, because a stream that is dropped with unread bytes
+    /// resets its peer. If the limit equals the length of the stream, the direction does not look
+    /// for the end, so `eof` stays `false`. A record (`SOCK_SEQPACKET`) that reaches the limit is
+    /// read whole.
     pub fn a_to_b_limit(mut self, bytes: u64) -> Self {
         self.a_to_b.limit = Some(bytes);
         self
     }
 
-    /// The same limit from `b` to `a`.
+    /// Sets the same limit for the direction from `b` to `a`.
     pub fn b_to_a_limit(mut self, bytes: u64) -> Self {
         self.b_to_a.limit = Some(bytes);
         self
     }
 
-    /// Both directions together read no more than this [`RateLimit`] allows, with everything else
-    /// that shares it. Default: none. A direction has one rate limit: of this and the two below,
-    /// the last call counts.
+    /// Limits both directions together to this [`RateLimit`], which other relays may share.
+    /// Default: none. A direction has only one rate limit, so the last call of this method or the
+    /// two below counts.
     ///
     /// # Panics
     /// As with [`idle_timeout`](RelayOptions::idle_timeout).
@@ -246,7 +249,7 @@ impl RelayOptions {
         self.a_to_b_rate_limit(limit).b_to_a_rate_limit(limit)
     }
 
-    /// The direction from `a` to `b` reads no more than this [`RateLimit`] allows. Default: none.
+    /// Limits the direction from `a` to `b` to this [`RateLimit`]. Default: none.
     ///
     /// # Panics
     /// As with [`idle_timeout`](RelayOptions::idle_timeout).
@@ -255,7 +258,7 @@ impl RelayOptions {
         self
     }
 
-    /// The same from `b` to `a`.
+    /// Limits the direction from `b` to `a` to this [`RateLimit`]. Default: none.
     pub fn b_to_a_rate_limit(mut self, limit: &RateLimit) -> Self {
         self.b_to_a.rate = Some(limit.clone());
         self
@@ -266,44 +269,44 @@ impl RelayOptions {
     }
 }
 
-/// The options of [`copy_with_options`](crate::copy_with_options), which are those of one direction
-/// of a relay: see [`RelayOptions`] for each.
+/// The options of [`copy_with_options`](crate::copy_with_options). They are the options of one
+/// direction of a relay: see [`RelayOptions`] for each.
 #[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct CopyOptions(pub(crate) RelayOptions);
 
 impl CopyOptions {
-    /// The defaults.
+    /// Returns the default options.
     pub const fn new() -> Self {
         Self(RelayOptions::new())
     }
 
-    /// When to splice. Default: [`Engine::Auto`].
+    /// Sets when to splice. Default: [`Engine::Auto`].
     pub fn engine(self, engine: Engine) -> Self {
         Self(self.0.engine(engine))
     }
 
-    /// The size of pipes. Default: [`PipeSize::Auto`].
+    /// Sets the size of pipes. Default: [`PipeSize::Auto`].
     pub fn pipe_size(self, pipe_size: PipeSize) -> Self {
         Self(self.0.pipe_size(pipe_size))
     }
 
-    /// The pool that lends pipes. Default: [`PipePool::global`].
+    /// Sets the pool that lends pipes. Default: [`PipePool::global`].
     pub fn pool(self, pool: &PipePool) -> Self {
         Self(self.0.pool(pool))
     }
 
-    /// Bytes that the writer gets first. Default: none.
+    /// Sets bytes that the writer receives first. Default: none.
     pub fn prefix(self, bytes: impl Into<Bytes>) -> Self {
         Self(self.0.a_to_b_prefix(bytes))
     }
 
-    /// Reads no more than this many bytes. Default: no limit.
+    /// Sets the maximum number of bytes to read. Default: no limit.
     pub fn limit(self, bytes: u64) -> Self {
         Self(self.0.a_to_b_limit(bytes))
     }
 
-    /// Reads no more than this [`RateLimit`] allows. Default: none.
+    /// Limits the copy to this [`RateLimit`]. Default: none.
     ///
     /// # Panics
     /// As with [`RelayOptions::rate_limit`].

@@ -1,4 +1,4 @@
-//! How a relay ended: what it delivered, and why it ended or broke.
+//! The outcome of a relay: what it delivered, and why it ended or failed.
 
 use std::error::Error;
 use std::fmt;
@@ -6,43 +6,44 @@ use std::io;
 
 use spliceway_core::DirectionSummary;
 
-/// What a relay delivered in each direction, and why it ended.
+/// The counts of both directions of a relay, and the reason why it ended.
 ///
 /// Its `Display` is one line: `a to b 12 bytes, b to a 1048576 bytes (983040 spliced): ended`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RelaySummary {
-    /// From `a` to `b`.
+    /// The counts from `a` to `b`.
     pub a_to_b: DirectionSummary,
-    /// From `b` to `a`.
+    /// The counts from `b` to `a`.
     pub b_to_a: DirectionSummary,
-    /// The peer whose end of stream came first, which is the one that closed the connection if both
-    /// have ended. `None` while there was none. If both ends are seen at once, `a`'s is the first.
+    /// The peer whose end of stream came first, or `None` if no stream has ended. If both have
+    /// ended, this peer closed the connection first. If the relay sees both ends in the same poll,
+    /// this is `a`.
     pub first_eof: Option<Peer>,
-    /// Why it ended.
+    /// Why the relay ended.
     pub end: EndReason,
 }
 
 impl RelaySummary {
-    /// Bytes delivered in both directions.
+    /// Returns the number of bytes delivered in both directions.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.a_to_b.bytes + self.b_to_a.bytes
     }
 
-    /// The bytes of both directions that went through the kernel alone.
+    /// Returns the number of bytes of both directions that were spliced.
     #[must_use]
     pub fn spliced(&self) -> u64 {
         self.a_to_b.spliced + self.b_to_a.spliced
     }
 
-    /// The bytes of both directions that went through user space.
+    /// Returns the number of bytes of both directions that went through user space.
     #[must_use]
     pub fn copied(&self) -> u64 {
         self.a_to_b.copied + self.b_to_a.copied
     }
 
-    /// Bytes of both directions that were read and not delivered.
+    /// Returns the number of bytes of both directions that were read and not delivered.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.a_to_b.lost + self.b_to_a.lost
@@ -69,22 +70,23 @@ impl fmt::Display for RelaySummary {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EndReason {
-    /// It has not: these are the counts of a relay that runs.
+    /// The relay has not ended. These are its counts so far.
     #[default]
     Running,
-    /// It was dropped before its end, for example by a `select!` or with its task.
+    /// The relay was dropped before its end, for example by a `select!` or with its task.
     Dropped,
-    /// It failed: these are the counts of a [`RelayError`].
+    /// The relay failed. These are the counts of a [`RelayError`].
     Broken,
-    /// Both directions have ended, by the end of their stream or their limit; or one has, and the
-    /// options end both then.
+    /// Both directions have ended, at the end of their stream or at their limit. With
+    /// [`HalfClose::CloseBoth`](crate::HalfClose::CloseBoth), the end of one direction has ended
+    /// both.
     Ended,
     /// No byte was delivered for the [`idle_timeout`](crate::RelayOptions::idle_timeout).
     IdleTimeout,
     /// One direction had ended, and the other one delivered no byte for the
     /// [`half_close_timeout`](crate::RelayOptions::half_close_timeout).
     HalfCloseTimeout,
-    /// A [`CancelHandle`](crate::CancelHandle) asked for it.
+    /// A [`CancelHandle`](crate::CancelHandle) ended the relay.
     Cancelled,
 }
 
@@ -105,9 +107,9 @@ impl fmt::Display for EndReason {
 /// One of the two streams of a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Peer {
-    /// The one that was given first.
+    /// The stream that was given first.
     A,
-    /// The other one.
+    /// The other stream.
     B,
 }
 
@@ -120,7 +122,7 @@ pub enum Direction {
     BToA,
 }
 
-/// What a relay was doing.
+/// An operation of a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {
@@ -128,41 +130,42 @@ pub enum Operation {
     Read,
     /// Writing to its sink, or flushing it.
     Write,
-    /// Passing the end of the source on to the sink.
+    /// Passing the end of the source to the sink.
     Shutdown,
 }
 
-/// A relay that failed: where, in which operation, and what was delivered until then.
+/// The failure of a relay: its direction, its operation, and the bytes delivered until then.
 ///
 /// As an [`io::Error`] (`?` converts it), it is the error of the stream itself, with its kind and
 /// errno.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct RelayError {
-    /// The direction that failed. The other one was ended with it.
+    /// The direction that failed. The relay ended the other one too.
     pub direction: Direction,
-    /// What failed.
+    /// The operation that failed.
     pub operation: Operation,
-    /// What was delivered in both directions.
+    /// The counts of both directions.
     pub summary: RelaySummary,
     /// The stream's own error.
     pub source: io::Error,
 }
 
 impl RelayError {
-    /// The peer whose stream failed: the direction's source if reading failed, or else its sink.
+    /// Returns the peer whose stream failed: the direction's source if a read failed, and otherwise
+    /// its sink.
     #[must_use]
     pub fn peer(&self) -> Peer {
         failed_peer(self.direction, self.operation)
     }
 }
 
-/// How a direction came to its end.
+/// How a direction ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DirectionEnd {
     /// The source has ended.
     Eof,
-    /// Everything that may be read of it was read.
+    /// The direction has read all bytes that it may read.
     Limit,
 }
 

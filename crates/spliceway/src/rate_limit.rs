@@ -7,27 +7,27 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
 
-/// A limit in bytes per second, with bursts of a limited size: a token bucket. Clones share the
-/// same bucket.
+/// A limit in bytes per second, with bursts of a limited size: a token bucket. Clones share one
+/// bucket.
 ///
 /// ```
 /// use spliceway::{RateLimit, RelayOptions};
 ///
-/// // 10 MB/s for all relays of one client together.
+/// // 10 MB/s for all relays of a client together.
 /// let limit = RateLimit::new(10_000_000);
 /// let options = RelayOptions::new().rate_limit(&limit);
 /// ```
 ///
-/// The limit decides how many bytes a relay reads from its source at once, and when. Limited bytes
-/// are therefore still spliced, and TCP itself slows the sender down. A relay that waits holds no
-/// pipe and no bytes.
+/// The limit decides when a relay reads from its source, and how many bytes one read may take.
+/// Limited bytes are therefore still spliced, and TCP itself slows the sender down. A relay that
+/// waits for its limit holds no pipe and no bytes.
 ///
-/// Relays that share a limit are served in the order in which they asked. Each may read what the
-/// limit allows in 20 ms, or what is left of a burst. It never gets more than 256 KiB at once, or
-/// more than 32 KiB while others wait. A new limit begins with its burst.
+/// Relays that share a limit are served in the order in which they asked. Each grant is what the
+/// limit allows in 20 ms, or what is left of a burst. A grant is at most 256 KiB, or 32 KiB while
+/// other relays wait. A new limit starts with a full burst.
 ///
-/// A limit may be [within](Self::within) another, for example the limit of one connection within
-/// that of its client.
+/// A limit may be [within](Self::within) another, for example the limit of a connection within the
+/// limit of its client.
 #[derive(Clone, Debug)]
 pub struct RateLimit(Arc<Level>);
 
@@ -43,24 +43,24 @@ struct Level {
 struct Bucket {
     bytes_per_second: u64,
     burst: u64,
-    /// The bytes in the bucket, as a point in time. If it is in the past, the bucket holds what the
-    /// rate brings from then until now. If it is in the future, the bucket owes what the rate
-    /// brings from now until then.
+    /// The fill level of the bucket, as a point in time. If it is in the past, the bucket holds the
+    /// bytes that the rate brings from then until now. If it is in the future, the bucket owes the
+    /// bytes that the rate brings from now until then.
     empty_at: Mutex<Instant>,
 }
 
-/// One grant is what a rate brings in 1/50 s. A receiver does not notice such a burst. A splice
-/// pays off from 16 KiB: at 50 grants per second, rates below 800 kB/s grant less than that.
+/// One grant is what the rate brings in 1/50 s. A receiver does not notice such a burst. A splice
+/// pays off from 16 KiB. At 50 grants per second, a rate below 800 kB/s grants less than that.
 const GRANTS_PER_SECOND: u64 = 50;
-/// A grant is at most what a pipe of 256 KiB holds. Larger grants would be bursts.
+/// The largest grant, in bytes: the contents of a pipe of 256 KiB. Larger grants would be bursts.
 const GRANT_MOST: u64 = 256 << 10;
-/// The largest grant while others wait for theirs, in bytes. It is still worth a splice.
+/// The largest grant while other relays wait, in bytes. It is still worth a splice.
 const GRANT_IN_TURN: u64 = 32 << 10;
-/// The default burst is what a rate brings in 1/10 s, which is 1 % of what it brings in 10 s.
+/// The default burst is what the rate brings in 1/10 s. This is 1 % of what it brings in 10 s.
 const BURSTS_PER_SECOND: u64 = 10;
 
 impl RateLimit {
-    /// Creates a limit of this many bytes per second. Its burst is a tenth of that number.
+    /// Creates a limit of this many bytes per second. Its burst is 1/10 of that number.
     ///
     /// # Panics
     /// If `bytes_per_second` is 0.
@@ -69,8 +69,8 @@ impl RateLimit {
         Self::with_burst(bytes_per_second, (bytes_per_second / BURSTS_PER_SECOND).max(1))
     }
 
-    /// Creates a limit of this many bytes per second, with up to `burst` bytes at once after an
-    /// idle time.
+    /// Creates a limit of this many bytes per second, with bursts of up to `burst` bytes after idle
+    /// time.
     ///
     /// # Panics
     /// If either argument is 0.
@@ -91,11 +91,11 @@ impl RateLimit {
         }))
     }
 
-    /// Returns this limit for relays that must respect `outer` as well. They read what both limits
-    /// allow, when both allow it, and both limits count it. If this limit is already within others,
-    /// `outer` is around all of them.
+    /// Returns this limit for relays that must respect `outer` as well. Such a relay reads only
+    /// when both limits allow it, and both limits count its bytes. If this limit is already within
+    /// other limits, `outer` applies around all of them.
     ///
-    /// The bucket stays the same: relays that use this limit without `outer` share it.
+    /// The bucket stays the same, so relays that use this limit without `outer` still share it.
     ///
     /// ```
     /// use spliceway::{RateLimit, RelayOptions};
@@ -122,14 +122,14 @@ impl RateLimit {
         self.0.bucket.bytes_per_second
     }
 
-    /// Returns the most bytes that pass at once, for this limit alone.
+    /// Returns the largest burst in bytes, for this limit alone.
     #[must_use]
     pub fn burst(&self) -> u64 {
         self.0.bucket.burst
     }
 
-    /// Counts bytes that did not pass through a relay, for example those of a handshake. The next
-    /// relay waits for them.
+    /// Counts bytes that did not pass through a relay, for example the bytes of a handshake. The
+    /// next relay waits for them.
     pub fn charge(&self, bytes: u64) {
         let now = Instant::now();
         self.buckets().for_each(|bucket| {
@@ -137,24 +137,25 @@ impl RateLimit {
         });
     }
 
-    /// Reserves up to `most` bytes in every bucket, and more than 0 if `most` is. A bucket may then
-    /// owe them. Returns the number of bytes, and the time from which no bucket owes them.
+    /// Reserves up to `most` bytes in every bucket, and at least 1 byte unless `most` is 0. A
+    /// bucket may then owe bytes. Returns the number of bytes, and the time from which no bucket
+    /// owes them.
     fn reserve(&self, most: u64, now: Instant) -> (u64, Instant) {
-        // Others may reserve bytes between these two passes. The grant is then larger than it would
-        // have been, and no byte is counted twice.
+        // Other relays may reserve bytes between these two passes. The grant is then larger than it
+        // would have been, and no byte is counted twice.
         let bytes = self.buckets().fold(most, |most, bucket| bucket.grant(most, now));
         let allowed_at = self.buckets().map(|bucket| bucket.take(bytes, now)).max();
         (bytes, allowed_at.expect("its own bucket"))
     }
 
-    /// Puts back bytes that were reserved and not used.
+    /// Puts back bytes that were reserved and not read.
     fn put_back(&self, bytes: u64) {
         if bytes > 0 {
             self.buckets().for_each(|bucket| bucket.put_back(bytes));
         }
     }
 
-    /// Counts bytes that were read and not reserved. A record is read whole, so it may exceed the
+    /// Counts bytes that were read and not reserved. A record is read whole, so it may exceed its
     /// reservation.
     fn owe(&self, bytes: u64) {
         if bytes > 0 {
@@ -169,15 +170,15 @@ impl RateLimit {
 }
 
 impl Bucket {
-    /// Returns how many bytes, up to `most`, may be read next. The caller may have to wait for
-    /// them.
+    /// Returns how many bytes, up to `most`, may be read next. The caller may have to wait before
+    /// it reads them.
     fn grant(&self, most: u64, now: Instant) -> u64 {
         let empty_at = *self.empty_at();
-        // While others wait, grants are small. All reservations together should not exceed what the
-        // rate brings in a moment.
+        // While other relays wait, grants are small. All reservations together should only cover a
+        // short time.
         let grant = if empty_at > now { GRANT_IN_TURN } else { GRANT_MOST };
         let empty_at = empty_at.max(full_at(now, self.burst, self.bytes_per_second));
-        // Bytes that the bucket holds need not be granted in parts.
+        // Bytes that are in the bucket need not be granted in parts.
         let there = bytes_in(now.saturating_duration_since(empty_at), self.bytes_per_second);
         (self.bytes_per_second / GRANTS_PER_SECOND)
             .max(there)
@@ -207,18 +208,18 @@ impl Bucket {
     }
 
     fn empty_at(&self) -> MutexGuard<'_, Instant> {
-        // A panic cannot leave a half-written value: the lock guards a single point in time.
+        // A panic cannot leave the value half-written, because it is a single point in time.
         self.empty_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Returns the time at which a bucket that is full now was empty.
+/// Returns the time at which a bucket that is full now would have been empty.
 fn full_at(now: Instant, burst: u64, bytes_per_second: u64) -> Instant {
     now.checked_sub(time_for(burst, bytes_per_second)).unwrap_or(now)
 }
 
-/// Returns how long the rate takes to bring `bytes`. A time above `u64::MAX` ns (584 years) is cut
-/// to a quarter of that. The exact length of such a time has no meaning.
+/// Returns how long the rate takes to bring `bytes`. A time above `u64::MAX` ns (584 years) is
+/// replaced by 1/4 of that value, because the exact length does not matter.
 fn time_for(bytes: u64, bytes_per_second: u64) -> Duration {
     let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_second);
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX / 4))
@@ -234,7 +235,8 @@ fn bytes_in(time: Duration, bytes_per_second: u64) -> u64 {
 #[derive(Debug)]
 pub(crate) struct RateWaiter {
     limit: RateLimit,
-    /// Bytes reserved and not yet read. They may be read once there is nothing to wait for.
+    /// Bytes that were reserved and not yet read. They may be read when there is no timer left to
+    /// wait for.
     reserved: u64,
     wait: Option<Pin<Box<Sleep>>>,
 }
@@ -248,8 +250,8 @@ impl RateWaiter {
         }
     }
 
-    /// Ready with the number of bytes, up to `most` and more than 0, that may be read now. (After a
-    /// wait it may exceed `most`, because the bytes were reserved before.)
+    /// When ready, returns how many bytes may be read now: more than 0, and usually at most `most`.
+    /// After a wait the number may exceed `most`, because the bytes were reserved earlier.
     pub(crate) fn poll_grant(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<usize> {
         if self.reserved == 0 {
             let now = Instant::now();
@@ -264,13 +266,13 @@ impl RateWaiter {
         Poll::Ready(usize::try_from(self.reserved).unwrap_or(usize::MAX))
     }
 
-    /// Returns whether the direction waits here, which means that there is something to read.
+    /// Returns whether the direction waits here, which means that its source has bytes.
     pub(crate) fn is_waiting(&self) -> bool {
         self.wait.is_some()
     }
 
-    /// Notes that `bytes` were read. The rest of the grant goes back to the limit. Bytes beyond the
-    /// grant are owed.
+    /// Records that `bytes` were read. The rest of the grant goes back to the limit. Bytes beyond
+    /// the grant are owed.
     pub(crate) fn spent(&mut self, bytes: usize) {
         let bytes = bytes as u64;
         self.limit.put_back(self.reserved.saturating_sub(bytes));
@@ -300,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_passes_at_once_and_then_the_rate() {
+    fn a_burst_passes_immediately_and_then_the_rate_applies() {
         let limit = RateLimit::with_burst(1_000, 100);
         let start = Instant::now() + Duration::from_secs(3600);
         assert_eq!(reserve_all(&limit, 100, start), start);
@@ -310,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silence_earns_a_burst_and_no_more() {
+    fn idle_time_earns_one_burst_and_no_more() {
         let limit = RateLimit::with_burst(1_000, 100);
         let later = Instant::now() + Duration::from_secs(3600);
         assert_eq!(reserve_all(&limit, 100, later), later);
@@ -330,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_back_is_there_for_the_next() {
+    fn bytes_that_are_put_back_are_granted_again() {
         let limit = RateLimit::with_burst(1_000, 100);
         let later = Instant::now() + Duration::from_secs(3600);
         reserve_all(&limit, 100, later);
@@ -339,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn where_others_wait_grants_are_small() {
+    fn grants_are_small_while_other_relays_wait() {
         let limit = RateLimit::with_burst(1 << 30, 1 << 20);
         let later = Instant::now() + Duration::from_secs(3600);
         for _ in 0..4 {
@@ -350,20 +352,20 @@ mod tests {
     }
 
     #[test]
-    fn within_another_a_limit_grants_what_both_allow_when_both_do() {
+    fn a_nested_limit_grants_only_what_both_limits_allow() {
         let later = Instant::now() + Duration::from_secs(3600);
         let (outer, inner) = (RateLimit::with_burst(1_000, 100), RateLimit::with_burst(100, 50));
         let both = inner.within(&outer);
         assert_eq!(both.reserve(u64::MAX, later).0, 50, "the lesser burst");
-        // The outer limit has 50 bytes left, and the inner one owes.
+        // The outer limit has 50 bytes left, and the inner limit owes bytes.
         assert_eq!(reserve_all(&both, 10, later), later + Duration::from_millis(100));
-        // Now the outer limit owes, because bytes are reserved from it directly.
+        // Now the outer limit owes bytes, because they are reserved from it directly.
         assert_eq!(reserve_all(&outer, 1_040, later), later + Duration::from_secs(1));
         assert_eq!(reserve_all(&both, 1, later), later + Duration::from_millis(1_001));
     }
 
     #[test]
-    fn bytes_within_a_limit_count_in_it_also_after_corrections() {
+    fn bytes_of_an_inner_limit_count_in_the_outer_even_if_corrected() {
         let later = Instant::now() + Duration::from_secs(3600);
         let outer = RateLimit::with_burst(1_000, 100);
         let both = RateLimit::with_burst(1_000, 100).within(&outer);
@@ -377,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_within_limits_are_a_chain_however_it_was_made() {
+    fn nested_limits_form_a_chain_in_any_order_of_nesting() {
         let later = Instant::now() + Duration::from_secs(3600);
         let burst = |burst| RateLimit::with_burst(1_000, burst);
         for chain in [
@@ -391,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_charged_is_waited_for_by_the_next_and_by_whoever_shares_it() {
+    fn charged_bytes_delay_the_next_grant_of_the_outer_limit_too() {
         let outer = RateLimit::with_burst(1_000, 100);
         let limit = RateLimit::with_burst(10_000, 1_000).within(&outer);
         limit.charge(1_100);
@@ -401,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn no_rate_and_no_number_of_bytes_overflows() {
+    fn extreme_rates_and_byte_counts_do_not_overflow() {
         let now = Instant::now();
         assert_eq!(RateLimit::new(u64::MAX).reserve(u64::MAX, now).0, GRANT_MOST);
         assert_eq!(RateLimit::new(1).reserve(u64::MAX, now).0, 1);

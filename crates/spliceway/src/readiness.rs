@@ -1,4 +1,5 @@
-//! Waiting for an end of a relay. Only this file calls `try_io`, so only it clears readiness.
+//! Waits until an end of a relay is ready. Only this file calls `try_io`, so only it clears
+//! readiness.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -26,7 +27,8 @@ impl ReadySocket<'_> {
         }
     }
 
-    /// Whether it is an empty pipe. A read will report any error.
+    /// Returns whether the end is a pipe without bytes. If the query fails, it returns `false`, and
+    /// a read will report the error.
     pub(crate) fn is_empty_pipe(self) -> bool {
         match self {
             Self::Receiver(receiver) => bytes_in_pipe(receiver).is_ok_and(|bytes| bytes == 0),
@@ -34,7 +36,8 @@ impl ReadySocket<'_> {
         }
     }
 
-    /// Waits until there may be something to read; costs one unit of tokio's cooperative budget.
+    /// Waits until there may be something to read. Each call costs one unit of tokio's cooperative
+    /// budget.
     pub(crate) fn poll_read_ready(self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Self::Tcp(stream) => stream.poll_read_ready(cx),
@@ -44,7 +47,8 @@ impl ReadySocket<'_> {
         }
     }
 
-    /// Waits until there may be room to write; costs one unit of tokio's cooperative budget.
+    /// Waits until there may be room to write. Each call costs one unit of tokio's cooperative
+    /// budget.
     pub(crate) fn poll_write_ready(self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Self::Tcp(stream) => stream.poll_write_ready(cx),
@@ -54,12 +58,13 @@ impl ReadySocket<'_> {
         }
     }
 
-    /// Runs `read` if the end counts as readable, and clears that if the source is drained.
+    /// Runs `read` if the end counts as readable, and clears its readiness if the source is
+    /// drained.
     ///
-    /// tokio clears readiness when the closure returns `WouldBlock`. So the outcome is set aside,
-    /// and a receive that took the last byte, or a probe, saves the call that would only return
-    /// `EAGAIN`. A full pipe's `EAGAIN` must never be reported as the source's: the edge would be
-    /// lost.
+    /// tokio clears readiness when its closure returns `WouldBlock`. Here, the closure returns
+    /// `WouldBlock` for every outcome that means a drained source, for example after a short read
+    /// or a probe. This saves the call that would only return `EAGAIN`. The `EAGAIN` of a full pipe
+    /// must never be reported as the source's, because the next edge would be lost.
     pub(crate) fn try_read(
         self,
         read: impl FnOnce(BorrowedFd<'_>) -> io::Result<ReadOutcome>,
@@ -75,8 +80,8 @@ impl ReadySocket<'_> {
         outcome
     }
 
-    /// Runs `write` if the end counts as writable, and clears that if the sink is full. Returns
-    /// `WouldBlock` as well if it did not run.
+    /// Runs `write` if the end counts as writable, and clears its readiness if the sink is full. If
+    /// `write` did not run, it returns `WouldBlock` too.
     pub(crate) fn try_write<E>(
         self,
         write: impl FnOnce(BorrowedFd<'_>) -> Result<WriteOutcome, E>,
@@ -97,7 +102,7 @@ impl ReadySocket<'_> {
             Readiness::Kept => Ok(()),
             Readiness::Cleared => Err(io::Error::from(io::ErrorKind::WouldBlock)),
         };
-        // The error is `attempt`'s own, or tokio's word that the end is not ready and `attempt` did
+        // The error comes from `attempt`, or from tokio if the end is not ready and `attempt` did
         // not run.
         let _ = match self {
             Self::Tcp(stream) => stream.try_io(interest, || attempt(stream.as_fd())),

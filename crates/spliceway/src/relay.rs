@@ -1,4 +1,4 @@
-//! Both directions between two streams as one named future.
+//! A named future for both directions between two streams.
 
 use std::fmt;
 use std::io;
@@ -26,7 +26,7 @@ use crate::salvage::{Salvage, Wreck};
 /// ```
 ///
 /// The streams may be owned or mutably borrowed. [`copy_bidirectional`](crate::copy_bidirectional)
-/// is the same without options and counts.
+/// does the same without options and counts.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -49,38 +49,39 @@ use crate::salvage::{Salvage, Wreck};
 /// ```
 ///
 /// # End of stream
-/// The end of one stream is passed on as a shutdown of the other's writing side. The other
-/// direction continues, unless [`HalfClose::CloseBoth`](crate::HalfClose::CloseBoth) ends it too.
+/// The end of one stream shuts down the writing side of the other. The other direction continues,
+/// unless [`HalfClose::CloseBoth`](crate::HalfClose::CloseBoth) ends it too.
 ///
 /// # Errors
-/// An error on either side of either direction ends both, as a [`RelayError`] with the counts.
-/// Before that, the relay does what [`RelayOptions::early_answers`] and
-/// [`RelayOptions::pass_resets`] ask for. Bytes that were read and not delivered are lost: up to a
-/// pipe in each direction, counted in [`DirectionSummary::lost`](crate::DirectionSummary::lost). A
-/// timeout is not an error: the caller asked for it, and gets a summary that says so.
+/// An error of either stream ends both directions. The relay returns a [`RelayError`] with the
+/// counts. Before that, it does what [`RelayOptions::early_answers`] and
+/// [`RelayOptions::pass_resets`] ask for. Bytes that were read and not delivered are lost, up to
+/// the contents of one pipe in each direction.
+/// [`DirectionSummary::lost`](crate::DirectionSummary::lost) counts them. A timeout is not an
+/// error, because the caller asked for it. The summary has it as the reason.
 ///
 /// # Cancel safety
-/// Dropping a relay is safe at any point. Descriptors are closed or returned, and no byte can reach
-/// another relay. Bytes in flight are lost, and counted in [`stats`](Relay::stats).
-/// [`cancel_handle`](Relay::cancel_handle) ends a relay without loss, and
+/// Dropping a relay is safe at any point. Descriptors are closed or returned to the pool, and no
+/// byte can reach another relay. Bytes in flight are lost, and [`stats`](Relay::stats) counts them.
+/// [`cancel_handle`](Relay::cancel_handle) ends a relay without loss.
 /// [`into_parts`](Relay::into_parts) returns the bytes in flight.
 #[must_use = "futures do nothing unless you `.await` or poll them"]
 pub struct Relay<A, B> {
     a: A,
     b: B,
-    /// `None` means the defaults, for which nothing is allocated.
+    /// `None` means the defaults, and needs no allocation.
     options: Option<Box<RelayOptions>>,
     directions: Directions,
     /// The conditions that may end the relay before its streams do, if any. The first poll creates
     /// them.
     deadlines: Option<Box<Deadlines>>,
-    /// Set if one stream has failed and the other one is still served.
+    /// Set while the relay still serves one stream after the other has failed.
     salvage: Option<Box<Salvage>>,
-    /// The task that polled last. A cancel handle that is taken later wakes it.
+    /// The task that polled last. A cancel handle that the caller takes later wakes it.
     task: Option<Waker>,
 }
 
-/// The streams of a relay and the bytes between them: see [`Relay::into_parts`].
+/// The streams of a relay and the bytes in flight between them: see [`Relay::into_parts`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct RelayParts<A, B> {
@@ -94,7 +95,7 @@ pub struct RelayParts<A, B> {
     pub b_to_a: Bytes,
 }
 
-/// Both directions. When they end or are dropped, the handles learn the reason.
+/// Both directions. When they end or are dropped, they store the reason for the handles.
 #[derive(Debug)]
 struct Directions {
     a_to_b: DirectionState,
@@ -116,7 +117,7 @@ where
     A: AsyncRead + AsyncWrite + Unpin,
     B: AsyncRead + AsyncWrite + Unpin,
 {
-    /// Creates a relay between `a` and `b`, which starts at its first poll.
+    /// Creates a relay between `a` and `b`. It starts when it is first polled.
     pub fn new(a: A, b: B) -> Self {
         Self {
             a,
@@ -133,10 +134,10 @@ where
         }
     }
 
-    /// Creates a relay with options.
+    /// Creates a relay between `a` and `b` with options.
     pub fn with_options(a: A, b: B, mut options: RelayOptions) -> Self {
         let mut relay = Self::new(a, b);
-        // The options must not keep the prefixes in memory after they were sent.
+        // The options must not keep the prefixes in memory after they have been sent.
         relay.directions.a_to_b = DirectionState::Start(std::mem::take(&mut options.a_to_b.prefix));
         relay.directions.b_to_a = DirectionState::Start(std::mem::take(&mut options.b_to_a.prefix));
         relay.options = Some(Box::new(options));
@@ -148,8 +149,8 @@ where
         RelayStats(Arc::clone(&self.directions.shared))
     }
 
-    /// Returns a handle that ends the relay after the bytes in flight were written. The handle can
-    /// be taken at any time.
+    /// Returns a handle that ends the relay after the bytes in flight have been written. The caller
+    /// can take a handle at any time.
     pub fn cancel_handle(&mut self) -> CancelHandle {
         let options = self.options.get_or_insert_default();
         let handle = options.cancel.get_or_insert_default().clone();
@@ -165,12 +166,12 @@ where
         handle
     }
 
-    /// Stops the relay where it is, and returns its streams and the bytes in flight.
+    /// Stops the relay immediately, and returns its streams and the bytes in flight.
     ///
     /// The streams are not shut down. To continue, write `a_to_b` to `b` and `b_to_a` to `a` before
     /// any other byte, for example as prefixes of another relay. A prefix that was not written is
-    /// among these bytes. A relay that has ended holds none: bytes that it could not write are
-    /// lost.
+    /// among these bytes. A relay that has ended returns no bytes: bytes that it could not write
+    /// are lost.
     ///
     /// ```no_run
     /// # async fn example(client: tokio::net::TcpStream, upstream: tokio::net::TcpStream) -> std::io::Result<()> {
@@ -190,8 +191,8 @@ where
     /// ```
     ///
     /// # Errors
-    /// An error of `read(2)` on a pipe, which a healthy process does not meet. The streams are then
-    /// dropped.
+    /// Returns the error of a `read(2)` on a pipe, which does not fail in a healthy process. The
+    /// streams are then dropped.
     pub fn into_parts(self) -> io::Result<RelayParts<A, B>> {
         let Self {
             a, b, mut directions, ..
@@ -256,10 +257,10 @@ where
     }
 }
 
-/// What a relay must do when it has nothing to move.
+/// The next step of a relay that has nothing to move.
 enum Verdict {
     End(EndReason),
-    /// A direction was told to end.
+    /// A direction was asked to end.
     PollAgain,
 }
 
@@ -278,7 +279,7 @@ where
             ..
         } = self;
         let options = options.as_deref().unwrap_or(&options::DEFAULT);
-        // Both directions are polled every time. A direction that is done is ready again.
+        // Both directions are polled every time. A direction that has ended stays ready.
         let counts = &directions.shared.a_to_b;
         let a_to_b = match directions.a_to_b.poll(cx, a, b, &options.a_to_b, options, counts) {
             Poll::Ready(Err(broken)) => return Poll::Ready(Err((Direction::AToB, broken))),
@@ -319,7 +320,7 @@ where
         Ok(())
     }
 
-    /// Ready with the error, when there is nothing more to do for the other side.
+    /// Ready with the error when there is nothing left to do for the other side.
     #[cold]
     fn poll_salvage(&mut self, cx: &mut Context<'_>) -> Poll<RelayError> {
         let hurry = self
@@ -391,7 +392,7 @@ where
 }
 
 impl<A, B> Relay<A, B> {
-    /// Ends the relay, and returns what it did.
+    /// Ends the relay, and returns its summary.
     fn end(&mut self, reason: EndReason) -> RelaySummary {
         let reason = match &self.deadlines {
             Some(deadlines) if deadlines.is_cancelled() && reason == EndReason::Ended => EndReason::Cancelled,
@@ -428,14 +429,15 @@ impl<A, B> fmt::Debug for Relay<A, B> {
 }
 
 impl Directions {
-    /// Ends both directions. Only the first end counts.
+    /// Ends both directions. Only the first call counts.
     fn end(&mut self, reason: EndReason) {
         if self.shared.end.get().is_some() {
             return;
         }
         self.shared.a_to_b.set_lost(self.a_to_b.in_flight());
         self.shared.b_to_a.set_lost(self.b_to_a.in_flight());
-        // Their pipes and buffers are released now, and not when the relay is dropped.
+        // The pipes and buffers of both directions are released here, not when the relay is
+        // dropped.
         (self.a_to_b, self.b_to_a) = (DirectionState::Done, DirectionState::Done);
         let _ = self.shared.end.set(reason);
     }
@@ -447,14 +449,14 @@ impl Drop for Directions {
     }
 }
 
-/// A handle to a relay's live counts. It is cheap and lock-free, and works from any thread, while
+/// A handle to a relay's live counts. It is cheap and lock-free. It works from any thread, while
 /// the relay runs and afterwards.
 #[derive(Clone, Debug)]
 pub struct RelayStats(Arc<Shared>);
 
 impl RelayStats {
-    /// Returns the current counts. Each is exact. While the relay runs, they may be an instant
-    /// apart.
+    /// Returns the current counts. Each count is exact. While the relay runs, the counts may be
+    /// from slightly different moments.
     #[must_use]
     pub fn snapshot(&self) -> RelaySummary {
         self.0.summary()
@@ -462,7 +464,7 @@ impl RelayStats {
 }
 
 impl Shared {
-    /// Notes that the direction whose source is `peer` has ended. Returns `true`.
+    /// Records that the direction whose source is `peer` has ended. Returns `true`.
     fn has_ended(&self, peer: Peer, counts: &Counts) -> bool {
         if self.first_eof.get().is_none() && counts.snapshot().eof {
             let _ = self.first_eof.set(peer);

@@ -16,10 +16,10 @@ use crate::options::{DirectionOptions, RelayOptions};
 use crate::outcome::{Direction, Failure, Operation};
 use crate::stream;
 
-/// The whole salvage takes at most this long.
+/// The most time that the whole salvage may take.
 const SALVAGE_TIME: Duration = Duration::from_secs(30);
 
-/// The other side has this long to finish after it has received the end of the stream.
+/// The time that the other side has to finish after it has received the end of the stream.
 const LINGER_TIME: Duration = Duration::from_secs(5);
 
 /// The most bytes from the failed side that are still written to the other side.
@@ -31,14 +31,14 @@ const DISCARD_MAX_BYTES: usize = 16 << 20;
 /// The size of one such read, in bytes.
 const READ_BYTES: usize = 16 << 10;
 
-/// The first interval between checks of the send queue. No event tells that a peer has acknowledged
-/// everything. The interval doubles after each check.
+/// The first interval between checks of the send queue. No event reports that a peer has
+/// acknowledged everything. The interval doubles after each check.
 const FIRST_CHECK: Duration = Duration::from_millis(1);
 /// The longest interval between checks of the send queue.
 const SLOWEST_CHECK: Duration = Duration::from_millis(64);
 
-/// A relay after one of its streams has failed. It still serves the peer of its other stream, which
-/// is called the *other* side.
+/// A relay after one of its streams has failed. It still serves the peer of its other stream, the
+/// *other* side.
 ///
 /// ```text
 ///                            ┌─ not all bytes ─▶ Cutting ──▶ like Resetting
@@ -62,7 +62,8 @@ pub(crate) struct Salvage {
     discards_left: usize,
     other_has_ended: bool,
     deadline: Instant,
-    /// Fires at the next check while the send queue is checked, and otherwise at the deadline.
+    /// During checks of the send queue, this fires at the next check. Otherwise it fires at the
+    /// deadline.
     timer: Pin<Box<Sleep>>,
     check: Duration,
 }
@@ -79,8 +80,8 @@ enum Stage {
     Settling,
     /// The other side is reset once it has acknowledged everything.
     Resetting,
-    /// Not all bytes that the failed side had sent could be written. The bytes that were written
-    /// must not look complete, so the other side is reset as in `Resetting`.
+    /// Some bytes that the failed side had sent could not be written. The written bytes must not
+    /// look complete, so the other side is reset as in `Resetting`.
     Cutting,
 }
 
@@ -88,11 +89,11 @@ enum Stage {
 pub(crate) struct Wreck<'a, F, O> {
     pub(crate) failed: &'a mut F,
     pub(crate) other: &'a mut O,
-    /// The direction from the failed side to the other one. Its live counts are in `counts`.
+    /// The direction from the failed side to the other side. Its live counts are in `counts`.
     pub(crate) onward: &'a mut DirectionState,
     pub(crate) counts: &'a Counts,
     pub(crate) way: &'a DirectionOptions,
-    /// The direction from the other side to the failed one.
+    /// The direction from the other side to the failed side.
     pub(crate) dead: &'a mut DirectionState,
     pub(crate) options: &'a RelayOptions,
 }
@@ -128,7 +129,7 @@ impl Salvage {
         Ok(salvage)
     }
 
-    /// Ready when the error can be reported. `hurry` makes it ready at once.
+    /// Ready when the error can be reported. With `hurry`, it is ready immediately.
     pub(crate) fn poll<F, O>(&mut self, cx: &mut Context<'_>, wreck: &mut Wreck<'_, F, O>, hurry: bool) -> Poll<()>
     where
         F: AsyncRead + AsyncWrite + Unpin,
@@ -199,7 +200,7 @@ impl Salvage {
         Ok(before - self.discards_left)
     }
 
-    /// Ready when the direction has ended or failed, or has written as much as is allowed.
+    /// Ready when the direction has ended or failed, or has written the allowed number of bytes.
     fn poll_deliver<F, O>(&mut self, cx: &mut Context<'_>, wreck: &mut Wreck<'_, F, O>) -> Poll<()>
     where
         F: AsyncRead + AsyncWrite + Unpin,
@@ -242,7 +243,7 @@ impl Salvage {
         if let (Stage::Resetting | Stage::Cutting, true, Some(socket)) =
             (self.stage, wreck.options.pass_resets, stream::tcp_sink(wreck.other))
         {
-            // If this fails, the stream is closed in the usual way.
+            // If this fails, the stream is closed without a reset.
             let _ = socket.set_zero_linger();
         }
         Poll::Ready(())
@@ -251,16 +252,15 @@ impl Salvage {
 
 /// Closes a connection with a reset, once its peer has acknowledged every byte.
 ///
-/// Use it to [pass resets on](RelayOptions::pass_resets) yourself, if you relay a stream whose
-/// socket a [`Relay`](crate::Relay) cannot see. A reset discards bytes that the socket has not
-/// sent. The function therefore waits as that option does: it checks at intervals, for at most 30
-/// s.
+/// Call it to [pass resets on](RelayOptions::pass_resets) yourself, if a [`Relay`](crate::Relay)
+/// does not know the socket below your stream. A reset discards bytes that the socket has not sent.
+/// The function therefore waits, as that option does. It checks at intervals, for at most 30 s.
 ///
 /// # Panics
-/// If it is polled outside of a tokio runtime with its time driver enabled.
+/// If it is polled outside a tokio runtime with its time driver enabled.
 ///
 /// # Cancel safety
-/// Dropping the future closes the connection in the usual way.
+/// Dropping the future closes the connection without a reset.
 pub async fn reset(stream: TcpStream) {
     let deadline = Instant::now() + SALVAGE_TIME;
     let mut check = FIRST_CHECK;
@@ -268,8 +268,8 @@ pub async fn reset(stream: TcpStream) {
         tokio::time::sleep(check).await;
         check = (check * 2).min(SLOWEST_CHECK);
     }
-    // Systems other than Linux do not report what was acknowledged. There, and if the call fails,
-    // the stream is closed in the usual way.
+    // Systems other than Linux do not report which bytes were acknowledged. There, or if the call
+    // fails, the stream is closed without a reset.
     if cfg!(target_os = "linux") {
         let _ = stream.set_zero_linger();
     }

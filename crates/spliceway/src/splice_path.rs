@@ -1,5 +1,5 @@
-//! The path of a direction between sockets and pipes: waits for what its [`Splicer`] needs, and
-//! performs it.
+//! A direction between sockets and pipes. It waits until its [`Splicer`] can perform the next step,
+//! and performs it.
 
 use std::cell::RefCell;
 use std::io;
@@ -27,10 +27,9 @@ thread_local! {
     static WORKER: RefCell<Worker> = RefCell::new(Worker::new());
 }
 
-/// What the relays of one thread share.
+/// State that the relays of one thread share.
 struct Worker {
-    /// The buffer to receive into. Bytes stay here only until the same poll has sent them or set
-    /// them aside.
+    /// The buffer for receives. Bytes stay here only until the same poll has sent or saved them.
     scratch: Box<[u8]>,
     urgent: UrgentMarkCheck,
 }
@@ -43,8 +42,8 @@ impl Worker {
         }
     }
 
-    /// Lends this thread's, or a new one to a relay that is polled inside another's poll: a waker
-    /// may poll a task at once.
+    /// Lends the worker of this thread. A relay that is polled inside another relay's poll gets a
+    /// new one. This happens if a waker polls a task immediately.
     fn lend<T>(borrow: impl FnOnce(&mut Self) -> T) -> T {
         WORKER.with(|worker| match worker.try_borrow_mut() {
             Ok(mut worker) => borrow(&mut worker),
@@ -58,19 +57,19 @@ impl Worker {
 pub(crate) struct SplicePath {
     splicer: Splicer,
     start: Startup,
-    /// Whether the direction ends where its source would block.
+    /// Whether the direction ends when its source would block.
     finishing: bool,
 }
 
-/// What must be done before a direction can rely on the readiness of its source.
+/// The work that must be done before a direction can rely on the readiness of its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Startup {
-    /// Bytes in buffers around the sockets go first, behind the caller's prefix, which the splicer
+    /// Bytes in buffers around the sockets go first, after the caller's prefix, which the splicer
     /// has.
     Unbuffer,
-    /// The source must be tried, even if it does not count as readable: it may have bytes that no
-    /// edge will announce. A read of the caller's own that stopped at an urgent mark was short, and
-    /// a short read clears readiness.
+    /// The source must be tried, even if it does not count as readable, because it may have bytes
+    /// that no edge will announce. For example, the caller's own read stopped at an urgent mark.
+    /// That read was short, and tokio clears readiness after a short read.
     TrySource,
     Done,
 }
@@ -136,12 +135,12 @@ impl SplicePath {
         }))
     }
 
-    /// Reads what the source has received by now, up to `max` bytes, and then no more.
+    /// Reads the bytes that the source has received by now, up to `max`, and then no more.
     pub(crate) fn finish(&mut self, max: u64) {
         self.splicer.set_limit(max);
         self.finishing = true;
         if self.start == Startup::Done {
-            // It counts as drained, and may be at an urgent mark.
+            // The source counts as drained, but it may be at an urgent mark.
             self.start = Startup::TrySource;
         }
     }
@@ -162,8 +161,8 @@ impl SplicePath {
         self.splicer.take_in_flight().map(Bytes::from)
     }
 
-    /// Empties the buffers between the caller's streams and their sockets: what was written goes
-    /// out, and what was read goes first, as much of it as the limit allows.
+    /// Empties the buffers between the caller's streams and their sockets. It flushes the bytes
+    /// that were written. The bytes that were read go first, up to the limit.
     #[cold]
     fn poll_unbuffer<R, W>(&mut self, cx: &mut Context<'_>, reader: &mut R, writer: &mut W) -> Poll<Result<(), Failure>>
     where
@@ -179,8 +178,8 @@ impl SplicePath {
     }
 }
 
-/// The type of a stream does not change, but what a caller's [`AsSocket`](crate::AsSocket) returns
-/// may.
+/// The type of a stream does not change, but the return value of a caller's
+/// [`AsSocket`](crate::AsSocket) may.
 #[cold]
 fn no_socket_any_more() -> io::Error {
     io::Error::other("a stream was a plain socket when the relay began, and is none any more")
@@ -194,8 +193,8 @@ fn write_failed(error: io::Error) -> Failure {
     (Operation::Write, error)
 }
 
-/// A splicer that is parked when the poll ends, even by a panic: bytes left in a buffer that the
-/// next relay receives into would be sent to the wrong peer.
+/// Parks the splicer when the poll ends, even after a panic. If bytes stayed in the shared buffer,
+/// the next relay would send them to the wrong peer.
 struct Parked<'a> {
     splicer: &'a mut Splicer,
     worker: &'a mut Worker,
@@ -208,25 +207,25 @@ impl Drop for Parked<'_> {
     }
 }
 
-/// What one poll of a direction works with.
+/// The ends of a direction, and the state that one poll needs.
 struct Ends<'a> {
     source: ReadySocket<'a>,
     sink: ReadySocket<'a>,
     start: &'a mut Startup,
-    /// Whether the direction ends where its source would block.
+    /// Whether the direction ends when its source would block.
     finishing: bool,
     rate: Option<&'a mut RateWaiter>,
     counts: &'a Counts,
 }
 
-/// Why the source is worth a read.
+/// Why the direction tries to read from the source.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Attempt {
-    /// It counts as readable.
+    /// The source counts as readable.
     Ready,
-    /// It does not, but see [`Startup::TrySource`].
+    /// The source does not count as readable: see [`Startup::TrySource`].
     Try,
-    /// It is drained, and the direction is to end there.
+    /// The source is drained, and the direction must end there.
     Finish,
 }
 
@@ -247,7 +246,8 @@ impl Parked<'_> {
                     Attempt::Finish => self.splicer.set_limit(0),
                     attempt => {
                         ready!(ends.poll_splice_through(cx, splice, attempt))?;
-                        // No more than one splice moves.
+                        // The difference is at most the length of one splice, so it fits into a
+                        // `usize`.
                         ends.spent((before - self.splicer.remaining()) as usize);
                     }
                 },
@@ -265,7 +265,7 @@ impl Parked<'_> {
 }
 
 impl Ends<'_> {
-    /// Ready when the source may have something.
+    /// Ready when the source may have bytes.
     #[inline]
     fn poll_source(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Attempt>> {
         match self.source.poll_read_ready(cx) {
@@ -275,14 +275,14 @@ impl Ends<'_> {
         }
     }
 
-    /// The source does not count as readable, and may be worth an attempt.
+    /// Decides what to do with a source that does not count as readable.
     #[cold]
     fn poll_unready_source(&self) -> Poll<Attempt> {
-        // Out of tokio's budget is not out of bytes, but then the task must yield first.
+        // If tokio's budget is used up, the source may still have bytes. The task must yield first.
         if !has_budget_remaining() {
             return Poll::Pending;
         }
-        // A FIFO reads as ended until somebody has opened it to write.
+        // A read from a FIFO that has never had a writer returns an end of stream.
         if *self.start == Startup::TrySource && !self.source.is_empty_pipe() {
             return Poll::Ready(Attempt::Try);
         }
@@ -292,7 +292,7 @@ impl Ends<'_> {
         }
     }
 
-    /// One read, when the rate limit allows it.
+    /// Performs one read when the rate limit allows it.
     fn poll_read(
         &mut self,
         cx: &mut Context<'_>,
@@ -304,7 +304,8 @@ impl Ends<'_> {
         let (is_first, counts, scratch) = (*self.start == Startup::TrySource, self.counts, &mut worker.scratch);
         let perform = |source: BorrowedFd<'_>| {
             // A direction that stays silent should need no pipe, not even to find that out. (A
-            // socket that was just connected counts as readable: it was hung up before.)
+            // newly connected socket counts as readable, because it was in the hang-up state
+            // before.)
             if is_first && read.uses_pipe() {
                 match socket::peek(source, Wait::Never) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(ReadOutcome::WouldBlock),
@@ -317,8 +318,8 @@ impl Ends<'_> {
             Attempt::Ready => self.source.try_read(perform),
             _ => perform(self.source.as_fd()),
         }?;
-        // A direction that finishes reads to the end of what was received, and an urgent mark is
-        // not that end.
+        // A direction that finishes reads all bytes that were received. An urgent mark is not their
+        // end.
         let is_tried = match outcome {
             ReadOutcome::Short => !self.finishing,
             ReadOutcome::Open => attempt == Attempt::Ready,
@@ -327,7 +328,7 @@ impl Ends<'_> {
         *self.start = if is_tried { Startup::Done } else { Startup::TrySource };
         let may_be_at_mark = match outcome {
             ReadOutcome::Short => is_tried,
-            // At a mark, a receive also finds nothing if a signal is pending.
+            // At an urgent mark, a receive also finds nothing if a signal is pending.
             ReadOutcome::WouldBlock => matches!(self.source, ReadySocket::Tcp(_)),
             ReadOutcome::Open | ReadOutcome::Drained => false,
         };
@@ -337,8 +338,8 @@ impl Ends<'_> {
         Poll::Ready(Ok(()))
     }
 
-    /// One splice from the source to the sink, when both are ready and the rate limit allows it.
-    /// Only the sink's readiness is cleared here.
+    /// Performs one splice from the source to the sink, when both are ready and the rate limit
+    /// allows it. It clears only the sink's readiness.
     fn poll_splice_through(
         &mut self,
         cx: &mut Context<'_>,
@@ -363,8 +364,8 @@ impl Ends<'_> {
         }))
     }
 
-    /// One write. The sink is waited for only if it takes nothing, and it alone: a source that has
-    /// more must not wake the task while the sink is full.
+    /// Performs one write. If the sink accepts nothing, the direction waits for the sink alone. A
+    /// source that has more must not wake the task while the sink is full.
     fn poll_write(&mut self, cx: &mut Context<'_>, write: Write<'_>, scratch: &[u8]) -> Poll<io::Result<()>> {
         let counts = self.counts;
         match self.sink.try_write(|sink| write.perform(sink, scratch, counts))? {
@@ -373,7 +374,7 @@ impl Ends<'_> {
         }
     }
 
-    /// The most bytes to read now, of up to `max`; ready when the rate limit allows some.
+    /// Ready with the most bytes to read now, up to `max`, when the rate limit allows some.
     fn poll_max(&mut self, cx: &mut Context<'_>, max: usize) -> Poll<usize> {
         match &mut self.rate {
             Some(rate) if max > 0 => rate.poll_grant(cx, max),
@@ -381,7 +382,7 @@ impl Ends<'_> {
         }
     }
 
-    /// So many bytes were read.
+    /// Records that this many bytes were read.
     fn spent(&mut self, bytes: usize) {
         if let Some(rate) = &mut self.rate {
             rate.spent(bytes);

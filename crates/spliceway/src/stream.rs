@@ -1,5 +1,5 @@
-//! Finds the sockets and pipes below a relay's streams by the types of the streams, and reads out
-//! the bytes that those streams buffer.
+//! Finds the sockets and pipes below a relay's streams by the types of the streams, and empties the
+//! streams' own buffers.
 
 use std::io;
 use std::pin::Pin;
@@ -18,8 +18,8 @@ use crate::identity::{
 };
 use crate::readiness::ReadySocket;
 
-/// Returns the end that `stream` reads from, below any buffer. `None` means that the kernel alone
-/// does not know the stream's bytes.
+/// Returns the end that `stream` reads from, below any buffer. Returns `None` if the stream's bytes
+/// do not come directly from the kernel.
 pub(crate) fn source<R: ?Sized>(stream: &R) -> Option<ReadySocket<'_>> {
     duplex::<R, TcpStream>(stream)
         .or_else(|| duplex::<R, UnixStream>(stream))
@@ -35,8 +35,8 @@ pub(crate) fn source<R: ?Sized>(stream: &R) -> Option<ReadySocket<'_>> {
         .or_else(|| opted_in(stream))
 }
 
-/// Returns the end that `stream` writes to. `None` means that the kernel alone cannot write to the
-/// stream. The caller must first flush bytes that a buffer holds back.
+/// Returns the end that `stream` writes to. Returns `None` if bytes cannot go directly from the
+/// kernel to the stream. The caller must first flush bytes that a buffer holds back.
 pub(crate) fn sink<W: ?Sized>(stream: &W) -> Option<ReadySocket<'_>> {
     duplex::<W, TcpStream>(stream)
         .or_else(|| duplex::<W, UnixStream>(stream))
@@ -54,11 +54,11 @@ pub(crate) fn sink<W: ?Sized>(stream: &W) -> Option<ReadySocket<'_>> {
 }
 
 /// Returns both ends if bytes from `reader` to `writer` can go through the kernel. The types decide
-/// this at compile time, except for a `Spliceable`, which is asked at run time.
+/// this at compile time, except for a `Spliceable`, which gives its socket at run time.
 ///
-/// Bytes from pipe to pipe do not go through the kernel. A pipe buffer that was written as a packet
-/// (`O_DIRECT`) stays a packet in the sink, and the source's end cannot be asked about this. A
-/// reader of the sink that reads a packet in parts loses the rest of it.
+/// Bytes from pipe to pipe are not spliced. A pipe buffer that was written as a packet (`O_DIRECT`)
+/// would stay a packet in the sink. The source's end does not show whether its bytes are packets.
+/// If the reader of the sink reads only a part of a packet, it loses the rest.
 pub(crate) fn plain<'a, R: ?Sized, W: ?Sized>(
     reader: &'a R,
     writer: &'a W,
@@ -69,13 +69,13 @@ pub(crate) fn plain<'a, R: ?Sized, W: ?Sized>(
     }
 }
 
-/// Reads out up to `most` bytes that `stream` has read from its socket and holds in its own buffer.
-/// If more bytes remain in the buffer, the limit is reached: nothing may be read from the socket
-/// either.
+/// Removes and returns up to `most` bytes that `stream` has read from its socket and holds in its
+/// own buffer. If more bytes remain in the buffer, the limit is reached, and the relay must not
+/// read from the socket either.
 ///
 /// A `BufReader` shows its buffer. A `BufStream` does not, so its first bytes are read through it.
-/// If that would wait, the buffer is empty. If it returns no bytes, the stream has ended, and the
-/// socket will report that again.
+/// If that read would wait, the buffer is empty. If it returns no bytes, the stream has ended, and
+/// the socket will report the end again.
 pub(crate) fn buffered<R: ?Sized>(stream: &mut R, cx: &mut Context<'_>, most: u64) -> io::Result<Vec<u8>> {
     let held = buffer_of::<R, TcpStream>(stream, most)
         .or_else(|| buffer_of::<R, UnixStream>(stream, most))
@@ -94,7 +94,7 @@ pub(crate) fn buffered<R: ?Sized>(stream: &mut R, cx: &mut Context<'_>, most: u6
     Ok(Vec::new())
 }
 
-/// Returns how many bytes may still be read from `stream` if it is a `Take`. The stream below it
+/// Returns how many bytes may still be read from `stream` if it is a `Take`. The stream inside it
 /// does not know that limit.
 pub(crate) fn limit<R: ?Sized>(stream: &mut R) -> u64 {
     let mut limit = u64::MAX;
@@ -102,7 +102,7 @@ pub(crate) fn limit<R: ?Sized>(stream: &mut R) -> u64 {
     limit
 }
 
-/// Tells a `Take` how many bytes may still be read from it.
+/// Sets how many bytes may still be read from a `Take`.
 pub(crate) fn set_limit<R: ?Sized>(stream: &mut R, limit: u64) {
     with_limit(stream, &mut |limited| limited.set_limit(limit));
 }
@@ -151,7 +151,7 @@ is_end! {
     pipe::Sender: sender => ReadySocket::Sender(sender);
 }
 
-/// Returns the socket of a stream whose type names its socket through [`AsSocket`].
+/// Returns the socket of a stream that provides it through [`AsSocket`].
 fn opted_in<T: ?Sized>(stream: &T) -> Option<ReadySocket<'_>> {
     cast_borrowed::<T, Spliceable<'static>>(stream)
         .and_then(AsSocket::as_socket)
@@ -185,8 +185,8 @@ pub(crate) fn tcp_sink<W: ?Sized>(stream: &W) -> Option<&TcpStream> {
     }
 }
 
-/// Returns whether the peer has not acknowledged everything. `false` if the kernel cannot tell,
-/// because there is nothing to wait for then.
+/// Returns whether the peer has not yet acknowledged every byte. Returns `false` if the kernel does
+/// not know, because there is then nothing to wait for.
 pub(crate) fn is_owed(socket: &TcpStream) -> bool {
     socket::unacknowledged(socket).is_ok_and(|bytes| bytes > 0)
 }

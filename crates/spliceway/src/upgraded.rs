@@ -1,10 +1,10 @@
 //! Recovers the sockets below hyper's upgraded connections (feature `hyper`).
 //!
 //! After a CONNECT or an HTTP upgrade, hyper returns an [`Upgraded`]: a stream of unknown type,
-//! which cannot be spliced. Below it is the stream from which the connection was made, on a server
-//! as well as on a client. If that is a socket in hyper-util's [`TokioIo`], this module returns the
-//! socket and the bytes that hyper has read too far. These bytes are the first ones of the new
-//! protocol, so they go first:
+//! which cannot be spliced. Below it is the stream of the connection, on a server as well as on a
+//! client. If that stream is a socket in hyper-util's [`TokioIo`], this module returns the socket
+//! and the bytes that hyper has read ahead. These bytes belong to the new protocol, and they go
+//! first:
 //!
 //! ```no_run
 //! use hyper::upgrade::Upgraded;
@@ -15,15 +15,15 @@
 //! async fn tunnel(client: Upgraded, upstream: TcpStream) -> Result<RelaySummary, RelayError> {
 //!     match upgraded::into_tcp(client) {
 //!         Ok((client, early)) => Relay::with_options(client, upstream, RelayOptions::new().a_to_b_prefix(early)).await,
-//!         // TLS, or a stream of HTTP/2. The relay copies it.
+//!         // TLS, or an HTTP/2 stream. The relay copies it.
 //!         Err(client) => Relay::new(TokioIo::new(client), upstream).await,
 //!     }
 //! }
 //! ```
 //!
-//! # What it does not find
+//! # Sockets that it does not find
 //! - A socket below TLS: the socket's bytes are not the peer's bytes.
-//! - A stream of HTTP/2, which shares its socket with other streams.
+//! - The socket of an HTTP/2 stream, because other streams share it.
 //! - The socket of a server from `hyper_util::server::conn::auto`, even if it speaks HTTP/1. That
 //!   server wraps the socket in a type of its own.
 //!   `hyper_util::server::conn::auto::upgrade::downcast::<TokioIo<TcpStream>>` returns its parts:
@@ -37,23 +37,23 @@ use tokio::net::TcpStream;
 #[cfg(unix)]
 use tokio::net::UnixStream;
 
-/// Returns the TCP socket of an upgraded connection, and the bytes that hyper has read from it and
+/// Returns the TCP socket of an upgraded connection, and the bytes that hyper has read ahead and
 /// that must still be relayed.
 ///
-/// The function neither blocks nor waits. The bytes must go before all bytes from the socket, as
-/// the relay's [`a_to_b_prefix`](crate::RelayOptions::a_to_b_prefix) or
+/// The function neither blocks nor waits. The bytes must go before all bytes from the socket. Pass
+/// them as the relay's [`a_to_b_prefix`](crate::RelayOptions::a_to_b_prefix) or
 /// [`b_to_a_prefix`](crate::RelayOptions::b_to_a_prefix). Often there are none.
 ///
 /// # Errors
-/// The connection as it was, with every byte, if it is not a `TokioIo<TcpStream>`.
+/// Returns the connection unchanged, with every byte, if it is not a `TokioIo<TcpStream>`.
 pub fn into_tcp(upgraded: Upgraded) -> Result<(TcpStream, Bytes), Upgraded> {
     into_parts(upgraded)
 }
 
-/// Does the same as [`into_tcp`], for a Unix socket.
+/// Does the same as [`into_tcp`] for a Unix socket.
 ///
 /// # Errors
-/// The connection as it was, with every byte, if it is not a `TokioIo<UnixStream>`.
+/// Returns the connection unchanged, with every byte, if it is not a `TokioIo<UnixStream>`.
 #[cfg(unix)]
 pub fn into_unix(upgraded: Upgraded) -> Result<(UnixStream, Bytes), Upgraded> {
     into_parts(upgraded)

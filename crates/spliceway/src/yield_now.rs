@@ -1,26 +1,27 @@
-//! Waiting for other tasks: for those that are ready, and for the runtime to poll for events.
+//! Yields to other tasks until the runtime has polled for events.
 
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 
-/// Lets other tasks run, and wakes this one when the runtime has polled for events.
+/// Lets other tasks run, and wakes this one after the runtime has polled for events.
 ///
-/// A waker called here would wake sooner: tokio polls for events when no task is ready, or after 61
-/// tasks, so every message would wait for 61 polls of a flow that is always ready.
+/// If this function woke the task itself, the task would run too early. tokio polls for events when
+/// no task is ready, or after 61 polls of tasks. Every message would then wait for 61 polls of a
+/// relay that is always ready.
 pub(crate) fn yield_now(cx: &mut Context<'_>) {
     defer(&Waker::from(Arc::new(WakeOnDrop(cx.waker().clone()))));
 }
 
-/// Leaves `waker` to the runtime, which wakes it when it has polled for events, or drops it when it
-/// stops before. Outside of a runtime, the waker is woken at once.
+/// Hands `waker` to the runtime. The runtime wakes it after it has polled for events, or drops it
+/// if it stops first. Outside a runtime, the waker is woken immediately.
 pub(crate) fn defer(waker: &Waker) {
-    // All that its first poll does is to hand the waker over.
+    // The first poll of this future only hands the waker over.
     let first = pin!(tokio::task::yield_now()).poll(&mut Context::from_waker(waker));
     debug_assert!(first.is_pending());
 }
 
-/// Wakes a task also if the runtime stops (`block_on` ends) before it has polled for events.
+/// Wakes a task even if the runtime stops (`block_on` ends) before it has polled for events.
 struct WakeOnDrop(Waker);
 
 impl Wake for WakeOnDrop {

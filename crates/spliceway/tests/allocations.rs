@@ -1,5 +1,5 @@
-//! A relay of small messages allocates no memory for a message. This is a test binary of its own,
-//! as its global allocator counts.
+//! A relay of small messages allocates no memory per message. This is a separate test binary,
+//! because its global allocator counts.
 
 use std::future::poll_fn;
 use std::io::{Read, Write};
@@ -11,16 +11,17 @@ use std::thread;
 
 use allocation_counter::measure;
 
-/// Trips until everything that is made once is made.
+/// The round trips before the measurement, which make everything that is made once.
 const WARM: usize = 100;
 const FEW: usize = 10;
 const MANY: usize = 1000;
-/// A few more trips, so that the measurement leaves out the end of the streams.
+/// All round trips. Some follow the measurement, so that it does not include the end of the
+/// streams.
 const TRIPS: usize = WARM + FEW + MANY + 100;
-/// Bytes of a message.
+/// The size of a message, in bytes.
 const SIZE: usize = 64;
 
-/// Returns both ends of a connection, the end that connected first.
+/// Returns both ends of a connection. The first one is the end that connected.
 fn connection() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -31,9 +32,9 @@ fn connection() -> (TcpStream, TcpStream) {
     (near, far)
 }
 
-/// The test counts only the thread of the relay: its peers have another thread.
+/// The test counts only the relay's thread. The peers run in another thread.
 #[test]
-fn a_trip_of_small_messages_allocates_nothing() {
+fn a_round_trip_of_small_messages_allocates_nothing() {
     let ((client, near), (far, server)) = (connection(), connection());
     let trips = &AtomicUsize::new(0);
     thread::scope(|scope| {
@@ -59,7 +60,7 @@ fn a_trip_of_small_messages_allocates_nothing() {
             tokio::net::TcpStream::from_std(end).unwrap()
         });
         let mut relay = pin!(spliceway::copy_bidirectional(&mut near, &mut far));
-        // Polls the relay until this many trips are done, or until it is done.
+        // Polls the relay until this many round trips are done, or until the relay ends.
         let mut run_until = |done: usize| {
             runtime.block_on(poll_fn(|context| match relay.as_mut().poll(context) {
                 Poll::Ready(moved) => Poll::Ready(Some(moved.unwrap())),
@@ -74,7 +75,7 @@ fn a_trip_of_small_messages_allocates_nothing() {
             assert_eq!(during, None, "the relay ended early");
             made.count_total
         };
-        // Each time that the runtime begins to run, it makes a list of the tasks that yield.
+        // Each time the runtime starts to run, it allocates a list of the tasks that yield.
         let (few, many) = (measured_until(WARM + FEW), measured_until(WARM + FEW + MANY));
         assert_eq!(few, many, "{MANY} trips take more than {FEW}");
 
@@ -83,9 +84,9 @@ fn a_trip_of_small_messages_allocates_nothing() {
     });
 }
 
-/// Without this, a count of 0 would say nothing.
+/// Without this test, a count of 0 would prove nothing.
 #[test]
-fn what_a_runtime_takes_is_counted() {
+fn the_allocations_of_a_runtime_are_counted() {
     let made = measure(|| drop(tokio::runtime::Builder::new_current_thread().build().unwrap()));
     assert!(made.count_total > 0);
 }

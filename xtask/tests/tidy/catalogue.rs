@@ -7,7 +7,7 @@ use super::{Finding, regex, tests};
 
 const CATALOGUE: &str = "docs/faults.md";
 
-/// The faults are numbered. A number without a row is a fault that nobody tests.
+/// The numbers of the faults. A number without a row is a fault without a test.
 const NUMBERS: std::ops::RangeInclusive<u8> = 1..=77;
 
 pub(crate) fn faults(repository: &Repository) -> Vec<Finding> {
@@ -38,7 +38,7 @@ pub(crate) fn faults(repository: &Repository) -> Vec<Finding> {
         if named.is_empty() {
             findings.push(line.finding("expected a test"));
         }
-        // A row may also name a command for a run that is too long for every day.
+        // A row may also name a command whose run is too long for the daily tests.
         let missing = named
             .iter()
             .filter(|test| !test.starts_with("cargo ") && !existing.contains(**test));
@@ -51,7 +51,7 @@ pub(crate) fn faults(repository: &Repository) -> Vec<Finding> {
     findings
 }
 
-/// `crate: module::test`, as the catalogue names tests.
+/// Returns `crate: module::test`, the form in which the catalogue names tests.
 fn id(path: &str, test: &str) -> Option<String> {
     let (folder, rest) = path.strip_suffix(".rs")?.split_once('/')?;
     let (package, module) = rest.split_once('/')?;

@@ -1,9 +1,9 @@
-//! Rules about documents: what they name exists.
+//! Rules about documents: everything that they name must exist.
 
 use super::repository::{File, Line, Repository};
 use super::{Finding, regex};
 
-/// Every relative link of every Markdown file leads to a file.
+/// Every relative link in every Markdown file leads to a file.
 pub(crate) fn links(repository: &Repository) -> Vec<Finding> {
     let link = regex(r#"(?:\]\(|\]: |src="|href=")([^)"\s#]+)"#);
     let mut findings = Vec::new();
@@ -19,7 +19,7 @@ pub(crate) fn links(repository: &Repository) -> Vec<Finding> {
     findings
 }
 
-/// The lines outside of fenced code.
+/// Returns the lines outside fenced code blocks.
 pub(crate) fn prose_lines(file: &File) -> impl Iterator<Item = Line<'_>> {
     let mut in_code = false;
     file.lines().filter(move |line| {
@@ -29,7 +29,7 @@ pub(crate) fn prose_lines(file: &File) -> impl Iterator<Item = Line<'_>> {
     })
 }
 
-/// Returns the target as a path from the root, or `None` if it leaves the repository.
+/// Returns the target as a path from the root, or `None` if the path leaves the repository.
 fn resolve(from: &str, target: &str) -> Option<String> {
     let mut parts: Vec<&str> = from.split('/').collect();
     parts.pop();

@@ -3,7 +3,8 @@
 use super::repository::Repository;
 use super::{catalogue, documents, file_lengths, fixed_ports, inherited_lints, prose, sleeps, test_names, unsafe_code};
 
-/// The findings that contain `expected` in a repository of one file.
+/// Asserts that the rule has these findings in a repository of one file. Each finding must contain
+/// its item of `expected`.
 #[track_caller]
 fn finds(rule: fn(&Repository) -> Vec<String>, path: &str, text: &str, expected: &[&str]) {
     let findings = rule(&Repository::of(&[(path, text)]));

@@ -1,7 +1,7 @@
 //! The rules of this repository that neither the compiler nor clippy nor cargo-deny can check.
 //!
-//! Each test is one rule. A finding names the file, the line and what was expected. The rules are
-//! functions of a [`Repository`], so that `faults.rs` can show that each of them finds its fault.
+//! Each test is one rule. A finding names the file, the line and the expectation. The rules are
+//! functions of a [`Repository`], so that `faults.rs` can show that each rule finds its fault.
 #![forbid(unsafe_code)]
 
 mod catalogue;
@@ -15,7 +15,7 @@ use std::sync::LazyLock;
 use regex::Regex;
 use repository::{File, Line, Repository};
 
-/// The only files that may hold `unsafe`, and the reasons.
+/// The only files that may contain `unsafe` code, and the reasons.
 const UNSAFE_FILES: &[(&str, &str)] = &[
     (
         "crates/spliceway-core/src/sys.rs",
@@ -35,12 +35,12 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ),
 ];
 
-/// A longer file has two subjects.
+/// The most lines of a file. A longer file has two subjects.
 const FILE_LINES_MAX: usize = 600;
-/// Longer names of tests cannot be read at a glance.
+/// The most characters of a test name. Nobody can read a longer name at a glance.
 const TEST_NAME_MAX: usize = 70;
 
-/// Where a rule found a fault, and what it expected.
+/// The place where a rule found a fault, and the expectation of the rule.
 type Finding = String;
 
 fn check(rule: fn(&Repository) -> Vec<Finding>) {
@@ -98,7 +98,7 @@ fn unsafe_code(repository: &Repository) -> Vec<Finding> {
 
 fn inherited_lints(repository: &Repository) -> Vec<Finding> {
     let manifests = repository.files.iter().filter(|file| {
-        // The fuzz targets are a workspace of their own.
+        // The fuzz targets have their own workspace.
         file.path.ends_with("/Cargo.toml") && !file.path.starts_with("fuzz/")
     });
     manifests
@@ -122,13 +122,14 @@ fn fixed_ports(repository: &Repository) -> Vec<Finding> {
     let opens = regex(r"bind|connect");
     let message = "a fixed port; bind port 0 and ask, or write `// Port because …`";
     without_reason(repository, "port because ", message, |path, line| {
-        // Unit tests parse many addresses, and open few sockets.
+        // Unit tests parse many addresses, but open few sockets.
         let may_open = !path.contains("/src/") || opens.is_match(line);
         may_open && !path.starts_with("xtask/") && PORT.is_match(line)
     })
 }
 
-/// Test lines with a fault, if neither they nor the comment above them give the reason.
+/// Returns a finding for each test line with a fault, unless the line or the comment above it gives
+/// the reason.
 fn without_reason(
     repository: &Repository,
     words: &str,
@@ -168,7 +169,7 @@ fn test_names(repository: &Repository) -> Vec<Finding> {
         .collect()
 }
 
-/// Every test function and its name.
+/// Returns the line and the name of every test function.
 fn tests(repository: &Repository) -> impl Iterator<Item = (Line<'_>, &str)> {
     let attribute = regex(r"^\s*#\[(\w+::)*test(\(.*)?\]?$");
     let function = regex(r"^\s*(async )?fn (\w+)");

@@ -5,20 +5,20 @@ use super::repository::{File, Line, Repository};
 use super::{Finding, regex};
 
 const COLUMNS: usize = 100;
-/// STYLE asks for 25 words. A sentence with more than this many needs to be split.
+/// The style guide asks for 25 words. A sentence with more words than this limit must be split.
 const WORDS_MAX: usize = 35;
 
-/// Words that have a plain equivalent, and names from the laboratory.
+/// Words that have a plain equivalent, and names that only the authors understand.
 const BANNED: &str =
     r"(?i)\b(whom|likewise|thereof|therein|hitherto|dear|appetite|the same again|rhythm|regret)\b|\bours\b";
-/// Sentences that begin so leave their noun to be guessed.
+/// If a sentence begins like this, the reader must guess its noun.
 const BANNED_STARTS: &str = r"(^|[.:] )(Of|Whom|Who|That it|That they|As if) [a-z]";
 
 /// Names that the vocabulary has replaced.
 const OLD_NAMES: &str = r"\b(Asked|Appetite|Mover|Shelf|Door|Farewell|FAREWELL|LAST_WORDS|give_way|Rests|Rhythm|Meter|Crossover|Middling|Lookout|Silence|Train)\b";
 
 /// Markdown prose and comments have at most 100 columns. Tables, links, code and text that a
-/// command writes may be longer.
+/// command generates may be longer.
 pub(crate) fn wrapping(repository: &Repository) -> Vec<Finding> {
     let prose = repository.markdown().flat_map(prose_lines).filter(|line| {
         let text = line.text.trim_start();
@@ -52,7 +52,8 @@ pub(crate) fn long_sentences(repository: &Repository) -> Vec<Finding> {
     findings
 }
 
-/// Paragraphs and list items with the line they begin on, without tables, headings and code.
+/// Returns paragraphs and list items, each with its first line. The result omits tables, headings
+/// and code.
 fn paragraphs(file: &File) -> Vec<(Line<'_>, String)> {
     let starts = regex(r"^\s*([-*+]|\d+\.)\s");
     let mut paragraphs: Vec<(Line<'_>, String)> = Vec::new();
@@ -101,8 +102,8 @@ pub(crate) fn old_names(repository: &Repository) -> Vec<Finding> {
         .collect()
 }
 
-/// The comments of Rust code that stand on their own lines, without the examples in them. This
-/// crate's rules name banned words.
+/// Returns the comments in Rust code that are on their own lines, without the examples in them. It
+/// omits the files of these rules, because the rules contain banned words.
 fn comments(repository: &Repository) -> impl Iterator<Item = Line<'_>> {
     let code = repository
         .rust()

@@ -16,7 +16,7 @@ pub(crate) struct File {
     pub(crate) text: String,
 }
 
-/// A line of a file, with its number from 1.
+/// A line of a file. Line numbers start at 1.
 #[derive(Clone, Copy)]
 pub(crate) struct Line<'a> {
     pub(crate) path: &'a str,
@@ -47,7 +47,7 @@ impl Repository {
         Self { files }
     }
 
-    /// A repository of these files, for tests of the rules.
+    /// Returns a repository of these files, for tests of the rules.
     pub(crate) fn of(files: &[(&str, &str)]) -> Self {
         let file = |(path, text): &(&str, &str)| File {
             path: (*path).into(),
@@ -97,7 +97,8 @@ impl File {
         })
     }
 
-    /// The lines of test code: the whole file, or everything after its first `#[cfg(test)] mod`.
+    /// Returns the lines of test code: the whole file, or all lines after its first `#[cfg(test)]
+    /// mod`.
     pub(crate) fn test_lines(&self) -> impl Iterator<Item = Line<'_>> {
         let is_test = |part: &str| part == "tests" || part == "tests.rs" || part == "loom_tests.rs";
         let mut tests = self.path.split('/').any(is_test);
@@ -111,7 +112,7 @@ impl File {
 }
 
 impl Line<'_> {
-    /// `path:line: message`.
+    /// Returns `path:line: message`.
     pub(crate) fn finding(&self, message: &str) -> String {
         format!("{}:{}: {message}", self.path, self.number)
     }

@@ -6,8 +6,8 @@ use crate::limits::{Limits, SizeClass};
 use crate::reason::Reason;
 use crate::sync::AtomicUsize;
 
-/// Pipes of the largest class are created only from 1/2 of the pages; this is the divisor. If a few
-/// stalled sinks hold those pipes, the other half still serves many other sinks.
+/// The pool creates pipes of the largest class only from 1/2 of the pages. This constant is the
+/// divisor. If a few stalled sinks hold those pipes, the other pages still serve many other sinks.
 const LARGEST_SHARE: usize = 2;
 
 /// The counts of open pipes and their pages, which never exceed the limits. Pages are counted from
@@ -39,7 +39,7 @@ impl Budget {
 
     /// Reserves room for one pipe of this capacity, or returns the limit that leaves no room.
     pub(super) fn reserve(&self, capacity: usize) -> Result<(), Reason> {
-        // At a limit, many threads ask again and again, so a refusal must write no shared memory.
+        // At a limit, many threads retry repeatedly, so a refusal must not write to shared memory.
         if self.pipes() >= self.max_pipes {
             return Err(Reason::PipeBudget);
         }

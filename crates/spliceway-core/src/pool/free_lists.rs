@@ -1,11 +1,11 @@
-//! [`FreeLists`] holds all free lists of one pool. It finds idle pipes again, and it records
+//! [`FreeLists`] holds all free lists of one pool. It finds idle pipes for reuse, and it records
 //! whether a reaper watches them.
 //!
-//! The lists keep two invariants, whatever the threads do at the same time. Both depend on the
-//! order of a few lines. loom checks that order in every interleaving (`cargo xtask loom`):
+//! The lists maintain two invariants under all concurrent calls. Both depend on the order of a few
+//! lines. loom checks that order in every interleaving (`cargo xtask loom`):
 //! - After a pool is closed, no pipe stays on a free list.
-//! - No pipe is idle without a reaper. A thread that puts a pipe on a list while no reaper runs is
-//!   told so, and starts one.
+//! - No pipe is idle without a reaper. A thread that puts a pipe on a list while no reaper runs
+//!   sees this, and starts one.
 
 use std::mem;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,8 @@ use super::free_list::FreeList;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, lock, try_lock};
 
 pub(super) struct FreeLists<T> {
-    /// Set once, before the lists are emptied for the last time. After that, no list takes a pipe.
+    /// Set once, before the lists are emptied for the last time. After that, no list accepts a
+    /// pipe.
     closed: AtomicBool,
     /// Set while a reaper runs. The reaper clears it before its last scan of the lists.
     watched: AtomicBool,
@@ -26,8 +27,8 @@ pub(super) struct FreeLists<T> {
     of_threads: Mutex<Threads<T>>,
 }
 
-/// An acquire searches at most this many lists of other threads, however many threads there are.
-/// The next search continues with the lists that follow.
+/// An acquire searches at most this many lists of other threads. The next search continues with the
+/// lists that follow.
 const SEARCHED: usize = 8;
 
 struct Threads<T> {
@@ -157,14 +158,14 @@ impl<T> FreeLists<T> {
         taken
     }
 
-    /// Returns how many lists of threads have been searched so far.
+    /// Returns how many threads' lists have been searched so far.
     pub(super) fn searched(&self) -> u64 {
         lock(&self.of_threads).searched
     }
 
-    /// Takes the pipes off the parent's lists in a forked child, without waiting for a lock. A lock
-    /// that another thread of the parent held stays locked here for ever, because that thread does
-    /// not exist here. The pipes behind such a lock are not taken.
+    /// In a forked child, takes the pipes off the parent's lists, without waiting for a lock. A
+    /// lock that another thread of the parent held stays locked here for ever, because that thread
+    /// does not exist here. The pipes that such a lock guards stay on their list.
     pub(super) fn abandon(&self) -> Vec<T> {
         let mut taken = Vec::new();
         if let Some(mut overflow) = try_lock(&self.overflow) {
@@ -194,13 +195,13 @@ impl<T> FreeLists<T> {
         taken
     }
 
-    /// Empties every list for the last time. After that, no list takes a pipe.
+    /// Empties every list for the last time. After that, no list accepts a pipe.
     pub(super) fn close(&self) -> Vec<T> {
         self.closed.store(true, Ordering::Release);
         self.take_all()
     }
 
-    /// Returns whether the caller is to watch the lists: `false` if a reaper already does.
+    /// Marks the lists as watched by the caller. Returns `false` if a reaper already watches them.
     pub(super) fn begin_watch(&self) -> bool {
         let begun = self
             .watched
@@ -214,8 +215,9 @@ impl<T> FreeLists<T> {
         if self.has_idle() {
             return false;
         }
-        // The reaper clears the flag first and then looks again. If a pipe became idle in between,
-        // either it is seen here, or the thread that put it there saw that no reaper watches.
+        // The reaper clears the flag first and then checks the lists again. If a pipe became idle
+        // in between, either this check finds it, or the thread that put it there saw that no
+        // reaper watches.
         self.watched.store(false, Ordering::Release);
         !(self.has_idle() && self.begin_watch())
     }

@@ -1,8 +1,8 @@
 //! These tests check the invariants of the pool's lists and budget in every interleaving of a few
 //! threads.
 //!
-//! The free lists here hold no real pipes, so that a run makes no system call. There are thousands
-//! of runs. A thread that is told to start a reaper becomes the reaper itself.
+//! The free lists here hold no real pipes, so that none of the thousands of runs makes a system
+//! call. A thread that must start a reaper becomes the reaper itself.
 
 use std::sync::Arc;
 // This atomic only counts for the assertions, so loom does not need to model it.
@@ -86,7 +86,7 @@ fn idle(lists: &FreeLists<Pipe>) -> usize {
 }
 
 #[test]
-fn a_pipe_shelved_while_the_reaper_ends_is_reaped() {
+fn a_pipe_returned_while_the_reaper_ends_is_reaped() {
     every_interleaving(|| {
         let watched = Watched::new();
         let reaper = watched.reaper();
@@ -98,7 +98,7 @@ fn a_pipe_shelved_while_the_reaper_ends_is_reaped() {
 }
 
 #[test]
-fn pipes_of_two_threads_shelved_while_the_reaper_ends_are_reaped() {
+fn pipes_that_two_threads_return_while_the_reaper_ends_are_reaped() {
     every_interleaving(|| {
         let watched = Watched::new();
         let reaper = watched.reaper();
@@ -113,13 +113,13 @@ fn pipes_of_two_threads_shelved_while_the_reaper_ends_are_reaped() {
 }
 
 #[test]
-fn a_pipe_that_changes_shelves_while_the_reaper_ends_is_reaped() {
+fn a_pipe_that_changes_lists_while_the_reaper_ends_is_reaped() {
     every_interleaving(|| {
         let watched = Watched::new();
         let list = watched.lists.of_a_thread();
         watched.put_back(&list);
         let reaper = watched.reaper();
-        // The pipe moves from a list that is visited last to the one that is visited first.
+        // The pipe moves from a list that the reaper visits last to the one that it visits first.
         if watched.lists.search(CLASS).is_some() {
             watched.put_back(watched.lists.overflow());
         }
@@ -129,7 +129,7 @@ fn a_pipe_that_changes_shelves_while_the_reaper_ends_is_reaped() {
 }
 
 #[test]
-fn what_a_thread_leaves_that_ends_while_the_reaper_ends_is_reaped() {
+fn pipes_of_a_thread_that_ends_while_the_reaper_ends_are_reaped() {
     every_interleaving(|| {
         let watched = Watched::new();
         let list = watched.lists.of_a_thread();
@@ -145,11 +145,11 @@ fn what_a_thread_leaves_that_ends_while_the_reaper_ends_is_reaped() {
 }
 
 #[test]
-fn without_a_thread_to_reap_what_is_shelved_is_closed_all_the_same() {
+fn without_a_reaper_thread_returned_pipes_are_closed_anyway() {
     every_interleaving(|| {
         let watched = Watched::new();
         let other = Arc::clone(&watched);
-        // `Shared::wake_reaper` does this when the system provides no thread.
+        // `Shared::wake_reaper` does this if the system cannot create a thread.
         let other = thread::spawn(move || drop(other.lists.abandon_watch()));
         let list = watched.lists.of_a_thread();
         watched.put_back(&list);
@@ -159,7 +159,7 @@ fn without_a_thread_to_reap_what_is_shelved_is_closed_all_the_same() {
 }
 
 #[test]
-fn nothing_stays_shelved_in_a_pool_that_is_closed_meanwhile() {
+fn no_pipe_stays_idle_in_a_pool_that_is_closed_concurrently() {
     every_interleaving(|| {
         let lists = Arc::new(FreeLists::new());
         let (giver, leaver) = (Arc::clone(&lists), Arc::clone(&lists));
@@ -265,7 +265,7 @@ fn find_or_create(lists: &FreeLists<Open>, budget: &Arc<Budget>) -> Result<Open,
 }
 
 #[test]
-fn threads_at_the_limit_take_each_others_pipes_and_open_none_above_it() {
+fn threads_at_the_limit_reuse_each_others_pipes_and_open_no_more() {
     let new_budget = budget_of(1);
     every_interleaving(move || {
         let (lists, budget) = (Arc::new(FreeLists::new()), new_budget());

@@ -1,9 +1,9 @@
-//! The reaper closes pipes that were not needed for a while, and no caller has to run it. It is a
-//! thread that lives as long as there are idle pipes.
+//! The reaper closes pipes that were not needed for a while, so that no caller has to do this. It
+//! is a thread that runs as long as there are idle pipes.
 //!
-//! It is a thread because a pool knows no runtime, and because an idle process calls nothing. The
-//! reaper visits the lists twice per idle timeout. It takes the pipes that were not touched between
-//! two visits. An idle pipe therefore carries no time stamp, and a hit reads no clock.
+//! It is a thread because a pool knows no runtime, and because an idle process makes no calls. The
+//! reaper visits the lists twice per idle timeout. It closes the pipes that were not touched
+//! between two visits. An idle pipe therefore carries no time stamp, and a hit reads no clock.
 
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::sync::{Arc, Weak};
@@ -21,8 +21,8 @@ const SHORTEST: Duration = Duration::from_millis(10);
 const LONGEST: Duration = Duration::from_secs(60);
 
 impl Shared {
-    /// Starts the reaper if none runs. If the system provides no thread, the pool closes its idle
-    /// pipes at once, because they would otherwise stay open for ever.
+    /// Starts the reaper if none runs. If the system cannot create a thread, the pool closes its
+    /// idle pipes immediately, because they would otherwise stay open for ever.
     #[cold]
     pub(super) fn wake_reaper(self: &Arc<Self>) {
         if !self.lists.begin_watch() {
@@ -35,7 +35,8 @@ impl Shared {
             .stack_size(STACK_BYTES)
             .spawn(move || {
                 loop {
-                    // This thread waits for a time, because the absence of use causes no event.
+                    // This thread waits for a fixed time, because a pipe that is not used causes no
+                    // event.
                     thread::park_timeout(period);
                     if Self::visit(&pool).is_break() {
                         return;

@@ -8,8 +8,8 @@ use spliceway_core::copy;
 
 use crate::support::{self, Family, Socket, assert_same, pattern, tcp_pair};
 
-/// Copies all that `send` writes from one connection to another, between blocking sockets. Returns
-/// what arrived, and the summary.
+/// Copies all bytes that `send` writes from one blocking connection to another. Returns the
+/// received bytes and the summary.
 fn carry(from: Family, to: Family, send: impl FnOnce(&Socket) + Send) -> (Vec<u8>, spliceway_core::DirectionSummary) {
     let ((client, source), (sink, server)) = (from.pair(), to.pair());
     thread::scope(|scope| {
@@ -74,7 +74,7 @@ fn an_urgent_byte_in_the_middle_stalls_nothing_and_cuts_nothing_off() {
 }
 
 #[test]
-fn a_reset_is_an_error_after_the_data_before_it() {
+fn data_before_a_reset_is_copied_and_the_reset_is_an_error() {
     let ((client, source), (sink, mut server)) = (tcp_pair(), tcp_pair());
     (&client).write_all(b"bytes").expect("write");
     support::await_queued(&source, 5);
@@ -110,7 +110,7 @@ fn the_sink_is_left_open() {
 }
 
 #[test]
-fn a_source_that_is_silent_for_its_time_out_would_block() {
+fn a_source_that_is_silent_until_its_timeout_gives_would_block() {
     let would_block = |source: &TcpStream| {
         let (sink, _server) = tcp_pair();
         copy(source, &sink).expect_err("nothing to copy").kind()

@@ -27,7 +27,7 @@ fn drain(reader: impl AsFd) -> usize {
 }
 
 #[test]
-fn a_full_pipe_says_would_block_even_at_the_end_of_the_stream() {
+fn a_full_pipe_gives_would_block_even_at_the_end_of_the_stream() {
     for family in Family::BOTH {
         let (near, far) = family.pair();
         let (reader, writer) = pipe();
@@ -72,14 +72,14 @@ fn sixteen_segments_of_ethernet_size_fill_a_pipe_of_64_kib() {
     while let Ok(more) = splice(&far, &writer, 64 << 10) {
         filled += more;
     }
-    // It is less where memory is so fragmented that the sender has single pages. A segment across
-    // two pages takes two slots.
+    // The number is lower if memory is so fragmented that the sender gets single pages. A segment
+    // across two pages then uses two slots.
     assert!((14 * 1_448..=16 * 1_448).contains(&filled), "{filled} bytes");
     assert!(support::queued(&far) > 0, "the source was not drained");
 }
 
 #[test]
-fn a_partly_drained_slot_stays_taken() {
+fn a_partly_drained_slot_stays_in_use() {
     let (near, mut far) = tcp_pair();
     let (reader, writer) = pipe();
     while rustix::io::write(&writer, &[0; PAGE]).is_ok() {}
@@ -111,7 +111,7 @@ fn a_pipe_holds_more_bytes_than_its_size() {
 }
 
 #[test]
-fn one_call_takes_at_most_a_page_per_free_slot() {
+fn one_call_moves_at_most_a_page_per_free_slot() {
     let (near, far) = tcp_pair();
     near.set_nonblocking(true).expect("FIONBIO");
     support::write_until_full(&near, &[0; 128 << 10]);
@@ -125,7 +125,7 @@ fn one_call_takes_at_most_a_page_per_free_slot() {
 }
 
 #[test]
-fn one_call_takes_more_pages_than_one_socket_buffer_has() {
+fn one_call_moves_more_pages_than_one_socket_buffer_has() {
     const MAX_SKB_FRAGS: usize = 17;
     let (near, far) = tcp_pair();
     near.set_nonblocking(true).expect("FIONBIO");
@@ -183,7 +183,7 @@ fn f_setpipe_sz_rounds_up_to_a_power_of_two_pages() {
 }
 
 #[test]
-fn f_setpipe_sz_refuses_to_shrink_below_what_is_inside() {
+fn f_setpipe_sz_refuses_to_shrink_below_the_content() {
     let (_reader, writer) = pipe();
     for _ in 0..3 {
         assert_eq!(rustix::io::write(&writer, &[0; PAGE]), Ok(PAGE));
@@ -193,7 +193,7 @@ fn f_setpipe_sz_refuses_to_shrink_below_what_is_inside() {
 }
 
 #[test]
-fn splice_nonblock_decides_for_a_pipe_that_lacks_o_nonblock() {
+fn splice_f_nonblock_applies_to_a_pipe_without_o_nonblock() {
     let (near, mut far) = tcp_pair();
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).expect("pipe2");
     assert_eq!(splice(&reader, &near, 1), Err(Errno::AGAIN), "empty, writing leg");
@@ -206,11 +206,11 @@ fn splice_nonblock_decides_for_a_pipe_that_lacks_o_nonblock() {
     assert_eq!(splice(&near, &writer, 4), Err(Errno::AGAIN), "full, reading leg");
 }
 
-/// The soft limit counts pages of a user on the whole host, so this test runs as a user of its own.
+/// The soft limit counts a user's pages on the whole host, so this test runs as a separate user.
 #[test]
-fn past_the_soft_limit_pipes_are_born_with_two_slots_and_do_not_grow() {
+fn past_the_soft_limit_new_pipes_have_two_slots_and_do_not_grow() {
     child::unprivileged(
-        "kernel_pipe::past_the_soft_limit_pipes_are_born_with_two_slots_and_do_not_grow",
+        "kernel_pipe::past_the_soft_limit_new_pipes_have_two_slots_and_do_not_grow",
         || {
             let Some(held) = child::fill_the_soft_limit() else {
                 return;

@@ -26,8 +26,8 @@ fn recv(socket: impl AsFd) -> Result<Vec<u8>, Errno> {
     Ok(buf)
 }
 
-/// Returns a connection on which "abc", an urgent "!" and "def" have arrived at the near end, which
-/// is non-blocking.
+/// Returns a connection whose near end is non-blocking. "abc", an urgent "!" and "def" have arrived
+/// there.
 fn with_urgent_byte() -> (TcpStream, TcpStream) {
     let (near, mut far) = tcp_pair();
     near.set_nonblocking(true).expect("FIONBIO");
@@ -39,7 +39,7 @@ fn with_urgent_byte() -> (TcpStream, TcpStream) {
 }
 
 #[test]
-fn poll_reports_bytes_the_end_and_an_urgent_mark_only() {
+fn poll_reports_only_bytes_the_end_and_an_urgent_mark() {
     let (near, far) = with_urgent_byte();
     let asked = PollFlags::IN | PollFlags::PRI | PollFlags::RDHUP;
     let read = |wanted: &[u8]| {
@@ -127,7 +127,7 @@ fn so_oobinline_does_not_carry_splice_over_an_urgent_byte() {
 }
 
 #[test]
-fn recv_stops_short_at_an_urgent_mark_where_poll_says_pri() {
+fn recv_stops_at_an_urgent_mark_that_poll_reports_as_pri() {
     let (near, _far) = with_urgent_byte();
     let shows_mark = || support::ready_now(&near, PollFlags::PRI) == PollFlags::PRI;
     assert!(shows_mark());
@@ -153,9 +153,9 @@ fn a_short_recv_without_an_urgent_mark_leaves_nothing() {
     assert_eq!(recv(&near), Err(Errno::AGAIN));
 }
 
-/// Other sockets end a receive where a record ends.
+/// On other sockets, a receive ends where a record ends.
 #[test]
-fn only_of_plain_tcp_it_is_said_that_a_short_recv_drains() {
+fn only_plain_tcp_counts_as_drained_after_a_short_recv() {
     let (near, far) = tcp_pair();
     assert!(socket::is_drained_by_a_short_receive(&near));
     assert!(socket::is_drained_by_a_short_receive(&far));
@@ -166,7 +166,7 @@ fn only_of_plain_tcp_it_is_said_that_a_short_recv_drains() {
 }
 
 #[test]
-fn the_sockets_own_o_nonblock_decides_for_the_socket() {
+fn o_nonblock_of_the_socket_decides_whether_splice_waits_for_it() {
     const TIMEOUT: Duration = Duration::from_millis(40);
     let (near, _far) = tcp_pair();
     let (_reader, writer) = pipe();
@@ -182,7 +182,7 @@ fn the_sockets_own_o_nonblock_decides_for_the_socket() {
 }
 
 #[test]
-fn a_write_leg_that_meets_the_error_leaves_a_clean_end_to_the_read_leg() {
+fn after_a_write_gets_the_socket_error_a_read_finds_a_clean_end() {
     let (near, far) = tcp_pair();
     near.set_nonblocking(true).expect("FIONBIO");
     let (reader, writer) = pipe();
@@ -221,7 +221,7 @@ fn data_before_a_reset_comes_first_then_the_error_once_then_0() {
 }
 
 #[test]
-fn siocoutq_tells_what_the_peer_has_not_acknowledged() {
+fn siocoutq_counts_the_bytes_that_the_peer_has_not_acknowledged() {
     let (mut near, mut far) = tcp_pair();
     near.set_nonblocking(true).expect("FIONBIO");
     let mut sent = 0;
@@ -232,22 +232,21 @@ fn siocoutq_tells_what_the_peer_has_not_acknowledged() {
     assert!((1..=sent).contains(&queued), "{queued} of {sent}");
     let mut received = vec![0; sent];
     far.read_exact(&mut received).expect("read");
-    // The acknowledgement of the last bytes may come later.
+    // The peer may acknowledge the last bytes later.
     while socket::unacknowledged(&near).expect("SIOCOUTQ") > 0 {
         std::thread::yield_now();
     }
 }
 
 #[test]
-fn bytes_in_a_pipe_are_charged_to_no_socket() {
+fn bytes_in_a_pipe_are_not_charged_to_a_socket() {
     let (near, far) = tcp_pair();
     for end in [&near, &far] {
         end.set_nonblocking(true).expect("FIONBIO");
     }
     let (reader, writer) = pipe();
     fcntl_setpipe_size(&writer, 1 << 20).expect("F_SETPIPE_SZ");
-    // Both buffers are full when the sender can write no more and nothing more arrives that would
-    // make room.
+    // Both buffers are full when the sender cannot write and the receive queue no longer grows.
     let block = vec![0; 256 << 10];
     let mut pushed = 0;
     let mut last = usize::MAX;
@@ -264,7 +263,7 @@ fn bytes_in_a_pipe_are_charged_to_no_socket() {
         moved += more;
     }
     assert!(moved > 0);
-    // No byte has been read, and yet there is room again.
+    // No program has read a byte, and yet there is room again.
     support::await_ready(&near, PollFlags::OUT);
     assert!(
         support::write_until_full(&near, &block) > 0,
@@ -276,7 +275,7 @@ fn bytes_in_a_pipe_are_charged_to_no_socket() {
         .expect("all that was moved");
 }
 
-/// The kernel sets MSG_MORE by itself if more is asked for than sixteen slots held.
+/// The kernel sets MSG_MORE itself if a call requests more than the sixteen slots hold.
 #[test]
 fn asking_for_more_than_a_pipe_of_16_slots_holds_delays_its_last_bytes() {
     const HELD: usize = 16 * 100;
@@ -291,8 +290,8 @@ fn asking_for_more_than_a_pipe_of_16_slots_holds_delays_its_last_bytes() {
         support::await_queued(&far, HELD);
         start.elapsed()
     };
-    // The shortest of a few times, as a busy machine only adds time. The other delay is the
-    // kernel's own, about 200 ms.
+    // The test uses the shortest of five times, because a busy machine can only add time. The other
+    // delay comes from the kernel and is about 200 ms.
     let exact = (0..5).map(|_| until_delivered(0)).min().expect("five");
     let over = until_delivered(1);
     assert!(

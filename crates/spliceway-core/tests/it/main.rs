@@ -1,30 +1,33 @@
-//! The promises of the core, one line per promise. The name of each test is the claim.
+//! The guarantees of the core, one module for each topic. The name of each test is the claim.
 //!
-//! No test sleeps. A test awaits an event, or polls until a deadline that only a fault can reach.
+//! No test sleeps. A test awaits an event, or polls until a deadline that it reaches only if there
+//! is a bug.
 #![cfg(target_os = "linux")]
 
-/// `copy` between blocking sockets: exact, spliced in bulk, and an error where the stream broke.
+/// `copy` between blocking sockets delivers every byte, splices bulk data, and returns an error if
+/// a stream breaks.
 mod copy;
-/// The kernel behaves as the engine assumes: pipes and their slots, sizes, limits per user.
+/// The kernel's pipes behave as the engine assumes: slots, sizes and limits per user.
 mod kernel_pipe;
-/// The kernel behaves as the engine assumes: sockets at their ends, errors, urgent marks.
+/// The kernel's sockets behave as the engine assumes: ends of streams, errors and urgent marks.
 mod kernel_socket;
-/// A pipe reports what happened, counts what it holds, and is clean only if nothing went wrong.
+/// A pipe reports what happened, counts the bytes inside, and is clean only if no call failed.
 mod pipe;
-/// A pool lends clean pipes, those of the calling thread first, and never more than its limits. It
-/// closes pipes that nobody needs.
+/// A pool lends clean pipes, prefers those of the calling thread, and never exceeds its limits. It
+/// closes pipes that are not needed.
 mod pool;
-/// A pool in a process that runs out of descriptors or pages, or counts its descriptors.
+/// A pool works in a process that runs out of descriptors or pages, and in a process that forks.
 mod pool_process;
-/// After a short read, a splicer probes its source, and is not misled by what a probe cannot tell.
+/// After a short read, a splicer probes its source. If a probe cannot show the state of the source,
+/// the splicer receives.
 mod probes;
-/// A caller's pipe is spliced with no pipe in between. The splicer distinguishes the readiness of
-/// both ends.
+/// A caller's pipe is spliced without another pipe in between. The splicer distinguishes the
+/// readiness of both ends.
 mod splice_through;
 /// A splicer performs what its transfer decides, holds a pipe only while it has bytes, and reports
 /// why it copies.
 mod splicer;
-/// Whatever happens, a transfer delivers every byte in order, holds bytes in one place only,
+/// Whatever happens, a transfer delivers every byte in order, holds bytes in only one place,
 /// yields, and ends.
 mod transfer;
 

@@ -12,7 +12,7 @@ use spliceway_faults::{Call, Fault, Faults, Rule, When};
 
 use crate::support::{self, Family, TempFile, assert_same, child, pattern, tcp_pair};
 
-/// Returns a pipe with `bytes` inside, which came through a socket.
+/// Returns a pipe that was filled with `bytes` from a socket.
 fn filled(bytes: &[u8]) -> Pipe {
     let (near, far) = Family::Tcp.pair();
     (&far).write_all(bytes).expect("write");
@@ -23,7 +23,7 @@ fn filled(bytes: &[u8]) -> Pipe {
 }
 
 #[test]
-fn what_is_filled_is_drained_byte_for_byte() {
+fn filled_bytes_are_drained_unchanged() {
     for (from, to) in [
         (Family::Tcp, Family::Tcp),
         (Family::Tcp, Family::Unix),
@@ -56,7 +56,7 @@ fn what_is_filled_is_drained_byte_for_byte() {
 }
 
 #[test]
-fn the_capacity_is_what_the_kernel_granted_not_what_was_asked() {
+fn the_capacity_is_the_granted_size_not_the_requested_size() {
     for (asked, granted) in [(2_048, 4_096), (20_480, 32_768), (65_536, 65_536), (1 << 20, 1 << 20)] {
         assert_eq!(Pipe::with_capacity(asked).expect("pipe2").capacity(), granted);
     }
@@ -90,7 +90,7 @@ fn both_ends_are_close_on_exec_and_non_blocking_and_close_on_drop() {
 }
 
 #[test]
-fn a_drained_source_would_block_and_one_at_its_end_may_be_at_its_end() {
+fn a_drained_source_gives_would_block_and_an_ended_one_maybe_eof() {
     for family in Family::BOTH {
         let (near, far) = family.pair();
         near.set_nonblocking();
@@ -110,7 +110,7 @@ fn a_full_sink_would_block_and_the_pipe_keeps_its_bytes() {
         sink.set_nonblocking();
         let mut went = Vec::new();
         let mut pipe = filled(&pattern(2, 5_000));
-        // A peer's buffer may make room late, so this repeats until the pipe finds no room either.
+        // The peer's buffer may make room late, so this repeats until the drain also finds no room.
         support::await_that("the sink would block", || {
             let zeroes = support::write_until_full(&sink, &[0; 64 << 10]);
             went.resize(went.len() + zeroes, 0);
@@ -143,7 +143,7 @@ fn a_full_sink_would_block_and_the_pipe_keeps_its_bytes() {
 }
 
 #[test]
-fn a_source_that_cannot_be_spliced_is_a_reason_not_an_error() {
+fn an_unspliceable_source_gives_a_reason_not_an_error() {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).expect("epoll_create1");
     let mut pipe = Pipe::new().expect("pipe2");
     assert_eq!(
@@ -164,8 +164,8 @@ fn a_source_that_cannot_be_spliced_is_a_reason_not_an_error() {
 }
 
 #[test]
-fn an_error_that_tcp_tells_once_does_not_become_a_clean_end() {
-    // This runs in a thread of its own, as each thread can meet faults only once.
+fn an_error_that_tcp_reports_once_does_not_become_a_clean_end() {
+    // This runs in a separate thread, because faults can be installed only once per thread.
     let claim = || {
         let (near, far) = tcp_pair();
         support::reset(near);
@@ -211,7 +211,7 @@ fn bytes_for_an_unspliceable_sink_can_be_read_out() {
 }
 
 #[test]
-fn what_is_left_after_a_part_was_drained_is_read_out_in_order() {
+fn bytes_left_after_a_partial_drain_are_read_out_in_order() {
     let (near, far) = tcp_pair();
     let sent = pattern(4, 1_000);
     support::write_apart(&near, &sent, 100);
@@ -219,7 +219,7 @@ fn what_is_left_after_a_part_was_drained_is_read_out_in_order() {
     let mut pipe = Pipe::new().expect("pipe2");
     assert_eq!(pipe.fill_from(&far).expect("splice"), Fill::Moved(sent.len()));
 
-    // A sink of one slot takes one of the ten pieces.
+    // A sink with one slot accepts one of the ten pieces.
     let (reader, one_slot) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).expect("pipe2");
     rustix::pipe::fcntl_setpipe_size(&one_slot, 4_096).expect("F_SETPIPE_SZ");
     assert_eq!(pipe.drain_into(&one_slot).expect("splice"), Drain::Moved(100));
@@ -275,10 +275,10 @@ fn draining_an_empty_pipe_panics() {
     let _ = Pipe::new().expect("pipe2").drain_into(&near);
 }
 
-/// The kernel would hold them back for 200 ms if it were asked for more than the pipe holds
-/// (`kernel_socket`).
+/// The kernel would hold these bytes back for 200 ms if the call requested more than the pipe holds
+/// (see `kernel_socket`).
 #[test]
-fn the_last_bytes_of_a_pipe_whose_slots_are_full_leave_at_once() {
+fn the_last_bytes_of_a_pipe_with_full_slots_leave_immediately() {
     for segments in [15, 16, 17, 32, 33] {
         let ((source, relayed), (sink, far)) = (tcp_pair(), tcp_pair());
         relayed.set_nonblocking(true).expect("FIONBIO");
@@ -299,7 +299,8 @@ fn the_last_bytes_of_a_pipe_whose_slots_are_full_leave_at_once() {
             inside -= bytes;
         }
         support::await_queued(&far, all);
-        // Half of the delay that a cork would cause. The usual time is tens of microseconds.
+        // This is half of the delay that a cork would cause. The usual time is tens of
+        // microseconds.
         assert!(
             start.elapsed() < Duration::from_millis(100),
             "{segments} segments: {:?}",

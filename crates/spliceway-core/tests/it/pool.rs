@@ -8,7 +8,7 @@ use spliceway_core::{Fill, Limits, PipePool, PooledPipe, Reason, SizeClass};
 
 use crate::support::{self, await_that, tcp_pair};
 
-/// Returns limits under which idle pipes stay for as long as any test runs.
+/// Returns limits that keep idle pipes open for longer than any test runs.
 fn limits() -> Limits {
     Limits::of_this_process()
         .with_max_pipes(1_000)
@@ -86,7 +86,7 @@ fn a_pipe_may_come_back_on_another_thread_and_is_lent_there() {
 }
 
 #[test]
-fn what_is_too_many_for_one_thread_is_found_by_others() {
+fn pipes_that_exceed_one_threads_list_are_found_by_other_threads() {
     let pool = PipePool::new(limits().with_idle_per_thread(2));
     let pipes: Vec<_> = (0..5).map(|_| acquire(&pool, SizeClass::Kib64)).collect();
     drop(pipes);
@@ -126,7 +126,7 @@ fn a_pipe_with_bytes_inside_is_closed_and_never_lent_again() {
 }
 
 #[test]
-fn a_pipe_that_an_error_touched_is_closed_although_it_is_empty() {
+fn an_empty_pipe_is_closed_after_an_error() {
     let pool = PipePool::new(limits());
     let mut pipe = acquire(&pool, SizeClass::Kib64);
     fill(&mut pipe);
@@ -214,7 +214,7 @@ fn at_a_limit_idle_pipes_of_a_larger_class_make_room() {
 }
 
 #[test]
-fn a_pipe_that_idles_on_another_thread_is_taken_before_one_is_made() {
+fn an_idle_pipe_on_another_thread_is_used_before_one_is_created() {
     let pool = PipePool::new(limits());
     while_two_idle_elsewhere(&pool, || {
         assert_eq!(acquire(&pool, SizeClass::Kib256).class(), SizeClass::Kib256);
@@ -235,7 +235,7 @@ fn at_a_limit_idle_pipes_of_other_threads_make_room() {
     }
 }
 
-/// Runs `work` while two pipes of 256 KiB idle on the free list of a thread that waits.
+/// Runs `work` while two pipes of 256 KiB are idle on the free list of a thread that waits.
 fn while_two_idle_elsewhere(pool: &PipePool, work: impl FnOnce()) {
     let (idle, done) = (Barrier::new(2), Barrier::new(2));
     thread::scope(|scope| {
@@ -250,11 +250,11 @@ fn while_two_idle_elsewhere(pool: &PipePool, work: impl FnOnce()) {
     });
 }
 
-/// The number of looks at other threads' lists shows the cost, as each look takes a lock.
+/// The number of visits to other threads' lists shows the cost, because each visit locks a list.
 #[test]
-fn at_the_cap_of_1_mib_pipes_few_acquires_look_at_other_threads() {
+fn at_the_limit_of_1_mib_pipes_few_acquires_search_other_threads() {
     const THREADS: usize = 20;
-    // There is room for two pipes of 1 MiB, and for others.
+    // There is room for two pipes of 1 MiB, and for some smaller pipes.
     let pool = PipePool::new(limits().with_max_pages(1_024));
     let held = [acquire(&pool, SizeClass::Mib1), acquire(&pool, SizeClass::Mib1)];
     let (ready, done) = (Barrier::new(THREADS + 1), Barrier::new(THREADS + 1));
@@ -279,7 +279,8 @@ fn at_the_cap_of_1_mib_pipes_few_acquires_look_at_other_threads() {
         later = if found { looks } else { u64::MAX };
         done.wait();
     });
-    // Eight looks for each of the two classes, then eight for one acquire in 65.
+    // The first acquire visits eight lists for each of the two classes. After that, one acquire in
+    // 65 visits eight lists.
     assert!(first <= 16, "{first} looks of one acquire");
     assert_eq!(later, 80, "looks of 650 acquires");
     drop(held);
@@ -291,15 +292,15 @@ fn at_the_cap_of_1_mib_pipes_few_acquires_look_at_other_threads() {
 }
 
 #[test]
-fn at_a_limit_a_refused_acquire_looks_at_few_other_threads() {
+fn at_a_limit_few_refused_acquires_search_other_lists() {
     let pool = PipePool::new(limits().with_max_pipes(1));
     let lent = acquire(&pool, SizeClass::Kib64);
     let before = pool.stats().searched;
     for _ in 0..650 {
         assert_eq!(pool.acquire(SizeClass::Kib64).err(), Some(Reason::PipeBudget));
     }
-    // The looks at this thread's own list: for one acquire in 65 a search, and a last look for what
-    // could make room.
+    // Each visit is to this thread's own list. One acquire in 65 searches it, and then visits it
+    // again to close idle pipes.
     assert_eq!(pool.stats().searched - before, 20);
     drop(lent);
     assert!(pool.acquire(SizeClass::Kib64).is_ok());
@@ -340,8 +341,8 @@ fn the_limits_hold_at_every_moment_under_four_threads() {
     assert!(stats.reused > 0 && stats.closed_dirty > 0, "{stats:?}");
 }
 
-/// Takes up to four pipes at a time, of all classes, gives most of them back and discards some.
-/// Returns how many there were.
+/// Acquires up to four pipes at a time, of all classes. Gives most of them back and discards some.
+/// Returns how many pipes the pool lent.
 fn work(pool: &PipePool, seed: u64) -> usize {
     let mut held = Vec::new();
     let mut lent = 0;
@@ -365,12 +366,12 @@ fn work(pool: &PipePool, seed: u64) -> usize {
 }
 
 #[test]
-fn idle_pipes_are_closed_with_nobody_calling() {
+fn idle_pipes_are_closed_without_a_call() {
     let pool = PipePool::new(limits().with_idle_timeout(Duration::from_millis(20)));
     let busy = acquire(&pool, SizeClass::Kib64);
     drop((acquire(&pool, SizeClass::Kib64), acquire(&pool, SizeClass::Mib1)));
-    // Pages count here, because a pipe that is about to be closed is on no free list any more and
-    // still open.
+    // The test checks the pages, because a pipe that is about to be closed is not on a free list
+    // but is still open.
     await_that("idle pipes are closed", || pool.stats().pages == 16);
     let stats = pool.stats();
     assert_eq!((stats.closed_idle, stats.lent, stats.idle), (2, 1, 0), "{stats:?}");
@@ -380,7 +381,7 @@ fn idle_pipes_are_closed_with_nobody_calling() {
 }
 
 #[test]
-fn pipes_lent_when_the_pool_is_dropped_work_on() {
+fn pipes_lent_when_the_pool_is_dropped_still_work() {
     let pool = PipePool::new(limits());
     let mut pipe = acquire(&pool, SizeClass::Kib64);
     drop(pool);

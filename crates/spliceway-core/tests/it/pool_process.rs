@@ -15,7 +15,7 @@ fn limits() -> Limits {
     Limits::of_this_process().with_max_pipes(1_000).with_max_pages(100_000)
 }
 
-/// Returns the number of threads of this process that close idle pipes.
+/// Returns the number of threads in this process that close idle pipes.
 fn reapers() -> usize {
     let threads = fs::read_dir("/proc/self/task").expect("/proc/self/task");
     let names = threads.filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("comm")).ok());
@@ -70,8 +70,8 @@ fn the_reaper_ends_with_the_last_idle_pipe_and_starts_again() {
 }
 
 #[test]
-fn a_thread_that_ends_and_leaves_no_pipe_starts_no_thread() {
-    let test = "pool_process::a_thread_that_ends_and_leaves_no_pipe_starts_no_thread";
+fn a_thread_that_ends_without_idle_pipes_starts_no_reaper() {
+    let test = "pool_process::a_thread_that_ends_without_idle_pipes_starts_no_reaper";
     child::alone(test, || {
         let threads = || fs::read_dir("/proc/self/task").expect("/proc/self/task").count();
         let before = threads();
@@ -138,7 +138,7 @@ fn a_refused_pipe_size_is_lent_as_the_class_that_was_granted() {
         let Some(mut held) = child::fill_the_soft_limit() else {
             return;
         };
-        // There is room for some pipes of 64 KiB, and for none of 1 MiB.
+        // There is room for some pipes of 64 KiB, but not for one of 1 MiB.
         let page_of_mib = held
             .iter()
             .position(|(_, writer)| rustix::pipe::fcntl_getpipe_size(writer).is_ok_and(|size| size == 1 << 20));
@@ -166,7 +166,7 @@ fn the_default_pool_leaves_half_of_the_pages_and_7_of_8_descriptors() {
     });
 }
 
-/// Returns the kernel's names of the pipes that are open here.
+/// Returns the kernel's names for the pipes that are open in this process.
 fn pipes() -> BTreeSet<PathBuf> {
     let open = child::descriptors();
     let names = open
@@ -185,8 +185,8 @@ fn a_forked_child_closes_its_parents_idle_pipes_and_lends_its_own() {
         let pool = PipePool::new(limits().with_idle_per_thread(1));
         let (idle, done) = (Barrier::new(2), Barrier::new(2));
         thread::scope(|scope| {
-            // One pipe is on the list of a thread that the child does not have. Others are on the
-            // shared list, and on the list of the thread that forks.
+            // One pipe is on the list of a thread that the child does not have. The other pipes are
+            // on the shared list, and on the list of the thread that forks.
             scope.spawn(|| {
                 drop(pool.acquire(SizeClass::Kib64).expect("a pipe"));
                 idle.wait();
@@ -229,7 +229,7 @@ fn a_pipe_lent_at_a_fork_is_closed_when_the_child_drops_it() {
                 drop(lent.take());
                 assert_eq!(pipes(), others, "closed");
                 assert_eq!(pool.stats().idle, 0, "and not kept");
-                // A child of the child has a pipe that was lent to the child.
+                // A child of the child inherits a pipe that was lent to the child.
                 let mut own = Some(pool.acquire(SizeClass::Kib64).expect("a pipe"));
                 let forked = in_fork(|| {
                     drop(own.take());
@@ -245,11 +245,11 @@ fn a_pipe_lent_at_a_fork_is_closed_when_the_child_drops_it() {
 }
 
 #[test]
-fn a_forked_child_closes_what_idles_there_with_nobody_calling() {
-    let test = "pool_process::a_forked_child_closes_what_idles_there_with_nobody_calling";
+fn a_forked_child_closes_its_own_idle_pipes_without_a_call() {
+    let test = "pool_process::a_forked_child_closes_its_own_idle_pipes_without_a_call";
     child::alone(test, || {
         let pool = PipePool::new(limits().with_idle_timeout(Duration::from_millis(20)));
-        // The thread that closes idle pipes runs in the parent, and does not run in the child.
+        // The parent's reaper does not exist in the child.
         drop(pool.acquire(SizeClass::Kib64).expect("a pipe"));
         let forked = in_fork(|| {
             drop(pool.acquire(SizeClass::Kib64).expect("a pipe"));
@@ -261,8 +261,8 @@ fn a_forked_child_closes_what_idles_there_with_nobody_calling() {
 }
 
 #[test]
-fn a_child_forked_while_threads_use_the_pool_waits_for_none() {
-    let test = "pool_process::a_child_forked_while_threads_use_the_pool_waits_for_none";
+fn a_child_forked_while_threads_use_the_pool_does_not_wait_for_them() {
+    let test = "pool_process::a_child_forked_while_threads_use_the_pool_does_not_wait_for_them";
     child::alone(test, || {
         let pool = PipePool::new(limits().with_idle_per_thread(1));
         let done = AtomicBool::new(false);

@@ -12,7 +12,7 @@ use spliceway_faults::{Call, Fault, Faults, Rule, When};
 use crate::splicer::{Line, pool, read, splicer, write};
 use crate::support::{self, Family, Socket};
 
-/// Reads once, and writes everything. Returns what was learned about the source.
+/// Reads once, and writes all bytes. Returns the outcome of the read.
 fn read_and_write(splicer: &mut Splicer, line: &Line, counts: &Counts) -> ReadOutcome {
     let mut scratch = vec![0; SCRATCH];
     let outcome = read(splicer, &line.source, &mut scratch, counts).expect("read");
@@ -22,7 +22,7 @@ fn read_and_write(splicer: &mut Splicer, line: &Line, counts: &Counts) -> ReadOu
     outcome
 }
 
-/// Writes, and waits until the bytes are there to be read.
+/// Writes `bytes`, and waits until they can be read from the source.
 fn arrives(line: &Line, bytes: &[u8]) {
     (&line.client).write_all(bytes).expect("write");
     support::await_queued(&line.source, bytes.len());
@@ -30,7 +30,7 @@ fn arrives(line: &Line, bytes: &[u8]) {
 
 const BURSTS: usize = 10;
 
-/// Returns faults of this thread, which also count fills and receives.
+/// Installs `rule` on this thread, and counts fills and receives.
 fn faults(rule: Option<Rule>) -> Faults {
     let watched = [Call::SpliceIn, Call::Recv].map(Rule::watch);
     Faults::on_this_thread(rule.into_iter().chain(watched).collect()).expect("seccomp")
@@ -40,7 +40,7 @@ fn fills_and_receives(faults: &Faults) -> (u64, u64) {
     (faults.seen(Call::SpliceIn).calls, faults.seen(Call::Recv).calls)
 }
 
-/// A burst ends with a probe in place of a fill and a receive.
+/// After a burst, one probe replaces a fill and a receive.
 #[test]
 fn after_a_burst_the_source_is_probed_once() {
     let faults = faults(None);
@@ -70,7 +70,7 @@ fn after_a_burst_the_source_is_probed_once() {
     }
 }
 
-/// A fill may find nothing for other reasons than an empty source, so a receive has the last word.
+/// A fill may find nothing for reasons other than an empty source, so a receive must confirm it.
 #[test]
 fn bytes_that_a_fill_does_not_find_are_received() {
     let nothing = Fault::Errno(Errno::AGAIN.raw_os_error());
@@ -88,10 +88,10 @@ fn bytes_that_a_fill_does_not_find_are_received() {
     (&line.server).read_exact(&mut vec![0; 60_000]).expect("read");
 }
 
-/// `poll` does not report a mark whose urgent byte was received, and no splice gets past it. The
-/// splicer would try for ever.
+/// `poll` does not report a mark whose urgent byte was received, and a splice does not step over
+/// it. Without a receive, the splicer would try for ever.
 #[test]
-fn bytes_behind_a_mark_that_no_probe_finds_are_received() {
+fn bytes_after_a_mark_that_no_probe_finds_are_received() {
     let (line, counts) = (Line::new(Family::Tcp, Family::Tcp), Counts::default());
     let (Socket::Tcp(client), Socket::Tcp(source)) = (&line.client, &line.source) else {
         unreachable!("as it was asked for")
@@ -125,9 +125,9 @@ fn bytes_behind_a_mark_that_no_probe_finds_are_received() {
     assert_eq!(&got, b"abcdefghi");
 }
 
-/// If a source cannot be probed, a receive tells.
+/// If the source cannot be probed, a receive shows whether it is drained.
 #[test]
-fn a_probe_that_fails_tells_nothing() {
+fn after_a_failed_probe_a_receive_finds_the_source_drained() {
     let faults = faults(Some(Rule::new(
         Call::Poll,
         When::Always,
@@ -144,13 +144,13 @@ fn a_probe_that_fails_tells_nothing() {
     (&line.server).read_exact(&mut [0; 5 * BURSTS]).expect("read");
 }
 
-/// Its next call tells the same.
+/// The next fill of such a splicer waits for the source, so no probe is needed.
 #[test]
-fn a_splicer_that_waits_in_its_calls_probes_nothing() {
+fn a_splicer_whose_calls_may_wait_does_not_probe() {
     const SENT: usize = SCRATCH + 10_000;
     let faults = Faults::on_this_thread(vec![Rule::watch(Call::Poll)]).expect("seccomp");
     let ((client, source), (sink, server)) = (Family::Tcp.pair(), Family::Tcp.pair());
-    // More than a receive takes, and no more than unread sockets hold.
+    // This is more than one receive returns, and no more than the sockets hold unread.
     (&client).write_all(&[7; SENT]).expect("write");
     client.finish();
     let summary = spliceway_core::copy(&source, &sink).expect("copied");
@@ -178,7 +178,8 @@ fn a_source_with_more_bytes_or_an_urgent_mark_is_not_drained() {
         takes_until_drained();
     }
 
-    // Sixteen segments take the slots of a pipe of 64 KiB; more than half of these are left.
+    // Sixteen segments use all slots of a pipe of 64 KiB. After that, more than half of the
+    // segments are left.
     support::write_apart(client, &[7; 40 * 1_448], 1_448);
     support::await_queued(&line.source, 40 * 1_448);
     let learnt = takes_until_drained();
@@ -197,7 +198,8 @@ fn a_source_with_more_bytes_or_an_urgent_mark_is_not_drained() {
     assert_eq!(&got[got.len() - 6..], b"defghi");
 }
 
-/// The kernel tells neither a poller nor a probe about bytes below the mark.
+/// If fewer bytes than the low-water mark are queued, the kernel reports them neither to a poller
+/// nor to a probe.
 #[test]
 fn a_source_whose_low_water_mark_hides_bytes_never_counts_as_drained() {
     let (line, counts) = (Line::new(Family::Tcp, Family::Tcp), Counts::default());

@@ -1,5 +1,5 @@
-//! A caller's pipe at one end: one splice moves bytes to it or from it, and the splicer
-//! distinguishes the EAGAIN of both sides.
+//! Directions with the caller's pipe at one end. One splice moves bytes into or out of the pipe,
+//! and the splicer distinguishes the EAGAIN of the source from that of the sink.
 
 use std::io::{self, ErrorKind, PipeReader, PipeWriter, Read, Write, pipe};
 use std::os::fd::AsFd;
@@ -15,10 +15,10 @@ use spliceway_core::{
 use crate::splicer::{read, write};
 use crate::support::{self, Family, Socket, assert_same, pattern};
 
-/// More than a pipe has room for, even where each slot holds 32 KiB.
+/// More bytes than a pipe can hold, even if each slot holds 32 KiB.
 const BULK: usize = 2 << 20;
 
-/// A splicer between such ends, with the pool, the buffer and the counts that it uses.
+/// A splicer with a pipe at one or both ends, and the pool, buffer and counts that it uses.
 struct Subject {
     splicer: Splicer,
     pool: PipePool,
@@ -38,8 +38,8 @@ impl Subject {
         }
     }
 
-    /// Moves bytes until one end must be waited for. Returns that end, or `None` at the source's
-    /// EOF.
+    /// Moves bytes until the splicer must wait for one end. Returns that end, or `None` at the
+    /// source's EOF.
     fn run(&mut self, source: impl AsFd, sink: impl AsFd) -> Option<Side> {
         loop {
             let outcome = match self.splicer.next() {
@@ -70,7 +70,7 @@ impl Subject {
         }
     }
 
-    /// Returns whether the splicer peeks at the source first, now that the sink is full.
+    /// Reports that the sink is full. Returns whether the splicer peeks at the source first.
     fn peeks(&mut self) -> bool {
         match self.splicer.next() {
             Next::SpliceThrough(splice) => splice.sink_blocked(),
@@ -86,9 +86,9 @@ impl Subject {
         }
     }
 
-    /// Moves bytes to the source's EOF, which its peer has sent. EOF may come a moment after the
-    /// peer is dropped. A process that another test is starting has a copy of every descriptor
-    /// until it becomes another program.
+    /// Moves bytes until the source's EOF, which its peer has sent. EOF may arrive a moment after
+    /// the peer is dropped. A process that another test starts holds a copy of every descriptor
+    /// until it executes another program.
     fn run_to_end(&mut self, source: impl AsFd, sink: impl AsFd) {
         while let Some(side) = self.run(&source, &sink) {
             assert_eq!(side, Side::Source, "nothing waits for the sink");
@@ -103,14 +103,14 @@ impl Subject {
     }
 }
 
-/// Writes as much of `bytes` as the pipe takes at once, which must be at least one byte.
+/// Writes as much of `bytes` as the pipe accepts in one call, which must be at least one byte.
 fn write_some(sink: &PipeWriter, bytes: &[u8]) -> usize {
     let written = write_some_or_none(sink, bytes);
     assert!(written > 0, "the pipe has room");
     written
 }
 
-/// Reads what the source has, without waiting.
+/// Reads all bytes that the source has, without waiting.
 fn read_all(mut source: impl Read) -> Vec<u8> {
     let mut got = Vec::new();
     loop {
@@ -137,7 +137,7 @@ fn socket_pair(family: Family) -> (Socket, Socket) {
 }
 
 #[test]
-fn a_full_sink_and_an_empty_source_are_told_apart_from_a_socket_to_a_pipe() {
+fn socket_to_pipe_distinguishes_a_full_sink_from_an_empty_source() {
     for family in [Family::Tcp, Family::Unix] {
         let ((client, source), (server, sink)) = (socket_pair(family), pipe().expect("pipe"));
         let (server, sent) = (nonblocking(server), pattern(1, BULK));
@@ -159,7 +159,7 @@ fn a_full_sink_and_an_empty_source_are_told_apart_from_a_socket_to_a_pipe() {
 }
 
 #[test]
-fn a_full_sink_and_an_empty_source_are_told_apart_from_a_pipe_to_a_socket() {
+fn pipe_to_socket_distinguishes_a_full_sink_from_an_empty_source() {
     for family in [Family::Tcp, Family::Unix] {
         let ((source, client), (sink, server)) = (pipe().expect("pipe"), socket_pair(family));
         let bytes = 8 << 20;
@@ -187,7 +187,7 @@ fn a_full_sink_and_an_empty_source_are_told_apart_from_a_pipe_to_a_socket() {
 }
 
 #[test]
-fn a_full_sink_and_an_empty_source_are_told_apart_from_pipe_to_pipe() {
+fn pipe_to_pipe_distinguishes_a_full_sink_from_an_empty_source() {
     let ((source, client), (server, sink)) = (pipe().expect("pipe"), pipe().expect("pipe"));
     let (server, sent) = (nonblocking(server), pattern(3, BULK));
     let mut subject = Subject::new(EndKind::Pipe, EndKind::Pipe, Engine::Splice);
@@ -209,7 +209,7 @@ fn a_full_sink_and_an_empty_source_are_told_apart_from_pipe_to_pipe() {
 }
 
 #[test]
-fn what_lies_behind_an_urgent_mark_goes_into_a_pipe() {
+fn bytes_after_an_urgent_mark_go_into_a_pipe() {
     let ((client, source), (server, sink)) = (socket_pair(Family::Tcp), pipe().expect("pipe"));
     (&client).write_all(b"before").expect("write");
     rustix::net::send(&client, b"!", SendFlags::OOB).expect("send");
@@ -221,7 +221,7 @@ fn what_lies_behind_an_urgent_mark_goes_into_a_pipe() {
 }
 
 #[test]
-fn a_pipe_that_nobody_reads_is_the_sinks_fault() {
+fn a_pipe_without_a_reader_is_an_error_of_the_sink() {
     for engine in [Engine::Splice, Engine::Auto, Engine::Copy] {
         let ((client, source), (server, sink)) = (socket_pair(Family::Unix), pipe().expect("pipe"));
         (&client).write_all(b"for nobody").expect("write");
@@ -241,7 +241,7 @@ fn a_pipe_that_nobody_reads_is_the_sinks_fault() {
 }
 
 #[test]
-fn an_end_is_an_end_also_before_a_pipe_that_nobody_reads() {
+fn eof_is_found_even_if_the_sink_is_a_pipe_without_a_reader() {
     let ((client, source), (server, sink)) = (socket_pair(Family::Unix), pipe().expect("pipe"));
     drop((client, server));
     support::await_ready(&sink, PollFlags::ERR);
@@ -250,7 +250,7 @@ fn an_end_is_an_end_also_before_a_pipe_that_nobody_reads() {
 }
 
 #[test]
-fn a_reset_is_the_sources_fault_and_a_broken_connection_the_sinks() {
+fn a_reset_is_a_source_error_and_a_broken_connection_a_sink_error() {
     let ((client, source), (_server, sink)) = (support::tcp_pair(), pipe().expect("pipe"));
     support::reset(client);
     support::await_ready(&source, PollFlags::HUP);
@@ -267,9 +267,9 @@ fn a_reset_is_the_sources_fault_and_a_broken_connection_the_sinks() {
     assert_eq!((side, error.kind()), (Side::Sink, ErrorKind::BrokenPipe));
 }
 
-/// Between both ends of one pipe, splice refuses and a copy works.
+/// `splice(2)` refuses to move bytes between the two ends of one pipe, but a copy works.
 #[test]
-fn what_splice_refuses_is_copied() {
+fn bytes_that_splice_refuses_are_copied() {
     let (source, sink) = pipe().expect("pipe");
     write_some(&sink, &pattern(4, 60_000));
     let mut subject = Subject::new(EndKind::Pipe, EndKind::Pipe, Engine::Auto);
@@ -288,8 +288,8 @@ fn what_splice_refuses_is_copied() {
     assert_eq!(summary.fallback, Some(spliceway_core::Reason::InvalidArgument));
 }
 
-/// Spliced, each message would take a slot of its own, and sixteen bytes would fill a pipe. A write
-/// appends.
+/// If these messages of one byte were spliced, each would use a slot, and sixteen bytes would fill
+/// a pipe. A write appends to a slot instead.
 #[test]
 fn the_second_message_of_64_kib_into_a_pipe_is_spliced() {
     let ((client, source), (server, sink)) = (socket_pair(Family::Unix), pipe().expect("pipe"));
@@ -315,7 +315,7 @@ fn the_second_message_of_64_kib_into_a_pipe_is_spliced() {
     }
     assert_same(&got, &sent);
     assert!(subject.counts.snapshot().spliced >= SCRATCH as u64 / 2);
-    // The messages are small again: eight of these are spliced, and then no more.
+    // The messages are small again. Eight of them are spliced, and later ones are copied.
     for _ in 0..8 {
         (&client).write_all(b"y").expect("write");
         assert_eq!(subject.run(&source, &sink), Some(Side::Source));
@@ -328,7 +328,7 @@ fn the_second_message_of_64_kib_into_a_pipe_is_spliced() {
 }
 
 #[test]
-fn behind_a_full_sink_the_end_of_a_source_and_its_reset_are_seen() {
+fn the_end_of_the_source_is_found_while_the_sink_is_full() {
     for engine in [Engine::Auto, Engine::Splice] {
         let ((client, source), (_server, sink)) = (socket_pair(Family::Tcp), pipe().expect("pipe"));
         while write_some_or_none(&sink, &[0; 4096]) > 0 {}

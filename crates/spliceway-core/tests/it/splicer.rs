@@ -55,7 +55,7 @@ enum Waits {
     ForSink,
 }
 
-/// A relay's two sockets, non-blocking, and the peers they talk to.
+/// A relay's two non-blocking sockets, and their peers.
 pub(crate) struct Line {
     pub(crate) client: Socket,
     pub(crate) source: Socket,
@@ -76,12 +76,13 @@ impl Line {
         }
     }
 
-    /// Sends `bytes` and then EOF, receives, and moves bytes in between. Returns what arrived.
+    /// Sends `bytes` and then EOF, and moves them to the sink. Returns the bytes that the server
+    /// received.
     fn carry(&self, splicer: &mut Splicer, counts: &Counts, bytes: &[u8]) -> Vec<u8> {
         self.carry_from(splicer, counts, |mut client| client.write_all(bytes).expect("write"))
     }
 
-    /// Does the same for what `send` sends.
+    /// Does the same as [`carry`](Self::carry) for the bytes that `send` sends.
     fn carry_from(&self, splicer: &mut Splicer, counts: &Counts, send: impl FnOnce(&Socket) + Send) -> Vec<u8> {
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -100,7 +101,7 @@ impl Line {
     }
 }
 
-/// Moves bytes until the source's EOF, waiting as a runtime would.
+/// Moves bytes until the source's EOF, and waits as a runtime would.
 fn run(splicer: &mut Splicer, source: &Socket, sink: &Socket, counts: &Counts) -> io::Result<()> {
     let mut scratch = vec![0; SCRATCH];
     while let Some(waits) = step(splicer, source, sink, &mut scratch, counts)? {
@@ -113,7 +114,7 @@ fn run(splicer: &mut Splicer, source: &Socket, sink: &Socket, counts: &Counts) -
     Ok(())
 }
 
-/// Moves bytes until an end must be waited for. Returns `None` at EOF.
+/// Moves bytes until the splicer must wait for one end. Returns `None` at EOF.
 fn step(
     splicer: &mut Splicer,
     source: impl AsFd,
@@ -124,7 +125,7 @@ fn step(
     step_by(usize::MAX, splicer, source, sink, scratch, counts)
 }
 
-/// Does the same, reading no more than `max` bytes at once.
+/// Does the same as [`step`], with at most `max` bytes per read.
 fn step_by(
     max: usize,
     splicer: &mut Splicer,
@@ -190,9 +191,10 @@ fn a_small_message_is_copied_without_a_pipe() {
     }
 }
 
-/// A rate may allow little at once. The source has more if the splicer takes all that is allowed.
+/// A rate limit may allow only a few bytes per read. If a read returns all of them, the source may
+/// have more.
 #[test]
-fn bulk_taken_in_small_allowances_stays_spliced() {
+fn bulk_that_is_read_in_small_portions_stays_spliced() {
     for family in [Family::Tcp, Family::Unix] {
         let (line, pool, counts, sent) = (Line::new(family, family), pool(), Counts::default(), pattern(3, 40_000));
         let (mut splicer, mut scratch) = (splicer(Engine::Auto, &pool), vec![0; SCRATCH]);
@@ -211,7 +213,7 @@ fn bulk_taken_in_small_allowances_stays_spliced() {
 }
 
 #[test]
-fn small_messages_below_the_allowance_are_small_messages() {
+fn messages_smaller_than_the_allowed_bytes_count_as_small() {
     for family in [Family::Tcp, Family::Unix] {
         let (line, pool, counts) = (Line::new(family, family), pool(), Counts::default());
         let (mut splicer, mut scratch) = (splicer(Engine::Auto, &pool), vec![0; SCRATCH]);
@@ -223,7 +225,8 @@ fn small_messages_below_the_allowance_are_small_messages() {
             splicer.park(&scratch);
         }
         let summary = counts.snapshot();
-        // The first message marks the flow as bulk. Eight tiny fills show that it is not.
+        // The first message marks the flow as bulk. Eight small fills then show that it is not
+        // bulk.
         assert_eq!(
             (summary.copied, summary.spliced),
             (4000 + 4 * 2000, 8 * 2000),
@@ -242,10 +245,10 @@ fn a_short_tcp_read_drains_without_another_call() {
     assert_eq!(outcome, ReadOutcome::Short);
 }
 
-/// A receive that is not short says nothing about what is left. Neither does a receive from a
+/// A receive that is not short does not show whether bytes are left. Neither does a receive from a
 /// socket that is not plain TCP.
 #[test]
-fn a_source_that_may_have_more_is_not_taken_for_drained() {
+fn a_source_that_may_have_more_bytes_is_not_reported_as_drained() {
     for (family, bytes) in [(Family::Tcp, SCRATCH), (Family::Unix, 4)] {
         let line = Line::new(family, Family::Tcp);
         (&line.client).write_all(&vec![7; bytes]).expect("write");
@@ -257,7 +260,7 @@ fn a_source_that_may_have_more_is_not_taken_for_drained() {
 }
 
 #[test]
-fn bytes_read_before_go_first() {
+fn preloaded_bytes_are_sent_first() {
     for engine in [Engine::Auto, Engine::Splice, Engine::Copy] {
         let (pool, counts, sent) = (pool(), Counts::default(), pattern(2, 2 * MIB));
         let mut splicer = splicer(engine, &pool);
@@ -300,7 +303,7 @@ fn a_splicer_that_waits_for_its_source_holds_no_pipe() {
     }
 }
 
-/// Returns a splicer stuck at a sink that nobody reads, with bytes in its pipe.
+/// Returns a splicer that waits for an unread sink, with bytes in its pipe.
 fn stuck(line: &Line, pool: &PipePool) -> (Splicer, Counts) {
     let (mut splicer, counts) = (splicer(Engine::Splice, pool), Counts::default());
     let mut scratch = vec![0; SCRATCH];
@@ -377,13 +380,13 @@ fn data_before_a_reset_is_delivered_and_the_reset_is_an_error() {
     }
 }
 
-/// The test sends one urgent byte at a time. If a second one arrives before the first was passed,
-/// the first becomes an ordinary byte for every reader.
+/// The test sends one urgent byte at a time. If a second one arrives before the relay has passed
+/// the first, the first becomes an ordinary byte for every reader.
 #[test]
 fn an_urgent_byte_stalls_nothing_and_cuts_nothing_off() {
     let sent = pattern(5, 2 * MIB);
     for engine in [Engine::Auto, Engine::Splice, Engine::Copy] {
-        // First, in the middle of bulk, before the last byte, and last.
+        // The urgent byte is first, in the middle of bulk data, before the last byte, or last.
         for place in [0, MIB, sent.len() - 1, sent.len()] {
             let (line, counts) = (Line::new(Family::Tcp, Family::Tcp), Counts::default());
             let (before, behind) = sent.split_at(place);
@@ -398,7 +401,7 @@ fn an_urgent_byte_stalls_nothing_and_cuts_nothing_off() {
 }
 
 #[test]
-fn without_pipes_everything_is_copied_and_the_reason_is_told() {
+fn without_pipes_everything_is_copied_and_the_reason_is_reported() {
     let none = PipePool::new(Limits::of_this_process().with_max_pipes(0));
     let (counts, sent) = (Counts::default(), pattern(6, 4 * MIB));
     let got = Line::new(Family::Tcp, Family::Tcp).carry(&mut splicer(Engine::Auto, &none), &counts, &sent);
@@ -418,9 +421,9 @@ fn a_splicer_that_must_splice_and_cannot_fails() {
     assert_eq!(counts.snapshot().fallback, Some(Reason::PipeBudget));
 }
 
-/// Splicing into a file opened for appending is EINVAL, with the bytes already in the pipe.
+/// A splice into a file opened for appending fails with EINVAL after the pipe was filled.
 #[test]
-fn an_unspliceable_sink_gets_the_bytes_of_the_pipe_by_copy() {
+fn the_bytes_in_a_pipe_are_copied_to_an_unspliceable_sink() {
     let file = support::TempFile::new("sink");
     let appending = std::fs::File::options()
         .create(true)
@@ -443,7 +446,7 @@ fn an_unspliceable_sink_gets_the_bytes_of_the_pipe_by_copy() {
         });
         support::await_that("more than one recv takes", || support::queued(&line.source) > SCRATCH);
         loop {
-            // The first time that a pipe is drained, the sink is the file.
+            // When a pipe is drained for the first time, the sink is the file.
             let drains = format!("{splicer:?}").contains("state: Draining");
             match splicer.next() {
                 Next::Read(read) => {

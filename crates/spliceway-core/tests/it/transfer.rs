@@ -9,8 +9,8 @@ use model::{COPY_BUDGET, Fate, SPLICE_BUDGET, World};
 const ENGINES: [Engine; 3] = [Engine::Auto, Engine::Splice, Engine::Copy];
 const SIZES: [PipeSize; 2] = [PipeSize::Auto, PipeSize::Fixed(SizeClass::Mib1)];
 
-/// Outcomes tried in every sequence. Miri takes a hundred times as long for each, and only asks
-/// whether any step is undefined behaviour.
+/// The number of outcomes in every sequence. Miri takes a hundred times as long for each outcome,
+/// and only checks whether a step causes undefined behaviour.
 const LENGTH: usize = if cfg!(miri) { 2 } else { 9 };
 
 /// Goes through every sequence of choices up to a length, one after another, as an odometer does.
@@ -46,8 +46,8 @@ impl Every {
     }
 }
 
-/// Walks every sequence of `length` outcomes from the worlds that `start` makes, each on to its
-/// end.
+/// Walks every sequence of `length` outcomes in the worlds that `start` makes, and runs each world
+/// to its end. Returns the number of sequences.
 fn walk(length: usize, start: impl Fn() -> World) -> usize {
     let mut every = Every::default();
     let mut walked = 0;
@@ -66,13 +66,14 @@ fn walk(length: usize, start: impl Fn() -> World) -> usize {
     }
 }
 
-/// [`World::check`] and [`World::finish`] have the checks of every sequence.
+/// [`World::check`] and [`World::finish`] contain the checks for every sequence.
 #[test]
 fn every_sequence_of_outcomes_delivers_every_byte_in_order_and_ends() {
     let mut walked = 0;
     for engine in ENGINES {
         for size in SIZES {
-            // Nothing, less than a recv, a few recvs, more than two splice budgets.
+            // The source has no bytes, fewer than one recv returns, enough for a few recvs, or more
+            // than two splice budgets.
             for bytes in [0, 1_000, 3 * SCRATCH, 2 * SPLICE_BUDGET + 1] {
                 walked += walk(LENGTH, || World::new(engine, size, bytes));
             }
@@ -81,8 +82,8 @@ fn every_sequence_of_outcomes_delivers_every_byte_in_order_and_ends() {
     assert!(cfg!(miri) || walked > 100_000, "{walked} sequences");
 }
 
-/// The start decides little once a flow has shown itself, so these walks begin where the flow is
-/// bulk.
+/// The start of a flow has little influence on the rest, so these walks begin when the flow is
+/// already bulk.
 #[test]
 fn every_sequence_of_outcomes_in_bulk_delivers_every_byte() {
     for size in SIZES {
@@ -140,7 +141,7 @@ fn every_sequence_of_outcomes_without_a_pipe_delivers_every_byte() {
 #[test]
 fn every_sequence_of_outcomes_stops_exactly_at_the_limit() {
     for engine in ENGINES {
-        // Nothing, less than a recv, less than the source, all of it, more than it has.
+        // The limit is zero, less than one recv, less than the source has, exactly that, or more.
         for limit in [0, 1_000, 2 * SCRATCH + 1, 3 * SCRATCH, 4 * SCRATCH] {
             walk(LENGTH - 1, || {
                 World::new(engine, PipeSize::Auto, 3 * SCRATCH).limited(limit)
@@ -175,13 +176,13 @@ proptest! {
     }
 }
 
-/// Gives `transfer` an event at the step it must be at.
+/// Checks that `transfer` is at `step`, and reports `event` to it.
 fn at(transfer: &mut Transfer, step: Step, event: Event) {
     assert_eq!(transfer.step(), step, "before {event:?}");
     transfer.on(event);
 }
 
-/// Returns the class of the pipe that is to be filled now, and whether a probe is due before.
+/// Returns the class of the pipe that is to be filled now, and whether a probe comes first.
 fn fill_due(transfer: &Transfer) -> (SizeClass, bool) {
     match transfer.step() {
         Step::Fill { class, probe } => (class, probe),
@@ -189,7 +190,7 @@ fn fill_due(transfer: &Transfer) -> (SizeClass, bool) {
     }
 }
 
-/// Makes one fill of `bytes`, drained at once.
+/// Performs one fill of `bytes`, and drains the pipe in one call.
 fn fill_and_drain(transfer: &mut Transfer, class: SizeClass, bytes: usize, full: bool) {
     if transfer.step() == Step::Yield {
         transfer.on(Event::Yielded);
@@ -199,7 +200,7 @@ fn fill_and_drain(transfer: &mut Transfer, class: SizeClass, bytes: usize, full:
     at(transfer, Step::Drain, Event::Drained { bytes, left: 0 });
 }
 
-/// Makes a fill that finds nothing, and a recv that confirms it.
+/// Performs a fill that finds nothing, and a recv that confirms it.
 fn finds_nothing(transfer: &mut Transfer) {
     fill_due(transfer);
     transfer.on(Event::SourceStopped);
@@ -213,7 +214,7 @@ fn received(bytes: usize) -> Event {
     }
 }
 
-/// Makes one recv, sent at once.
+/// Performs one recv, and sends its bytes in one call.
 fn recv_and_send(transfer: &mut Transfer, bytes: usize) {
     if transfer.step() == Step::Yield {
         transfer.on(Event::Yielded);
@@ -230,7 +231,7 @@ fn bulk(size: PipeSize) -> Transfer {
 }
 
 #[test]
-fn small_messages_are_received_and_sent_and_nothing_else() {
+fn small_messages_cause_only_recv_and_send() {
     let mut transfer = Transfer::new(Engine::Auto, PipeSize::Auto);
     for _ in 0..1_000 {
         recv_and_send(&mut transfer, SPLICE_THRESHOLD - 1);
@@ -256,9 +257,10 @@ fn a_large_recv_starts_splicing_and_eight_small_fills_end_it() {
     }
 }
 
-/// A rate limit may allow little at once. If the source gave all of it, it may be bulk.
+/// A rate limit may allow only a few bytes per read. If a read returns all of them, the flow may be
+/// bulk.
 #[test]
-fn a_small_fill_of_everything_allowed_is_not_a_small_one() {
+fn a_fill_of_all_allowed_bytes_does_not_count_as_small() {
     let mut transfer = bulk(PipeSize::Auto);
     for _ in 0..100 {
         fill_and_drain(&mut transfer, SizeClass::Kib64, 1_000, true);
@@ -266,7 +268,7 @@ fn a_small_fill_of_everything_allowed_is_not_a_small_one() {
 }
 
 #[test]
-fn a_fill_that_stops_is_followed_by_a_recv_which_alone_says_why() {
+fn after_a_fill_finds_nothing_a_recv_finds_the_reason() {
     for (event, is_next) in [
         (received(1_000), (|step| step == Step::Send) as fn(Step) -> bool),
         (Event::WouldBlock, |step| {
@@ -331,7 +333,7 @@ fn a_sink_that_blocks_gets_no_pipe_of_1_mib_until_it_keeps_up() {
 }
 
 #[test]
-fn a_pipe_that_was_filled_in_slots_is_not_followed_by_a_larger_one() {
+fn full_slots_with_few_bytes_do_not_lead_to_a_larger_pipe() {
     let mut transfer = bulk(PipeSize::Auto);
     for _ in 0..100 {
         fill_and_drain(&mut transfer, SizeClass::Kib64, 16 * 1_448, false);
@@ -345,7 +347,7 @@ fn four_fills_below_half_of_the_pipe_lead_to_a_smaller_one() {
     for _ in 0..3 {
         fill_and_drain(&mut transfer, SizeClass::Kib256, 90_000, false);
     }
-    // These are not in a row: half of the size starts the count again.
+    // A fill of half of the size restarts the count, so the small fills are not in a row.
     fill_and_drain(&mut transfer, SizeClass::Kib256, 128 << 10, false);
     for _ in 0..4 {
         fill_and_drain(&mut transfer, SizeClass::Kib256, 90_000, false);
@@ -453,6 +455,6 @@ fn splice_from_the_first_byte_begins_with_a_fill_and_goes_back_to_it() {
 
 #[test]
 #[should_panic(expected = "cannot come of")]
-fn an_event_that_cannot_come_of_the_step_panics() {
+fn an_event_that_the_step_cannot_cause_panics() {
     Transfer::new(Engine::Auto, PipeSize::Auto).on(Event::Unloaded);
 }

@@ -1,4 +1,4 @@
-//! The client's side of HTTP CONNECT (RFC 9110 section 9.3.6).
+//! The client side of HTTP CONNECT (RFC 9110 section 9.3.6).
 
 use super::{Error, Step};
 use crate::address::Target;
@@ -12,14 +12,14 @@ pub struct Handshake {
     message: Message,
     /// Whether the request contains credentials.
     identified: bool,
-    /// The number of bytes of all interim responses.
+    /// The length of all interim responses so far, in bytes.
     interim_bytes: usize,
 }
 
 impl Handshake {
-    /// Starts a handshake. Returns it with the request to send.
+    /// Starts a handshake. Returns the handshake and the request to send.
     ///
-    /// `via` is the value of the field `Via`: the proxies that the request has passed.
+    /// `via` is the value of the field `Via`: the proxies that the request has passed through.
     ///
     /// # Errors
     /// Returns [`Error::Credentials`] or [`Error::Target`] if HTTP cannot express them.
@@ -41,7 +41,7 @@ impl Handshake {
         Ok((handshake, request.into_bytes()))
     }
 
-    /// Takes the bytes of the awaited response from `input`: see
+    /// Consumes the bytes of the awaited response from `input`: see
     /// [`Handshake::feed`](super::Handshake::feed).
     ///
     /// # Errors
@@ -53,13 +53,14 @@ impl Handshake {
                 return Ok(Step::Wait);
             };
             match status(head)? {
-                // This does not answer the request, which asked for no other protocol.
+                // This status does not answer the request, because the request did not ask for
+                // another protocol.
                 101 => return Err(Error::Protocol),
                 100..=199 => {
                     self.interim_bytes += head.len();
                     self.message.clear();
                 }
-                // This response has no body, and fields that describe one must be ignored.
+                // This response has no body, and a client must ignore fields that describe one.
                 200..=299 => return Ok(Step::Connected),
                 407 if self.identified => return Err(Error::Authentication),
                 407 => return Err(Error::Method),
@@ -69,10 +70,10 @@ impl Handshake {
     }
 }
 
-/// Returns the least length of a response head that starts with `held`. The length is exact once
+/// Returns the minimum length of a response head that starts with `held`. The length is exact once
 /// `held` is that long.
 fn answer_length(held: &[u8], room: usize) -> Result<usize, Error> {
-    // A server of another protocol may wait for the next message, and never end a line.
+    // A server that speaks another protocol may wait for the next message and never end a line.
     let speaks_http = held.iter().zip(b"HTTP/1.").all(|(byte, expected)| byte == expected);
     head_length(held)
         .filter(|length| speaks_http && *length <= room)

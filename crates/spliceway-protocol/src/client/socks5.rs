@@ -1,4 +1,4 @@
-//! The client's side of SOCKS5 (RFC 1928, RFC 1929): CONNECT only.
+//! The client side of SOCKS5 (RFC 1928, RFC 1929). It supports only CONNECT.
 //!
 //! ```text
 //!   Method ─┬─ no authentication ────────────▶ Reply ──▶ connected
@@ -13,13 +13,14 @@ use crate::socks5::{
 };
 use crate::{Credentials, Failure};
 
-/// A handshake with a SOCKS5 proxy. Its states are named after the message that it awaits.
+/// A handshake with a SOCKS5 proxy. Each state has the name of the message that the handshake
+/// awaits.
 #[derive(Debug)]
 pub struct Handshake {
     awaited: Awaited,
     message: Message,
     /// The message with name and password, for a proxy that asks for them. `None` if no credentials
-    /// are set.
+    /// are configured.
     password: Option<Vec<u8>>,
     request: Vec<u8>,
 }
@@ -32,10 +33,10 @@ enum Awaited {
 }
 
 impl Handshake {
-    /// Starts a handshake. Returns it with the greeting to send.
+    /// Starts a handshake. Returns the handshake and the greeting to send.
     ///
-    /// With credentials, the greeting offers both methods. A proxy that needs no password can then
-    /// choose none.
+    /// With credentials, the greeting offers both methods, so a proxy that needs no password can
+    /// choose "no authentication".
     ///
     /// # Errors
     /// Returns [`Error::Credentials`] or [`Error::Target`] if SOCKS5 cannot express them.
@@ -56,7 +57,7 @@ impl Handshake {
         Ok((handshake, greeting))
     }
 
-    /// Takes the bytes of the awaited answer from `input`: see
+    /// Consumes the bytes of the awaited answer from `input`: see
     /// [`Handshake::feed`](super::Handshake::feed).
     ///
     /// # Errors
@@ -79,7 +80,7 @@ impl Handshake {
             }
             (Awaited::Method, PASSWORD) => {
                 self.awaited = Awaited::Verdict;
-                // A proxy that chooses a method that was not offered does not speak the protocol.
+                // A proxy that chooses a method that was not offered violates the protocol.
                 self.password.take().map(Step::Send).ok_or(Error::Protocol)
             }
             (Awaited::Method, NONE_ACCEPTABLE) => Err(Error::Method),
@@ -91,7 +92,7 @@ impl Handshake {
     }
 }
 
-/// Returns the client's message of RFC 1929. A length of one byte, not 0, precedes each field.
+/// Returns the client's RFC 1929 message. A length byte, which must not be 0, precedes each field.
 fn password(credentials: &Credentials) -> Result<Vec<u8>, Error> {
     let mut message = vec![PASSWORD_VERSION];
     for field in [&credentials.name, &credentials.secret] {
@@ -108,7 +109,7 @@ fn failure(code: u8) -> Failure {
     known.next().unwrap_or(Failure::General)
 }
 
-/// Returns the least length of an answer to the greeting that starts with `held`. The length is
+/// Returns the minimum length of an answer to the greeting that starts with `held`. The length is
 /// exact once `held` is that long.
 fn method_length(held: &[u8]) -> Result<usize, Error> {
     match held {
@@ -117,7 +118,8 @@ fn method_length(held: &[u8]) -> Result<usize, Error> {
     }
 }
 
-/// Returns the same for the answer to name and password. Its version is 1, but some proxies send 5.
+/// Like `method_length`, for the answer to name and password. The version is 1, but some proxies
+/// send 5.
 fn verdict_length(held: &[u8]) -> Result<usize, Error> {
     match held {
         [] | [PASSWORD_VERSION | VERSION, ..] => Ok(2),
@@ -125,8 +127,7 @@ fn verdict_length(held: &[u8]) -> Result<usize, Error> {
     }
 }
 
-/// Returns the same for the answer to the request. The address in it does not matter, only its
-/// length.
+/// Like `method_length`, for the answer to the request. Only the length of its address matters.
 fn reply_length(held: &[u8]) -> Result<usize, Error> {
     match held {
         [] | [VERSION] => Ok(2),

@@ -49,7 +49,8 @@ fn start(language: Language, target_text: &str, credentials: Option<&Credentials
     Handshake::start(language, &target(target_text), credentials, VIA).unwrap()
 }
 
-/// Returns the outcome of a proxy's answers, and checks that it is the same however they are cut.
+/// Returns the outcome of a proxy's answers, and checks that it is the same for every way to split
+/// the answers.
 fn heard(language: Language, credentials: Option<&Credentials>, stream: &[u8]) -> Result<Option<Said>, Error> {
     let fresh = || start(language, "example.com:80", credentials).0;
     let whole = converse(fresh(), &[stream]);
@@ -63,7 +64,7 @@ const REQUEST: &[u8] = b"\x05\x01\x00\x03\x0bexample.com\x00\x50";
 const REPLY: [u8; 10] = [5, 0, 0, 1, 127, 0, 0, 1, 1, 2];
 
 #[test]
-fn socks5_without_credentials_offers_none_and_early_data_is_left() {
+fn socks5_without_credentials_offers_no_password_and_leaves_early_data() {
     let (_, first) = start(Language::Socks5, "example.com:80", None);
     assert_eq!(first, [5, 1, 0]);
     let said = heard(Language::Socks5, None, &[&[5, 0][..], &REPLY, b"early"].concat());
@@ -71,7 +72,7 @@ fn socks5_without_credentials_offers_none_and_early_data_is_left() {
 }
 
 #[test]
-fn socks5_with_credentials_tells_them_to_who_wants_them_alone() {
+fn socks5_sends_credentials_only_to_a_proxy_that_asks_for_them() {
     let (_, first) = start(Language::Socks5, "example.com:80", Some(&ann()));
     assert_eq!(first, [5, 2, 0, 2]);
     let password = b"\x01\x03ann\x04hush".to_vec();
@@ -88,7 +89,7 @@ fn socks5_with_credentials_tells_them_to_who_wants_them_alone() {
 }
 
 #[test]
-fn socks5_asks_for_every_kind_of_address_and_reads_a_reply_with_any() {
+fn socks5_requests_and_replies_support_every_address_type() {
     for (text, address) in [
         ("192.0.2.1:80", &[1, 192, 0, 2, 1, 0, 80][..]),
         ("[::1]:258", &[4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 2]),
@@ -114,7 +115,7 @@ fn socks5_asks_for_every_kind_of_address_and_reads_a_reply_with_any() {
 }
 
 #[test]
-fn every_socks5_reply_says_what_became_of_the_target() {
+fn every_socks5_reply_code_maps_to_a_failure() {
     for (code, failure) in [
         (1, Failure::General),
         (2, Failure::NotAllowed),
@@ -127,8 +128,8 @@ fn every_socks5_reply_says_what_became_of_the_target() {
         (9, Failure::General),
         (255, Failure::General),
     ] {
-        // With an address, without it (some proxies leave it out of a refusal), and with an invalid
-        // one.
+        // With an address, without an address (some proxies omit it in a refusal), and with an
+        // invalid address.
         for rest in [&[0, 1, 0, 0, 0, 0, 0, 0][..], &[], &[0, 0, 0]] {
             let stream = [&[5, 0, 5, code][..], rest].concat();
             assert_eq!(
@@ -167,7 +168,7 @@ fn a_refusal_of_a_socks5_proxy_differs_from_another_protocol() {
 }
 
 #[test]
-fn what_a_protocol_has_no_words_for_is_not_said() {
+fn a_target_or_password_that_cannot_be_encoded_is_an_error() {
     let file = Target::Unix(std::path::Path::new("/run/x").into());
     for language in [Language::Socks5, Language::Http] {
         assert_eq!(Handshake::start(language, &file, None, VIA).unwrap_err(), Error::Target);
@@ -221,7 +222,7 @@ fn http_asks_with_connect_and_early_data_is_left() {
 }
 
 #[test]
-fn every_http_status_says_what_became_of_the_target() {
+fn every_http_error_status_maps_to_an_error() {
     for (status, error) in [
         (301, Error::Failed(Failure::General)),
         (400, Error::Failed(Failure::General)),
@@ -273,7 +274,7 @@ fn a_malformed_http_answer_is_refused_at_its_first_byte() {
 }
 
 #[test]
-fn an_answer_that_is_not_whole_decides_nothing() {
+fn an_incomplete_answer_decides_nothing() {
     let socks5 = [&[5, 2, 1, 0][..], &REPLY].concat();
     let http = b"HTTP/1.1 200 OK\r\nVia: x\r\n\r\n".to_vec();
     for (language, stream) in [(Language::Socks5, socks5), (Language::Http, http)] {
@@ -284,7 +285,7 @@ fn an_answer_that_is_not_whole_decides_nothing() {
 }
 
 #[test]
-fn every_error_has_its_own_name_and_words() {
+fn every_error_has_its_own_name_and_message() {
     for words in [
         Error::ALL.map(|error| error.as_str().to_owned()),
         Error::ALL.map(|error| error.to_string()),
@@ -298,10 +299,10 @@ fn every_error_has_its_own_name_and_words() {
     assert_eq!(Error::Failed(Failure::Refused).failure(), Failure::Refused);
 }
 
-/// Both sides are from this crate, so they could be wrong together. The tests of each side compare
-/// it with the standard.
+/// Both sides are from this crate, so both could have the same fault. Therefore, the tests of each
+/// side compare that side with the standard.
 #[test]
-fn what_is_said_to_an_upstream_proxy_is_what_our_own_would_hear() {
+fn the_server_side_understands_the_messages_of_the_client_side() {
     for text in ["192.0.2.1:80", "[2001:db8::7]:443", "example.com:8080"] {
         for (credentials, demand) in [(None, Demand::Nothing), (Some(ann()), Demand::Password)] {
             let (handshake, first) = start(Language::Socks5, text, credentials.as_ref());

@@ -1,9 +1,10 @@
-//! Rewrites the head of a target's response, so that it is the last one on the client's connection.
+//! Rewrites the head of a target's response, so that the response is the last one on the client's
+//! connection.
 //!
-//! A client that reuses the connection would send its next request to this target, although it may
-//! be for another one. The request may contain passwords for the other target or for the proxy. The
-//! head of a response decides whether the client reuses the connection, so the head does not pass
-//! unchanged.
+//! If a client reused the connection, its next request would reach this target, even if the request
+//! is for another target. That request may contain passwords for the other target or for the proxy.
+//! The head of a response decides whether the client reuses the connection, so the proxy rewrites
+//! the head.
 
 use httparse::Header;
 
@@ -11,14 +12,15 @@ use super::framing::options;
 use super::{FIELDS_MAX, head_length_within};
 use crate::message::Message;
 
-/// The limit for all heads of one response, in bytes. It is higher than for a request, because
-/// targets set cookies. The parser holds the bytes until the head is complete.
+/// The limit for all heads of one response together, in bytes. It is higher than the limit for a
+/// request, because targets set cookies. The parser holds the bytes until the head is complete.
 const HEADS_MAX_BYTES: usize = 64 << 10;
-/// Fields that are not passed on. They are for this connection alone (RFC 9110 section 7.6.1), or
-/// the proxy writes them anew.
+/// Fields that are not passed on. They apply to this connection alone (RFC 9110 section 7.6.1), or
+/// the proxy writes new ones.
 const NOT_PASSED_ON: [&str; 4] = ["connection", "keep-alive", "proxy-connection", "upgrade"];
 
-/// Parses and rewrites the head of a target's response, with the interim responses before it.
+/// Parses and rewrites the head of a target's response, together with the interim responses before
+/// it.
 #[derive(Debug, Default)]
 pub struct Answer {
     message: Message,
@@ -37,22 +39,22 @@ impl Answer {
         }
     }
 
-    /// Returns whether the target agreed to the upgrade (101).
+    /// Returns whether the target agreed to the upgrade (status 101).
     pub fn has_switched(&self) -> bool {
         self.has_switched
     }
 
-    /// Removes and returns the interim responses received so far. A client may wait for one before
-    /// it sends its body.
+    /// Removes and returns the interim responses received so far. A client may wait for an interim
+    /// response before it sends its body.
     pub fn take_interim(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.interim)
     }
 
-    /// Takes the bytes of the heads from `input`. Returns the bytes for the client in their place,
-    /// or `None` until the heads are complete.
+    /// Consumes the bytes of the heads from `input`. Returns the bytes to send to the client in
+    /// their place, or `None` until the heads are complete.
     ///
-    /// The parser returns bytes unchanged if they are not a head of HTTP/1 or exceed 64 KiB. The
-    /// client may interpret them as it can. The caller must not read another request from that
+    /// The parser returns bytes unchanged if they are not an HTTP/1 head or exceed 64 KiB. The
+    /// client then interprets them itself. The caller must not read another request from that
     /// client.
     pub fn feed(&mut self, input: &mut &[u8]) -> Option<Vec<u8>> {
         loop {
@@ -82,13 +84,14 @@ impl Answer {
         }
     }
 
-    /// Returns the bytes of heads that were never completed.
+    /// Returns the bytes of a head that never became complete, and the interim responses before it.
     pub fn cut_short(self) -> Vec<u8> {
         [&self.interim[..], self.message.held()].concat()
     }
 }
 
-/// Returns the status, and the head as the last one on a connection.
+/// Returns the status, and the head rewritten as the last one on its connection. Returns `None` if
+/// the head is not valid.
 fn parsed(head: &[u8]) -> Option<(u16, Vec<u8>)> {
     let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
     let mut parsed = httparse::Response::new(&mut fields);
@@ -114,7 +117,7 @@ fn parsed(head: &[u8]) -> Option<(u16, Vec<u8>)> {
 
 fn is_passed_on(field: &Header<'_>, fields: &[Header<'_>]) -> bool {
     let is = |name: &str| field.name.eq_ignore_ascii_case(name);
-    // A field that says where the body ends stays, even if `Connection` names it.
+    // A field that determines the end of the body stays, even if `Connection` names it.
     let frames = is("content-length") || is("transfer-encoding");
     let named = options(fields).any(|option| option.eq_ignore_ascii_case(field.name.as_bytes()));
     frames || !(named || NOT_PASSED_ON.into_iter().any(is))
@@ -141,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_says_that_it_is_the_last_at_every_split() {
+    fn an_answer_is_marked_as_the_last_at_every_split() {
         let stream = [ANSWER.as_bytes(), b"hello"].concat();
         for split in 0..=stream.len() {
             let (given, left) = fed(&[&stream[..split], &stream[split..]]);
@@ -154,14 +157,14 @@ mod tests {
     }
 
     #[test]
-    fn interim_answers_go_before_it_as_they_are() {
+    fn interim_answers_precede_the_final_answer_unchanged() {
         let hints = "HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n";
         let (given, _) = fed(&[hints.as_bytes(), hints.as_bytes(), ANSWER.as_bytes()]);
         assert_eq!(given.unwrap(), [hints, hints, PASSED_ON].concat());
     }
 
     #[test]
-    fn an_agreement_to_switch_goes_on_as_it_is_if_it_was_asked_for() {
+    fn a_requested_switch_of_protocols_passes_unchanged() {
         let switching = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: chat\r\nConnection: Upgrade\r\n\r\n";
         let mut answer = Answer::to_upgrade();
         let mut input = switching.as_bytes();
@@ -181,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn interim_answers_can_be_had_before_the_last() {
+    fn interim_answers_are_available_before_the_final_answer() {
         let hints = "HTTP/1.1 100 Continue\r\n\r\n";
         let mut answer = Answer::default();
         assert_eq!(answer.feed(&mut hints.as_bytes()), None);
@@ -193,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_head_passes_as_it_is() {
+    fn an_invalid_response_head_passes_unchanged() {
         for raw in [
             "<html>",
             "HTTP/2 200\r\n\r\n",
@@ -209,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_that_is_not_whole_is_awaited() {
+    fn an_incomplete_head_is_awaited() {
         assert_eq!(fed(&[&ANSWER.as_bytes()[..ANSWER.len() - 1]]), (None, Vec::new()));
     }
 }

@@ -6,8 +6,8 @@ use httparse::Header;
 
 use crate::Credentials;
 
-/// Returns the client's credentials. Returns `None` if there is no field, more than one, or one
-/// that is not valid for this scheme.
+/// Returns the client's credentials. Returns `None` if there is no field, if there is more than
+/// one, or if the field is not valid for this scheme.
 pub(super) fn of_fields(fields: &[Header<'_>]) -> Option<Credentials> {
     let mut values = fields
         .iter()
@@ -25,7 +25,7 @@ fn decode(value: &[u8]) -> Option<Credentials> {
         return None;
     }
     let pair = STANDARD.decode(encoded.trim_ascii()).ok()?;
-    // A name has no colon. A password may have one.
+    // A name cannot contain a colon, but a password can.
     let colon = pair.iter().position(|byte| *byte == b':')?;
     Some(Credentials {
         name: pair[..colon].into(),

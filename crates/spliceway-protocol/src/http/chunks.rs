@@ -1,18 +1,19 @@
-//! Finds the end of a body in chunks (RFC 9112 section 7.1).
+//! Finds the end of a chunked body (RFC 9112 section 7.1).
 //!
 //! ```text
 //!   size [; extension] CR LF  data CR LF  …  0 CR LF  trailer lines  CR LF
 //! ```
 //!
-//! The bytes pass unchanged. The parser refuses every deviation from the grammar, because another
-//! reader might find the end elsewhere.
+//! The proxy relays the bytes unchanged. The parser refuses every deviation from the grammar,
+//! because another reader might find the end elsewhere.
 
 /// Every hexadecimal number of this many digits fits into 64 bits.
 const SIZE_MAX_DIGITS: u8 = 15;
 const EXTENSION_MAX_BYTES: u16 = 255;
 const TRAILERS_MAX_BYTES: u16 = 16 << 10;
 
-/// Finds the end of a body in chunks. It holds the position in the body and none of its bytes.
+/// Finds the end of a chunked body. The value holds the position in the body, but none of its
+/// bytes.
 #[derive(Debug)]
 pub struct Chunks(State);
 
@@ -60,10 +61,10 @@ impl Default for Chunks {
 }
 
 impl Chunks {
-    /// Returns how many of `bytes` belong to the body. `bytes` must follow the bytes of earlier
-    /// calls.
+    /// Returns how many of `bytes` belong to the body. `bytes` must directly follow the bytes of
+    /// the previous call.
     ///
-    /// All of them belong to the body, unless it ends among them.
+    /// All of `bytes` belong to the body, unless the body ends within them.
     ///
     /// # Errors
     /// Returns [`Malformed`] if the bytes are not valid chunked encoding.
@@ -91,7 +92,7 @@ impl Chunks {
         Ok(taken)
     }
 
-    /// Returns whether the whole body was seen.
+    /// Returns whether the body is complete.
     pub fn are_over(&self) -> bool {
         self.0 == State::Done
     }
@@ -136,7 +137,7 @@ mod tests {
         b"5\r\nhello\r\n1a;name=\"value\"\r\nabcdefghijklmnopqrstuvwxyz\r\n000\r\nTrailer: 1\r\nOther: 2\r\n\r\n";
 
     #[test]
-    fn a_body_ends_where_it_does_at_every_split() {
+    fn the_end_of_a_body_is_found_at_every_split() {
         let stream = [BODY, b"GET http://next/ HTTP/1.1\r\n\r\n"].concat();
         for split in 0..=stream.len() {
             let mut chunks = Chunks::default();
@@ -154,14 +155,14 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_body_is_one() {
+    fn an_empty_chunked_body_is_valid() {
         let mut chunks = Chunks::default();
         assert_eq!(chunks.take(b"0\r\n\r\n"), Ok(5));
         assert!(chunks.are_over());
     }
 
     #[test]
-    fn what_is_not_whole_is_not_over() {
+    fn an_incomplete_body_is_not_over() {
         for end in 0..BODY.len() {
             let mut chunks = Chunks::default();
             assert_eq!(chunks.take(&BODY[..end]), Ok(end));
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_might_read_otherwise_is_refused() {
+    fn ambiguous_chunks_are_refused() {
         let long = [b"1;", &[b'x'; 300][..], b"\r\n"].concat();
         for stream in [
             &b"\r\n"[..],

@@ -11,22 +11,22 @@ use super::response::last_recipient;
 use super::target::Absolute;
 use super::{HttpRequest, Refusal};
 
-/// Fields that are not forwarded. They are for this connection alone, whatever `Connection` says
-/// (RFC 9110 section 7.6.1), or the proxy writes them anew.
+/// Fields that are not forwarded. They apply to this connection alone, even if `Connection` does
+/// not name them (RFC 9110 section 7.6.1), or the proxy writes new ones.
 ///
-/// `Transfer-Encoding` is formally for this connection alone, too. It stays, because the body
-/// passes unchanged.
+/// Formally, `Transfer-Encoding` applies to this connection alone, too. The proxy forwards it,
+/// because the body passes unchanged.
 const NOT_SENT_ON: [&str; 6] = ["connection", "host", "http2-settings", "keep-alive", "te", "upgrade"];
 
 const MAX_FORWARDS: &str = "max-forwards";
-/// The prefix of fields for proxies. CGI programs mistake a field named `Proxy` for one of their
-/// own settings.
+/// The prefix of fields for proxies. CGI programs can mistake a field named `Proxy` for one of
+/// their own settings.
 const PROXY: &str = "proxy";
-/// Fields that the response to TRACE leaves out. Its reader may not be allowed to know them.
+/// Fields that the response to TRACE omits, because its reader may not be allowed to see them.
 const SECRETS: [&str; 2] = ["authorization", "cookie"];
 
-/// Returns the name of this instance in `Via`. It is random, so that a request that comes back can
-/// be distinguished from one that passed another instance.
+/// Returns the name of this instance in `Via`. The name is random, so that the proxy can
+/// distinguish a request that returns from one that passed through another instance.
 pub(super) fn pseudonym() -> &'static str {
     static PSEUDONYM: OnceLock<String> = OnceLock::new();
     PSEUDONYM.get_or_init(|| format!("spliceway-{:016x}", RandomState::new().hash_one(0)))
@@ -38,12 +38,13 @@ pub(super) fn own_via(minor: u8) -> String {
 }
 
 /// Returns the value of `Via` for a request with these fields, with this proxy's entry at the end.
-/// It is an error if that entry was there before.
+/// Returns [`Refusal::Loop`] if the fields already contain that entry.
 pub(super) fn via(minor: u8, fields: &[Header<'_>]) -> Result<String, Refusal> {
     let mut via = String::new();
     for field in fields.iter().filter(|field| field.name.eq_ignore_ascii_case("via")) {
         let value = String::from_utf8_lossy(field.value);
-        // An entry has a protocol, a received-by, and perhaps a comment (RFC 9110 section 7.6.3).
+        // An entry consists of a protocol, a received-by name, and an optional comment (RFC 9110
+        // section 7.6.3).
         let mut received_by = value.split(',').filter_map(|entry| entry.split_whitespace().nth(1));
         if received_by.any(|name| name == pseudonym()) {
             return Err(Refusal::Loop);
@@ -55,7 +56,7 @@ pub(super) fn via(minor: u8, fields: &[Header<'_>]) -> Result<String, Refusal> {
     Ok(via)
 }
 
-/// Returns `Max-Forwards` if the method has to respect it (RFC 9110 section 7.6.2).
+/// Returns the value of `Max-Forwards` if the method must respect it (RFC 9110 section 7.6.2).
 pub(super) fn max_forwards(method: &str, fields: &[Header<'_>]) -> Result<Option<u64>, Refusal> {
     let mut values = fields
         .iter()
@@ -69,7 +70,7 @@ pub(super) fn max_forwards(method: &str, fields: &[Header<'_>]) -> Result<Option
     number.map(Some).ok_or(Refusal::Malformed)
 }
 
-/// Returns the proxy's response to a request that it must not forward.
+/// Returns the proxy's own response to a request that must not be forwarded.
 pub(super) fn answer_in_place(method: &str, uri: &str, minor: u8, fields: &[Header<'_>]) -> HttpRequest {
     if method != "TRACE" {
         return HttpRequest::Answered(last_recipient(None));
@@ -94,8 +95,8 @@ pub(super) struct Rewritten {
     pub(super) upgrade: Option<String>,
 }
 
-/// Returns the protocols to which an HTTP/1.`minor` request asks to upgrade. It leaves out versions
-/// of HTTP, because the proxy could not tell where their requests end.
+/// Returns the protocols to which an HTTP/1.`minor` request asks to upgrade. The list omits
+/// versions of HTTP, because the proxy could not find the ends of their requests.
 pub(super) fn upgrade(minor: u8, fields: &[Header<'_>]) -> Option<String> {
     if minor == 0 || !options(fields).any(|option| option.eq_ignore_ascii_case(b"upgrade")) {
         return None;
@@ -113,16 +114,16 @@ pub(super) fn upgrade(minor: u8, fields: &[Header<'_>]) -> Option<String> {
     (!protocols.is_empty()).then(|| protocols.join(", "))
 }
 
-/// Returns the head for the target. It has, in this order:
+/// Returns the head for the target. The head contains, in this order:
 ///
 /// - a request line in origin form,
 /// - the `Host` of the URI (RFC 9112 section 3.2.2),
-/// - the client's fields in their order,
+/// - the client's fields in their original order,
 /// - the proxy's `Via`,
 /// - a request to close the connection, or to upgrade it.
 ///
-/// The version is the client's, because the client reads the body of the response unchanged. A
-/// client of HTTP/1.0 could not read a body in chunks.
+/// The version is the client's version, because the client receives the body of the response
+/// unchanged. An HTTP/1.0 client could not read a chunked body.
 pub(super) fn head(
     method: &str,
     uri: &Absolute<'_>,
@@ -131,7 +132,7 @@ pub(super) fn head(
     rewritten: &Rewritten,
 ) -> Vec<u8> {
     let path = match (method, uri.path) {
-        // The request is about the server as a whole (RFC 9112 section 3.2.4).
+        // The request concerns the server as a whole (RFC 9112 section 3.2.4).
         ("OPTIONS", "") => "*",
         (_, path) => path,
     };

@@ -1,9 +1,9 @@
-//! Checks that every reader of a head agrees on where the body ends.
+//! Checks that all readers of a head agree on the end of the body.
 //!
-//! The body passes unchanged. Suppose that the target finds its end elsewhere than a proxy before
-//! or behind this one. The target then takes a part of the body for a request, which is request
-//! smuggling. Therefore the parser refuses everything that RFC 9112 section 6 allows a recipient to
-//! refuse.
+//! The body passes unchanged. Suppose that the target and a proxy on the path find different ends
+//! of the body. The target then mistakes a part of the body for a request, which is request
+//! smuggling. Therefore, the parser refuses everything that RFC 9112 section 6 allows a recipient
+//! to refuse.
 
 use httparse::Header;
 
@@ -12,24 +12,25 @@ use super::{Body, Refusal};
 /// Every decimal number of this many digits fits into 64 bits.
 const LENGTH_MAX_DIGITS: usize = 19;
 
-/// Returns the length of the body.
+/// Returns the form of the body that the fields describe.
 pub(super) fn body(minor: u8, fields: &[Header<'_>]) -> Result<Body, Refusal> {
     let of = |name: &'static str| fields.iter().filter(move |field| field.name.eq_ignore_ascii_case(name));
     if of("host").count() > 1 {
         return Err(Refusal::Malformed);
     }
-    // Two fields with one name are ambiguous, even if their values are equal here.
+    // Two fields with the same name are ambiguous, even if their values are equal.
     if of("content-length").count() > 1 || of("transfer-encoding").count() > 1 {
         return Err(Refusal::Framing);
     }
     let body = match (of("content-length").next(), of("transfer-encoding").next()) {
         (None, None) => Some(Body::Bytes(0)),
         (Some(length), None) => bytes(length.value).map(Body::Bytes),
-        // HTTP/1.0 has no codings. Only the target knows where a body in another coding ends.
+        // HTTP/1.0 has no transfer codings. Only the target can find the end of a body with another
+        // coding.
         (None, Some(coding)) => (minor > 0 && coding.value.eq_ignore_ascii_case(b"chunked")).then_some(Body::Chunked),
         (Some(_), Some(_)) => None,
     };
-    // A request to remove the fields of the framing is an attempt to smuggle.
+    // A request to remove the framing fields is an attempt at request smuggling.
     let severed = options(fields).any(|option| {
         option.eq_ignore_ascii_case(b"content-length") || option.eq_ignore_ascii_case(b"transfer-encoding")
     });
@@ -42,7 +43,8 @@ fn bytes(length: &[u8]) -> Option<u64> {
     is_number.then(|| digits.parse().ok()).flatten()
 }
 
-/// Returns the options in all `Connection` fields: the names of fields for this connection alone.
+/// Returns the options in all `Connection` fields: the names of fields that apply to this
+/// connection alone.
 pub(super) fn options<'head>(fields: &'head [Header<'head>]) -> impl Iterator<Item = &'head [u8]> {
     let connection = |field: &&Header<'_>| field.name.eq_ignore_ascii_case("connection");
     let values = fields.iter().filter(connection);

@@ -1,13 +1,14 @@
-//! The responses of the proxy itself.
+//! The proxy's own responses.
 
 use std::time::Duration;
 
 use crate::Failure;
 
-/// The response to a CONNECT whose target was reached. The bytes after it are the target's.
+/// The response to a CONNECT request whose target was reached. The bytes after this response are
+/// from the target.
 pub const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
 
-/// The status of a response of the proxy itself.
+/// The status of one of the proxy's own responses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Status {
@@ -19,18 +20,18 @@ pub enum Status {
     AuthenticationRequired = 407,
     /// The head of the request did not arrive in time.
     RequestTimeout = 408,
-    /// Too many passwords from the client's address were wrong. [`come_again`] says when to try
-    /// again.
+    /// Too many passwords from the client's address were wrong. [`come_again`] adds the time to
+    /// wait.
     TooManyRequests = 429,
     /// The head of the request is too large.
     HeadTooLarge = 431,
     /// The target could not be reached.
     BadGateway = 502,
-    /// The proxy has too many passwords to check. [`come_again`] says when to try again.
+    /// The proxy has too many passwords to check. [`come_again`] adds the time to wait.
     Unavailable = 503,
     /// The target did not answer in time.
     GatewayTimeout = 504,
-    /// The request came back to a proxy that it had already passed.
+    /// The request returned to a proxy that it had already passed through.
     LoopDetected = 508,
 }
 
@@ -81,12 +82,14 @@ impl Status {
     }
 }
 
-/// Returns the whole response with this status. It says that the connection closes after it.
+/// Returns the whole response with this status. The response announces that the connection closes
+/// after it.
 pub fn response(status: Status) -> Vec<u8> {
     with_text(status, status.words().1)
 }
 
-/// Returns the same for a client that may try again after `wait`, rounded up to whole seconds.
+/// Returns the whole response with this status for a client that may try again after `wait`. The
+/// response states the time in whole seconds, rounded up.
 pub fn come_again(status: Status, wait: Duration) -> Vec<u8> {
     let seconds = wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0));
     with_field(status, &format!("Retry-After: {seconds}\r\n"), status.words().1)
@@ -100,7 +103,8 @@ pub(super) fn with_text(status: Status, text: &str) -> Vec<u8> {
     with_field(status, challenge, text)
 }
 
-/// Returns a whole response with one more field. `field` is a whole line with its end, or empty.
+/// Returns a whole response with one more field. `field` is a whole line with its line end, or
+/// empty.
 fn with_field(status: Status, field: &str, text: &str) -> Vec<u8> {
     format!(
         "HTTP/1.1 {} {}\r\n{field}Content-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{text}\n",
@@ -116,8 +120,8 @@ pub fn no_chunks() -> Vec<u8> {
     with_text(Status::BadRequest, "The request body is not valid chunked encoding.")
 }
 
-/// Returns the proxy's response to a request that `Max-Forwards` keeps from its target. The
-/// response to TRACE contains the request: `echoed`.
+/// Returns the proxy's response to a request that `Max-Forwards` does not allow to reach its
+/// target. The response to TRACE contains the request: `echoed`.
 pub(super) fn last_recipient(echoed: Option<&[u8]>) -> Vec<u8> {
     let content = match echoed {
         Some(_) => "Content-Type: message/http\r\n",
@@ -152,7 +156,7 @@ mod tests {
     use super::*;
     use crate::http::Refusal;
 
-    /// Returns status, fields and body of a response, and checks that it is well formed.
+    /// Returns status, fields and body of a response, and checks that the response is well-formed.
     fn taken_apart(response: &[u8]) -> (u16, Vec<(String, String)>, String) {
         let mut fields = [httparse::EMPTY_HEADER; 8];
         let mut parsed = httparse::Response::new(&mut fields);
@@ -168,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn every_answer_of_ours_is_one_line_and_says_that_it_closes() {
+    fn every_own_answer_has_a_one_line_body_and_announces_the_close() {
         let responses = Status::ALL.map(response).into_iter();
         let failures = Failure::ALL.map(failed).into_iter();
         for bytes in responses.chain(failures).chain(Refusal::ALL.map(Refusal::answer)) {
@@ -190,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_may_come_again_is_told_when_in_whole_seconds() {
+    fn retry_after_is_in_whole_seconds_rounded_up() {
         for (wait, expected) in [(Duration::from_millis(300), "1"), (Duration::from_secs(7), "7")] {
             let (code, fields, _) = taken_apart(&come_again(Status::TooManyRequests, wait));
             assert_eq!(code, 429);

@@ -13,7 +13,7 @@ pub(super) struct Absolute<'head> {
     /// Host and port as written. Every character is valid in a `Host` field.
     pub(super) authority: &'head str,
     pub(super) target: Target,
-    /// The path with the query. It may be empty, or a query alone.
+    /// The path with the query. It may be empty, or consist of a query alone.
     pub(super) path: &'head str,
 }
 
@@ -27,7 +27,7 @@ impl<'head> Absolute<'head> {
         if !scheme.eq_ignore_ascii_case("http") {
             return Err(Refusal::Scheme);
         }
-        // A fragment is for the client alone and is not part of a request.
+        // A fragment is for the client alone and does not belong in a request.
         if rest.contains('#') {
             return Err(Refusal::Target);
         }
@@ -42,7 +42,7 @@ impl<'head> Absolute<'head> {
 
 /// Parses the target of CONNECT, which always has a port.
 ///
-/// An IPv6 address without brackets therefore ends at the last colon. PySocks and proxychains4
+/// Therefore, an IPv6 address without brackets ends at the last colon. PySocks and proxychains4
 /// write addresses in this form.
 pub(super) fn of_connect(text: &str) -> Option<Target> {
     authority(text, None).or_else(|| {
@@ -51,11 +51,11 @@ pub(super) fn of_connect(text: &str) -> Option<Target> {
     })
 }
 
-/// Parses `host`, `host:port` or `[v6]:port`. It does not use the `FromStr` of [`Target`], which
-/// accepts more than a client may name.
+/// Parses `host`, `host:port` or `[v6]:port`. The function does not use the `FromStr`
+/// implementation of [`Target`], because that accepts targets that a client may not name.
 ///
-/// User information is not valid here. A browser never sends it, and elsewhere `http://good@evil/`
-/// misleads the reader.
+/// User information is not valid here. A browser never sends it, and a URI such as
+/// `http://good@evil/` misleads its reader.
 fn authority(text: &str, default_port: Option<u16>) -> Option<Target> {
     if let Some(text) = text.strip_prefix('[') {
         let (ip, port) = text.split_once(']')?;
@@ -69,7 +69,7 @@ fn authority(text: &str, default_port: Option<u16>) -> Option<Target> {
     Target::named(host, number(port, default_port)?)
 }
 
-/// Accepts digits only, because `str::parse` accepts a plus sign.
+/// Accepts digits only, because `str::parse` also accepts a plus sign.
 fn number(text: &str, default: Option<u16>) -> Option<u16> {
     match text {
         "" => default,

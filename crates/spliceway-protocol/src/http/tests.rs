@@ -1,7 +1,7 @@
 use super::*;
 use crate::tests::cuttings;
 
-/// The outcome of a head in a comparable form, and the bytes that follow it.
+/// The outcome of a head in a comparable form, and the bytes that follow the head.
 #[derive(Debug, PartialEq, Eq)]
 struct Heard {
     request: HttpRequest,
@@ -42,7 +42,8 @@ impl Heard {
     }
 }
 
-/// Returns the outcome of a stream, and checks that it is the same however the stream is cut.
+/// Returns the outcome of a stream, and checks that it is the same for every way to split the
+/// stream.
 fn heard(demand: Demand, stream: &[u8]) -> Result<Heard, Refusal> {
     let whole = converse(demand, &[stream]);
     for pieces in cuttings(stream) {
@@ -89,7 +90,7 @@ fn connect_is_read_at_every_split_and_early_data_is_left() {
 }
 
 #[test]
-fn a_request_by_its_uri_is_sent_on_in_origin_form() {
+fn a_request_with_an_absolute_uri_is_forwarded_in_origin_form() {
     let (target, head) = forwarded(
         "POST http://example.com:8080/path?query=1 HTTP/1.1\r\nHost: other\r\nAccept: */*\r\nContent-Length: 4\r\n\r\nbody",
     );
@@ -141,9 +142,9 @@ fn every_form_of_a_uri_is_read() {
     }
 }
 
-/// A client of HTTP/1.0 could not read a response in chunks.
+/// An HTTP/1.0 client could not read a chunked response.
 #[test]
-fn the_version_sent_on_is_the_client_s() {
+fn the_forwarded_version_is_that_of_the_client() {
     let (_, head) = forwarded("GET http://a/ HTTP/1.0\r\n\r\n");
     assert_eq!(
         head,
@@ -152,7 +153,7 @@ fn the_version_sent_on_is_the_client_s() {
 }
 
 #[test]
-fn what_concerns_this_connection_alone_is_not_sent_on() {
+fn hop_by_hop_fields_are_not_forwarded() {
     let (_, head) = forwarded(
         "GET http://a/ HTTP/1.1\r\nX-First: 1\r\nCONNECTION: x-Mine , close,,X-Other\r\nx-mine: 1\r\nX-OTHER: 2\r\n\
          Keep-Alive: 5\r\nTE: trailers\r\nUpgrade: h2c\r\nHTTP2-Settings: x\r\nProxy-Connection: keep-alive\r\n\
@@ -167,7 +168,7 @@ fn what_concerns_this_connection_alone_is_not_sent_on() {
 }
 
 #[test]
-fn what_could_be_read_in_two_ways_is_refused() {
+fn ambiguous_heads_are_refused() {
     let framing = [
         "Content-Length: 4\r\nTransfer-Encoding: chunked",
         "Transfer-Encoding: chunked\r\nContent-Length: 4",
@@ -234,7 +235,7 @@ fn what_could_be_read_in_two_ways_is_refused() {
 }
 
 #[test]
-fn what_is_no_request_line_is_refused() {
+fn an_invalid_request_line_is_refused() {
     for line in [
         "",
         "nonsense",
@@ -262,8 +263,8 @@ fn what_is_no_request_line_is_refused() {
 }
 
 #[test]
-fn what_starts_as_something_else_is_refused_at_its_first_byte() {
-    // SOCKS, TLS, a byte outside ASCII, a space, a 0.
+fn another_protocol_is_refused_at_its_first_byte() {
+    // SOCKS, TLS, a byte outside ASCII, a space, and a 0 byte.
     for first in [&[4][..], &[5, 1, 0], &[0x16, 3, 1], &[0x80], b" ", &[0]] {
         assert_eq!(
             converse(Demand::Nothing, &[first]),
@@ -274,7 +275,7 @@ fn what_starts_as_something_else_is_refused_at_its_first_byte() {
 }
 
 #[test]
-fn a_uri_that_names_no_target_here_is_refused() {
+fn a_uri_without_a_valid_target_is_refused() {
     for uri in ["/", "/path", "*", "example.com", "/?u=http://a/"] {
         assert_eq!(
             refusal(&format!("GET {uri} HTTP/1.1\r\nHost: a\r\n\r\n")),
@@ -365,7 +366,7 @@ fn connect_without_a_port_is_refused() {
 }
 
 #[test]
-fn credentials_are_read_and_bad_ones_are_none() {
+fn credentials_are_read_and_invalid_ones_are_ignored() {
     let credentials = |fields: &str| {
         let stream = format!("CONNECT a:443 HTTP/1.1\r\n{fields}\r\n\r\n");
         heard(Demand::Password, stream.as_bytes()).unwrap().credentials
@@ -395,7 +396,8 @@ fn credentials_are_read_and_bad_ones_are_none() {
         "Proxy-Authorization: YW5uOmh1c2g=",
         "Proxy-Authorization: BasicYW5uOmh1c2g=",
         "Proxy-Authorization: Bearer YW5uOmh1c2g=",
-        // No colon, no valid base64, another alphabet, more than one value.
+        // The value has no colon, is not valid base64, or uses another alphabet. Or there is more
+        // than one value.
         "Proxy-Authorization: Basic YW5u",
         "Proxy-Authorization: Basic YW5uOmh1c2g",
         "Proxy-Authorization: Basic YW5u Omh1c2g=",
@@ -407,9 +409,9 @@ fn credentials_are_read_and_bad_ones_are_none() {
     }
 }
 
-/// They are for the proxy, and the target must not receive them.
+/// Credentials are for the proxy, and the target must not receive them.
 #[test]
-fn credentials_are_not_sent_on() {
+fn credentials_are_not_forwarded() {
     let stream = b"GET http://a/ HTTP/1.1\r\nProxy-Authorization: Basic YW5uOmh1c2g=\r\n\r\n";
     for demand in [Demand::Nothing, Demand::Password] {
         let HttpRequest::Forward { head, .. } = heard(demand, stream).unwrap().request else {
@@ -420,7 +422,7 @@ fn credentials_are_not_sent_on() {
 }
 
 #[test]
-fn a_head_that_is_not_whole_decides_nothing() {
+fn an_incomplete_head_decides_nothing() {
     let stream = b"CONNECT a:443 HTTP/1.1\r\nHost: a\r\n\r\n";
     for end in 0..stream.len() {
         assert_eq!(converse(Demand::Nothing, &[&stream[..end]]), Ok(None), "{end}");
@@ -434,7 +436,7 @@ fn head_of(bytes: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_head_has_16_kib_and_not_a_byte_more() {
+fn a_head_has_at_most_16_kib() {
     for piece_bytes in [1, 1000, 1 << 20] {
         let outcome = |stream: &[u8]| converse(Demand::Nothing, &stream.chunks(piece_bytes).collect::<Vec<_>>());
         assert!(matches!(outcome(&head_of(16 << 10)), Ok(Some(_))));
@@ -446,7 +448,7 @@ fn a_head_has_16_kib_and_not_a_byte_more() {
 }
 
 #[test]
-fn a_head_has_100_fields_and_not_one_more() {
+fn a_head_has_at_most_100_fields() {
     let stream = |fields: usize| format!("GET http://a/ HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(fields));
     let (_, head) = forwarded(&stream(100));
     assert_eq!(head.matches("X: y\r\n").count(), 100);
@@ -454,7 +456,7 @@ fn a_head_has_100_fields_and_not_one_more() {
 }
 
 #[test]
-fn what_is_held_is_bounded_whatever_comes() {
+fn held_bytes_are_bounded_for_any_input() {
     for piece_bytes in [1, 100, 5_000, 1 << 20] {
         let mut head = Head::new(Demand::Password);
         let endless = vec![b'x'; 1 << 20];
@@ -469,7 +471,8 @@ fn what_is_held_is_bounded_whatever_comes() {
         });
         assert_eq!(refused, Some(Refusal::HeadTooLarge));
     }
-    // Each line gets a space and a carriage return when it is forwarded, and the proxy adds fields.
+    // The proxy adds a space and a carriage return to each line that it forwards. It also adds
+    // fields.
     let lines = format!("GET http://{}/ HTTP/1.1\n{}\n", "a".repeat(255), "X:\n".repeat(100));
     let (_, head) = forwarded(&lines);
     assert!(head.len() <= lines.len() + 1024, "{} of {}", head.len(), lines.len());
@@ -488,7 +491,7 @@ fn a_request_that_has_passed_this_instance_is_refused_as_a_loop() {
 }
 
 #[test]
-fn every_via_is_kept_and_ours_is_the_last() {
+fn every_via_is_kept_and_this_proxy_is_the_last() {
     let mut head = Head::new(Demand::Nothing);
     head.feed(&mut &b"CONNECT a:1 HTTP/1.0\r\nVia: 1.1 x\r\nvia: 1.0 y, 1.1 z\r\n\r\n"[..])
         .unwrap();
@@ -496,7 +499,7 @@ fn every_via_is_kept_and_ours_is_the_last() {
 }
 
 #[test]
-fn max_forwards_is_counted_down_and_the_last_recipient_is_us() {
+fn max_forwards_is_counted_down() {
     for method in ["TRACE", "OPTIONS"] {
         let (_, head) = forwarded(&format!("{method} http://a/ HTTP/1.1\r\nMax-Forwards: 7\r\n\r\n"));
         assert!(head.contains("\r\nMax-Forwards: 6\r\n"), "{head}");

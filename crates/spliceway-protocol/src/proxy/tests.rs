@@ -1,7 +1,7 @@
 use super::*;
 
-/// Returns the outcome of `header`, and checks that `rest` stays in the input. The outcome is the
-/// same for every cut into two reads, and for single bytes.
+/// Returns the outcome of `header`, and checks that `rest` stays in the input. The outcome must be
+/// the same for every split into two reads, and for single bytes.
 fn fed(accept: Accept, header: &[u8], rest: &[u8]) -> Result<Option<Source>, Refusal> {
     let bytes = [header, rest].concat();
     let mut all = &bytes[..];
@@ -50,7 +50,7 @@ const LONGEST: &[u8] =
     b"PROXY UNKNOWN ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff 65535 65535\r\n";
 
 #[test]
-fn a_line_says_who_connects_however_it_is_cut_and_leaves_what_follows() {
+fn a_line_names_the_client_at_every_split_and_leaves_later_bytes() {
     for accept in [Accept::V1, Accept::Any] {
         assert_eq!(
             fed(accept, b"PROXY TCP4 192.0.2.1 198.51.100.2 56324 443\r\n", b"\r\nPROXY"),
@@ -64,7 +64,7 @@ fn a_line_says_who_connects_however_it_is_cut_and_leaves_what_follows() {
 }
 
 #[test]
-fn unknown_is_the_connection_s_own_whatever_follows_it() {
+fn an_unknown_header_means_the_peer_itself() {
     assert_eq!(LONGEST.len(), LINE_MAX_BYTES);
     for line in [&b"PROXY UNKNOWN\r\n"[..], LONGEST, b"PROXY UNKNOWN +1 nonsense\r\n"] {
         assert_eq!(fed(Accept::V1, line, b"GET"), Ok(Some(Source::Own)));
@@ -82,7 +82,7 @@ fn a_line_of_more_than_107_bytes_is_refused_at_the_107th() {
 }
 
 #[test]
-fn a_line_that_says_what_none_may_is_refused() {
+fn an_invalid_line_is_refused() {
     for line in [
         &b"PROXY \r\n"[..],
         b"PROXY TCP4\r\n",
@@ -130,7 +130,8 @@ fn bytes_after_the_addresses_are_skipped_by_the_header_s_length() {
     for more in [
         tlv(0x04, 3, b"abc"),
         [tlv(0x02, 11, b"example.com"), tlv(0xE0, 0, b"")].concat(),
-        // A TLV that claims more bytes than the header has, and one that ends before its length.
+        // A TLV that claims more bytes than the header has, and one that ends before its length
+        // field.
         tlv(0x04, u16::MAX, b"abc"),
         vec![0x04],
     ] {
@@ -162,11 +163,11 @@ fn the_longest_header_is_read_and_not_kept() {
 }
 
 #[test]
-fn local_and_what_is_no_address_of_tcp_are_the_connection_s_own() {
+fn local_and_non_tcp_headers_mean_the_peer_itself() {
     for header in [
         v2(0x20, 0x00, 0, b""),
         v2(0x20, 0x11, 12, &IPV4),
-        // Only the length counts, whatever the family is.
+        // Only the length matters, whatever the family is.
         v2(0x20, 0x11, 3, b"abc"),
         v2(0x20, 0xFF, 3, b"abc"),
         v2(0x21, 0x00, 0, b""),
@@ -179,7 +180,7 @@ fn local_and_what_is_no_address_of_tcp_are_the_connection_s_own() {
 }
 
 #[test]
-fn a_binary_header_that_says_what_none_may_is_refused() {
+fn an_invalid_binary_header_is_refused() {
     for header in [
         v2(0x11, 0x11, 12, &IPV4),
         v2(0x31, 0x11, 12, &IPV4),
@@ -212,7 +213,7 @@ fn the_other_version_is_refused() {
 }
 
 #[test]
-fn headers_are_written_byte_for_byte_as_the_specification_has_them() {
+fn headers_are_written_byte_for_byte_as_specified() {
     let (client, reached) = ("192.0.2.1:56324".parse().ok(), "198.51.100.2:443".parse().ok());
     let line = encode(Version::V1, client, reached, b"");
     assert_eq!(line, b"PROXY TCP4 192.0.2.1 198.51.100.2 56324 443\r\n");
@@ -222,7 +223,7 @@ fn headers_are_written_byte_for_byte_as_the_specification_has_them() {
 }
 
 #[test]
-fn what_is_written_reads_back_and_families_are_never_mixed() {
+fn headers_read_back_and_never_mix_families() {
     let addresses = ["192.0.2.1:1", "[2001:db8::1]:2", "[::ffff:198.51.100.2]:3"];
     let canonical = ["192.0.2.1:1", "[2001:db8::1]:2", "198.51.100.2:3"];
     for (client, expected_client) in addresses.iter().zip(canonical) {
@@ -245,8 +246,8 @@ fn settings_are_read_as_they_are_written() {
     assert!("V3".parse::<Accept>().is_err() && "any".parse::<Version>().is_err());
 }
 
-/// Returns the TLVs that the parser passes on. They are the same if the header comes in single
-/// bytes.
+/// Returns the TLVs that the parser passes on. The TLVs must be the same if the header arrives in
+/// single bytes.
 fn tlvs_of(payload: &[u8]) -> Vec<u8> {
     let header = v2(
         0x21,
@@ -265,7 +266,7 @@ fn tlvs_of(payload: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn tlvs_are_passed_on_without_checksum_and_padding_within_a_bound() {
+fn tlvs_are_passed_on_without_checksum_and_padding_up_to_a_limit() {
     let authority = b"\x02\0\x01a";
     let endpoint = [&b"\xEA\0\x05"[..], b"\x01vpce"].concat();
     let (checksum, padding) = (b"\x03\0\x04abcd", b"\x04\0\x02\0\0");

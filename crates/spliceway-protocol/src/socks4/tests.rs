@@ -3,7 +3,7 @@ use std::net::Ipv6Addr;
 use super::*;
 use crate::tests::cuttings;
 
-/// The outcome: the request with its user ID, and the bytes that follow it.
+/// The outcome: the request with its user ID, and the bytes that follow the request.
 type Heard = (Option<(Request, Vec<u8>)>, Vec<u8>);
 
 fn converse(pieces: &[&[u8]]) -> Result<Heard, Refusal> {
@@ -46,11 +46,12 @@ fn addresses_and_names_are_read_at_every_split_and_early_data_is_left() {
         (named(b"ann", b"example.com"), "ann", "example.com:8080"),
         (named(b"", b"example.com"), "", "example.com:8080"),
         (named(b"", b"127.0.0.1"), "", "127.0.0.1:8080"),
-        // Not SOCKS4a: its last byte is 0.
+        // These addresses do not mark SOCKS4a, because the last byte is 0 or the third byte is not
+        // 0.
         (request(CONNECT, [0, 0, 0, 0], b"ann"), "ann", "0.0.0.0:8080"),
         (request(CONNECT, [0, 0, 1, 1], b"ann"), "ann", "0.0.1.1:8080"),
     ];
-    // Early data may begin with 0, which ends a field.
+    // Early data may begin with a 0 byte, which would end a field.
     for early in [&b"early"[..], b"\0early"] {
         for (stream, user_id, target) in &cases {
             let stream = [&stream[..], early].concat();
@@ -69,7 +70,7 @@ fn addresses_and_names_are_read_at_every_split_and_early_data_is_left() {
 }
 
 #[test]
-fn a_message_that_is_not_whole_decides_nothing() {
+fn an_incomplete_message_decides_nothing() {
     let stream = named(b"ann", b"example.com");
     for end in 0..stream.len() {
         assert_eq!(converse(&[&stream[..end]]), Ok((None, Vec::new())), "{end}");
@@ -91,7 +92,7 @@ fn fields_of_255_bytes_fit_and_longer_ones_are_refused() {
 }
 
 #[test]
-fn what_is_held_is_bounded_whatever_comes() {
+fn held_bytes_are_bounded_for_any_input() {
     let endless = [
         &[VERSION, CONNECT, 0, 80, 0, 0, 0, 1][..],
         &[b'u'; 255],
@@ -111,7 +112,7 @@ fn what_is_held_is_bounded_whatever_comes() {
 }
 
 #[test]
-fn every_command_but_two_is_refused_once_the_message_is_whole() {
+fn every_other_command_is_refused_once_the_message_is_complete() {
     let (asked, _) = converse(&[&request(BIND, [192, 0, 2, 1], b"")]).unwrap();
     assert_eq!(asked.unwrap().0.command, Command::Bind);
     for command in (0..=255).filter(|command| ![CONNECT, BIND].contains(command)) {
@@ -127,7 +128,7 @@ fn another_version_is_refused_at_its_first_byte() {
 }
 
 #[test]
-fn what_is_no_name_is_refused() {
+fn an_invalid_host_name_is_refused() {
     for bad in [
         &b""[..],
         b"a b",
@@ -142,7 +143,7 @@ fn what_is_no_name_is_refused() {
 }
 
 #[test]
-fn nobody_is_served_where_a_secret_is_demanded() {
+fn every_client_is_refused_if_a_password_is_demanded() {
     for stream in [request(CONNECT, [192, 0, 2, 1], b"ann"), named(b"ann", b"example.com")] {
         for pieces in cuttings(&stream) {
             let mut stage = RequestStage::new(Demand::Password);

@@ -1,4 +1,4 @@
-//! Addresses in SOCKS5 requests, replies and datagrams: type, address, port.
+//! Addresses in SOCKS5 requests, replies and datagrams: type, address, and port.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,14 +12,14 @@ const PORT_BYTES: usize = 2;
 /// The reason why an address is not valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wrong {
-    /// Its type is unknown, and therefore its length.
+    /// The type is unknown, and therefore the length is unknown, too.
     Type,
-    /// Its name is empty, or contains bytes that host names do not contain.
+    /// The name is empty, or contains bytes that host names do not contain.
     Name,
 }
 
-/// Returns the least length of an address that starts with `held`. The length is exact once `held`
-/// is that long. It is at most 259 bytes.
+/// Returns the minimum length of an address that starts with `held`. The length is exact once
+/// `held` is that long. It is at most 259 bytes.
 pub(crate) fn length(held: &[u8]) -> Result<usize, Wrong> {
     match held {
         [] => Ok(1),
@@ -31,7 +31,7 @@ pub(crate) fn length(held: &[u8]) -> Result<usize, Wrong> {
     }
 }
 
-/// Decodes a complete address: it is as long as [`length`] says.
+/// Decodes a complete address, which has the length that [`length`] returns.
 pub(crate) fn decode(address: &[u8]) -> Result<Target, Wrong> {
     let (host, port) = address.split_last_chunk().ok_or(Wrong::Type)?;
     let port = u16::from_be_bytes(*port);
@@ -62,7 +62,8 @@ pub(crate) fn encode(address: SocketAddr, bytes: &mut Vec<u8>) {
     bytes.extend(address.port().to_be_bytes());
 }
 
-/// Appends a target to `bytes`. Returns `None`, and appends nothing, if SOCKS5 cannot express it.
+/// Appends a target to `bytes`. Returns `None`, and appends nothing, if SOCKS5 cannot express the
+/// target.
 pub(crate) fn encode_target(target: &Target, bytes: &mut Vec<u8>) -> Option<()> {
     match target {
         Target::Ip(address) => encode(*address, bytes),

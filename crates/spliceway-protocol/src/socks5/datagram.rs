@@ -1,4 +1,5 @@
-//! UDP datagrams between a client and its association (RFC 1928 section 7). Each one is complete.
+//! UDP datagrams between a client and its association (RFC 1928 section 7). Each datagram is a
+//! whole message.
 //!
 //! ```text
 //!   0   2      3      4
@@ -7,25 +8,26 @@
 //!   └───┴──────┴──────┴─────────┴──────┴──────┘
 //! ```
 //!
-//! In a datagram from the client, the address says where the data is to go. In a datagram to the
-//! client, it says where the data came from.
+//! In a datagram from the client, the address is the destination of the data. In a datagram to the
+//! client, the address is the source of the data.
 //!
-//! The parser refuses fragments. The RFC makes reassembly optional, and says that implementations
-//! without it must drop fragments.
+//! The parser refuses fragments. The RFC makes reassembly optional, and requires implementations
+//! without it to drop fragments.
 
 use std::net::{IpAddr, SocketAddr};
 
 use super::address;
 use crate::address::{Target, canonical};
 
-/// The number of bytes before the address: two bytes that are 0, and the number of the fragment.
+/// The number of bytes before the address: two reserved bytes, which are 0, and the fragment
+/// number.
 const FIXED_BYTES: usize = 3;
 const IPV4: u8 = 1;
 const IPV6: u8 = 4;
 
 /// The longest header of a datagram to a client, in bytes.
 ///
-/// A header from a client may contain a name and be longer.
+/// A header from a client may contain a name, and may therefore be longer.
 pub const HEADER_MAX_BYTES: usize = FIXED_BYTES + 1 + 16 + 2;
 
 /// The reason why a client's datagram is not valid.
@@ -41,12 +43,12 @@ pub enum Malformed {
     AddressType,
     /// The name of the target is empty, or contains bytes that host names do not contain.
     Name,
-    /// The port of the target is 0, to which nothing can be sent.
+    /// The port of the target is 0, which is not a valid destination.
     Port,
 }
 
 impl Malformed {
-    /// Returns the value of `reason` in metrics and records.
+    /// Returns the value of `reason` in metrics and log records.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Short => "short",
@@ -59,12 +61,13 @@ impl Malformed {
     }
 }
 
-/// Returns the target of a client's datagram, and its data, which may be empty.
+/// Returns the target and the data of a client's datagram. The data may be empty.
 ///
-/// An IPv4-mapped IPv6 address becomes the IPv4 address. Rules and answers then see one form of it.
+/// An IPv4-mapped IPv6 address becomes the IPv4 address, so that rules and answers see only one
+/// form of the address.
 ///
 /// # Errors
-/// Returns what is wrong with the header. The function checks the whole header, and never the data.
+/// Returns the fault in the header. The function checks the whole header, but never the data.
 pub fn parse(datagram: &[u8]) -> Result<(Target, &[u8]), Malformed> {
     let (fixed, rest) = datagram.split_first_chunk::<FIXED_BYTES>().ok_or(Malformed::Short)?;
     let [reserved @ .., fragment] = *fixed;
@@ -94,7 +97,7 @@ impl From<address::Wrong> for Malformed {
     }
 }
 
-/// The header before the data of a datagram to the client.
+/// The header of a datagram to the client. It precedes the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     bytes: [u8; HEADER_MAX_BYTES],
@@ -102,8 +105,8 @@ pub struct Header {
 }
 
 impl Header {
-    /// Returns the header of a datagram that came from `source`. It has no room for the scope and
-    /// the flow of an IPv6 address.
+    /// Returns the header of a datagram that came from `source`. The header has no room for the
+    /// scope and the flow information of an IPv6 address.
     pub fn of(source: SocketAddr) -> Self {
         let mut header = Self {
             bytes: [0; HEADER_MAX_BYTES],
@@ -154,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn every_address_type_is_read_and_the_data_is_what_follows() {
+    fn every_address_type_is_read_and_the_data_follows_it() {
         let documentation = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 7);
         let cases = [
             (V4.to_vec(), "192.0.2.1:8080"),
@@ -181,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fragment_is_one_whatever_follows() {
+    fn every_fragment_is_refused_whatever_follows() {
         for fragment in 1..=255 {
             for address_type in [0, IPV4, 255] {
                 assert_eq!(parse(&[0, 0, fragment, address_type]), Err(Malformed::Fragment));
@@ -190,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn reserved_bytes_are_0() {
+    fn reserved_bytes_must_be_0() {
         for reserved in [[0, 1], [1, 0], [255, 255]] {
             let datagram = [&reserved, &V4[2..]].concat();
             assert_eq!(parse(&datagram), Err(Malformed::Reserved));
@@ -198,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_type_is_1_3_or_4() {
+    fn an_unknown_address_type_is_refused() {
         for address_type in (0..=255).filter(|known| ![IPV4, NAME, IPV6].contains(known)) {
             let datagram = [&[0, 0, 0, address_type][..], &[1; 300]].concat();
             assert_eq!(parse(&datagram), Err(Malformed::AddressType));
@@ -206,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_one_that_hosts_have() {
+    fn a_name_that_no_host_can_have_is_refused() {
         for bad in [&b""[..], b"a\0b", b"a b", b"a\n", b"\xff\xfe", b"caf\xc3\xa9", b"[::1]"] {
             assert_eq!(parse(&named(bad)), Err(Malformed::Name), "{bad:?}");
         }
@@ -217,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn port_0_is_no_place_to_send_to() {
+    fn a_target_with_port_0_is_refused() {
         for mut header in [V4.to_vec(), v6(Ipv6Addr::LOCALHOST), named(b"example.com")] {
             let port = header.len() - PORT_BYTES;
             header[port..].fill(0);
@@ -226,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn every_form_of_an_ipv4_address_is_that_address() {
+    fn every_form_of_an_ipv4_address_becomes_that_address() {
         let mapped = Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0xc000, 0x0201);
         let forms = [V4.to_vec(), v6(mapped), named(b"192.0.2.1"), named(b"::ffff:192.0.2.1")];
         for form in &forms[..3] {
@@ -237,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_to_the_client_reads_back_as_where_it_came_from() {
+    fn a_header_to_the_client_names_the_source() {
         let v4 = Header::of(([192, 0, 2, 1], 8080).into());
         assert_eq!(v4.as_bytes(), V4);
         let ip = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 7);

@@ -58,7 +58,7 @@ impl Stage {
     }
 }
 
-/// Runs the handshake on a stream in pieces. It accepts every password.
+/// Runs the handshake on a stream in pieces. The server accepts every password.
 fn converse(demand: Demand, pieces: &[&[u8]]) -> Result<Heard, Refusal> {
     let (mut stage, mut heard) = (Stage::Greeting(Greeting::new(demand)), Heard::default());
     for mut input in pieces.iter().copied() {
@@ -85,7 +85,7 @@ fn request(command: u8, address_type: u8, address: &[u8]) -> Vec<u8> {
     [&[VERSION, command, 0, address_type], address, &[0x1f, 0x90]].concat()
 }
 
-/// Returns the bytes after their number.
+/// Returns the bytes, preceded by their number.
 fn counted(bytes: &[u8]) -> Vec<u8> {
     [&[u8::try_from(bytes.len()).unwrap()], bytes].concat()
 }
@@ -152,7 +152,7 @@ fn every_command_is_read() {
 }
 
 #[test]
-fn a_message_that_is_not_whole_decides_nothing() {
+fn an_incomplete_message_decides_nothing() {
     let last = request(CONNECT, NAME, &counted(b"example.com"));
     let stream = [&GREETING_WITH_PASSWORD[..], &password(b"ann", b"hush"), &last].concat();
     for end in 0..stream.len() {
@@ -180,7 +180,7 @@ fn fields_of_255_bytes_fit() {
 }
 
 #[test]
-fn empty_fields_are_read_as_such() {
+fn empty_fields_are_accepted() {
     for (name, secret) in [(&b""[..], &b"x"[..]), (b"x", b""), (b"", b"")] {
         let stream = [&GREETING_WITH_PASSWORD[..], &password(name, secret)].concat();
         for pieces in cuttings(&stream) {
@@ -202,7 +202,7 @@ fn an_address_written_as_a_name_is_that_address() {
 
 /// Only the operator may name a Unix socket (`unix:`).
 #[test]
-fn no_name_is_a_file() {
+fn a_client_cannot_name_a_unix_socket() {
     assert_eq!(
         refusal(Demand::Nothing, &connect(NAME, &counted(b"unix:/run/admin"))),
         Refusal::Name
@@ -226,7 +226,7 @@ fn another_version_is_refused_at_its_first_byte() {
 }
 
 #[test]
-fn without_the_demanded_method_nothing_further_is_read() {
+fn without_the_demanded_method_no_further_bytes_are_read() {
     let asked = request(CONNECT, IPV4, &[1; 4]);
     for methods in [&[5, 1, 2][..], &[5, 0], &[5, 2, 1, 2], &[5, 1, 0xFF]] {
         assert_eq!(refusal(Demand::Nothing, &[methods, &asked].concat()), Refusal::Method);
@@ -237,13 +237,13 @@ fn without_the_demanded_method_nothing_further_is_read() {
 }
 
 #[test]
-fn a_client_that_skips_its_password_has_no_request() {
+fn a_client_that_skips_its_password_is_refused() {
     let stream = [&GREETING_WITH_PASSWORD[..], &request(CONNECT, IPV4, &[1; 4])].concat();
     assert_eq!(refusal(Demand::Password, &stream), Refusal::PasswordVersion);
 }
 
 #[test]
-fn what_is_not_supported_is_refused_by_its_name() {
+fn every_unsupported_part_of_a_request_has_its_own_refusal() {
     for command in (0..=255).filter(|command| !(1..=3).contains(command)) {
         let stream = [&GREETING[..], &request(command, IPV4, &[1; 4])].concat();
         assert_eq!(refusal(Demand::Nothing, &stream), Refusal::Command);
@@ -255,7 +255,7 @@ fn what_is_not_supported_is_refused_by_its_name() {
         );
     }
     for address_type in (0..=255).filter(|address_type| ![IPV4, NAME, IPV6].contains(address_type)) {
-        // Nothing follows the type, because the length of the address is unknown.
+        // No bytes follow the type, because the length of the address is unknown.
         let stream = [&GREETING[..], &[VERSION, CONNECT, 0, address_type]].concat();
         assert_eq!(refusal(Demand::Nothing, &stream), Refusal::AddressType);
     }
@@ -278,7 +278,7 @@ fn what_is_not_supported_is_refused_by_its_name() {
 }
 
 #[test]
-fn what_is_held_is_bounded_whatever_comes() {
+fn held_bytes_are_bounded_for_any_input() {
     // Every length is 255, and more bytes follow.
     let stream = [
         &[VERSION, 255][..],
@@ -309,7 +309,7 @@ fn what_is_held_is_bounded_whatever_comes() {
 }
 
 #[test]
-fn replies_carry_the_address_family_of_what_is_bound() {
+fn replies_carry_the_family_of_the_bound_address() {
     assert_eq!(
         succeeded(([127, 0, 0, 1], 258).into()),
         [5, 0, 0, 1, 127, 0, 0, 1, 1, 2]
@@ -351,7 +351,7 @@ fn addresses_read_back_as_they_were_written() {
         address::encode_target(&target, &mut bytes).unwrap();
         assert_eq!(address::length(&bytes), Ok(bytes.len()));
         assert_eq!(address::decode(&bytes), Ok(target));
-        // No shorter part passes for a complete address.
+        // No shorter prefix is a complete address.
         assert!((0..bytes.len()).all(|end| address::length(&bytes[..end]).unwrap() > end));
     }
     let file = Target::Unix(std::path::Path::new("/run/x").into());

@@ -11,26 +11,27 @@ use tokio::net::UdpSocket;
 use super::gso_batch::GsoBatch;
 use spliceway_protocol::socks5::datagram::{HEADER_MAX_BYTES, Header};
 
-/// The number of datagrams to receive from a socket before other tasks run: 0.1 ms of work. It is
-/// the most that quinn-udp receives with one call.
+/// The number of datagrams to receive from a socket before other tasks run, which is 0.1 ms of
+/// work. quinn-udp receives at most this many datagrams with one call.
 const BATCH: usize = quinn_udp::BATCH_SIZE;
-/// The size of a slot: room for a SOCKS header, and the largest length in a UDP header, so that no
-/// datagram is cut.
+/// The size of a slot: a SOCKS header, and the largest length that a UDP header can specify. So no
+/// datagram is truncated.
 const SLOT_BYTES: usize = HEADER_MAX_BYTES + u16::MAX as usize;
-/// After this many errors without a datagram between them, a socket counts as drained. It is read
-/// again when something arrives.
+/// After this many consecutive errors, a socket counts as drained. It is read again when a datagram
+/// arrives.
 const ERRORS_IN_A_ROW_MAX: usize = 8;
 
 thread_local! {
-    /// The buffers of this thread. Datagrams pass through them between two waits, so an association
-    /// needs none. They have 2 MiB, and the kernel provides only the memory that was ever filled.
+    /// The buffers of this thread. A task empties them before it waits again, so an association
+    /// needs no buffers of its own. The buffers have 2 MiB, but the kernel allocates only the pages
+    /// that have been written.
     static SCRATCH: RefCell<(Batch, GsoBatch)> = RefCell::new((Batch::new(), GsoBatch::default()));
 }
 
-/// Lends the buffers of this thread, for received datagrams and for datagrams to send.
+/// Calls `turn` with this thread's buffers, for received datagrams and for datagrams to send.
 pub(super) fn with_scratch<T>(turn: impl FnOnce(&mut Batch, &mut GsoBatch) -> T) -> T {
     SCRATCH.with_borrow_mut(|(batch, gso)| {
-        // It is already empty, unless an earlier `turn` has panicked.
+        // The batch is already empty, unless an earlier `turn` has panicked.
         gso.clear();
         turn(batch, gso)
     })
@@ -52,11 +53,11 @@ impl Batch {
         }
     }
 
-    /// Receives the datagrams that are ready on `socket`, as many as fit. Returns whether there may
-    /// be more.
+    /// Receives as many ready datagrams from `socket` as fit. Returns whether more datagrams may be
+    /// ready.
     ///
-    /// Errors do not end the association. They are reports of other hosts and routers about
-    /// datagrams that were sent before.
+    /// Errors do not end the association. Other hosts and routers report them for datagrams that
+    /// were sent earlier.
     pub(super) fn receive(&mut self, udp: &UdpSocketState, socket: &UdpSocket) -> bool {
         let mut slots = self.slots.chunks_exact_mut(SLOT_BYTES);
         let mut slots: [IoSliceMut<'_>; BATCH] =
@@ -65,8 +66,8 @@ impl Batch {
             let mut received = 0;
             let read = socket.try_io(Interest::READABLE, || {
                 received = udp.recv(UdpSockRef::from(socket), &mut slots, &mut self.metas)?;
-                // Fewer datagrams than fit were ready, so the socket is drained. The error tells
-                // tokio, which saves another call.
+                // Fewer datagrams were ready than fit, so the socket is drained. The error clears
+                // the readiness in tokio, which saves another call.
                 if received < BATCH { Err(drained()) } else { Ok(()) }
             });
             self.received = received;
@@ -77,7 +78,7 @@ impl Batch {
                 read => return read.is_ok(),
             }
         }
-        // Marks the socket as drained. The result is only this error.
+        // Clears the readiness in tokio. The result is always this error.
         let _ = socket.try_io(Interest::READABLE, || Err::<(), _>(drained()));
         false
     }

@@ -11,30 +11,30 @@ use spliceway_protocol::socks5::datagram::Malformed;
 /// The reason why a datagram was not forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dropped {
-    /// The client's datagram does not follow RFC 1928, or is a fragment.
+    /// The client's datagram does not follow RFC 1928 or is a fragment.
     Malformed(Malformed),
     /// The datagram came to the inside socket, but not from the client.
     Source,
-    /// The datagram came from an address that the client has not sent to, or not recently.
+    /// The datagram came from an address to which the client has not sent a datagram recently.
     Unsolicited,
     /// The policy refuses the target.
     Denied,
     /// The name has no address, or its lookup failed or took too long.
     Unresolved,
-    /// The name is not known yet, and no further lookup may start or no further datagram may wait.
+    /// The name is not known yet, and the limit on lookups or on waiting datagrams is reached.
     LookupLimit,
     /// The datagram with its header is longer than UDP or the path to the target allows.
     TooLong,
     /// The send buffer of the socket is full.
     SendBuffer,
-    /// There is no route to the target, or a firewall of this machine forbids it.
+    /// There is no route to the target, or this machine's firewall forbids the datagram.
     Unreachable,
     /// No socket for the target could be opened.
     Socket,
 }
 
 impl Dropped {
-    /// All reasons, for code that counts each of them.
+    /// All reasons, for code that counts each one.
     pub(crate) const ALL: [Self; 15] = [
         Self::Malformed(Malformed::Short),
         Self::Malformed(Malformed::Reserved),
@@ -53,7 +53,7 @@ impl Dropped {
         Self::Socket,
     ];
 
-    /// Returns the `reason` in metrics and records.
+    /// Returns the value of `reason` in metrics and records.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Malformed(malformed) => malformed.as_str(),
@@ -69,7 +69,7 @@ impl Dropped {
         }
     }
 
-    /// Returns the index in [`Self::ALL`].
+    /// Returns the index of this reason in [`Self::ALL`].
     fn place(self) -> usize {
         Self::ALL
             .iter()
@@ -78,7 +78,7 @@ impl Dropped {
     }
 }
 
-/// A handle that reads the counts of an association and can stop it. Clones have the same
+/// A handle that reads the counts of an association and can stop it. Clones refer to the same
 /// association.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct AssociateStats(Arc<Live>);
@@ -104,12 +104,12 @@ pub(crate) struct AssociateSummary {
     pub(crate) up: Passed,
     /// From targets to the client.
     pub(crate) down: Passed,
-    /// The count of each reason in [`Dropped::ALL`].
+    /// The count for each reason in [`Dropped::ALL`].
     dropped: [u64; Dropped::ALL.len()],
 }
 
-/// One direction: datagrams that the kernel accepted for sending, and the bytes of their data
-/// without headers.
+/// The counts of one direction: datagrams that the kernel accepted for sending, and their data
+/// bytes without headers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Passed {
     pub(crate) datagrams: u64,
@@ -117,8 +117,8 @@ pub(crate) struct Passed {
 }
 
 impl AssociateStats {
-    /// Returns the current counts. They are read one by one while they grow, so each one is right,
-    /// but they may be from different moments.
+    /// Returns the current counts. Each count is correct, but the counts may be from different
+    /// moments, because they are read one by one.
     pub(crate) fn snapshot(&self) -> AssociateSummary {
         AssociateSummary {
             up: self.0.up.now(),
@@ -127,8 +127,8 @@ impl AssociateStats {
         }
     }
 
-    /// Ends the association when its task next runs. It holds nothing that is worth waiting for.
-    /// One call is enough, even before the association runs.
+    /// Ends the association when its task next runs. An association holds no data that is worth
+    /// waiting for. One call is enough, even before the association runs.
     pub(crate) fn stop(&self) {
         self.0.stop.notify_one();
     }
@@ -169,7 +169,7 @@ impl LivePassed {
     }
 }
 
-/// Adds without a locked instruction, because only one task writes.
+/// Adds without an atomic read-modify-write instruction, because only one task writes.
 fn add(count: &AtomicU64, more: u64) {
     count.store(count.load(Ordering::Relaxed) + more, Ordering::Relaxed);
 }
@@ -197,7 +197,7 @@ impl AssociateSummary {
         self.dropped.iter().sum()
     }
 
-    /// Returns the reasons with dropped datagrams, and their numbers.
+    /// Returns the reasons for which datagrams were dropped, with the number of datagrams for each.
     pub(crate) fn drops(&self) -> impl Iterator<Item = (Dropped, u64)> + '_ {
         Dropped::ALL
             .into_iter()

@@ -1,5 +1,5 @@
 //! Sends several datagrams with one call. A bulk flow costs about half as much as with one call per
-//! datagram. A flow with one datagram at a time costs the same.
+//! datagram. A flow that sends one datagram at a time costs the same.
 //!
 //! ```text
 //!   to A: ████ ████ ████ ██ │ to B: ███ │ to A: ████ ████
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The kernel splits a batch into datagrams of one length (`UDP_SEGMENT`, udp(7)). Only the last
-//! one may be shorter. So a batch ends after a shorter datagram, and before a longer one or another
-//! address. The order of all datagrams is kept.
+//! datagram may be shorter. So a batch ends after a shorter datagram. It also ends before a longer
+//! datagram, and before a datagram to another address. All datagrams keep their order.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,12 +20,12 @@ use tokio::net::UdpSocket;
 
 use super::counts::Dropped;
 
-/// `UDP_MAX_SEGMENTS` of every kernel that has it. Later kernels allow 128.
+/// The smallest `UDP_MAX_SEGMENTS` of all kernels that support batches. Later kernels allow 128.
 const DATAGRAMS_MAX: usize = 64;
-/// The longest UDP payload over Ethernet with an IPv4 or an IPv6 header. Longer datagrams are not
-/// batched, because each of them must be fragmented by itself.
+/// The longest UDP payload that fits into an Ethernet frame with an IPv4 or an IPv6 header. Longer
+/// datagrams are not batched, because the kernel must fragment each of them separately.
 const DATAGRAM_MAX_BYTES: usize = 1_500 - 40 - 8;
-/// The longest UDP payload: a batch is one datagram until the kernel splits it.
+/// The longest UDP payload. A batch is a single datagram until the kernel splits it.
 const BATCH_MAX_BYTES: usize = 65_507;
 
 /// Datagrams to one address, in order.
@@ -49,8 +49,8 @@ impl GsoBatch {
         self.bytes.clear();
     }
 
-    /// Adds a datagram. Calls `flush` before, if the batch must be sent first. Returns `false` if
-    /// the caller must send the datagram alone and now.
+    /// Adds a datagram. Calls `flush` first if the current batch must be sent before this datagram.
+    /// Returns `false` if the caller must send the datagram separately and immediately.
     pub(super) fn push(&mut self, to: SocketAddr, datagram: &[u8], flush: impl FnOnce(&mut Self)) -> bool {
         let may_be_one_of_many = (1..=DATAGRAM_MAX_BYTES).contains(&datagram.len());
         if !may_be_one_of_many || !self.fits(to, datagram) {
@@ -66,7 +66,7 @@ impl GsoBatch {
         may_be_one_of_many
     }
 
-    /// Returns whether the datagram can be the next one of the batch.
+    /// Returns whether the datagram can be the next one in the batch.
     fn fits(&self, to: SocketAddr, datagram: &[u8]) -> bool {
         let has_room = self.datagrams < DATAGRAMS_MAX && self.bytes.len() + datagram.len() <= BATCH_MAX_BYTES;
         let goes_on = self.bytes.len() == self.datagrams * self.each;
@@ -76,9 +76,9 @@ impl GsoBatch {
     /// Sends the batch through `socket` without waiting. Calls `each` with the length and the
     /// result of every datagram.
     ///
-    /// Datagrams that cannot be sent together are sent one by one, so that each has its own result.
-    /// This costs one extra call per batch. It happens if the MTU is smaller than that of Ethernet,
-    /// or if the kernel has no `UDP_SEGMENT`.
+    /// If the kernel refuses the batch, the datagrams are sent one by one, so that each one has its
+    /// own result. This costs one extra call per batch. The kernel refuses batches if the MTU is
+    /// smaller than Ethernet's, or if the kernel does not support `UDP_SEGMENT`.
     pub(super) fn flush(
         &mut self,
         udp: &UdpSocketState,
@@ -116,8 +116,9 @@ impl GsoBatch {
     }
 }
 
-/// Sends a datagram without waiting. A datagram that does not fit is dropped. The call bypasses
-/// tokio, which sends only after it has seen that the socket is writable.
+/// Sends a datagram without waiting. If the send buffer has no room for the datagram, the datagram
+/// is dropped. The call bypasses tokio, which sends only after it has seen that the socket is
+/// writable.
 pub(super) fn send(socket: &UdpSocket, to: SocketAddr, datagram: &[u8]) -> Result<(), Dropped> {
     match SockRef::from(socket).send_to(datagram, &SockAddr::from(to)) {
         Ok(_) => Ok(()),

@@ -8,9 +8,9 @@
 //!          not found                    found, or not found
 //! ```
 //!
-//! Datagrams to one name and port keep their order. Those that come during the first lookup wait,
-//! and are sent before all that come later. There is no order between names. No I/O; time is an
-//! argument.
+//! Datagrams to one name and port keep their order. Datagrams that arrive during the first lookup
+//! wait and are sent before all later ones. Datagrams to different names have no order. This module
+//! does no I/O and gets the time as an argument.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -21,22 +21,23 @@ use tokio::time::Instant;
 /// A name and its port. The policy may depend on both.
 pub(super) type Name = (Box<str>, u16);
 
-/// How long an address is used before the resolver is asked again. The resolver caches it for its
-/// TTL. A change is noticed this much later than with a lookup for every datagram.
+/// The time for which an address is used before the resolver is asked again. The resolver itself
+/// caches an address for its TTL. The association notices a change up to this much later than with
+/// a lookup for every datagram.
 const FRESH: Duration = Duration::from_secs(5);
-/// The maximum number of lookups at once: enough for the names of a web page, and no flood for a
-/// resolver.
+/// The maximum number of concurrent lookups: enough for the names on a web page, but too few to
+/// flood a resolver.
 pub(super) const LOOKUPS_MAX: usize = 4;
-/// The maximum number of names: 16 for each lookup at once, so there is always one without a lookup
-/// that can be dropped.
+/// The maximum number of names: 16 for each concurrent lookup. So there is always a name without a
+/// running lookup that can be dropped.
 pub(super) const NAMES_MAX: usize = 16 * LOOKUPS_MAX;
-/// The maximum number of addresses of a name, in the order in which they came.
+/// The maximum number of addresses that are kept for a name. The first ones are kept.
 const ADDRESSES_MAX: usize = 8;
-/// The maximum size of all waiting datagrams: enough for the first flights of a few flows, and for
-/// one datagram of any size.
+/// The maximum total size of the waiting datagrams: enough for the first flights of a few flows,
+/// and for one datagram of any size.
 pub(super) const WAITING_MAX_BYTES: usize = 128 << 10;
-/// The memory of a waiting datagram besides its data: its slot in the queue, and the allocator's
-/// overhead.
+/// The memory that a waiting datagram needs besides its data: its slot in the queue, and the
+/// allocator's overhead.
 const WAITING_BYTES_EACH: usize = 64;
 
 #[derive(Debug, Default)]
@@ -48,10 +49,10 @@ pub(super) struct Names {
 
 #[derive(Debug)]
 enum State {
-    /// The first lookup runs, and these datagrams wait.
+    /// The first lookup is running, and these datagrams wait for it.
     LookingUp(Vec<Box<[u8]>>),
     Known {
-        /// The first one is in use. Never empty.
+        /// Never empty. The first address is in use.
         addresses: Vec<SocketAddr>,
         since: Instant,
         refreshing: bool,
@@ -62,16 +63,16 @@ enum State {
 /// Whether a datagram to a name needs a lookup.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Lookup {
-    /// The name is known, or its lookup runs.
+    /// The name is known, or its lookup is running.
     NotNeeded,
-    /// The caller must look up the name, and report the result to [`Names::found`].
+    /// The caller must look up the name and report the result to [`Names::found`].
     Start,
     /// No further lookup may start.
     TooMany,
 }
 
 impl Names {
-    /// Returns whether to look up `name`. Call this before each datagram to it.
+    /// Returns whether to look up `name`. Call this method before each datagram to the name.
     pub(super) fn look_up(&mut self, name: &Name, now: Instant) -> Lookup {
         let may_ask = self.lookups < LOOKUPS_MAX;
         match self.names.get_mut(name) {
@@ -111,7 +112,8 @@ impl Names {
         }
     }
 
-    /// Records that a datagram was sent to the address at this place. It is used from now on.
+    /// Records that a datagram was sent to the address at index `place`. This address is used from
+    /// now on.
     pub(super) fn prove(&mut self, name: &Name, place: usize) {
         if let Some(State::Known { addresses, proven, .. }) = self.names.get_mut(name) {
             addresses[..=place].rotate_right(1);
@@ -119,8 +121,8 @@ impl Names {
         }
     }
 
-    /// Keeps a datagram until its name is found. Returns `false` if there is no room, or if no
-    /// first lookup of the name runs.
+    /// Keeps a datagram until the lookup of its name ends. Returns `false` if there is no room, or
+    /// if the first lookup of the name is not running.
     pub(super) fn wait(&mut self, name: &Name, data: &[u8]) -> bool {
         let bytes = data.len() + WAITING_BYTES_EACH;
         match self.names.get_mut(name) {
@@ -133,11 +135,11 @@ impl Names {
         }
     }
 
-    /// Adds the result of a lookup, which is empty if it failed. Returns the datagrams that waited
-    /// for it, in their order.
+    /// Adds the result of a lookup, which is empty if the lookup failed. Returns the datagrams that
+    /// waited for the lookup, in order.
     ///
     /// A flow keeps its address as long as the result contains it, because resolvers rotate
-    /// addresses. It also keeps its address if the result is empty, as a connection would.
+    /// addresses. A flow also keeps its address if the result is empty, as a connection would.
     pub(super) fn found(&mut self, name: &Name, mut addresses: Vec<SocketAddr>, now: Instant) -> Vec<Box<[u8]>> {
         self.lookups -= 1;
         let (waiting, known) = match self.names.remove(name) {
@@ -165,8 +167,8 @@ impl Names {
         waiting
     }
 
-    /// Drops the name with the oldest lookup, if no further name fits. A name with a running lookup
-    /// stays.
+    /// Drops the name with the oldest lookup if there is no room for another name. A name with a
+    /// running lookup stays.
     fn make_room(&mut self) {
         if self.names.len() < NAMES_MAX {
             return;
@@ -202,7 +204,7 @@ mod tests {
         ([192, 0, 2, last], 53).into()
     }
 
-    /// Adds a name that is known since `now`.
+    /// Adds a name whose lookup ends at `now`.
     fn known(names: &mut Names, text: &str, now: Instant) {
         assert_eq!(names.look_up(&name(text), now), Lookup::Start, "{text}");
         names.found(&name(text), vec![address(1)], now);

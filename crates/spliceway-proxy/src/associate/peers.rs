@@ -3,21 +3,22 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
-/// At least this many recent peers are known, and at most twice as many. This is enough for a
-/// client that asks a swarm, and takes less than 64 KiB.
+/// The table remembers at least this many recent peers, and at most twice as many. This is enough
+/// for a client of a peer-to-peer network. The table needs less than 64 KiB.
 pub(super) const REMEMBERED: usize = 512;
 
-/// The addresses of the last datagrams in either direction.
+/// The peers of the most recent datagrams in either direction.
 ///
-/// A peer with a datagram is put into the younger of two generations. When the younger one is full,
-/// it becomes the older one, and the previous older one is dropped.
+/// Each datagram puts its peer into the younger of two generations. When the younger generation is
+/// full, it replaces the older one.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     younger: HashSet<Peer>,
     older: HashSet<Peer>,
 }
 
-/// A peer without the scope of an IPv6 address, which the kernel adds and the client cannot state.
+/// The IP address and the port of a peer. The scope of an IPv6 address is omitted, because the
+/// kernel adds it and the client cannot specify it.
 type Peer = (IpAddr, u16);
 
 impl Peers {

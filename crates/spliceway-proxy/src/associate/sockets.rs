@@ -14,7 +14,8 @@ use super::Destinations;
 use super::counts::Dropped;
 use crate::dial::SocketSettings;
 
-/// The sockets for targets: one of each family, opened for the first datagram that needs it.
+/// The sockets for targets: one for each address family, opened for the first datagram that needs
+/// it.
 #[derive(Debug, Default)]
 pub(super) struct Outside {
     pub(super) v4: Option<UdpSocket>,
@@ -22,7 +23,7 @@ pub(super) struct Outside {
 }
 
 impl Outside {
-    /// Returns the socket that reaches `target`, and opens it if needed.
+    /// Returns the socket that reaches `target` and opens it if needed.
     pub(super) fn open(&mut self, target: SocketAddr, destinations: &impl Destinations) -> Result<&UdpSocket, Dropped> {
         let place = match target.ip() {
             IpAddr::V4(_) => &mut self.v4,
@@ -43,14 +44,14 @@ impl Outside {
     }
 }
 
-/// Binds a socket to this address only. An IPv6 socket takes no IPv4, so an address has only one
-/// form.
+/// Binds a socket to this address only. An IPv6 socket does not accept IPv4, so a peer's address
+/// has only one form.
 pub(super) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
     bind_as(address, &SocketSettings::default())
 }
 
-/// Opens a socket for datagrams to the family of `to`, on a port that the kernel chooses. It does
-/// what [`Destinations::socket`] requires.
+/// Opens a socket for datagrams to addresses of the same family as `to`, on a port that the kernel
+/// chooses. [`Destinations::socket`] states the requirements.
 pub(crate) fn towards(to: IpAddr, settings: &SocketSettings) -> Result<UdpSocket, Dropped> {
     let any = settings.source_v4.is_none() && settings.source_v6.is_none();
     let source = match to {
@@ -92,12 +93,12 @@ fn bind_as(address: SocketAddr, settings: &SocketSettings) -> io::Result<UdpSock
     UdpSocket::from_std(socket.into())
 }
 
-/// Returns what quinn-udp needs to know about the system. It finds out with a socket that is then
-/// closed.
+/// Returns the capabilities of the system for quinn-udp. quinn-udp detects them with a temporary
+/// socket.
 ///
-/// quinn-udp sets options for QUIC on this socket. One of them forbids datagrams that are longer
-/// than the link allows, which is not for the proxy to decide. The sockets of associations have
-/// none of these options, and quinn-udp sends and receives through any socket.
+/// quinn-udp sets QUIC options on the temporary socket. One of them forbids datagrams that are
+/// longer than the link allows. The proxy must not impose this limit, so the sockets of
+/// associations do not have these options. quinn-udp can send and receive through any socket.
 pub(super) fn system() -> io::Result<&'static UdpSocketState> {
     static SYSTEM: OnceLock<UdpSocketState> = OnceLock::new();
     if let Some(system) = SYSTEM.get() {
@@ -114,7 +115,7 @@ pub(super) async fn readable(socket: Option<&UdpSocket>) {
     let Some(socket) = socket else {
         return pending().await;
     };
-    // The only error is that the runtime shuts down.
+    // The only possible error is that the runtime is shutting down.
     let _ = poll_fn(|cx| socket.poll_recv_ready(cx)).await;
 }
 

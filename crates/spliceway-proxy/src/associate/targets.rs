@@ -1,4 +1,4 @@
-//! The path of a client's datagrams to targets: policy, names, sockets.
+//! Sends a client's datagrams to targets: checks the policy, resolves names and opens sockets.
 
 use std::future::pending;
 use std::net::SocketAddr;
@@ -59,8 +59,8 @@ impl<D: Destinations> Targets<D> {
         }
     }
 
-    /// Sends a datagram, adds it to `gso`, keeps it until its name is looked up, or drops it. Sent
-    /// and dropped datagrams are counted.
+    /// Sends a datagram, adds it to `gso`, keeps it until the lookup of its name ends, or drops it.
+    /// Sent and dropped datagrams are counted.
     pub(super) fn send(&mut self, target: Target, data: &[u8], now: Instant, gso: &mut GsoBatch) {
         match target {
             Target::Ip(address) => self.send_to(address, data, gso),
@@ -97,8 +97,8 @@ impl<D: Destinations> Targets<D> {
         }
     }
 
-    /// Sends to the first address that is allowed and has a route. It becomes the first one of the
-    /// name.
+    /// Sends to the first address of the name that is allowed and has a route. This address becomes
+    /// the name's first one.
     fn send_to_first(&mut self, name: &Name, data: &[u8]) -> Result<(), Dropped> {
         let mut sent = Err(Dropped::Unresolved);
         for place in 0.. {
@@ -114,14 +114,15 @@ impl<D: Destinations> Targets<D> {
         sent
     }
 
-    /// Prepares to send to `address`, if the policy allows it. Every datagram goes through here, so
-    /// none is sent to a forbidden address.
+    /// Prepares to send to `address`, if the policy allows it. Every datagram passes this check, so
+    /// no datagram is sent to a forbidden address.
     fn admit(&mut self, address: SocketAddr) -> Result<(), Dropped> {
         if !self.destinations.allow(address) {
             return Err(Dropped::Denied);
         }
         self.sockets.open(address, &self.destinations)?;
-        // This comes before sending, because the answer may be faster than this thread.
+        // The peer is recorded before sending, because the answer may arrive before this thread
+        // continues.
         self.peers.sent_to(address);
         Ok(())
     }
@@ -157,7 +158,7 @@ impl<D: Destinations> Targets<D> {
         });
     }
 
-    /// Handles a finished lookup, and sends the datagrams that waited for it.
+    /// Handles a finished lookup and sends the datagrams that waited for it.
     pub(super) fn found(&mut self, found: Found, now: Instant) {
         let Found { name, addresses } = found;
         let (mut addresses, without) = match addresses {
@@ -176,7 +177,7 @@ impl<D: Destinations> Targets<D> {
     }
 }
 
-/// Waits for the next finished lookup, or forever if there is none. Cancel safe.
+/// Waits for the next finished lookup, or forever if no lookup is running. Cancel safe.
 pub(super) async fn next(lookups: &mut JoinSet<Found>) -> Found {
     match lookups.join_next().await {
         Some(Ok(found)) => found,

@@ -1,7 +1,7 @@
-//! Associations over real sockets on loopback.
+//! Tests associations over real sockets on loopback.
 //!
-//! A test does not wait for a datagram that must not come. A later one on the same path shows that
-//! it did not come.
+//! A test does not wait for a datagram that must not arrive. Instead, the arrival of a later
+//! datagram on the same path shows that the first one was not forwarded.
 
 mod ends;
 mod names;

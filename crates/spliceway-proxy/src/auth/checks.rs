@@ -1,5 +1,5 @@
-//! Checks passwords against hashes: few at once, in an order that a flood cannot turn against
-//! others.
+//! Checks passwords against hashes. Only a few checks run at the same time, in an order that
+//! protects clients from a flood by other clients.
 //!
 //! ```text
 //!   check ─┬─▶ good ───┬─ the newest, then three of the oldest ─▶ worker ─▶ right or wrong
@@ -8,10 +8,10 @@
 //! ```
 //!
 //! A client has one check in the queue at a time ([`super::turns`]), so no client has a larger
-//! share than another. Every fourth check is the newest one, so that a client that comes after a
-//! wave does not wait for all of it. The others are the oldest ones, so that no client starves
-//! while others keep coming. A client that was turned away counts as failed. So clients that come
-//! again and again do not go before one that comes for the first time.
+//! share than another. Every fourth check to run is the newest one, so that a client that arrives
+//! after a burst does not wait for the whole burst. The others are the oldest ones, so that no
+//! client starves while others keep arriving. A client that was turned away counts as failed. So
+//! clients that retry do not get ahead of a client that arrives for the first time.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,10 +22,10 @@ use tokio::time::Instant;
 
 use super::hash::{Blocks, Work};
 
-/// The maximum number of waiting checks. Each of them takes some 200 bytes.
+/// The maximum number of waiting checks. Each of them uses about 200 bytes.
 const WAITING_MAX: usize = 1024;
 
-/// One check in this many is the newest.
+/// One check in this many is the newest one.
 const NEWEST_EVERY: usize = 4;
 
 /// The standing of a client whose password is to be checked.
@@ -33,15 +33,15 @@ const NEWEST_EVERY: usize = 4;
 pub(crate) enum Standing {
     /// The client has not failed recently and was not turned away, or it has succeeded.
     Good,
-    /// The client has failed, or was turned away.
+    /// The client has failed or was turned away.
     Failed,
 }
 
-/// The password was not checked, because too many other checks wait.
+/// The password was not checked, because too many other checks are waiting.
 #[derive(Debug)]
 pub(crate) struct Busy;
 
-/// The waiting checks, and the workers that run them. A worker exists, and has memory, only while
+/// The waiting checks, and the workers that run them. A worker exists and uses memory only while
 /// there is something to check.
 pub(super) struct Checks {
     workers_max: usize,
@@ -57,7 +57,7 @@ struct Check {
 struct Queue<T> {
     good: VecDeque<Waiting<T>>,
     failed: VecDeque<Waiting<T>>,
-    /// Checks taken from the queue so far.
+    /// The number of checks taken from the queue so far.
     taken: usize,
     workers: usize,
     /// The expected time of a check: a moving average, in which the latest check counts for a
@@ -70,15 +70,15 @@ struct Waiting<T> {
     deadline: Instant,
 }
 
-/// A worker, which is counted until it is dropped.
+/// A worker, which is counted until it ends.
 struct Worker {
     checks: Arc<Checks>,
     is_counted: bool,
 }
 
 impl Checks {
-    /// Runs up to `workers_max` checks at once. `cost` is the expected time of a check until one
-    /// has been measured.
+    /// Creates a queue that runs up to `workers_max` checks at the same time. `cost` is the
+    /// expected time of a check until the first check has been measured.
     pub(super) fn new(workers_max: usize, cost: Duration) -> Arc<Self> {
         Arc::new(Self {
             workers_max,
@@ -87,7 +87,7 @@ impl Checks {
     }
 
     /// Returns whether the password is the user's. If the future is dropped, at most one check
-    /// still runs to its end.
+    /// still runs to completion.
     ///
     /// # Errors
     /// Returns [`Busy`] if there can be no result before `deadline`.
@@ -105,7 +105,7 @@ impl Checks {
             };
             tokio::task::spawn_blocking(move || worker.run());
         }
-        // A refused check drops its sender.
+        // The queue drops the sender of a refused check.
         answered.await.map_err(|_| Busy)
     }
 
@@ -120,7 +120,7 @@ impl Checks {
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue<Check>> {
-        // No change under the lock can panic halfway.
+        // No change under the lock can panic halfway through.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -131,7 +131,8 @@ impl Worker {
         loop {
             let mut queue = self.checks.queue();
             let Some(Check { work, answer }) = queue.pop(Instant::now()) else {
-                // Still under the lock, so that the next check to arrive starts a worker.
+                // The count changes under the same lock, so that the next check to arrive starts a
+                // worker.
                 queue.workers -= 1;
                 drop(queue);
                 self.is_counted = false;
@@ -147,15 +148,15 @@ impl Worker {
             queue.took(started.elapsed());
             queue.turn_away(Instant::now(), self.checks.workers_max);
             drop(queue);
-            // A client that has gone is told nothing.
+            // If the client has left, the answer has no receiver.
             let _ = answer.send(same);
         }
     }
 }
 
 impl Drop for Worker {
-    /// A worker that is still counted has not ended normally: a check panicked, or the runtime
-    /// ends.
+    /// A worker that is still counted has not ended normally: a check panicked, or the runtime is
+    /// shutting down.
     fn drop(&mut self) {
         if self.is_counted {
             self.checks.queue().workers -= 1;
@@ -183,8 +184,8 @@ impl<T> Queue<T> {
     }
 
     /// Returns the next check, from a client in good standing if there is one. Checks that cannot
-    /// end in time are dropped. The last check is dropped only after its deadline, because it shows
-    /// how long checks take now.
+    /// end in time are dropped. The last check is dropped only after its deadline, because running
+    /// it shows how long checks take now.
     fn pop(&mut self, now: Instant) -> Option<T> {
         while let Some(waiting) = self.next() {
             let is_last = self.good.is_empty() && self.failed.is_empty();
@@ -208,8 +209,8 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Drops the oldest checks while they could not run before their deadline behind all others
-    /// that wait. A single check is never dropped.
+    /// Drops the oldest checks that would miss their deadline if all other waiting checks ran
+    /// first. A single check is never dropped.
     fn turn_away(&mut self, now: Instant, workers: usize) {
         let is_late = |before: usize, deadline: Instant, cost: Duration| {
             let rounds = u32::try_from(before.div_ceil(workers.max(1))).unwrap_or(u32::MAX);
@@ -273,7 +274,7 @@ mod tests {
         }
         assert_eq!((queue.good.len(), queue.failed.len()), (4, 0), "four seconds, one each");
         assert_eq!(all(&mut queue, now), [109, 106, 107, 108]);
-        // Two workers serve twice as many.
+        // Two workers serve twice as many checks.
         for item in 0..10 {
             queue.push(item, Standing::Failed, now + SECOND * 4);
             queue.turn_away(now, 2);

@@ -1,4 +1,4 @@
-//! Reads a file of users, with `NAME:HASH` or `NAME:PASSWORD` on each line.
+//! Reads a user file, which has `NAME:HASH` or `NAME:PASSWORD` on each line.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,14 +11,14 @@ use std::sync::Arc;
 use super::Stored;
 use super::hash::{Cost, Hash, WORK_MAX_KIB};
 
-/// The start of a hash. Any other text is the password itself.
+/// The start of a hash. A text that does not start with it is the password itself.
 const HASH: &str = "$argon2";
-/// The maximum length of a name and of a password: RFC 1929 has one byte for each length.
+/// The maximum length of a name and of a password, because RFC 1929 has one byte for each length.
 const FIELD_MAX_BYTES: usize = 255;
-/// The maximum size of a file: ten thousand users with their hashes.
+/// The maximum size of a file, enough for ten thousand users with hashes.
 const FILE_MAX_BYTES: u64 = 4 << 20;
 
-/// Permissions of a file that let its group or others read or write it.
+/// The permission bits that let the group or other users read or write a file.
 const EXPOSED: u32 = 0o066;
 
 /// The users in a file.
@@ -27,11 +27,12 @@ pub(crate) struct UserFile {
     pub(crate) users: Vec<(Box<[u8]>, Stored)>,
     /// The number of passwords that are not hashed.
     pub(crate) clear: usize,
-    /// The mode of the file, if it lets its group or others read or write it.
+    /// The mode of the file, if it lets the group or other users read or write the file.
     pub(crate) exposed: Option<u32>,
 }
 
-/// A problem in a file. It never repeats the text of a line, which may be a password.
+/// A problem in a user file. The message never repeats the text of a line, which may contain a
+/// password.
 #[derive(Debug)]
 pub(crate) struct FileError {
     path: PathBuf,
@@ -42,8 +43,8 @@ pub(crate) struct FileError {
 /// Reads the users in `path`. Empty lines and lines that start with `#` are skipped.
 ///
 /// # Errors
-/// Returns an error if the file cannot be read or is larger than 4 MiB. Also returns one if it has
-/// no users, a user twice, or an invalid line.
+/// Returns an error if the file cannot be read or is larger than 4 MiB. It also returns an error
+/// for a file without users, with a duplicate user or with an invalid line.
 pub(crate) fn read(path: &Path) -> Result<UserFile, FileError> {
     let whole = |problem: String| FileError {
         path: path.into(),
@@ -63,8 +64,8 @@ pub(crate) fn read(path: &Path) -> Result<UserFile, FileError> {
     }
 }
 
-/// Returns the text of `path` and its permissions. The limit is for the bytes that are read,
-/// because a pipe or a device has no length.
+/// Returns the text of the file at `path`, and the file's permissions. The limit applies to the
+/// bytes that are read, because a pipe or a device has no length.
 fn read_bounded(path: &Path) -> io::Result<(String, u32)> {
     let file = File::open(path)?;
     let mode = file.metadata()?.permissions().mode() & 0o777;
@@ -116,7 +117,7 @@ fn check_work(costs: &BTreeSet<Cost>) -> Result<(), String> {
 /// Parses `NAME:HASH` or `NAME:PASSWORD`.
 ///
 /// # Errors
-/// Returns what was expected instead.
+/// Returns a message that describes the expected form.
 pub(crate) fn user(text: &str) -> Result<(&str, Stored), String> {
     let (name, secret) = text.split_once(':').ok_or(EXPECTED)?;
     if name.is_empty() || secret.is_empty() {

@@ -1,5 +1,4 @@
-//! Hashes of passwords. Their cost is bounded when they are parsed, and the memory of a check goes
-//! back to the system.
+//! Password hashes. Parsing a hash bounds its cost, and a check returns its memory to the system.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,18 +9,17 @@ use argon2::password_hash::{self, PasswordHasher};
 use argon2::{Algorithm, Argon2, Block, Params, Version};
 use subtle::ConstantTimeEq;
 
-/// The maximum memory of one hash: "moderate" in the terms of libsodium. `hash-password` uses 19
-/// MiB.
+/// The maximum memory of one hash, which libsodium calls "moderate". `hash-password` uses 19 MiB.
 pub(super) const MEMORY_MAX_KIB: u32 = 256 << 10;
 /// The maximum cost of a failed login: the sum of memory times passes over all different costs in a
-/// file. It takes about 1 s.
+/// file. The check takes about 1 s.
 pub(super) const WORK_MAX_KIB: u64 = 1 << 20;
 
-/// The minimum size of an allocation. glibc maps an allocation of this size, and unmaps it when it
-/// is freed. A smaller one may come from an arena and stay there.
+/// The minimum size of an allocation. glibc maps an allocation of at least this size and unmaps it
+/// when it is freed. The memory of a smaller allocation may stay in an arena.
 const MAPPED_BYTES: usize = 33 << 20;
 
-/// A hash from the user file. Every part of it is known to be usable.
+/// A hash from the user file. All of its parts have been checked.
 pub(crate) struct Hash {
     argon2: Argon2<'static>,
     cost: Cost,
@@ -29,7 +27,7 @@ pub(crate) struct Hash {
     output: Box<[u8]>,
 }
 
-/// The parameters that decide how long a check of a hash takes.
+/// The parameters that determine how long the check of a hash takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Cost {
     algorithm: Algorithm,
@@ -39,25 +37,25 @@ pub(crate) struct Cost {
     lanes: u32,
 }
 
-/// Memory for one check at a time. Freed memory goes back to the system.
+/// Memory for one check at a time. Freed memory returns to the system.
 #[derive(Default)]
 pub(super) struct Blocks(Vec<Block>);
 
 /// The check of one password. A wrong password costs one hash of each cost in the file, whatever
-/// user was named.
+/// user the client named.
 pub(super) struct Work {
     secret: Box<[u8]>,
-    /// The hash of the user that was named, if there is one.
+    /// The hash of the named user, if there is one.
     own: Option<Arc<Hash>>,
     /// One hash of each other cost. Their results are ignored.
     others: Vec<Arc<Hash>>,
 }
 
 impl Hash {
-    /// Parses a hash of argon2.
+    /// Parses an argon2 hash.
     ///
     /// # Errors
-    /// Returns what was expected instead, without the text.
+    /// Returns a message that describes the expected form, without repeating the text.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let wrong = |error: password_hash::Error| format!("this is not a valid argon2 hash: {error}");
         let parsed = PasswordHash::new(text).map_err(|error| wrong(error.into()))?;
@@ -116,7 +114,8 @@ impl Cost {
         Duration::from_nanos(self.work_kib() * 500)
     }
 
-    /// Returns memory times passes. The time of a check is proportional to it.
+    /// Returns the memory in KiB times the number of passes. The time of a check is proportional to
+    /// this product.
     pub(super) fn work_kib(self) -> u64 {
         u64::from(self.memory_kib) * u64::from(self.passes)
     }
@@ -144,7 +143,7 @@ impl Work {
         same
     }
 
-    /// Returns the costs of the check of a wrong password.
+    /// Returns the costs of checking a wrong password.
     #[cfg(test)]
     pub(super) fn costs(&self) -> std::collections::BTreeSet<Cost> {
         self.own.iter().chain(&self.others).map(|hash| hash.cost()).collect()
@@ -155,7 +154,7 @@ impl Blocks {
     fn of(&mut self, count: usize) -> &mut [Block] {
         if self.0.len() < count {
             // The old blocks are freed before the new ones are allocated. Reserved but unused space
-            // takes no memory.
+            // does not use memory.
             self.0 = Vec::new();
             self.0.reserve_exact(count.max(MAPPED_BYTES / Block::SIZE));
             self.0.resize(count, Block::new());
@@ -164,7 +163,7 @@ impl Blocks {
     }
 }
 
-/// Returns what `hash-password` prints for a password: an argon2id hash with the crate's defaults
+/// Returns the output of `hash-password` for a password: an argon2id hash with the crate's defaults
 /// (19 MiB, two passes).
 ///
 /// # Errors
@@ -185,7 +184,7 @@ impl fmt::Debug for Hash {
 pub(super) mod tests {
     use super::*;
 
-    /// Returns a hash as in a file, with this many KiB and passes.
+    /// Returns a hash in the form of the user file, with this many KiB and passes.
     pub(in super::super) fn text(secret: &str, memory_kib: u32, passes: u32) -> String {
         let params = Params::new(memory_kib, passes, 1, None).unwrap();
         let hasher = Argon2::new(Algorithm::Argon2id, Version::V0x13, params);

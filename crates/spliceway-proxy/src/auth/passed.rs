@@ -1,8 +1,8 @@
-//! Remembers right passwords by client address. A user then does not wait because others at the
-//! same address have failed.
+//! Remembers correct passwords by client address. So a user does not have to wait if other users at
+//! the same address have failed.
 //!
-//! The table has keyed digests of passwords, but no passwords. It belongs to one set of users.
-//! Other users, such as those of a file that was read again, have another table.
+//! The table holds keyed digests of passwords, but no passwords. Each set of users has its own
+//! table. If a file is read again, its users get a new table.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -14,12 +14,12 @@ use tokio::time::Instant;
 use super::{Digest, UserId};
 use crate::admission::ClientKey;
 
-/// The maximum number of passwords, some 200 bytes each. The least recently used one is dropped
-/// first.
+/// The maximum number of passwords. Each of them uses about 200 bytes. The least recently used one
+/// is dropped first.
 const ENTRIES_MAX: usize = 10_000;
-/// The number of wrong passwords in [`WINDOW`], from one address for one user, after which this
-/// user waits there like everybody. Otherwise, somebody who shares an address with a user could
-/// guess the password as fast as the network allows.
+/// The limit on wrong passwords in [`WINDOW`], from one address for one user. Above this limit, the
+/// user has to wait at this address like all other users. Otherwise, an attacker who shares an
+/// address with a user could guess passwords as fast as the network allows.
 const WRONG_MAX: u32 = 100;
 const WINDOW: Duration = Duration::from_secs(600);
 
@@ -29,7 +29,7 @@ pub(super) struct Passed(Mutex<Table>);
 #[derive(Default)]
 struct Table {
     entries: BTreeMap<Key, Entry>,
-    /// The keys by their last use, as `Entry::used` counts.
+    /// The keys in the order of their last use, which `Entry::used` numbers.
     by_use: BTreeMap<u64, Key>,
     uses: u64,
 }
@@ -40,13 +40,13 @@ struct Entry {
     digest: Digest,
     used: u64,
     wrong: u32,
-    /// The time of the first of the `wrong` passwords.
+    /// The time of the first wrong password that `wrong` counts.
     since: Instant,
 }
 
 impl Passed {
-    /// Returns whether this password was right before, for this user and from this address. The
-    /// comparison takes the same time if there is no entry.
+    /// Returns whether this password was accepted before, for this user and from this address. The
+    /// comparison takes the same time even if there is no entry.
     pub(super) fn has(&self, client: ClientKey, user: UserId, given: &Digest, now: Instant) -> bool {
         let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut nothing = Entry::new([0; 32], now);
@@ -66,12 +66,12 @@ impl Passed {
         is_same
     }
 
-    /// Records that this password was right.
+    /// Records that this password was correct.
     pub(super) fn remember(&self, client: ClientKey, user: UserId, given: Digest, now: Instant) {
         let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (client, user);
         match table.entries.get_mut(&key) {
-            // The count of wrong passwords stays.
+            // The count of wrong passwords does not change.
             Some(entry) => entry.digest = given,
             None => {
                 table.make_room();
@@ -110,7 +110,7 @@ impl Table {
 }
 
 impl Entry {
-    /// Creates an entry. Until it is touched, `used` is 0, which is the number of no use.
+    /// Creates an entry. `used` is 0 until the entry is touched. The numbers of uses start at 1.
     fn new(digest: Digest, now: Instant) -> Self {
         Self {
             digest,

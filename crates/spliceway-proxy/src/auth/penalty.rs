@@ -12,30 +12,31 @@ use crate::admission::ClientKey;
 
 /// The number of failures without a penalty, for a mistyped name or password.
 const FREE: u32 = 3;
-/// The penalty for the first failure after those. Each further failure doubles it.
+/// The penalty for the first failure after the free ones. Each further failure doubles it.
 const FIRST: Duration = Duration::from_secs(1);
-/// After this time without a failure, an address starts anew.
+/// After this time without a failure, the count of an address is reset.
 const FORGET: Duration = Duration::from_secs(600);
-/// The maximum number of addresses. Each of them takes some 200 bytes.
+/// The maximum number of addresses. Each of them uses about 200 bytes.
 const CLIENTS_MAX: usize = 10_000;
 
-/// The addresses from which authentication failed recently. An IPv6 address counts as its /64,
-/// because a client with one of these addresses has them all.
+/// The addresses from which authentication failed recently. An IPv6 address counts as its /64
+/// network, because a client with one address of the network has all of them.
 pub(crate) struct Penalties {
-    /// Zero turns penalties off. Failures are still counted.
+    /// The longest penalty. Zero turns penalties off, but failures are still counted.
     longest: Duration,
     turns: Turns,
     table: Mutex<Table>,
 }
 
-/// The failures of clients, in three orders. A change takes a few steps down a tree, however many
+/// The failures of clients, in three orders. A change searches a few nodes of a tree, however many
 /// addresses there are.
 #[derive(Default)]
 struct Table {
     clients: HashMap<ClientKey, Failures>,
-    /// The same clients by the time of their last failure. The first ones can be dropped first.
+    /// The same clients, ordered by the time of their last failure. The first ones expire first.
     by_time: BTreeSet<(Instant, ClientKey)>,
-    /// The same clients by the number of their failures. Those with the fewest failures come first.
+    /// The same clients, ordered by the number of their failures. Clients with the fewest failures
+    /// come first.
     by_count: BTreeSet<(u32, Instant, ClientKey)>,
 }
 
@@ -55,48 +56,51 @@ impl Penalties {
         }
     }
 
-    /// Waits until no other password of this client is checked. The result of [`Self::wait`] then
-    /// stays true until the turn is dropped. Returns `None` if too many passwords of this client
-    /// already wait. A client of a Unix socket has no address.
+    /// Waits until no other password from this client is being checked. The result of
+    /// [`Self::wait`] then stays valid until the turn is dropped. Returns `None` if too many
+    /// passwords from this client are already waiting. `client` is `None` for a client of a Unix
+    /// socket.
     pub(crate) async fn turn(&self, client: Option<IpAddr>) -> Option<Turn<'_>> {
         self.turns.wait(client.map(ClientKey::from)).await
     }
 
-    /// Records that this client's password was not checked, because there were too many others. If
-    /// the client comes again, it does not go before clients that come for the first time. This is
-    /// not a failure, and has no penalty.
+    /// Records that this client's password was not checked, because too many other checks were
+    /// waiting. If the client retries, it does not get ahead of clients that try for the first
+    /// time. This event is not a failure and has no penalty.
     pub(crate) fn turned_away(&self, client: IpAddr, now: Instant) {
         self.table().turned_away(client.into(), now, self.forget());
     }
 
-    /// Returns how long this client has to wait. Until then, a password of this client is checked
-    /// only if it was right before.
+    /// Returns how long this client has to wait. During the wait, this client can only use a
+    /// password that was accepted before.
     pub(crate) fn wait(&self, client: IpAddr, now: Instant) -> Option<Duration> {
         let failures = *self.table().clients.get(&client.into())?;
         let until = failures.last + failures.penalty(self.longest);
         (now < until).then(|| until - now)
     }
 
-    /// Returns whether a password of this client was wrong recently, or the client was turned away.
+    /// Returns whether a password from this client was wrong recently, or the client was turned
+    /// away.
     pub(crate) fn has_failed(&self, client: IpAddr, now: Instant) -> bool {
         let table = self.table();
         let failures = table.clients.get(&client.into());
         failures.is_some_and(|failures| now <= failures.last + self.forget())
     }
 
-    /// Records that a password of this client was wrong.
+    /// Records that a password from this client was wrong.
     pub(crate) fn failed(&self, client: IpAddr, now: Instant) {
         self.table().failed(client.into(), now, self.forget());
     }
 
-    /// Returns the time without a failure after which an address starts anew. No penalty is longer.
+    /// Returns the time without a failure after which the count of an address is reset. No penalty
+    /// is longer.
     fn forget(&self) -> Duration {
         FORGET.max(self.longest)
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        // A change that ends halfway would leave an address in some of the orders only. No change
-        // can panic.
+        // A change that stopped halfway would leave an address in only some of the orders. However,
+        // no change can panic.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -130,8 +134,8 @@ impl Table {
         Some(failures)
     }
 
-    /// Drops one client, if the table is full: an expired one, or else the one with the fewest
-    /// failures. Many addresses that try once each are not worth remembering.
+    /// Drops one client if the table is full: an expired one, or else the one with the fewest
+    /// failures. Addresses that try only once are not worth remembering.
     fn make_room(&mut self, now: Instant, forget: Duration) {
         if self.clients.len() < CLIENTS_MAX {
             return;
@@ -160,7 +164,7 @@ mod tests {
     const LONGEST: Duration = Duration::from_secs(60);
     const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 
-    /// Returns how long a client waits after its next failure.
+    /// Returns how long a client must wait after its next failure.
     fn wait_after(penalties: &Penalties, now: Instant) -> Duration {
         penalties.failed(CLIENT, now);
         let mut waits = (0..=LONGEST.as_secs() + 1).map(Duration::from_secs);

@@ -14,8 +14,8 @@ fn credentials(name: &str, secret: &str) -> Credentials {
     }
 }
 
-/// Hashes with the lowest cost of argon2, because most tests are about the comparison and not the
-/// cost.
+/// Hashes with the lowest cost that argon2 allows, because most tests are about the comparison and
+/// not about the cost.
 fn hashed(secret: &str) -> Stored {
     hashed_at(secret, 8, 1)
 }
@@ -66,7 +66,7 @@ async fn a_name_with_its_own_secret_passes_and_nothing_else_does() {
     }
 }
 
-/// The password for an unknown name is checked against the hash of some user.
+/// The password for an unknown name is checked against the hash of an existing user.
 #[tokio::test]
 async fn the_secret_that_strangers_are_compared_with_lets_no_stranger_in() {
     let users = users([("ann", clear("a")), ("bob", hashed("b"))]);
@@ -118,7 +118,7 @@ async fn a_secret_that_has_passed_needs_no_wait_and_nothing_else_does_without() 
     assert!(users.has_passed_from(CLIENT.unwrap()) && !users.has_passed_from(OTHER));
 }
 
-/// This is what happens if a file is read again: the remembered passwords go with the users.
+/// The same happens if a file is read again: the remembered passwords are dropped with their users.
 #[tokio::test]
 async fn other_users_know_nothing_of_what_has_passed() {
     let before = users([("ann", hashed("a"))]);

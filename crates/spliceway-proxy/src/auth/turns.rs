@@ -1,5 +1,5 @@
-//! Lets each client guess one password at a time. The result of a guess is then known before the
-//! next one, and a client that sends many at once waits for itself.
+//! Lets each client guess one password at a time. So the result of a guess is known before the next
+//! guess. A client that sends many passwords at the same time delays only itself.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,15 +8,15 @@ use tokio::sync::{Mutex as Turnstile, OwnedMutexGuard};
 
 use crate::admission::ClientKey;
 
-/// The maximum number of waiting passwords of one client. Further ones are turned away, because
-/// each one waits for the checks of all before it.
+/// The maximum number of waiting passwords from one client. Further passwords are turned away,
+/// because each one waits for all checks before it.
 const WAITING_MAX: usize = 32;
 
 /// The client that takes a turn. Clients of Unix sockets share one key.
 type Key = Option<ClientKey>;
 
-/// The clients whose passwords are being checked, or wait for it. There are never more of them than
-/// sessions.
+/// The clients whose passwords are being checked, or are waiting. There are never more of these
+/// clients than sessions.
 #[derive(Default)]
 pub(crate) struct Turns {
     clients: Mutex<HashMap<Key, Waiters>>,
@@ -25,13 +25,14 @@ pub(crate) struct Turns {
 #[derive(Default)]
 struct Waiters {
     turnstile: Arc<Turnstile<()>>,
-    /// The number of turns that wait at the turnstile, or have passed it and are not over.
+    /// The number of turns that wait at the turnstile, or that have passed it and are still
+    /// running.
     count: usize,
 }
 
-/// A client's turn, until it is dropped.
+/// A client's turn, which lasts until it is dropped.
 pub(crate) struct Turn<'turns> {
-    // Dropped before the place, because the last place that is dropped removes the turnstile.
+    // The guard is dropped before the place, because dropping the last place removes the turnstile.
     _turn: OwnedMutexGuard<()>,
     _place: Place<'turns>,
 }
@@ -42,13 +43,13 @@ struct Place<'turns> {
 }
 
 impl Turns {
-    /// Waits for this client's turn, in the order of the calls. Returns `None` if too many already
-    /// wait. Cancel safe.
+    /// Waits for this client's turn, in the order of the calls. Returns `None` if too many calls
+    /// are already waiting. Cancel safe.
     pub(crate) async fn wait(&self, client: Key) -> Option<Turn<'_>> {
         let turnstile = {
             let mut clients = self.clients();
             let waiters = clients.entry(client).or_default();
-            // A client without an entry has no waiters.
+            // A new entry has a count of 0, so returning here never leaves an empty entry.
             if waiters.count > WAITING_MAX {
                 return None;
             }
@@ -63,7 +64,7 @@ impl Turns {
     }
 
     fn clients(&self) -> MutexGuard<'_, HashMap<Key, Waiters>> {
-        // Each change concerns one entry only.
+        // Each change affects only one entry.
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

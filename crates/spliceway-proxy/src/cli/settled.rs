@@ -16,8 +16,10 @@ use crate::rates::Rates;
 use crate::settings::{AcceptProxy, Kind, Limits, ServiceSettings, Settings, Timeouts};
 
 impl Cli {
+    /// Checks the parsed arguments and converts them to an action.
+    ///
     /// # Errors
-    /// A fault that clap cannot find.
+    /// Returns an error for a fault that clap cannot detect.
     pub(super) fn settle(self) -> Result<Action, String> {
         let settings = match (self.command, self.forward) {
             (Some(Command::HashPassword), _) => return Ok(Action::HashPassword),
@@ -41,9 +43,9 @@ impl ForwardArgs {
                 range.count
             ));
         }
-        // The only handshake of a forwarder is a PROXY header.
+        // A PROXY header is the only handshake that a forwarder has.
         let mut settings = common.settle(Kind::Forward(self.remote), self.listen, PROXY_HEADER_TIME)?;
-        // The operator chose the only target.
+        // The operator has chosen the target, and clients cannot choose another one.
         settings.services[0].open = true;
         settings.services[0].allow_private = true;
         Ok(settings)
@@ -53,7 +55,7 @@ impl ForwardArgs {
 const CLEAR_SECRET: &str = "--auth or SPLICEWAY_AUTH: the password is not hashed. Whoever can read the command line or the \
 environment of this process can read it; `spliceway hash-password` makes hashes";
 
-/// The time for a PROXY header, which is the first thing that a balancer sends.
+/// The time limit for a PROXY header, which a load balancer sends first.
 const PROXY_HEADER_TIME: Duration = Duration::from_secs(10);
 
 impl ProxyCommand {
@@ -73,7 +75,7 @@ impl ProxyCommand {
 }
 
 impl ProxyArgs {
-    /// The users, and warnings about how they are stored.
+    /// Returns the users, and warnings about how their passwords are stored.
     fn users(&self) -> Result<(Option<Arc<Users>>, Vec<String>), String> {
         let mut warnings = Vec::new();
         let users = match (&self.auth, &self.auth_file) {

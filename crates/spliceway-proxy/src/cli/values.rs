@@ -1,4 +1,4 @@
-//! Parses the values of options.
+//! Parses option values.
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -43,7 +43,7 @@ pub(super) enum LogLevelArg {
     Trace,
 }
 
-/// More threads than any machine has processors, and few enough to start.
+/// More threads than any machine has processors, but few enough to start.
 const WORKERS_MAX: usize = 1024;
 
 pub(super) fn workers(typed: &str) -> Result<NonZeroUsize, String> {
@@ -54,14 +54,14 @@ pub(super) fn workers(typed: &str) -> Result<NonZeroUsize, String> {
     count.ok_or_else(|| format!("expected a number from 1 to {WORKERS_MAX}"))
 }
 
-/// Parses a number that cannot be 0.
+/// Parses a number that must not be 0.
 pub(super) fn count<N: FromStr>(typed: &str) -> Result<N, &'static str> {
     typed.parse().map_err(|_| "expected a number, 1 or more")
 }
 
 pub(super) fn mark(typed: &str) -> Result<u32, &'static str> {
     let mark = match typed.strip_prefix("0x") {
-        // `from_str_radix` accepts a sign.
+        // The check excludes a sign, which `from_str_radix` accepts.
         Some(digits) if digits.bytes().all(|byte| byte.is_ascii_hexdigit()) => u32::from_str_radix(digits, 16).ok(),
         Some(_) => None,
         None => typed.parse().ok(),
@@ -69,7 +69,7 @@ pub(super) fn mark(typed: &str) -> Result<u32, &'static str> {
     mark.ok_or("expected a number such as 100 or 0x64, at most 0xffffffff")
 }
 
-/// With fewer descriptors, there is room for only a few sessions.
+/// With fewer descriptors, the program could serve only a few sessions.
 const DESCRIPTORS_MIN: u64 = 64;
 
 pub(super) fn descriptors(typed: &str) -> Result<u64, String> {
@@ -87,7 +87,7 @@ pub(super) fn remote(typed: &str) -> Result<TargetRange, String> {
 
 const DNS_PORT: u16 = 53;
 
-/// Parses the resolver: a mode, or servers separated by commas.
+/// Parses a resolver: a mode, or servers separated by commas.
 pub(super) fn resolver(typed: &str) -> Result<ResolverSettings, String> {
     let server = |text: &str| match (text.parse::<SocketAddr>(), text.parse::<IpAddr>()) {
         (Ok(address), _) => Some(address),
@@ -108,12 +108,13 @@ pub(super) fn resolver(typed: &str) -> Result<ResolverSettings, String> {
     }
 }
 
-/// The longest time, in days: a hundred years. The clock can represent an instant that far ahead.
+/// The longest time in days, which is a hundred years. The clock can represent an instant that far
+/// ahead.
 const LONGEST_DAYS: u64 = 36_500;
 
 pub(super) fn time(typed: &str) -> Result<Duration, String> {
     let expected = "expected a time such as 500ms, 10s, 1m or 1h30m, in ms, s, m, h or d";
-    // The error of humantime names units that the help does not mention.
+    // humantime's error message names units that the help does not mention.
     let time = humantime::parse_duration(typed).map_err(|_| expected.to_owned())?;
     match time <= Duration::from_secs(LONGEST_DAYS * 24 * 60 * 60) {
         true => Ok(time),

@@ -1,4 +1,4 @@
-//! Runs happy eyeballs: lookups and attempts run side by side until one attempt connects.
+//! Runs happy eyeballs: lookups and attempts run in parallel until one attempt connects.
 
 use std::future::poll_fn;
 use std::net::IpAddr;
@@ -29,13 +29,13 @@ pub(super) enum Why {
 pub(super) enum Lost {
     /// There was no address to try.
     Unresolved(LookupError),
-    /// The first attempt that was denied, because the operator may want to know of it. If none was
-    /// denied, the last attempt that failed.
+    /// The first attempt that was denied, because the operator may want to know about it. If no
+    /// attempt was denied, the last attempt that failed.
     Attempt(IpAddr, Why),
 }
 
 /// Returns the first connection that `attempt` makes. All other lookups and attempts are then
-/// dropped, which closes them.
+/// dropped, which closes their sockets.
 pub(super) async fn first_to_connect<'a, T>(
     mut eyeballs: HappyEyeballs,
     mut lookups: Vec<Pending<'a, Found>>,
@@ -88,9 +88,12 @@ impl Lost {
         }
     }
 
-    /// Returns the error to report at the deadline. An earlier denial stays. Otherwise, an attempt
-    /// that still runs has timed out. Without one, the last failed attempt is reported, or else
-    /// that the lookup timed out.
+    /// Returns the error to report at the deadline. It is the first of these that applies:
+    ///
+    /// - an earlier denial
+    /// - the timeout of an attempt that is still running
+    /// - the error of the last failed attempt
+    /// - the timeout of the lookup
     fn or_late(self, under_way: Option<IpAddr>) -> Self {
         match (under_way, self) {
             (Some(ip), lost) => lost.or(ip, Why::Failed(SocketError::timed_out())),
@@ -99,7 +102,7 @@ impl Lost {
         }
     }
 
-    /// Replaces "no address" with the error of a failed lookup, which says more.
+    /// Replaces "no address" with the error of a failed lookup, which is more specific.
     fn or_unresolved(self, error: LookupError) -> Self {
         match self {
             Self::Unresolved(LookupError::NoAddress) => Self::Unresolved(error),
@@ -108,8 +111,8 @@ impl Lost {
     }
 }
 
-/// Waits for the first of `futures` that is done, removes it and returns its result. Waits forever
-/// if there is none. Cancel safe.
+/// Waits until one of `futures` is done, removes it and returns its result. Waits forever if there
+/// are no futures. Cancel safe.
 async fn next_done<T>(futures: &mut Vec<Pending<'_, T>>) -> T {
     poll_fn(|cx| {
         for index in 0..futures.len() {

@@ -1,7 +1,8 @@
-//! Caches DNS answers for as long as their TTL allows. No I/O; time is an argument.
+//! Caches DNS answers for as long as their TTL allows. This module does no I/O and gets the time as
+//! an argument.
 //!
-//! hickory's own cache is not used. An entry there is a whole message of up to 64 KiB on the wire,
-//! and clients choose the names here.
+//! hickory's own cache is not used, because each of its entries is a whole message of up to 64 KiB
+//! on the wire. Here, clients choose the names, so they could make such a cache very large.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -13,15 +14,15 @@ use tokio::time::Instant;
 use super::happy_eyeballs::{ADDRESSES_MAX, Family};
 
 /// The maximum number of names in each of the two generations. A name has at most 255 bytes and 32
-/// addresses. A cache full of such names takes 4 MiB.
+/// addresses. A cache full of such names uses 4 MiB.
 const GENERATION_MAX: usize = 2048;
 /// The longest time that an answer with addresses is used, whatever its TTL.
 const POSITIVE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// The longest time that the answer "no address" is used. Such a name often gets an address soon.
 const NEGATIVE_MAX: Duration = Duration::from_secs(5 * 60);
 
-/// A cache of at most 2 × 2048 names. When the young generation is full, it becomes the old one,
-/// and the previous old one is dropped. A name that is used moves to the young generation.
+/// A cache of at most 2 × 2048 names. When the young generation is full, it replaces the old one. A
+/// name that is used moves to the young generation.
 #[derive(Debug, Default)]
 pub(super) struct Cache {
     young: HashMap<Box<str>, Known>,
@@ -43,11 +44,11 @@ struct Answer {
 }
 
 impl Cache {
-    /// Returns the cached addresses of `name`, which are none if it is known to have none. Returns
-    /// `None` if a query is needed.
+    /// Returns the cached addresses of `name`. The list is empty if the name is known to have no
+    /// address. Returns `None` if a query is needed.
     pub(super) fn get(&mut self, name: &str, family: Family, now: Instant) -> Option<Arc<[IpAddr]>> {
         if let Some((name, known)) = self.old.remove_entry(name) {
-            // The young generation may have the name too, and then its answer is newer.
+            // If the young generation also has the name, its answer is newer.
             if !self.young.contains_key(&name) {
                 self.insert(name, known);
             }

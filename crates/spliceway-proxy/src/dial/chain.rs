@@ -1,5 +1,5 @@
-//! Connects through a chain of upstream proxies. Each one is asked to connect to the next one, and
-//! the last one to the target.
+//! Connects through a chain of upstream proxies. Each proxy is asked to connect to the next one,
+//! and the last proxy is asked to connect to the target.
 
 use std::io;
 
@@ -13,12 +13,12 @@ use super::{Caller, DialError, Dialed, Dialer, Purpose, UpstreamProxy};
 use spliceway_protocol::address::Target;
 use spliceway_protocol::client::{self, Handshake, Language, Step};
 
-/// The space for each read of a proxy's answer. It bounds what [`Dialed::early`] holds.
+/// The buffer space for each read of a proxy's answer. It bounds the size of [`Dialed::early`].
 const READ_BYTES: usize = 2 << 10;
 
 impl Dialer {
-    /// Connects to `target` through all upstream proxies. If the last one takes only addresses, the
-    /// addresses of a name are tried in turn, each with a connection of its own.
+    /// Connects to `target` through all upstream proxies. If the last proxy accepts only addresses,
+    /// the addresses of a name are tried in turn, each with its own connection.
     pub(super) async fn dial_through(&self, target: &Target, via: &str, caller: Caller) -> Result<Dialed, DialError> {
         let proxies = &self.settings.upstreams;
         let takes_addresses = proxies.last().is_some_and(|last| last.scheme == Scheme::Socks5);
@@ -45,8 +45,8 @@ impl Dialer {
     }
 
     async fn through_all(&self, target: &Target, via: &str, caller: Caller) -> Result<Dialed, DialError> {
-        // The last proxy may look up a name, which cannot be checked here. An address can be
-        // checked.
+        // If the last proxy looks up a name, its addresses cannot be checked here. A target address
+        // can be checked.
         self.policy.check_passed_on(target)?;
         let proxies = &self.settings.upstreams;
         let connected = self.connect(&proxies[0].address, Purpose::Proxy, caller).await;

@@ -16,7 +16,7 @@ use spliceway_protocol::{Failure, client};
 pub(crate) enum DialError {
     /// The name has no address, or its lookup failed.
     Unresolved(LookupError),
-    /// The policy refuses the name, or this address, and no other address connected.
+    /// The policy refuses the name or this address, and no other address connected.
     Denied(Denied, Option<IpAddr>),
     /// The last address that was tried, or the Unix socket, cannot be reached.
     Unreachable(Target, SocketError),
@@ -29,11 +29,11 @@ pub(crate) enum DialError {
 pub(crate) enum UpstreamFault {
     /// The proxy cannot be reached.
     Unreachable(Box<DialError>),
-    /// The handshake with it failed.
+    /// The handshake with the proxy failed.
     Answered(client::Error),
-    /// It did not answer before the timeout.
+    /// The proxy did not answer before the timeout.
     Silent,
-    /// It closed the connection without an answer.
+    /// The proxy closed the connection without an answer.
     Closed,
     Io(io::Error),
 }
@@ -71,7 +71,7 @@ impl DialError {
         }
     }
 
-    /// Returns whether another address of the same name may succeed with the same proxies.
+    /// Returns whether another address of the same name may succeed through the same proxies.
     pub(super) fn is_of_the_target(&self) -> bool {
         matches!(
             self,

@@ -1,5 +1,5 @@
 //! Decides the steps of happy eyeballs (RFC 8305): which address to try now, or how long to wait.
-//! No I/O; time is an argument.
+//! This module does no I/O and gets the time as an argument.
 //!
 //! ```text
 //!   answers ──▶ waiting IPv6 ─┐ in turn
@@ -14,12 +14,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The "Connection Attempt Delay" of section 5: the time before the next attempt starts beside one.
+/// The "Connection Attempt Delay" of section 5: the time before the next attempt starts in
+/// parallel.
 pub(super) const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
-/// The "Resolution Delay" of section 3: how long an answer for IPv4 waits for the one for IPv6.
+/// The "Resolution Delay" of section 3: how long an IPv4 answer waits for the IPv6 answer.
 pub(super) const RESOLUTION_DELAY: Duration = Duration::from_millis(50);
-/// The maximum number of addresses to try for one connection, and so of its sockets at once. All
-/// attempts have started after 4 s.
+/// The maximum number of addresses to try for one connection. This also limits the number of
+/// sockets that are open for the connection. All attempts have started after 4 s.
 pub(super) const ADDRESSES_MAX: usize = 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,25 +34,25 @@ pub(super) enum Family {
 pub(super) struct HappyEyeballs {
     waiting_v6: VecDeque<IpAddr>,
     waiting_v4: VecDeque<IpAddr>,
-    /// The families whose answer is still missing.
+    /// The families whose answers are still missing.
     awaited: Vec<Family>,
     /// The family that is next, if both have an address.
     turn: Family,
     under_way: usize,
-    /// How many more addresses may be tried.
+    /// The number of addresses that may still be tried.
     left: usize,
-    /// When the next address may be tried. `None`: at once.
+    /// The earliest time to try the next address. `None` means immediately.
     not_before: Option<Instant>,
 }
 
 /// The next step.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Try this address, beside the attempts that already run.
+    /// Try this address, in parallel with the attempts that are already running.
     Try(IpAddr),
-    /// Wait for an attempt or an answer, but not after this time.
+    /// Wait for an attempt or an answer, at most until this time.
     Wait(Option<Instant>),
-    /// No attempt runs, and no address is left to try.
+    /// No attempt is running, and no address is left to try.
     Exhausted,
 }
 
@@ -94,7 +95,7 @@ impl HappyEyeballs {
         self.not_before = None;
     }
 
-    /// Returns the next step. Call this again after each `Try`, and whenever a `Wait` has ended.
+    /// Returns the next step. Call this method again after each `Try` and after each `Wait`.
     pub(super) fn next(&mut self, now: Instant) -> Step {
         let may_try = self.left > 0;
         let is_waiting = !self.waiting_v6.is_empty() || !self.waiting_v4.is_empty();

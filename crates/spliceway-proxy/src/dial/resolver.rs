@@ -30,8 +30,8 @@ pub(super) use places::Key;
 /// The maximum number of search domains for a short name: as many as resolv.conf(5) has always
 /// allowed. Each of them costs two queries.
 const SEARCH_MAX: usize = 6;
-/// The maximum number of sockets of a query for one family. hickory asks two servers at once, and
-/// asks again if one of them is slow.
+/// The maximum number of sockets that a query for one family uses. hickory asks two servers at the
+/// same time and asks again if one of them is slow.
 const EACH_QUESTION: usize = 3;
 /// The maximum number of threads in `getaddrinfo(3)`. A call may take 30 s and cannot be cancelled.
 const IN_SYSTEM_MAX: usize = 64;
@@ -39,11 +39,12 @@ const IN_SYSTEM_MAX: usize = 64;
 /// The resolver to use.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) enum ResolverSettings {
-    /// DNS as in `/etc/resolv.conf`, or the system's resolver if that file cannot be used.
+    /// DNS as configured in `/etc/resolv.conf`, or the system's resolver if that file cannot be
+    /// used.
     #[default]
     Configured,
-    /// The system's `getaddrinfo(3)`. It does not tell how long an answer is valid, so it is called
-    /// for every lookup.
+    /// The system's `getaddrinfo(3)`. It does not report how long an answer is valid, so every
+    /// lookup calls it.
     System,
     /// DNS with these servers.
     Servers(Vec<SocketAddr>),
@@ -61,7 +62,7 @@ pub(super) struct Found {
 /// A lookup in progress.
 pub(super) enum Lookup<'a> {
     Whole(Pending<'a, Result<Vec<IpAddr>, LookupError>>),
-    /// One future for each family, because one may take much longer than the other.
+    /// One future for each family, because one answer may take much longer than the other.
     Families([Pending<'a, Found>; 2]),
 }
 
@@ -74,7 +75,7 @@ pub(crate) enum LookupError {
     TimedOut,
     /// The lookup failed.
     Failed(Arc<str>),
-    /// The client has so many slow lookups that this one could not start in time.
+    /// The client has too many slow lookups, so this lookup could not start in time.
     TooMany,
 }
 
@@ -88,22 +89,22 @@ pub(super) struct Dns {
     hosts: Hosts,
     cache: Mutex<Cache>,
     search: Search,
-    /// The places for queries. Answers from the cache need none.
+    /// The places for queries. Answers from the cache do not need a place.
     asking: Places,
 }
 
 /// The search list for short names.
 #[derive(Debug, Default)]
 struct Search {
-    /// In lower case, each with a final dot.
+    /// The domains in lower case, each with a final dot.
     domains: Vec<Box<str>>,
     /// A name with at least this many dots is first tried as it is.
     ndots: usize,
 }
 
 impl Resolver {
-    /// Creates a resolver whose DNS queries use up to `descriptors` sockets at once. One query can
-    /// always run.
+    /// Creates a resolver whose DNS queries use up to `descriptors` sockets at the same time. At
+    /// least one query can always run.
     ///
     /// # Errors
     /// Returns an error if no resolver can be created for the servers.
@@ -137,7 +138,8 @@ impl Resolver {
 
     fn of(config: ResolverConfig, options: ResolverOpts, hosts: Hosts, questions: usize) -> io::Result<Self> {
         let search = Search::new(&config, options.ndots);
-        // hickory gets complete names only. The search list, the hosts file and the cache are here.
+        // hickory gets only complete names. This module handles the search list, the hosts file and
+        // the cache.
         let (_, _, name_servers) = config.into_parts();
         let config = ResolverConfig::from_name_servers(name_servers);
         let mut builder =
@@ -154,8 +156,8 @@ impl Resolver {
         })))
     }
 
-    /// Returns the names that `host` may stand for, the likeliest first, in lower case. There is at
-    /// least one.
+    /// Returns the names that `host` may represent, in lower case and with the likeliest one first.
+    /// There is at least one.
     pub(super) fn readings(&self, host: &str) -> Vec<String> {
         let host = host.to_ascii_lowercase();
         match self {
@@ -165,7 +167,7 @@ impl Resolver {
         }
     }
 
-    /// Starts the lookup of one of the readings.
+    /// Starts the lookup of one reading.
     pub(super) fn look_up<'a>(&'a self, reading: &'a str, caller: Caller) -> Lookup<'a> {
         match self {
             Self::System(places) => Lookup::Whole(Box::pin(ask_system(reading, places, caller))),
@@ -272,8 +274,8 @@ fn server(address: SocketAddr) -> NameServerConfig {
 }
 
 impl Dns {
-    /// Returns the addresses of a name in `/etc/hosts`. If the file has addresses of one family
-    /// only, the name has none of the other family, and no server is asked.
+    /// Returns the addresses of a name in `/etc/hosts`. If the file has addresses of only one
+    /// family, the name has no address of the other family, and no server is asked.
     fn in_hosts(&self, name: &str) -> Option<Vec<IpAddr>> {
         let name = Name::from_ascii(name).ok()?;
         let of_type = |record_type| self.hosts.lookup_static_host(&Query::query(name.clone(), record_type));
@@ -300,7 +302,7 @@ impl Dns {
         Some(addresses.to_vec())
     }
 
-    /// Queries the servers, and caches the answer for its TTL.
+    /// Queries the servers and caches the answer for its TTL.
     async fn ask(&self, name: &str, family: Family, _place: Place) -> Result<Vec<IpAddr>, LookupError> {
         // A text that is not a DNS name has no address, so no server is asked.
         let question = Name::from_ascii(name).map_err(|_| LookupError::NoAddress)?;
@@ -313,8 +315,8 @@ impl Dns {
                 let answers = lookup.answers();
                 let of_type = answers.iter().filter(|record| record.record_type() == record_type);
                 let addresses: Vec<IpAddr> = of_type.filter_map(|record| record.data.ip_addr()).collect();
-                // An alias and the addresses behind it are valid only together, so the shortest TTL
-                // counts.
+                // An alias and the addresses that it leads to are valid only together, so the
+                // shortest TTL counts.
                 (addresses, answers.iter().map(|record| record.ttl).min())
             }
             Err(NetError::Dns(DnsError::NoRecordsFound(none))) => (Vec::new(), none.negative_ttl),
@@ -344,8 +346,8 @@ impl Search {
         }
     }
 
-    /// Orders the readings as resolv.conf(5) says. A name with a final dot is complete. A name with
-    /// enough dots is probably complete, so it is first tried as it is.
+    /// Returns the readings in the order that resolv.conf(5) specifies. A name with a final dot is
+    /// complete. A name with enough dots is probably complete, so it is first tried as it is.
     fn readings(&self, host: String) -> Vec<String> {
         if host.ends_with('.') {
             return vec![host];

@@ -1,4 +1,4 @@
-//! Opens sockets to targets, and sets their options before they connect.
+//! Opens sockets to targets and sets their options before they connect.
 
 use std::fmt;
 use std::io;
@@ -9,22 +9,22 @@ use rustix::io::Errno;
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpSocket, TcpStream};
 
-/// The maximum length of an interface name: `IFNAMSIZ` is 16 bytes, and the last byte is 0.
+/// The maximum length of an interface name. `IFNAMSIZ` is 16 bytes, including a final zero byte.
 const INTERFACE_MAX_BYTES: usize = 15;
 
 /// The settings that all sockets to targets share.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SocketSettings {
     /// The source address of IPv4 connections. If only one family has a source address, targets of
-    /// the other family are not reached.
+    /// the other family cannot be reached.
     pub(crate) source_v4: Option<Ipv4Addr>,
     pub(crate) source_v6: Option<Ipv6Addr>,
-    /// The network interface for outgoing packets, `SO_BINDTODEVICE`.
+    /// The network interface for outgoing packets (`SO_BINDTODEVICE`).
     pub(crate) interface: Option<Box<str>>,
     /// The mark of outgoing packets (`SO_MARK`), for routing and firewalls.
     pub(crate) mark: Option<u32>,
-    /// The silence before the kernel sends a keepalive probe, and the time between probes. `None`:
-    /// no probes.
+    /// The silence before the kernel sends a keepalive probe, and the time between probes. `None`
+    /// means no probes.
     pub(crate) keepalive: Option<Duration>,
 }
 
@@ -45,15 +45,15 @@ pub(crate) enum Call {
 }
 
 impl SocketSettings {
-    /// Tries the options that need privileges, so that a missing one is reported once, at the
+    /// Tries the options that need privileges, so that a missing privilege is reported once, at the
     /// start.
     ///
     /// # Errors
-    /// Returns an error if something can never work: a privilege is missing, or no interface can
-    /// have this name. A problem that may go away, such as a missing interface, is only logged.
+    /// Returns an error for a permanent problem: a privilege is missing, or no interface can have
+    /// this name. A problem that may go away, such as a missing interface, is only logged.
     pub(super) fn probe(&self) -> io::Result<()> {
         let is_name = |name: &str| (1..=INTERFACE_MAX_BYTES).contains(&name.len()) && !name.contains(['\0', '/', ' ']);
-        // The kernel takes an empty name for no interface, and cuts a long name.
+        // The kernel treats an empty name as no interface and truncates a long name.
         if self.interface.as_deref().is_some_and(|name| !is_name(name)) {
             let expected = "expected the name of a network interface, 1 to 15 bytes long";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, expected));
@@ -129,7 +129,8 @@ impl Call {
 }
 
 impl SocketError {
-    /// Returns the error that the kernel would finally report for a connection that takes too long.
+    /// Returns the error that the kernel would eventually report for a connection that takes too
+    /// long.
     pub(super) fn timed_out() -> Self {
         Call::Connect.failed()(Errno::TIMEDOUT.into())
     }

@@ -10,7 +10,7 @@ use super::*;
 use crate::policy::{OwnListeners, Targets};
 use spliceway_protocol::Failure;
 
-/// A time limit for events that must happen sooner.
+/// The time limit for events that should happen much sooner.
 const TIME: Duration = Duration::from_secs(20);
 
 /// More descriptors than any test needs.
@@ -27,7 +27,7 @@ fn dialer(resolver: ResolverSettings, sockets: SocketSettings, policy: TargetPol
 }
 
 /// Returns a dialer that asks `server` and connects to public targets. Its source address does not
-/// exist on this machine: an allowed dial fails for this reason only, and sends no packet.
+/// exist on this machine. So an allowed dial fails only for this reason and sends no packet.
 fn from_nowhere(server: &Server) -> Dialer {
     let sockets = SocketSettings {
         source_v4: Some(Ipv4Addr::new(192, 0, 2, 1)),
@@ -48,8 +48,8 @@ async fn fails(dialer: &Dialer, target: &str) -> (&'static str, Option<&'static 
     (error.as_str(), error.denied())
 }
 
-/// Returns a port of 127.0.0.1 where nothing listens. Nothing else can listen there while the
-/// socket is open.
+/// Returns an address on 127.0.0.1 at which no program listens. No other program can listen there
+/// while the returned socket is open.
 pub(super) fn held() -> (Socket, SocketAddr) {
     let held = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     held.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
@@ -142,7 +142,7 @@ async fn what_needs_no_lookup_is_dialled_at_the_first_poll() {
     let server = Server::start().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap().into_std().unwrap();
     let port = listener.local_addr().unwrap().port();
-    // The first dial also asks for IPv6, and caches that there is no address.
+    // The first dial also queries IPv6 and caches that the name has no IPv6 address.
     server.says("cached.example.", Answer::has(&["127.0.0.1"], 60));
     let policy = TargetPolicy::new(Targets::Everything, OwnListeners::default());
     let settings = ResolverSettings::Servers(vec![server.address]);
@@ -190,7 +190,7 @@ async fn a_name_that_turns_into_ourselves_is_refused_and_nobody_is_dialled() {
     let resolver = ResolverSettings::Servers(vec![server.address]);
     let policy = TargetPolicy::new(Targets::Everything, own.clone());
     let dialer = dialer(resolver, SocketSettings::default(), policy);
-    // A listener is known once it is bound, which is after the dialer was created.
+    // A listener is added once it is bound, after the dialer was created.
     own.add(&ours).unwrap();
     let target = format!("rebind.example:{port}");
     server.says("rebind.example.", Answer::has(&["127.0.0.2"], 0));
@@ -278,7 +278,7 @@ async fn a_name_with_a_dead_address_connects_by_the_live_one() {
     live.accept().await.unwrap();
 }
 
-/// Otherwise, clients that ask for names with many silent addresses could use all descriptors.
+/// Otherwise, clients that ask for names with many silent addresses could use up all descriptors.
 #[tokio::test(start_paused = true)]
 async fn only_a_parallel_attempt_waits_for_a_descriptor() {
     let policy = TargetPolicy::new(Targets::Everything, OwnListeners::default());
@@ -292,7 +292,7 @@ async fn only_a_parallel_attempt_waits_for_a_descriptor() {
     let all = dialer.beside.acquire_many(descriptors).await.unwrap();
     let late = eyeballs([127, 0, 0, 1]).await.unwrap_err();
     assert_eq!(late.as_str(), "ETIMEDOUT");
-    // Nothing listens on 127.0.0.3, so the next attempt gets the descriptor of that one.
+    // Nothing listens on 127.0.0.3, so this attempt fails, and the next one gets its descriptor.
     assert!(eyeballs([127, 0, 0, 3]).await.is_ok());
     drop(all);
     assert!(eyeballs([127, 0, 0, 1]).await.is_ok());

@@ -9,13 +9,13 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::socket::{Call, SocketError};
 
-/// The first and the longest wait before the next attempt if the listener's backlog is full.
-/// Nothing reports that there is room again.
+/// The first and the longest wait before the next attempt if the listener's backlog is full. No
+/// event reports that there is room again.
 const RETRY_MIN: Duration = Duration::from_millis(1);
 const RETRY_MAX: Duration = Duration::from_millis(100);
 
-/// Connects to `path`. If the listener's backlog is full, connect(2) fails at once, and this tries
-/// again. With TCP, the kernel would wait instead. Cancel safe.
+/// Connects to `path`. If the listener's backlog is full, connect(2) fails immediately, and this
+/// function tries again. With TCP, the kernel would wait instead. Cancel safe.
 pub(super) async fn connect(path: &Path, deadline: Instant) -> Result<UnixStream, SocketError> {
     let mut wait = RETRY_MIN;
     loop {

@@ -1,4 +1,4 @@
-//! Upstream proxies, as the command line names them.
+//! Upstream proxies, as the command line specifies them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,12 +23,12 @@ const EXPECTED: &str = "expected socks5://[USER:PASSWORD@]HOST[:PORT], socks5h:/
 #[derive(Clone)]
 pub(crate) struct UpstreamProxy {
     pub(super) scheme: Scheme,
-    /// Its address, which is never a Unix socket.
+    /// The proxy's address, which is never a Unix socket.
     pub(super) address: Target,
     pub(super) credentials: Option<Credentials>,
 }
 
-/// The protocol, and who looks up names.
+/// The protocol, and whether the proxy looks up names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scheme {
     /// SOCKS5. This program looks up names.
@@ -52,7 +52,7 @@ impl Scheme {
 impl FromStr for UpstreamProxy {
     type Err = String;
 
-    /// Errors do not repeat the text, because it may hold a password.
+    /// Errors do not repeat the text, because it may contain a password.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let but = |what: &dyn fmt::Display| format!("{EXPECTED}: {what}");
         let url = Url::parse(text).map_err(|error| but(&error))?;

@@ -11,15 +11,16 @@ use super::{BACKLOG, Listener, SocketFile, inherited};
 use crate::errno;
 use spliceway_protocol::address::ListenAddress;
 
-/// The silence before the kernel sends a keepalive probe, and the time between probes. A vanished
-/// peer is noticed even if the idle timeout is off.
+/// The silence before the kernel sends a keepalive probe, and the time between probes. With the
+/// probes, a vanished peer is noticed even if the idle timeout is off.
 pub(crate) const KEEPALIVE: Duration = Duration::from_secs(60);
 
-/// Binds listeners for `address`. There is one for each address of a name, and one for each socket
-/// with a name from the service manager. `:port` is one socket for IPv6 and IPv4, if there is IPv6.
+/// Binds the listeners for `address`. A host name gets one listener for each of its addresses.
+/// `fd:NAME` gets one listener for each socket with this name from the service manager. `:PORT` is
+/// one socket for IPv6 and IPv4, if the machine has IPv6.
 ///
 /// # Errors
-/// Returns the first error. Its text has the address.
+/// Returns the first error, whose text contains the address.
 pub(crate) async fn bind(address: &ListenAddress) -> io::Result<Vec<Listener>> {
     let named = |error: io::Error| io::Error::new(error.kind(), format!("cannot listen on {address}: {error}"));
     let bound = match address {
@@ -41,8 +42,8 @@ pub(crate) async fn bind(address: &ListenAddress) -> io::Result<Vec<Listener>> {
     bound.map_err(named)
 }
 
-/// Listens on all addresses of a name. An address that this machine does not have is skipped, such
-/// as `::1` if IPv6 is off. It is an error if the machine has none of them.
+/// Listens on all addresses of a name. It skips an address that this machine does not have, such as
+/// `::1` if IPv6 is off. It returns an error if the machine has none of the addresses.
 fn listen_on_all(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<Vec<Listener>> {
     let (mut listeners, mut missing) = (Vec::new(), io::Error::other("the name has no address"));
     for address in addresses {
@@ -65,16 +66,16 @@ fn no_such_family(error: &io::Error) -> bool {
 
 fn listen(address: SocketAddr, v6_only: bool) -> io::Result<Listener> {
     let socket = socket_to_listen(address, v6_only)?;
-    // Without this, a restart must wait until the last connections of the previous run have left
-    // TIME_WAIT.
+    // Without this option, a restart must wait until the last connections of the previous run have
+    // left TIME_WAIT.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     TcpListener::from_std(socket.into()).map(Listener::Tcp)
 }
 
-/// Creates a socket to listen on `address`, which the caller must bind. Accepted sockets inherit
-/// its options, which saves calls for each of them.
+/// Creates a socket to listen on `address`. The caller must bind it. Accepted sockets inherit its
+/// options, which saves calls for each of them.
 pub(crate) fn socket_to_listen(address: SocketAddr, v6_only: bool) -> io::Result<Socket> {
     let socket = Socket::new(
         Domain::for_address(address),
@@ -88,8 +89,8 @@ pub(crate) fn socket_to_listen(address: SocketAddr, v6_only: bool) -> io::Result
     Ok(socket)
 }
 
-/// Sets the options of every relayed socket: keepalive, and `TCP_NODELAY`, because the relay sends
-/// all that it has.
+/// Sets the options of every relayed socket: keepalive and `TCP_NODELAY`. The relay does not need
+/// Nagle's algorithm, because it always sends all bytes that it has.
 pub(crate) fn prepare<'socket>(socket: impl Into<SockRef<'socket>>) -> io::Result<()> {
     let socket = socket.into();
     socket.set_tcp_nodelay(true)?;

@@ -1,5 +1,5 @@
-//! Listening sockets from a service manager (`sd_listen_fds(3)`), which can then restart the
-//! program without losing a client.
+//! Listening sockets from a service manager (`sd_listen_fds(3)`). The service manager can then
+//! restart the program without losing a client.
 
 use std::env;
 use std::io;
@@ -17,14 +17,15 @@ const FIRST: usize = 3;
 /// The passed sockets that have not been taken yet.
 struct Inherited {
     sockets: ListenFd,
-    /// In the order of the sockets. There may be fewer names, and several sockets with one name.
+    /// The names in the order of the sockets. There may be fewer names than sockets, and several
+    /// sockets may have the same name.
     names: Vec<String>,
 }
 
 static INHERITED: OnceLock<Mutex<Inherited>> = OnceLock::new();
 
-/// Records the passed sockets and removes them from the environment, so that no child process takes
-/// them for its own. Call this before there are other threads, which may read the environment.
+/// Records the passed sockets and removes them from the environment, so that no child process uses
+/// them. Call this function before other threads start, because they may read the environment.
 pub(crate) fn adopt() {
     INHERITED.get_or_init(|| {
         let names = env::var("LISTEN_FDNAMES").unwrap_or_default();
@@ -38,12 +39,12 @@ pub(crate) fn adopt() {
 /// Returns the listeners with this name, or the one with this number.
 ///
 /// # Errors
-/// Returns an error if there is none, if it was taken before, or if it is not a listening stream
-/// socket.
+/// Returns an error if there is no such socket, if it was taken before, or if it is not a listening
+/// stream socket.
 pub(super) fn take(name: &str) -> io::Result<Vec<Listener>> {
     adopt();
     let inherited = INHERITED.get().expect("adopted");
-    // No change under the lock can panic halfway.
+    // No change under the lock can panic halfway through.
     let mut inherited = inherited.lock().unwrap_or_else(PoisonError::into_inner);
     let Inherited { sockets, names } = &mut *inherited;
     let found = find(names, sockets.len(), name);
@@ -60,8 +61,8 @@ pub(super) fn take(name: &str) -> io::Result<Vec<Listener>> {
     found.into_iter().map(|index| listener(sockets, index)).collect()
 }
 
-/// Returns which of `count` sockets have this name. If none has, the name may be the number of a
-/// descriptor.
+/// Returns which of `count` sockets have this name. If no socket has it, the name may be the number
+/// of a descriptor.
 fn find(names: &[String], count: usize, name: &str) -> Vec<usize> {
     let named: Vec<_> = (0..count)
         .filter(|index| names.get(*index).is_some_and(|one| one == name))
@@ -76,7 +77,7 @@ fn find(names: &[String], count: usize, name: &str) -> Vec<usize> {
 fn listener(sockets: &mut ListenFd, index: usize) -> io::Result<Listener> {
     let number = index + FIRST;
     let unfit = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("descriptor {number} {why}"));
-    // A socket of another kind is not taken out.
+    // If the socket is of another kind, this call leaves it in `sockets`.
     if let Ok(Some(listener)) = sockets.take_tcp_listener(index) {
         if !SockRef::from(&listener).is_listener()? {
             return Err(unfit("does not listen"));

@@ -11,12 +11,12 @@ use tokio::net::UnixListener;
 
 use super::BACKLOG;
 
-/// The default mode: only the user of this program and root may connect. By default, a proxy is not
-/// for the other users of a machine.
+/// The default mode: only the user of this program and root may connect. By default, other users of
+/// the machine must not use the proxy.
 const MODE: u32 = 0o600;
 
-/// The file of a socket that this process listens on. Dropping this removes the file, if the path
-/// still has the same file.
+/// The file of a socket that this process listens on. Dropping this value removes the file if the
+/// path still refers to the same file.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
@@ -25,15 +25,15 @@ pub(crate) struct SocketFile {
 }
 
 impl SocketFile {
-    /// Listens on `path`, for users with write permission by `mode`. An existing socket without a
-    /// listener is left over from a killed program, and is removed.
+    /// Listens on `path`. Users with write permission in `mode` may connect. An existing socket
+    /// without a listener is left over from a killed program and is removed.
     ///
-    /// If two programs start at the same moment with the same path, each may take the other's
-    /// socket for a leftover. The second one then has the path.
+    /// If two programs start at the same moment with the same path, each may mistake the other's
+    /// socket for a leftover. The path then belongs to the second program.
     ///
     /// # Errors
-    /// Returns an error if another program listens there, or if the file is not a socket. Also
-    /// returns one if the directory does not exist or is not writable.
+    /// Returns an error if another program listens there, if the file is not a socket, or if the
+    /// directory is missing or not writable.
     pub(super) fn listen(path: &Path, mode: Option<u32>) -> io::Result<(Self, UnixListener)> {
         make_way(path)?;
         let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
@@ -42,7 +42,7 @@ impl SocketFile {
             path: path.to_owned(),
             inode: inode(&fs::symlink_metadata(path)?),
         };
-        // Nobody can connect before `listen`, whatever the umask allows.
+        // Clients cannot connect before `listen`, whatever the umask allows.
         fs::set_permissions(path, Permissions::from_mode(mode.unwrap_or(MODE)))?;
         socket.listen(BACKLOG)?;
         Ok((file, UnixListener::from_std(socket.into())?))
@@ -59,10 +59,11 @@ impl Drop for SocketFile {
 }
 
 /// Returns whether only the user of this program and root may connect to the socket at `path`. The
-/// directories above are not checked, because they may change, and most people set the mode.
+/// parent directories are not checked, because they may change, and most operators set the mode of
+/// the socket.
 pub(super) fn is_private(path: &Path) -> bool {
     let owners = [rustix::process::geteuid().as_raw(), 0];
-    // connect(2) requires write permission. An ACL with other users shows in the group bits.
+    // connect(2) requires write permission. An ACL for other users is visible in the group bits.
     fs::symlink_metadata(path).is_ok_and(|file| file.mode() & 0o022 == 0 && owners.contains(&file.uid()))
 }
 
@@ -83,7 +84,8 @@ fn make_way(path: &Path) -> io::Result<()> {
         }
         Ok(_) => {}
     }
-    // Non-blocking, because connect(2) would wait while the backlog is full.
+    // The socket is non-blocking, because connect(2) would otherwise wait while the backlog is
+    // full.
     let caller = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
     match caller
         .connect(&SockAddr::unix(path)?)

@@ -14,7 +14,7 @@ use spliceway::{CancelHandle, DirectionSummary, PipePool, Reason, RelayStats, Re
 use crate::admission::Admission;
 use crate::associate::{AssociateStats, AssociateSummary};
 
-/// The traffic of one service: of its running relays, and of the relays that have ended.
+/// The traffic of one service: the counts of its running relays and of the relays that have ended.
 pub(crate) struct Traffic {
     service: &'static str,
     ledger: Mutex<Ledger>,
@@ -22,7 +22,7 @@ pub(crate) struct Traffic {
 
 /// The counts of one service. A relay's bytes are either in `running` or in `ended`, and they move
 /// between the two under the lock. So a reader that holds the lock counts each byte once, and never
-/// fewer bytes than before.
+/// counts fewer bytes than before.
 #[derive(Default)]
 struct Ledger {
     running: Slab<Running>,
@@ -36,7 +36,7 @@ struct Ledger {
 struct Running {
     stats: RelayStats,
     cancel: CancelHandle,
-    /// The reasons that `fallbacks` already includes, one for each direction.
+    /// For each direction, the reason that `fallbacks` already includes.
     counted: [Option<Reason>; 2],
 }
 
@@ -51,7 +51,7 @@ struct Bytes {
 struct Paths {
     splice: u64,
     copy: u64,
-    /// Bytes that were read and not delivered.
+    /// Bytes that were read but not delivered.
     lost: u64,
 }
 
@@ -86,7 +86,7 @@ impl Traffic {
         summary
     }
 
-    /// Counts bytes that a session's target received before the relay.
+    /// Counts bytes that a session's target received before the relay started.
     pub(crate) fn sent_ahead(&self, bytes: u64) {
         self.ledger().ended.up.copy += bytes;
     }
@@ -104,9 +104,9 @@ impl Traffic {
         summary
     }
 
-    /// Cancels all running relays and associations, and returns their number. Each relay stops
-    /// reading. It ends when it has delivered what it holds, or after `deadline`. Associations hold
-    /// nothing and end at once.
+    /// Cancels all running relays and associations and returns their number. Each relay stops
+    /// reading. It ends when it has delivered the bytes that it holds, or after `deadline`.
+    /// Associations hold no data and end immediately.
     pub(crate) fn cancel(&self, deadline: Duration) -> usize {
         let ledger = self.ledger();
         let Ledger {
@@ -135,8 +135,8 @@ impl Traffic {
         bytes
     }
 
-    /// Returns how often each of [`Reason::ALL`] made a direction copy. A fallback that begins and
-    /// ends between two calls may be missed.
+    /// Returns, for each reason in [`Reason::ALL`], how often it made a direction copy. A fallback
+    /// that begins and ends between two calls may be missed.
     fn fallbacks(&self) -> [u64; Reason::ALL.len()] {
         let mut ledger = self.ledger();
         let Ledger { running, fallbacks, .. } = &mut *ledger;
@@ -146,8 +146,8 @@ impl Traffic {
         *fallbacks
     }
 
-    /// Locks the ledger, and ignores poisoning: every change under the lock is complete before
-    /// anything can panic.
+    /// Locks the ledger and ignores poisoning, because every change under the lock is complete
+    /// before anything can panic.
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -327,8 +327,8 @@ fn pool(encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     event("reused", stats.reused)?;
     event("closed_dirty", stats.closed_dirty)?;
     event("closed_idle", stats.closed_idle)?;
-    // Reasons that last for a while and do not belong to one relay are 0 before the first denial.
-    // Only such reasons can come from the pool.
+    // Reasons that last for a while and do not belong to one relay have a series that is 0 before
+    // the first denial. Only such reasons can come from the pool.
     for reason in Reason::ALL {
         let denied = stats.denied.iter().find(|(denied, _)| *denied == reason);
         if denied.is_some() || reason.scope() != Scope::Relay {
@@ -366,7 +366,8 @@ mod tests {
         let relay = tokio::spawn(relay);
         client.write_all(b"12345").await.unwrap();
         target.read_exact(&mut [0; 5]).await.unwrap();
-        // The relay counts after it has written, so this yields until the relay has run.
+        // The relay counts bytes after it has written them, so this loop yields until the relay has
+        // run.
         while sum(traffic.bytes()) == 0 {
             tokio::task::yield_now().await;
         }

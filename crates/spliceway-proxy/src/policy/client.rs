@@ -4,7 +4,8 @@ use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net};
 
-/// The networks that clients may and may not come from. The default admits every client.
+/// The networks whose clients are served, and the networks whose clients are refused. The default
+/// admits every client.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ClientPolicy {
     allow: Vec<IpNet>,
@@ -22,8 +23,8 @@ impl ClientPolicy {
         }
     }
 
-    /// Returns whether a client from `ip` is served. A socket for both families shows an IPv4
-    /// client as IPv6, but it counts as IPv4.
+    /// Returns whether a client from `ip` is served. A dual-stack socket shows an IPv4 client as
+    /// IPv6, but the client counts as IPv4.
     pub(crate) fn admits(&self, ip: IpAddr) -> bool {
         let ip = ip.to_canonical();
         let is_in = |nets: &[IpNet]| nets.iter().any(|net| net.contains(&ip));
@@ -36,10 +37,10 @@ impl ClientPolicy {
     }
 }
 
-/// Parses a network as people write it: `10.0.0.0/8`, or a single address.
+/// Parses a network in the usual form, such as `10.0.0.0/8`, or a single address.
 ///
 /// # Errors
-/// Returns what was expected.
+/// Returns a message that describes the expected form.
 pub(crate) fn network(text: &str) -> Result<IpNet, &'static str> {
     text.parse()
         .or_else(|_| text.parse().map(|ip: IpAddr| IpNet::from(ip)))

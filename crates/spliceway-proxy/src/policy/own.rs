@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use socket2::SockRef;
 
-/// The addresses of this program's own listeners, which are added once they are bound. Clones share
-/// the list.
+/// The addresses of this program's own listeners. A listener is added once it is bound. Clones
+/// share the list.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct OwnListeners {
     bound: Arc<RwLock<Vec<Bound>>>,
@@ -19,14 +19,14 @@ pub(crate) struct OwnListeners {
 enum Bound {
     Ip {
         address: SocketAddr,
-        /// Unless this is set, IPv4 clients reach an IPv6 wildcard too.
+        /// Unless this is set, IPv4 clients can also reach a listener on the IPv6 wildcard address.
         only_v6: bool,
     },
     Path(PathBuf),
 }
 
 impl OwnListeners {
-    /// Adds a listener. Its socket has the address.
+    /// Adds a listener at the address of its socket.
     ///
     /// # Errors
     /// Returns the kernel's error for a descriptor that is not a bound socket.
@@ -72,8 +72,8 @@ impl OwnListeners {
     }
 }
 
-/// Returns the address that a connection to `ip` reaches: connect(2) takes the unspecified address
-/// for loopback.
+/// Returns the address that a connection to `ip` reaches: connect(2) treats the unspecified address
+/// as loopback.
 fn reached(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
@@ -82,7 +82,7 @@ fn reached(ip: IpAddr) -> IpAddr {
     }
 }
 
-/// How long a list of the machine's addresses is used.
+/// The time for which a list of the machine's addresses is used.
 const FRESH: Duration = Duration::from_secs(1);
 
 static THIS_MACHINE: Addresses = Addresses::new();
@@ -96,8 +96,8 @@ fn system() -> io::Result<Vec<IpAddr>> {
     Ok(if_addrs::get_if_addrs()?.iter().map(if_addrs::Interface::ip).collect())
 }
 
-/// The addresses of this machine. At most once a second, one caller refreshes them, which takes
-/// some 50 µs. Other callers do not wait: they use the previous list.
+/// The addresses of this machine. At most once per second, one caller refreshes them, which takes
+/// about 50 µs. Other callers do not wait, but use the previous list.
 struct Addresses {
     known: RwLock<Option<(Instant, Vec<IpAddr>)>>,
     asking: Mutex<()>,
@@ -116,11 +116,11 @@ impl Addresses {
             self.ask(now, system);
         }
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        // Without any list, assume that `ip` is one of them.
+        // Without a list, the program assumes that `ip` is an address of this machine.
         known.as_ref().is_none_or(|(_, addresses)| addresses.contains(&ip))
     }
 
-    /// Refreshes the list. If the system fails, the previous list stays.
+    /// Refreshes the list. If the system returns an error, the previous list stays in use.
     fn ask(&self, now: Instant, system: impl FnOnce() -> io::Result<Vec<IpAddr>>) {
         let asking = match self.asking.try_lock() {
             Err(TryLockError::WouldBlock) if self.are_known(|_| true) => return,
@@ -144,7 +144,7 @@ impl Addresses {
     }
 }
 
-/// Returns the canonical form of a path, which may have several.
+/// Returns the canonical form of a path, because a file may have several paths.
 fn real(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_owned())
 }
@@ -159,7 +159,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a listener on the IPv6 wildcard, its port, and the list that has it.
+    /// Returns a listener on the IPv6 wildcard, its port, and the list that contains it.
     fn wildcard(only_v6: bool) -> (Socket, u16, OwnListeners) {
         let socket = Socket::new(Domain::IPV6, Type::STREAM, None).unwrap();
         socket.set_only_v6(only_v6).unwrap();

@@ -1,5 +1,5 @@
-//! The addresses that are not on the public Internet: the special-purpose registries of IANA (RFC
-//! 6890 and its successors), and the metadata services of clouds.
+//! The addresses that are not on the public Internet: those in IANA's special-purpose registries
+//! (RFC 6890 and its successors), and cloud metadata services.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -7,11 +7,11 @@ use ipnet::{Ipv4Net, Ipv6Net};
 
 use super::Denied;
 
-/// The IPv4 networks that are not public. The first one that contains an address gives the reason,
-/// so a network comes before the larger one that contains it.
+/// The IPv4 networks that are not public. The first network that contains an address gives the
+/// reason, so a network comes before any larger network that contains it.
 const V4: [(Ipv4Net, Denied); 21] = [
-    // Amazon and the clouds that followed it, credentials of Amazon's containers, Alibaba, Azure's
-    // agent, Oracle.
+    // Amazon and the clouds that use the same address, Amazon's container credentials (two
+    // addresses), Alibaba, Azure's agent, Oracle.
     (v4([169, 254, 169, 254], 32), Denied::Metadata),
     (v4([169, 254, 170, 2], 32), Denied::Metadata),
     (v4([169, 254, 170, 23], 32), Denied::Metadata),
@@ -24,13 +24,13 @@ const V4: [(Ipv4Net, Denied); 21] = [
     (v4([127, 0, 0, 0], 8), Denied::Loopback),
     (v4([169, 254, 0, 0], 16), Denied::LinkLocal),
     (v4([172, 16, 0, 0], 12), Denied::Private),
-    // Protocol assignments, including the inner ends of DS-Lite and NAT64.
+    // Protocol assignments, including the addresses for DS-Lite and NAT64.
     (v4([192, 0, 0, 0], 24), Denied::Reserved),
     (v4([192, 0, 2, 0], 24), Denied::Reserved),
-    // Formerly the route to 6to4 relays.
+    // Formerly the anycast addresses of 6to4 relays.
     (v4([192, 88, 99, 0], 24), Denied::Reserved),
     (v4([192, 168, 0, 0], 16), Denied::Private),
-    // Benchmarks. Some VPNs also use these addresses for names.
+    // Benchmark networks. Some VPNs also assign these addresses to names.
     (v4([198, 18, 0, 0], 15), Denied::Reserved),
     (v4([198, 51, 100, 0], 24), Denied::Reserved),
     (v4([203, 0, 113, 0], 24), Denied::Reserved),
@@ -39,9 +39,9 @@ const V4: [(Ipv4Net, Denied); 21] = [
     (v4([240, 0, 0, 0], 4), Denied::Reserved),
 ];
 
-/// The IPv6 networks that are not public, in the same order. The rest of `2000::/3` is public,
-/// except the 6to4 addresses of IPv4 addresses that are not. Outside it, only the NAT64 addresses
-/// of public IPv4 addresses are public.
+/// The IPv6 networks that are not public, in the same order. Other addresses in `2000::/3` are
+/// public, except for 6to4 addresses that contain a non-public IPv4 address. Outside `2000::/3`,
+/// only NAT64 addresses that contain a public IPv4 address are public.
 const V6: [(Ipv6Net, Denied); 11] = [
     (v6([0, 0, 0, 0, 0, 0, 0, 0], 128), Denied::Unspecified),
     (v6([0, 0, 0, 0, 0, 0, 0, 1], 128), Denied::Loopback),
@@ -53,8 +53,8 @@ const V6: [(Ipv6Net, Denied); 11] = [
     // Site-local addresses, which the private ones have replaced.
     (v6([0xfec0, 0, 0, 0, 0, 0, 0, 0], 10), Denied::Private),
     (v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8), Denied::Multicast),
-    // Protocol assignments, including Teredo. A Teredo address hides an IPv4 address behind two
-    // others.
+    // Protocol assignments, including Teredo. A Teredo address contains an IPv4 address in
+    // obfuscated form.
     (v6([0x2001, 0, 0, 0, 0, 0, 0, 0], 23), Denied::Reserved),
     (v6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 0], 32), Denied::Reserved),
     (v6([0x3fff, 0, 0, 0, 0, 0, 0, 0], 20), Denied::Reserved),
@@ -88,12 +88,12 @@ fn refusal_v6(ip: Ipv6Addr) -> Option<Denied> {
         return Some(*reason);
     }
     match ip.segments() {
-        // NAT64 (RFC 6052). 64:ff9b:1::/48 is refused below, because each network chooses where the
-        // IPv4 address is in it.
+        // NAT64 (RFC 6052). 64:ff9b:1::/48 is refused below, because each network chooses the
+        // position of the IPv4 address in it.
         [0x64, 0xff9b, 0, 0, 0, 0, high, low] => refusal_v4(embedded(high, low)),
         // 6to4 (RFC 3056).
         [0x2002, high, low, ..] => refusal_v4(embedded(high, low)),
-        // The obsolete "IPv4-compatible" form. No host has such an address, but a tunnel may know
+        // The obsolete "IPv4-compatible" form. No host has such an address, but a tunnel may route
         // it.
         [0, 0, 0, 0, 0, 0, high, low] => refusal_v4(embedded(high, low)).or(Some(Denied::Reserved)),
         [0x2000..=0x3fff, ..] => None,
@@ -107,9 +107,9 @@ fn embedded(high: u16, low: u16) -> Ipv4Addr {
 
 /// Returns the reason why a name is refused without a lookup.
 ///
-/// `localhost` and all names below it are loopback (RFC 6761). A name that ends in a number is not
-/// a name, because no top-level domain is a number. Resolvers that work like `inet_aton(3)` read it
-/// as an address, such as `127.1`, `0x7f.1` and `2130706433`.
+/// `localhost` and all names below it are loopback (RFC 6761). A text that ends in a number is not
+/// a name, because no top-level domain is a number. Resolvers that work like `inet_aton(3)` parse
+/// such a text as an address, for example `127.1`, `0x7f.1` and `2130706433`.
 pub(super) fn refusal_of_name(name: &str) -> Option<Denied> {
     let name = name.strip_suffix('.').unwrap_or(name);
     let last = name.rsplit('.').next().unwrap_or(name);

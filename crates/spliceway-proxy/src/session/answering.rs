@@ -20,7 +20,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 use spliceway_protocol::Failure;
 use spliceway_protocol::http::{self, Answer};
 
-/// Reads the answer from the target. It ends its relay when the body is sent and the head has
+/// A reader of the target's answer. It ends its relay when the body is sent and the head has
 /// passed.
 pub(super) struct Answering<R> {
     target: R,
@@ -65,8 +65,8 @@ impl Upload {
         let is_delivered = stats.snapshot().a_to_b.bytes >= *total;
         if is_delivered {
             self.is_handed_over.store(true, Ordering::Relaxed);
-            // No deadline: the relay's own timeouts apply to bytes that the client has not read
-            // yet.
+            // There is no deadline, because the relay's own timeouts apply to bytes that the client
+            // has not read yet.
             cancel.cancel(Duration::MAX);
         }
         is_delivered
@@ -102,7 +102,7 @@ impl<R> Answering<R> {
         }
     }
 
-    /// Ends the answer of a target that closed before its head was complete.
+    /// Ends the answer of a target that closed the connection before its head was complete.
     fn end(&mut self, answer: Answer) {
         self.ready = match self.has_spoken {
             true => answer.cut_short(),

@@ -1,4 +1,4 @@
-//! The address of a client, and whether the proxy admits it.
+//! Finds the address of a client and decides whether the proxy admits the client.
 
 use std::net::SocketAddr;
 
@@ -22,8 +22,8 @@ pub(super) const NO_BALANCER: &str = "proxy_from";
 pub(super) struct Addresses {
     pub(super) client: Option<SocketAddr>,
     pub(super) reached: Option<SocketAddr>,
-    /// Further fields of the load balancer's header, for targets that get a header of the same
-    /// version.
+    /// Additional fields (TLVs) of the load balancer's header, for targets that get a header of the
+    /// same version.
     pub(super) tlvs: Vec<u8>,
 }
 
@@ -31,7 +31,7 @@ impl Addresses {
     pub(super) fn of(accepted: &Accepted, service: &Service) -> Self {
         Self {
             client: accepted.peer,
-            // Only a PROXY header needs this address. The proxy saves the system call otherwise.
+            // Only a PROXY header needs this address. Otherwise, the proxy saves the system call.
             reached: service.send_proxy.and_then(|_| accepted.local()),
             tlvs: Vec::new(),
         }

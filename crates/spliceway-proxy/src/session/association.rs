@@ -48,11 +48,12 @@ pub(super) fn bind(
     Association::open(reached, client, asked, &settings, reach)
 }
 
-/// The destinations of datagrams: a service's clients may send to where they may connect.
+/// The destinations of datagrams. A service's clients may send datagrams to every target to which
+/// they may connect.
 #[derive(Clone)]
 pub(super) struct Reach {
     dialer: Dialer,
-    /// The client that lookups count for.
+    /// The client towards whose share lookups count.
     client: Option<ClientKey>,
 }
 

@@ -1,11 +1,11 @@
 //! Detects that a client has left while it waits for its answer.
 //!
-//! A reset always means that the client has left. An EOF means the same if two conditions hold. No
-//! unread bytes are before it, and the client must wait for an answer before it may finish
-//! ([`Finish::Leaves`]). If unread bytes are before the EOF, the client has only sent all that it
-//! had. Then only a reset counts.
+//! A reset always means that the client has left. An EOF means the same if two conditions hold.
+//! There must be no unread bytes before it, and the client may finish only after its answer
+//! ([`Finish::Leaves`]). If there are unread bytes before the EOF, the client has only finished
+//! sending. In this case, only a reset counts.
 //!
-//! No byte is consumed, and no timer runs.
+//! The detection consumes no bytes and uses no timer.
 
 use std::io;
 
@@ -16,25 +16,25 @@ use crate::handshake::Client;
 use crate::outcome::{Outcome, SessionEnd};
 use crate::stream::Stream;
 
-/// The meaning of EOF from the client before its answer.
+/// The meaning of EOF from the client before it has its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Finish {
     /// The client has given up. This holds for SOCKS, for CONNECT, and for a request whose body is
     /// still to come.
     Leaves,
-    /// The client has sent all that it has to send, and reads. This holds for a forwarder's client,
-    /// and for a whole HTTP request.
+    /// The client has sent everything and is waiting for the answer. This holds for a forwarder's
+    /// client, and for a whole HTTP request.
     Waits,
 }
 
-/// Waits until the client has left, and returns how it left.
+/// Waits until the client has left and returns how it left.
 ///
 /// # Cancel safety
-/// Dropping this future changes nothing: the client's bytes stay where they were.
+/// Dropping this future has no effect, because it does not consume the client's bytes.
 pub(super) async fn departed(client: &Client, finish: Finish) -> Outcome {
     let stream = client.get_ref();
-    // PRIORITY reports EOF, and urgent data, which these sockets are not registered for. Unlike
-    // READABLE, it does not report that bytes are there, so unread bytes do not make this loop
+    // PRIORITY reports EOF. It also reports urgent data, but these sockets are not registered for
+    // it. Unlike READABLE, it does not report readable bytes, so unread bytes do not make this loop
     // spin.
     let mut interest = match finish {
         Finish::Leaves => Interest::PRIORITY.add(Interest::ERROR),
@@ -51,12 +51,13 @@ pub(super) async fn departed(client: &Client, finish: Finish) -> Outcome {
             Ok(_) => {}
             Err(error) => return reset(Err(error)),
         }
-        // The EOF stays reported: from now on, only an error is new.
+        // The EOF stays reported. From now on, only an error is a new event.
         interest = Interest::ERROR;
     }
 }
 
-/// Returns whether unread bytes are there. At EOF, it returns whether unread bytes are before it.
+/// Returns whether there are unread bytes. At EOF, it returns whether there are unread bytes before
+/// the EOF.
 fn unread(stream: &Stream) -> io::Result<bool> {
     let (received, _) = recv(stream, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT)?;
     Ok(received > 0)

@@ -1,4 +1,4 @@
-//! A request without a body, and the head of its answer.
+//! Sends a request without a body and reads the head of its answer.
 
 use std::io;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::handshake::Client;
 use crate::outcome::Outcome;
 use spliceway_protocol::http::Answer;
 
-/// The bytes of one read, with room for most heads of answers.
+/// The size of one read, with room for most answer heads.
 const READ_BYTES: usize = 4 << 10;
 
 /// The longest wait for a client to finish if there is no half-close timeout.
@@ -28,9 +28,10 @@ pub(super) enum NoAnswer {
     Target(io::Error),
     /// The target ended its stream without sending a byte.
     Eof,
-    /// The target sent no whole head within the idle timeout.
+    /// The target did not send a whole head within the idle timeout.
     Idle,
-    /// The target sent no whole head within the half-close timeout, after the client had finished.
+    /// The target did not send a whole head within the half-close timeout after the client had
+    /// finished.
     HalfClosed,
 }
 
@@ -48,10 +49,11 @@ pub(super) struct Answered {
     pub(super) has_switched: bool,
 }
 
-/// Sends `request` and returns the answer, rewritten to be the last of its connection. With
-/// `wants_upgrade`, a 101 is returned unchanged.
+/// Sends `request` and returns the answer, rewritten to be the last one on its connection. With
+/// `wants_upgrade`, a 101 answer is returned unchanged.
 ///
-/// If the target closes before its head is complete, its bytes are returned unchanged.
+/// If the target closes the connection before its head is complete, its bytes are returned
+/// unchanged.
 pub(super) async fn exchange(
     request: &[u8],
     wants_upgrade: bool,
@@ -72,7 +74,8 @@ pub(super) async fn exchange(
 }
 
 async fn ask(request: &[u8], wants_upgrade: bool, dialed: &mut Dialed) -> Result<Answered, NoAnswer> {
-    // A target that accepts no more bytes may have answered before.
+    // A target that accepts no more bytes may already have answered, so the answer is read even if
+    // this write fails.
     let written = dialed.stream.write_all(request).await;
     let mut answer = if wants_upgrade {
         Answer::to_upgrade()
@@ -105,9 +108,9 @@ async fn ask(request: &[u8], wants_upgrade: bool, dialed: &mut Dialed) -> Result
     }
 }
 
-/// Waits until the client's connection fails, or has been half-closed for too long. Bytes that the
-/// client sends meanwhile are discarded, unless it asked for an upgrade: they may belong to the new
-/// protocol, so they stay unread.
+/// Waits until the client's connection fails or has been half-closed for too long. Bytes that the
+/// client sends meanwhile are discarded. If the client asked for an upgrade, the bytes may belong
+/// to the new protocol, so they stay unread.
 async fn gone(client: &mut Client, wants_upgrade: bool, half_closed: Option<Duration>) -> NoAnswer {
     if wants_upgrade {
         return NoAnswer::Left(departed(client, Finish::Waits).await);
@@ -135,7 +138,7 @@ async fn gone(client: &mut Client, wants_upgrade: bool, half_closed: Option<Dura
 /// with unread bytes resets its peer. The peer then loses the part of the answer that it has not
 /// read.
 ///
-/// Reads for no longer than the half-close timeout, and no more than 64 KiB.
+/// Reads for at most the half-close timeout, and at most 64 KiB.
 pub(super) async fn linger(client: &mut (impl AsyncRead + Unpin), limit: Option<Duration>) {
     let mut client = client.take(FORGOTTEN_MAX_BYTES as u64);
     let mut sink = tokio::io::sink();

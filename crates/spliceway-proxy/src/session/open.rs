@@ -1,4 +1,5 @@
-//! Opens a session: from an accepted connection to whatever its client asked for.
+//! Opens a session: turns an accepted connection into the relay or association that its client
+//! asked for.
 
 use std::io;
 use std::net::SocketAddr;
@@ -30,14 +31,14 @@ use spliceway_protocol::{Command, Failure, Spoken, proxy};
 /// The size of the handshake's buffer. It has room for the longest SOCKS message (520 bytes), most
 /// HTTP heads, and some early data. Further early data waits in the socket.
 const HANDSHAKE_BUFFER_BYTES: usize = 1024;
-/// The longest time for which the proxy reads from a refused client, so that the close does not
-/// overtake the answer.
+/// The longest time for which the proxy reads from a refused client. Without these reads, closing
+/// the connection could discard the answer.
 const LINGER: Duration = Duration::from_secs(1);
 /// The most bytes that the proxy reads from a refused client.
 const LINGER_MAX_BYTES: u64 = 64 << 10;
 
 /// Opens a session: a connection becomes both ends of a relay, or an association. If this future is
-/// dropped before that, the client gets no answer.
+/// dropped early, the client gets no answer.
 pub(super) async fn open(
     accepted: Accepted,
     port_index: u16,
@@ -110,9 +111,9 @@ async fn ask(
         handshake::receive_request(client, kind, &authenticator, &mut heard),
     )
     .await;
-    // A client that has sent no byte gets no 408. It may be about to send its first request, and
-    // would take the 408 for the answer. A client that has named its user has sent its whole head,
-    // and was waiting for the proxy.
+    // A client that has not sent a byte gets no 408. It may be about to send its first request and
+    // would mistake the 408 for the answer. A client that has named its user gets no 408 either. It
+    // has sent its whole head and was waiting for the proxy.
     let is_late = heard.protocol == Some(Spoken::Http) && heard.user.is_none();
     record.heard(heard);
     match request {
@@ -139,7 +140,7 @@ struct Opening {
     request: ClientRequest,
     /// Whether the target has already received the introduction.
     introduced: bool,
-    /// Bytes that the target has received before the relay.
+    /// The number of bytes that the target has received before the relay starts.
     ahead: u64,
     service: Arc<Service>,
 }
@@ -168,8 +169,8 @@ impl Opening {
         self.addresses.client.map(|client| client.ip().into())
     }
 
-    /// Takes a place among the dials of this client. A forwarder's clients and clients without an
-    /// address are not counted.
+    /// Counts a dial for this client. A forwarder's clients and clients without an address are not
+    /// counted.
     async fn dial_of<'a>(&mut self, service: &'a Service) -> Result<Option<Dial<'a>>, Outcome> {
         let Some(client) = self.request.spoken.and(self.addresses.client) else {
             return Ok(None);
@@ -182,7 +183,7 @@ impl Opening {
         }
     }
 
-    /// Returns what EOF from the client means while its target is dialled.
+    /// Returns what EOF from the client means while its target is being dialled.
     fn finish(&self) -> Finish {
         match self.request.spoken {
             Some(_) if !self.is_whole() => Finish::Leaves,
@@ -246,7 +247,7 @@ impl Opening {
 
     async fn associate(mut self) -> Result<Opened, Outcome> {
         let reached = self.reached_directly().await?;
-        // Only a client of a TCP socket gets here, and it has an address.
+        // Only TCP clients get here, and they have an address.
         let from = self.addresses.client.unwrap_or(UNSPECIFIED);
         let association = match association::bind(&self.service, reached, from, &self.request.request.target) {
             Ok(association) => association,
@@ -259,10 +260,10 @@ impl Opening {
         })))
     }
 
-    /// Returns the address at which the client reached the proxy. A listener for the client's
-    /// peers, or for its datagrams, is bound to it.
+    /// Returns the address at which the client reached the proxy. The socket for the client's peers
+    /// or datagrams is bound to this address.
     ///
-    /// Refuses a client that comes through a load balancer, or whose connections go on through
+    /// Refuses a client that comes through a load balancer, or whose targets are reached through
     /// upstream proxies.
     async fn reached_directly(&mut self) -> Result<SocketAddr, Outcome> {
         let reached = self.client.get_ref().local_addr();
@@ -287,8 +288,8 @@ impl Opening {
         outcome
     }
 
-    /// Sends an answer to the client. A client that does not take it within the handshake timeout
-    /// is treated like one that sends no request.
+    /// Sends an answer to the client. A client that does not receive it within the handshake
+    /// timeout is treated like a client that sends no request.
     async fn answer(&mut self, answer: &[u8]) -> Result<(), Outcome> {
         match timeout(self.service.timeouts.handshake, self.client.write_all(answer)).await {
             Ok(Ok(())) => Ok(()),
@@ -297,8 +298,8 @@ impl Opening {
         }
     }
 
-    /// Sends a request and reads the head of its answer. The head tells the client that this
-    /// request was the last of its connection.
+    /// Sends a request and reads the head of its answer. The rewritten head announces to the client
+    /// that this request was the last one on its connection.
     async fn exchange(&mut self, dialed: &mut Dialed, record: &mut Record) -> Result<(), Outcome> {
         let introduction = self.introduction();
         let patience = Patience {
@@ -328,8 +329,8 @@ impl Opening {
         }
     }
 
-    /// Returns the bytes that the target gets first, once. They are a PROXY header, if the target
-    /// should get one, and a request that is meant for the target.
+    /// Returns the first bytes for the target: a PROXY header, if the service sends one, and the
+    /// request, if it is meant for the target. A second call returns no bytes.
     fn introduction(&mut self) -> Vec<u8> {
         let Addresses { client, reached, tlvs } = &self.addresses;
         let version = self.service.send_proxy.filter(|_| !self.introduced);
@@ -362,7 +363,7 @@ impl Opening {
             .service
             .rates
             .of_session(self.addresses.client.map(|client| client.ip()));
-        // Many sessions consist only of requests and heads of answers, so these bytes count, too.
+        // Many sessions consist only of requests and answer heads, so these bytes count, too.
         charge(&rates.incoming, up.len() as u64 + self.ahead);
         charge(&rates.outgoing, dialed.early.len() as u64);
         Ok(Ends {
@@ -382,8 +383,8 @@ fn charge(rate: &Option<RateLimit>, bytes: u64) {
     }
 }
 
-/// Sends an answer and closes so that the answer arrives. A socket that is closed with unread bytes
-/// sends a reset, which discards the answer.
+/// Sends an answer and closes the connection in such a way that the answer arrives. A socket that
+/// is closed with unread bytes sends a reset, which discards the answer.
 async fn lingering_close(client: &mut Client, answer: &[u8]) {
     let lingering_close = async {
         client.write_all(answer).await?;

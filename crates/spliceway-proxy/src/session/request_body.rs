@@ -1,4 +1,4 @@
-//! A client whose request has a chunked body.
+//! Reads the chunked body of a client's request.
 
 use std::io;
 use std::pin::Pin;
@@ -11,14 +11,15 @@ use super::answering::Upload;
 use spliceway_protocol::http::{Chunks, Malformed};
 
 /// The limit on bytes that are read and discarded after a body. It is more than a client needs to
-/// end a line twice or to send another request. TCP holds up a client that sends more.
+/// send an extra line end or another request. If a client sends more, TCP flow control stops it.
 pub(super) const FORGOTTEN_MAX_BYTES: usize = 64 << 10;
 
-/// A reader that returns the rest of the body. After the body, it returns nothing more for as long
-/// as the client is connected. It reads and discards up to 64 KiB of the bytes that follow.
+/// A reader that returns the rest of the body. After the body, it returns no more bytes while the
+/// client is connected. It reads and discards up to 64 KiB of the bytes that follow.
 ///
-/// A socket that is closed with unread bytes resets its peer, and the end of the answer is lost.
-/// Also, the proxy does not notice that a client leaves if it does not read from it.
+/// There are two reasons to read these bytes. A socket that is closed with unread bytes resets its
+/// peer, and the end of the answer is lost. Also, the proxy notices that a client has left only if
+/// it reads from the client.
 pub(super) struct RequestBody<R> {
     client: R,
     chunks: Chunks,
@@ -55,7 +56,7 @@ impl<R: AsyncRead + Unpin> AsyncRead for RequestBody<R> {
         } = self.get_mut();
         loop {
             if *forgotten > FORGOTTEN_MAX_BYTES {
-                // Nothing wakes this reader, because it returns nothing more.
+                // Nothing needs to wake this reader, because it returns no more bytes.
                 return Poll::Pending;
             }
             let before = buf.filled().len();

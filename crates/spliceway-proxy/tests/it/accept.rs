@@ -12,7 +12,7 @@ use crate::harness::{PATIENCE, Program, echo, is_closed, let_pass, read_exactly,
 
 /// A limit on descriptors that a flood of clients can exceed.
 const DESCRIPTORS: usize = 256;
-/// The number of sessions that this limit allows. `limits.rs` has the sum.
+/// The number of sessions that this limit allows. `limits.rs` has the calculation.
 const SESSIONS: u64 = 83;
 const FLOOD: usize = 300;
 
@@ -32,7 +32,7 @@ fn with_few_descriptors(arguments: &[&str]) -> Program {
 }
 
 fn flood(program: &mut Program) -> Vec<TcpStream> {
-    // The kernel accepts all of them.
+    // The kernel accepts all of these clients.
     let clients = (0..FLOOD).map(|_| program.connect()).collect();
     program.line("the limit on sessions is reached");
     clients
@@ -44,7 +44,7 @@ fn says_and_hears(client: &mut TcpStream, bytes: &[u8]) {
 }
 
 #[test]
-fn a_flood_costs_running_relays_nothing_and_everybody_is_served_in_turn() {
+fn a_flood_does_not_slow_running_relays_and_every_client_is_served() {
     let mut program = with_few_descriptors(&[]);
     let mut running = program.connect();
     says_and_hears(&mut running, b"before");
@@ -62,7 +62,8 @@ fn a_flood_costs_running_relays_nothing_and_everybody_is_served_in_turn() {
     assert!(program.descriptors() < DESCRIPTORS);
     says_and_hears(&mut running, b"during");
     exchange(running);
-    // Each client makes way for one that waits, whose target is dialled then.
+    // Each client that ends makes room for a waiting client, and the program then dials the target
+    // of that client.
     for mut client in clients {
         says_and_hears(&mut client, b"mine");
     }
@@ -77,7 +78,7 @@ fn a_flood_costs_running_relays_nothing_and_everybody_is_served_in_turn() {
 }
 
 #[test]
-fn the_wait_for_a_session_s_end_does_not_delay_the_program_s() {
+fn the_wait_for_a_free_session_does_not_delay_the_exit() {
     let mut program = with_few_descriptors(&["--drain-timeout", "0"]);
     let _clients = flood(&mut program);
     program.terminate();
@@ -104,7 +105,7 @@ fn at_max_conns_clients_wait_and_are_not_refused() {
 }
 
 #[test]
-fn more_sessions_than_there_are_descriptors_for_are_not_let_in() {
+fn sessions_are_limited_by_the_available_descriptors() {
     let mut program = with_few_descriptors(&["--max-conns", "100000"]);
     assert!(program.lines_with("sessions that the descriptors allow") > 0);
     assert_eq!(program.sum("spliceway_connections_max", &[]), SESSIONS);
@@ -112,7 +113,7 @@ fn more_sessions_than_there_are_descriptors_for_are_not_let_in() {
 }
 
 #[test]
-fn the_limit_on_descriptors_is_the_one_asked_for_or_none_at_all() {
+fn the_requested_descriptor_limit_is_applied_or_an_error() {
     let program = Program::socks5(&["--nofile", "256"]);
     assert_eq!(program.sum("spliceway_connections_max", &[]), SESSIONS);
     let output = std::process::Command::new(env!("CARGO_BIN_EXE_spliceway"))
@@ -134,7 +135,7 @@ fn connect_from(ip: Ipv4Addr, program: &Program) -> TcpStream {
 }
 
 #[test]
-fn one_address_has_so_many_sessions_and_others_have_theirs() {
+fn max_conns_per_ip_limits_one_address_and_not_the_others() {
     let mut program = Program::forward(echo("127.0.0.1:0"), &["--max-conns-per-ip", "1"]);
     let mut first = program.connect();
     says_and_hears(&mut first, b"first");
@@ -149,7 +150,7 @@ fn one_address_has_so_many_sessions_and_others_have_theirs() {
     exchange(program.connect());
 }
 
-/// Returns clients that are connected when no descriptor is left.
+/// Returns clients that connect while no descriptor is left.
 fn exhausted(program: &mut Program) -> Vec<TcpStream> {
     program.limit_descriptors(program.descriptors());
     // There are more clients than descriptor numbers that may have become free below the limit.
@@ -159,7 +160,7 @@ fn exhausted(program: &mut Program) -> Vec<TcpStream> {
 }
 
 #[test]
-fn without_descriptors_it_waits_and_then_serves_again() {
+fn without_descriptors_the_program_waits_and_then_serves_again() {
     let mut program = Program::socks5(&["--handshake-timeout", "1h"]);
     let clients = exhausted(&mut program);
     let before = program.ticks();
@@ -183,15 +184,15 @@ fn failures_of_accept_are_counted_by_errno() {
 }
 
 #[test]
-fn the_wait_for_descriptors_does_not_delay_the_end() {
+fn the_wait_for_descriptors_does_not_delay_the_exit() {
     let mut program = Program::socks5(&["--handshake-timeout", "1h", "--drain-timeout", "0"]);
     let _clients = exhausted(&mut program);
     program.terminate();
     assert_eq!(program.exit().code(), Some(0));
 }
 
-/// Runs the program under a filter that covers the thread that starts it. The program's calls of
-/// accept4 then fail as `when` says.
+/// Runs the program under a filter on the thread that starts it. The program's accept4 calls then
+/// fail as `when` specifies.
 fn with_failing_accept(errno: Errno, when: When, scenario: impl FnOnce(Program, &Faults) + Send + 'static) {
     let run = move || {
         let rule = Rule::new(Call::Accept, when, Fault::Errno(errno.raw_os_error()));
@@ -224,7 +225,7 @@ fn after_any_failure_of_accept_every_client_is_served() {
                 }
                 let seen = faults.seen(Call::Accept);
                 assert_eq!(seen.injected, failures, "{name}, {when:?}");
-                // Each client needs one call, and one more call that finds no further client.
+                // Each client needs one call, and a second call that finds no further client.
                 assert!(seen.calls <= 2 * CLIENTS + failures, "{name}, {when:?}: {seen:?}");
                 let label = format!("errno=\"{name}\"");
                 program.await_sum("spliceway_accept_errors_total", &[&label], failures);
@@ -234,13 +235,13 @@ fn after_any_failure_of_accept_every_client_is_served() {
 }
 
 #[test]
-fn an_accept_that_always_fails_is_not_spun_on_and_does_not_delay_the_end() {
+fn a_failing_accept_causes_no_busy_loop_and_does_not_delay_the_exit() {
     for errno in [Errno::MFILE, Errno::NOMEM, Errno::CONNABORTED, Errno::PERM] {
         with_failing_accept(errno, When::Always, move |mut program, faults| {
             let _client = program.connect();
             faults.await_injected(1);
-            // The program retries at once a few times if one client may have caused the error.
-            // After that, each wait is twice as long as the one before.
+            // The program retries a few times immediately if one client may have caused the error.
+            // After that, each wait is twice as long as the previous one.
             let_pass(Duration::from_millis(700));
             let calls = faults.seen(Call::Accept).calls;
             assert!(calls <= 40, "{errno:?}: {calls} calls in 0.7 s");

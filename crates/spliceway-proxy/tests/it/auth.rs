@@ -11,8 +11,8 @@ use crate::harness::{
     PATIENCE, Program, TextFile, connect, echo, let_pass, listen, read_all, read_exactly, was_reached, with_patience,
 };
 
-/// The user `ann` with the password `wonderland` in clear text, and `bob` with `builder`, which
-/// `hash-password` has hashed.
+/// Returns a file with two users: `ann` with the password `wonderland` in clear text, and `bob`
+/// with `builder`, which `hash-password` has hashed.
 fn users() -> TextFile {
     TextFile::new(&format!("# users\nann:wonderland\nbob:{}\n", hash("builder")))
 }
@@ -33,7 +33,7 @@ fn hash(secret: &str) -> String {
     hash
 }
 
-/// Returns a client that has sent its name and password, and the status that it got.
+/// Returns a client that has sent its name and password, and the status that it received.
 fn authenticated(program: &Program, name: &str, secret: &str) -> (TcpStream, u8) {
     let mut client = program.connect();
     client.write_all(&GREETING_WITH_PASSWORD).unwrap();
@@ -77,9 +77,8 @@ fn early_data_may_follow_a_password_in_one_write() {
     assert_eq!(read_exactly(&mut client, 5), b"early");
 }
 
-/// No attempt reaches the target.
 #[test]
-fn who_is_not_authenticated_reaches_nothing() {
+fn an_unauthenticated_client_reaches_no_target() {
     let users = users();
     let program = Program::proxy("mixed", &["--auth-file", users.path()]);
     let (target, address) = listen();
@@ -88,7 +87,7 @@ fn who_is_not_authenticated_reaches_nothing() {
     let attempts: Vec<Vec<u8>> = vec![
         [&GREETING[..], &request].concat(),
         [&[5, 0][..], &request].concat(),
-        // The client skips the password, or its version is wrong, or its name is empty.
+        // The client skips the password, sends a wrong version, or sends an empty name.
         [&GREETING_WITH_PASSWORD[..], &request].concat(),
         [&GREETING_WITH_PASSWORD[..], &[2, 1, b'a', 1, b'b'], &request].concat(),
         [&GREETING_WITH_PASSWORD[..], &password("", ""), &request].concat(),
@@ -150,7 +149,7 @@ fn guessing_gets_slower_and_the_right_password_must_wait_too() {
     for _ in 0..4 {
         assert_ne!(authenticated(&program, "ann", "guess").1, 0);
     }
-    // This is within the second that the fourth failure costs.
+    // This is within the penalty of one second for the fourth failure.
     let held = Instant::now();
     assert_ne!(authenticated(&program, "ann", "wonderland").1, 0);
     while authenticated(&program, "ann", "wonderland").1 != 0 {
@@ -161,9 +160,10 @@ fn guessing_gets_slower_and_the_right_password_must_wait_too() {
     program.await_end("denied:auth_penalty");
 }
 
-/// Each guess waits for the result of the one before it, however many are under way.
+/// Each guess waits for the result of the previous guess, even if many guesses arrive at the same
+/// time.
 #[test]
-fn guesses_at_once_are_slowed_down_as_guesses_in_turn_are() {
+fn simultaneous_guesses_are_slowed_down_like_sequential_guesses() {
     let users = users();
     let program = Program::socks5(&["--auth-file", users.path()]);
     let started = Instant::now();
@@ -173,14 +173,14 @@ fn guesses_at_once_are_slowed_down_as_guesses_in_turn_are() {
         client.write_all(&guess).unwrap();
     }
     for client in &clients {
-        // The guess is wrong, or the client must wait, or too many guesses of this client are under
-        // way.
+        // The guess is wrong, or the client must wait, or too many guesses from this client are
+        // waiting.
         assert!(matches!(read_all(client)[..], [5, 2, 1, 1..=3]));
     }
     program.await_sum("spliceway_refused_total", &[], 60);
     let looked_at = program.sum("spliceway_refused_total", &["reason=\"auth\""]);
-    // Three guesses are free, and the fourth costs a second. Each second that passes lets one more
-    // guess through.
+    // Three guesses have no penalty. The fourth guess costs one second, and each second that passes
+    // allows one more guess.
     let most = 5 + started.elapsed().as_secs();
     assert!(
         (4..=most).contains(&looked_at),
@@ -190,7 +190,7 @@ fn guesses_at_once_are_slowed_down_as_guesses_in_turn_are() {
 }
 
 #[test]
-fn one_user_can_be_named_in_the_environment_and_the_secret_shows_nowhere() {
+fn a_user_from_the_environment_can_log_in_and_the_secret_is_hidden() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
     command
         .args(["socks5", "-l", "127.0.0.1:0"])
@@ -258,7 +258,7 @@ fn the_record_of_a_failed_login_names_the_user_escaped_and_bounded() {
 }
 
 #[test]
-fn a_user_file_that_others_may_read_or_write_is_warned_of() {
+fn a_user_file_open_to_other_users_causes_a_warning() {
     for (mode, warned) in [(0o600, 0), (0o400, 0), (0o640, 1), (0o604, 1), (0o622, 1)] {
         let users = users();
         std::fs::set_permissions(users.path(), std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
@@ -275,7 +275,7 @@ fn a_user_file_that_others_may_read_or_write_is_warned_of() {
 }
 
 #[test]
-fn a_user_file_without_end_is_refused_after_4_mib() {
+fn an_endless_user_file_is_refused_after_4_mib() {
     let output = Command::new(env!("CARGO_BIN_EXE_spliceway"))
         .args(["socks5", "-l", "127.0.0.1:0", "--auth-file", "/dev/zero"])
         .output()
@@ -285,7 +285,7 @@ fn a_user_file_without_end_is_refused_after_4_mib() {
     assert!(stderr.contains("/dev/zero: larger than 4 MiB"), "{stderr}");
 }
 
-/// Connects a client from the address that belongs to this number.
+/// Connects a client from the loopback address that belongs to this number.
 fn connect_from(number: usize, program: &Program) -> TcpStream {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     let [.., high, low] = number.to_be_bytes();
@@ -295,8 +295,8 @@ fn connect_from(number: usize, program: &Program) -> TcpStream {
     with_patience(socket.into())
 }
 
-/// Returns clients that have sent a wrong password, each from its own address. They are not
-/// answered yet.
+/// Returns clients that have sent a wrong password, each from its own address. The program has not
+/// answered these passwords yet.
 fn guesses(numbers: impl IntoIterator<Item = usize>, name: &str, program: &Program) -> Vec<TcpStream> {
     let guess = [&GREETING_WITH_PASSWORD[..], &password(name, "guess")].concat();
     let mut clients: Vec<_> = numbers
@@ -312,7 +312,7 @@ fn guesses(numbers: impl IntoIterator<Item = usize>, name: &str, program: &Progr
     clients
 }
 
-/// A hash that no password has, with 19 MiB and one pass.
+/// A hash that matches no password. A check uses 19 MiB of memory and one pass.
 const NO_SECRETS_HASH: &str =
     "$argon2id$v=19$m=19456,t=1,p=1$c29tZXNhbHQxMjM0$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
 
@@ -336,38 +336,38 @@ fn wrong_passwords_leave_no_memory_behind() {
     }
 }
 
-/// Returns the size of a flood: more than 20 clients for each check that can run at once.
+/// Returns the size of a flood: more than 20 clients for each check that can run at the same time.
 fn flood_size() -> usize {
     40 + 10 * thread::available_parallelism().unwrap().get()
 }
 
 #[test]
-fn a_first_login_does_not_wait_for_a_flood_of_wrong_ones() {
+fn a_first_login_does_not_wait_for_a_flood_of_wrong_passwords() {
     let users = users();
     let program = Program::proxy("mixed", &["--auth-file", users.path()]);
     let size = flood_size();
     let _flood = guesses(1..size, "nobody", &program);
-    // This login comes from 127.0.0.1, for the first time.
+    // This login is the first one from 127.0.0.1.
     assert_eq!(authenticated(&program, "bob", "builder").1, 0);
     let checked = program.sum("spliceway_refused_total", &["reason=\"auth\""]);
     assert!(checked < size as u64 / 2, "it came after {checked} of {size}");
 }
 
-/// Returns a user whose check takes so long that the program cannot serve a flood.
+/// Returns the line of a user whose password check is too slow for the program to serve a flood.
 fn slow_to_check(memory_kib: u32, passes: u32) -> String {
     let output = "A".repeat(43);
     format!("slow:$argon2id$v=19$m={memory_kib},t={passes},p=1$c29tZXNhbHQxMjM0${output}\n")
 }
 
 #[test]
-fn a_first_login_does_not_wait_for_refused_ones_that_come_again() {
+fn a_first_login_does_not_wait_for_clients_that_retry() {
     // Each check takes a third of a second. On a busy machine, unoptimized code takes up to seven
     // times as long.
     let users = TextFile::new(&format!("{}bob:{}\n", slow_to_check(65536, 9), hash("builder")));
     let program = Program::proxy("mixed", &["--auth-file", users.path(), "--handshake-timeout", "5s"]);
     let flood = guesses(1..flood_size(), "nobody", &program);
-    // The program turns most clients away, and the first ones first. The clients that it checks
-    // depend on when the checks begin.
+    // The program turns most clients away, the oldest ones first. The timing of the checks
+    // determines which clients it checks.
     let answers: Vec<_> = flood[..30].iter().map(read_all).collect();
     let turned_away: Vec<usize> = (1..=30).filter(|number| answers[number - 1] == [1, 3]).collect();
     assert!(turned_away.len() >= 20, "{answers:?}");
@@ -380,7 +380,7 @@ fn a_first_login_does_not_wait_for_refused_ones_that_come_again() {
 }
 
 #[test]
-fn a_login_that_cannot_be_checked_in_time_is_refused_at_once() {
+fn a_login_that_cannot_be_checked_in_time_is_refused_immediately() {
     let users = TextFile::new(&slow_to_check(65536, 16));
     let program = Program::proxy("mixed", &["--auth-file", users.path(), "--handshake-timeout", "1s"]);
     let size = flood_size();
@@ -402,7 +402,7 @@ fn a_login_that_cannot_be_checked_in_time_is_refused_at_once() {
 }
 
 #[test]
-fn a_client_that_has_to_wait_is_told_so_and_for_how_long() {
+fn a_client_that_must_wait_learns_for_how_long() {
     let users = TextFile::new("ann:wonderland\n");
     let mut program = Program::proxy("mixed", &["--auth-file", users.path()]);
     let ask = |secret: &str| {
@@ -421,7 +421,7 @@ fn a_client_that_has_to_wait_is_told_so_and_for_how_long() {
     for _ in 0..4 {
         assert!(ask("guess").starts_with("HTTP/1.1 407 "));
     }
-    // This is within the second that the fourth failure costs.
+    // This is within the penalty of one second for the fourth failure.
     let head = ask("wonderland");
     assert!(head.starts_with("HTTP/1.1 429 "), "{head}");
     let field = head
@@ -444,17 +444,17 @@ fn penalties_can_be_switched_off() {
     assert_eq!(authenticated(&program, "ann", "wonderland").1, 0);
 }
 
-/// Some users behind one address guess, and the others work.
+/// Some users behind one address guess passwords, and other users there have an accepted password.
 #[test]
-fn a_secret_that_has_passed_does_not_wait_for_those_who_guess() {
+fn an_accepted_password_is_not_delayed_by_wrong_guesses() {
     let users = TextFile::new("ann:wonderland\nbob:builder\n");
     let program = Program::socks5(&["--auth-file", users.path()]);
     assert_eq!(authenticated(&program, "ann", "wonderland").1, 0);
     for name in ["ann", "ann", "bob", "mallory"] {
         assert_eq!(authenticated(&program, name, "guess").1, 1);
     }
-    // This is within the second that the fourth failure costs. A user whose password has not been
-    // accepted from this address must wait.
+    // This is within the penalty of one second for the fourth failure. A user whose password has
+    // not been accepted from this address must wait.
     assert_eq!(authenticated(&program, "bob", "builder").1, 2);
     assert_eq!(authenticated(&program, "ann", "builder").1, 2, "her name is not enough");
     let (mut client, status) = authenticated(&program, "ann", "wonderland");
@@ -465,9 +465,9 @@ fn a_secret_that_has_passed_does_not_wait_for_those_who_guess() {
 }
 
 /// A client that is asked for a password must send it. A client that offers both methods is served
-/// without one if the proxy asks for none.
+/// without a password if the proxy does not ask for one.
 #[test]
-fn a_client_that_offers_a_password_where_none_is_asked_for_is_served() {
+fn a_client_that_offers_an_unneeded_password_is_served() {
     let program = Program::socks5(&[]);
     let mut client = connect(program.address);
     client.write_all(&[5, 2, 0, 2]).unwrap();

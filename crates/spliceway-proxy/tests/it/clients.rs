@@ -24,7 +24,7 @@ pub(crate) fn name_request(name: &str, port: u16) -> Vec<u8> {
     [&[5, 1, 0, 3, length][..], name.as_bytes(), &port.to_be_bytes()].concat()
 }
 
-/// Returns a client whose greeting is answered.
+/// Returns a client whose greeting the program has answered.
 pub(crate) fn greeted(program: &Program) -> TcpStream {
     let mut client = program.connect();
     client.write_all(&GREETING).unwrap();
@@ -78,7 +78,7 @@ pub(crate) fn read_head(stream: &mut TcpStream) -> String {
     String::from_utf8(head).unwrap()
 }
 
-/// Sends 300 kB to a target that returns them, and compares what comes back.
+/// Sends 300 kB to an echo target, and compares the bytes that it returns.
 pub(crate) fn exchange(client: TcpStream) {
     let sent = pattern(7, 300_000);
     thread::scope(|scope| {

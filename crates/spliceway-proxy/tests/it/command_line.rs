@@ -20,7 +20,7 @@ fn a_busy_port_is_an_error_that_names_the_address_and_the_cause() {
     let address = address.to_string();
     for arguments in [
         &["socks5", "-l", &address][..],
-        // Port because nothing is ever dialled: the listener fails first.
+        // Port because the program never dials it: the listener fails first.
         &["-l", "127.0.0.1:0", "-l", &address, "-r", "127.0.0.1:1"],
         &["socks5", "-l", "127.0.0.1:0", "--metrics", &address],
     ] {
@@ -35,7 +35,7 @@ fn a_busy_port_is_an_error_that_names_the_address_and_the_cause() {
 }
 
 #[test]
-fn a_name_to_listen_on_that_nobody_knows_is_an_error() {
+fn an_unresolvable_name_to_listen_on_is_an_error() {
     let name = format!("{}.invalid:0", "x".repeat(64));
     let (output, stderr) = run(&["socks5", "-l", &name]);
     assert_eq!(output.status.code(), Some(1));
@@ -43,7 +43,7 @@ fn a_name_to_listen_on_that_nobody_knows_is_an_error() {
 }
 
 #[test]
-fn bad_usage_ends_with_2_and_says_what_was_expected() {
+fn bad_usage_exits_with_2_and_prints_the_expected_form() {
     for (arguments, expected) in [
         (&["socks5", "--no-such-flag"][..], "--no-such-flag"),
         (
@@ -57,7 +57,7 @@ fn bad_usage_ends_with_2_and_says_what_was_expected() {
             &["socks5", "--idle-timeout", "10"],
             "expected a time such as 500ms, 10s, 1m or 1h30m, in ms, s, m, h or d",
         ),
-        // Port because it is refused before anything listens.
+        // Port because the program refuses it before it listens.
         (&["-l", ":0", "-r", "example.com:0"], "expected a port from 1 to 65535"),
         (&["-l", ":0", "-r", "127.0.0.1:0"], "expected a port from 1 to 65535"),
         (&["-l", ":0", "-r", "example.com:70000"], "ports end at 65535"),
@@ -79,7 +79,7 @@ fn bad_usage_ends_with_2_and_says_what_was_expected() {
             "expected ,mode= with octal digits",
         ),
         (&["socks5", "--auth", "ann"], "Usage: spliceway socks5"),
-        // Port because it is refused before anything listens.
+        // Port because the program refuses it before it listens.
         (&["-l", ":8000-8001", "-r", "127.0.0.1:8000-8002"], "Usage: spliceway"),
         (&[], "Usage"),
     ] {
@@ -96,8 +96,8 @@ fn help_and_version_end_with_0() {
     }
 }
 
-/// A program that runs `argv[2:]` on a terminal of its own. It types a line whenever the echo is
-/// off, and prints whatever appeared on the terminal.
+/// A Python program that runs `argv[2:]` on its own terminal. It types a line whenever echo is off.
+/// At the end, it prints everything that appeared on the terminal.
 const TYPIST: &str = r#"
 import os, pty, sys, termios, time
 lines = sys.argv[1].split(',')
@@ -109,7 +109,7 @@ for prompt, line in zip((b'Password: ', b'Repeat it: '), lines):
     while not seen.endswith(prompt):
         seen += os.read(terminal, 1024)
     while termios.tcgetattr(terminal)[3] & termios.ECHO:
-        time.sleep(0.001) # Sleeps because a change of a terminal's mode is no event.
+        time.sleep(0.001) # Sleeps because a change of a terminal's mode is not an event.
     os.write(terminal, line.encode() + b'\n')
 while True:
     try:
@@ -159,7 +159,7 @@ fn a_secret_longer_than_a_client_can_send_is_not_hashed() {
 }
 
 #[test]
-fn listeners_are_announced_also_where_nothing_is_logged() {
+fn listeners_are_announced_even_if_the_log_is_off() {
     let program = Program::socks5(&["--log-level", "off"]);
     assert_ne!(program.address.port(), 0);
     assert!(TcpListener::bind(program.address).is_err(), "it is the real address");

@@ -21,7 +21,7 @@ fn with_a_session(arguments: &[&str]) -> (Program, TcpStream, TcpStream) {
 }
 
 #[test]
-fn with_nothing_to_finish_it_stops_at_once() {
+fn an_idle_program_stops_immediately() {
     let (_listener, address) = listen();
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         let mut program = Program::forward_with_hangup("--default-signal=HUP", address);
@@ -30,10 +30,10 @@ fn with_nothing_to_finish_it_stops_at_once() {
     }
 }
 
-/// When a terminal goes away, both the kernel and the shell send SIGHUP. A service manager may send
-/// SIGTERM as well.
+/// When a terminal closes, both the kernel and the shell send SIGHUP. A service manager may also
+/// send SIGTERM.
 #[test]
-fn a_hangup_hurries_nobody_nor_does_the_first_signal_after_it() {
+fn a_hangup_and_the_first_signal_after_it_cut_no_session() {
     let (listener, address) = listen();
     for after in [&[Signal::HUP][..], &[Signal::TERM], &[Signal::HUP, Signal::INT]] {
         let mut program = Program::forward_with_hangup("--default-signal=HUP", address);
@@ -45,7 +45,7 @@ fn a_hangup_hurries_nobody_nor_does_the_first_signal_after_it() {
         for signal in after {
             program.signal(*signal);
         }
-        // The program answers this after it has received the signals.
+        // The program answers this request after it has received the signals.
         assert!(program.get("/readyz").starts_with("HTTP/1.1 503"));
         target.write_all(b"the rest").unwrap();
         target.shutdown(Shutdown::Write).unwrap();
@@ -57,7 +57,7 @@ fn a_hangup_hurries_nobody_nor_does_the_first_signal_after_it() {
 }
 
 #[test]
-fn a_hangup_that_was_ignored_from_the_start_stays_so() {
+fn an_initially_ignored_hangup_stays_ignored() {
     let (_listener, address) = listen();
     let mut program = Program::forward_with_hangup("--ignore-signal=HUP", address);
     assert!(program.get("/readyz").starts_with("HTTP/1.1 200"), "it has started");
@@ -67,7 +67,7 @@ fn a_hangup_that_was_ignored_from_the_start_stays_so() {
 }
 
 #[test]
-fn it_takes_no_new_client_lets_a_transfer_finish_and_ends_with_0() {
+fn a_drain_accepts_no_client_and_lets_a_transfer_finish() {
     let (mut program, client, mut target) = with_a_session(&[]);
     assert!(program.get("/readyz").starts_with("HTTP/1.1 200"));
     program.terminate();
@@ -103,7 +103,7 @@ fn a_drain_under_load_lets_every_transfer_finish() {
                     scope.spawn(move || send_and_finish(target, sent));
                     let mut have = vec![0; LENGTH];
                     (&*client).read_exact(&mut have).unwrap();
-                    // Every transfer is in its middle here.
+                    // At this point, every transfer is half complete.
                     arrived.wait();
                     arrived.wait();
                     have.extend(read_all(client));
@@ -125,7 +125,7 @@ fn a_drain_under_load_lets_every_transfer_finish() {
 }
 
 #[test]
-fn the_drain_timeout_cuts_what_does_not_finish() {
+fn the_drain_timeout_cuts_unfinished_sessions() {
     let (mut program, mut client, _target) = with_a_session(&["--drain-timeout", "300ms"]);
     let started = Instant::now();
     program.terminate();
@@ -139,12 +139,12 @@ fn the_drain_timeout_cuts_what_does_not_finish() {
     );
 }
 
-/// Starts a program with one session that has read from its target all that it can, because its
-/// client reads nothing. Also returns the bytes that the target sends.
+/// Starts a program with one session whose client does not read. The session has read as many bytes
+/// from the target as it can. Also returns the bytes that the target sends.
 fn with_a_stuck_download(arguments: &[&str]) -> (Program, TcpStream, TcpStream, Vec<u8>) {
     let (program, mut client, mut target) = with_a_session(arguments);
-    // This is more than all queues between the two hold. A receive queue grows to 32 MiB if the
-    // host allows it.
+    // This is more than all queues between target and client hold. A receive queue can grow to 32
+    // MiB if the host allows it.
     let sent = pattern(5, 64 << 20);
     target.write_all(b"y").unwrap();
     assert_eq!(read_exactly(&mut client, 1), b"y");
@@ -170,7 +170,7 @@ fn bytes_held_at_the_drain_timeout_reach_a_reading_client() {
     let have = read_all(&client);
     assert_same(&have, &sent[..have.len()]);
     let record = program.line("end=drained");
-    // The target could still send, and the session does not wait for it.
+    // The target could still send, but the session does not wait for more bytes.
     program.line("every session has ended");
     assert_eq!(program.exit().code(), Some(0));
     assert_eq!(number(&record, "bytes_down"), Some(have.len() + 1), "{record}");
@@ -198,7 +198,7 @@ fn bytes_that_cannot_be_delivered_are_recorded_as_lost() {
 }
 
 #[test]
-fn a_second_signal_stops_at_once() {
+fn a_second_signal_stops_the_program_immediately() {
     let (mut program, mut client, _target) = with_a_session(&["--drain-timeout", "1h"]);
     program.terminate();
     program.line("draining");
@@ -209,7 +209,7 @@ fn a_second_signal_stops_at_once() {
 }
 
 #[test]
-fn one_worker_drains_as_many_do() {
+fn one_worker_drains_like_several_workers() {
     let (mut program, mut client, _target) = with_a_session(&["--workers", "1", "--drain-timeout", "0"]);
     program.terminate();
     assert!(is_closed(&mut client));

@@ -1,5 +1,5 @@
-//! Targets that answer an upload and close with bytes of it unread, and peers that reset. Each is
-//! tested in every mode.
+//! Targets that answer an upload and close before they have read all of it, and peers that reset.
+//! The tests cover every mode.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -16,9 +16,9 @@ enum Mode {
     Socks5,
     Socks4,
     Connect,
-    /// A request for a whole URI, with a body of a known length.
+    /// A request for an absolute URI, with a body of a known length.
     Uri,
-    /// The same with a chunked body.
+    /// A request for an absolute URI, with a chunked body.
     Chunks,
 }
 
@@ -39,7 +39,7 @@ impl Mode {
         }
     }
 
-    /// Returns a client that has sent the head of its request, and a piece to build the body from.
+    /// Returns a client that has sent the head of its request, and the piece that its body repeats.
     fn ask(self, program: &Program, target: SocketAddr) -> (TcpStream, Vec<u8>) {
         let mut client = match self {
             Self::Socks5 => {
@@ -76,8 +76,8 @@ impl Mode {
 
 const HEAD: &[u8] = b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\n\r\n";
 
-/// Answers each of `clients` after it has received the beginning of an upload. Then closes with the
-/// remaining bytes unread.
+/// Answers each of `clients` clients after the beginning of its upload has arrived. Then closes the
+/// connection with the remaining bytes unread.
 fn answer_early(listener: TcpListener, clients: usize, answer: Vec<u8>) -> thread::JoinHandle<()> {
     thread::spawn(move || {
         for _ in 0..clients {
@@ -91,7 +91,8 @@ fn answer_early(listener: TcpListener, clients: usize, answer: Vec<u8>) -> threa
     })
 }
 
-/// Writes until a write fails, then reads, like a client that looks for an answer last.
+/// Writes until a write fails, then reads, like a client that reads the answer only after its
+/// upload.
 fn upload_then_read(mut client: TcpStream, body: &[u8]) -> Vec<u8> {
     let written = (0..).take_while(|_| client.write_all(body).is_ok()).count();
     assert!(written < 10_000, "the upload goes on without end");
@@ -142,10 +143,10 @@ fn an_early_answer_reaches_its_client_through_other_proxies() {
     }
 }
 
-/// The same test with the sides swapped. A client leaves with an answer half read, and the target
-/// still gets what the client sent.
+/// In this test, the sides are swapped. A client leaves before it has read the whole answer. The
+/// target still receives the bytes that the client sent.
 #[test]
-fn the_last_words_of_a_client_reach_a_target_that_still_sends() {
+fn the_last_bytes_of_a_client_reach_a_target_that_still_sends() {
     for splice in ["auto", "off"] {
         let (listener, address) = listen();
         let program = Program::forward(address, &["--splice", splice]);
@@ -212,7 +213,8 @@ fn a_reset_of_a_client_is_a_reset_for_its_target_in_every_mode() {
     }
 }
 
-/// The bytes after a request are for nobody. They do not turn a truncated answer into an early one.
+/// The proxy does not relay the bytes after a request. Such bytes do not turn a truncated answer
+/// into an early answer.
 #[test]
 fn a_reset_is_passed_on_to_a_client_that_has_sent_too_much() {
     let (listener, address) = listen();

@@ -13,7 +13,7 @@ use crate::harness::{
 const LARGE: usize = (8 << 20) + 12_345;
 
 #[test]
-fn bytes_arrive_exactly_both_ways_at_once() {
+fn bytes_arrive_exactly_in_both_directions_at_the_same_time() {
     let (listener, address) = listen();
     let program = Program::forward(address, &[]);
     let client = program.connect();
@@ -53,7 +53,7 @@ fn a_client_that_finished_still_gets_a_large_answer() {
 }
 
 #[test]
-fn a_target_that_finished_still_gets_what_the_client_sends() {
+fn a_target_that_finished_still_receives_the_bytes_of_its_client() {
     let (listener, address) = listen();
     let program = Program::forward(address, &[]);
     let client = program.connect();
@@ -70,7 +70,7 @@ fn a_target_that_finished_still_gets_what_the_client_sends() {
 }
 
 #[test]
-fn a_reset_ends_the_session_and_says_whose_it_was() {
+fn a_reset_ends_the_session_and_the_record_names_its_side() {
     let (listener, address) = listen();
     for (end, by_client) in [("reset_by_client", true), ("reset_by_upstream", false)] {
         let mut program = Program::forward(address, &[]);
@@ -89,7 +89,7 @@ fn a_reset_ends_the_session_and_says_whose_it_was() {
 }
 
 #[test]
-fn a_refused_target_costs_its_client_and_nothing_else() {
+fn a_refused_target_ends_only_its_own_session() {
     let mut program = Program::forward(refusing(), &["--log-level", "warn"]);
     for refused in 1..=2 {
         assert!(is_closed(&mut program.connect()));
@@ -109,8 +109,8 @@ fn a_refused_target_costs_its_client_and_nothing_else() {
 }
 
 #[test]
-fn an_unresolvable_target_costs_its_client_and_nothing_else() {
-    // This label exceeds the limit of 63 bytes, so the program asks no name server.
+fn an_unresolvable_target_ends_only_its_own_session() {
+    // This label exceeds the limit of 63 bytes, so the program does not ask a name server.
     let name = format!("{}.invalid:80", "x".repeat(64));
     let mut program = Program::start(&["-l", "127.0.0.1:0", "--to", &name]);
     for _ in 0..2 {
@@ -124,7 +124,7 @@ fn an_unresolvable_target_costs_its_client_and_nothing_else() {
 }
 
 #[test]
-fn every_listener_serves() {
+fn every_listener_serves_clients() {
     let (listener, address) = listen();
     let target = address.to_string();
     let mut program = Program::start(&["-l", "127.0.0.1:0", "-l", "[::1]:0", "-r", &target]);
@@ -142,7 +142,7 @@ fn every_listener_serves() {
 fn an_idle_session_holds_two_descriptors() {
     let (listener, address) = listen();
     // The test uses no metrics, because a scrape also holds a descriptor until both sides have
-    // closed it.
+    // closed the connection.
     let program = Program::start(&["-l", "127.0.0.1:0", "-r", &address.to_string()]);
     let before = program.descriptors();
     let sessions: Vec<_> = (0..20)
@@ -156,7 +156,7 @@ fn an_idle_session_holds_two_descriptors() {
     assert_eq!(program.descriptors(), before + 2 * sessions.len());
 }
 
-/// Direct connections keep this order, and iperf3 --bidir and protocols with a data connection rely
+/// Direct connections keep this order. `iperf3 --bidir` and protocols with a data connection rely
 /// on it.
 #[test]
 fn connections_reach_the_target_in_the_order_of_their_accepts() {
@@ -176,8 +176,8 @@ fn connections_reach_the_target_in_the_order_of_their_accepts() {
     assert_eq!(swapped.count(), 0, "of 500 pairs");
 }
 
-/// The server of iperf3 uses the first data connection for one direction and the second for the
-/// other. If they change places, both ends send and neither reads.
+/// The iperf3 server uses the first data connection for one direction and the second for the other.
+/// If the connections swap places, both ends send and neither end reads.
 #[test]
 fn iperf3_bidir_moves_bytes_both_ways() {
     if !has_tool("iperf3", "iperf3") {

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 
-/// A time longer than anything here takes. A test that waits for something that never comes fails
-/// after it.
+/// A time longer than any step of a test. A test that waits for an event that never happens fails
+/// after this time.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A running `spliceway`, killed when dropped.
+/// A running `spliceway`, which is killed when this value is dropped.
 pub(crate) struct Program {
     child: Child,
     lines: Receiver<String>,
@@ -44,7 +44,8 @@ impl Program {
         Self::spawn(command, arguments.contains(&"--metrics"))
     }
 
-    /// Starts a forwarder with SIGHUP as `env` leaves it, whatever this test was started with.
+    /// Starts a forwarder through `env` with this option for SIGHUP. The option overrides the
+    /// disposition that the test inherited.
     pub(crate) fn forward_with_hangup(option: &str, target: SocketAddr) -> Self {
         let mut command = Command::new("env");
         command.args([option, env!("CARGO_BIN_EXE_spliceway"), "-l", "127.0.0.1:0", "-r"]);
@@ -82,12 +83,12 @@ impl Program {
         Self::proxy("socks5", arguments)
     }
 
-    /// Starts a proxy of this kind for clients of this machine.
+    /// Starts a proxy of this kind for clients on this machine.
     pub(crate) fn proxy(kind: &str, arguments: &[&str]) -> Self {
         Self::start(&[&[kind, "-l", "127.0.0.1:0", "--metrics", "127.0.0.1:0"], arguments].concat())
     }
 
-    /// Starts a proxy of this kind on every address of this machine, as for clients on other
+    /// Starts a proxy of this kind on every address of this machine, as if for clients on other
     /// machines.
     pub(crate) fn public(kind: &str, arguments: &[&str]) -> Self {
         let mut program = Self::start(&[&[kind, "-l", "0.0.0.0:0", "--metrics", "127.0.0.1:0"], arguments].concat());
@@ -95,7 +96,7 @@ impl Program {
         program
     }
 
-    /// Starts the program like a service manager that listens for it, with a socket of this name.
+    /// Starts the program with an inherited socket of this name, as a service manager does.
     pub(crate) fn start_with_socket(socket: OwnedFd, name: &str, arguments: &[&str]) -> Self {
         let mut command = Command::new("sh");
         let script = format!(
@@ -106,8 +107,8 @@ impl Program {
         Self::spawn_with_stdin(command, socket.into(), arguments.contains(&"--metrics"))
     }
 
-    /// Starts the program with a metrics listener, and waits until it listens. Only the caller
-    /// reads the rest of the log.
+    /// Starts the program with a metrics listener, and waits until the program listens. Only the
+    /// caller reads the rest of the log.
     pub(crate) fn start_unread(arguments: &[&str]) -> (Self, BufReader<ChildStderr>) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
         command.args(arguments).args(["--metrics", "127.0.0.1:0"]);
@@ -203,7 +204,7 @@ impl Program {
         self.metrics.expect("started with --metrics")
     }
 
-    /// Returns the answer to `GET path` on the metrics listener, head and body.
+    /// Returns the head and the body of the answer to `GET path` on the metrics listener.
     pub(crate) fn get(&self, path: &str) -> String {
         let mut stream = self.connect_to(self.metrics());
         write!(
@@ -226,7 +227,7 @@ impl Program {
         self.get("/metrics").lines().filter_map(sample).sum()
     }
 
-    /// Waits until that sum is at least `count`.
+    /// Waits until [`Self::sum`] is at least `count`.
     pub(crate) fn await_sum(&self, series: &str, labels: &[&str], count: u64) {
         let until = Instant::now() + PATIENCE;
         while self.sum(series, labels) < count {
@@ -264,14 +265,14 @@ impl Program {
         }
     }
 
-    /// Returns the processor time so far, in clock ticks (10 ms).
+    /// Returns the processor time so far, in clock ticks of 10 ms.
     pub(crate) fn ticks(&self) -> u64 {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
         fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
     }
 
-    /// Returns the memory that the program uses now, in bytes.
+    /// Returns the resident memory of the program, in bytes.
     pub(crate) fn resident_bytes(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -318,7 +319,7 @@ fn address_in(line: &str) -> SocketAddr {
         .unwrap_or_else(|_| panic!("no address at the end of {line:?}"))
 }
 
-/// A file with these lines, which is removed with the value.
+/// A file with these lines. The file is removed when the value is dropped.
 pub(crate) struct TextFile(pub(crate) std::path::PathBuf);
 
 impl TextFile {
@@ -341,7 +342,7 @@ impl Drop for TextFile {
     }
 }
 
-/// Returns the program's stderr when it refuses to start because of the meaning of these arguments.
+/// Returns the program's stderr. The program must refuse to start with these arguments.
 pub(crate) fn refused_to_start(arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
     let mut child = command.args(arguments).stderr(Stdio::piped()).spawn().unwrap();
@@ -385,8 +386,8 @@ pub(crate) fn accept(listener: &TcpListener) -> TcpStream {
     with_patience(listener.accept().unwrap().0)
 }
 
-/// Starts a target that returns the bytes that it gets, and finishes after the client. It serves
-/// any number of clients.
+/// Starts a target that returns the bytes that it receives, and closes its side after the client
+/// does. The target serves any number of clients.
 pub(crate) fn echo(address: &str) -> SocketAddr {
     let listener = TcpListener::bind(address).unwrap();
     let address = listener.local_addr().unwrap();
@@ -406,7 +407,7 @@ pub(crate) fn refusing() -> SocketAddr {
     listen().1
 }
 
-/// Returns `length` bytes that no other `seed` gives.
+/// Returns `length` bytes that differ for each `seed`.
 pub(crate) fn pattern(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2).wrapping_add(1);
     let mut next = || {
@@ -435,7 +436,7 @@ pub(crate) fn read_all(mut stream: &TcpStream) -> Vec<u8> {
     bytes
 }
 
-/// Returns whether the other side ended the connection with EOF or a reset, and sent no byte.
+/// Returns whether the other side ended the connection with EOF or a reset, without sending a byte.
 pub(crate) fn is_closed(stream: &mut TcpStream) -> bool {
     match stream.read(&mut [0]) {
         Ok(count) => count == 0,
@@ -445,8 +446,8 @@ pub(crate) fn is_closed(stream: &mut TcpStream) -> bool {
 
 /// Asserts that at least half of `bytes` were spliced, on a relay that splices from the first byte.
 ///
-/// The rest may have been copied. After a splice that finds nothing, a receive tells the reason. It
-/// copies whatever came between the two calls, up to 64 KiB.
+/// The relay may have copied the other bytes. After a splice that finds no bytes, a receive call
+/// finds the reason. This call copies the bytes that arrived between the two calls, up to 64 KiB.
 pub(crate) fn assert_spliced(spliced: u64, bytes: u64) {
     assert!(2 * spliced >= bytes, "{spliced} of {bytes}");
 }
@@ -462,13 +463,14 @@ pub(crate) fn assert_same(have: &[u8], expected: &[u8]) {
     );
 }
 
-/// Lets time pass if the claim is about time itself: that nothing happens meanwhile, or that a
-/// limit on silence counts silence. It also waits between two checks of a state that gives no
-/// event. Each such loop has a deadline.
+/// Waits for this time. Tests need this function for claims about time itself: that nothing happens
+/// in the meantime, or that a limit on silence counts silence. The function also waits between two
+/// checks of a state that causes no event. Each such loop has a deadline.
 #[expect(
     clippy::disallowed_methods,
-    reason = "the only place that sleeps; the reasons are above"
+    reason = "this is the only function that sleeps; its documentation gives the reasons"
 )]
 pub(crate) fn let_pass(time: Duration) {
-    thread::sleep(time); // Sleeps because the absence of an event is no event.
+    // Sleeps because the absence of an event is not an event.
+    thread::sleep(time);
 }

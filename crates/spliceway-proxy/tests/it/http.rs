@@ -9,15 +9,15 @@ use crate::harness::{
     send_and_finish,
 };
 
-/// Returns the answer to these bytes of a client, up to the end of the connection.
+/// Sends these bytes as a client. Returns the answer, up to the end of the connection.
 fn answer(program: &Program, request: &[u8]) -> String {
     let mut client = program.connect();
     client.write_all(request).unwrap();
     String::from_utf8(read_all(&client)).unwrap()
 }
 
-/// Starts a server that answers one request. It returns the head that it got, and the `body` bytes
-/// after it.
+/// Starts a server that answers one request. The thread returns the head that the server received,
+/// and the `body` bytes after the head.
 fn serve_once(listener: TcpListener, body: usize, response: &'static [u8]) -> thread::JoinHandle<(String, Vec<u8>)> {
     thread::spawn(move || {
         let mut stream = accept(&listener);
@@ -58,7 +58,7 @@ fn an_ipv6_target_is_reached() {
 }
 
 #[test]
-fn a_request_by_its_uri_is_passed_on_without_what_concerns_the_proxy() {
+fn a_forwarded_request_omits_fields_for_the_proxy() {
     let program = Program::proxy("http", &[]);
     let (listener, address) = listen();
     let server = serve_once(listener, 5, b"HTTP/1.1 204 No Content\r\n\r\n");
@@ -133,7 +133,7 @@ fn a_head_may_be_split_at_every_byte() {
 }
 
 #[test]
-fn what_cannot_be_reached_has_its_status_and_a_line_that_says_why() {
+fn an_unreachable_target_has_its_status_and_a_line_with_the_reason() {
     let program = Program::proxy("http", &["--connect-timeout", "300ms"]);
     let nobody = format!("{}.invalid", "x".repeat(64));
     let full = full_backlog();
@@ -158,7 +158,7 @@ fn what_cannot_be_reached_has_its_status_and_a_line_that_says_why() {
     }
 }
 
-/// A listener that answers no SYN, because its queue is full.
+/// A listener that does not answer a SYN, because its queue is full.
 struct FullBacklog {
     address: SocketAddr,
     _held: (socket2::Socket, Vec<TcpStream>),
@@ -178,7 +178,7 @@ fn full_backlog() -> FullBacklog {
 }
 
 #[test]
-fn what_is_no_request_for_a_proxy_is_a_bad_one() {
+fn an_invalid_proxy_request_is_a_bad_request() {
     let program = Program::proxy("http", &[]);
     for request in [
         "GET / HTTP/1.1\r\nHost: a\r\n\r\n",
@@ -206,7 +206,7 @@ fn what_is_no_request_for_a_proxy_is_a_bad_one() {
 fn a_head_that_does_not_end_is_refused_at_its_limit() {
     let program = Program::proxy("http", &[]);
     let mut client = program.connect();
-    // The proxy may end the connection with its answer before it has read all of this.
+    // The proxy may end the connection with its answer before it has read all of these bytes.
     let _ = client.write_all(b"GET http://a/ HTTP/1.1\r\nHost: a\r\nX: ");
     let _ = client.write_all(&[b'x'; 40_000]);
     assert!(
@@ -219,7 +219,7 @@ fn a_head_that_does_not_end_is_refused_at_its_limit() {
 /// If a target kept its connection, the client would send its next request there, whatever target
 /// that request is for.
 #[test]
-fn an_answer_says_that_it_is_the_last_whatever_its_target_says() {
+fn every_answer_is_marked_as_the_last_on_its_connection() {
     let program = Program::proxy("http", &["--splice", "on"]);
     let (listener, address) = listen();
     let body = pattern(4, 300_000);
@@ -250,9 +250,9 @@ fn an_answer_says_that_it_is_the_last_whatever_its_target_says() {
     server.join().unwrap();
 }
 
-/// The next request of a client may be for another target, and contain secrets for that target.
+/// A client's next request may be for another target, and may contain secrets for that target.
 #[test]
-fn what_follows_a_request_is_not_for_its_target() {
+fn bytes_after_a_request_do_not_reach_its_target() {
     let program = Program::proxy("http", &[]);
     for (fields, body) in [
         ("", ""),
@@ -288,7 +288,7 @@ fn what_follows_a_request_is_not_for_its_target() {
 }
 
 #[test]
-fn a_target_that_says_nothing_is_a_bad_gateway() {
+fn a_target_that_does_not_answer_is_a_bad_gateway() {
     let program = Program::proxy("http", &[]);
     let (listener, address) = listen();
     let mut client = program.connect();
@@ -304,9 +304,10 @@ fn a_target_that_says_nothing_is_a_bad_gateway() {
     program.await_end("upstream_eof");
 }
 
-/// A close with unread bytes sends a reset, and the client loses whatever it has not read yet.
+/// A close with unread bytes sends a reset, and the client loses all bytes that it has not read
+/// yet.
 #[test]
-fn a_client_that_sends_more_than_its_request_has_all_of_the_answer() {
+fn a_client_that_sends_too_much_receives_the_whole_answer() {
     let program = Program::proxy("http", &[]);
     for (fields, body) in [("", ""), ("Content-Length: 5\r\n", "hello")] {
         let (listener, address) = listen();
@@ -332,9 +333,9 @@ fn a_client_that_sends_more_than_its_request_has_all_of_the_answer() {
     }
 }
 
-/// A client that does not learn of the end would wait for bytes that never come.
+/// A client that does not learn about the end would wait for bytes that never arrive.
 #[test]
-fn an_answer_that_breaks_off_ends_for_its_client_at_once() {
+fn an_answer_that_breaks_off_ends_for_its_client_immediately() {
     let program = Program::proxy("http", &["--half-close-timeout", "1h"]);
     let (listener, address) = listen();
     let mut client = program.connect();
@@ -355,7 +356,7 @@ fn an_answer_that_breaks_off_ends_for_its_client_at_once() {
 }
 
 #[test]
-fn a_client_that_goes_away_takes_its_request_with_it() {
+fn a_client_that_leaves_ends_its_request() {
     let program = Program::proxy("http", &["--half-close-timeout", "100ms"]);
     for fields in ["", "Content-Length: 5\r\n"] {
         let (listener, address) = listen();
@@ -374,9 +375,9 @@ fn a_client_that_goes_away_takes_its_request_with_it() {
     }
 }
 
-/// The target may send something that is not HTTP, and the client reads it.
+/// The target may send bytes that are not HTTP, and the client must receive them.
 #[test]
-fn an_answer_that_is_no_http_passes_as_it_is() {
+fn an_answer_that_is_not_http_passes_unchanged() {
     let program = Program::proxy("http", &[]);
     for said in [
         &b"<html>0.9</html>"[..],
@@ -393,9 +394,9 @@ fn an_answer_that_is_no_http_passes_as_it_is() {
     }
 }
 
-/// The client has sent its request and not finished, so only the idle timeout applies.
+/// The client has sent its request but has not closed its side, so only the idle timeout applies.
 #[test]
-fn the_first_byte_of_an_answer_may_take_the_idle_timeout() {
+fn the_first_byte_of_an_answer_may_take_up_to_the_idle_timeout() {
     let program = Program::proxy("http", &["--half-close-timeout", "100ms"]);
     let (listener, address) = listen();
     let mut client = program.connect();

@@ -1,4 +1,4 @@
-//! Answers to requests with a body, whatever their target does with its connection. Also requests
+//! Answers to requests with a body, whether or not the target closes its connection. Also requests
 //! for another protocol.
 
 use std::io::{Read, Write};
@@ -13,7 +13,8 @@ const BODIES: [(&str, &str); 2] = [
     ("Transfer-Encoding: chunked\r\n", "5\r\nhello\r\n0\r\n\r\n"),
 ];
 
-/// If the connection did not end, the client would send its next request on it and get no answer.
+/// If the connection did not end, the client would send its next request on it and receive no
+/// answer.
 #[test]
 fn an_answer_to_a_body_ends_the_client_s_connection() {
     for kind in ["http", "mixed"] {
@@ -77,9 +78,9 @@ fn an_interim_answer_comes_before_the_body_that_waits_for_it() {
     }
 }
 
-/// The target answers while it reads. Neither direction waits for the end of the other.
+/// The target answers while it reads. Neither direction waits for the end of the other direction.
 #[test]
-fn an_answer_during_the_body_passes_while_the_body_does() {
+fn an_answer_passes_while_the_body_is_still_being_sent() {
     let program = Program::proxy("http", &[]);
     for chunked in [false, true] {
         let (listener, address) = listen();
@@ -122,7 +123,7 @@ fn an_answer_during_the_body_passes_while_the_body_does() {
 
 /// The proxy copies the bytes that it cannot splice, and splices the rest.
 #[test]
-fn a_long_answer_to_a_body_is_whole_and_spliced_where_splicing_is_a_must() {
+fn a_long_answer_to_a_body_is_complete_and_spliced() {
     let program = Program::proxy("http", &["--splice", "on"]);
     let answer = pattern(8, 2 << 20);
     for (fields, body) in BODIES {
@@ -151,7 +152,7 @@ fn a_long_answer_to_a_body_is_whole_and_spliced_where_splicing_is_a_must() {
 }
 
 #[test]
-fn a_target_that_says_nothing_to_a_body_is_a_bad_gateway() {
+fn a_target_that_does_not_answer_a_body_is_a_bad_gateway() {
     let program = Program::proxy("http", &[]);
     for (fields, body) in BODIES {
         let (listener, address) = listen();
@@ -257,7 +258,7 @@ fn an_upgraded_request_becomes_a_tunnel_both_ways() {
 }
 
 #[test]
-fn an_upgrade_that_its_target_does_not_want_is_a_request_as_any() {
+fn an_upgrade_that_the_target_declines_is_an_ordinary_request() {
     let program = Program::proxy("http", &[]);
     let (mut client, mut target, _) = asking_to_upgrade(&program, "chat", "");
     target
@@ -279,7 +280,7 @@ fn an_upgrade_that_its_target_does_not_want_is_a_request_as_any() {
 }
 
 #[test]
-fn an_upgrade_to_http_or_without_a_wish_is_not_passed_on() {
+fn an_invalid_upgrade_or_one_to_http_is_not_passed_on() {
     let program = Program::proxy("http", &[]);
     for (method, version, fields) in [
         (

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::clients::read_head;
 use crate::harness::{Program, accept, listen, read_all, read_exactly, was_reached};
 
-/// Returns the answer to these bytes of a client, up to the end of the connection.
+/// Sends these bytes as a client. Returns the answer, up to the end of the connection.
 fn answer(program: &Program, request: &[u8]) -> String {
     let mut client = program.connect();
     client.write_all(request).unwrap();
@@ -25,7 +25,7 @@ fn loop_of_two(kind: &str) -> (Program, Program) {
 }
 
 #[test]
-fn proxies_that_name_each_other_refuse_a_loop_at_once() {
+fn proxies_that_name_each_other_refuse_a_loop_immediately() {
     for kind in ["http", "mixed"] {
         let (first, second) = loop_of_two(kind);
         for request in [
@@ -63,14 +63,14 @@ fn a_record_of_a_refused_method_has_the_protocol() {
 }
 
 #[test]
-fn a_request_that_is_late_is_told_so_and_a_silent_client_is_not() {
+fn a_late_request_gets_a_408_and_a_silent_client_gets_no_answer() {
     for kind in ["http", "mixed"] {
         let program = Program::proxy(kind, &["--handshake-timeout", "200ms"]);
         for part in ["G", "GET http://192.0.2.1/ HTTP/1.1\r\nHost:"] {
             let answer = answer(&program, part.as_bytes());
             assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
         }
-        // A silent client may be about to send its first request, and would take a 408 for the
+        // A silent client may be about to send its first request, and would mistake a 408 for the
         // answer.
         assert_eq!(answer(&program, b""), "");
         program.await_sum("spliceway_refused_total", &["reason=\"handshake_timeout\""], 3);
@@ -78,7 +78,7 @@ fn a_request_that_is_late_is_told_so_and_a_silent_client_is_not() {
 }
 
 #[test]
-fn a_body_that_is_not_in_chunks_is_a_bad_request() {
+fn an_invalid_chunked_body_is_a_bad_request() {
     for kind in ["http", "mixed"] {
         let program = Program::proxy(kind, &[]);
         let (_listener, address) = listen();
@@ -90,7 +90,7 @@ fn a_body_that_is_not_in_chunks_is_a_bad_request() {
 }
 
 #[test]
-fn trace_and_options_go_no_further_than_max_forwards_says() {
+fn trace_and_options_respect_max_forwards() {
     let program = Program::proxy("mixed", &[]);
     for method in ["TRACE", "OPTIONS"] {
         let (listener, address) = listen();
@@ -113,9 +113,9 @@ fn trace_and_options_go_no_further_than_max_forwards_says() {
     }
 }
 
-/// The rate of a connection would not hold if the bytes that come with the head were free.
+/// A connection would exceed its rate if the bytes that arrive with the head did not count.
 #[test]
-fn what_comes_with_the_head_counts_against_a_connection_s_rate() {
+fn bytes_that_arrive_with_the_head_count_against_the_rate() {
     const RATE: usize = 5000;
     let program = Program::proxy("http", &["--rate-in", "5kB:connection"]);
     let (listener, address) = listen();

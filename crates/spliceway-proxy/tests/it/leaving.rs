@@ -1,4 +1,4 @@
-//! Clients that leave, or finish, before their target is reached.
+//! Clients that leave, or finish, before the program has reached their target.
 
 use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -9,7 +9,7 @@ use socket2::{Domain, SockRef, Socket, Type};
 use crate::clients::{GREETING, ip_request, name_request, read_head, socks4_request};
 use crate::harness::{PATIENCE, Program, accept, let_pass, listen, read_all, read_exactly};
 
-/// A connect timeout so long that only the tests' own deadlines end the waits here.
+/// A connect timeout that is longer than the tests' own deadlines, so it never ends a wait.
 const PATIENT: [&str; 2] = ["--connect-timeout", "60s"];
 
 /// Returns a listener with a full backlog. A connection to it is never established.
@@ -21,7 +21,7 @@ pub(crate) fn silent() -> ((Socket, TcpStream), SocketAddr) {
     ((silent, TcpStream::connect(address).unwrap()), address)
 }
 
-/// Waits until the program has at most `count` descriptors.
+/// Waits until the program has at most `count` open descriptors.
 pub(crate) fn await_descriptors(program: &Program, count: usize) {
     let until = Instant::now() + PATIENCE;
     while program.descriptors() > count {
@@ -34,7 +34,8 @@ pub(crate) fn await_descriptors(program: &Program, count: usize) {
     }
 }
 
-/// Clients send `words`, read `answered` bytes and leave, with a reset if `is_reset` is set.
+/// Lets clients send `words`, read `answered` bytes and leave. They leave with a reset if
+/// `is_reset` is set.
 fn leave(program: &Program, words: &[u8], answered: usize, is_reset: bool) {
     const CLIENTS: u64 = 20;
     let before = program.descriptors();
@@ -120,7 +121,7 @@ fn a_reset_ends_a_session_whose_early_data_is_unread() {
 }
 
 /// Speaks SOCKS5 as the upstream proxy of a program whose client has finished, and sends a banner.
-/// Returns the bytes that came for the target.
+/// Returns the bytes that arrived for the target.
 fn serve_late(upstream: &TcpListener) -> Vec<u8> {
     let mut stream = accept(upstream);
     read_exactly(&mut stream, GREETING.len());
@@ -172,7 +173,7 @@ fn a_whole_request_over_http_is_served_after_its_client_has_finished() {
     stream.write_all(&[5, 0]).unwrap();
     read_exactly(&mut stream, 10);
     stream.write_all(&[5, 0, 0, 1, 0, 0, 0, 0, 0, 0]).unwrap();
-    // A close with the request unread would send a reset.
+    // A close while the request is unread would send a reset.
     read_head(&mut stream);
     stream.write_all(b"HTTP/1.1 200 OK\r\n\r\nbody").unwrap();
     drop(stream);

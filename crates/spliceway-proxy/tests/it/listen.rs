@@ -15,7 +15,7 @@ use crate::harness::{
     was_reached,
 };
 
-/// A path for a socket, in a folder of its own that is removed with the value.
+/// A path for a socket, in its own folder. The folder is removed when the value is dropped.
 pub(crate) struct SocketPath(pub(crate) PathBuf);
 
 impl SocketPath {
@@ -46,7 +46,7 @@ pub(crate) fn connect_to_path(path: &Path) -> UnixStream {
     stream
 }
 
-/// Sends 300 kB to a target that returns them, and compares what comes back.
+/// Sends 300 kB to an echo target, and compares the bytes that it returns.
 fn exchange_on_path(mut client: &UnixStream) {
     let (sent, mut got) = (pattern(11, 300_000), Vec::new());
     thread::scope(|scope| {
@@ -86,7 +86,7 @@ fn clients_of_a_unix_socket_are_spliced_and_its_mode_is_0600() {
 }
 
 #[test]
-fn a_mode_says_who_may_connect() {
+fn the_mode_of_a_unix_socket_is_configurable() {
     let path = SocketPath::new();
     let _program = on_path(&format!("{},mode=0666", path.address()), &[]);
     let mode = std::fs::symlink_metadata(&path.0).unwrap().permissions().mode();
@@ -94,7 +94,7 @@ fn a_mode_says_who_may_connect() {
 }
 
 #[test]
-fn what_a_killed_program_left_behind_makes_way_and_a_running_one_does_not() {
+fn a_stale_unix_socket_is_replaced_and_a_live_one_is_not() {
     let path = SocketPath::new();
     let mut first = on_path(&path.address(), &[]);
     let second = Command::new(env!("CARGO_BIN_EXE_spliceway"))
@@ -112,7 +112,7 @@ fn what_a_killed_program_left_behind_makes_way_and_a_running_one_does_not() {
 }
 
 #[test]
-fn a_unix_socket_is_a_target_as_well() {
+fn a_unix_socket_can_be_a_target() {
     let path = SocketPath::new();
     let target = UnixListener::bind(&path.0).unwrap();
     thread::spawn(move || {
@@ -127,8 +127,8 @@ fn a_unix_socket_is_a_target_as_well() {
     assert!(record.contains(&format!("target={}", path.address())), "{record}");
 }
 
-/// Returns a port that is held on every address without listening. No connection and no `bind` to
-/// port 0 gets it. A program that asks for it by number with `SO_REUSEADDR` does.
+/// Reserves a port on every address without listening. The kernel does not assign such a port to a
+/// connection, or to a `bind` to port 0. A program can bind the port by number with `SO_REUSEADDR`.
 fn held_port() -> (Socket, u16) {
     let held = Socket::new(Domain::IPV6, Type::STREAM, None).unwrap();
     held.set_only_v6(false).unwrap();
@@ -138,7 +138,7 @@ fn held_port() -> (Socket, u16) {
     (held, port)
 }
 
-/// Returns the first of `count` free ports in a row, on an address that no other test uses.
+/// Returns the first of `count` consecutive free ports, on an address that no other test uses.
 fn free_ports(count: u16) -> SocketAddr {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let [.., high, low] = std::process::id().to_be_bytes();
@@ -164,7 +164,7 @@ fn on_port(first: SocketAddr, offset: u16) -> SocketAddr {
 fn a_range_of_ports_is_relayed_to_another_one_to_one() {
     const PORTS: u16 = 3;
     let (first, first_target) = (free_ports(PORTS), free_ports(PORTS));
-    // Each target accepts all clients and tells them its number.
+    // Each target accepts all clients and sends them its number.
     for offset in 0..PORTS {
         let target = TcpListener::bind(on_port(first_target, offset)).unwrap();
         thread::spawn(move || {
@@ -198,7 +198,7 @@ fn a_range_of_ports_may_go_to_one_target() {
 }
 
 #[test]
-fn a_range_of_which_one_port_is_taken_is_not_listened_on_at_all() {
+fn a_range_with_one_busy_port_is_not_listened_on_at_all() {
     const PORTS: u16 = 3;
     let first = free_ports(PORTS);
     let _taken = TcpListener::bind(on_port(first, PORTS - 1)).unwrap();
@@ -215,7 +215,7 @@ fn a_range_of_which_one_port_is_taken_is_not_listened_on_at_all() {
 }
 
 #[test]
-fn every_address_is_both_families_and_two_families_stand_side_by_side() {
+fn a_bare_port_serves_both_families_and_both_can_share_a_port() {
     let target = echo("127.0.0.1:0").to_string();
     let program = Program::start(&["forward", "-l", ":0", "-r", &target]);
     let port = program.address.port();
@@ -241,7 +241,7 @@ fn an_inherited_socket_is_found_by_name_and_stays_open() {
         exchange(program.connect());
         program.terminate();
         assert_eq!(program.exit().code(), Some(0));
-        // A client that comes before the next program starts waits for it.
+        // A client that connects before the next program starts waits for that program.
         let waits = connect(address);
         let mut next = Program::start_with_socket(socket.try_clone().unwrap().into(), "web", &arguments);
         exchange(waits);
@@ -250,8 +250,8 @@ fn an_inherited_socket_is_found_by_name_and_stays_open() {
     }
 }
 
-/// Asks on a Unix socket for a listener on loopback. Returns the answer's code, and whether the
-/// listener was reached.
+/// Asks the proxy on this Unix socket to connect to a loopback listener. Returns the reply code,
+/// and whether the proxy reached the listener.
 fn asks_on_path(path: &Path) -> (u8, bool) {
     let (target, address) = listen();
     let mut client = connect_to_path(path);
@@ -264,7 +264,7 @@ fn asks_on_path(path: &Path) -> (u8, bool) {
 }
 
 #[test]
-fn clients_of_a_unix_socket_that_others_may_open_are_not_local() {
+fn clients_of_a_unix_socket_open_to_other_users_are_not_local() {
     let path = SocketPath::new();
     for (mode, answer) in [("0600", (0, true)), ("0660", (2, false)), ("0666", (2, false))] {
         let listen = format!("{},mode={mode}", path.address());
@@ -281,7 +281,7 @@ fn clients_of_a_unix_socket_that_others_may_open_are_not_local() {
 }
 
 #[test]
-fn a_passed_unix_socket_that_others_may_open_has_no_local_clients() {
+fn an_inherited_unix_socket_open_to_other_users_has_no_local_clients() {
     let path = SocketPath::new();
     let socket = UnixListener::bind(&path.0).unwrap();
     for (mode, answer) in [(0o600, (0, true)), (0o666, (2, false))] {
@@ -294,7 +294,7 @@ fn a_passed_unix_socket_that_others_may_open_has_no_local_clients() {
 }
 
 #[test]
-fn a_passed_tcp_socket_on_loopback_has_local_clients_and_another_has_not() {
+fn an_inherited_tcp_socket_has_local_clients_only_on_loopback() {
     let (target, address) = listen();
     for (answer, ip) in [(0, Ipv4Addr::LOCALHOST), (2, Ipv4Addr::UNSPECIFIED)] {
         let socket = TcpListener::bind((ip, 0)).unwrap();
@@ -310,7 +310,7 @@ fn a_passed_tcp_socket_on_loopback_has_local_clients_and_another_has_not() {
 }
 
 #[test]
-fn a_socket_that_was_not_passed_is_an_error_that_says_what_was() {
+fn a_missing_inherited_socket_is_an_error_that_names_the_passed_ones() {
     let output = Command::new("sh")
         .args([
             "-c",

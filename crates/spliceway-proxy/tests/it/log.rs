@@ -1,4 +1,4 @@
-//! A log that fails or stands still affects nothing else.
+//! A log that fails or stalls affects nothing else.
 
 use std::io::{BufRead, Read, Write};
 use std::os::fd::AsFd;
@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::harness::{PATIENCE, Program, assert_same, connect, echo, let_pass, pattern, read_exactly, refusing};
 use crate::listen::{SocketPath, connect_to_path};
 
-/// Returns a command that runs the program with the shell's `redirection`.
+/// Returns a command that runs the program with this shell redirection.
 fn redirected(arguments: &[&str], redirection: &str) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("exec \"$0\" \"$@\" {redirection}")]);
@@ -31,7 +31,7 @@ impl Drop for Started {
     }
 }
 
-/// Returns a connection as soon as the program listens there.
+/// Returns a connection as soon as the program listens on this path.
 fn reach(path: &SocketPath) -> UnixStream {
     let until = Instant::now() + PATIENCE;
     while UnixStream::connect(&path.0).is_err() {
@@ -72,7 +72,7 @@ fn a_log_that_cannot_be_written_stops_nothing() {
         ("2>/dev/full", true),
         // The reader of the log is gone.
         ("", true),
-        // The standard library opens /dev/null in its place.
+        // The standard library opens /dev/null in place of stderr.
         ("2>&-", false),
     ] {
         let (clients, metrics) = (SocketPath::new(), SocketPath::new());
@@ -91,7 +91,7 @@ fn a_log_that_cannot_be_written_stops_nothing() {
         let mut child = Started(child.unwrap());
         drop(child.0.stderr.take());
         for round in 0..6 {
-            // The third session must wait, which the program logs. It also logs each end.
+            // The third session must wait. The program logs this wait, and the end of each session.
             let mut sessions = [(); 3].map(|()| reach(&clients));
             for session in &mut sessions[..2] {
                 session.write_all(b"\x05\x01\x00").unwrap();
@@ -114,7 +114,7 @@ fn a_log_that_cannot_be_written_stops_nothing() {
     }
 }
 
-/// Starts a SOCKS5 session that asks for a target. Also returns the code of the reply.
+/// Starts a SOCKS5 session that asks for a target. Also returns the reply code.
 fn ask(program: &Program, target: std::net::SocketAddr) -> (std::net::TcpStream, u8) {
     let mut session = connect(program.address);
     let std::net::IpAddr::V4(ip) = target.ip() else {
@@ -133,7 +133,7 @@ fn ask(program: &Program, target: std::net::SocketAddr) -> (std::net::TcpStream,
 
 const SESSIONS: usize = 60;
 
-/// Starts a proxy whose log nobody reads. The pipe is full, and the proxy has more lines to write.
+/// Starts a proxy whose log is not read. The pipe is full, and the proxy has more lines to write.
 fn with_a_stalled_reader() -> (Program, std::io::BufReader<std::process::ChildStderr>) {
     const PIPE_BYTES: usize = 4096;
     let (program, log) = Program::start_unread(&["socks5", "-l", "127.0.0.1:0"]);
@@ -153,7 +153,7 @@ fn with_a_stalled_reader() -> (Program, std::io::BufReader<std::process::ChildSt
 }
 
 #[test]
-fn a_log_that_nobody_reads_delays_no_client_and_not_the_end() {
+fn an_unread_log_delays_neither_a_client_nor_the_exit() {
     const BYTES: usize = 8 << 20;
     let (mut program, _log) = with_a_stalled_reader();
     let (session, reply) = ask(&program, echo("127.0.0.1:0"));
@@ -184,7 +184,7 @@ fn a_log_reader_that_reads_again_gets_every_line_that_fits() {
 }
 
 #[test]
-fn a_hash_that_cannot_be_printed_is_a_failure_and_no_panic() {
+fn a_hash_that_cannot_be_printed_is_a_failure_and_not_a_panic() {
     for (arguments, redirection, code) in [
         ("hash-password", ">/dev/full", 1),
         ("hash-password", ">/dev/full 2>/dev/full", 1),
@@ -198,7 +198,7 @@ fn a_hash_that_cannot_be_printed_is_a_failure_and_no_panic() {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        // The program may end before it reads.
+        // The program may end before it reads its input.
         let _ = child.stdin.take().unwrap().write_all(b"secret\n");
         assert_eq!(exit_code(&mut child), Some(code), "{arguments} {redirection}");
     }

@@ -1,5 +1,5 @@
-//! Tests of the program's promises, with one module for each. Every test runs the real binary, over
-//! loopback or between namespaces.
+//! Tests of the program's promises, with one module for each topic. Every test runs the real
+//! binary, over loopback or between namespaces.
 #![forbid(unsafe_code)]
 
 mod accept;
@@ -7,12 +7,15 @@ mod auth;
 mod clients;
 mod command_line;
 mod drain;
-mod early_answer; // answers of targets that close in the middle of an upload
+// Targets that answer and close in the middle of an upload.
+mod early_answer;
 mod forward;
 mod harness;
 mod http;
-mod http_answers; // answers to requests with a body, or for another protocol
-mod http_proxies; // duties of HTTP proxies to each other and to clients
+// Answers to requests with a body, and to requests for another protocol.
+mod http_answers;
+// The duties of HTTP proxies to each other and to clients.
+mod http_proxies;
 mod leaving;
 mod listen;
 mod log;
@@ -21,11 +24,12 @@ mod mixed;
 mod policy;
 mod proxy_header;
 mod rates;
-mod slow; // clients that take their time
+mod slow;
 mod socks4;
 mod socks5;
 mod timeouts;
 mod udp;
 mod udp_links;
 mod upstream_proxy;
-mod vanished; // a peer that is gone without a FIN
+// A peer that vanishes without a FIN.
+mod vanished;

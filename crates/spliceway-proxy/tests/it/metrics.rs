@@ -11,7 +11,7 @@ use crate::harness::{
 const LARGE: usize = 32 << 20;
 const SPLICED: &str = "path=\"splice\"";
 
-/// Downloads [`LARGE`] bytes. Returns the counts of spliced bytes and of all bytes.
+/// Downloads [`LARGE`] bytes. Returns the number of spliced bytes and the number of all bytes.
 fn download(arguments: &[&str]) -> (u64, u64) {
     let (listener, address) = listen();
     let program = Program::forward(address, arguments);
@@ -67,12 +67,12 @@ fn limits_counting_and_logging_do_not_switch_splicing_off() {
 }
 
 #[test]
-fn no_byte_is_spliced_where_splicing_is_off() {
+fn no_byte_is_spliced_if_splicing_is_off() {
     assert_eq!(download(&["--splice", "off"]), (0, LARGE as u64));
 }
 
 #[test]
-fn bytes_are_counted_while_the_relay_runs_and_once() {
+fn bytes_are_counted_once_and_while_the_relay_runs() {
     let (listener, address) = listen();
     let program = Program::forward(address, &[]);
     let (mut client, mut target) = (program.connect(), accept(&listener));
@@ -94,7 +94,7 @@ fn bytes_are_counted_while_the_relay_runs_and_once() {
 }
 
 #[test]
-fn every_series_is_there_by_its_name() {
+fn every_series_is_exported_under_its_name() {
     let (listener, address) = listen();
     let program = Program::forward(address, &[]);
     drop((program.connect(), accept(&listener)));
@@ -118,7 +118,7 @@ fn every_series_is_there_by_its_name() {
 }
 
 #[test]
-fn what_can_be_counted_is_there_as_0_before_it_was() {
+fn every_counter_exists_as_0_before_its_first_event() {
     let program = Program::socks5(&[]);
     let answer = program.get("/metrics");
     let refusals = [
@@ -169,7 +169,7 @@ fn health_is_answered_and_other_paths_are_not() {
 const FLOOD: usize = 150;
 
 #[test]
-fn connections_that_say_nothing_keep_no_probe_from_its_answer() {
+fn silent_connections_do_not_block_a_probe() {
     let (_listener, address) = listen();
     let program = Program::forward(address, &[]);
     let before = program.descriptors();
@@ -179,11 +179,11 @@ fn connections_that_say_nothing_keep_no_probe_from_its_answer() {
         b"GET /healthz HTTP/1.1\r\nHo",
         b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n",
     ] {
-        // The last clients have their answer and never read it.
+        // The clients of the last case never read the answer.
         let silent: Vec<_> = (0..FLOOD)
             .map(|_| {
                 let mut silent = connect(metrics);
-                // The connection may already have lost its place.
+                // The listener may already have closed this connection.
                 let _ = silent.write_all(said);
                 silent
             })
@@ -212,7 +212,7 @@ fn a_flood_from_one_address_closes_no_connection_of_another() {
     let silent: Vec<_> = (0..FLOOD)
         .map(|_| connect_from([127, 0, 0, 2], program.metrics()))
         .collect();
-    // The listener accepts connections in their order.
+    // The listener accepts connections in order of arrival.
     assert!(program.get("/healthz").starts_with("HTTP/1.1 200 "));
     probe.write_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
     assert!(read_all(&probe).starts_with(b"HTTP/1.1 200 "));

@@ -4,7 +4,7 @@ use crate::clients::{AGREED, GREETING, exchange, ip_request, read_head, socks4_r
 use crate::harness::{Program, assert_spliced, echo, read_all, read_exactly};
 
 #[test]
-fn one_port_speaks_all_protocols_and_the_records_tell_which() {
+fn one_port_serves_all_protocols_and_the_records_name_them() {
     let mut program = Program::proxy("mixed", &[]);
     let target = echo("127.0.0.1:0");
 
@@ -30,9 +30,9 @@ fn one_port_speaks_all_protocols_and_the_records_tell_which() {
 }
 
 #[test]
-fn what_none_of_them_begins_with_is_closed_without_an_answer() {
+fn an_unknown_protocol_is_closed_without_an_answer() {
     let program = Program::proxy("mixed", &[]);
-    // These are a TLS handshake, a PROXY header of version 2, and arbitrary bytes.
+    // These are a TLS handshake, a version 2 PROXY header, and arbitrary bytes.
     for first in [
         &[0x16, 3, 1, 0, 5][..],
         b"\r\n\r\n\0\r\nQUIT\n",
@@ -49,7 +49,7 @@ fn what_none_of_them_begins_with_is_closed_without_an_answer() {
 
 /// A relay splices in every mode.
 #[test]
-fn raw_bytes_are_spliced_whichever_way_they_were_asked_for() {
+fn a_tunnel_is_spliced_in_every_protocol() {
     let program = Program::proxy("mixed", &["--splice", "on"]);
     let target = echo("127.0.0.1:0");
     let mut client = program.connect();

@@ -15,10 +15,10 @@ fn code(program: &Program, request: &[u8]) -> u8 {
     read_exactly(&mut client, 4)[1]
 }
 
-/// The proxy itself refuses every target. Without the policy, another host would refuse most of
-/// them or not answer.
+/// The proxy itself refuses every target. Without the policy, other hosts would refuse most of
+/// these connections or would not answer.
 #[test]
-fn where_clients_are_not_local_no_target_of_this_network_is_reached() {
+fn remote_clients_reach_no_private_target() {
     let program = Program::public("mixed", &["--open"]);
     let (target, address) = listen();
     let port = address.port();
@@ -113,7 +113,7 @@ fn private_targets_need_local_clients_or_allow_private() {
 }
 
 #[test]
-fn a_proxy_is_no_target_of_its_own() {
+fn a_proxy_is_not_a_target_for_its_own_clients() {
     for program in [
         Program::socks5(&[]),
         Program::public("socks5", &["--open", "--allow-private"]),
@@ -129,7 +129,7 @@ fn a_proxy_is_no_target_of_its_own() {
 }
 
 #[test]
-fn a_proxy_for_everybody_starts_only_when_that_is_said() {
+fn an_open_proxy_starts_only_with_an_explicit_option() {
     for kind in ["socks5", "http", "mixed"] {
         let output = Command::new(env!("CARGO_BIN_EXE_spliceway"))
             .args([kind, "-l", "0.0.0.0:0"])
@@ -145,7 +145,7 @@ fn a_proxy_for_everybody_starts_only_when_that_is_said() {
 }
 
 #[test]
-fn clients_are_admitted_by_their_addresses_before_they_say_a_word() {
+fn clients_are_admitted_by_address_before_they_send_a_byte() {
     let target = echo("127.0.0.1:0");
     let admits = |arguments: &[&str]| {
         let program = Program::socks5(arguments);

@@ -20,7 +20,7 @@ fn binary(command: u8, payload: &[u8]) -> Vec<u8> {
 
 const ADDRESSES: [u8; 12] = [192, 0, 2, 1, 198, 51, 100, 2, 0xDC, 0x04, 0x01, 0xBB];
 
-/// Starts a forwarder, and returns it with its target.
+/// Starts a forwarder. Returns the forwarder and the listener of its target.
 fn forward_with(arguments: &[&str]) -> (Program, TcpListener) {
     let (listener, target) = listen();
     (Program::forward(target, arguments), listener)
@@ -34,7 +34,7 @@ fn send_in_parts(client: &mut TcpStream, bytes: &[u8], size: usize) {
 }
 
 #[test]
-fn it_says_whose_connection_it_is_and_what_follows_goes_to_the_target() {
+fn a_header_names_the_client_and_later_bytes_reach_the_target() {
     let with_tlv = [&ADDRESSES[..], &[0x04, 0, 2, 9, 9]].concat();
     for header in [LINE.to_vec(), binary(0x21, &ADDRESSES), binary(0x21, &with_tlv)] {
         for size in [1, 7, usize::MAX] {
@@ -52,7 +52,7 @@ fn it_says_whose_connection_it_is_and_what_follows_goes_to_the_target() {
 }
 
 #[test]
-fn one_of_the_balancer_s_own_or_of_nobody_known_is_the_balancer_s() {
+fn a_local_or_unknown_header_means_the_balancer_itself() {
     for header in [
         b"PROXY UNKNOWN\r\n".to_vec(),
         binary(0x20, &[]),
@@ -69,7 +69,7 @@ fn one_of_the_balancer_s_own_or_of_nobody_known_is_the_balancer_s() {
 }
 
 #[test]
-fn whoever_sends_none_or_a_wrong_one_reaches_no_target() {
+fn a_client_without_a_valid_proxy_header_reaches_no_target() {
     for (version, bytes, reason) in [
         ("any", &b"GET / HTTP/1.1\r\n"[..], "proxy_header_missing"),
         ("v2", LINE, "proxy_header_version"),
@@ -92,7 +92,7 @@ fn whoever_sends_none_or_a_wrong_one_reaches_no_target() {
 }
 
 #[test]
-fn it_is_believed_of_nobody_else() {
+fn a_proxy_header_from_an_untrusted_peer_is_refused() {
     let (program, listener) = forward_with(&["--accept-proxy", "any", "--proxy-from", "10.0.0.0/8"]);
     let mut client = program.connect();
     // The program may close the connection before it has read the line.
@@ -102,7 +102,8 @@ fn it_is_believed_of_nobody_else() {
     assert!(!was_reached(&listener));
 }
 
-/// Returns the proxy's answer to a request for `target` behind `header`, and whether it connected.
+/// Sends `header`, then a request for `target`. Returns the reply code, and whether the proxy
+/// connected to `target`.
 fn asks(program: &Program, header: &[u8], target: &TcpListener) -> (u8, bool) {
     let mut client = program.connect();
     let request = [header, &GREETING, &ip_request(target.local_addr().unwrap())].concat();
@@ -135,7 +136,7 @@ fn clients_behind_a_balancer_on_this_host_reach_no_private_target() {
 }
 
 #[test]
-fn a_proxy_behind_a_balancer_starts_only_if_told_who_may_use_it() {
+fn a_proxy_behind_a_balancer_starts_only_with_an_access_rule() {
     for kind in ["socks5", "http", "mixed"] {
         let stderr = refused_to_start(&[&[kind, "-l", "127.0.0.1:0"], &BELIEVING[..]].concat());
         assert!(
@@ -149,7 +150,7 @@ fn a_proxy_behind_a_balancer_starts_only_if_told_who_may_use_it() {
 }
 
 #[test]
-fn it_has_a_deadline() {
+fn a_proxy_header_has_a_deadline() {
     let arguments = [&["--handshake-timeout", "1s", "--open"], &BELIEVING[..]].concat();
     let program = Program::socks5(&arguments);
     let mut client = program.connect();
@@ -159,7 +160,7 @@ fn it_has_a_deadline() {
 }
 
 #[test]
-fn who_is_allowed_and_how_many_of_one_is_a_matter_of_the_client_it_names() {
+fn access_rules_and_limits_apply_to_the_client_in_the_header() {
     let limits = ["--deny", "192.0.2.0/24", "--max-conns-per-ip", "1"];
     let (program, listener) = forward_with(&[&BELIEVING[..], &limits].concat());
     let mut denied = program.connect();
@@ -184,7 +185,7 @@ fn who_is_allowed_and_how_many_of_one_is_a_matter_of_the_client_it_names() {
 }
 
 #[test]
-fn targets_are_told_whose_connection_it_is_before_its_first_byte() {
+fn a_target_receives_the_header_before_the_first_byte() {
     for version in ["v1", "v2"] {
         let (program, listener) = forward_with(&["--send-proxy", version]);
         let mut client = program.connect();
@@ -207,7 +208,7 @@ fn targets_are_told_whose_connection_it_is_before_its_first_byte() {
 }
 
 #[test]
-fn one_program_tells_the_next_and_a_proxy_s_client_is_known_behind_it() {
+fn a_header_carries_the_client_from_one_program_to_the_next() {
     let target = echo("127.0.0.1:0");
     for version in ["v1", "v2"] {
         let mut last = Program::socks5(&[&BELIEVING[..], &["--open", "--allow-private"]].concat());
@@ -224,7 +225,7 @@ fn one_program_tells_the_next_and_a_proxy_s_client_is_known_behind_it() {
 }
 
 #[test]
-fn what_a_balancer_says_besides_is_passed_on_to_targets() {
+fn tlvs_from_a_balancer_are_passed_on_to_targets() {
     let authority = b"\x02\0\x0Bexample.com";
     let (checksum, padding) = (b"\x03\0\x04abcd", b"\x04\0\x02\0\0");
     let said = [&ADDRESSES[..], checksum, authority, padding].concat();

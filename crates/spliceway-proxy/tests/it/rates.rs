@@ -5,7 +5,7 @@ use crate::harness::{PATIENCE, Program, assert_same, connect, echo, pattern, rea
 
 const MB: usize = 1_000_000;
 
-/// Returns how long it takes until all clients have sent a megabyte and got it back.
+/// Returns the time until all clients have sent a megabyte and received it back.
 fn time_of(program: &Program, clients: usize) -> Duration {
     let (started, address) = (Instant::now(), program.address);
     thread::scope(|scope| {
@@ -22,8 +22,8 @@ fn time_of(program: &Program, clients: usize) -> Duration {
     started.elapsed()
 }
 
-/// Returns the shortest possible time. Each bucket starts with a burst of a tenth of a second, so
-/// nothing is faster.
+/// Returns the shortest possible time for this number of bytes. Each bucket starts with the bytes
+/// of a tenth of a second.
 fn least(bytes: usize, bytes_per_second: usize) -> Duration {
     Duration::from_secs_f64((bytes - bytes_per_second / 10) as f64 / bytes_per_second as f64)
 }
@@ -35,7 +35,7 @@ fn rates_hold_per_scope_and_bytes_are_spliced() {
         ("--rate-out 1MB:connection", 2, least(MB, MB)),
         ("--rate-in 2MB:client", 2, least(2 * MB, 2 * MB)),
         ("--rate-out 2MB", 2, least(2 * MB, 2 * MB)),
-        // Here each rate is within the next.
+        // In these cases, the scopes are nested, and the lowest rate applies.
         (
             "--rate-in 9MB:connection --rate-in 2MB:client --rate-in 8MB",
             2,

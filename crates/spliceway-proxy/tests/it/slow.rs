@@ -9,7 +9,8 @@ use crate::harness::{Program, echo, is_closed, let_pass, read_exactly};
 const SLOW: usize = 1000;
 const DEADLINE: Duration = Duration::from_secs(3);
 
-/// Slow clients send a byte each second. No timeout between two bytes would ever end them.
+/// Each slow client sends one byte per second. A timeout between two bytes would never end these
+/// handshakes.
 #[test]
 fn a_thousand_slow_handshakes_time_out_while_others_are_served() {
     let program = Program::proxy("mixed", &["--handshake-timeout", "3s"]);

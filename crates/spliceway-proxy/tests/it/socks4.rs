@@ -26,7 +26,7 @@ fn an_address_and_a_name_are_reached() {
 }
 
 #[test]
-fn a_request_may_be_split_at_every_byte_and_early_data_follow_it() {
+fn a_request_may_be_split_at_every_byte_and_early_data_may_follow() {
     let program = Program::proxy("mixed", &[]);
     let target = echo("127.0.0.1:0");
     let request = [&socks4_request(target, "ann", Some("localhost"))[..], b"early"].concat();
@@ -41,7 +41,7 @@ fn a_request_may_be_split_at_every_byte_and_early_data_follow_it() {
 }
 
 #[test]
-fn what_fails_or_is_none_is_rejected() {
+fn failed_and_invalid_requests_are_rejected() {
     let program = Program::proxy("mixed", &[]);
     let associate = [&[4, 3][..], &socks4_request(refusing(), "", None)[2..]].concat();
     for request in [
@@ -58,7 +58,7 @@ fn what_fails_or_is_none_is_rejected() {
     }
 }
 
-/// The second reply comes when a peer connects, and names the peer.
+/// The program sends the second reply when a peer connects. The reply names the peer.
 #[test]
 fn bind_waits_for_one_connection_and_relays_it() {
     let program = Program::proxy("mixed", &[]);
@@ -79,7 +79,7 @@ fn bind_waits_for_one_connection_and_relays_it() {
 }
 
 #[test]
-fn a_target_hears_what_the_client_says_and_the_client_when_it_ends() {
+fn a_client_receives_the_last_bytes_and_the_end_of_its_target() {
     let program = Program::proxy("mixed", &[]);
     let (listener, address) = listen();
     let mut client = program.connect();

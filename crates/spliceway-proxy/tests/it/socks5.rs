@@ -9,7 +9,7 @@ use crate::harness::{
     Program, accept, assert_same, echo, is_closed, let_pass, listen, pattern, read_all, read_exactly, refusing,
 };
 
-/// Returns the code of the reply to `request`. After a failure, the connection must be over.
+/// Returns the code of the reply to `request`. After a failure, the connection must end.
 fn reply_code(program: &Program, request: &[u8]) -> u8 {
     let mut client = greeted(program);
     client.write_all(request).unwrap();
@@ -78,8 +78,8 @@ fn messages_may_be_split_at_every_byte() {
     for split in 1..GREETING.len() + request.len() {
         let mut client = program.connect();
         client.set_nodelay(true).unwrap();
-        // The answer to the greeting separates the two messages. The pieces of one message are sent
-        // one after the other without a pause.
+        // The answer to the greeting separates the two messages. The client sends the pieces of one
+        // message without a pause.
         for piece in pieces(&GREETING, split) {
             client.write_all(piece).unwrap();
         }
@@ -108,7 +108,8 @@ fn pieces(message: &[u8], split: usize) -> [&[u8]; 2] {
 fn everything_in_one_write_works_and_early_data_reaches_the_target() {
     let program = Program::socks5(&[]);
     let (listener, address) = listen();
-    // The sizes are below the handshake's buffer, above it, and far above any buffer.
+    // The sizes are smaller than the handshake's buffer, larger than that buffer, and much larger
+    // than any buffer.
     for early in [1, 300, 600, 5_000, 200_000] {
         let mut client = program.connect();
         let early = pattern(early as u64, early);
@@ -128,8 +129,8 @@ fn everything_in_one_write_works_and_early_data_reaches_the_target() {
 fn failures_to_connect_have_their_reply_codes() {
     let program = Program::socks5(&["--connect-timeout", "300ms"]);
     assert_eq!(reply_code(&program, &ip_request(refusing())), 0x05);
-    // The program asks no name server for a label of more than 63 bytes. It sends no packet to a
-    // multicast group.
+    // The program does not ask a name server about a label of more than 63 bytes. It does not send
+    // a packet to a multicast group.
     assert_eq!(
         reply_code(&program, &name_request(&format!("{}.invalid", "x".repeat(64)), 80)),
         0x04
@@ -145,7 +146,7 @@ fn failures_to_connect_have_their_reply_codes() {
     }
 }
 
-/// Returns a listener that answers no SYN, because its queue of two is full.
+/// Returns a listener that does not answer a SYN, because its queue of two connections is full.
 fn full_backlog() -> (Socket, SocketAddr, Vec<TcpStream>) {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
@@ -157,7 +158,7 @@ fn full_backlog() -> (Socket, SocketAddr, Vec<TcpStream>) {
 }
 
 #[test]
-fn what_is_not_supported_is_refused_by_its_code() {
+fn an_unsupported_request_is_refused_with_its_code() {
     let program = Program::socks5(&[]);
     let address = refusing();
     for command in [0, 4, 9] {
@@ -196,7 +197,7 @@ fn another_protocol_gets_no_answer() {
 }
 
 #[test]
-fn a_slow_handshake_ends_at_its_deadline_wherever_it_stands() {
+fn a_slow_handshake_ends_at_its_deadline_at_any_stage() {
     let program = Program::socks5(&["--handshake-timeout", "300ms"]);
     let request = ip_request(refusing());
     for said in [
@@ -219,7 +220,7 @@ fn a_slow_handshake_ends_at_its_deadline_wherever_it_stands() {
 }
 
 #[test]
-fn the_handshake_s_deadline_does_not_hold_for_the_relay() {
+fn the_handshake_deadline_does_not_apply_to_the_relay() {
     let program = Program::socks5(&["--handshake-timeout", "50ms"]);
     let mut client = greeted(&program);
     client.write_all(&ip_request(echo("127.0.0.1:0"))).unwrap();
@@ -229,7 +230,7 @@ fn the_handshake_s_deadline_does_not_hold_for_the_relay() {
 }
 
 #[test]
-fn a_client_that_goes_away_during_the_handshake_leaves_nothing_behind() {
+fn a_client_that_leaves_during_the_handshake_frees_its_session() {
     let program = Program::socks5(&[]);
     let mut client = program.connect();
     client.write_all(&GREETING[..1]).unwrap();

@@ -39,12 +39,13 @@ fn silence_ends_a_session_at_the_idle_timeout() {
 #[test]
 fn the_idle_timeout_frees_a_filled_pipe_and_records_its_bytes_as_lost() {
     let (listener, address) = listen();
-    // The timeout is long enough to check the state before it, even on a busy machine.
+    // The timeout is long enough to check the state before it expires, even on a busy machine.
     let mut program = Program::forward(address, &["--idle-timeout", "4s", "--splice", "on", "--workers", "1"]);
     let lent = |program: &Program| program.sum("spliceway_pipes", &["state=\"lent\""]);
     let before = program.descriptors();
     let (client, mut target) = (program.connect(), accept(&listener));
-    // Nobody reads, and nothing ends. The relay waits for its sink and holds a pipe.
+    // The client does not read, and neither side closes. The relay waits for the client and holds a
+    // pipe.
     target.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
     while target.write(&[7; 1 << 16]).is_ok() {}
     assert_eq!(lent(&program), 1);
@@ -60,7 +61,7 @@ fn the_idle_timeout_frees_a_filled_pipe_and_records_its_bytes_as_lost() {
     drop((client, target));
     let until = Instant::now() + PATIENCE;
     // The pool keeps some idle pipes for a while. A scrape holds a descriptor until both sides have
-    // closed it.
+    // closed the connection.
     while program.descriptors() > before + 2 * program.sum("spliceway_pipes", &["state=\"idle\""]) as usize {
         assert!(
             Instant::now() < until,
@@ -72,7 +73,7 @@ fn the_idle_timeout_frees_a_filled_pipe_and_records_its_bytes_as_lost() {
 }
 
 #[test]
-fn traffic_one_way_outlives_the_idle_timeout_either_way() {
+fn one_way_traffic_outlives_the_idle_timeout_in_each_direction() {
     let (program, mut client, mut target) = session(&["--idle-timeout", "1s"]);
     trickle(&mut target, &mut client, Duration::from_millis(2500));
     trickle(&mut client, &mut target, Duration::from_millis(2500));
@@ -108,7 +109,7 @@ fn a_live_download_outlives_the_half_close_timeout_and_the_idle_timeout() {
 }
 
 #[test]
-fn the_half_close_timeout_leaves_a_session_alone_that_is_open_both_ways() {
+fn the_half_close_timeout_does_not_affect_a_fully_open_session() {
     let (program, mut client, mut target) = session(&["--half-close-timeout", "100ms"]);
     let_pass(Duration::from_millis(500));
     client.write_all(b"x").unwrap();

@@ -5,7 +5,7 @@ use std::thread;
 use crate::clients::{GREETING, greeted, ip_request};
 use crate::harness::{PATIENCE, Program, TextFile, read_all, read_exactly};
 
-/// Returns a socket that waits no longer than a test does.
+/// Returns a socket whose reads wait at most [`PATIENCE`], and its address.
 fn socket(address: &str) -> (UdpSocket, SocketAddr) {
     let socket = UdpSocket::bind(address).unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -13,7 +13,7 @@ fn socket(address: &str) -> (UdpSocket, SocketAddr) {
     (socket, address)
 }
 
-/// Starts a target that returns what it gets in upper case.
+/// Starts a target that returns each datagram in upper case.
 fn shouting(address: &str) -> SocketAddr {
     let (socket, address) = socket(address);
     thread::spawn(move || {
@@ -36,8 +36,8 @@ fn associated(program: &Program) -> (TcpStream, SocketAddr) {
     (client, (ip, u16::from_be_bytes([reply[8], reply[9]])).into())
 }
 
-/// Returns a datagram to `target` as a client sends it. The proxy sends the same form to the client
-/// for a datagram from `target`.
+/// Returns a datagram to `target` as a client sends it. A datagram from `target` has the same form
+/// when the proxy sends it to the client.
 fn wrapped(target: SocketAddr, data: &[u8]) -> Vec<u8> {
     [&[0, 0, 0], &ip_request(target)[3..], data].concat()
 }
@@ -147,7 +147,7 @@ fn an_association_holds_its_descriptors_no_longer_than_its_connection() {
 }
 
 #[test]
-fn associations_end_at_once_when_the_drain_timeout_is_over() {
+fn associations_end_immediately_after_the_drain_timeout() {
     let mut program = Program::socks5(&["--drain-timeout", "50ms"]);
     let (client, _) = associated(&program);
     program.terminate();

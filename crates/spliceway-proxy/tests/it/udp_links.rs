@@ -1,4 +1,4 @@
-//! Datagrams over links with the MTU of Ethernet, and with a smaller MTU.
+//! Datagrams over links with the Ethernet MTU, and over links with a smaller MTU.
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use crate::harness::{PATIENCE, Program, connect, read_exactly};
 use spliceway_net::{Family, Net, Offloads, address};
 
-/// A client at one end, a target at the other, and the program between them.
+/// A client at one end, a target at the other end, and the program between them.
 struct Between {
     net: Net,
     _program: Program,
@@ -70,7 +70,7 @@ fn socket(ip: IpAddr) -> UdpSocket {
     socket
 }
 
-/// Returns type, address and port as SOCKS5 writes them.
+/// Returns type, address and port in the SOCKS5 encoding.
 fn written(address: SocketAddr) -> Vec<u8> {
     let port = address.port().to_be_bytes();
     match address.ip() {
@@ -92,9 +92,10 @@ fn associated(program: SocketAddr) -> (TcpStream, SocketAddr) {
     (client, SocketAddr::new(ip, u16::from_be_bytes([port[0], port[1]])))
 }
 
-/// IP splits such a datagram, like a resolver's long answer, and joins the parts again.
+/// IP splits such a datagram into fragments and reassembles it. A resolver's long answer is an
+/// example.
 #[test]
-fn a_datagram_longer_than_a_link_takes_arrives_whole() {
+fn a_datagram_larger_than_the_mtu_arrives_whole() {
     for family in [Family::V4, Family::V6] {
         let Some(between) = Between::new(family) else { return };
         let data: Vec<u8> = (0..4_000).map(|place: u32| place.to_le_bytes()[0]).collect();
@@ -106,10 +107,10 @@ fn a_datagram_longer_than_a_link_takes_arrives_whole() {
     }
 }
 
-/// One link takes datagrams of this size, and the next does not. The program sends them on one by
-/// one and in pieces, and the answers return in the same way.
+/// The first link carries datagrams of this size, and the next link does not. The program forwards
+/// each datagram on its own, in fragments. The answers return in the same way.
 #[test]
-fn a_flow_goes_on_over_a_narrower_link() {
+fn a_flow_continues_over_a_link_with_a_smaller_mtu() {
     for family in [Family::V4, Family::V6] {
         let Some(between) = Between::new(family) else { return };
         for (node, device) in [(1, "right"), (2, "left")] {

@@ -73,7 +73,7 @@ fn failures_behind_an_upstream_proxy_have_the_usual_codes() {
 }
 
 #[test]
-fn an_upstream_that_says_nothing_is_waited_for_no_longer_than_a_target() {
+fn the_wait_for_a_silent_upstream_ends_at_the_connect_timeout() {
     let (_silent, address) = listen();
     let program = Program::socks5(&["--connect-timeout", "300ms", "-x", &format!("socks5://{address}")]);
     let mut client = greeted(&program);
@@ -82,7 +82,7 @@ fn an_upstream_that_says_nothing_is_waited_for_no_longer_than_a_target() {
 }
 
 #[test]
-fn a_url_that_is_none_is_refused_and_not_repeated() {
+fn an_invalid_url_is_refused_and_not_printed() {
     for url in [
         "ftp://ann:secret@a:1",
         "socks5://ann:secret@",
@@ -100,7 +100,7 @@ fn a_url_that_is_none_is_refused_and_not_repeated() {
 }
 
 #[test]
-fn two_socks_proxies_that_name_each_other_stop_at_a_bound() {
+fn two_socks_proxies_that_name_each_other_stop_at_a_limit() {
     const MAX: u64 = 8;
     let (socket, second) = crate::harness::listen();
     let limit = ["--max-dials-per-ip", "8"];
@@ -121,7 +121,7 @@ fn two_socks_proxies_that_name_each_other_stop_at_a_bound() {
 }
 
 #[test]
-fn a_client_that_dials_as_often_as_it_may_leaves_others_their_dials() {
+fn a_client_at_its_dial_limit_does_not_block_other_clients() {
     let (_silent, silent) = crate::leaving::silent();
     let target = crate::harness::echo("127.0.0.1:0");
     let program = Program::socks5(&["--max-dials-per-ip", "2"]);
@@ -137,7 +137,7 @@ fn a_client_that_dials_as_often_as_it_may_leaves_others_their_dials() {
         client
     };
     let _dialling = [asks(1, silent), asks(1, silent)];
-    // Both dials are counted when a third one is refused.
+    // Once the program refuses a third dial, it has counted the first two.
     let until = std::time::Instant::now() + crate::harness::PATIENCE;
     while crate::harness::read_exactly(&mut asks(1, target), 4)[1] == 0 {
         assert!(std::time::Instant::now() < until, "nobody is refused");

@@ -1,5 +1,5 @@
-//! A peer that vanishes without a FIN, while both directions carry bulk data. Only silence shows
-//! it.
+//! A peer that vanishes without a FIN, while both directions carry bulk data. Only the idle timeout
+//! detects this.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -16,7 +16,7 @@ const BULK: usize = 1 << 20;
 fn a_vanished_peer_ends_at_the_idle_timeout_without_a_leak() {
     for client_vanishes in [true, false] {
         let Some(net) = Net::of_three(Offloads::On) else { return };
-        // The program and all that queries it run on the node between client and target.
+        // The program and the code that queries it run on the node between client and target.
         net.node(1).inside(|| vanishes(&net, client_vanishes));
     }
 }
@@ -45,7 +45,7 @@ fn vanishes(net: &Net, client_vanishes: bool) {
 
     let device = if client_vanishes { "right" } else { "left" };
     net.node(cut).ip(&[format!("link set {device} down")]).unwrap();
-    // EOF or a reset comes after the bytes that were on their way.
+    // EOF or a reset follows the bytes that were in flight.
     let _ = io::copy(&mut &stays, &mut io::sink());
     program.await_end("idle");
     let until = Instant::now() + PATIENCE;
@@ -65,7 +65,7 @@ fn vanishes(net: &Net, client_vanishes: bool) {
     }
 }
 
-/// Starts the program, which relays from any port of `listens` to `target`.
+/// Starts the program, which relays from any port on `listens` to `target`.
 fn between(listens: IpAddr, target: SocketAddr) -> Program {
     let (listens, target) = (SocketAddr::new(listens, 0).to_string(), target.to_string());
     let metrics = ["--metrics", "127.0.0.1:0", "--idle-timeout", "1s"];

@@ -1,8 +1,11 @@
-//! The behaviour of a relay when system calls fail, whichever of them and however. The faults come
+//! The behaviour of a relay when any of its system calls fails in any way. The faults are injected
 //! from outside the code under test.
 
-mod broken_pipe; // SIGPIPE in a process that does not ignore it
-mod interrupted; // signals all the time, sinks that take little
-mod matrix; // call × errno × when, as a table
+// `SIGPIPE` in a process that does not ignore it.
+mod broken_pipe;
+// Frequent signals, and sinks that accept few bytes.
+mod interrupted;
+// A table of call × errno × time.
+mod matrix;
 mod row;
 mod scenario;

@@ -1,7 +1,7 @@
-//! 10,000 relays that have moved 256 KiB each and are idle hold two descriptors each and no pipe.
+//! 10,000 idle relays that have moved 256 KiB each hold two descriptors each and no pipe.
 //!
-//! Two relaying processes of 5,000 and a process of peers for each, so that a descriptor limit of
-//! 20,000 is enough for all.
+//! There are two relay processes with 5,000 relays each, and one process of peers for each of them.
+//! A descriptor limit of 20,000 is therefore enough for every process.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -13,8 +13,8 @@ use crate::role::{self, Role, heard, raise_descriptor_limit, say};
 const PROCESSES: usize = 2;
 const RELAYS: usize = 5_000;
 const BYTES: usize = 256 << 10;
-/// Bytes beyond the sockets, a task each included. A debug build measured 1,700: a pipe or a buffer
-/// would be more by far.
+/// The most memory per relay, in bytes. It includes the relay's task, but not the kernel's memory
+/// for the sockets. A debug build measured 1,700 bytes. A pipe or a buffer would be much larger.
 const MEMORY_PER_RELAY: usize = 2_048;
 const ROLES: &str = "idle::role_of_a_child_process";
 
@@ -62,15 +62,15 @@ fn role_of_a_child_process() {
     }
 }
 
-/// Runs clients and servers: each client sends through its relay what its server receives, and both
+/// Runs clients and servers. Each client sends through its relay, its server receives, and both
 /// stay connected.
 fn peers() {
     raise_descriptor_limit();
     let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     say(&server.local_addr().unwrap().to_string());
     let relay: SocketAddr = heard().parse().unwrap();
-    // The most connections in flight: fewer than a listener's backlog, beyond which the kernel
-    // drops them.
+    // The most connections in flight. This is fewer than the backlog of a listener, beyond which
+    // the kernel drops connections.
     let (start, started) = mpsc::sync_channel(64);
     let receiving = thread::spawn(move || {
         let (mut received, sent) = (vec![0; BYTES], vec![7; BYTES]);
@@ -142,12 +142,12 @@ fn relays() {
 }
 
 fn open_descriptors() -> usize {
-    // The directory that is read counts as one more, each time.
+    // Reading the directory opens one more descriptor, in every call.
     fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Returns the resident memory without the pages of the program: the larger the program, the more
-/// of them are in memory.
+/// Returns the resident memory without the pages of the program file, whose number depends on the
+/// size of the program.
 fn resident_bytes() -> usize {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();

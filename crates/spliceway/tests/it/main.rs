@@ -1,20 +1,34 @@
-//! The promises of the crate, one module each.
+//! The promises of the crate, one module for each.
 
 #![cfg(target_os = "linux")]
 
-mod faults; // system calls that fail, each in every way
-mod idle; // what 10,000 relays at rest hold
-mod options; // what a caller may choose about a relay, spliced and copied, both ways
-mod own_types; // boxes, `Either`, and types of the caller's
-mod parity; // tokio's functions and ours: one suite, the same outcomes
-mod pipe_ends; // pipes as streams: one splice, with none between
-mod pitfalls; // faults this field has had, and that we have not
-mod prompt; // no byte waits on purpose
+// System calls that fail, each in every way.
+mod faults;
+// What 10,000 idle relays hold.
+mod idle;
+// The options of a relay, spliced and copied, in both directions.
+mod options;
+// Boxes, `Either`, and the caller's own types.
+mod own_types;
+// One suite with the same outcomes for tokio's functions and spliceway's.
+mod parity;
+// Pipes as streams: one splice, with no other pipe in between.
+mod pipe_ends;
+// Faults of other relays that spliceway does not have.
+mod pitfalls;
+// The relay delays no byte on purpose.
+mod prompt;
 mod role;
-mod segments; // between network namespaces: segments of 1,448 bytes, offloads on and off, loss, long chains
-mod size; // what a relay's future costs in memory
+// Between network namespaces: segments of 1,448 bytes, offloads on and off, loss, long chains.
+mod segments;
+// The memory of a relay's future.
+mod size;
 mod support;
-mod syscalls; // which system calls a relay makes
-mod threshold; // which messages are copied, and which are spliced
-mod unprivileged; // 300 bulk relays of a user with a soft limit on pipe pages
-mod upgraded; // the sockets below hyper's upgraded connections
+// The system calls that a relay makes.
+mod syscalls;
+// Which messages are copied, and which are spliced.
+mod threshold;
+// 300 bulk relays of a user with a soft limit on pipe pages.
+mod unprivileged;
+// The sockets below hyper's upgraded connections.
+mod upgraded;

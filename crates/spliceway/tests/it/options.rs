@@ -1,17 +1,25 @@
-//! What a caller may choose about a relay: for every engine, and with the ends swapped.
+//! The options of a relay, for every engine and with the ends swapped.
 //!
-//! Where a test is about time, time is tokio's paused clock, which goes on when nothing else does,
-//! and the sockets are Unix ones, whose bytes arrive within the very call that sends them: no load
-//! on the machine can make the clock overtake a byte.
+//! Tests of timeouts use tokio's paused clock, which advances only when no task can run. Their
+//! streams are Unix sockets, whose bytes arrive within the call that sends them. So the clock
+//! cannot overtake a byte, whatever the load on the machine.
 
-mod cancel; //  told to end, it loses nothing that it can deliver in time
-mod failed; // what is still done after a stream has failed
-mod half_close; // the end of one stream as the end of both
-mod parts; // its streams back, and the bytes between them
-mod peers; // whose end was the first, whose stream failed
-mod prefix; // bytes that go first
-mod rate; // a rate shared by one or many, spliced all the same
-mod timeouts; // silence ends a relay, age does not
+// A cancelled relay loses no byte that it can deliver in time.
+mod cancel;
+// What the relay still does after a stream has failed.
+mod failed;
+// The end of one stream as the end of both.
+mod half_close;
+// The relay returns its streams, and the bytes in flight.
+mod parts;
+// Which peer ended first, and which stream failed.
+mod peers;
+// Bytes that go first.
+mod prefix;
+// A rate limit of one relay or of many, with splicing.
+mod rate;
+// An idle relay times out. An old relay does not.
+mod timeouts;
 
 use std::time::Duration;
 
@@ -25,7 +33,7 @@ use tokio::task::JoinHandle;
 use crate::support::pattern::Pattern;
 use crate::support::{BULK, finish, guard, tcp};
 
-/// How a scenario is run.
+/// How to run a scenario.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Variant {
     pub(crate) engine: Engine,
@@ -33,7 +41,7 @@ pub(crate) struct Variant {
     pub(crate) swapped: bool,
 }
 
-/// Runs it with every engine, with near as `a` and as `b`.
+/// Runs a scenario with every engine, and with the near peer as `a` and as `b`.
 pub(crate) async fn every_way(mut scenario: impl AsyncFnMut(Variant)) {
     for engine in [Engine::Auto, Engine::Splice, Engine::Copy] {
         for swapped in [false, true] {
@@ -42,9 +50,10 @@ pub(crate) async fn every_way(mut scenario: impl AsyncFnMut(Variant)) {
     }
 }
 
-/// Lets so much of the paused clock's time pass.
+/// Advances the paused clock by this time.
 pub(crate) async fn pass(time: Duration) {
-    tokio::time::sleep(time).await; // sleeps because that is what moves a paused clock, and takes no time
+    // Sleeps because this advances the paused clock. It takes no real time.
+    tokio::time::sleep(time).await;
 }
 
 /// `near ⇄ relay ⇄ far`, over Unix sockets.
@@ -60,11 +69,11 @@ pub(crate) struct Running {
     swapped: bool,
 }
 
-/// What a relay did, as the peers see it.
+/// The counts of a relay, as the peers see them.
 pub(crate) struct Done {
-    /// From near to far.
+    /// From the near peer to the far peer.
     pub(crate) forth: DirectionSummary,
-    /// From far to near.
+    /// From the far peer to the near peer.
     pub(crate) back: DirectionSummary,
     pub(crate) end: EndReason,
 }
@@ -90,7 +99,7 @@ impl Variant {
         }
     }
 
-    /// Whether bulk must be spliced.
+    /// Returns whether the relay must splice bulk.
     pub(crate) fn splices(self) -> bool {
         self.engine != Engine::Copy
     }
@@ -112,7 +121,7 @@ impl Done {
     }
 }
 
-/// Over TCP and in real time, none of them near what it would end.
+/// Runs over TCP and in real time. No option comes near its limit.
 #[tokio::test]
 async fn all_options_together_leave_bulk_spliced() {
     for swapped in [false, true] {

@@ -1,5 +1,5 @@
-//! Streams that are not tokio's own types: boxes, `Either`, and types whose owner says which socket
-//! they are.
+//! Streams that are not tokio's own types: boxes, `Either`, and types whose author names their
+//! socket.
 
 use std::io;
 use std::pin::Pin;
@@ -15,12 +15,12 @@ use tokio_util::either::Either;
 use crate::support::pattern::Pattern;
 use crate::support::{BULK, Duplex, guard, tcp};
 
-/// A proxy's stream.
+/// The stream type of a proxy.
 enum Stream {
     Plain(TcpStream),
-    /// In place of a TLS stream: its bytes are not a socket's.
+    /// Replaces a TLS stream. Its bytes are not a socket's bytes.
     Tls(DuplexStream),
-    /// A plain socket until told otherwise.
+    /// A plain socket until the flag is cleared.
     Fickle(TcpStream, Arc<AtomicBool>),
 }
 
@@ -63,7 +63,7 @@ impl AsyncWrite for Stream {
     }
 }
 
-/// Bulk both ways between the peers of two streams, byte for byte: the relay's summary.
+/// Relays bulk in both directions, checks every byte, and returns the relay's summary.
 async fn relayed<A: Duplex, B: Duplex>(mut near: impl Duplex, a: A, b: B, mut far: impl Duplex) -> RelaySummary {
     let relay = Relay::new(a, b);
     let peers = async {
@@ -116,8 +116,7 @@ async fn the_plain_variant_of_an_enum_is_spliced_and_the_other_one_is_copied() {
     assert_eq!(summary.a_to_b.fallback, Some(Reason::NotSockets));
 }
 
-/// The type alone says nothing: an enum without a `Spliceable` around it is copied, as it always
-/// was.
+/// The type alone proves nothing: an enum without a `Spliceable` around it is copied, as before.
 #[tokio::test]
 async fn a_borrowed_enum_is_spliced_only_within_a_spliceable() {
     let ((near, a), (b, far)) = (tcp().await, tcp().await);

@@ -1,5 +1,5 @@
-//! One suite for the functions of tokio and of spliceway: every scenario runs with each of them,
-//! and the expectations name none.
+//! One suite for tokio's functions and spliceway's. Every scenario runs with each of them, and the
+//! expectations are the same for all.
 
 mod buffers;
 mod limited;
@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 
 use crate::support::{Duplex, guard, tcp};
 
-/// Whose `copy_bidirectional` a scenario runs on.
+/// The implementation of `copy_bidirectional` that a scenario uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Subject {
     Tokio,
@@ -40,8 +40,8 @@ impl Subject {
         }
     }
 
-    /// A task that relays `near` and `far`, in this order or the other, and tells the counts near
-    /// to far first.
+    /// Starts a task that relays `near` and `far`, in this order or swapped. It returns the counts
+    /// from the near peer to the far peer first.
     fn spawn(
         self,
         mut near: impl Duplex + 'static,
@@ -59,7 +59,7 @@ impl Subject {
     }
 }
 
-/// Runs a scenario for every subject, with near as `a` and as `b`.
+/// Runs a scenario for every subject, with the near peer as `a` and as `b`.
 async fn for_each(mut scenario: impl AsyncFnMut(Subject, bool)) {
     for subject in Subject::ALL {
         for swapped in [false, true] {
@@ -69,7 +69,7 @@ async fn for_each(mut scenario: impl AsyncFnMut(Subject, bool)) {
     }
 }
 
-/// Runs a scenario on TCP connections: the relay's task, and the peers near and far.
+/// Runs a scenario on TCP connections. It gets the relay's task and both peers.
 async fn between_peers(mut scenario: impl AsyncFnMut(JoinHandle<Counts>, TcpStream, TcpStream)) {
     for_each(async |subject, swapped| {
         let ((near, near_end), (far, far_end)) = (tcp().await, tcp().await);
@@ -78,7 +78,7 @@ async fn between_peers(mut scenario: impl AsyncFnMut(JoinHandle<Counts>, TcpStre
     .await;
 }
 
-/// A peer and the end for the relay, of either kind of socket.
+/// Returns a peer and the relay's end of its connection, for either kind of socket.
 async fn any_pair(unix: bool) -> (Box<dyn Duplex>, End) {
     if unix {
         let (peer, end) = UnixStream::pair().unwrap();

@@ -1,6 +1,6 @@
-//! Pipes as the streams of a relay, such as those of a child process: one splice moves the bytes,
-//! and the relay needs no pipe of its own. It copies from pipe to pipe:
-//! `a_packet_stays_whole_for_no_reader`.
+//! Pipes as the streams of a relay, such as the pipes of a child process. One splice moves the
+//! bytes, and the relay needs no pipe of its own. From pipe to pipe, it copies: see
+//! `a_packet_from_a_pipe_arrives_as_plain_bytes`.
 
 use std::future::poll_fn;
 use std::io::{ErrorKind, Write};
@@ -27,20 +27,20 @@ use crate::support::{Duplex, KIB, MIB, guard, tcp};
 
 const ENGINES: [Engine; 3] = [Engine::Auto, Engine::Splice, Engine::Copy];
 
-/// More than pipes and sockets on the way hold.
+/// More bytes than the pipes and sockets on the way hold.
 const MANY: u64 = 8 * MIB;
 
 type Pipes = Join<pipe::Receiver, pipe::Sender>;
 type Outcome = Result<RelaySummary, RelayError>;
 
-/// A pipe each way: the peer's ends of them, and the relay's.
+/// Returns one pipe for each direction: the peer's ends, and the relay's ends.
 fn pipes() -> (Pipes, Pipes) {
     let ((to_relay, from_peer), (to_peer, from_relay)) = (pipe::pipe().unwrap(), pipe::pipe().unwrap());
     (join(from_relay, to_relay), join(from_peer, to_peer))
 }
 
-/// Peers with pipes (near) and another stream (far), and the relay between, which counts near to
-/// far first.
+/// A near peer with pipes, a far peer with another stream, and the relay between them. The relay's
+/// summary has the direction from near to far first.
 struct Rig<D> {
     near: Pipes,
     far: D,
@@ -75,8 +75,8 @@ impl<D: Duplex + 'static> Rig<D> {
     }
 }
 
-/// Runs a scenario for every engine, with the pipes as `a` and as `b`, and at the other end TCP, a
-/// Unix socket, and pipes.
+/// Runs a scenario for every engine, with the pipes as `a` and as `b`. The other stream is TCP, a
+/// Unix socket, or pipes.
 macro_rules! every_way {
     ($scenario:ident) => {
         for engine in ENGINES {
@@ -92,7 +92,7 @@ macro_rules! every_way {
     };
 }
 
-/// A peer's stream, so that dropping it ends both its ways.
+/// Sends and receives on a peer's stream, and returns the stream. Dropping it ends both directions.
 async fn talk<D: Duplex>(mut peer: D, say: u64, hear: u64) -> D {
     let (mut reader, mut writer) = tokio::io::split(&mut peer);
     let (mut said, mut heard) = (Pattern::new(say), Pattern::new(hear));
@@ -101,7 +101,7 @@ async fn talk<D: Duplex>(mut peer: D, say: u64, hear: u64) -> D {
 }
 
 #[tokio::test]
-async fn bulk_both_ways_at_once_is_exact_and_spliced_with_no_pipe_between() {
+async fn simultaneous_bulk_is_exact_and_spliced_with_no_pipe_between() {
     async fn scenario<D: Duplex + 'static>(rig: Rig<D>) {
         let peers = async {
             let (near, far) = tokio::join!(talk(rig.near, 1, 2), talk(rig.far, 2, 1));
@@ -112,7 +112,7 @@ async fn bulk_both_ways_at_once_is_exact_and_spliced_with_no_pipe_between() {
         for direction in [summary.a_to_b, summary.b_to_a] {
             assert_eq!((direction.bytes, direction.eof), (MANY, true));
             match direction.fallback {
-                // From pipe to pipe.
+                // This direction goes from pipe to pipe.
                 Some(Reason::NotSockets) => assert_eq!(direction.spliced, 0),
                 Some(Reason::Disabled) => assert_eq!((direction.spliced, rig.engine), (0, Engine::Copy)),
                 _ => assert!(direction.spliced > MANY / 100 * 95, "{direction:?}"),
@@ -144,14 +144,15 @@ async fn messages_and_answers_of_any_size_wait_for_no_other_byte() {
 }
 
 #[tokio::test]
-async fn the_end_of_a_pipe_is_passed_on_and_the_other_direction_goes_on() {
+async fn the_end_of_a_pipe_is_passed_on_and_the_other_direction_continues() {
     async fn scenario<D: Duplex + 'static>(mut rig: Rig<D>) {
         let (mut from_relay, mut to_relay) = rig.near.into_inner();
         let peers = async {
             Pattern::new(5).send(&mut to_relay, 100_000).await;
             drop(to_relay);
             Pattern::new(5).expect(&mut rig.far, 100_000).await;
-            // What has no shutdown keeps its peer waiting for the end of the relay; see below.
+            // A stream without a shutdown does not show its end to its peer until the relay ends:
+            // see below.
             let (mut said, mut answer) = (Pattern::new(6), Pattern::new(6));
             tokio::join!(said.send(&mut rig.far, MIB), answer.expect(&mut from_relay, MIB));
             drop(rig.far);
@@ -167,7 +168,7 @@ async fn the_end_of_a_pipe_is_passed_on_and_the_other_direction_goes_on() {
 }
 
 #[tokio::test]
-async fn a_socket_hears_of_the_end_of_a_pipe_at_once() {
+async fn a_socket_sees_the_end_of_a_pipe_immediately() {
     for swapped in [false, true] {
         let Rig {
             near, mut far, relay, ..
@@ -183,12 +184,12 @@ async fn a_socket_hears_of_the_end_of_a_pipe_at_once() {
 }
 
 #[tokio::test]
-async fn a_pipe_that_nobody_reads_any_more_breaks_the_relay_at_a_write() {
+async fn a_pipe_whose_reader_is_closed_breaks_the_relay_at_a_write() {
     async fn scenario<D: Duplex + 'static>(mut rig: Rig<D>) {
         let (from_relay, _to_relay) = rig.near.into_inner();
         drop(from_relay);
-        // More than once: a process that another test is starting has a copy of the reading end
-        // until it becomes another program.
+        // Writes repeatedly, because a process that another test starts has a copy of the reading
+        // end until it executes another program.
         let say = async {
             while rig.far.write_all(b"for nobody").await.is_ok() {
                 tokio::task::yield_now().await;
@@ -205,7 +206,8 @@ async fn a_pipe_that_nobody_reads_any_more_breaks_the_relay_at_a_write() {
     every_way!(scenario);
 }
 
-/// A full pipe, and a source that has more and more: nothing to do until somebody reads.
+/// The sink is a full pipe, and the source always has more. The relay has nothing to do until the
+/// peer reads.
 #[tokio::test]
 async fn a_relay_whose_sink_is_full_is_not_polled_and_loses_no_readiness() {
     async fn scenario<D: Duplex + 'static>(mut rig: Rig<D>) {
@@ -219,7 +221,8 @@ async fn a_relay_whose_sink_is_full_is_not_polled_and_loses_no_readiness() {
         let (mut from_relay, _to_relay) = rig.near.into_inner();
         let (_, mut far) = tokio::io::split(&mut rig.far);
         let peers = async {
-            // Turns in a row in which nothing could be sent and the relay was not asked.
+            // The number of passes in a row in which no byte could be sent and the relay was not
+            // polled.
             let (mut quiet, mut before) = (0, 0);
             while quiet < 200 {
                 let chunk = said.take(8 << 10);
@@ -251,13 +254,13 @@ async fn a_relay_whose_sink_is_full_is_not_polled_and_loses_no_readiness() {
     every_way!(scenario);
 }
 
-/// What a future says when it is polled now.
+/// Polls a future once, and returns the result.
 async fn poll_once<F: Future>(mut future: Pin<&mut F>) -> Poll<F::Output> {
     poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await
 }
 
 #[tokio::test]
-async fn a_limit_takes_so_many_bytes_from_a_pipe_and_from_a_socket_into_one() {
+async fn a_limit_is_exact_from_a_pipe_and_into_a_pipe() {
     for limit in [0, 1, 64 * KIB - 1, 64 * KIB + 1, 300 * KIB] {
         for engine in ENGINES {
             guard(async {
@@ -297,11 +300,11 @@ async fn a_limit_takes_so_many_bytes_from_a_pipe_and_from_a_socket_into_one() {
     }
 }
 
-/// An end that cannot be spliced, a kernel without memory, and a sandbox that forbids splice, which
-/// counts for the whole process.
+/// An end that cannot be spliced, a kernel without memory, and a sandbox that forbids splice. The
+/// sandbox affects the whole process.
 #[test]
-fn what_cannot_be_spliced_is_copied_and_said_why() {
-    const NAME: &str = "pipe_ends::what_cannot_be_spliced_is_copied_and_said_why";
+fn streams_that_cannot_be_spliced_are_copied_with_a_reason() {
+    const NAME: &str = "pipe_ends::streams_that_cannot_be_spliced_are_copied_with_a_reason";
     let reasons = [
         (Errno::INVAL, Reason::InvalidArgument),
         (Errno::NOMEM, Reason::NoMemory),
@@ -309,7 +312,7 @@ fn what_cannot_be_spliced_is_copied_and_said_why() {
     ];
     in_child(NAME, None, || {
         for (errno, reason) in reasons {
-            // A thread meets the faults it was given until it ends.
+            // A thread keeps its faults until it ends.
             let relay = thread::spawn(move || {
                 let rules = [Call::SpliceIn, Call::SpliceOut]
                     .map(|call| Rule::new(call, When::Always, Fault::Errno(errno.raw_os_error())));
@@ -329,10 +332,10 @@ fn what_cannot_be_spliced_is_copied_and_said_why() {
     });
 }
 
-/// Splicing from a pipe needs another call. Where a sandbox forbids that one, what else can be
-/// spliced is.
+/// Splicing from a pipe needs another system call. If a sandbox forbids that call, the relay still
+/// splices where it does not need it.
 #[test]
-fn a_pipe_that_cannot_be_asked_is_copied_and_splicing_goes_on_elsewhere() {
+fn a_pipe_that_cannot_be_queried_is_copied_and_the_rest_is_spliced() {
     let relay = || {
         let rule = Rule::new(
             Call::BytesToRead,
@@ -392,7 +395,7 @@ fn a_pipe_without_a_reader_raises_no_sigpipe() {
 }
 
 #[tokio::test]
-async fn what_a_buffer_around_a_pipe_holds_goes_first() {
+async fn bytes_in_a_buffer_around_a_pipe_go_first() {
     let (mut to_relay, from_peer) = pipe::pipe().unwrap();
     let (mut far, mut far_end) = tcp().await;
     let mut said = Pattern::new(9);
@@ -405,9 +408,9 @@ async fn what_a_buffer_around_a_pipe_holds_goes_first() {
     Pattern::new(9).expect_end(&mut far, 5000).await;
 }
 
-/// A relay that takes all of a pipe's packets, also where it may take only so much at a time.
+/// A relay reads a packet of a pipe whole, even if its rate limit allows fewer bytes.
 #[tokio::test(start_paused = true)]
-async fn no_part_of_a_packet_is_lost_to_a_rate() {
+async fn a_rate_limit_loses_no_part_of_a_packet() {
     for engine in ENGINES {
         let (from_peer, mut to_relay) = packets();
         let mut said = Pattern::new(10);
@@ -425,7 +428,7 @@ async fn no_part_of_a_packet_is_lost_to_a_rate() {
                 .b_to_a_limit(0)
                 .engine(engine),
         );
-        // An hour of the paused clock: it goes on whenever nothing else does.
+        // An hour of the paused clock, which advances when no task can run.
         let relay = tokio::spawn(tokio::time::timeout(Duration::from_secs(3600), relay));
         Pattern::new(10).expect(&mut far, 4 * 4096).await;
         let summary = relay.await.unwrap().unwrap().unwrap();
@@ -433,17 +436,17 @@ async fn no_part_of_a_packet_is_lost_to_a_rate() {
     }
 }
 
-/// A pipe whose writes are packets (`O_DIRECT`): a read takes one, and loses what it has no room
-/// for.
+/// Returns a pipe whose writes are packets (`O_DIRECT`). A read returns one packet, and discards
+/// the bytes that do not fit.
 fn packets() -> (pipe::Receiver, std::fs::File) {
     let flags = PipeFlags::DIRECT | PipeFlags::NONBLOCK | PipeFlags::CLOEXEC;
     let (reader, writer) = rustix::pipe::pipe_with(flags).unwrap();
     (pipe::Receiver::from_owned_fd(reader).unwrap(), writer.into())
 }
 
-/// Splice would hand the packet on as one.
+/// A splice would pass the packet on as a packet.
 #[tokio::test]
-async fn a_packet_stays_whole_for_no_reader() {
+async fn a_packet_from_a_pipe_arrives_as_plain_bytes() {
     let (mut from_peer, mut to_relay) = packets();
     let (mut from_relay, mut to_peer) = {
         let (sender, receiver) = pipe::pipe().unwrap();

@@ -1,4 +1,4 @@
-//! No byte waits on purpose: after each poll, the relay holds nothing unless its sink is full.
+//! The relay delays no byte on purpose: after each poll, it holds no bytes unless its sink is full.
 
 use std::future::poll_fn;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,7 +12,7 @@ use tokio::net::UnixStream;
 use crate::support::pattern::Pattern;
 use crate::support::{MIB, guard, turns};
 
-/// Numbers that a seed repeats (xorshift).
+/// A generator of repeatable numbers (xorshift).
 struct Random(u64);
 
 impl Random {
@@ -23,14 +23,14 @@ impl Random {
         self.0 % bound
     }
 
-    /// 1 B to 1 MiB, as many small ones as large ones.
+    /// Returns 1 B to 1 MiB, with small sizes as likely as large ones.
     fn size(&mut self) -> usize {
         let doublings = self.below(21);
         1 + self.below(1 << doublings) as usize
     }
 }
 
-/// The relay's two sockets, seen from outside.
+/// The relay's two sockets, observed from outside.
 struct Observed {
     source: OwnedFd,
     sink: OwnedFd,
@@ -47,8 +47,8 @@ impl Observed {
     }
 }
 
-/// Unix sockets: a byte is in the source's queue as soon as the peer has written it, so what the
-/// relay holds is what was written, less what is queued, less what was delivered.
+/// On Unix sockets, a byte is in the source's queue as soon as the peer has written it. So the
+/// relay holds the written bytes, less the queued and the delivered ones.
 #[tokio::test]
 async fn every_byte_is_offered_to_the_sink_in_the_poll_that_read_it() {
     for engine in [Engine::Auto, Engine::Splice, Engine::Copy] {
@@ -80,7 +80,7 @@ async fn random_arrivals(engine: Engine, seed: u64) {
                 wanted.check(&unread[..read]);
             }
         }
-        // Until nothing moves any more. What is left in the source then is left because the sink is
+        // Polls until no byte moves any more. Bytes may remain in the source only if the sink is
         // full.
         loop {
             turns(2).await;

@@ -1,6 +1,7 @@
-//! Child processes of a test. Each is the test binary again, in a role, and speaks to the test line
-//! by line.
-#![allow(clippy::print_stdout)] // A child speaks to its test by lines, and a skipped test says why.
+//! Child processes of a test. Each child is the same test binary in another role, and exchanges
+//! lines with the test.
+// A child prints lines for its test, and a skipped test prints the reason.
+#![allow(clippy::print_stdout)]
 
 use std::env;
 use std::io::{BufRead, BufReader, Write};
@@ -13,25 +14,25 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 
-/// The mark of a child's own lines among those of its test harness.
+/// Marks a child's own lines among the lines of its test harness.
 const MARK: &str = "said: ";
-/// Longer than any test here takes on a slow machine.
+/// Longer than any test with child processes takes, even on a slow machine.
 const GUARD: Duration = Duration::from_secs(300);
 const ROLE: &str = "SPLICEWAY_TEST_ROLE";
 
-/// A running child. Dropping it ends it.
+/// A running child. Dropping it kills the child.
 pub(crate) struct Role {
     process: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
-    /// Dropped with the role, before the process's number can be another's.
+    /// Dropped with the role, before another process can get the same process id.
     _alive: mpsc::Sender<()>,
 }
 
 impl Role {
-    /// Starts the test function `test`, by its full name, as `role`. If `uid` is given, it runs as
-    /// that user. The binary is named by `/proc/self/exe`, as its folder may be closed to that
-    /// user.
+    /// Starts the test function `test`, by its full name, as `role`. If `uid` is given, the child
+    /// runs as that user. It starts `/proc/self/exe`, because that user may have no access to the
+    /// binary's directory.
     pub(crate) fn start(test: &str, role: &str, uid: Option<u32>) -> Self {
         let mut command = Command::new("/proc/self/exe");
         command
@@ -45,7 +46,7 @@ impl Role {
         Self::spawn(command)
     }
 
-    /// Starts the role under strace, which writes each call of each thread to `output`.
+    /// Starts the role under strace, which writes every call of every thread to `output`.
     pub(crate) fn start_traced(test: &str, role: &str, output: &Path) -> Self {
         let mut command = Command::new("strace");
         command
@@ -65,7 +66,8 @@ impl Role {
         let (alive, ended) = mpsc::channel::<()>();
         let id = Pid::from_child(&process);
         thread::spawn(move || {
-            // A test that hangs says nothing. A test whose child was ended says where it waited.
+            // A test that hangs prints nothing. If its child is killed, the test prints where it
+            // waited.
             if ended.recv_timeout(GUARD) == Err(RecvTimeoutError::Timeout) {
                 let _ = kill_process(id, Signal::KILL);
             }
@@ -97,9 +99,9 @@ impl Role {
         }
     }
 
-    /// Waits until the child has ended by itself.
+    /// Waits until the child has ended without being killed.
     pub(crate) fn wait(&mut self) {
-        // Otherwise the child may fill the pipe, which nobody reads.
+        // Reads the rest of the output, because an unread pipe could fill up and block the child.
         std::io::copy(&mut self.output, &mut std::io::sink()).unwrap();
         assert!(self.process.wait().unwrap().success());
     }
@@ -119,13 +121,13 @@ impl Drop for Role {
     }
 }
 
-/// Returns the role in a child. Returns `None` in the test's own process, where the function that
-/// plays roles has nothing to do.
+/// Returns the role in a child process. Returns `None` in the test's own process, where the
+/// function that plays roles does nothing.
 pub(crate) fn own() -> Option<String> {
     env::var(ROLE).ok()
 }
 
-/// Tells the test a line. A child calls this.
+/// Sends a line to the test. A child calls this.
 pub(crate) fn say(line: &str) {
     println!("{MARK}{line}");
 }

@@ -1,14 +1,22 @@
-//! Between network namespaces: segments as Ethernet carries them, with the kernel's offloads or
-//! without.
+//! Tests between network namespaces: segments as Ethernet carries them, with the kernel's offloads
+//! and without.
 
-mod bulk; // both ways at once: exact, spliced, through pipes whose size follows the segments
-mod chains; // relays in a row, and to and fro between two namespaces
-mod ended; // last data, FIN and hang-up in one wake-up; a FIN is passed on as a FIN
-mod lossy; // a network that loses and reorders
-mod slots; // a pipe whose slots are full before its bytes
-mod trips; // no delay of 40 or 200 ms in request and response
-mod urgent; // one urgent byte in the middle of segments
-mod wires; // the net is what the other tests expect
+// Bulk in both directions: exact, spliced, and through pipes whose size follows the segments.
+mod bulk;
+// Relays in a row, and relays that alternate between two namespaces.
+mod chains;
+// Last data, FIN and hang-up in one wake-up. The relay passes a FIN on as a FIN.
+mod ended;
+// A network that loses and reorders segments.
+mod lossy;
+// A pipe whose slots fill before its bytes do.
+mod slots;
+// Requests and responses without a delay of 40 or 200 ms.
+mod trips;
+// An urgent byte in the middle of segments.
+mod urgent;
+// The network is as the other tests expect it.
+mod wires;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -26,7 +34,7 @@ use crate::support::rig::{Rig, Setup};
 /// A connection: the end that opened it, and the other end.
 type Ends = (TcpStream, TcpStream);
 
-/// Returns a connection between neighbours, with `NODELAY`.
+/// Returns a connection between neighbouring nodes, with `NODELAY`.
 fn connected(net: &Net, from: usize, to: usize, family: Family) -> Ends {
     let ends = net.connect(from, to, family).unwrap();
     for end in [&ends.0, &ends.1] {
@@ -35,7 +43,7 @@ fn connected(net: &Net, from: usize, to: usize, family: Family) -> Ends {
     awaited(ends)
 }
 
-/// Returns the same ends for this runtime.
+/// Converts both ends for this runtime.
 fn awaited((connecting, accepted): (std::net::TcpStream, std::net::TcpStream)) -> Ends {
     let awaited = |end: std::net::TcpStream| {
         end.set_nonblocking(true).unwrap();
@@ -44,7 +52,7 @@ fn awaited((connecting, accepted): (std::net::TcpStream, std::net::TcpStream)) -
     (awaited(connecting), awaited(accepted))
 }
 
-/// Makes a rig with near on node 0, the relay on node 1, and far on node 2.
+/// Makes a rig with the near peer on node 0, the relay on node 1, and the far peer on node 2.
 fn rig(net: &Net, setup: Setup, family: Family) -> Rig {
     let near = connected(net, 0, 1, family);
     let far = connected(net, 2, 1, family);
@@ -53,8 +61,8 @@ fn rig(net: &Net, setup: Setup, family: Family) -> Rig {
     laid.run(relay)
 }
 
-/// Makes the same rig, with a second descriptor of the socket that the relay reads near's bytes
-/// from. It shows what has come before the relay looks.
+/// Makes the same rig, and a second descriptor of the socket from which the relay reads the near
+/// peer's bytes. The descriptor shows what has arrived before the relay is polled.
 fn watched_rig(net: &Net, setup: Setup) -> (Rig, OwnedFd) {
     let near = connected(net, 0, 1, Family::V4);
     let far = connected(net, 2, 1, Family::V4);
@@ -83,12 +91,12 @@ fn block_until_queued(socket: &impl AsFd, bytes: u64, events: PollFlags) {
     }
 }
 
-/// A stream and its destination.
+/// A stream, and the pattern to send on it.
 type Sending<'a, W> = (&'a mut W, &'a mut Pattern);
 
-/// Sends on two streams in turn, `count` times a piece of this size. Pieces that follow each other
-/// in a stream do not in memory, as with the frames that a network card receives. So each takes a
-/// slot of a pipe.
+/// Sends `count` pieces of this size on each of two streams, in turn. Consecutive pieces of a
+/// stream are then not adjacent in memory, like the frames that a network card receives. So each
+/// piece needs its own slot of a pipe.
 async fn send_in_turn<A, B>((a, a_sent): Sending<'_, A>, (b, b_sent): Sending<'_, B>, count: usize, piece: usize)
 where
     A: AsyncWriteExt + Unpin,
@@ -100,7 +108,7 @@ where
     }
 }
 
-/// Asserts that no node has sent a reset since the net was made.
+/// Asserts that no node has sent a reset since the network was made.
 fn assert_no_reset(net: &Net) {
     let resets: Vec<u64> = net.nodes().iter().map(|node| node.counter("OutRsts")).collect();
     assert!(

@@ -1,13 +1,13 @@
-//! The memory of one relay, without sockets and pipes: its future, and nothing on the heap while it
-//! is idle.
+//! The memory of one relay, without sockets and pipes. It is the size of its future, because an
+//! idle relay has nothing on the heap.
 
 use spliceway::{Relay, RelayStats};
 use tokio::net::TcpStream;
 
 use crate::support::tcp;
 
-// tokio's own future has 272 bytes, and two buffers of 8 KiB on the heap. 16 bytes of a relay are
-// the waker for cancel handles that are taken late. A change that exceeds a limit needs a reason.
+// tokio's own future has 272 bytes, and two buffers of 8 KiB on the heap. A relay uses 16 bytes for
+// the waker that a later cancel handle needs. A change that exceeds a limit needs a reason.
 
 #[tokio::test]
 async fn the_future_between_two_sockets_is_small() {

@@ -1,5 +1,5 @@
-//! Parts that the tests share: socket pairs, patterns that tell where a byte came from, and relays
-//! under observation.
+//! Shared parts of the tests: socket pairs, patterns that show where a byte came from, and observed
+//! relays.
 
 pub(crate) mod child;
 pub(crate) mod pattern;
@@ -17,27 +17,28 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 pub(crate) const KIB: u64 = 1 << 10;
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// Longer than any buffer on the way: two sockets' worth on each side of the relay, and its pipe.
+/// More than all buffers on the way hold: two sockets on each side of the relay, and its pipe.
 pub(crate) const BULK: u64 = 24 * MIB;
 
-/// Both directions of a byte stream, sized or not.
+/// A bidirectional byte stream, sized or not.
 pub(crate) trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send + ?Sized> Duplex for T {}
 
-/// Fails the test if `work` takes longer than any machine needs: a stall is a failure, not a hang.
+/// Fails the test if `work` takes longer than any machine needs. A stall becomes a failure, not a
+/// hang.
 pub(crate) async fn guard<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(60), work)
         .await
         .expect("nothing moved for 60 s")
 }
 
-/// Returns two ends of a TCP connection over loopback, `NODELAY`.
+/// Returns two ends of a TCP connection over loopback, with `NODELAY`.
 pub(crate) async fn tcp() -> (TcpStream, TcpStream) {
     connect(None).await
 }
 
-/// Returns a peer with a small receive buffer, and the relay's end with a small send buffer. There
-/// is ample room for what the peer sends.
+/// Returns a peer with a small receive buffer, and the relay's end with a small send buffer. In the
+/// other direction, the buffers are large.
 pub(crate) async fn tcp_small() -> (TcpStream, TcpStream) {
     connect(Some(16 << 10)).await
 }
@@ -60,16 +61,16 @@ async fn connect(buffer_bytes: Option<u32>) -> (TcpStream, TcpStream) {
     (connected, accepted)
 }
 
-/// Keeps a socket, and sockets accepted from it, from bbr where that is the default. bbr paces at
-/// the bandwidth that it measured while other tests had the processors. It was 2 MiB in 240 ms, for
-/// as long as the connection lives. Every kernel has reno.
+/// Prevents a socket, and sockets accepted from it, from using bbr, if that is the default. bbr
+/// paces at the bandwidth that it measured while other tests used the processors. This was 2 MiB in
+/// 240 ms, for the life of the connection. Every kernel has reno.
 pub(crate) fn unpaced(socket: &impl AsFd) {
     sockopt::set_tcp_congestion(socket, "reno").unwrap();
 }
 
-/// Bounds the queues of a socket, and of sockets accepted from it. Where many connections stand
-/// still at once, full queues of the kernel's own choice take all memory that TCP has
-/// (`net.ipv4.tcp_mem`). Then the kernel resets connections, whatever their process.
+/// Limits the queues of a socket, and of sockets accepted from it. If many connections are blocked
+/// at the same time, full queues of the default size use all memory of TCP (`net.ipv4.tcp_mem`).
+/// The kernel then resets connections of any process.
 pub(crate) fn short_queues(socket: &impl AsFd) {
     sockopt::set_socket_send_buffer_size(socket, 128 << 10).unwrap();
     sockopt::set_socket_recv_buffer_size(socket, 128 << 10).unwrap();
@@ -82,8 +83,8 @@ pub(crate) fn reset(stream: TcpStream) {
 }
 
 /// Sends a byte as urgent data, as soon as the socket has room. The receiver must have passed the
-/// one before. TCP knows one urgent byte at a time, and an older one that is still queued becomes a
-/// normal byte.
+/// previous urgent byte. TCP has only one urgent byte at a time, so an older one that is still
+/// queued becomes a normal byte.
 pub(crate) async fn send_urgent(stream: &impl AsFd) {
     loop {
         match rustix::net::send(stream, b"!", SendFlags::OOB) {
@@ -99,17 +100,18 @@ pub(crate) fn finish(stream: &impl AsFd) {
     rustix::net::shutdown(stream, rustix::net::Shutdown::Write).unwrap();
 }
 
-/// Lets every other task of this thread run, and the driver look for events.
+/// Lets every other task of this thread run, and lets the driver poll for events, this many times.
 pub(crate) async fn turns(count: usize) {
     for _ in 0..count {
         tokio::task::yield_now().await;
     }
 }
 
-/// Writes `bytes` in pieces of `len` whose pages do not touch, so that each takes a slot of a pipe
-/// of its own. Writes to another socket in between take the next bytes of the pages that a task
-/// writes to. A new task does this, as it begins with a new block of pages. Nothing else of this
-/// thread runs meanwhile, so a relay of this thread finds all pieces at once.
+/// Writes `bytes` in pieces of `len` that are not contiguous in memory, so that each piece needs
+/// its own slot of a pipe. Between two pieces, it writes to another socket, which uses the next
+/// bytes of the thread's current page. A new thread does this, because it starts with a new block
+/// of pages. Nothing else runs in this thread meanwhile, so a relay of this thread finds all pieces
+/// together.
 pub(crate) fn write_apart(socket: &TcpStream, bytes: &[u8], len: usize) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let other = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -127,7 +129,7 @@ pub(crate) fn write_apart(socket: &TcpStream, bytes: &[u8], len: usize) {
     std::thread::scope(|scope| scope.spawn(write).join()).unwrap();
 }
 
-/// Writes as much of `bytes` as the socket takes at once.
+/// Writes as much of `bytes` as the socket accepts in one call.
 pub(crate) fn try_send(stream: &TcpStream, bytes: &[u8]) -> usize {
     match stream.try_write(bytes) {
         Ok(sent) => sent,

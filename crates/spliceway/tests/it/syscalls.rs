@@ -1,5 +1,6 @@
 //! The system calls of a relay, counted from outside with strace.
-#![allow(clippy::print_stdout)] // A child speaks to its test by lines, and a skipped test says why.
+// A child prints lines for its test, and a skipped test prints the reason.
+#![allow(clippy::print_stdout)]
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -34,7 +35,7 @@ fn a_bulk_relay_calls_splice_epoll_wait_and_a_recv_per_burst() {
         "splice",
         "recvfrom",
         "poll",
-        // The same call, where rustix asks the kernel itself and not libc.
+        // The same call, as rustix makes it without libc.
         "ppoll",
         "sendto",
         "epoll_wait",
@@ -42,7 +43,7 @@ fn a_bulk_relay_calls_splice_epoll_wait_and_a_recv_per_burst() {
         "close",
         "epoll_ctl",
     ];
-    // The relay asks once whether the socket is plain TCP, is a stream, reports every byte, and is
+    // The relay asks once whether each socket is plain TCP, is a stream, reports every byte, and is
     // non-blocking.
     let once = [("getsockopt", 6), ("fcntl", 2)];
     for call in &calls {
@@ -57,24 +58,25 @@ fn a_bulk_relay_calls_splice_epoll_wait_and_a_recv_per_burst() {
     let spliced: usize = moved(&calls, "splice");
     let copied: usize = moved(&calls, "sendto");
     assert!(copied * 20 <= BYTES, "{copied} of {BYTES} bytes were copied");
-    // Every byte is spliced twice: in and out.
+    // Every byte is spliced twice, into the pipe and out of it.
     assert_eq!(spliced, 2 * (BYTES - copied));
     let corked = calls.iter().filter(|call| call.line.contains("SPLICE_F_MORE")).count();
     assert_eq!(corked, 0);
     assert_lengths_are_sizes_and_contents_of_pipes(&calls);
-    // One for each end of a burst, and some at the start and the end. There are fewer bursts than
-    // fills.
+    // There is one call for each end of a burst, and some at the start and the end. There are fewer
+    // bursts than fills.
     let looks = count(&calls, "recvfrom") + count(&calls, "poll") + count(&calls, "ppoll");
     assert!(looks <= count(&calls, "splice") / 2 + 16, "{looks}");
 }
 
-/// Checks that a fill asks for a pipe's size, and a drain for what is inside: never 0, and never
-/// more than there can be. (Bytes go one way here, so one pipe is in use at a time.)
+/// Checks that a fill asks for the size of a pipe, and a drain for its contents. A length is never
+/// 0, and never more than the pipe can hold. (Bytes go in one direction here, so only one pipe is
+/// in use at a time.)
 fn assert_lengths_are_sizes_and_contents_of_pipes(calls: &[Call]) {
     let sizes = SizeClass::ALL.map(SizeClass::bytes);
     let (mut inside, mut checked) = (0, 0);
     for call in calls.iter().filter(|call| call.name == "splice") {
-        // A line that another thread interrupted does not show its arguments.
+        // A line that another thread interrupted does not show the arguments.
         let length = call
             .line
             .split(", ")
@@ -102,8 +104,8 @@ fn assert_lengths_are_sizes_and_contents_of_pipes(calls: &[Call]) {
 
 #[test]
 fn a_bulk_relay_with_pauses_makes_few_receives_per_splice() {
-    // The first burst makes the flow bulk. The others are one segment of loopback each, so that no
-    // burst comes in parts.
+    // The first burst makes the flow bulk. Each later burst is one segment on loopback, so that no
+    // burst arrives in parts.
     const FIRST: usize = 4 << 20;
     const BURST: usize = 40 << 10;
     const BURSTS: usize = 64;
@@ -116,7 +118,7 @@ fn a_bulk_relay_with_pauses_makes_few_receives_per_splice() {
                 sending.join().unwrap()
             });
             sending.unwrap();
-            // The client goes on only when it has this.
+            // The client continues only after it has received this byte.
             server.write_all(b".").unwrap();
             client.read_exact(&mut [0]).unwrap();
         }
@@ -125,11 +127,12 @@ fn a_bulk_relay_with_pauses_makes_few_receives_per_splice() {
     };
     let copied = moved(&calls, "sendto").saturating_sub(BURSTS);
     assert!(copied * 20 <= FIRST + BURST * BURSTS, "{copied} bytes were copied");
-    // One for each byte back, and one for the end of each burst: less than one per fill.
+    // There is one call for each byte back, and one for the end of each burst. This is less than
+    // one call per fill.
     let looks = count(&calls, "recvfrom");
     assert!(looks <= BURSTS + count(&calls, "splice") / 2 + 16, "{looks}");
-    // The first burst ends with a splice and a receive that find nothing: the relay does not know
-    // yet how bursts end.
+    // The first burst ends with a splice and a receive that find nothing, because the relay does
+    // not yet know how bursts end.
     let in_vain = calls.iter().filter(|call| call.line.contains(" EAGAIN ")).count();
     assert!(in_vain <= BURSTS / 2, "{in_vain} calls found nothing");
 }
@@ -153,15 +156,15 @@ fn a_ping_pong_relay_makes_one_recv_and_one_send_per_message() {
         .filter(|call| call.line.contains("EAGAIN"))
         .map(|call| &call.line)
         .collect();
-    // One per message would be 200. A few can be: the kernel may report an edge after its bytes
-    // were taken with those before.
+    // One per message would be 200. A few are possible, because the kernel may report an edge for
+    // bytes that an earlier receive has already read.
     assert!(in_vain.len() <= TRIPS / 10, "{in_vain:?}");
-    // In addition to the messages, there are the two ends of stream.
+    // There is one receive for each message, and one for each of the two ends of stream.
     let receives = count(&calls, "recvfrom");
     assert_eq!(receives - in_vain.len(), 2 * TRIPS + 2);
     assert_eq!(count(&calls, "sendto"), 2 * TRIPS);
-    // Checks for urgent marks, after each receive at most. Each finds nothing: with one connection
-    // there is no other to check in the same call.
+    // The relay checks for urgent marks at most once after each receive. No check finds a mark.
+    // There is only one connection, so one call cannot check several sockets.
     let looks = count(&calls, "poll") + count(&calls, "ppoll");
     assert!((1..=2 * TRIPS + in_vain.len()).contains(&looks), "{looks}");
     assert_eq!(count(&calls, "setsockopt"), 0);
@@ -193,7 +196,7 @@ fn count(calls: &[Call], name: &str) -> usize {
     calls.iter().filter(|call| call.name == name).count()
 }
 
-/// Returns the sum of what calls of this name returned, without errors.
+/// Returns the sum of the return values of all calls with this name, without errors.
 fn moved(calls: &[Call], name: &str) -> usize {
     calls
         .iter()
@@ -203,7 +206,7 @@ fn moved(calls: &[Call], name: &str) -> usize {
 }
 
 /// Runs `peers` on the two ends of one relay in a process under strace. Returns that relay's calls
-/// from its first poll to its end, or `None` where strace is missing or may not trace.
+/// from its first poll to its end. Returns `None` if strace is missing or may not trace.
 fn trace(role: &str, peers: impl FnOnce(TcpStream, TcpStream)) -> Option<Vec<Call>> {
     if !has_tool("strace", "strace") {
         return None;
@@ -256,7 +259,7 @@ fn calls_between_marks(output: PathBuf) -> Vec<Call> {
                 line: call.to_owned(),
             }
         })
-        // The second half of an interrupted line shows its call. The mark itself may be
+        // The second half of an interrupted line shows its call. The mark line itself may also be
         // interrupted.
         .filter(|call| !call.line.ends_with("<unfinished ...>") && !call.line.starts_with("write resumed>"))
         .collect();
@@ -284,7 +287,7 @@ fn role_of_a_child_process() {
         say(&listener.local_addr().unwrap().to_string());
         let (mut client, _) = listener.accept().await.unwrap();
         let mut upstream = tokio::net::TcpStream::connect(upstream).await.unwrap();
-        // Everything that is made once per process is made here.
+        // Creates everything that is created once per process.
         drop(spliceway::Relay::new(&mut client, &mut upstream));
         let _ = PipePool::global();
         say("begin");

@@ -21,8 +21,8 @@ async fn messages_are_spliced_from_16_kib_on_and_arrive_byte_by_byte() {
         let (spliced, copied) = trips(bytes).await;
         assert_eq!(spliced + copied, 2 * TRIPS * bytes);
         if is_spliced {
-            // The first one of each direction tells. A message may arrive in parts, and then a part
-            // may be copied.
+            // The first message of each direction shows the relay how large messages are. A message
+            // may arrive in parts, and a part may be copied.
             assert!(spliced > copied, "{spliced} and {copied} of {bytes} bytes each");
         } else {
             assert_eq!(spliced, 0, "of {bytes} bytes each");
@@ -30,7 +30,8 @@ async fn messages_are_spliced_from_16_kib_on_and_arrive_byte_by_byte() {
     }
 }
 
-/// Round trips of messages of so many bytes: how many were spliced, and how many copied.
+/// Sends messages of this size in round trips. Returns how many bytes were spliced, and how many
+/// were copied.
 async fn trips(bytes: u64) -> (u64, u64) {
     let pool = PipePool::new(limits());
     let ((mut near, a), (mut far, b)) = (tcp().await, tcp().await);

@@ -1,5 +1,5 @@
-//! As an unprivileged user, 300 bulk relays at once are byte-exact and leave half of that user's
-//! pipe pages to its other programs.
+//! 300 simultaneous bulk relays of an unprivileged user are byte-exact. They leave half of that
+//! user's pipe pages to its other programs.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -30,14 +30,15 @@ fn three_hundred_bulk_relays_leave_half_of_the_pages_free() {
     let upstream = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     unpaced(&upstream);
     short_queues(&upstream);
-    // A user that owns nothing else, so that no other program's pipes count, nor those of another
-    // run of this test.
+    // A user without other processes, so that neither the pipes of other programs nor those of
+    // another run of this test count.
     let uid = 60_000 + std::process::id();
     let mut relays = Role::start(ROLES, "relays", Some(uid));
     relays.say(&upstream.local_addr().unwrap().to_string());
     let relay: SocketAddr = relays.line().parse().unwrap();
 
-    // Clients send; nobody reads yet, so relays fill their pipes and keep them.
+    // The clients send and the servers do not read yet, so the relays fill their pipes and keep
+    // them.
     let reading = Arc::new(Barrier::new(RELAYS + 1));
     let peers: Vec<_> = (0..RELAYS)
         .map(|stream| {
@@ -96,8 +97,8 @@ fn role_of_a_child_process() {
     }
 }
 
-/// Sends a stream whose first bytes identify it, as accepted and connected sockets need not pair up
-/// in order.
+/// Sends a stream whose first bytes identify it, because connected and accepted sockets may not
+/// pair up in order.
 fn send(mut client: TcpStream) {
     let name = client.local_addr().unwrap().port();
     client.write_all(&name.to_be_bytes()).unwrap();
@@ -123,8 +124,8 @@ fn receive(mut server: TcpStream, stream: usize) {
     );
 }
 
-/// Returns 65,521 bytes (a prime, so that no buffer size divides it) of a sequence of the stream's
-/// own.
+/// Returns 65,521 bytes of a sequence that only this stream has. The length is a prime, so that no
+/// buffer size divides it.
 fn block_of(name: u16) -> Vec<u8> {
     let mut state = u32::from(name) | 1 << 16;
     let mut next = || {
@@ -173,8 +174,8 @@ fn relays() {
     });
 }
 
-/// Opens pipes of the default size until it has this many pages, or is given fewer slots than the
-/// default.
+/// Opens pipes of the default size until it has this many pages, or until the kernel gives a pipe
+/// fewer slots than the default.
 fn other_program() {
     raise_descriptor_limit();
     let wanted: usize = heard().parse().unwrap();

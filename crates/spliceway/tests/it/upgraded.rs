@@ -1,5 +1,5 @@
-//! The sockets below hyper's upgraded connections: a client's, in whose CONNECT hyper found more
-//! than that, and a server's, which said more than that it agrees.
+//! The sockets below hyper's upgraded connections. Each peer sends bytes together with its part of
+//! the handshake: the near peer after its CONNECT, and the far peer after its answer.
 //!
 //! ```text
 //!   near ── CONNECT, bytes ─▶ hyper's server │ relay │ hyper's client ◀─ 200, bytes ── far
@@ -20,16 +20,16 @@ use tokio::net::UnixStream;
 use crate::support::pattern::Pattern;
 use crate::support::{BULK, Duplex, guard, tcp};
 
-/// What each peer says together with its half of the handshake, in one write that hyper reads at
-/// once.
+/// The number of bytes that each peer sends with its part of the handshake, in one write that hyper
+/// reads in one call.
 const EARLY: u64 = 1000;
-/// At least this many of the 24 MiB are spliced, once the relay knows the flow for bulk.
+/// At least this many of the 24 MiB are spliced, once the relay has recognised the flow as bulk.
 const SPLICED: u64 = BULK / 2;
 
 type Parts<S> = (S, Bytes);
 
 #[tokio::test]
-async fn bytes_behind_a_tcp_handshake_arrive_first_and_once_and_bulk_is_spliced() {
+async fn bytes_after_a_tcp_handshake_arrive_first_and_once_and_bulk_is_spliced() {
     for swapped in [false, true] {
         let (near, far) = (tcp().await, tcp().await);
         let done = guard(tunnel(near, far, swapped, |upgraded| {
@@ -44,7 +44,7 @@ async fn bytes_behind_a_tcp_handshake_arrive_first_and_once_and_bulk_is_spliced(
 }
 
 #[tokio::test]
-async fn bytes_behind_a_unix_handshake_arrive_first_and_once() {
+async fn bytes_after_a_unix_handshake_arrive_first_and_once() {
     for swapped in [false, true] {
         let (near, far) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
         let take = |upgraded| {
@@ -60,7 +60,7 @@ async fn bytes_behind_a_unix_handshake_arrive_first_and_once() {
 }
 
 #[tokio::test]
-async fn a_connection_that_is_no_socket_is_given_back_whole_and_relays() {
+async fn a_connection_that_is_not_a_socket_is_returned_whole_and_relays() {
     for swapped in [false, true] {
         let (near, far): ((DuplexStream, _), (DuplexStream, _)) = (duplex(1 << 16), duplex(1 << 16));
         let give_back = |upgraded| {
@@ -73,8 +73,8 @@ async fn a_connection_that_is_no_socket_is_given_back_whole_and_relays() {
     }
 }
 
-/// Upgrades both connections, relays between what `take` makes of them, and checks each stream from
-/// its first byte to its end.
+/// Upgrades both connections and relays between the streams that `take` returns. Checks each stream
+/// from its first byte to its end.
 async fn tunnel<S: Duplex + 'static, T: Duplex>(
     (mut near, near_end): (S, S),
     (mut far, far_end): (S, S),
@@ -127,7 +127,8 @@ async fn tunnel<S: Duplex + 'static, T: Duplex>(
     done
 }
 
-/// One peer after its handshake: sends the rest of its stream, and takes the whole of the other's.
+/// Runs one peer after its handshake: sends the rest of its stream, and receives the whole stream
+/// of the other peer.
 async fn talk(stream: impl Duplex, mut own: Pattern, other: Pattern) {
     let (mut reader, mut writer) = tokio::io::split(stream);
     let send = async {
@@ -137,7 +138,7 @@ async fn talk(stream: impl Duplex, mut own: Pattern, other: Pattern) {
     tokio::join!(send, other.expect_end(&mut reader, EARLY + BULK));
 }
 
-/// A server that agrees to the first request on `stream`, which is CONNECT.
+/// Runs a server that accepts the first request on `stream`, which is CONNECT.
 async fn accept_connect(stream: impl Duplex + 'static) -> Upgraded {
     let upgrade: Cell<Option<OnUpgrade>> = Cell::new(None);
     let agree = service_fn(|request: Request<_>| {
@@ -150,7 +151,7 @@ async fn accept_connect(stream: impl Duplex + 'static) -> Upgraded {
     upgrade.take().expect("a request was served").await.unwrap()
 }
 
-/// A client that asks for a tunnel on `stream`, and gets it.
+/// Runs a client that asks for a tunnel on `stream`, and gets it.
 async fn send_connect(stream: impl Duplex + 'static) -> Upgraded {
     let (mut sender, connection) = client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
     let request = Request::connect("b.test:1").body(String::new()).unwrap();
@@ -163,7 +164,7 @@ async fn send_connect(stream: impl Duplex + 'static) -> Upgraded {
     upgraded
 }
 
-/// Reads a head and not a byte more.
+/// Reads a message head, and not one byte more.
 async fn read_head(stream: &mut impl Duplex) {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {

@@ -1,4 +1,4 @@
-//! Tests that need a process to themselves: for their descriptors, their limits or their user.
+//! Runs tests that need a separate process, because of its descriptors, its limits or its user.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
@@ -11,15 +11,16 @@ use rustix::process::{Resource, getrlimit, getuid, setrlimit};
 
 use super::TempFile;
 
-/// Names the one test a child runs.
+/// The environment variable that names the test that a child runs.
 const CHILD: &str = "SPLICEWAY_TEST_CHILD";
 
-/// One child runs at a time, as children count and use up what is shared. (Also, a copy of a
-/// program cannot be run while a process that was forked meanwhile still has it open for writing.)
+/// Only one child runs at a time, because children count and use up shared resources. (There is a
+/// second reason: a copy of a program cannot be executed while another forked process has the copy
+/// open for writing.)
 static ONE_CHILD: Mutex<()> = Mutex::new(());
 
-/// Runs `body` in a process where nothing else runs: the test `name` (its path in this binary),
-/// started anew.
+/// Runs `body` in a process where nothing else runs. This function starts this binary again, and
+/// the new process runs only the test `name` (its path in the binary).
 pub(crate) fn alone(name: &str, body: impl FnOnce()) {
     if is_child_for(name) {
         return body();
@@ -29,8 +30,8 @@ pub(crate) fn alone(name: &str, body: impl FnOnce()) {
     run(Command::new(program), name);
 }
 
-/// Runs `body` like [`alone`], as a user without privileges who owns no other process. Only root
-/// can do so. For other users, the test says so and skips.
+/// Does the same as [`alone`], but as an unprivileged user who owns no other process. Only root can
+/// do this. For other users, the function prints a message and skips the test.
 pub(crate) fn unprivileged(name: &str, body: impl FnOnce()) {
     if is_child_for(name) {
         return body();
@@ -40,8 +41,8 @@ pub(crate) fn unprivileged(name: &str, body: impl FnOnce()) {
         return;
     }
     let _one = ONE_CHILD.lock().unwrap_or_else(PoisonError::into_inner);
-    // A copy of this program where every user can execute it, which a build directory need not
-    // allow.
+    // The copy is in a directory where every user can execute it. A build directory may not allow
+    // this.
     let program = TempFile::new("program");
     fs::copy(env::current_exe().expect("this program"), &program.path).expect("a copy of this program");
     let mut command = Command::new(&program.path);
@@ -50,7 +51,7 @@ pub(crate) fn unprivileged(name: &str, body: impl FnOnce()) {
     run(command, name);
 }
 
-/// Lowers this process's soft limit on descriptors, or raises it as far as it goes.
+/// Sets this process's soft limit on descriptors, but not above the hard limit.
 pub(crate) fn limit_descriptors(soft: u64) {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = Some(limit.maximum.map_or(soft, |hard| soft.min(hard)));
@@ -62,7 +63,7 @@ pub(crate) fn descriptors() -> Vec<u32> {
     let listed = fs::read_dir("/proc/self/fd").expect("/proc/self/fd");
     let numbers = listed.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let mut open: Vec<u32> = numbers.collect();
-    // One of them was the directory being read.
+    // One of them was the listed directory itself, which is closed now.
     open.retain(|fd| fs::read_link(format!("/proc/self/fd/{fd}")).is_ok());
     open.sort_unstable();
     open
@@ -86,8 +87,8 @@ fn run(mut command: Command, name: &str) {
     assert!(out.contains("1 passed"), "there is no test {name}:\n{out}");
 }
 
-/// Opens pipes until this user may have no more pages. Where there is no limit, prints a line that
-/// says so, and returns `None`.
+/// Opens pipes until this user reaches the soft limit on pages. If there is no limit, prints a
+/// message and returns `None`.
 pub(crate) fn fill_the_soft_limit() -> Option<Vec<(OwnedFd, OwnedFd)>> {
     let soft: usize = fs::read_to_string("/proc/sys/fs/pipe-user-pages-soft")
         .ok()
@@ -99,8 +100,8 @@ pub(crate) fn fill_the_soft_limit() -> Option<Vec<(OwnedFd, OwnedFd)>> {
     }
     limit_descriptors(u64::MAX);
     let mut held = Vec::new();
-    // The largest pipes come first. The rest of the pages is less than one of them has, and goes to
-    // pipes of 16 pages and of 2.
+    // The largest pipes come first. When the kernel does not allow another one, the remaining pages
+    // go to pipes of 16 pages.
     loop {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).expect("pipe2");
         let born = fcntl_getpipe_size(&writer).expect("F_GETPIPE_SZ");

@@ -1,4 +1,4 @@
-//! Sockets, patterns and events that every test needs.
+//! Sockets, byte patterns and waits that the tests share.
 
 pub(crate) mod child;
 
@@ -14,10 +14,10 @@ use std::{env, fs};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 
-/// Longer than anything here takes on a loaded machine. Reaching it fails the test.
+/// Longer than any step of a test takes on a loaded machine. A test that waits this long fails.
 pub(crate) const GUARD: Duration = Duration::from_secs(20);
 
-/// Returns two ends of a loopback connection, blocking, without Nagle's delay.
+/// Returns the two ends of a loopback connection. They are blocking, with `TCP_NODELAY` set.
 pub(crate) fn tcp_pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
     let near = TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
@@ -45,7 +45,7 @@ pub(crate) enum Family {
 impl Family {
     pub(crate) const BOTH: [Self; 2] = [Self::Tcp, Self::Unix];
 
-    /// Returns two connected ends, blocking.
+    /// Returns two connected, blocking ends.
     pub(crate) fn pair(self) -> (Socket, Socket) {
         match self {
             Self::Tcp => {
@@ -101,8 +101,8 @@ pub(crate) fn reset(socket: TcpStream) {
     drop(OwnedFd::from(socket));
 }
 
-/// Waits until `fd` shows any of `events`, or `ERR` or `HUP`, which need not be asked for. Returns
-/// what it shows.
+/// Waits until `poll(2)` reports any of `events` for `fd`, or `ERR` or `HUP`, which it always
+/// reports. Returns the reported events.
 pub(crate) fn await_ready(fd: impl AsFd, events: PollFlags) -> PollFlags {
     let mut polled = [PollFd::new(&fd, events)];
     let guard = Timespec::try_from(GUARD).expect("a short time");
@@ -114,15 +114,15 @@ pub(crate) fn await_ready(fd: impl AsFd, events: PollFlags) -> PollFlags {
     polled[0].revents()
 }
 
-/// Returns what `fd` shows now.
+/// Returns the events that `poll(2)` reports for `fd` now.
 pub(crate) fn ready_now(fd: impl AsFd, events: PollFlags) -> PollFlags {
     let mut polled = [PollFd::new(&fd, events)];
     poll(&mut polled, Some(&Timespec::default())).expect("poll");
     polled[0].revents()
 }
 
-/// Polls until the condition holds, and gives others the processor in between. It is for conditions
-/// that have no event.
+/// Repeats until the condition holds, and yields the processor to other threads in between. This is
+/// for conditions that cause no event.
 pub(crate) fn await_that(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + GUARD;
     while !holds() {
@@ -131,9 +131,10 @@ pub(crate) fn await_that(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Writes `bytes` in pieces of `len` whose pages do not touch, so that each takes a slot of its
-/// own. Writes to another socket in between take the next bytes of the pages that a task writes to.
-/// A new task does this, as it begins with a new block of pages.
+/// Writes `bytes` in pieces of `len` bytes that are not adjacent in memory, so that each piece uses
+/// a separate slot. The kernel places the bytes that a thread writes one after another in the same
+/// pages. Writes to another socket in between therefore separate the pieces. A new thread performs
+/// the writes, because it begins with a new block of pages.
 pub(crate) fn write_apart(mut socket: &TcpStream, bytes: &[u8], len: usize) {
     let (mut other, _its_peer) = tcp_pair();
     let write = move || {
@@ -145,18 +146,18 @@ pub(crate) fn write_apart(mut socket: &TcpStream, bytes: &[u8], len: usize) {
     thread::scope(|scope| scope.spawn(write).join()).expect("written");
 }
 
-/// Waits until exactly this many bytes lie in the socket's receive queue.
+/// Waits until exactly this many bytes are in the socket's receive queue.
 pub(crate) fn await_queued(socket: impl AsFd, bytes: usize) {
     await_that("the bytes arrive", || queued(&socket) == bytes);
 }
 
-/// Returns the bytes in the receive queue, up to an urgent mark.
+/// Returns the number of bytes in the receive queue, up to an urgent mark.
 pub(crate) fn queued(socket: impl AsFd) -> usize {
     usize::try_from(rustix::io::ioctl_fionread(socket).expect("FIONREAD")).expect("a count")
 }
 
-/// Writes to a non-blocking socket until it takes no more. Returns how many bytes of `bytes` it
-/// took.
+/// Writes to a non-blocking socket until it accepts no more bytes. Returns the number of bytes that
+/// it accepted.
 pub(crate) fn write_until_full(mut socket: impl Write, bytes: &[u8]) -> usize {
     let mut written = 0;
     while written < bytes.len() {
@@ -169,7 +170,8 @@ pub(crate) fn write_until_full(mut socket: impl Write, bytes: &[u8]) -> usize {
     written
 }
 
-/// Returns bytes of which no two places look alike for long, different for each `seed`.
+/// Returns `len` pseudorandom bytes that differ for each `seed`, so that misplaced bytes are
+/// visible.
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);
@@ -183,7 +185,7 @@ pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Compares streams as `assert_eq!` does, but says where they part instead of printing them.
+/// Compares streams as `assert_eq!` does, but reports where they differ instead of printing them.
 pub(crate) fn assert_same(got: &[u8], want: &[u8]) {
     let same = got.iter().zip(want).take_while(|(got, want)| got == want).count();
     assert!(
@@ -194,7 +196,7 @@ pub(crate) fn assert_same(got: &[u8], want: &[u8]) {
     );
 }
 
-/// The path of a file, which is removed in the end.
+/// The path of a temporary file. Dropping this value removes the file.
 pub(crate) struct TempFile {
     pub(crate) path: PathBuf,
 }

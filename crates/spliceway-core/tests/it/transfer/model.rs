@@ -1,19 +1,21 @@
-//! A world in which a transfer moves bytes: a source, a pipe, user space and a sink, with numbers
-//! instead of bytes.
+//! A model in which a transfer moves bytes between a source, a pipe, user space and a sink. Numbers
+//! represent the bytes.
 //!
-//! Bytes are only ever read from the source in order, so a range of positions stands for them. Each
-//! delivery must begin where the last one ended. Then nothing is lost, doubled or out of order.
+//! The transfer reads the source only in order, so a range of positions represents the bytes. Each
+//! delivery must begin where the last one ended. This proves that no byte is lost, duplicated or
+//! out of order.
 
 use std::ops::Range;
 
 use spliceway_core::transfer::{Event, SCRATCH, SPLICE_THROUGH_MAX, Step, Transfer};
 use spliceway_core::{Engine, PipeSize, Reason, Scope, SizeClass};
 
-/// Bytes after which a poll that copies yields (docs/tuning.md).
+/// A poll that copies yields after this many bytes (docs/tuning.md).
 pub(crate) const COPY_BUDGET: usize = 256 << 10;
-/// The same for a poll that splices.
+/// A poll that splices yields after this many bytes (docs/tuning.md).
 pub(crate) const SPLICE_BUDGET: usize = 1 << 20;
-/// The most that one recv or one fill can bring, and so the most that a budget can be exceeded by.
+/// The most bytes that one recv or one fill can bring. A poll can exceed its budget by this many
+/// bytes.
 const MOST_AT_ONCE: usize = 4 << 20;
 
 /// A message that is worth a splice and does not fill the buffer.
@@ -25,8 +27,8 @@ pub(crate) trait Fate {
     fn choose(&mut self, outcomes: usize) -> usize;
 }
 
-/// Reaches the end by the shortest way: everything succeeds completely. The outcome that it prefers
-/// comes first.
+/// Reaches the end in the fewest steps, because everything succeeds completely. It chooses the
+/// first outcome, which is the best one.
 pub(crate) struct Kind;
 
 impl Fate for Kind {
@@ -35,31 +37,31 @@ impl Fate for Kind {
     }
 }
 
-/// One transfer, and all that it moves. Each step asserts the invariants.
+/// One transfer, and the bytes that it moves. Each step asserts the invariants.
 #[derive(Debug)]
 pub(crate) struct World {
     pub(crate) transfer: Transfer,
     engine: Engine,
     /// Whether one end is a pipe, so that there is no pipe in between.
     through: bool,
-    /// Positions that the source still has. It ends after them.
+    /// The positions that the source still has. The stream ends after them.
     source: Range<usize>,
-    /// The transfer must take no position from here on.
+    /// The transfer must not read this position or a later one.
     limit: usize,
     user: Range<usize>,
     pipe: Range<usize>,
     delivered: usize,
     end_seen: bool,
-    /// Whether a reason was given that holds for this relay for good.
+    /// Whether a reason occurred that holds for this relay permanently.
     never_again: bool,
     moved: usize,
-    /// Steps since a byte moved, the source was waited for, or other tasks ran.
+    /// The number of steps since a byte moved, the transfer waited, or other tasks ran.
     idle_steps: usize,
     pub(crate) history: Vec<(Step, Event)>,
 }
 
 impl World {
-    /// Makes a world with a source that ends after this many bytes.
+    /// Creates a world with a source that ends after this many bytes.
     pub(crate) fn new(engine: Engine, size: PipeSize, bytes: usize) -> Self {
         Self {
             transfer: Transfer::new(engine, size),
@@ -78,7 +80,7 @@ impl World {
         }
     }
 
-    /// Makes the same world, with a pipe at one end.
+    /// Does the same as [`new`](Self::new), with a pipe at one end.
     pub(crate) fn without_pipe(engine: Engine, bytes: usize) -> Self {
         Self {
             transfer: Transfer::without_pipe(engine),
@@ -87,7 +89,7 @@ impl World {
         }
     }
 
-    /// Marks the first `bytes` of the source as read before the transfer began.
+    /// Marks the first `bytes` bytes of the source as read before the transfer began.
     pub(crate) fn preloaded(mut self, bytes: usize) -> Self {
         self.user = 0..bytes;
         self.source.start = bytes;
@@ -95,12 +97,12 @@ impl World {
         self
     }
 
-    /// Permits the transfer to take no more than the first `bytes` of the source.
+    /// Lets the transfer read only the first `bytes` bytes of the source.
     pub(crate) fn limited(self, bytes: usize) -> Self {
         Self { limit: bytes, ..self }
     }
 
-    /// Makes one step with the outcome that `fate` chooses. Returns `false` when the transfer is
+    /// Performs one step with the outcome that `fate` chooses. Returns `false` when the transfer is
     /// done.
     pub(crate) fn advance(&mut self, fate: &mut impl Fate) -> bool {
         let mut step = self.transfer.step();
@@ -117,9 +119,9 @@ impl World {
         true
     }
 
-    /// Lets everything succeed from here on. The transfer must end, with every byte delivered.
+    /// Lets everything succeed from now on. The transfer must end, with every byte delivered.
     pub(crate) fn finish(&mut self) {
-        // Enough steps to fill, drain and probe for all remaining bytes, and a few for the end.
+        // These steps suffice to fill, drain and probe for all remaining bytes, and for the end.
         let enough = 64 + 8 * (self.source.len() + self.pipe.len() + self.user.len()) / SCRATCH;
         for _ in 0..enough {
             if !self.advance(&mut Kind) {
@@ -135,12 +137,12 @@ impl World {
         self.source.start == self.limit
     }
 
-    /// Returns the number of positions that may be taken now.
+    /// Returns the number of positions that may be read now.
     fn left(&self) -> usize {
         self.source.len().min(self.limit - self.source.start)
     }
 
-    /// Checks what must hold when `step` is due.
+    /// Checks the invariants that hold when `step` is due.
     fn check(&self, step: Step) {
         assert!(
             self.user.is_empty() || self.pipe.is_empty(),
@@ -175,13 +177,13 @@ impl World {
         assert!(self.moved < budget + MOST_AT_ONCE, "too long a poll: {self:#?}");
     }
 
-    /// Returns every possible outcome of `step` now, the best first.
+    /// Returns every outcome that `step` can have now, with the best one first.
     fn outcomes(&self, step: Step) -> Vec<Event> {
         let left = self.left();
         match step {
             Step::Recv => {
-                // As much as possible; a large message; a part of the bytes there, or the last of
-                // them.
+                // The outcomes are a full buffer, a large message, and a part of the bytes or the
+                // last ones.
                 let small = if left >= SCRATCH { 1_000 } else { left };
                 let possible = [SCRATCH, LARGE_MESSAGE, small]
                     .into_iter()
@@ -196,7 +198,7 @@ impl World {
                 outcomes.push(Event::WouldBlock);
                 outcomes
             }
-            // Nobody can tell whether an empty pipe has ended.
+            // A peek cannot show whether an empty pipe has ended.
             Step::Peek if left == 0 => vec![Event::Eof, Event::WouldBlock, Event::SourceStopped],
             Step::Peek => vec![Event::Peeked, Event::WouldBlock, Event::SourceStopped],
             Step::SpliceThrough { peeked } => self.spliced_through(peeked),
@@ -225,8 +227,9 @@ impl World {
     fn fills(&self, class: SizeClass, probe: bool) -> Vec<Event> {
         let size = class.bytes();
         let left = self.left();
-        // The size, or the last bytes; far more than the size; a part by slots; small messages; a
-        // pipe smaller or larger than asked for.
+        // The first outcomes are the size or the last bytes, far more than the size, and a little
+        // over half of it. Then come sixteen slots of segments, a small message, and a full pipe of
+        // another size.
         let sizes = [
             (size.min(left), left >= size),
             (4 * size, true),
@@ -237,11 +240,11 @@ impl World {
         ];
         let possible = sizes.into_iter().filter(|(bytes, _)| (1..=left).contains(bytes));
         let mut outcomes: Vec<_> = possible.map(|(bytes, full)| Event::Filled { bytes, full }).collect();
-        // This may happen with bytes there: they have not arrived, or they stand behind an urgent
-        // mark.
+        // This may happen even if the source has bytes. They may not have arrived yet, or they may
+        // be after an urgent mark.
         outcomes.push(Event::SourceStopped);
         outcomes.extend(probe.then_some(Event::WouldBlock));
-        // One reason of each scope: for good, for the process, for now.
+        // One reason of each scope: for the relay, for the process and for the moment.
         let reasons = [Reason::InvalidArgument, Reason::NotPermitted, Reason::PipeBudget];
         outcomes.extend(reasons.map(Event::Cannot));
         outcomes
@@ -249,8 +252,8 @@ impl World {
 
     fn spliced_through(&self, peeked: bool) -> Vec<Event> {
         let left = self.left();
-        // As much as possible, or the last bytes; a good part; small messages, of a socket and of a
-        // pipe.
+        // The outcomes are the maximum or the last bytes, a large part, and small messages from a
+        // socket and from a pipe.
         let sizes = [
             (SPLICE_THROUGH_MAX.min(left), true),
             (SCRATCH, true),
@@ -301,7 +304,7 @@ impl World {
             }
             Event::Eof => {
                 assert!(self.source.is_empty());
-                // A peek takes nothing, not even an urgent byte before the end. Only a receive
+                // A peek consumes nothing, not even an urgent byte before the end. Only a receive
                 // shows the end.
                 self.end_seen = step == Step::Recv;
                 0
@@ -357,7 +360,7 @@ impl World {
     }
 }
 
-/// Returns all of it, and a part.
+/// Returns the whole length, and a part of it.
 fn parts(len: usize) -> impl Iterator<Item = usize> {
     [len, len / 3].into_iter().filter(|bytes| *bytes > 0)
 }

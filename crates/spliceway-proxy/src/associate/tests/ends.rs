@@ -1,4 +1,4 @@
-//! The ends of associations, and what remains of them.
+//! Tests how associations end, and that they close their sockets.
 
 use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -14,9 +14,9 @@ use crate::associate::{AssociateEnd, AssociateSettings, Dropped};
 use spliceway_protocol::socks5::datagram::Malformed;
 
 /// Returns the inode of the socket that is bound to this address, from the kernel's list. No other
-/// socket has this number.
+/// open socket has this inode.
 async fn socket_at(address: SocketAddr) -> String {
-    // The list has words of four bytes in host byte order, in hexadecimal.
+    // The list shows addresses as hexadecimal 4-byte words in host byte order.
     let (list, ip) = match address {
         SocketAddr::V4(v4) => ("/proc/self/net/udp", v4.ip().octets().to_vec()),
         SocketAddr::V6(v6) => ("/proc/self/net/udp6", v6.ip().octets().to_vec()),
@@ -27,7 +27,7 @@ async fn socket_at(address: SocketAddr) -> String {
     let local = words.map(|word| format!("{word:08X}")).collect::<String>() + &format!(":{:04X}", address.port());
     let listed = async {
         // Between two reads, the kernel finds its place in the list by counting from the start. If
-        // another test closes a socket meanwhile, the list misses a socket that stays open.
+        // another test closes a socket meanwhile, the kernel skips a socket that is still open.
         loop {
             let sockets = fs::read_to_string(list).unwrap();
             let mut sockets = sockets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
@@ -107,7 +107,8 @@ async fn it_can_be_dropped() {
     assert!(!sockets.iter().any(|socket| is_open(socket)));
 }
 
-/// The clock is paused only while it is advanced. A paused clock would not wait for datagrams.
+/// The test pauses the clock only to advance it. A paused clock would jump ahead while the test
+/// waits for datagrams.
 #[tokio::test]
 async fn it_ends_when_no_datagram_has_passed_for_long_enough() {
     let idle = Duration::from_secs(600);

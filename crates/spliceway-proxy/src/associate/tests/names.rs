@@ -1,4 +1,4 @@
-//! Datagrams to names.
+//! Tests datagrams to names.
 
 use std::net::SocketAddr;
 
@@ -18,7 +18,7 @@ async fn next(asked: &mut mpsc::UnboundedReceiver<Lookup>) -> Lookup {
     soon(asked.recv()).await.expect("somebody may ask")
 }
 
-/// Returns a port where nothing listens and nothing answers.
+/// Returns an address at which no program listens or answers.
 fn nowhere() -> SocketAddr {
     ([127, 0, 0, 1], 1).into()
 }
@@ -42,7 +42,8 @@ async fn datagrams_wait_for_their_name_in_order_and_for_no_other() {
     rig.echo(&quick, b"an address needs no name").await;
 
     rig.send_to_name("slow.example", slow_address.port(), b"4").await;
-    // Datagram 4 waits too, because it came before one that has arrived.
+    // Datagram 4 waits too, because the association received it before the datagram that arrives
+    // here.
     rig.echo(&quick, b"4 is there").await;
     waiting.answer.send(Ok(vec![slow_address])).unwrap();
     for expected in [b"1", b"2", b"4"] {
@@ -137,6 +138,6 @@ async fn more_names_than_may_be_looked_up_are_dropped_and_others_pass() {
     lookups.remove(0).answer.send(Ok(vec![nowhere()])).unwrap();
     rig.send_to_name("0.example", 53, b"").await;
     rig.echo(&target, b"an address").await;
-    // The name is known by now, or the datagram waits. Either way, there is no other lookup.
+    // The name is known by now, or the datagram waits. In both cases, there is no other lookup.
     assert!(asked.try_recv().is_err());
 }

@@ -1,4 +1,4 @@
-//! Datagrams that are forwarded.
+//! Tests forwarded datagrams.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -46,7 +46,7 @@ async fn every_target_sees_the_same_port_of_ours() {
 async fn datagrams_keep_their_order_and_their_bounds() {
     let (rig, target) = (Rig::new("127.0.0.1").await, target("127.0.0.1").await);
     let address = target.local_addr().unwrap();
-    // More than one batch, and less than the kernel buffers for a socket.
+    // More datagrams than one batch, but fewer bytes than the kernel buffers for a socket.
     let datagrams: Vec<Vec<u8>> = (0..100_u8).map(|number| vec![number; usize::from(number)]).collect();
     for data in &datagrams {
         rig.send(address, data).await;
@@ -65,8 +65,8 @@ async fn datagrams_keep_their_order_and_their_bounds() {
     }
 }
 
-/// This is like a bulk transfer: datagrams of one length, a shorter one at the end of each flight,
-/// and two flows that alternate.
+/// The traffic resembles a bulk transfer: datagrams of one length, a shorter one at the end of each
+/// flight, and two alternating flows.
 #[tokio::test]
 async fn bulk_is_passed_as_it_came() {
     let (rig, one, other) = (
@@ -118,8 +118,8 @@ async fn two_associations_know_nothing_of_each_other() {
     assert_eq!(other.dropped(Dropped::Source), 1);
 }
 
-/// The query has type A and name example.com, as any resolver sends it. The server knows one
-/// address.
+/// The query asks for the A record of example.com, in the form that any resolver sends. The server
+/// knows one address.
 #[tokio::test]
 async fn a_query_of_dns_is_answered() {
     let query = [

@@ -1,4 +1,4 @@
-//! Datagrams that are dropped.
+//! Tests dropped datagrams.
 
 use tokio::net::UdpSocket;
 
@@ -89,7 +89,7 @@ async fn a_target_that_is_refused_gets_nothing() {
     rig.echo(&target, b"allowed").await;
     book.refuse(true);
     rig.send(target.local_addr().unwrap(), b"refused").await;
-    // The datagram is dropped when it is counted. Only then may the policy change again.
+    // A counted datagram has been dropped. Only then may the policy change again.
     rig.await_dropped(Dropped::Denied, 1).await;
     book.refuse(false);
     rig.echo(&target, b"allowed again").await;

@@ -18,15 +18,15 @@ use spliceway_protocol::socks5::datagram::{self, HEADER_MAX_BYTES, Header};
 /// The address in the request of a client that does not know its own address.
 pub(super) const ANYWHERE: Target = Target::Ip(spliceway_protocol::socks5::UNSPECIFIED);
 
-/// Far longer than anything takes here.
+/// Far longer than any step of a test takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Waits, but not forever.
+/// Waits for `expected`, but not longer than [`PATIENCE`].
 pub(super) async fn soon<T>(expected: impl Future<Output = T>) -> T {
     timeout(PATIENCE, expected).await.expect("it never came")
 }
 
-/// Lookups that the test answers, one by one, and a policy that it sets.
+/// Lookups that the test answers one by one, and a policy that the test sets.
 #[derive(Debug, Clone)]
 pub(super) struct Book {
     lookups: mpsc::UnboundedSender<Lookup>,
@@ -81,7 +81,7 @@ pub(super) struct Rig {
     /// The client's end of the connection that holds the association.
     pub(super) connection: TcpStream,
     pub(super) socket: UdpSocket,
-    /// The address that the client was told.
+    /// The address to which the client must send its datagrams.
     pub(super) address: SocketAddr,
     pub(super) stats: AssociateStats,
     pub(super) running: JoinHandle<AssociateEnd>,
@@ -93,8 +93,8 @@ impl Rig {
         Self::with(host, &AssociateSettings::patient(), Book::new().0, |_| ANYWHERE).await
     }
 
-    /// Starts a rig for a client at `host`. `asked` gets the address of the client's socket, and
-    /// returns the address for its request.
+    /// Starts a rig for a client at `host`. `asked` gets the address of the client's socket and
+    /// returns the address for the client's request.
     pub(super) async fn with(
         host: &str,
         settings: &AssociateSettings,
@@ -157,8 +157,8 @@ impl Rig {
         source
     }
 
-    /// Waits until at least this many datagrams were dropped for this reason. Only the counts show
-    /// it.
+    /// Waits until at least `count` datagrams were dropped for this reason. Only the counts show
+    /// dropped datagrams.
     pub(super) async fn await_dropped(&self, reason: Dropped, count: u64) {
         let dropped = async {
             while self.dropped(reason) < count {

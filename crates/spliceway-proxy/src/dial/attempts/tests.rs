@@ -22,8 +22,8 @@ enum Fate {
     Denied,
 }
 
-/// A fake network: addresses with the fates of their attempts. The references to `held` count the
-/// attempts and connections that exist.
+/// A fake network: addresses and the results of attempts to reach them. The references to `held`
+/// count the attempts and connections that exist.
 struct Network {
     fates: Vec<(&'static str, Fate)>,
     held: Arc<()>,

@@ -10,7 +10,7 @@ use spliceway_protocol::Failure;
 
 use super::*;
 
-/// A time limit for events that must happen sooner.
+/// The time limit for events that should happen much sooner.
 const TIME: Duration = Duration::from_secs(20);
 
 const GREETING: &[u8] = &[5, 1, 0];
@@ -20,7 +20,7 @@ const REQUEST: &[u8] = &[5, 1, 0, 1, 198, 51, 100, 7, 0, 80];
 const SUCCEEDED: &[u8] = &[5, 0, 0, 1, 0, 0, 0, 0, 0, 0];
 const CONNECT: &[u8] = b"CONNECT 198.51.100.7:80 HTTP/1.1\r\nHost: 198.51.100.7:80\r\nVia: 1.1 test\r\n\r\n";
 
-/// The messages that a proxy expects, byte by byte, each with the answer to it.
+/// The messages that a proxy expects byte by byte, and its answer to each message.
 type Script<'a> = [(&'a [u8], &'a [u8])];
 
 async fn listen() -> (TcpListener, String) {
@@ -29,7 +29,7 @@ async fn listen() -> (TcpListener, String) {
     (listener, address)
 }
 
-/// Plays a proxy to one client. Fails if no client connects, or if it sends something else.
+/// Plays a proxy for one client. Fails if no client connects, or if the client sends other bytes.
 async fn play(listener: &TcpListener, script: &Script<'_>) -> TcpStream {
     let played = tokio::time::timeout(TIME, async {
         let (mut stream, _) = listener.accept().await.unwrap();
@@ -67,7 +67,7 @@ async fn dial(dialer: &Dialer, target: &str) -> Result<Dialed, DialError> {
     dialer.dial(&target.parse().unwrap(), None, "1.1 test").await
 }
 
-/// Checks that each end receives exactly the bytes that the other end sends now.
+/// Checks that each end receives exactly the bytes that the other end sends from now on.
 async fn are_joined(dialed: Dialed, mut proxy: TcpStream) {
     let mut client = dialed.stream;
     client.write_all(b"up").await.unwrap();
@@ -80,8 +80,8 @@ async fn are_joined(dialed: Dialed, mut proxy: TcpStream) {
     assert_eq!((&up[..], &down[..]), (&b"up"[..], &b"down"[..]));
 }
 
-/// Checks that a proxy that plays `script` reaches `target`, and that `early` is received from
-/// there.
+/// Checks that a dial through a proxy that plays `script` reaches `target`, and that `early`
+/// arrives from the target.
 async fn is_reached_by(url: impl Fn(&str) -> String, target: &str, script: &Script<'_>, early: &[u8]) {
     let (listener, address) = listen().await;
     let dialer = dialer(&[url(&address)]);
@@ -258,7 +258,7 @@ async fn a_proxy_that_wants_somebody_else_is_our_affair_and_tells_no_secret() {
     );
 }
 
-/// Returns the error of a dial through a proxy that closes after its script.
+/// Returns the error of a dial through a proxy that closes the connection after its script.
 async fn fails_by(start: &str, script: &Script<'_>) -> DialError {
     let (listener, address) = listen().await;
     let dialer = dialer(&[format!("{start}{address}")]);
@@ -282,8 +282,8 @@ async fn a_proxy_that_closes_or_babbles_is_told_from_one_that_refuses() {
     assert_eq!(failed.as_str(), "upstream_protocol");
 }
 
-/// The clock is paused once the proxy has received all that it expects. It then jumps to the
-/// deadline.
+/// The clock is paused once the proxy has received all expected messages. The clock then jumps to
+/// the deadline.
 #[tokio::test]
 async fn a_proxy_that_says_nothing_is_given_up_at_the_timeout() {
     for script in [
@@ -343,7 +343,7 @@ async fn an_upstream_proxy_may_be_on_loopback_where_targets_may_not() {
             "{target}"
         );
     }
-    // The first target that the proxy hears of is the allowed one.
+    // The first target that the proxy receives is the allowed one.
     let request = [&[5, 1, 0, 1, 8, 8, 8, 8][..], &[0, 53]].concat();
     let script = [(GREETING, &[5, 0][..]), (&request, SUCCEEDED)];
     let dialer = public("socks5");

@@ -1,9 +1,9 @@
-//! Shares out the lookups that may run at once, so that one client's slow names do not delay
+//! Divides the concurrent lookups among the clients, so that one client's slow names do not delay
 //! another client.
 //!
-//! A client may start a lookup while it holds fewer places than are free. One busy client thus
-//! holds half of all places, and two hold a third each. Further lookups wait in a queue per client,
-//! and the clients take turns.
+//! A client may start a lookup while it holds fewer places than are free. So one busy client holds
+//! half of all places, and two busy clients hold a third each. Further lookups wait in one queue
+//! for each client, and the clients take turns.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::admission::ClientKey;
 
-/// The client a lookup counts for. Clients without an address share one key.
+/// The client towards whose share a lookup counts. Clients without an address share one key.
 pub(in crate::dial) type Key = Option<ClientKey>;
 
 /// The places for lookups. Clones share them.
@@ -23,7 +23,7 @@ pub(in crate::dial) struct Places(Arc<Mutex<Shares>>);
 
 struct Shares {
     free: usize,
-    /// Clients with running or waiting lookups only.
+    /// Only clients with running or waiting lookups.
     clients: HashMap<Key, Client>,
     /// Clients with waiting lookups, in the order of their turns.
     turns: VecDeque<Key>,
@@ -31,10 +31,10 @@ struct Shares {
 
 #[derive(Default)]
 struct Client {
-    /// Running lookups.
+    /// The number of running lookups.
     held: usize,
     waiting: VecDeque<oneshot::Sender<()>>,
-    /// A moving average of how long its lookups take.
+    /// The moving average of the time that the client's lookups take.
     usual: Duration,
 }
 
@@ -68,7 +68,8 @@ impl Places {
     /// Waits for a place. Cancel safe.
     ///
     /// # Errors
-    /// [`TooLate`] if the client's lookups take so long that this one would start after `deadline`.
+    /// Returns [`TooLate`] if the client's lookups take so long that this one would start after
+    /// `deadline`.
     pub(super) async fn take(&self, client: Key, deadline: Instant) -> Result<Place, TooLate> {
         let waiting = {
             let mut shares = self.shares();
@@ -94,7 +95,7 @@ impl Places {
     }
 
     fn shares(&self) -> MutexGuard<'_, Shares> {
-        // No change under the lock can panic halfway.
+        // No change under the lock can panic halfway through.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -138,7 +139,7 @@ impl Shares {
 
     /// Gives free places to waiting lookups.
     fn share_out(&mut self) {
-        // Clients skipped since a place was last given.
+        // The number of clients that were skipped since a place was last granted.
         let mut passed = 0;
         while self.free > 0 && passed < self.turns.len() {
             let Some(key) = self.turns.pop_front() else { return };
@@ -193,7 +194,7 @@ impl Drop for Waiting {
         let mut shares = self.places.shares();
         self.granted.close();
         if self.granted.try_recv().is_ok() {
-            // A place was granted after the waiter had been dropped.
+            // A place was granted, but the waiter was dropped before it received the place.
             shares.give_back(self.client);
         } else if let Some(client) = shares.clients.get_mut(&self.client) {
             client.waiting.retain(|grant| !grant.is_closed());

@@ -89,7 +89,7 @@ async fn connections_are_bound_to_the_interface() {
     }
 }
 
-/// Without the privilege, the program names it when it fails to start.
+/// Without the privilege, the program does not start, and the error names the privilege.
 #[tokio::test]
 async fn connections_carry_the_mark_or_the_start_fails() {
     let (_listener, address) = listener("127.0.0.1").await;

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 /// The largest datagram that every client accepts.
 const DATAGRAM_MAX_BYTES: usize = 512;
 
-/// A server that knows no names until a test sets an answer. It stops when it is dropped.
+/// A server that does not know any names until a test sets an answer. It stops when it is dropped.
 pub(in crate::dial) struct Server {
     pub(in crate::dial) address: SocketAddr,
     script: Arc<Mutex<Script>>,
@@ -23,7 +23,7 @@ pub(in crate::dial) struct Server {
 
 #[derive(Default)]
 struct Script {
-    /// By name, in lower case and with the final dot.
+    /// The answers by name. Names are in lower case, with a final dot.
     answers: HashMap<String, Answer>,
     asked: Vec<String>,
 }
@@ -37,7 +37,7 @@ pub(in crate::dial) enum Answer {
     IsAlias(&'static str, u32, Vec<IpAddr>, u32),
     /// No such name, with a TTL in seconds if there is one.
     HasNone(Option<u32>),
-    /// A failure of the server.
+    /// A server failure.
     Fails,
     /// No answer.
     Nothing,
@@ -118,7 +118,7 @@ async fn serve_stream(mut stream: TcpStream, script: Arc<Mutex<Script>>) {
     }
 }
 
-/// Returns the answer to a query. `None`: no answer.
+/// Returns the answer to a query. `None` means no answer.
 fn answer(question: &[u8], script: &Mutex<Script>) -> Option<Message> {
     let question = Message::from_vec(question).unwrap();
     let query = question.queries[0].clone();

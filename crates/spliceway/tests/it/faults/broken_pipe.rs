@@ -1,6 +1,6 @@
-//! `splice(2)` has no `MSG_NOSIGNAL`. Towards a peer that is gone it raises `SIGPIPE`, which kills
-//! a process that has not asked for anything else. Rust programs ignore the signal from their
-//! start. A program in C that loads the library need not.
+//! `splice(2)` has no `MSG_NOSIGNAL`. A splice into a closed connection raises `SIGPIPE`, which
+//! kills a process that does not handle it. Rust programs ignore the signal from their start. A C
+//! program that loads the library may not.
 
 use std::io::ErrorKind;
 
@@ -12,7 +12,7 @@ use crate::support::pattern::Pattern;
 use crate::support::rig::{Rig, Setup};
 use crate::support::{MIB, finish, reset};
 
-/// Bytes that the client takes before it has enough.
+/// The bytes that the client receives before it stops.
 const TAKEN: u64 = MIB;
 
 #[test]
@@ -33,9 +33,9 @@ fn a_reset_after_the_end_does_not_raise_sigpipe() {
     });
 }
 
-/// Downloads as a client that has sent everything, and goes away in the middle of the answer. Its
-/// end comes before its reset. The relay's next write therefore meets a socket that is known to
-/// take nothing more: `EPIPE`, not `ECONNRESET`.
+/// Runs a download whose client has sent everything, and resets in the middle of the answer. Its
+/// end comes before its reset. The relay's next write therefore finds a socket that accepts nothing
+/// more: `EPIPE`, not `ECONNRESET`.
 async fn download_given_up(setup: Setup) {
     let splices = setup.engine != Engine::Copy;
     let Rig {
@@ -65,7 +65,7 @@ async fn download_given_up(setup: Setup) {
 }
 
 /// The bytes of a large pipe go out in batches. A batch that meets the broken connection raises the
-/// signal. The call then says how much went before: a short count, and no error.
+/// signal. The call then returns a short count for the earlier batches, and no error.
 #[test]
 fn a_short_count_before_a_broken_connection_raises_no_sigpipe() {
     const NAME: &str = "faults::broken_pipe::a_short_count_before_a_broken_connection_raises_no_sigpipe";
@@ -80,7 +80,7 @@ fn a_short_count_before_a_broken_connection_raises_no_sigpipe() {
             };
             assert!(inside > 512 << 10, "{inside}");
             drop(peer);
-            // The peer's reset answers the first of the bytes.
+            // The peer's reset is the answer to the first bytes.
             let mut broken = false;
             while !broken && !pipe.is_empty() {
                 broken = !matches!(pipe.drain_into(&sink), Ok(Drain::Moved(_)));

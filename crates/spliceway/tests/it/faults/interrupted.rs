@@ -1,5 +1,5 @@
-//! Calls cut short, by signals that come all the time and by sinks that take little at once. A
-//! short count is neither full nor empty.
+//! Calls that are cut short, by frequent signals and by sinks that accept few bytes at a time. A
+//! short count means neither full nor empty.
 
 use std::time::Duration;
 
@@ -10,15 +10,15 @@ use super::scenario::{Family, Plan, Run, run};
 use crate::support::MIB;
 use crate::support::child::in_child;
 
-/// Less time than a splice and its answer take. A thread that waits for a processor gets fewer
-/// signals.
+/// The time between signals. It is less than a splice and its answer take. A thread that waits for
+/// a processor gets fewer signals.
 const PERIOD: Duration = Duration::from_micros(50);
 const SIGNALS: u64 = 100;
 
 #[test]
 fn a_storm_of_signals_loses_no_byte_and_no_splice() {
     const NAME: &str = "faults::interrupted::a_storm_of_signals_loses_no_byte_and_no_splice";
-    // In a process of its own, as the handler belongs to the whole process.
+    // Runs in its own process, because the signal handler belongs to the whole process.
     in_child(NAME, None, || {
         for family in [Family::Tcp, Family::Unix] {
             for engine in [Engine::Auto, Engine::Splice, Engine::Copy] {
@@ -49,7 +49,7 @@ fn storm(family: Family, engine: Engine, swapped: bool) {
     check_path(&run, engine, &context);
 }
 
-/// Checks that bulk was spliced where it may be, and only there.
+/// Checks that bulk was spliced if the engine allows it, and only then.
 fn check_path(run: &Run, engine: Engine, context: &str) {
     match engine {
         Engine::Copy => assert_eq!(run.forth.spliced, 0, "{context}"),
@@ -58,9 +58,9 @@ fn check_path(run: &Run, engine: Engine, context: &str) {
 }
 
 #[test]
-fn a_sink_that_takes_a_few_bytes_at_once_gets_them_all() {
-    const NAME: &str = "faults::interrupted::a_sink_that_takes_a_few_bytes_at_once_gets_them_all";
-    // In a process of its own, for its descriptors.
+fn a_sink_that_accepts_few_bytes_at_a_time_gets_them_all() {
+    const NAME: &str = "faults::interrupted::a_sink_that_accepts_few_bytes_at_a_time_gets_them_all";
+    // Runs in its own process, because it counts descriptors.
     in_child(NAME, None, || {
         for family in [Family::Tcp, Family::Unix] {
             for engine in [Engine::Auto, Engine::Splice, Engine::Copy] {
@@ -81,7 +81,8 @@ fn small_sink(family: Family, engine: Engine, swapped: bool) {
         rules: [from_source, to_sink].map(Rule::watch).to_vec(),
         family,
         engine,
-        send_buffer: Some(1), // The kernel makes a few KiB of it.
+        // The kernel raises this to a few KiB.
+        send_buffer: Some(1),
         bulk: 2 * MIB,
         ..Plan::fair(swapped)
     };
@@ -93,8 +94,8 @@ fn small_sink(family: Family, engine: Engine, swapped: bool) {
     );
     run.check_complete(&context);
     check_path(&run, engine, &context);
-    // Over loopback, TCP has its answer, and so room again, before the call has taken everything.
-    // Then no count is short.
+    // Over loopback, TCP gets its acknowledgements, and so has room again, before the call has
+    // accepted everything. Then no count is short.
     assert!(
         family == Family::Tcp || given * 2 >= taken * 3,
         "hardly a short count: {context}"

@@ -1,8 +1,13 @@
-//! Every call a relay makes × every way it can fail × the first time, a later one, and always.
+//! Every call of a relay × every way in which it can fail × the first time, a later time, and
+//! always.
 //!
-//! The table is printed by
-//! `cargo test -p spliceway --test it faults::matrix -- --nocapture --test-threads=1`.
-#![allow(clippy::print_stdout)] // The table.
+//! This command prints the table:
+//!
+//! ```text
+//! cargo test -p spliceway --test it faults::matrix -- --nocapture --test-threads=1
+//! ```
+// The tests print the table.
+#![allow(clippy::print_stdout)]
 
 use rustix::io::Errno;
 use spliceway::{Operation, PipePool, Reason, Relay, RelayOptions};
@@ -17,28 +22,31 @@ use crate::support::pattern::Pattern;
 use crate::support::rig::limits;
 
 const FIRST: When = When::FIRST;
-/// A call in the middle of a flow; of receives and sends, one of a message.
+/// A later call, in the middle of a flow. If it is a receive or a send, it belongs to a message.
 const LATER: When = When::Nth(3);
 
 fn errno(errno: Errno) -> Fault {
     Fault::Errno(errno.raw_os_error())
 }
 
-/// Runs the rows in a process of their own: some switch splicing off for the whole of it, and all
-/// count descriptors.
+/// Runs the rows in a process of their own. Some rows switch splicing off for the whole process,
+/// and all rows count descriptors.
 fn try_out(test: &str, rows: impl FnOnce() -> Vec<Row>) {
     let said = in_child(test, None, || {
-        // tokio keeps what its first runtime opens for signals, where that feature is on.
+        // tokio's first runtime opens descriptors for signals, if that feature is on, and keeps
+        // them.
         drop(runtime());
         let before = open_descriptors();
-        println!(); // Ends the line that the test harness began.
+        // Ends the line that the test harness has begun.
+        println!();
         for (number, row) in (0..).zip(rows()) {
             println!("{}", row.try_out(number));
         }
         await_descriptors(before);
     });
     if said.is_empty() {
-        return; // The child, which has said it.
+        // This is the child process, which has printed its rows.
+        return;
     }
     println!("\n| call | errno | when | bytes lost | fallback counted | spliced again | outcome |");
     println!("|---|---|---|---|---|---|---|");
@@ -47,7 +55,8 @@ fn try_out(test: &str, rows: impl FnOnce() -> Vec<Row>) {
         .for_each(|line| println!("{line}"));
 }
 
-/// Supervisors end with the last thread behind their filter, and a pool's reaper is one of those.
+/// A supervisor ends with the last thread behind its filter. The reaper of a pool may be one of
+/// these threads.
 fn await_descriptors(count: usize) {
     let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
     while open_descriptors() > count {
@@ -61,8 +70,8 @@ fn await_descriptors(count: usize) {
 }
 
 #[test]
-fn a_splice_that_cannot_be_made_loses_no_byte_and_says_why() {
-    const NAME: &str = "faults::matrix::a_splice_that_cannot_be_made_loses_no_byte_and_says_why";
+fn a_failed_splice_loses_no_byte_and_has_a_reason() {
+    const NAME: &str = "faults::matrix::a_failed_splice_loses_no_byte_and_has_a_reason";
     let outcomes = [
         (Errno::PERM, Expected::CopiesProcessWide(Reason::NotPermitted)),
         (Errno::ACCESS, Expected::CopiesProcessWide(Reason::NotPermitted)),
@@ -100,7 +109,8 @@ fn a_pipe_that_cannot_be_made_or_enlarged_loses_no_byte() {
         let mut rows = Vec::new();
         for (number, expected) in outcomes {
             rows.extend([FIRST, When::Always].map(|when| Row::new(Call::Pipe, errno(number), when, expected)));
-            // The second is the larger one that a bulk flow asks for; the first is still there.
+            // The second pipe is the larger one that a bulk flow asks for. The first one is still
+            // there.
             let larger = |when| Row::new(Call::Pipe, errno(number), when, Expected::SmallerPipe);
             rows.extend([When::Nth(2), When::Between(2, 6)].map(larger));
         }
@@ -113,8 +123,8 @@ fn a_pipe_that_cannot_be_made_or_enlarged_loses_no_byte() {
 }
 
 #[test]
-fn an_interrupted_or_spurious_outcome_is_noticed_by_nobody() {
-    const NAME: &str = "faults::matrix::an_interrupted_or_spurious_outcome_is_noticed_by_nobody";
+fn an_interrupted_or_spurious_outcome_has_no_visible_effect() {
+    const NAME: &str = "faults::matrix::an_interrupted_or_spurious_outcome_has_no_visible_effect";
     use Expected::Unnoticed;
     try_out(NAME, || {
         let calls = [Call::SpliceIn, Call::SpliceOut, Call::Recv, Call::Send];
@@ -126,7 +136,7 @@ fn an_interrupted_or_spurious_outcome_is_noticed_by_nobody() {
         let again = errno(Errno::AGAIN);
         for when in [FIRST, LATER] {
             rows.extend([
-                // A look or a recv tells what splice meant.
+                // A readiness probe or a recv shows what the splice meant.
                 Row::new(Call::SpliceIn, again, when, Unnoticed),
                 Row::new(Call::SpliceIn, Fault::Returns(0), when, Unnoticed),
                 Row::new(Call::SpliceOut, again, when, Unnoticed).nudged(Nudge::Far),
@@ -137,7 +147,7 @@ fn an_interrupted_or_spurious_outcome_is_noticed_by_nobody() {
             [(FIRST, 1), (LATER, 3)]
                 .map(|(when, message)| Row::new(Call::Recv, again, when, Unnoticed).nudged(Nudge::Near { message })),
         );
-        // A recv tells what a look did not.
+        // A recv shows what the failed readiness probe did not.
         let looks = [
             (Errno::INTR, FIRST),
             (Errno::INTR, LATER),
@@ -194,8 +204,8 @@ fn a_broken_stream_is_reported_with_its_direction_and_what_failed() {
 }
 
 #[test]
-fn a_relay_that_must_splice_and_cannot_breaks_and_says_why() {
-    const NAME: &str = "faults::matrix::a_relay_that_must_splice_and_cannot_breaks_and_says_why";
+fn a_relay_that_must_splice_and_cannot_fails_with_the_reason() {
+    const NAME: &str = "faults::matrix::a_relay_that_must_splice_and_cannot_fails_with_the_reason";
     try_out(NAME, || {
         let (no_permission, no_memory) = (errno(Errno::PERM), errno(Errno::NOMEM));
         let read = |reason| Expected::Refuses(Operation::Read, reason);
@@ -218,17 +228,17 @@ fn a_relay_that_must_splice_and_cannot_breaks_and_says_why() {
     });
 }
 
-/// What makes a relay read a pipe.
+/// Returns a fault that makes a relay read its pipe.
 fn refused_by_the_sink() -> Rule {
     Rule::new(Call::SpliceOut, LATER, errno(Errno::INVAL))
 }
 
-/// Off for the process, splicing is tried by one attempt in so many. (`PROBE_EVERY` in the core's
-/// switch.)
+/// While splicing is off for the process, one attempt in this many is a probe. (`PROBE_EVERY` in
+/// the core's `splice_support.rs`.)
 const PROBE_EVERY: usize = 64;
 
-/// Runs relays of this process, each of them one attempt to splice: the first is refused, and one
-/// of so many succeeds.
+/// Runs relays of this process, each of which tries to splice once. The first one is refused, and
+/// one of the others succeeds.
 pub(super) fn await_probe() {
     let spliced = block_on(async {
         assert!(!splices().await, "the next relay tries as well");
@@ -242,8 +252,8 @@ pub(super) fn await_probe() {
     assert!(spliced, "no attempt in {PROBE_EVERY} was let through");
 }
 
-/// Whether a new relay splices the rest of a stream of which more than one receive can take is
-/// there at its start. (Sockets of the Unix family, as they have no timers that a window could wait
+/// Returns whether a new relay splices. When it starts, more bytes than one receive can read are in
+/// its source, so it should splice the rest. (Unix sockets have no timers that a window could wait
 /// for.)
 async fn splices() -> bool {
     let ((near, near_end), (far, far_end)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());

@@ -1,5 +1,4 @@
-//! One row of the table: a call, how it fails and when, and the behaviour that is expected of a
-//! relay.
+//! One row of the table: a call, how and when it fails, and the expected behaviour of a relay.
 
 use std::fmt::{self, Display};
 use std::io::ErrorKind;
@@ -14,7 +13,7 @@ pub(super) struct Row {
     call: Call,
     fault: Fault,
     when: When,
-    /// Another fault without which this one could not come.
+    /// Another fault, without which this one could not occur.
     also: Option<Rule>,
     nudge: Nudge,
     family: Family,
@@ -28,20 +27,20 @@ pub(super) enum Expected {
     Unnoticed,
     /// The relay continues to splice, with a smaller pipe.
     SmallerPipe,
-    /// The relay copies and says why. After 1 MiB it splices again, if the fault is over.
+    /// The relay copies and gives the reason. After 1 MiB it splices again, if the fault is over.
     CopiesForNow(Reason),
-    /// The relay copies to its end and says why.
+    /// The relay copies to its end and gives the reason.
     CopiesForGood(Reason),
     /// All relays of the process copy, until one attempt in a fixed number succeeds.
     CopiesProcessWide(Reason),
-    /// The relay breaks and names the operation. The delivered bytes are a prefix of the sent
-    /// bytes, and they are counted.
+    /// The relay fails and names the operation. The delivered bytes are a prefix of the sent bytes,
+    /// and they are counted.
     Breaks(Operation, Failure),
-    /// The caller demanded splice: the relay breaks and says why.
+    /// The caller demanded splicing, so the relay fails and gives the reason.
     Refuses(Operation, Reason),
 }
 
-/// The error that a relay breaks with.
+/// The error with which a relay fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
     /// The error of the call.
@@ -67,7 +66,7 @@ impl Row {
         self
     }
 
-    /// Runs the row between Unix sockets, where a short receive says nothing.
+    /// Runs the row between Unix sockets, where a short receive proves nothing.
     pub(super) fn unix(mut self) -> Self {
         self.family = Family::Unix;
         self
@@ -78,7 +77,7 @@ impl Row {
         self
     }
 
-    /// Tries the row with the relay's ends in both orders. Returns the row as the table shows it.
+    /// Runs the row with the relay's ends in both orders. Returns the row as the table shows it.
     pub(super) fn try_out(&self, number: u64) -> String {
         for swapped in [false, true] {
             self.try_once(swapped, 2 * number + u64::from(swapped));
@@ -149,7 +148,7 @@ impl Row {
         if splices_on {
             assert!(passed(Call::SpliceOut) > 0 && run.forth.spliced > 0, "{context}");
         } else if !persists {
-            // After the fault no splice may pass, not even one that looks for bytes.
+            // After the fault, no splice may succeed, not even one that probes for bytes.
             assert_eq!((passed(Call::SpliceIn), passed(Call::SpliceOut)), (0, 0), "{context}");
         }
         if self.expected.is_process_wide() {
@@ -235,7 +234,7 @@ impl Display for Expected {
     }
 }
 
-/// The call, and the one before it if that has to fail too.
+/// Displays the call, and the earlier call if that must fail too.
 struct Calls<'a>(&'a Row);
 
 impl Display for Calls<'_> {

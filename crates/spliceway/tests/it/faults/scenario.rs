@@ -1,11 +1,11 @@
-//! One relay on a thread of its own whose system calls fail by rules, between two peers that meet
-//! no fault.
+//! One relay on its own thread, whose system calls fail by rules. Its two peers meet no fault.
 
 use std::future::poll_fn;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream as Peer; // Its name aside, it does for any stream socket what these peers do.
+// Despite its name, the type works for any stream socket, as far as these peers use it.
+use std::os::unix::net::UnixStream as Peer;
 use std::pin::Pin;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
@@ -24,39 +24,41 @@ use crate::support::pattern::Pattern;
 use crate::support::rig::limits;
 use crate::support::{KIB, MIB, unpaced};
 
-/// Small messages before bulk, each received before the next is sent: so the first receives and
-/// sends are known.
+/// The number of small messages before bulk. Each is received before the next is sent, so the first
+/// receives and sends are known.
 pub(super) const MESSAGES: u64 = 4;
 const MESSAGE: usize = 1000;
-/// Bulk comes in bursts, the next when the last has arrived, so that each ends in a drained source:
-/// and, as it fills no number of pipes, in a short fill and a look for more.
+/// The size of a burst of bulk. The next burst is sent when the last one has arrived, so each burst
+/// ends with a drained source. A burst is not a multiple of a pipe's size, so it also ends with a
+/// short fill and a probe for more.
 const BURST: usize = (2 << 20) + (20 << 10);
-/// Bulk ends when this much was sent and the plan has [`enough`](Plan::enough), or fails.
+/// Bulk ends when the plan has [`enough`](Plan::enough). If it does not have enough after this many
+/// bytes, the run fails.
 const MOST: u64 = 256 * MIB;
-/// What far answers when near has ended.
+/// The size of the answer that the far peer sends after the near peer has ended.
 const ANSWER: u64 = 8 * KIB;
-/// Longer than any of this takes: a stall is an error, and no hang.
+/// Longer than any step takes. A stall becomes an error, not a hang.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What goes wrong, and what the peers do about it.
+/// The faults of a run, and how the peers react to them.
 pub(super) struct Plan {
     pub(super) rules: Vec<Rule>,
-    /// The time between signals at the relay's thread, if it gets any.
+    /// The time between signals to the relay's thread, if it gets any.
     pub(super) storm: Option<Duration>,
     pub(super) family: Family,
     pub(super) engine: Engine,
     /// Whether the sending peer is the relay's `b`.
     pub(super) swapped: bool,
     pub(super) nudge: Nudge,
-    /// What the sinks may hold on their way out, if less than usual.
+    /// The size of the sinks' send buffers, if it is smaller than usual.
     pub(super) send_buffer: Option<usize>,
-    /// Bulk is at least so much.
+    /// The least number of bytes of bulk.
     pub(super) bulk: u64,
-    /// Whether enough was sent for the fault to have come, and for what must come after it.
+    /// Whether enough was sent for the fault to occur, and for the events that must follow it.
     pub(super) enough: Box<dyn Fn(&Trouble) -> bool>,
 }
 
-/// What the relay's thread has met so far.
+/// The faults that the relay's thread has met so far.
 #[derive(Debug)]
 pub(super) struct Trouble {
     pub(super) faults: Faults,
@@ -64,7 +66,7 @@ pub(super) struct Trouble {
 }
 
 impl Plan {
-    /// Nothing goes wrong.
+    /// Returns a plan without faults.
     pub(super) fn fair(swapped: bool) -> Self {
         Self {
             rules: Vec::new(),
@@ -80,51 +82,53 @@ impl Plan {
     }
 }
 
-/// What the sockets are.
+/// The kind of the sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
     Tcp,
     Unix,
 }
 
-/// What makes the next edge after a false `EAGAIN`. The relay must forget its readiness then, and
-/// the kernel owes it no edge, so the peer makes one.
+/// The cause of the next edge after a false `EAGAIN`. The relay must then clear its readiness, and
+/// the kernel owes it no edge, so a peer causes one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Nudge {
     None,
-    /// Near sends on as soon as the receive of this message has met the fault.
+    /// The near peer continues to send as soon as the receive of this message has met the fault.
     Near {
         message: u64,
     },
-    /// Far sends a byte back as soon as a send has met the fault.
+    /// The far peer sends a byte back as soon as a send has met the fault.
     Far,
 }
 
-/// How it went.
+/// The result of a run.
 pub(super) struct Run {
     pub(super) outcome: Result<RelaySummary, RelayError>,
-    /// The direction with the bulk, and the other.
+    /// The direction with the bulk. `forth` has its counts, and `back` has the counts of the other
+    /// direction.
     pub(super) direction: Direction,
     pub(super) forth: DirectionSummary,
     pub(super) back: DirectionSummary,
     pub(super) sent: u64,
-    /// Bytes that far has got, each of them the one that near sent.
+    /// The number of bytes that the far peer received, all of them correct.
     pub(super) got: u64,
-    /// Bytes of far's answer, and whether near got just these.
+    /// The size of the far peer's answer. `answer_arrived` is whether the near peer received
+    /// exactly this answer.
     pub(super) answered: u64,
     pub(super) answer_arrived: bool,
     pub(super) trouble: Trouble,
     pub(super) pool: PoolStats,
 }
 
-/// Runs one plan to its end. Everything it opened is closed again.
+/// Runs one plan to its end. Checks that everything it opened is closed again.
 pub(super) fn run(plan: &Plan, stream: u64) -> Run {
-    // The first runtime of a process opens what tokio keeps for its signals, where that feature is
-    // on, and keeps it.
+    // tokio's first runtime of a process opens descriptors for signals, if that feature is on, and
+    // keeps them.
     drop(runtime());
     let before = sockets_and_pipes();
-    // Whoever shelves a pipe first starts the thread that closes idle ones: the relay, and behind
-    // its filter. It should end soon.
+    // The first thread that returns a pipe starts the reaper, which closes idle pipes. This is the
+    // relay's thread, so the reaper runs behind its filter, and should end soon.
     let pool = PipePool::new(limits().with_idle_timeout(Duration::from_millis(200)));
     let ((near, near_end), (far, far_end)) = (pair(plan.family), pair(plan.family));
     if let Some(bytes) = plan.send_buffer {
@@ -181,7 +185,7 @@ pub(super) fn run(plan: &Plan, stream: u64) -> Run {
 }
 
 impl Run {
-    /// Every byte arrived, both ways, with both ends.
+    /// Checks that every byte arrived, in both directions and with both ends.
     pub(super) fn check_complete(&self, context: &str) {
         assert!(self.outcome.is_ok(), "{context}");
         assert_eq!(self.got, self.sent, "{context}");
@@ -200,7 +204,7 @@ pub(super) fn runtime() -> Runtime {
         .unwrap()
 }
 
-/// The relay, on a thread of its own, whose calls fail from the moment that it has settled.
+/// Starts the relay on its own thread. Its calls fail from the moment when it has settled.
 fn start_relay(
     plan: &Plan,
     ends: [OwnedFd; 2],
@@ -221,7 +225,7 @@ fn start_relay(
     })
 }
 
-/// What runs on the thread whose calls are made to fail.
+/// Runs the relay, on the thread whose calls fail.
 async fn relay(
     family: Family,
     engine: Engine,
@@ -249,8 +253,8 @@ async fn relay(
     }
 }
 
-/// Lets the relay try both its sources, which have nothing yet, before `begin`: the calls that are
-/// counted are then those of the bytes that are sent, whichever direction the relay polls first.
+/// Lets the relay try both sources before `begin`, while they have no bytes. The counted calls are
+/// then only those for the sent bytes, whichever direction the relay polls first.
 async fn settled<R: Future + Unpin>(mut relay: R, begin: impl FnOnce()) -> R::Output {
     poll_fn(|cx| {
         assert!(Pin::new(&mut relay).poll(cx).is_pending(), "nothing was sent");
@@ -261,7 +265,8 @@ async fn settled<R: Future + Unpin>(mut relay: R, begin: impl FnOnce()) -> R::Ou
     relay.await
 }
 
-/// Near: messages, bulk. Ends early if the relay does: how much it could send.
+/// Sends messages and then bulk, as the near peer. Stops early if the relay ends. Returns how many
+/// bytes it sent.
 fn send(near: &Peer, stream: u64, plan: &Plan, trouble: &Trouble, progress: &Progress) -> u64 {
     let mut sent = 0;
     let mut send = |bytes: usize| {
@@ -295,8 +300,8 @@ fn write(mut to: &Peer, stream: u64, sent: &mut u64, mut bytes: usize) -> io::Re
     Ok(())
 }
 
-/// Far: checks every byte up to the end of the stream, however it ends, then answers: how many
-/// bytes there were.
+/// Checks every byte up to the end of the stream, as the far peer, and then answers. Returns how
+/// many bytes there were. The stream may end in any way.
 fn receive(mut far: &Peer, stream: u64, progress: &Progress) -> u64 {
     let mut buf = vec![0; 512 << 10];
     let mut got = 0;
@@ -320,8 +325,9 @@ fn receive(mut far: &Peer, stream: u64, progress: &Progress) -> u64 {
     got
 }
 
-/// Bytes of a stream from `at` on, as many as lie in one piece. One block for all streams, which
-/// begin at different places in it; its length is a prime, so no buffer's size divides it.
+/// Returns the bytes of a stream from `at` on, as far as they are contiguous. All streams share one
+/// block, and start at different positions in it. The block's length is a prime, so no buffer size
+/// divides it.
 fn following(stream: u64, at: u64) -> &'static [u8] {
     const BLOCK: usize = (1 << 20) - 3;
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
@@ -329,7 +335,7 @@ fn following(stream: u64, at: u64) -> &'static [u8] {
     &block[((stream * 7919 + at) % BLOCK as u64) as usize..]
 }
 
-/// What far has got so far.
+/// The bytes that the far peer has received so far.
 #[derive(Default)]
 struct Progress {
     state: Mutex<(u64, bool)>,
@@ -342,7 +348,8 @@ impl Progress {
         self.changed.notify_all();
     }
 
-    /// Waits until far has got so many bytes, or its stream has ended before: whether it goes on.
+    /// Waits until the far peer has received this many bytes, or its stream has ended. Returns
+    /// whether the stream is still open.
     fn await_got(&self, count: u64) -> bool {
         let state = self.state.lock().unwrap();
         let missing = |(got, ended): &mut (u64, bool)| *got < count && !*ended;
@@ -356,7 +363,8 @@ impl Progress {
     }
 }
 
-/// A peer that waits for nothing longer than [`PATIENCE`], and the relay's end of its connection.
+/// Returns a peer that waits for nothing longer than [`PATIENCE`], and the relay's end of its
+/// connection.
 fn pair(family: Family) -> (Peer, OwnedFd) {
     let (peer, end): (Peer, OwnedFd) = match family {
         Family::Tcp => {
@@ -380,8 +388,8 @@ fn pair(family: Family) -> (Peer, OwnedFd) {
     (peer, end)
 }
 
-/// Descriptors of this process that a relay could have left open. (The supervisor's own stays until
-/// its thread has ended.)
+/// Returns the number of descriptors of this process that a relay could have left open. (The
+/// supervisor's own descriptor stays open until its thread has ended.)
 fn sockets_and_pipes() -> usize {
     let open = std::fs::read_dir("/proc/self/fd").unwrap();
     let targets = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());

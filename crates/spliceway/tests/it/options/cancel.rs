@@ -14,7 +14,8 @@ use crate::support::child::block_on;
 use crate::support::pattern::Pattern;
 use crate::support::{MIB, finish, guard, tcp, tcp_small, try_send, turns};
 
-/// The relay's own ends, so that what it leaves in them can be looked at.
+/// The peers and the relay's own ends, so that a test can read the bytes that the relay leaves in
+/// them.
 struct Ends {
     near: UnixStream,
     near_end: UnixStream,
@@ -49,7 +50,7 @@ fn relay<'a>(
 }
 
 #[tokio::test]
-async fn a_cancelled_relay_delivers_what_it_took_and_leaves_the_rest_to_be_read() {
+async fn a_cancelled_relay_delivers_what_it_read_and_leaves_the_rest() {
     every_way(async |variant| {
         let Ends {
             mut near,
@@ -85,19 +86,19 @@ async fn a_cancelled_relay_delivers_what_it_took_and_leaves_the_rest_to_be_read(
         assert_eq!((done.end, done.forth.lost), (EndReason::Cancelled, 0));
         assert!(!done.forth.eof && !done.back.eof);
         assert_eq!(done.forth.spliced > MIB, variant.splices(), "{:?}", done.forth);
-        // All that was delivered, then all the rest from the source itself: no byte is missing
+        // First the delivered bytes, then the rest from the source itself. No byte is missing
         // between them.
         guard(wanted.expect(&mut far, done.forth.bytes - wanted.at())).await;
         guard(wanted.expect_end(&mut near_end, 32 * MIB)).await;
         sending.await.unwrap();
-        // Nothing was shut down.
+        // No stream was shut down.
         far_end.write_all(b"more").await.unwrap();
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_delivered_by_the_deadline_is_lost_and_counted() {
+async fn bytes_not_delivered_by_the_deadline_are_lost_and_counted() {
     every_way(async |variant| {
         let Ends {
             mut near,
@@ -111,7 +112,7 @@ async fn what_cannot_be_delivered_by_the_deadline_is_lost_and_counted() {
             Pattern::new(2).send(&mut near, 16 * MIB).await;
             near.shutdown().await.unwrap();
         });
-        // Nobody reads: before long both sockets are full, and the relay holds something.
+        // The far peer does not read. Soon both sockets are full, and the relay holds bytes.
         let cancelling = async {
             pass(Duration::from_secs(1)).await;
             cancel.cancel(Duration::from_secs(5));
@@ -124,7 +125,7 @@ async fn what_cannot_be_delivered_by_the_deadline_is_lost_and_counted() {
         assert!(done.forth.lost > 0, "{:?}", done.forth);
         let mut wanted = Pattern::new(2);
         wanted.expect(&mut far, done.forth.bytes).await;
-        // The stream goes on behind what was lost.
+        // The stream continues after the lost bytes.
         wanted.take(done.forth.lost as usize);
         wanted.expect_end(&mut near_end, 16 * MIB).await;
         sending.await.unwrap();
@@ -132,9 +133,9 @@ async fn what_cannot_be_delivered_by_the_deadline_is_lost_and_counted() {
     .await;
 }
 
-/// The same, where nobody asked: a task that is aborted, a `select!` with another winner.
+/// The same without a cancel: a task that is aborted, or a `select!` that another branch wins.
 #[tokio::test(start_paused = true)]
-async fn what_a_relay_holds_that_is_dropped_is_lost_and_counted() {
+async fn bytes_held_by_a_dropped_relay_are_lost_and_counted() {
     every_way(async |variant| {
         let Ends {
             mut near,
@@ -155,7 +156,7 @@ async fn what_a_relay_holds_that_is_dropped_is_lost_and_counted() {
         assert!(done.forth.lost > 0 && done.back.lost == 0, "{:?}", done.forth);
         let mut wanted = Pattern::new(3);
         wanted.expect(&mut far, done.forth.bytes).await;
-        // The stream goes on behind what was lost.
+        // The stream continues after the lost bytes.
         wanted.take(done.forth.lost as usize);
         wanted.expect_end(&mut near_end, 16 * MIB).await;
         sending.await.unwrap();
@@ -164,7 +165,7 @@ async fn what_a_relay_holds_that_is_dropped_is_lost_and_counted() {
 }
 
 #[tokio::test]
-async fn an_idle_or_unstarted_relay_ends_at_once_when_cancelled() {
+async fn an_idle_or_unstarted_relay_ends_immediately_when_cancelled() {
     every_way(async |variant| {
         for early in [false, true] {
             let Ends {
@@ -245,7 +246,7 @@ async fn a_handle_taken_after_the_first_poll_wakes_an_idle_relay() {
     .await;
 }
 
-/// A relay is built where there is no runtime, and polled where there is one.
+/// A relay may be created outside a runtime, and polled inside one.
 #[test]
 fn a_handle_can_be_taken_outside_of_a_runtime() {
     let ((_near, a), (_far, b)) = (tokio::io::duplex(64), tokio::io::duplex(64));
@@ -255,8 +256,8 @@ fn a_handle_can_be_taken_outside_of_a_runtime() {
     assert_eq!(block_on(relay).unwrap().end, EndReason::Cancelled);
 }
 
-/// Cancelling says that neither stream is shut down, also where the end of one was to be the end of
-/// both.
+/// The documentation of `cancel` states that neither stream is shut down. This holds even if the
+/// end of one stream was to end both.
 #[tokio::test]
 async fn cancelling_a_relay_that_closes_both_shuts_no_stream_down() {
     every_way(async |variant| {
@@ -276,7 +277,8 @@ async fn cancelling_a_relay_that_closes_both_shuts_no_stream_down() {
         let cancel = relay.cancel_handle();
         let stats = relay.stats();
         let peers = async {
-            // Near does not read, so what far sends is stuck when near's end arrives.
+            // The near peer does not read, so the far peer's bytes are stuck when the near peer's
+            // end arrives.
             let bytes = Pattern::new(5).take(MIB as usize);
             let mut sent = 0;
             for _ in 0..500 {

@@ -13,8 +13,8 @@ use crate::support::pattern::Pattern;
 use crate::support::rig::{Laid, Rig, Setup, limits};
 use crate::support::{KIB, MIB, guard, reset, tcp, tcp_small, turns};
 
-/// Fits the first window of a connection, so that it has left before the reset, which discards what
-/// has not.
+/// The answer fits the first window of a connection. It has therefore left the sender before the
+/// reset, which discards unsent bytes.
 const ANSWER: u64 = 40 * KIB;
 
 fn setup(variant: Variant) -> Setup {
@@ -28,9 +28,9 @@ fn is_of_a_closed_peer(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
 }
 
-/// Far has answered and closed with bytes unread, and near still sends: all before the relay
-/// begins. As `a`, near has its bytes written first, which fails. As `b`, the answer is read first,
-/// and then the reset.
+/// The far peer has answered and closed with unread bytes, and the near peer still sends, all
+/// before the relay begins. If near is `a`, the relay writes its bytes first, which fails. If near
+/// is `b`, the relay reads the answer first, and then the reset.
 async fn answered_early(variant: Variant, options: RelayOptions) -> (Laid, Relay<TcpStream, TcpStream>) {
     let ((mut near, near_end), (mut far, mut far_end)) = (tcp().await, tcp().await);
     far_end.write_all(b"never read").await.unwrap();
@@ -54,7 +54,7 @@ fn an_early_answer_is_delivered_before_the_error() {
                     let options = RelayOptions::new().early_answers(true).pass_resets(pass_resets);
                     let (laid, relay) = answered_early(variant, options).await;
                     let Rig { mut near, relay, .. } = laid.run(relay);
-                    // To the end of the stream, and no reset.
+                    // Reads to the end of the stream. There is no reset.
                     Pattern::new(1).expect_end(&mut near, ANSWER).await;
                     near.write_all(b", goes on").await.unwrap();
                     near.shutdown().await.unwrap();
@@ -72,9 +72,9 @@ fn an_early_answer_is_delivered_before_the_error() {
     });
 }
 
-/// As tokio's function does it.
+/// tokio's function does the same.
 #[tokio::test]
-async fn a_failed_write_ends_the_relay_at_once_unless_told_otherwise() {
+async fn a_failed_write_ends_the_relay_immediately_by_default() {
     let variant = Variant {
         engine: Engine::Auto,
         swapped: false,
@@ -101,14 +101,14 @@ async fn bytes_in_the_pipe_are_lost_and_the_early_answer_is_not() {
         Pattern::new(3).send(&mut far, ANSWER / 4).await;
         let was_lent = pool.stats().lent;
         assert!(was_lent == 1 || variant.engine != Engine::Splice, "{was_lent}");
-        // With bytes unread, so this is a reset.
+        // Bytes are unread, so this is a reset.
         drop(far);
         Pattern::new(3).expect_end(&mut near, ANSWER / 4).await;
         near.shutdown().await.unwrap();
         let (moved, error) = guard(relay.broken()).await;
         assert!(is_of_a_closed_peer(error.kind()), "{error:?}");
         assert_eq!(moved.back.bytes, ANSWER / 4);
-        // Nothing is read after the shutdown that was not sent.
+        // The relay reads up to the shutdown, so every sent byte was delivered or lost.
         assert_eq!(moved.forth.bytes + moved.forth.lost, sent.at());
         let stats = pool.stats();
         assert_eq!(stats.lent, 0, "{stats:?}");
@@ -117,9 +117,9 @@ async fn bytes_in_the_pipe_are_lost_and_the_early_answer_is_not() {
     .await;
 }
 
-/// It reads after its own write has failed, as with no relay between.
+/// The peer reads the answer after its own write has failed, as it would without a relay.
 #[tokio::test]
-async fn a_peer_that_writes_without_end_has_the_early_answer_too() {
+async fn a_peer_that_never_stops_writing_still_gets_the_early_answer() {
     every_way(async |variant| {
         let (laid, relay) = answered_early(variant, RelayOptions::new().early_answers(true)).await;
         let Rig { mut near, relay, .. } = laid.run(relay);
@@ -144,7 +144,7 @@ async fn a_peer_that_writes_without_end_has_the_early_answer_too() {
     .await;
 }
 
-/// Far's end of it, near's, and a relay between Unix sockets whose write to far fails.
+/// Returns the near peer, and a relay between Unix sockets whose write to the far peer fails.
 fn half_dead(variant: Variant) -> (UnixStream, Relay<UnixStream, UnixStream>) {
     let ((near, near_end), (far, far_end)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
     near.try_write(b"an upload").unwrap();
@@ -177,7 +177,7 @@ async fn a_peer_that_does_not_finish_after_an_early_answer_gets_5_s() {
     .await;
 }
 
-/// Its end is far away, and would seem to be here.
+/// Most of the answer is still missing. An end of stream would make it look complete.
 #[tokio::test(start_paused = true)]
 async fn an_early_answer_that_is_not_read_in_30_s_ends_with_a_reset() {
     every_way(async |variant| {
@@ -228,7 +228,7 @@ async fn cancelling_does_not_wait_for_a_peer_that_does_not_finish() {
     .await;
 }
 
-/// The stream fails in the relay's first poll, and its caller gives up later.
+/// The stream fails in the relay's first poll, and the caller cancels later.
 #[tokio::test(start_paused = true)]
 async fn a_handle_taken_after_a_failure_wakes_the_relay() {
     every_way(async |variant| {
@@ -250,10 +250,11 @@ async fn a_handle_taken_after_a_failure_wakes_the_relay() {
     .await;
 }
 
-/// More than a window of 16 KiB, and less than with a sink's send buffer of as much.
+/// More than a window of 16 KiB, and less than that window and the sink's send buffer together.
 const QUEUED: u64 = 24 * KIB;
 
-/// Near's bytes are with the relay's kernel, and not all with far's, when near's reset arrives.
+/// When the near peer's reset arrives, the relay has written all bytes to the kernel, but the far
+/// peer has not acknowledged all of them.
 #[tokio::test]
 async fn a_reset_is_passed_on_once_every_earlier_byte_has_arrived() {
     every_way(async |variant| {
@@ -291,7 +292,7 @@ async fn a_reset_is_passed_on_once_every_earlier_byte_has_arrived() {
 }
 
 #[tokio::test]
-async fn a_reset_is_an_end_of_stream_unless_told_otherwise() {
+async fn a_reset_is_an_end_of_stream_by_default() {
     every_way(async |variant| {
         let rig = setup(variant).start().await;
         let Rig {

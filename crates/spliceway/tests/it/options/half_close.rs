@@ -8,7 +8,7 @@ use crate::support::pattern::Pattern;
 use crate::support::{KIB, MIB, finish, guard, send_urgent, tcp, tcp_small, turns};
 
 #[tokio::test]
-async fn an_end_is_passed_on_and_the_other_direction_goes_on() {
+async fn an_end_is_passed_on_and_the_other_direction_continues() {
     every_way(async |variant| {
         let Line {
             mut near,
@@ -32,15 +32,15 @@ async fn an_end_is_passed_on_and_the_other_direction_goes_on() {
     .await;
 }
 
-/// One stream ends while the other direction is stuck in mid-stream: what its source has received
-/// by then gets there all the same.
+/// One stream ends while the other direction is stuck in the middle of its stream. The bytes that
+/// its source has received by then still arrive.
 #[tokio::test]
-async fn closing_both_at_the_first_end_delivers_what_was_received_by_then() {
+async fn closing_both_at_the_first_end_delivers_all_received_bytes() {
     every_way(async |variant| {
         let ((mut near, mut near_end), (mut far, mut far_end)) =
             (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
-        // Near's end takes little at once, so most of what far has sent is still in the relay's
-        // other socket when near ends.
+        // The relay's socket to the near peer accepts few bytes at a time. So most of the far
+        // peer's bytes are still in the relay's other socket when the near peer ends.
         sockopt::set_socket_send_buffer_size(&near_end, 8 << 10).unwrap();
         let (a, b) = if variant.swapped {
             (&mut far_end, &mut near_end)
@@ -54,8 +54,8 @@ async fn closing_both_at_the_first_end_delivers_what_was_received_by_then() {
                 .engine(variant.engine)
                 .half_close(HalfClose::CloseBoth),
         );
-        // Less than a socket holds, so that all of it is there before the end, and more than one
-        // receive brings.
+        // Less than a socket holds, so that all bytes are there before the end, and more than one
+        // receive returns.
         Pattern::new(3).send(&mut far, 150 * KIB).await;
         Pattern::new(4).send(&mut near, 100 * KIB).await;
         finish(&near);
@@ -72,7 +72,7 @@ async fn closing_both_at_the_first_end_delivers_what_was_received_by_then() {
     .await;
 }
 
-/// The other side sends without end: it is not waited for.
+/// The other side never stops sending, and the relay does not wait for it.
 #[tokio::test]
 async fn closing_both_does_not_wait_for_a_sender_without_end() {
     every_way(async |variant| {
@@ -97,9 +97,9 @@ async fn closing_both_does_not_wait_for_a_sender_without_end() {
     .await;
 }
 
-/// What is no socket has received what it can give at once.
+/// If a stream is not a socket, the bytes that it can return immediately count as received.
 #[tokio::test]
-async fn closing_both_delivers_what_copied_streams_had_received() {
+async fn closing_both_delivers_the_bytes_that_copied_streams_received() {
     for swapped in [false, true] {
         let ((mut near, near_end), (mut far, far_end)) = (tokio::io::duplex(2 << 20), tokio::io::duplex(2 << 20));
         Pattern::new(6).send(&mut far, MIB).await;
@@ -116,9 +116,9 @@ async fn closing_both_delivers_what_copied_streams_had_received() {
     }
 }
 
-/// An urgent mark is no end of what was received.
+/// The received bytes do not end at an urgent mark.
 #[tokio::test]
-async fn closing_both_delivers_what_lies_behind_an_urgent_mark() {
+async fn closing_both_delivers_bulk_around_an_urgent_mark() {
     for engine in [Engine::Auto, Engine::Splice, Engine::Copy] {
         let ((near, mut near_end), (mut far, mut far_end)) = (tcp_small().await, tcp().await);
         let relay = Relay::with_options(
@@ -138,9 +138,9 @@ async fn closing_both_delivers_what_lies_behind_an_urgent_mark() {
     }
 }
 
-/// The mark stops a receive, and within the same poll the other stream is found to have ended.
+/// The mark stops a receive. In the same poll, the relay finds that the other stream has ended.
 #[tokio::test]
-async fn closing_both_delivers_bytes_behind_an_urgent_mark() {
+async fn closing_both_delivers_bytes_after_an_urgent_mark() {
     for swapped in [false, true] {
         for engine in [Engine::Auto, Engine::Splice, Engine::Copy] {
             let ((mut near, near_end), (mut far, far_end)) = (tcp().await, tcp().await);
@@ -169,15 +169,15 @@ async fn closing_both_delivers_bytes_behind_an_urgent_mark() {
     }
 }
 
-/// The end of the other direction comes while what a writer holds is not flushed, and nothing was
-/// taken from the reader's buffer yet.
+/// The other direction ends while a writer holds unflushed bytes, and before the relay has read the
+/// reader's buffer.
 #[tokio::test]
-async fn closing_both_delivers_what_a_buffer_holds() {
+async fn closing_both_delivers_buffered_bytes() {
     let ((mut near, near_end), (mut far, far_end)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
     Pattern::new(8).send(&mut far, 3000).await;
     let mut far_end = BufReader::new(far_end);
     far_end.fill_buf().await.unwrap();
-    // Near reads nothing yet, and has no room for what its writer holds.
+    // The near peer reads nothing yet, and has no room for the bytes that its writer holds.
     let filling = vec![1; 1 << 20];
     let mut held = 0;
     while let Ok(written) = near_end.try_write(&filling) {

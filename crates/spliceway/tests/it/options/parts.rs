@@ -1,4 +1,4 @@
-//! A relay gives its streams back, with the bytes between them.
+//! A relay returns its streams, and the bytes in flight between them.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -21,7 +21,7 @@ async fn a_relay_that_is_taken_apart_loses_no_byte() {
         };
         let options = RelayOptions::new().engine(variant.engine);
         let mut relay = Relay::with_options(a, b, options.clone());
-        // Until the relay holds what its sink does not take.
+        // Polls until the relay holds bytes that its sink does not accept.
         let (mut sent, mut idle) = (Pattern::new(1), 0);
         while idle < 8 {
             let bytes = sent.take(MIB as usize);
@@ -51,7 +51,7 @@ async fn a_relay_that_is_taken_apart_loses_no_byte() {
         );
         assert_eq!(stats.snapshot().lost(), 0);
 
-        // Another relay goes on.
+        // Another relay continues.
         let options = if variant.swapped {
             options.b_to_a_prefix(forth)
         } else {

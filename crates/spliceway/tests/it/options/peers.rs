@@ -44,7 +44,7 @@ async fn the_first_end_is_known_during_and_after_the_relay() {
 }
 
 #[tokio::test]
-async fn a_limit_is_nobody_s_end() {
+async fn a_limit_is_not_the_end_of_a_peer() {
     every_way(async |variant| {
         let options = RelayOptions::new().a_to_b_limit(0).b_to_a_limit(0);
         let Line { near, far, relay } = variant.start(options);
@@ -55,9 +55,9 @@ async fn a_limit_is_nobody_s_end() {
 }
 
 #[tokio::test]
-async fn an_error_says_whose_stream_failed() {
+async fn an_error_names_the_peer_whose_stream_failed() {
     every_way(async |variant| {
-        // Near goes away with a byte unread, which is a reset.
+        // The near peer closes with an unread byte, which is a reset.
         let Line { near, mut far, relay } = variant.start(RelayOptions::new());
         let scenario = async {
             far.write_all(b"x").await.unwrap();
@@ -69,7 +69,7 @@ async fn an_error_says_whose_stream_failed() {
         assert_eq!((error.direction, error.operation), (variant.forth(), Operation::Read));
         assert_eq!(error.peer(), variant.near_peer());
 
-        // Far goes away, which is an end, and then near has something for it.
+        // The far peer closes, which is an end. Then the near peer sends to it.
         let Line { mut near, far, relay } = variant.start(RelayOptions::new());
         let scenario = async {
             drop(far);

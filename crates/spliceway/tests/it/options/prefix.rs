@@ -10,10 +10,10 @@ use crate::support::pattern::Pattern;
 use crate::support::{KIB, MIB, finish, guard, turns};
 
 #[tokio::test]
-async fn a_prefix_goes_first_either_way_and_bulk_behind_it_is_spliced() {
+async fn a_prefix_goes_first_both_ways_and_bulk_after_it_is_spliced() {
     for length in [1, 100 * KIB] {
         every_way(async |variant| {
-            // Near to far is a to b, or b to a: each gets the prefix of its own stream.
+            // Near to far is a to b, or b to a. Each direction gets the prefix of its own stream.
             let (mut forth, mut back) = (Pattern::new(1), Pattern::new(2));
             let (forth_prefix, back_prefix) = (forth.take(length as usize), back.take(length as usize));
             let (a_to_b, b_to_a) = if variant.swapped {
@@ -44,7 +44,7 @@ async fn a_prefix_goes_first_either_way_and_bulk_behind_it_is_spliced() {
     }
 }
 
-/// A peer that waits for it sends nothing itself.
+/// A peer that waits for the prefix sends nothing itself, so the relay must not wait for its bytes.
 #[tokio::test]
 async fn a_prefix_is_not_held_back_until_its_stream_brings_more() {
     every_way(async |variant| {
@@ -58,7 +58,7 @@ async fn a_prefix_is_not_held_back_until_its_stream_brings_more() {
     .await;
 }
 
-/// Else an idle relay would hold what its client said first, to its end.
+/// Otherwise an idle relay would hold its client's first bytes until it ends.
 #[tokio::test]
 async fn a_prefix_that_was_delivered_is_not_kept() {
     every_way(async |variant| {
@@ -106,7 +106,7 @@ async fn a_prefix_does_not_count_towards_the_limit() {
 }
 
 #[tokio::test]
-async fn a_prefix_goes_before_what_a_buffer_holds() {
+async fn a_prefix_goes_before_buffered_bytes() {
     let ((mut near, near_end), (mut far, far_end)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
     let mut stream = Pattern::new(6);
     let prefix = stream.take(1000);
@@ -125,7 +125,7 @@ async fn a_prefix_goes_before_what_a_buffer_holds() {
 }
 
 #[tokio::test]
-async fn streams_that_are_no_sockets_have_prefixes_too() {
+async fn streams_that_are_not_sockets_have_prefixes_too() {
     let ((mut near, near_end), (mut far, far_end)) = (tokio::io::duplex(64), tokio::io::duplex(64));
     let mut stream = Pattern::new(5);
     let relay = Relay::with_options(

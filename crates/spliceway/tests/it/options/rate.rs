@@ -10,14 +10,15 @@ use super::{Line, every_way, pass};
 use crate::support::pattern::Pattern;
 use crate::support::{MIB, finish};
 
-/// A relay from a sender that always has more to a reader that always reads. Its bytes are checked.
+/// Starts a relay from a sender that always has more to a reader that always reads. The reader
+/// checks the bytes.
 fn stream(seed: u64, limit: &RateLimit) -> RelayStats {
     let ((mut near, near_end), (mut far, far_end)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
     let relay = Relay::with_options(near_end, far_end, RelayOptions::new().a_to_b_rate_limit(limit));
     let stats = relay.stats();
     tokio::spawn(relay);
-    // One piece again and again, made once: a gigabyte of the pattern would take longer to make
-    // than to relay.
+    // Sends the same piece repeatedly. A gigabyte of the pattern would take longer to make than to
+    // relay.
     let piece = Arc::<[u8]>::from(Pattern::new(seed).take(1_000_003));
     let sent = Arc::clone(&piece);
     tokio::spawn(async move { while near.write_all(&sent).await.is_ok() {} });
@@ -35,7 +36,7 @@ fn stream(seed: u64, limit: &RateLimit) -> RelayStats {
     stats
 }
 
-/// Bytes that all of them delivered, and how many of those were spliced.
+/// Returns how many bytes all relays delivered, and how many of those were spliced.
 fn delivered(relays: &[RelayStats]) -> (u64, u64) {
     let each = relays.iter().map(|relay| relay.snapshot().a_to_b);
     each.fold((0, 0), |sum, way| (sum.0 + way.bytes, sum.1 + way.spliced))
@@ -44,7 +45,7 @@ fn delivered(relays: &[RelayStats]) -> (u64, u64) {
 #[tokio::test(start_paused = true)]
 async fn a_rate_holds_within_3_percent_for_1_and_50_spliced_relays() {
     const MB: u64 = 1_000_000;
-    // The slowest by grants of 2 kB, each too small to be worth a splice for itself.
+    // The slowest rate gives grants of 2 kB. Such a grant alone would not be worth a splice.
     for (bytes_per_second, relays, seconds) in [(MB / 10, 1, 10), (MB, 1, 10), (100 * MB, 1, 2), (20 * MB, 50, 10)] {
         let limit = RateLimit::new(bytes_per_second);
         let relays: Vec<_> = (0..relays).map(|seed| stream(seed, &limit)).collect();
@@ -69,8 +70,8 @@ async fn a_rate_holds_within_3_percent_for_1_and_50_spliced_relays() {
 #[tokio::test(start_paused = true)]
 async fn nested_rate_limits_hold_for_each_and_for_all_spliced_relays() {
     const MB: u64 = 1_000_000;
-    // One of three relays has a limit of its own, and leaves the rest of the common limit to the
-    // others.
+    // One of three relays has a lower limit of its own, and leaves the rest of the common limit to
+    // the other two.
     let all = RateLimit::new(10 * MB);
     let own = [MB, 20 * MB, 20 * MB].map(|rate| RateLimit::new(rate).within(&all));
     let relays: Vec<_> = own.iter().zip(0..).map(|(limit, seed)| stream(seed, limit)).collect();
@@ -90,7 +91,7 @@ async fn nested_rate_limits_hold_for_each_and_for_all_spliced_relays() {
     assert!(spliced as f64 / bytes as f64 >= 0.95, "{spliced} of {bytes} spliced");
 }
 
-/// Together from the start: the burst, and then the rate.
+/// The stream starts with the burst, and continues at the rate.
 #[tokio::test(start_paused = true)]
 async fn a_limited_stream_arrives_byte_for_byte_at_its_rate() {
     every_way(async |variant| {
@@ -118,9 +119,9 @@ async fn a_limited_stream_arrives_byte_for_byte_at_its_rate() {
     .await;
 }
 
-/// Nothing is taken for a relay that waits, and so it holds no pipe.
+/// The relay reads nothing while it waits for its limit, so it holds no pipe.
 #[tokio::test(start_paused = true)]
-async fn a_relay_that_waits_for_its_turn_holds_no_pipe_and_no_bytes() {
+async fn a_relay_that_waits_for_its_rate_limit_holds_no_pipe_and_no_bytes() {
     let pool = spliceway::PipePool::new(crate::support::rig::limits());
     let limit = RateLimit::with_burst(1_000_000, 100_000);
     let ((mut near, near_end), (far, far_end)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
@@ -141,7 +142,7 @@ async fn a_relay_that_waits_for_its_turn_holds_no_pipe_and_no_bytes() {
     let mut seen = 0;
     let mut buffer = vec![0; 1 << 20];
     for _ in 0..500 {
-        // Between two grants of 20 ms, all that was granted is through.
+        // Between two grants of 20 ms, all granted bytes have been delivered.
         pass(Duration::from_millis(7)).await;
         while let Ok(read @ 1..) = far.try_read(&mut buffer) {
             seen += read as u64;

@@ -13,7 +13,7 @@ use crate::support::{KIB, MIB, finish};
 
 const TIMEOUT: Duration = Duration::from_secs(8);
 
-/// As precise as the documentation says.
+/// Asserts that the relay ended as precisely as the documentation states.
 #[track_caller]
 fn assert_silence(since: Instant) {
     let silent = since.elapsed();
@@ -34,7 +34,7 @@ async fn silence_ends_a_relay_at_the_idle_timeout() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_byte_now_and_then_either_way_outlives_the_idle_timeout() {
+async fn occasional_bytes_in_either_direction_prevent_the_idle_timeout() {
     every_way(async |variant| {
         let Line {
             mut near,
@@ -73,7 +73,7 @@ async fn the_half_close_timeout_counts_silence_from_the_first_end() {
             relay,
         } = variant.start(RelayOptions::new().half_close_timeout(TIMEOUT));
         let (mut back, mut wanted) = (Pattern::new(3), Pattern::new(3));
-        // Both are open, and silent for long.
+        // Both streams are open, and silent for a long time.
         pass(TIMEOUT * 10).await;
         finish(&near);
         Pattern::new(4).expect_end(&mut far, 0).await;
@@ -92,7 +92,7 @@ async fn the_half_close_timeout_counts_silence_from_the_first_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_two_timeouts_the_shorter_ends_a_half_closed_relay() {
+async fn the_shorter_of_two_timeouts_ends_a_half_closed_relay() {
     for (idle, half_close, reason) in [
         (TIMEOUT, 10 * TIMEOUT, EndReason::IdleTimeout),
         (10 * TIMEOUT, TIMEOUT, EndReason::HalfCloseTimeout),
@@ -110,10 +110,10 @@ async fn of_two_timeouts_the_shorter_ends_a_half_closed_relay() {
     }
 }
 
-/// The reader never reads: what is stuck when the time is over was taken from the source, and is
-/// lost, and said to be.
+/// The far peer never reads. Bytes that are stuck at the timeout were read from the source, so they
+/// are lost and counted.
 #[tokio::test(start_paused = true)]
-async fn what_is_in_flight_at_a_timeout_is_lost_and_counted() {
+async fn bytes_in_flight_at_a_timeout_are_lost_and_counted() {
     every_way(async |variant| {
         let Line {
             mut near,
@@ -136,7 +136,8 @@ async fn what_is_in_flight_at_a_timeout_is_lost_and_counted() {
         let broken = wanted.expect_until_broken(&mut far).await;
         assert!(broken.is_none(), "{broken:?}");
         assert_eq!(wanted.at(), done.forth.bytes);
-        // What was sent and neither delivered nor lost lay in the source's socket, which is closed.
+        // Bytes that were sent, but neither delivered nor lost, were in the source's socket, which
+        // is closed.
         assert!(sending.await.unwrap() >= done.forth.bytes + done.forth.lost);
     })
     .await;
@@ -156,9 +157,9 @@ async fn an_end_does_not_restart_the_idle_timeout() {
     .await;
 }
 
-/// What a configuration says is an `Option`, and goes in as it is.
+/// A timeout in a configuration file is optional. Its `Option` can be passed unchanged.
 #[tokio::test(start_paused = true)]
-async fn no_timeout_is_never_also_where_there_was_one() {
+async fn a_timeout_of_none_removes_an_earlier_timeout() {
     every_way(async |variant| {
         let options = RelayOptions::new().idle_timeout(TIMEOUT).half_close_timeout(TIMEOUT);
         let options = options.idle_timeout(None).half_close_timeout(None);
@@ -175,9 +176,9 @@ async fn no_timeout_is_never_also_where_there_was_one() {
     .await;
 }
 
-/// Each gets a byte in twenty seconds, and has more to send all the time.
+/// Each relay gets one byte in 20 s, and always has more to send.
 #[tokio::test(start_paused = true)]
-async fn a_relay_held_back_by_a_rate_it_shares_is_not_silent() {
+async fn a_relay_held_back_by_a_shared_rate_limit_is_not_idle() {
     for engine in [Engine::Auto, Engine::Copy] {
         let limit = RateLimit::with_burst(1, 1);
         let options = RelayOptions::new().idle_timeout(TIMEOUT).rate_limit(&limit);
@@ -203,8 +204,8 @@ async fn a_relay_held_back_by_a_rate_it_shares_is_not_silent() {
     }
 }
 
-/// A timer asked out of tokio's budget is not set. Every other poll is one of a task that has used
-/// its budget up.
+/// A timer that is polled without tokio budget is not registered. Every second poll comes from a
+/// task that has used up its budget.
 #[tokio::test(start_paused = true)]
 async fn a_task_that_used_its_budget_up_loses_no_timeout() {
     every_way(async |variant| {

@@ -1,5 +1,5 @@
-//! Buffers around sockets. Bytes that were read ahead go first. Bytes that were written and not
-//! flushed go before them.
+//! Buffers around sockets. Bytes that were read ahead go first. Bytes that were written and not yet
+//! flushed go even before them.
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, BufStream, BufWriter};
 use tokio::net::{TcpStream, UnixStream};
@@ -8,7 +8,7 @@ use super::{Subject, for_each};
 use crate::support::pattern::Pattern;
 use crate::support::{Duplex, MIB, finish, tcp};
 
-/// More than any buffer: the bytes behind the buffered ones come in a splice run.
+/// More than any buffer, so the relay splices the bytes after the buffered ones.
 const STREAM: u64 = 8 * MIB + 11;
 
 /// Sends a stream from both peers, and closes them. The relay's ends have already read the start of
@@ -40,8 +40,8 @@ async fn exchange(
 }
 
 #[tokio::test]
-async fn what_a_buf_reader_has_read_ahead_goes_first() {
-    // Less than its buffer, more than its buffer, and all of it already used up.
+async fn bytes_that_a_buf_reader_has_read_ahead_go_first() {
+    // Fewer bytes than the buffer holds, more than it holds, and bytes that have all been used.
     for (ahead, used) in [(1_u64, 0_usize), (5000, 17), (20_000, 0), (300, 300)] {
         for_each(async |subject, swapped| {
             let ((mut near, near_end), (mut far, far_end)) = (tcp().await, tcp().await);
@@ -66,7 +66,7 @@ async fn what_a_buf_reader_has_read_ahead_goes_first() {
 }
 
 #[tokio::test]
-async fn a_stream_that_lies_in_a_buf_reader_with_its_end_behind_it_arrives() {
+async fn a_stream_that_is_buffered_whole_arrives_with_its_end() {
     for_each(async |subject, swapped| {
         let ((mut near, near_end), (mut far, far_end)) = (tcp().await, tcp().await);
         near.write_all(b"all of it").await.unwrap();
@@ -83,8 +83,8 @@ async fn a_stream_that_lies_in_a_buf_reader_with_its_end_behind_it_arrives() {
     .await;
 }
 
-/// Relays a buffered stream. Near's end of the relay holds unsent and unread bytes: far sees the
-/// unread ones, near the unsent ones.
+/// Relays a buffered stream. The relay's end for the near peer holds unsent and unread bytes. The
+/// far peer gets the unread bytes, and the near peer gets the unsent ones.
 async fn with_buf_stream(subject: Subject, swapped: bool, pair: (impl Duplex, BufStream<impl Duplex + 'static>)) {
     let (mut near, mut near_end) = pair;
     let (mut far, far_end) = tcp().await;
@@ -99,7 +99,7 @@ async fn with_buf_stream(subject: Subject, swapped: bool, pair: (impl Duplex, Bu
 }
 
 #[tokio::test]
-async fn what_a_buf_stream_holds_goes_first_each_way() {
+async fn bytes_in_a_buf_stream_go_first_both_ways() {
     for_each(async |subject, swapped| {
         let (near, near_end) = tcp().await;
         with_buf_stream(subject, swapped, (near, BufStream::new(near_end))).await;
@@ -110,7 +110,7 @@ async fn what_a_buf_stream_holds_goes_first_each_way() {
 }
 
 #[tokio::test]
-async fn what_a_buf_writer_holds_goes_first() {
+async fn bytes_in_a_buf_writer_go_first() {
     for_each(async |subject, swapped| {
         let ((mut near, near_end), (mut far, far_end)) = (tcp().await, tcp().await);
         let mut near_end = BufWriter::new(near_end);
@@ -125,7 +125,7 @@ async fn what_a_buf_writer_holds_goes_first() {
 }
 
 #[tokio::test]
-async fn buffered_sockets_are_spliced_behind_their_buffers() {
+async fn buffered_sockets_are_spliced_after_their_buffers() {
     for swapped in [false, true] {
         let ((mut near, near_end), (mut far, far_end)) = (tcp().await, tcp().await);
         let sent = (Pattern::new(7), Pattern::new(8));
@@ -150,7 +150,8 @@ async fn an_idle_buf_stream_lets_the_other_direction_through() {
     for_each(async |subject, swapped| {
         let ((mut near, near_end), (mut far, far_end)): ((TcpStream, _), _) = (tcp().await, tcp().await);
         let relay = subject.spawn(BufStream::new(near_end), far_end, swapped);
-        // Near sends nothing, and the relay must not wait for it before it serves far.
+        // The near peer sends nothing. The relay must not wait for it before it serves the far
+        // peer.
         far.write_all(b"hello?").await.unwrap();
         let mut got = [0; 6];
         near.read_exact(&mut got).await.unwrap();

@@ -1,5 +1,5 @@
-//! The cases of Go's tests for its splice, between every two kinds of socket. They copy from
-//! streams, and from streams with a limit (`AsyncReadExt::take`, Go's `LimitedReader`).
+//! The cases of Go's splice tests, between any two kinds of socket. They copy from streams, and
+//! from streams with a limit (`AsyncReadExt::take`, Go's `LimitedReader`).
 
 use std::io;
 
@@ -13,7 +13,7 @@ use crate::support::child::block_on;
 use crate::support::pattern::{Loop, Pattern};
 use crate::support::{Duplex, KIB, MIB, finish, guard, tcp};
 
-/// Runs a scenario for both functions, from TCP and from a Unix socket, to each.
+/// Runs a scenario for both functions, from a TCP socket and from a Unix socket, to each of them.
 macro_rules! between_all {
     ($scenario:ident) => {
         for_each(async |subject| {
@@ -30,7 +30,8 @@ fn unix() -> (UnixStream, UnixStream) {
     UnixStream::pair().unwrap()
 }
 
-/// Sends `total` bytes in writes of `chunk`, and then EOF. Copies them all, and compares them.
+/// Sends `total` bytes in writes of `chunk` bytes, and then an end of stream. Copies the bytes, and
+/// compares them.
 async fn copied_in_chunks<S: Duplex, D: Duplex>(
     subject: Subject,
     (mut client, mut source): (S, S),
@@ -63,7 +64,7 @@ async fn one_write_and_many_are_copied() {
     between_all!(multiple_write);
 }
 
-/// Only for spliceway, as this test costs the machine much time.
+/// Runs only with spliceway, because this test takes much time.
 #[tokio::test]
 async fn a_gibibyte_is_copied() {
     const BIG: u64 = 1 << 30;
@@ -80,7 +81,7 @@ async fn a_gibibyte_is_copied() {
 }
 
 #[tokio::test]
-async fn a_limit_is_honoured_and_told_what_is_left_of_it() {
+async fn a_limit_is_honoured_and_reduced_to_the_remaining_bytes() {
     async fn scenario<S: Duplex, D: Duplex>(
         subject: Subject,
         (mut client, mut source): (S, S),
@@ -100,7 +101,7 @@ async fn a_limit_is_honoured_and_told_what_is_left_of_it() {
                 assert_eq!(limited.limit(), 0);
                 left -= limit;
             }
-            // A limit above the number of bytes.
+            // A limit that is larger than the number of bytes.
             let mut limited = (&mut source).take(SENT);
             assert_eq!(subject.copy(&mut limited, &mut sink).await.unwrap(), left);
             assert_eq!(limited.limit(), SENT - left);
@@ -111,7 +112,7 @@ async fn a_limit_is_honoured_and_told_what_is_left_of_it() {
 }
 
 #[tokio::test]
-async fn at_its_limit_nothing_is_copied_though_there_are_bytes() {
+async fn a_copy_at_its_limit_reads_nothing_although_bytes_are_queued() {
     async fn scenario<S: Duplex, D: Duplex>(
         subject: Subject,
         (mut client, mut source): (S, S),
@@ -128,7 +129,7 @@ async fn at_its_limit_nothing_is_copied_though_there_are_bytes() {
 }
 
 #[tokio::test]
-async fn a_reader_at_its_end_gives_nothing_and_the_writer_can_be_used_on() {
+async fn a_reader_at_its_end_gives_no_byte_and_the_writer_stays_usable() {
     async fn scenario<S: Duplex, D: Duplex>(
         subject: Subject,
         (client, mut source): (S, S),
@@ -147,7 +148,7 @@ async fn a_reader_at_its_end_gives_nothing_and_the_writer_can_be_used_on() {
     between_all!(scenario);
 }
 
-/// Go's issue 25985: a proxy of two copies whose second one never came to its end.
+/// Go's issue 25985: a proxy of two copies, the second of which never ended.
 #[tokio::test]
 async fn two_copies_between_two_connections_end_when_both_peers_have() {
     async fn scenario<S: Duplex, D: Duplex>(subject: Subject, (client, near): (S, S), (server, far): (D, D)) {
@@ -180,7 +181,7 @@ async fn two_copies_between_two_connections_end_when_both_peers_have() {
     between_all!(scenario);
 }
 
-/// Copies up to `limit` of what `said` says, and checks that the rest can be read.
+/// Copies up to `limit` bytes that `said` sends, and checks that the rest can be read.
 async fn limit_holds(subject: Subject, limit: u64, mut said: impl AsyncWrite + Unpin, reader: impl AsyncRead + Unpin) {
     const SENT: u64 = 400 * KIB;
     let (mut server, mut sink) = tcp().await;
@@ -196,7 +197,7 @@ async fn limit_holds(subject: Subject, limit: u64, mut said: impl AsyncWrite + U
 }
 
 #[tokio::test]
-async fn a_limit_holds_around_whatever_is_read() {
+async fn a_limit_holds_around_every_kind_of_reader() {
     for_each(async |subject| {
         for limit in [0, 10, 3000, 200 * KIB] {
             let (said, reader) = tcp().await;
@@ -220,7 +221,7 @@ async fn a_limit_holds_around_whatever_is_read() {
     .await;
 }
 
-/// A copy takes the bytes of a buffer up to the limit around it. The rest stays there.
+/// A copy delivers the bytes of a buffer up to the limit around it. The rest stays in the buffer.
 #[tokio::test]
 async fn a_buffer_within_a_limit_gives_its_bytes_first_and_no_more() {
     for_each(async |subject| {
@@ -240,9 +241,10 @@ async fn a_buffer_within_a_limit_gives_its_bytes_first_and_no_more() {
     .await;
 }
 
-/// A copy that is dropped in the middle leaves the limit at what was taken, as tokio's does.
+/// If a copy is dropped in the middle, the limit is reduced by the bytes that the copy has read, as
+/// with tokio's copy.
 #[tokio::test]
-async fn a_copy_that_is_dropped_leaves_what_is_left_of_its_limit() {
+async fn a_dropped_copy_leaves_the_remaining_limit() {
     for_each(async |subject| {
         let ((mut client, mut source), (mut server, mut sink)) = (tcp().await, tcp().await);
         let mut limited = (&mut source).take(1000);
@@ -258,7 +260,7 @@ async fn a_copy_that_is_dropped_leaves_what_is_left_of_its_limit() {
 }
 
 #[test]
-fn what_has_a_limit_is_spliced_all_the_same() {
+fn a_copy_with_a_limit_is_still_spliced() {
     let copying = || {
         let faults = Faults::on_this_thread(vec![Rule::watch(Call::SpliceIn), Rule::watch(Call::Recv)]).unwrap();
         block_on(async {
@@ -267,7 +269,7 @@ fn what_has_a_limit_is_spliced_all_the_same() {
             let mut limited = (&mut source).take(8 * MIB);
             let copy = spliceway::copy(&mut limited, &mut sink);
             let send = said.send(&mut client, 8 * MIB);
-            // The test receives by read(2), which is none of the relay's calls.
+            // The test receives with read(2), which the relay does not call.
             let hear = async {
                 let mut buf = vec![0; 64 << 10];
                 while heard.at() < 8 * MIB {
@@ -284,7 +286,7 @@ fn what_has_a_limit_is_spliced_all_the_same() {
         });
         (faults.seen(Call::SpliceIn).calls, faults.seen(Call::Recv).calls)
     };
-    // A thread is watched until it ends.
+    // The calls of a thread are watched until it ends.
     let (splices, receives) = std::thread::spawn(copying).join().unwrap();
     assert!(
         splices >= 8 && receives < splices,

@@ -1,4 +1,4 @@
-//! Streams that are no sockets: scripted mocks, in-memory pipes, trait objects and wrappers.
+//! Streams that are not sockets: scripted mocks, in-memory pipes, trait objects and wrappers.
 
 use std::io::{self, ErrorKind};
 use std::pin::Pin;
@@ -14,7 +14,7 @@ use super::{Counts, Subject, for_each};
 use crate::support::pattern::Pattern;
 use crate::support::{Duplex, MIB, finish, tcp};
 
-/// Runs on `near` and `far` in this order or the other.
+/// Relays `near` and `far`, in this order or swapped.
 async fn run(subject: Subject, swapped: bool, near: &mut impl Duplex, far: &mut impl Duplex) -> Counts {
     if swapped {
         subject.run(far, near).await.map(|(back, forth)| (forth, back))
@@ -75,7 +75,7 @@ async fn a_socket_and_an_in_memory_stream_are_relayed() {
 async fn a_read_error_ends_both_directions_at_once() {
     for_each(async |subject, swapped| {
         let mut near = Builder::new().read_error(ErrorKind::HostUnreachable.into()).build();
-        // Neither reads nor ends.
+        // This stream has nothing to read, and does not end.
         let (mut far, _peer) = duplex(8);
         let error = run(subject, swapped, &mut near, &mut far).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::HostUnreachable);
@@ -121,7 +121,7 @@ async fn interrupted_reads_and_writes_are_retried() {
     .await;
 }
 
-/// A writer that takes nothing and says so.
+/// A writer that accepts no bytes and reports that.
 struct Glutted;
 
 impl AsyncWrite for Glutted {
@@ -137,7 +137,7 @@ impl AsyncWrite for Glutted {
 }
 
 #[tokio::test]
-async fn a_writer_that_takes_nothing_is_write_zero() {
+async fn a_writer_that_accepts_nothing_causes_write_zero() {
     for_each(async |subject, swapped| {
         let mut near = join(Builder::new().read(b"data").build(), tokio::io::sink());
         let (quiet, _silent) = duplex(8);
@@ -148,7 +148,7 @@ async fn a_writer_that_takes_nothing_is_write_zero() {
     .await;
 }
 
-/// A writer that keeps what is written until it is flushed.
+/// A writer that holds written bytes until it is flushed.
 #[derive(Clone, Default)]
 struct Holding {
     held: Arc<Mutex<Vec<u8>>>,
@@ -215,8 +215,8 @@ async fn trait_objects_are_relayed() {
     .await;
 }
 
-/// A wrapper with a lifetime of its own, as TLS streams and rate limiters have. It counts bytes,
-/// and inverts every bit.
+/// A wrapper with its own lifetime, like a TLS stream or a rate limiter. It counts bytes, and
+/// inverts every bit.
 struct Inverting<'a> {
     stream: &'a mut TcpStream,
     read: &'a mut u64,
@@ -275,7 +275,7 @@ async fn a_borrowing_wrapper_around_a_socket_sees_every_byte() {
 }
 
 #[tokio::test]
-async fn a_buffer_of_no_bytes_panics_with_the_same_message() {
+async fn a_buffer_size_of_0_panics_with_the_same_message() {
     for (a_size, b_size) in [(0, 1), (1, 0), (0, 0)] {
         let mut messages = Vec::new();
         for subject in [Subject::Tokio, Subject::Function] {

@@ -1,4 +1,4 @@
-//! `copy`: one direction, on whole streams and on halves.
+//! `copy` in one direction, with whole streams and with halves.
 
 use std::io::{self, ErrorKind};
 
@@ -39,8 +39,8 @@ pub(super) async fn for_each(mut scenario: impl AsyncFnMut(Subject)) {
     }
 }
 
-/// Copies from a reader whose peer is `near` to a writer whose peer is `far`. All bytes arrive, and
-/// the writer stays open.
+/// Copies from a reader whose peer is `near` to a writer whose peer is `far`. Checks that all bytes
+/// arrive, and that the writer stays open.
 async fn all_arrives(
     subject: Subject,
     (mut near, mut reader): (impl AsyncWrite + Unpin, impl AsyncRead + Unpin),
@@ -89,7 +89,7 @@ async fn pipes_are_copied_to_sockets_to_pipes_and_from_them() {
     for_each(async |subject| {
         all_arrives(subject, tcp().await, reversed()).await;
         all_arrives(subject, UnixStream::pair().unwrap(), reversed()).await;
-        // A pipe ends when its writer is dropped, not when that is shut down.
+        // A pipe ends when its writer is dropped, not when the writer is shut down.
         let ((near, reader), (far, writer)) = (pipe(), tcp().await);
         all_of_a_pipe_arrives(subject, (near, reader), (far, writer)).await;
         all_of_a_pipe_arrives(subject, pipe(), reversed()).await;
@@ -115,10 +115,10 @@ async fn all_of_a_pipe_arrives(
     assert_eq!(copied.unwrap(), BULK);
 }
 
-/// Small messages fill a pipe as one write of them all would, and an EOF is seen behind a full
-/// pipe.
+/// Small messages fill a pipe like one write of all of them. The copy sees the end of its source
+/// even while the bytes in the pipe are unread.
 #[tokio::test]
-async fn a_pipe_takes_as_many_small_messages_as_it_has_room_for_bytes() {
+async fn a_pipe_holds_as_many_small_messages_as_its_bytes_allow() {
     for_each(async |subject| {
         let ((mut near, mut reader), (mut writer, mut far)) = (tcp().await, pipe::pipe().unwrap());
         let send = async {
@@ -140,7 +140,7 @@ async fn a_pipe_takes_as_many_small_messages_as_it_has_room_for_bytes() {
 }
 
 #[tokio::test]
-async fn behind_a_full_pipe_an_end_is_an_end_and_a_reset_a_reset() {
+async fn with_a_full_pipe_an_end_and_a_reset_are_still_noticed() {
     for_each(async |subject| {
         let full = async || {
             let (writer, far) = pipe::pipe().unwrap();
@@ -164,7 +164,7 @@ async fn behind_a_full_pipe_an_end_is_an_end_and_a_reset_a_reset() {
     .await;
 }
 
-/// A FIFO that has not been opened for writing yet gives an EOF when it is read.
+/// A read from a FIFO returns an end of stream until a writer has opened the FIFO.
 #[tokio::test]
 async fn a_fifo_is_not_at_its_end_before_its_first_writer() {
     let directory = std::env::temp_dir().join(format!("spliceway-fifo-{}", std::process::id()));
@@ -175,7 +175,7 @@ async fn a_fifo_is_not_at_its_end_before_its_first_writer() {
         let mut reader = pipe::OpenOptions::new().open_receiver(&path).unwrap();
         let (mut far, mut writer) = tcp().await;
         let mut copy = tokio::spawn(async move { subject.copy(&mut reader, &mut writer).await });
-        // The copy has a hundred turns.
+        // Lets the copy run a hundred times.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
@@ -217,7 +217,7 @@ async fn halves_in_buffers_give_their_bytes_first() {
     .await;
 }
 
-/// tokio's own proxy example did this for years.
+/// tokio's own proxy example used borrowed halves for years.
 #[tokio::test]
 async fn borrowed_halves_of_both_kinds_are_copied() {
     for_each(async |subject| {
@@ -232,7 +232,7 @@ async fn borrowed_halves_of_both_kinds_are_copied() {
 }
 
 #[test]
-fn whatever_can_be_spliced_is() {
+fn borrowed_and_owned_halves_are_spliced() {
     let watched = || {
         let faults = Faults::on_this_thread(vec![Rule::watch(Call::SpliceIn)]).unwrap();
         let splices = || faults.seen(Call::SpliceIn).calls;
@@ -250,12 +250,12 @@ fn whatever_can_be_spliced_is() {
             assert!(splices() > before + 20, "owned halves");
         });
     };
-    // A thread is watched until it ends.
+    // The calls of a thread are watched until it ends.
     std::thread::spawn(watched).join().unwrap();
 }
 
 #[tokio::test]
-async fn both_halves_of_one_connection_can_be_copied_at_once() {
+async fn both_halves_of_one_connection_can_be_copied_at_the_same_time() {
     for_each(async |subject| {
         let ((mut near, a), (mut far, b)) = (tcp().await, tcp().await);
         let ((mut a_read, mut a_write), (mut b_read, mut b_write)) = (a.into_split(), b.into_split());
@@ -291,7 +291,7 @@ async fn both_halves_of_one_connection_can_be_copied_at_once() {
 }
 
 #[tokio::test]
-async fn an_end_without_data_is_no_byte() {
+async fn an_end_without_data_counts_as_zero_bytes() {
     for_each(async |subject| {
         let ((near, mut a), (_far, mut b)) = (tcp().await, tcp().await);
         finish(&near);
@@ -311,7 +311,8 @@ async fn errors_keep_their_kind() {
 
         let ((mut near, mut a), (far, mut b)) = (tcp().await, tcp().await);
         reset(far);
-        // The writer learns of the reset by its own means, as a read would consume the error.
+        // Waits without a read, because a read would consume the error. The writer must find the
+        // reset itself.
         b.ready(tokio::io::Interest::READABLE).await.unwrap();
         near.write_all(b"nobody there").await.unwrap();
         let error = subject.copy(&mut a, &mut b).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! Streams that are always ready: other tasks of the thread get their turn.
+//! Streams that are always ready: other tasks of the thread still run.
 
 use std::future::poll_fn;
 use std::io::{self, Read, Write};
@@ -19,12 +19,12 @@ use tokio_test::io::Builder;
 use super::for_each;
 use crate::support::{MIB, guard, tcp};
 
-/// Calls on streams in a row after which a task that gave no way never will. tokio's own budget is
-/// 128 operations.
+/// If a task makes this many calls on streams without yielding, it never yields. tokio's own budget
+/// is 128 operations.
 const PATIENCE: u64 = 20_000;
 
-/// Always gives and takes, and knows nothing of tokio's budget. Counts the calls since another task
-/// ran.
+/// A stream that can always be read and written, and that ignores tokio's budget. It counts the
+/// calls since another task ran.
 #[derive(Clone, Default)]
 struct Endless(Arc<AtomicU64>);
 
@@ -56,10 +56,10 @@ impl AsyncWrite for Endless {
     }
 }
 
-/// tokio's own copy leaves it to the streams to spend the budget. A [`Relay`](spliceway::Relay)
-/// does not.
+/// tokio's own copy relies on the streams to use the budget. A [`Relay`](spliceway::Relay) does
+/// not.
 #[tokio::test]
-async fn a_relay_of_always_ready_streams_that_know_no_budget_gives_way() {
+async fn a_relay_of_always_ready_streams_that_ignore_the_budget_yields() {
     let calls = Endless::default();
     let relay = tokio::spawn(spliceway::Relay::new(calls.clone(), calls.clone()));
     for _ in 0..100 {
@@ -71,7 +71,7 @@ async fn a_relay_of_always_ready_streams_that_know_no_budget_gives_way() {
 }
 
 #[tokio::test]
-async fn always_ready_streams_of_tokios_own_give_way() {
+async fn always_ready_streams_of_tokio_yield() {
     for_each(async |subject, swapped| {
         let endless = || tokio::io::join(tokio::io::repeat(7), tokio::io::sink());
         let relay = subject.spawn(endless(), endless(), swapped);
@@ -82,7 +82,7 @@ async fn always_ready_streams_of_tokios_own_give_way() {
     .await;
 }
 
-/// Runs `short_relay` again and again until another task runs.
+/// Runs `short_relay` repeatedly until another task runs.
 async fn gives_way(mut short_relay: impl AsyncFnMut()) {
     let loop_of_them = async {
         for _ in 0..PATIENCE {
@@ -98,7 +98,7 @@ async fn gives_way(mut short_relay: impl AsyncFnMut()) {
 }
 
 #[tokio::test]
-async fn a_loop_of_short_relays_gives_way() {
+async fn a_loop_of_short_relays_yields() {
     for_each(async |subject, _| {
         gives_way(async || {
             let mut a = Builder::new().read(b"short").write(b"shorter").build();
@@ -111,7 +111,7 @@ async fn a_loop_of_short_relays_gives_way() {
 }
 
 #[tokio::test]
-async fn a_loop_of_short_relays_of_streams_that_know_no_budget_gives_way() {
+async fn a_loop_of_short_relays_of_streams_that_ignore_the_budget_yields() {
     for_each(async |subject, _| {
         gives_way(async || {
             let mut a = tokio::io::join(&b"short"[..], Vec::new());
@@ -123,7 +123,7 @@ async fn a_loop_of_short_relays_of_streams_that_know_no_budget_gives_way() {
     .await;
 }
 
-/// Peers in threads of their own keep both of the relay's sockets readable and writable.
+/// Returns a socket for a relay. The threads of its peer keep it readable and writable.
 async fn saturated() -> (TcpStream, Saturating) {
     let (peer, end) = tcp().await;
     let peer = Arc::new(peer.into_std().unwrap());
@@ -156,7 +156,7 @@ impl Drop for Saturating {
 }
 
 #[tokio::test]
-async fn always_ready_sockets_give_way() {
+async fn always_ready_sockets_yield() {
     for_each(async |subject, swapped| {
         let ((near_end, _near), (far_end, _far)) = (saturated().await, saturated().await);
         let relay = subject.spawn(near_end, far_end, swapped);
@@ -167,10 +167,10 @@ async fn always_ready_sockets_give_way() {
     .await;
 }
 
-/// A relay that always has something to move, whose polls are measured.
+/// A relay that always has bytes to move, and whose polls are measured.
 struct Measured {
     relay: spliceway::Relay<TcpStream, TcpStream>,
-    /// Bytes of each direction so far.
+    /// The bytes of each direction so far.
     moved: [u64; 2],
     _peers: [Saturating; 2],
 }
@@ -185,7 +185,7 @@ impl Measured {
         }
     }
 
-    /// What the next poll that moves something moves of the direction of which it moves more.
+    /// Polls until a poll moves bytes. Returns the bytes of the direction that moved more.
     async fn poll(&mut self) -> u64 {
         let stats = self.relay.stats();
         let most = poll_fn(|cx| {
@@ -197,14 +197,14 @@ impl Measured {
             if most > 0 { Poll::Ready(most) } else { Poll::Pending }
         })
         .await;
-        // The next one has a task's budget of its own.
+        // The next poll then has a new tokio budget.
         crate::support::turns(1).await;
         most
     }
 }
 
-/// A turn ends with the first step past 1 MiB, or 4, and one step moves no more than a pipe is
-/// asked for: 1 MiB.
+/// A poll ends with the first step that exceeds 1 MiB in total. One step moves at most as much as
+/// the largest pipe holds, 1 MiB.
 #[tokio::test]
 async fn a_poll_of_a_relay_moves_a_bounded_number_of_bytes() {
     guard(async {
@@ -217,11 +217,10 @@ async fn a_poll_of_a_relay_moves_a_bounded_number_of_bytes() {
                 let moved = bulk.poll().await;
                 assert!(moved <= 5 * MIB, "{moved} bytes in one poll");
             }
-            // Somebody has a message, and may have another.
+            // Another relay has a message.
             near.write_all(b"?").await.unwrap();
             far.read_exact(&mut [0]).await.unwrap();
-            // Each polls two directions, once or twice, and turns are short until 64 had no message
-            // beside them.
+            // These polls follow that message.
             for _ in 0..15 {
                 let moved = bulk.poll().await;
                 assert!(moved <= 2 * MIB, "{moved} bytes in one poll soon after a message");
@@ -232,11 +231,11 @@ async fn a_poll_of_a_relay_moves_a_bounded_number_of_bytes() {
     .await;
 }
 
-/// A peer that is driven by the test, so that nothing comes or goes while a relay is polled but
-/// what the kernel still holds of it.
+/// A peer that the test drives. While the relay is polled, only bytes in the kernel's queues can
+/// arrive or leave.
 struct Driven {
     peer: std::net::TcpStream,
-    /// The relay's end, to look at.
+    /// A second descriptor of the relay's end, for inspection.
     end: std::net::TcpStream,
     chunk: Vec<u8>,
 }
@@ -252,7 +251,7 @@ impl Driven {
         (driven, end)
     }
 
-    /// Writes all that there is room for and reads all that there is.
+    /// Writes as many bytes as there is room for, and reads all bytes that there are.
     fn top_up(&mut self) {
         while matches!((&self.peer).write(&self.chunk), Ok(1..)) {}
         while matches!((&self.peer).read(&mut self.chunk), Ok(1..)) {}
@@ -264,8 +263,8 @@ impl Driven {
     }
 }
 
-/// tokio looks for events when no task is ready, or after 61 that were: a relay that is always
-/// ready would let every other wait for 61 turns of it, if it woke itself at their ends.
+/// tokio polls for events when no task is ready, or after 61 polls of tasks. If a relay that is
+/// always ready woke itself, every other relay would wait for 61 of its polls.
 #[tokio::test]
 async fn a_relay_that_yields_continues_after_the_runtime_polled() {
     struct Woken(AtomicBool);
@@ -289,7 +288,7 @@ async fn a_relay_that_yields_continues_after_the_runtime_polled() {
             assert!(polled.is_pending());
             let woken_at_once = woken.0.load(Ordering::SeqCst);
             let moved = stats.snapshot().a_to_b.bytes - before;
-            // It may have come to the end of what the one had, or of what the other took.
+            // The poll may have ended because the source was drained or the sink was full.
             let could_go_on = near.is_ready_for(PollFlags::IN) && far.is_ready_for(PollFlags::OUT);
             crate::support::turns(1).await;
             if moved >= MIB && could_go_on {
@@ -302,7 +301,8 @@ async fn a_relay_that_yields_continues_after_the_runtime_polled() {
     guard(eight_turns).await;
 }
 
-/// Polls another task inside `wake`, as executors without a queue do: where this thread calls it.
+/// Polls another task inside `wake`, as executors without a queue do. It does so only on this
+/// thread.
 struct PollsInline {
     other: Mutex<Pin<Box<dyn Future<Output = io::Result<u64>> + Send>>>,
     thread: ThreadId,
@@ -325,8 +325,8 @@ impl Wake for PollsInline {
     }
 }
 
-/// A pipe of 1 MiB with `bytes` in it, and a socket with room for 256 KiB and more. All count as
-/// ready.
+/// Returns a pipe of 1 MiB that contains `bytes`, and a socket with room for more than 256 KiB. All
+/// ends count as ready.
 async fn ready_ends(bytes: &[u8]) -> (pipe::Sender, pipe::Receiver, UnixStream, UnixStream) {
     let (sender, receiver) = pipe::pipe().unwrap();
     rustix::pipe::fcntl_setpipe_size(&sender, 1 << 20).unwrap();
@@ -334,12 +334,13 @@ async fn ready_ends(bytes: &[u8]) -> (pipe::Sender, pipe::Receiver, UnixStream, 
     assert_eq!(sender.try_write(bytes).unwrap(), bytes.len());
     guard(receiver.readable()).await.unwrap();
     let (sink, reader) = UnixStream::pair().unwrap();
-    sockopt::set_socket_send_buffer_size(&sink, 208 << 10).unwrap(); // the kernel doubles it
+    // The kernel doubles this size.
+    sockopt::set_socket_send_buffer_size(&sink, 208 << 10).unwrap();
     guard(sink.writable()).await.unwrap();
     (sender, receiver, sink, reader)
 }
 
-/// Outside of a runtime's tasks a relay that gives way wakes its task at once.
+/// Outside a runtime's tasks, a relay that yields wakes its task immediately.
 #[test]
 fn a_waker_may_poll_another_relay_inline() {
     let runtime = tokio::runtime::Builder::new_multi_thread()

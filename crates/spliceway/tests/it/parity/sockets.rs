@@ -55,7 +55,7 @@ async fn a_request_its_half_close_and_the_answer_are_counted() {
 }
 
 #[tokio::test]
-async fn both_directions_at_once_carry_their_own_bytes() {
+async fn simultaneous_directions_carry_their_own_bytes() {
     between_peers(async |relay, near, far| {
         let ((mut near_in, mut near_out), (mut far_in, mut far_out)) = (near.into_split(), far.into_split());
         let forth = async {
@@ -90,8 +90,8 @@ async fn two_ends_without_data_end_the_relay() {
 async fn a_blocked_direction_does_not_block_the_other() {
     between_peers(async |relay, mut near, mut far| {
         let mut forth = Pattern::new(6);
-        // Nobody reads, so in the end not even a byte per round trip of the other direction goes
-        // out.
+        // The far peer does not read. In the end, the near peer's socket does not accept even one
+        // byte per round trip of the other direction.
         let mut back = Pattern::new(7);
         let mut refused = 0;
         while refused < 20 {
@@ -122,7 +122,7 @@ async fn a_reset_by_an_idle_peer_is_a_read_error_of_its_kind() {
         let error = relay.await.unwrap().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);
         assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::CONNRESET.raw_os_error()));
-        // The relay's task is gone and with it the far connection.
+        // The relay's task has ended, and the far connection with it.
         assert!(matches!(far.read(&mut [0]).await, Ok(0)));
     })
     .await;
@@ -164,7 +164,7 @@ async fn a_peer_that_goes_away_in_mid_download_is_a_broken_connection() {
 }
 
 #[tokio::test]
-async fn a_shutdown_of_a_connection_already_gone_is_fine() {
+async fn a_shutdown_of_a_closed_connection_is_not_an_error() {
     between_peers(async |relay, near, mut far| {
         finish(&near);
         Pattern::new(0).expect_end(&mut far, 0).await;
@@ -202,7 +202,7 @@ async fn unix_sockets_and_mixed_pairs_are_relayed_alike() {
     }
 }
 
-/// tokio's `join` makes a stream of two halves.
+/// tokio's `join` makes one stream from two halves.
 #[tokio::test]
 async fn joined_halves_are_relayed_and_spliced() {
     for swapped in [false, true] {

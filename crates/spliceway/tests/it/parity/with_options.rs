@@ -1,4 +1,4 @@
-//! `copy_with_options`: what `copy` does, with a limit, a rate, a pool and the counts.
+//! `copy_with_options` does the same as `copy`, with a limit, a rate limit, a pool and the counts.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::support::rig::limits;
 use crate::support::{KIB, MIB, guard, tcp};
 
 #[tokio::test]
-async fn a_copy_takes_its_limit_its_pool_and_its_prefix_and_tells_its_counts() {
+async fn a_copy_uses_its_limit_pool_and_prefix_and_returns_its_counts() {
     let ((mut near, mut from), (mut to, mut far)) = (tcp().await, tcp().await);
     let pool = PipePool::new(limits());
     let (mut sent, mut wanted) = (Pattern::new(1), Pattern::new(1));
@@ -33,12 +33,12 @@ async fn a_copy_takes_its_limit_its_pool_and_its_prefix_and_tells_its_counts() {
     assert!(copied.spliced > MIB && !copied.eof, "{copied:?}");
     assert_eq!(pool.stats().lent, 0);
     assert!(pool.stats().created > 0);
-    // What follows the limit can still be read.
+    // The bytes after the limit can still be read.
     wanted.expect(&mut from, 1000).await;
 }
 
 #[tokio::test]
-async fn a_copy_that_may_not_splice_says_so() {
+async fn a_copy_that_may_not_splice_reports_the_reason() {
     let ((near, mut from), (mut to, mut far)) = (tcp().await, tcp().await);
     let mut near = near;
     let (mut sent, mut wanted) = (Pattern::new(2), Pattern::new(2));

@@ -1,5 +1,5 @@
-//! Bytes in a pipe are charged to no socket, so only the relay bounds what it holds for a sink that
-//! is slow.
+//! Bytes in a pipe count towards no socket buffer, so only the relay limits what it holds for a
+//! slow sink.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -13,9 +13,9 @@ use crate::support::pattern::Pattern;
 use crate::support::rig::limits;
 use crate::support::{KIB, MIB, finish, guard, reset, tcp, tcp_small, try_send, turns};
 
-/// What a direction that copies may hold: the rest of one receive.
+/// The most bytes that a direction holds if it copies: the rest of one receive.
 const SCRATCH: u64 = 64 * KIB;
-/// Enough for a flow to count as bulk, and for windows to open.
+/// Enough bytes for a flow to count as bulk, and for the windows to open.
 const WARM_UP: u64 = 2 * MIB;
 
 #[tokio::test]
@@ -39,16 +39,17 @@ async fn a_slow_sink_holds_one_pipe_and_every_byte_is_counted() {
     }
 }
 
-/// How a direction with bytes in flight ends.
+/// The way in which a direction with bytes in flight ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Dropped,
-    /// By far's reset, which fails the write leg.
+    /// The far peer resets its connection, so the write fails.
     Reset,
 }
 
-/// Ends a direction whose sink takes no more. What its peer sent, less what far got and what was
-/// never taken from the source, is what it held.
+/// Ends a direction whose sink accepts no more, and returns how many bytes it held. This is the
+/// number of sent bytes, less the bytes that the far peer received and those that are still in the
+/// source.
 async fn held_for_a_blocked_sink(engine: Engine, size: PipeSize, swapped: bool, end: End) -> u64 {
     let ((mut near, mut near_end), (mut far, mut far_end)) = (tcp().await, tcp_small().await);
     let pool = PipePool::new(limits());
@@ -79,7 +80,7 @@ async fn held_for_a_blocked_sink(engine: Engine, size: PipeSize, swapped: bool, 
             let (placeholder, _) = tcp().await;
             reset(std::mem::replace(&mut far, placeholder));
             let error = relay.await.unwrap_err();
-            // Where the other direction meets it first, its read is what fails.
+            // If the other direction sees the reset first, its read fails.
             let forth_failed = (error.direction == Direction::AToB) != swapped;
             let operation = if forth_failed {
                 Operation::Write
@@ -107,7 +108,7 @@ async fn held_for_a_blocked_sink(engine: Engine, size: PipeSize, swapped: bool, 
     held
 }
 
-/// What a pipe of 1 MiB holds is held for as long as the sink is full.
+/// The bytes in a pipe of 1 MiB stay there as long as the sink is full.
 #[tokio::test]
 async fn a_sink_that_is_full_gets_no_further_pipe_of_1_mib() {
     let ((mut near, near_end), (mut far, far_end)) = (tcp().await, tcp_small().await);
@@ -132,15 +133,15 @@ async fn a_sink_that_is_full_gets_no_further_pipe_of_1_mib() {
     );
 }
 
-/// Polls the relay when near's and its own sockets are as full as can be, until nothing moves any
-/// more.
+/// Polls the relay while the near peer's socket and the relay's own are kept full, until no byte
+/// moves any more.
 async fn push_until_stuck(
     mut relay: Pin<&mut impl Future>,
     near: &TcpStream,
     sent: &mut Pattern,
     moved: &impl Fn() -> DirectionSummary,
 ) {
-    // Large pieces, whose fragments are larger than a page.
+    // The pieces are large, so that their fragments are larger than a page.
     const PIECE: usize = 256 << 10;
     let (mut piece, mut quiet) = (Vec::new(), 0);
     while quiet < 500 {

@@ -1,5 +1,5 @@
-//! A relay may be dropped or break at any point. Its pipes may then hold bytes, and nobody must
-//! ever get those.
+//! A relay may be dropped or fail at any point. Its pipes may then hold bytes, and no other
+//! connection may ever receive them.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -19,7 +19,7 @@ use crate::support::{MIB, guard, tcp_small, turns};
 async fn dirty_pipes_never_reach_another_connection() {
     const LIVES: u64 = 240;
     const AT_ONCE: usize = 24;
-    // Just enough for every direction to splice, so each pipe serves many connections.
+    // Just enough pipes for every direction to splice, so each pipe serves many connections.
     let pool = PipePool::new(limits().with_max_pipes(2 * AT_ONCE));
     let mut living = tokio::task::JoinSet::new();
     let mut whole = 0;
@@ -39,15 +39,15 @@ async fn dirty_pipes_never_reach_another_connection() {
     assert!(stats.closed_dirty > 0 && stats.reused > stats.created, "{stats:?}");
 }
 
-/// How a relay's life ends if it is not left to its own end.
+/// The way in which the test ends a relay early.
 enum Fate {
     Dropped,
     NearResets,
     FarResets,
 }
 
-/// One relay with both directions loaded, which may be cut short somewhere. Whatever arrives must
-/// be its own bytes, in order. Returns whether it came to its own end.
+/// Runs one relay with both directions loaded, and may end it at any point. All bytes that arrive
+/// must be its own, in order. Returns whether the relay came to its own end.
 async fn one_life(pool: PipePool, seed: u64) -> bool {
     let mut random = Random(seed << 32);
     let engine = if random.below(2) == 0 {
@@ -90,8 +90,8 @@ async fn one_life(pool: PipePool, seed: u64) -> bool {
         assert_eq!((forth.at(), back.at()), (forth_bytes, back_bytes));
         return true;
     }
-    // Whose peer has half-closed learns of that peer's reset only by writing to it, so both peers
-    // go before the relay is awaited.
+    // If a peer has half-closed, the relay notices that peer's reset only when it writes to the
+    // peer. So both peers are closed before the test waits for the relay.
     let reset = Some(std::time::Duration::ZERO);
     match fate.unwrap() {
         Fate::Dropped => relay.task.abort(),
@@ -117,7 +117,7 @@ async fn send(to: &mut (impl AsyncWrite + Unpin), seed: u64, bytes: u64) {
     to.shutdown().await.unwrap();
 }
 
-/// Reads to the end, with so many turns of rest after each read.
+/// Reads to the end, and waits for this many passes after each read.
 async fn receive(from: &mut (impl AsyncRead + Unpin), wanted: &mut Pattern, rest: usize) {
     let mut buf = vec![0; 100_000];
     loop {
@@ -129,8 +129,8 @@ async fn receive(from: &mut (impl AsyncRead + Unpin), wanted: &mut Pattern, rest
     }
 }
 
-/// Polls `relay` so many times while both peers send, and now and then read, and drops it wherever
-/// it stands.
+/// Polls `relay` this many times while both peers send and sometimes read. Then drops it, in
+/// whatever state it is.
 async fn dropped_after(
     polls: usize,
     mut relay: Pin<Box<dyn Future<Output = ()> + '_>>,
@@ -192,7 +192,7 @@ fn a_future_dropped_at_any_point_leaks_nothing() {
     });
 }
 
-/// Pipes that the process' pool keeps, if `pool` is another.
+/// Returns the number of idle pipes in the process's pool, if `pool` is another pool.
 fn other_idle(pool: &PipePool) -> usize {
     let global = PipePool::global();
     if pool.limits() == global.limits() {

@@ -1,5 +1,5 @@
-//! Silent fallbacks are how relays lost their zero copy for a year: every byte counts as spliced or
-//! as copied, and why.
+//! Because fallbacks were silent, relays lost their zero copy for a year. Here every byte counts as
+//! spliced or as copied, and each fallback has a reason.
 
 use std::io::ErrorKind;
 use std::pin::Pin;
@@ -14,7 +14,8 @@ use crate::support::pattern::Pattern;
 use crate::support::rig::{Rig, Setup, both_ways, limits, push};
 use crate::support::{BULK, MIB, finish, tcp, tcp_small, turns};
 
-/// Both peers send bulk and end; what they counted is what the relay counted.
+/// Sends bulk and an end from both peers. The relay's counts must equal the bytes that the peers
+/// have counted.
 async fn bulk_both_ways(rig: Rig) -> (crate::support::rig::Moved, PipePool) {
     let Rig { near, far, relay, pool } = rig;
     let ((mut near_in, mut near_out), (mut far_in, mut far_out)) = (near.into_split(), far.into_split());
@@ -38,7 +39,7 @@ async fn bulk_both_ways(rig: Rig) -> (crate::support::rig::Moved, PipePool) {
 }
 
 #[tokio::test]
-async fn bulk_between_sockets_is_spliced_and_counted_so() {
+async fn bulk_between_sockets_is_spliced_and_counted_as_spliced() {
     both_ways(async |setup| {
         let (moved, pool) = bulk_both_ways(setup.start().await).await;
         for way in [moved.forth, moved.back] {
@@ -82,7 +83,7 @@ async fn an_engine_that_splices_copies_only_at_the_ends_of_bursts() {
 }
 
 #[tokio::test]
-async fn small_messages_are_copied_without_a_pipe_and_that_is_no_fallback() {
+async fn small_messages_are_copied_without_a_pipe_or_a_fallback_reason() {
     both_ways(async |setup| {
         let mut rig = setup.start().await;
         let (mut forth, mut back) = ((Pattern::new(3), Pattern::new(3)), (Pattern::new(4), Pattern::new(4)));
@@ -110,8 +111,8 @@ async fn the_counts_move_while_the_relay_runs() {
         for _ in 0..8 {
             tokio::join!(sent.send(&mut rig.near, 4 * MIB), wanted.expect(&mut rig.far, 4 * MIB));
             let now = rig.relay.moved();
-            // What far has read was delivered, so it is counted, to the byte: the relay runs in
-            // this thread.
+            // Bytes that the far peer has read were delivered, so they are counted exactly. The
+            // relay runs in this thread.
             assert_eq!(now.bytes(), (wanted.at(), 0));
             assert!(now.forth.spliced > before.forth.spliced, "{before:?} {now:?}");
             before = now;
@@ -122,7 +123,7 @@ async fn the_counts_move_while_the_relay_runs() {
     .await;
 }
 
-/// Stands for a TLS stream: it has a socket, and must not be bypassed.
+/// Represents a TLS stream. It has a socket, but the relay must not bypass it.
 struct Wrapped(TcpStream);
 
 impl AsyncRead for Wrapped {
@@ -144,7 +145,7 @@ impl AsyncWrite for Wrapped {
 }
 
 #[tokio::test]
-async fn a_wrapped_socket_is_copied_and_the_reason_told() {
+async fn a_wrapped_socket_is_copied_with_a_reason() {
     let ((mut near, a), (mut far, b)) = (tcp().await, tcp().await);
     let pool = PipePool::new(limits());
     let relay = tokio::spawn(Relay::with_options(Wrapped(a), b, RelayOptions::new().pool(&pool)));
@@ -167,7 +168,7 @@ async fn a_wrapped_socket_is_copied_and_the_reason_told() {
 }
 
 #[tokio::test]
-async fn an_engine_that_must_splice_fails_on_what_is_no_socket() {
+async fn an_engine_that_must_splice_fails_if_a_stream_is_not_a_socket() {
     let ((mut near, a), (_far, b)) = (tcp().await, tcp().await);
     near.write_all(b"not taken").await.unwrap();
     let relay = Relay::with_options(Wrapped(a), b, RelayOptions::new().engine(Engine::Splice));
@@ -178,14 +179,14 @@ async fn an_engine_that_must_splice_fails_on_what_is_no_socket() {
 }
 
 #[tokio::test]
-async fn an_engine_that_must_splice_fails_where_the_pool_has_no_pipe() {
+async fn an_engine_that_must_splice_fails_if_the_pool_has_no_pipe() {
     both_ways(async |setup| {
         let setup = Setup {
             engine: Engine::Splice,
             ..setup
         };
         let mut rig = setup.limits(limits().with_max_pipes(0)).start().await;
-        // As long as nobody sends, nobody needs one.
+        // While no peer sends, the relay needs no pipe.
         crate::support::turns(50).await;
         assert_eq!(
             (rig.relay.task.is_finished(), rig.pool.stats().denied.len()),
@@ -195,11 +196,12 @@ async fn an_engine_that_must_splice_fails_where_the_pool_has_no_pipe() {
         let (moved, error) = rig.relay.broken().await;
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert_eq!(moved.bytes(), (0, 0));
-        // Either direction may be the first to ask for a pipe: readiness may be a false alarm.
+        // Either direction may be the first to ask for a pipe, because readiness may be a false
+        // alarm.
         let reasons = [moved.forth.fallback, moved.back.fallback];
         assert!(reasons.contains(&Some(Reason::PipeBudget)), "{moved:?}");
         assert!(!rig.pool.stats().denied.is_empty());
-        // Both connections are closed, the one with unread data by a reset.
+        // Both connections are closed. The one with unread data is reset.
         assert!(!matches!(rig.near.read(&mut [0]).await, Ok(1..)));
         assert!(!matches!(rig.far.read(&mut [0]).await, Ok(1..)));
     })
@@ -221,7 +223,7 @@ async fn a_fixed_pipe_size_is_the_size_used() {
         );
         let relay = tokio::spawn(relay);
         let mut sent = Pattern::new(8);
-        // Nobody reads, so in the end the relay holds a pipe.
+        // The far peer does not read, so in the end the relay holds a pipe.
         let mut refused = 0;
         while refused < 100 {
             refused = if push(&near, &mut sent) == 0 { refused + 1 } else { 0 };

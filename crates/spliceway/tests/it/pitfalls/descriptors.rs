@@ -1,5 +1,5 @@
-//! Descriptors that are not what their type says: sockets that block, and sockets of records in the
-//! guise of streams.
+//! Descriptors that do not behave as their type promises: sockets that block, and sockets of
+//! records in the type of a stream.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream as Blocking;
@@ -17,10 +17,10 @@ use crate::support::pattern::Pattern;
 use crate::support::rig::limits;
 use crate::support::{guard, tcp, tcp_small};
 
-/// Longer than a worker that is not blocked takes to answer, on any machine.
+/// Longer than a worker that is not blocked needs to answer, on any machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A worker with one relay, whose sockets somebody has set to block, and the relay's peers.
+/// A worker with one relay whose sockets are in blocking mode, and the relay's peers.
 struct Worker {
     near: Blocking,
     far: Blocking,
@@ -34,8 +34,9 @@ impl Worker {
         let (questions, mut asked) = tokio::sync::mpsc::unbounded_channel::<mpsc::Sender<()>>();
         let relaying = async move {
             let ((near, a), (far, b)) = (tcp_small().await, tcp_small().await);
-            // After tokio took them, which refuses such sockets in debug builds. Anybody who shares
-            // a socket can do this: the flag is the open file's, not the descriptor's.
+            // This happens after tokio has accepted the sockets, because tokio refuses blocking
+            // sockets in debug builds. Any process that shares a socket can do this: the flag
+            // belongs to the open file, not to the descriptor.
             for end in [&a, &b] {
                 rustix::io::ioctl_fionbio(end, false).unwrap();
             }
@@ -72,8 +73,8 @@ impl Worker {
         assert_eq!(answered.recv_timeout(PATIENCE), Ok(()), "the worker is blocked");
     }
 
-    /// Sends until no socket takes more and the relay holds what it can: the worker must not wait
-    /// in a write.
+    /// Sends until no socket accepts more and the relay holds as much as it can. The worker must
+    /// not block in a write.
     fn push_until_stuck(&mut self, sent: &mut Pattern) {
         let mut refused = 0;
         while refused < 50 {
@@ -106,7 +107,8 @@ fn a_socket_that_blocks_does_not_block_its_worker() {
             worker.assert_not_blocked();
             worker.push_until_stuck(&mut sent);
             worker.expect(&mut wanted, sent.at());
-            // Drained by bulk, and by messages: the relay has looked for more.
+            // Bulk, and then messages, have drained the source. Each time, the relay has probed for
+            // more.
             worker.assert_not_blocked();
             for _ in 0..3 {
                 worker.near.write_all(&sent.take(100)).unwrap();
@@ -125,7 +127,7 @@ fn a_socket_that_blocks_does_not_block_its_worker() {
     }
 }
 
-/// Two ends of a connection of records, in the type of a stream.
+/// Returns two ends of a connection of records, in the type of a stream.
 fn records(kind: SocketType) -> (UnixStream, UnixStream) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (near, end) = rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
@@ -133,12 +135,14 @@ fn records(kind: SocketType) -> (UnixStream, UnixStream) {
     (stream(near), stream(end))
 }
 
-/// What one receive takes. (tokio's copy cuts records at 8 KiB.)
+/// The most bytes that one receive reads. (tokio's copy cuts records at 8 KiB.)
 const SCRATCH: usize = 64 << 10;
-/// Some are longer: a receive that is full marks a bulk flow.
+/// The sizes of the records in bytes. Some exceed a receive, because a full receive marks a bulk
+/// flow.
 const RECORDS: [usize; 8] = [1, 100, 8 << 10, 20_000, SCRATCH, 100_000, 100_000, 3];
 
-/// Sends the records one by one, each when the one before has arrived: what arrived of each.
+/// Sends the records one by one, each after the previous one has arrived. Returns the bytes that
+/// arrived of each record.
 async fn exchange(near: &UnixStream, far: &UnixStream) -> Vec<Vec<u8>> {
     let mut arrived = Vec::new();
     let mut record = vec![0; 128 << 10];
@@ -205,9 +209,9 @@ async fn an_engine_that_must_splice_refuses_records() {
     }
 }
 
-/// What is not taken of a record is lost, so a rate and a limit take it whole.
+/// The unread part of a record is lost, so a rate limit and a limit always read a record whole.
 #[tokio::test]
-async fn a_rate_and_a_limit_cut_no_record() {
+async fn a_rate_limit_and_a_limit_do_not_cut_records() {
     const LENGTH: usize = 4000;
     for kind in [SocketType::SEQPACKET, SocketType::DGRAM] {
         let ((near, a), (far, b)) = (records(kind), records(kind));

@@ -8,8 +8,8 @@ use crate::support::pattern::{Loop, Pattern};
 use crate::support::rig::{Rig, both_ways, both_ways_and_engines};
 use crate::support::{BULK, KIB, finish, reset, tcp};
 
-/// This fits the first window of a connection, so all of it has left the sender before the reset. A
-/// reset drops bytes that have not.
+/// Fits the first window of a connection, so all bytes have left the sender before the reset. A
+/// reset discards unsent bytes.
 const FIRST_FLIGHT: u64 = 40 * KIB;
 
 #[tokio::test]
@@ -18,7 +18,7 @@ async fn data_before_a_reset_is_delivered_and_the_reset_is_an_error() {
         both_ways_and_engines(async |setup| {
             let pool = spliceway::PipePool::new(setup.limits.clone());
             let (mut laid, relay) = setup.lay_out(pool).await;
-            // Everything is there before the relay starts: data, then the reset, in one go.
+            // Everything arrives before the relay starts: first the data, then the reset.
             Pattern::new(1).send(&mut laid.near, bytes).await;
             let (placeholder, _) = tcp().await;
             reset(std::mem::replace(&mut laid.near, placeholder));
@@ -42,7 +42,8 @@ async fn spliced_data_before_a_reset_is_delivered() {
     .await;
 }
 
-/// Checks that far gets all of near's bytes. The relay breaks by near's reset and closes far.
+/// Checks that the far peer receives all bytes. The relay fails with the near peer's reset, and
+/// closes the far connection.
 async fn breaks_after(rig: Rig, mut wanted: Pattern, bytes: u64) {
     let Rig {
         mut far, relay, pool, ..
@@ -107,7 +108,7 @@ async fn a_reset_sink_is_an_error_and_only_delivered_bytes_count() {
         let stats = pool.stats();
         assert_eq!(stats.lent, 0, "{stats:?}");
         assert!(stats.closed_dirty >= was_lent as u64, "{stats:?}");
-        // The relay had not read all of near's data, so its close is a reset.
+        // The relay had not read all data from the near peer, so its close is a reset.
         let error = near.read(&mut [0]).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     })
@@ -178,7 +179,7 @@ async fn immediate_closes_and_resets_of_both_peers_end_the_relay() {
 }
 
 #[tokio::test]
-async fn a_simultaneous_close_behind_bulk_loses_nothing() {
+async fn a_simultaneous_close_after_bulk_loses_nothing() {
     both_ways_and_engines(async |setup| {
         let Rig { near, far, relay, pool } = setup.start().await;
         let ((mut near_in, mut near_out), (mut far_in, mut far_out)) = (near.into_split(), far.into_split());
@@ -210,10 +211,10 @@ async fn a_tail_of_any_size_after_a_splice_run_arrives_with_and_without_an_end()
             let mut rig = setup.start().await;
             let (mut sent, mut wanted) = (Pattern::new(6), Pattern::new(6));
             tokio::join!(sent.send(&mut rig.near, BULK), wanted.expect(&mut rig.far, BULK));
-            // Alone, to an idle relay …
+            // The tail arrives alone, at an idle relay …
             sent.send(&mut rig.near, tail).await;
             wanted.expect(&mut rig.far, tail).await;
-            // … and right behind bulk, with the end behind it.
+            // … and directly after bulk, followed by the end.
             let bulk_and_tail = async {
                 sent.send(&mut rig.near, BULK + tail).await;
                 finish(&rig.near);
@@ -229,13 +230,13 @@ async fn a_tail_of_any_size_after_a_splice_run_arrives_with_and_without_an_end()
 }
 
 #[tokio::test]
-async fn an_end_after_a_half_close_is_an_end_and_no_reset() {
+async fn an_end_after_a_half_close_is_an_end_and_not_a_reset() {
     both_ways(async |setup| {
         let mut rig = setup.start().await;
         finish(&rig.far);
         assert_eq!(rig.near.read(&mut [0]).await.unwrap(), 0);
         Pattern::new(7).send(&mut rig.near, 100).await;
-        // Data, end and hang-up in one wake-up.
+        // Data, end and hang-up arrive in one wake-up.
         drop(rig.near);
         Pattern::new(7).expect_end(&mut rig.far, 100).await;
         assert_eq!(rig.relay.end().await.bytes(), (100, 0));
@@ -244,13 +245,14 @@ async fn an_end_after_a_half_close_is_an_end_and_no_reset() {
 }
 
 #[tokio::test]
-async fn the_last_data_and_the_end_in_one_wake_up_are_an_end_and_no_reset() {
+async fn last_data_and_end_in_one_wake_up_are_an_end_and_not_a_reset() {
     for bytes in [1, 1448, FIRST_FLIGHT] {
         for half_closed in [false, true] {
             both_ways_and_engines(async |setup| {
                 let mut rig = setup.start().await;
                 if half_closed {
-                    // Then near's close is a hang-up for the relay, as both directions are over.
+                    // The near peer's close is then a hang-up for the relay, because both
+                    // directions have ended.
                     finish(&rig.far);
                     assert_eq!(rig.near.read(&mut [0]).await.unwrap(), 0);
                 }

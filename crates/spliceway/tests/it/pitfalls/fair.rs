@@ -1,4 +1,4 @@
-//! One bulk transfer and a thousand chatty ones on one worker.
+//! One bulk transfer and a thousand chatty relays on one worker.
 
 use std::io::{Read, Write};
 
@@ -15,9 +15,10 @@ use crate::support::{KIB, MIB, tcp, turns};
 const CHATTY: usize = 1000;
 const ROUNDS: usize = 8;
 
-/// Bytes of the bulk transfer while a request and its answer pass a chatty relay: a quarter of as
-/// many turns as tokio runs tasks before it looks for events. Measured 2.3 MiB at most; with turns
-/// that only tokio's own budget ends, and pipes of 256 KiB, 32 MiB.
+/// The most bytes that the bulk transfer may move while a request and its answer pass a chatty
+/// relay. tokio polls up to 61 tasks before it polls for events, and a poll of the bulk relay moves
+/// about 1 MiB. The limit is 1/4 of 61 such polls. The measured maximum is 2.3 MiB. With polls that
+/// only tokio's own budget ends, and with pipes of 256 KiB, the maximum was 32 MiB.
 const BULK_MEANWHILE: u64 = 61 * 256 * KIB;
 
 #[test]
@@ -67,7 +68,8 @@ fn a_bulk_relay_delays_a_thousand_small_ones_by_a_bounded_time() {
     });
 }
 
-/// A relay that always has something to move, and what keeps it so: peers in threads of their own.
+/// Starts a relay that always has bytes to move, because the threads of its peers send and receive.
+/// Returns its counts and the peers.
 async fn bulk(pool: &PipePool) -> (RelayStats, [std::net::TcpStream; 2]) {
     let ((near, a), (far, b)) = (tcp().await, tcp().await);
     let (near, far) = (blocking(near), blocking(far));

@@ -1,4 +1,4 @@
-//! Whatever ends a relay, its connections and its pipe are free at once.
+//! However a relay ends, its connections and its pipe are free immediately.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use crate::support::pattern::Pattern;
 use crate::support::rig::{Rig, Setup, both_ways_and_engines, push};
 use crate::support::{finish, reset, turns};
 
-/// Runs a scenario in a process of its own, in both orders and for both engines. Afterwards every
-/// descriptor is back.
+/// Runs a scenario in its own process, in both orders and for both engines. Afterwards, every
+/// descriptor must be closed again.
 fn leaves_nothing_open(test: &str, mut scenario: impl AsyncFnMut(Setup)) {
     in_child(test, None, || {
         block_on(async {
@@ -37,7 +37,7 @@ enum End {
 impl End {
     const ALL: [Self; 3] = [Self::Finish, Self::Close, Self::Reset];
 
-    /// Returns the part that must stay open, if there is one.
+    /// Ends the connection in this way. Returns the peer if it must stay open.
     fn of(self, peer: TcpStream) -> Option<TcpStream> {
         match self {
             Self::Finish => {
@@ -119,7 +119,7 @@ fn a_reset_of_one_peer_while_the_other_is_idle_frees_all_descriptors() {
 #[test]
 fn a_relay_dropped_with_a_filled_pipe_frees_everything() {
     const NAME: &str = "pitfalls::freed::a_relay_dropped_with_a_filled_pipe_frees_everything";
-    // Far is dead: it takes nothing and sends nothing.
+    // The far peer neither reads nor sends.
     leaves_nothing_open(NAME, async |setup| {
         let at_start = open_descriptors();
         let bulk = setup.engine == Engine::Splice;

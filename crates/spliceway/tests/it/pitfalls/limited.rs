@@ -1,4 +1,5 @@
-//! A limit takes that many bytes and not one more; both streams are the caller's afterwards.
+//! A relay reads exactly as many bytes as its limit allows. Afterwards, the caller can use both
+//! streams again.
 
 use spliceway::{Engine, Relay, RelayOptions, RelaySummary};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader, BufStream};
@@ -9,22 +10,23 @@ use crate::support::{KIB, MIB, finish, guard, tcp};
 
 const ENGINES: [Engine; 3] = [Engine::Auto, Engine::Splice, Engine::Copy];
 
-/// What the source sends before it ends.
+/// The number of bytes that the source sends before it ends.
 const STREAM: u64 = 3 * MIB + 77;
 
-/// A socket whose peer sends the stream of this seed, and its end, whenever somebody takes it.
+/// Returns a socket whose peer sends the stream of this seed, and then its end.
 async fn streaming(seed: u64) -> TcpStream {
     let (mut client, source) = tcp().await;
     tokio::spawn(async move {
         Pattern::new(seed).send(&mut client, STREAM).await;
         finish(&client);
-        // Open until the test is over, so that the end is the one it has sent.
+        // The connection stays open until the test is over, so that the relay sees the end that the
+        // peer has sent.
         std::future::pending::<()>().await;
     });
     source
 }
 
-/// Relays from `source` to `sink` and nothing back, with the source as `a`, or as `b` if `swapped`.
+/// Relays from `source` to `sink`, and nothing back. The source is `a`, or `b` if `swapped`.
 async fn limited(
     source: &mut TcpStream,
     sink: &mut TcpStream,
@@ -54,7 +56,7 @@ async fn limited(
     summary
 }
 
-/// Every engine, with the source as `a` and as `b`.
+/// Runs a scenario with every engine, and with the source as `a` and as `b`.
 async fn every_way(mut scenario: impl AsyncFnMut(Engine, bool)) {
     for engine in ENGINES {
         for swapped in [false, true] {
@@ -63,9 +65,10 @@ async fn every_way(mut scenario: impl AsyncFnMut(Engine, bool)) {
     }
 }
 
-/// Below the size of a receive, around it, around a pipe's, within and around the stream's own.
+/// The limits are below, around and above the size of a receive, and close to the length of the
+/// stream.
 #[tokio::test]
-async fn what_a_limit_leaves_of_a_stream_can_be_read_afterwards() {
+async fn the_bytes_after_a_limit_can_be_read_afterwards() {
     for limit in [0, 1, 64 * KIB - 1, 64 * KIB, 64 * KIB + 1, MIB, STREAM - 1, STREAM] {
         every_way(async |engine, swapped| {
             let (mut source, (mut sink, mut server)) = (streaming(1).await, tcp().await);
@@ -78,7 +81,7 @@ async fn what_a_limit_leaves_of_a_stream_can_be_read_afterwards() {
                 assert!(summary.a_to_b.spliced > limit / 2, "{summary:?}");
             }
             wanted.expect_end(&mut source, STREAM).await;
-            // Nothing has ended at the sink.
+            // The sink's stream has not ended.
             let mut more = Pattern::new(2);
             more.send(&mut sink, 1000).await;
             Pattern::new(2).expect(&mut server, 1000).await;
@@ -110,8 +113,8 @@ async fn a_limit_on_a_stream_that_has_ended_is_an_end() {
     .await;
 }
 
-/// One relay after another on the same streams, each with a limit of its own, as a protocol with
-/// lengths does it.
+/// Runs one relay after another on the same streams, each with its own limit, as for a protocol
+/// with length fields.
 #[tokio::test]
 async fn limits_in_a_row_cut_a_stream_into_pieces_without_a_seam() {
     every_way(async |engine, swapped| {
@@ -134,7 +137,7 @@ async fn limits_in_a_row_cut_a_stream_into_pieces_without_a_seam() {
 }
 
 #[tokio::test]
-async fn what_a_buffer_holds_counts_and_what_is_beyond_the_limit_stays_in_it() {
+async fn buffered_bytes_count_and_those_beyond_the_limit_stay_buffered() {
     for limit in [0, 10, 100, 150] {
         let ((mut client, source), (mut sink, mut server)) = (tcp().await, tcp().await);
         let mut wanted = Pattern::new(6);
@@ -159,7 +162,7 @@ async fn what_a_buffer_holds_counts_and_what_is_beyond_the_limit_stays_in_it() {
 }
 
 #[tokio::test]
-async fn what_a_buf_stream_holds_beyond_the_limit_stays_in_it() {
+async fn bytes_in_a_buf_stream_beyond_the_limit_stay_in_it() {
     let ((mut client, source), (mut sink, mut server)) = (tcp().await, tcp().await);
     let mut wanted = Pattern::new(7);
     Pattern::new(7).send(&mut client, 100).await;
@@ -178,7 +181,7 @@ async fn what_a_buf_stream_holds_beyond_the_limit_stays_in_it() {
 }
 
 #[tokio::test]
-async fn streams_that_are_no_sockets_have_the_same_limits() {
+async fn streams_that_are_not_sockets_have_the_same_limits() {
     for limit in [0, 1, 8 * KIB, 20_000] {
         let ((mut client, mut source), (mut sink, mut server)) =
             (tokio::io::duplex(32 << 10), tokio::io::duplex(32 << 10));

@@ -1,4 +1,4 @@
-//! A relay that can get no pipe copies, says why, and splices again when there is a pipe.
+//! A relay that gets no pipe copies, gives the reason, and splices again when it gets a pipe.
 
 use std::fs::File;
 
@@ -10,7 +10,7 @@ use crate::support::pattern::Pattern;
 use crate::support::rig::{Moved, Rig, Setup, both_ways, limits};
 use crate::support::{BULK, finish};
 
-/// A rig in use: near has sent what far has got.
+/// A rig in use. The far peer has received all bytes that the near peer has sent.
 struct InUse {
     rig: Rig,
     sent: Pattern,
@@ -26,7 +26,7 @@ impl InUse {
         }
     }
 
-    /// Sends bulk from near to far. Returns what the relay has moved since it started.
+    /// Sends bulk from the near peer to the far peer. Returns the relay's counts since its start.
     async fn bulk(&mut self) -> Moved {
         tokio::join!(
             self.sent.send(&mut self.rig.near, BULK),
@@ -51,7 +51,7 @@ impl InUse {
 }
 
 #[tokio::test]
-async fn a_pool_without_room_makes_the_relay_copy_and_say_so() {
+async fn a_pool_without_room_makes_the_relay_copy_with_a_reason() {
     for (limits, reason) in [
         (limits().with_max_pipes(0), Reason::PipeBudget),
         (limits().with_max_pages(0), Reason::PageBudget),
@@ -66,7 +66,7 @@ async fn a_pool_without_room_makes_the_relay_copy_and_say_so() {
             assert_eq!((stats.created, stats.denied.len()), (0, 1), "{stats:?}");
             let (denied, times) = stats.denied[0];
             assert_eq!(denied, reason);
-            // The relay asks again now and then, and not for every full buffer.
+            // The relay asks again from time to time, but not for every full buffer.
             assert!(times > 1 && times < BULK / (256 << 10), "{stats:?}");
             relay.end().await;
         })
@@ -162,7 +162,7 @@ fn with_pipes_of_two_slots_the_relay_copies() {
         eprintln!("skipped: it takes root to become a user of its own, and a soft limit on pipe pages");
         return;
     }
-    // A user of this test's own, as the limit is shared by all processes of one.
+    // This test uses its own user, because all processes of a user share the limit.
     let uid = 1_000_000 + std::process::id();
     in_child(NAME, Some(uid), || {
         block_on(async {
@@ -182,7 +182,7 @@ fn with_pipes_of_two_slots_the_relay_copies() {
     });
 }
 
-/// Makes pipes until the kernel gives only two slots to the next.
+/// Makes pipes until the kernel gives the next one only two slots.
 fn take_all_pages(soft: usize) -> Vec<(std::os::fd::OwnedFd, std::os::fd::OwnedFd)> {
     let mut hogs = Vec::new();
     loop {
@@ -191,7 +191,8 @@ fn take_all_pages(soft: usize) -> Vec<(std::os::fd::OwnedFd, std::os::fd::OwnedF
         if size <= 2 * rustix::param::page_size() {
             return hogs;
         }
-        // The kernel refuses this near the limit. Then small pipes take the rest.
+        // Near the limit, the kernel refuses this size. Small pipes then use up the remaining
+        // pages.
         let _ = rustix::pipe::fcntl_setpipe_size(&writer, 1 << 20);
         hogs.push((reader, writer));
         assert!(hogs.len() <= soft, "this user has no limit");
@@ -199,7 +200,7 @@ fn take_all_pages(soft: usize) -> Vec<(std::os::fd::OwnedFd, std::os::fd::OwnedF
 }
 
 #[tokio::test]
-async fn a_relay_told_to_copy_asks_for_no_pipe() {
+async fn a_relay_with_the_copy_engine_asks_for_no_pipe() {
     both_ways(async |setup| {
         let setup = Setup {
             engine: Engine::Copy,

@@ -1,5 +1,5 @@
-//! Short writes, small messages, bursts, and relays behind relays: everything arrives, at once, and
-//! bulk mostly spliced.
+//! Short writes, small messages, bursts, and chains of relays. All bytes arrive immediately, and
+//! most bulk is spliced.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::support::pattern::{Loop, Pattern};
 use crate::support::rig::{both_ways, both_ways_and_engines, limits};
 use crate::support::{Duplex, KIB, MIB, finish, guard, tcp};
 
-/// Sends both ways through a relay of `a` and `b` whose readers take odd little pieces.
+/// Sends in both directions through a relay. The peers read small pieces of odd sizes.
 async fn in_little_pieces(near: impl Duplex, far: impl Duplex, bytes: u64) {
     let ((mut near_in, mut near_out), (mut far_in, mut far_out)) = (tokio::io::split(near), tokio::io::split(far));
     let send = async |out: &mut tokio::io::WriteHalf<_>, seed| {
@@ -35,7 +35,7 @@ async fn read_little(from: &mut (impl tokio::io::AsyncRead + Unpin), seed: u64, 
     let mut wanted = Pattern::new(seed);
     let mut buf = [0; 3001];
     loop {
-        // 1, 1001, 2001 or 3001 bytes, never a page.
+        // Reads 1, 1001, 2001 or 3001 bytes, but never a page.
         let most = (wanted.at() % 4) as usize * 1000 + 1;
         match from.read(&mut buf[..most]).await.unwrap() {
             0 => break,
@@ -46,15 +46,15 @@ async fn read_little(from: &mut (impl tokio::io::AsyncRead + Unpin), seed: u64, 
 }
 
 #[tokio::test]
-async fn sinks_that_take_next_to_nothing_at_a_time_get_every_byte() {
+async fn sinks_that_accept_few_bytes_at_a_time_get_every_byte() {
     const BYTES: u64 = MIB / 2;
     for engine in [Engine::Auto, Engine::Splice, Engine::Copy] {
         for swapped in [false, true] {
             let pool = PipePool::new(limits());
             let ((near, a), (far, b)) = (tcp().await, tcp().await);
             for end in [&a, &b] {
-                // The kernel makes it its least, 4,608 bytes: so each drain of a pipe takes many
-                // calls.
+                // The kernel raises this to its minimum, 4,608 bytes. So each drain of a pipe needs
+                // many calls.
                 set_socket_send_buffer_size(end, 1).unwrap();
             }
             let (a, b) = if swapped { (b, a) } else { (a, b) };
@@ -102,8 +102,8 @@ async fn a_request_and_its_answer_of_any_size_take_no_delayed_acknowledgement() 
                 took.push(start.elapsed());
             }
             took.sort_unstable();
-            // Peers and relay share this thread, so load stretches a trip but adds no 40 or 200 ms
-            // to every other one.
+            // The peers and the relay share this thread. Load may lengthen a round trip, but it
+            // does not add 40 or 200 ms to every second one.
             assert!(took[TRIPS / 2] < Duration::from_millis(20), "{bytes} bytes: {took:?}");
         })
         .await;
@@ -119,7 +119,7 @@ async fn a_sender_that_pauses_after_each_burst_is_spliced_to_95_percent() {
         let (mut sent, mut wanted) = (Pattern::new(5), Pattern::new(5));
         for _ in 0..BURSTS {
             tokio::join!(sent.send(&mut rig.near, BURST), wanted.expect(&mut rig.far, BURST));
-            // Until the relay has looked for more and sleeps.
+            // Waits until the relay has probed for more and sleeps.
             crate::support::turns(3).await;
         }
         let forth = rig.relay.moved().forth;
@@ -139,7 +139,7 @@ async fn a_chain_of_relays_splices_in_every_link() {
         let mut links = Vec::new();
         let far = loop {
             let (next_near, next_end): (TcpStream, TcpStream) = tcp().await;
-            // The order of a link's ends alternates.
+            // The order of a relay's ends alternates from link to link.
             let (a, b) = if links.len() % 2 == 0 {
                 (end, next_near)
             } else {
@@ -177,7 +177,7 @@ async fn a_chain_of_relays_splices_in_every_link() {
     }
 }
 
-/// What runs for hours is `cargo xtask soak`; this is its first second.
+/// `cargo xtask soak` does this for hours. This test is its first second.
 #[tokio::test]
 async fn half_a_gibibyte_on_one_connection_at_equal_speeds_arrives() {
     const BYTES: u64 = 512 * MIB;

@@ -1,5 +1,5 @@
-//! A pipe has slots, and each holds a fragment, however small: pipes full in slots and all but
-//! empty in bytes.
+//! A pipe has slots, and each slot holds one fragment, however small. A pipe may be full in slots
+//! and almost empty in bytes.
 
 use std::time::{Duration, Instant};
 
@@ -10,13 +10,13 @@ use crate::support::pattern::Pattern;
 use crate::support::rig::{Setup, both_ways, both_ways_and_engines};
 use crate::support::{BULK, finish, write_apart};
 
-/// The kernel corks the end of a drain that asks for more than just so many slots hold, for 200 ms
-/// and each time.
+/// The most time for a trip without a cork. If a drain asks for more bytes than a pipe with full
+/// slots holds, the kernel corks the end for 200 ms, every time.
 const AT_ONCE: Duration = Duration::from_millis(20);
 const TRIPS: usize = 4;
 
 #[tokio::test]
-async fn the_last_byte_of_just_so_many_slots_leaves_at_once() {
+async fn the_last_byte_of_exactly_filled_slots_leaves_immediately() {
     for slots in [15, 16, 17, 32, 33] {
         both_ways(async |setup| {
             let mut fastest = Duration::MAX;
@@ -29,7 +29,8 @@ async fn the_last_byte_of_just_so_many_slots_leaves_at_once() {
     }
 }
 
-/// So many small segments wait when the relay starts: how long until far has the last byte.
+/// Runs one trip. This many small segments are queued when the relay starts. Returns the time until
+/// the far peer has the last byte.
 async fn trip(setup: Setup, slots: usize) -> Duration {
     const BYTES: usize = 100;
     let setup = Setup {
@@ -49,9 +50,9 @@ async fn trip(setup: Setup, slots: usize) -> Duration {
     took
 }
 
-/// Segments of Ethernet's size: 16 of them, 23,168 bytes, fill the slots of 64 KiB.
+/// The size of an Ethernet segment. 16 of them, 23,168 bytes, fill the slots of a pipe of 64 KiB.
 const SEGMENT: usize = 1448;
-/// More than two pipes' slots, and not more than a new connection's window.
+/// More segments than two pipes have slots. They fit the window of a new connection.
 const SEGMENTS: usize = 40;
 
 #[tokio::test]
@@ -60,11 +61,11 @@ async fn pipes_with_full_slots_stall_nothing() {
         let options = RelayOptions::new().pipe_size(PipeSize::Fixed(SizeClass::Kib64));
         let mut rig = setup.options(options).start().await;
         let (mut sent, mut wanted) = (Pattern::new(2), Pattern::new(2));
-        // A bulk flow, so that either engine splices what follows.
+        // The flow is bulk, so that either engine splices the following segments.
         tokio::join!(sent.send(&mut rig.near, BULK), wanted.expect(&mut rig.far, BULK));
         for _ in 0..5 {
             let before = rig.relay.moved().forth;
-            // All that there is, and nothing follows to wake anybody.
+            // No byte follows these segments, so no other event wakes the relay.
             write_apart(&rig.near, &sent.take(SEGMENTS * SEGMENT), SEGMENT);
             wanted.expect(&mut rig.far, sent.at() - wanted.at()).await;
             let after = rig.relay.moved().forth;

@@ -1,4 +1,4 @@
-//! The relay waits for a sink that takes nothing, and for nothing else.
+//! The relay waits for a sink that accepts nothing, and for nothing else.
 
 use spliceway::Engine;
 use tokio::io::AsyncReadExt;
@@ -8,13 +8,13 @@ use crate::support::rig::{Rig, Setup, both_ways, both_ways_and_engines};
 use crate::support::{finish, try_send};
 
 #[tokio::test]
-async fn an_end_behind_a_blocked_sink_comes_after_all_bytes() {
+async fn an_end_at_a_blocked_sink_comes_after_all_bytes() {
     both_ways_and_engines(async |setup| {
         let mut rig = setup.small().start().await;
         let mut sent = Pattern::new(1);
         rig.push_until_stuck(&mut sent, None).await;
         finish(&rig.near);
-        // The end is known to the relay's socket now, and far has still read nothing.
+        // The relay's socket has received the end, and the far peer has still read nothing.
         crate::support::turns(200).await;
         assert!(rig.relay.moved().forth.bytes < sent.at(), "the relay holds nothing");
         assert!(!rig.relay.moved().forth.eof);
@@ -69,8 +69,8 @@ async fn two_peers_that_only_send_cost_no_polls_and_then_get_everything() {
     .await;
 }
 
-/// How long sinks stay blocked where the claim is about time. It is longer than any of TCP's own
-/// timers over loopback.
+/// The time for which the sinks stay blocked in the test of CPU time. It is longer than any TCP
+/// timer over loopback.
 const BLOCKED: std::time::Duration = std::time::Duration::from_secs(2);
 
 #[tokio::test]
@@ -97,10 +97,11 @@ async fn blocked_sinks_cost_no_cpu_time_and_then_get_every_byte() {
         }
     }
     let before = thread_time();
-    // Sleeps because a blocked sink gives no event, and the claim is that this costs nothing.
+    // Sleeps because a blocked sink causes no event. The test shows that the wait costs no CPU
+    // time.
     tokio::time::sleep(BLOCKED).await;
     let spent = thread_time() - before;
-    // A relay that spins takes all of that time, or a share of it on a busy machine.
+    // A relay that spins would use all of that time, or a share of it on a busy machine.
     assert!(spent < BLOCKED / 20, "{spent:?} in {BLOCKED:?} of waiting");
     for (rig, forth, back) in rigs {
         finish(&rig.near);
@@ -109,7 +110,7 @@ async fn blocked_sinks_cost_no_cpu_time_and_then_get_every_byte() {
     }
 }
 
-/// Returns the processor time of this thread, which runs the relays.
+/// Returns the CPU time of this thread, which runs the relays.
 fn thread_time() -> std::time::Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     std::time::Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -137,7 +138,7 @@ async fn drained(rig: Rig, forth: u64, back: u64) {
 #[tokio::test]
 async fn more_source_data_does_not_wake_a_relay_with_a_blocked_sink() {
     both_ways_and_engines(async |setup| {
-        // Only the far side is small: the source's socket keeps room for the bytes that drip in.
+        // The source's socket must keep room for the bytes that arrive one by one.
         let mut rig = setup.start().await;
         let mut sent = Pattern::new(6);
         push_until_the_relay_is_stuck(&rig, &mut sent).await;
@@ -159,8 +160,8 @@ async fn more_source_data_does_not_wake_a_relay_with_a_blocked_sink() {
     .await;
 }
 
-/// Sends in small steps, each only when the relay has delivered the one before. So the source's
-/// socket stays all but empty.
+/// Sends in small steps, each only after the relay has delivered the previous one. So the source's
+/// socket stays almost empty.
 async fn push_until_the_relay_is_stuck(rig: &Rig, sent: &mut Pattern) {
     loop {
         let chunk = sent.take(64 << 10);
@@ -210,7 +211,7 @@ async fn an_idle_relay_is_not_polled() {
             wanted.expect(&mut rig.far, 256 << 10)
         );
         rig.assert_sleeps(|| false).await;
-        // And it holds nothing while it waits.
+        // It holds no pipe while it waits.
         assert_eq!(rig.pool.stats().lent, 0);
         drop(rig.far);
         assert_eq!(rig.near.read(&mut [0]).await.unwrap(), 0);

@@ -1,5 +1,5 @@
-//! splice stops at an urgent mark, for ever, and says 0 there if a FIN follows. A receive steps
-//! over it.
+//! A splice stops at an urgent mark forever, and returns 0 there if a FIN follows. A receive steps
+//! over the mark.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -16,9 +16,10 @@ use crate::support::pattern::Pattern;
 use crate::support::rig::{Rig, both_ways, both_ways_and_engines};
 use crate::support::{BULK, KIB, MIB, finish, guard, send_urgent, tcp, turns};
 
-/// Before a splice run, where the relay has not moved a byte; then bulk; then the end or not.
+/// The mark comes before the relay has moved a byte. Bulk follows, and then an end if `with_fin` is
+/// set.
 #[tokio::test]
-async fn an_urgent_byte_first_hides_nothing_behind_it() {
+async fn an_urgent_byte_at_the_start_hides_no_later_byte() {
     for with_fin in [false, true] {
         both_ways_and_engines(async |setup| {
             let mut rig = setup.start().await;
@@ -32,7 +33,7 @@ async fn an_urgent_byte_first_hides_nothing_behind_it() {
 }
 
 #[tokio::test]
-async fn an_urgent_byte_in_a_splice_run_hides_nothing_behind_it() {
+async fn an_urgent_byte_in_a_splice_run_hides_no_later_byte() {
     for with_fin in [false, true] {
         both_ways_and_engines(async |setup| {
             let mut rig = setup.start().await;
@@ -40,8 +41,8 @@ async fn an_urgent_byte_in_a_splice_run_hides_nothing_behind_it() {
             tokio::join!(sent.send(&mut rig.near, BULK), wanted.expect(&mut rig.far, BULK));
             assert!(rig.relay.moved().forth.spliced > 0);
             for _ in 0..3 {
-                // Nobody reads, so the mark comes while the relay holds a pipe, and with bytes
-                // before it and behind it.
+                // The far peer does not read, so the mark comes while the relay holds a pipe, with
+                // bytes before and after it.
                 rig.push_until_stuck(&mut sent, None).await;
                 let queued = sent.at();
                 let urgent_then_more = async {
@@ -60,10 +61,10 @@ async fn an_urgent_byte_in_a_splice_run_hides_nothing_behind_it() {
     }
 }
 
-/// The edge must not be lost: everything lies in the source's queue before the relay is polled at
-/// all, and nothing follows. With the end in the queue too, splice says 0 at the mark.
+/// The edge must not be lost. Everything is in the source's queue before the first poll, and
+/// nothing follows. If the end is in the queue too, splice returns 0 at the mark.
 #[tokio::test]
-async fn what_is_queued_around_an_urgent_byte_before_the_first_poll_arrives() {
+async fn bytes_queued_around_an_urgent_byte_before_the_first_poll_arrive() {
     let (small, large) = (100 * KIB, 200 * KIB);
     for (before, after) in [
         (6, 5),
@@ -88,7 +89,7 @@ async fn what_is_queued_around_an_urgent_byte_before_the_first_poll_arrives() {
                 let mut rig = laid.run(relay);
                 wanted.expect(&mut rig.far, before + after).await;
                 if !with_fin {
-                    // And it is not at odds with what comes next.
+                    // The mark must not disturb the following bytes.
                     arrives(&mut rig, sent, wanted.at(), true).await;
                 }
                 done(rig, true).await;
@@ -98,11 +99,11 @@ async fn what_is_queued_around_an_urgent_byte_before_the_first_poll_arrives() {
     }
 }
 
-/// The caller's read stopped at the mark, short of its buffer, and tokio takes a short read for a
-/// drained socket. No edge comes for what lies behind the mark: with tokio's own copy it stays
-/// there until the next byte.
+/// The caller's read stopped at the mark, and tokio considers a socket drained after a short read.
+/// No edge announces the bytes after the mark. With tokio's own copy, they stay in the queue until
+/// the next byte arrives.
 #[tokio::test]
-async fn bytes_behind_a_mark_that_stopped_the_caller_s_read_arrive() {
+async fn bytes_after_a_mark_that_stopped_the_callers_read_arrive() {
     for buffered in [false, true] {
         both_ways_and_engines(async |setup| {
             let ((mut near, mut near_end), (mut far, far_end)) = (tcp().await, tcp().await);
@@ -110,7 +111,7 @@ async fn bytes_behind_a_mark_that_stopped_the_caller_s_read_arrive() {
             sent.send(&mut near, 6).await;
             send_urgent(&near).await;
             sent.send(&mut near, 5).await;
-            // All of it is queued before the read.
+            // All bytes are queued before the read.
             while near_end.peek(&mut [0; 64]).await.unwrap() < 6 {}
             turns(10).await;
             let mut start = [0; 64];
@@ -154,8 +155,8 @@ async fn small_messages_around_urgent_bytes_arrive_one_by_one() {
         let mut rig = setup.start().await;
         let (mut sent, mut wanted) = (Pattern::new(4), Pattern::new(4));
         for round in 0..200 {
-            // Idle again before each: the message arrived, and the relay had turns to find that
-            // nothing follows.
+            // The relay is idle again before each round: the message has arrived, and the relay has
+            // found that nothing follows.
             let (before, after) = (round % 3, round % 4 + 1);
             sent.send(&mut rig.near, before).await;
             send_urgent(&rig.near).await;
@@ -163,7 +164,7 @@ async fn small_messages_around_urgent_bytes_arrive_one_by_one() {
             wanted.expect(&mut rig.far, before + after).await;
             turns(3).await;
         }
-        // A mark as the last thing of the stream.
+        // The last byte of the stream is urgent.
         send_urgent(&rig.near).await;
         finish(&rig.near);
         wanted.expect_end(&mut rig.far, wanted.at()).await;
@@ -203,16 +204,16 @@ async fn urgent_bytes_of_both_peers_do_not_mix_up_the_directions() {
     .await;
 }
 
-/// A connection that is closed with bytes unread is reset, and an urgent byte that nobody took is
-/// one. What its peer had not read by then would be lost.
+/// A connection that is closed with unread bytes is reset, and an unread urgent byte is such a
+/// byte. The peer would then lose bytes that it has not read yet.
 #[tokio::test]
 async fn an_urgent_byte_before_the_end_does_not_turn_the_close_into_a_reset() {
-    /// More than the far peer's window, as long as it reads nothing.
+    /// More than the far peer's window while the far peer reads nothing.
     const TAIL: u64 = 200 * KIB;
     both_ways_and_engines(async |setup| {
         let pool = spliceway::PipePool::new(setup.limits.clone());
         let (mut laid, relay) = setup.lay_out(pool).await;
-        // All of this is queued before the relay begins, so that it meets the mark and the end
+        // All of this is queued before the relay begins, so the relay meets the mark and the end
         // together.
         Pattern::new(9).send(&mut laid.far, 1000).await;
         send_urgent(&laid.far).await;
@@ -237,14 +238,15 @@ fn a_mark_hides_nothing_whatever_thread_the_relay_runs_on() {
         .unwrap();
     for _ in 0..50 {
         runtime.block_on(async { tokio::spawn(guard(passes_a_mark())).await.unwrap() });
-        // On this thread there is no scheduler, whose looks for events could be waited for.
+        // This thread is not a worker of the runtime, so there is no scheduler that polls for
+        // events.
         runtime.block_on(guard(passes_a_mark()));
     }
 }
 
-/// The runtime stops between the short receive and its next look for events.
+/// The runtime stops between the short receive and its next poll for events.
 #[test]
-fn a_mark_hides_nothing_from_a_runtime_that_stops_and_goes_on() {
+fn a_mark_hides_nothing_from_a_runtime_that_stops_and_continues() {
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     let mut at_a_mark = runtime.block_on(guard(AtAMark::new()));
     let mut relay = at_a_mark.relay();
@@ -252,7 +254,7 @@ fn a_mark_hides_nothing_from_a_runtime_that_stops_and_goes_on() {
     runtime.block_on(guard(at_a_mark.peers.pass(relay)));
 }
 
-/// Nor from the next on its thread.
+/// A later runtime on the same thread still finds a mark.
 #[test]
 fn a_mark_hides_nothing_from_a_runtime_after_one_that_ended_at_a_mark() {
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
@@ -264,14 +266,14 @@ fn a_mark_hides_nothing_from_a_runtime_after_one_that_ended_at_a_mark() {
     block_on(guard(passes_a_mark()));
 }
 
-/// A relay's two ends. At the first lie three bytes, an urgent one and three more, and the runtime
-/// has told of all of them, once.
+/// The two ends of a relay. The queue of the first end has three bytes, an urgent byte and three
+/// more bytes. The runtime has reported all of them, once.
 struct AtAMark {
     ends: Option<(TcpStream, TcpStream)>,
     peers: Peers,
 }
 
-/// What is at the other ends.
+/// The peers of both ends.
 struct Peers {
     near: TcpStream,
     far: TcpStream,
@@ -284,7 +286,8 @@ impl AtAMark {
         sent.send(&mut near, 3).await;
         send_urgent(&near).await;
         sent.send(&mut near, 3).await;
-        // Registered anew, it is told of once; before, with each part that came.
+        // The socket is registered again, so the runtime reports its bytes once. Before, it
+        // reported each part that arrived.
         let near_end = TcpStream::from_std(near_end.into_std().unwrap()).unwrap();
         near_end.readable().await.unwrap();
         Self {
@@ -300,7 +303,7 @@ impl AtAMark {
 }
 
 impl Peers {
-    /// All six bytes arrive.
+    /// Checks that all six bytes arrive.
     async fn pass(mut self, relay: Relay<TcpStream, TcpStream>) {
         let peers = async {
             Pattern::new(10).expect(&mut self.far, 6).await;
@@ -318,7 +321,8 @@ async fn passes_a_mark() {
     at_a_mark.peers.pass(relay).await;
 }
 
-/// Its receive comes short at the mark, and the runtime looks for no event behind it.
+/// Polls the relay once. Its receive stops at the mark, and the runtime does not poll for events
+/// afterwards.
 async fn poll_once(relay: &mut Relay<TcpStream, TcpStream>) {
     poll_fn(|cx| {
         assert!(Pin::new(&mut *relay).poll(cx).is_pending());
@@ -328,7 +332,8 @@ async fn poll_once(relay: &mut Relay<TcpStream, TcpStream>) {
     assert_eq!(relay.stats().snapshot().a_to_b.bytes, 3);
 }
 
-/// More bulk, and then an end or a last message, arrive behind what far has seen already.
+/// Sends more bulk, and then an end if `with_fin` is set. All bytes arrive after those that the far
+/// peer has already seen.
 async fn arrives(rig: &mut Rig, mut sent: Pattern, seen: u64, with_fin: bool) {
     assert_eq!(sent.at(), seen);
     let total = seen + BULK;
@@ -343,7 +348,8 @@ async fn arrives(rig: &mut Rig, mut sent: Pattern, seen: u64, with_fin: bool) {
     assert_eq!(wanted.at(), total);
 }
 
-/// The relay ends with both peers' ends, and far saw near's.
+/// Ends both peers' streams, and waits for the end of the relay. The far peer sees the near peer's
+/// end.
 async fn done(mut rig: Rig, near_has_ended: bool) {
     if !near_has_ended {
         finish(&rig.near);

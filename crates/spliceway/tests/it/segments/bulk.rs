@@ -1,4 +1,4 @@
-//! Bulk in both directions at once.
+//! Bulk in both directions at the same time.
 
 use spliceway::{PipePool, SizeClass};
 use spliceway_net::{Family, Net, Offloads, SEGMENT};
@@ -10,24 +10,24 @@ use crate::support::rig::{Moved, Rig, both_ways};
 use crate::support::{MIB, finish};
 
 #[tokio::test]
-async fn bulk_both_ways_at_once_is_exact_and_spliced_with_offloads() {
+async fn simultaneous_bulk_is_exact_and_spliced_with_offloads() {
     bulk_is_exact_and_spliced(Offloads::On, 64 * MIB).await;
 }
 
 #[tokio::test]
-async fn bulk_both_ways_at_once_is_exact_and_spliced_without_offloads() {
+async fn simultaneous_bulk_is_exact_and_spliced_without_offloads() {
     bulk_is_exact_and_spliced(Offloads::Off, 24 * MIB).await;
 }
 
 #[tokio::test]
-async fn bulk_both_ways_with_gro_alone_is_exact_and_spliced() {
+async fn simultaneous_bulk_is_exact_and_spliced_with_gro_alone() {
     bulk_is_exact_and_spliced(Offloads::Gro, 24 * MIB).await;
 }
 
 async fn bulk_is_exact_and_spliced(offloads: Offloads, bytes: u64) {
     let Some(net) = Net::of_three(offloads) else { return };
     both_ways(async |setup| {
-        // One family for each order of the ends.
+        // Each order of the ends uses another address family.
         let family = if setup.swapped { Family::V6 } else { Family::V4 };
         let Rig { near, far, relay, pool } = rig(&net, setup, family);
         let ((mut near_in, mut near_out), (mut far_in, mut far_out)) = (near.into_split(), far.into_split());
@@ -104,7 +104,8 @@ async fn a_pipe_grows_with_large_fragments_and_shrinks_again_with_segments() {
         let mut other_in_turn = (Pattern::new(2), Pattern::new(2));
         let (mut sent, mut wanted) = (Pattern::new(1), Pattern::new(1));
         for _ in 0..2 {
-            // The first half lets the size settle, the second shows it by the pipes that it needs.
+            // In the first half, the pipe size settles. In the second half, the new pipes show the
+            // size.
             for _ in 0..2 {
                 close_idle(&rig.pool);
                 tokio::join!(sent.send(&mut rig.near, 4 * MIB), wanted.expect(&mut rig.far, 4 * MIB));
@@ -137,7 +138,7 @@ fn bytes_of(pages: usize) -> usize {
     pages * rustix::param::page_size()
 }
 
-/// Closes the idle pipes, so that pipes that open later belong to later bytes.
+/// Closes the idle pipes, so that every pipe that is opened later belongs to later bytes.
 fn close_idle(pool: &PipePool) {
     for class in SizeClass::ALL {
         let created = pool.stats().created;

@@ -1,4 +1,4 @@
-//! Relays in a row, each on its own node or to and fro between two.
+//! Relays in a row, each on its own node, or alternating between two nodes.
 
 use spliceway::{PipePool, Relay, RelayOptions, RelayStats};
 use spliceway_net::{Family, Net, Offloads};
@@ -23,14 +23,15 @@ struct Chain {
 }
 
 impl Chain {
-    /// Connections along a path of nodes, and a relay on each node between its ends.
+    /// Makes connections along a path of nodes, with a relay on each node between the first and the
+    /// last.
     fn along(net: &Net, path: &[usize]) -> Self {
         let pool = PipePool::new(limits());
         let (mut relays, mut stats) = (JoinSet::new(), Vec::new());
         let mut hops = path.windows(2).map(|hop| connected(net, hop[0], hop[1], Family::V4));
         let (first, mut reached) = hops.next().unwrap();
         for (index, (leaving, arrived)) in hops.enumerate() {
-            // Every other relay has its ends swapped.
+            // Every second relay has its ends swapped.
             let (a, b) = if index % 2 == 0 {
                 (reached, leaving)
             } else {
@@ -50,7 +51,7 @@ impl Chain {
         }
     }
 
-    /// A request and its end, and only then an answer and its end.
+    /// Sends a request and its end, and only then an answer and its end.
     async fn passes_half_closes_on(mut self, bytes: u64) {
         let request = async {
             Pattern::new(1).send(&mut self.first, bytes).await;
@@ -69,14 +70,15 @@ impl Chain {
             let summary = stats.snapshot();
             for way in [summary.a_to_b, summary.b_to_a] {
                 assert_eq!((way.bytes, way.eof), (bytes, true), "relay {index}: {way:?}");
-                // Under load a few receives of 64 KiB find out, again and again, that it is bulk.
+                // Under load, the relay copies a few receives of 64 KiB each time it must recognise
+                // the flow as bulk again.
                 assert!(way.spliced >= bytes / 2, "relay {index}: {way:?}");
             }
         }
         assert_eq!(self.pool.stats().lent, 0);
     }
 
-    /// Both ways are loaded when one end resets its connection.
+    /// Loads both directions, and then resets the connection of one end.
     async fn ends_with_a_reset(mut self, first_resets: bool) {
         let (goes, stays) = if first_resets {
             (self.first, self.last)
@@ -133,8 +135,8 @@ fn a_reset_ends_a_chain_of_relays_and_leaks_nothing() {
     );
 }
 
-/// In a process of its own, whose descriptors are counted: three relays and eight, each on a node
-/// of its own, and to and fro between two.
+/// Runs in its own process, because it counts descriptors. The chains have three and eight relays,
+/// each on its own node, or alternating between two nodes.
 fn through_chains(test: &str, mut scenario: impl AsyncFnMut(&Net, &[usize])) {
     if Net::chain(1, Offloads::Off).is_none() {
         return;

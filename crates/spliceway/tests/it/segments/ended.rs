@@ -1,4 +1,4 @@
-//! The kernel reports the last bytes, the FIN and the hang-up at once.
+//! The kernel reports the last bytes, the FIN and the hang-up together.
 
 use rustix::event::PollFlags;
 use rustix::net::sockopt::socket_error;
@@ -10,7 +10,7 @@ use crate::support::pattern::Pattern;
 use crate::support::rig::both_ways_and_engines;
 use crate::support::{KIB, MIB, finish, try_send, turns};
 
-/// From one byte to all that an early window takes.
+/// From one byte to as much as an early window accepts.
 const LAST: [usize; 3] = [1, 1448, 40 << 10];
 
 /// The peers see an end and no error, and no node has sent a reset.
@@ -31,7 +31,7 @@ async fn last_data_and_fin_in_one_wake_up_arrive_as_data_and_fin() {
                 drop(source);
                 wanted.expect_end(&mut rig.far, sent.at()).await;
 
-                // The other direction is open: an answer goes through, and its end.
+                // The other direction is open, so an answer and its end get through.
                 Pattern::new(2).send(&mut rig.far, 100 * KIB).await;
                 finish(&rig.far);
                 Pattern::new(2).expect_end(&mut rig.near, 100 * KIB).await;
@@ -53,7 +53,8 @@ async fn data_fin_and_hang_up_in_one_wake_up_arrive_in_order() {
         for last in LAST {
             both_ways_and_engines(async |setup| {
                 let (mut rig, source) = watched_rig(&net, setup);
-                // Far has ended and near knows, so that near's end is a hang-up.
+                // The far peer has ended and the near peer has seen that, so the near peer's end is
+                // a hang-up.
                 finish(&rig.far);
                 assert_eq!(rig.near.read(&mut [0]).await.unwrap(), 0);
                 let (mut sent, mut wanted) = (Pattern::new(1), Pattern::new(1));

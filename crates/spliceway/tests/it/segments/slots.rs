@@ -1,4 +1,4 @@
-//! Sixteen segments fill a pipe that has room for forty-five of them in bytes.
+//! Sixteen segments fill the slots of a pipe that has room for the bytes of 45 segments.
 
 use std::time::{Duration, Instant};
 
@@ -14,15 +14,15 @@ use crate::support::pattern::Pattern;
 use crate::support::rig::both_ways_and_engines;
 use crate::support::{finish, turns};
 
-/// Slots of a pipe of 64 KiB.
+/// The slots of a pipe of 64 KiB.
 const SLOTS: usize = 16;
 const BEFORE: usize = 512 * SEGMENT;
-/// Two and a half pipes full; they fit a receiver's first window.
+/// Two and a half times the segments that a pipe holds. They fit a receiver's first window.
 const SEGMENTS: usize = 40;
 const BYTES: u64 = (SEGMENTS * SEGMENT) as u64;
 
 #[tokio::test]
-async fn bytes_behind_a_fill_that_slots_stopped_arrive_unprompted() {
+async fn bytes_after_a_fill_that_slots_stopped_arrive_unprompted() {
     for offloads in Offloads::ALL {
         let Some(net) = Net::of_three(offloads) else { return };
         both_ways_and_engines(async |setup| {
@@ -30,7 +30,7 @@ async fn bytes_behind_a_fill_that_slots_stopped_arrive_unprompted() {
             let (mut twin, mut twin_end) = connected(&net, 0, 1, Family::V4);
             let (mut sent, mut wanted) = (Pattern::new(1), Pattern::new(1));
             let (mut twin_sent, mut twin_wanted) = (Pattern::new(2), Pattern::new(2));
-            // The flow is bulk, so that either engine begins with a fill when there is more. It
+            // The flow is bulk, so that either engine starts with a fill when there are bytes. It
             // consists of segments, so that its pipe is small.
             let segments = (&mut rig.near, &mut sent);
             tokio::join!(
@@ -42,8 +42,8 @@ async fn bytes_behind_a_fill_that_slots_stopped_arrive_unprompted() {
             let spliced = rig.relay.moved().forth.spliced;
             assert!(spliced > 0);
 
-            // The streams take turns, so that neighbouring segments of a stream are not neighbours
-            // in memory. All are there before the relay looks.
+            // The test sends on both streams in turn, so that consecutive segments of a stream are
+            // not adjacent in memory. All segments arrive before the relay is polled.
             for _ in 0..SEGMENTS {
                 send_now(&rig.near, &sent.take(SEGMENT));
                 send_now(&twin, &twin_sent.take(SEGMENT));
@@ -52,7 +52,7 @@ async fn bytes_behind_a_fill_that_slots_stopped_arrive_unprompted() {
             block_until_queued(&twin_end, BYTES, PollFlags::IN);
             drop(source);
             let mut pipe = Pipe::new().unwrap();
-            // The recipe held: slots stopped the fill, even if two segments came to lie in one.
+            // The arrangement worked: slots stopped the fill, even if two segments share a slot.
             let filled = pipe.fill_from(&twin_end).unwrap();
             assert!(
                 matches!(filled, Fill::Moved(bytes) if (bytes as u64) < BYTES),
@@ -63,7 +63,7 @@ async fn bytes_behind_a_fill_that_slots_stopped_arrive_unprompted() {
             let moved = rig.relay.moved();
             assert_eq!(moved.bytes(), (BEFORE as u64 + BYTES, 0));
             assert_eq!(moved.forth.spliced - spliced, BYTES, "{moved:?}");
-            // The pipes were small all the time: a larger one would have taken everything at once.
+            // The pipes were small all the time. A larger pipe would have held all bytes.
             let stats = rig.pool.stats();
             assert_eq!(stats.pages, SLOTS * stats.idle, "{stats:?}");
             finish(&rig.near);
@@ -73,8 +73,8 @@ async fn bytes_behind_a_fill_that_slots_stopped_arrive_unprompted() {
     }
 }
 
-/// Sends all bytes without a turn for this thread's relay. Acknowledgements make room, and need no
-/// turn.
+/// Sends all bytes without a poll of this thread's relay. Acknowledgements make room, and do not
+/// need the relay.
 fn send_now(socket: &TcpStream, mut bytes: &[u8]) {
     let until = Instant::now() + Duration::from_secs(30);
     while !bytes.is_empty() {

@@ -1,5 +1,5 @@
-//! Request and response wait for no timer of TCP: 40 ms for a delayed acknowledgement, 200 ms for a
-//! cork.
+//! Requests and responses wait for no TCP timer. A delayed acknowledgement takes 40 ms, and a cork
+//! takes 200 ms.
 
 use std::time::{Duration, Instant};
 
@@ -11,13 +11,13 @@ use crate::support::guard;
 use crate::support::pattern::Pattern;
 use crate::support::rig::{Rig, Setup, both_ways};
 
-/// Each trip takes some 0.03 to 0.8 ms. A relay that corks makes every one of them take 200 ms or
-/// more. A relay that leaves it to acknowledgements makes them take 40 ms.
+/// The number of round trips. Each takes about 0.03 to 0.8 ms. With a relay that corks, each would
+/// take at least 200 ms. With a relay that relies on acknowledgements, each would take 40 ms.
 const TRIPS: usize = 15;
 const LIMIT: Duration = Duration::from_millis(30);
 
-/// Slots of a pipe of 64 KiB, and the bytes in each. Together they are less than a segment, as the
-/// acknowledgement of a segment would release the bytes that are held back.
+/// The slots of a pipe of 64 KiB, and the bytes in each. Together they are less than a segment,
+/// because the acknowledgement of a full segment would release the held bytes.
 const SLOTS: usize = 16;
 const PIECE: usize = 80;
 
@@ -48,8 +48,8 @@ async fn request_and_response_of_any_size_wait_for_no_timer() {
     }
 }
 
-/// Makes a rig in which near and far write each message with one call. With `NODELAY` or without, a
-/// kernel alone would then hold nothing back.
+/// Makes a rig whose peers write each message with one call. With `NODELAY` or without it, a kernel
+/// alone would then hold nothing back.
 fn rig_with_nodelay(net: &Net, engine: Engine, peers: bool, relay: bool) -> Rig {
     let ends = [
         net.connect(0, 1, Family::V4).unwrap(),
@@ -69,7 +69,7 @@ fn rig_with_nodelay(net: &Net, engine: Engine, peers: bool, relay: bool) -> Rig 
     laid.run(relay)
 }
 
-/// The kernel corks if it is asked for more than such a pipe holds.
+/// The kernel corks if a call asks for more than such a pipe holds.
 #[tokio::test]
 async fn a_message_that_fills_every_slot_of_a_pipe_waits_for_no_timer() {
     for offloads in Offloads::ALL {
@@ -98,7 +98,7 @@ async fn a_message_that_fills_every_slot_of_a_pipe_waits_for_no_timer() {
     }
 }
 
-/// Checks the median, so that a machine that is busy with something else does not fail the test.
+/// Checks the median, so that other load on the machine does not fail the test.
 async fn trips(what: &str, mut trip: impl AsyncFnMut()) {
     let mut took = Vec::new();
     for _ in 0..TRIPS {

@@ -1,4 +1,4 @@
-//! Urgent bytes in the middle of segments, and last.
+//! Urgent bytes in the middle of segments, and at the end.
 
 use spliceway_net::{Family, Net, Offloads};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};

@@ -1,5 +1,5 @@
-//! The base of the other tests: frames of 1,500 bytes without offloads, and a receiver that joins
-//! them with GRO.
+//! Checks the network that the other tests rely on: frames of 1,500 bytes without offloads, and a
+//! receiver that joins them with GRO.
 
 use spliceway_net::{Family, Net, Offloads, SEGMENT};
 

@@ -1,11 +1,11 @@
-//! Tests that need a process of their own: the test binary runs itself for one test.
+//! Runs a test in a process of its own: the test binary starts itself for that test.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 const CHILD: &str = "SPLICEWAY_TEST_CHILD";
 
-/// Runs `body` in a process of its own, as this user or another. Returns what it printed. `test` is
+/// Runs `body` in a process of its own, as this user or another one. Returns the output. `test` is
 /// the calling test's full name.
 pub(crate) fn in_child(test: &str, uid: Option<u32>, body: impl FnOnce()) -> String {
     if std::env::var_os(CHILD).is_some_and(|name| name == test) {
@@ -32,11 +32,11 @@ pub(crate) fn in_child(test: &str, uid: Option<u32>, body: impl FnOnce()) -> Str
 
 /// Returns the number of descriptors open in this process now.
 pub(crate) fn open_descriptors() -> usize {
-    // One of them belongs to the directory itself.
+    // One of them is the directory itself.
     std::fs::read_dir("/proc/self/fd").unwrap().count() - 1
 }
 
-/// Runs `body` on a fresh runtime of one thread.
+/// Runs `body` on a new runtime with one thread.
 pub(crate) fn block_on<T>(body: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -1,9 +1,9 @@
-//! Streams whose every byte depends on the stream and on its place, so a lost, repeated or foreign
-//! byte shows.
+//! Streams in which every byte depends on the stream and on its position. So a lost, repeated or
+//! foreign byte is noticed.
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// A position in one such stream. Both ends keep their own.
+/// A position in such a stream. Each peer keeps its own.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pattern {
     seed: u64,
@@ -37,7 +37,7 @@ impl Pattern {
         bytes
     }
 
-    /// Goes back: `count` of the bytes taken were not sent.
+    /// Moves back, because the last `count` bytes were not sent.
     pub(crate) fn unsend(&mut self, count: usize) {
         self.at -= count as u64;
     }
@@ -75,7 +75,7 @@ impl Pattern {
         }
     }
 
-    /// Reads and checks up to the end of the stream, which must come after `total` bytes of it.
+    /// Reads and checks the rest of the stream, which must end after `total` bytes.
     pub(crate) async fn expect_end(mut self, from: &mut (impl AsyncRead + Unpin + ?Sized), total: u64) {
         self.expect(from, total - self.at).await;
         let mut one = [0];
@@ -87,7 +87,8 @@ impl Pattern {
         );
     }
 
-    /// Reads and checks until the end or an error. Returns the number of bytes, and the error.
+    /// Reads and checks until the end of the stream or an error. Returns the error, if there is
+    /// one.
     pub(crate) async fn expect_until_broken(
         &mut self,
         from: &mut (impl AsyncRead + Unpin + ?Sized),
@@ -103,12 +104,12 @@ impl Pattern {
     }
 }
 
-/// A pattern for streams of gigabytes, where making each byte would take longer than moving it. It
-/// repeats a prime number of bytes. These are more than all buffers on the way hold, so what is
-/// lost or repeated still shows.
+/// A pattern for streams of gigabytes, for which making each byte would take longer than moving it.
+/// It repeats a block whose length is a prime number. The block is larger than all buffers on the
+/// way together, so lost or repeated bytes are still noticed.
 #[derive(Clone)]
 pub(crate) struct Loop {
-    /// Two periods, so that any piece of one period is contiguous.
+    /// The block twice, so that any part of one period is contiguous.
     twice: std::sync::Arc<[u8]>,
     at: u64,
 }
@@ -161,7 +162,7 @@ fn mix(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// A small random generator with a seed, so that a failure can be seen again.
+/// A small random generator with a seed, so that a failure can be reproduced.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {

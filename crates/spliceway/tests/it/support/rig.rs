@@ -1,4 +1,4 @@
-//! A relay between two peers, under observation, and the same with its ends swapped.
+//! An observed relay between two peers, with its ends in either order.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::support::pattern::Pattern;
 
 type Outcome = Result<RelaySummary, RelayError>;
 
-/// `near ⇄ relay ⇄ far`. Which of them is the relay's `a` is what [`both_ways`] varies.
+/// `near ⇄ relay ⇄ far`. [`both_ways`] varies which of the two peers is on the relay's side `a`.
 pub(crate) struct Rig {
     pub(crate) near: TcpStream,
     pub(crate) far: TcpStream,
@@ -32,12 +32,12 @@ pub(crate) struct Running {
     swapped: bool,
 }
 
-/// What a relay moved, as the peers see it.
+/// The counts of a relay, as the peers see them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Moved {
-    /// From near to far.
+    /// From the near peer to the far peer.
     pub(crate) forth: DirectionSummary,
-    /// From far to near.
+    /// From the far peer to the near peer.
     pub(crate) back: DirectionSummary,
 }
 
@@ -48,26 +48,26 @@ pub(crate) struct Setup {
     pub(crate) small: bool,
     pub(crate) swapped: bool,
     pub(crate) limits: Limits,
-    /// Those besides the engine and the pool.
+    /// The options other than the engine and the pool.
     pub(crate) options: RelayOptions,
 }
 
-/// Runs a scenario with near as `a`, then with near as `b`.
+/// Runs a scenario with the near peer as `a`, then with the near peer as `b`.
 pub(crate) async fn both_ways(mut scenario: impl AsyncFnMut(Setup)) {
     for swapped in [false, true] {
         super::guard(scenario(Setup::new(swapped))).await;
     }
 }
 
-/// Runs a scenario both ways for a relay that takes all flows as bulk and one that decides for
-/// itself: every rule for a splice run must also hold in the receives between runs.
+/// Runs a scenario both ways, with a relay that treats every flow as bulk and with one that decides
+/// itself. Every rule for splices must also hold for the receives between them.
 pub(crate) async fn both_ways_and_engines(mut scenario: impl AsyncFnMut(Setup)) {
     for engine in [Engine::Splice, Engine::Auto] {
         both_ways(async |setup| scenario(Setup { engine, ..setup }).await).await;
     }
 }
 
-/// Room for what these tests do, whatever the process' limits are.
+/// Limits with enough room for these tests, whatever the limits of the process are.
 pub(crate) fn limits() -> Limits {
     Limits::of_this_process()
         .with_max_pipes(1 << 10)
@@ -89,7 +89,7 @@ impl Setup {
         Self { options, ..self }
     }
 
-    /// With small socket buffers.
+    /// Uses small socket buffers.
     pub(crate) fn small(self) -> Self {
         Self { small: true, ..self }
     }
@@ -108,7 +108,7 @@ impl Setup {
         rig.run(relay)
     }
 
-    /// All but the relay's task.
+    /// Builds everything except the relay's task.
     pub(crate) async fn lay_out(self, pool: PipePool) -> (Laid, Relay<TcpStream, TcpStream>) {
         let (near, far) = if self.small {
             (tcp_small().await, tcp_small().await)
@@ -118,7 +118,8 @@ impl Setup {
         self.lay_between(pool, near, far)
     }
 
-    /// The same between sockets that are connected already: each peer's, and the relay's end of it.
+    /// Does the same with connected sockets. For each connection, it needs the peer and the relay's
+    /// end.
     pub(crate) fn lay_between(
         self,
         pool: PipePool,
@@ -142,7 +143,7 @@ impl Setup {
     }
 }
 
-/// A rig whose relay was not polled yet.
+/// A rig whose relay has not been polled yet.
 pub(crate) struct Laid {
     pub(crate) near: TcpStream,
     pub(crate) far: TcpStream,
@@ -172,7 +173,7 @@ impl Laid {
 }
 
 impl Running {
-    /// The counts now.
+    /// Returns the current counts.
     pub(crate) fn moved(&self) -> Moved {
         Moved::of(self.stats.snapshot(), self.swapped)
     }
@@ -186,7 +187,7 @@ impl Running {
         Moved::of(self.task.await.unwrap().unwrap(), self.swapped)
     }
 
-    /// Waits for the relay to break.
+    /// Waits for the relay to fail.
     pub(crate) async fn broken(self) -> (Moved, std::io::Error) {
         let error = self.task.await.unwrap().expect_err("the relay should break");
         (Moved::of(error.summary, self.swapped), error.source)
@@ -205,13 +206,13 @@ impl Moved {
     }
 }
 
-/// Scheduler turns without a byte moved after which a relay counts as stuck. Each turn polls the
-/// driver, so this outlasts every event that is on its way; an acknowledgement the kernel delays is
-/// the caller's to reckon with.
+/// The number of scheduler passes without a moved byte after which a relay counts as stuck. Each
+/// pass polls the driver, so this outlasts every event that is on its way. It does not outlast an
+/// acknowledgement that the kernel delays. Callers must allow for that.
 const STUCK_TURNS: usize = 500;
 
 impl Rig {
-    /// Both peers' streams are pushed until neither socket takes more and the relay moves nothing.
+    /// Sends both peers' streams until neither socket accepts more and the relay moves nothing.
     pub(crate) async fn push_until_stuck(&self, forth: &mut Pattern, back: Option<&mut Pattern>) {
         let mut senders = vec![(&self.near, forth)];
         senders.extend(back.map(|back| (&self.far, back)));
@@ -228,8 +229,9 @@ impl Rig {
         }
     }
 
-    /// Looks for a stretch of turns in which no byte moves, and asserts that the relay was not
-    /// polled in it. `meanwhile` runs once per turn and says whether it moved anything itself.
+    /// Looks for a series of passes in which no byte moves, and asserts that the relay was not
+    /// polled in it. `meanwhile` runs once in each pass, and returns whether it moved a byte
+    /// itself.
     pub(crate) async fn assert_sleeps(&self, mut meanwhile: impl FnMut() -> bool) {
         let mut seen = Vec::new();
         for _ in 0..20 {
@@ -248,7 +250,7 @@ impl Rig {
     }
 }
 
-/// Sends what the socket takes now.
+/// Sends the bytes that the socket accepts now. Returns their number.
 pub(crate) fn push(socket: &TcpStream, pattern: &mut Pattern) -> usize {
     const BYTES: usize = 16 << 10;
     let chunk = pattern.take(BYTES);
