@@ -18,8 +18,8 @@
 //! source after a few bytes and when the sink is full, because the source may be at its end.
 //!
 //! The machine has no descriptor, no waker and no clock, and counts nothing that the pipe or the
-//! unsent bytes count already. The caller performs each [`Step`] and reports the [`Event`]. A sink
-//! that would block is no event: the same step is due when it is writable.
+//! unsent bytes count already. The caller performs each [`Step`] and reports the [`Event`]. If a
+//! [`Step::Send`] would block, there is no event: the same step is due when the sink is writable.
 
 use crate::limits::SizeClass;
 use crate::reason::Reason;
@@ -67,8 +67,6 @@ pub enum Step {
     Yield,
     /// Pass the end of the stream on: `shutdown(SHUT_WR)` on the sink. Nothing is held.
     Shutdown,
-    /// Nothing, ever again.
-    Done,
 }
 
 impl Step {
@@ -147,8 +145,6 @@ pub enum Event {
     Cannot(Reason),
     /// [`Step::Yield`] is done.
     Yielded,
-    /// [`Step::Shutdown`] is done.
-    ShutDown,
 }
 
 /// One direction of a relay. See the [module](self) for its states.
@@ -158,8 +154,10 @@ pub struct Transfer {
     traffic: Traffic,
     /// An end is a pipe, so no pipe is needed in between.
     through: bool,
-    /// Bytes delivered since the last yield or wait for the source.
+    /// Bytes delivered in this poll.
     moved: usize,
+    /// Bytes spliced through since the source was last waited for.
+    run: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,7 +174,6 @@ enum State {
     Draining,
     Unloading,
     ShuttingDown,
-    Done,
 }
 
 impl Transfer {
@@ -188,6 +185,7 @@ impl Transfer {
             traffic: Traffic::new(engine, pipe_size),
             through: false,
             moved: 0,
+            run: 0,
         }
     }
 
@@ -203,13 +201,18 @@ impl Transfer {
     /// User space holds bytes of the source that were read before. They go first.
     ///
     /// # Panics
-    /// If the direction has already moved others.
+    /// If the direction is about to write, or has moved other bytes in this poll.
     pub fn preload(&mut self) {
         assert!(
             matches!(self.state, State::Reading | State::ShuttingDown) && self.moved == 0,
             "preloaded bytes come before all others"
         );
         self.state = State::Sending;
+    }
+
+    /// The poll ends, so the next one has a whole budget.
+    pub fn park(&mut self) {
+        self.moved = 0;
     }
 
     /// Whether it fails where it cannot splice.
@@ -239,7 +242,6 @@ impl Transfer {
             (State::Draining, _) => Step::Drain,
             (State::Unloading, _) => Step::Unload,
             (State::ShuttingDown, _) => Step::Shutdown,
-            (State::Done, _) => Step::Done,
         }
     }
 
@@ -277,6 +279,7 @@ impl Transfer {
 
             (Step::SpliceThrough { .. }, Event::SplicedThrough { bytes, more }) => {
                 self.moved += bytes;
+                self.run += bytes;
                 if more { State::Reading } else { State::Peeking }
             }
             (Step::SpliceThrough { peeked: false }, Event::SinkBlocked) => State::Peeking,
@@ -305,7 +308,6 @@ impl Transfer {
                 self.state
             }
             (step, Event::LimitReached) if step.reads() => State::ShuttingDown,
-            (Step::Shutdown, Event::ShutDown) => State::Done,
             (step, event) => cannot_come_of(step, event),
         };
     }
@@ -317,7 +319,8 @@ impl Transfer {
             // One splice may be small because the sink has little room. So what counts is
             // everything that was moved since the source was last waited for.
             self.traffic
-                .after_splice(self.moved >= crate::traffic::SPLICE_THRESHOLD);
+                .after_splice(self.run >= crate::traffic::SPLICE_THRESHOLD);
+            self.run = 0;
         }
         self.moved = 0;
         State::Reading

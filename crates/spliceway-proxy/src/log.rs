@@ -30,6 +30,10 @@ const QUEUE_MAX_BYTES: usize = 4 << 20;
 const QUEUE_MAX_LINES: usize = 1 << 16;
 /// The memory that the thread keeps for the next lines.
 const KEEP_BYTES: usize = 64 << 10;
+/// The time from one batch of lines to the next. The first line after a silence is written
+/// immediately. At 14,000 sessions per second on one core, waking the thread for each record cost
+/// a tenth of the core.
+const BATCH_TIME: Duration = Duration::from_millis(5);
 /// The longest time that the process waits at its end for a reader that does not read.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(1);
 /// The same limit after a second signal. A reader that reads needs a few milliseconds.
@@ -161,6 +165,8 @@ struct Queue {
     unreported: u64,
     /// Whether the thread waits for a line. All earlier lines are then written.
     idle: bool,
+    /// Whether a flush waits, so that the thread must not wait for a batch.
+    flushing: bool,
 }
 
 /// Lines, one after another in one buffer.
@@ -206,7 +212,17 @@ impl Log {
                     self.queue().unreported += unreported;
                 }
             }
+            self.collect();
         }
+    }
+
+    /// Waits until a batch of lines has come together, if the thread has just written one. Nothing
+    /// but a flush wakes it before.
+    fn collect(&self) {
+        drop(
+            self.pushed
+                .wait_timeout_while(self.queue(), BATCH_TIME, |queue| !queue.flushing),
+        );
     }
 
     /// Waits for lines, and fills the empty `lines` with them. Returns the number of dropped lines
@@ -224,10 +240,11 @@ impl Log {
     }
 
     fn flush(&self, patience: Duration) {
-        drop(
-            self.written
-                .wait_timeout_while(self.queue(), patience, |queue| !queue.idle),
-        );
+        let mut queue = self.queue();
+        queue.flushing = true;
+        self.pushed.notify_one();
+        let waited = self.written.wait_timeout_while(queue, patience, |queue| !queue.idle);
+        waited.unwrap_or_else(PoisonError::into_inner).0.flushing = false;
     }
 
     /// Locks the queue, and ignores poisoning: the queue is valid at every instant.
