@@ -159,7 +159,7 @@ impl Pipe {
                 Ok(Fill::Moved(moved))
             }
             Err(Errno::AGAIN) => Ok(Fill::WouldBlock),
-            Err(errno) if socket::has_failed(source, errno) => {
+            Err(errno) if socket::source_has_failed(source, errno) => {
                 self.sound = false;
                 Err(errno.into())
             }
@@ -197,6 +197,10 @@ impl Pipe {
                 Ok(Drain::Moved(moved))
             }
             Err(Errno::AGAIN) => Ok(Drain::WouldBlock),
+            Err(errno) if socket::sink_has_failed(sink, errno) => {
+                self.sound = false;
+                Err(errno.into())
+            }
             Err(errno) => self.cannot(errno).map(Drain::Cannot),
         }
     }

@@ -50,11 +50,15 @@ pub fn peek(socket: impl AsFd, wait: Wait) -> io::Result<bool> {
 ///
 /// A router's answer can make the kernel give up a connection with `EACCES` or `EOPNOTSUPP`. The
 /// kernel reports such an error once. A later receive would find a clean end.
-pub(crate) fn has_failed(source: BorrowedFd<'_>, errno: Errno) -> bool {
+pub(crate) fn source_has_failed(source: BorrowedFd<'_>, errno: Errno) -> bool {
+    sink_has_failed(source, errno) && matches!(peek(source, Wait::Never), Ok(false))
+}
+
+/// Returns the same for a sink. A sink may still have bytes to receive.
+pub(crate) fn sink_has_failed(sink: BorrowedFd<'_>, errno: Errno) -> bool {
     matches!(errno, Errno::ACCESS | Errno::OPNOTSUPP)
-        && sys::is_plain_tcp(source)
-        && sys::poll_source(source).is_ok_and(|told| told.contains(PollFlags::HUP))
-        && matches!(peek(source, Wait::Never), Ok(false))
+        && sys::is_plain_tcp(sink)
+        && sys::poll_source(sink).is_ok_and(|events| events.contains(PollFlags::HUP))
 }
 
 /// Returns whether the kernel reports a single byte to pollers. It does unless `SO_RCVLOWAT` was

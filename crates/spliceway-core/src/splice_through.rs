@@ -94,8 +94,11 @@ pub(crate) fn splice_through(
         },
         // `splice(2)` checks the pipe before it checks the socket, which may be at its end.
         Err(Errno::PIPE) if source.kind == EndKind::Socket => Ok(Through::SourceStopped),
-        Err(errno) if source.kind == EndKind::Socket && socket::has_failed(source.fd, errno) => {
+        Err(errno) if source.kind == EndKind::Socket && socket::source_has_failed(source.fd, errno) => {
             Err((Side::Source, errno.into()))
+        }
+        Err(errno) if sink.kind == EndKind::Socket && socket::sink_has_failed(sink.fd, errno) => {
+            Err((Side::Sink, errno.into()))
         }
         Err(errno) => match (Reason::of_errno(errno), source.kind) {
             (Some(reason), _) => Ok(Through::Cannot(reason)),

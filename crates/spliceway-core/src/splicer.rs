@@ -217,7 +217,7 @@ impl Splicer {
                 self.transfer.on(Event::Yielded);
                 Next::Yield
             }
-            Step::Shutdown | Step::Done => Next::Shutdown,
+            Step::Shutdown => Next::Shutdown,
         }
     }
 
@@ -225,6 +225,7 @@ impl Splicer {
     /// may overwrite. Call this before waiting.
     #[inline]
     pub fn park(&mut self, scratch: &[u8]) {
+        self.transfer.park();
         self.pipe.take_if(|(_, pipe)| pipe.is_empty());
         if let Unsent::InScratch { start, end } = self.unsent {
             let bytes = scratch[start..end].to_vec();

@@ -11,7 +11,7 @@
 //!              │                         │
 //!              ├ fill: nothing ──▶ Confirming: one recv shows why
 //!              │
-//!              └ end of stream, from Reading or Confirming ──▶ ShuttingDown ──▶ Done
+//!              └ end of stream, from Reading or Confirming ──▶ ShuttingDown
 //! ```
 //!
 //! If an end of the direction is itself a pipe, no pipe is needed in between. One splice then moves
@@ -70,8 +70,6 @@ pub enum Step {
     /// Pass the end of the stream on with `shutdown(SHUT_WR)` on the sink. The direction holds no
     /// bytes.
     Shutdown,
-    /// Do nothing. The direction has ended.
-    Done,
 }
 
 impl Step {
@@ -152,8 +150,6 @@ pub enum Event {
     Cannot(Reason),
     /// [`Step::Yield`] is done.
     Yielded,
-    /// [`Step::Shutdown`] is done.
-    ShutDown,
 }
 
 /// One direction of a relay. See the [module](self) for its states.
@@ -163,8 +159,10 @@ pub struct Transfer {
     traffic: Traffic,
     /// Whether an end is a pipe, so that no pipe is needed in between.
     through: bool,
-    /// Bytes delivered since the last yield or wait for the source.
+    /// Bytes delivered in this poll.
     moved: usize,
+    /// Bytes spliced through since the source was last waited for.
+    run: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,7 +179,6 @@ enum State {
     Draining,
     Unloading,
     ShuttingDown,
-    Done,
 }
 
 impl Transfer {
@@ -193,6 +190,7 @@ impl Transfer {
             traffic: Traffic::new(engine, pipe_size),
             through: false,
             moved: 0,
+            run: 0,
         }
     }
 
@@ -209,13 +207,18 @@ impl Transfer {
     /// first.
     ///
     /// # Panics
-    /// If the direction has already moved other bytes.
+    /// If the direction is about to write, or has moved other bytes in this poll.
     pub fn preload(&mut self) {
         assert!(
             matches!(self.state, State::Reading | State::ShuttingDown) && self.moved == 0,
             "preloaded bytes come before all others"
         );
         self.state = State::Sending;
+    }
+
+    /// Records that the poll ends. The next one has a whole budget.
+    pub fn park(&mut self) {
+        self.moved = 0;
     }
 
     /// Returns whether the direction fails if it cannot splice.
@@ -245,7 +248,6 @@ impl Transfer {
             (State::Draining, _) => Step::Drain,
             (State::Unloading, _) => Step::Unload,
             (State::ShuttingDown, _) => Step::Shutdown,
-            (State::Done, _) => Step::Done,
         }
     }
 
@@ -283,6 +285,7 @@ impl Transfer {
 
             (Step::SpliceThrough { .. }, Event::SplicedThrough { bytes, more }) => {
                 self.moved += bytes;
+                self.run += bytes;
                 if more { State::Reading } else { State::Peeking }
             }
             (Step::SpliceThrough { peeked: false }, Event::SinkBlocked) => State::Peeking,
@@ -311,7 +314,6 @@ impl Transfer {
                 self.state
             }
             (step, Event::LimitReached) if step.reads() => State::ShuttingDown,
-            (Step::Shutdown, Event::ShutDown) => State::Done,
             (step, event) => cannot_come_of(step, event),
         };
     }
@@ -323,7 +325,8 @@ impl Transfer {
             // One splice may be small because the sink has little room. The decision therefore
             // counts all bytes moved since the last wait for the source.
             self.traffic
-                .after_splice(self.moved >= crate::traffic::SPLICE_THRESHOLD);
+                .after_splice(self.run >= crate::traffic::SPLICE_THRESHOLD);
+            self.run = 0;
         }
         self.moved = 0;
         State::Reading

@@ -30,6 +30,9 @@ const QUEUE_MAX_BYTES: usize = 4 << 20;
 const QUEUE_MAX_LINES: usize = 1 << 16;
 /// The memory that the thread keeps for the next lines.
 const KEEP_BYTES: usize = 64 << 10;
+/// The time from one batch of lines to the next. The first line after a silence is written
+/// immediately.
+const BATCH_TIME: Duration = Duration::from_millis(5);
 /// The longest time that the process waits at its end for a slow reader.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(1);
 /// The same limit after a second signal. A fast reader needs a few milliseconds.
@@ -161,6 +164,8 @@ struct Queue {
     unreported: u64,
     /// Whether the thread is waiting for a line. If it is, all earlier lines have been written.
     idle: bool,
+    /// Whether a flush waits, so that the thread must not wait for a batch.
+    flushing: bool,
 }
 
 /// Lines, one after another in one buffer.
@@ -206,11 +211,21 @@ impl Log {
                     self.queue().unreported += unreported;
                 }
             }
+            self.collect();
         }
     }
 
-    /// Waits for lines and moves them to `lines`, which must be empty. Returns the number of
-    /// dropped lines that have not been reported yet.
+    /// Waits until a batch of lines has come together, if the thread has just written one. Nothing
+    /// but a flush wakes it before.
+    fn collect(&self) {
+        drop(
+            self.pushed
+                .wait_timeout_while(self.queue(), BATCH_TIME, |queue| !queue.flushing),
+        );
+    }
+
+    /// Waits for lines, and fills the empty `lines` with them. Returns the number of dropped lines
+    /// that are not reported yet.
     fn next(&self, lines: &mut Lines) -> u64 {
         let mut queue = self.queue();
         while queue.lines.ends.is_empty() {
@@ -224,10 +239,11 @@ impl Log {
     }
 
     fn flush(&self, patience: Duration) {
-        drop(
-            self.written
-                .wait_timeout_while(self.queue(), patience, |queue| !queue.idle),
-        );
+        let mut queue = self.queue();
+        queue.flushing = true;
+        self.pushed.notify_one();
+        let waited = self.written.wait_timeout_while(queue, patience, |queue| !queue.idle);
+        waited.unwrap_or_else(PoisonError::into_inner).0.flushing = false;
     }
 
     /// Locks the queue and ignores poisoning, because the queue is valid at every instant.

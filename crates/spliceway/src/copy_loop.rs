@@ -158,10 +158,17 @@ impl CopyLoop {
         }
         let mut buf = ReadBuf::new(&mut self.buffer[..max]);
         loop {
-            match ready!(reader.as_mut().poll_read(cx, &mut buf)) {
-                Ok(()) => break,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Poll::Ready(Err(error)),
+            match reader.as_mut().poll_read(cx, &mut buf) {
+                Poll::Ready(Ok(())) => break,
+                Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => {
+                    // An idle reader must not keep a grant from others that share the limit.
+                    if let Some(rate) = rate {
+                        rate.spent(0);
+                    }
+                    return Poll::Pending;
+                }
             }
         }
         let read = buf.filled().len();

@@ -189,6 +189,28 @@ fn an_error_that_tcp_reports_once_does_not_become_a_clean_end() {
 }
 
 #[test]
+fn an_error_of_the_sink_is_not_taken_for_a_sandbox() {
+    // This runs in a thread of its own, as each thread can meet faults only once.
+    let claim = || {
+        let (sink, far) = tcp_pair();
+        (&far).write_all(b"not received by the sink").expect("send");
+        support::reset(far);
+        support::await_ready(&sink, PollFlags::HUP);
+        let eacces = Errno::ACCESS.raw_os_error();
+        let denied = Rule::new(Call::SpliceOut, When::Always, Fault::Errno(eacces));
+        let (mut failed, mut healthy) = (filled(b"bytes"), filled(b"bytes"));
+        let _faults = Faults::on_this_thread(vec![denied]).expect("seccomp");
+        let error = failed.drain_into(&sink).expect_err("the connection has failed");
+        assert_eq!(error.raw_os_error(), Some(eacces));
+        assert!(!failed.is_clean());
+        let (sink, _far) = tcp_pair();
+        let denied = healthy.drain_into(&sink).expect("the sink is open");
+        assert_eq!(denied, Drain::Cannot(Reason::NotPermitted));
+    };
+    thread::spawn(claim).join().expect("the claim holds");
+}
+
+#[test]
 fn bytes_for_an_unspliceable_sink_can_be_read_out() {
     let file = TempFile::new("append");
     let appending = File::options()

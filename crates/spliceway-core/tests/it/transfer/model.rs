@@ -169,7 +169,7 @@ impl World {
             }
             Step::Recv => assert!(self.moved < budget, "{step:?} beyond the budget: {self:#?}"),
             Step::Yield => assert!(self.moved >= COPY_BUDGET, "yields too early: {self:#?}"),
-            Step::Shutdown | Step::Done => {
+            Step::Shutdown => {
                 assert!(self.end_seen || self.is_at_limit(), "no end was confirmed: {self:#?}");
             }
             Step::Send | Step::Drain | Step::Unload => {}
@@ -219,8 +219,7 @@ impl World {
             }
             Step::Unload => vec![Event::Unloaded],
             Step::Yield => vec![Event::Yielded],
-            Step::Shutdown => vec![Event::ShutDown],
-            Step::Done => Vec::new(),
+            Step::Shutdown => Vec::new(),
         }
     }
 
@@ -318,13 +317,13 @@ impl World {
             | Event::SinkBlocked
             | Event::WouldBlock
             | Event::LimitReached
-            | Event::Yielded
-            | Event::ShutDown => 0,
+            | Event::Yielded => 0,
         };
-        if (step, event) == (Step::Drain, Event::SinkBlocked) {
-            // The caller waits.
-            self.idle_steps = 0;
-        } else if matches!(event, Event::WouldBlock | Event::Yielded) {
+        let waits = matches!(
+            (step, event),
+            (Step::Drain, Event::SinkBlocked) | (_, Event::WouldBlock | Event::Yielded)
+        );
+        if waits {
             self.moved = 0;
             self.idle_steps = 0;
         } else if moved > 0 {
@@ -334,6 +333,10 @@ impl World {
         }
         self.history.push((step, event));
         self.transfer.on(event);
+        if waits {
+            // The caller parks the direction before it waits.
+            self.transfer.park();
+        }
     }
 
     fn take(&mut self, bytes: usize) -> Range<usize> {

@@ -153,3 +153,21 @@ async fn a_relay_that_waits_for_its_rate_limit_holds_no_pipe_and_no_bytes() {
     assert!(seen > 3_000_000, "{seen}");
     running.abort();
 }
+
+/// A relay that copies asks the limit before it knows whether its reader has bytes.
+#[tokio::test(start_paused = true)]
+async fn an_idle_relay_that_copies_keeps_no_grant_of_a_shared_limit() {
+    let limit = RateLimit::with_burst(1_000, 1_000);
+    let options = RelayOptions::new().rate_limit(&limit);
+    let ((_near, near_end), (_far, far_end)) = (tokio::io::duplex(64), tokio::io::duplex(64));
+    let mut idle = tokio_test::task::spawn(Relay::with_options(near_end, far_end, options.clone()));
+    assert!(idle.poll().is_pending());
+
+    let ((mut near, near_end), (mut far, far_end)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+    let start = tokio::time::Instant::now();
+    let running = tokio::spawn(Relay::with_options(near_end, far_end, options));
+    near.write_all(&[7; 1_000]).await.unwrap();
+    far.read_exact(&mut [0; 1_000]).await.unwrap();
+    assert_eq!(start.elapsed(), Duration::ZERO, "the whole burst was free");
+    running.abort();
+}
