@@ -11,7 +11,7 @@ use crate::page::Results;
 
 const SIZE: (u32, u32) = (860, 420);
 const FONT: (&str, u32) = ("sans-serif", 15);
-/// Contenders of the charts with lines: the reference, the peers that people name, and spliceway.
+/// Contenders in the line charts: the reference, the peers that people name, and spliceway.
 const LINES: [&str; 5] = [REFERENCE, "HAProxy", "nginx", "tokio-splice2", OURS];
 
 pub(crate) fn write(results: &Results, folder: &Path) -> io::Result<()> {
@@ -24,7 +24,7 @@ fn failed(error: Box<dyn Error>) -> io::Error {
     io::Error::other(error.to_string())
 }
 
-/// Draws bars: one bulk flow at half of what the slowest contender can carry.
+/// Draws bars: one bulk flow at half of the slowest contender's capacity.
 fn cpu_by_contender(results: &Results, path: &Path) -> Result<(), Box<dyn Error>> {
     let Some(measured) = results.load("F1 bulk at 50 %", "rack") else {
         return Ok(());
@@ -77,8 +77,8 @@ fn cpu_by_contender(results: &Results, path: &Path) -> Result<(), Box<dyn Error>
     Ok(root.present()?)
 }
 
-/// Draws lines: the latency added to the direct connection, at 25, 50 and 75 % of what the slowest
-/// contender can carry.
+/// Draws lines: the latency added to the direct connection, at 25, 50 and 75 % of the slowest
+/// contender's capacity.
 fn latency_by_load(results: &Results, path: &Path) -> Result<(), Box<dyn Error>> {
     let points = |name: &'static str| -> Vec<(f64, f64)> {
         let of = |percent: u32| {
@@ -96,7 +96,7 @@ fn latency_by_load(results: &Results, path: &Path) -> Result<(), Box<dyn Error>>
     )
 }
 
-/// Draws lines: log shipping at 50 MB/s, by the size of writes, relative to tokio.
+/// Draws lines: log shipping at 50 MB/s by write size, relative to tokio.
 fn cpu_by_size(results: &Results, path: &Path) -> Result<(), Box<dyn Error>> {
     let points = |name: &'static str| -> Vec<(f64, f64)> {
         let of = |kib: u32| {

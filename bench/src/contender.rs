@@ -8,18 +8,18 @@ use crate::load::{Contenders, Load};
 pub(crate) struct Contender {
     pub(crate) name: String,
     pub(crate) kind: Kind,
-    /// Whether a thread of the lowest class keeps the relay's core awake.
+    /// Whether a thread in the lowest scheduling class keeps the relay's core awake.
     pub(crate) spinner: bool,
 }
 
-/// The contender that ratios refer to.
+/// The contender to which ratios refer.
 pub(crate) const REFERENCE: &str = "tokio 8 KiB";
 pub(crate) const OURS: &str = "spliceway";
 /// The A/A control.
 pub(crate) const AGAIN: &str = "spliceway, again";
 pub(crate) const DIRECT: &str = "direct";
 
-/// Returns whether users may choose it instead of spliceway.
+/// Returns whether users may choose this contender instead of spliceway.
 pub(crate) fn is_peer(name: &str) -> bool {
     !name.starts_with(OURS) && !name.contains(", ") && name != DIRECT
 }
@@ -68,7 +68,7 @@ impl Contender {
     }
 }
 
-/// Returns the contenders of a load that are installed.
+/// Returns the installed contenders for a load.
 pub(crate) fn of(load: &Load) -> Vec<Contender> {
     let kinds = match load.contenders {
         Contenders::Few => FEW,
@@ -115,7 +115,7 @@ pub(crate) fn direct() -> Contender {
     Contender::plain(Kind::Direct)
 }
 
-/// Returns the contenders with a limited capacity: all but the direct connection.
+/// Returns the contenders with a limited capacity: all except the direct connection.
 pub(crate) fn relays() -> Vec<Contender> {
     let is_another = |kind: &Kind| !matches!(kind, Kind::Direct | Kind::Again | Kind::Before | Kind::ProgramBefore);
     installed(ALL).filter(is_another).map(Contender::plain).collect()

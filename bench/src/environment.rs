@@ -1,4 +1,4 @@
-//! The environment: everything besides the code that results depend on.
+//! The environment: everything besides the code that affects the results.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -17,7 +17,7 @@ pub(crate) struct Environment {
 
 const CRATES: [&str; 4] = ["tokio", "realm_io", "tokio-splice", "tokio-splice2"];
 
-/// Each program with the argument that prints its version, to its output or its errors.
+/// Each program with the argument that prints its version, on standard output or standard error.
 const PROGRAMS: [(&str, &str); 3] = [("haproxy", "-v"), ("nginx", "-v"), ("go", "version")];
 
 /// The crates built into this program.
@@ -43,7 +43,7 @@ fn locked(name: &str) -> Option<String> {
     Some(rest.split_once('"')?.0.into())
 }
 
-/// Returns the first number with a dot in what a program prints: "nginx/1.22.1", "go1.26.8".
+/// Returns the first dotted number that a program prints: "nginx/1.22.1", "go1.26.8".
 fn version(program: &str, argument: &str) -> Option<String> {
     let said = Command::new(program).arg(argument).output().ok()?;
     let said = [said.stdout, said.stderr].concat();

@@ -1,5 +1,5 @@
-//! `field`: what a relay costs where users have it, on hosts with a network between them and at
-//! rates below the most.
+//! `field`: the cost of a relay under users' conditions, with a network between the hosts and rates
+//! below saturation.
 //!
 //! ```text
 //!   client ── link ── relay ── veth ── server      a namespace each
@@ -23,27 +23,27 @@ use crate::programs;
 use crate::results::Measured;
 use crate::site::Site;
 
-/// What to measure, and where to write it.
+/// The measurements to make, and where to write them.
 #[derive(Args)]
 pub(crate) struct Options {
     /// Interleaved rounds.
     #[arg(long, default_value_t = 6)]
     rounds: usize,
-    /// One round of a few small loads: that it works, and not how fast.
+    /// One round of a few small loads, to check that they work and not how fast they are.
     #[arg(long)]
     quick: bool,
-    /// These loads alone, by their names or beginnings of them (`F2`, `F10`, `pgbench`).
+    /// Only these loads, by name or by a prefix of it (`F2`, `F10`, `pgbench`).
     #[arg(long, num_args = 1.., value_name = "PREFIX")]
     only: Vec<String>,
-    /// These contenders alone, by their names or beginnings of them (`tokio`).
+    /// Only these contenders, by name or by a prefix of it (`tokio`).
     #[arg(long, num_args = 1.., value_name = "PREFIX")]
     contenders: Vec<String>,
-    /// The folder of the results.
+    /// The folder for the results.
     #[arg(long, default_value = "target/bench")]
     out: PathBuf,
 }
 
-/// The part of a load's contenders that must be shown, or the run fails.
+/// The fraction of a load's contenders that must be shown. With fewer, the run fails.
 const SURVIVORS: f64 = 0.5;
 
 pub(crate) fn run(options: &Options) -> io::Result<()> {
@@ -80,7 +80,7 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
             );
             results.loads.push(measured);
             results.seconds = started.elapsed().as_secs_f64();
-            // A run that is interrupted keeps what it has.
+            // If a run is interrupted, the results so far are kept.
             results.write(&options.out)?;
         }
     }
@@ -108,8 +108,8 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
     }
 }
 
-/// The hosts of a profile. `None` where the machine does not permit namespaces or lacks a program;
-/// says which.
+/// Returns the hosts of a profile. If the machine does not permit namespaces or lacks a program,
+/// prints the reason and returns `None`.
 fn site(profile: Profile) -> io::Result<Option<Site>> {
     match Site::new(profile) {
         Ok(site) => Ok(Some(site)),
@@ -122,13 +122,13 @@ fn site(profile: Profile) -> io::Result<Option<Site>> {
 }
 
 impl Options {
-    /// Those of the real programs that are asked for.
+    /// Returns the names of the requested real programs. An empty list means all of them.
     fn programs(&self) -> Vec<String> {
         let all = self.only.iter().any(|name| name == "F10");
         if all { Vec::new() } else { self.only.clone() }
     }
 
-    /// For readers to repeat.
+    /// Returns the command line, so that readers can repeat the run.
     fn command(&self) -> String {
         let mut command = String::from("cargo xtask bench field");
         match self.quick {
@@ -143,7 +143,7 @@ impl Options {
         command
     }
 
-    /// Unless no load that is asked for depends on it.
+    /// Measures the capacities if a requested load depends on them. Otherwise returns placeholders.
     fn capacities(&self) -> io::Result<[f64; 3]> {
         let matters = |name: &String| {
             ["F1", "F7"]
@@ -157,7 +157,7 @@ impl Options {
     }
 }
 
-/// The commit that is checked out, where there is a repository.
+/// Returns the commit that is checked out, or an empty string without a repository.
 fn commit() -> String {
     let said = Command::new("git").args(["rev-parse", "--short", "HEAD"]).output();
     said.map_or_else(
@@ -166,7 +166,7 @@ fn commit() -> String {
     )
 }
 
-/// What the slowest contender carries in one flow, by profile of the rack.
+/// Returns the slowest contender's capacity in one flow, for each rack profile.
 fn capacities() -> io::Result<[f64; 3]> {
     let mut least = [f64::INFINITY; 3];
     for (profile, least) in [Profile::Rack, Profile::RackPlain, Profile::RackGro]
@@ -177,7 +177,7 @@ fn capacities() -> io::Result<[f64; 3]> {
         for contender in contender::relays() {
             let capacity = match site.capacity(&contender) {
                 Ok(capacity) => capacity,
-                // It fails again under the loads, where the page says so.
+                // The contender fails again under the loads, and the page reports that failure.
                 Err(error) => {
                     eprintln!("{}: {}: {error}", profile.name(), contender.name);
                     continue;
@@ -195,8 +195,8 @@ fn capacities() -> io::Result<[f64; 3]> {
     Ok(least)
 }
 
-/// Every contender once a round. Every other round goes backwards, so that what drifts falls on
-/// all.
+/// Measures every contender once per round. Every other round runs in reverse order, so that drift
+/// affects all contenders.
 pub(crate) fn measure(site: &Site, load: &Load, only: &[String], rounds: usize) -> Measured {
     let mut measured = Measured {
         load: load.name.clone(),

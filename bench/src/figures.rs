@@ -1,4 +1,4 @@
-//! One figure of several contenders, by rounds, and its table.
+//! One figure for several contenders, by rounds, and its table.
 
 use std::fmt::Write as _;
 
@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 use crate::contender::{AGAIN, OURS, REFERENCE};
 use crate::results::{AGAIN_CPU, Estimate, bootstrap, lower_half};
 
-/// One figure, of all contenders.
+/// One figure for all contenders.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Figures {
-    /// "pgbench -S, 4 clients".
+    /// For example, "pgbench -S, 4 clients".
     pub(crate) title: String,
-    /// "transactions/s".
+    /// For example, "transactions/s".
     pub(crate) unit: String,
     pub(crate) decimals: usize,
     /// By contender, then by round.
@@ -54,7 +54,7 @@ impl Figures {
         bootstrap(values.len(), |rounds| self.undisturbed(values, rounds))
     }
 
-    /// Returns one contender's figure relative to another's.
+    /// Returns one contender's figure relative to another contender's.
     pub(crate) fn ratio(&self, contender: &str, to: &str) -> Option<Estimate> {
         let (own, others) = (self.of(contender)?, self.of(to)?);
         bootstrap(own.len().min(others.len()), |rounds| {
@@ -62,21 +62,21 @@ impl Figures {
         })
     }
 
-    /// Returns the mean of the better half of some rounds: see [`lower_half`].
+    /// Returns the mean of the better half of these rounds: see [`lower_half`].
     fn undisturbed(&self, values: &[f64], rounds: &[usize]) -> Option<f64> {
         // For rates, more is better.
         let sign = if self.unit.ends_with("/s") { -1.0 } else { 1.0 };
         lower_half(rounds.iter().map(|at| sign * values[*at])).map(|value| sign * value)
     }
 
-    /// Returns the reason why the figure cannot be shown of any contender, if there is one.
+    /// Returns the reason why the figure cannot be shown for any contender, if there is one.
     pub(crate) fn noisy(&self) -> Option<String> {
         let again = self.ratio(AGAIN, OURS)?.value;
         ((again - 1.0).abs() > AGAIN_CPU).then(|| format!("the A/A control has {again:.2} times the figure"))
     }
 
-    /// Returns a table in Markdown. Ratios are to tokio, or to the first contender if tokio is not
-    /// among them.
+    /// Returns a Markdown table. Ratios are relative to tokio, or to the first contender if the
+    /// table does not include tokio.
     pub(crate) fn table(&self) -> String {
         let names = || self.rows.iter().map(|(name, _)| name.as_str());
         let reference = names()

@@ -1,4 +1,4 @@
-//! The relays that are compared. Some of them are built into this program.
+//! The relays to compare. Some of them are built into this program.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -20,11 +20,11 @@ use crate::servers::Server;
 pub(crate) enum Kind {
     /// No relay: clients connect to the server, and the relay's host forwards their packets.
     Direct,
-    /// tokio's `copy_bidirectional`, 8 KiB.
+    /// tokio's `copy_bidirectional` with 8 KiB buffers.
     Tokio,
-    /// The same with 64 KiB buffers.
+    /// tokio's `copy_bidirectional` with 64 KiB buffers.
     Copy64k,
-    /// The same with 256 KiB buffers.
+    /// tokio's `copy_bidirectional` with 256 KiB buffers.
     Copy256k,
     /// The published crate `realm_io`: splice, 64 KiB pipes.
     #[cfg(feature = "peers")]
@@ -35,27 +35,27 @@ pub(crate) enum Kind {
     /// The published crate `tokio-splice2`: splice, 1 MiB pipes.
     #[cfg(feature = "peers")]
     TokioSplice2,
-    /// `io.Copy` of Go, which splices: `bench/peers/relay.go`.
+    /// Go's `io.Copy`, which splices: `bench/peers/relay.go`.
     Go,
-    /// HAProxy that splices where it chooses to.
+    /// HAProxy, which splices when it chooses to.
     Haproxy,
-    /// nginx, its `stream` module.
+    /// nginx with its `stream` module.
     Nginx,
     /// spliceway's program, `spliceway forward`, with its log discarded.
     Program,
     /// spliceway's `copy_bidirectional`.
     Spliceway,
-    /// The A/A control: the same once more. The difference is the noise of the run.
+    /// The A/A control: [`Self::Spliceway`] once more. The difference is the noise of the run.
     Again,
-    /// The same of another build: see [`BEFORE`].
+    /// spliceway's `copy_bidirectional` from another build: see [`BEFORE`].
     Before,
-    /// spliceway's program of another build.
+    /// spliceway's program from another build.
     ProgramBefore,
     /// tokio's `copy_bidirectional` on a runtime of two threads, on both cores.
     TokioTwoWorkers,
     /// spliceway on a runtime of two threads, on both cores.
     TwoWorkers,
-    /// spliceway on two runtimes of a thread each, on both cores.
+    /// spliceway on two runtimes with one thread each, on both cores.
     TwoRuntimes,
 }
 
@@ -86,13 +86,13 @@ impl Kind {
         }
     }
 
-    /// Returns whether it runs on both cores, which it shares with the load. All others have a core
-    /// to themselves.
+    /// Returns whether the relay runs on both cores, which it shares with the load. All other
+    /// relays have their own core.
     pub(crate) fn shares_cores(self) -> bool {
         matches!(self, Self::TokioTwoWorkers | Self::TwoWorkers | Self::TwoRuntimes)
     }
 
-    /// Returns the reason why it cannot be measured here, if there is one.
+    /// Returns the reason why the relay cannot be measured here, if there is one.
     pub(crate) fn missing(self) -> Option<String> {
         match self {
             Self::Before | Self::ProgramBefore if build_before().is_none() => {
@@ -102,7 +102,7 @@ impl Kind {
         }
     }
 
-    /// Returns the program that it is, if it is one.
+    /// Returns the server program, if the relay is one.
     pub(crate) fn server(self) -> Option<Server> {
         match self {
             Self::Go => Some(Server::Go),
@@ -115,20 +115,20 @@ impl Kind {
     }
 }
 
-/// The environment variable that names another build of this benchmark. Its spliceway is a
-/// contender as well, to compare two commits in one run. The program of that build is in the same
-/// folder.
+/// The environment variable that names another build of this benchmark. That build's spliceway
+/// becomes a contender too, to compare two commits in one run. The program of that build is in the
+/// same folder.
 pub(crate) const BEFORE: &str = "SPLICEWAY_BENCH_BEFORE";
 
-/// Returns another build of this benchmark, if there is one to compare with.
+/// Returns another build of this benchmark for comparison, if there is one.
 pub(crate) fn build_before() -> Option<PathBuf> {
     std::env::var_os(BEFORE).map(PathBuf::from)
 }
 
-/// The backlog of every relay's listener. No load begins as many connections at once.
+/// The backlog of every relay's listener. No load opens this many connections at the same time.
 pub(crate) const BACKLOG: i32 = 4096;
 
-/// Relays every connection to `listen` on to `upstream`. Prints the address it listens on.
+/// Relays every connection from `listen` to `upstream`. Prints the address that it listens on.
 pub(crate) fn serve(kind: Kind, listen: IpAddr, upstream: SocketAddr) -> io::Result<()> {
     if kind.shares_cores() {
         machine::use_all_cores()?;
@@ -142,7 +142,7 @@ pub(crate) fn serve(kind: Kind, listen: IpAddr, upstream: SocketAddr) -> io::Res
     match kind {
         Kind::TokioTwoWorkers | Kind::TwoWorkers => {
             let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-            // The accept loop is a task of a worker, as in programs that do more than relay.
+            // The accept loop is a task on a worker, as in programs that do more than relay.
             let accepting = runtime.spawn(async move { accept(kind, TcpListener::from_std(first)?, upstream).await });
             runtime.block_on(accepting).expect("it does not panic")
         }
@@ -155,13 +155,14 @@ pub(crate) fn serve(kind: Kind, listen: IpAddr, upstream: SocketAddr) -> io::Res
     }
 }
 
-/// Relays on this thread. Every relay has timers, as real programs do.
+/// Relays on this thread. Every relay has timers, because real programs do.
 fn on_this_thread(kind: Kind, listener: std::net::TcpListener, upstream: SocketAddr) -> io::Result<()> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async { accept(kind, TcpListener::from_std(listener)?, upstream).await })
 }
 
-/// Returns a listener with room for all. With `shares`, another may use the same address.
+/// Returns a listener whose queue holds all connections. With `shares`, another listener may use
+/// the same address.
 pub(crate) fn listener(address: SocketAddr, shares: bool) -> io::Result<std::net::TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_port(shares)?;
@@ -176,16 +177,17 @@ fn report_address(address: SocketAddr) {
     println!("{address}");
 }
 
-/// Relays every connection, for ever.
+/// Relays every connection, without end.
 async fn accept(kind: Kind, listener: TcpListener, upstream: SocketAddr) -> io::Result<()> {
     loop {
         let Ok((client, _)) = listener.accept().await else {
-            // Programs do this: if there is no descriptor, one may become free.
+            // Programs do this: if all descriptors are in use, one may become free.
             tokio::time::sleep(Duration::from_millis(5)).await;
             continue;
         };
         tokio::spawn(async move {
-            // A session that ends in an error causes a wrong count at the load, which reports it.
+            // A session that ends in an error causes a wrong count at the load, which reports the
+            // error.
             let _ = session(kind, client, upstream).await;
         });
     }
@@ -196,8 +198,8 @@ async fn session(kind: Kind, mut client: TcpStream, upstream: SocketAddr) -> io:
     client.set_nodelay(true)?;
     upstream.set_nodelay(true)?;
     let (a, b) = (&mut client, &mut upstream);
-    // The future is on the heap, so that a session takes the memory of its own relay's future and
-    // not of the largest of all.
+    // The future is on the heap. A session then uses the memory of its own relay's future, not of
+    // the largest future.
     match kind {
         Kind::Direct | Kind::Go | Kind::Haproxy | Kind::Nginx | Kind::Program | Kind::ProgramBefore => {
             unreachable!("no relay of this program")

@@ -1,5 +1,5 @@
-//! `lab`: saturation tests on loopback, one core for the relay and one for the load. They show the
-//! most that a relay can do, and not its cost for a user.
+//! `lab`: saturation tests on loopback, with one core for the relay and one for the load. They show
+//! a relay's highest rate, not its cost for a user.
 
 use std::fs;
 use std::io;
@@ -24,10 +24,10 @@ pub(crate) struct Options {
     /// Interleaved rounds.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Only these, by name or by its beginning: bulk, "round trips", sweep, churn, idle, k6, pool.
+    /// Only these, by name or by a prefix of it: bulk, "round trips", sweep, churn, idle, k6, pool.
     #[arg(long, num_args = 1.., value_name = "PREFIX")]
     only: Vec<String>,
-    /// The folder of the results.
+    /// The folder for the results.
     #[arg(long, default_value = "target/bench")]
     out: PathBuf,
 }
@@ -63,7 +63,7 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
     fs::write(options.out.join("lab.json"), serde_json::to_vec(&all)?)
 }
 
-/// Returns the tables of CPU time and of rate.
+/// Returns the tables for CPU time and for rate.
 fn tables(measured: &Measured) -> [Figures; 2] {
     let (cost, rate, decimals) = match measured.is_bulk {
         true => ("s/GiB", "GiB/s", 3),
@@ -89,8 +89,8 @@ fn tables(measured: &Measured) -> [Figures; 2] {
     [cpu, rates]
 }
 
-/// Connections that have carried 256 KiB each way and are then idle. A relay that splices with
-/// pipes of its own needs six descriptors for each.
+/// Connections that carry 256 KiB in each direction and are then idle. A relay that splices with
+/// its own pipes needs six descriptors for each connection.
 const IDLE: usize = 3_000;
 
 fn idle(site: &Site) -> io::Result<[Figures; 3]> {
@@ -126,7 +126,7 @@ fn held(site: &Site, contender: &Contender) -> io::Result<[f64; 3]> {
     let relay = site.relay(contender, listener.local_addr()?)?;
     let before = relay.resources()?;
     let mut after = before;
-    // One exchange each, and a second without any.
+    // One exchange on each connection, and then one second without exchanges.
     let gap = Duration::from_millis(1);
     let schedule: Schedule = (0..IDLE).map(|at| (gap * at as u32, What::Request(at))).collect();
     let window = (Duration::ZERO, gap * IDLE as u32 + Duration::from_secs(1));

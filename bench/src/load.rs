@@ -1,4 +1,4 @@
-//! The loads of the benchmarks, and the networks that they cross.
+//! The benchmark loads, and the networks that they cross.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -6,17 +6,17 @@ use std::time::Duration;
 use spliceway_load::{Offer, Requests, Streams};
 use spliceway_net::{Line, Link, Offloads};
 
-/// The network between client, relay and server. In the far ones, the client is far away and the
-/// server is near.
+/// The network between client, relay and server. In the far profiles, the client is far away and
+/// the server is near.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Profile {
     /// One host: client, relay and server on loopback.
     Loopback,
-    /// The same rack: no delay, offloads on.
+    /// One rack: no delay, offloads on.
     Rack,
-    /// The same rack, every segment received on its own.
+    /// One rack. The receiver gets every segment on its own.
     RackPlain,
-    /// The same rack, segments joined by the receiver alone (GRO).
+    /// One rack. Only the receiver joins segments (GRO).
     RackGro,
     /// 1 ms to the client.
     City,
@@ -48,7 +48,7 @@ impl Profile {
         }
     }
 
-    /// Returns the links from client to relay and from relay to server.
+    /// Returns the link from client to relay, and the link from relay to server.
     pub(crate) fn links(self) -> Vec<Link> {
         let near = Link::Veth(match self {
             Self::RackPlain => Offloads::Off,
@@ -56,7 +56,7 @@ impl Profile {
             _ => Offloads::On,
         });
         let far = |millis, megabits: Option<u64>, loss| {
-            // A queue that holds 20 ms of the rate, as routers have, or 16 MiB.
+            // A queue for 20 ms at this rate, as in routers. Without a rate, the queue is 16 MiB.
             let queue = megabits.map_or(16 << 20, |megabits| megabits as usize * 125_000 / 50);
             Link::Far(Line {
                 delay: Duration::from_millis(millis),
@@ -79,7 +79,7 @@ impl Profile {
         matches!(self, Self::Loopback | Self::Rack | Self::RackPlain | Self::RackGro)
     }
 
-    /// Returns the time until TCP has found its rate.
+    /// Returns the time that TCP needs to reach its rate.
     pub(crate) fn warming(self) -> Duration {
         Duration::from_millis(match self {
             Self::Continent => 1_000,
@@ -89,7 +89,7 @@ impl Profile {
     }
 }
 
-/// The contenders that a load is for.
+/// The contenders for a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Contenders {
     All,
@@ -99,17 +99,17 @@ pub(crate) enum Contenders {
     TwoWorkers,
 }
 
-/// A load of the benchmarks.
+/// A benchmark load.
 #[derive(Clone, Debug)]
 pub(crate) struct Load {
-    /// Its name in the tables: "F2 64 B × 50".
+    /// The name in the tables: "F2 64 B × 50".
     pub(crate) name: String,
     pub(crate) profile: Profile,
     pub(crate) offer: Offer,
-    /// The measured window of an overload. Before and after it, half of the capacity is offered.
+    /// The measured window of an overload. Before and after it, the load is half of the capacity.
     pub(crate) overload: Option<Duration>,
     pub(crate) contenders: Contenders,
-    /// Whether the control with a spinner runs as well.
+    /// Whether the control with a spinner also runs.
     pub(crate) spinner: bool,
 }
 
@@ -139,13 +139,14 @@ impl Load {
         Self { spinner: true, ..self }
     }
 
-    /// Adds requests at this rate, on 50 connections of 64 bytes each.
+    /// Adds requests of 64 bytes at this rate, on 50 connections.
     fn beside_requests(mut self, rate: f64) -> Self {
         self.offer.requests = requests("", Rack, 50, 64, rate).offer.requests;
         self
     }
 
-    /// Returns the seconds of the measured window. It is short, so that there are many rounds.
+    /// Returns the length of the measured window in seconds. The window is short, so that there are
+    /// many rounds.
     pub(crate) fn seconds(&self) -> f64 {
         match self.profile {
             Profile::Ocean => 2.0,
@@ -153,7 +154,7 @@ impl Load {
         }
     }
 
-    /// Returns whether a run takes several seconds. Half of the rounds are then enough.
+    /// Returns whether a run lasts several seconds. Half of the rounds are then enough.
     pub(crate) fn is_long(&self) -> bool {
         self.overload.is_some() || self.profile == Profile::Ocean
     }
@@ -163,12 +164,12 @@ impl Load {
         self.offer.streams.is_some() && self.offer.requests.is_none()
     }
 
-    /// Returns bulk at a fixed rate, to validate the generator.
+    /// Returns bulk at a fixed rate, for validating the generator.
     pub(crate) fn paced(megabytes: f64) -> Self {
         up("paced", Rack, 1, 64 * KIB, megabytes * MB)
     }
 
-    /// Returns requests on one connection, to validate the generator.
+    /// Returns requests on one connection, for validating the generator.
     pub(crate) fn one_by_one(rate: f64) -> Self {
         requests("one by one", Rack, 1, 64, rate)
     }
@@ -237,15 +238,15 @@ fn closed(mut load: Load) -> Load {
     load.to(All)
 }
 
-/// Returns all loads of the field benchmark. `capacity` is what the slowest contender carries in
-/// one flow, in bytes per second, by profile of the rack.
+/// Returns all loads of the field benchmark. `capacity` is the slowest contender's capacity in one
+/// flow, in bytes per second, for each rack profile.
 pub(crate) fn all(capacity: [f64; 3]) -> Vec<Load> {
     let bulk = |percent: f64| {
         let name = format!("F1 bulk at {percent:.0} %");
         up(name, Rack, 1, 64 * KIB, capacity[0] * percent / 100.0)
     };
-    // With more than a quarter, the load's core is too busy: it cuts and joins the segments as
-    // well.
+    // At more than a quarter of the capacity, the load's core is too busy, because it also cuts and
+    // joins the segments.
     let plain_bulk = |profile, capacity: f64| up("F1 bulk at 25 %", profile, 1, 64 * KIB, capacity / 4.0);
     let overload = Load {
         name: "F7 bulk at 120 %".into(),
@@ -315,7 +316,7 @@ pub(crate) fn laboratory() -> Vec<Load> {
     all
 }
 
-/// Returns small loads, to see that the benchmark works.
+/// Returns small loads, to check that the benchmark works.
 pub(crate) fn quick() -> Vec<Load> {
     vec![
         requests("F2 64 B × 50", Rack, 50, 64, 2_000.0),

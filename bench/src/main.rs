@@ -1,5 +1,5 @@
-//! Measures spliceway against the relays that it replaces: under users' conditions (`field`), and
-//! at saturation (`lab`). Results are ratios within one run.
+//! Measures spliceway against the relays that it replaces, under users' conditions (`field`) and at
+//! saturation (`lab`). Results are ratios within one run.
 #![forbid(unsafe_code)]
 
 mod charts;
@@ -29,19 +29,19 @@ use clap::Parser;
 
 use kind::Kind;
 
-/// The relay has this core to itself.
+/// The relay's own core.
 const RELAY_CORE: usize = 0;
-/// Clients, servers and delay lines share the other.
+/// The core that clients, servers and delay lines share.
 const LOAD_CORE: usize = 1;
 
 /// Measures spliceway against the relays that it replaces, as ratios within one run.
 #[derive(Parser)]
 #[command(version)]
 enum Cli {
-    /// Measures users' conditions: hosts with a network between them, rates below saturation, real
-    /// programs.
+    /// Measures users' conditions: hosts with a network between them, rates below saturation, and
+    /// real programs.
     Field(field::Options),
-    /// Writes the page of `field` again from its results, without measuring.
+    /// Writes the `field` page again from its results, without measuring.
     Report(page::Options),
     /// Checks the generator and the delay line against ping, iperf3 and sockperf.
     Validate,
@@ -49,7 +49,7 @@ enum Cli {
     Lab(lab::Options),
     /// Measures the cost of `SPLICE_F_MORE` for a plain relay that sets it on its writes.
     More {
-        /// Bytes of each answer.
+        /// Bytes in each answer.
         #[arg(long, default_value_t = 100_000_000)]
         bytes: u64,
         /// Answers per round, with the flag and without it.

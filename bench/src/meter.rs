@@ -1,4 +1,4 @@
-//! Measures how busy a core is, and how much the host takes from it.
+//! Measures how busy a core is, and how much of its time the host uses for other guests.
 
 use std::fs;
 use std::io;
@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use spliceway_machine as machine;
 
-/// A core's accounts.
+/// The kernel's accounting of a core.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CoreTime {
-    /// Idle time. The kernel stops this clock for interrupts, so it leaves out softirqs that run
-    /// meanwhile. The rest of the time is all that the core did. (The clocks of cpuidle's states go
-    /// on meanwhile, and miss most of a forwarder's work.)
+    /// Idle time. The kernel stops this clock during interrupts, so it leaves out softirqs that run
+    /// at that time. The remaining time is the core's whole work. (The clocks of the cpuidle states
+    /// continue during interrupts, and miss most of a forwarder's work.)
     pub(crate) idle: Duration,
-    /// Time that the host gave to others.
+    /// Time that the host gave to other guests.
     pub(crate) steal: Duration,
 }
 
@@ -47,8 +47,8 @@ impl CoreTime {
 }
 
 impl CoreTime {
-    /// Returns the idle time in nanoseconds, from the kernel's list of timers, which only root may
-    /// read.
+    /// Returns the idle time in nanoseconds, from the kernel's timer list. Only root may read that
+    /// list.
     fn sleep_time(core: usize) -> Option<Duration> {
         let timers = fs::read_to_string("/proc/timer_list").ok()?;
         let of_core = timers
@@ -71,25 +71,25 @@ impl CoreTime {
     }
 }
 
-/// A thread of the lowest class (`SCHED_IDLE`) on one core. It keeps the virtual CPU from halting,
-/// and notices when it does not run. A gap in its clock is time that others had, softirqs and the
-/// host included.
+/// A thread in the lowest scheduling class (`SCHED_IDLE`) on one core. It keeps the virtual CPU
+/// from halting, and notices when it does not run. During a gap in its clock, other work had the
+/// core, including softirqs and the host.
 pub(crate) struct Spinner {
     stop: Arc<AtomicBool>,
     clock: Arc<Clock>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Nanoseconds since the spinner began.
+/// Times in nanoseconds since the spinner began.
 struct Clock {
     began: Instant,
-    /// Time that others had the core.
+    /// Time during which other work had the core.
     busy: AtomicU64,
-    /// The last time that the spinner had the core.
+    /// The last time at which the spinner had the core.
     seen: AtomicU64,
 }
 
-/// A gap of at least this is not the spinner's own: it reads the clock every 30 ns.
+/// The spinner reads the clock every 30 ns. A gap of at least this length is therefore other work.
 const GAP: Duration = Duration::from_nanos(700);
 
 impl Spinner {
@@ -118,7 +118,8 @@ impl Spinner {
         })
     }
 
-    /// Returns the time that others had so far, also while the spinner does not run.
+    /// Returns the time that other work has had the core so far, even if the spinner is not running
+    /// now.
     pub(crate) fn busy(&self) -> Duration {
         let seen = Duration::from_nanos(self.clock.seen.load(Ordering::Relaxed));
         let since = self.clock.began.elapsed().saturating_sub(seen);

@@ -1,7 +1,7 @@
-//! Measures the cost of `SPLICE_F_MORE` on the write leg: a plain relay of two threads per
-//! connection, with the flag and without it. The flag says that more is coming, so bytes that do
-//! not fill a segment wait for it, 200 ms at most. They wait at the end of a request, and at the
-//! end of an answer whose connection stays open.
+//! Measures the cost of `SPLICE_F_MORE` on the write leg: a plain relay with two threads per
+//! connection, with and without the flag. The flag announces more bytes. So bytes that do not fill
+//! a segment wait for them, for at most 200 ms. They wait at the end of a request, and at the end
+//! of an answer whose connection stays open.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -18,14 +18,14 @@ use spliceway_machine as machine;
 use crate::figures::Figures;
 use crate::{LOAD_CORE, RELAY_CORE};
 
-/// The pipe's own size: 16 pages.
+/// The default pipe size: 16 pages.
 const PIPE: usize = 64 << 10;
 const CHUNK: usize = 1 << 20;
-/// Nothing that works is silent for this long.
+/// A working connection is never silent for this long.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Prints how long an answer takes, with the flag and without it. Each round has this many answers,
-/// one at a time, each on a connection of its own.
+/// Prints the duration of an answer with and without the flag. Each round has `exchanges` answers,
+/// one at a time. Each answer has its own connection.
 #[expect(clippy::print_stdout, reason = "this is the program's result")]
 pub(crate) fn run(bytes: u64, exchanges: usize, rounds: usize) -> io::Result<()> {
     let Some(conditions) = machine::isolate()? else {
@@ -64,7 +64,7 @@ fn time(bytes: u64, exchanges: usize, flags: SpliceFlags) -> io::Result<Duration
     Ok(started.elapsed())
 }
 
-/// Answers one connection, which it leaves open until the client closes.
+/// Answers one connection, and leaves it open until the client closes.
 fn serve(server: &TcpListener, bytes: u64) -> io::Result<()> {
     let (mut socket, _) = server.accept()?;
     socket.set_nodelay(true)?;
@@ -79,7 +79,7 @@ fn serve(server: &TcpListener, bytes: u64) -> io::Result<()> {
     socket.read_to_end(&mut Vec::new()).map(drop)
 }
 
-/// Sends a request, and closes when all of the answer is there.
+/// Sends a request, and closes after the complete answer has arrived.
 fn exchange(with: SocketAddr, bytes: u64) -> io::Result<()> {
     let mut socket = TcpStream::connect(with)?;
     socket.set_nodelay(true)?;
@@ -96,7 +96,7 @@ fn exchange(with: SocketAddr, bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// A relay in threads of this process, on the relay's core. It ends when it is dropped.
+/// A relay in threads of this process, on the relay's core. Dropping it ends it.
 struct Relay {
     address: SocketAddr,
     stopped: Arc<AtomicBool>,
@@ -123,7 +123,7 @@ impl Relay {
 impl Drop for Relay {
     fn drop(&mut self) {
         self.stopped.store(true, Ordering::Relaxed);
-        // The relay looks at `stopped` when a client connects.
+        // The relay checks `stopped` when a client connects.
         let _ = TcpStream::connect(self.address);
     }
 }
@@ -138,8 +138,8 @@ fn relay(client: &TcpStream, upstream: SocketAddr, flags: SpliceFlags) -> io::Re
     })
 }
 
-/// Relays one direction until its end. Everything in the pipe is written, by its exact count,
-/// before more is read.
+/// Relays one direction until its end. It writes the exact number of bytes in the pipe before it
+/// reads more.
 fn pass(from: &TcpStream, to: &TcpStream, flags: SpliceFlags) -> io::Result<()> {
     let (outlet, inlet) = pipe_with(PipeFlags::CLOEXEC)?;
     loop {

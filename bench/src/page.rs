@@ -1,4 +1,4 @@
-//! The results as a file, the tables of everything, and the summary in `docs/benchmarks.md`.
+//! The results as a file, the tables of all results, and the summary in `docs/benchmarks.md`.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -17,14 +17,14 @@ use crate::environment::Environment;
 use crate::figures::Figures;
 use crate::results::{Estimate, Measured, PERCENTILES, Run};
 
-/// Folders of the results and of the page.
+/// Folders for the results and for the page.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// The folder of `field.json.gz`.
+    /// The folder with `field.json.gz`.
     #[arg(long, default_value = "target/bench")]
     from: PathBuf,
-    /// The folder of `benchmarks.md`. Results, charts and the tables of everything go to
-    /// `benchmarks` in it.
+    /// The folder with `benchmarks.md`. Results, charts and the tables of all results go to its
+    /// folder `benchmarks`.
     #[arg(long, default_value = "docs")]
     out: PathBuf,
 }
@@ -44,7 +44,7 @@ pub(crate) struct Results {
 const RESULTS: &str = "field.json.gz";
 
 impl Results {
-    /// Writes the results and the tables of everything.
+    /// Writes the results and the tables of all results.
     pub(crate) fn write(&self, folder: &Path) -> io::Result<()> {
         fs::create_dir_all(folder)?;
         let mut file = GzEncoder::new(File::create(folder.join(RESULTS))?, Compression::best());
@@ -83,7 +83,7 @@ brackets after a value are its 95 % interval.
         page
     }
 
-    /// Returns machine, peers, commit and command.
+    /// Returns the machine, the peers, the commit and the command.
     fn origin(&self) -> String {
         let peers: Vec<String> = self
             .environment
@@ -103,7 +103,7 @@ brackets after a value are its 95 % interval.
     }
 }
 
-/// The text in lines of at most 100 columns.
+/// Wraps the text at 100 columns.
 fn wrapped(text: &str) -> String {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
@@ -132,7 +132,7 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
     fs::write(path, page)
 }
 
-/// Replaces the text between the two comments of this name.
+/// Replaces the text between the two comments with this name.
 fn replace(page: &str, name: &str, text: &str) -> io::Result<String> {
     let (begin, end) = (format!("<!-- begin {name} -->\n"), format!("<!-- end {name} -->"));
     let parts = page
@@ -156,7 +156,7 @@ use Figure::{Cpu, Latency};
 
 const P90: Figure = Latency(0.9, "p90");
 
-/// Loads of the summary, by name and profile, with the names that readers know.
+/// Loads in the summary, by name and profile, with the names that readers know.
 const ROWS: &[(&str, &str, Figure, &str)] = &[
     ("F1 bulk at 50 %", "rack", Cpu, "One bulk flow at 50 %, offloads on"),
     (
@@ -207,7 +207,7 @@ const ROWS: &[(&str, &str, Figure, &str)] = &[
     ("F8 far sink", "continent", Cpu, "Bulk flows to clients 10 ms away"),
 ];
 
-/// Real programs of the summary, where more is better.
+/// Real programs in the summary. For these, more is better.
 const PROGRAMS: &[&str] = &[
     "pgbench -S, 4 clients",
     "redis-benchmark GET, 50 clients",
@@ -263,7 +263,7 @@ fn row(table: &mut String, title: &str, figure: &str, compared: Compared<'_>) {
     };
 }
 
-/// Compares spliceway with tokio, and with the best peer that can be shown.
+/// Compares spliceway with tokio, and with the best peer whose figure can be shown.
 fn compared(measured: &Measured, figure: Figure) -> Compared<'_> {
     let omitted = |name: &str| match figure {
         Cpu => measured.omitted_cpu(name),
@@ -292,7 +292,7 @@ fn compared(measured: &Measured, figure: Figure) -> Compared<'_> {
     Ok((shown(&REFERENCE).then(|| ratio(REFERENCE)).flatten(), ratio(best), best))
 }
 
-/// Returns the table of all contenders of one load.
+/// Returns the table of all contenders under one load.
 fn table(measured: &Measured) -> String {
     let unit = if measured.is_bulk { "s/GiB" } else { "µs each" };
     let mut page = format!(
@@ -341,7 +341,7 @@ fn table(measured: &Measured) -> String {
     page + &under_the_table(measured)
 }
 
-/// Returns what was omitted for every contender, and the worst of the set-up.
+/// Returns the figures that were omitted for every contender, and the worst values of the set-up.
 fn under_the_table(measured: &Measured) -> String {
     let mut page = String::from("\n");
     if let Some(why) = measured.noisy_cpu() {
@@ -355,7 +355,8 @@ fn under_the_table(measured: &Measured) -> String {
     let most = |of: &dyn Fn(&Run) -> f64| measured.runs.iter().map(of).fold(0.0, f64::max);
     let _ = writeln!(
         page,
-        "In the worst run, the generator's p99 lateness was {:.0} µs, and the load's core was {:.0} % busy.",
+        "The generator's p99 lateness was at most {:.0} µs in any run. \
+         The load generator's core was at most {:.0} % busy.",
         most(&|run| run.lateness.quantile(0.99).unwrap_or(0.0)),
         most(&|run| run.load_busy) * 100.0
     );

@@ -1,5 +1,5 @@
-//! Measures a pipe created and closed against a pipe acquired from the pool and released. The
-//! difference is the gain of pooling.
+//! Compares a pipe that is created and closed with a pipe that is acquired from the pool and
+//! released. The difference is the gain of pooling.
 
 use std::hint::black_box;
 use std::thread;
@@ -10,7 +10,7 @@ use spliceway_machine as machine;
 
 use crate::figures::Figures;
 
-/// Measures the nanoseconds of each, on one thread and on two at once.
+/// Measures the nanoseconds for each way, on one thread and on two concurrent threads.
 pub(crate) fn measure(rounds: usize) -> [Figures; 2] {
     let pool = PipePool::new(Limits::of_this_process());
     [1, 2].map(|threads| {
@@ -27,14 +27,14 @@ pub(crate) fn measure(rounds: usize) -> [Figures; 2] {
     })
 }
 
-/// Returns nanoseconds per operation, on this many threads at once, each on a core of its own.
+/// Returns the nanoseconds per operation on this many concurrent threads, each on its own core.
 fn time(threads: usize, operations: u32, operation: impl Fn() + Sync) -> f64 {
     let started = Instant::now();
     thread::scope(|scope| {
         for core in 0..threads {
             let operation = &operation;
             scope.spawn(move || {
-                // Without the right to pin, the scheduler chooses the core.
+                // Without the permission to pin threads, the scheduler chooses the core.
                 let _ = machine::pin_to(core);
                 (0..operations).for_each(|_| operation());
             });

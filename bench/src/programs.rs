@@ -1,5 +1,4 @@
-//! Programs that users run, through each relay: PostgreSQL, Redis, iperf3, and nginx at fixed rates
-//! of requests.
+//! Users' programs through each relay: PostgreSQL, Redis, iperf3, and nginx at fixed request rates.
 
 use std::fs::{self, File};
 use std::io;
@@ -19,14 +18,14 @@ use crate::servers::{self, Folder};
 use crate::site::{CLIENT, SERVER, Site};
 use crate::{LOAD_CORE, RELAY_CORE};
 
-/// A client of a server, through the relay.
+/// A client that reaches a server through the relay.
 struct Workload {
     title: &'static str,
     server: Kind,
-    /// The command line of the client. `HOST` and `PORT` are the relay's.
+    /// The client's command line. `HOST` and `PORT` are the relay's.
     client: &'static str,
     unit: &'static str,
-    /// Finds the figure in the output of the client.
+    /// Finds the figure in the client's output.
     parse: fn(&str) -> Option<f64>,
 }
 
@@ -43,7 +42,7 @@ enum Kind {
 
 const PGBENCH: &str = "pgbench -h HOST -p PORT -U bench -n -T 1 -j 1";
 const SELECT: &str = "-S -M prepared";
-/// k6 sends no usage report to its makers, and opens no interface to control it by.
+/// k6 does not send a usage report to its makers, and does not open a control interface.
 const K6: &str = "k6 run --quiet --no-usage-report --address= -e TARGET=HOST:PORT -";
 const VEGETA: &str = "vegeta attack -duration=1s -timeout=5s";
 
@@ -103,8 +102,8 @@ fn workloads() -> Vec<Workload> {
     ]
 }
 
-/// Measures each workload through each relay. Returns a table of the clients' figures, and one of
-/// the relay's CPU time.
+/// Measures each workload through each relay. Returns a table of the clients' figures and a table
+/// of the relay's CPU time.
 pub(crate) fn measure(site: &Site, rounds: usize, only: &[String], contenders: &[String]) -> io::Result<Vec<Figures>> {
     let mut all = Vec::new();
     let is_asked = |one: &Workload| only.is_empty() || only.iter().any(|name| one.title.starts_with(name.as_str()));
@@ -159,13 +158,14 @@ fn through_all(site: &Site, workload: &Workload, server: &Server, rounds: usize,
             }
         }
         contenders.retain(|contender| !failed.contains(&contender.name));
-        // Every other round goes backwards, so that what drifts falls on all.
+        // Every other round runs in reverse order, so that drift affects all contenders.
         contenders.reverse();
     }
     [figures, cpu]
 }
 
-/// Returns the client's figure, and the fraction of its time that the relay's core was not idle.
+/// Returns the client's figure, and the fraction of the client's time during which the relay's core
+/// was busy.
 fn run(site: &Site, workload: &Workload, server: &Server, contender: &Contender) -> io::Result<(f64, f64)> {
     let relay = site.relay(contender, server.address)?;
     let (host, port) = (relay.address.ip().to_string(), relay.address.port().to_string());
@@ -212,7 +212,7 @@ fn run(site: &Site, workload: &Workload, server: &Server, contender: &Contender)
     }
 }
 
-/// Returns vegeta's own report on its results.
+/// Returns vegeta's own report about its results.
 fn report(results: &[u8]) -> io::Result<String> {
     let mut child = Command::new("vegeta")
         .args(["report", "-type=json"])
@@ -246,7 +246,7 @@ fn megabytes(said: &str) -> Option<f64> {
     said.lines().find_map(|line| line.strip_prefix("rate ")?.parse().ok())
 }
 
-/// Returns nothing for a run in which a request failed.
+/// Returns `None` for a run in which a request failed.
 fn p99(said: &str) -> Option<f64> {
     let report: serde_json::Value = serde_json::from_str(said).ok()?;
     let is_complete = report["success"].as_f64() == Some(1.0);
@@ -256,7 +256,7 @@ fn p99(said: &str) -> Option<f64> {
         .map(|nanos| nanos / 1e3)
 }
 
-/// A running server, in its namespace and on the load's core. Dropping it ends it.
+/// A running server, in its namespace and on the load's core. Dropping it stops it.
 struct Server {
     child: Child,
     address: SocketAddr,
@@ -275,7 +275,7 @@ impl Kind {
     }
 }
 
-/// An unprivileged user, as PostgreSQL refuses to be root.
+/// An unprivileged user, because PostgreSQL refuses to run as root.
 const NOBODY: u32 = 65534;
 
 impl Server {
@@ -309,11 +309,11 @@ impl Server {
     }
 }
 
-/// The port of every server, in a namespace of its own.
+/// The port of every server. Each has its own namespace.
 const PORT: u16 = 5000;
 
 impl Kind {
-    /// Returns the command that starts it in the foreground. Its files are in `folder`.
+    /// Returns the command that starts the server in the foreground. Its files are in `folder`.
     fn command(self, address: SocketAddr, folder: &Path) -> io::Result<Command> {
         let (host, path) = (address.ip(), folder.display());
         match self {
@@ -367,13 +367,13 @@ fn succeed(output: Output) -> io::Result<()> {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // PostgreSQL then ends its own processes, as nginx does.
+        // PostgreSQL and nginx then stop their own child processes.
         let _ = kill_process(Pid::from_child(&self.child), Signal::INT);
         let _ = self.child.wait();
     }
 }
 
-/// Returns the path of a PostgreSQL program: on `PATH`, or where Debian has it.
+/// Returns the path of a PostgreSQL program: on `PATH`, or in Debian's folder for it.
 fn postgres(program: &str) -> io::Result<PathBuf> {
     if servers::unless_installed(program).is_none() {
         return Ok(program.into());

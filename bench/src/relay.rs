@@ -1,4 +1,4 @@
-//! Running relays. Each is a process of its own, so that the kernel accounts its CPU time
+//! Running relays. Each is a separate process, so that the kernel accounts for its CPU time
 //! separately.
 
 use std::io::{self, BufRead, BufReader};
@@ -17,32 +17,32 @@ use crate::kind::{self, Kind};
 use crate::servers::{self, Folder};
 use crate::{LOAD_CORE, RELAY_CORE};
 
-/// The core of a relay, and the cores of a relay that has both.
+/// The core of a normal relay, and the cores of a relay that runs on both.
 const OWN: &[usize] = &[RELAY_CORE];
 const BOTH: &[usize] = &[RELAY_CORE, LOAD_CORE];
 
-/// A running relay. Dropping it ends it.
+/// A running relay. Dropping it stops it.
 pub(crate) struct Relay {
-    /// `None` if clients connect to the server.
+    /// `None` if clients connect directly to the server.
     process: Option<Process>,
     /// The address that clients connect to.
     pub(crate) address: SocketAddr,
-    /// The port that it was told to listen on, held for it.
+    /// Reserves the port on which the relay was told to listen.
     _port: Option<Socket>,
 }
 
-/// The relay's process, ended when it is dropped.
+/// The relay's process. Dropping it ends the process.
 struct Process {
     child: Child,
     cores: &'static [usize],
-    /// The kernel's time for packets on its cores, before the relay started.
+    /// The kernel's time for packets on the relay's cores before the relay started.
     softirq_before: Duration,
-    /// The files of its configuration, removed after it.
+    /// The relay's configuration files, which are removed after it has ended.
     _files: Option<Folder>,
 }
 
 impl Relay {
-    /// Starts a relay on its core, towards `upstream`.
+    /// Starts a relay on its core, with `upstream` as its target.
     pub(crate) fn start(kind: Kind, listen: IpAddr, upstream: SocketAddr) -> io::Result<Self> {
         if kind == Kind::Direct {
             return Ok(Self {
@@ -104,7 +104,7 @@ impl Relay {
         })
     }
 
-    /// Returns the CPU time of the relay so far, with its children, and with the kernel's time for
+    /// Returns the relay's CPU time so far, including its children and the kernel's time for
     /// packets on its cores.
     pub(crate) fn cpu_time(&self) -> io::Result<Duration> {
         let Some(process) = &self.process else {
@@ -127,9 +127,9 @@ fn softirq_time(cores: &[usize]) -> Duration {
     cores.iter().map(|core| accounts::softirq_time(*core)).sum()
 }
 
-/// Reserves a port of the kernel's choice, with a socket that does not listen. No connection's
-/// source port and no `bind(0)` gets this port. A server that asks for it by number and with
-/// `SO_REUSEADDR`, as servers do, gets it.
+/// Reserves a port that the kernel chooses, with a socket that does not listen. No connection's
+/// source port and no `bind(0)` gets this port. A server gets it by requesting the number with
+/// `SO_REUSEADDR`, as servers do.
 fn reserve_port(at: IpAddr) -> io::Result<(Socket, SocketAddr)> {
     let wanted = SocketAddr::new(at, 0);
     let held = Socket::new(Domain::for_address(wanted), Type::STREAM, None)?;
@@ -149,7 +149,8 @@ impl Process {
         })
     }
 
-    /// Asks the process to end, as only it can end those it started. Kills it after 2 s.
+    /// Asks the process to exit, because only it can end its own child processes. Kills it after 2
+    /// s.
     fn end(&mut self) -> io::Result<()> {
         rustix::process::kill_process(Pid::from_child(&self.child), Signal::TERM)?;
         let patience = Instant::now() + Duration::from_secs(2);
@@ -165,7 +166,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The process may have ended by itself, which is fine.
+        // The process may already have exited, which is fine.
         let _ = self.end();
     }
 }

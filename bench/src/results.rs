@@ -1,4 +1,4 @@
-//! The measurements, which of them can be trusted, and how certain they are.
+//! The measurements, which of them are reliable, and how certain they are.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,18 +6,18 @@ use crate::contender::{AGAIN, Contender, DIRECT, OURS};
 use spliceway_load::{Done, Histogram};
 use spliceway_machine::Random;
 
-/// One contender under one load, once.
+/// One run of one contender under one load.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Run {
     pub(crate) contender: String,
     pub(crate) round: usize,
     /// Seconds of the measured window.
     pub(crate) wall: f64,
-    /// Seconds that the relay's core was not idle.
+    /// Seconds during which the relay's core was busy.
     pub(crate) cpu: f64,
-    /// The part of the window that the load's core was not idle.
+    /// The fraction of the window during which the load's core was busy.
     pub(crate) load_busy: f64,
-    /// The part of the window that the host took from either core.
+    /// The fraction of the window that the host took from either core.
     pub(crate) steal: f64,
     pub(crate) offered: u64,
     pub(crate) completed: u64,
@@ -26,7 +26,7 @@ pub(crate) struct Run {
     pub(crate) writes: Histogram,
     pub(crate) exchanges: Histogram,
     pub(crate) lateness: Histogram,
-    /// Milliseconds from the end of an overload to the end of its backlog.
+    /// Milliseconds from the end of an overload until its backlog was done.
     pub(crate) recovery: f64,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Measured {
     pub(crate) is_bulk: bool,
     pub(crate) is_overload: bool,
     pub(crate) runs: Vec<Run>,
-    /// Contenders that failed, and how.
+    /// Contenders that failed, each with a description of the failure.
     pub(crate) failed: Vec<(String, String)>,
 }
 
@@ -83,21 +83,22 @@ impl Estimate {
 /// The percentiles in the tables.
 pub(crate) const PERCENTILES: [(f64, &str); 4] = [(0.5, "p50"), (0.9, "p90"), (0.99, "p99"), (0.999, "p99.9")];
 
-/// The load's core may be this busy. If it is busier, the load is measured as well as the relay.
+/// The highest permitted use of the load's core. If the core is busier, the load is measured
+/// together with the relay.
 pub(crate) const LOAD_BUSY: f64 = 0.70;
-/// The part of the window that the host may take. Two runs of the same relay differ by as much.
+/// The fraction of the window that the host may use. Two runs of one relay can differ by this much.
 pub(crate) const STEAL: f64 = 0.02;
-/// The generator may be late by this part of the latency that it reports.
+/// The generator may be late by this fraction of the latency that it reports.
 pub(crate) const LATE: f64 = 0.10;
-/// The A/A control may differ by this part in CPU time and in rates.
+/// The A/A control may differ by this fraction in CPU time and in rates.
 pub(crate) const AGAIN_CPU: f64 = 0.10;
-/// The A/A control may differ by this part in each percentile.
+/// The A/A control may differ by this fraction in each percentile.
 pub(crate) const AGAIN_LATENCY: f64 = 0.25;
-/// A contender that completes a smaller part of what was due cannot sustain the load.
+/// A contender that completes a smaller fraction of the due messages cannot sustain the load.
 pub(crate) const SUSTAINED: f64 = 0.99;
 
 impl Measured {
-    /// Returns the names, in the order they were measured.
+    /// Returns the contenders' names in the order of measurement.
     pub(crate) fn contenders(&self) -> Vec<&str> {
         let mut names = Vec::new();
         for run in &self.runs {
@@ -112,7 +113,7 @@ impl Measured {
         self.runs.iter().filter(move |run| run.contender == contender)
     }
 
-    /// Returns seconds per GiB, or microseconds per exchange, of one run.
+    /// Returns one run's seconds per GiB, or its microseconds per exchange.
     pub(crate) fn unit_cost(&self, run: &Run) -> f64 {
         match self.is_bulk {
             true => run.cpu / (run.bytes as f64 / f64::from(1 << 30)),
@@ -125,7 +126,7 @@ impl Measured {
         bootstrap(costs.len(), |rounds| lower_half(rounds.iter().map(|at| costs[*at])))
     }
 
-    /// Returns the CPU time of one contender relative to another's, over rounds that had both.
+    /// Returns one contender's CPU time relative to another contender's, over rounds that had both.
     pub(crate) fn cpu_ratio(&self, contender: &str, to: &str) -> Option<Estimate> {
         let pairs = self.pairs(contender, to);
         bootstrap(pairs.len(), |rounds| {
@@ -143,7 +144,8 @@ impl Measured {
         })
     }
 
-    /// Returns the times of exchanges if there are any, or else of writes.
+    /// Returns the durations of the exchanges if there are any. Otherwise returns the durations of
+    /// the writes.
     fn times(&self, run: &Run) -> Histogram {
         match run.exchanges.count() {
             0 => run.writes.clone(),
@@ -155,7 +157,7 @@ impl Measured {
         typical(self.runs_of(contender).map(|run| self.times(run)), part)
     }
 
-    /// Returns one contender's quantile relative to another's, over rounds that had both.
+    /// Returns one contender's quantile relative to another contender's, over rounds that had both.
     pub(crate) fn quantile_ratio(&self, contender: &str, to: &str, part: f64) -> Option<Estimate> {
         let pairs = self.pairs(contender, to);
         bootstrap(pairs.len(), |rounds| {
@@ -185,13 +187,14 @@ impl Measured {
         values.iter().sum::<f64>() / values.len().max(1) as f64
     }
 
-    /// Returns the fraction of the due messages that was completed, if it is too small.
+    /// Returns the fraction of the due messages that were completed, if it is too small.
     pub(crate) fn not_sustained(&self, contender: &str) -> Option<f64> {
         let done = self.mean(contender, |run| run.completed as f64 / run.offered.max(1) as f64);
         (done < SUSTAINED).then_some(done)
     }
 
-    /// Returns the reason why none of a contender's figures can be shown: a fault of the set-up.
+    /// Returns the reason why none of a contender's figures can be shown, namely a fault in the
+    /// set-up.
     pub(crate) fn omitted(&self, contender: &str) -> Option<String> {
         let busy = self.mean(contender, |run| run.load_busy);
         let steal = self.mean(contender, |run| run.steal);
@@ -201,46 +204,46 @@ impl Measured {
         (steal > STEAL).then(|| format!("the host took {:.1} % of the time", steal * 100.0))
     }
 
-    /// Returns the reason why a percentile of one contender cannot be shown.
+    /// Returns the reason why one contender's percentile cannot be shown.
     pub(crate) fn late(&self, contender: &str, part: f64) -> Option<String> {
         let late = typical(self.runs_of(contender).map(|run| run.lateness.clone()), part);
         let (late, latency) = (late?, self.quantile(contender, part)?);
         (late > LATE * latency).then(|| format!("the generator is late: {late:.0} of {latency:.0} µs"))
     }
 
-    /// Returns the reason why no CPU time can be shown under this load.
+    /// Returns the reason why CPU time cannot be shown under this load.
     pub(crate) fn noisy_cpu(&self) -> Option<String> {
         let again = self.cpu_ratio(AGAIN, OURS)?.value;
         ((again - 1.0).abs() > AGAIN_CPU).then(|| format!("the A/A control has {again:.2} times the CPU time"))
     }
 
-    /// Returns the reason why a percentile cannot be shown of any contender.
+    /// Returns the reason why a percentile cannot be shown for any contender.
     pub(crate) fn noisy_latency(&self, part: f64) -> Option<String> {
         let again = self.quantile(AGAIN, part)? / self.quantile(OURS, part)?;
         ((again - 1.0).abs() > AGAIN_LATENCY).then(|| format!("the A/A control has {again:.2} times the latency"))
     }
 
-    /// Returns any reason why a percentile of one contender cannot be shown.
+    /// Returns any reason why one contender's percentile cannot be shown.
     pub(crate) fn omitted_latency(&self, contender: &str, part: f64) -> Option<String> {
         self.omitted(contender)
             .or_else(|| self.noisy_latency(part))
             .or_else(|| self.late(contender, part))
     }
 
-    /// Returns any reason why the CPU time of one contender cannot be shown.
+    /// Returns any reason why one contender's CPU time cannot be shown.
     pub(crate) fn omitted_cpu(&self, contender: &str) -> Option<String> {
         self.omitted(contender).or_else(|| self.noisy_cpu())
     }
 
-    /// Returns the number of contenders that can be shown, by CPU time or by the median latency.
+    /// Returns the number of contenders with a CPU time or a median latency that can be shown.
     pub(crate) fn survivors(&self) -> usize {
         let survives = |name: &&str| self.omitted_cpu(name).is_none() || self.omitted_latency(name, 0.5).is_none();
         self.contenders().into_iter().filter(survives).count()
     }
 }
 
-/// Returns a quantile over rounds: that of the undisturbed ones, or of all rounds together if one
-/// has too few times for it.
+/// Returns a quantile over the rounds: the mean over the undisturbed rounds. If a round has too few
+/// durations for the quantile, returns the quantile of all rounds together.
 fn typical(rounds: impl Iterator<Item = Histogram>, part: f64) -> Option<f64> {
     let rounds: Vec<Histogram> = rounds.collect();
     let each: Option<Vec<f64>> = rounds.iter().map(|round| round.quantile(part)).collect();
@@ -254,8 +257,8 @@ fn typical(rounds: impl Iterator<Item = Histogram>, part: f64) -> Option<f64> {
     }
 }
 
-/// Returns the mean of the lower half of the rounds. Other guests of the host can only add to CPU
-/// time and latency, and on a shared host they disturb a part of the rounds.
+/// Returns the mean of the lower half of the rounds. The host's other guests can only add to CPU
+/// time and latency. On a shared host, they disturb some of the rounds.
 pub(crate) fn lower_half(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
@@ -263,7 +266,7 @@ pub(crate) fn lower_half(values: impl Iterator<Item = f64>) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
-/// Returns a figure over rounds, with its 95 % interval by the bootstrap.
+/// Returns a figure over rounds, with a 95 % interval from the bootstrap.
 pub(crate) fn bootstrap(rounds: usize, figure: impl Fn(&[usize]) -> Option<f64>) -> Option<Estimate> {
     const DRAWS: usize = 400;
     if rounds == 0 {
@@ -317,7 +320,7 @@ mod tests {
 
     fn measured(costs: &[(&str, f64)]) -> Measured {
         let runs = (0..5).flat_map(|round| {
-            // Each round is slower than the one before. Ratios within a round do not change.
+            // Each round is slower than the previous one. Ratios within a round do not change.
             costs
                 .iter()
                 .map(move |(name, cpu)| run(name, round, cpu * (1.0 + round as f64)))

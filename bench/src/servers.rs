@@ -1,4 +1,4 @@
-//! Relays that are programs: a relay in Go, HAProxy, nginx, and spliceway's own program.
+//! Relays that are separate programs: a Go relay, HAProxy, nginx, and spliceway's own program.
 
 use std::env;
 use std::fs::{self, File};
@@ -25,7 +25,7 @@ pub(crate) enum Server {
 }
 
 impl Server {
-    /// Returns the reason why it cannot be started here, if there is one.
+    /// Returns the reason why the program cannot be started here, if there is one.
     pub(crate) fn missing(self) -> Option<String> {
         match self {
             Self::Go => go_relay().as_ref().err().cloned(),
@@ -35,7 +35,7 @@ impl Server {
         }
     }
 
-    /// Returns the command that starts it in the foreground. Its files are in `folder`.
+    /// Returns the command that starts the program in the foreground. Its files are in `folder`.
     pub(crate) fn command(self, listen: SocketAddr, upstream: SocketAddr, folder: &Path) -> io::Result<Command> {
         match self {
             Self::Go => {
@@ -69,7 +69,8 @@ impl Server {
 }
 
 impl Server {
-    /// Returns the path of spliceway's program, which `cargo xtask bench` builds beside this one.
+    /// Returns the path of spliceway's program, which `cargo xtask bench` builds in this program's
+    /// folder.
     fn spliceway(self) -> io::Result<PathBuf> {
         let bench = match self {
             Self::SplicewayBefore => build_before().ok_or(io::ErrorKind::NotFound)?,
@@ -83,8 +84,8 @@ impl Server {
     }
 }
 
-/// Returns the relay in Go, built once. The file is removed as soon as it is open, so that nothing
-/// of it can be left behind.
+/// Returns the Go relay, which is built once. The file is removed as soon as it is open, so that
+/// none of it can be left behind.
 fn go_relay() -> &'static Result<File, String> {
     static BUILT: OnceLock<Result<File, String>> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -102,7 +103,7 @@ fn build_go_relay() -> io::Result<File> {
     let built = Command::new("go")
         .args(["build", "-o"])
         .args([&program, &source])
-        // The standard library is enough, so nothing may be downloaded.
+        // The standard library is enough, so the build must not download anything.
         .envs([("GOTOOLCHAIN", "local"), ("GOPROXY", "off"), ("GOFLAGS", "")])
         .current_dir(folder.path())
         .output()?;
@@ -114,8 +115,9 @@ fn build_go_relay() -> io::Result<File> {
     }
 }
 
-/// Returns a configuration for as many connections as descriptors allow: two each, and two pipes
-/// for a quarter of them, which is HAProxy's default.
+/// Returns a configuration with as many connections as the descriptors permit. Each connection
+/// needs two descriptors. A quarter of the connections, HAProxy's default, have a pipe, which needs
+/// two more.
 fn haproxy_configuration(listen: SocketAddr, upstream: SocketAddr) -> String {
     let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
     let connections = (descriptors.saturating_sub(200) * 2 / 5).min(16_384);
@@ -137,8 +139,8 @@ listen relay
     )
 }
 
-/// Returns a configuration for as many connections as descriptors allow. A client takes two
-/// connections.
+/// Returns a configuration with as many connections as the descriptors permit. Each client needs
+/// two connections.
 fn nginx_configuration(module: &str, listen: SocketAddr, upstream: SocketAddr, folder: &Path) -> String {
     let folder = folder.display();
     let connections = getrlimit(Resource::Nofile)
@@ -162,7 +164,7 @@ stream {{
     )
 }
 
-/// Returns the line that loads the `stream` module, as Debian's nginx loads it at run time.
+/// Returns the line that loads the `stream` module, because Debian's nginx loads it at run time.
 fn nginx_module() -> io::Result<String> {
     let said = Command::new("nginx").arg("-V").output()?.stderr;
     let said = String::from_utf8_lossy(&said);
@@ -195,7 +197,7 @@ pub(crate) fn on_core(core: usize, command: &Command) -> Command {
     pinned
 }
 
-/// A folder for files of one run, removed when it is dropped.
+/// A folder for the files of one run. Dropping it removes the folder.
 #[derive(Debug)]
 pub(crate) struct Folder(PathBuf);
 
@@ -215,7 +217,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // If this fails, a few hundred bytes stay in the folder for temporary files.
+        // If this fails, a few hundred bytes remain in the folder for temporary files.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -1,4 +1,4 @@
-//! Client, relay and server in namespaces, and one run in them.
+//! Client, relay and server in namespaces, and one run through them.
 
 use std::fs;
 use std::io;
@@ -19,13 +19,13 @@ use crate::relay::Relay;
 use crate::results::Run;
 use crate::{LOAD_CORE, RELAY_CORE};
 
-/// The indices of the hosts.
+/// The hosts' indices.
 pub(crate) const CLIENT: usize = 0;
 pub(crate) const RELAY: usize = 1;
 pub(crate) const SERVER: usize = 2;
 
-/// A network of one profile. Each namespace receives on the core of its host: the relay's has one
-/// to itself.
+/// The network of one profile. Each namespace receives on its host's core. The relay has its own
+/// core.
 pub(crate) struct Site {
     pub(crate) net: Net,
     pub(crate) profile: Profile,
@@ -33,7 +33,7 @@ pub(crate) struct Site {
 
 impl Site {
     pub(crate) fn new(profile: Profile) -> io::Result<Self> {
-        // Delay lines run on the cores of this thread.
+        // Delay lines run on this thread's cores.
         machine::pin_to(LOAD_CORE)?;
         let net = Net::joined_by(&profile.links())?;
         let site = Self { net, profile };
@@ -48,14 +48,14 @@ impl Site {
             site.node(node).receive_on(core)?;
         }
         let net = site.net.with_forwarding()?;
-        // This fails unless both use cubic.
+        // This fails unless both connections use cubic.
         net.connect(0, 1, Family::V4)?;
         net.connect(1, 2, Family::V4)?;
         Self { net, profile }.with_settings()
     }
 
-    /// Applies settings, so that no contender finds what another left, and so that there are ports
-    /// for thousands of connections a second.
+    /// Applies settings, so that no contender is affected by the previous one. There must also be
+    /// ports for thousands of connections per second.
     fn with_settings(self) -> io::Result<Self> {
         let settings = [
             ("tcp_no_metrics_save", "1"),
@@ -72,13 +72,12 @@ impl Site {
         Ok(self)
     }
 
-    /// Returns one of the three hosts, which are one on loopback.
+    /// Returns one of the three hosts. On loopback, all three are the same node.
     pub(crate) fn node(&self, index: usize) -> &Node {
         self.net.node(index.min(self.net.nodes().len() - 1))
     }
 
-    /// Returns the address where the relay listens for clients, and that of the server for the
-    /// relay.
+    /// Returns the relay's address for clients, and the server's address for the relay.
     pub(crate) fn addresses(&self) -> (IpAddr, IpAddr) {
         match self.profile {
             Profile::Loopback => (Ipv4Addr::LOCALHOST.into(), Ipv4Addr::LOCALHOST.into()),
@@ -86,14 +85,14 @@ impl Site {
         }
     }
 
-    /// Starts a relay in front of a server.
+    /// Starts a relay that connects to a server.
     pub(crate) fn relay(&self, contender: &Contender, upstream: SocketAddr) -> io::Result<Relay> {
         let (listen, _) = self.addresses();
         self.node(RELAY)
             .inside(|| Relay::start(contender.kind, listen, upstream))
     }
 
-    /// Offers a load to a contender once.
+    /// Runs a load on a contender once.
     pub(crate) fn run(&self, load: &Load, contender: &Contender, round: usize) -> io::Result<Run> {
         let (_, server) = self.addresses();
         let listener = self.node(SERVER).inside(|| kind::listener((server, 0).into(), false))?;
@@ -103,7 +102,7 @@ impl Site {
             true => Some(Spinner::start(RELAY_CORE)?),
             false => None,
         };
-        // If the relay has both cores, nothing may keep a core awake in its place.
+        // If the relay has both cores, no other thread may keep a core awake in its place.
         let awake = if shares { None } else { Some(Spinner::start(LOAD_CORE)?) };
         let mut accounts = Accounts {
             spinner: spinner.as_ref(),
@@ -129,7 +128,7 @@ impl Site {
                 let generator = Generator::connect(load.offer, listener, relay.address)?;
                 let generator = match self.profile.is_near() {
                     true => generator,
-                    // The thread of a delay line is on the same core, and must not wait.
+                    // The delay line's thread is on the same core and must not wait.
                     false => generator.without_spin(),
                 };
                 generator.run(&schedule, window, grace, |opens| accounts.at_window(opens))
@@ -141,19 +140,19 @@ impl Site {
         Ok(run)
     }
 
-    /// Returns the bytes per second that one flow of a contender carries.
+    /// Returns a contender's capacity in one flow, in bytes per second.
     pub(crate) fn capacity(&self, contender: &Contender) -> io::Result<f64> {
         let run = self.run(&Load::saturating(self.profile), contender, 0)?;
         Ok(run.bytes as f64 / run.wall)
     }
 }
 
-/// Time at half of the capacity before an overload, and after it.
+/// Time at half of the capacity before an overload, and time at half of it afterwards.
 const LEAD: Duration = Duration::from_millis(500);
 const RECOVERY: Duration = Duration::from_millis(1_500);
 
 /// Returns the measured window of a load, the end of its schedule, and how long to wait for the
-/// rest.
+/// remaining messages.
 fn times(load: &Load) -> ((Duration, Duration), Duration, Duration) {
     let warming = load.profile.warming();
     match load.overload {
@@ -169,13 +168,13 @@ fn times(load: &Load) -> ((Duration, Duration), Duration, Duration) {
     }
 }
 
-/// The work of the cores in the measured window.
+/// The cores' work in the measured window.
 struct Accounts<'a> {
-    /// The spinner on the relay's core, in the control.
+    /// The spinner on the relay's core, in the control run.
     spinner: Option<&'a Spinner>,
     /// The spinner on the load's core.
     awake: Option<&'a Spinner>,
-    /// A relay that shares its cores. Only its process is counted.
+    /// A relay that shares its cores with the load. Only its process is counted.
     relay: Option<&'a Relay>,
     began: Option<Look>,
     run: Run,
@@ -184,7 +183,7 @@ struct Accounts<'a> {
 struct Look {
     at: Instant,
     cores: [CoreTime; 2],
-    /// Time by the spinners, or of the relay's process.
+    /// Busy time from the spinners, or from the relay's process.
     busy: [Duration; 2],
 }
 

@@ -1,4 +1,4 @@
-//! Validates the instruments: the delay line and the generator against third-party tools.
+//! Validates the instruments: the delay line and the generator, against third-party tools.
 
 use std::io;
 use std::process::{Command, Stdio};
@@ -9,7 +9,8 @@ use crate::servers::unless_installed;
 use crate::site::{CLIENT, SERVER, Site};
 use spliceway_load::Histogram;
 
-/// Prints a table of the values set, the values that another tool found, and their differences.
+/// Prints a table with the configured values, the values that another tool measured, and their
+/// differences.
 #[expect(clippy::print_stdout, reason = "this is the program's result")]
 pub(crate) fn run() -> io::Result<()> {
     for (tool, package) in [("ping", "iputils-ping"), ("iperf3", "iperf3"), ("sockperf", "sockperf")] {
@@ -48,7 +49,7 @@ fn delay_line() -> io::Result<()> {
         match profile {
             Profile::Continent => {
                 let found = iperf3(&site, &["-O", "2", "-P", "4"])?;
-                // A segment of 1,500 bytes carries 1,448.
+                // A segment of 1,500 bytes carries a payload of 1,448 bytes.
                 row(
                     &format!("{name}: rate by iperf3 of TCP"),
                     1_000.0 * 1448.0 / 1500.0,
@@ -57,8 +58,8 @@ fn delay_line() -> io::Result<()> {
                 );
             }
             Profile::Ocean => {
-                // UDP, as TCP does not fill a path with loss. A datagram has 28 bytes of headers on
-                // the line.
+                // The test uses UDP, because TCP does not fill a path with loss. A datagram has 28
+                // bytes of headers on the line.
                 let found = iperf3(&site, &["-u", "-b", "400M", "-l", "1400"])?;
                 row(
                     &format!("{name}: rate by iperf3 of UDP"),
@@ -119,7 +120,7 @@ fn words(site: &Site, node: usize, program: &str, arguments: &[&str]) -> io::Res
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Returns the average in milliseconds.
+/// Returns the average round trip in milliseconds.
 fn ping(site: &Site) -> io::Result<f64> {
     let (relay, _) = site.addresses();
     // "rtt min/avg/max/mdev = 2.1/2.2/…"
@@ -135,7 +136,7 @@ fn ping(site: &Site) -> io::Result<f64> {
     average.ok_or_else(|| io::Error::other(format!("ping: {said}")))
 }
 
-/// Returns the milliseconds of a connection that has carried some bytes.
+/// Returns the round trip in milliseconds of a connection that has carried some bytes.
 fn tcp_info(site: &Site) -> io::Result<f64> {
     let (mut client, mut server) = site.net.connect(0, 1, spliceway_net::Family::V4)?;
     for _ in 0..20 {
@@ -144,7 +145,7 @@ fn tcp_info(site: &Site) -> io::Result<f64> {
         io::Write::write_all(&mut server, b"b")?;
         io::Read::read_exact(&mut client, &mut [0])?;
     }
-    // Without a safe wrapper of TCP_INFO, ss(8) reads it: "rtt:2.1/0.1".
+    // There is no safe wrapper for TCP_INFO, so ss(8) reads it: "rtt:2.1/0.1".
     let said = words(site, CLIENT, "ss", &["-tinH", "state", "established"])?;
     let rtt = said
         .split_whitespace()
@@ -152,7 +153,7 @@ fn tcp_info(site: &Site) -> io::Result<f64> {
     rtt.ok_or_else(|| io::Error::other(format!("ss: {said}")))
 }
 
-/// Returns the Mbit/s that arrive from client to server, or at the relay where that is the far end.
+/// Returns the Mbit/s that arrive from client to server, or at the relay if that is the far end.
 fn iperf3(site: &Site, options: &[&str]) -> io::Result<f64> {
     let (_, server) = site.addresses();
     let mut listening = Command::new("iperf3");
@@ -173,7 +174,7 @@ fn iperf3(site: &Site, options: &[&str]) -> io::Result<f64> {
     let report: serde_json::Value = serde_json::from_str(&said).map_err(io::Error::other)?;
     let end = &report["end"];
     let received = end["sum_received"]["bits_per_second"].as_f64();
-    // For UDP, older versions report the rate that was sent, and the part of it that was lost.
+    // For UDP, older versions report the sending rate and the fraction of it that was lost.
     let sent = end["sum"]["bits_per_second"]
         .as_f64()
         .zip(end["sum"]["lost_percent"].as_f64());
@@ -183,8 +184,8 @@ fn iperf3(site: &Site, options: &[&str]) -> io::Result<f64> {
         .ok_or_else(|| io::Error::other(format!("iperf3: {said}")))
 }
 
-/// Returns p50 and p90 of round trips in microseconds, by the generator and by sockperf. Each trip
-/// has 64 bytes, at 1,000 a second on one connection.
+/// Returns p50 and p90 of round trips in microseconds, from the generator and from sockperf. Each
+/// trip has 64 bytes, at 1,000 trips per second on one connection.
 fn latencies(site: &Site) -> io::Result<([f64; 2], [f64; 2])> {
     let mut own = Histogram::default();
     for round in 0..3 {

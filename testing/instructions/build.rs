@@ -1,4 +1,5 @@
-//! Tells the program which compiler built it, as instruction counts hold for one compiler.
+//! Passes the compiler version to the program, because instruction counts are valid for one
+//! compiler.
 
 use std::env;
 use std::process::Command;

@@ -324,8 +324,7 @@ impl Transfer {
         if self.through {
             // One splice may be small because the sink has little room. The decision therefore
             // counts all bytes moved since the last wait for the source.
-            self.traffic
-                .after_splice(self.run >= crate::traffic::SPLICE_THRESHOLD);
+            self.traffic.after_splice(self.run >= crate::traffic::SPLICE_THRESHOLD);
             self.run = 0;
         }
         self.moved = 0;

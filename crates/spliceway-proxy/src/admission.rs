@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_at_the_limit_waits_until_somebody_goes() {
+    fn at_the_limit_a_new_session_waits_until_another_one_ends() {
         let admission = Admission::new("sessions", 2, None);
         let (first, _second) = (admitted(&admission), admitted(&admission));
         let mut third = pin!(admission.admit());
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn who_no_longer_waits_takes_no_place() {
+    fn a_dropped_waiter_does_not_occupy_a_place() {
         let admission = Admission::new("sessions", 1, None);
         let first = admitted(&admission);
         {
@@ -301,12 +301,12 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_of_nobody_is_a_limit_of_one() {
+    fn a_limit_of_zero_admits_one_session() {
         assert_eq!(Admission::new("sessions", 0, None).max(), 1);
     }
 
     #[test]
-    fn one_client_has_so_many_sessions_and_others_have_theirs() {
+    fn each_client_has_its_own_limit_on_sessions() {
         let admission = Admission::new("sessions", 100, NonZeroU32::new(2));
         let mut permits: Vec<_> = (0..5).map(|_| admitted(&admission)).collect();
         assert!(permits[0].count(ip("192.0.2.1")) && permits[1].count(ip("::ffff:192.0.2.1")));
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_of_ipv6_is_one_client() {
+    fn an_ipv6_network_of_64_bits_is_one_client() {
         let admission = Admission::new("sessions", 100, NonZeroU32::new(1));
         let mut permits: Vec<_> = (0..3).map(|_| admitted(&admission)).collect();
         assert!(permits[0].count(ip("2001:db8:0:1::1")));
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_counts_once_whatever_it_is_told_and_nobody_is_remembered() {
+    fn a_session_counts_for_one_client_and_leaves_no_entry() {
         let admission = Admission::new("sessions", 100, NonZeroU32::new(1));
         let mut permit = admitted(&admission);
         assert!(permit.count(ip("192.0.2.1")) && permit.count(ip("192.0.2.1")));

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_expected_is_connected_and_who_is_not_is_closed() {
+    async fn an_expected_peer_is_connected_and_another_one_is_closed() {
         let binding = bound();
         let (address, book) = (binding.address(), Book::default());
         let expected = Expected::from_request(&asked(5), &book).await.unwrap();
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_unspecified_address_is_anyone_whom_the_policy_lets() {
+    async fn the_unspecified_address_admits_any_peer_that_the_policy_allows() {
         let binding = bound();
         let (address, book) = (binding.address(), Book::default());
         let anyone = Expected::from_request(&Target::Ip(spliceway_protocol::socks5::UNSPECIFIED), &book).await;
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_is_all_of_its_addresses_that_are_allowed() {
+    async fn a_name_represents_all_of_its_allowed_addresses() {
         let book = Book {
             name: vec![(ip(5), 21).into(), (ip(6), 21).into()],
             ..Book::default()

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_guarded_task_that_panics_has_failed_whenever_that_is() {
+    async fn a_panic_of_a_guarded_task_is_a_failure_in_every_state() {
         let health = Health::new();
         let guard = health.guard("this");
         health.drain();

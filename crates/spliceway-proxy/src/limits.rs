@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_parts_are_the_whole_and_each_session_has_two() {
+    fn the_parts_add_up_to_the_limit_and_each_session_has_two() {
         for (limit, listeners, sessions) in [(256, 1, 83), (1024, 1, 371), (1_048_576, 10, 393_199)] {
             let descriptors = Descriptors::of(limit, listeners);
             let Descriptors {
@@ -148,7 +148,7 @@ mod tests {
 
     /// The kernel refuses a limit above `fs.nr_open` even for root.
     #[test]
-    fn a_limit_that_may_not_be_is_refused_and_changes_nothing() {
+    fn an_impossible_limit_is_refused_and_changes_nothing() {
         let before = getrlimit(Resource::Nofile);
         let error = raise_descriptors(Some(u64::MAX - 1)).unwrap_err();
         assert!(error.to_string().contains("cannot raise"), "{error}");
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pipes_have_what_the_library_takes() {
+    fn the_share_of_the_pipes_is_that_of_the_library() {
         let limit = 4096;
         assert_eq!(Descriptors::of(limit, 1).pipes, limit / 16 * 2);
     }

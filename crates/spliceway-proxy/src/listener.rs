@@ -33,7 +33,7 @@ const BACKLOG: i32 = 4096;
 /// The first and the longest wait after accept(2) failed because a resource was missing.
 const BACK_OFF_MIN: Duration = Duration::from_millis(50);
 const BACK_OFF_MAX: Duration = Duration::from_secs(1);
-/// After this many consecutive failures, an error that seems to concern one client is treated as an
+/// Once this many calls fail in a row, an error that seems to concern one client is treated as an
 /// error of the listener. A sandbox that forbids accept(2) returns EPERM, as a firewall does. But
 /// the sandbox returns it immediately and for every call.
 const CLIENTS_IN_A_ROW_MAX: u32 = 16;
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn at_the_limit_nobody_is_accepted_until_a_session_ends() {
+    async fn at_the_limit_no_client_is_accepted_until_a_session_ends() {
         let (listener, admission) = (one("127.0.0.1:0").await, Admission::new("sessions", 2, None));
         let address = listener.local_addr().unwrap();
         let (mut accepted, _stop) = run(listener, &admission);
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn at_the_limit_it_stops_at_once_when_told_to() {
+    async fn at_the_limit_a_listener_stops_immediately() {
         let (listener, admission) = (one("127.0.0.1:0").await, Admission::new("sessions", 1, None));
         let address = listener.local_addr().unwrap();
         let _place = admission.admit().await;
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn idle_listeners_keep_no_place_from_a_busy_one() {
+    async fn idle_listeners_do_not_hold_places() {
         let admission = Admission::new("sessions", 1, None);
         let idle = run(one("127.0.0.1:0").await, &admission);
         let listener = one("127.0.0.1:0").await;

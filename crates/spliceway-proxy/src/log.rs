@@ -30,7 +30,7 @@ const QUEUE_MAX_BYTES: usize = 4 << 20;
 const QUEUE_MAX_LINES: usize = 1 << 16;
 /// The memory that the thread keeps for the next lines.
 const KEEP_BYTES: usize = 64 << 10;
-/// The time from one batch of lines to the next. The first line after a silence is written
+/// The time from one batch of lines to the next. The first line after a pause is written
 /// immediately.
 const BATCH_TIME: Duration = Duration::from_millis(5);
 /// The longest time that the process waits at its end for a slow reader.
@@ -164,7 +164,7 @@ struct Queue {
     unreported: u64,
     /// Whether the thread is waiting for a line. If it is, all earlier lines have been written.
     idle: bool,
-    /// Whether a flush waits, so that the thread must not wait for a batch.
+    /// Whether a flush is waiting. The thread then does not wait to collect a batch.
     flushing: bool,
 }
 
@@ -215,8 +215,8 @@ impl Log {
         }
     }
 
-    /// Waits until a batch of lines has come together, if the thread has just written one. Nothing
-    /// but a flush wakes it before.
+    /// Waits [`BATCH_TIME`] after a batch, so that lines collect for the next one. Only a flush
+    /// ends the wait early.
     fn collect(&self) {
         drop(
             self.pushed
@@ -224,8 +224,8 @@ impl Log {
         );
     }
 
-    /// Waits for lines, and fills the empty `lines` with them. Returns the number of dropped lines
-    /// that are not reported yet.
+    /// Waits for lines and moves them to `lines`, which must be empty. Returns the number of
+    /// dropped lines that have not been reported yet.
     fn next(&self, lines: &mut Lines) -> u64 {
         let mut queue = self.queue();
         while queue.lines.ends.is_empty() {
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_waits_for_every_line_and_no_longer_than_it_may() {
+    fn a_flush_waits_for_every_line_but_not_beyond_its_limit() {
         let (log, reader) = log();
         log.push(b"line\n");
         log.flush(Duration::from_millis(1));

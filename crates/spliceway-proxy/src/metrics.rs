@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_series_have_the_names_that_are_promised() {
+    fn the_series_have_the_documented_names() {
         let admission = Admission::new("sessions", 10, None);
         let metrics = Metrics::new(vec![Arc::new(Traffic::new("socks5"))], admission);
         metrics.session_began("socks5");

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_everything_and_public_is_not() {
+    fn everything_allows_all_targets_and_public_does_not() {
         for (address, expected) in [
             ("127.0.0.1:80", Err(Denied::Loopback)),
             ("10.0.0.1:80", Err(Denied::Private)),
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_proxy_is_asked_for_is_checked_as_far_as_it_can_be() {
+    fn targets_for_upstream_proxies_are_checked_as_far_as_possible() {
         for (target, of_name, of_all) in [
             ("127.0.0.1:80", Ok(()), Err(Denied::Loopback)),
             ("[::1]:80", Ok(()), Err(Denied::Loopback)),

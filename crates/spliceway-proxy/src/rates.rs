@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_rate_is_refused_with_what_was_expected() {
+    fn an_invalid_rate_is_refused_with_the_expected_form() {
         for text in [
             "",
             "10",
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_without_a_scope_is_the_service_s() {
+    fn a_rate_without_a_scope_applies_to_the_service() {
         for (text, shown) in [
             ("10MB", "10MB:service"),
             ("1.5MiB:client", "1536KiB:client"),
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn two_rates_for_the_same_are_refused_and_for_different_ones_are_not() {
+    fn only_two_rates_for_one_scope_are_refused() {
         let arg = |text: &str| text.parse::<RateArg>().unwrap();
         let all = rates("1MB:connection 2MB:client 3MB");
         assert_eq!(all.service, Some(arg("3MB").rate));
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn without_rates_a_session_has_none_and_nobody_is_remembered() {
+    fn without_rates_a_session_has_none_and_no_client_is_kept() {
         let limits = RateLimits::new(Rates::default(), rates("1MB:connection"));
         let session = limits.of_session(ip(1));
         assert!(session.incoming.is_none() && session.session.is_none());
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn the_innermost_rate_is_the_session_s_own_and_directions_are_apart() {
+    fn the_innermost_rate_applies_and_directions_are_separate() {
         let limits = RateLimits::new(rates("1MB:connection 2MB:client 3MB"), rates("2MB:client 3MB"));
         let session = limits.of_session(ip(1));
         assert_eq!(session.incoming.unwrap().bytes_per_second(), 1_000_000);
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_comes_back_is_not_forgotten_for_having_been_away() {
+    fn a_returning_client_is_not_forgotten() {
         let limits = RateLimits::new(rates("1MB:client"), Rates::default());
         let (start, key) = (Instant::now(), ClientKey::from(ip(1).unwrap()));
         limits.enter(key, start);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
-use spliceway::RelayOptions;
+use spliceway::{Peer, RelayOptions};
 use tokio::task::JoinSet;
 
 use crate::admission::{Admission, Dials};
@@ -128,7 +128,7 @@ async fn finish(mut drain: Drain, limit: Duration, services: &[Arc<Service>], si
         Drained::TimeUp => tracing::warn!("some sessions did not end in time: their records show any lost bytes"),
         Drained::Hurried => {
             log::hurry();
-            tracing::warn!("asked to stop again: the remaining sessions are cut at once");
+            tracing::warn!("asked to stop again: the remaining sessions are cut now");
         }
     }
 }
@@ -222,7 +222,7 @@ pub(crate) fn relays(settings: &Settings) -> RelayOptions {
     RelayOptions::new()
         .engine(settings.engine)
         .pipe_size(settings.pipe_size)
-        .early_answers(true)
+        .early_answers_to(Peer::A)
         .pass_resets(true)
         .idle_timeout(settings.timeouts.idle)
         .half_close_timeout(settings.timeouts.half_close)

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use spliceway_core::{Engine, PipePool, PipeSize};
 
 use crate::cancel::CancelHandle;
+use crate::outcome::Peer;
 use crate::rate_limit::RateLimit;
 
 /// The options of relays. Create them once, and clone them for each
@@ -34,7 +35,7 @@ pub struct RelayOptions {
     pub(crate) idle_timeout: Option<Duration>,
     pub(crate) half_close_timeout: Option<Duration>,
     pub(crate) half_close: HalfClose,
-    pub(crate) early_answers: bool,
+    pub(crate) early_answers: EarlyAnswers,
     pub(crate) pass_resets: bool,
     pub(crate) a_to_b: DirectionOptions,
     pub(crate) b_to_a: DirectionOptions,
@@ -71,6 +72,15 @@ pub enum HalfClose {
     CloseBoth,
 }
 
+/// Whose early answers are delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EarlyAnswers {
+    No,
+    Both,
+    /// Answers to this peer.
+    To(Peer),
+}
+
 /// The options of a relay that was created without options.
 pub(crate) static DEFAULT: RelayOptions = RelayOptions::new();
 
@@ -89,7 +99,7 @@ impl RelayOptions {
             idle_timeout: None,
             half_close_timeout: None,
             half_close: HalfClose::Propagate,
-            early_answers: false,
+            early_answers: EarlyAnswers::No,
             pass_resets: false,
             a_to_b: OWN,
             b_to_a: OWN,
@@ -178,7 +188,24 @@ impl RelayOptions {
     /// # Panics
     /// As with [`idle_timeout`](RelayOptions::idle_timeout), when a stream fails.
     pub fn early_answers(mut self, deliver: bool) -> Self {
-        self.early_answers = deliver;
+        self.early_answers = match deliver {
+            true => EarlyAnswers::Both,
+            false => EarlyAnswers::No,
+        };
+        self
+    }
+
+    /// Sets that only answers to `client` are [early answers](RelayOptions::early_answers). If a
+    /// write to `client` fails, the relay still delivers the bytes that `client` has sent. It ends
+    /// when the other side has acknowledged them, and does not read what that side still sends.
+    ///
+    /// Use it if you know which stream is the client. A client that aborts a download then ends its
+    /// relay within milliseconds, and not after step 3.
+    ///
+    /// # Panics
+    /// As with [`idle_timeout`](RelayOptions::idle_timeout), when a stream fails.
+    pub fn early_answers_to(mut self, client: Peer) -> Self {
+        self.early_answers = EarlyAnswers::To(client);
         self
     }
 

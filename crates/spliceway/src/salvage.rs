@@ -12,8 +12,8 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
 use crate::direction_state::{DirectionState, poll_shutdown};
-use crate::options::{DirectionOptions, RelayOptions};
-use crate::outcome::{Direction, Failure, Operation};
+use crate::options::{DirectionOptions, EarlyAnswers, RelayOptions};
+use crate::outcome::{Direction, Failure, Operation, failed_peer};
 use crate::stream;
 
 /// The most time that the whole salvage may take.
@@ -43,6 +43,7 @@ const SLOWEST_CHECK: Duration = Duration::from_millis(64);
 /// ```text
 ///                            ┌─ not all bytes ─▶ Cutting ──▶ like Resetting
 ///   a write failed ──────▶ Delivering ──▶ Ending ──▶ Lingering ──▶ Settling ──▶ report the error
+///                                           │ no answer ───────────▲
 ///                                           ▲             └─ the other has finished ──▶ the same
 ///   a read failed ───┬── the other sends ───┘
 ///                    └── it is silent ────▶ Resetting ──▶ reset the other, report the error
@@ -76,7 +77,8 @@ enum Stage {
     Ending,
     /// Gives the other side time to finish.
     Lingering,
-    /// The other side sends too much. It is closed once it has acknowledged everything.
+    /// The other side sends too much, or needs no time. It is closed once it has acknowledged
+    /// everything.
     Settling,
     /// The other side is reset once it has acknowledged everything.
     Resetting,
@@ -109,8 +111,8 @@ impl Salvage {
         let stage = match broken.0 {
             // The engine refused to copy. No stream has failed.
             _ if broken.1.kind() == io::ErrorKind::Unsupported => return Err(broken),
-            Operation::Read if options.pass_resets || options.early_answers => Stage::Resetting,
-            Operation::Write | Operation::Shutdown if options.early_answers => Stage::Delivering,
+            Operation::Read if options.pass_resets || options.early_answers != EarlyAnswers::No => Stage::Resetting,
+            Operation::Write | Operation::Shutdown if options.early_answers != EarlyAnswers::No => Stage::Delivering,
             _ => return Err(broken),
         };
         let now = Instant::now();
@@ -148,7 +150,8 @@ impl Salvage {
                 }
                 Stage::Delivering => ready!(self.poll_deliver(cx, wreck)),
                 Stage::Ending => match ready!(poll_shutdown(cx, wreck.other)) {
-                    Ok(()) => self.enter(Stage::Lingering),
+                    Ok(()) if self.may_be_answer(wreck.options) => self.enter(Stage::Lingering),
+                    Ok(()) => self.enter(Stage::Settling),
                     Err(_) => return Poll::Ready(()),
                 },
                 Stage::Lingering if self.other_has_ended => return Poll::Ready(()),
@@ -156,7 +159,7 @@ impl Salvage {
                 Stage::Lingering => return Poll::Pending,
                 // Both sides have failed.
                 Stage::Settling | Stage::Resetting | Stage::Cutting if discarded.is_err() => return Poll::Ready(()),
-                Stage::Resetting if wreck.options.early_answers && wreck.dead.in_flight() > 0 => {
+                Stage::Resetting if self.may_be_answer(wreck.options) && wreck.dead.in_flight() > 0 => {
                     self.enter(Stage::Ending);
                 }
                 Stage::Resetting | Stage::Cutting if !wreck.options.pass_resets => return Poll::Ready(()),
@@ -165,6 +168,15 @@ impl Salvage {
                     return self.close(wreck);
                 }
             }
+        }
+    }
+
+    /// Returns whether the bytes that the failed side has sent may be an early answer.
+    fn may_be_answer(&self, options: &RelayOptions) -> bool {
+        match options.early_answers {
+            EarlyAnswers::No => false,
+            EarlyAnswers::Both => true,
+            EarlyAnswers::To(client) => client != failed_peer(self.direction, self.broken.0),
         }
     }
 

@@ -1,5 +1,5 @@
-//! The attacks: the behaviour of each attacker on one connection, the number of attackers, and the
-//! limits for the program meanwhile.
+//! The attacks: each attacker's behaviour on one connection, the number of attackers, and the
+//! program's limits during the attack.
 
 use std::io;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use crate::client::{self, Target};
 use crate::probe::Probe;
 use crate::program::{Log, SECRET};
 
-/// The duration of an attack, the quick form first.
+/// The duration of an attack. The quick form comes first.
 const TIME: [Duration; 2] = [Duration::from_millis(2500), Duration::from_secs(30)];
 
-/// The longest duration of an attack that ends by count, the quick form first. A hash takes about
-/// 30 ms of a core, and there are 10,000.
+/// The longest duration of an attack that ends by count. The quick form comes first. A password
+/// hash needs about 30 ms of a core, and there are 10,000 of them.
 const TIME_MAX: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(400)];
 
 pub(crate) struct Attack {
@@ -28,14 +28,15 @@ pub(crate) struct Attack {
     kind: Kind,
     /// The number of concurrent attackers, each with one connection.
     pub(crate) at_once: usize,
-    /// The attack stops after this many connections, the quick form first. `None` stops it by time.
+    /// The attack stops after this many connections, the quick form first. `None` means that it
+    /// stops by time.
     count: Option<[u64; 2]>,
     pub(crate) log: Log,
     pub(crate) probe: Probe,
     pub(crate) limits: Limits,
 }
 
-/// Limits on what the program may use during an attack, beyond its use before.
+/// Limits on the program's use of resources during an attack, beyond its use before.
 pub(crate) struct Limits {
     pub(crate) rss_mib: u64,
     /// Descriptors per concurrent attacker.
@@ -49,19 +50,19 @@ pub(crate) struct Limits {
 /// The behaviour of one attacker on one connection.
 #[derive(Clone, Copy)]
 enum Kind {
-    /// Says nothing and waits to be disconnected.
+    /// Sends nothing and waits to be disconnected.
     Silent,
-    /// Sends one byte of a request each 100 ms.
+    /// Sends one byte of a request every 100 ms.
     ByteByByte,
-    /// Says nothing, or half a request, to the metrics port.
+    /// Sends nothing, or half a request, to the metrics port.
     SilentMetrics,
-    /// Logs in with a wrong password, from an address of its own.
+    /// Logs in with a wrong password. Each attempt has its own address.
     WrongPassword,
-    /// Asks for a name that the DNS server answers late or never.
+    /// Requests a name that the DNS server answers late or never.
     SlowName,
-    /// Asks for a target that does not answer, and leaves.
+    /// Requests a target that does not answer, and leaves.
     Leave,
-    /// Asks for a target that refuses, so that the program writes a record.
+    /// Requests a target that refuses, so that the program writes a record.
     Refused,
     /// Uploads to a target that answers early and closes.
     EarlyAnswer,
@@ -70,19 +71,19 @@ enum Kind {
 }
 
 pub(crate) const SMALL: Limits = Limits {
-    // The allocator keeps about this much after some hundred concurrent sessions.
+    // The allocator keeps about this much after several hundred concurrent sessions.
     rss_mib: 8,
-    // The socket of the client, and nothing else.
+    // The client's socket, and nothing else.
     descriptors_each: 1,
-    // A connection with a record takes about 100 µs. A worker that spins takes a whole core.
+    // A connection with a record needs about 100 µs. A worker that spins uses a whole core.
     cpu_each: Duration::from_millis(1),
-    // The machine may have two cores, which the attack and other programs use as well. A round trip
-    // of 1 ms may then take 100 ms.
+    // The machine may have two cores, which the attack and other programs also use. A round trip of
+    // 1 ms may then take 100 ms.
     p99: Duration::from_millis(1000),
 };
 
-/// Limits for 1,000 clients in the middle of a handshake. Each may hold 16 KiB, the longest head of
-/// a request.
+/// Limits for 1,000 clients in the middle of a handshake. Each may hold 16 KiB, the longest request
+/// head.
 const HELD: Limits = Limits { rss_mib: 16, ..SMALL };
 
 const fn attack(name: &'static str, kind: Kind, at_once: usize, limits: Limits) -> Attack {
@@ -100,10 +101,10 @@ const fn attack(name: &'static str, kind: Kind, at_once: usize, limits: Limits) 
 /// Returns an attack that makes the program write records while the log has this fault.
 const fn log_attack(name: &'static str, log: Log) -> Attack {
     let limits = Limits {
-        // Lines that wait for a reader are bounded by bytes or by number. Both bounds are below
-        // this.
+        // The number or the total bytes of lines that wait for a reader are bounded. Both bounds
+        // are below this.
         rss_mib: 24,
-        // The client, and the socket of the refused connection.
+        // The client, and the socket for the refused connection.
         descriptors_each: 2,
         ..SMALL
     };
@@ -113,8 +114,9 @@ const fn log_attack(name: &'static str, log: Log) -> Attack {
     }
 }
 
-/// The attacks. 1,000 concurrent attackers are well above what one thread serves in turn. They are
-/// below the 1,500 sessions that the program's descriptors allow; further clients wait by design.
+/// The attacks. 1,000 concurrent attackers are many more than one thread can serve one by one. They
+/// are below the 1,500 sessions that the program's descriptors allow. Further clients wait by
+/// design.
 pub(crate) const ATTACKS: &[Attack] = &[
     attack("silent handshakes", Kind::Silent, 1000, HELD),
     attack("handshakes byte by byte", Kind::ByteByByte, 1000, HELD),
@@ -130,9 +132,9 @@ pub(crate) const ATTACKS: &[Attack] = &[
             Limits {
                 // One block of argon2 (19 MiB) and the program's other memory.
                 rss_mib: 24,
-                // Two passes over 19 MiB, on a core that other programs use too.
+                // Two passes over 19 MiB, on a core that other programs also use.
                 cpu_each: Duration::from_millis(100),
-                // A login waits for up to 32 others, of 12 ms to 40 ms each.
+                // A login waits for up to 32 other logins, each of 12 ms to 40 ms.
                 p99: Duration::from_millis(2000),
                 ..SMALL
             },
@@ -157,8 +159,8 @@ pub(crate) const ATTACKS: &[Attack] = &[
         Kind::Leave,
         64,
         Limits {
-            // The client and its target. A client that left holds nothing, so thousands of them do
-            // not add up.
+            // The client and its target. A client that left does not hold any resource, so
+            // thousands of them do not add up.
             descriptors_each: 2,
             ..SMALL
         },
@@ -172,7 +174,7 @@ pub(crate) const ATTACKS: &[Attack] = &[
             // The client, its target, and two pipe ends for each direction. Sessions that end may
             // linger for a moment.
             descriptors_each: 12,
-            // Up to 1 MiB is relayed.
+            // The program relays up to 1 MiB.
             cpu_each: Duration::from_millis(3),
             ..SMALL
         },
@@ -184,7 +186,7 @@ pub(crate) const ATTACKS: &[Attack] = &[
     log_attack("log on a full disk", Log::FullDisk),
 ];
 
-/// Runs the attack on a runtime of its own until it has lasted long enough.
+/// Runs the attack on its own runtime until it has lasted long enough.
 pub(crate) async fn run(attack: &'static Attack, quick: bool, stage: &Arc<Stage>, attacking: &Handle) {
     let form = usize::from(!quick);
     let (time, count) = match attack.count {
@@ -205,7 +207,7 @@ pub(crate) async fn run(attack: &'static Attack, quick: bool, stage: &Arc<Stage>
                 // Any answer of the program is acceptable.
                 let one = attack.kind.attempt(&stage, number, attempt);
                 let _ = timeout(until.saturating_duration_since(Instant::now()), one).await;
-                // Sleeps because a load without a pause measures itself on a machine with two
+                // Sleeps because a load without a pause would measure itself on a machine with two
                 // cores.
                 sleep(attack.kind.pause()).await;
             }
@@ -216,7 +218,7 @@ pub(crate) async fn run(attack: &'static Attack, quick: bool, stage: &Arc<Stage>
 }
 
 impl Kind {
-    /// Returns the pause between two connections of one attacker. All attackers together make about
+    /// Returns the pause between two connections of one attacker. All attackers together open about
     /// 1,000 connections per second.
     fn pause(self) -> Duration {
         Duration::from_millis(match self {
@@ -227,7 +229,7 @@ impl Kind {
     }
 
     async fn attempt(self, stage: &Stage, number: usize, attempt: u64) -> io::Result<()> {
-        // Most attackers share few addresses, as behind a NAT.
+        // Most attackers share a few addresses, as they would behind a NAT.
         let from = client::attacker(match self {
             Self::WrongPassword => attempt,
             _ => number as u64 % 4,
@@ -261,7 +263,7 @@ impl Kind {
             Self::Leave => {
                 login(&mut stream, Target::Address(stage.servers.silent)).await?;
                 // Sleeps because the program must be in the middle of its attempt, and no event
-                // says when it is.
+                // marks that time.
                 sleep(Duration::from_millis(20)).await;
                 return Ok(());
             }

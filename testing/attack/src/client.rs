@@ -9,7 +9,7 @@ use tokio::net::{TcpSocket, TcpStream};
 /// The source address of the probes. No attacker uses it.
 pub(crate) const PROBE: Ipv4Addr = Ipv4Addr::new(127, 9, 9, 9);
 
-/// Returns the address of a newcomer. Each newcomer has its own, and no attacker uses it.
+/// Returns a newcomer's address. Each newcomer has its own, and no attacker uses it.
 pub(crate) fn newcomer(number: usize) -> Ipv4Addr {
     // 127.10.0.0 to 127.10.255.255.
     Ipv4Addr::from_bits(0x7f0a_0000 + u32::try_from(number % 0x1_0000).expect("small"))
@@ -21,7 +21,7 @@ pub(crate) enum Target {
     Name(String, u16),
 }
 
-/// Returns the address of an attacker. Each number has its own.
+/// Returns an attacker's address. Each number has its own.
 pub(crate) fn attacker(number: u64) -> Ipv4Addr {
     // 127.1.0.0 to 127.8.255.255.
     Ipv4Addr::from_bits(0x7f01_0000 + u32::try_from(number % 0x8_0000).expect("small"))
@@ -35,7 +35,7 @@ pub(crate) async fn connect(from: Ipv4Addr, to: SocketAddr) -> io::Result<TcpStr
     Ok(stream)
 }
 
-/// Sends everything up to the request at once, as a client may.
+/// Sends everything up to the request in one call, as a client may.
 pub(crate) async fn request(stream: &mut TcpStream, name: &str, secret: &str, target: &Target) -> io::Result<()> {
     let mut message = vec![5, 1, 2, 1];
     for text in [name, secret] {

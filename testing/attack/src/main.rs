@@ -1,9 +1,9 @@
-//! `cargo xtask attack`: attacks the real program and measures what honest clients notice of it.
+//! `cargo xtask attack`: attacks the real program and measures the effect on honest clients.
 //!
 //! Each attack gets a fresh program. Three probes run during the attack. One sends bytes through
-//! the program with valid credentials, one asks for `/healthz`, and one reads the process's memory
-//! and descriptors. Afterwards the program must be as it was before, and it must end cleanly on
-//! SIGTERM.
+//! the program with valid credentials, one requests `/healthz`, and one reads the process's memory
+//! and descriptors. Afterwards the program's resources must be as before, and SIGTERM must end it
+//! cleanly.
 #![forbid(unsafe_code)]
 
 mod attacks;
@@ -39,7 +39,7 @@ usage: cargo xtask attack [--quick] [--program PATH] [WORD…]
 
 Everything stays on loopback, in a network namespace of its own where that is permitted.";
 
-/// The options of the command line.
+/// The command-line options.
 #[derive(Default)]
 struct Options {
     quick: bool,
@@ -53,7 +53,7 @@ pub(crate) struct Stage {
     servers: Servers,
     /// Connections that the attack has made so far.
     attempts: AtomicU64,
-    /// Whether the attack is still on.
+    /// Whether the attack is still running.
     on: AtomicBool,
 }
 
@@ -91,7 +91,7 @@ fn run(options: &Options) -> io::Result<ExitCode> {
         place::Isolation::Inside(place) => place,
         place::Isolation::Ended(code) => return Ok(code),
     };
-    // The attack must not delay the probes that measure it, so each has a runtime of its own.
+    // The attack must not delay the probes that measure it, so each has its own runtime.
     let (attacking, honest) = (runtime()?, runtime()?);
     println!("{place}\n{}", table::head());
     let (mut count, mut failures) = (0, Vec::new());
@@ -102,7 +102,7 @@ fn run(options: &Options) -> io::Result<ExitCode> {
                 println!("{}", outcome.row());
                 failures.extend(outcome.failures());
             }
-            // The program did not start, or it ended early.
+            // The program did not start, or it exited early.
             Err(error) => failures.push(format!("{}: {error}", attack.name)),
         }
     }
@@ -131,7 +131,7 @@ fn runtime() -> io::Result<Runtime> {
     Builder::new_multi_thread().worker_threads(1).enable_all().build()
 }
 
-/// Runs one attack on one program, from the program's start to its end.
+/// Runs one attack on one program, from the program's start to its exit.
 async fn stage(attack: &'static Attack, options: &Options, place: &Place, attacking: &Handle) -> io::Result<Outcome> {
     let servers = Servers::start().await?;
     let program = Program::start(options.program.as_deref(), servers.names, attack.log, place).await?;
@@ -141,7 +141,7 @@ async fn stage(attack: &'static Attack, options: &Options, place: &Place, attack
         attempts: AtomicU64::new(0),
         on: AtomicBool::new(true),
     });
-    // The first connections allocate what later ones use again.
+    // The first connections allocate memory that later connections reuse.
     probe::warm_up(&stage, attack.probe).await?;
     let before = stage.program.usage()?;
     let started = Instant::now();
@@ -170,14 +170,14 @@ async fn stage(attack: &'static Attack, options: &Options, place: &Place, attack
     })
 }
 
-/// Waits until the program holds no more descriptors than before the attack, and asks whether it is
-/// ready. Gives up after the deadline.
+/// Waits until the program holds no more descriptors than before the attack, and checks whether it
+/// is ready. Stops waiting after the deadline.
 async fn settle(stage: &Arc<Stage>, descriptors: usize) -> io::Result<(program::Usage, bool)> {
-    /// The program closes idle pipes after 10 s. Every deadline that it is given is shorter.
+    /// The program closes idle pipes after 10 s. All deadlines in its configuration are shorter.
     const DEADLINE: Duration = Duration::from_secs(15);
     let started = Instant::now();
     loop {
-        // Sleeps because a descriptor that is closed gives no event.
+        // Sleeps because closing a descriptor does not cause an event.
         tokio::time::sleep(Duration::from_millis(50)).await;
         let usage = stage.program.usage()?;
         if usage.descriptors <= descriptors || started.elapsed() > DEADLINE {

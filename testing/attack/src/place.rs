@@ -1,4 +1,4 @@
-//! The place of a run: a network and mount namespace of its own where that is permitted.
+//! The place of a run: its own network and mount namespaces if the machine permits them.
 
 use std::env;
 use std::fmt;
@@ -10,7 +10,7 @@ use std::process::{Command, ExitCode, Stdio};
 /// Set in the process that runs inside the namespaces.
 const INSIDE: &str = "SPLICEWAY_ATTACK_INSIDE";
 
-/// The namespaces to ask for. The second set works without root where user namespaces are enabled.
+/// The namespaces to request. The second set works without root if user namespaces are enabled.
 const WAYS: [&[&str]; 2] = [&["--net", "--mount"], &["--map-root-user", "--net", "--mount"]];
 
 /// A folder for this run's files, and whether a small file system could be mounted on part of it.
@@ -26,7 +26,7 @@ pub(crate) enum Isolation {
     Ended(ExitCode),
 }
 
-/// Runs this program again inside namespaces of its own, or goes on here without them.
+/// Runs this program again inside its own namespaces, or continues here without them.
 pub(crate) fn isolate() -> io::Result<Isolation> {
     if env::var_os(INSIDE).is_some() {
         run("ip", &["link", "set", "lo", "up"])?;
@@ -57,7 +57,7 @@ impl Place {
         let small = folder.join("small");
         fs::create_dir_all(&small)?;
         let path = small.to_string_lossy();
-        // Two pages: the first hundred lines of a log fill them.
+        // Two pages. The first hundred log lines fill them.
         let mount = ["-t", "tmpfs", "-o", "size=8k", "spliceway-attack", &path];
         let mounted = isolated && run("mount", &mount).is_ok();
         Ok(Self {

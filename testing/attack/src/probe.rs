@@ -1,4 +1,4 @@
-//! Probes for what honest clients notice, and what the program uses, during an attack.
+//! Probes that measure the effect on honest clients, and the program's resources, during an attack.
 
 use std::io;
 use std::sync::Arc;
@@ -13,17 +13,17 @@ use crate::Stage;
 use crate::client::{self, PROBE, Target};
 use crate::program::{NEWCOMERS, SECRET, Usage};
 
-/// The longest wait of an honest client. The program's own deadlines are shorter.
+/// An honest client's longest wait. The program's own deadlines are shorter.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The behaviour of the honest clients during an attack.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Probe {
-    /// A known user asks for an address.
+    /// A known user requests an address.
     Address,
-    /// A known user asks for a name that has to be looked up.
+    /// A known user requests a name that the program has to look up.
     Name,
-    /// A user who has not logged in before asks for an address.
+    /// A user who has not logged in before requests an address.
     Newcomer,
 }
 
@@ -32,7 +32,7 @@ pub(crate) enum Probe {
 pub(crate) struct Latencies {
     sorted: Vec<Duration>,
     pub(crate) failed: usize,
-    /// Why the first one failed.
+    /// Why the first failed probe failed.
     pub(crate) why: Option<String>,
 }
 
@@ -50,8 +50,8 @@ impl Latencies {
     }
 }
 
-/// Makes one connection of each kind that the attack makes. With [`Probe::Newcomer`] nobody logs
-/// in: that attack measures the memory of password hashes.
+/// Makes one connection of each kind that the attack makes. With [`Probe::Newcomer`], no user logs
+/// in, because that attack measures the memory of password hashes.
 pub(crate) async fn warm_up(stage: &Arc<Stage>, probe: Probe) -> io::Result<()> {
     get(Arc::clone(stage), "/metrics").await?;
     if probe != Probe::Newcomer {
@@ -60,16 +60,16 @@ pub(crate) async fn warm_up(stage: &Arc<Stage>, probe: Probe) -> io::Result<()> 
         client::request(&mut stream, "attacker", SECRET, &Target::Address(stage.servers.echo)).await?;
         client::accepted(&mut stream).await?;
     }
-    // Sleeps because the program closes its ends a moment later, and no event says when.
+    // Sleeps because the program closes its ends a moment later, and no event marks that time.
     sleep(Duration::from_millis(100)).await;
     Ok(())
 }
 
 /// Makes round trips through the program until the attack is over. They start at fixed times, so
-/// that a slow one does not hide the next.
+/// that a slow trip does not hide the next one.
 pub(crate) fn trips(stage: &Arc<Stage>, probe: Probe) -> JoinHandle<Latencies> {
     let pace = Duration::from_millis(match probe {
-        // Each newcomer costs one check of a hash.
+        // Each newcomer requires one check of a password hash.
         Probe::Newcomer => 500,
         _ => 25,
     });
@@ -101,12 +101,13 @@ pub(crate) fn peak(stage: &Arc<Stage>, start: Usage) -> JoinHandle<Usage> {
     tokio::spawn(async move {
         let mut peak = start;
         while stage.on.load(Ordering::Relaxed) {
-            // All other probes notice a program that has ended.
+            // All other probes notice if the program has exited.
             if let Ok(usage) = stage.program.usage() {
                 peak.rss_kib = peak.rss_kib.max(usage.rss_kib);
                 peak.descriptors = peak.descriptors.max(usage.descriptors);
             }
-            // Sleeps because memory gives no event, and the kernel records no peak of descriptors.
+            // Sleeps because a change in memory does not cause an event, and the kernel does not
+            // record the most descriptors.
             sleep(Duration::from_millis(50)).await;
         }
         peak
@@ -154,8 +155,8 @@ async fn trip(stage: Arc<Stage>, probe: Probe, number: usize) -> io::Result<()> 
         Probe::Name => Target::Name(format!("good{number}.test"), echo.port()),
         _ => Target::Address(echo),
     };
-    // An address has one password check at a time. Newcomers with one address would wait for each
-    // other.
+    // The program checks one password at a time for each address. Newcomers with one address would
+    // wait for each other.
     let (name, from) = match probe {
         Probe::Newcomer => (format!("newcomer{}", number % NEWCOMERS), client::newcomer(number)),
         _ => ("probe".to_owned(), PROBE),

@@ -1,4 +1,4 @@
-//! The program under attack, as a child process, and the kernel's figures about it.
+//! The program under attack as a child process, and the kernel's figures about it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -21,18 +21,18 @@ pub(crate) const SECRET: &str = "correct horse";
 /// The number of users who have not logged in before, so that the program must check their hash.
 pub(crate) const NEWCOMERS: usize = 1000;
 
-/// The program's descriptor limit: 1/8 for pipes, 1/8 for lookups, and some 1,500 sessions.
+/// The program's descriptor limit: 1/8 for pipes, 1/8 for lookups, and about 1,500 sessions.
 const DESCRIPTORS: u64 = 4096;
 
-/// The longest wait for a start or an end. Both take milliseconds on an idle machine.
+/// The longest wait for a start or an exit. Both take milliseconds on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The destination of the program's stderr, which carries the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Log {
-    /// To a file with room for it.
+    /// To a file with enough room.
     Kept,
-    /// To a pipe that nobody reads.
+    /// To an unread pipe.
     Stalled,
     /// To a pipe whose reader is gone.
     Closed,
@@ -66,7 +66,8 @@ impl Program {
         let path = path.map_or(beside, Into::into);
         let users = place.folder.join("users");
         write_users(&path, &users)?;
-        // These addresses are not read from the log, which some attacks break from the start.
+        // The program's log cannot supply these addresses, because some attacks break it from the
+        // start.
         let (address, metrics) = (unused_address().await?, unused_address().await?);
         let (stderr, unread) = log.open(place)?;
         let mut command = Command::new(&path);
@@ -75,7 +76,7 @@ impl Program {
         command.args(["--dns", &names.to_string(), "--nofile", &DESCRIPTORS.to_string()]);
         command.arg("--auth-file").arg(&users);
         if log != Log::Kept {
-            // Fewer than the attackers, so that the task that accepts connections logs too.
+            // Fewer connections than attackers, so that the accept task logs too.
             command.args(["--max-conns", "24"]);
         }
         let process = command
@@ -96,8 +97,7 @@ impl Program {
             if started.elapsed() > PATIENCE {
                 return Err(io::Error::other("the program does not listen"));
             }
-            // Sleeps because a log that cannot be written does not announce that the program
-            // listens.
+            // Sleeps because a program that cannot write its log cannot announce that it listens.
             sleep(Duration::from_millis(10)).await;
         }
         Ok(program)
@@ -109,8 +109,8 @@ impl Program {
         let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         let rss_kib = rss.and_then(|rss| rss.split_whitespace().next()?.parse().ok());
         let stat = fs::read_to_string(format!("{folder}/stat"))?;
-        // User and system time, fields 14 and 15 of proc_pid_stat(5). The second field may contain
-        // blanks.
+        // User and system time are fields 14 and 15 in proc_pid_stat(5). The second field may
+        // contain blanks.
         let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
         let ticks: u64 = fields
             .split(' ')
@@ -125,18 +125,18 @@ impl Program {
         })
     }
 
-    /// Asks the program to end, as a service manager does. Returns the time that this took, or a
-    /// description of the outcome if it was not exit code 0 in time.
+    /// Asks the program to exit, as a service manager does. Returns the time that the exit took.
+    /// Returns a description of the outcome if the program did not exit with code 0 in time.
     pub(crate) async fn end(&self) -> io::Result<Result<Duration, String>> {
         let asked = Instant::now();
-        // The program may have ended by itself. Its exit code tells.
+        // The program may already have exited. Its exit code shows that.
         let _ = kill_process(self.pid, Signal::TERM);
         let ended = async {
             loop {
                 if let Some(status) = self.process.lock().expect("nobody panics").try_wait()? {
                     return Ok::<_, io::Error>(status);
                 }
-                // Sleeps because a child's end gives no event without a handler of SIGCHLD.
+                // Sleeps because a child's exit does not cause an event without a SIGCHLD handler.
                 sleep(Duration::from_millis(10)).await;
             }
         };
@@ -171,7 +171,7 @@ impl Log {
             }
             (Self::Stalled | Self::Closed, _) => {
                 let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
-                // The smallest size of a pipe, which fills up soon.
+                // The smallest pipe size, so that the pipe fills up soon.
                 fcntl_setpipe_size(&writer, 4096)?;
                 Ok((writer.into(), (self == Self::Stalled).then_some(reader)))
             }

@@ -1,4 +1,5 @@
-//! Servers behind the program: an echo, a target that never answers, one that answers early, names.
+//! Targets of the program: an echo server, one that never answers, one that answers early, and a
+//! DNS server.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -10,20 +11,21 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-/// The answer of the early target before it closes.
+/// The early target's answer before it closes.
 pub(crate) const EARLY_ANSWER: &[u8] = b"413 no more of this\n";
 
-/// The running servers, which end when this is dropped.
+/// The running servers. Dropping this value stops them.
 pub(crate) struct Servers {
-    /// Returns what it is sent.
+    /// Returns the bytes that it receives.
     pub(crate) echo: SocketAddr,
-    /// Listens with a full backlog, so that connections to it are neither made nor refused.
+    /// Listens with a full backlog, so that connections to it are neither accepted nor refused.
     pub(crate) silent: SocketAddr,
-    /// Answers and closes while its client still sends.
+    /// Answers and closes while its client is still sending.
     pub(crate) early: SocketAddr,
     /// An address where nothing listens.
     pub(crate) refusing: SocketAddr,
-    /// A DNS server: `never…` gets no answer, `late…` one after 2 s, anything else one at once.
+    /// A DNS server. It does not answer for `never…`. It answers for `late…` after 2 s, and for any
+    /// other name immediately.
     pub(crate) names: SocketAddr,
     _backlog: (TcpListener, Vec<TcpStream>),
     _running: JoinSet<()>,
@@ -39,7 +41,7 @@ impl Servers {
         let mut running = JoinSet::new();
         running.spawn(serve(echo, |stream| async {
             let (mut from, mut to) = split(stream);
-            // A client that breaks off is no error here.
+            // A client that breaks off is not an error here.
             let _ = copy(&mut from, &mut to).await;
             let _ = to.shutdown().await;
         }));
@@ -63,7 +65,7 @@ async fn listen() -> io::Result<TcpListener> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await
 }
 
-/// Returns a listener that nobody accepts from, and the connections that fill its queue.
+/// Returns a listener that never accepts, and the connections that fill its queue.
 async fn full_backlog() -> io::Result<(TcpListener, Vec<TcpStream>)> {
     let socket = TcpSocket::new_v4()?;
     socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
@@ -101,7 +103,7 @@ async fn serve_names(socket: Arc<UdpSocket>) {
             b'l' => {
                 let socket = Arc::clone(&socket);
                 late.spawn(async move {
-                    // Sleeps because this server is to be slow.
+                    // Sleeps because this server must be slow.
                     sleep(Duration::from_secs(2)).await;
                     let _ = socket.send_to(&answer, client).await;
                 });
@@ -112,12 +114,12 @@ async fn serve_names(socket: Arc<UdpSocket>) {
     }
 }
 
-/// Answers a question for IPv4 with 127.0.0.1, and one for IPv6 with no address (section 4 of RFC
-/// 1035). The answer has a lifetime of 0 s, so every probe has to ask.
+/// Answers an IPv4 question with 127.0.0.1, and an IPv6 question without an address (RFC 1035
+/// section 4). The answer has a lifetime of 0 s, so every probe has to ask.
 fn answer(question: &[u8]) -> Option<Vec<u8>> {
     const HEADER: usize = 12;
     let name = question.get(HEADER..)?.iter().position(|byte| *byte == 0)?;
-    // After the name come its 0, a type and a class.
+    // The name is followed by its 0 byte, a type and a class.
     let section = question.get(HEADER..HEADER + name + 5)?;
     let wants_ipv4 = section[name + 1..name + 3] == [0, 1];
     let mut answer = question[..2].to_vec();

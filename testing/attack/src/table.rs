@@ -1,4 +1,4 @@
-//! One row for each attack, and the limits that it fails on.
+//! One row for each attack, and the limits that the attack exceeded.
 
 use std::time::Duration;
 
@@ -6,17 +6,17 @@ use crate::attacks::Attack;
 use crate::probe::Latencies;
 use crate::program::Usage;
 
-/// The longest round trip of a probe, the same limit for every attack. It detects a probe that
-/// waits for a deadline of the program, the shortest of which is 3 s. See also
+/// The longest round trip of a probe, equal for every attack. The limit detects a probe that waits
+/// for one of the program's deadlines, the shortest of which is 3 s. See also
 /// [`SMALL`](crate::attacks::SMALL).
 const LONGEST: Duration = Duration::from_millis(2500);
-/// The longest `/healthz` request. A service manager's health check gives up after a second or
+/// The longest `/healthz` request. A service manager's health check times out after a second or
 /// more.
 const HEALTH: Duration = Duration::from_millis(1000);
-/// Descriptors beyond those of attackers: three for each session or lookup of a probe under way.
+/// Descriptors beyond those for attackers: three for each current session or lookup of a probe.
 const DESCRIPTORS_BESIDE: usize = 96;
-/// The program may use 1/10 of a core, in addition to the CPU time of the attack's connections. The
-/// probes take about 4 %.
+/// The program may use 1/10 of a core in addition to the CPU time of the attack's connections. The
+/// probes use about 4 %.
 const CPU_SHARE: u32 = 10;
 
 /// The outcome of one attack.
@@ -128,7 +128,7 @@ impl Outcome {
         ]
     }
 
-    /// Describes the limits that were broken.
+    /// Describes the limits that were exceeded.
     pub(crate) fn failures(&self) -> Vec<String> {
         let form = if self.quick { " (quick)" } else { "" };
         let name = self.attack.name;

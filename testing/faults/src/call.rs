@@ -1,4 +1,4 @@
-//! The system calls that can be made to fail, and how to tell them apart.
+//! The system calls that can be made to fail, and how to distinguish them.
 
 use std::fs;
 use std::path::Path;
@@ -22,7 +22,7 @@ pub enum Call {
     Peek,
     /// `sendto(2)`.
     Send,
-    /// `read(2)` of a pipe.
+    /// `read(2)` from a pipe.
     ReadPipe,
     /// `ioctl(FIONREAD)`.
     BytesToRead,
@@ -33,8 +33,8 @@ pub enum Call {
 }
 
 impl Call {
-    /// Returns what the filter in the kernel matches for this kind. It may match other kinds too;
-    /// [`Call::of`] then tells them apart.
+    /// Returns the pattern that the kernel filter matches for this kind. The pattern may match
+    /// other kinds too. [`Call::of`] then distinguishes them.
     pub(crate) fn watched(self) -> Watched {
         let (number, argument) = match self {
             Self::SpliceIn | Self::SpliceOut => (libc::SYS_splice, None),
@@ -53,7 +53,7 @@ impl Call {
         }
     }
 
-    /// Returns the kind of this call, or `None` if it is none of them.
+    /// Returns the kind of this call, or `None` if it is not a known kind.
     pub(crate) fn of(notice: &Notice) -> Option<Self> {
         Some(match notice.number {
             libc::SYS_splice if is_pipe(notice, 0) => Self::SpliceOut,
@@ -72,8 +72,8 @@ impl Call {
     }
 }
 
-/// Returns whether that argument is a descriptor of a pipe, in the caller's own table. The caller
-/// is stopped meanwhile.
+/// Returns whether that argument is a pipe descriptor in the caller's own table. The caller is
+/// stopped during this check.
 fn is_pipe(notice: &Notice, argument: usize) -> bool {
     let link = format!("/proc/{}/fd/{}", notice.thread, notice.arguments[argument] as i32);
     fs::read_link(Path::new(&link)).is_ok_and(|target| target.to_string_lossy().starts_with("pipe:"))

@@ -12,11 +12,11 @@ use crate::call::Call;
 use crate::rule::{Fault, Rule};
 use crate::sys::{self, Answer, Waited};
 
-/// Longer than any test takes. A wait for a fault that never comes fails after this time.
+/// A limit longer than any test. A wait for a fault that never comes fails after this time.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The faults that a thread meets, and counts of its system calls. Threads that it starts, and
-/// programs that these start, are included.
+/// The faults that a thread meets, and counts of its system calls. The threads that it starts are
+/// included, and so are the programs that these threads start.
 #[derive(Debug)]
 pub struct Faults {
     shared: Arc<Shared>,
@@ -30,7 +30,8 @@ pub struct Seen {
     pub calls: u64,
     /// Calls that were made to fail.
     pub injected: u64,
-    /// Calls let through since the last fault of *any* kind. Before the first fault, all calls.
+    /// Calls let through since the last fault of *any* kind. Before the first fault, this counts
+    /// all calls.
     pub passed_since: u64,
 }
 
@@ -43,11 +44,11 @@ struct Shared {
 }
 
 impl Faults {
-    /// Applies `rules` to the calling thread until it ends. The first rule that holds for a call
+    /// Applies `rules` to the calling thread until it ends. The first rule that matches a call
     /// decides. Only the kinds of call that a rule names are intercepted.
     ///
     /// # Errors
-    /// Returns the errors of `seccomp(2)`: `EBUSY` on a thread that has met faults before, `EINVAL`
+    /// Returns the `seccomp(2)` errors: `EBUSY` on a thread that already has faults, and `EINVAL`
     /// before Linux 5.9.
     pub fn on_this_thread(rules: Vec<Rule>) -> io::Result<Self> {
         let mut watched: Vec<_> = rules.iter().map(|rule| rule.call.watched()).collect();
@@ -58,8 +59,8 @@ impl Faults {
             seen: Mutex::default(),
             injected: Condvar::new(),
         });
-        // The supervisor starts first: a thread that starts behind the filter would wait for
-        // itself.
+        // The supervisor starts first. If the filter applied to the supervisor, its thread would
+        // wait for itself.
         let (sender, listener) = channel();
         let supervisor = {
             let shared = Arc::clone(&shared);
@@ -84,10 +85,10 @@ impl Faults {
         injected(&self.shared.lock())
     }
 
-    /// Waits until this many faults are injected. The calls return with them a moment later.
+    /// Waits until this many faults are injected. The affected calls return a moment later.
     ///
     /// # Panics
-    /// Panics if there are fewer faults after a minute.
+    /// Panics if there are fewer faults after one minute.
     pub fn await_injected(&self, count: u64) {
         let seen = self.shared.lock();
         let missing = |seen: &mut HashMap<Call, Seen>| injected(seen) < count;
@@ -99,11 +100,11 @@ impl Faults {
         assert!(!waited.timed_out(), "{count} faults expected: {seen:?}");
     }
 
-    /// Waits until nothing is left that could meet a fault. The thread, the threads it started and
-    /// the programs they started have then ended.
+    /// Waits until nothing is left that could meet a fault. The thread has then ended. The threads
+    /// and programs that it started have ended too.
     ///
     /// # Errors
-    /// Returns the error that kept the supervisor from answering, if there was one.
+    /// Returns the error that prevented the supervisor from answering, if there was one.
     ///
     /// # Panics
     /// Panics if the supervisor panicked.
@@ -117,7 +118,7 @@ impl Shared {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts one call and returns the fault for it, if a rule holds.
+    /// Counts one call. Returns the fault for it if a rule matches.
     fn decide(&self, call: Call) -> Option<Fault> {
         let mut seen = self.lock();
         let number = {
@@ -146,7 +147,7 @@ fn injected(seen: &HashMap<Call, Seen>) -> u64 {
     seen.values().map(|seen| seen.injected).sum()
 }
 
-/// Answers the kernel until no thread is left behind the filter.
+/// Answers the kernel until the filter no longer applies to any thread.
 fn supervise(listener: &Receiver<OwnedFd>, shared: &Shared) -> io::Result<()> {
     // Without a listener there is no filter either.
     let Ok(listener) = listener.recv() else { return Ok(()) };

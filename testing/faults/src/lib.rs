@@ -1,15 +1,15 @@
-//! Makes system calls fail from outside the code that makes them: the kernel asks a thread of this
-//! crate about each of them.
+//! Makes system calls fail from outside the code that makes them. For each such call, the kernel
+//! asks a thread of this crate.
 //!
 //! ```text
 //!   thread under test ── splice, pipe2, … ──▶ kernel ── seccomp user notification ──▶ supervisor
 //!                     ◀── an errno, a value, or the call's own outcome ──  (first matching rule)
 //! ```
 //!
-//! [`Faults::on_this_thread`] puts a filter on the calling thread, on threads it starts from then
-//! on and on programs those start (seccomp(2), `SECCOMP_RET_USER_NOTIF`). All other threads, and
-//! all other system calls, go at full speed. So a test covers the product as it ships, without a
-//! hook in it.
+//! [`Faults::on_this_thread`] installs a filter on the calling thread (seccomp(2),
+//! `SECCOMP_RET_USER_NOTIF`). The threads that it then starts inherit the filter, and so do the
+//! programs that those threads start. All other threads and all other system calls run at full
+//! speed. So a test covers the product as it ships, without a hook in it.
 //!
 //! ```no_run
 //! use spliceway_faults::{Call, Fault, Faults, Rule, When};
@@ -24,12 +24,12 @@
 //! });
 //! ```
 //!
-//! [`SignalStorm`] interrupts a thread some thousand times a second, so that its calls return
+//! [`SignalStorm`] interrupts a thread several thousand times per second, so that its calls return
 //! `EINTR` and short counts.
 //!
-//! This crate cannot shorten a call (small socket buffers do), and does not filter threads that run
-//! already. A thread has one [`Faults`] in its life, because the kernel gives each chain of filters
-//! one listener. The crate needs Linux 5.9 on x86-64 or AArch64.
+//! This crate cannot make a call return a short count (small socket buffers do that). It does not
+//! filter threads that already run. A thread can have only one [`Faults`] in its life, because the
+//! kernel gives each chain of filters one listener. The crate needs Linux 5.9 on x86-64 or AArch64.
 
 mod call;
 mod faults;

@@ -1,31 +1,31 @@
-//! Rules for which call fails, when and how. Counting alone decides.
+//! Rules that decide which call fails, when and how. Only counting decides.
 
 use crate::call::Call;
 
-/// Selects the calls of a kind that fail, by a number that starts at 1. All threads and programs
-/// behind the filter count together.
+/// Selects the calls of one kind that fail, by a number that starts at 1. All filtered threads and
+/// programs share one count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// The call of this number.
+    /// The call with this number.
     Nth(u64),
-    /// The calls from the first number to the second, both included.
+    /// The calls from the first number to the second, inclusive.
     Between(u64, u64),
     /// Every call.
     Always,
-    /// No call: the calls are only counted.
+    /// None. The calls are only counted.
     Never,
 }
 
 /// How a call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The call fails with this errno, as `libc` names it. The kernel does nothing.
+    /// The call fails with this errno, as `libc` names it. The kernel does not execute the call.
     Errno(i32),
-    /// The call returns this value. The kernel does nothing.
+    /// The call returns this value. The kernel does not execute the call.
     Returns(i64),
 }
 
-/// A kind of call, and when and how it fails.
+/// A kind of call, with the time and manner of its failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
     pub(crate) call: Call,
@@ -34,13 +34,13 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Makes a rule: calls of this kind fail with `fault` at the time `when`.
+    /// Makes a rule: calls of this kind fail with `fault` if `when` selects them.
     #[must_use]
     pub fn new(call: Call, when: When, fault: Fault) -> Self {
         Self { call, when, fault }
     }
 
-    /// Makes a rule that only counts calls of this kind. The kernel makes them as usual.
+    /// Makes a rule that only counts calls of this kind. The kernel executes them as usual.
     #[must_use]
     pub fn watch(call: Call) -> Self {
         Self::new(call, When::Never, Fault::Returns(0))

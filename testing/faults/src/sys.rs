@@ -1,8 +1,8 @@
 //! One thin function per system call. This file decides nothing.
 //!
-//! This is the only file of the crate that may hold `unsafe`. No dependency has a safe wrapper of
-//! seccomp's user notifications, timers that signal one thread, signal dispositions, `fork` and
-//! `SO_RCVLOWAT` (seccomp(2), seccomp_unotify(2), timer_create(2), socket(7)).
+//! This is the only file of the crate that may contain `unsafe`. No dependency has a safe wrapper
+//! for seccomp's user notifications, timers that signal one thread, signal dispositions, `fork` or
+//! `SO_RCVLOWAT`. See seccomp(2), seccomp_unotify(2), timer_create(2) and socket(7).
 #![allow(unsafe_code)]
 
 use std::io;
@@ -12,7 +12,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A kind of call as the filter finds it: by its number and, if given, by the low half of one
+/// A kind of call as the filter recognizes it: by its number and, if given, by the low half of one
 /// argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Watched {
@@ -33,7 +33,7 @@ pub(crate) struct Notice {
 pub(crate) enum Answer {
     Errno(i32),
     Returns(i64),
-    /// The kernel makes the call as if there were no filter.
+    /// The kernel executes the call as if there were no filter.
     GoOn,
 }
 
@@ -41,20 +41,21 @@ pub(crate) enum Answer {
 pub(crate) enum Waited {
     /// There is a notice to receive.
     Stopped,
-    /// No thread is left behind the filter.
+    /// The filter no longer applies to any thread.
     Ended,
 }
 
-/// `AUDIT_ARCH_*` of linux/audit.h: the ELF machine, 64 bits, little endian.
+/// `AUDIT_ARCH_*` from linux/audit.h: the ELF machine, 64 bits, little endian.
 const ARCHITECTURE: u32 = if cfg!(target_arch = "x86_64") { 62 } else { 183 } | 0xc000_0000;
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("the filter knows the call numbers of x86-64 and AArch64");
 
-/// `SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP` of linux/seccomp.h: the caller and the supervisor share a
-/// processor, as only one of them runs.
+/// `SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP` from linux/seccomp.h: the caller and the supervisor share a
+/// processor, because only one of them runs at a time.
 const SYNC_WAKE_UP: u64 = 1;
 
-// Offsets of struct seccomp_data, and of the low half of an argument on a little-endian machine.
+// Offsets in struct seccomp_data, and the offset of an argument's low half on a little-endian
+// machine.
 const NUMBER_AT: u32 = 0;
 const ARCHITECTURE_AT: u32 = 4;
 const fn argument_at(index: u32) -> u32 {
@@ -62,18 +63,18 @@ const fn argument_at(index: u32) -> u32 {
 }
 
 /// Installs the filter on the calling thread and returns its listener (`seccomp(2)`,
-/// `SECCOMP_SET_MODE_FILTER`, `SECCOMP_FILTER_FLAG_NEW_LISTENER`). Sets `no_new_privs`, without
-/// which only root may filter.
+/// `SECCOMP_SET_MODE_FILTER`, `SECCOMP_FILTER_FLAG_NEW_LISTENER`). Sets `no_new_privs`, because
+/// otherwise only root may install a filter.
 pub(crate) fn filter_this_thread(watched: &[Watched]) -> io::Result<OwnedFd> {
     let mut program = filter(watched);
     let program = libc::sock_fprog {
         len: u16::try_from(program.len()).map_err(io::Error::other)?,
         filter: program.as_mut_ptr(),
     };
-    // SAFETY: the call takes integers alone.
+    // SAFETY: the call only has integer arguments.
     check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
     let listen = |flags: libc::c_ulong| {
-        // SAFETY: `program` and the instructions it points at outlive the call, which copies them.
+        // SAFETY: `program` and its instructions outlive the call, which copies them.
         let outcome = unsafe {
             libc::syscall(
                 libc::SYS_seccomp,
@@ -84,21 +85,21 @@ pub(crate) fn filter_this_thread(watched: &[Watched]) -> io::Result<OwnedFd> {
         };
         check(outcome as libc::c_int)
     };
-    // With this flag (Linux 5.19) a signal does not make the supervisor see a call twice.
+    // With this flag (Linux 5.19), a signal does not make the supervisor see a call twice.
     let listener = match listen(libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => listen(0)?,
         listener => listener?,
     };
     // SAFETY: the kernel just returned this descriptor, and no other code knows it.
     let listener = unsafe { OwnedFd::from_raw_fd(listener) };
-    // SAFETY: this command takes an integer by value. It only affects speed, so its error (before
-    // 6.6) does not matter.
+    // SAFETY: this command gets an integer by value. It only affects speed, so its error on Linux
+    // before 6.6 does not matter.
     unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS, SYNC_WAKE_UP) };
     Ok(listener)
 }
 
-/// Returns a filter that asks about watched calls and lets all others pass, calls of other
-/// architectures included: this is no sandbox.
+/// Returns a filter that asks the supervisor about watched calls and lets all others pass, even on
+/// other architectures. The filter is not a sandbox.
 fn filter(watched: &[Watched]) -> Vec<libc::sock_filter> {
     const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     const UNLESS: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
@@ -138,7 +139,7 @@ fn filter(watched: &[Watched]) -> Vec<libc::sock_filter> {
     program
 }
 
-/// Waits until there is a notice, or no thread is left that could give one (`poll(2)`).
+/// Waits until there is a notice, or until no thread is left that could send one (`poll(2)`).
 pub(crate) fn wait(listener: &OwnedFd) -> io::Result<Waited> {
     let mut poll = libc::pollfd {
         fd: listener.as_raw_fd(),
@@ -146,7 +147,7 @@ pub(crate) fn wait(listener: &OwnedFd) -> io::Result<Waited> {
         revents: 0,
     };
     loop {
-        // SAFETY: one pollfd, borrowed mutably for the call.
+        // SAFETY: the call gets one pollfd, which is borrowed mutably.
         match check(unsafe { libc::poll(&raw mut poll, 1, -1) }) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
@@ -159,7 +160,7 @@ pub(crate) fn wait(listener: &OwnedFd) -> io::Result<Waited> {
 /// Receives a notice (`ioctl(SECCOMP_IOCTL_NOTIF_RECV)`). Returns `None` if the caller is gone.
 pub(crate) fn receive(listener: &OwnedFd) -> io::Result<Option<Notice>> {
     // SAFETY: a plain C struct of integers, for which all zeroes is a valid value. The kernel
-    // demands it.
+    // requires zeroes.
     let mut raw: libc::seccomp_notif = unsafe { mem::zeroed() };
     // SAFETY: the kernel writes one such struct, which is borrowed mutably for the call.
     let outcome = unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut raw) };
@@ -199,43 +200,43 @@ fn unless_gone(outcome: libc::c_int) -> io::Result<bool> {
 
 static ALARMS: AtomicU64 = AtomicU64::new(0);
 
-/// Returns the number of alarms that [`count_alarms`] counted.
+/// Returns the number of alarms that the handler from [`count_alarms`] counted.
 pub(crate) fn alarms() -> u64 {
     ALARMS.load(Ordering::Relaxed)
 }
 
-/// Sets a handler for `SIGALRM` that counts, without `SA_RESTART` (`sigaction(2)`).
+/// Installs a `SIGALRM` handler that counts, without `SA_RESTART` (`sigaction(2)`).
 pub(crate) fn count_alarms() -> io::Result<()> {
     extern "C" fn count(_signal: libc::c_int) {
         ALARMS.fetch_add(1, Ordering::Relaxed);
     }
-    // SAFETY: a plain C struct. All zeroes is no flag, an empty mask and the default handler, which
-    // is replaced.
+    // SAFETY: a plain C struct. All zeroes means no flags, an empty mask and the default handler.
+    // The next line replaces the handler.
     let mut action: libc::sigaction = unsafe { mem::zeroed() };
     action.sa_sigaction = count as extern "C" fn(libc::c_int) as libc::sighandler_t;
-    // SAFETY: the handler adds to an atomic, which is safe in a signal handler, and lives as long
-    // as the process.
+    // SAFETY: the handler adds to an atomic, which is safe in a signal handler. The handler lives
+    // as long as the process.
     check(unsafe { libc::sigaction(libc::SIGALRM, &raw const action, ptr::null_mut()) }).map(drop)
 }
 
-/// A POSIX timer that signals the thread that made it.
+/// A POSIX timer that signals the thread that created it.
 #[derive(Debug)]
 pub(crate) struct Timer(libc::timer_t);
 
-// SAFETY: a timer's identity is a number of the process, wrapped in a pointer's type. Any thread
-// may delete it.
+// SAFETY: a timer ID is a number that belongs to the process, with a pointer type. Any thread may
+// delete the timer.
 unsafe impl Send for Timer {}
 
 impl Timer {
     /// Starts a timer that sends `SIGALRM` to this thread once per `period` (`timer_create(2)`,
     /// `timer_settime(2)`).
     pub(crate) fn start(period: Duration) -> io::Result<Self> {
-        // SAFETY: a plain C struct of integers and a pointer that is not read; all zeroes is a
+        // SAFETY: a plain C struct of integers and a pointer that is not read. All zeroes is a
         // valid value.
         let mut event: libc::sigevent = unsafe { mem::zeroed() };
         event.sigev_notify = libc::SIGEV_THREAD_ID;
         event.sigev_signo = libc::SIGALRM;
-        // SAFETY: the call takes nothing and cannot fail.
+        // SAFETY: the call has no arguments and cannot fail.
         event.sigev_notify_thread_id = unsafe { libc::gettid() };
         let mut timer = ptr::null_mut();
         // SAFETY: both structs outlive the call.
@@ -262,11 +263,11 @@ impl Drop for Timer {
     }
 }
 
-/// Restores the default of `SIGPIPE` for the whole process, which is to end it (`signal(2)`). Rust
-/// programs start with the signal ignored. A host of a shared library, or a program in C, does not.
+/// Restores the default action of `SIGPIPE`, which ends the process (`signal(2)`). Rust programs
+/// start with the signal ignored. The host of a shared library, or a C program, does not.
 ///
 /// # Errors
-/// Fails in no healthy process.
+/// The call does not fail in a healthy process.
 pub fn die_of_broken_pipes() -> io::Result<()> {
     // SAFETY: the default disposition runs no code of this process.
     let before = unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
@@ -279,45 +280,46 @@ pub fn die_of_broken_pipes() -> io::Result<()> {
 /// Returns whether `SIGPIPE` is ignored now (`sigaction(2)`).
 ///
 /// # Errors
-/// Fails in no healthy process.
+/// The call does not fail in a healthy process.
 pub fn ignores_broken_pipes() -> io::Result<bool> {
     // SAFETY: a plain C struct, for which all zeroes is a valid value.
     let mut action: libc::sigaction = unsafe { mem::zeroed() };
-    // SAFETY: the kernel writes one such struct, borrowed mutably for the call.
+    // SAFETY: the kernel writes one such struct, which is borrowed mutably for the call.
     check(unsafe { libc::sigaction(libc::SIGPIPE, ptr::null(), &raw mut action) })?;
     Ok(action.sa_sigaction == libc::SIG_IGN)
 }
 
-/// Runs `work` in a child, which then ends without running anything else (`fork(2)`). Returns the
-/// result of `work`, or `false` if the child panicked or did not end within 20 s.
+/// Runs `work` in a child process, which then exits without running other code (`fork(2)`). Returns
+/// the result of `work`, or `false` if the child panicked or did not end within 20 s.
 ///
 /// # Errors
-/// Returns the errors of `fork(2)` and `waitpid(2)`.
+/// Returns the `fork(2)` and `waitpid(2)` errors.
 pub fn in_fork(work: impl FnOnce() -> bool) -> io::Result<bool> {
-    // SAFETY: the child runs on with the one thread that calls this, and glibc and musl keep their
-    // allocator usable in it. `work` comes from a test, which waits for no lock that another thread
-    // may hold.
+    // SAFETY: only the calling thread continues in the child, and glibc and musl keep the allocator
+    // usable there. `work` comes from a test and does not wait for a lock that another thread may
+    // hold.
     let child = check(unsafe { libc::fork() })?;
     if child == 0 {
-        // SAFETY: takes an integer. The default action of SIGALRM ends the process.
+        // SAFETY: the call gets an integer. The default action of SIGALRM ends the process.
         unsafe { libc::alarm(20) };
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
         let status = if matches!(outcome, Ok(true)) { 0 } else { 1 };
-        // SAFETY: never returns, and runs none of the parent's code at exit.
+        // SAFETY: the call never returns, and runs none of the parent's exit handlers.
         unsafe { libc::_exit(status) }
     }
     let mut status = 0;
-    // SAFETY: the kernel writes one int, borrowed mutably for the call.
+    // SAFETY: the kernel writes one int, which is borrowed mutably for the call.
     check(unsafe { libc::waitpid(child, &raw mut status, 0) })?;
     Ok(status == 0)
 }
 
-/// Sets `SO_RCVLOWAT`: pollers are told of no fewer bytes than these.
+/// Sets `SO_RCVLOWAT`: the kernel reports the socket as readable only with at least this many
+/// bytes.
 ///
 /// # Errors
-/// Returns an error if the descriptor is no socket.
+/// Returns an error if the descriptor is not a socket.
 pub fn set_low_water_mark(socket: impl AsFd, bytes: libc::c_int) -> io::Result<()> {
-    // SAFETY: the value is one int that outlives the call, which is told its size.
+    // SAFETY: the value is one int that outlives the call, and the call gets its size.
     let outcome = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),
@@ -330,7 +332,7 @@ pub fn set_low_water_mark(socket: impl AsFd, bytes: libc::c_int) -> io::Result<(
     check(outcome).map(drop)
 }
 
-/// Turns −1 into the error that errno names. Anything else is a value or a descriptor.
+/// Converts −1 into the error in errno. Any other number is a value or a descriptor.
 fn check(outcome: libc::c_int) -> io::Result<RawFd> {
     if outcome == -1 {
         return Err(io::Error::last_os_error());

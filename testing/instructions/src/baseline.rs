@@ -1,4 +1,4 @@
-//! The blessed counts in `instructions.toml`, and the comparison of other counts with them.
+//! The saved counts in `instructions.toml`, and the comparison of other counts with them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -6,23 +6,24 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 
-/// Counts by section and name, and the compiler that they belong to. A count depends on the
-/// compiler as much as on the code.
+/// Counts by section and name, and the compiler that produced them. A count depends on the compiler
+/// as much as on the code.
 #[derive(Debug, PartialEq)]
 pub(super) struct Baseline {
     rustc: String,
     counts: BTreeMap<(String, String), f64>,
 }
 
-/// Returns how far a count may be from the baseline, as a fraction of it.
+/// Returns the permitted difference between a count and the baseline, as a fraction of the
+/// baseline.
 ///
-/// - A pool hit runs the same instructions each time, and so do a message and a round of splices
+/// - A pool hit runs the same instructions each time. So do a message and a round of splices
 ///   without a runtime.
-/// - Trips differ by the polls that find nothing, when something arrives early or late (seen: 0.4 %
-///   between runs, on one machine).
-/// - Sessions are several such moments and little else, and differ by more (14 %).
-/// - A MiB differs by half and more, as the scheduler decides how much each splice finds. Its bound
-///   only tells that bulk is copied.
+/// - Trips differ by the polls that find no data, when data arrives early or late (observed: 0.4 %
+///   between runs on one machine).
+/// - Sessions consist almost entirely of such polls, and differ by more (14 %).
+/// - A MiB differs by half or more, because the scheduler decides how much each splice moves. Its
+///   bound only shows whether bulk is copied.
 fn tolerance(name: &str) -> f64 {
     match name {
         "hit" | "message" | "round" => 0.02,
@@ -44,11 +45,12 @@ impl Baseline {
         self.counts.insert((section.into(), name.into()), count.round());
     }
 
-    /// Compares these counts with the file. Skips the comparison if the file is of another
+    /// Compares these counts with the file. Skips the comparison if the file comes from another
     /// compiler.
     ///
     /// # Errors
-    /// Names the counts that are above the file's, or that the file does not have.
+    /// Names the counts that are above the file's counts, and the counts that the file does not
+    /// have.
     #[expect(clippy::print_stdout, reason = "this is the program's result")]
     pub(super) fn check(&self) -> io::Result<()> {
         let baseline = Self::parse(&fs::read_to_string(path())?);
@@ -72,7 +74,8 @@ impl Baseline {
         )))
     }
 
-    /// Returns the counts above the baseline by more than the tolerance, and those as far below it.
+    /// Returns the counts that are above the baseline by more than the tolerance, and those that
+    /// are below it by more than that.
     fn against(&self, baseline: &Self) -> (Vec<String>, Vec<String>) {
         let (mut above, mut below) = (Vec::new(), Vec::new());
         for (key @ (section, name), count) in &self.counts {

@@ -1,8 +1,8 @@
-//! Counts the instructions of a relay in user space, with Valgrind. The kernel's work is not in the
-//! count. The count is stable, so it shows what a stopwatch cannot.
+//! Counts the user-space instructions of a relay with Valgrind. The kernel's work is not in the
+//! count. The count is stable, so it shows differences that a time measurement cannot.
 //!
-//! Each count is the difference between two runs of different length, so that it leaves out what is
-//! done once.
+//! Each count is the difference between two runs of different length. So it leaves out work that is
+//! done only once.
 
 #![forbid(unsafe_code)]
 
@@ -41,8 +41,8 @@ struct Options {
     /// Sessions of one round trip each to count.
     #[arg(long, default_value_t = 400)]
     sessions: usize,
-    /// Compares with `testing/instructions/instructions.toml`, and fails where a count is above it
-    /// by more than its tolerance.
+    /// Compares with `testing/instructions/instructions.toml`, and fails if a count exceeds it by
+    /// more than its tolerance.
     #[arg(long)]
     check: bool,
     /// Writes `testing/instructions/instructions.toml`.
@@ -61,7 +61,7 @@ enum Counted {
     Relay { kind: Kind, upstream: SocketAddr },
 }
 
-/// The counts of a relay: name in the baseline, and heading.
+/// The counts of a relay: each name in the baseline, with its heading.
 const KINDS: [(&str, &str); 3] = [
     ("trip", "a trip of 64 bytes"),
     ("session", "start and end"),
@@ -93,7 +93,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints the counts. Without `valgrind` it says that it skips.
+/// Prints the counts. Without `valgrind`, prints that the count is skipped.
 #[expect(clippy::print_stdout, reason = "this is the program's result")]
 fn run(options: &Options) -> io::Result<()> {
     if Command::new("valgrind").arg("--version").output().is_err() {
@@ -130,7 +130,7 @@ fn run(options: &Options) -> io::Result<()> {
     }
 }
 
-/// Returns as many counts as there are [`KINDS`].
+/// Returns one count for each of the [`KINDS`].
 fn counts(kind: Kind, options: &Options) -> io::Result<[f64; 3]> {
     let least = Work {
         sessions: 20,
@@ -142,7 +142,8 @@ fn counts(kind: Kind, options: &Options) -> io::Result<[f64; 3]> {
         Ok((more as f64 - less as f64) / times as f64)
     };
     let (trips, sessions) = (least.trips + options.trips, least.sessions + options.sessions);
-    // Both runs carry some bulk, so that the difference leaves out what a relay does once about it.
+    // Both runs carry some bulk, so that the difference leaves out a relay's one-time work for
+    // bulk.
     let (some, bulk) = (Work { mib: 16, ..least }, 16 + options.mib);
     Ok([
         per(Work { trips, ..least }, least, options.trips)?,
@@ -157,7 +158,7 @@ fn value_name(value: &impl ValueEnum) -> String {
     value.get_name().to_owned()
 }
 
-/// Returns the instructions of a relay that carries this work.
+/// Returns the number of instructions of a relay that carries this work.
 fn relayed(kind: Kind, work: Work) -> io::Result<u64> {
     let upstream = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let mut relay = callgrind(&[])?
@@ -224,7 +225,7 @@ fn trip(client: &mut TcpStream, server: &mut TcpStream) -> io::Result<()> {
     client.read_exact(&mut message)
 }
 
-/// Returns the instructions of one piece.
+/// Returns the number of instructions of one piece.
 fn repeated(piece: Piece) -> io::Result<f64> {
     let count = |times: u32| {
         let output = callgrind(&[&format!("--toggle-collect={COUNTED}")])?
@@ -235,7 +236,7 @@ fn repeated(piece: Piece) -> io::Result<f64> {
     Ok((count(11_000)? as f64 - count(1_000)? as f64) / 10_000.0)
 }
 
-/// Returns the count from the text that callgrind writes at its end.
+/// Returns the count from the last lines of callgrind's output.
 fn collected(said: &[u8]) -> io::Result<u64> {
     let said = String::from_utf8_lossy(said);
     said.lines()

@@ -1,4 +1,4 @@
-//! The pieces of a relay, each repeated for Valgrind to count, without a runtime.
+//! The pieces of a relay, without a runtime. Each is repeated for Valgrind to count.
 
 use std::hint::black_box;
 use std::io::{self, Read, Write};
@@ -11,16 +11,16 @@ use spliceway_core::{Counts, Engine, Limits, Next, PipePool, PipeSize, SizeClass
 /// A piece of a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Piece {
-    /// The pool lends a pipe that it has, and gets it back.
+    /// The pool lends an idle pipe and gets it back.
     Hit,
-    /// A message from one socket to another: one receive, one send.
+    /// A message from one socket to another: one receive and one send.
     Message,
-    /// A part of bulk from one socket to another: one splice into a pipe that is held, one out of
-    /// it.
+    /// A part of bulk from one socket to another: one splice into a pipe that the relay holds, and
+    /// one splice out of it.
     Round,
 }
 
-/// Bytes of a message, and of a part of bulk, which a pipe of 64 KiB takes at once.
+/// Bytes of a message, and bytes of a part of bulk. A pipe of 64 KiB accepts either in one call.
 const MESSAGE: usize = 64;
 const PART: usize = 16 << 10;
 
@@ -33,7 +33,7 @@ fn counted<T>(work: impl FnOnce() -> T) -> T {
 }
 
 impl Piece {
-    /// Returns the section and the name of the piece in the baseline.
+    /// Returns the section and name of the piece in the baseline.
     pub(super) fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Hit => ("pool", "hit"),
@@ -50,7 +50,7 @@ impl Piece {
         }
     }
 
-    /// Repeats the piece this many times, to be counted from outside.
+    /// Repeats the piece this many times, for counting from outside.
     pub(crate) fn repeat(self, times: u32) -> io::Result<()> {
         match self {
             Self::Hit => {
@@ -66,9 +66,9 @@ impl Piece {
     }
 }
 
-/// Relays this many bytes from one socket to another, by one call on each, so many times. All bytes
-/// are there before the relay reads them, and the other end reads them before there are more. So
-/// nothing is ever full or empty.
+/// Relays this many bytes from one socket to another, with one call on each, `times` times. All
+/// bytes are there before the relay reads them. The other end reads them before more arrive. So no
+/// buffer is ever full, and no read finds an empty one.
 fn relay(engine: Engine, bytes: usize, times: u32) -> io::Result<()> {
     let ((mut sender, source), (sink, mut receiver)) = (connection()?, connection()?);
     let pool = PipePool::new(Limits::of_this_process());
@@ -97,7 +97,7 @@ fn relay(engine: Engine, bytes: usize, times: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns both ends of a connection, the end that connected first.
+/// Returns both ends of a connection. The end that connected comes first.
 fn connection() -> io::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let connected = TcpStream::connect(listener.local_addr()?)?;

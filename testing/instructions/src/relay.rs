@@ -1,5 +1,5 @@
-//! The relays whose instructions are counted. None reads a clock of its own, as a slow run would
-//! see more of its ticks.
+//! The relays whose instructions are counted. None reads its own clock, because a slow run would
+//! see more clock ticks.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -12,13 +12,13 @@ use tokio::net::{TcpListener, TcpStream};
 /// How sessions are relayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kind {
-    /// By `copy_bidirectional`.
+    /// With `copy_bidirectional`.
     Spliceway,
-    /// By a `Relay` with an idle and a half-close timeout.
+    /// With a `Relay` that has an idle and a half-close timeout.
     Timeouts,
 }
 
-/// Relays one session after the other, on one thread. Prints the address it listens on.
+/// Relays one session after the other, on one thread. Prints the address that it listens on.
 #[expect(clippy::print_stdout, reason = "the parent reads the address from it")]
 pub(crate) fn serve(kind: Kind, upstream: SocketAddr) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -29,7 +29,7 @@ pub(crate) fn serve(kind: Kind, upstream: SocketAddr) -> io::Result<()> {
             let (client, _) = listener.accept().await?;
             tokio::spawn(async move {
                 // A session that ends in an error causes a wrong count at the load, which reports
-                // it.
+                // the error.
                 let _ = session(kind, client, upstream).await;
             });
         }

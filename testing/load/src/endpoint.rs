@@ -10,9 +10,9 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use crate::Histogram;
 
-/// The most bytes of one receive.
+/// The most bytes in one receive call.
 pub(crate) const ROOM: usize = 1 << 20;
-/// Calls of a sender before the other endpoints have their turn.
+/// The most calls of a sender in one pass over the endpoints.
 const BURST: usize = 16;
 
 /// The outcome of one run.
@@ -24,9 +24,9 @@ pub struct Done {
     pub exchanges: Histogram,
     /// How late the generator itself was.
     pub lateness: Histogram,
-    /// Messages due in the measured window.
+    /// Messages that were due in the measured window.
     pub offered: u64,
-    /// Those of them that were done by the end of the run.
+    /// Messages among `offered` that were complete by the end of the run.
     pub completed: u64,
     /// Bytes of writes that arrived in the measured window.
     pub bytes: u64,
@@ -42,7 +42,7 @@ pub(crate) struct Shared {
     /// The measured window.
     pub(crate) window: (Instant, Instant),
     pub(crate) done: Done,
-    /// Whether every end continues as soon as it can.
+    /// Whether every endpoint continues as soon as it can.
     pub(crate) is_closed: bool,
 }
 
@@ -64,7 +64,7 @@ pub(crate) enum Role {
         unsent: usize,
         receiver: usize,
     },
-    /// Receives writes. For each, it knows the position of the last byte, and when it was due.
+    /// Receives writes. For each write, it knows the position of the last byte and the due time.
     Receiver {
         got: u64,
         told: u64,
@@ -72,36 +72,36 @@ pub(crate) enum Role {
     },
     /// Sends requests, one at a time.
     Client(Client),
-    /// Answers each whole message with as many bytes.
+    /// Answers each complete message with the same number of bytes.
     Server { size: usize, got: usize, unsent: usize },
 }
 
-/// A client. Requests that become due while one is under way wait.
+/// A client. Requests that become due during another request wait.
 pub(crate) struct Client {
     size: usize,
     unsent: usize,
     missing: usize,
     due: VecDeque<Instant>,
-    /// When the request under way was due.
+    /// The time at which the current request was due.
     asked: Instant,
     /// Whether the client closes after its first exchange.
     closes: bool,
 }
 
-/// The next step of an endpoint.
+/// The endpoint's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// It waits for an event.
     Wait,
-    /// It has more to do than its turn allows.
+    /// It has more work than one pass allows.
     Again,
     /// It must be closed.
     Over,
 }
 
 impl Endpoint {
-    /// Does what it can do now. Events are edge-triggered, so it continues until the socket would
-    /// block.
+    /// Does the work that is possible now. Events are edge-triggered, so the endpoint continues
+    /// until the socket would block.
     pub(crate) fn go_on(&mut self, shared: &mut Shared) -> io::Result<Next> {
         let socket = &self.socket;
         match &mut self.role {
@@ -131,7 +131,7 @@ impl Endpoint {
                     *unsent -= write(socket, &shared.room[..(*unsent).min(ROOM)])?;
                 }
                 match recv(socket, &mut shared.room[..*size - *got], RecvFlags::TRUNC) {
-                    // The end of a short connection.
+                    // A short connection has ended.
                     Ok((_, 0)) | Err(Errno::CONNRESET) => return Ok(Next::Over),
                     Ok((_, received)) => *got += received,
                     Err(Errno::AGAIN | Errno::INTR) => return Ok(Next::Wait),
@@ -147,7 +147,7 @@ impl Endpoint {
 }
 
 impl Shared {
-    /// Records that a flow received bytes, and has `got` bytes now.
+    /// Records that a flow received bytes and now has `got` bytes in total.
     fn arrived(&mut self, received: usize, got: u64, writes: &mut VecDeque<(u64, Instant)>) {
         let at = Instant::now();
         if self.counts(at) {
@@ -176,7 +176,7 @@ impl Client {
         }
     }
 
-    /// Queues a request that is due. Returns whether it can be sent at once.
+    /// Queues a request that is due. Returns whether the client can send it immediately.
     pub(crate) fn ask(&mut self, at: Instant) -> bool {
         self.due.push_back(at);
         if self.due.len() > 1 {
@@ -205,7 +205,7 @@ impl Client {
         Ok(Next::Wait)
     }
 
-    /// Counts an exchange and begins the next one if it is due. Returns whether this was the last.
+    /// Counts an exchange, and begins the next one if it is due. Returns whether this was the last.
     fn answered(&mut self, shared: &mut Shared) -> bool {
         let at = Instant::now();
         let mut due = self.due.pop_front().expect("one was under way");
@@ -237,7 +237,8 @@ impl Role {
     }
 }
 
-/// Returns the bytes that the socket took: 0 when it has no room or is not connected yet.
+/// Returns the number of bytes that the socket accepted: 0 if it has no room or is not yet
+/// connected.
 fn write(socket: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
     match send(socket, bytes, SendFlags::NOSIGNAL) {
         Ok(sent) => Ok(sent),
@@ -246,7 +247,7 @@ fn write(socket: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
     }
 }
 
-/// Discards received bytes and returns their number: 0 when there are none yet.
+/// Discards received bytes and returns their number: 0 if there are none yet.
 fn discard(socket: &TcpStream, room: &mut [u8]) -> io::Result<usize> {
     match recv(socket, room, RecvFlags::TRUNC) {
         Ok((_, 0)) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "a stream ended early")),

@@ -27,10 +27,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const SPIN: Duration = Duration::from_micros(80);
 /// The event data of the listener.
 const LISTENER: u64 = u64::MAX;
-/// Bytes of the one exchange of a short connection, each way.
+/// Bytes in each direction of the one exchange on a short connection.
 const SHORT: usize = 1 << 10;
 
-/// The connections of one run, and what they do.
+/// The connections of one run, and their work.
 pub struct Generator {
     offer: Offer,
     epoll: OwnedFd,
@@ -41,7 +41,7 @@ pub struct Generator {
     /// Senders, by flow.
     flows: Vec<usize>,
     clients: Vec<usize>,
-    /// Ends that have more to do than their turn allows.
+    /// Endpoints that have more work than one pass allows.
     again: Vec<usize>,
     shared: Shared,
     /// How long to poll without waiting before a message is due.
@@ -49,11 +49,11 @@ pub struct Generator {
 }
 
 impl Generator {
-    /// Opens the connections that stay open for the whole run. The calling thread is in the network
-    /// namespace of the clients; the relay connects to `listener`.
+    /// Opens the connections that stay open for the whole run. The calling thread is in the
+    /// clients' network namespace. The relay connects to `listener`.
     ///
     /// # Errors
-    /// Returns the errors of the sockets, and `TimedOut` if the relay does not connect.
+    /// Returns the socket errors, and `TimedOut` if the relay does not connect.
     pub fn connect(offer: Offer, listener: TcpListener, relay: SocketAddr) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let now = Instant::now();
@@ -101,19 +101,19 @@ impl Generator {
         Ok(generator)
     }
 
-    /// Disables polling without waiting, for a core that others need as well.
+    /// Disables polling without waiting, for a core that other threads also need.
     #[must_use]
     pub fn without_spin(mut self) -> Self {
         self.spin = Duration::ZERO;
         self
     }
 
-    /// Sends everything that is due, from now on. Only the `window` counts: `at_window` is called
-    /// with `true` when it opens and with `false` when it closes. Ends when everything is done, or
-    /// `grace` after the window.
+    /// Sends everything that is due from now on. Only messages in the `window` count. Calls
+    /// `at_window` with `true` when the window opens and with `false` when it closes. Ends when all
+    /// messages are done, or `grace` after the window.
     ///
     /// # Errors
-    /// Returns the errors of the sockets, and of `at_window`.
+    /// Returns the socket errors and the errors from `at_window`.
     pub fn run(
         mut self,
         schedule: &Schedule,
@@ -150,15 +150,15 @@ impl Generator {
             };
             self.turn(until)?;
         }
-        // The connections end by reset, so that none stays behind in TIME_WAIT and no relay has to
-        // finish a backlog.
+        // The connections end with a reset. So none stays in TIME_WAIT, and no relay has to finish
+        // a backlog.
         for end in self.endpoints.iter().flatten() {
             SockRef::from(&end.socket).set_linger(Some(Duration::ZERO))?;
         }
         Ok(self.shared.done)
     }
 
-    /// Waits for events once, no longer than that, and does what they allow.
+    /// Waits for events once, no later than `until`, and does the work that they allow.
     fn turn(&mut self, until: Instant) -> io::Result<()> {
         let began = Instant::now();
         let left = match self.again.is_empty() {
@@ -188,7 +188,7 @@ impl Generator {
         Ok(())
     }
 
-    /// Starts a closed loop: flows send without end, and every connection has a request under way.
+    /// Starts a closed loop: flows send continuously, and every connection has a current request.
     fn begin_all(&mut self) -> io::Result<()> {
         for sender in self.flows.clone() {
             if let Some(Role::Sender { unsent, .. }) = self.role(sender) {
@@ -323,7 +323,7 @@ mod tests {
     use super::*;
     use crate::{Requests, Streams, schedule};
 
-    /// Returns the outcome of an offer on loopback, without a relay.
+    /// Returns the outcome of an offer over loopback without a relay.
     fn run(offer: Offer) -> Done {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();

@@ -1,19 +1,19 @@
-//! Times in buckets of 1 %. A histogram is small enough to be kept of every run.
+//! Durations in buckets of 1 %. A histogram is small enough to keep one for every run.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// The ratio between the ends of two neighbouring buckets.
+/// The ratio between the bounds of two neighbouring buckets.
 const STEP: f64 = 1.01;
 
-/// Counts by bucket. Bucket 0 is for times up to a nanosecond.
+/// Counts by bucket. Bucket 0 is for durations of up to a nanosecond.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Histogram(BTreeMap<u16, u32>);
 
 impl Histogram {
-    /// Counts a time.
+    /// Counts a duration.
     pub fn record(&mut self, time: Duration) {
         let nanos = time.as_nanos().max(1) as f64;
         *self.0.entry((nanos.ln() / STEP.ln()) as u16).or_default() += 1;
@@ -26,13 +26,13 @@ impl Histogram {
         }
     }
 
-    /// Returns the number of times counted.
+    /// Returns the number of recorded durations.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.0.values().map(|count| u64::from(*count)).sum()
     }
 
-    /// Returns the quantile in microseconds, or `None` unless at least ten times lie beyond it.
+    /// Returns the quantile in microseconds, or `None` unless at least ten durations exceed it.
     #[must_use]
     pub fn quantile(&self, part: f64) -> Option<f64> {
         let all = self.count();

@@ -6,10 +6,9 @@
 //!            is due      of every connection                         histograms
 //! ```
 //!
-//! Messages are due at times that depend on the offer and a seed alone, so they are the same for
-//! every relay. Latency counts from the time a message was due, whether or not the relay keeps up.
-//! A closed loop, where each connection continues as soon as it can, is an option for saturation
-//! tests.
+//! Messages are due at times that depend only on the offer and a seed, so these times are equal for
+//! every relay. Latency counts from a message's due time, whether or not the relay keeps up. In a
+//! closed loop, each connection continues as soon as it can. That option is for saturation tests.
 #![forbid(unsafe_code)]
 
 mod endpoint;
@@ -22,40 +21,41 @@ pub use generator::Generator;
 pub use histogram::Histogram;
 pub use schedule::{Schedule, What, schedule};
 
-/// The load that a relay is offered.
+/// The load that the generator offers to a relay.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Offer {
     /// Flows that send at a fixed rate.
     pub streams: Option<Streams>,
     /// Requests at random times.
     pub requests: Option<Requests>,
-    /// New connections per second, each for one exchange of 1 KiB each way. In a closed loop, this
-    /// many are open at once.
+    /// New connections per second, each for one exchange of 1 KiB in each direction. In a closed
+    /// loop, this many are open at the same time.
     pub connects: Option<f64>,
-    /// A saturation test: every connection continues as soon as it can, and nothing is ever due.
+    /// A saturation test: every connection continues as soon as it can, and no message has a due
+    /// time.
     pub is_closed: bool,
 }
 
 /// Flows that send at a fixed rate, in one direction.
 #[derive(Clone, Copy, Debug)]
 pub struct Streams {
-    /// Flows at once.
+    /// The number of concurrent flows.
     pub flows: usize,
     /// Bytes of each write.
     pub size: usize,
-    /// Bytes per second, of all flows together.
+    /// Bytes per second, all flows together.
     pub rate: f64,
-    /// From client to server.
+    /// Whether the flows go from client to server.
     pub up: bool,
 }
 
 /// Requests at random times (Poisson), each on a connection chosen at random.
 #[derive(Clone, Copy, Debug)]
 pub struct Requests {
-    /// Connections, which stay open.
+    /// The number of connections. They stay open.
     pub connections: usize,
-    /// Bytes of a request, and of its response.
+    /// Bytes of a request and of its response.
     pub size: usize,
-    /// Requests per second, on all connections together.
+    /// Requests per second, all connections together.
     pub rate: f64,
 }

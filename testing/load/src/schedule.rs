@@ -1,4 +1,4 @@
-//! When each message is due.
+//! The schedule: the due time of each message.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use crate::{Offer, Requests, Streams};
 /// An event that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// A write of a flow, by its number.
+    /// A write of the flow with this number.
     Write(usize),
-    /// A request on a connection, by its number.
+    /// A request on the connection with this number.
     Request(usize),
-    /// A connection for one exchange.
+    /// A new connection for one exchange.
     Connect,
 }
 
-/// Everything that is due, with its time, in order of time.
+/// All due events with their times, in order of time.
 pub type Schedule = Vec<(Duration, What)>;
 
-/// Returns everything that is due within `time`. Streams are offered at the given `share` of their
-/// rate at each second. The same seed gives the same schedule.
+/// Returns everything that is due within `time`. At each second, streams send the given `share` of
+/// their rate. Equal seeds give equal schedules.
 pub fn schedule(offer: &Offer, seed: u64, time: Duration, share: impl Fn(f64) -> f64) -> Schedule {
     let mut random = Random::new(seed);
     let mut all = Schedule::new();
@@ -43,7 +43,7 @@ pub fn schedule(offer: &Offer, seed: u64, time: Duration, share: impl Fn(f64) ->
     all
 }
 
-/// Schedules the writes of each flow at even intervals, beginning at a random time.
+/// Schedules each flow's writes at even intervals, beginning at a random time.
 fn paced(streams: &Streams, share: impl Fn(f64) -> f64, time: Duration, random: &mut Random, all: &mut Schedule) {
     let every = (streams.size * streams.flows) as f64 / streams.rate;
     for flow in 0..streams.flows {

@@ -1,4 +1,4 @@
-//! The kernel's accounts of a process and its children.
+//! The kernel's accounting of a process and its children.
 
 use std::fs;
 use std::io;
@@ -9,11 +9,11 @@ use std::time::Duration;
 /// The resources that a relay holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
-    /// Descriptors that are open.
+    /// The number of open descriptors.
     pub descriptors: u64,
-    /// Resident memory, KiB.
+    /// Resident memory in KiB.
     pub rss_kib: u64,
-    /// Descriptors of pipes: two a pipe.
+    /// The number of pipe descriptors: two for each pipe.
     pub pipes: u64,
 }
 
@@ -23,7 +23,7 @@ pub fn resources(pid: u32) -> io::Result<Resources> {
     for pid in family(pid)? {
         for descriptor in fs::read_dir(format!("/proc/{pid}/fd"))? {
             all.descriptors += 1;
-            // A descriptor that was closed since the listing is no pipe any more.
+            // A descriptor that was closed since the listing no longer counts as a pipe.
             let file = fs::read_link(descriptor?.path()).unwrap_or_default();
             all.pipes += u64::from(file.as_os_str().as_encoded_bytes().starts_with(b"pipe:"));
         }
@@ -32,21 +32,21 @@ pub fn resources(pid: u32) -> io::Result<Resources> {
     Ok(all)
 }
 
-/// Returns the time that a process and its children were on a core, with all their threads. It
-/// includes the work of interrupts for a relay's packets while the relay runs.
+/// Returns the CPU time of a process and its children, all threads included. It includes the
+/// interrupt work for a relay's packets while the relay runs.
 pub fn cpu_time(pid: u32) -> io::Result<Duration> {
     let times = family(pid)?.into_iter().map(time_of_process);
     times.sum()
 }
 
-/// Returns the time of one process: the larger of two figures. The first is the scheduler's
-/// nanoseconds of the threads that the process has (proc(5), `schedstat`). The second is the sum of
-/// all threads that it ever had. The kernel makes that sum of the same nanoseconds, and reports it
-/// in ticks of 10 ms, rounded down.
+/// Returns the time of one process: the larger of two figures. The first is the sum of the
+/// scheduler's nanoseconds for the current threads (proc(5), `schedstat`). The second is the sum
+/// for all threads that the process ever had. The kernel computes it from the same nanoseconds, and
+/// reports it in ticks of 10 ms, rounded down.
 fn time_of_process(pid: u32) -> io::Result<Duration> {
     let mut live = Duration::ZERO;
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-        // A thread that has ended since is in the sum alone.
+        // A thread that has ended since the listing is only in the second sum.
         live += scheduled(&task?.path().join("schedstat")).unwrap_or_default();
     }
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
@@ -54,8 +54,8 @@ fn time_of_process(pid: u32) -> io::Result<Duration> {
     Ok(live.max(Duration::from_secs(ticks) / rustix::param::clock_ticks_per_second() as u32))
 }
 
-/// Returns the time of the thread that does what interrupts leave over on a core. Returns zero
-/// where that thread is not visible, as in a container.
+/// Returns the CPU time of the thread that does a core's deferred interrupt work. Returns zero if
+/// that thread is not visible, as in a container.
 pub fn softirq_time(core: usize) -> Duration {
     static THREADS: OnceLock<Vec<(String, PathBuf)>> = OnceLock::new();
     let threads = THREADS.get_or_init(|| {
@@ -80,8 +80,8 @@ fn scheduled(schedstat: &Path) -> io::Result<Duration> {
         .ok_or_else(|| io::Error::other("no CPU time in schedstat"))
 }
 
-/// Adds fields 14 and 15 of a line of proc_pid_stat(5): user and system time of every thread,
-/// including those that ended.
+/// Adds fields 14 and 15 of a proc_pid_stat(5) line: user and system time of every thread,
+/// including threads that ended.
 fn ticks(stat: &str) -> Option<u64> {
     let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(11);
     Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
@@ -95,7 +95,7 @@ fn family(pid: u32) -> io::Result<Vec<u32>> {
         let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
-        // A process that has ended since has no line.
+        // A process that has ended since the listing does not have a line.
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         parents.extend(parent(&stat).map(|above| (pid, above)));
     }
@@ -113,8 +113,8 @@ fn family(pid: u32) -> io::Result<Vec<u32>> {
     Ok(family)
 }
 
-/// Returns the fourth field of a line of proc_pid_stat(5). The second field is a name in brackets,
-/// and may hold both blanks and brackets.
+/// Returns the fourth field of a proc_pid_stat(5) line. The second field is a name in brackets,
+/// which may contain blanks and brackets.
 fn parent(stat: &str) -> Option<u32> {
     stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
 }
@@ -139,14 +139,14 @@ mod tests {
     #[test]
     fn a_thread_that_has_ended_loses_no_time() -> io::Result<()> {
         let used = Duration::from_millis(100);
-        // This leaves out the children, which other tests make and end meanwhile.
+        // This leaves out the children, because other tests start and end children meanwhile.
         let before = time_of_process(std::process::id())?;
         let thread = std::thread::spawn(move || {
             while scheduled(Path::new("/proc/thread-self/schedstat"))? < used {}
             io::Result::Ok(())
         });
         thread.join().expect("it does not panic")?;
-        // User and system time are each reported in whole ticks.
+        // The kernel reports user time and system time in whole ticks each.
         let after = time_of_process(std::process::id())?;
         assert!(
             after - before >= used - Duration::from_millis(20),
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn descriptors_and_pipes_of_a_child_are_counted() -> io::Result<()> {
         let ends: Vec<_> = (0..8).map(|_| io::pipe()).collect::<Result<_, _>>()?;
-        // A child process, whose own descriptors count too.
+        // A child process. Its own descriptors count too.
         let mut child = Command::new("sleep").arg("60").spawn()?;
         let held = resources(std::process::id());
         child.kill()?;

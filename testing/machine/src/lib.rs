@@ -1,5 +1,5 @@
-//! The machine for tests and measurements: a core each for relay and load, cubic, and the kernel's
-//! own accounting.
+//! The machine for tests and measurements: one core for the relay and one for the load, cubic, and
+//! the kernel's own accounting.
 
 #![forbid(unsafe_code)]
 
@@ -18,23 +18,23 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 pub use random::Random;
 
-/// Pins the calling thread, and threads it starts, to one core.
+/// Pins the calling thread, and the threads that it starts, to one core.
 pub fn pin_to(core: usize) -> io::Result<()> {
     let mut set = CpuSet::new();
     set.set(core);
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// Lets the calling thread, and threads it starts, run on the first two cores.
+/// Lets the calling thread, and the threads that it starts, run on the first two cores.
 pub fn use_all_cores() -> io::Result<()> {
     let mut set = CpuSet::new();
     (0..2).for_each(|core| set.set(core));
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// Lets the calling thread run only where no other thread wants to run, and be interrupted as soon
-/// as one does (`SCHED_IDLE`, sched(7)). The lowest nice level does not do that: each thread may
-/// use up its slice of some milliseconds.
+/// Lets the calling thread run only when no other thread wants to run. Any other thread preempts it
+/// immediately (`SCHED_IDLE`, sched(7)). The lowest nice level does not do that, because each
+/// thread may use its slice of a few milliseconds.
 pub fn give_way_to_all() -> io::Result<()> {
     let thread = rustix::thread::gettid().to_string();
     let status = Command::new("chrt").args(["--idle", "--pid", "0", &thread]).status()?;
@@ -48,17 +48,17 @@ pub fn give_way_to_all() -> io::Result<()> {
 /// Set in the process that [`isolate`] starts.
 const ISOLATED: &str = "SPLICEWAY_BENCH_ISOLATED";
 
-/// Runs this program again in a network namespace of its own, whose loopback uses cubic. Pacing
-/// (bbr, the default of some hosts) costs several times as much as a relay, and would dominate the
-/// measurement.
+/// Runs this program again in its own network namespace, where loopback uses cubic. Pacing (bbr,
+/// the default on some hosts) costs several times as much CPU time as a relay. It would dominate
+/// the measurement.
 ///
-/// Returns the conditions of the run in the process that is to measure. Returns `None` in the
-/// process that has waited for it.
+/// In the process that is to measure, returns the conditions of the run. In the process that has
+/// waited for it, returns `None`.
 pub fn isolate() -> io::Result<Option<String>> {
     if env::var_os(ISOLATED).is_some() {
         ip("link set lo up")?;
         provide_ports();
-        // The address has a route of its own, which precedes the route of its network.
+        // The address has its own route, which precedes the route of its network.
         for destination in ["127.0.0.0/8", "127.0.0.1"] {
             let route = "dev lo table local proto kernel scope host src 127.0.0.1 congctl cubic";
             ip(&format!("route replace local {destination} {route}"))?;
@@ -86,8 +86,8 @@ pub fn isolate() -> io::Result<Option<String>> {
     }
 }
 
-/// Returns whether this process may make a network namespace. This is apart from the run, so that a
-/// run that fails is not mistaken for a namespace that could not be made.
+/// Returns whether this process may make a network namespace. This check is separate from the run.
+/// A failed run is then not mistaken for a namespace that could not be made.
 fn namespaces_permitted() -> bool {
     Command::new("unshare")
         .args(["--net", "--", "true"])
@@ -97,15 +97,15 @@ fn namespaces_permitted() -> bool {
 }
 
 /// Provides ports for many short connections, each of which keeps its port for a minute. Lets
-/// connections to one address use a port again after a second. The defaults are enough for most
-/// runs, so a run that may not change them continues with them.
+/// connections to one address reuse a port after a second. The defaults are enough for most runs.
+/// So a run that may not change the settings continues with the defaults.
 fn provide_ports() {
     for (name, value) in [("ip_local_port_range", "1024 65535"), ("tcp_tw_reuse", "1")] {
         let _ = fs::write(format!("/proc/sys/net/ipv4/{name}"), value);
     }
 }
 
-/// Returns the congestion control that a connection over loopback really uses.
+/// Returns the congestion control that a loopback connection actually uses.
 fn congestion_control() -> io::Result<String> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let socket = TcpStream::connect(listener.local_addr()?)?;
@@ -121,21 +121,22 @@ fn ip(arguments: &str) -> io::Result<()> {
     }
 }
 
-/// Returns whether a program in this thread's network namespace listens on this IPv4 port. A test
-/// by connection would start a session.
+/// Returns whether a program in this thread's network namespace listens on this IPv4 port. A check
+/// by connecting would start a session.
 pub fn is_listening(port: u16) -> io::Result<bool> {
     // proc_net_tcp(5): local address, remote address, state; 0A is LISTEN.
     let listening = format!(":{port:04X} 00000000:0000 0A");
     Ok(fs::read_to_string("/proc/thread-self/net/tcp")?.contains(&listening))
 }
 
-/// Returns the same for IPv4 and IPv6, whichever address the listener has.
+/// Like [`is_listening`], for IPv4 and IPv6, whichever address the listener has.
 pub fn is_listening_any(port: u16) -> io::Result<bool> {
     let listening = format!(":{port:04X} 00000000000000000000000000000000:0000 0A");
     Ok(is_listening(port)? || fs::read_to_string("/proc/thread-self/net/tcp6")?.contains(&listening))
 }
 
-/// Raises the descriptor limit of this process, and of those it starts, to the hard limit.
+/// Raises the descriptor limit of this process, and of the processes that it starts, to the hard
+/// limit.
 ///
 /// # Errors
 /// Returns an error if the hard limit is lower than needed.
@@ -154,7 +155,7 @@ pub fn raise_descriptor_limit(needed: u64) -> io::Result<()> {
     }
 }
 
-/// Returns the memory of the kernel's own objects, such as sockets and pipes: `Slab` of
+/// Returns the memory of the kernel's own objects, such as sockets and pipes: `Slab` in
 /// proc_meminfo(5).
 pub fn slab_kib() -> io::Result<u64> {
     let meminfo = fs::read_to_string("/proc/meminfo")?;
@@ -163,7 +164,7 @@ pub fn slab_kib() -> io::Result<u64> {
         .ok_or_else(|| io::Error::other("no Slab in /proc/meminfo"))
 }
 
-/// Returns one line about the machine, for readers of the numbers elsewhere.
+/// Returns one line that describes the machine, for people who read the numbers elsewhere.
 pub fn describe() -> String {
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -171,7 +172,7 @@ pub fn describe() -> String {
         .lines()
         .find_map(|line| line.strip_prefix("model name"))
         .unwrap_or("");
-    // All cores, and not only those that the caller has pinned itself to.
+    // All cores, not only those that the caller has pinned itself to.
     let cores = cpuinfo.lines().filter(|line| line.starts_with("processor")).count();
     format!(
         "{}, {cores} cores, Linux {}",

@@ -1,11 +1,11 @@
-//! Random numbers that a seed repeats: SplitMix64 (Steele, Lea, Flood 2014).
+//! Random numbers that a seed reproduces: SplitMix64 (Steele, Lea, Flood 2014).
 
-/// A generator; its seed is all its state.
+/// A generator. Its seed is its whole state.
 #[derive(Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// Starts the sequence of a seed.
+    /// Starts the sequence for a seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
@@ -21,20 +21,20 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Returns a number from 0 to below 1, in even steps as fine as an `f64` has everywhere in that
-    /// range.
+    /// Returns a number from 0 to below 1. The steps are even, and as fine as an `f64` permits in
+    /// the whole range.
     pub fn fraction(&mut self) -> f64 {
         const BITS: u32 = f64::MANTISSA_DIGITS;
         (self.next() >> (u64::BITS - BITS)) as f64 / (1_u64 << BITS) as f64
     }
 
-    /// Returns a number of the range, its ends included. The bias of the remainder does not matter
+    /// Returns a number in the range, both ends included. The bias of the remainder does not matter
     /// here.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.next() % (high - low + 1)
     }
 
-    /// Returns a number of the range whose *order of magnitude* is uniform: as many from 1 to 2 KiB
+    /// Returns a number in the range with a uniform *order of magnitude*: as many from 1 to 2 KiB
     /// as from 1 to 2 MiB.
     pub fn magnitude(&mut self, low: u64, high: u64) -> u64 {
         let doublings = (high / low).max(1).ilog2();

@@ -1,4 +1,4 @@
-//! A delay line: a link with a distance, a rate, a queue and a loss, between TUN devices of two
+//! A delay line: a link with a delay, a rate, a queue and a loss, between TUN devices of two
 //! namespaces.
 //!
 //! ```text
@@ -6,8 +6,8 @@
 //! ```
 //!
 //! One thread carries both directions, on the cores of the thread that made the link. A packet that
-//! TCP hands over uncut (GSO) stays uncut, arrives when its last segment would, and loses single
-//! segments.
+//! TCP sends uncut (GSO) stays uncut. It arrives when its last segment would arrive, and can lose
+//! single segments.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -28,23 +28,24 @@ use crate::tun::HEADER;
 /// The properties of a link, the same for each of its two directions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Line {
-    /// Time that a packet takes from one end to the other.
+    /// The time that a packet needs from one end to the other.
     pub delay: Duration,
-    /// Bits per second, of IP packets. `None` is the highest rate that the machine carries.
+    /// The rate in bits per second of IP packets. `None` means the highest rate that the machine
+    /// can carry.
     pub rate: Option<NonZeroU64>,
-    /// Bytes that may wait in the queue. The link drops a packet for which there is no room.
+    /// The bytes that may wait in the queue. The link drops a packet that does not fit.
     pub queue: usize,
-    /// The fraction of segments that is lost: 0.001 is one in a thousand. Each run loses the same
-    /// segments.
+    /// The fraction of segments that the link loses: 0.001 is one in a thousand. Each run loses the
+    /// same segments.
     pub loss: f64,
 }
 
-/// Counts of the segments of a link, both directions together.
+/// Counts of the segments on a link, both directions together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Carried {
     /// Segments that arrived.
     pub delivered: u64,
-    /// Segments that found no room in the queue.
+    /// Segments that did not fit in the queue.
     pub dropped: u64,
     /// Segments lost on the way.
     pub lost: u64,
@@ -57,7 +58,7 @@ struct Counts {
     lost: AtomicU64,
 }
 
-/// A running link. Dropping it ends it.
+/// A running link. Dropping it stops the link.
 #[derive(Debug)]
 pub(crate) struct Running {
     counts: Arc<Counts>,
@@ -101,7 +102,8 @@ impl Drop for Running {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread has printed itself, and shows as packets that do not arrive.
+            // A panic in the thread has printed its own message, and shows as packets that do not
+            // arrive.
             let _ = thread.join();
         }
     }
@@ -109,7 +111,7 @@ impl Drop for Running {
 
 struct Directions {
     ends: [File; 2],
-    /// Packets on the way to the other end, by the end that sent them.
+    /// Packets on the way to the other end, indexed by the end that sent them.
     on_way: [Way; 2],
     line: Line,
     counts: Arc<Counts>,
@@ -118,13 +120,13 @@ struct Directions {
 
 #[derive(Default)]
 struct Way {
-    /// In order of time, as all packets wait equally long.
+    /// Packets in order of arrival time, because all of them wait equally long.
     packets: VecDeque<(Instant, Packet)>,
     /// The time at which the last packet leaves the queue.
     sent: Option<Instant>,
 }
 
-/// Packets read from one end before the other has its turn.
+/// The most packets to read from one end before reading from the other.
 const BURST: usize = 16;
 /// A packet is at most 64 KiB long.
 const LARGEST: usize = HEADER + (64 << 10);
@@ -168,7 +170,7 @@ impl Directions {
 
     fn read(&mut self, end: usize, room: &mut [u8]) {
         for _ in 0..BURST {
-            // An error means that the device has nothing more, or that it is down for good.
+            // An error means that the device has no more packets, or that it is permanently down.
             let Ok(bytes) = (&self.ends[end]).read(room) else {
                 return;
             };
@@ -186,7 +188,8 @@ impl Directions {
         let mut leaves = now;
         if let Some(rate) = self.line.rate {
             let nanos = |bytes: usize| Duration::from_nanos((bytes as u64 * 8).saturating_mul(1_000_000_000) / rate);
-            // The bytes that wait already, and this packet. An empty queue takes any packet.
+            // Counts the bytes that already wait, and this packet. An empty queue accepts any
+            // packet.
             if free > now && free - now + nanos(bytes) > nanos(self.line.queue) {
                 self.counts.dropped.fetch_add(segments as u64, Ordering::Relaxed);
                 return;
@@ -214,7 +217,7 @@ impl Directions {
                 return;
             }
             let segments = packet::on_wire(packet).0 as u64;
-            // A device that is down refuses the packet, and then nothing waits for it.
+            // A device that is down refuses the packet. In that case nothing waits for the packet.
             if (&self.ends[1 - end]).write(packet).is_ok() {
                 self.counts.delivered.fetch_add(segments, Ordering::Relaxed);
             }
@@ -223,7 +226,7 @@ impl Directions {
     }
 }
 
-/// Returns a number from 0 to below 1: xorshift64* (Vigna 2016).
+/// Returns a number from 0 to below 1, with xorshift64* (Vigna 2016).
 fn random(state: &mut u64) -> f64 {
     *state ^= *state >> 12;
     *state ^= *state << 25;
@@ -245,7 +248,8 @@ mod tests {
         loss: 0.0,
     };
 
-    /// Returns a connection over one such link, or `None` where there can be no namespaces.
+    /// Returns a connection over one such link, or `None` if the machine does not permit
+    /// namespaces.
     fn connect(line: Line) -> Option<(Net, TcpStream, TcpStream)> {
         let net = Net::chain_of(&[Link::Far(line)])?;
         let (client, server) = net.connect(0, 1, Family::V4).expect("neighbours");
@@ -278,7 +282,7 @@ mod tests {
         client.read_exact(&mut [0]).unwrap();
         assert!(begun.elapsed() >= 2 * NEAR.delay);
         let carried = net.carried(0);
-        // A handshake, and a segment each way.
+        // A handshake, and one segment in each direction.
         assert!(carried.delivered >= 5, "{carried:?}");
         assert_eq!((carried.dropped, carried.lost), (0, 0));
     }
@@ -291,8 +295,8 @@ mod tests {
         };
         transfer(&mut client, &mut server, 2 << 20);
         let carried = net.carried(0);
-        // There are 1,449 full segments and those sent again. At 2 % loss it is out of the question
-        // that none is lost.
+        // There are 1,449 full segments, and retransmissions. At 2 % loss, some segments are
+        // certain to be lost.
         assert!(carried.delivered >= 1449 && carried.lost > 0, "{carried:?}");
         assert_eq!(carried.dropped, 0);
         assert!(net.node(0).counter("RetransSegs") > 0);

@@ -1,17 +1,16 @@
-//! Network namespaces in a row, joined by veth pairs of MTU 1500: real segments, with the kernel's
-//! offloads or without.
+//! Network namespaces in a row, joined by veth pairs of MTU 1500. They carry real segments, with or
+//! without the kernel's offloads.
 //!
 //! ```text
 //!   node 0 ── right ═══ left ── node 1 ── right ═══ left ── node 2 …
 //!        10.77.0.1     10.77.0.2      10.77.1.1     10.77.1.2
 //! ```
 //!
-//! A namespace has no name. It lives as long as a child process that reads from a pipe of this
-//! process, and as long as the sockets in it. So it disappears when the process that made it
-//! returns, panics or is killed, and concurrent runs never meet.
+//! A namespace does not have a name. It lives as long as a child process that reads from a pipe of
+//! this process, and as long as the sockets in it. So it disappears when the process that made it
+//! returns, panics or is killed. Concurrent runs never meet.
 //!
-//! A link may be a delay line instead ([`Line`]): a distance, a rate and a loss, between TUN
-//! devices.
+//! A link may be a delay line instead ([`Line`]): a delay, a rate and a loss, between TUN devices.
 //!
 //! The crate needs the right to make namespaces, and `unshare`, `ip`, `ethtool` and `tc` on `PATH`.
 //! Without them, tests are skipped.
@@ -31,18 +30,18 @@ pub use delay::{Carried, Line};
 pub use node::Node;
 pub use tool::{has_localhost, has_tool};
 
-/// Payload of a full segment: 1,500 bytes less the headers of IPv4 and TCP, with its timestamps.
+/// Payload of a full segment: 1,500 bytes minus the IPv4 header and the TCP header with timestamps.
 pub const SEGMENT: usize = 1448;
 
-/// How both ends of a link treat large sends and trains of segments.
+/// How both ends of a link treat large writes and trains of segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offloads {
-    /// The default of a veth: writes of a sender cross in pieces of up to 64 KiB.
+    /// The default of a veth pair: a sender's writes cross in pieces of up to 64 KiB.
     On,
-    /// Every segment crosses alone, and is received alone.
+    /// Every segment crosses alone, and the receiver gets it alone.
     Off,
-    /// Every segment crosses alone, and the receiver joins trains of segments, as behind a network
-    /// card.
+    /// Every segment crosses alone. The receiver joins trains of segments, as it does with a
+    /// network card.
     Gro,
 }
 
@@ -95,18 +94,20 @@ pub struct Net {
 }
 
 impl Net {
-    /// Makes this many nodes, each linked to the next, with cubic on every route.
+    /// Makes this many nodes and links each one to the next. Every route uses cubic.
     ///
     /// # Errors
-    /// Returns `PermissionDenied` if the privilege is missing, and `NotFound` if a program is.
+    /// Returns `PermissionDenied` if the privilege is missing, and `NotFound` if a program is
+    /// missing.
     pub fn new(count: usize, offloads: Offloads) -> io::Result<Self> {
         Self::joined_by(&vec![Link::Veth(offloads); count - 1])
     }
 
-    /// Makes as many nodes as these links join, in order, with cubic on every route.
+    /// Makes the nodes that these links join, in order. Every route uses cubic.
     ///
     /// # Errors
-    /// Returns `PermissionDenied` if the privilege is missing, and `NotFound` if a program is.
+    /// Returns `PermissionDenied` if the privilege is missing, and `NotFound` if a program is
+    /// missing.
     pub fn joined_by(links: &[Link]) -> io::Result<Self> {
         let programs = [("unshare", "util-linux"), ("ip", "iproute2"), ("ethtool", "ethtool")];
         let used = if links.iter().any(|link| link.switches().is_some()) {
@@ -171,8 +172,8 @@ impl Net {
     }
 
     /// Limits the receive windows to a few dozen segments. Otherwise a sender may have more
-    /// segments in flight than a veth queues (256 with GRO, 1,000 without). A test then waits for
-    /// timers of TCP.
+    /// segments in flight than a veth pair queues (256 with GRO, 1,000 without). A test then waits
+    /// for TCP timers.
     ///
     /// # Errors
     /// Returns the error of a file below `/proc/sys`.
@@ -183,7 +184,7 @@ impl Net {
         Ok(self)
     }
 
-    /// Makes nodes forward IPv4 packets, so that nodes which are not neighbours reach each other.
+    /// Makes nodes forward IPv4 packets, so that nodes that are not neighbours reach each other.
     ///
     /// # Errors
     /// Returns the error of `ip`, or of a file below `/proc/sys`.
@@ -220,15 +221,16 @@ impl Net {
         &self.nodes
     }
 
-    /// Opens a connection from one node to a neighbour. Returns both ends, the caller's first,
-    /// without `NODELAY`.
+    /// Opens a connection from one node to a neighbour. Returns both ends, without `NODELAY`. The
+    /// caller's end comes first.
     ///
     /// # Errors
-    /// Returns the errors of the sockets, and an error where they do not use cubic. The host's own
-    /// choice may be one that paces, and a route of another namespace does not inherit it.
+    /// Returns the socket errors, and an error if the sockets do not use cubic. The host's own
+    /// congestion control may be one that paces. A route in another namespace does not inherit that
+    /// setting.
     ///
     /// # Panics
-    /// Panics if the nodes are no neighbours.
+    /// Panics if the nodes are not neighbours.
     pub fn connect(&self, from: usize, to: usize, family: Family) -> io::Result<(TcpStream, TcpStream)> {
         assert_eq!(from.abs_diff(to), 1, "only neighbours are joined");
         let address = address(from.min(to), to > from, family);
@@ -245,9 +247,9 @@ impl Net {
         Ok((connected, accepted))
     }
 
-    /// Makes each end of each link lose 1 in 100 of the packets it receives. Each end sends 1 in 20
-    /// by a slow queue, so that later packets overtake it. Classifiers of classic BPF roll the
-    /// dice.
+    /// Makes each end of each link lose 1 in 100 of the packets that it receives. Each end sends 1
+    /// in 20 packets through a slow queue, so that later packets overtake them. Classic BPF
+    /// classifiers choose the packets at random.
     ///
     /// # Errors
     /// Returns an error if the kernel lacks a feature.
@@ -275,7 +277,7 @@ impl Net {
     /// Returns the counts of a delay line so far.
     ///
     /// # Panics
-    /// Panics if that link is no delay line.
+    /// Panics if that link is not a delay line.
     #[must_use]
     pub fn carried(&self, link: usize) -> Carried {
         self.lines[link].as_ref().expect("a delay line").carried()
@@ -310,7 +312,7 @@ impl Net {
                 format!("address add {v6}/64 dev {device} nodad"),
                 format!("link set {device} up"),
                 format!("route replace 10.77.{link}.0/24 dev {device} src {v4} congctl cubic"),
-                // This route precedes the one that came with the address, and does not replace it.
+                // This route precedes the one that came with the address, but does not replace it.
                 format!("route replace 2001:db8:{link}::/64 dev {device} metric 1 congctl cubic"),
             ])?;
             if let Some(switches) = offloads.switches() {

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// A namespace. It lives as long as this value, or a socket in it.
+/// A namespace. It lives as long as this value or a socket in it.
 #[derive(Debug)]
 pub struct Node {
     namespace: File,
@@ -43,7 +43,7 @@ impl Node {
         Ok(node)
     }
 
-    /// Moves the calling thread into this namespace, for good.
+    /// Moves the calling thread into this namespace permanently.
     ///
     /// # Errors
     /// Returns the errors of setns(2).
@@ -51,9 +51,9 @@ impl Node {
         enter(&self.namespace)
     }
 
-    /// Runs `work` in this namespace, and comes back even if it panics. Sockets made there belong
-    /// to the namespace, whichever thread uses them later. Threads and programs started there
-    /// belong to it too.
+    /// Runs `work` in this namespace, and returns to the caller's namespace even if `work` panics.
+    /// Sockets made there belong to this namespace, whichever thread uses them later. Threads and
+    /// programs started there belong to it too.
     ///
     /// # Panics
     /// Panics if `work` does.
@@ -62,7 +62,7 @@ impl Node {
         work()
     }
 
-    /// Runs commands of ip(8), in one process.
+    /// Runs ip(8) commands in one process.
     ///
     /// # Errors
     /// Returns an error with the output of `ip`.
@@ -70,7 +70,7 @@ impl Node {
         self.run("ip", "-batch -", &commands.join("\n"))
     }
 
-    /// Runs commands of tc(8), in one process.
+    /// Runs tc(8) commands in one process.
     pub(crate) fn tc(&self, commands: &[String]) -> io::Result<()> {
         self.run("tc", "-batch -", &commands.join("\n"))
     }
@@ -102,14 +102,14 @@ impl Node {
         )))
     }
 
-    /// Makes one core process whatever this namespace receives, as the core of a host of its own
-    /// would (`rps_cpus`).
+    /// Makes one core process everything that this namespace receives (`rps_cpus`), as a separate
+    /// host's core would.
     ///
     /// # Errors
     /// Returns an error if the kernel or a program lacks a feature.
     pub fn receive_on(&self, core: usize) -> io::Result<()> {
         let mask = format!("{:x}", 1_u64 << core);
-        // /sys shows the namespace that mounted it.
+        // /sys shows the namespace of the process that mounted it.
         let script =
             "mount -t sysfs sysfs /sys && for file in /sys/class/net/*/queues/rx-*/rps_cpus; do echo $0 >$file; done";
         let output = self.inside(|| {
@@ -125,12 +125,12 @@ impl Node {
         }
     }
 
-    /// Returns the process that keeps the namespace and is in it.
+    /// Returns the process that runs in the namespace and keeps it alive.
     pub(crate) fn process(&self) -> u32 {
         self.keeper.id()
     }
 
-    /// Returns a counter of this namespace's IPv4 or TCP, by its name in /proc/net/snmp or
+    /// Returns an IPv4 or TCP counter of this namespace, by its name in /proc/net/snmp or
     /// /proc/net/netstat.
     ///
     /// # Panics
@@ -142,7 +142,7 @@ impl Node {
         let mut lines = counters
             .lines()
             .filter(|line| line.starts_with("Ip") || line.starts_with("Tcp"));
-        // A line of names precedes one of values.
+        // A line of names precedes a line of values.
         while let (Some(names), Some(values)) = (lines.next(), lines.next()) {
             let mut both = names.split(' ').zip(values.split(' '));
             if let Some((_, value)) = both.find(|(have, _)| *have == name) {
@@ -152,8 +152,8 @@ impl Node {
         panic!("no counter {name}")
     }
 
-    /// Returns the number of frames that a device has sent. A frame has up to 64 KiB where the
-    /// device leaves the cutting to another.
+    /// Returns the number of frames that a device has sent. A frame has up to 64 KiB if another
+    /// device cuts it into segments.
     ///
     /// # Panics
     /// Panics if there is no such device.
@@ -174,13 +174,13 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // The end of its input ends the process.
+        // The process exits when its input ends.
         drop(self.keeper.stdin.take());
         let _ = self.keeper.wait();
     }
 }
 
-/// A visit of the calling thread to a namespace. Dropping it takes the thread back to its own.
+/// A visit of the calling thread to a namespace. Dropping it moves the thread back to its own.
 struct Visit {
     home: File,
 }

@@ -1,4 +1,4 @@
-//! Packets of a TUN device, and how to lose single segments of one that the kernel has not cut.
+//! TUN device packets, and how to lose single segments of a packet that the kernel has not cut.
 //!
 //! ```text
 //!   10 bytes: virtio_net_hdr    20+: IPv4    20+: TCP    payload of up to 64 KiB
@@ -9,7 +9,7 @@ use crate::tun::HEADER;
 
 const GSO_NONE: u8 = 0;
 const GSO_TCP_V4: u8 = 1;
-/// A flag beside the type: congestion was notified (`VIRTIO_NET_HDR_GSO_ECN`).
+/// A flag that can accompany the type: congestion was notified (`VIRTIO_NET_HDR_GSO_ECN`).
 const GSO_ECN: u8 = 0x80;
 
 const FIN_PSH: u8 = 0x01 | 0x08;
@@ -18,8 +18,8 @@ const CWR: u8 = 0x80;
 /// A packet with its header, as read from the device.
 pub(crate) type Packet = Vec<u8>;
 
-/// Returns the number of segments that the packet becomes on a wire, and their bytes there without
-/// the headers of a link.
+/// Returns the number of segments that the packet becomes on a wire, and their total bytes without
+/// link headers.
 pub(crate) fn on_wire(packet: &[u8]) -> (usize, usize) {
     let bytes = packet.len() - HEADER;
     match Cut::of(packet) {
@@ -28,8 +28,8 @@ pub(crate) fn on_wire(packet: &[u8]) -> (usize, usize) {
     }
 }
 
-/// Returns the rest of a packet that loses the segments for which `is_lost` says so: one packet for
-/// each run of segments that stay together.
+/// Removes the segments for which `is_lost` returns `true`. Returns one packet for each run of
+/// segments that stay together.
 pub(crate) fn lose(packet: Packet, mut is_lost: impl FnMut() -> bool) -> Vec<Packet> {
     let Some(cut) = Cut::of(&packet) else {
         return if is_lost() { Vec::new() } else { vec![packet] };
@@ -50,9 +50,9 @@ pub(crate) fn lose(packet: Packet, mut is_lost: impl FnMut() -> bool) -> Vec<Pac
     left
 }
 
-/// Where a packet is to be cut.
+/// How to cut a packet.
 struct Cut {
-    /// Payload of a segment.
+    /// The payload of one segment.
     size: usize,
     segments: usize,
     /// Offset of the TCP header.
@@ -62,7 +62,7 @@ struct Cut {
 }
 
 impl Cut {
-    /// Returns `None` for a packet that is one segment, or not TCP over IPv4.
+    /// Returns `None` for a packet that is a single segment, or is not TCP over IPv4.
     fn of(packet: &[u8]) -> Option<Self> {
         let size = usize::from(u16::from_ne_bytes([packet[4], packet[5]]));
         if packet[1] & !GSO_ECN != GSO_TCP_V4 || size == 0 {
@@ -79,7 +79,7 @@ impl Cut {
         })
     }
 
-    /// Returns a packet of `count` segments, from the segment `first` on.
+    /// Returns a packet of `count` segments, starting at segment `first`.
     fn run(&self, whole: &[u8], first: usize, count: usize) -> Packet {
         let from = self.payload + first * self.size;
         let to = (from + count * self.size).min(whole.len());
@@ -105,7 +105,7 @@ impl Cut {
         if first + count < self.segments {
             packet[tcp + 13] &= !FIN_PSH;
         }
-        // The kernel left the sum of the pseudo-header here, which includes the length.
+        // The kernel left the sum of the pseudo-header here. That sum includes the length.
         let pseudo = [
             &packet[ip + 12..ip + 20],
             &[0, 6],
@@ -142,8 +142,8 @@ fn sum(bytes: &[u8]) -> u16 {
 mod tests {
     use super::*;
 
-    /// Returns a packet of `segments` full segments of 10 bytes and one of 5, from sequence number
-    /// 1,000 on, with FIN.
+    /// Returns a packet of `segments` full segments of 10 bytes and one segment of 5 bytes. It
+    /// starts at sequence number 1,000 and has FIN.
     fn uncut(segments: u8) -> Packet {
         let mut packet = vec![0; HEADER + 40];
         packet[1] = GSO_TCP_V4;
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!((sequence(&left[0]), sequence(&left[1])), (1_000, 1_020));
         assert_eq!(left[0][HEADER + 40..], [0; 10]);
         assert_eq!(left[1][HEADER + 40..], [[2; 10].as_slice(), &[3; 5]].concat());
-        // One segment is not cut; the first has no FIN, the last keeps it.
+        // A single segment is not cut. The first packet does not have FIN, and the last keeps it.
         assert_eq!((left[0][1], left[1][1]), (GSO_NONE, GSO_TCP_V4));
         assert_eq!((left[0][HEADER + 33] & 1, left[1][HEADER + 33] & 1), (0, 1));
         for packet in left {

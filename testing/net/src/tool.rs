@@ -1,4 +1,4 @@
-//! Checks for programs and settings that some tests need and a machine may lack.
+//! Checks for programs and settings that some tests need and that a machine may lack.
 
 use std::env;
 use std::net::ToSocketAddrs;
@@ -15,8 +15,8 @@ pub fn has_tool(program: &str, package: &str) -> bool {
     lacking.is_none()
 }
 
-/// Returns whether the C library knows `localhost`. If not, prints that the test is skipped. A root
-/// made by debootstrap has no `/etc/hosts`.
+/// Returns whether the C library resolves `localhost`. If not, prints that the test is skipped. A
+/// root file system made by debootstrap does not have `/etc/hosts`.
 #[expect(clippy::print_stdout, reason = "a skipped test says why")]
 #[must_use]
 pub fn has_localhost() -> bool {
@@ -27,7 +27,7 @@ pub fn has_localhost() -> bool {
     is_known
 }
 
-/// Returns the need of a machine without `program`, in words.
+/// Describes the missing package if the machine does not have `program`.
 pub(crate) fn lacking(program: &str, package: &str) -> Option<String> {
     let path = env::var_os("PATH").unwrap_or_default();
     let is_there = env::split_paths(&path).any(|folder| folder.join(program).is_file());

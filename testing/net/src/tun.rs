@@ -1,7 +1,7 @@
-//! TUN devices: a program reads and writes IP packets. The kernel passes what TCP sends in one
-//! piece (GSO) in one piece, with a header that says how to cut it.
+//! TUN devices: a program reads and writes IP packets. If TCP sends one large piece (GSO), the
+//! kernel passes it on whole. A header describes how to cut it.
 //!
-//! This file alone calls `ioctl`, which the rest of the crate forbids.
+//! Only this file calls `ioctl`, which the rest of the crate forbids.
 #![expect(unsafe_code, reason = "TUNSETIFF and TUNSETOFFLOAD have no safe wrapper")]
 
 use std::fs::{File, OpenOptions};
@@ -11,7 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use rustix::io::Errno;
 use rustix::ioctl::{IntegerSetter, Opcode, Updater, ioctl, opcode};
 
-/// Bytes of `struct virtio_net_hdr`, in front of every packet.
+/// Bytes of `struct virtio_net_hdr`, which precedes every packet.
 pub(crate) const HEADER: usize = 10;
 
 /// `struct ifreq`: a name of 16 bytes, then a union whose first field here is the flags.
@@ -24,8 +24,7 @@ const IFF_TUN: u16 = 0x0001;
 const IFF_NO_PI: u16 = 0x1000;
 const IFF_VNET_HDR: u16 = 0x4000;
 
-/// Checksums are left to the receiver (`TUN_F_CSUM`), and TCP over IPv4 arrives uncut
-/// (`TUN_F_TSO4`).
+/// The receiver computes checksums (`TUN_F_CSUM`), and TCP over IPv4 arrives uncut (`TUN_F_TSO4`).
 const OFFLOADS: usize = 0x01 | 0x02;
 
 /// Makes the device `name` in the network namespace of the calling thread. The device disappears
@@ -43,7 +42,7 @@ pub(crate) fn open(name: &str) -> io::Result<File> {
     // SAFETY: TUNSETIFF reads and writes one `ifreq`, which is 40 bytes long in the kernel.
     let made: Result<(), Errno> = unsafe { ioctl(&file, Updater::<TUNSETIFF, InterfaceRequest>::new(&mut request)) };
     made?;
-    // SAFETY: TUNSETOFFLOAD takes a number in place of a pointer.
+    // SAFETY: TUNSETOFFLOAD expects a number in place of a pointer.
     let offloads: Result<(), Errno> = unsafe { ioctl(&file, IntegerSetter::<TUNSETOFFLOAD>::new_usize(OFFLOADS)) };
     offloads?;
     Ok(file)

@@ -9,8 +9,8 @@ use spliceway_core::{Drain, Fill, PipePool, PooledPipe, SizeClass};
 
 use crate::sockets;
 
-/// Returns how many descriptors of this process are open and no files: other threads of a test
-/// program read files.
+/// Returns the number of open descriptors of this process that are not files. Files do not count,
+/// because other threads of a test program read them.
 pub(crate) fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd")
         .expect("procfs")
@@ -19,9 +19,9 @@ pub(crate) fn descriptors() -> usize {
         .count()
 }
 
-/// Returns the TCP connections of this network that have something queued, as proc_net_tcp(5) shows
-/// them. Each has ports, state, `tx_queue:rx_queue`, and the timer that runs (1 retransmits, 4
-/// probes a closed window).
+/// Returns the TCP connections of this network namespace that have queued bytes, as proc_net_tcp(5)
+/// shows them. Each has its ports, its state, `tx_queue:rx_queue`, and the active timer (1
+/// retransmits, 4 probes a closed window).
 pub(crate) fn queues() -> Vec<Vec<String>> {
     let table = fs::read_to_string("/proc/thread-self/net/tcp").unwrap_or_default();
     let lines = table
@@ -33,7 +33,7 @@ pub(crate) fn queues() -> Vec<Vec<String>> {
         .collect()
 }
 
-/// Returns whether TCP itself waits to send something again.
+/// Returns whether TCP itself waits to retransmit or probe.
 pub(crate) fn a_timer_of_tcp_runs() -> bool {
     let timers = queues();
     let mut timers = timers.iter().filter_map(|line| line.get(4));
@@ -42,8 +42,8 @@ pub(crate) fn a_timer_of_tcp_runs() -> bool {
 
 /// Checks that no pipe is lent, that the pool counts only the idle pipes, and that these are empty.
 pub(crate) fn pool(pool: &PipePool) {
-    // A pipe that the pool's own thread is closing is open and no longer idle. For that moment it
-    // counts as lent.
+    // While the pool's own thread closes a pipe, the pipe is open and no longer idle. For that
+    // moment it counts as lent.
     let until = Instant::now() + Duration::from_secs(10);
     while pool.stats().lent > 0 && Instant::now() < until {
         thread::yield_now();
@@ -63,16 +63,17 @@ pub(crate) fn pool(pool: &PipePool) {
     idle.iter_mut().for_each(assert_empty);
 }
 
-/// After a search in vain, this many acquires of a class do not search.
+/// After a search without a result, this many acquires of a class do not search.
 const UNSEARCHED: usize = 64;
 
-/// Takes the idle pipes, the largest class first. At the limit a smaller class stands in for a
-/// larger one. In the other order, the pool would close larger idle pipes to make room.
+/// Acquires the idle pipes, the largest class first. At the limit, a smaller pipe replaces a larger
+/// one. In the other order, the pool would close larger idle pipes to make room.
 fn take_idle(pool: &PipePool) -> Vec<PooledPipe> {
     let (mut idle, mut new) = (Vec::new(), Vec::new());
     for class in SizeClass::ALL.into_iter().rev() {
         let created = pool.stats().created;
-        // After a vain look at the other free lists, a pool does not look again at once.
+        // After an unsuccessful search of the other free lists, a pool does not search again
+        // immediately.
         while let Some(pipe) = (0..=UNSEARCHED).find_map(|_| pool.acquire(class).ok()) {
             if pool.stats().created > created {
                 new.push(pipe);
@@ -84,7 +85,7 @@ fn take_idle(pool: &PipePool) -> Vec<PooledPipe> {
     idle
 }
 
-/// Checks that the first bytes to come out are those that go in now.
+/// Checks that the first bytes to come out are those that this function writes.
 fn assert_empty(pipe: &mut PooledPipe) {
     const MARK: &[u8] = b"nothing before this";
     let (near, far) = UnixStream::pair().expect("socketpair");

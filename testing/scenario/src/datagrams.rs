@@ -1,12 +1,12 @@
-//! Properties that hold for any SOCKS5 datagram that a stranger sends.
+//! Properties that hold for any SOCKS5 datagram from a stranger.
 
 use std::net::SocketAddr;
 
 use spliceway_protocol::address::Target;
 use spliceway_protocol::socks5::datagram::{HEADER_MAX_BYTES, Header, parse};
 
-/// Checks what the parser accepts as a datagram. The target can be sent to and written to a log.
-/// The data is the rest of the datagram, and the header is the one for this target.
+/// Checks the parts of an accepted datagram. The target is a possible destination and is safe in a
+/// log. The data is the rest of the datagram, and the header matches this target.
 ///
 /// # Panics
 /// Panics if a property does not hold.
@@ -23,7 +23,7 @@ pub fn socks5_datagram(bytes: &[u8]) {
     assert_ne!(target.port(), Some(0));
     let written = target.to_string();
     assert!(written.bytes().all(|byte| byte.is_ascii_graphic()), "{written:?}");
-    // A host of that name cannot be typed, as paths start with these letters.
+    // A host with such a name cannot be typed, because paths start with these letters.
     if !written.starts_with("unix:") {
         assert_eq!(written.parse(), Ok(target.clone()), "it reads back");
     }
@@ -41,7 +41,7 @@ pub fn socks5_datagram(bytes: &[u8]) {
     }
 }
 
-/// Checks that the header of an answer from this address gives the same address.
+/// Checks that the header of an answer from this address contains the same address.
 fn assert_answerable(address: SocketAddr, data: &[u8]) {
     let header = Header::of(address);
     assert!(header.as_bytes().len() <= HEADER_MAX_BYTES);

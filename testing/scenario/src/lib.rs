@@ -1,27 +1,28 @@
 //! Scenarios for relays over real sockets, drawn from bytes, with the properties that hold in each.
-//! The parsers have such properties too.
+//! The crate has such properties for the parsers too.
 //!
 //! ```text
 //!   bytes ─ arbitrary ─▶ Plan ─▶ world: peers act and check ⇄ sockets ⇄ relays
 //!                                                       (over_tokio, or over_splicers)
 //! ```
 //!
-//! One generator serves both searches: cargo-fuzz draws the bytes by coverage, and proptest draws
+//! One generator serves both searches: cargo-fuzz chooses the bytes by coverage, and proptest draws
 //! them at random and shrinks them. A failure is a panic that names the property.
 //!
 //! These properties hold:
-//! - A peer receives what the other sent, from its first byte on, and all of it if the stream ends
-//!   cleanly. (A byte sent as urgent may be missing: TCP does not deliver it in line, unless a
-//!   later one takes its place.)
-//! - A peer that reads gets what was sent to it, without an EOF or a further byte that wakes the
-//!   relay.
-//! - The counts say at least what the peers received, and exactly that at a clean end.
-//! - A relay that ends well has delivered all that both peers sent, and has seen both EOFs. It
-//!   fails only if a peer broke its connection, or if it must splice and cannot.
-//! - A relay ends once its peers have, and is not polled over and over with nothing to move.
-//! - Afterwards no descriptor is left, no pipe is lent, and the idle ones are empty.
-//!
-//! Nothing sleeps and no clock is read: peers take turns with the relays, and a relay runs when the
+//! - A peer receives the other peer's bytes in order from the first one, and all of them if the
+//!   stream ends cleanly. (A byte sent as urgent may be missing. TCP does not deliver it in line,
+//!   unless a later urgent byte replaces it.)
+//! - A peer that reads gets all bytes sent to it. This does not need an EOF or a further byte to
+//!   wake the relay.
+//! - The counts are at least the number of bytes that the peers received. At a clean end, they are
+//!   equal to it.
+//! - A relay that ends successfully has delivered all bytes from both peers, and has seen both
+//!   EOFs. It fails only if a peer broke its connection, or if it must splice and cannot.
+//! - A relay ends once its peers have, and is not polled repeatedly with nothing to move.
+//! - Afterwards no descriptor is left, no pipe is lent, and the idle pipes are empty.
+//! The tests do not sleep and do not read a clock. Peers take turns with the relays, and a relay
+//! runs after the kernel has woken it.
 //! kernel woke it.
 #![forbid(unsafe_code)]
 

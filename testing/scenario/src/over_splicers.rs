@@ -1,5 +1,5 @@
-//! The relays of a scenario as two [`Splicer`]s each, over an edge-triggered epoll: the core
-//! without a runtime.
+//! Each relay of a scenario as two [`Splicer`]s, over an edge-triggered epoll: the core without a
+//! runtime.
 
 use std::cell::RefCell;
 use std::io;
@@ -63,12 +63,12 @@ struct AtWork {
     directions: [Direction; 2],
 }
 
-/// A relay's socket and its known readiness, by the rules of tokio.
+/// A relay's socket and its known readiness, by tokio's rules.
 struct Socket {
     socket: OwnedFd,
     readable: bool,
     writable: bool,
-    /// The peer has ended or is gone: the socket is readable, or writable, for good.
+    /// The peer has ended or is gone: the socket stays readable, or writable, permanently.
     read_closed: bool,
     write_closed: bool,
 }
@@ -227,7 +227,7 @@ impl Direction {
     }
 }
 
-/// Shuts the sink down. A sink whose connection is over needs no shutdown.
+/// Shuts the sink down. A sink whose connection is over does not need a shutdown.
 fn shut_down(sink: &Socket) -> io::Result<()> {
     match sockets::finish(&sink.socket) {
         Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),

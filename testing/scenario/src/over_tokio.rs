@@ -1,4 +1,4 @@
-//! The relays of a scenario as `spliceway::Relay` on a tokio runtime of one thread.
+//! The relays of a scenario as `spliceway::Relay` on a tokio runtime with one thread.
 
 use std::io;
 use std::net::TcpStream as StdTcpStream;
@@ -21,10 +21,10 @@ use crate::world::{self, End, Relays, Standing};
 
 type Outcome = Result<RelaySummary, RelayError>;
 
-/// Runs the scenario with relays of the tokio layer.
+/// Runs the scenario with the tokio layer's relays.
 ///
 /// # Panics
-/// If something does not hold that must.
+/// Panics if a property does not hold.
 pub fn over_tokio(plan: &Plan) {
     let stage = Stage::enter();
     world::run(&stage, plan, |plan, pool, ends| {
@@ -42,7 +42,7 @@ struct OverTokio<'runtime> {
     running: Vec<Running>,
 }
 
-/// One relay, which is polled as a task would be.
+/// One relay, which is polled like a task.
 struct Running {
     relay: Option<Pin<Box<dyn Future<Output = Outcome>>>>,
     stats: RelayStats,
@@ -63,7 +63,7 @@ impl Relays for OverTokio<'_> {
     fn turn(&mut self) {
         let running = &mut self.running;
         self.runtime.block_on(async {
-            // Comes back when the driver has looked for events.
+            // Returns after the driver has looked for events.
             tokio::task::yield_now().await;
             for relay in running {
                 relay.turn();
@@ -87,7 +87,7 @@ impl Running {
         Self {
             relay: Some(relay),
             stats,
-            // As a task that was just spawned.
+            // The relay starts like a task that was just spawned.
             woken: Arc::new(Woken(AtomicBool::new(true))),
             driving: plan.driving,
             standing: Standing::default(),

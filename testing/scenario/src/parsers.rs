@@ -1,4 +1,4 @@
-//! Properties that hold for anything that strangers send to the parsers, or users type.
+//! Properties that hold for any input that strangers send to the parsers, or that users type.
 
 mod answer;
 mod http;
@@ -23,16 +23,17 @@ use spliceway_protocol::{Credentials, Demand, printable};
 #[derive(Debug, PartialEq, Eq)]
 enum Decision<T, R> {
     Undecided,
-    /// The value, and the number of bytes it took. The next byte belongs to something else.
+    /// The value, and the number of bytes that the parser used. The next byte belongs to the next
+    /// part.
     Made(T, usize),
     Refused(R),
 }
 
-/// A name and a password, to be compared.
+/// A name and a password, for comparison.
 type Pair = (Vec<u8>, Vec<u8>);
 
-/// Returns the demand: the highest bit of the first byte decides. The first byte also says how to
-/// cut the others.
+/// Returns the demand, which the highest bit of the first byte selects. The first byte also selects
+/// how to cut the other bytes.
 fn demand(bytes: &[u8]) -> Demand {
     match bytes {
         [0x80..=0xFF, ..] => Demand::Password,
@@ -40,7 +41,8 @@ fn demand(bytes: &[u8]) -> Demand {
     }
 }
 
-/// Returns the outcome of a conversation. Its bytes decide, however they are cut into reads.
+/// Returns the outcome of a conversation. It depends only on the bytes, however they are cut into
+/// reads.
 fn decision<T, R>(
     bytes: &[u8],
     converse: impl Fn(&mut dyn Iterator<Item = &[u8]>) -> Decision<T, R>,
@@ -66,7 +68,8 @@ fn irregular(cut: u8, stream: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Feeds a parser until it has decided, and counts the bytes it takes: never more than `bytes_max`.
+/// Feeds a parser until it has decided, and counts the bytes that it uses: never more than
+/// `bytes_max`.
 fn feed<T, R>(
     pieces: &mut dyn Iterator<Item = &[u8]>,
     bytes_max: usize,
@@ -87,8 +90,8 @@ fn feed<T, R>(
     Decision::Undecided
 }
 
-/// Checks that a client's target is an address, or a name that harms no log or lookup. It is no
-/// Unix socket.
+/// Checks that a client's target is an address, or a name that harms neither a log nor a lookup.
+/// The target is not a Unix socket.
 fn assert_sound(target: &Target) {
     assert!(!matches!(target, Target::Unix(_)), "{target:?}");
     let written = target.to_string();
@@ -106,7 +109,8 @@ fn pair(credentials: &Credentials) -> Pair {
     (credentials.name.to_vec(), credentials.secret.to_vec())
 }
 
-/// Checks that an address reads back as it is written, and that no accepted address garbles a log.
+/// Checks that an address in text form parses to the same address, and that no accepted address
+/// garbles a log.
 ///
 /// # Panics
 /// Panics if a property does not hold.

@@ -8,7 +8,7 @@ use crate::plan::{Amount, Family, PeerPlan, Read, Write};
 use crate::sockets;
 use crate::stream::Stream;
 
-/// More than any relay delivers at once.
+/// More than any relay delivers in one poll.
 const READ_BYTES: usize = 512 << 10;
 
 thread_local! {
@@ -18,32 +18,32 @@ thread_local! {
 /// One peer.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    /// `None` once the peer has closed it.
+    /// `None` once the peer has closed the socket.
     socket: Option<OwnedFd>,
     family: Family,
     writes: Script<Write>,
     reads: Script<Read>,
     /// Whether the peer has ended its stream.
     pub(crate) finished: bool,
-    /// How the peer left before it had read to the end, by a close or a reset.
+    /// How the peer left before it had read to the end: with a close or a reset.
     pub(crate) left: Option<Left>,
     /// Whether the peer has received EOF or an error.
     ended: bool,
 }
 
-/// How a peer left that did not wait for the end.
+/// How a peer left if it did not wait for the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Left {
     Closed,
     Reset,
 }
 
-/// The outcome of a peer's turn, the weakest first.
+/// The outcome of one step of a peer, the weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Turn {
-    /// Nothing moved, and nothing will until others move.
+    /// Nothing moved, and nothing will until another part of the scenario moves.
     Still,
-    /// The peer waits for turns to pass.
+    /// The peer waits for further passes.
     Waiting,
     /// Bytes moved, or the peer went on to its next action.
     Moved,
@@ -57,7 +57,7 @@ pub(crate) enum Got {
     Error(io::Error),
 }
 
-/// Actions in order, and the bytes or turns that the current one has left.
+/// Actions in order, and the bytes or passes that remain for the current one.
 #[derive(Debug)]
 struct Script<T> {
     actions: std::vec::IntoIter<(T, u32)>,
@@ -85,17 +85,17 @@ impl Peer {
         }
     }
 
-    /// Returns whether nothing that the peer did may have lost bytes.
+    /// Returns whether the peer did nothing that may have lost bytes.
     pub(crate) fn is_well(&self) -> bool {
         self.left.is_none()
     }
 
-    /// Returns whether the peer will read no more, and no EOF is to come.
+    /// Returns whether the peer has closed its socket, or has received EOF or an error.
     pub(crate) fn is_done(&self) -> bool {
         self.socket.is_none() || self.ended
     }
 
-    /// Returns whether the peer takes whatever comes.
+    /// Returns whether the peer reads all bytes that arrive.
     pub(crate) fn is_reading(&self) -> bool {
         !self.is_done() && matches!(self.reads.current, None | Some((Read::Bytes(_) | Read::Drain, _)))
     }
@@ -104,7 +104,8 @@ impl Peer {
         self.socket.as_ref().map(AsFd::as_fd)
     }
 
-    /// Takes the next step of the peer's writes. If `relay_ended`, its connection may be gone.
+    /// Performs the next step of the peer's writes. If `relay_ended`, the peer's connection may be
+    /// gone.
     pub(crate) fn write(&mut self, stream: &mut Stream, relay_ended: bool) -> Turn {
         let Some((write, left)) = self.writes.current else {
             return Turn::Still;
@@ -114,7 +115,7 @@ impl Peer {
             return Turn::Still;
         };
         let sent = match write {
-            // The peer has ended its stream, so it skips this.
+            // The peer has ended its stream, so it skips this action.
             Write::Bytes(_) | Write::Urgent if self.finished => Ok(left as usize),
             Write::Bytes(_) => {
                 let sent = sockets::send(socket, stream.next(left as usize));
@@ -130,7 +131,7 @@ impl Peer {
                 self.finish(relay_ended);
                 Ok(0)
             }
-            // A Unix socket knows no reset.
+            // A Unix socket cannot send a reset.
             Write::Reset if self.family == Family::Tcp => {
                 self.leave(Left::Reset);
                 Ok(0)
@@ -151,7 +152,7 @@ impl Peer {
         Turn::Moved
     }
 
-    /// Takes the next step of the peer's reads.
+    /// Performs the next step of the peer's reads.
     pub(crate) fn read(&mut self, stream: &mut Stream) -> (Turn, Option<Got>) {
         if self.is_done() {
             return (Turn::Still, None);
@@ -190,7 +191,7 @@ impl Peer {
     }
 
     /// Releases the peer when nothing moves any more, if it waits in this way. Returns whether it
-    /// did.
+    /// was released.
     pub(crate) fn go_on(&mut self, release: Release) -> bool {
         let reads = if self.is_done() { None } else { self.reads.current };
         let writes = if self.socket.is_none() {
@@ -214,7 +215,7 @@ impl Peer {
         self.reads.end();
     }
 
-    /// Ends the peer's stream. Returns whether it had not ended yet.
+    /// Ends the peer's stream. Returns `false` if the stream had already ended.
     pub(crate) fn finish(&mut self, relay_ended: bool) -> bool {
         let Some(socket) = self.socket.as_ref().filter(|_| !self.finished) else {
             return false;
@@ -230,8 +231,8 @@ impl Peer {
 
     fn leave(&mut self, how: Left) {
         let Some(socket) = self.socket.take() else { return };
-        // A peer that has seen EOF and sent its own loses nothing by closing. (A reset drops what
-        // the relay has not read.)
+        // A peer that has seen EOF and sent its own does not lose bytes by closing. (A reset drops
+        // the bytes that the relay has not read.)
         let loses = how == Left::Reset || !(self.ended && self.finished);
         self.left = loses.then_some(how);
         match how {
@@ -242,8 +243,8 @@ impl Peer {
 }
 
 impl Drop for Peer {
-    /// Closes by reset, so that thousands of scenarios leave no connection in TIME_WAIT where this
-    /// can be avoided.
+    /// Closes with a reset, so that thousands of scenarios leave as few connections as possible in
+    /// TIME_WAIT.
     fn drop(&mut self) {
         if let Some(socket) = self.socket.take() {
             sockets::reset(socket);
@@ -251,7 +252,7 @@ impl Drop for Peer {
     }
 }
 
-/// The kinds of wait to release when nothing moves, in this order.
+/// The kinds of wait to release when nothing moves, in the order of release.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Release {
     Stalls,
@@ -275,7 +276,7 @@ impl<T: Copy> Script<T> {
         script
     }
 
-    /// Goes on to the next action.
+    /// Continues with the next action.
     fn skip(&mut self) {
         self.current = self.actions.next();
     }

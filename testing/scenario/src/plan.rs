@@ -6,17 +6,17 @@ use std::time::Duration;
 use arbitrary::{Arbitrary, Result, Unstructured};
 use spliceway_core::{Engine, Limits, PipeSize, SizeClass};
 
-/// A scenario: relays that share a pool. Mostly it has one relay.
+/// A scenario: relays that share a pool. Most scenarios have one relay.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The pool they share.
+    /// The pool that the relays share.
     pub pool: PoolPlan,
-    /// One to three.
+    /// One to three relays.
     pub relays: Vec<RelayPlan>,
 }
 
-/// Written by hand, so that libFuzzer's way of drawing (which lets the last field take the rest)
-/// gives the same plan as any other.
+/// Written by hand. libFuzzer's way of drawing lets the last field use the remaining bytes. This
+/// implementation gives the same plan for either way of drawing.
 impl Arbitrary<'_> for Plan {
     fn arbitrary(u: &mut Unstructured<'_>) -> Result<Self> {
         let pool = u.arbitrary()?;
@@ -27,8 +27,8 @@ impl Arbitrary<'_> for Plan {
 }
 
 impl Plan {
-    /// Returns the plan that these bytes stand for. Any bytes are a plan: zeroes replace those that
-    /// are missing at the end.
+    /// Returns the plan that these bytes represent. Any bytes are a plan: zeroes replace the bytes
+    /// that are missing at the end.
     ///
     /// # Panics
     /// Never panics.
@@ -41,13 +41,13 @@ impl Plan {
 /// A pool's limits, mostly too small.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 pub struct PoolPlan {
-    /// Pipes it may open.
+    /// The number of pipes that the pool may open.
     #[arbitrary(with = one_of(&[1, 2, 3, 8, 0, 1, 2, 8]))]
     pub pipes: usize,
-    /// Pages these may have.
+    /// The number of pages that these pipes may have.
     #[arbitrary(with = one_of(&[16, 32, 64, 1024, 80, 8, 1024, 1024]))]
     pub pages: usize,
-    /// Idle pipes that a thread keeps.
+    /// The number of idle pipes that a thread keeps.
     #[arbitrary(with = one_of(&[16, 0, 1, 2]))]
     pub idle_per_thread: usize,
 }
@@ -58,7 +58,7 @@ pub struct RelayPlan {
     /// How the relay decides between splice and copy.
     #[arbitrary(with = one_of(&[Engine::Auto, Engine::Splice, Engine::Auto, Engine::Copy]))]
     pub engine: Engine,
-    /// Which pipes it takes.
+    /// The pipe size of the relay.
     #[arbitrary(with = one_of(&[
         PipeSize::Auto,
         PipeSize::Fixed(SizeClass::Kib64),
@@ -70,9 +70,9 @@ pub struct RelayPlan {
     pub pipe_size: PipeSize,
     /// When the relay is polled without being woken, and when it is dropped.
     pub driving: Driving,
-    /// The peer at its `a`.
+    /// The peer at the relay's `a`.
     pub near: PeerPlan,
-    /// The peer at its `b`.
+    /// The peer at the relay's `b`.
     pub far: PeerPlan,
 }
 
@@ -82,25 +82,25 @@ pub struct Driving {
     /// The relay is dropped after this many polls.
     #[arbitrary(with = rarely)]
     pub cancel_after: Option<u8>,
-    /// The relay is polled in every turn, whether it was woken or not.
+    /// The relay is polled in every pass, even if it was not woken.
     #[arbitrary(with = one_in_eight)]
     pub spurious: bool,
-    /// The relay parks after this many calls and goes on in its next turn. (Only splicers do this,
-    /// as a future cannot be interrupted there.)
+    /// The relay parks after this many calls and continues in the next pass. (Only splicers do
+    /// this, because a future cannot be interrupted there.)
     #[arbitrary(with = rarely)]
     pub calls_per_turn: Option<u8>,
 }
 
-/// A peer: it writes and reads at the same time, each in order, and reads on to the end after its
-/// last `Read`.
+/// A peer. It writes and reads at the same time, each in order. After its last `Read`, it reads to
+/// the end.
 #[derive(Arbitrary, Clone, Debug)]
 pub struct PeerPlan {
-    /// The kind of its connection.
+    /// The kind of the peer's connection.
     #[arbitrary(with = one_of(&[Family::Tcp, Family::Tcp, Family::Tcp, Family::Unix]))]
     pub family: Family,
     /// Whether the peer's send buffer is small.
     pub small: bool,
-    /// Whether the send buffer of the relay's end is small.
+    /// Whether the relay's socket has a small send buffer.
     pub relay_small: bool,
     /// The actions on the stream that the peer sends.
     #[arbitrary(with = up_to_eight)]
@@ -124,13 +124,13 @@ pub enum Family {
 pub enum Write {
     /// Writes this many bytes.
     Bytes(Amount),
-    /// Sends one urgent byte (an ordinary one where there is none).
+    /// Sends one urgent byte (an ordinary byte if the connection has no urgent data).
     Urgent,
-    /// Does nothing until nothing else moves.
+    /// Waits until nothing else moves.
     Wait,
-    /// Does nothing for this many turns.
+    /// Waits for this many passes.
     Pause(u8),
-    /// Shuts down its writing side.
+    /// Shuts down the peer's writing side.
     Finish,
     /// Closes with a reset.
     Reset,
@@ -141,13 +141,13 @@ pub enum Write {
 /// An action on the stream that a peer receives.
 #[derive(Clone, Copy, Debug)]
 pub enum Read {
-    /// Reads this many bytes, or fewer if the stream ends before.
+    /// Reads this many bytes, or fewer if the stream ends earlier.
     Bytes(Amount),
-    /// Reads until there is nothing.
+    /// Reads until no bytes are available.
     Drain,
-    /// Does nothing until nothing else moves.
+    /// Waits until nothing else moves.
     Stall,
-    /// Does nothing for this many turns.
+    /// Waits for this many passes.
     Pause(u8),
 }
 
@@ -155,7 +155,7 @@ pub enum Read {
 #[derive(Clone, Copy, Debug)]
 pub struct Amount(pub u32);
 
-/// Draws from one byte; the derived implementation takes four.
+/// Draws from one byte. The derived implementation uses four.
 impl Arbitrary<'_> for Write {
     fn arbitrary(u: &mut Unstructured<'_>) -> Result<Self> {
         Ok(match u8::arbitrary(u)? % 10 {
@@ -209,14 +209,15 @@ impl PoolPlan {
     /// Returns the limits of a pool.
     #[must_use]
     pub fn limits(self) -> Limits {
-        // Read once, because this opens three files.
+        // Read only once, because this opens three files.
         static OF_THIS_PROCESS: LazyLock<Limits> = LazyLock::new(Limits::of_this_process);
         OF_THIS_PROCESS
             .clone()
             .with_max_pipes(self.pipes)
             .with_max_pages(self.pages)
             .with_idle_per_thread(self.idle_per_thread)
-            // A little longer than a scenario, because a pool's reaper outlives it by half of this.
+            // A little longer than a scenario. The pool's reaper outlives the pool by half of this
+            // time.
             .with_idle_timeout(Duration::from_millis(200))
     }
 }
@@ -235,8 +236,8 @@ fn up_to_eight<'input, T: Arbitrary<'input>>(u: &mut Unstructured<'input>) -> Re
     up_to_eight_of(u, Unstructured::arbitrary)
 }
 
-/// Draws up to eight items, and none where the input has ended. (A collection's usual length would
-/// be taken from the input's end.)
+/// Draws up to eight items, and none if the input has ended. (The usual implementation would read a
+/// collection's length from the end of the input.)
 fn up_to_eight_of<'input, T>(
     u: &mut Unstructured<'input>,
     draw: impl Fn(&mut Unstructured<'input>) -> Result<T>,

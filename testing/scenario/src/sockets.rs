@@ -1,4 +1,4 @@
-//! Pairs of connected sockets, non-blocking, and the calls that peers make on them.
+//! Pairs of connected non-blocking sockets, and the calls that peers make on them.
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
@@ -14,13 +14,13 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::audit;
 use crate::plan::{Family, PeerPlan};
 
-/// The smallest buffer: the kernel makes it 4,608 bytes.
+/// The smallest buffer size. The kernel raises it to 4,608 bytes.
 const SMALL_BYTES: usize = 1;
 
-/// State that lasts longer than a scenario. One scenario uses it at a time, as descriptors belong
+/// State that outlives a scenario. Only one scenario uses it at a time, because descriptors belong
 /// to the whole process.
 pub(crate) struct Stage {
-    /// One listener for all: a new port for each connection would use up the ports.
+    /// One listener for all connections. A new port for each connection would use up the ports.
     listener: TcpListener,
     pub(crate) runtime: Runtime,
     /// Descriptors open between scenarios.
@@ -28,10 +28,10 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// Gives the stage to the caller alone, until the guard is dropped.
+    /// Gives the caller exclusive use of the stage until the guard is dropped.
     pub(crate) fn enter() -> MutexGuard<'static, Self> {
         static STAGE: LazyLock<Mutex<Stage>> = LazyLock::new(|| Mutex::new(Stage::new()));
-        // A panic in one scenario says nothing about the next.
+        // A panic in one scenario does not affect the next.
         STAGE.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -39,8 +39,8 @@ impl Stage {
         let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
         let runtime = Builder::new_current_thread().enable_io().build().expect("a runtime");
         let inside = runtime.enter();
-        // Rust's start-up ignores SIGPIPE, because splice to a reset socket raises it. A fuzzer's
-        // start-up is libFuzzer's.
+        // Rust's start-up code ignores SIGPIPE, which splicing to a reset socket raises. A fuzzer
+        // has libFuzzer's start-up code, which does not.
         let _heard = signal(SignalKind::pipe()).expect("SIGPIPE is heard, and does nothing");
         drop(inside);
         Self {
@@ -68,7 +68,7 @@ impl Stage {
         (peer, end)
     }
 
-    /// Returns a pair without Nagle's delay, as every relay and its clients have it.
+    /// Returns a pair without Nagle's delay, as every relay and its clients use.
     fn tcp_pair(&self) -> (OwnedFd, OwnedFd) {
         let near = TcpStream::connect(self.listener.local_addr().expect("address")).expect("connect");
         let (far, peer) = self.listener.accept().expect("accept");
@@ -101,14 +101,14 @@ pub(crate) fn finish(socket: impl AsFd) -> io::Result<()> {
     Ok(rustix::net::shutdown(socket, Shutdown::Write)?)
 }
 
-/// Sends the acknowledgement that TCP would delay for 40 ms. (Unix sockets know none.)
+/// Sends the acknowledgement that TCP would delay for 40 ms. (Unix sockets do not have any.)
 pub(crate) fn acknowledge(socket: impl AsFd) {
     let _ = sockopt::set_tcp_quickack(socket, true);
 }
 
-/// Closes the socket so that a TCP peer gets a reset. (For a Unix socket it is a close.)
+/// Closes the socket so that a TCP peer gets a reset. (On a Unix socket, this is a normal close.)
 pub(crate) fn reset(socket: OwnedFd) {
-    // A socket whose connection is over may refuse this, and needs no reset.
+    // A socket whose connection is over may refuse this option. It does not need a reset.
     let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
     drop(socket);
 }

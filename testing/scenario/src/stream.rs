@@ -1,13 +1,14 @@
-//! One peer's stream to the other: its bytes by position, and the part that has arrived.
+//! One peer's stream to the other peer: its bytes by position, and the part that has arrived.
 
 use std::collections::VecDeque;
 use std::sync::LazyLock;
 
-/// The length of the table that all streams are cut from, each at a position of its own. It is a
-/// prime, so that no power of two repeats it.
+/// The length of the table from which all streams are cut, each at its own position. It is a prime,
+/// so that the table does not repeat at any power of two.
 const TABLE_BYTES: usize = 262_139;
 
-/// Ordinary bytes are below this and urgent ones above, so that neither is mistaken for the other.
+/// Ordinary bytes are below this and urgent bytes are not, so that neither is mistaken for the
+/// other.
 const URGENT: u8 = 0x80;
 
 static TABLE: LazyLock<Vec<u8>> = LazyLock::new(|| {
@@ -21,24 +22,24 @@ static TABLE: LazyLock<Vec<u8>> = LazyLock::new(|| {
     std::iter::repeat_with(byte).take(TABLE_BYTES).collect()
 });
 
-/// A stream, with what was sent and received of it so far.
+/// A stream, with the bytes sent and received so far.
 #[derive(Debug)]
 pub(crate) struct Stream {
     offset: u64,
     sent: u64,
     sent_urgent: u64,
-    /// Positions and values of urgent bytes that the receiver has not reached.
+    /// Positions and values of the urgent bytes that the receiver has not reached.
     urgent_ahead: VecDeque<(u64, u8)>,
     at: u64,
     passed_urgent: u64,
-    /// Bytes that the receiver got: its position, less the urgent bytes that it did not get.
+    /// Bytes that the receiver got: its position minus the urgent bytes that it did not get.
     received: u64,
 }
 
 impl Stream {
     pub(crate) fn new(number: usize) -> Self {
         Self {
-            // Any two streams start more than one fill apart.
+            // Any two streams start more than one pipe fill apart.
             offset: number as u64 * 33_331,
             sent: 0,
             sent_urgent: 0,
@@ -49,7 +50,7 @@ impl Stream {
         }
     }
 
-    /// Returns up to `count` of the bytes to send next.
+    /// Returns up to `count` of the next bytes to send.
     pub(crate) fn next(&self, count: usize) -> &'static [u8] {
         self.from(self.sent, count)
     }
@@ -58,7 +59,7 @@ impl Stream {
         self.sent += count as u64;
     }
 
-    /// Returns the next urgent byte to send. It differs from those in flight with it.
+    /// Returns the next urgent byte to send. It differs from the other urgent bytes in flight.
     pub(crate) fn next_urgent(&self) -> u8 {
         URGENT | self.sent_urgent as u8
     }
@@ -75,7 +76,7 @@ impl Stream {
         while !got.is_empty() {
             let run = match self.urgent_ahead.front() {
                 Some(&(place, value)) if place == self.at => {
-                    // An urgent byte is delivered only if a later one took its place.
+                    // An urgent byte is delivered only if a later one replaced it.
                     got = got.strip_prefix(&[value]).unwrap_or(got);
                     self.urgent_ahead.pop_front();
                     self.at += 1;
@@ -105,7 +106,7 @@ impl Stream {
         self.received
     }
 
-    /// Returns the number of ordinary bytes that were sent and not received.
+    /// Returns the number of ordinary bytes that were sent but not received.
     pub(crate) fn outstanding(&self) -> u64 {
         self.ordinary() - (self.at - self.passed_urgent)
     }

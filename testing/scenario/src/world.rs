@@ -13,25 +13,25 @@ use crate::plan::Plan;
 use crate::sockets::{self, Stage};
 use crate::stream::Stream;
 
-/// After this many turns without a move, nothing is considered to be in flight. (Loopback mostly
-/// delivers within the call that sends.)
+/// After this many passes in which nothing moves, nothing is considered to be in flight. (Loopback
+/// usually delivers within the send call.)
 const QUIET_TURNS: u32 = 3;
 
-/// The most polls of a relay in a row in which nothing in the world moves. Some have an
-/// explanation: a full pipe, a readiness probe of the source, a late edge, and the halves of each
-/// for both directions.
+/// The most consecutive polls of a relay during which nothing in the world moves. Some such polls
+/// have a reason: a full pipe, a readiness probe of the source, or a late edge. Each reason can
+/// occur in both halves of both directions.
 const IDLE_POLLS: u64 = 64;
 
-/// If something must still come, how often to let the kernel have a millisecond. Its own timers
-/// (delayed acknowledgements, probes of a closed window) take up to a second or two.
+/// If more must still arrive, the number of times to give the kernel a millisecond. Its own timers
+/// (delayed acknowledgements, probes of a closed window) need up to one or two seconds.
 const PATIENCE: u32 = 5000;
-/// How often to repeat that while TCP says that it waits to send something again. On a loaded
-/// machine loopback drops segments, and TCP waits twice as long each time.
+/// The number of times to repeat that wait while TCP reports that it waits to send again. On a
+/// loaded machine, loopback drops segments, and TCP doubles its wait each time.
 const PATIENCE_WITH_TCP: u32 = 10;
 
-/// The relays of a scenario, in whatever runtime.
+/// The relays of a scenario, on any runtime.
 pub(crate) trait Relays {
-    /// Lets the kernel report what happened, and every relay with a reason run once.
+    /// Lets the kernel report events, and lets every relay that was woken run once.
     fn turn(&mut self);
 
     /// Returns the state of the relay with this number.
@@ -43,11 +43,11 @@ pub(crate) trait Relays {
 pub(crate) struct Standing {
     /// The number of polls so far.
     pub(crate) polls: u64,
-    /// Bytes delivered, from near to far and back.
+    /// Bytes delivered, from the near peer to the far peer and back.
     pub(crate) moved: [u64; 2],
-    /// EOFs passed on, in the same order.
+    /// EOFs passed on, in the same order as `moved`.
     pub(crate) eof: [bool; 2],
-    /// How the relay ended, if it did. It has then closed its sockets.
+    /// How the relay ended, if it has ended. It has then closed its sockets.
     pub(crate) end: Option<End>,
 }
 
@@ -59,7 +59,7 @@ pub(crate) enum End {
     Dropped,
 }
 
-/// A relay's peers, their streams (near's first), and the relay's state at the last check.
+/// A relay's peers, their streams (the near peer's first), and the relay's state at the last check.
 #[derive(Debug)]
 struct Line {
     engine: Engine,
@@ -73,14 +73,14 @@ struct Line {
     polled: bool,
 }
 
-/// The outcome of one turn of all peers and relays.
+/// The outcome of one pass over all peers and relays.
 #[derive(Clone, Copy, Default)]
 struct Activity {
     moved: bool,
     waiting: bool,
 }
 
-/// Runs `plan`. `start` gets each relay's two sockets, near's first.
+/// Runs `plan`. `start` gets each relay's two sockets, the near one first.
 pub(crate) fn run<R: Relays>(stage: &Stage, plan: &Plan, start: impl FnOnce(&Plan, &PipePool, Vec<[OwnedFd; 2]>) -> R) {
     let pool = PipePool::new(plan.pool.limits());
     let (mut lines, mut ends) = (Vec::new(), Vec::new());
@@ -148,8 +148,8 @@ fn play<R: Relays>(lines: &mut [Line], relays: &mut R) {
     }
 }
 
-/// Releases the first peer that waited for quiet, or that cannot go on. When no peer has an action
-/// left, all end their streams. Returns whether there was any such peer.
+/// Releases the first peer that waited for quiet, or that cannot continue. When no peer has an
+/// action left, all peers end their streams. Returns whether there was any such peer.
 fn go_on(lines: &mut [Line]) -> bool {
     for release in Release::ALL {
         let mut peers = lines.iter_mut().flat_map(|line| &mut line.peers);
@@ -166,7 +166,7 @@ fn go_on(lines: &mut [Line]) -> bool {
     any
 }
 
-/// Waits a millisecond for the kernel's timers, or until a peer has something to read.
+/// Waits a millisecond for the kernel's timers, or until a peer can read.
 fn wait_a_little(lines: &[Line]) {
     let peers = lines.iter().flat_map(|line| &line.peers);
     let sockets: Vec<_> = peers
@@ -218,7 +218,7 @@ impl Line {
         activity
     }
 
-    /// Checks that what one peer got is permitted.
+    /// Checks that the bytes that one peer got are permitted.
     fn check_got(&self, side: usize, got: &Got, relay: &Standing) {
         let (other, stream) = (&self.peers[1 - side], &self.streams[1 - side]);
         match (got, &relay.end) {
@@ -265,7 +265,7 @@ impl Line {
         );
     }
 
-    /// Returns what must still come without any further action.
+    /// Describes what must still arrive without any further action.
     fn owes(&self) -> Option<&'static str> {
         if self.ended {
             return (!self.is_done()).then_some("a peer was not told that its relay ended");

@@ -1,5 +1,5 @@
-//! The load: this many concurrent connections through the program, each replaced when it ends, and
-//! the server behind the program.
+//! The load: a fixed number of concurrent connections through the program, and the program's
+//! upstream server. Each connection is replaced when it ends.
 
 use std::io;
 use std::net::SocketAddr;
@@ -31,13 +31,13 @@ pub(super) struct Load {
     moved: Mutex<Vec<(u64, u64)>>,
 }
 
-/// The limits after which no further connection begins.
+/// The limits after which no new connection begins.
 pub(super) struct Until {
     pub(super) bytes: u64,
     pub(super) time: Option<Instant>,
 }
 
-/// The connections of the server, and the number of those that ended without a name.
+/// The server's connections, and the number of connections that ended without a name.
 #[derive(Default)]
 struct Served {
     sessions: JoinSet<()>,
@@ -86,8 +86,8 @@ impl Load {
         });
     }
 
-    /// Serves what the program still brings after the clients are gone. Returns when nothing has
-    /// come for as long as a connection can take to arrive.
+    /// Serves the connections that still arrive after the clients are gone. Returns when none has
+    /// arrived for the longest time that a connection can take.
     async fn finish(self: &Arc<Self>, listener: &TcpListener, served: &mut Served) {
         const LAST_ARRIVAL: Duration = Duration::from_millis(500);
         loop {
@@ -152,7 +152,7 @@ impl Load {
         Ok(())
     }
 
-    /// Serves one connection. Returns whether it ended without having said which it is.
+    /// Serves one connection. Returns whether the connection ended before it sent its name.
     async fn serve(&self, socket: TcpStream) -> bool {
         match self.play_server(socket).await {
             Ok(named) => !named,
@@ -198,8 +198,8 @@ impl Load {
         }
     }
 
-    /// Compares the two ends of a single session: all that was sent must have been received. Time
-    /// may cut it short, so its length is known only now.
+    /// Compares the two ends of a single session: each end must have received all that the other
+    /// sent. The time limit may cut the session short, so its length is known only now.
     fn compare_ends(&self) {
         let moved = self.moved.lock().expect("nobody panics with it");
         let whole = matches!(moved[..], [(sent, received), other] if other == (received, sent));

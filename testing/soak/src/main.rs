@@ -1,5 +1,5 @@
-//! Minutes or hours of load through the program. Every byte is verified, and the program's memory,
-//! descriptors, pipes and CPU time are watched.
+//! Puts minutes or hours of load on the program. The run verifies every byte and watches the
+//! program's memory, descriptors, pipes and CPU time.
 
 #![forbid(unsafe_code)]
 
@@ -33,7 +33,7 @@ use spliceway_machine as machine;
 use watch::{COLUMNS, Finding, Sample, Weight};
 
 const GIB: f64 = (1 << 30) as f64;
-/// The most connections, which the longest queue of a listener (`net.core.somaxconn`) holds.
+/// The most connections. The longest listener queue (`net.core.somaxconn`) holds this many.
 const CONNECTIONS_MAX: u32 = 4096;
 
 /// Puts minutes or hours of load on the program, verifies every byte, and watches its memory,
@@ -43,7 +43,7 @@ struct Options {
     /// Stop after this many GiB, both directions together [default: no limit]
     #[arg(long, value_parser = positive)]
     gib: Option<f64>,
-    /// Begin no connection after this many minutes [default: 1, or no limit if there is one of GiB]
+    /// Begin no connection after this many minutes [default: 1, or no limit if `--gib` is given]
     #[arg(long, value_parser = positive)]
     minutes: Option<f64>,
     /// Concurrent connections: a mix of all kinds; 1 is a single bulk transfer
@@ -75,8 +75,8 @@ impl Options {
         minutes.map(|minutes| Duration::from_secs_f64(60.0 * minutes))
     }
 
-    /// Returns the time between two samples. A run has at least some 20 (a fast machine moves 5 GiB
-    /// a second), and no more than anybody would read.
+    /// Returns the time between two samples. A run has at least about 20 samples, even on a fast
+    /// machine that moves 5 GiB per second. It has no more than a person would read.
     fn between_looks(&self) -> Duration {
         let by_time = self.time().map(|time| time / 40);
         let by_bytes = self.gib.map(|gib| Duration::from_secs_f64(gib / 100.0));
@@ -107,8 +107,8 @@ fn run(options: &Options) -> io::Result<()> {
     let Some(conditions) = machine::isolate()? else {
         return Ok(());
     };
-    // A signal that ends the parent, which waits for this process, is meant for this process too.
-    // `Drop` then ends the program.
+    // The parent waits for this process, so a signal that ends the parent must end this process
+    // too. `Drop` then ends the program.
     set_parent_process_death_signal(Some(Signal::TERM))?;
     raise_descriptor_limit(options.conns)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -122,16 +122,15 @@ fn run(options: &Options) -> io::Result<()> {
     })
 }
 
-/// Raises the descriptor limit, which the program inherits. The load has both outer ends of every
-/// connection.
+/// Raises the descriptor limit, which the program inherits. This process holds both outer ends of
+/// every connection.
 fn raise_descriptor_limit(connections: u64) -> io::Result<()> {
-    /// Standard streams, runtimes, listeners, and the pipes of the program, which are 1/16 of the
-    /// limit.
+    /// Standard streams, runtimes, listeners, and the program's pipes, which use 1/16 of the limit.
     const BESIDE: u64 = 512;
     machine::raise_descriptor_limit(3 * connections + BESIDE)
 }
 
-/// Runs the phases in order. A run that found something bad also returns an error.
+/// Runs the phases in order. Returns an error if a check failed.
 #[expect(clippy::print_stdout, reason = "the report is this program's result")]
 async fn soak(options: &Options, conditions: &str) -> io::Result<()> {
     let seed = options.seed.unwrap_or_else(clock);
@@ -139,7 +138,7 @@ async fn soak(options: &Options, conditions: &str) -> io::Result<()> {
     println!("{}; {conditions}", machine::describe());
     let listener = listen()?;
     let program = Program::start(listener.local_addr()?)?;
-    // The first scrape allocates what later ones use again.
+    // The first scrape allocates memory that later scrapes reuse.
     program.scrape().await?;
     let baseline = settle(&program, None).await?;
     let pattern = Pattern::new(seed);
@@ -169,8 +168,9 @@ async fn soak(options: &Options, conditions: &str) -> io::Result<()> {
     conclude(&findings)
 }
 
-/// Returns a listener whose queue holds all connections of a run, as they may come at once. A queue
-/// that is too short answers with SYN cookies, and then with resets that nobody sent.
+/// Returns a listener whose queue holds all connections of a run, as they may arrive at the same
+/// time. If a queue is too short, the kernel answers with SYN cookies. It later sends resets that
+/// no peer caused.
 fn listen() -> io::Result<TcpListener> {
     let socket = TcpSocket::new_v4()?;
     socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
@@ -219,13 +219,13 @@ async fn observe(
 }
 
 /// Waits until the program holds no more than at the start and has no session. Returns the usage at
-/// that time, or at the end of the wait.
+/// that time, or the usage at the end of the wait.
 async fn settle(program: &Program, baseline: Option<&Usage>) -> io::Result<Usage> {
-    /// The longest wait. Idle pipes are closed after 10 s.
+    /// The longest wait. The program closes idle pipes after 10 s.
     const PATIENCE: Duration = Duration::from_secs(20);
     let started = Instant::now();
     loop {
-        // By then the connection of the previous scrape is gone.
+        // After this pause, the connection of the previous scrape is gone.
         sleep(Duration::from_millis(100)).await;
         let usage = program.usage()?;
         let metrics = program.scrape().await?;

@@ -1,41 +1,41 @@
-//! The bytes that the connections carry. Each connection and direction has a stream that differs
-//! from every other, and from itself a page later.
+//! The bytes that the connections carry. Each connection and direction has its own stream. It
+//! differs from every other stream, and from itself shifted by a page.
 
 use std::fmt;
 use std::sync::Arc;
 
 use spliceway_machine::Random;
 
-/// The smallest prime above 256 KiB. Streams repeat after it, so that a shift by pages, by buffers
-/// or by whole pipes is no period.
+/// The smallest prime above 256 KiB. Streams repeat after this many bytes. A shift by pages,
+/// buffers or whole pipes is therefore not a period.
 const PERIOD: usize = 262_147;
-/// The most bytes for one call: as many of a stream are contiguous in the block, wherever it
-/// begins.
+/// The most bytes for one call. Wherever a stream starts, the block holds this many of its bytes
+/// contiguously.
 pub(super) const PIECE_MAX: usize = 256 << 10;
 
-/// One block of random bytes. Every stream repeats it, each from a place of its own, so that a
+/// One block of random bytes. Every stream repeats it, each from its own starting point, so that a
 /// comparison is one `memcmp`.
 #[derive(Clone)]
 pub(super) struct Pattern {
     block: Arc<[u8]>,
 }
 
-/// A place in one stream.
+/// A position in one stream.
 #[derive(Clone)]
 pub(super) struct Stream {
     block: Arc<[u8]>,
     start: usize,
-    /// Bytes before this place.
+    /// Bytes before this position.
     pub(super) passed: u64,
 }
 
-/// Bytes that are not the stream's.
+/// Bytes that do not belong to the stream.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Wrong {
     /// Position of the first wrong byte in the stream.
     at: u64,
-    /// Where in the block the bytes are found, as a distance from where they should be. `None` if
-    /// nowhere.
+    /// Where the block contains the bytes, as a distance from their expected position. `None` if
+    /// the block does not contain them.
     shift: Option<usize>,
 }
 
@@ -47,10 +47,10 @@ impl Pattern {
         Self { block: block.into() }
     }
 
-    /// Returns the stream of this number. Neighbouring numbers begin in different places, and so do
-    /// any [`PERIOD`] in a row.
+    /// Returns the stream with this number. Any [`PERIOD`] consecutive numbers start at different
+    /// places, so neighbouring streams differ.
     pub(super) fn stream(&self, number: u64) -> Stream {
-        // A factor that is no multiple of the prime maps its residues one to one.
+        // A factor that is not a multiple of the prime maps the residues one to one.
         const FACTOR: u64 = 104_729;
         Stream {
             block: Arc::clone(&self.block),
@@ -74,7 +74,7 @@ impl Stream {
         self.passed += bytes as u64;
     }
 
-    /// Checks that these are the next bytes, and passes them.
+    /// Checks that these are the next bytes, and moves past them.
     pub(super) fn expect(&mut self, found: &[u8]) -> Result<(), Wrong> {
         let expected = self.ahead(found.len());
         if found != expected {
@@ -85,7 +85,7 @@ impl Stream {
     }
 
     fn diagnose(&self, found: &[u8]) -> Wrong {
-        /// Long enough not to occur twice in the block.
+        /// A sequence long enough not to occur twice in the block.
         const WINDOW: usize = 16;
         let good = found.iter().zip(self.ahead(found.len())).take_while(|(a, b)| a == b);
         let good = good.count();

@@ -1,4 +1,4 @@
-//! One end of a connection: does what the plan says, and verifies every byte that comes.
+//! One end of a connection. It follows the plan and verifies every byte that arrives.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -18,16 +18,16 @@ use super::plan::{Begin, Flow, Kind, Session, Side};
 use super::tally::Tally;
 use spliceway_machine::Random;
 
-/// Far longer than any pause of a plan, and than any wait for two busy cores.
+/// Far longer than any pause of a plan, and longer than any wait for two busy cores.
 const STALLED_AFTER: Duration = Duration::from_secs(60);
-/// Bytes before the first of the pattern: the number of the session, and then the number hidden by
-/// the seed.
+/// Bytes before the first byte of the pattern: the session's number, and then a number derived from
+/// it and the seed.
 pub(super) const NAME_LEN: usize = 16;
 
 /// A fault that a session must not meet.
 pub(super) enum Fault {
     Wrong(Wrong),
-    /// The stream ended at another place than the plan's.
+    /// The stream ended at a position other than the planned one.
     Ended {
         at: u64,
         planned: u64,
@@ -37,7 +37,7 @@ pub(super) enum Fault {
         error: io::Error,
     },
     Stalled(&'static str),
-    /// The first bytes are no session's.
+    /// The first bytes are not a session's name.
     Name([u8; NAME_LEN]),
 }
 
@@ -51,8 +51,8 @@ pub(super) struct Peer<'run> {
 }
 
 impl Peer<'_> {
-    /// Plays the session from the first byte of the pattern to the end. Returns the bytes sent and
-    /// received.
+    /// Plays the session from the first byte of the pattern to the end. Returns the number of bytes
+    /// sent and the number received.
     pub(super) async fn play(self) -> Result<(u64, u64), Fault> {
         match self.session.kind {
             Kind::Rounds { trips, size_max, sizes } => self.rounds(trips, size_max, Random::new(sizes)).await,
@@ -81,7 +81,8 @@ impl Peer<'_> {
         tokio::try_join!(self.send_way(Some(told)), self.receive_way(tell))
     }
 
-    /// Ends the outgoing direction, whose bytes were sent before, and receives the other.
+    /// Ends the outgoing direction, whose bytes were sent before. Then receives the other
+    /// direction.
     pub(super) async fn read_what_was_sent(&self) -> Result<u64, Fault> {
         shutdown(&self.socket, Shutdown::Write).map_err(failed("shutdown"))?;
         let (tell, _) = oneshot::channel();
@@ -95,7 +96,7 @@ impl Peer<'_> {
             Begin::After(time) => sleep(time).await,
             Begin::AfterPeersEnd(time) => {
                 if let Some(end) = peers_end {
-                    // An error means that receiving failed, which ends this too.
+                    // An error means that receiving failed. That also ends this direction.
                     let _ = end.await;
                 }
                 sleep(time).await;
@@ -130,7 +131,7 @@ impl Peer<'_> {
                 sleep(time).await;
             }
         }
-        // The sender may no longer wait for it.
+        // The sender may have stopped waiting for this message.
         let _ = ended.send(());
         Ok(stream.passed)
     }
@@ -155,7 +156,7 @@ impl Peer<'_> {
     }
 
     /// Sends this side's bytes, and then resets. Bytes that arrive meanwhile are verified. A side
-    /// that resets does not care whether more would come.
+    /// that resets does not wait for more bytes.
     async fn send_and_reset(&self) -> Result<(u64, u64), Fault> {
         let (tell, _) = oneshot::channel();
         let outcome = tokio::select! {
@@ -228,8 +229,8 @@ impl Peer<'_> {
 }
 
 thread_local! {
-    /// Nothing is awaited between the call that fills it and the comparison, so one per thread is
-    /// enough.
+    /// No code awaits between the call that fills this buffer and the comparison. So one buffer per
+    /// thread is enough.
     static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; PIECE_MAX]);
 }
 
@@ -256,7 +257,7 @@ fn ended_at(stream: &Stream, planned: u64) -> Fault {
 
 /// Sends the name of the session.
 pub(super) async fn send_name(socket: &TcpStream, name: [u8; NAME_LEN]) -> Result<(), Fault> {
-    // The first bytes of a connection always fit its buffer.
+    // The first bytes of a connection always fit its send buffer.
     in_time("send", socket.writable()).await?;
     match socket.try_write(&name) {
         Ok(NAME_LEN) => Ok(()),
@@ -283,7 +284,7 @@ pub(super) async fn receive_name(socket: &TcpStream) -> Result<Option<[u8; NAME_
 }
 
 impl Fault {
-    /// Returns the kind of the fault, without details, to count by.
+    /// Returns the kind of the fault without details, for counting.
     pub(super) fn kind(&self) -> String {
         match self {
             Self::Wrong(_) => "wrong bytes".into(),

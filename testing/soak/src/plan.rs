@@ -10,7 +10,7 @@ use spliceway_machine::Random;
 pub(super) struct Session {
     pub(super) number: u64,
     pub(super) kind: Kind,
-    /// From client to server, and back.
+    /// The flow from client to server, and the flow back.
     pub(super) flows: [Flow; 2],
 }
 
@@ -24,13 +24,13 @@ pub(super) enum Kind {
         sizes: u64,
     },
     SlowReader,
-    /// One side ends before the other begins.
+    /// One side ends its flow before the other begins.
     LateAnswer,
     Urgent,
     Idle,
     /// This side resets the connection after the bytes of its flow.
     Reset(Side),
-    /// Connected, and closed or reset without a byte.
+    /// The connection is opened, and closed or reset without a byte.
     Silent {
         reset: bool,
     },
@@ -49,19 +49,19 @@ pub(super) struct Flow {
     /// Bytes sent per call.
     pub(super) piece: usize,
     pub(super) begin: Begin,
-    /// An urgent byte goes out before this byte. There is one per direction: a second could turn
-    /// the first into a normal byte.
+    /// The sender sends an urgent byte before this byte. There is one per direction, because a
+    /// second could turn the first into a normal byte.
     pub(super) urgent_at: Option<u64>,
-    /// The reader reads nothing for this time whenever it has read this many bytes.
+    /// The reader pauses for this time each time it has read this many bytes.
     pub(super) stall: Option<(u64, Duration)>,
-    /// The sender stops short of `bytes` at this time.
+    /// The time at which the sender stops, even if it has not sent all of `bytes`.
     pub(super) cut: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Begin {
     After(Duration),
-    /// This long after the other side ended its flow.
+    /// Begins this long after the other side ended its flow.
     AfterPeersEnd(Duration),
 }
 
@@ -69,7 +69,7 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
 impl Session {
-    /// Returns a session with this many bytes up and down, as fast as they go.
+    /// Returns a session that sends these numbers of bytes up and down, as fast as possible.
     pub(super) fn bulk(number: u64, up: u64, down: u64, cut: Option<Instant>) -> Self {
         let flow = |bytes| Flow {
             cut,
@@ -82,7 +82,7 @@ impl Session {
         }
     }
 
-    /// Returns the connection of this number in the mixed load of this seed.
+    /// Returns the connection with this number in the mixed load for this seed.
     pub(super) fn mixed(seed: u64, number: u64) -> Self {
         let mut random = Random::new(seed ^ number.wrapping_mul(0x2545_f491_4f6c_dd1d));
         let mut session = Self::bulk(number, 0, 0, None);
@@ -100,8 +100,8 @@ impl Session {
     }
 }
 
-/// Draws a kind, by shares of 20: chatty ones most, and each of the rest often enough to meet the
-/// others.
+/// Draws a kind, in shares of 1/20. Chatty kinds are the most frequent, and each other kind is
+/// frequent enough to meet the rest.
 fn kind(random: &mut Random) -> Kind {
     match random.between(1, 20) {
         1..=4 => Kind::Bulk,
@@ -135,16 +135,16 @@ impl Flow {
     }
 }
 
-/// Draws a bulk direction. A quarter of them carry nothing: that direction ends at once while the
-/// other runs.
+/// Draws a bulk direction. A quarter of these directions carry nothing. Such a direction ends
+/// immediately while the other runs.
 fn bulk_flow(random: &mut Random, most: u64) -> Flow {
     let bytes = random.magnitude(KIB, most);
     let piece = random.magnitude(1448, PIECE_MAX as u64) as usize;
     Flow::of(if random.one_in(4) { 0 } else { bytes }, piece)
 }
 
-/// Draws a slow direction, with at most 8 stalls, so that the session ends within seconds of the
-/// others.
+/// Draws a slow direction. It has at most 8 stalls, so that its session ends within seconds of the
+/// other sessions.
 fn slow_flow(random: &mut Random) -> Flow {
     let bytes = random.magnitude(256 * KIB, 32 * MIB);
     Flow {
@@ -200,7 +200,8 @@ impl Kind {
 }
 
 impl Side {
-    /// Returns the direction that it sends, and the one it receives, as indices into a session's.
+    /// Returns the direction that this side sends and the direction that it receives, as indices
+    /// into a session's `flows`.
     pub(super) fn out_and_in(self) -> (usize, usize) {
         match self {
             Self::Client => (0, 1),

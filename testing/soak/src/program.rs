@@ -1,5 +1,5 @@
-//! The program under load, `spliceway forward` as a child process, with the kernel's figures and
-//! its metrics.
+//! The program under load: `spliceway forward` as a child process, with the kernel's figures and
+//! the program's metrics.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -18,8 +18,8 @@ use tokio::time::{sleep, timeout};
 
 use spliceway_machine::accounts;
 
-/// The longest wait for a start or an end. A start takes milliseconds, and an end has nothing left
-/// to do here.
+/// The longest wait for a start or an end. A start takes milliseconds. At an end, the program has
+/// no work left.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The running program. Dropping it kills it.
@@ -35,7 +35,7 @@ pub(super) struct Usage {
     pub(super) rss_kib: u64,
     pub(super) anon_kib: u64,
     pub(super) descriptors: usize,
-    /// Descriptors that are an end of a pipe.
+    /// Descriptors that are one end of a pipe.
     pub(super) pipe_ends: usize,
     pub(super) cpu: Duration,
 }
@@ -48,15 +48,15 @@ pub(super) struct Metrics {
     pub(super) pages: u64,
     /// Pipes that the pool has lent.
     pub(super) lent: u64,
-    /// Sessions now, and those that ended.
+    /// The number of current sessions, and the number that have ended.
     pub(super) active: u64,
     pub(super) ended: u64,
-    /// All events that are counted by kind and have happened.
+    /// All kinds of counted events that have happened.
     pub(super) events: BTreeMap<String, u64>,
 }
 
 impl Program {
-    /// Starts the program that lies beside this one, towards `upstream`.
+    /// Starts the program in the folder of this one, with `upstream` as its target.
     pub(super) fn start(upstream: SocketAddr) -> io::Result<Self> {
         let path = env::current_exe()?.with_file_name("spliceway");
         let mut process = Command::new(&path)
@@ -93,7 +93,7 @@ impl Program {
         };
         for descriptor in fs::read_dir(format!("{folder}/fd"))? {
             usage.descriptors += 1;
-            // A descriptor that was closed since the listing counts as open, and as no pipe.
+            // A descriptor that was closed since the listing counts as open, but not as a pipe end.
             let target = fs::read_link(descriptor?.path()).unwrap_or_default();
             usage.pipe_ends += usize::from(target.to_string_lossy().starts_with("pipe:"));
         }
@@ -115,7 +115,7 @@ impl Program {
         ))
     }
 
-    /// Asks the program to end, as a service manager does.
+    /// Asks the program to exit, as a service manager does.
     pub(super) async fn end(mut self) -> io::Result<ExitStatus> {
         kill_process(Pid::from_child(&self.process), Signal::TERM)?;
         let ended = async {
@@ -134,7 +134,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // The program may have ended by itself, which is fine.
+        // The program may already have exited, which is fine.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -169,7 +169,7 @@ fn kib(status: &str, field: &str) -> io::Result<u64> {
     number.ok_or_else(|| io::Error::other(format!("no {field} in /proc/PID/status")))
 }
 
-/// Counters by kind; the kind is their last label.
+/// Counters by kind. The kind is their last label.
 const EVENTS: [&str; 5] = [
     "spliceway_connections_total",
     "spliceway_fallback_total",

@@ -1,4 +1,4 @@
-//! Readers that never read: how much the program then takes from a sender and cannot pass on.
+//! Readers that never read: how much the program then reads from a sender and cannot pass on.
 
 use std::collections::HashMap;
 use std::fs;
@@ -15,38 +15,39 @@ use super::plan::{Session, Side};
 use super::program::Program;
 use super::tally::Tally;
 
-/// Enough to see whether pipes are held per connection, few enough to be quick.
+/// Enough connections to see whether the program holds pipes per connection, and few enough to be
+/// quick.
 pub(super) const CONNECTIONS: u64 = 4;
-/// The most bytes that a direction may hold: its one pipe of the largest automatic class. It never
-/// holds a remainder beside the pipe.
+/// The most bytes that a direction may hold: one pipe of the largest automatic class. A direction
+/// never holds other bytes in addition to the pipe.
 pub(super) const HELD_MAX: i64 = 1 << 20;
-/// A sender that could push nothing for this long is stuck. Acknowledgements are late by 40 ms at
-/// most.
+/// A sender that cannot send anything for this long is stuck. Acknowledgements are late by at most
+/// 40 ms.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// The measurements while nothing was read.
+/// The measurements while neither end reads.
 pub(super) struct Stuck {
-    /// Bytes held by the program, of each connection and direction.
+    /// Bytes that the program holds, for each connection and direction.
     pub(super) held: Vec<i64>,
     /// Pipes that are lent.
     pub(super) lent: u64,
-    /// Time on a core in [`QUIET`] while nothing could move.
+    /// The program's CPU time during [`QUIET`], while nothing can move.
     pub(super) cpu: Duration,
 }
 
-/// A connection through the program, both of whose ends send and do not read.
+/// A connection through the program. Both of its ends send and do not read.
 struct Pair {
     session: Session,
-    /// The client, then the server, with what each has sent.
+    /// The client, then the server, each with the stream that it has sent.
     ends: [(TcpStream, Stream); 2],
 }
 
-/// Pushes until nothing goes, measures, then reads everything and verifies it.
+/// Sends until both ends are stuck, and measures. Then reads everything and verifies it.
 pub(super) async fn run(program: &Program, listener: &TcpListener, pattern: &Pattern) -> io::Result<Stuck> {
     let mut pairs = Vec::new();
     for number in 0..CONNECTIONS {
-        // Connections open one after the other, so that the next accepted one is the other end of
-        // this one.
+        // Connections open one after the other, so that the next accepted connection is the other
+        // end of this one.
         let client = TcpStream::connect(program.address).await?;
         let server = listener.accept().await?.0;
         let streams = [0, 1].map(|way| pattern.stream(2 * number + way));
@@ -58,7 +59,7 @@ pub(super) async fn run(program: &Program, listener: &TcpListener, pattern: &Pat
     }
     push(&mut pairs).await?;
     let before = program.usage()?.cpu;
-    // Nothing should move any more; if it does, it counts.
+    // Nothing should move any more. If something does, it counts.
     push(&mut pairs).await?;
     let cpu = program.usage()?.cpu - before;
     let queues = Queues::read()?;
@@ -75,7 +76,7 @@ pub(super) async fn run(program: &Program, listener: &TcpListener, pattern: &Pat
     Ok(stuck)
 }
 
-/// Sends from every end until none could for [`QUIET`].
+/// Sends from every end until no end could send for [`QUIET`].
 async fn push(pairs: &mut [Pair]) -> io::Result<()> {
     let mut moved = Instant::now();
     while moved.elapsed() < QUIET {
@@ -95,8 +96,8 @@ async fn push(pairs: &mut [Pair]) -> io::Result<()> {
 }
 
 impl Pair {
-    /// Returns the bytes of each direction that left one end and are in no socket's queue on the
-    /// way to the other.
+    /// Returns the bytes of each direction that left one end and are not in a socket queue on the
+    /// way to the other end.
     fn held(&self, program: SocketAddr, queues: &Queues) -> io::Result<Vec<i64>> {
         let [(client, up), (server, down)] = &self.ends;
         let near = queues.of(client.local_addr()?, program)?;
@@ -109,7 +110,7 @@ impl Pair {
         ])
     }
 
-    /// Ends the stream of both ends, and reads the other's at each.
+    /// Ends both streams, and reads the peer's stream at each end.
     async fn read(mut self, pattern: &Pattern) -> Result<(), Fault> {
         let [up, down] = [self.ends[0].1.passed, self.ends[1].1.passed];
         self.session.flows[0].bytes = up;
@@ -135,7 +136,7 @@ struct Queues(HashMap<(u16, u16), Queue>);
 
 #[derive(Clone, Copy)]
 struct Queue {
-    /// Not sent, or not acknowledged.
+    /// Bytes that are not sent, or not acknowledged.
     unsent: i64,
     unread: i64,
 }
@@ -152,7 +153,7 @@ impl Queues {
     }
 }
 
-/// Parses `sl local_address rem_address st tx_queue:rx_queue …`, all in hexadecimal.
+/// Parses `sl local_address rem_address st tx_queue:rx_queue …`. All fields are hexadecimal.
 fn socket(line: &str) -> Option<((u16, u16), Queue)> {
     let mut fields = line.split_whitespace().skip(1);
     let mut port = || u16::from_str_radix(fields.next()?.split_once(':')?.1, 16).ok();

@@ -1,4 +1,4 @@
-//! The progress of the load, and its faults.
+//! The load's progress and faults.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -7,7 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::peer::Fault;
 
-/// The most faults to print. More tell nothing new, and a broken relay causes one per connection.
+/// The most faults to print. More would not add information, because a broken relay causes one per
+/// connection.
 const SHOWN_MAX: u64 = 10;
 
 #[derive(Default)]
@@ -42,7 +43,7 @@ impl Tally {
         self.ended.load(Ordering::Relaxed)
     }
 
-    /// Notes a fault and prints it at once, and not only at the end of a run of hours.
+    /// Records a fault and prints it immediately, because a run may take hours.
     pub(super) fn fault(&self, who: &dyn Display, fault: &Fault) {
         self.note(who, fault, &fault.kind());
     }
@@ -63,7 +64,7 @@ impl Tally {
         self.counts().kinds.clone()
     }
 
-    /// Returns whether there are so many faults that it is not worth going on.
+    /// Returns whether there are too many faults to continue.
     pub(super) fn hopeless(&self) -> bool {
         self.counts().faults.values().sum::<u64>() > SHOWN_MAX
     }

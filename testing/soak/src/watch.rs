@@ -1,4 +1,4 @@
-//! Samples of the program over time, and checks that it can be left running.
+//! Samples of the program over time, and checks that it can keep running.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub(super) struct Finding {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sample {
     pub(super) elapsed: Duration,
-    /// Sessions ended and bytes verified by the load.
+    /// The number of sessions that ended, and the bytes that the load verified.
     pub(super) sessions: u64,
     pub(super) bytes: u64,
     pub(super) usage: Usage,
@@ -29,7 +29,7 @@ pub(super) struct Sample {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Weight {
     Good,
-    /// The machine may be to blame.
+    /// The machine may be the cause.
     Warning,
     Bad,
 }
@@ -38,7 +38,7 @@ pub(super) const COLUMNS: &str =
     "      s  active  sessions       GiB  GiB/s  RSS KiB  anon KiB   fds  pipes   pages    CPU s  s/GiB  spliced";
 
 impl Sample {
-    /// Returns a line below [`COLUMNS`]. The rate is since `before`.
+    /// Returns a line that goes below [`COLUMNS`]. The rate is the rate since `before`.
     pub(super) fn line(&self, before: &Self, baseline: &Usage) -> String {
         let gib = self.bytes as f64 / GIB;
         let rate = (self.bytes - before.bytes) as f64 / GIB / (self.elapsed - before.elapsed).as_secs_f64().max(1e-9);
@@ -117,8 +117,8 @@ pub(super) fn judge_drift(samples: &[Sample], connections: u64) -> Vec<Finding> 
         1 => memory_of_one(after_warm_up),
         _ => memory_of_many(after_warm_up, connections),
     };
-    // At the start connections may be missing. At the end only the slow ones are left, which cost
-    // more for what they carry.
+    // At the start some connections may be missing. At the end only the slow ones are left, which
+    // cost more per byte.
     let busy = samples.iter().filter(|sample| 2 * sample.metrics.active >= connections);
     let mut findings = vec![memory, cpu_drift(&busy.cloned().collect::<Vec<_>>())];
     if connections == 1 {
@@ -133,15 +133,15 @@ pub(super) fn judge_drift(samples: &[Sample], connections: u64) -> Vec<Finding> 
     findings
 }
 
-/// A run of any length has this many samples. A third of them is warm-up.
+/// The fewest samples that can show drift. A third of them is warm-up.
 const SAMPLES_MIN: usize = 20;
-/// A flow that is bulk from end to end is copied at its ends and where it falters.
+/// A flow that is bulk from end to end is copied only at its ends and where it pauses.
 const SPLICED_MIN: f64 = 0.99;
 const RSS_DRIFT_MAX_KIB: u64 = 1024;
-/// One session's state is 2 to 3 KiB. The more sessions there are, the later all of them are in
-/// their largest state at once for the first time. The allocator keeps that memory.
+/// One session's state is 2 to 3 KiB. With more sessions, it takes longer until all of them are in
+/// their largest state at the same time. The allocator keeps that memory.
 const RSS_DRIFT_MAX_PER_CONNECTION_KIB: u64 = 1;
-/// Other load on the machine causes as much drift.
+/// Other load on the machine can cause this much drift.
 const CPU_DRIFT_SHOWN: f64 = 0.3;
 
 fn memory_of_one(samples: &[Sample]) -> Finding {
@@ -153,7 +153,7 @@ fn memory_of_one(samples: &[Sample]) -> Finding {
     )
 }
 
-/// Judges the medians of a window each: sessions come and go, and their memory with them.
+/// Compares the medians of windows, because sessions come and go, and their memory with them.
 fn memory_of_many(samples: &[Sample], connections: u64) -> Finding {
     let median = |window: &[Sample]| {
         let mut rss: Vec<u64> = window.iter().map(|sample| sample.usage.rss_kib).collect();
@@ -194,7 +194,7 @@ fn cpu_drift(samples: &[Sample]) -> Finding {
     }
 }
 
-/// Judges what is left when there is nothing to do.
+/// Judges the resources that are left when there is no more work.
 pub(super) fn judge_rest(baseline: &Usage, after: &Usage, metrics: &Metrics, sessions: u64) -> Vec<Finding> {
     vec![
         finding(
@@ -225,8 +225,8 @@ pub(super) fn judge_rest(baseline: &Usage, after: &Usage, metrics: &Metrics, ses
 mod tests {
     use super::*;
 
-    /// Returns a minute of samples of a program. At the nth, its memory is this many KiB, and its
-    /// CPU time this many milliseconds.
+    /// Returns a minute of samples of a program. For sample n, the closures return its memory in
+    /// KiB and its CPU time in milliseconds.
     fn looks(rss_kib: impl Fn(u64) -> u64, cpu: impl Fn(u64) -> u64) -> Vec<Sample> {
         let look = |nth| Sample {
             elapsed: Duration::from_secs(nth),

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_train_is_of_one_address_and_one_length_but_the_last() {
+    fn a_batch_has_one_address_and_one_length_except_the_last() {
         assert_eq!(taken(&[(1, 100), (1, 100), (1, 100)]), 3);
         assert_eq!(taken(&[(1, 100), (1, 60), (1, 60)]), 2, "a shorter one is the last");
         assert_eq!(taken(&[(1, 100), (1, 101)]), 1);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_train_is_bounded() {
+    fn a_batch_is_bounded() {
         assert_eq!(taken(&[(1, 1); 2 * DATAGRAMS_MAX]), DATAGRAMS_MAX);
         assert_eq!(taken(&[(1, 1_400); DATAGRAMS_MAX]), BATCH_MAX_BYTES / 1_400);
         let long = vec![0; DATAGRAM_MAX_BYTES + 1];
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_train_goes_by_one_call_and_arrives_as_it_was_put_together() {
+    async fn a_batch_is_sent_with_one_call_and_arrives_as_datagrams() {
         for host in ["127.0.0.1:0", "[::1]:0"] {
             let (from, to) = (
                 bind(host.parse().unwrap()).unwrap(),
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_a_train_that_cannot_go_each_is_told_of() {
+    async fn each_datagram_of_a_refused_batch_has_its_own_result() {
         let (from, mut gso) = (bind(([0; 4], 0).into()).unwrap(), GsoBatch::default());
         // Sending to the broadcast address fails, because the socket does not have `SO_BROADCAST`.
         let no_way = ([255; 4], 9).into();
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_send_fails_with_is_counted_by_its_cause() {
+    fn a_failed_send_is_counted_by_its_cause() {
         for (errno, cause) in [
             (Errno::AGAIN, Dropped::SendBuffer),
             (Errno::NOBUFS, Dropped::SendBuffer),

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_looked_up_once_and_what_waits_keeps_its_order() {
+    fn a_name_is_looked_up_once_and_waiting_datagrams_keep_their_order() {
         let (mut names, now) = (Names::default(), Instant::now());
         let example = name("example.com");
         assert_eq!(names.look_up(&example, now), Lookup::Start);
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_not_found_is_forgotten_and_may_be_asked_again() {
+    fn a_name_that_is_not_found_is_forgotten_and_can_be_looked_up_again() {
         let (mut names, now) = (Names::default(), Instant::now());
         let example = name("example.com");
         assert_eq!(names.look_up(&example, now), Lookup::Start);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_so_many_are_looked_up_at_once() {
+    fn concurrent_lookups_are_bounded() {
         let (mut names, now) = (Names::default(), Instant::now());
         known(&mut names, "old", now);
         for number in 0..LOOKUPS_MAX {
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_bounded_over_all_names() {
+    fn waiting_datagrams_are_bounded_over_all_names() {
         let (mut names, now) = (Names::default(), Instant::now());
         for text in ["a", "b"] {
             assert_eq!(names.look_up(&name(text), now), Lookup::Start);

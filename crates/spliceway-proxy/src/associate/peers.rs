@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_sent_to_may_answer_and_nobody_else() {
+    fn only_a_peer_that_the_client_has_sent_to_may_answer() {
         let mut peers = Peers::default();
         peers.sent_to(peer(1));
         assert!(peers.may_answer(peer(1)) && !peers.may_answer(peer(2)));
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_ones_are_known_and_the_table_is_bounded() {
+    fn recent_peers_are_known_and_the_table_is_bounded() {
         let mut peers = Peers::default();
         for port in 1..=10 * REMEMBERED {
             peers.sent_to(peer(port));
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_heard_of_again_and_again_is_never_forgotten() {
+    fn an_active_peer_is_never_forgotten() {
         let mut peers = Peers::default();
         peers.sent_to(peer(1));
         for port in 2..=10 * REMEMBERED {
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_scope_that_the_kernel_adds_makes_no_stranger() {
+    fn the_ipv6_scope_does_not_distinguish_peers() {
         let address = |scope| std::net::SocketAddrV6::new("fe80::1".parse().unwrap(), 1, 0, scope).into();
         let mut peers = Peers::default();
         peers.sent_to(address(0));

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_cannot_be_served_in_time_are_turned_away() {
+    fn checks_that_cannot_end_in_time_are_turned_away() {
         let (mut queue, now) = (Queue::new(SECOND), Instant::now());
         for item in 0..10 {
             queue.push(item, Standing::Failed, now + SECOND * 4);
@@ -286,14 +286,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_check_is_expected_to_take_follows_what_it_takes() {
+    fn the_expected_time_of_a_check_follows_the_measured_time() {
         let mut queue = Queue::<u32>::new(SECOND * 100);
         (0..20).for_each(|_| queue.took(SECOND));
         assert!(queue.cost < SECOND * 2, "{:?}", queue.cost);
     }
 
     #[test]
-    fn one_alone_is_checked_however_long_the_last_check_took() {
+    fn a_single_check_runs_however_long_the_last_check_took() {
         let (mut queue, now) = (Queue::new(SECOND * 100), Instant::now());
         queue.push(1, Standing::Failed, now + SECOND);
         queue.turn_away(now, 1);
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_bounded_also_where_checks_cost_nothing() {
+    fn waiting_checks_are_bounded_even_if_checks_cost_nothing() {
         let (mut queue, now) = (Queue::new(Duration::ZERO), Instant::now());
         for item in 0..u32::try_from(WAITING_MAX).unwrap() * 3 {
             let standing = if item % 2 == 0 {

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_by_its_line_and_without_what_it_says() {
+    fn an_error_names_the_line_but_does_not_repeat_its_text() {
         let long = "x".repeat(256);
         let asks =
             |name: &str, cost: &str| format!("{name}:$argon2id$v=19${cost},p=1$c29tZXNhbHQxMjM0${}", "A".repeat(43));

@@ -193,7 +193,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn memory_used_before_gives_the_same_answers() {
+    fn reused_memory_gives_the_same_results() {
         let mut blocks = Blocks::default();
         let hashes = [(64, 2), (8, 1), (64, 1), (256, 2), (8, 3)];
         let hashes = hashes.map(|(memory, passes)| Hash::parse(&text("right", memory, passes)).unwrap());
@@ -203,7 +203,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_a_hash_may_ask_for_is_bounded() {
+    fn the_cost_of_a_hash_is_bounded() {
         let asks = |cost: &str| Hash::parse(&format!("$argon2id$v=19${cost}$c29tZXNhbHQxMjM0${}", "A".repeat(43)));
         assert!(asks("m=262144,t=1,p=1").is_ok());
         let wrong = asks("m=262145,t=1,p=1").unwrap_err();

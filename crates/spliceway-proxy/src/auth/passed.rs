@@ -17,9 +17,9 @@ use crate::admission::ClientKey;
 /// The maximum number of passwords. Each of them uses about 200 bytes. The least recently used one
 /// is dropped first.
 const ENTRIES_MAX: usize = 10_000;
-/// The limit on wrong passwords in [`WINDOW`], from one address for one user. Above this limit, the
-/// user has to wait at this address like all other users. Otherwise, an attacker who shares an
-/// address with a user could guess passwords as fast as the network allows.
+/// The limit on wrong passwords in [`WINDOW`], from one address for one user. When this limit is
+/// reached, the user has to wait at this address like all other users. Otherwise, an attacker who
+/// shares an address with a user could guess passwords as fast as the network allows.
 const WRONG_MAX: u32 = 100;
 const WINDOW: Duration = Duration::from_secs(600);
 
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hundred_guesses_end_it_for_that_user_and_ten_minutes_bring_it_back() {
+    fn a_hundred_wrong_passwords_suspend_a_remembered_one_for_ten_minutes() {
         let (passed, now) = (Passed::default(), Instant::now());
         passed.remember(client(1), 1, [1; 32], now);
         passed.remember(client(1), 2, [2; 32], now);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded_and_the_least_used_goes_first() {
+    fn the_table_is_bounded_and_drops_the_least_recently_used_entry() {
         let (passed, now) = (Passed::default(), Instant::now());
         let count = u32::try_from(ENTRIES_MAX).unwrap();
         for number in 0..count + 100 {

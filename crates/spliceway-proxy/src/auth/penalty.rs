@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_while_without_failure_is_a_new_beginning() {
+    fn a_while_without_failure_resets_the_count() {
         let (penalties, now) = (Penalties::new(LONGEST), Instant::now());
         (0..20).for_each(|_| penalties.failed(CLIENT, now));
         let later = now + FORGET + Duration::from_secs(1);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_pays_for_itself_alone_and_an_ipv6_client_for_its_network() {
+    fn a_penalty_applies_to_one_ipv4_address_or_one_ipv6_network() {
         let (penalties, now) = (Penalties::new(LONGEST), Instant::now());
         let v6: IpAddr = "2001:db8::1".parse().unwrap();
         for client in [CLIENT, v6] {
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded_and_who_failed_most_stays() {
+    fn the_table_is_bounded_and_keeps_the_client_with_the_most_failures() {
         let (penalties, now) = (Penalties::new(LONGEST), Instant::now());
         (0..10).for_each(|_| penalties.failed(CLIENT, now));
         for host in 0..u32::try_from(CLIENTS_MAX).unwrap() + 100 {
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn the_one_to_forget_is_the_first_of_an_order_and_no_order_is_searched() {
+    fn an_expired_client_is_dropped_first_and_the_orders_stay_consistent() {
         let (penalties, start) = (Penalties::new(LONGEST), Instant::now());
         let host = |number: u32| IpAddr::from(std::net::Ipv4Addr::from_bits(0x0a00_0000 + number));
         (0..50).for_each(|_| penalties.failed(CLIENT, start));
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_was_turned_away_is_known_and_pays_nothing() {
+    fn a_client_that_was_turned_away_is_known_but_has_no_penalty() {
         let (penalties, now) = (Penalties::new(LONGEST), Instant::now());
         penalties.turned_away(CLIENT, now);
         assert!(penalties.has_failed(CLIENT, now));
@@ -250,14 +250,14 @@ mod tests {
     }
 
     #[test]
-    fn without_penalties_nobody_waits_and_failures_are_known() {
+    fn without_penalties_clients_do_not_wait_but_failures_are_known() {
         let (penalties, now) = (Penalties::new(Duration::ZERO), Instant::now());
         (0..20).for_each(|_| penalties.failed(CLIENT, now));
         assert!(penalties.wait(CLIENT, now).is_none() && penalties.has_failed(CLIENT, now));
     }
 
     #[test]
-    fn the_longest_penalty_is_the_one_that_was_asked_for() {
+    fn the_longest_penalty_is_the_configured_one() {
         let (penalties, now) = (Penalties::new(Duration::from_secs(3600)), Instant::now());
         (0..30).for_each(|_| penalties.failed(CLIENT, now));
         assert_eq!(penalties.wait(CLIENT, now), Some(Duration::from_secs(3600)));

@@ -47,7 +47,7 @@ fn passes_again(users: &Users, name: &str, secret: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_name_with_its_own_secret_passes_and_nothing_else_does() {
+async fn only_a_name_with_its_own_secret_passes() {
     for stored in [clear, hashed] {
         let users = users([("ann", stored("a")), ("bob", stored("b"))]);
         for _ in 0..2 {
@@ -68,7 +68,7 @@ async fn a_name_with_its_own_secret_passes_and_nothing_else_does() {
 
 /// The password for an unknown name is checked against the hash of an existing user.
 #[tokio::test]
-async fn the_secret_that_strangers_are_compared_with_lets_no_stranger_in() {
+async fn the_hash_that_unknown_names_are_checked_against_admits_none_of_them() {
     let users = users([("ann", clear("a")), ("bob", hashed("b"))]);
     assert!(!passes(&users, "carol", "b").await && !passes(&users, "ann", "b").await);
     assert!(passes(&users, "bob", "b").await);
@@ -76,7 +76,7 @@ async fn the_secret_that_strangers_are_compared_with_lets_no_stranger_in() {
 }
 
 #[tokio::test]
-async fn a_hash_is_checked_once_for_who_comes_again() {
+async fn a_hash_is_checked_once_for_a_returning_user() {
     let users = users([("ann", hashed("a"))]);
     assert!(passes(&users, "ann", "a").await);
     // No password is checked after its deadline.
@@ -88,7 +88,7 @@ async fn a_hash_is_checked_once_for_who_comes_again() {
 }
 
 #[test]
-fn a_wrong_secret_costs_the_same_whatever_user_it_is_given_for() {
+fn a_wrong_secret_costs_the_same_for_every_user_name() {
     let users = users([
         ("expensive", hashed_at("a", 64, 3)),
         ("cheap", hashed_at("b", 8, 1)),
@@ -104,7 +104,7 @@ fn a_wrong_secret_costs_the_same_whatever_user_it_is_given_for() {
 }
 
 #[tokio::test]
-async fn a_secret_that_has_passed_needs_no_wait_and_nothing_else_does_without() {
+async fn only_a_secret_that_has_passed_is_accepted_without_a_wait() {
     let users = users([("ann", hashed("a")), ("bob", clear("b"))]);
     assert!(!passes_again(&users, "ann", "a") && !users.has_passed_from(CLIENT.unwrap()));
     for (name, secret) in [("ann", "a"), ("bob", "b")] {
@@ -120,7 +120,7 @@ async fn a_secret_that_has_passed_needs_no_wait_and_nothing_else_does_without() 
 
 /// The same happens if a file is read again: the remembered passwords are dropped with their users.
 #[tokio::test]
-async fn other_users_know_nothing_of_what_has_passed() {
+async fn a_new_set_of_users_does_not_remember_passed_secrets() {
     let before = users([("ann", hashed("a"))]);
     assert!(passes(&before, "ann", "a").await && passes_again(&before, "ann", "a"));
     let after = users([("ann", hashed("b"))]);
@@ -128,7 +128,7 @@ async fn other_users_know_nothing_of_what_has_passed() {
 }
 
 #[tokio::test]
-async fn what_is_hashed_is_found_again_and_says_how_it_was_hashed() {
+async fn a_printed_hash_verifies_and_contains_its_parameters() {
     let text = hash(b"correct horse").unwrap();
     assert!(text.starts_with("$argon2id$v=19$m=19456,t=2,p=1$"), "{text}");
     let users = users([("ann", Stored::Hash(Arc::new(Hash::parse(&text).unwrap())))]);
@@ -136,7 +136,7 @@ async fn what_is_hashed_is_found_again_and_says_how_it_was_hashed() {
 }
 
 #[test]
-fn no_secret_is_in_what_is_printed() {
+fn debug_output_contains_no_secret() {
     let users = users([("ann", clear("s3cret"))]);
     assert_eq!(format!("{users:?}"), "Users { count: 1, .. }");
 }

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_waits_for_itself_alone_and_nobody_is_kept() {
+    async fn a_client_waits_only_for_itself_and_leaves_no_entry() {
         let turns = Turns::default();
         let first = turns.wait(client(1)).await;
         let other = turns.wait(client(2)).await;
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_no_longer_waits_leaves_nothing_behind() {
+    async fn a_dropped_waiter_leaves_no_entry() {
         let turns = Turns::default();
         let first = turns.wait(client(1)).await;
         let soon = tokio::time::timeout(std::time::Duration::from_millis(5), turns.wait(client(1)));
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_that_sends_too_many_at_once_is_turned_away() {
+    async fn a_client_with_too_many_waiting_passwords_is_turned_away() {
         let turns = Turns::default();
         let first = turns.wait(client(1)).await.unwrap();
         let mut waiting: Vec<_> = (0..WAITING_MAX).map(|_| Box::pin(turns.wait(client(1)))).collect();

@@ -230,7 +230,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn zero_turns_off_what_can_be_off_and_nothing_else() {
+    fn zero_turns_off_only_optional_timeouts() {
         let settings = typed("spliceway socks5 --idle-timeout 0 --half-close-timeout 0").unwrap();
         assert_eq!((settings.timeouts.idle, settings.timeouts.half_close), (None, None));
         assert!(typed("spliceway socks5 --connect-timeout 0").is_err());
@@ -239,7 +239,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn ranges_of_ports_go_to_as_many_or_to_one() {
+    fn a_port_range_maps_to_an_equal_range_or_to_one_port() {
         assert!(typed("spliceway -l :8000-8009 -r a:9000-9009").is_ok());
         assert!(typed("spliceway -l :8000-8009 -r a:9000").is_ok());
         let wrong = typed("spliceway -l :8000-8009 -r a:9000-9001").unwrap_err();
@@ -251,14 +251,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_proxy_header_is_believed_of_nobody_by_default() {
+    fn accept_proxy_and_proxy_from_require_each_other() {
         assert!(typed("spliceway socks5 --accept-proxy v2").is_err());
         assert!(typed("spliceway socks5 --proxy-from 10.0.0.0/8").is_err());
         assert!(typed("spliceway socks5 --accept-proxy any --proxy-from 10.0.0.0/8").is_ok());
     }
 
     #[test]
-    fn what_is_wrong_is_refused() {
+    fn invalid_command_lines_are_refused() {
         for line in [
             "spliceway",
             "spliceway -l :80",

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_holds_until_its_time_is_up_and_for_its_family_alone() {
+    fn an_answer_is_valid_until_its_ttl_ends_and_only_for_its_family() {
         let (mut cache, start) = (Cache::default(), Instant::now());
         cache.put("a.", Family::V4, &one(), 10 * SECOND, start);
         let last = start + 10 * SECOND - Duration::from_nanos(1);
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn no_time_is_no_answer() {
+    fn an_answer_with_a_ttl_of_zero_is_not_cached() {
         let (mut cache, start) = (Cache::default(), Instant::now());
         cache.put("a.", Family::V4, &one(), Duration::ZERO, start);
         assert_eq!(cache.get("a.", Family::V4, start), None);
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_holds_longer_than_a_day_and_no_denial_longer_than_five_minutes() {
+    fn answers_expire_after_a_day_and_negative_ones_after_five_minutes() {
         let (mut cache, start) = (Cache::default(), Instant::now());
         cache.put("a.", Family::V4, &one(), Duration::from_secs(u32::MAX.into()), start);
         assert!(cache.get("a.", Family::V4, start + POSITIVE_MAX - SECOND).is_some());
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_bounded_and_keeps_what_is_in_use() {
+    fn the_cache_is_bounded_and_keeps_names_in_use() {
         let (mut cache, start) = (Cache::default(), Instant::now());
         cache.put("used.", Family::V4, &one(), SECOND, start);
         for index in 0..10 * GENERATION_MAX {

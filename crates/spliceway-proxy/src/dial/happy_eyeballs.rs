@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_lets_the_next_start_at_once() {
+    fn after_a_failure_the_next_attempt_starts_immediately() {
         let start = Instant::now();
         let mut eyeballs = HappyEyeballs::of(ips(&[A, ONE]));
         assert_eq!(eyeballs.next(start), tries(A));
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv4_waits_50_ms_for_the_answer_about_ipv6_and_gives_it_the_first_turn() {
+    fn ipv4_waits_50_ms_for_the_ipv6_answer_and_lets_ipv6_go_first() {
         let start = Instant::now();
         let mut eyeballs = HappyEyeballs::looking_up();
         eyeballs.answered(Family::V4, ips(&[ONE]), start);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv4_starts_at_once_if_there_is_no_ipv6() {
+    fn ipv4_starts_immediately_if_there_is_no_ipv6() {
         let start = Instant::now();
         let mut eyeballs = HappyEyeballs::looking_up();
         eyeballs.answered(Family::V4, ips(&[ONE]), start);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_of_all_that_is_known_waits_for_the_answer_that_is_out() {
+    fn if_all_known_addresses_fail_the_missing_answer_is_awaited() {
         let start = Instant::now();
         let mut eyeballs = HappyEyeballs::looking_up();
         eyeballs.answered(Family::V6, ips(&[A]), start);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv4_address_mapped_into_ipv6_is_tried_as_what_it_is() {
+    fn an_ipv4_mapped_ipv6_address_is_tried_as_ipv4() {
         assert_eq!(
             HappyEyeballs::of(ips(&["::ffff:192.0.2.1"])).next(Instant::now()),
             tries(ONE)

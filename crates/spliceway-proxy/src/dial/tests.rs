@@ -93,7 +93,7 @@ fn was_left_alone(listener: TcpListener) -> bool {
 }
 
 #[tokio::test]
-async fn a_name_that_was_public_is_refused_when_it_turns_private() {
+async fn a_public_name_is_refused_when_it_becomes_private() {
     let server = Server::start().await;
     let dialer = from_nowhere(&server);
     server.says("rebind.example.", Answer::has(&["8.8.8.8"], 0));
@@ -122,7 +122,7 @@ async fn a_name_that_was_public_is_refused_when_it_turns_private() {
 }
 
 #[tokio::test]
-async fn what_the_cache_holds_is_checked_as_what_was_just_looked_up() {
+async fn cached_addresses_are_checked_like_fresh_ones() {
     let server = Server::start().await;
     let dialer = from_nowhere(&server);
     server.says("inside.example.", Answer::has(&["10.0.0.1"], 60));
@@ -138,7 +138,7 @@ async fn what_the_cache_holds_is_checked_as_what_was_just_looked_up() {
 
 /// The accept task polls each session once, in the order in which the clients connected.
 #[tokio::test]
-async fn what_needs_no_lookup_is_dialled_at_the_first_poll() {
+async fn a_target_that_needs_no_lookup_is_dialled_at_the_first_poll() {
     let server = Server::start().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap().into_std().unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -160,7 +160,7 @@ async fn what_needs_no_lookup_is_dialled_at_the_first_poll() {
 }
 
 #[tokio::test]
-async fn of_a_name_s_addresses_only_those_allowed_are_dialled() {
+async fn only_the_allowed_addresses_of_a_name_are_dialled() {
     let server = Server::start().await;
     let (ours, theirs, port) = two_on_one_port().await;
     let own = OwnListeners::default();
@@ -183,7 +183,7 @@ async fn of_a_name_s_addresses_only_those_allowed_are_dialled() {
 }
 
 #[tokio::test]
-async fn a_name_that_turns_into_ourselves_is_refused_and_nobody_is_dialled() {
+async fn a_name_that_changes_to_an_own_address_is_refused_without_a_dial() {
     let server = Server::start().await;
     let (ours, theirs, port) = two_on_one_port().await;
     let own = OwnListeners::default();
@@ -222,7 +222,7 @@ async fn names_that_need_no_lookup_are_refused_without_one() {
 }
 
 #[tokio::test]
-async fn addresses_for_datagrams_are_those_allowed() {
+async fn only_allowed_addresses_are_returned_for_datagrams() {
     let server = Server::start().await;
     let dialer = from_nowhere(&server);
     server.says(
@@ -257,7 +257,7 @@ async fn addresses_for_datagrams_are_those_allowed() {
 }
 
 #[tokio::test]
-async fn a_name_with_a_dead_address_connects_by_the_live_one() {
+async fn a_name_with_a_dead_address_connects_to_the_live_one() {
     let server = Server::start().await;
     let (_dead, live, port) = loop {
         let (dead, address) = held();
@@ -303,7 +303,7 @@ async fn only_a_parallel_attempt_waits_for_a_descriptor() {
 }
 
 #[tokio::test]
-async fn failures_are_told_by_their_names() {
+async fn failures_are_reported_by_their_names() {
     let server = Server::start().await;
     let (_held, address) = held();
     let resolver = ResolverSettings::Servers(vec![server.address]);
@@ -332,7 +332,7 @@ async fn failures_are_told_by_their_names() {
 
 /// The clock is paused, so it jumps to the deadline when nothing answers.
 #[tokio::test(start_paused = true)]
-async fn a_server_that_says_nothing_is_given_up_at_the_timeout() {
+async fn a_silent_dns_server_fails_the_dial_at_the_timeout() {
     let server = Server::start().await;
     server.says("silent.example.", Answer::Nothing);
     let resolver = ResolverSettings::Servers(vec![server.address]);
@@ -344,7 +344,7 @@ async fn a_server_that_says_nothing_is_given_up_at_the_timeout() {
 }
 
 #[tokio::test]
-async fn a_socket_on_the_file_system_is_reached_unless_it_is_our_own() {
+async fn a_unix_socket_is_reached_unless_it_is_an_own_listener() {
     let folder = std::env::temp_dir().join(format!("spliceway-dial-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let (ours, theirs) = (folder.join("ours"), folder.join("theirs"));

@@ -60,7 +60,7 @@ mod tests {
 
     /// The clock is paused. It jumps to the next deadline when nothing else can happen.
     #[tokio::test(start_paused = true)]
-    async fn a_full_backlog_is_waited_for_until_there_is_room_or_the_time_is_up() {
+    async fn a_connect_waits_for_room_in_the_backlog_until_its_deadline() {
         let folder = Folder::new("backlog");
         let path = folder.0.join("socket");
         let listener = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None).unwrap();
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_path_without_a_listener_fails_at_once() {
+    async fn a_path_without_a_listener_fails_immediately() {
         let folder = Folder::new("missing");
         let deadline = Instant::now() + Duration::from_secs(10);
         let missing = connect(&folder.0.join("socket"), deadline).await.unwrap_err();

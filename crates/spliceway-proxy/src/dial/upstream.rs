@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_what_is_shown_nor_any_error_tells_the_password() {
+    fn neither_output_nor_errors_reveal_the_password() {
         let proxy = parsed("http://somebody:hunter2@example.com:3128");
         let shown = format!("{proxy} {proxy:?}");
         assert!(!shown.contains("hunter2") && !shown.contains("somebody"), "{shown}");

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_had_is_named() {
+    async fn the_error_for_a_busy_address_names_the_address() {
         let Listener::Tcp(taken) = bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap().remove(0) else {
             panic!("no TCP listener")
         };

@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sockets_are_found_by_name_all_of_them_and_else_by_number() {
+    fn sockets_are_found_by_name_or_else_by_number() {
         let names = ["web", "dns", "web", "4"].map(str::to_owned);
         assert_eq!(find(&names, 4, "web"), [0, 2]);
         assert_eq!(find(&names, 2, "web"), [0], "a name without a socket");
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_a_service_manager_there_is_none() {
+    async fn without_a_service_manager_no_socket_is_found() {
         let error = take("web").unwrap_err();
         assert_eq!(
             error.to_string(),

@@ -135,7 +135,7 @@ pub(super) mod tests {
     }
 
     #[tokio::test]
-    async fn only_its_owner_may_connect_unless_a_mode_says_who() {
+    async fn only_the_owner_may_connect_unless_a_mode_is_set() {
         let folder = Folder::new();
         let path = folder.path("a.sock");
         for (asked, expected) in [(None, 0o600), (Some(0o666), 0o666), (Some(0o660), 0o660)] {
@@ -146,7 +146,7 @@ pub(super) mod tests {
     }
 
     #[tokio::test]
-    async fn its_file_goes_with_the_listener() {
+    async fn the_file_is_removed_with_its_listener() {
         let folder = Folder::new();
         let path = folder.path("a.sock");
         drop(SocketFile::listen(&path, None).unwrap());
@@ -154,7 +154,7 @@ pub(super) mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_killed_program_left_behind_makes_way() {
+    async fn a_socket_of_a_killed_program_is_replaced() {
         let folder = Folder::new();
         let path = folder.path("a.sock");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
@@ -164,7 +164,7 @@ pub(super) mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_on_which_somebody_listens_is_left_alone() {
+    async fn a_socket_with_a_listener_is_left_alone() {
         let folder = Folder::new();
         let path = folder.path("a.sock");
         let (_file, theirs) = SocketFile::listen(&path, None).unwrap();
@@ -175,7 +175,7 @@ pub(super) mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_with_a_full_backlog_is_somebody_s_too() {
+    async fn a_socket_with_a_full_backlog_is_left_alone() {
         let folder = Folder::new();
         let path = folder.path("a.sock");
         let theirs = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
@@ -187,7 +187,7 @@ pub(super) mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_that_is_no_socket_is_left_alone() {
+    async fn a_file_that_is_not_a_socket_is_left_alone() {
         let folder = Folder::new();
         let path = folder.path("a.sock");
         fs::write(&path, "kept").unwrap();
@@ -200,7 +200,7 @@ pub(super) mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_that_took_its_place_is_left_alone() {
+    async fn a_file_that_replaced_the_socket_is_left_alone() {
         let folder = Folder::new();
         let path = folder.path("a.sock");
         let ours = SocketFile::listen(&path, None).unwrap();

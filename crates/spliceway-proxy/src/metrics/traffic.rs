@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_relay_is_counted_once_while_it_runs_and_once_when_it_ended() {
+    async fn a_relay_is_counted_once_both_while_it_runs_and_after_it_has_ended() {
         let traffic = Traffic::new("forward");
         let (mut client, near) = tokio::io::duplex(64);
         let (far, mut target) = tokio::io::duplex(64);

@@ -70,13 +70,13 @@ mod tests {
     }
 
     #[test]
-    fn without_any_network_everybody_is_served() {
+    fn without_networks_every_client_is_served() {
         assert!(admits(&ClientPolicy::default(), "192.0.2.1") && admits(&ClientPolicy::default(), "::1"));
         assert!(!ClientPolicy::default().names_who_may());
     }
 
     #[test]
-    fn who_is_denied_is_refused_even_if_allowed_too() {
+    fn a_denied_client_is_refused_even_if_it_is_also_allowed() {
         let policy = policy(&["10.0.0.0/8"], &["10.1.0.0/16"]);
         assert!(admits(&policy, "10.0.0.1"));
         assert!(!admits(&policy, "10.1.0.1"));
@@ -85,14 +85,14 @@ mod tests {
     }
 
     #[test]
-    fn denying_some_leaves_the_others() {
+    fn denying_some_clients_still_admits_others() {
         let policy = policy(&[], &["192.0.2.7", "2001:db8::/32"]);
         assert!(!admits(&policy, "192.0.2.7") && admits(&policy, "192.0.2.8"));
         assert!(!admits(&policy, "2001:db8:1::1") && admits(&policy, "2001:db9::1"));
     }
 
     #[test]
-    fn an_ipv4_client_or_network_is_the_same_mapped_into_ipv6() {
+    fn ipv4_clients_and_networks_equal_their_ipv4_mapped_forms() {
         for net in ["10.0.0.0/8", "::ffff:10.0.0.0/104"] {
             let policy = policy(&[net], &[]);
             for ip in ["10.9.9.9", "::ffff:10.9.9.9"] {
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_of_the_host_do_not_matter() {
+    fn the_host_bits_of_a_network_do_not_matter() {
         assert!(admits(&policy(&["10.1.2.3/8"], &[]), "10.200.0.1"));
         assert_eq!(network("192.0.2.1"), network("192.0.2.1/32"));
         for text in ["", "10.0.0.0/33", "10.0.0/8", "example.com", "10.0.0.0/-1"] {

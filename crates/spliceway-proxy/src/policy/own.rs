@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_on_one_address_is_found_by_all_forms_of_it() {
+    fn a_listener_is_found_by_all_forms_of_its_address() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let own = OwnListeners::default();
@@ -230,14 +230,14 @@ mod tests {
     }
 
     #[test]
-    fn a_wildcard_of_ipv6_alone_leaves_the_port_of_ipv4_to_others() {
+    fn an_ipv6_only_wildcard_does_not_match_ipv4_addresses() {
         let (_socket, port, own) = wildcard(true);
         assert!(are_at(&own, "::1", port) && are_at(&own, "::", port));
         assert!(!are_at(&own, "127.0.0.1", port) && !are_at(&own, "::ffff:127.0.0.1", port));
     }
 
     #[test]
-    fn a_socket_on_the_file_system_is_the_same_by_another_path() {
+    fn a_unix_socket_is_recognized_by_another_path() {
         let folder = std::env::temp_dir().join(format!("spliceway-own-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let path = folder.join("socket");

@@ -133,7 +133,7 @@ mod tests {
 
     /// Checks the first and the last address of each block, and the neighbours on both sides.
     #[test]
-    fn blocks_end_where_the_registries_say() {
+    fn blocks_have_the_boundaries_of_the_registries() {
         for (first, last, reason) in [
             ("0.0.0.0", "0.255.255.255", Denied::Unspecified),
             ("10.0.0.0", "10.255.255.255", Denied::Private),
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_is_called_so_wherever_it_lies() {
+    fn metadata_services_are_recognized_in_every_form() {
         for address in [
             "169.254.169.254",
             "169.254.170.2",
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn of_ipv6_only_what_is_public_passes() {
+    fn only_public_ipv6_addresses_pass() {
         for (address, reason) in [
             ("::", Denied::Unspecified),
             ("::1", Denied::Loopback),
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv4_address_is_the_same_in_every_disguise() {
+    fn an_ipv4_address_is_checked_in_every_embedded_form() {
         for (ip, reason) in [
             ("127.0.0.1", Some(Denied::Loopback)),
             ("10.1.2.3", Some(Denied::Private)),
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_needs_no_lookup_is_refused_as_what_it_means() {
+    fn a_name_that_needs_no_lookup_is_refused_by_its_meaning() {
         for (name, reason) in [
             ("localhost", Some(Denied::Loopback)),
             ("LOCALHOST.", Some(Denied::Loopback)),

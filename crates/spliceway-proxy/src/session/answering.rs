@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_says_that_it_is_the_last_and_its_body_follows() {
+    async fn an_answer_is_marked_as_the_last_and_its_body_follows() {
         let said = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nConnection: keep-alive\r\n\r\nbody";
         for early in 0..=said.len() {
             assert_eq!(

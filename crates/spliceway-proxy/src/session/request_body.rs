@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_body_is_read_to_its_end_and_nothing_behind_it() {
+    async fn a_body_is_read_to_its_end_and_nothing_after_it() {
         let body = "3\r\nabc\r\n0\r\n\r\n";
         let (mut client, ours) = tokio::io::duplex(7);
         let said = [body, "GET http://next/ HTTP/1.1\r\n\r\n"].concat();
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_chunk_is_an_error() {
+    async fn an_invalid_chunk_is_an_error() {
         let mut body = RequestBody::new(&b"nonsense\r\n"[..], Chunks::default(), 0, Arc::default());
         let read = body.read_to_end(&mut Vec::new()).await;
         assert_eq!(read.unwrap_err().kind(), io::ErrorKind::InvalidData);

@@ -1,4 +1,4 @@
-//! A fault happens when a rule asks for it, to the thread that the rule is for, and to no other.
+//! A fault happens when a rule asks for it, and only on the rule's thread.
 #![forbid(unsafe_code)]
 
 use std::fs::File;
@@ -10,8 +10,7 @@ use std::time::Duration;
 
 use spliceway_faults::{Call, Fault, Faults, Rule, Seen, SignalStorm, When};
 
-/// Runs `body` on a thread of its own, which meets faults by these rules. Returns its result and
-/// the faults.
+/// Runs `body` on a new thread that meets faults by these rules. Returns its result and the faults.
 fn meeting<T: Send + 'static>(rules: Vec<Rule>, body: impl FnOnce() -> T + Send + 'static) -> (T, Faults) {
     let run = move || {
         let faults = Faults::on_this_thread(rules).unwrap();
@@ -23,7 +22,7 @@ fn meeting<T: Send + 'static>(rules: Vec<Rule>, body: impl FnOnce() -> T + Send 
 fn pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    // Data that never comes is an error, and no hang.
+    // If data never arrives, the test fails with an error and does not hang.
     connected.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     (connected, listener.accept().unwrap().0)
 }
@@ -104,7 +103,7 @@ fn a_program_started_by_the_thread_meets_the_faults() {
         let mut cat = Command::new("cat");
         cat.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     });
-    // The reader may be gone: the fault may have come before.
+    // The reader may be gone, because the fault may have happened earlier.
     let _ = cat.stdin.take().unwrap().write_all(b"x");
     faults.await_injected(1);
     assert!(!cat.wait().unwrap().success());

@@ -1,15 +1,15 @@
-//! Answers of targets, and bodies in chunks.
+//! Answers from targets, and chunked bodies.
 
 use spliceway_protocol::http::{Answer, Chunks};
 
 use super::{Decision, decision};
 
-/// The most bytes of the heads of one answer, which the program may replace for the client.
+/// The most head bytes of one answer. The program may replace these heads for the client.
 const HEADS_BYTES_MAX: usize = 64 << 10;
 
-/// Checks that an answer's bytes decide what a client reads, however they were cut into reads. The
-/// client reads the heads as they are and the last one with a close, or all of it as it came. The
-/// first byte says how to cut the rest.
+/// Checks that the client's view of an answer depends only on its bytes, however they were cut into
+/// reads. The client reads every head unchanged except the last, which gets a close. Or it reads
+/// the whole answer unchanged. The first byte selects how to cut the rest.
 ///
 /// # Panics
 /// Panics if a property does not hold.
@@ -45,8 +45,8 @@ pub fn http_answer(bytes: &[u8]) {
     }
 }
 
-/// Checks that the bytes of a body in chunks decide where it ends, however they were cut into
-/// reads. Nothing after the end is taken.
+/// Checks that the end of a chunked body depends only on its bytes, however they were cut into
+/// reads. The parser does not use bytes after the end.
 ///
 /// # Panics
 /// Panics if a property does not hold.

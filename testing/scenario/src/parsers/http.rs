@@ -1,4 +1,4 @@
-//! HTTP requests as a proxy receives them, and as it sends them on.
+//! HTTP requests as a proxy receives them and as it forwards them.
 
 use std::iter;
 
@@ -8,19 +8,19 @@ use spliceway_protocol::{Demand, Proof};
 
 use super::{Decision, Pair, assert_sound, decision, demand, feed, pair};
 
-/// The most bytes in addition to the client's own fields: the host once more, `Via`, `Connection`,
-/// and a carriage return per line.
+/// The most bytes in addition to the client's own fields: a second copy of the host, `Via`,
+/// `Connection`, and one carriage return per line.
 const GROWTH_MAX_BYTES: usize = 1024;
-/// The most fields that a client may send, and four of the proxy.
+/// The most fields that a client may send, and four fields from the proxy.
 const FIELDS_MAX: usize = 100 + 4;
 
-/// Fields for one connection alone, or for the proxy to write (RFC 9110 section 7.6.1). Fields that
-/// begin with `proxy` are not sent on either.
+/// Fields that apply to one connection only, or that the proxy writes itself (RFC 9110 section
+/// 7.6.1). Fields that begin with `proxy` are not forwarded either.
 const NOT_SENT_ON: [&str; 6] = ["connection", "host", "http2-settings", "keep-alive", "te", "upgrade"];
 
-/// Checks that the bytes of a request's head decide it, however they were cut into reads. Every
-/// recipient reads the head that is sent on as it is meant. The first byte says how to cut the
-/// rest.
+/// Checks that the outcome for a request's head depends only on its bytes, however they were cut
+/// into reads. Every recipient interprets the forwarded head as intended. The first byte selects
+/// how to cut the rest.
 ///
 /// # Panics
 /// Panics if a property does not hold.
@@ -103,8 +103,8 @@ impl<'head> Parsed<'head> {
     }
 }
 
-/// Checks that the proxy sends on the client's request in origin form, without the parts for the
-/// proxy.
+/// Checks that the proxy forwards the client's request in origin form, without the parts meant for
+/// the proxy.
 fn assert_sent_on(head: &[u8], sent: &[u8], upgrades: bool) {
     assert!(sent.len() <= head.len() + GROWTH_MAX_BYTES);
     assert!(!has_bare_line_ends(sent), "{}", sent.escape_ascii());
@@ -135,7 +135,7 @@ fn assert_sent_on(head: &[u8], sent: &[u8], upgrades: bool) {
         "the body is the client's"
     );
 
-    // The proxy's fields surround the client's, which go on in their order.
+    // The proxy's fields surround the client's fields, which keep their order.
     let options = asked.values("connection");
     let options: Vec<String> = options
         .iter()
@@ -150,7 +150,7 @@ fn assert_sent_on(head: &[u8], sent: &[u8], upgrades: bool) {
         "max-forwards" if counts_forwards => (name.clone(), one_less(value)),
         _ => (name.clone(), value.to_vec()),
     });
-    // The name of the instance is random.
+    // The instance name is random.
     let via = sent.values("via").pop().unwrap_or_default();
     assert!(
         via.starts_with(format!("1.{} spliceway-", asked.minor).as_bytes()),
@@ -171,8 +171,8 @@ fn assert_sent_on(head: &[u8], sent: &[u8], upgrades: bool) {
     assert_eq!(sent, expected);
 }
 
-/// Checks the fields that end the head: a wish to close, or for a protocol that the client has
-/// asked for.
+/// Checks the fields that end the head: a request to close, or the upgrade that the client
+/// requested.
 fn assert_connection(
     asked: &Parsed<'_>,
     sent: &Parsed<'_>,
@@ -205,7 +205,7 @@ fn assert_connection(
     }
 }
 
-/// Returns `Max-Forwards` as the next recipient reads it.
+/// Returns `Max-Forwards` as the next recipient should read it.
 fn one_less(value: &[u8]) -> Vec<u8> {
     let number: u64 = str::from_utf8(value)
         .ok()
@@ -214,15 +214,15 @@ fn one_less(value: &[u8]) -> Vec<u8> {
     (number - 1).to_string().into_bytes()
 }
 
-/// Returns whether a line feed or a carriage return stands alone. Some recipients take it for the
-/// end of a line and some do not.
+/// Returns whether a line feed or a carriage return occurs alone. Some recipients interpret it as
+/// the end of a line, and some do not.
 fn has_bare_line_ends(head: &[u8]) -> bool {
     let ends = head.windows(2).filter(|pair| *pair == b"\r\n").count();
     let of = |end: u8| head.iter().filter(|byte| **byte == end).count();
     of(b'\r') != ends || of(b'\n') != ends
 }
 
-/// Checks that a refusal is an HTTP response, with a body as long as it says.
+/// Checks that a refusal is an HTTP response, and that its body has the stated length.
 fn assert_well_formed(refusal: Refusal) {
     let answer = refusal.answer();
     let mut fields = [EMPTY_HEADER; 8];

@@ -4,12 +4,12 @@ use spliceway_protocol::proxy::{Accept, Header, Source, Version, encode};
 
 use super::{Decision, decision, feed};
 
-/// The head of version 2, and as many bytes as its length can name.
+/// The version 2 head, and the most bytes that its length field can specify.
 const HEADER_BYTES_MAX: usize = 16 + u16::MAX as usize;
 
-/// Checks that the bytes of a header decide it, however they were cut into reads. A header written
-/// for the connection that it names parses to the same connection. The first byte says how to cut
-/// the rest, and which versions are accepted.
+/// Checks that the outcome for a header depends only on its bytes, however they were cut into
+/// reads. A header written for the parsed connection parses to that connection again. The first
+/// byte selects how to cut the rest, and which versions are accepted.
 ///
 /// # Panics
 /// Panics if a property does not hold.

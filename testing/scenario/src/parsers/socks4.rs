@@ -1,15 +1,15 @@
-//! SOCKS4 and 4a as a server receives them.
+//! SOCKS4 and SOCKS4a as a server receives them.
 
 use spliceway_protocol::Demand;
 use spliceway_protocol::socks4::{Refusal, RequestStage};
 
 use super::{Decision, assert_sound, decision, demand, feed};
 
-/// The head, and two fields with the 0 after each.
+/// The head, and two fields with a 0 byte after each.
 const REQUEST_BYTES_MAX: usize = 8 + 2 * (255 + 1);
 
-/// Checks that the bytes of a SOCKS4 request decide it, however they were cut into reads. The first
-/// byte says how to cut the rest.
+/// Checks that the outcome for a SOCKS4 request depends only on its bytes, however they were cut
+/// into reads. The first byte selects how to cut the rest.
 ///
 /// # Panics
 /// Panics if a property does not hold.

@@ -5,20 +5,20 @@ use spliceway_protocol::{Demand, Proof, Request};
 
 use super::{Decision, Pair, assert_sound, decision, demand, feed, pair};
 
-/// Two bytes, and as many methods as one byte can count.
+/// Two bytes, and the most methods that one byte can count.
 const GREETING_BYTES_MAX: usize = 2 + 255;
 const PASSWORD_BYTES_MAX: usize = 1 + 2 * (1 + 255);
 const REQUEST_BYTES_MAX: usize = 4 + 1 + 255 + 2;
 
-/// The parts of a handshake before the request was whole.
+/// The parts of a handshake before the complete request.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Heard {
     answer: Option<[u8; 2]>,
     credentials: Option<Pair>,
 }
 
-/// Checks that the bytes of a SOCKS5 handshake decide it, however they were cut into reads. The
-/// first byte says how to cut the rest.
+/// Checks that the outcome of a SOCKS5 handshake depends only on its bytes, however they were cut
+/// into reads. The first byte selects how to cut the rest.
 ///
 /// # Panics
 /// Panics if a property does not hold.
@@ -94,7 +94,7 @@ impl Server {
 }
 
 /// Checks the answer to a refused client. RFC 1928: a method selection that selects none, or a
-/// reply with the reason. RFC 1929: a status that is not 0.
+/// reply with the reason. RFC 1929: a status other than 0.
 fn assert_well_formed(refusal: Refusal) {
     let answer = refusal.answer();
     match answer[..] {

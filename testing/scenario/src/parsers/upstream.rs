@@ -1,4 +1,4 @@
-//! Answers of an upstream proxy.
+//! Answers from an upstream proxy.
 
 use spliceway_protocol::Credentials;
 use spliceway_protocol::address::Target;
@@ -13,9 +13,9 @@ const HTTP_BYTES_MAX: usize = 16 << 10;
 const REQUEST: &[u8] = b"\x05\x01\x00\x03\x07example\x00\x50";
 const PASSWORD: &[u8] = b"\x01\x03ann\x04hush";
 
-/// Checks that the bytes of an upstream proxy's answer decide it, however they were cut into reads.
-/// The first byte says how to cut the rest. Its two highest bits select the protocol, and whether
-/// there are credentials.
+/// Checks that the outcome for an upstream proxy's answer depends only on its bytes, however they
+/// were cut into reads. The first byte selects how to cut the rest. Its two highest bits select the
+/// protocol, and whether there are credentials.
 ///
 /// # Panics
 /// Panics if a property does not hold.
@@ -71,7 +71,7 @@ fn talk(handshake: &mut Handshake, input: &mut &[u8], said: &mut Vec<Vec<u8>>) -
     }
 }
 
-/// Checks that the proxy agreed, and was told no more than it asked for.
+/// Checks that the proxy agreed, and that it received no more than it asked for.
 fn assert_agreed(language: Language, credentials: bool, heard: &[u8], said: &[Vec<u8>]) {
     match language {
         Language::Http => {

@@ -1,4 +1,4 @@
-//! The properties of scenarios hold in random ones, and in those that the fuzzers kept.
+//! The properties hold in random scenarios, and in those from the fuzzers' corpus.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -8,10 +8,10 @@ use spliceway_scenario::{
     Plan, address, http, over_splicers, over_tokio, proxy_header, socks4, socks5, socks5_datagram, upstream,
 };
 
-/// The number of cases of each kind. `PROPTEST_CASES` is for longer searches.
+/// The number of cases of each kind. `PROPTEST_CASES` can raise it for longer searches.
 const CASES: u32 = 250;
 
-/// Returns plans that shrink with the bytes they are drawn from.
+/// Returns plans that shrink together with the bytes that they are drawn from.
 fn plans() -> impl Strategy<Value = Plan> {
     prop::collection::vec(any::<u8>(), 0..160).prop_map(|bytes| Plan::from_bytes(&bytes))
 }
@@ -70,7 +70,7 @@ fn cases() -> u32 {
     asked.and_then(|cases| cases.parse().ok()).unwrap_or(CASES)
 }
 
-/// Returns bytes that are mostly those of a handshake, as random ones never come past its first.
+/// Returns bytes that mostly form a handshake. Random bytes never get past the first one.
 fn handshakes() -> impl Strategy<Value = Vec<u8>> {
     let usual = prop::sample::select(vec![0, 1, 2, 3, 4, 5, 10, b'a', b'.', 255]);
     prop::collection::vec(prop_oneof![4 => usual, 1 => any::<u8>()], 0..40).prop_map(|mut bytes| {
@@ -89,7 +89,7 @@ fn socks4_requests() -> impl Strategy<Value = Vec<u8>> {
     (any::<u8>(), rest).prop_map(|(cut, rest)| [&[cut, 4, 1][..], &rest].concat())
 }
 
-/// Returns words of heads, in lines that are mostly whole.
+/// Returns words of HTTP heads, mostly in complete lines.
 fn heads() -> impl Strategy<Value = Vec<u8>> {
     let words = [
         "GET ",
@@ -157,7 +157,7 @@ fn answers() -> impl Strategy<Value = Vec<u8>> {
     (any::<u8>(), prop_oneof![socks5, http]).prop_map(|(cut, rest)| [&[cut], &rest[..]].concat())
 }
 
-/// Returns bytes that mostly begin as a datagram does.
+/// Returns bytes that usually begin like a datagram.
 fn datagrams() -> impl Strategy<Value = Vec<u8>> {
     let usual = prop::sample::select(vec![0, 1, 3, 4, 9, b'a', b'.', 255]);
     let rest = prop::collection::vec(prop_oneof![4 => usual, 1 => any::<u8>()], 0..30);
@@ -166,7 +166,7 @@ fn datagrams() -> impl Strategy<Value = Vec<u8>> {
     (head, kind, rest).prop_map(|(head, kind, rest)| [&head[..], &[kind], &rest].concat())
 }
 
-/// Returns lines and heads of PROXY, mostly of known words.
+/// Returns PROXY lines and heads, mostly from known words.
 fn proxy_headers() -> impl Strategy<Value = Vec<u8>> {
     let words = [
         "PROXY ", "TCP4 ", "TCP6 ", "UNKNOWN", "1.2.3.4 ", "::1 ", "1 ", "65535", "x", "+1", "\r\n", "\r", "\n",
@@ -188,7 +188,7 @@ fn proxy_headers() -> impl Strategy<Value = Vec<u8>> {
 #[test]
 fn all_that_must_hold_does_in_what_the_fuzzers_kept() {
     for (name, bytes) in kept("relay").chain(kept("splicer")) {
-        // Shown if the scenario fails.
+        // This output is shown if the scenario fails.
         println!("{}: {:?}", name.display(), Plan::from_bytes(&bytes));
         over_tokio(&Plan::from_bytes(&bytes));
         over_splicers(&Plan::from_bytes(&bytes));
@@ -208,7 +208,7 @@ fn all_that_must_hold_does_in_what_the_fuzzers_kept() {
     }
 }
 
-/// Returns the inputs in the repository for a fuzz target. There is at least one.
+/// Returns the inputs in the repository for a fuzz target. There is at least one input.
 fn kept(target: &str) -> impl Iterator<Item = (PathBuf, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../fuzz/corpus")

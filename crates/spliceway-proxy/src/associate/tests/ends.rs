@@ -64,7 +64,7 @@ async fn in_use() -> (Rig, Vec<String>) {
 }
 
 #[tokio::test]
-async fn it_ends_with_the_client_s_connection_and_closes_every_socket() {
+async fn an_association_ends_with_its_connection_and_closes_every_socket() {
     let (rig, sockets) = in_use().await;
     drop(rig.connection);
     assert!(matches!(soon(rig.running).await.unwrap(), AssociateEnd::ClientEof));
@@ -72,14 +72,14 @@ async fn it_ends_with_the_client_s_connection_and_closes_every_socket() {
 }
 
 #[tokio::test]
-async fn a_client_that_only_says_it_will_send_no_more_is_gone_too() {
+async fn a_half_close_by_the_client_ends_the_association() {
     let mut rig = Rig::new("127.0.0.1").await;
     rig.connection.shutdown().await.unwrap();
     assert!(matches!(soon(rig.running).await.unwrap(), AssociateEnd::ClientEof));
 }
 
 #[tokio::test]
-async fn it_ends_with_a_connection_that_fails() {
+async fn a_failed_connection_ends_the_association() {
     let (rig, sockets) = in_use().await;
     SockRef::from(&rig.connection).set_linger(Some(Duration::ZERO)).unwrap();
     drop(rig.connection);
@@ -91,7 +91,7 @@ async fn it_ends_with_a_connection_that_fails() {
 }
 
 #[tokio::test]
-async fn it_can_be_stopped() {
+async fn an_association_can_be_stopped() {
     let (rig, sockets) = in_use().await;
     rig.stats.stop();
     assert!(matches!(soon(rig.running).await.unwrap(), AssociateEnd::Stopped));
@@ -100,7 +100,7 @@ async fn it_can_be_stopped() {
 }
 
 #[tokio::test]
-async fn it_can_be_dropped() {
+async fn an_association_can_be_dropped() {
     let (rig, sockets) = in_use().await;
     rig.running.abort();
     assert!(soon(rig.running).await.unwrap_err().is_cancelled());
@@ -110,7 +110,7 @@ async fn it_can_be_dropped() {
 /// The test pauses the clock only to advance it. A paused clock would jump ahead while the test
 /// waits for datagrams.
 #[tokio::test]
-async fn it_ends_when_no_datagram_has_passed_for_long_enough() {
+async fn an_association_ends_after_the_idle_timeout() {
     let idle = Duration::from_secs(600);
     let settings = AssociateSettings {
         idle: Some(idle),

@@ -24,7 +24,7 @@ fn nowhere() -> SocketAddr {
 }
 
 #[tokio::test]
-async fn datagrams_wait_for_their_name_in_order_and_for_no_other() {
+async fn datagrams_wait_in_order_and_only_for_their_own_name() {
     let ((rig, mut asked), slow, quick) = (
         rig("127.0.0.1").await,
         target("127.0.0.1").await,
@@ -59,7 +59,7 @@ async fn datagrams_wait_for_their_name_in_order_and_for_no_other() {
 }
 
 #[tokio::test]
-async fn what_waits_for_a_name_that_has_no_address_is_dropped_by_the_reason() {
+async fn datagrams_to_a_name_without_an_address_are_dropped_with_a_reason() {
     let ((rig, mut asked), target) = (rig("127.0.0.1").await, target("127.0.0.1").await);
     let address = target.local_addr().unwrap();
     for (outcome, reason) in [
@@ -84,7 +84,7 @@ async fn what_waits_for_a_name_that_has_no_address_is_dropped_by_the_reason() {
 }
 
 #[tokio::test]
-async fn an_address_that_there_is_no_way_to_is_passed_over() {
+async fn an_address_without_a_route_is_skipped() {
     let ((rig, mut asked), target) = (rig("127.0.0.1").await, target("::1").await);
     let address = target.local_addr().unwrap();
     // Sending to the broadcast address fails, because the socket does not have `SO_BROADCAST`.
@@ -98,7 +98,7 @@ async fn an_address_that_there_is_no_way_to_is_passed_over() {
 }
 
 #[tokio::test]
-async fn a_name_of_both_families_means_the_family_of_the_client() {
+async fn a_name_with_both_families_prefers_the_family_of_the_client() {
     let (v4, v6) = (target("127.0.0.1").await, target("::1").await);
     let both = [&v6, &v4].map(|target| target.local_addr().unwrap());
     for (host, expected) in [("127.0.0.1", &v4), ("::1", &v6)] {
@@ -110,7 +110,7 @@ async fn a_name_of_both_families_means_the_family_of_the_client() {
 }
 
 #[tokio::test]
-async fn what_a_name_stands_for_is_refused_like_an_address() {
+async fn the_policy_also_applies_to_the_addresses_of_names() {
     let (book, mut asked) = Book::new();
     let rig = Rig::with("127.0.0.1", &AssociateSettings::patient(), book.clone(), |_| ANYWHERE).await;
     let target = target("127.0.0.1").await;
@@ -125,7 +125,7 @@ async fn what_a_name_stands_for_is_refused_like_an_address() {
 }
 
 #[tokio::test]
-async fn more_names_than_may_be_looked_up_are_dropped_and_others_pass() {
+async fn datagrams_above_the_lookup_limit_are_dropped_and_others_pass() {
     let ((rig, mut asked), target) = (rig("127.0.0.1").await, target("127.0.0.1").await);
     let mut lookups = Vec::new();
     for number in 0..super::super::names::LOOKUPS_MAX {

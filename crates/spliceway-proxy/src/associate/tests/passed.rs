@@ -36,14 +36,14 @@ async fn a_client_of_either_family_reaches_targets_of_both() {
 }
 
 #[tokio::test]
-async fn every_target_sees_the_same_port_of_ours() {
+async fn every_target_sees_the_same_source_port() {
     let rig = Rig::new("127.0.0.1").await;
     let (one, other) = (target("127.0.0.1").await, target("127.0.0.1").await);
     assert_eq!(rig.echo(&one, b"1").await, rig.echo(&other, b"2").await);
 }
 
 #[tokio::test]
-async fn datagrams_keep_their_order_and_their_bounds() {
+async fn datagrams_keep_their_order_and_their_boundaries() {
     let (rig, target) = (Rig::new("127.0.0.1").await, target("127.0.0.1").await);
     let address = target.local_addr().unwrap();
     // More datagrams than one batch, but fewer bytes than the kernel buffers for a socket.
@@ -68,7 +68,7 @@ async fn datagrams_keep_their_order_and_their_bounds() {
 /// The traffic resembles a bulk transfer: datagrams of one length, a shorter one at the end of each
 /// flight, and two alternating flows.
 #[tokio::test]
-async fn bulk_is_passed_as_it_came() {
+async fn bulk_datagrams_are_forwarded_unchanged() {
     let (rig, one, other) = (
         Rig::new("127.0.0.1").await,
         target("127.0.0.1").await,
@@ -102,7 +102,7 @@ async fn bulk_is_passed_as_it_came() {
 }
 
 #[tokio::test]
-async fn two_associations_know_nothing_of_each_other() {
+async fn two_associations_are_isolated_from_each_other() {
     let (one, other) = (Rig::new("127.0.0.1").await, Rig::new("127.0.0.1").await);
     let target = target("127.0.0.1").await;
     let (of_one, of_other) = (one.echo(&target, b"one").await, other.echo(&target, b"other").await);
@@ -121,7 +121,7 @@ async fn two_associations_know_nothing_of_each_other() {
 /// The query asks for the A record of example.com, in the form that any resolver sends. The server
 /// knows one address.
 #[tokio::test]
-async fn a_query_of_dns_is_answered() {
+async fn a_dns_query_is_answered() {
     let query = [
         &[0x12, 0x34, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 7][..],
         b"example",
@@ -177,7 +177,7 @@ async fn the_advertised_address_must_have_the_family_of_the_client() {
 }
 
 #[tokio::test]
-async fn what_is_sent_on_the_connection_disturbs_nothing() {
+async fn data_on_the_tcp_connection_does_not_disturb_datagrams() {
     let (mut rig, target) = (Rig::new("127.0.0.1").await, target("127.0.0.1").await);
     for _ in 0..3 {
         rig.connection.write_all(&[0xAA; 1000]).await.unwrap();
@@ -186,7 +186,7 @@ async fn what_is_sent_on_the_connection_disturbs_nothing() {
 }
 
 #[tokio::test]
-async fn a_target_that_is_not_there_ends_nothing() {
+async fn an_unreachable_target_does_not_end_the_association() {
     let (rig, gone, target) = (
         Rig::new("127.0.0.1").await,
         UdpSocket::bind("127.0.0.1:0").await.unwrap(),

@@ -8,7 +8,7 @@ use spliceway_protocol::address::Target;
 use spliceway_protocol::socks5::datagram::{Header, Malformed};
 
 #[tokio::test]
-async fn fragments_and_what_is_malformed_go_nowhere() {
+async fn fragments_and_malformed_datagrams_are_dropped() {
     let (rig, target) = (Rig::new("127.0.0.1").await, target("127.0.0.1").await);
     let whole = [Header::of(target.local_addr().unwrap()).as_bytes(), b"data"].concat();
     let with = |place: usize, byte: u8| {
@@ -48,7 +48,7 @@ async fn another_host_may_not_send_even_before_the_client_has() {
 }
 
 #[tokio::test]
-async fn another_port_of_the_client_s_host_may_not_send_once_one_has() {
+async fn another_port_on_the_client_s_host_may_not_send_later() {
     let (rig, target) = (Rig::new("127.0.0.1").await, target("127.0.0.1").await);
     let datagram = [Header::of(target.local_addr().unwrap()).as_bytes(), b"stolen"].concat();
     let stranger = UdpSocket::bind("127.0.0.1:0").await.unwrap();
@@ -62,7 +62,7 @@ async fn another_port_of_the_client_s_host_may_not_send_once_one_has() {
 }
 
 #[tokio::test]
-async fn a_port_that_was_declared_is_the_client_s_from_the_start() {
+async fn a_declared_port_belongs_to_the_client_from_the_start() {
     let patient = AssociateSettings::patient();
     let rig = Rig::with("127.0.0.1", &patient, Book::new().0, Target::Ip).await;
     let target = target("127.0.0.1").await;
@@ -74,7 +74,7 @@ async fn a_port_that_was_declared_is_the_client_s_from_the_start() {
 }
 
 #[tokio::test]
-async fn a_port_declared_for_another_host_says_nothing() {
+async fn a_port_declared_for_another_host_is_ignored() {
     let patient = AssociateSettings::patient();
     let elsewhere = Target::Ip(([192, 0, 2, 1], 9).into());
     let rig = Rig::with("127.0.0.1", &patient, Book::new().0, |_| elsewhere).await;
@@ -82,7 +82,7 @@ async fn a_port_declared_for_another_host_says_nothing() {
 }
 
 #[tokio::test]
-async fn a_target_that_is_refused_gets_nothing() {
+async fn a_refused_target_receives_no_datagram() {
     let (book, _asked) = Book::new();
     let rig = Rig::with("127.0.0.1", &AssociateSettings::patient(), book.clone(), |_| ANYWHERE).await;
     let target = target("127.0.0.1").await;
@@ -97,7 +97,7 @@ async fn a_target_that_is_refused_gets_nothing() {
 }
 
 #[tokio::test]
-async fn who_was_not_sent_to_may_not_answer() {
+async fn an_address_that_the_client_has_not_sent_to_may_not_answer() {
     let (rig, friend) = (Rig::new("127.0.0.1").await, target("127.0.0.1").await);
     let ours = rig.echo(&friend, b"to the friend").await;
     let stranger = target("127.0.0.1").await;

@@ -105,7 +105,7 @@ async fn an_address_that_does_not_answer_costs_a_quarter_of_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_to_connect_wins_though_it_was_not_the_first_to_be_tried() {
+async fn the_first_connection_wins_even_if_it_was_not_tried_first() {
     let slow = ATTEMPT_DELAY + 10 * FAST;
     let network = Network::new(&[
         ("2001:db8::1", Fate::Connects(slow)),
@@ -122,7 +122,7 @@ async fn the_first_to_connect_wins_though_it_was_not_the_first_to_be_tried() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_refusal_the_next_is_tried_at_once() {
+async fn after_a_refusal_the_next_address_is_tried_immediately() {
     let network = Network::new(&[
         ("2001:db8::1", Fate::Refused(FAST)),
         ("192.0.2.1", Fate::Refused(FAST)),
@@ -133,14 +133,14 @@ async fn after_a_refusal_the_next_is_tried_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_address_that_is_denied_is_passed_over() {
+async fn a_denied_address_is_skipped() {
     let network = Network::new(&[("2001:db8::1", Fate::Denied), ("192.0.2.1", Fate::Connects(FAST))]);
     let (won, took) = network.run(network.all(), Vec::new()).await;
     assert_eq!((won.unwrap().as_str(), took), ("192.0.2.1", FAST));
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_all_fail_a_denial_is_told_and_else_the_last_failure() {
+async fn if_all_attempts_fail_a_denial_or_the_last_failure_is_reported() {
     let network = Network::new(&[("192.0.2.1", Fate::Refused(FAST)), ("192.0.2.2", Fate::Refused(FAST))]);
     let (lost, took) = network.run(network.all(), Vec::new()).await;
     assert!(matches!(lost, Err(Lost::Attempt(ip, Why::Failed(_))) if ip == IpAddr::from([192, 0, 2, 2])));
@@ -157,7 +157,7 @@ async fn when_all_fail_a_denial_is_told_and_else_the_last_failure() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_deadline_ends_what_is_under_way() {
+async fn the_deadline_ends_running_attempts() {
     let network = Network::new(&[
         ("192.0.2.1", Fate::Connects(NEVER)),
         ("192.0.2.2", Fate::Connects(NEVER)),
@@ -175,7 +175,7 @@ async fn the_deadline_ends_what_is_under_way() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_never_comes_keeps_the_other_s_addresses_for_50_ms() {
+async fn a_missing_answer_delays_the_other_family_by_50_ms() {
     let network = Network::new(&[("192.0.2.1", Fate::Connects(FAST))]);
     let lookups = vec![answer(Family::V6, &[], NEVER), answer(Family::V4, &["192.0.2.1"], FAST)];
     let (won, took) = network.run(HappyEyeballs::looking_up(), lookups).await;
@@ -197,7 +197,7 @@ async fn ipv6_does_not_wait_for_ipv4_s_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn addresses_that_come_late_are_tried_too() {
+async fn late_addresses_are_tried_too() {
     let network = Network::new(&[
         ("2001:db8::1", Fate::Connects(FAST)),
         ("192.0.2.1", Fate::Refused(FAST)),
@@ -212,7 +212,7 @@ async fn addresses_that_come_late_are_tried_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_an_address_the_lookup_s_own_error_is_told() {
+async fn without_an_address_the_error_of_the_lookup_is_reported() {
     let network = Network::new(&[]);
     let failed = LookupError::Failed("broken".into());
     for lookups in [

@@ -93,13 +93,13 @@ async fn is_reached_by(url: impl Fn(&str) -> String, target: &str, script: &Scri
 }
 
 #[tokio::test]
-async fn socks5_without_a_user() {
+async fn socks5_connects_without_a_user() {
     let script = [(GREETING, &[5, 0][..]), (REQUEST, SUCCEEDED)];
     is_reached_by(|at| format!("socks5://{at}"), TARGET, &script, b"").await;
 }
 
 #[tokio::test]
-async fn socks5_with_a_user_who_is_asked_for_a_password_or_not() {
+async fn socks5_sends_a_password_only_if_the_proxy_asks_for_it() {
     let url = |at: &str| format!("socks5://us:pa%40@{at}");
     let password = [1, 2, b'u', b's', 3, b'p', b'a', b'@'];
     let script = [
@@ -113,14 +113,14 @@ async fn socks5_with_a_user_who_is_asked_for_a_password_or_not() {
 }
 
 #[tokio::test]
-async fn socks5h_has_the_proxy_look_names_up() {
+async fn socks5h_lets_the_proxy_look_up_names() {
     let request = [&[5, 1, 0, 3, 11][..], b"example.com", &[0, 80]].concat();
     let script = [(GREETING, &[5, 0][..]), (&request, SUCCEEDED)];
     is_reached_by(|at| format!("socks5h://{at}"), "example.com:80", &script, b"").await;
 }
 
 #[tokio::test]
-async fn http_with_and_without_a_user() {
+async fn http_connects_with_and_without_a_user() {
     let answer = b"HTTP/1.1 200 Connection established\r\n\r\n";
     is_reached_by(|at| format!("http://{at}"), TARGET, &[(CONNECT, answer)], b"").await;
     let authorized =
@@ -130,7 +130,7 @@ async fn http_with_and_without_a_user() {
 }
 
 #[tokio::test]
-async fn what_a_proxy_sends_behind_its_answer_comes_from_the_target() {
+async fn bytes_after_the_answer_of_a_proxy_come_from_the_target() {
     let answer = [SUCCEEDED, b"early"].concat();
     let script = [(GREETING, &[5, 0][..]), (REQUEST, &answer)];
     is_reached_by(|at| format!("socks5://{at}"), TARGET, &script, b"early").await;
@@ -139,7 +139,7 @@ async fn what_a_proxy_sends_behind_its_answer_comes_from_the_target() {
 }
 
 #[tokio::test]
-async fn of_much_early_data_what_is_not_read_yet_waits_in_the_socket() {
+async fn early_data_that_does_not_fit_waits_in_the_socket() {
     let (listener, address) = listen().await;
     let early: Vec<u8> = (0..=250).cycle().take(100_000).collect();
     let answer = [SUCCEEDED, &early].concat();
@@ -161,7 +161,7 @@ async fn of_much_early_data_what_is_not_read_yet_waits_in_the_socket() {
 /// One connection plays both proxies, because the client speaks to the second one through the
 /// first.
 #[tokio::test]
-async fn two_proxies_in_a_row_are_asked_one_through_the_other() {
+async fn the_second_proxy_is_asked_through_the_first() {
     let (listener, address) = listen().await;
     let urls = [
         format!("socks5h://{address}"),
@@ -183,7 +183,7 @@ async fn two_proxies_in_a_row_are_asked_one_through_the_other() {
 }
 
 #[tokio::test]
-async fn a_first_proxy_that_does_not_reach_the_second_is_not_the_target_s_fault() {
+async fn an_unreachable_second_proxy_is_reported_as_a_proxy_failure() {
     let (listener, address) = listen().await;
     let urls = [format!("socks5://{address}"), "socks5h://198.51.100.7:80".to_owned()];
     let script = [(GREETING, &[5, 0][..]), (REQUEST, &[5, 5, 0, 1, 0, 0, 0, 0, 0, 0])];
@@ -198,7 +198,7 @@ async fn a_first_proxy_that_does_not_reach_the_second_is_not_the_target_s_fault(
 }
 
 #[tokio::test]
-async fn refusals_are_told_as_what_they_are() {
+async fn refusals_of_a_proxy_are_reported_by_their_kind() {
     let socks5 = [
         (1, Failure::General),
         (2, Failure::NotAllowed),
@@ -233,7 +233,7 @@ async fn refusals_are_told_as_what_they_are() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_wants_somebody_else_is_our_affair_and_tells_no_secret() {
+async fn a_failed_login_at_a_proxy_does_not_reveal_the_credentials() {
     let unknown = [1, 4, b'u', b's', b'e', b'r', 6, b's', b'e', b'c', b'r', b'e', b't'];
     let socks5 = [(GREETING_WITH_PASSWORD, &[5, 2][..]), (&unknown[..], &[1, 1])];
     let http: &[u8] =
@@ -267,7 +267,7 @@ async fn fails_by(start: &str, script: &Script<'_>) -> DialError {
 }
 
 #[tokio::test]
-async fn a_proxy_that_closes_or_babbles_is_told_from_one_that_refuses() {
+async fn a_proxy_that_closes_or_sends_garbage_is_not_reported_as_refusing() {
     let failed = fails_by("socks5://", &[(GREETING, b"")]).await;
     assert_eq!(
         (failed.as_str(), failed.failure()),
@@ -285,7 +285,7 @@ async fn a_proxy_that_closes_or_babbles_is_told_from_one_that_refuses() {
 /// The clock is paused once the proxy has received all expected messages. The clock then jumps to
 /// the deadline.
 #[tokio::test]
-async fn a_proxy_that_says_nothing_is_given_up_at_the_timeout() {
+async fn a_dial_through_a_silent_proxy_fails_at_the_timeout() {
     for script in [
         &[(GREETING, &[][..])][..],
         &[(GREETING, &[5, 0]), (REQUEST, &[5, 0, 0, 1])],
@@ -308,7 +308,7 @@ async fn a_proxy_that_says_nothing_is_given_up_at_the_timeout() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_is_not_there_is_not_the_target_s_fault() {
+async fn an_unreachable_proxy_is_reported_as_a_proxy_failure() {
     let (_held, address) = held();
     let failed = dial(&dialer(&[format!("http://{address}")]), TARGET).await.unwrap_err();
     assert_eq!(
@@ -319,7 +319,7 @@ async fn a_proxy_that_is_not_there_is_not_the_target_s_fault() {
 }
 
 #[tokio::test]
-async fn an_upstream_proxy_may_be_on_loopback_where_targets_may_not() {
+async fn an_upstream_proxy_may_be_on_loopback_even_if_targets_may_not() {
     let (listener, address) = listen().await;
     let public = |scheme: &str| {
         let urls = [format!("{scheme}://{address}")];
@@ -352,7 +352,7 @@ async fn an_upstream_proxy_may_be_on_loopback_where_targets_may_not() {
 }
 
 #[tokio::test]
-async fn we_are_no_proxy_of_our_own() {
+async fn spliceway_is_not_its_own_upstream_proxy() {
     let (listener, address) = listen().await;
     let own = OwnListeners::default();
     own.add(&listener).unwrap();
@@ -367,7 +367,7 @@ async fn we_are_no_proxy_of_our_own() {
 }
 
 #[tokio::test]
-async fn socks5_asks_for_one_address_of_a_name_after_the_other() {
+async fn socks5_tries_the_addresses_of_a_name_in_turn() {
     let (listener, address) = listen().await;
     let server = Server::start().await;
     server.says("a.example.", Answer::has(&["8.8.4.4", "10.0.0.1", "8.8.8.8"], 60));

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_client_has_half_and_the_next_half_of_the_rest() {
+    async fn one_client_gets_half_and_the_next_one_gets_half_of_the_rest() {
         let places = Places::new(20);
         let first: Vec<_> = std::iter::from_fn(|| taken(&places, client(1))).collect();
         let second: Vec<_> = std::iter::from_fn(|| taken(&places, client(2))).collect();
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_lookup_that_is_dropped_leaves_no_place_taken() {
+    async fn a_dropped_lookup_frees_its_place() {
         let places = Places::new(1);
         let only = taken(&places, client(1)).unwrap();
         let mut early = taking(&places, client(2));
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_lookup_whose_turn_would_come_too_late_is_refused_at_once() {
+    async fn a_lookup_that_would_start_too_late_is_refused_immediately() {
         let places = Places::new(4);
         let mut held: Vec<_> = std::iter::from_fn(|| taken(&places, client(1))).collect();
         assert_eq!(held.len(), 2);

@@ -40,7 +40,7 @@ fn search(domains: &[&str], ndots: usize) -> Search {
 }
 
 #[tokio::test]
-async fn both_families_are_asked_for_and_take_turns() {
+async fn both_families_are_queried_and_their_addresses_alternate() {
     let server = Server::start().await;
     let answer = Answer::has(&["192.0.2.1", "192.0.2.2", "2001:db8::1"], 60);
     server.says("a.example.", answer);
@@ -49,7 +49,7 @@ async fn both_families_are_asked_for_and_take_turns() {
 }
 
 #[tokio::test]
-async fn within_its_time_an_answer_is_not_asked_for_again() {
+async fn an_answer_is_not_queried_again_within_its_ttl() {
     let server = Server::start().await;
     server.says("a.example.", Answer::has(&["192.0.2.1", "2001:db8::1"], 60));
     let resolver = asking(&server);
@@ -90,7 +90,7 @@ async fn a_lookup_waits_for_a_place_and_a_cached_one_does_not() {
 
 /// The server is slow for the names of one client only, so another client must not wait for them.
 #[tokio::test]
-async fn the_slow_names_of_one_client_delay_no_name_of_another() {
+async fn the_slow_names_of_one_client_do_not_delay_another_client() {
     let server = Server::start().await;
     server.says("good.example.", Answer::has(&["192.0.2.1"], 60));
     let resolver = Arc::new(asking(&server));
@@ -117,7 +117,7 @@ async fn the_slow_names_of_one_client_delay_no_name_of_another() {
 }
 
 #[tokio::test]
-async fn an_answer_without_time_is_asked_for_again() {
+async fn an_answer_with_a_ttl_of_zero_is_queried_again() {
     let server = Server::start().await;
     server.says("a.example.", Answer::has(&["192.0.2.1"], 0));
     let resolver = asking(&server);
@@ -127,7 +127,7 @@ async fn an_answer_without_time_is_asked_for_again() {
 }
 
 #[tokio::test]
-async fn an_alias_holds_no_longer_than_its_own_time() {
+async fn an_alias_is_valid_no_longer_than_its_own_ttl() {
     let server = Server::start().await;
     let v4 = |low| vec![IpAddr::from([192, 0, 2, low])];
     server.says("a.example.", Answer::IsAlias("b.example.", 0, v4(1), 60));
@@ -140,7 +140,7 @@ async fn an_alias_holds_no_longer_than_its_own_time() {
 }
 
 #[tokio::test]
-async fn that_there_is_no_such_name_is_remembered_as_long_as_it_says() {
+async fn a_negative_answer_is_cached_for_its_ttl() {
     let server = Server::start().await;
     let resolver = asking(&server);
     for (seconds, found) in [(Some(60), Err(LookupError::NoAddress)), (None, ips(&["192.0.2.1"]))] {
@@ -153,7 +153,7 @@ async fn that_there_is_no_such_name_is_remembered_as_long_as_it_says() {
 }
 
 #[tokio::test]
-async fn a_failure_is_not_remembered_and_is_no_denial() {
+async fn a_failure_is_not_cached_and_is_not_a_negative_answer() {
     let server = Server::start().await;
     server.says("a.example.", Answer::Fails);
     let resolver = asking(&server);
@@ -163,7 +163,7 @@ async fn a_failure_is_not_remembered_and_is_no_denial() {
 }
 
 #[tokio::test]
-async fn an_answer_too_long_for_a_datagram_comes_whole_and_16_of_it_are_used() {
+async fn an_answer_too_long_for_a_datagram_is_complete_but_16_are_used() {
     let server = Server::start().await;
     let many: Vec<IpAddr> = (0..200).map(|low| IpAddr::from([192, 0, 2, low])).collect();
     server.says("a.example.", Answer::Has(many.clone(), 60));
@@ -171,7 +171,7 @@ async fn an_answer_too_long_for_a_datagram_comes_whole_and_16_of_it_are_used() {
 }
 
 #[tokio::test]
-async fn what_is_no_name_of_dns_has_no_address_and_asks_nobody() {
+async fn an_invalid_dns_name_has_no_address_and_is_not_queried() {
     let server = Server::start().await;
     let long = format!("{}.example", "a".repeat(64));
     for name in [&long, "a..b", "-a.example", "."] {
@@ -181,7 +181,7 @@ async fn what_is_no_name_of_dns_has_no_address_and_asks_nobody() {
 }
 
 #[tokio::test]
-async fn localhost_is_known_without_asking() {
+async fn localhost_is_resolved_without_a_query() {
     let server = Server::start().await;
     for name in ["LocalHost", "localhost.", "a.localhost"] {
         let found = all(&asking(&server), name).await.unwrap();
@@ -194,7 +194,7 @@ async fn localhost_is_known_without_asking() {
 }
 
 #[tokio::test]
-async fn hosts_come_first_and_are_asked_for_nowhere_else() {
+async fn names_in_the_hosts_file_are_not_queried() {
     let server = Server::start().await;
     server.says("a.", Answer::has(&["192.0.2.9", "2001:db8::9"], 60));
     server.says("a.example.", Answer::has(&["192.0.2.8"], 60));
@@ -227,7 +227,7 @@ async fn a_short_name_is_found_in_the_domain_that_has_it() {
 }
 
 #[test]
-fn names_are_read_as_resolv_conf_says() {
+fn names_are_completed_as_resolv_conf_specifies() {
     let search = search(&["one.example.", "two.example."], 1);
     for (host, readings) in [
         ("a", &["a.one.example.", "a.two.example.", "a."][..]),
@@ -243,7 +243,7 @@ fn names_are_read_as_resolv_conf_says() {
 }
 
 #[test]
-fn search_domains_are_bounded_and_the_own_domain_stands_in_for_none() {
+fn search_domains_are_bounded_and_default_to_the_own_domain() {
     let name = |text: &str| Name::from_ascii(text).unwrap();
     let many = (0..20).map(|index| name(&format!("D{index}.example"))).collect();
     let config = ResolverConfig::from_parts(Some(name("own.example")), many, Vec::new());

@@ -27,7 +27,7 @@ async fn connections_go_out_from_the_source_of_their_family() {
 }
 
 #[tokio::test]
-async fn a_target_of_another_family_than_the_source_is_not_reached() {
+async fn a_target_is_not_reached_from_a_source_of_another_family() {
     let settings = SocketSettings {
         source_v4: Some(Ipv4Addr::LOCALHOST),
         ..SocketSettings::default()
@@ -38,7 +38,7 @@ async fn a_target_of_another_family_than_the_source_is_not_reached() {
 }
 
 #[tokio::test]
-async fn a_source_that_this_machine_does_not_have_is_named_as_what_failed() {
+async fn a_missing_source_address_is_named_in_the_error() {
     let settings = SocketSettings {
         source_v4: Some(Ipv4Addr::new(192, 0, 2, 1)),
         ..SocketSettings::default()
@@ -148,7 +148,7 @@ fn routes_follow_the_mark() {
 }
 
 #[test]
-fn the_interface_decides_where_one_address_is_on_several() {
+fn the_interface_setting_chooses_among_interfaces_of_one_network() {
     let setup = [
         "link add one type veth peer name two",
         "addr add 10.78.0.1/24 dev one",

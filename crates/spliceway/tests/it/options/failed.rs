@@ -1,7 +1,7 @@
 use std::io::ErrorKind;
 use std::time::Duration;
 
-use spliceway::{Engine, PipePool, Relay, RelayOptions};
+use spliceway::{Engine, Peer, PipePool, Relay, RelayOptions};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::Instant;
@@ -146,6 +146,10 @@ async fn a_peer_that_never_stops_writing_still_gets_the_early_answer() {
 
 /// Returns the near peer, and a relay between Unix sockets whose write to the far peer fails.
 fn half_dead(variant: Variant) -> (UnixStream, Relay<UnixStream, UnixStream>) {
+    half_dead_with(variant, RelayOptions::new().early_answers(true))
+}
+
+fn half_dead_with(variant: Variant, options: RelayOptions) -> (UnixStream, Relay<UnixStream, UnixStream>) {
     let ((near, near_end), (far, far_end)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
     near.try_write(b"an upload").unwrap();
     far.try_write(b"an answer").unwrap();
@@ -155,10 +159,7 @@ fn half_dead(variant: Variant) -> (UnixStream, Relay<UnixStream, UnixStream>) {
     } else {
         (near_end, far_end)
     };
-    (
-        near,
-        Relay::with_options(a, b, RelayOptions::new().engine(variant.engine).early_answers(true)),
-    )
+    (near, Relay::with_options(a, b, options.engine(variant.engine)))
 }
 
 #[tokio::test(start_paused = true)]
@@ -173,6 +174,27 @@ async fn a_peer_that_does_not_finish_after_an_early_answer_gets_5_s() {
         let mut answer = String::new();
         near.read_to_string(&mut answer).await.unwrap();
         assert_eq!(answer, "an answer");
+    })
+    .await;
+}
+
+/// The near peer is the server here, and the client has aborted a download.
+#[tokio::test(start_paused = true)]
+async fn a_server_whose_client_failed_gets_its_bytes_and_no_time_to_finish() {
+    every_way(async |variant| {
+        let (near_side, far_side) = match variant.swapped {
+            true => (Peer::B, Peer::A),
+            false => (Peer::A, Peer::B),
+        };
+        for (client, seconds) in [(far_side, 0), (near_side, 5)] {
+            let (mut near, relay) = half_dead_with(variant, RelayOptions::new().early_answers_to(client));
+            let started = Instant::now();
+            relay.await.unwrap_err();
+            assert_eq!(started.elapsed().as_secs(), seconds, "{client:?}");
+            let mut bytes = String::new();
+            near.read_to_string(&mut bytes).await.unwrap();
+            assert_eq!(bytes, "an answer");
+        }
     })
     .await;
 }
