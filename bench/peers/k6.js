@@ -1,4 +1,4 @@
-// 100 MB over HTTP, fetched on a new connection each time: the published experiment. Prints MB/s.
+// The published experiment: fetches 100 MB over HTTP, each time on a new connection. Prints MB/s.
 import http from 'k6/http';
 
 export const options = { vus: 1, duration: '3s', noConnectionReuse: true, discardResponseBodies: true };

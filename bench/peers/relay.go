@@ -1,5 +1,6 @@
-// Relays every connection as Go programs do: io.Copy each way, which splices, and CloseWrite at the end of each.
-// Arguments: the address to listen on, the one to connect to.
+// Relays every connection as Go programs do. Each direction is an io.Copy, which splices, and then
+// a CloseWrite.
+// Arguments: the address to listen on and the address to connect to.
 package main
 
 import (

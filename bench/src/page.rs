@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rows_of_the_table_are_loads_that_are_measured() {
+    fn every_row_of_the_table_is_a_measured_load() {
         let loads = crate::load::all([1e9; 3]);
         for (name, profile, _, _) in ROWS {
             assert!(

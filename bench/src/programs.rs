@@ -402,7 +402,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_found_in_what_clients_say() {
+    fn figures_are_found_in_the_output_of_clients() {
         let said = "latency average = 0.1 ms\ntps = 31234.567 (without initial connection time)\n";
         assert_eq!(transactions(said), Some(31234.567));
         let said = "\"test\",\"rps\"\n\"SET\",\"1.5\",\"0\"\n\"GET\",\"12345.67\",\"0.1\"\n";

@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn ratios_are_of_the_same_rounds() {
+    fn ratios_compare_the_same_rounds() {
         let measured = measured(&[(REFERENCE, 0.4), (OURS, 0.1), (AGAIN, 0.1)]);
         let ratio = measured.cpu_ratio(OURS, REFERENCE).unwrap();
         for bound in [ratio.value, ratio.low, ratio.high] {
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn only_faults_of_the_set_up_omit_a_point() {
+    fn only_faults_in_the_set_up_omit_a_point() {
         let fine = measured(&[(DIRECT, 0.1), (OURS, 0.1), (AGAIN, 0.1)]);
         assert_eq!((fine.omitted_cpu(OURS), fine.omitted_latency(OURS, 0.99)), (None, None));
         assert_eq!(fine.survivors(), 3);
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn added_latency_is_that_over_the_direct_connection() {
+    fn added_latency_is_relative_to_the_direct_connection() {
         let mut measured = measured(&[(DIRECT, 0.1), (OURS, 0.1)]);
         for run in measured.runs.iter_mut().filter(|run| run.contender == OURS) {
             run.exchanges = Histogram::default();

@@ -12,10 +12,11 @@ from clients import EVERY_FAMILY, Call, Mode
 from program import Failed, Program
 
 CASE_SECONDS = 30
-# A client with a core to itself has 0.96 to 0.99 of 8 MiB spliced. A client that is delayed for a
-# moment writes a little at a time, which is copied: with two clients per core, 0.945 was seen.
+# If a client has its own core, 0.96 to 0.99 of 8 MiB is spliced. A client that is delayed for a
+# moment writes small pieces, which the program copies. With two clients per core, the lowest
+# observed fraction was 0.945.
 SPLICED_MIN = 0.9
-# Behind a proxy that copies, the answer arrives in pieces of that proxy's size.
+# With an upstream proxy that copies, the answer arrives in pieces of that proxy's size.
 SPLICED_MIN_BEHIND_COPIES = 0.5
 
 HOSTS = {"ipv4": "127.0.0.1", "ipv6": "::1", "name": origin.NAME}
@@ -23,12 +24,12 @@ HOSTS = {"ipv4": "127.0.0.1", "ipv6": "::1", "name": origin.NAME}
 LOCAL_NAME = "localhost"
 
 USER = "ann"
-# Characters that confuse a client that splits credentials or escapes them. (No percent sign: curl
-# decodes it, with --proxy-anyauth twice.)
+# Characters that confuse a client that splits or escapes credentials. (There is no percent sign,
+# because curl decodes it, with --proxy-anyauth twice.)
 SECRET = "a:b+c/@?"
 WRONG_SECRET = "a:b+c/@!"
 
-# The most bytes by which the heads of one answer may grow or shrink on the way.
+# The most bytes by which the program may lengthen or shorten the heads of one answer.
 HEADS_MAX_BYTES = 200
 
 RELAYED = {"client_eof", "upstream_eof"}
@@ -36,17 +37,19 @@ RELAYED = {"client_eof", "upstream_eof"}
 
 @dataclass(frozen=True)
 class Case:
-    """One client fetching once.
+    """One fetch by one client.
 
-    `auth` is `open` (the proxy demands nothing), `unneeded` (it demands nothing, and the client has
-    a password), `right`, `wrong` or `missing` (it demands a password), or `closed` (it demands
-    nothing, and nothing listens at the target).
+    `auth` is one of these:
+    - `open`: the proxy does not demand a password.
+    - `unneeded`: the proxy does not demand a password, but the client has one.
+    - `right`, `wrong` or `missing`: the proxy demands a password.
+    - `closed`: the proxy does not demand a password, and nothing listens at the target.
     """
 
     mode: Mode
     family: str
     auth: str
-    # The command of the program: `mixed`, or the one that speaks the protocol alone.
+    # The program's command: `mixed`, or the command for this protocol only.
     service: str
 
     def __str__(self):
@@ -73,7 +76,7 @@ class Case:
 
 
 def cases(modes):
-    """Yields both kinds of service with and without a password, and every family with each."""
+    """Yields both services with and without a password, each with every address family."""
     for mode in modes:
         alone = mode.protocol if mode.protocol != "socks4" else "mixed"
         services = {"open": (alone, "mixed", alone), "right": ("mixed", alone, "mixed")}
@@ -95,19 +98,19 @@ def cases(modes):
 
 @dataclass
 class Outcome:
-    """The outcome of a case. It passed if there are no faults."""
+    """The outcome of a case. The case passed if there are no faults."""
 
     case: Case
     seconds: float
     faults: list
     # The text to show with the faults.
     log: str
-    # The fraction of the bytes that was spliced, if the case checks it.
+    # The fraction of the bytes that was spliced, if the case checks this fraction.
     spliced: float | None
 
 
 class Runner:
-    """Runs cases: each has a program, an origin and a folder of its own."""
+    """Runs cases. Each has its own program, origin and folder."""
 
     def __init__(self, program, password_file, tools):
         self._program = program
@@ -136,8 +139,7 @@ class Runner:
             yield {"SPLICEWAY_UPSTREAM_PROXY": url}
 
     def _start(self, case, environment):
-        # IPv6 on both sides, except for datagrams: for these PySocks reaches a proxy over IPv4
-        # alone.
+        # IPv6 on both sides, except for datagrams: PySocks reaches a proxy for them only over IPv4.
         listen = "[::1]:0" if case.family == "ipv6" and case.mode.serve else "127.0.0.1:0"
         words = [case.service, "--listen", listen, "--dns", f"127.0.0.1:{self._names.port}"]
         if case.demands and case.service == "mixed":
@@ -148,7 +150,7 @@ class Runner:
 
 
 class Attempt:
-    """One run of one case, from the servers' start to the verdict."""
+    """One run of one case, from the start of the servers to the verdict."""
 
     def __init__(self, case, tools, folder):
         self.case = case
@@ -248,7 +250,7 @@ class Attempt:
     def _check_counts(self, server, metrics, relayed):
         for direction, seen in (("up", server.received), ("down", server.sent)):
             counted = metrics.bytes(direction)
-            # The program writes anew the heads of answers to requests that it sends on.
+            # The program rewrites the answer heads for requests that it forwards.
             written = (
                 HEADS_MAX_BYTES * self.case.mode.requests if direction == "down" and self.case.mode.is_sent_on else 0
             )
@@ -266,7 +268,7 @@ class Attempt:
             self._expect("users in the records", {record.get("user") for record in records}, {USER})
 
     def _check_datagrams(self, server, metrics, records):
-        """Checks that two queries and their answers passed, and no stream was relayed."""
+        """Checks that the program relayed two queries and their answers, and no stream."""
         self._expect("queries that reached the name server", server.connections, 2)
         self._expect("datagrams up in the metrics", metrics.sum("spliceway_datagrams_total", direction="up"), 2)
         self._expect("datagrams down in the metrics", metrics.sum("spliceway_datagrams_total", direction="down"), 2)
@@ -277,7 +279,7 @@ class Attempt:
     def _check_path(self, metrics):
         if self.case.mode.in_chunks:
             return
-        # Where requests are sent on, the program reads their bodies to see where they end.
+        # The program reads the bodies of requests that it forwards, to find where they end.
         copies_up = self.case.mode.uploads_in_drops or self.case.mode.is_sent_on
         directions = ["down"] if copies_up else ["up", "down"]
         parts = [metrics.bytes(direction, "splice") / max(metrics.bytes(direction), 1) for direction in directions]
@@ -287,7 +289,7 @@ class Attempt:
             self.faults.append(f"spliced fractions of {directions}: {parts}, expected at least {least}")
 
     def _check_head(self, head):
-        """Checks that nothing that was meant for the proxy goes on to the origin."""
+        """Checks that the program does not forward fields for the proxy to the origin."""
         request, *lines = head.decode("latin-1").lower().split("\r\n")
         self._expect("the request's target", request.split()[1], "/exchange")
         for line in lines:
@@ -295,7 +297,7 @@ class Attempt:
                 self.faults.append(f"the origin was told {line!r}")
 
     def _check_refused(self, finished, server, metrics, records):
-        """Checks that the client knows that it failed, and that nothing reached the origin."""
+        """Checks that the client reports its failure, and that nothing reached the origin."""
         if finished.returncode == 0:
             self.faults.append("the client takes it for a success")
         self._expect("connections to the origin", server.connections, 0)

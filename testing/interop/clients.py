@@ -1,7 +1,7 @@
-"""The clients, each in every mode it has: the command that fetches through a proxy, and its limits.
+"""The clients in all their modes: the command that fetches through a proxy, and its limits.
 
-Every client gets a target, and an upload on standard input. It writes what it receives to standard
-output.
+Every client gets a target, and an upload on standard input. It writes the received bytes to
+standard output.
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ EVERY_FAMILY = ("ipv4", "ipv6", "name")
 # SOCKS4 has no room for an IPv6 address.
 SOCKS4_FAMILIES = ("ipv4", "name")
 
-# The servers.
+# The origins' servers.
 STREAM = origin.serve_stream
 HTTP = origin.serve_http
 HTTP_TO_THE_END = origin.serve_http_to_the_end
@@ -36,52 +36,50 @@ class Call:
     password: str
     host: str
     port: int
-    # A folder for this call alone. It has `upload`, the bytes to send.
+    # A folder for this call only. Its file `upload` has the bytes to send.
     folder: Path
 
     def words(self, kind):
-        """The arguments of every client written here."""
+        """The arguments of every client in this repository."""
         return [kind, self.proxy[0], str(self.proxy[1]), self.user, self.password, self.host, str(self.port)]
 
 
 @dataclass(frozen=True)
 class Mode:
-    """One client speaking one protocol in one way."""
+    """One client with one protocol and one way to use it."""
 
     client: str
     name: str
-    # `socks4`, `socks5` or `http`: what the proxy must speak.
+    # The protocol that the proxy must speak: `socks4`, `socks5` or `http`.
     protocol: str
     # Maps a call to the command line.
     command: Callable
-    # The function of an origin. None stands for a name server.
+    # The function that an origin serves with. None means a name server.
     serve: Callable | None = STREAM
     families: tuple = EVERY_FAMILY
-    # Whether the program looks names up. Otherwise the client does, or the proxy behind the
-    # program.
+    # Whether the program looks names up. Otherwise the client or the upstream proxy does.
     we_look_up: bool = True
-    # The upstream proxy of the program. If there is one, passwords are for it.
+    # The program's upstream proxy. If there is one, passwords are for the upstream proxy.
     upstream: Upstream | None = None
     # Whether the program connects to the target.
     dials: bool = True
-    # Whether the mode can be tried without credentials, and with them.
+    # Whether the mode supports fetches without credentials, and fetches with them.
     without_auth: bool = True
     with_password: bool = True
     # The bytes that the client sends.
     upload: bytes = origin.UPLOAD
-    # Whether it sends in pieces so small that relaying them without splice is right.
+    # Whether the client sends pieces so small that the program rightly copies them.
     uploads_in_drops: bool = False
-    # Whether it sends its body in chunks, whose end the program has to see. It then copies
-    # everything.
+    # Whether the client sends a chunked body. The program must find its end, so it copies the body.
     in_chunks: bool = False
-    # The number of requests, each of which must be a session of its own.
+    # The number of requests, each of which must be a separate session.
     requests: int = 1
-    # Whether it offers only its password, if it has one. A proxy that demands none must then refuse
-    # it.
+    # Whether a client with a password offers no other method. A proxy that does not demand a
+    # password must then refuse the client.
     insists: bool = False
-    # Whether it asks without credentials first, and again with them when told to.
+    # Whether the client first asks without credentials, and then repeats the request with them.
     asks_twice: bool = False
-    # Tools that must be there; see `install.Tools`.
+    # Tools that must be installed. See `install.Tools`.
     needs: tuple = field(default=())
 
     @property
@@ -90,7 +88,7 @@ class Mode:
 
     @property
     def is_sent_on(self):
-        """Whether the program sends requests on, as it does where URLs are in absolute form."""
+        """Whether the program forwards requests, as it does if their URLs are in absolute form."""
         return self.name.startswith("http")
 
 
@@ -158,7 +156,7 @@ def socat(kind):
             proxy = f"[{proxy}]"
         words = {
             "socks4a": f"SOCKS4A:{proxy}:{host}:{call.port},socksport={port}",
-            # Its options end at a comma or a slash, unless these are escaped.
+            # socat's options end at a comma or a slash, unless these are escaped.
             "connect": f"PROXY:{proxy}:{host}:{call.port},proxyport={port}"
             + (f",proxyauth={call.user}:{escaped(call.password)}" if call.user else ""),
         }
@@ -172,7 +170,7 @@ def escaped(text):
 
 
 def own(runner, script, kind):
-    """A client of `clients`, run by `runner`: a key of `install.Tools`."""
+    """A client from the folder `clients`. `runner` is a key in `install.Tools`."""
     return lambda call: [runner, *([str(HERE / script)] if script else []), *call.words(kind)]
 
 
@@ -208,9 +206,9 @@ def curl_modes():
     anyauth = {"without_auth": False, "asks_twice": True}
     yield mode("http-anyauth", "http", curl("http", "--proxy-anyauth"), **anyauth)
     yield mode("connect-anyauth", "http", curl("http", "--proxytunnel", "--proxy-anyauth"), **anyauth)
-    # If this were left to the origin, the second request would use the first one's connection, past
-    # the proxy. The upload is small: a client that finds its connection closed tries again, but not
-    # with many bytes in flight.
+    # The program closes the client's connection after each answer. Otherwise the second request
+    # would use the first one's connection, and the program would not see it. The upload is small: a
+    # client whose connection is closed tries again, but not with many bytes in flight.
     again = {"requests": 2, "upload": b"once more", "uploads_in_drops": True, "needs": ("curl",)}
     yield Mode("curl", "http-again", "http", curl("http", requests=2), HTTP_ON, **again)
     yield Mode("curl", "http-chunks-again", "http", curl("http", requests=2), HTTP_ON_IN_CHUNKS, **again)
@@ -316,7 +314,7 @@ def rust_modes():
 
 
 def at_once_modes():
-    """No library sends handshake and data in one go, so this client is part of the repository."""
+    """No library sends handshake and data in one call, so this client is in the repository."""
 
     def mode(name, protocol, families):
         return Mode("at-once", name, protocol, own("{self}", "at-once.py", protocol), families=families, insists=True)
@@ -327,7 +325,7 @@ def at_once_modes():
 
 
 def upstream_modes():
-    """curl through the program and on through a third-party proxy."""
+    """curl through the program and then through a third-party proxy."""
 
     def mode(name, tool, upstream):
         we_look_up = upstream.scheme == "socks5"

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-# Lock files. While they are the same, installed packages stay.
+# Lock files. While they do not change, installed packages are kept.
 REQUIREMENTS = HERE / "clients" / "requirements.txt"
 NODE_MANIFESTS = (HERE / "clients" / "package.json", HERE / "clients" / "package-lock.json")
 GO_CLIENT = HERE / "clients" / "x-net-proxy"
 
-# The proof that a tool is there (a program in the path, or a command that succeeds), and its Debian
+# The check for each tool (a program on the path, or a command that succeeds), and its Debian
 # package.
 PACKAGES = (
     (["curl"], "curl"),
@@ -33,11 +33,11 @@ PACKAGES = (
 
 
 class Failed(Exception):
-    """Something cannot be installed."""
+    """A tool cannot be installed."""
 
 
 class Tools:
-    """The clients on this machine: their files below `folder`, the workspace's in `built`."""
+    """The clients on this machine: files below `folder`, and the workspace's client in `built`."""
 
     def __init__(self, folder, built):
         self._folder = folder
@@ -52,29 +52,29 @@ class Tools:
         }
 
     def command(self, words):
-        """The words with the runner put in."""
+        """The command line, with the runner's key replaced."""
         return [*self._runners.get(words[0], words[:1]), *words[1:]]
 
     def environment(self):
-        """The environment of a client: no proxy but the one it is told, and Node's packages."""
+        """A client's environment: no proxy except the one in its arguments, and Node's packages."""
         kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
         return {**kept, "NODE_PATH": str(self._folder / "node_modules"), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def missing(self, tool):
-        """The reason why this tool cannot be run, or None."""
+        """The reason why this tool cannot run, or None."""
         if tool not in self._missing:
             self._missing[tool] = self._look_for(tool)
         return self._missing[tool]
 
     def versions(self):
-        """Yields a line for each tool that is there."""
+        """Yields a line for each tool that is installed."""
         for tool, words in self._version_commands().items():
             if not self.missing(tool):
                 lines = output(words, self.environment()).strip().splitlines()
                 yield f"{tool}: {lines[0] if lines else 'unknown version'}"
 
     def install(self):
-        """Installs what is missing, and nothing else."""
+        """Installs only the missing tools."""
         packages = [package for words, package in PACKAGES if not answers(words)]
         if packages:
             apt_get(packages)
@@ -158,7 +158,7 @@ def run(words, environment=None, folder=None):
 
 
 def answers(words, environment=None):
-    """Whether this program exists, and succeeds if it is given arguments."""
+    """Whether this program exists and, if there are arguments, succeeds with them."""
     if not shutil.which(words[0]):
         return False
     if len(words) == 1:

@@ -1,4 +1,4 @@
-"""Origins: servers on 127.0.0.1 and [::1] at one port, which count the bytes that reach them."""
+"""Origins: servers on one port of 127.0.0.1 and [::1], which count the bytes that reach them."""
 
 import errno
 import hashlib
@@ -7,8 +7,8 @@ import socket
 import struct
 import threading
 
-# Long enough that a relay splices them. They come from seeds, so that no part of one is like a part
-# of the other or of itself.
+# Bodies long enough for a relay to splice. They come from seeds, so that no part of a body is equal
+# to another part of either body.
 BODY_BYTES = 8 << 20
 UPLOAD = random.Random(1).randbytes(BODY_BYTES)
 DOWNLOAD = random.Random(2).randbytes(BODY_BYTES)
@@ -18,16 +18,16 @@ PATIENCE_SECONDS = 25
 KEPT_SECONDS = 1
 LOOPBACKS = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
-# The name of the origins, which the program's name server alone knows.
+# The origins' name, which only the program's name server knows.
 NAME = "origin.interop.test"
-# The name server's answer for other names, and the text that a client prints of it.
+# The name server's answer for other names, and the text that a client prints from the answer.
 ADDRESS = "192.0.2.7"
 TEXT = "".join(random.Random(3).choices("abcdefghijklmnopqrstuvwxyz", k=900))
 DNS_ANSWERS = f"A {ADDRESS}\nTXT {TEXT}\n".encode()
 
 
 def answer_to(upload):
-    """The digest of the upload, which shows that it arrived whole, and a long body."""
+    """The digest of the upload, which shows that it arrived complete, and a long body."""
     return with_body(hashlib.sha256(upload))
 
 
@@ -36,9 +36,9 @@ def with_body(digest):
 
 
 class Origin:
-    """Accepts on both loopback addresses, and serves each connection in a thread of its own.
+    """Accepts on both loopback addresses, and serves each connection in its own thread.
 
-    `finish` waits for all of them; the counts are final after it.
+    `finish` waits for all threads. After that the counts are final.
     """
 
     def __init__(self, serve):
@@ -56,9 +56,9 @@ class Origin:
 
     def finish(self):
         for listener in self._listeners:
-            # Unlike a close, this wakes the thread that accepts.
+            # Unlike a close, a shutdown wakes the thread that accepts.
             listener.shutdown(socket.SHUT_RDWR)
-        # More threads may start while this waits for the first.
+        # More threads may start while this loop waits for the first.
         for thread in iter(self._take_thread, None):
             thread.join(PATIENCE_SECONDS)
             if thread.is_alive():
@@ -110,7 +110,7 @@ class Origin:
 
 
 def serve_stream(origin, stream):
-    """Reads to the end of the stream, so it never answers if a half-close is not passed on."""
+    """Reads to the end of the stream before it answers. Without a half-close it never answers."""
     digest = hashlib.sha256()
     while part := origin.receive(stream):
         digest.update(part)
@@ -118,7 +118,7 @@ def serve_stream(origin, stream):
 
 
 def serve_http(origin, stream):
-    """Serves one request with a body, of a length or in chunks. Answers `Expect: 100-continue`."""
+    """Serves one request. Its body has a length or is chunked. Answers `Expect: 100-continue`."""
     answer_request(origin, Reader(origin, stream), with_length, b"Connection: close\r\n")
 
 
@@ -128,14 +128,14 @@ def serve_http_to_the_end(origin, stream):
 
 
 def serve_http_on(origin, stream):
-    """Serves as many requests as come, and keeps the connection open for a while."""
+    """Serves all requests that arrive, and keeps the connection open for a while."""
     reader = Reader(origin, stream)
     while not reader.at_end():
         answer_request(origin, reader, with_length, b"")
 
 
 def serve_http_on_in_chunks(origin, stream):
-    """Serves as many requests as come, in chunks and after hints: each answer has two heads."""
+    """Serves all requests that arrive, in chunks and after hints. Each answer has two heads."""
     reader = Reader(origin, stream)
     while not reader.at_end():
         answer_request(origin, reader, in_chunks, b"Keep-Alive: timeout=60\r\n", b"HTTP/1.1 103 Early Hints\r\n\r\n")
@@ -174,14 +174,14 @@ def in_chunks(body):
 
 
 class Reader:
-    """Takes a stream apart."""
+    """Splits a stream into its parts."""
 
     def __init__(self, origin, stream):
         self.stream = stream
         self._origin, self._buffer = origin, bytearray()
 
     def at_end(self):
-        """Whether nothing more comes, or not for a while."""
+        """Whether the stream has ended, or no bytes arrive for a while."""
         self.stream.settimeout(KEPT_SECONDS)
         try:
             return not (self._buffer or self._receive())
@@ -218,7 +218,7 @@ class Reader:
 class NameServer:
     """Answers over UDP, and counts the queries.
 
-    `NAME` is at both loopback addresses. Every other name has an address and a text.
+    `NAME` has both loopback addresses. Every other name has an address and a text.
     """
 
     def __init__(self):
@@ -267,15 +267,15 @@ def response_to(query):
         texts = [TEXT[at : at + 250].encode() for at in range(0, len(TEXT), 250)]
         records = {A: socket.inet_aton(ADDRESS), TXT: b"".join(bytes([len(text)]) + text for text in texts)}
     data = records.get(kind)
-    # A response, with recursion desired and available, and one question. The answer, if there is
-    # one, has the question's name.
+    # A response to one question, with recursion desired and available. If there is an answer, it
+    # has the question's name.
     head = query[:2] + struct.pack(">5H", 0x8180, 1, 1 if data else 0, 0, 0)
     answer = struct.pack(">HHHIH", 0xC00C, kind, 1, 60, len(data)) + data if data else b""
     return head + question + answer
 
 
 def bind_both(kind):
-    """Returns sockets at one port of both families. Tries again if the second finds it taken."""
+    """Returns a socket of each family on one port. Tries again if the second bind finds it used."""
     while True:
         first, second = (socket.socket(family, kind) for family, _ in LOOPBACKS)
         first.bind((LOOPBACKS[0][1], 0))
@@ -290,7 +290,7 @@ def bind_both(kind):
 
 
 class Closed:
-    """A port of both families on which nothing listens while this lives."""
+    """A port in both families on which nothing listens while this object exists."""
 
     def __init__(self):
         self.connections = 0

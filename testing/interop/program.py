@@ -1,4 +1,4 @@
-"""The program under test: started, asked what it counted, stopped."""
+"""The program under test: starts it, reads its counts and stops it."""
 
 import os
 import re
@@ -15,11 +15,11 @@ SAMPLE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)$")
 
 
 class Failed(Exception):
-    """The program does not do what every run of it must."""
+    """The program does not behave as it must in every run."""
 
 
 class Program:
-    """A running `spliceway`; as a context it is stopped at the end."""
+    """A running `spliceway`. Used as a context manager, it is stopped at the end."""
 
     def __init__(self, path, words, environment=None):
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("SPLICEWAY_")}
@@ -54,7 +54,7 @@ class Program:
         self._reader.join()
 
     def settled(self):
-        """The metrics once no session is left and at least one has been."""
+        """The metrics after at least one session has begun and all have ended."""
         until = time.monotonic() + PATIENCE_SECONDS
         while True:
             metrics = self.metrics()
@@ -72,7 +72,7 @@ class Program:
             return Metrics(response.read().decode())
 
     def stop(self):
-        """Asks it to stop, and returns the records of its sessions."""
+        """Asks the program to stop, and returns its session records."""
         self._child.send_signal(signal.SIGTERM)
         try:
             code = self._child.wait(PATIENCE_SECONDS)
@@ -104,7 +104,7 @@ class Program:
 
 
 class Metrics:
-    """One look at `/metrics`."""
+    """One response from `/metrics`."""
 
     def __init__(self, text):
         self.text = text
@@ -124,7 +124,7 @@ class Metrics:
 
 
 def fields(line):
-    """The `name=value` pairs of a line."""
+    """The `name=value` pairs in a line."""
     return {name: value.strip('"') for name, value in FIELD.findall(line)}
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs every known client against the program. `cargo xtask interop` builds both and calls this.
 
-README.md has the rest.
+See README.md for details.
 """
 
 import argparse
@@ -65,9 +65,9 @@ def arguments():
 
 
 def sort_out(chosen, tools):
-    """The cases whose clients are there, and the number of the others.
+    """The cases whose clients are installed, and the number of skipped cases.
 
-    Prints each client that is missing once.
+    Prints each missing client once.
     """
     runnable, skipped, said = [], 0, set()
     for case in chosen:
@@ -83,7 +83,7 @@ def sort_out(chosen, tools):
 
 
 def password_file(program, folder):
-    """Writes another user before the one that is tried, so that the program reads two lines."""
+    """Writes another user before the one under test, so that the program reads two lines."""
     hashes = [
         subprocess.run(
             [program, "hash-password"], input=f"{secret}\n", capture_output=True, text=True, check=True
@@ -97,7 +97,7 @@ def password_file(program, folder):
 
 
 def run_all(runner, runnable, jobs):
-    """Prints a line for each case as it ends, and returns how many failed."""
+    """Prints a line for each case as it ends. Returns the number of failed cases."""
     started, failed = time.monotonic(), 0
     with ThreadPoolExecutor(jobs) as pool:
         for outcome in pool.map(runner.run, runnable):

@@ -12,22 +12,22 @@ from program import Failed
 PATIENCE_SECONDS = 10
 
 USER = "joe"
-# Letters and digits: tinyproxy takes nothing else.
+# Letters and digits only, because tinyproxy does not accept other characters.
 SECRET = "through2"
 WRONG_SECRET = "through3"
 
 
 @dataclass(frozen=True)
 class Upstream:
-    """A proxy that is started for each case, and the scheme that reaches it."""
+    """A proxy that is started for each case, and the URL scheme for reaching it."""
 
     scheme: str
-    # Maps a port, whether a password is demanded, and a folder to the command line.
+    # Maps three values to the command line: a port, whether a password is demanded, and a folder.
     command: Callable
 
     @contextmanager
     def running(self, auth, folder):
-        """Serves on a port of its own until the end. Yields the URL for a case with this `auth`."""
+        """Serves on its own port until the end. Yields the URL for a case with this `auth`."""
         demands = auth in ("right", "wrong", "missing")
         said = folder / "upstream.log"
         with reserved_port() as port, said.open("wb") as log:
@@ -63,12 +63,12 @@ def ncat(port, demands, _folder):
 
 @contextmanager
 def reserved_port():
-    """Reserves a port, because none of these proxies takes port 0 and says which it got.
+    """Reserves a port, because none of these proxies accepts port 0 and reports its actual port.
 
-    The port stays reserved while it is used. A free port could go to any program, for example as
-    the source port of the next connection. A server that asks for it by number and with
-    SO_REUSEADDR gets it nevertheless, because nothing listens here. The port is reserved on every
-    address of both families, as ncat listens on all of them whatever it is told.
+    The port stays reserved while it is used. The kernel could give a free port to any program, for
+    example as the source port of the next connection. A server still gets the reserved port by
+    requesting the number with SO_REUSEADDR, because nothing listens here. The port is reserved on
+    every address of both families, because ncat listens on all of them despite its arguments.
     """
     with socket.socket(socket.AF_INET6) as held:
         held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)

@@ -33,7 +33,7 @@ pub(crate) fn raise_descriptors(nofile: Option<u64>) -> io::Result<usize> {
         (Err(error), Some(nofile)) => {
             let maximum = in_numbers(limit.maximum);
             Err(io::Error::other(format!(
-                "cannot raise the limit on descriptors to {nofile} (the hard limit of this user is {maximum}): {error}"
+                "--nofile: cannot raise the limit on descriptors to {nofile} (the hard limit of this user is {maximum}): {error}"
             )))
         }
     }

@@ -27,6 +27,9 @@ use crate::status_server;
 /// 1 Mbit/s, it is enough for 256 KiB, the most that a session holds for a slow sink.
 const FLUSH_GRACE: Duration = Duration::from_secs(2);
 
+/// A run with fewer sessions than this is probably a mistake, and warned about.
+const FEW_SESSIONS: usize = 64;
+
 /// The reason why a run did not begin or ended without a signal.
 #[derive(Debug)]
 pub(crate) enum CannotRun {
@@ -159,13 +162,15 @@ fn own_listeners(bound: &[Vec<Bound>]) -> io::Result<OwnListeners> {
 }
 
 fn admission(settings: &Settings, shares: &Descriptors) -> Arc<Admission> {
-    tracing::debug!("{shares}");
     let most = shares.sessions();
+    match most < FEW_SESSIONS {
+        true => tracing::warn!("only {most} sessions fit into the limit on descriptors (--nofile): {shares}"),
+        false => tracing::debug!("{shares}"),
+    }
     let max = settings.limits.max_conns.map_or(most, |asked| {
         if asked.get() > most {
             tracing::warn!(
-                asked,
-                "--max-conns exceeds the {most} sessions that the descriptors allow; {shares}"
+                "--max-conns {asked} is lowered to {most}, because of the limit on descriptors (--nofile): {shares}"
             );
         }
         asked.get().min(most)

@@ -320,14 +320,18 @@ impl Ends<'_> {
         }?;
         // A direction that finishes reads all bytes that were received. An urgent mark is not their
         // end.
-        let is_tried = match outcome {
+        let is_startup_over = match outcome {
             ReadOutcome::Short => !self.finishing,
             ReadOutcome::Open => attempt == Attempt::Ready,
             ReadOutcome::WouldBlock | ReadOutcome::Drained => true,
         };
-        *self.start = if is_tried { Startup::Done } else { Startup::TrySource };
+        *self.start = if is_startup_over {
+            Startup::Done
+        } else {
+            Startup::TrySource
+        };
         let may_be_at_mark = match outcome {
-            ReadOutcome::Short => is_tried,
+            ReadOutcome::Short => is_startup_over,
             // At an urgent mark, a receive also finds nothing if a signal is pending.
             ReadOutcome::WouldBlock => matches!(self.source, ReadySocket::Tcp(_)),
             ReadOutcome::Open | ReadOutcome::Drained => false,

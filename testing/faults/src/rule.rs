@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rule_holds_for_its_call_and_its_numbers_alone() {
+    fn a_rule_applies_only_to_its_call_and_its_numbers() {
         let failing = |when| {
             let rule = Rule::new(Call::Pipe, when, Fault::Errno(libc::EMFILE));
             let numbers: Vec<u64> = (1..=6)

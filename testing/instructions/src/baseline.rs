@@ -147,12 +147,12 @@ mod tests {
     }
 
     #[test]
-    fn what_was_blessed_is_read_back() {
+    fn a_saved_baseline_is_read_back() {
         assert_eq!(Baseline::parse(&with(1000.0).text()), with(1000.0));
     }
 
     #[test]
-    fn a_count_above_its_tolerance_is_told_and_one_as_far_below_too() {
+    fn a_count_outside_its_tolerance_is_reported_above_and_below() {
         for (hit, above, below) in [(1019.0, 0, 0), (1021.0, 1, 0), (981.0, 0, 0), (979.0, 0, 1)] {
             let found = with(hit).against(&with(1000.0));
             assert_eq!((found.0.len(), found.1.len()), (above, below), "{hit}");
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_without_a_baseline_is_told() {
+    fn a_count_without_a_baseline_is_reported() {
         assert_eq!(with(1.0).against(&Baseline::of_this_build()).0.len(), 2);
     }
 }

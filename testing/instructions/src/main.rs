@@ -249,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_count_is_found_in_what_callgrind_says() {
+    fn the_count_is_found_in_the_output_of_callgrind() {
         let said =
             "==7== \n==7== Events    : Ir\n==7== Collected : 22853406\n==7== \n==7== I   refs:      22,853,406\n";
         assert_eq!(collected(said.as_bytes()).unwrap(), 22_853_406);

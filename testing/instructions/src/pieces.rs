@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_piece_is_what_its_name_says_also_over_many_turns() {
+    fn each_piece_matches_its_name_even_over_many_repetitions() {
         for piece in Piece::value_variants() {
             piece.repeat(100).unwrap();
         }

@@ -1,7 +1,7 @@
-"""Posts standard input through a proxy by aiohttp, and writes the answer's body to standard output.
+"""Posts standard input through a proxy with aiohttp, and writes the response body to stdout.
 
-`socks4`, `socks5` and `http` (CONNECT) are aiohttp-socks'. `forward` is aiohttp's own, with the URL
-in absolute form.
+aiohttp-socks provides `socks4`, `socks5` and `http` (CONNECT). aiohttp itself provides `forward`,
+with the URL in absolute form.
 """
 
 import asyncio

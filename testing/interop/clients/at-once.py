@@ -1,6 +1,6 @@
-"""Sends handshake and standard input in one go, before the proxy has sent a byte.
+"""Sends handshake and standard input in one call, before the proxy has sent a byte.
 
-Then removes the proxy's answers from the bytes that come back.
+Then removes the proxy's answers from the bytes that it receives.
 """
 
 import base64

@@ -1,4 +1,4 @@
-# Sends standard input through a proxy by IO::Socket::Socks, and writes the reply to standard
+# Sends standard input through a proxy with IO::Socket::Socks, and writes the reply to standard
 # output.
 use strict;
 use warnings;
@@ -10,8 +10,7 @@ my %proxy = (ProxyAddr => $proxy_host, ProxyPort => $proxy_port, SocksVersion =>
 if ($user ne '') {
     %proxy = (%proxy, AuthType => 'userpass', Username => $user, Password => $password);
 }
-# Addresses go as names too where the proxy looks names up: this module does so unless told
-# otherwise.
+# By default, this module sends names and also addresses to the proxy as names.
 my $socket = IO::Socket::Socks->new(
     %proxy,
     ConnectAddr  => $host,

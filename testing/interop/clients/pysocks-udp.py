@@ -1,6 +1,6 @@
 """Asks a DNS server through a SOCKS5 proxy's UDP ASSOCIATE, and prints the answers.
 
-PySocks handles the datagrams, and dnspython the messages.
+PySocks handles the datagrams, and dnspython handles the messages.
 """
 
 import socket

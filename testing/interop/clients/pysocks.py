@@ -1,4 +1,4 @@
-"""Sends standard input through a proxy by PySocks, and writes the reply to standard output."""
+"""Sends standard input through a proxy with PySocks, and writes the reply to standard output."""
 
 import socket
 import sys

@@ -1,4 +1,4 @@
-"""Sends standard input through a proxy by python-socks, and writes the reply to standard output."""
+"""Sends standard input through a proxy with python-socks, and writes the reply to stdout."""
 
 import socket
 import sys

@@ -1,5 +1,5 @@
-// Sends standard input through a proxy's BIND by the npm package `socks`, and writes the reply to
-// standard output. The peer that the proxy waits for is this program too: it joins the bound port
+// Sends standard input through a proxy's BIND with the npm package `socks`, and writes the reply to
+// standard output. This program is also the peer that the proxy waits for. It joins the bound port
 // to HOST and PORT.
 'use strict';
 

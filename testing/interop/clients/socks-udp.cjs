@@ -1,5 +1,5 @@
 // Asks a DNS server through a SOCKS5 proxy's UDP ASSOCIATE, and prints the answers. The npm package
-// `socks` makes the association and its frames, and `dns-packet` the messages.
+// `socks` makes the association and its frames, and `dns-packet` makes the messages.
 'use strict';
 
 const dgram = require('node:dgram');

@@ -1,5 +1,5 @@
-// Sends standard input through a proxy by the npm package `socks`, and writes the reply to standard
-// output. This is CommonJS, as only that looks for packages where NODE_PATH says.
+// Sends standard input through a proxy with the npm package `socks`, and writes the reply to
+// standard output. This file is CommonJS, because only CommonJS uses NODE_PATH to find packages.
 'use strict';
 
 const { SocksClient } = require('socks');

@@ -1,4 +1,4 @@
-//! Sends standard input through a proxy by tokio-socks, and writes the reply to standard output.
+//! Sends standard input through a proxy with tokio-socks, and writes the reply to standard output.
 #![forbid(unsafe_code)]
 
 use std::env;

@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_due_in_the_window_is_done_and_timed() {
+    fn every_message_due_in_the_window_is_done_and_timed() {
         for offer in offers() {
             let done = run(offer);
             assert!(done.offered > 20, "{offer:?}: {done:?}");

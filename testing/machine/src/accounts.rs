@@ -130,14 +130,14 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn the_parent_is_found_behind_any_name() {
+    fn the_parent_is_found_after_any_process_name() {
         assert_eq!(parent("7 (nginx: worker) S 5 7 7 0 -1"), Some(5));
         assert_eq!(parent("7 (a) S 9 (b) S 5 7 7 0 -1"), Some(5));
         assert_eq!(parent(""), None);
     }
 
     #[test]
-    fn a_thread_that_has_ended_loses_no_time() -> io::Result<()> {
+    fn the_time_of_an_ended_thread_still_counts() -> io::Result<()> {
         let used = Duration::from_millis(100);
         // This leaves out the children, because other tests start and end children meanwhile.
         let before = time_of_process(std::process::id())?;

@@ -12,7 +12,7 @@ impl Random {
     }
 
     /// Returns the next 64 bits.
-    #[expect(clippy::should_implement_trait, reason = "it has no end")]
+    #[expect(clippy::should_implement_trait, reason = "the sequence is infinite")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

@@ -152,7 +152,7 @@ impl Net {
     ///
     /// # Panics
     /// Panics if anything else fails.
-    #[expect(clippy::print_stdout, reason = "a skipped test says why")]
+    #[expect(clippy::print_stdout, reason = "a skipped test prints the reason")]
     #[must_use]
     pub fn chain_of(links: &[Link]) -> Option<Self> {
         match Self::joined_by(links) {

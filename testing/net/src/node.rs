@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_reaches_the_relay_and_by_it_the_server() {
+    fn a_client_reaches_the_relay_and_through_it_the_server() {
         let Some(net) = Net::of_three(Offloads::Gro) else {
             return;
         };
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_comes_home_from_its_work_and_from_its_panic() {
+    fn a_thread_returns_to_its_namespace_after_work_and_after_a_panic() {
         let Some(net) = Net::chain(1, Offloads::On) else { return };
         let home = here();
         let there = net.node(0).inside(here);

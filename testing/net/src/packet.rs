@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_that_loses_nothing_or_all_is_whole_or_gone() {
+    fn a_packet_stays_whole_without_loss_and_vanishes_if_all_is_lost() {
         assert_eq!(lose(uncut(3), || false), [uncut(3)]);
         assert!(lose(uncut(3), || true).is_empty());
         assert!(lose(vec![0; HEADER + 40], || true).is_empty());

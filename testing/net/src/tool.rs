@@ -5,7 +5,7 @@ use std::net::ToSocketAddrs;
 
 /// Returns whether `program` is in a folder of `PATH`. If not, prints that the test is skipped and
 /// which Debian package has the program.
-#[expect(clippy::print_stdout, reason = "a skipped test says why")]
+#[expect(clippy::print_stdout, reason = "a skipped test prints the reason")]
 #[must_use]
 pub fn has_tool(program: &str, package: &str) -> bool {
     let lacking = lacking(program, package);
@@ -17,7 +17,7 @@ pub fn has_tool(program: &str, package: &str) -> bool {
 
 /// Returns whether the C library resolves `localhost`. If not, prints that the test is skipped. A
 /// root file system made by debootstrap does not have `/etc/hosts`.
-#[expect(clippy::print_stdout, reason = "a skipped test says why")]
+#[expect(clippy::print_stdout, reason = "a skipped test prints the reason")]
 #[must_use]
 pub fn has_localhost() -> bool {
     let is_known = ("localhost", 0).to_socket_addrs().is_ok();

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_what_it_is_in_pieces_of_any_size() {
+    fn a_stream_is_equal_in_pieces_of_any_size() {
         let pattern = Pattern::new(1);
         let (mut sent, mut received) = (pattern.stream(7), pattern.stream(7));
         for size in [1, 4096, PIECE_MAX, 1448, PIECE_MAX, PIECE_MAX - 1, 3] {
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn one_wrong_byte_is_noticed_where_it_is() {
+    fn one_wrong_byte_is_reported_at_its_position() {
         let pattern = Pattern::new(1);
         let mut bytes = taken(&mut pattern.stream(7), PIECE_MAX);
         bytes[99_999] ^= 1;

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_stays_or_grows_at_the_start_only_is_good() {
+    fn memory_that_is_constant_or_grows_only_at_the_start_is_good() {
         let flat = looks(|nth| 4000 + 5000 * nth.min(15) + nth % 7 * 30, |nth| 100 * nth);
         assert_eq!(weights(&flat, 64), [Weight::Good; 2]);
         assert_eq!(weights(&flat, 1), [Weight::Good; 3]);
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn too_few_looks_are_no_proof_of_anything() {
+    fn too_few_samples_prove_nothing() {
         assert_eq!(weights(&looks(|_| 4000, |nth| nth)[..19], 64), [Weight::Bad]);
     }
 

@@ -13,6 +13,9 @@ use super::hash::{Cost, Hash, WORK_MAX_KIB};
 
 /// The start of a hash. A text that does not start with it is the password itself.
 const HASH: &str = "$argon2";
+/// The starts of hashes that other programs write, such as htpasswd(1) and mkpasswd(1). As
+/// passwords, these hashes would let in everyone who has read the file that they come from.
+const FOREIGN_HASHES: [&str; 8] = ["$1$", "$2a$", "$2b$", "$2y$", "$5$", "$6$", "$apr1$", "$y$"];
 /// The maximum length of a name and of a password, because RFC 1929 has one byte for each length.
 const FIELD_MAX_BYTES: usize = 255;
 /// The maximum size of a file, enough for ten thousand users with hashes.
@@ -134,6 +137,11 @@ pub(crate) fn user(text: &str) -> Result<(&str, Stored), String> {
         check_work(&BTreeSet::from([hash.cost()]))?;
         return Ok((name, Stored::Hash(Arc::new(hash))));
     }
+    if FOREIGN_HASHES.iter().any(|start| secret.starts_with(start)) {
+        return Err(
+            "this looks like a hash of crypt(3) or bcrypt; expected a hash of `spliceway hash-password`".into(),
+        );
+    }
     if secret.len() > FIELD_MAX_BYTES {
         return Err(format!("{EXPECTED}: a password has at most {FIELD_MAX_BYTES} bytes"));
     }
@@ -144,7 +152,7 @@ impl fmt::Display for FileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.path.display())?;
         if let Some(line) = self.line {
-            write!(f, ":{line}")?;
+            write!(f, ", line {line}")?;
         }
         write!(f, ": {}", self.problem)
     }
@@ -176,6 +184,7 @@ mod tests {
             (":secret".to_owned(), 1, "neither may be empty"),
             (format!("{long}:a"), 1, "at most 255"),
             (format!("ann:{long}"), 1, "at most 255"),
+            ("ann:$2y$05$abcdefg".to_owned(), 1, "hash-password"),
             ("ann:$argon2id$nonsense".to_owned(), 1, "not a valid argon2 hash"),
             (asks("ann", "m=300000,t=1"), 1, "expected at most m=262144"),
             (asks("ann", "m=262144,t=5"), 1, "costs too much"),

@@ -87,20 +87,18 @@ impl ProxyArgs {
                 vec![(name.as_bytes().into(), stored)]
             }
             (None, Some(path)) => {
-                let file = auth::read(path).map_err(|error| error.to_string())?;
+                let file = auth::read(path).map_err(|error| format!("--auth-file {error}"))?;
                 let path = path.display();
                 if file.clear > 0 {
                     warnings.push(format!(
-                        "{path}: {} of {} passwords are not hashed; `spliceway hash-password` makes hashes",
+                        "--auth-file {path}: {} of {} passwords are not hashed; use `spliceway hash-password`",
                         file.clear,
                         file.users.len()
                     ));
                 }
                 warnings.extend(file.exposed.map(|mode| {
-                    format!(
-                        "{path}: its mode is {mode:04o}, so other users may read passwords or add users; expected \
-                         0600 (chmod 600)"
-                    )
+                    let what = if mode & 0o022 == 0 { "read it" } else { "add users" };
+                    format!("--auth-file {path}: mode {mode:04o} lets others {what}; expected 0600 (chmod 600 {path})")
                 }));
                 file.users
             }

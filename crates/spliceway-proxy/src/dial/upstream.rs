@@ -55,7 +55,10 @@ impl FromStr for UpstreamProxy {
     /// Errors do not repeat the text, because it may contain a password.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let but = |what: &dyn fmt::Display| format!("{EXPECTED}: {what}");
-        let url = Url::parse(text).map_err(|error| but(&error))?;
+        let url = Url::parse(text).map_err(|error| match error {
+            url::ParseError::InvalidPort => but(&"ports are 1 to 65535"),
+            error => but(&error),
+        })?;
         let scheme = [Scheme::Socks5, Scheme::Socks5h, Scheme::Http]
             .into_iter()
             .find(|scheme| scheme.as_str() == url.scheme())

@@ -210,12 +210,12 @@ fn a_user_from_the_environment_can_log_in_and_the_secret_is_hidden() {
 #[test]
 fn an_error_in_a_user_file_names_the_line_and_no_password() {
     for (lines, expected) in [
-        ("ann:a\n\nbobbuilder\n", ":3: expected NAME:HASH"),
-        ("ann:$argon2id$builder\n", ":1: this is not a valid argon2 hash"),
+        ("ann:a\n\nbobbuilder\n", ", line 3: expected NAME:HASH"),
+        ("ann:$argon2id$builder\n", ", line 1: this is not a valid argon2 hash"),
         ("# nobody\n", "the file has no users"),
         (
             "ann:$argon2id$v=19$m=4194303,t=9,p=1$c29tZXNhbHQxMjM0$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\n",
-            ":1: this hash asks for too much memory, m=4194303: expected at most m=262144",
+            ", line 1: this hash asks for too much memory, m=4194303: expected at most m=262144",
         ),
     ] {
         let file = TextFile::new(lines);
@@ -267,7 +267,7 @@ fn a_user_file_open_to_other_users_causes_a_warning() {
         authenticated(&program, "ann", "wonderland");
         program.line("end=client_eof");
         assert_eq!(
-            program.lines_with(&format!("its mode is {mode:04o}")),
+            program.lines_with(&format!("mode {mode:04o} lets others")),
             warned,
             "{mode:o}"
         );

@@ -32,7 +32,7 @@ fn errno<T>(outcome: std::io::Result<T>) -> Option<i32> {
 }
 
 #[test]
-fn the_nth_call_fails_as_told_and_all_others_are_made() {
+fn the_nth_call_fails_with_the_given_errno_and_all_others_succeed() {
     let rule = Rule::new(Call::Pipe, When::Nth(2), Fault::Errno(libc::ENFILE));
     let (outcomes, faults) = meeting(vec![rule], || {
         (0..4).map(|_| errno(std::io::pipe())).collect::<Vec<_>>()
@@ -50,7 +50,7 @@ fn the_nth_call_fails_as_told_and_all_others_are_made() {
 }
 
 #[test]
-fn a_call_returns_what_it_is_told_to_and_does_nothing() {
+fn a_call_returns_the_injected_value_and_has_no_effect() {
     let (mut near, mut far) = pair();
     far.write_all(b"abc").unwrap();
     let rule = Rule::new(Call::Recv, When::FIRST, Fault::Returns(0));
@@ -65,7 +65,7 @@ fn a_call_returns_what_it_is_told_to_and_does_nothing() {
 }
 
 #[test]
-fn a_peek_is_no_receive_and_a_pipes_read_no_files() {
+fn a_peek_is_not_a_receive_and_a_pipe_read_is_not_a_file_read() {
     let (near, mut far) = pair();
     far.write_all(b"abc").unwrap();
     let rules = [Call::Recv, Call::Peek, Call::ReadPipe, Call::Send].map(Rule::watch);
@@ -81,7 +81,7 @@ fn a_peek_is_no_receive_and_a_pipes_read_no_files() {
 }
 
 #[test]
-fn another_thread_meets_no_fault_and_one_started_later_does() {
+fn other_threads_meet_faults_only_if_the_thread_started_them() {
     let rule = Rule::new(Call::Pipe, When::Always, Fault::Errno(libc::EMFILE));
     let ((own, started), faults) = meeting(vec![rule], || {
         let started = thread::spawn(|| errno(std::io::pipe())).join().unwrap();

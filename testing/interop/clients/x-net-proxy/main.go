@@ -1,6 +1,6 @@
 // Sends standard input through a proxy, and writes the reply to standard output.
-// golang.org/x/net/proxy speaks `socks5`. With `http`, net/http makes a POST whose URL goes to the
-// proxy in absolute form.
+// golang.org/x/net/proxy speaks `socks5`. With `http`, net/http sends a POST with the URL in
+// absolute form to the proxy.
 package main
 
 import (

@@ -20,47 +20,47 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(cases()))]
 
     #[test]
-    fn all_that_must_hold_does_in_random_scenarios_over_tokio(plan in plans()) {
+    fn all_properties_hold_in_random_scenarios_over_tokio(plan in plans()) {
         over_tokio(&plan);
     }
 
     #[test]
-    fn all_that_must_hold_does_in_random_scenarios_over_splicers(plan in plans()) {
+    fn all_properties_hold_in_random_scenarios_over_splicers(plan in plans()) {
         over_splicers(&plan);
     }
 
     #[test]
-    fn a_handshake_is_decided_by_its_bytes_however_they_are_cut(bytes in handshakes()) {
+    fn a_handshake_depends_only_on_its_bytes_however_they_are_cut(bytes in handshakes()) {
         socks5(&bytes);
     }
 
     #[test]
-    fn a_datagram_has_a_target_or_is_none(bytes in datagrams()) {
+    fn a_datagram_has_a_target_or_is_malformed(bytes in datagrams()) {
         socks5_datagram(&bytes);
     }
 
     #[test]
-    fn a_proxy_header_is_decided_by_its_bytes_and_says_the_same_again(bytes in proxy_headers()) {
+    fn a_proxy_header_depends_only_on_its_bytes_and_round_trips(bytes in proxy_headers()) {
         proxy_header(&bytes);
     }
 
     #[test]
-    fn a_socks4_request_is_decided_by_its_bytes_however_they_are_cut(bytes in socks4_requests()) {
+    fn a_socks4_request_depends_only_on_its_bytes_however_they_are_cut(bytes in socks4_requests()) {
         socks4(&bytes);
     }
 
     #[test]
-    fn a_head_is_decided_by_its_bytes_and_sent_on_as_it_is_meant(bytes in heads()) {
+    fn a_head_depends_only_on_its_bytes_and_is_forwarded_as_intended(bytes in heads()) {
         http(&bytes);
     }
 
     #[test]
-    fn what_an_upstream_proxy_answers_is_decided_by_its_bytes(bytes in answers()) {
+    fn an_upstream_proxys_answer_depends_only_on_its_bytes(bytes in answers()) {
         upstream(&bytes);
     }
 
     #[test]
-    fn an_address_that_is_accepted_reads_back(text in r"[\[\]:.a-f0-9-]{0,40}|\PC{0,20}") {
+    fn an_accepted_address_parses_back_to_itself(text in r"[\[\]:.a-f0-9-]{0,40}|\PC{0,20}") {
         address(&text);
     }
 }
@@ -186,7 +186,7 @@ fn proxy_headers() -> impl Strategy<Value = Vec<u8>> {
 }
 
 #[test]
-fn all_that_must_hold_does_in_what_the_fuzzers_kept() {
+fn all_properties_hold_in_the_corpus_of_the_fuzzers() {
     for (name, bytes) in kept("relay").chain(kept("splicer")) {
         // This output is shown if the scenario fails.
         println!("{}: {:?}", name.display(), Plan::from_bytes(&bytes));
