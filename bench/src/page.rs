@@ -355,7 +355,7 @@ fn under_the_table(measured: &Measured) -> String {
     let most = |of: &dyn Fn(&Run) -> f64| measured.runs.iter().map(of).fold(0.0, f64::max);
     let _ = writeln!(
         page,
-        "The generator's p99 lateness was at most {:.0} µs in any run. \
+        "The generator's p99 lateness was at most {:.0} µs in any run.\n\
          The load generator's core was at most {:.0} % busy.",
         most(&|run| run.lateness.quantile(0.99).unwrap_or(0.0)),
         most(&|run| run.load_busy) * 100.0

@@ -5,10 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A fixed version, so that a new release does not change the results. `.ci/run` installs this
-/// version.
+use super::checks;
+
+/// A fixed version, so that a new release does not change the results.
 const VERSION: &str = "cargo-public-api 0.52.0";
-const INSTALL: &str = "cargo install cargo-public-api --locked --version 0.52.0";
+const INSTALL: &str =
+    "rustup toolchain install nightly --profile minimal\n    cargo install cargo-public-api --locked --version 0.52.0";
 
 /// The format of rustdoc JSON that this version reads. Nightly changes the format every few months,
 /// and the version must follow.
@@ -26,7 +28,8 @@ pub(crate) fn run(words: &[String], root: &Path) -> Result<(), String> {
         [word] if word == "--bless" => true,
         _ => return Err(format!("usage: cargo xtask <task>\n\n{USAGE}")),
     };
-    find_tool()?;
+    let probe = format!("test \"$(cargo +nightly public-api --version)\" = '{VERSION}'");
+    checks::require(&format!("{VERSION} or the nightly toolchain"), &probe, INSTALL)?;
     let mut changes = String::new();
     for library in LIBRARIES {
         let json = document(library, root)?;
@@ -63,41 +66,14 @@ pub(crate) fn run(words: &[String], root: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks for the tool before anything is built.
-fn find_tool() -> Result<(), String> {
-    let asked = Command::new("cargo")
-        .args(["+nightly", "public-api", "--version"])
-        .stderr(Stdio::null())
-        .output();
-    match asked {
-        Ok(asked) if asked.stdout.trim_ascii() == VERSION.as_bytes() => Ok(()),
-        _ => Err(format!(
-            "xtask: api: {VERSION} or the nightly toolchain is missing; install them with\n\n    \
-             rustup toolchain install nightly --profile minimal\n    {INSTALL}\n"
-        )),
-    }
-}
-
 /// Runs nightly rustdoc for the library, with all its features. Returns the path of the JSON file.
 fn document(library: &str, root: &Path) -> Result<PathBuf, String> {
+    let line = format!(
+        "+nightly rustdoc --quiet --lib --all-features --package {library} --target-dir target/api \
+         -- -Zunstable-options --output-format json"
+    );
     let documented = Command::new("cargo")
-        .args([
-            "+nightly",
-            "rustdoc",
-            "--quiet",
-            "--lib",
-            "--all-features",
-            "--package",
-            library,
-        ])
-        .args([
-            "--target-dir",
-            "target/api",
-            "--",
-            "-Zunstable-options",
-            "--output-format",
-            "json",
-        ])
+        .args(line.split_whitespace())
         .current_dir(root)
         .status();
     match documented {
@@ -116,7 +92,7 @@ fn format_of(json: &Path) -> Result<u32, String> {
         let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
         rest[..digits].parse().ok()
     });
-    number.ok_or_else(|| format!("xtask: api: {} does not say its format", json.display()))
+    number.ok_or_else(|| format!("xtask: api: {} does not have its format", json.display()))
 }
 
 fn other_format(found: u32) -> String {
@@ -138,8 +114,7 @@ fn list(json: &Path) -> Result<String, String> {
     }
 }
 
-/// Returns the removed lines and the added lines. The result is empty if only the order of the
-/// lines differs.
+/// Returns the removed and the added lines. Their order does not matter.
 fn difference(written: &str, listed: &str) -> String {
     let (old, new): (BTreeSet<_>, BTreeSet<_>) = (written.lines().collect(), listed.lines().collect());
     let went = old.difference(&new).map(|line| format!("- {line}\n"));

@@ -1,14 +1,12 @@
 //! Checks that build the code in special ways, for example for loom, miri and the thread sanitizer.
 //!
 //! Each check has its own target folder, because different flags need different builds. The steps
-//! select tests by name. They omit tests that such a build cannot run, or cannot run in a
-//! reasonable time.
+//! omit tests that such a build cannot run in a reasonable time.
 
 use std::process::{Command, Stdio};
 
 use super::{Step, Task, step};
 
-/// This check runs with stable Rust.
 pub(crate) const LOOM: Task = Task {
     name: "loom",
     purpose: "the pool's protocols between threads, in every interleaving",
@@ -85,31 +83,70 @@ const fn rustflags(flags: &'static str, line: &'static str) -> Step {
     }
 }
 
-/// Checks before the first step whether the nightly toolchain has the components that the task's
-/// steps need.
-pub(crate) fn find_nightly(task: &Task) -> Result<(), String> {
-    for (sign, component) in [("+nightly miri", "miri"), ("-Zbuild-std", "rust-src")] {
-        let needed = task.steps.iter().any(|step| step.line.contains(sign));
-        if needed && !has_component(component) {
-            return Err(format!(
-                "xtask: {}: {component} of the nightly toolchain is missing; install it with\n\n    \
-                 rustup toolchain install nightly --profile minimal --component {component}\n",
-                task.name
-            ));
+/// A tool or a toolchain, the words of a step that need it, a shell command that finds it, and the
+/// command that installs it. `MSRV` means the version of `rust-version`.
+const TOOLS: &[(&str, &str, &str, &str)] = &[
+    (
+        "cargo-deny",
+        "cargo deny",
+        "cargo deny --version",
+        "cargo install cargo-deny --locked --version 0.20.2",
+    ),
+    (
+        "the nightly toolchain",
+        "+nightly",
+        "cargo +nightly --version",
+        "rustup toolchain install nightly --profile minimal",
+    ),
+    (
+        "miri of the nightly toolchain",
+        "+nightly miri",
+        "cargo +nightly miri --version",
+        "rustup toolchain install nightly --profile minimal --component miri,rust-src",
+    ),
+    (
+        "rust-src of the nightly toolchain",
+        "-Zbuild-std",
+        "test -d \"$(rustc +nightly --print sysroot)/lib/rustlib/src\"",
+        "rustup toolchain install nightly --profile minimal --component rust-src",
+    ),
+    (
+        "Rust MSRV",
+        "+MSRV",
+        "cargo +MSRV --version",
+        "rustup toolchain install MSRV --profile minimal",
+    ),
+    (
+        "the standard library of another system",
+        "--target x86_64-",
+        "cd \"$(rustc --print sysroot)/lib/rustlib\" && ls -d x86_64-apple-darwin x86_64-pc-windows-gnu",
+        "rustup target add x86_64-apple-darwin x86_64-pc-windows-gnu",
+    ),
+];
+
+/// Checks before the first step that every tool of the task is there.
+pub(crate) fn find_tools(task: &Task) -> Result<(), String> {
+    for (tool, words, probe, install) in TOOLS {
+        if task.steps.iter().any(|step| step.line.contains(words)) {
+            require(&with_msrv(tool), &with_msrv(probe), &with_msrv(install))?;
         }
     }
     Ok(())
 }
 
-fn has_component(component: &str) -> bool {
-    let listed = Command::new("rustup")
-        .args(["component", "list", "--installed", "--toolchain", "nightly"])
+/// Checks that a shell command succeeds, or names the tool that is missing.
+pub(crate) fn require(tool: &str, probe: &str, install: &str) -> Result<(), String> {
+    let found = Command::new("sh")
+        .args(["-c", probe])
+        .stdout(Stdio::null())
         .stderr(Stdio::null())
-        .output();
-    listed.is_ok_and(|listed| {
-        let listed = String::from_utf8_lossy(&listed.stdout);
-        // Some components have the target in their names: `miri-x86_64-unknown-linux-gnu`, but
-        // `rust-src`.
-        listed.lines().any(|line| line.starts_with(component))
-    })
+        .status();
+    match found {
+        Ok(status) if status.success() => Ok(()),
+        _ => Err(format!("xtask: {tool} is missing; install it with\n\n    {install}\n")),
+    }
+}
+
+pub(crate) fn with_msrv(text: &str) -> String {
+    text.replace("MSRV", env!("CARGO_PKG_RUST_VERSION"))
 }

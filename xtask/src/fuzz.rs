@@ -7,35 +7,24 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use super::checks;
+
 /// A fixed version, so that a new release does not change the results.
-const INSTALL: &str = "cargo install cargo-fuzz --locked --version 0.13.1";
+const INSTALL: &str =
+    "rustup toolchain install nightly --profile minimal\n    cargo install cargo-fuzz --locked --version 0.13.1";
 
 /// Every target in fuzz/Cargo.toml.
-const TARGETS: [&str; 11] = [
-    "relay",
-    "splicer",
-    "socks5",
-    "socks5_datagram",
-    "socks4",
-    "http",
-    "http_answer",
-    "http_chunks",
-    "upstream",
-    "proxy_header",
-    "address",
-];
+const TARGETS: &str =
+    "relay splicer socks5 socks5_datagram socks4 http http_answer http_chunks upstream proxy_header address";
 
 const DEFAULT_SECONDS: u32 = 60;
-
 /// A time longer than any scenario that ends, in seconds. A scenario that waits in vain for bytes
 /// also ends within this time, as a finding.
 const TIMEOUT_SECONDS: u32 = 60;
 
-/// The number of lines of the fuzzer's output to show with a finding. They contain the input and
-/// the place of the failure.
+/// The number of last lines to show with a finding. They contain the input and the failure.
 const SHOWN_LINES: usize = 150;
-/// The number of lines to show of the first panic. One line may contain the state of a whole
-/// scenario.
+/// The number of lines to show of the first panic. One line may be a whole scenario.
 const PANIC_LINES: usize = 6;
 const PANIC_COLUMNS: usize = 6_000;
 
@@ -57,15 +46,18 @@ struct Run {
     per_second: u64,
     coverage: u64,
     features: u64,
-    /// The first lines of the first panic. If much output follows, `last_lines` no longer contains
-    /// these lines.
+    /// The first lines of the first panic, which `last_lines` may no longer contain.
     panic: Vec<String>,
     last_lines: VecDeque<String>,
 }
 
 pub(crate) fn run(words: &[String], root: &Path) -> Result<(), String> {
     let (seconds, targets) = options(words)?;
-    find_cargo_fuzz()?;
+    checks::require(
+        "cargo-fuzz or the nightly toolchain",
+        "cargo +nightly fuzz --version",
+        INSTALL,
+    )?;
     let network = own_network();
     build(root)?;
     let mut findings = Vec::new();
@@ -106,27 +98,13 @@ fn options(words: &[String]) -> Result<(u32, Vec<&'static str>), String> {
             seconds = number.ok_or("xtask: fuzz: --seconds wants a number")?;
             continue;
         }
-        let known = TARGETS.into_iter().find(|target| target == word);
-        targets.push(known.ok_or_else(|| format!("xtask: fuzz: no target `{word}`; there are {TARGETS:?}"))?);
+        let known = TARGETS.split(' ').find(|target| target == word);
+        targets.push(known.ok_or_else(|| format!("xtask: fuzz: no target `{word}`; the targets are {TARGETS}"))?);
     }
     if targets.is_empty() {
-        targets = TARGETS.into();
+        targets = TARGETS.split(' ').collect();
     }
     Ok((seconds, targets))
-}
-
-fn find_cargo_fuzz() -> Result<(), String> {
-    let asked = Command::new("cargo")
-        .args(["+nightly", "fuzz", "--version"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    match asked {
-        Ok(status) if status.success() => Ok(()),
-        _ => Err(format!(
-            "xtask: cargo-fuzz or the nightly toolchain is missing; install them with\n\n    rustup toolchain install nightly\n    {INSTALL}\n"
-        )),
-    }
 }
 
 /// Returns the words to put before a command so that it runs in its own network. Returns no words
@@ -142,12 +120,8 @@ fn own_network() -> Vec<&'static str> {
     };
     let works = |words: &Vec<&str>| {
         let mut tried = Command::new(words[0]);
-        tried
-            .args(&words[1..])
-            .arg("true")
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        tried.status().is_ok_and(|status| status.success())
+        let tried = tried.args(&words[1..]).arg("true");
+        tried.output().is_ok_and(|tried| tried.status.success())
     };
     let found = [unshare(&[]), unshare(&["--map-root-user"])].into_iter().find(works);
     found.unwrap_or_else(|| {

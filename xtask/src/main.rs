@@ -7,7 +7,7 @@ mod fuzz;
 
 use std::env;
 use std::path::Path;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 fn main() -> ExitCode {
@@ -53,7 +53,7 @@ const REST: &str = "…";
 const TASKS: &[Task] = &[
     Task {
         name: "ci",
-        purpose: "every check a change must pass; what CI runs",
+        purpose: "every check that a change must pass",
         steps: &[
             // Cargo.lock records the tested versions. A manifest that no longer agrees with it
             // fails here, and not on a user's machine.
@@ -71,7 +71,7 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "tidy",
-        purpose: "the rules the repository checks itself by (a part of the tests)",
+        purpose: "the rules of this repository (part of the tests)",
         steps: &[step("cargo test --package xtask --test tidy")],
     },
     Task {
@@ -83,7 +83,7 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "interop",
-        purpose: "clients of others fetch through the program; `interop --help` for its words",
+        purpose: "third-party clients use the program; see `interop --help`",
         steps: &[
             // This is a debug build, because it checks assertions.
             step("cargo build --package spliceway-proxy --package spliceway-interop --bins --examples"),
@@ -92,7 +92,7 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "attack",
-        purpose: "attacks on the program, with limits for its clients and resources; `attack --help` for its words",
+        purpose: "attacks the program, and checks clients and resources; see `attack --help`",
         steps: &[
             step("cargo build --release --package spliceway-proxy"),
             step("cargo run --release --package spliceway-attack -- …"),
@@ -100,7 +100,7 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "soak",
-        purpose: "minutes of byte-exact load on the program, watched for drift; `soak --help` for its words",
+        purpose: "byte-exact load on the program, and growth of its resources; see `soak --help`",
         steps: &[
             step("cargo build --release --package spliceway-proxy"),
             step("cargo run --release --package spliceway-soak -- …"),
@@ -108,7 +108,7 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "bench",
-        purpose: "measures spliceway and its peers: `bench field`, `lab`, `validate`, `report`; `bench --help`",
+        purpose: "measures spliceway and its peers: `field`, `lab`, `validate`, `report`; see `bench --help`",
         steps: &[
             step("cargo build --release --package spliceway-proxy"),
             step("cargo run --release --package spliceway-bench --features peers -- …"),
@@ -146,10 +146,7 @@ impl Task {
     }
 
     fn run(&self, rest: &[String]) -> Result<(), String> {
-        if self.steps.iter().any(Step::needs_cargo_deny) {
-            find_cargo_deny()?;
-        }
-        checks::find_nightly(self)?;
+        checks::find_tools(self)?;
         let started = Instant::now();
         for step in self.steps {
             step.run(rest)?;
@@ -165,10 +162,6 @@ impl Task {
 }
 
 impl Step {
-    fn needs_cargo_deny(&self) -> bool {
-        self.line.starts_with("cargo deny")
-    }
-
     fn takes_words(&self) -> bool {
         self.line.ends_with(REST)
     }
@@ -188,9 +181,7 @@ impl Step {
     }
 
     fn command(&self, rest: &[String]) -> Command {
-        let line = self
-            .line
-            .replace("+MSRV", &format!("+{}", env!("CARGO_PKG_RUST_VERSION")));
+        let line = checks::with_msrv(self.line);
         let mut words = line.split_whitespace().filter(|word| *word != REST);
         let program = words.next().expect("a step is not empty");
         let mut command = Command::new(program);
@@ -207,20 +198,7 @@ impl std::fmt::Display for Step {
         if let Some((name, value)) = self.variable {
             write!(f, "{name}=\"{value}\" ")?;
         }
-        f.write_str(self.line)
-    }
-}
-
-/// Looks for cargo-deny before the first step runs, and not minutes later.
-fn find_cargo_deny() -> Result<(), String> {
-    let asked = Command::new("cargo")
-        .args(["deny", "--version"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    match asked {
-        Ok(status) if status.success() => Ok(()),
-        _ => Err("xtask: cargo-deny is missing; install it with\n\n    cargo install cargo-deny --locked\n".into()),
+        f.write_str(&checks::with_msrv(self.line))
     }
 }
 
@@ -235,5 +213,5 @@ fn usage() -> String {
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
-        .expect("xtask lies in the root of the repository")
+        .expect("xtask is in the root of the repository")
 }

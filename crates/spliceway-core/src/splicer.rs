@@ -14,6 +14,7 @@ use crate::splice_support;
 use crate::splice_through::{self, EndKind, Side, Through};
 use crate::traffic::{Engine, PipeSize, fills};
 use crate::transfer::{Event, SCRATCH, SPLICE_THROUGH_MAX, Step, Transfer};
+use crate::unsent::Unsent;
 
 /// One running direction of a relay: its [`Transfer`], and the bytes that it holds at the moment.
 ///
@@ -561,51 +562,5 @@ impl Splicer {
         self.unsent = Unsent::Owned { bytes, start: 0 };
         self.transfer.on(Event::Unloaded);
         Ok(WriteOutcome::Open)
-    }
-}
-
-/// Bytes in user space that the sink has not accepted yet.
-#[derive(Debug)]
-enum Unsent {
-    Nothing,
-    /// In the caller's scratch buffer, which the splicer may use only until it is parked.
-    InScratch {
-        start: usize,
-        end: usize,
-    },
-    Owned {
-        bytes: Vec<u8>,
-        start: usize,
-    },
-}
-
-impl Unsent {
-    fn bytes<'a>(&'a self, scratch: &'a [u8]) -> &'a [u8] {
-        match self {
-            Self::Nothing => &[],
-            Self::InScratch { start, end } => &scratch[*start..*end],
-            Self::Owned { bytes, start } => &bytes[*start..],
-        }
-    }
-
-    fn len(&self) -> usize {
-        match self {
-            Self::Nothing => 0,
-            Self::InScratch { start, end } => *end - *start,
-            Self::Owned { bytes, start } => bytes.len() - *start,
-        }
-    }
-
-    /// Discards the bytes that were sent, and frees the memory after the last byte. Returns the
-    /// number of bytes that are left.
-    fn advance(&mut self, sent: usize) -> usize {
-        if let Self::InScratch { start, .. } | Self::Owned { start, .. } = self {
-            *start += sent;
-        }
-        let left = self.len();
-        if left == 0 {
-            *self = Self::Nothing;
-        }
-        left
     }
 }

@@ -97,7 +97,7 @@ fn main() -> ExitCode {
 #[expect(clippy::print_stdout, reason = "this is the program's result")]
 fn run(options: &Options) -> io::Result<()> {
     if Command::new("valgrind").arg("--version").output().is_err() {
-        println!("skipped: there is no valgrind");
+        println!("skipped: there is no valgrind (Debian package valgrind)");
         return Ok(());
     }
     let mut found = Baseline::of_this_build();

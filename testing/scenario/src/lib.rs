@@ -21,9 +21,9 @@
 //!   EOFs. It fails only if a peer broke its connection, or if it must splice and cannot.
 //! - A relay ends once its peers have, and is not polled repeatedly with nothing to move.
 //! - Afterwards no descriptor is left, no pipe is lent, and the idle pipes are empty.
+//!
 //! The tests do not sleep and do not read a clock. Peers take turns with the relays, and a relay
 //! runs after the kernel has woken it.
-//! kernel woke it.
 #![forbid(unsafe_code)]
 
 mod audit;

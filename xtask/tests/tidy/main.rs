@@ -87,12 +87,16 @@ fn unsafe_code(repository: &Repository) -> Vec<Finding> {
     let found: Vec<Line<'_>> = lines.filter(|line| allows.is_match(line.text)).collect();
     let unlisted = found.iter().filter(|line| !is_listed(line.path));
     let mut findings: Vec<Finding> = unlisted
-        .map(|line| line.finding("allows unsafe code; add the file to UNSAFE_FILES with a reason"))
+        .map(|line| {
+            line.finding("allows unsafe code; add the file to UNSAFE_FILES in xtask/tests/tidy/main.rs, with a reason")
+        })
         .collect();
     let unused = UNSAFE_FILES
         .iter()
         .filter(|(path, _)| !found.iter().any(|line| line.path == *path));
-    findings.extend(unused.map(|(path, _)| format!("{path}: does not allow unsafe code; remove it from UNSAFE_FILES")));
+    findings.extend(unused.map(|(path, _)| {
+        format!("{path}: does not allow unsafe code; remove it from UNSAFE_FILES in xtask/tests/tidy/main.rs")
+    }));
     findings
 }
 

@@ -87,7 +87,10 @@ pub(crate) fn banned_words(repository: &Repository) -> Vec<Finding> {
         .chain(comments)
         .filter_map(|(line, text)| {
             let found = word.find(text).or_else(|| start.find(text))?;
-            Some(line.finding(&format!("\"{}\"; see Prose in CONTRIBUTING.md", found.as_str().trim())))
+            Some(line.finding(&format!(
+                "\"{}\"; use a plain word; xtask/tests/tidy/prose.rs has the list",
+                found.as_str().trim()
+            )))
         })
         .collect()
 }
@@ -98,7 +101,12 @@ pub(crate) fn old_names(repository: &Repository) -> Vec<Finding> {
         .rust()
         .filter(|file| !file.path.starts_with("xtask/tests/tidy/"));
     code.flat_map(File::lines)
-        .filter_map(|line| Some(line.finding(&format!("`{}` has another name now", name.find(line.text)?.as_str()))))
+        .filter_map(|line| {
+            Some(line.finding(&format!(
+                "`{}` is not in the vocabulary; CONTRIBUTING.md names some words, and the code around it the others",
+                name.find(line.text)?.as_str()
+            )))
+        })
         .collect()
 }
 

@@ -147,7 +147,8 @@ fn a_long_answer_to_a_body_is_complete_and_spliced() {
         reading.join().unwrap();
         program.await_end("upstream_eof");
         let spliced = program.sum("spliceway_bytes_total", &["path=\"splice\""]) - before;
-        // After a splice that finds nothing, a receive may bring up to 64 KiB that have just arrived.
+        // After a splice that finds nothing, a receive may bring up to 64 KiB that have just
+        // arrived.
         assert!(spliced >= 1 << 20, "{spliced}");
     }
 }
