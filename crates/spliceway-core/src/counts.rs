@@ -18,8 +18,8 @@ pub struct Counts {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DirectionSummary {
-    /// Bytes delivered to the sink. This is the sum of [`spliced`](Self::spliced) and
-    /// [`copied`](Self::copied).
+    /// Bytes that the sink has accepted. For a socket, this is its send buffer: the peer may not
+    /// have read them. This is the sum of [`spliced`](Self::spliced) and [`copied`](Self::copied).
     pub bytes: u64,
     /// Bytes that went through the kernel alone.
     pub spliced: u64,

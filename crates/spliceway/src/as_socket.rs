@@ -13,7 +13,7 @@ use tokio::net::UnixStream;
 /// A stream that may be a plain socket.
 ///
 /// The functions of this crate know tokio's sockets by their types. They cannot know a type of your
-/// own. Wrap it in a [`Spliceable`], which gives them its socket:
+/// own, even if it implements this trait. Wrap it in a [`Spliceable`], which gives them its socket:
 ///
 /// ```
 /// use spliceway::{AsSocket, SocketRef, Spliceable};

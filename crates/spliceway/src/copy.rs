@@ -115,7 +115,8 @@ where
 /// Like [`copy()`], with [options](CopyOptions) and with the counts of the delivered bytes.
 ///
 /// Like [`copy()`], it does not shut the writer down. Streams that cannot be spliced are copied,
-/// and the summary gives the reason.
+/// and the summary gives the reason. An error has no counts: use a [`Relay`] if you
+/// need them, or a timeout.
 ///
 /// ```no_run
 /// use spliceway::{CopyOptions, RateLimit};

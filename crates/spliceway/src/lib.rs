@@ -55,6 +55,9 @@
 //!   write half (spliced only towards the socket);
 //! - a [`Spliceable`] around a type of your own.
 //!
+//! A wrapper in a wrapper is copied, such as a `BufReader<Box<TcpStream>>`. To check your types,
+//! run a [`Relay`] of them with [`Engine::Splice`]: it fails if a direction cannot be spliced.
+//!
 //! [`copy()`] also splices to and from the halves of a socket (owned or borrowed) and the ends of a
 //! pipe (`tokio::net::unix::pipe`). It splices from a `Take` of any of these too. Between a pipe
 //! and a socket, one splice moves the bytes, with no other pipe in between. Bytes from pipe to pipe

@@ -10,7 +10,8 @@ use crate::outcome::Peer;
 use crate::rate_limit::RateLimit;
 
 /// The options of relays. Create them once, and clone them for each
-/// [`Relay::with_options`](crate::Relay::with_options).
+/// [`Relay::with_options`](crate::Relay::with_options). The relays then share a pool and a rate
+/// limit, and each of them sends the same prefix.
 ///
 /// ```
 /// use std::time::Duration;

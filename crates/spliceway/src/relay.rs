@@ -63,8 +63,8 @@ use crate::salvage::{Salvage, Wreck};
 /// # Cancel safety
 /// Dropping a relay is safe at any point. Descriptors are closed or returned to the pool, and no
 /// byte can reach another relay. Bytes in flight are lost, and [`stats`](Relay::stats) counts them.
-/// [`cancel_handle`](Relay::cancel_handle) ends a relay without loss.
-/// [`into_parts`](Relay::into_parts) returns the bytes in flight.
+/// [`cancel_handle`](Relay::cancel_handle) ends a relay after it has written these bytes, within a
+/// deadline. [`into_parts`](Relay::into_parts) returns the bytes in flight.
 #[must_use = "futures do nothing unless you `.await` or poll them"]
 pub struct Relay<A, B> {
     a: A,
