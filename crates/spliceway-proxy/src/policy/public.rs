@@ -1,5 +1,6 @@
 //! The addresses that are not on the public Internet: those in IANA's special-purpose registries
-//! (RFC 6890 and its successors), and cloud metadata services.
+//! (RFC 6890 and its successors), multicast addresses, and the addresses of cloud metadata
+//! services.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -206,7 +206,8 @@ fn moved(calls: &[Call], name: &str) -> usize {
 }
 
 /// Runs `peers` on the two ends of one relay in a process under strace. Returns that relay's calls
-/// from its first poll to its end. Returns `None` if strace is missing or may not trace.
+/// from its first poll to its end. Returns `None` if strace is missing or is not permitted to
+/// trace.
 fn trace(role: &str, peers: impl FnOnce(TcpStream, TcpStream)) -> Option<Vec<Call>> {
     if !has_tool("strace", "strace") {
         return None;

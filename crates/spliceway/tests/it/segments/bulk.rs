@@ -104,7 +104,7 @@ async fn a_pipe_grows_with_large_fragments_and_shrinks_again_with_segments() {
         let mut other_in_turn = (Pattern::new(2), Pattern::new(2));
         let (mut sent, mut wanted) = (Pattern::new(1), Pattern::new(1));
         for _ in 0..2 {
-            // In the first half, the pipe size settles. In the second half, the new pipes show the
+            // In the first pass, the pipe size settles. In the second pass, the new pipes show the
             // size.
             for _ in 0..2 {
                 close_idle(&rig.pool);
