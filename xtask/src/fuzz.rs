@@ -108,7 +108,7 @@ fn options(words: &[String]) -> Result<(u32, Vec<&'static str>), String> {
 }
 
 /// Returns the words to put before a command so that it runs in its own network. Returns no words
-/// if this user may not create a network.
+/// if this user is not permitted to create a network.
 fn own_network() -> Vec<&'static str> {
     let unshare = |options: &[&'static str]| -> Vec<&'static str> {
         let shell = ["sh", "-c", OWN_NETWORK, "sh"];

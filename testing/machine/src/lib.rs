@@ -98,7 +98,7 @@ fn namespaces_permitted() -> bool {
 
 /// Provides ports for many short connections, each of which keeps its port for a minute. Lets
 /// connections to one address reuse a port after a second. The defaults are enough for most runs.
-/// So a run that may not change the settings continues with the defaults.
+/// So a run without permission to change the settings continues with the defaults.
 fn provide_ports() {
     for (name, value) in [("ip_local_port_range", "1024 65535"), ("tcp_tw_reuse", "1")] {
         let _ = fs::write(format!("/proc/sys/net/ipv4/{name}"), value);

@@ -137,7 +137,7 @@ fn records(kind: SocketType) -> (UnixStream, UnixStream) {
 
 /// The most bytes that one receive reads. (tokio's copy cuts records at 8 KiB.)
 const SCRATCH: usize = 64 << 10;
-/// The sizes of the records in bytes. Some exceed a receive, because a full receive marks a bulk
+/// The sizes of the records in bytes. Some fill a receive, because a full receive marks a bulk
 /// flow.
 const RECORDS: [usize; 8] = [1, 100, 8 << 10, 20_000, SCRATCH, 100_000, 100_000, 3];
 
