@@ -83,11 +83,11 @@ Examples:
 
 const MIXED_EXAMPLES: &str = "\
 Examples:
-  mixed                                        on 127.0.0.1:1080
-  mixed -l :1080 --auth-file users             for users; refuses SOCKS4
-  mixed -l :1080 --allow 192.168.0.0/16        for a network
-  mixed -l unix:/run/proxy.sock,mode=0660      for a group on this machine
-  mixed -l :1080 --open --metrics :9100        for everybody, with metrics";
+  mixed                                            on 127.0.0.1:1080
+  mixed -l :1080 --auth-file users                 for users; refuses SOCKS4
+  mixed -l :1080 --allow 192.168.0.0/16            for a network
+  mixed -l unix:/run/proxy.sock,mode=0660 --open   for a group on this machine
+  mixed -l :1080 --open --metrics 127.0.0.1:9100   for everybody, with metrics";
 
 const HASH_EXAMPLES: &str = "\
 Examples:
