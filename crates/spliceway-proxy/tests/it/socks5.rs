@@ -146,7 +146,7 @@ fn failures_to_connect_have_their_reply_codes() {
     }
 }
 
-/// Returns a listener that does not answer a SYN, because its queue of two connections is full.
+/// Returns a listener that does not answer a SYN, because its queue is full.
 fn full_backlog() -> (Socket, SocketAddr, Vec<TcpStream>) {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();

@@ -40,8 +40,8 @@ impl Subject {
         }
     }
 
-    /// Starts a task that relays `near` and `far`, in this order or swapped. It returns the counts
-    /// from the near peer to the far peer first.
+    /// Starts a task that relays between `near` and `far`, in this order or swapped. It returns the
+    /// counts from the near peer to the far peer first.
     fn spawn(
         self,
         mut near: impl Duplex + 'static,

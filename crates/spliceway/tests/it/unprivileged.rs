@@ -1,5 +1,5 @@
 //! 300 simultaneous bulk relays of an unprivileged user are byte-exact. They leave half of that
-//! user's pipe pages to its other programs.
+//! user's pipe pages for the user's other programs.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
