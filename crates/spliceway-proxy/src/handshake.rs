@@ -330,12 +330,12 @@ impl ClientRequest {
         }
     }
 
-    /// Returns the answer for a client whose request has succeeded. SOCKS answers contain `bound`.
+    /// Returns the answer for a client whose request has succeeded. Only SOCKS answers contain `bound`.
     /// The answer is empty if the target itself will answer.
-    pub(crate) fn succeeded(&self, bound: SocketAddr) -> Vec<u8> {
+    pub(crate) fn succeeded(&self, bound: impl FnOnce() -> SocketAddr) -> Vec<u8> {
         match self.spoken {
-            Some(Spoken::Socks5) => socks5::succeeded(bound),
-            Some(Spoken::Socks4) => socks4::succeeded(bound).to_vec(),
+            Some(Spoken::Socks5) => socks5::succeeded(bound()),
+            Some(Spoken::Socks4) => socks4::succeeded(bound()).to_vec(),
             Some(Spoken::Http) if self.body.is_none() => http::ESTABLISHED.to_vec(),
             Some(Spoken::Http) | None => Vec::new(),
         }

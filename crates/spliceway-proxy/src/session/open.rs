@@ -160,7 +160,7 @@ impl Opening {
             Err(error) => return Err(self.refuse(error.failure(), error.into()).await),
         };
         record.connected(dialed.address, started.elapsed());
-        let bound = dialed.stream.local_addr().unwrap_or(UNSPECIFIED);
+        let bound = || dialed.stream.local_addr().unwrap_or(UNSPECIFIED);
         self.answer(&self.request.succeeded(bound)).await?;
         Ok(dialed)
     }
@@ -220,7 +220,7 @@ impl Opening {
             Ok(binding) => binding,
             Err(error) => return Err(self.out_of_sockets(&error).await),
         };
-        self.answer(&self.request.succeeded(binding.address())).await?;
+        self.answer(&self.request.succeeded(|| binding.address())).await?;
         let limit = self.service.timeouts.connect;
         let started = Instant::now();
         let accepted = tokio::select! {
@@ -231,7 +231,7 @@ impl Opening {
         match accepted {
             Ok((stream, peer)) => {
                 record.connected(Some(peer), started.elapsed());
-                self.answer(&self.request.succeeded(peer)).await?;
+                self.answer(&self.request.succeeded(|| peer)).await?;
                 Ok(Dialed {
                     stream: stream.into(),
                     early: Vec::new(),
@@ -253,7 +253,7 @@ impl Opening {
             Ok(association) => association,
             Err(error) => return Err(self.out_of_sockets(&error).await),
         };
-        self.answer(&self.request.succeeded(association.address())).await?;
+        self.answer(&self.request.succeeded(|| association.address())).await?;
         Ok(Opened::Association(Box::new(association::Open {
             client: self.client,
             association,

@@ -24,6 +24,8 @@ mod mixed;
 mod policy;
 mod proxy_header;
 mod rates;
+// System calls of a session.
+mod session_cost;
 mod slow;
 mod socks4;
 mod socks5;
