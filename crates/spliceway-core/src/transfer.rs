@@ -160,9 +160,9 @@ pub struct Transfer {
     /// Whether an end is a pipe, so that no pipe is needed in between.
     through: bool,
     /// Bytes delivered in this poll.
-    moved: usize,
+    moved: u32,
     /// Bytes spliced through since the source was last waited for.
-    run: usize,
+    run: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -236,7 +236,9 @@ impl Transfer {
             Plan::Splice { .. } => SPLICE_BUDGET,
         };
         match (self.state, plan) {
-            (State::Reading | State::Confirming | State::Peeking | State::Peeked, _) if self.moved >= budget => {
+            (State::Reading | State::Confirming | State::Peeking | State::Peeked, _)
+                if self.moved as usize >= budget =>
+            {
                 Step::Yield
             }
             (State::Reading, Plan::Splice { .. }) if self.through => Step::SpliceThrough { peeked: false },
@@ -284,19 +286,19 @@ impl Transfer {
             }
 
             (Step::SpliceThrough { .. }, Event::SplicedThrough { bytes, more }) => {
-                self.moved += bytes;
-                self.run += bytes;
+                self.moved = sum(self.moved, bytes);
+                self.run = sum(self.run, bytes);
                 if more { State::Reading } else { State::Peeking }
             }
             (Step::SpliceThrough { peeked: false }, Event::SinkBlocked) => State::Peeking,
             (Step::Peek, Event::Peeked) => State::Peeked,
 
             (Step::Send, Event::Sent { bytes, left }) => {
-                self.moved += bytes;
+                self.moved = sum(self.moved, bytes);
                 if left > 0 { State::Sending } else { State::Reading }
             }
             (Step::Drain, Event::Drained { bytes, left }) => {
-                self.moved += bytes;
+                self.moved = sum(self.moved, bytes);
                 if left > 0 { State::Draining } else { State::Reading }
             }
             (Step::Drain, Event::SinkBlocked) => {
@@ -324,12 +326,18 @@ impl Transfer {
         if self.through {
             // One splice may be small because the sink has little room. The decision therefore
             // counts all bytes moved since the last wait for the source.
-            self.traffic.after_splice(self.run >= crate::traffic::SPLICE_THRESHOLD);
+            self.traffic
+                .after_splice(self.run as usize >= crate::traffic::SPLICE_THRESHOLD);
             self.run = 0;
         }
         self.moved = 0;
         State::Reading
     }
+}
+
+/// Counts in half a word, because a direction is part of every relay's future.
+fn sum(count: u32, bytes: usize) -> u32 {
+    count.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX))
 }
 
 #[cold]
