@@ -330,8 +330,8 @@ impl ClientRequest {
         }
     }
 
-    /// Returns the answer for a client whose request has succeeded. Only SOCKS answers contain `bound`.
-    /// The answer is empty if the target itself will answer.
+    /// Returns the answer for a client whose request has succeeded. Only SOCKS answers contain
+    /// `bound`. The answer is empty if the target itself will answer.
     pub(crate) fn succeeded(&self, bound: impl FnOnce() -> SocketAddr) -> Vec<u8> {
         match self.spoken {
             Some(Spoken::Socks5) => socks5::succeeded(bound()),
