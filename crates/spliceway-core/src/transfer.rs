@@ -73,7 +73,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// Returns whether the pipe may hold bytes at this step. At every other step, it is empty, and
+    /// Returns whether the pipe may hold bytes at this step. At all other steps, it is empty, and
     /// the caller must release it before it waits.
     #[must_use]
     pub fn holds_pipe(self) -> bool {

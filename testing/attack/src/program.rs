@@ -21,7 +21,8 @@ pub(crate) const SECRET: &str = "correct horse";
 /// The number of users who have not logged in before, so that the program must check their hash.
 pub(crate) const NEWCOMERS: usize = 1000;
 
-/// The program's descriptor limit: 1/8 for pipes, 1/8 for lookups, and about 1,500 sessions.
+/// The program's descriptor limit: 1/8 for pipes, 1/8 for lookups, and the rest for about 1,500
+/// sessions.
 const DESCRIPTORS: u64 = 4096;
 
 /// The longest wait for a start or an exit. Both take milliseconds on an idle machine.

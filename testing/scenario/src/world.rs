@@ -68,7 +68,8 @@ struct Line {
     polls: u64,
     moved: [u64; 2],
     ended: bool,
-    /// Polls since anything in the world moved, and whether the last check saw a poll.
+    /// The number of polls since anything in the world last moved, and whether the last check saw a
+    /// poll.
     idle_polls: u64,
     polled: bool,
 }

@@ -190,7 +190,7 @@ async fn a_name_that_changes_to_an_own_address_is_refused_without_a_dial() {
     let resolver = ResolverSettings::Servers(vec![server.address]);
     let policy = TargetPolicy::new(Targets::Everything, own.clone());
     let dialer = dialer(resolver, SocketSettings::default(), policy);
-    // A listener is added once it is bound, after the dialer was created.
+    // A listener is added when it is bound, which is after the dialer has been created.
     own.add(&ours).unwrap();
     let target = format!("rebind.example:{port}");
     server.says("rebind.example.", Answer::has(&["127.0.0.2"], 0));
