@@ -21,7 +21,7 @@ func main() {
 	for {
 		client, err := listener.Accept()
 		if err != nil {
-			// No descriptor is free, most likely: as net/http does.
+			// Most likely, no descriptor is free. Wait, as net/http does.
 			time.Sleep(5 * time.Millisecond)
 			continue
 		}

@@ -29,7 +29,7 @@ pub(crate) struct Options {
     /// Interleaved rounds.
     #[arg(long, default_value_t = 6)]
     rounds: usize,
-    /// One round of a few small loads, to check that they work and not how fast they are.
+    /// One round of a few small loads, to check that they work, not to measure their speed.
     #[arg(long)]
     quick: bool,
     /// Only these loads, by name or by a prefix of it (`F2`, `F10`, `pgbench`).
@@ -157,7 +157,7 @@ impl Options {
     }
 }
 
-/// Returns the commit that is checked out, or an empty string without a repository.
+/// Returns the commit that is checked out, or an empty string if there is no repository.
 fn commit() -> String {
     let said = Command::new("git").args(["rev-parse", "--short", "HEAD"]).output();
     said.map_or_else(

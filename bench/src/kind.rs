@@ -116,8 +116,8 @@ impl Kind {
 }
 
 /// The environment variable that names another build of this benchmark. That build's spliceway
-/// becomes a contender too, to compare two commits in one run. The program of that build is in the
-/// same folder.
+/// becomes a contender too, so that one run can compare two commits. The program of that build is
+/// in the same folder.
 pub(crate) const BEFORE: &str = "SPLICEWAY_BENCH_BEFORE";
 
 /// Returns another build of this benchmark for comparison, if there is one.
@@ -181,7 +181,7 @@ fn report_address(address: SocketAddr) {
 async fn accept(kind: Kind, listener: TcpListener, upstream: SocketAddr) -> io::Result<()> {
     loop {
         let Ok((client, _)) = listener.accept().await else {
-            // Programs do this: if all descriptors are in use, one may become free.
+            // Programs wait in this case: if all descriptors are in use, one may become free.
             tokio::time::sleep(Duration::from_millis(5)).await;
             continue;
         };

@@ -24,7 +24,8 @@ pub(crate) struct Options {
     /// Interleaved rounds.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Only these, by name or by a prefix of it: bulk, "round trips", sweep, churn, idle, k6, pool.
+    /// Only these tests, by name or by a prefix of it: bulk, "round trips", sweep, churn, idle, k6,
+    /// pool.
     #[arg(long, num_args = 1.., value_name = "PREFIX")]
     only: Vec<String>,
     /// The folder for the results.

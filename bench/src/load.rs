@@ -14,7 +14,7 @@ pub(crate) enum Profile {
     Loopback,
     /// One rack: no delay, offloads on.
     Rack,
-    /// One rack. The receiver gets every segment on its own.
+    /// One rack. The receiver gets every segment separately.
     RackPlain,
     /// One rack. Only the receiver joins segments (GRO).
     RackGro,

@@ -72,8 +72,8 @@ impl CoreTime {
 }
 
 /// A thread in the lowest scheduling class (`SCHED_IDLE`) on one core. It keeps the virtual CPU
-/// from halting, and notices when it does not run. During a gap in its clock, other work had the
-/// core, including softirqs and the host.
+/// from halting, and notices when the thread itself does not run. During a gap in its clock, other
+/// work had the core, including softirqs and the host.
 pub(crate) struct Spinner {
     stop: Arc<AtomicBool>,
     clock: Arc<Clock>,

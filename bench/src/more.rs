@@ -1,7 +1,7 @@
 //! Measures the cost of `SPLICE_F_MORE` on the write leg: a plain relay with two threads per
-//! connection, with and without the flag. The flag announces more bytes. So bytes that do not fill
-//! a segment wait for them, for at most 200 ms. They wait at the end of a request, and at the end
-//! of an answer whose connection stays open.
+//! connection, with and without the flag. The flag announces more bytes. Bytes that do not fill a
+//! segment therefore wait for more, for at most 200 ms. This happens at the end of a request, and
+//! at the end of an answer whose connection stays open.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};

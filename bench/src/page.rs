@@ -132,7 +132,7 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
     fs::write(path, page)
 }
 
-/// Replaces the text between the two comments with this name.
+/// Replaces the text between the two comments that have this name.
 fn replace(page: &str, name: &str, text: &str) -> io::Result<String> {
     let (begin, end) = (format!("<!-- begin {name} -->\n"), format!("<!-- end {name} -->"));
     let parts = page

@@ -34,7 +34,7 @@ fn time(threads: usize, operations: u32, operation: impl Fn() + Sync) -> f64 {
         for core in 0..threads {
             let operation = &operation;
             scope.spawn(move || {
-                // Without the permission to pin threads, the scheduler chooses the core.
+                // Without permission to pin threads, the scheduler chooses the core.
                 let _ = machine::pin_to(core);
                 (0..operations).for_each(|_| operation());
             });

@@ -22,7 +22,7 @@ use crate::{LOAD_CORE, RELAY_CORE};
 struct Workload {
     title: &'static str,
     server: Kind,
-    /// The client's command line. `HOST` and `PORT` are the relay's.
+    /// The client's command line. `HOST` and `PORT` stand for the relay's address and port.
     client: &'static str,
     unit: &'static str,
     /// Finds the figure in the client's output.

@@ -1,4 +1,4 @@
-//! The measurements, which of them are reliable, and how certain they are.
+//! The measurements: which of them are reliable, and how certain they are.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +26,7 @@ pub(crate) struct Run {
     pub(crate) writes: Histogram,
     pub(crate) exchanges: Histogram,
     pub(crate) lateness: Histogram,
-    /// Milliseconds from the end of an overload until its backlog was done.
+    /// Milliseconds from the end of an overload until its backlog was cleared.
     pub(crate) recovery: f64,
 }
 

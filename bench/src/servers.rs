@@ -84,8 +84,8 @@ impl Server {
     }
 }
 
-/// Returns the Go relay, which is built once. The file is removed as soon as it is open, so that
-/// none of it can be left behind.
+/// Returns the Go relay, which is built once. The file is removed as soon as it is open, so that it
+/// cannot be left behind.
 fn go_relay() -> &'static Result<File, String> {
     static BUILT: OnceLock<Result<File, String>> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -115,7 +115,7 @@ fn build_go_relay() -> io::Result<File> {
     }
 }
 
-/// Returns a configuration with as many connections as the descriptors permit. Each connection
+/// Returns a configuration for as many connections as the descriptors permit. Each connection
 /// needs two descriptors. A quarter of the connections, HAProxy's default, have a pipe, which needs
 /// two more.
 fn haproxy_configuration(listen: SocketAddr, upstream: SocketAddr) -> String {
@@ -139,7 +139,7 @@ listen relay
     )
 }
 
-/// Returns a configuration with as many connections as the descriptors permit. Each client needs
+/// Returns a configuration for as many connections as the descriptors permit. Each client needs
 /// two connections.
 fn nginx_configuration(module: &str, listen: SocketAddr, upstream: SocketAddr, folder: &Path) -> String {
     let folder = folder.display();
@@ -164,7 +164,8 @@ stream {{
     )
 }
 
-/// Returns the line that loads the `stream` module, because Debian's nginx loads it at run time.
+/// Returns the line that loads the `stream` module. Debian's nginx needs it, because the module is
+/// not built in. The line is empty for other builds.
 fn nginx_module() -> io::Result<String> {
     let said = Command::new("nginx").arg("-V").output()?.stderr;
     let said = String::from_utf8_lossy(&said);

@@ -38,7 +38,7 @@ impl Site {
         let net = Net::joined_by(&profile.links())?;
         let site = Self { net, profile };
         if profile == Profile::Loopback {
-            // A host that paces (bbr) would dominate the measurement.
+            // On a host that paces (bbr), the pacing would dominate the measurement.
             let route = "dev lo table local proto kernel scope host src 127.0.0.1 congctl cubic";
             site.node(RELAY)
                 .ip(&["127.0.0.0/8", "127.0.0.1"].map(|to| format!("route replace local {to} {route}")))?;

@@ -120,7 +120,7 @@ fn words(site: &Site, node: usize, program: &str, arguments: &[&str]) -> io::Res
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Returns the average round trip in milliseconds.
+/// Returns the average round-trip time in milliseconds.
 fn ping(site: &Site) -> io::Result<f64> {
     let (relay, _) = site.addresses();
     // "rtt min/avg/max/mdev = 2.1/2.2/…"
@@ -136,7 +136,7 @@ fn ping(site: &Site) -> io::Result<f64> {
     average.ok_or_else(|| io::Error::other(format!("ping: {said}")))
 }
 
-/// Returns the round trip in milliseconds of a connection that has carried some bytes.
+/// Returns the round-trip time in milliseconds of a connection that has carried some bytes.
 fn tcp_info(site: &Site) -> io::Result<f64> {
     let (mut client, mut server) = site.net.connect(0, 1, spliceway_net::Family::V4)?;
     for _ in 0..20 {
@@ -153,7 +153,7 @@ fn tcp_info(site: &Site) -> io::Result<f64> {
     rtt.ok_or_else(|| io::Error::other(format!("ss: {said}")))
 }
 
-/// Returns the Mbit/s that arrive from client to server, or at the relay if that is the far end.
+/// Returns the Mbit/s that arrive at the server, or at the relay if that is the far end.
 fn iperf3(site: &Site, options: &[&str]) -> io::Result<f64> {
     let (_, server) = site.addresses();
     let mut listening = Command::new("iperf3");

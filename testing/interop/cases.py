@@ -25,7 +25,7 @@ LOCAL_NAME = "localhost"
 
 USER = "ann"
 # Characters that confuse a client that splits or escapes credentials. (There is no percent sign,
-# because curl decodes it, with --proxy-anyauth twice.)
+# because curl decodes it, and does so twice with --proxy-anyauth.)
 SECRET = "a:b+c/@?"
 WRONG_SECRET = "a:b+c/@!"
 
@@ -231,7 +231,7 @@ class Attempt:
             )
 
     def _check_relayed(self, server, metrics, records):
-        """Checks one session for each request, with the byte counts that the origin saw."""
+        """Checks that each request had one session, with the byte counts that the origin saw."""
         requests = self.case.mode.requests
         self._expect("connections to the origin", server.connections, requests)
         relayed = [record for record in records if record["end"] in RELAYED]
@@ -279,7 +279,7 @@ class Attempt:
     def _check_path(self, metrics):
         if self.case.mode.in_chunks:
             return
-        # The program reads the bodies of requests that it forwards, to find where they end.
+        # The program reads the bodies of requests that it forwards, to find the ends of the bodies.
         copies_up = self.case.mode.uploads_in_drops or self.case.mode.is_sent_on
         directions = ["down"] if copies_up else ["up", "down"]
         parts = [metrics.bytes(direction, "splice") / max(metrics.bytes(direction), 1) for direction in directions]

@@ -19,7 +19,7 @@ EVERY_FAMILY = ("ipv4", "ipv6", "name")
 # SOCKS4 has no room for an IPv6 address.
 SOCKS4_FAMILIES = ("ipv4", "name")
 
-# The origins' servers.
+# The functions that origins serve with.
 STREAM = origin.serve_stream
 HTTP = origin.serve_http
 HTTP_TO_THE_END = origin.serve_http_to_the_end
@@ -314,7 +314,7 @@ def rust_modes():
 
 
 def at_once_modes():
-    """No library sends handshake and data in one call, so this client is in the repository."""
+    """No library sends the handshake and the data in one call, so the repository has a client."""
 
     def mode(name, protocol, families):
         return Mode("at-once", name, protocol, own("{self}", "at-once.py", protocol), families=families, insists=True)

@@ -7,8 +7,8 @@ import socket
 import struct
 import threading
 
-# Bodies long enough for a relay to splice. They come from seeds, so that no part of a body is equal
-# to another part of either body.
+# Bodies long enough for a relay to splice. They are random bytes from different seeds, so that no
+# part of a body is equal to another part of either body.
 BODY_BYTES = 8 << 20
 UPLOAD = random.Random(1).randbytes(BODY_BYTES)
 DOWNLOAD = random.Random(2).randbytes(BODY_BYTES)
@@ -135,7 +135,7 @@ def serve_http_on(origin, stream):
 
 
 def serve_http_on_in_chunks(origin, stream):
-    """Serves all requests that arrive, in chunks and after hints. Each answer has two heads."""
+    """Serves all requests that arrive. Each answer has a hint, a head and a chunked body."""
     reader = Reader(origin, stream)
     while not reader.at_end():
         answer_request(origin, reader, in_chunks, b"Keep-Alive: timeout=60\r\n", b"HTTP/1.1 103 Early Hints\r\n\r\n")
@@ -181,7 +181,7 @@ class Reader:
         self._origin, self._buffer = origin, bytearray()
 
     def at_end(self):
-        """Whether the stream has ended, or no bytes arrive for a while."""
+        """Whether the stream has ended, or no bytes have arrived for a while."""
         self.stream.settimeout(KEPT_SECONDS)
         try:
             return not (self._buffer or self._receive())
@@ -275,7 +275,7 @@ def response_to(query):
 
 
 def bind_both(kind):
-    """Returns a socket of each family on one port. Tries again if the second bind finds it used."""
+    """Returns a socket of each family on one port. Tries again if the port is in use."""
     while True:
         first, second = (socket.socket(family, kind) for family, _ in LOOPBACKS)
         first.bind((LOOPBACKS[0][1], 0))

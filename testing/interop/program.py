@@ -15,7 +15,7 @@ SAMPLE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)$")
 
 
 class Failed(Exception):
-    """The program does not behave as it must in every run."""
+    """The program violates a requirement that applies to every run."""
 
 
 class Program:

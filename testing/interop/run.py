@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Runs every known client against the program. `cargo xtask interop` builds both and calls this.
+"""Runs every known client against the program.
+
+`cargo xtask interop` builds the program and the Rust client, and calls this script.
 
 See README.md for details.
 """

@@ -36,8 +36,8 @@ pub(crate) fn run(words: &[String], root: &Path) -> Result<(), String> {
         match format_of(&json)? {
             FORMAT => {}
             other if bless => return Err(format!("xtask: api: {}", other_format(other))),
-            // The installed nightly depends on the machine, so another format is not the fault of a
-            // change.
+            // The installed nightly depends on the machine, so a different format is not the fault
+            // of the code.
             other => {
                 eprintln!("skipped: cargo xtask api: {}", other_format(other));
                 return Ok(());

@@ -26,8 +26,9 @@ use crate::transfer::SCRATCH;
 /// come from [`PipePool::global`].
 ///
 /// # Errors
-/// The error of either socket. It does not include the number of bytes written before. `WouldBlock`
-/// if a socket is non-blocking, or has a timeout (`SO_RCVTIMEO`, `SO_SNDTIMEO`) that has passed.
+/// The error of either socket. The error does not tell how many bytes were already written.
+/// `WouldBlock` if a socket is non-blocking, or has a timeout (`SO_RCVTIMEO`, `SO_SNDTIMEO`) that
+/// has passed.
 pub fn copy(source: impl AsFd, sink: impl AsFd) -> io::Result<DirectionSummary> {
     let mut splicer = Splicer::blocking(Engine::Auto, PipeSize::Auto, PipePool::global().clone());
     let mut scratch = vec![0; SCRATCH];

@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use crate::reason::Reason;
 
-/// The live counts of one direction. Only the relay that moves the bytes writes them, and any
+/// The live counts of one direction. Only the relay that moves the bytes updates the counts. Any
 /// thread may read them at any time. A byte counts when it is delivered.
 #[derive(Debug, Default)]
 pub struct Counts {
@@ -18,8 +18,9 @@ pub struct Counts {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DirectionSummary {
-    /// Bytes that the sink has accepted. For a socket, this is its send buffer: the peer may not
-    /// have read them. This is the sum of [`spliced`](Self::spliced) and [`copied`](Self::copied).
+    /// Bytes that the sink has accepted. A socket accepts bytes into its send buffer, so the peer
+    /// has not necessarily read them. The number is the sum of [`spliced`](Self::spliced) and
+    /// [`copied`](Self::copied).
     pub bytes: u64,
     /// Bytes that went through the kernel alone.
     pub spliced: u64,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::reason::Reason;
 
-/// The sizes of a pool's pipes. There are few sizes, so that any two pipes of a class are
+/// The sizes of a pool's pipes. There are only a few sizes, and all pipes of a class are
 /// interchangeable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
@@ -78,8 +78,9 @@ pub struct Limits {
     /// The maximum number of idle pipes of each class that one thread keeps. Further idle pipes go
     /// to a list that every thread can use. The default is 16 pipes.
     pub idle_per_thread: usize,
-    /// The pool closes a pipe that was idle for this long. It may close the pipe after half of this
-    /// time, but not earlier. The default is 10 s, which is longer than the gaps in a transfer.
+    /// The pool closes a pipe that has been idle for this long. It may close the pipe after half of
+    /// this time, but not earlier. The default is 10 s, which is longer than the gaps in a
+    /// transfer.
     pub idle_timeout: Duration,
 }
 
@@ -215,7 +216,7 @@ pub struct PoolStats {
     pub pages: usize,
     /// The number of pipes closed because they came back with bytes inside, or after an error.
     pub closed_dirty: u64,
-    /// The number of pipes closed because they were idle for a while.
+    /// The number of pipes closed because they had been idle for a while.
     pub closed_idle: u64,
     /// The number of refused acquires by reason. Reasons that never occurred are left out.
     pub denied: Vec<(Reason, u64)>,

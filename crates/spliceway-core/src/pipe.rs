@@ -1,5 +1,5 @@
 //! One kernel pipe. Only this file interprets the results EAGAIN, 0 and EINVAL of a `splice(2)`
-//! into or out of it.
+//! into or out of a pipe.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,7 +30,8 @@ pub struct Pipe {
     len: usize,
     sound: bool,
     /// Whether `SIGPIPE` would kill this process. A drain into a broken connection raises it. The
-    /// constructor checks this, because a process decides it early and rarely creates a pipe.
+    /// constructor checks this, because a process sets its signal handling early and rarely creates
+    /// a pipe.
     guards_sigpipe: bool,
 }
 
@@ -125,7 +126,7 @@ impl Pipe {
     ///
     /// `splice(2)` checks for a free slot before it checks the socket. The pipe must therefore be
     /// empty, because only then does EAGAIN describe the source. The call does not block if the
-    /// source is non-blocking. It retries EINTR.
+    /// source is non-blocking. It retries on EINTR.
     ///
     /// # Errors
     /// The source's own error, for example a reset. The pipe is then no longer clean.
@@ -171,7 +172,7 @@ impl Pipe {
     ///
     /// A greater count makes the kernel hold back the last segment for 200 ms. For that reason, the
     /// call never sets `SPLICE_F_MORE` either. It does not block if the sink is non-blocking. It
-    /// retries EINTR, and raises no `SIGPIPE` in a process that the signal would kill.
+    /// retries on EINTR, and raises no `SIGPIPE` in a process that the signal would kill.
     ///
     /// # Errors
     /// The sink's own error, or `WriteZero` if splice returns 0. The pipe is then no longer clean.

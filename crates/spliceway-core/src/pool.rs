@@ -416,7 +416,7 @@ impl Lent {
         }
     }
 
-    /// Puts the pipe on `list` and returns the pool if no reaper watches it. If the list has no
+    /// Puts the pipe on `list`. Returns the pool if no reaper watches its lists. If the list has no
     /// room or the pool is closed, the function returns the pipe as the error.
     fn put_on(self, list: &Mutex<FreeList<Lent>>, class: SizeClass, room: usize) -> Result<Option<Arc<Shared>>, Self> {
         let Some(place) = self.pool().lists.place_on(list, class, room) else {

@@ -1,4 +1,4 @@
-//! The calls other than splice that a relay makes on a socket. Each retries EINTR.
+//! The calls other than splice that a relay makes on a socket. Each call is retried on EINTR.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -54,7 +54,7 @@ pub(crate) fn source_has_failed(source: BorrowedFd<'_>, errno: Errno) -> bool {
     sink_has_failed(source, errno) && matches!(peek(source, Wait::Never), Ok(false))
 }
 
-/// Returns the same for a sink. A sink may still have bytes to receive.
+/// Does the same as [`source_has_failed`] for a sink. A sink may still have bytes to receive.
 pub(crate) fn sink_has_failed(sink: BorrowedFd<'_>, errno: Errno) -> bool {
     matches!(errno, Errno::ACCESS | Errno::OPNOTSUPP)
         && sys::is_plain_tcp(sink)

@@ -40,7 +40,7 @@ pub(crate) fn note(reason: Reason) {
 }
 
 impl Refusals {
-    /// Starts to refuse attempts. It does not restart a running count. Otherwise, calls that were
+    /// Starts to refuse attempts, but does not restart a running count. Otherwise, calls that were
     /// in progress when another call failed would delay the probe.
     fn begin(&self) {
         let _ = self

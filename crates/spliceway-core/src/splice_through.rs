@@ -54,9 +54,9 @@ pub(crate) enum Through {
 
 /// Calls `splice(source → sink)` once, for at most `max` bytes. Both ends must be non-blocking.
 ///
-/// If the source is a pipe, the function first queries how many bytes it holds. A splice of more
-/// bytes would cork a TCP sink. (If other readers also use the pipe, this can still happen, and the
-/// last bytes arrive late.)
+/// If the source is a pipe, the function first queries how many bytes the pipe holds. A splice of
+/// more bytes would cork a TCP sink. (If other readers also use the pipe, this can still happen,
+/// and the last bytes arrive late.)
 ///
 /// `splice(2)` returns `EAGAIN` both for an empty source and for a full sink. The function then
 /// checks the sink, because new bytes may have reached the source since the splice.
@@ -122,7 +122,7 @@ pub fn bytes_in_pipe(pipe: impl AsFd) -> io::Result<usize> {
     Ok(sys::bytes_to_read(pipe.as_fd())?)
 }
 
-/// Calls `read(2)`, and retries EINTR. 0 means the end of the stream: the pipe no longer has a
+/// Calls `read(2)`, and retries on EINTR. 0 means the end of the stream: the pipe no longer has a
 /// writer.
 ///
 /// # Errors
@@ -131,7 +131,7 @@ pub(crate) fn read(pipe: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<usize> {
     Ok(retry_on_intr(|| sys::read(pipe, buf))?)
 }
 
-/// Calls `write(2)`, and retries EINTR. If `guards_sigpipe` is set, the call suppresses the
+/// Calls `write(2)`, and retries on EINTR. If `guards_sigpipe` is set, the call suppresses the
 /// `SIGPIPE` that would kill the process.
 ///
 /// # Errors

@@ -252,7 +252,7 @@ impl Splicer {
     }
 
     /// Handles a reason to copy that a system call or the pool gave. It notes the reason, so that
-    /// other directions need not find it again.
+    /// other directions do not have to discover it themselves.
     fn cannot(&mut self, reason: Reason, counts: &Counts) -> io::Result<()> {
         if !self.transfer.must_splice() {
             splice_support::note(reason);
@@ -276,7 +276,7 @@ impl Splicer {
 }
 
 impl Read<'_> {
-    /// Returns the maximum number of bytes that this read can bring, or 0 if it only peeks.
+    /// Returns the maximum number of bytes that this read can return, or 0 if it only peeks.
     #[must_use]
     pub fn max_bytes(&self) -> usize {
         match self.0.transfer.step() {

@@ -136,7 +136,7 @@ fn without_sigpipe(
         libc::sigaddset(&raw mut sigpipe, libc::SIGPIPE);
         libc::pthread_sigmask(libc::SIG_BLOCK, &raw const sigpipe, &raw mut before);
         let outcome = call();
-        // If the program already blocked the signal, it may want to see it.
+        // If the program had already blocked the signal, it may want to handle the signal itself.
         if may_have_raised(outcome) && libc::sigismember(&raw const before, libc::SIGPIPE) == 0 {
             let at_once: libc::timespec = mem::zeroed();
             libc::sigtimedwait(&raw const sigpipe, std::ptr::null_mut(), &raw const at_once);
@@ -291,8 +291,9 @@ pub(crate) fn tell_pollers_again(socket: RawFd) {
     let length = mem::size_of_val(&bytes) as libc::socklen_t;
     // SAFETY: the value is one int that outlives the call, and `length` is its size. If the
     // descriptor was closed, the call fails. If the descriptor now refers to another socket, the
-    // call sets that socket's own value again. If this changes between the two calls, the new
-    // socket gets the value of the old one. That value is 1, unless other code changed it.
+    // call sets that socket's own value again. If the descriptor comes to refer to another socket
+    // between the two calls, the new socket gets the value of the old one. That value is 1, unless
+    // other code changed it.
     unsafe {
         libc::setsockopt(
             socket,

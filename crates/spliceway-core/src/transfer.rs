@@ -50,8 +50,8 @@ pub enum Step {
     Peek,
     /// Splice once from the source to the sink, up to [`SPLICE_THROUGH_MAX`] bytes.
     SpliceThrough {
-        /// Whether the source is known to have bytes. If it is and the sink is full, the caller can
-        /// only wait for the sink.
+        /// Whether the source is known to have bytes. If this is set and the sink is full, the
+        /// caller can only wait for the sink.
         peeked: bool,
     },
     /// Acquire a pipe of this class if the caller holds none, and fill it once. The pipe is empty.
@@ -161,7 +161,7 @@ pub struct Transfer {
     through: bool,
     /// Bytes delivered in this poll.
     moved: u32,
-    /// Bytes spliced through since the source was last waited for.
+    /// Bytes spliced through since the last wait for the source.
     run: u32,
 }
 
@@ -335,7 +335,7 @@ impl Transfer {
     }
 }
 
-/// Counts in half a word, because a direction is part of every relay's future.
+/// Adds `bytes` to `count`. A count takes half a word, which keeps the future of every relay small.
 fn sum(count: u32, bytes: usize) -> u32 {
     count.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX))
 }

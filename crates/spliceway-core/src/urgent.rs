@@ -62,8 +62,8 @@ impl UrgentMarks {
 /// The [`UrgentMarks`] of one runtime thread, which are checked each time the runtime has polled
 /// for events.
 ///
-/// While there is a socket to check, the runtime holds a waker. The runtime wakes it after it has
-/// polled for events, and the waker then runs the check. The waker also runs the check when it is
+/// While there is a socket to check, the runtime holds a waker. The runtime wakes this waker after
+/// polling for events, and the waker then runs the check. The waker also runs the check when it is
 /// dropped. A runtime that stops before it polls drops the waker, and its tasks may still wait for
 /// these sockets when the runtime continues.
 #[derive(Debug)]
@@ -87,8 +87,8 @@ struct State {
 struct Deferred(Arc<Shared>);
 
 impl UrgentMarkCheck {
-    /// Creates a check. `defer` hands a waker to the runtime. The runtime wakes it after it has
-    /// polled for events, or drops it if it stops before that.
+    /// Creates a check. `defer` hands a waker to the runtime. The runtime wakes that waker after
+    /// polling for events, or drops it if the runtime stops first.
     #[must_use]
     pub fn new(defer: fn(&Waker)) -> Self {
         let shared = Arc::default();
@@ -110,7 +110,7 @@ impl UrgentMarkCheck {
             .spare
             .take()
             .unwrap_or_else(|| Arc::new(Deferred(Arc::clone(&self.shared))));
-        // The runtime may wake it immediately, which locks the state.
+        // The runtime may wake the waker immediately, which locks the state.
         drop(state);
         (self.defer)(&Waker::from(deferred));
     }
@@ -149,7 +149,7 @@ impl Drop for Deferred {
 
 impl Drop for UrgentMarkCheck {
     fn drop(&mut self) {
-        // The spare and the shared state hold each other, so this breaks the cycle.
+        // The spare and the shared state hold each other. Taking the spare breaks the cycle.
         let spare = self.shared.state().spare.take();
         drop(spare);
     }
@@ -168,7 +168,7 @@ mod tests {
 
     use super::*;
 
-    /// Two ends of a connection, and an edge-triggered poller for the near end, which has not
+    /// Two ends of a connection, and an edge-triggered poller for the near end. The poller has not
     /// reported anything yet.
     struct Line {
         far: TcpStream,

@@ -71,7 +71,8 @@ impl Handshake {
     /// names.
     ///
     /// # Errors
-    /// Returns [`Error::Credentials`] or [`Error::Target`] if the protocol cannot express them.
+    /// Returns [`Error::Credentials`] or [`Error::Target`] if the protocol cannot express the
+    /// credentials or the target.
     pub fn start(
         language: Language,
         target: &Target,

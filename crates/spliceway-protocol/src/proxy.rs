@@ -70,9 +70,9 @@ pub enum Accept {
 pub enum Source {
     /// The peer that opened the connection.
     ///
-    /// A load balancer opened the connection for itself, for example for a health check (`LOCAL`).
-    /// Or its header states no TCP address, but `UNKNOWN`, the path of a Unix socket, or a protocol
-    /// other than TCP.
+    /// Either a load balancer opened the connection for itself, for example for a health check
+    /// (`LOCAL`), or its header states no TCP address. Such a header states `UNKNOWN`, the path of
+    /// a Unix socket, or a protocol other than TCP.
     Own,
     /// A client of the load balancer.
     Proxied {

@@ -95,7 +95,7 @@ pub(crate) struct AssociateSettings {
 /// Decides where datagrams may go and opens the sockets for them. Clones make the same decisions.
 pub(crate) trait Destinations: Clone + Send + Sync + 'static {
     /// Returns whether the service may send datagrams to this address and accept connections from
-    /// it. Called for each datagram and each connection.
+    /// it. This method is called for each datagram and each connection.
     fn allow(&self, address: SocketAddr) -> bool;
 
     /// Opens a UDP socket with the configured options. The socket is only for addresses of the same
@@ -152,9 +152,9 @@ impl<D: Destinations> Association<D> {
     /// address at which the client reached the proxy.
     ///
     /// `client` is the source address of the client's connection, and `asked` is the address in the
-    /// client's request. If `asked` is a port on the same host, only this port may send datagrams.
-    /// An address of another host is ignored, because a client behind NAT does not know its public
-    /// address.
+    /// client's request. If `asked` names a port on the same host, only this port may send
+    /// datagrams. An address of another host is ignored, because a client behind NAT does not know
+    /// its public address.
     ///
     /// # Errors
     /// Returns an error if the socket cannot be opened or bound.

@@ -21,7 +21,8 @@ use crate::associate::{Destinations, Dropped, at_any_port};
 use crate::listener::socket_to_listen;
 use spliceway_protocol::address::{Target, canonical};
 
-/// The proxy accepts one connection and may close a few others before it.
+/// The length of the backlog. The proxy accepts one connection, and may close a few others before
+/// that.
 const BACKLOG: i32 = 8;
 
 /// The peers that the client expects.

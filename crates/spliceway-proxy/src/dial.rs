@@ -116,7 +116,8 @@ impl Dialer {
     /// before its attempt.
     ///
     /// Lookups count towards the share of `client`. `via` names the proxies that the request has
-    /// passed, including this one. Upstream proxies receive it if their protocol allows this.
+    /// passed through, including this one. Upstream proxies receive it if their protocol allows
+    /// this.
     ///
     /// # Errors
     /// Returns a denial if an address was denied and no other address connected. Otherwise, returns

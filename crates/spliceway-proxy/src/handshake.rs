@@ -71,7 +71,8 @@ pub(crate) struct ClientRequest {
     /// The part of the client's further bytes that is also for the target. `None` means all of
     /// them.
     pub(crate) body: Option<http::Body>,
-    /// The proxies that the request has passed, including this one, in the form of a `Via` field.
+    /// The proxies that the request has passed through, including this one, in the form of a `Via`
+    /// field.
     pub(crate) via: String,
 }
 

@@ -287,7 +287,8 @@ mod tests {
         bind(&address.parse().unwrap()).await.unwrap().remove(0)
     }
 
-    /// Runs `accept` until the returned sender is used. Accepted clients are sent to the channel.
+    /// Runs `accept` until the returned sender is used. The returned channel receives the accepted
+    /// clients.
     fn run(
         listener: Listener,
         admission: &Arc<Admission>,

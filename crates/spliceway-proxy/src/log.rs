@@ -334,7 +334,8 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
-    /// A slow reader. The test decides when it accepts a write and how many bytes it accepts.
+    /// A slow reader. The test decides when the reader accepts a write, and how many bytes it
+    /// accepts.
     struct Slow {
         writes: SyncSender<Vec<u8>>,
         outcomes: Receiver<io::Result<usize>>,

@@ -27,7 +27,7 @@ use crate::status_server;
 /// 1 Mbit/s, it is enough for 256 KiB, the most that a session holds for a slow sink.
 const FLUSH_GRACE: Duration = Duration::from_secs(2);
 
-/// A run with fewer sessions than this is probably a mistake, and warned about.
+/// A limit of fewer sessions than this is probably a mistake, and causes a warning.
 const FEW_SESSIONS: usize = 64;
 
 /// The reason why a run did not begin or ended without a signal.

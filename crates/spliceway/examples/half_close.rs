@@ -27,8 +27,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let summary = relay.await??;
     eprintln!("propagated: {request:?}, {answer:?}, {:?}", summary.end);
 
-    // For protocols in which an end means that no peer waits any more. The first end ends both
-    // directions, after they have delivered the bytes received by then.
+    // This suits protocols in which an end means that no peer waits any more. The first end ends
+    // both directions, after they have delivered the bytes received by then.
     let ((client, a), (b, mut server)) = (pair().await?, pair().await?);
     let relay = tokio::spawn(Relay::with_options(
         a,

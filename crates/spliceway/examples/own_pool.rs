@@ -1,5 +1,5 @@
-//! A service with its own pool of pipes and its own limits. Its pipes do not count towards the pool
-//! that other services of the process share.
+//! A service with its own pool of pipes and its own limits. Its pipes do not count towards the
+//! limits of the pool that other services of the process share.
 
 use std::io;
 

@@ -12,8 +12,9 @@ use tokio::net::UnixStream;
 
 /// A stream that may be a plain socket.
 ///
-/// The functions of this crate know tokio's sockets by their types. They cannot know a type of your
-/// own, even if it implements this trait. Wrap it in a [`Spliceable`], which gives them its socket:
+/// The functions of this crate recognise tokio's sockets by their types. They cannot recognise a
+/// type of your own, even if it implements this trait. Wrap such a stream in a [`Spliceable`],
+/// which gives the stream's socket to these functions:
 ///
 /// ```
 /// use spliceway::{AsSocket, SocketRef, Spliceable};
@@ -96,8 +97,8 @@ impl AsSocket for UnixStream {
 }
 
 /// A stream of any type. This crate splices it while its [`AsSocket::as_socket`] returns a socket,
-/// and copies it otherwise. It owns the stream or borrows it (`Spliceable::new(&mut stream)`). Each
-/// wrapper makes one allocation.
+/// and copies it otherwise. A `Spliceable` owns the stream or borrows it
+/// (`Spliceable::new(&mut stream)`). Each wrapper makes one allocation.
 pub struct Spliceable<'a>(Box<dyn Stream + Send + 'a>);
 
 trait Stream: AsyncRead + AsyncWrite + AsSocket + Unpin {}

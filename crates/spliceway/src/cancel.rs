@@ -39,8 +39,8 @@ enum State {
 impl CancelHandle {
     /// Ends the relay with [`EndReason::Cancelled`](crate::EndReason::Cancelled).
     ///
-    /// The relay reads nothing more from either stream, and writes the bytes that it holds within
-    /// `deadline`. Neither stream is shut down. Bytes that were not written by then are lost, and
+    /// The relay reads nothing more from either stream. Within `deadline`, it writes the bytes that
+    /// it holds. Neither stream is shut down. Bytes that were not written by then are lost, and
     /// they are counted in [`DirectionSummary::lost`](crate::DirectionSummary::lost).
     ///
     /// A byte counts as written when the kernel has accepted it for sending. A TCP socket that is
@@ -54,7 +54,8 @@ impl CancelHandle {
     /// immediately, drop it. If the relay has ended, the call does nothing.
     ///
     /// # Panics
-    /// The relay panics when it is polled outside a tokio runtime with its time driver enabled.
+    /// The relay panics when it is polled outside a tokio runtime, or in one without the time
+    /// driver.
     pub fn cancel(&self, deadline: Duration) {
         let mut state = self.state();
         if let State::Cancelled(_) = *state {
@@ -76,7 +77,7 @@ impl CancelHandle {
             State::Watched(_) | State::Running => std::mem::replace(&mut *state, State::Watched(task.clone())),
         };
         drop(state);
-        // The old waker is dropped outside the lock, because that may drop a task that holds
+        // The old waker is dropped outside the lock, because dropping it may drop a task that holds
         // another of these handles.
         drop(forgotten);
         None

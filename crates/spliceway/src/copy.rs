@@ -22,7 +22,7 @@ use crate::stream;
 ///
 /// Bulk data is spliced if both streams are [plain sockets](crate#what-is-spliced). Bytes in a
 /// `BufReader`, `BufWriter` or `BufStream` around a socket go first. For all other pairs of
-/// streams, it calls tokio's own function.
+/// streams, the function calls tokio's own.
 ///
 /// The end of one stream shuts down the writing side of the other, and the other direction
 /// continues. When both directions have ended, the function returns the number of bytes delivered
@@ -55,7 +55,7 @@ where
 /// The same as [`copy_bidirectional`].
 ///
 /// # Panics
-/// If either size is 0, like tokio's function.
+/// If either size is 0, as with tokio's function.
 pub async fn copy_bidirectional_with_sizes<A, B>(
     a: &mut A,
     b: &mut B,
@@ -79,8 +79,8 @@ where
 ///
 /// Bulk data is spliced between [plain sockets](crate#what-is-spliced), their halves (owned or
 /// borrowed), the ends of a [pipe](tokio::net::unix::pipe), and a [`Take`](tokio::io::Take) of any
-/// of these. For all other pairs, it calls tokio's own function. The writer is not shut down at the
-/// end. Returns the number of bytes delivered.
+/// of these. For all other pairs, the function calls tokio's own. The writer is not shut down at
+/// the end. Returns the number of bytes delivered.
 ///
 /// With a `Take`, the function never reads past its limit. Afterwards, the caller can read the rest
 /// of the stream, and the `Take` has the remaining limit.
@@ -114,9 +114,9 @@ where
 
 /// Like [`copy()`], with [options](CopyOptions) and with the counts of the delivered bytes.
 ///
-/// Like [`copy()`], it does not shut the writer down. Streams that cannot be spliced are copied,
-/// and the summary gives the reason. An error has no counts: use a [`Relay`] if you
-/// need them, or a timeout.
+/// Like [`copy()`], this function does not shut the writer down. Streams that cannot be spliced are
+/// copied, and the summary gives the reason. An error has no counts: use a [`Relay`] if you need
+/// these counts or a timeout.
 ///
 /// ```no_run
 /// use spliceway::{CopyOptions, RateLimit};

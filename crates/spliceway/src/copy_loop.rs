@@ -27,8 +27,8 @@ pub(crate) struct CopyLoop {
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
-    /// Bytes that may still be read. Without a limit it starts at `u64::MAX`, which no stream
-    /// reaches.
+    /// The number of bytes that may still be read. Without a limit, it starts at `u64::MAX`, which
+    /// no stream reaches.
     remaining: u64,
     unflushed: bool,
     /// Whether the direction ends when the reader would block.

@@ -273,7 +273,7 @@ mod tests {
     #[test]
     fn a_limit_can_be_set_on_owned_and_borrowed_readers() {
         struct Wrapped;
-        // SAFETY: no lifetime parameters.
+        // SAFETY: the type has no lifetime parameters.
         unsafe impl NoLifetimes for Wrapped {}
         impl AsyncRead for Wrapped {
             fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
@@ -331,7 +331,7 @@ mod tests {
     #[test]
     fn the_cast_reference_is_the_same_object() {
         struct Wrapped(u64);
-        // SAFETY: no lifetime parameters.
+        // SAFETY: the type has no lifetime parameters.
         unsafe impl NoLifetimes for Wrapped {}
         let mut wrapped = Wrapped(0);
         cast_mut::<_, Wrapped>(&mut wrapped).unwrap().0 = 1;

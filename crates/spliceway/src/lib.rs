@@ -55,7 +55,7 @@
 //!   write half (spliced only towards the socket);
 //! - a [`Spliceable`] around a type of your own.
 //!
-//! A wrapper in a wrapper is copied, such as a `BufReader<Box<TcpStream>>`. To check your types,
+//! A wrapper in a wrapper, such as a `BufReader<Box<TcpStream>>`, is copied. To check your types,
 //! run a [`Relay`] of them with [`Engine::Splice`]: it fails if a direction cannot be spliced.
 //!
 //! [`copy()`] also splices to and from the halves of a socket (owned or borrowed) and the ends of a
@@ -68,9 +68,9 @@
 //!
 //! # What falls back
 //! For all other pairs of streams, the functions call tokio's own functions. Sockets that cannot be
-//! spliced now are copied, and [`DirectionSummary::fallback`] has the [`Reason`]. Examples are the
-//! limits of the pool, a lack of descriptors or memory, and a sandbox that forbids the call. If the
-//! reason may be temporary, the relay tries to splice again after 1 MiB.
+//! spliced now are copied, and [`DirectionSummary::fallback`] has the [`Reason`]. Examples of such
+//! reasons are the limits of the pool, a lack of descriptors or memory, and a sandbox that forbids
+//! the call. If the reason may be temporary, the relay tries to splice again after 1 MiB.
 //!
 //! On systems other than Linux, the same names compile, and everything is copied.
 //!
@@ -82,8 +82,8 @@
 //! # Limits and defaults
 //! - An idle relay holds two descriptors and its task, but no pipe and no buffer.
 //! - Each direction has at most one pipe of bytes in flight, or one receive of at most 64 KiB. A
-//!   pipe has 64 KiB, or up to 1 MiB while the sink keeps up. A slow reader slows down only its own
-//!   sender.
+//!   pipe holds 64 KiB, or up to 1 MiB while the sink keeps up. A slow reader slows down only its
+//!   own sender.
 //! - One poll moves about 1 MiB in each direction if it splices, and 256 KiB if it copies. Then
 //!   other tasks run, and the runtime polls for events.
 //! - The relay never delays a byte on purpose, except for a [`RateLimit`].
@@ -110,9 +110,10 @@
 //!
 //! # Coming from tokio-splice2, tokio-splice or realm_io
 //! Their `copy_bidirectional`, `zero_copy_bidirectional` and `bidi_zero_copy` are
-//! [`copy_bidirectional`]. A failed relay is an `Err`. A connection holds a pipe only while it has
-//! bytes for it. If there is no pipe, the connection copies instead of failing. Streams that cannot
-//! be spliced also compile, and are copied. `docs/migration.md` in the repository has a table.
+//! [`copy_bidirectional`]. A failed relay is an `Err`. A connection holds a pipe only while there
+//! are bytes for the pipe. If there is no pipe, the connection copies instead of failing. Streams
+//! that cannot be spliced also compile, and are copied. `docs/migration.md` in the repository has a
+//! table.
 
 #![cfg_attr(
     not(target_os = "linux"),

@@ -67,9 +67,9 @@ pub enum HalfClose {
     #[default]
     Propagate,
     /// The end of one stream ends the other direction too. First, that direction delivers what its
-    /// source has received by then: until the source would block, and at most 8 MiB. This is for
-    /// protocols that never use half-closed connections. A direction that reaches its
-    /// [limit](RelayOptions::a_to_b_limit) also counts as ended.
+    /// source has received by then. The direction reads until the source would block, and at most 8
+    /// MiB. This choice is for protocols that never use half-closed connections. A direction that
+    /// reaches its [limit](RelayOptions::a_to_b_limit) also counts as ended.
     CloseBoth,
 }
 
@@ -126,8 +126,8 @@ impl RelayOptions {
         self
     }
 
-    /// Ends the relay with [`EndReason::IdleTimeout`](crate::EndReason::IdleTimeout) if no byte was
-    /// delivered in either direction for this long. Default: never.
+    /// Ends the relay with [`EndReason::IdleTimeout`](crate::EndReason::IdleTimeout) if no byte has
+    /// been delivered in either direction for this long. Default: never.
     ///
     /// Only idle time counts, so a download may run for days. A relay that its
     /// [`rate_limit`](RelayOptions::rate_limit) holds back is not idle. The relay does not restart
@@ -139,7 +139,8 @@ impl RelayOptions {
     /// Lend the streams (`&mut a`) to close them in another way.
     ///
     /// # Panics
-    /// The relay panics when it is polled outside a tokio runtime with its time driver enabled.
+    /// The relay panics when it is polled outside a tokio runtime, or in one without the time
+    /// driver.
     pub fn idle_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.idle_timeout = timeout.into();
         self
@@ -147,7 +148,7 @@ impl RelayOptions {
 
     /// Ends the relay with [`EndReason::HalfCloseTimeout`](crate::EndReason::HalfCloseTimeout) if
     /// one direction has ended and the other one delivers no byte for this long. Default: never,
-    /// because the answer to a request may take long.
+    /// because the answer to a request may take a long time.
     ///
     /// The timeout starts when the first direction ends or reaches its
     /// [limit](RelayOptions::a_to_b_limit), and every byte restarts it. It is as precise as
@@ -177,9 +178,9 @@ impl RelayOptions {
     ///    and for at most 30 s. If some of these bytes remain,
     ///    [`pass_resets`](RelayOptions::pass_resets) makes the close of the other side a reset.
     /// 2. The other side receives the end of the stream, and not a reset.
-    /// 3. The relay reads and discards what the other side still sends, until it finishes, for at
-    ///    most 5 s and 16 MiB. (A socket that is closed with unread bytes resets its peer. A reset
-    ///    can destroy the answer.)
+    /// 3. The relay reads and discards what the other side still sends, until that side finishes,
+    ///    for at most 5 s and 16 MiB. (A socket that is closed with unread bytes resets its peer. A
+    ///    reset can destroy the answer.)
     ///
     /// Then the relay ends with the error of the write. Bytes that did not reach the failed side
     /// count as [`lost`](crate::DirectionSummary::lost), including those that were discarded. If a
@@ -200,8 +201,8 @@ impl RelayOptions {
     /// write to `client` fails, the relay still delivers the bytes that `client` has sent. It ends
     /// when the other side has acknowledged them, and does not read what that side still sends.
     ///
-    /// Use it if you know which stream is the client. A client that aborts a download then ends its
-    /// relay within milliseconds, and not after step 3.
+    /// Use this option if you know which stream is the client. A client that aborts a download then
+    /// ends its relay within milliseconds, and not after step 3.
     ///
     /// # Panics
     /// As with [`idle_timeout`](RelayOptions::idle_timeout), when a stream fails.
@@ -247,8 +248,8 @@ impl RelayOptions {
         self
     }
 
-    /// Ends the direction from `a` to `b` when this many bytes were read from `a` and written to
-    /// `b`. Default: no limit.
+    /// Ends the direction from `a` to `b` when this many bytes have been read from `a` and written
+    /// to `b`. Default: no limit.
     ///
     /// The relay never reads past the limit, so the caller can read the following bytes from `a`.
     /// `b` is not shut down, because no stream has ended, and the caller can still write to it.
@@ -268,8 +269,8 @@ impl RelayOptions {
     }
 
     /// Limits both directions together to this [`RateLimit`], which other relays may share.
-    /// Default: none. A direction has only one rate limit, so the last call of this method or the
-    /// two below counts.
+    /// Default: none. A direction has only one rate limit, so only the last call of this method or
+    /// of the two below counts.
     ///
     /// # Panics
     /// As with [`idle_timeout`](RelayOptions::idle_timeout).

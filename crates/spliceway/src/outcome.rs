@@ -128,7 +128,7 @@ pub enum Direction {
 pub enum Operation {
     /// Reading from the direction's source.
     Read,
-    /// Writing to its sink, or flushing it.
+    /// Writing to the direction's sink, or flushing the sink.
     Write,
     /// Passing the end of the source to the sink.
     Shutdown,

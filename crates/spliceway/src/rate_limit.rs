@@ -44,19 +44,19 @@ struct Bucket {
     bytes_per_second: u64,
     burst: u64,
     /// The fill level of the bucket, as a point in time. If it is in the past, the bucket holds the
-    /// bytes that the rate brings from then until now. If it is in the future, the bucket owes the
-    /// bytes that the rate brings from now until then.
+    /// bytes that the rate allows from then until now. If it is in the future, the bucket owes the
+    /// bytes that the rate allows from now until then.
     empty_at: Mutex<Instant>,
 }
 
-/// One grant is what the rate brings in 1/50 s. A receiver does not notice such a burst. A splice
+/// One grant is what the rate allows in 1/50 s. A receiver does not notice such a burst. A splice
 /// pays off from 16 KiB. At 50 grants per second, a rate below 800 kB/s grants less than that.
 const GRANTS_PER_SECOND: u64 = 50;
 /// The largest grant, in bytes: the contents of a pipe of 256 KiB. Larger grants would be bursts.
 const GRANT_MOST: u64 = 256 << 10;
 /// The largest grant while other relays wait, in bytes. It is still worth a splice.
 const GRANT_IN_TURN: u64 = 32 << 10;
-/// The default burst is what the rate brings in 1/10 s. This is 1 % of what it brings in 10 s.
+/// The default burst is what the rate allows in 1/10 s. This is 1 % of what it allows in 10 s.
 const BURSTS_PER_SECOND: u64 = 10;
 
 impl RateLimit {
@@ -129,7 +129,7 @@ impl RateLimit {
     }
 
     /// Counts bytes that did not pass through a relay, for example the bytes of a handshake. The
-    /// next relay waits for them.
+    /// next relay waits until the limit no longer owes them.
     pub fn charge(&self, bytes: u64) {
         let now = Instant::now();
         self.buckets().for_each(|bucket| {
@@ -218,14 +218,14 @@ fn full_at(now: Instant, burst: u64, bytes_per_second: u64) -> Instant {
     now.checked_sub(time_for(burst, bytes_per_second)).unwrap_or(now)
 }
 
-/// Returns how long the rate takes to bring `bytes`. A time above `u64::MAX` ns (584 years) is
+/// Returns the time in which the rate allows `bytes`. A time above `u64::MAX` ns (584 years) is
 /// replaced by 1/4 of that value, because the exact length does not matter.
 fn time_for(bytes: u64, bytes_per_second: u64) -> Duration {
     let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_second);
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX / 4))
 }
 
-/// Returns how many bytes the rate brings in `time`.
+/// Returns how many bytes the rate allows in `time`.
 fn bytes_in(time: Duration, bytes_per_second: u64) -> u64 {
     let bytes = time.as_nanos() * u128::from(bytes_per_second) / 1_000_000_000;
     u64::try_from(bytes).unwrap_or(u64::MAX)
@@ -251,7 +251,7 @@ impl RateWaiter {
     }
 
     /// When ready, returns how many bytes may be read now: more than 0, and usually at most `most`.
-    /// After a wait the number may exceed `most`, because the bytes were reserved earlier.
+    /// After a wait, the number may exceed `most`, because the bytes were reserved earlier.
     pub(crate) fn poll_grant(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<usize> {
         if self.reserved == 0 {
             let now = Instant::now();

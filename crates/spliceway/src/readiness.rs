@@ -27,8 +27,8 @@ impl ReadySocket<'_> {
         }
     }
 
-    /// Returns whether the end is a pipe without bytes. If the query fails, it returns `false`, and
-    /// a read will report the error.
+    /// Returns whether the end is a pipe without bytes. If the query fails, the function returns
+    /// `false`, and a read will report the error.
     pub(crate) fn is_empty_pipe(self) -> bool {
         match self {
             Self::Receiver(receiver) => bytes_in_pipe(receiver).is_ok_and(|bytes| bytes == 0),
@@ -81,7 +81,7 @@ impl ReadySocket<'_> {
     }
 
     /// Runs `write` if the end counts as writable, and clears its readiness if the sink is full. If
-    /// `write` did not run, it returns `WouldBlock` too.
+    /// `write` did not run, the function returns `WouldBlock` too.
     pub(crate) fn try_write<E>(
         self,
         write: impl FnOnce(BorrowedFd<'_>) -> Result<WriteOutcome, E>,

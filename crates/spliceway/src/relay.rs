@@ -26,7 +26,7 @@ use crate::salvage::{Salvage, Wreck};
 /// ```
 ///
 /// The streams may be owned or mutably borrowed. [`copy_bidirectional`](crate::copy_bidirectional)
-/// does the same without options and counts.
+/// does the same without options or counts.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -58,7 +58,7 @@ use crate::salvage::{Salvage, Wreck};
 /// [`RelayOptions::pass_resets`] ask for. Bytes that were read and not delivered are lost, up to
 /// the contents of one pipe in each direction.
 /// [`DirectionSummary::lost`](crate::DirectionSummary::lost) counts them. A timeout is not an
-/// error, because the caller asked for it. The summary has it as the reason.
+/// error, because the caller asked for it. The summary gives the timeout as the reason.
 ///
 /// # Cancel safety
 /// Dropping a relay is safe at any point. Descriptors are closed or returned to the pool, and no

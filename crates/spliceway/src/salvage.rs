@@ -28,7 +28,7 @@ const DELIVER_MAX_BYTES: u64 = 8 << 20;
 /// The most bytes that are read from the other side and discarded.
 const DISCARD_MAX_BYTES: usize = 16 << 20;
 
-/// The size of one such read, in bytes.
+/// The size of one read whose bytes are discarded, in bytes.
 const READ_BYTES: usize = 16 << 10;
 
 /// The first interval between checks of the send queue. No event reports that a peer has
@@ -63,7 +63,7 @@ pub(crate) struct Salvage {
     discards_left: usize,
     other_has_ended: bool,
     deadline: Instant,
-    /// During checks of the send queue, this fires at the next check. Otherwise it fires at the
+    /// During checks of the send queue, this fires at the next check. Otherwise, it fires at the
     /// deadline.
     timer: Pin<Box<Sleep>>,
     check: Duration,
@@ -269,7 +269,7 @@ impl Salvage {
 /// The function therefore waits, as that option does. It checks at intervals, for at most 30 s.
 ///
 /// # Panics
-/// If it is polled outside a tokio runtime with its time driver enabled.
+/// If the future is polled outside a tokio runtime, or in one without the time driver.
 ///
 /// # Cancel safety
 /// Dropping the future closes the connection without a reset.

@@ -64,8 +64,8 @@ pub(crate) struct SplicePath {
 /// The work that must be done before a direction can rely on the readiness of its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Startup {
-    /// Bytes in buffers around the sockets go first, after the caller's prefix, which the splicer
-    /// has.
+    /// Bytes in buffers around the sockets must go before bytes from the sockets, and after the
+    /// caller's prefix. The splicer has the prefix.
     Unbuffer,
     /// The source must be tried, even if it does not count as readable, because it may have bytes
     /// that no edge will announce. For example, the caller's own read stopped at an urgent mark.

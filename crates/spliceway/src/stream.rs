@@ -185,8 +185,8 @@ pub(crate) fn tcp_sink<W: ?Sized>(stream: &W) -> Option<&TcpStream> {
     }
 }
 
-/// Returns whether the peer has not yet acknowledged every byte. Returns `false` if the kernel does
-/// not know, because there is then nothing to wait for.
+/// Returns whether there are bytes that the peer has not acknowledged yet. Returns `false` if the
+/// kernel does not know, because there is then nothing to wait for.
 pub(crate) fn is_owed(socket: &TcpStream) -> bool {
     socket::unacknowledged(socket).is_ok_and(|bytes| bytes > 0)
 }

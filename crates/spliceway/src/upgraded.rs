@@ -21,8 +21,8 @@
 //! }
 //! ```
 //!
-//! # Sockets that it does not find
-//! - A socket below TLS: the socket's bytes are not the peer's bytes.
+//! # Sockets that this module does not find
+//! - A socket below TLS, because the socket's bytes are not the peer's bytes.
 //! - The socket of an HTTP/2 stream, because other streams share it.
 //! - The socket of a server from `hyper_util::server::conn::auto`, even if it speaks HTTP/1. That
 //!   server wraps the socket in a type of its own.

@@ -13,8 +13,8 @@ pub(crate) fn yield_now(cx: &mut Context<'_>) {
     defer(&Waker::from(Arc::new(WakeOnDrop(cx.waker().clone()))));
 }
 
-/// Hands `waker` to the runtime. The runtime wakes it after it has polled for events, or drops it
-/// if it stops first. Outside a runtime, the waker is woken immediately.
+/// Hands `waker` to the runtime. The runtime wakes it after polling for events, or drops it if the
+/// runtime stops first. Outside a runtime, the waker is woken immediately.
 pub(crate) fn defer(waker: &Waker) {
     // The first poll of this future only hands the waker over.
     let first = pin!(tokio::task::yield_now()).poll(&mut Context::from_waker(waker));

@@ -11,7 +11,7 @@ use std::thread;
 
 use allocation_counter::measure;
 
-/// The round trips before the measurement, which make everything that is made once.
+/// The round trips before the measurement. They allocate everything that is allocated once.
 const WARM: usize = 100;
 const FEW: usize = 10;
 const MANY: usize = 1000;

@@ -20,7 +20,7 @@ use crate::program::{Log, SECRET};
 const TIME: [Duration; 2] = [Duration::from_millis(2500), Duration::from_secs(30)];
 
 /// The longest duration of an attack that ends by count. The quick form comes first. A password
-/// hash needs about 30 ms of a core, and there are 10,000 of them.
+/// hash needs about 30 ms on a core, and there are 10,000 hashes.
 const TIME_MAX: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(400)];
 
 pub(crate) struct Attack {
@@ -36,7 +36,7 @@ pub(crate) struct Attack {
     pub(crate) limits: Limits,
 }
 
-/// Limits on the program's use of resources during an attack, beyond its use before.
+/// Limits on the program's use of resources during an attack, in addition to its use before.
 pub(crate) struct Limits {
     pub(crate) rss_mib: u64,
     /// Descriptors per concurrent attacker.
@@ -101,8 +101,8 @@ const fn attack(name: &'static str, kind: Kind, at_once: usize, limits: Limits) 
 /// Returns an attack that makes the program write records while the log has this fault.
 const fn log_attack(name: &'static str, log: Log) -> Attack {
     let limits = Limits {
-        // The number or the total bytes of lines that wait for a reader are bounded. Both bounds
-        // are below this.
+        // The number and the total bytes of lines that wait for a reader are bounded. Both bounds
+        // are below this limit.
         rss_mib: 24,
         // The client, and the socket for the refused connection.
         descriptors_each: 2,
@@ -115,7 +115,7 @@ const fn log_attack(name: &'static str, log: Log) -> Attack {
 }
 
 /// The attacks. 1,000 concurrent attackers are many more than one thread can serve one by one. They
-/// are below the 1,500 sessions that the program's descriptors allow. Further clients wait by
+/// are fewer than the 1,500 sessions that the program's descriptors allow. Further clients wait by
 /// design.
 pub(crate) const ATTACKS: &[Attack] = &[
     attack("silent handshakes", Kind::Silent, 1000, HELD),
@@ -159,7 +159,7 @@ pub(crate) const ATTACKS: &[Attack] = &[
         Kind::Leave,
         64,
         Limits {
-            // The client and its target. A client that left does not hold any resource, so
+            // The client and its target. Clients that have left do not hold any resources, so
             // thousands of them do not add up.
             descriptors_each: 2,
             ..SMALL
@@ -204,7 +204,7 @@ pub(crate) async fn run(attack: &'static Attack, quick: bool, stage: &Arc<Stage>
                     stage.attempts.fetch_sub(1, Ordering::Relaxed);
                     return;
                 }
-                // Any answer of the program is acceptable.
+                // Any answer from the program is acceptable.
                 let one = attack.kind.attempt(&stage, number, attempt);
                 let _ = timeout(until.saturating_duration_since(Instant::now()), one).await;
                 // Sleeps because a load without a pause would measure itself on a machine with two

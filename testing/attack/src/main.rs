@@ -2,8 +2,8 @@
 //!
 //! Each attack gets a fresh program. Three probes run during the attack. One sends bytes through
 //! the program with valid credentials, one requests `/healthz`, and one reads the process's memory
-//! and descriptors. Afterwards the program's resources must be as before, and SIGTERM must end it
-//! cleanly.
+//! and descriptors. Afterwards, the program's resources must be as before, and SIGTERM must end the
+//! program cleanly.
 #![forbid(unsafe_code)]
 
 mod attacks;

@@ -95,7 +95,7 @@ pub(crate) async fn is_ready(stage: &Arc<Stage>) -> bool {
     matches!(answer, Ok(Ok(answer)) if answer.starts_with("HTTP/1.1 200 "))
 }
 
-/// Measures the highest memory use and the most descriptors until the attack is over.
+/// Measures the highest memory use and the highest number of descriptors until the attack is over.
 pub(crate) fn peak(stage: &Arc<Stage>, start: Usage) -> JoinHandle<Usage> {
     let stage = Arc::clone(stage);
     tokio::spawn(async move {
@@ -107,7 +107,7 @@ pub(crate) fn peak(stage: &Arc<Stage>, start: Usage) -> JoinHandle<Usage> {
                 peak.descriptors = peak.descriptors.max(usage.descriptors);
             }
             // Sleeps because a change in memory does not cause an event, and the kernel does not
-            // record the most descriptors.
+            // record the highest number of descriptors.
             sleep(Duration::from_millis(50)).await;
         }
         peak

@@ -18,7 +18,7 @@ use crate::place::Place;
 /// The password of every user.
 pub(crate) const SECRET: &str = "correct horse";
 
-/// The number of users who have not logged in before, so that the program must check their hash.
+/// The number of users who have not logged in before, so that the program must check their hashes.
 pub(crate) const NEWCOMERS: usize = 1000;
 
 /// The program's descriptor limit: 1/8 for pipes, 1/8 for lookups, and the rest for about 1,500

@@ -114,8 +114,8 @@ async fn serve_names(socket: Arc<UdpSocket>) {
     }
 }
 
-/// Answers an IPv4 question with 127.0.0.1, and an IPv6 question without an address (RFC 1035
-/// section 4). The answer has a lifetime of 0 s, so every probe has to ask.
+/// Answers an IPv4 question with 127.0.0.1. The answer to an IPv6 question has no address (RFC 1035
+/// section 4). The lifetime of an answer is 0 s, so every probe has to ask.
 fn answer(question: &[u8]) -> Option<Vec<u8>> {
     const HEADER: usize = 12;
     let name = question.get(HEADER..)?.iter().position(|byte| *byte == 0)?;

@@ -6,12 +6,12 @@ use crate::attacks::Attack;
 use crate::probe::Latencies;
 use crate::program::Usage;
 
-/// The longest round trip of a probe, equal for every attack. The limit detects a probe that waits
-/// for one of the program's deadlines, the shortest of which is 3 s. See also
+/// The longest permitted round trip of a probe, the same for every attack. The limit detects a
+/// probe that waits for one of the program's deadlines, the shortest of which is 3 s. See also
 /// [`SMALL`](crate::attacks::SMALL).
 const LONGEST: Duration = Duration::from_millis(2500);
-/// The longest `/healthz` request. A service manager's health check times out after a second or
-/// more.
+/// The longest permitted duration of a `/healthz` request. A service manager's health check times
+/// out after a second or more.
 const HEALTH: Duration = Duration::from_millis(1000);
 /// Descriptors beyond those for attackers: three for each current session or lookup of a probe.
 const DESCRIPTORS_BESIDE: usize = 96;

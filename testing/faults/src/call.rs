@@ -72,7 +72,7 @@ impl Call {
     }
 }
 
-/// Returns whether that argument is a pipe descriptor in the caller's own table. The caller is
+/// Returns whether this argument is a pipe descriptor in the caller's own table. The caller is
 /// stopped during this check.
 fn is_pipe(notice: &Notice, argument: usize) -> bool {
     let link = format!("/proc/{}/fd/{}", notice.thread, notice.arguments[argument] as i32);

@@ -85,7 +85,7 @@ impl Faults {
         injected(&self.shared.lock())
     }
 
-    /// Waits until this many faults are injected. The affected calls return a moment later.
+    /// Waits until this many faults have been injected. The affected calls return a moment later.
     ///
     /// # Panics
     /// Panics if there are fewer faults after one minute.

@@ -71,7 +71,7 @@ pub(crate) fn filter_this_thread(watched: &[Watched]) -> io::Result<OwnedFd> {
         len: u16::try_from(program.len()).map_err(io::Error::other)?,
         filter: program.as_mut_ptr(),
     };
-    // SAFETY: the call only has integer arguments.
+    // SAFETY: the call has only integer arguments.
     check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
     let listen = |flags: libc::c_ulong| {
         // SAFETY: `program` and its instructions outlive the call, which copies them.
@@ -92,7 +92,7 @@ pub(crate) fn filter_this_thread(watched: &[Watched]) -> io::Result<OwnedFd> {
     };
     // SAFETY: the kernel just returned this descriptor, and no other code knows it.
     let listener = unsafe { OwnedFd::from_raw_fd(listener) };
-    // SAFETY: this command gets an integer by value. It only affects speed, so its error on Linux
+    // SAFETY: this command gets an integer by value. It affects only speed, so its error on Linux
     // before 6.6 does not matter.
     unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS, SYNC_WAKE_UP) };
     Ok(listener)

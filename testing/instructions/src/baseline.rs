@@ -49,8 +49,8 @@ impl Baseline {
     /// compiler.
     ///
     /// # Errors
-    /// Names the counts that are above the file's counts, and the counts that the file does not
-    /// have.
+    /// Returns an error that names the counts that are above the file's counts, and the counts that
+    /// the file does not have.
     #[expect(clippy::print_stdout, reason = "this is the program's result")]
     pub(super) fn check(&self) -> io::Result<()> {
         let baseline = Self::parse(&fs::read_to_string(path())?);

@@ -1,4 +1,4 @@
-"""Sends handshake and standard input in one call, before the proxy has sent a byte.
+"""Sends the handshake and standard input in one call, before the proxy has sent a byte.
 
 Then removes the proxy's answers from the bytes that it receives.
 """

@@ -39,7 +39,7 @@ pub fn cpu_time(pid: u32) -> io::Result<Duration> {
     times.sum()
 }
 
-/// Returns the time of one process: the larger of two figures. The first is the sum of the
+/// Returns the CPU time of a process: the larger of two figures. The first is the sum of the
 /// scheduler's nanoseconds for the current threads (proc(5), `schedstat`). The second is the sum
 /// for all threads that the process ever had. The kernel computes it from the same nanoseconds, and
 /// reports it in ticks of 10 ms, rounded down.
@@ -146,7 +146,7 @@ mod tests {
             io::Result::Ok(())
         });
         thread.join().expect("it does not panic")?;
-        // The kernel reports user time and system time in whole ticks each.
+        // The kernel reports user time and system time, each in whole ticks.
         let after = time_of_process(std::process::id())?;
         assert!(
             after - before >= used - Duration::from_millis(20),

@@ -21,8 +21,8 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Returns a number from 0 to below 1. The steps are even, and as fine as an `f64` permits in
-    /// the whole range.
+    /// Returns a number that is at least 0 and below 1. The steps are even, and as fine as an `f64`
+    /// permits in the whole range.
     pub fn fraction(&mut self) -> f64 {
         const BITS: u32 = f64::MANTISSA_DIGITS;
         (self.next() >> (u64::BITS - BITS)) as f64 / (1_u64 << BITS) as f64
@@ -34,8 +34,8 @@ impl Random {
         low + self.next() % (high - low + 1)
     }
 
-    /// Returns a number in the range with a uniform *order of magnitude*: as many from 1 to 2 KiB
-    /// as from 1 to 2 MiB.
+    /// Returns a number in the range with a uniform *order of magnitude*: as many numbers are from
+    /// 1 to 2 KiB as from 1 to 2 MiB.
     pub fn magnitude(&mut self, low: u64, high: u64) -> u64 {
         let doublings = (high / low).max(1).ilog2();
         let base = low << self.between(0, u64::from(doublings));

@@ -1,4 +1,4 @@
-//! A delay line: a link with a delay, a rate, a queue and a loss, between TUN devices of two
+//! A delay line: a link with a delay, a rate, a queue and a loss rate, between TUN devices in two
 //! namespaces.
 //!
 //! ```text
@@ -226,7 +226,7 @@ impl Directions {
     }
 }
 
-/// Returns a number from 0 to below 1, with xorshift64* (Vigna 2016).
+/// Returns a number that is at least 0 and below 1, with xorshift64* (Vigna 2016).
 fn random(state: &mut u64) -> f64 {
     *state ^= *state >> 12;
     *state ^= *state << 25;

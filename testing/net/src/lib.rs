@@ -6,11 +6,12 @@
 //!        10.77.0.1     10.77.0.2      10.77.1.1     10.77.1.2
 //! ```
 //!
-//! A namespace does not have a name. It lives as long as a child process that reads from a pipe of
-//! this process, and as long as the sockets in it. So it disappears when the process that made it
-//! returns, panics or is killed. Concurrent runs never meet.
+//! A namespace does not have a name. It lives as long as a child process, which reads from a pipe
+//! of this process, or as long as the last socket in it. So it disappears when the process that
+//! made it exits, panics or is killed. Concurrent runs never meet.
 //!
-//! A link may be a delay line instead ([`Line`]): a delay, a rate and a loss, between TUN devices.
+//! A link may instead be a delay line ([`Line`]) between TUN devices, with a delay, a rate and a
+//! loss rate.
 //!
 //! The crate needs the right to make namespaces, and `unshare`, `ip`, `ethtool` and `tc` on `PATH`.
 //! Without them, tests are skipped.
@@ -79,9 +80,9 @@ impl Link {
 /// The version of IP.
 #[derive(Clone, Copy, Debug)]
 pub enum Family {
-    /// 4.
+    /// IPv4.
     V4,
-    /// 6.
+    /// IPv6.
     V6,
 }
 
@@ -195,7 +196,7 @@ impl Net {
                     let via = match link {
                         _ if link > index => address(index, true, Family::V4),
                         _ if link + 1 < index => address(index - 1, false, Family::V4),
-                        _ => return None, // It is at that link's end.
+                        _ => return None, // The node is at that link's end.
                     };
                     Some(format!("route add 10.77.{link}.0/24 via {via} congctl cubic"))
                 })

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// A namespace. It lives as long as this value or a socket in it.
+/// A namespace. It lives until this value is dropped and all sockets in it are closed.
 #[derive(Debug)]
 pub struct Node {
     namespace: File,

@@ -1,7 +1,7 @@
 //! TUN devices: a program reads and writes IP packets. If TCP sends one large piece (GSO), the
 //! kernel passes it on whole. A header describes how to cut it.
 //!
-//! Only this file calls `ioctl`, which the rest of the crate forbids.
+//! Only this file calls `ioctl`, which needs unsafe code. The rest of the crate has no unsafe code.
 #![expect(unsafe_code, reason = "TUNSETIFF and TUNSETOFFLOAD have no safe wrapper")]
 
 use std::fs::{File, OpenOptions};

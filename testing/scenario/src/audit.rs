@@ -20,8 +20,8 @@ pub(crate) fn descriptors() -> usize {
 }
 
 /// Returns the TCP connections of this network namespace that have queued bytes, as proc_net_tcp(5)
-/// shows them. Each has its ports, its state, `tx_queue:rx_queue`, and the active timer (1
-/// retransmits, 4 probes a closed window).
+/// shows them. Each has its ports, its state, `tx_queue:rx_queue`, and the active timer (1 is
+/// retransmission, and 4 is the probe of a closed window).
 pub(crate) fn queues() -> Vec<Vec<String>> {
     let table = fs::read_to_string("/proc/thread-self/net/tcp").unwrap_or_default();
     let lines = table
@@ -63,7 +63,8 @@ pub(crate) fn pool(pool: &PipePool) {
     idle.iter_mut().for_each(assert_empty);
 }
 
-/// After a search without a result, this many acquires of a class do not search.
+/// After a search without a result, the pool does not search for this many acquisitions of the
+/// class.
 const UNSEARCHED: usize = 64;
 
 /// Acquires the idle pipes, the largest class first. At the limit, a smaller pipe replaces a larger

@@ -1,5 +1,5 @@
-//! Scenarios for relays over real sockets, drawn from bytes, with the properties that hold in each.
-//! The crate has such properties for the parsers too.
+//! Scenarios for relays over real sockets. Each scenario is drawn from bytes, and the same
+//! properties hold in all of them. The crate has such properties for the parsers too.
 //!
 //! ```text
 //!   bytes ─ arbitrary ─▶ Plan ─▶ world: peers act and check ⇄ sockets ⇄ relays
@@ -13,8 +13,8 @@
 //! - A peer receives the other peer's bytes in order from the first one, and all of them if the
 //!   stream ends cleanly. (A byte sent as urgent may be missing. TCP does not deliver it in line,
 //!   unless a later urgent byte replaces it.)
-//! - A peer that reads gets all bytes sent to it. This does not need an EOF or a further byte to
-//!   wake the relay.
+//! - A peer that reads gets all bytes sent to it. The relay does not need an EOF or a further byte
+//!   to wake it.
 //! - The counts are at least the number of bytes that the peers received. At a clean end, they are
 //!   equal to it.
 //! - A relay that ends successfully has delivered all bytes from both peers, and has seen both

@@ -38,7 +38,7 @@ pub(crate) enum Left {
     Reset,
 }
 
-/// The outcome of one step of a peer, the weakest first.
+/// The outcome of one step of a peer, in ascending order of progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Turn {
     /// Nothing moved, and nothing will until another part of the scenario moves.
@@ -190,8 +190,8 @@ impl Peer {
         (Turn::Moved, Some(got))
     }
 
-    /// Releases the peer when nothing moves any more, if it waits in this way. Returns whether it
-    /// was released.
+    /// Releases the peer if it waits in this way, because nothing moves any more. Returns whether
+    /// the peer was released.
     pub(crate) fn go_on(&mut self, release: Release) -> bool {
         let reads = if self.is_done() { None } else { self.reads.current };
         let writes = if self.socket.is_none() {

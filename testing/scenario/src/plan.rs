@@ -15,8 +15,8 @@ pub struct Plan {
     pub relays: Vec<RelayPlan>,
 }
 
-/// Written by hand. libFuzzer's way of drawing lets the last field use the remaining bytes. This
-/// implementation gives the same plan for either way of drawing.
+/// This implementation is written by hand, because libFuzzer's way of drawing lets the last field
+/// use the remaining bytes. The implementation gives the same plan for either way of drawing.
 impl Arbitrary<'_> for Plan {
     fn arbitrary(u: &mut Unstructured<'_>) -> Result<Self> {
         let pool = u.arbitrary()?;
@@ -91,8 +91,8 @@ pub struct Driving {
     pub calls_per_turn: Option<u8>,
 }
 
-/// A peer. It writes and reads at the same time, each in order. After its last `Read`, it reads to
-/// the end.
+/// A peer. It writes and reads at the same time, and follows each list in order. After its last
+/// `Read`, it reads to the end.
 #[derive(Arbitrary, Clone, Debug)]
 pub struct PeerPlan {
     /// The kind of the peer's connection.

@@ -68,7 +68,7 @@ impl Stage {
         (peer, end)
     }
 
-    /// Returns a pair without Nagle's delay, as every relay and its clients use.
+    /// Returns a pair without Nagle's delay, like the connections of every relay and its clients.
     fn tcp_pair(&self) -> (OwnedFd, OwnedFd) {
         let near = TcpStream::connect(self.listener.local_addr().expect("address")).expect("connect");
         let (far, peer) = self.listener.accept().expect("accept");
@@ -101,7 +101,7 @@ pub(crate) fn finish(socket: impl AsFd) -> io::Result<()> {
     Ok(rustix::net::shutdown(socket, Shutdown::Write)?)
 }
 
-/// Sends the acknowledgement that TCP would delay for 40 ms. (Unix sockets do not have any.)
+/// Sends the acknowledgement that TCP would delay for 40 ms. (Unix sockets send none.)
 pub(crate) fn acknowledge(socket: impl AsFd) {
     let _ = sockopt::set_tcp_quickack(socket, true);
 }

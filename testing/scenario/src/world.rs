@@ -22,7 +22,7 @@ const QUIET_TURNS: u32 = 3;
 /// occur in both halves of both directions.
 const IDLE_POLLS: u64 = 64;
 
-/// If more must still arrive, the number of times to give the kernel a millisecond. Its own timers
+/// The number of times to give the kernel a millisecond if more must still arrive. Its own timers
 /// (delayed acknowledgements, probes of a closed window) need up to one or two seconds.
 const PATIENCE: u32 = 5000;
 /// The number of times to repeat that wait while TCP reports that it waits to send again. On a

@@ -36,8 +36,8 @@ const GIB: f64 = (1 << 30) as f64;
 /// The most connections. The longest listener queue (`net.core.somaxconn`) holds this many.
 const CONNECTIONS_MAX: u32 = 4096;
 
-/// Puts minutes or hours of load on the program, verifies every byte, and watches its memory,
-/// descriptors, pipes and CPU time.
+/// Puts minutes or hours of load on the program, verifies every byte, and watches the program's
+/// memory, descriptors, pipes and CPU time.
 #[derive(Parser, Debug)]
 struct Options {
     /// Stop after this many GiB, both directions together [default: no limit]
@@ -52,7 +52,7 @@ struct Options {
     /// Send half of the bytes of the single transfer in each direction
     #[arg(long)]
     both_ways: bool,
-    /// Seed of everything random [default: the clock]
+    /// Seed for all random values [default: the clock]
     #[arg(long)]
     seed: Option<u64>,
 }
@@ -76,7 +76,7 @@ impl Options {
     }
 
     /// Returns the time between two samples. A run has at least about 20 samples, even on a fast
-    /// machine that moves 5 GiB per second. It has no more than a person would read.
+    /// machine that moves 5 GiB per second. It has no more samples than a person would read.
     fn between_looks(&self) -> Duration {
         let by_time = self.time().map(|time| time / 40);
         let by_bytes = self.gib.map(|gib| Duration::from_secs_f64(gib / 100.0));
@@ -168,8 +168,8 @@ async fn soak(options: &Options, conditions: &str) -> io::Result<()> {
     conclude(&findings)
 }
 
-/// Returns a listener whose queue holds all connections of a run, as they may arrive at the same
-/// time. If a queue is too short, the kernel answers with SYN cookies. It later sends resets that
+/// Returns a listener whose queue holds all connections of a run, because they may all arrive at
+/// once. If a queue is too short, the kernel answers with SYN cookies. It later sends resets that
 /// no peer caused.
 fn listen() -> io::Result<TcpListener> {
     let socket = TcpSocket::new_v4()?;

@@ -81,7 +81,7 @@ impl Peer<'_> {
         tokio::try_join!(self.send_way(Some(told)), self.receive_way(tell))
     }
 
-    /// Ends the outgoing direction, whose bytes were sent before. Then receives the other
+    /// Ends the outgoing direction, whose bytes have been sent. Then receives the other
     /// direction.
     pub(super) async fn read_what_was_sent(&self) -> Result<u64, Fault> {
         shutdown(&self.socket, Shutdown::Write).map_err(failed("shutdown"))?;
@@ -155,8 +155,8 @@ impl Peer<'_> {
         }
     }
 
-    /// Sends this side's bytes, and then resets. Bytes that arrive meanwhile are verified. A side
-    /// that resets does not wait for more bytes.
+    /// Sends this side's bytes, and then resets the connection. Bytes that arrive meanwhile are
+    /// verified. A side that resets does not wait for more bytes.
     async fn send_and_reset(&self) -> Result<(u64, u64), Fault> {
         let (tell, _) = oneshot::channel();
         let outcome = tokio::select! {
@@ -257,7 +257,7 @@ fn ended_at(stream: &Stream, planned: u64) -> Fault {
 
 /// Sends the name of the session.
 pub(super) async fn send_name(socket: &TcpStream, name: [u8; NAME_LEN]) -> Result<(), Fault> {
-    // The first bytes of a connection always fit its send buffer.
+    // The first bytes of a connection always fit in its send buffer.
     in_time("send", socket.writable()).await?;
     match socket.try_write(&name) {
         Ok(NAME_LEN) => Ok(()),

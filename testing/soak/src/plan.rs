@@ -100,8 +100,8 @@ impl Session {
     }
 }
 
-/// Draws a kind, in shares of 1/20. Chatty kinds are the most frequent, and each other kind is
-/// frequent enough to meet the rest.
+/// Draws a kind, in shares of 1/20. Chatty kinds are the most frequent. Every remaining kind is
+/// frequent enough to run at the same time as the others.
 fn kind(random: &mut Random) -> Kind {
     match random.between(1, 20) {
         1..=4 => Kind::Bulk,

@@ -56,7 +56,7 @@ pub(super) struct Metrics {
 }
 
 impl Program {
-    /// Starts the program in the folder of this one, with `upstream` as its target.
+    /// Starts the program from the folder of this executable, with `upstream` as its target.
     pub(super) fn start(upstream: SocketAddr) -> io::Result<Self> {
         let path = env::current_exe()?.with_file_name("spliceway");
         let mut process = Command::new(&path)

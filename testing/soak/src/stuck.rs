@@ -76,7 +76,7 @@ pub(super) async fn run(program: &Program, listener: &TcpListener, pattern: &Pat
     Ok(stuck)
 }
 
-/// Sends from every end until no end could send for [`QUIET`].
+/// Sends from every end until no end has been able to send for [`QUIET`].
 async fn push(pairs: &mut [Pair]) -> io::Result<()> {
     let mut moved = Instant::now();
     while moved.elapsed() < QUIET {

@@ -1,5 +1,5 @@
-//! A free list holds one stack of idle pipes per size class. It tracks how many of them were not
-//! needed lately.
+//! A free list holds one stack of idle pipes per size class. It tracks how many of them have not
+//! been needed lately.
 
 use super::SizeClass;
 
@@ -13,7 +13,7 @@ pub(super) struct FreeList<T> {
 struct Stack<T> {
     pipes: Vec<T>,
     /// The lowest height since the last [`FreeList::take_unneeded`]. This many pipes, counted from
-    /// the bottom, were not touched since then.
+    /// the bottom, have not been touched since then.
     low_water: usize,
 }
 
@@ -64,7 +64,7 @@ impl<T> FreeList<T> {
         self.take_bottom(|stack| stack.pipes.len())
     }
 
-    /// Takes the pipes that were not touched since the last call.
+    /// Takes the pipes that have not been touched since the last call.
     pub(super) fn take_unneeded(&mut self) -> Vec<T> {
         self.take_bottom(|stack| stack.low_water)
     }

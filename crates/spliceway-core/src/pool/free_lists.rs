@@ -188,7 +188,7 @@ impl<T> FreeLists<T> {
         taken
     }
 
-    /// Takes the pipes that were not touched since the last call.
+    /// Takes the pipes that have not been touched since the last call.
     pub(super) fn take_unneeded(&self) -> Vec<T> {
         let mut taken = Vec::new();
         self.for_each(|list| taken.append(&mut list.take_unneeded()));

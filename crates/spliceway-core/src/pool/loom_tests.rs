@@ -49,7 +49,7 @@ impl Watched {
             let others = self.reapers.fetch_add(1, Ordering::Relaxed);
             assert_eq!(others, 0, "one reaper is enough");
             drop(self.lists.take_unneeded());
-            // Another reaper may begin before this one knows that it may end.
+            // Another reaper may start before this one knows that it can end.
             self.reapers.fetch_sub(1, Ordering::Relaxed);
             if self.lists.end_watch() {
                 return;
@@ -149,7 +149,7 @@ fn without_a_reaper_thread_returned_pipes_are_closed_anyway() {
     every_interleaving(|| {
         let watched = Watched::new();
         let other = Arc::clone(&watched);
-        // `Shared::wake_reaper` does this if the system cannot create a thread.
+        // `Shared::wake_reaper` abandons the watch if the system cannot create a thread.
         let other = thread::spawn(move || drop(other.lists.abandon_watch()));
         let list = watched.lists.of_a_thread();
         watched.put_back(&list);
@@ -239,7 +239,7 @@ fn a_correction_during_reservations_stays_within_the_limits() {
     });
 }
 
-/// An open pipe as the pool lends it. Its room in the budget becomes free when it closes.
+/// An open pipe as the pool lends it. When the pipe closes, its room in the budget becomes free.
 struct Open(Arc<Budget>);
 
 impl Drop for Open {

@@ -1,5 +1,5 @@
-//! The reaper closes pipes that were not needed for a while, so that no caller has to do this. It
-//! is a thread that runs as long as there are idle pipes.
+//! The reaper closes pipes that have not been needed for a while, so that no caller has to do this.
+//! It is a thread that runs as long as there are idle pipes.
 //!
 //! It is a thread because a pool knows no runtime, and because an idle process makes no calls. The
 //! reaper visits the lists twice per idle timeout. It closes the pipes that were not touched

@@ -73,7 +73,7 @@ fn sixteen_segments_of_ethernet_size_fill_a_pipe_of_64_kib() {
         filled += more;
     }
     // The number is lower if memory is so fragmented that the sender gets single pages. A segment
-    // across two pages then uses two slots.
+    // that spans two pages then uses two slots.
     assert!((14 * 1_448..=16 * 1_448).contains(&filled), "{filled} bytes");
     assert!(support::queued(&far) > 0, "the source was not drained");
 }

@@ -290,8 +290,8 @@ fn asking_for_more_than_a_pipe_of_16_slots_holds_delays_its_last_bytes() {
         support::await_queued(&far, HELD);
         start.elapsed()
     };
-    // The test uses the shortest of five times, because a busy machine can only add time. The other
-    // delay comes from the kernel and is about 200 ms.
+    // The test uses the shortest of five measured times, because a busy machine can only add time.
+    // The delay that the kernel adds is about 200 ms.
     let exact = (0..5).map(|_| until_delivered(0)).min().expect("five");
     let over = until_delivered(1);
     assert!(

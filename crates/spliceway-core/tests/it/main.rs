@@ -24,8 +24,8 @@ mod probes;
 /// A caller's pipe is spliced without another pipe in between. The splicer distinguishes the
 /// readiness of both ends.
 mod splice_through;
-/// A splicer performs what its transfer decides, holds a pipe only while it has bytes, and reports
-/// why it copies.
+/// A splicer performs what its transfer decides, holds a pipe only while the pipe has bytes, and
+/// reports why it copies.
 mod splicer;
 /// Whatever happens, a transfer delivers every byte in order, holds bytes in only one place,
 /// yields, and ends.

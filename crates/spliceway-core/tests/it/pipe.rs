@@ -110,7 +110,8 @@ fn a_full_sink_would_block_and_the_pipe_keeps_its_bytes() {
         sink.set_nonblocking();
         let mut went = Vec::new();
         let mut pipe = filled(&pattern(2, 5_000));
-        // The peer's buffer may make room late, so this repeats until the drain also finds no room.
+        // The peer's buffer may get more room late, so this loop runs until the drain also finds no
+        // room.
         support::await_that("the sink would block", || {
             let zeroes = support::write_until_full(&sink, &[0; 64 << 10]);
             went.resize(went.len() + zeroes, 0);

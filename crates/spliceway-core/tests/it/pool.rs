@@ -218,8 +218,8 @@ fn an_idle_pipe_on_another_thread_is_used_before_one_is_created() {
     let pool = PipePool::new(limits());
     while_two_idle_elsewhere(&pool, || {
         assert_eq!(acquire(&pool, SizeClass::Kib256).class(), SizeClass::Kib256);
-        // This runs while that thread still waits. When the thread ends, its counts are on no free
-        // list for a moment.
+        // This check runs while the other thread still waits. When that thread ends, its counts are
+        // on no free list for a moment.
         assert_eq!((pool.stats().created, pool.stats().reused), (2, 1));
     });
 }

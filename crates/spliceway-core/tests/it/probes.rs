@@ -70,7 +70,8 @@ fn after_a_burst_the_source_is_probed_once() {
     }
 }
 
-/// A fill may find nothing for reasons other than an empty source, so a receive must confirm it.
+/// A fill may find nothing for reasons other than an empty source, so a receive must confirm that
+/// the source is empty.
 #[test]
 fn bytes_that_a_fill_does_not_find_are_received() {
     let nothing = Fault::Errno(Errno::AGAIN.raw_os_error());
@@ -89,7 +90,7 @@ fn bytes_that_a_fill_does_not_find_are_received() {
 }
 
 /// `poll` does not report a mark whose urgent byte was received, and a splice does not step over
-/// it. Without a receive, the splicer would try for ever.
+/// it. Without a receive, the splicer would try forever.
 #[test]
 fn bytes_after_a_mark_that_no_probe_finds_are_received() {
     let (line, counts) = (Line::new(Family::Tcp, Family::Tcp), Counts::default());

@@ -303,7 +303,7 @@ fn a_splicer_that_waits_for_its_source_holds_no_pipe() {
     }
 }
 
-/// Returns a splicer that waits for an unread sink, with bytes in its pipe.
+/// Returns a splicer that has bytes in its pipe and waits for a sink that is not read.
 fn stuck(line: &Line, pool: &PipePool) -> (Splicer, Counts) {
     let (mut splicer, counts) = (splicer(Engine::Splice, pool), Counts::default());
     let mut scratch = vec![0; SCRATCH];

@@ -33,7 +33,8 @@ impl Fate for Every {
 }
 
 impl Every {
-    /// Goes to the start of the next sequence that was not yet tried. Returns whether there is one.
+    /// Goes to the start of the next sequence that has not been tried yet. Returns whether there is
+    /// one.
     fn turn(&mut self) -> bool {
         self.next = 0;
         while let Some((choice, outcomes)) = self.choices.pop() {
@@ -141,7 +142,8 @@ fn every_sequence_of_outcomes_without_a_pipe_delivers_every_byte() {
 #[test]
 fn every_sequence_of_outcomes_stops_exactly_at_the_limit() {
     for engine in ENGINES {
-        // The limit is zero, less than one recv, less than the source has, exactly that, or more.
+        // The limit is zero, less than one recv returns, less than the source has, exactly what it
+        // has, or more.
         for limit in [0, 1_000, 2 * SCRATCH + 1, 3 * SCRATCH, 4 * SCRATCH] {
             walk(LENGTH - 1, || {
                 World::new(engine, PipeSize::Auto, 3 * SCRATCH).limited(limit)
@@ -347,7 +349,7 @@ fn four_fills_below_half_of_the_pipe_lead_to_a_smaller_one() {
     for _ in 0..3 {
         fill_and_drain(&mut transfer, SizeClass::Kib256, 90_000, false);
     }
-    // A fill of half of the size restarts the count, so the small fills are not in a row.
+    // A fill of half the size restarts the count, so the small fills are not consecutive.
     fill_and_drain(&mut transfer, SizeClass::Kib256, 128 << 10, false);
     for _ in 0..4 {
         fill_and_drain(&mut transfer, SizeClass::Kib256, 90_000, false);

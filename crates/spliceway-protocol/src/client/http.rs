@@ -22,7 +22,8 @@ impl Handshake {
     /// `via` is the value of the field `Via`: the proxies that the request has passed through.
     ///
     /// # Errors
-    /// Returns [`Error::Credentials`] or [`Error::Target`] if HTTP cannot express them.
+    /// Returns [`Error::Credentials`] or [`Error::Target`] if HTTP cannot express the credentials
+    /// or the target.
     pub fn start(target: &Target, credentials: Option<&Credentials>, via: &str) -> Result<(Self, Vec<u8>), Error> {
         if matches!(target, Target::Unix(_)) {
             return Err(Error::Target);

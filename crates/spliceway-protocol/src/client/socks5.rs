@@ -39,7 +39,8 @@ impl Handshake {
     /// choose "no authentication".
     ///
     /// # Errors
-    /// Returns [`Error::Credentials`] or [`Error::Target`] if SOCKS5 cannot express them.
+    /// Returns [`Error::Credentials`] or [`Error::Target`] if SOCKS5 cannot express the credentials
+    /// or the target.
     pub fn start(target: &Target, credentials: Option<&Credentials>) -> Result<(Self, Vec<u8>), Error> {
         let password = credentials.map(password).transpose()?;
         let mut request = vec![VERSION, CONNECT, 0];

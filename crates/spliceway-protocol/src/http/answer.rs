@@ -15,8 +15,8 @@ use crate::message::Message;
 /// The limit for all heads of one response together, in bytes. It is higher than the limit for a
 /// request, because targets set cookies. The parser holds the bytes until the head is complete.
 const HEADS_MAX_BYTES: usize = 64 << 10;
-/// Fields that are not passed on. They apply to this connection alone (RFC 9110 section 7.6.1), or
-/// the proxy writes new ones.
+/// Fields that are not passed on. Either they apply to this connection alone (RFC 9110 section
+/// 7.6.1), or the proxy writes new ones.
 const NOT_PASSED_ON: [&str; 4] = ["connection", "keep-alive", "proxy-connection", "upgrade"];
 
 /// Parses and rewrites the head of a target's response, together with the interim responses before

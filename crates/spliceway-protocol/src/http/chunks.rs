@@ -17,7 +17,7 @@ const TRAILERS_MAX_BYTES: u16 = 16 << 10;
 #[derive(Debug)]
 pub struct Chunks(State);
 
-/// The error for a body that is not valid chunked encoding.
+/// The error for a body whose chunked encoding is not valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Malformed;
 

@@ -11,8 +11,8 @@ use super::response::last_recipient;
 use super::target::Absolute;
 use super::{HttpRequest, Refusal};
 
-/// Fields that are not forwarded. They apply to this connection alone, even if `Connection` does
-/// not name them (RFC 9110 section 7.6.1), or the proxy writes new ones.
+/// Fields that are not forwarded. Either they apply to this connection alone, even if `Connection`
+/// does not name them (RFC 9110 section 7.6.1), or the proxy writes new ones.
 ///
 /// Formally, `Transfer-Encoding` applies to this connection alone, too. The proxy forwards it,
 /// because the body passes unchanged.

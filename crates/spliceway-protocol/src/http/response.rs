@@ -115,7 +115,7 @@ fn with_field(status: Status, field: &str, text: &str) -> Vec<u8> {
     .into_bytes()
 }
 
-/// Returns the response to a request whose body is not valid chunked encoding.
+/// Returns the response to a request with a body whose chunked encoding is not valid.
 pub fn no_chunks() -> Vec<u8> {
     with_text(Status::BadRequest, "The request body is not valid chunked encoding.")
 }

@@ -396,8 +396,8 @@ fn credentials_are_read_and_invalid_ones_are_ignored() {
         "Proxy-Authorization: YW5uOmh1c2g=",
         "Proxy-Authorization: BasicYW5uOmh1c2g=",
         "Proxy-Authorization: Bearer YW5uOmh1c2g=",
-        // The value has no colon, is not valid base64, or uses another alphabet. Or there is more
-        // than one value.
+        // The value has no colon, is not valid base64, uses another alphabet, or is not the only
+        // value.
         "Proxy-Authorization: Basic YW5u",
         "Proxy-Authorization: Basic YW5uOmh1c2g",
         "Proxy-Authorization: Basic YW5u Omh1c2g=",

@@ -11,8 +11,8 @@ use tokio::net::UdpSocket;
 use super::gso_batch::GsoBatch;
 use spliceway_protocol::socks5::datagram::{HEADER_MAX_BYTES, Header};
 
-/// The number of datagrams to receive from a socket before other tasks run, which is 0.1 ms of
-/// work. quinn-udp receives at most this many datagrams with one call.
+/// The number of datagrams to receive from a socket before other tasks run. The datagrams cause 0.1
+/// ms of work. quinn-udp receives at most this many datagrams with one call.
 const BATCH: usize = quinn_udp::BATCH_SIZE;
 /// The size of a slot: a SOCKS header, and the largest length that a UDP header can specify. So no
 /// datagram is truncated.

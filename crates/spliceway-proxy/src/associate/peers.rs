@@ -84,7 +84,7 @@ mod tests {
         peers.sent_to(peer(1));
         for port in 2..=10 * REMEMBERED {
             peers.sent_to(peer(port));
-            // One datagram per generation is enough.
+            // One datagram from the peer per generation is enough.
             assert!(port % (REMEMBERED - 1) != 0 || peers.may_answer(peer(1)), "{port}");
         }
     }

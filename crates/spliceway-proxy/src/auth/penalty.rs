@@ -1,4 +1,5 @@
-//! Slows down guessing: a client that fails has to wait, longer each time.
+//! Slows down guessing: a client that fails has to wait, and each further failure makes the wait
+//! longer.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;

@@ -142,7 +142,7 @@ async fn a_target_that_needs_no_lookup_is_dialled_at_the_first_poll() {
     let server = Server::start().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap().into_std().unwrap();
     let port = listener.local_addr().unwrap().port();
-    // The first dial also queries IPv6 and caches that the name has no IPv6 address.
+    // The first dial also asks for IPv6 addresses, and caches that the name has none.
     server.says("cached.example.", Answer::has(&["127.0.0.1"], 60));
     let policy = TargetPolicy::new(Targets::Everything, OwnListeners::default());
     let settings = ResolverSettings::Servers(vec![server.address]);
@@ -278,7 +278,8 @@ async fn a_name_with_a_dead_address_connects_to_the_live_one() {
     live.accept().await.unwrap();
 }
 
-/// Otherwise, clients that ask for names with many silent addresses could use up all descriptors.
+/// Without a limit on parallel attempts, clients that ask for names with many silent addresses
+/// could use up all descriptors.
 #[tokio::test(start_paused = true)]
 async fn only_a_parallel_attempt_waits_for_a_descriptor() {
     let policy = TargetPolicy::new(Targets::Everything, OwnListeners::default());

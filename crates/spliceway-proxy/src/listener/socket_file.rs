@@ -107,7 +107,7 @@ pub(super) mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
     use tokio::net::UnixStream;
 
-    /// A directory for one test, which is removed at its end.
+    /// A directory for one test. Dropping this value removes the directory.
     pub(crate) struct Folder(PathBuf);
 
     impl Folder {

@@ -159,7 +159,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a listener on the IPv6 wildcard, its port, and the list that contains it.
+    /// Returns a listener on the IPv6 wildcard, its port, and the list that contains the listener.
     fn wildcard(only_v6: bool) -> (Socket, u16, OwnListeners) {
         let socket = Socket::new(Domain::IPV6, Type::STREAM, None).unwrap();
         socket.set_only_v6(only_v6).unwrap();

@@ -102,7 +102,8 @@ impl<R> Answering<R> {
         }
     }
 
-    /// Ends the answer of a target that closed the connection before its head was complete.
+    /// Ends the answer of a target that closed the connection before the head of the answer was
+    /// complete.
     fn end(&mut self, answer: Answer) {
         self.ready = match self.has_spoken {
             true => answer.cut_short(),

@@ -52,8 +52,8 @@ pub(super) struct Answered {
 /// Sends `request` and returns the answer, rewritten to be the last one on its connection. With
 /// `wants_upgrade`, a 101 answer is returned unchanged.
 ///
-/// If the target closes the connection before its head is complete, its bytes are returned
-/// unchanged.
+/// If the target closes the connection before the head of the answer is complete, the target's
+/// bytes are returned unchanged.
 pub(super) async fn exchange(
     request: &[u8],
     wants_upgrade: bool,

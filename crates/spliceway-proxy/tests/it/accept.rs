@@ -191,8 +191,8 @@ fn the_wait_for_descriptors_does_not_delay_the_exit() {
     assert_eq!(program.exit().code(), Some(0));
 }
 
-/// Runs the program under a filter on the thread that starts it. The program's accept4 calls then
-/// fail as `when` specifies.
+/// Starts the program on a thread with a filter, which the program inherits. The program's accept4
+/// calls then fail as `when` specifies.
 fn with_failing_accept(errno: Errno, when: When, scenario: impl FnOnce(Program, &Faults) + Send + 'static) {
     let run = move || {
         let rule = Rule::new(Call::Accept, when, Fault::Errno(errno.raw_os_error()));

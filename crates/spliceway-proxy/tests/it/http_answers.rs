@@ -1,5 +1,5 @@
-//! Answers to requests with a body, whether or not the target closes its connection. Also requests
-//! for another protocol.
+//! Answers to requests with a body, whether or not the target closes its connection. The tests also
+//! cover requests for another protocol.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};

@@ -241,7 +241,7 @@ fn an_inherited_socket_is_found_by_name_and_stays_open() {
         exchange(program.connect());
         program.terminate();
         assert_eq!(program.exit().code(), Some(0));
-        // A client that connects before the next program starts waits for that program.
+        // If a client connects before the next program starts, it waits for that program.
         let waits = connect(address);
         let mut next = Program::start_with_socket(socket.try_clone().unwrap().into(), "web", &arguments);
         exchange(waits);

@@ -5,7 +5,7 @@ use crate::harness::{PATIENCE, Program, assert_same, connect, echo, pattern, rea
 
 const MB: usize = 1_000_000;
 
-/// Returns the time until all clients have sent a megabyte and received it back.
+/// Returns the time until every client has sent a megabyte and received it back.
 fn time_of(program: &Program, clients: usize) -> Duration {
     let (started, address) = (Instant::now(), program.address);
     thread::scope(|scope| {

@@ -9,8 +9,9 @@ use spliceway_net::has_tool;
 
 use crate::harness::{Program, TextFile, accept, listen, read_all, read_exactly};
 
-/// The calls of one session of `forward` with one request and one answer: the name, and the most
-/// calls. The table in `docs/design/007-the-cost-of-a-session.md` gives the reason for each call.
+/// The calls of one session of `forward` with one request and one answer: the name of each call,
+/// and its maximum count. The table in `docs/design/007-the-cost-of-a-session.md` gives the reason
+/// for each call.
 const CALLS: &[(&str, usize)] = &[
     ("accept4", 2),
     ("socket", 1),
@@ -61,7 +62,7 @@ fn calls_of(sessions: usize) -> BTreeMap<String, usize> {
     let mut text = String::new();
     fs::File::open(trace.path()).unwrap().read_to_string(&mut text).unwrap();
     for line in text.lines() {
-        // `1234 close(5) = 0`. A line with `<... close resumed>` is the second one of a call.
+        // `1234 close(5) = 0`. A line with `<... close resumed>` is the second line of a call.
         let call = line.split_once(' ').map_or("", |(_, call)| call.trim_start());
         let name = call.split('(').next().unwrap_or_default();
         if !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
@@ -80,7 +81,7 @@ fn a_session_of_a_forwarder_makes_no_more_than_these_calls() {
     let (few, many) = (calls_of(1), calls_of(1 + SESSIONS));
     let per_session = |name: &str| {
         let count = |calls: &BTreeMap<String, usize>| calls.get(name).copied().unwrap_or(0);
-        // To the nearest whole number, because a few calls depend on time.
+        // The result is rounded to the nearest whole number, because a few calls depend on time.
         (count(&many).saturating_sub(count(&few)) + SESSIONS / 2) / SESSIONS
     };
     for (name, most) in CALLS {

@@ -107,7 +107,7 @@ fn a_datagram_larger_than_the_mtu_arrives_whole() {
     }
 }
 
-/// The first link carries datagrams of this size, and the next link does not. The program forwards
+/// The first link carries these datagrams whole, and the next link does not. The program forwards
 /// each datagram on its own, in fragments. The answers return in the same way.
 #[test]
 fn a_flow_continues_over_a_link_with_a_smaller_mtu() {

@@ -1,4 +1,5 @@
-//! 10,000 idle relays that have moved 256 KiB each hold two descriptors each and no pipe.
+//! After each of 10,000 relays has moved 256 KiB, each idle relay holds two descriptors and no
+//! pipe.
 //!
 //! There are two relay processes with 5,000 relays each, and one process of peers for each of them.
 //! A descriptor limit of 20,000 is therefore enough for every process.
@@ -69,8 +70,8 @@ fn peers() {
     let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     say(&server.local_addr().unwrap().to_string());
     let relay: SocketAddr = heard().parse().unwrap();
-    // The most connections in flight. This is fewer than the backlog of a listener, beyond which
-    // the kernel drops connections.
+    // The maximum number of connections in flight. It is less than the backlog of a listener,
+    // beyond which the kernel drops connections.
     let (start, started) = mpsc::sync_channel(64);
     let receiving = thread::spawn(move || {
         let (mut received, sent) = (vec![0; BYTES], vec![7; BYTES]);

@@ -14,7 +14,7 @@ mod own_types;
 mod parity;
 // Pipes as streams: one splice, with no other pipe in between.
 mod pipe_ends;
-// Faults of other relays that spliceway does not have.
+// Faults that other relays have had and that spliceway does not have.
 mod pitfalls;
 // The relay delays no byte on purpose.
 mod prompt;

@@ -37,7 +37,7 @@ use crate::support::{BULK, finish, guard, tcp};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Variant {
     pub(crate) engine: Engine,
-    /// The near peer is the relay's `b`.
+    /// Whether the near peer is the relay's `b`.
     pub(crate) swapped: bool,
 }
 

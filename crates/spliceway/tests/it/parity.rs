@@ -40,8 +40,8 @@ impl Subject {
         }
     }
 
-    /// Starts a task that relays between `near` and `far`, in this order or swapped. It returns the
-    /// counts from the near peer to the far peer first.
+    /// Starts a task that relays between `near` and `far`, in this order or swapped. The task
+    /// returns the counts of the direction from the near peer to the far peer first.
     fn spawn(
         self,
         mut near: impl Duplex + 'static,
@@ -69,7 +69,7 @@ async fn for_each(mut scenario: impl AsyncFnMut(Subject, bool)) {
     }
 }
 
-/// Runs a scenario on TCP connections. It gets the relay's task and both peers.
+/// Runs a scenario on TCP connections. The scenario gets the relay's task and both peers.
 async fn between_peers(mut scenario: impl AsyncFnMut(JoinHandle<Counts>, TcpStream, TcpStream)) {
     for_each(async |subject, swapped| {
         let ((near, near_end), (far, far_end)) = (tcp().await, tcp().await);

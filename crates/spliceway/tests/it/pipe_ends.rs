@@ -300,8 +300,8 @@ async fn a_limit_is_exact_from_a_pipe_and_into_a_pipe() {
     }
 }
 
-/// An end that cannot be spliced, a kernel without memory, and a sandbox that forbids splice. The
-/// sandbox affects the whole process.
+/// The causes are an end that cannot be spliced, a kernel without memory, and a sandbox that
+/// forbids splice. The sandbox affects the whole process.
 #[test]
 fn streams_that_cannot_be_spliced_are_copied_with_a_reason() {
     const NAME: &str = "pipe_ends::streams_that_cannot_be_spliced_are_copied_with_a_reason";

@@ -23,7 +23,7 @@ impl Random {
         self.0 % bound
     }
 
-    /// Returns 1 B to 1 MiB, with small sizes as likely as large ones.
+    /// Returns a size from 1 B to 1 MiB, with small sizes as likely as large ones.
     fn size(&mut self) -> usize {
         let doublings = self.below(21);
         1 + self.below(1 << doublings) as usize

@@ -31,8 +31,8 @@ pub(crate) struct Role {
 
 impl Role {
     /// Starts the test function `test`, by its full name, as `role`. If `uid` is given, the child
-    /// runs as that user. It starts `/proc/self/exe`, because that user may have no access to the
-    /// binary's directory.
+    /// runs as that user. This function starts `/proc/self/exe`, because that user may have no
+    /// access to the binary's directory.
     pub(crate) fn start(test: &str, role: &str, uid: Option<u32>) -> Self {
         let mut command = Command::new("/proc/self/exe");
         command

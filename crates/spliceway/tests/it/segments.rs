@@ -1,5 +1,5 @@
-//! Tests between network namespaces: segments as Ethernet carries them, with the kernel's offloads
-//! and without.
+//! Tests between network namespaces: segments as Ethernet carries them, with and without the
+//! kernel's offloads.
 
 // Bulk in both directions: exact, spliced, and through pipes whose size follows the segments.
 mod bulk;

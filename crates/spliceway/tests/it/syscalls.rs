@@ -156,8 +156,8 @@ fn a_ping_pong_relay_makes_one_recv_and_one_send_per_message() {
         .filter(|call| call.line.contains("EAGAIN"))
         .map(|call| &call.line)
         .collect();
-    // One per message would be 200. A few are possible, because the kernel may report an edge for
-    // bytes that an earlier receive has already read.
+    // One failed call per message would make 200. A few are possible, because the kernel may report
+    // an edge for bytes that an earlier receive has already read.
     assert!(in_vain.len() <= TRIPS / 10, "{in_vain:?}");
     // There is one receive for each message, and one for each of the two ends of stream.
     let receives = count(&calls, "recvfrom");

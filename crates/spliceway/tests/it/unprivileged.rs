@@ -30,7 +30,7 @@ fn three_hundred_bulk_relays_leave_half_of_the_pages_free() {
     let upstream = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     unpaced(&upstream);
     short_queues(&upstream);
-    // A user without other processes, so that neither the pipes of other programs nor those of
+    // This user has no other processes, so that neither the pipes of other programs nor those of
     // another run of this test count.
     let uid = 60_000 + std::process::id();
     let mut relays = Role::start(ROLES, "relays", Some(uid));

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use spliceway_faults::{Call, Fault, Faults, Rule, Seen, SignalStorm, When};
 
-/// Runs `body` on a new thread that meets faults by these rules. Returns its result and the faults.
+/// Runs `body` on a new thread to which these rules apply. Returns its result and the faults.
 fn meeting<T: Send + 'static>(rules: Vec<Rule>, body: impl FnOnce() -> T + Send + 'static) -> (T, Faults) {
     let run = move || {
         let faults = Faults::on_this_thread(rules).unwrap();

@@ -8,8 +8,8 @@ use super::{Decision, decision};
 const HEADS_BYTES_MAX: usize = 64 << 10;
 
 /// Checks that the client's view of an answer depends only on its bytes, however they were cut into
-/// reads. The client reads every head unchanged except the last, which gets a close. Or it reads
-/// the whole answer unchanged. The first byte selects how to cut the rest.
+/// reads. The client reads either the whole answer unchanged, or every head unchanged except the
+/// last, which gets a close. The first byte selects how to cut the rest.
 ///
 /// # Panics
 /// Panics if a property does not hold.

@@ -11,7 +11,7 @@ use super::{Decision, Pair, assert_sound, decision, demand, feed, pair};
 /// The most bytes in addition to the client's own fields: a second copy of the host, `Via`,
 /// `Connection`, and one carriage return per line.
 const GROWTH_MAX_BYTES: usize = 1024;
-/// The most fields that a client may send, and four fields from the proxy.
+/// The most fields that a client may send, plus four fields from the proxy.
 const FIELDS_MAX: usize = 100 + 4;
 
 /// Fields that apply to one connection only, or that the proxy writes itself (RFC 9110 section
@@ -19,8 +19,8 @@ const FIELDS_MAX: usize = 100 + 4;
 const NOT_SENT_ON: [&str; 6] = ["connection", "host", "http2-settings", "keep-alive", "te", "upgrade"];
 
 /// Checks that the outcome for a request's head depends only on its bytes, however they were cut
-/// into reads. Every recipient interprets the forwarded head as intended. The first byte selects
-/// how to cut the rest.
+/// into reads. Also checks that every recipient interprets the forwarded head as intended. The
+/// first byte selects how to cut the rest.
 ///
 /// # Panics
 /// Panics if a property does not hold.
@@ -214,8 +214,8 @@ fn one_less(value: &[u8]) -> Vec<u8> {
     (number - 1).to_string().into_bytes()
 }
 
-/// Returns whether a line feed or a carriage return occurs alone. Some recipients interpret it as
-/// the end of a line, and some do not.
+/// Returns whether a line feed or a carriage return occurs alone. Some recipients interpret such a
+/// character as the end of a line, and some do not.
 fn has_bare_line_ends(head: &[u8]) -> bool {
     let ends = head.windows(2).filter(|pair| *pair == b"\r\n").count();
     let of = |end: u8| head.iter().filter(|byte| **byte == end).count();

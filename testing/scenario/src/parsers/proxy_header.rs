@@ -8,8 +8,8 @@ use super::{Decision, decision, feed};
 const HEADER_BYTES_MAX: usize = 16 + u16::MAX as usize;
 
 /// Checks that the outcome for a header depends only on its bytes, however they were cut into
-/// reads. A header written for the parsed connection parses to that connection again. The first
-/// byte selects how to cut the rest, and which versions are accepted.
+/// reads. Also checks that a header written for the parsed connection parses to that connection
+/// again. The first byte selects how to cut the rest, and which versions are accepted.
 ///
 /// # Panics
 /// Panics if a property does not hold.

@@ -70,7 +70,8 @@ fn cases() -> u32 {
     asked.and_then(|cases| cases.parse().ok()).unwrap_or(CASES)
 }
 
-/// Returns bytes that mostly form a handshake. Random bytes never get past the first one.
+/// Returns bytes that mostly form a handshake. Random bytes almost never get past its first
+/// message.
 fn handshakes() -> impl Strategy<Value = Vec<u8>> {
     let usual = prop::sample::select(vec![0, 1, 2, 3, 4, 5, 10, b'a', b'.', 255]);
     prop::collection::vec(prop_oneof![4 => usual, 1 => any::<u8>()], 0..40).prop_map(|mut bytes| {

@@ -41,7 +41,7 @@ pub(crate) fn unprivileged(name: &str, body: impl FnOnce()) {
         return;
     }
     let _one = ONE_CHILD.lock().unwrap_or_else(PoisonError::into_inner);
-    // The copy is in a directory where every user can execute it. A build directory may not allow
+    // The copy is in a directory where every user can execute it. A build directory might not allow
     // this.
     let program = TempFile::new("program");
     fs::copy(env::current_exe().expect("this program"), &program.path).expect("a copy of this program");

@@ -101,8 +101,8 @@ pub(crate) fn reset(socket: TcpStream) {
     drop(OwnedFd::from(socket));
 }
 
-/// Waits until `poll(2)` reports any of `events` for `fd`, or `ERR` or `HUP`, which it always
-/// reports. Returns the reported events.
+/// Waits until `poll(2)` reports any of `events` for `fd`. It also reports `ERR` and `HUP`, which
+/// need no request. Returns the reported events.
 pub(crate) fn await_ready(fd: impl AsFd, events: PollFlags) -> PollFlags {
     let mut polled = [PollFd::new(&fd, events)];
     let guard = Timespec::try_from(GUARD).expect("a short time");

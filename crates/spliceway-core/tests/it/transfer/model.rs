@@ -10,9 +10,9 @@ use std::ops::Range;
 use spliceway_core::transfer::{Event, SCRATCH, SPLICE_THROUGH_MAX, Step, Transfer};
 use spliceway_core::{Engine, PipeSize, Reason, Scope, SizeClass};
 
-/// A poll that copies yields after this many bytes (docs/tuning.md).
+/// After copying this many bytes, a poll yields (docs/tuning.md).
 pub(crate) const COPY_BUDGET: usize = 256 << 10;
-/// A poll that splices yields after this many bytes (docs/tuning.md).
+/// After splicing this many bytes, a poll yields (docs/tuning.md).
 pub(crate) const SPLICE_BUDGET: usize = 1 << 20;
 /// The most bytes that one recv or one fill can bring. A poll can exceed its budget by this many
 /// bytes.
@@ -182,8 +182,8 @@ impl World {
         let left = self.left();
         match step {
             Step::Recv => {
-                // The outcomes are a full buffer, a large message, and a part of the bytes or the
-                // last ones.
+                // The outcomes are a full buffer, a large message, and a small message or the last
+                // bytes.
                 let small = if left >= SCRATCH { 1_000 } else { left };
                 let possible = [SCRATCH, LARGE_MESSAGE, small]
                     .into_iter()
@@ -226,9 +226,9 @@ impl World {
     fn fills(&self, class: SizeClass, probe: bool) -> Vec<Event> {
         let size = class.bytes();
         let left = self.left();
-        // The first outcomes are the size or the last bytes, far more than the size, and a little
-        // over half of it. Then come sixteen slots of segments, a small message, and a full pipe of
-        // another size.
+        // First come fills of the size or of the last bytes, of far more than the size, and of a
+        // little over half of it. Then come fills of sixteen slots of segments, of a small message,
+        // and of a full pipe of another size.
         let sizes = [
             (size.min(left), left >= size),
             (4 * size, true),
@@ -243,7 +243,7 @@ impl World {
         // be after an urgent mark.
         outcomes.push(Event::SourceStopped);
         outcomes.extend(probe.then_some(Event::WouldBlock));
-        // One reason of each scope: for the relay, for the process and for the moment.
+        // There is one reason for each scope: the relay, the process and the moment.
         let reasons = [Reason::InvalidArgument, Reason::NotPermitted, Reason::PipeBudget];
         outcomes.extend(reasons.map(Event::Cannot));
         outcomes

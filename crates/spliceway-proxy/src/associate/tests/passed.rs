@@ -46,7 +46,7 @@ async fn every_target_sees_the_same_source_port() {
 async fn datagrams_keep_their_order_and_their_boundaries() {
     let (rig, target) = (Rig::new("127.0.0.1").await, target("127.0.0.1").await);
     let address = target.local_addr().unwrap();
-    // More datagrams than one batch, but fewer bytes than the kernel buffers for a socket.
+    // More datagrams than one batch holds, but fewer bytes than the kernel buffers for a socket.
     let datagrams: Vec<Vec<u8>> = (0..100_u8).map(|number| vec![number; usize::from(number)]).collect();
     for data in &datagrams {
         rig.send(address, data).await;

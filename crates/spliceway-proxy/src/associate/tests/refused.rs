@@ -89,7 +89,7 @@ async fn a_refused_target_receives_no_datagram() {
     rig.echo(&target, b"allowed").await;
     book.refuse(true);
     rig.send(target.local_addr().unwrap(), b"refused").await;
-    // A counted datagram has been dropped. Only then may the policy change again.
+    // Once the datagram is counted, it has been dropped. Only then may the policy change again.
     rig.await_dropped(Dropped::Denied, 1).await;
     book.refuse(false);
     rig.echo(&target, b"allowed again").await;

@@ -20,7 +20,7 @@ const REQUEST: &[u8] = &[5, 1, 0, 1, 198, 51, 100, 7, 0, 80];
 const SUCCEEDED: &[u8] = &[5, 0, 0, 1, 0, 0, 0, 0, 0, 0];
 const CONNECT: &[u8] = b"CONNECT 198.51.100.7:80 HTTP/1.1\r\nHost: 198.51.100.7:80\r\nVia: 1.1 test\r\n\r\n";
 
-/// The messages that a proxy expects byte by byte, and its answer to each message.
+/// The exact messages that a proxy expects, and its answer to each of them.
 type Script<'a> = [(&'a [u8], &'a [u8])];
 
 async fn listen() -> (TcpListener, String) {

@@ -19,7 +19,7 @@ fn client(last: u8) -> Key {
     Some(IpAddr::from([192, 0, 2, last]).into())
 }
 
-/// Looks up like [`all`], for the client 192.0.2.`client`.
+/// Looks up `name` as [`all`] does, for the client 192.0.2.`client`.
 async fn all_for(client: u8, resolver: &Resolver, name: &str) -> Result<Vec<IpAddr>, LookupError> {
     let caller = Caller {
         client: self::client(client),

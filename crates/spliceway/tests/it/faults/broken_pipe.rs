@@ -1,6 +1,6 @@
 //! `splice(2)` has no `MSG_NOSIGNAL`. A splice into a closed connection raises `SIGPIPE`, which
 //! kills a process that does not handle it. Rust programs ignore the signal from their start. A C
-//! program that loads the library may not.
+//! program that loads the library might not ignore it.
 
 use std::io::ErrorKind;
 
@@ -33,9 +33,9 @@ fn a_reset_after_the_end_does_not_raise_sigpipe() {
     });
 }
 
-/// Runs a download whose client has sent everything, and resets in the middle of the answer. Its
-/// end comes before its reset. The relay's next write therefore finds a socket that accepts nothing
-/// more: `EPIPE`, not `ECONNRESET`.
+/// Runs a download. Its client has sent everything, and resets the connection in the middle of the
+/// answer. The client's end comes before its reset. The relay's next write therefore finds a socket
+/// that accepts nothing more: `EPIPE`, not `ECONNRESET`.
 async fn download_given_up(setup: Setup) {
     let splices = setup.engine != Engine::Copy;
     let Rig {

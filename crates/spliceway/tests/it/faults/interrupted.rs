@@ -1,5 +1,5 @@
 //! Calls that are cut short, by frequent signals and by sinks that accept few bytes at a time. A
-//! short count means neither full nor empty.
+//! short count shows neither a full sink nor an empty source.
 
 use std::time::Duration;
 
@@ -94,8 +94,8 @@ fn small_sink(family: Family, engine: Engine, swapped: bool) {
     );
     run.check_complete(&context);
     check_path(&run, engine, &context);
-    // Over loopback, TCP gets its acknowledgements, and so has room again, before the call has
-    // accepted everything. Then no count is short.
+    // Over loopback, TCP receives acknowledgements during a call. The socket then has room again,
+    // so the call accepts everything and no count is short.
     assert!(
         family == Family::Tcp || given * 2 >= taken * 3,
         "hardly a short count: {context}"

@@ -33,8 +33,8 @@ fn errno(errno: Errno) -> Fault {
 /// and all rows count descriptors.
 fn try_out(test: &str, rows: impl FnOnce() -> Vec<Row>) {
     let said = in_child(test, None, || {
-        // tokio's first runtime opens descriptors for signals, if that feature is on, and keeps
-        // them.
+        // tokio's first runtime opens descriptors for signals, if its signal feature is on, and
+        // keeps them open.
         drop(runtime());
         let before = open_descriptors();
         // Ends the line that the test harness has begun.
@@ -237,7 +237,7 @@ fn refused_by_the_sink() -> Rule {
 /// the core's `splice_support.rs`.)
 const PROBE_EVERY: usize = 64;
 
-/// Runs relays of this process, each of which tries to splice once. The first one is refused, and
+/// Runs relays in this process, each of which tries to splice once. The first one is refused, and
 /// one of the others succeeds.
 pub(super) fn await_probe() {
     let spliced = block_on(async {
@@ -253,8 +253,8 @@ pub(super) fn await_probe() {
 }
 
 /// Returns whether a new relay splices. When it starts, more bytes than one receive can read are in
-/// its source, so it should splice the rest. (Unix sockets have no timers that a window could wait
-/// for.)
+/// its source, so it should splice the rest. (The sockets are Unix sockets, because a TCP window
+/// could wait for a timer.)
 async fn splices() -> bool {
     let ((near, near_end), (far, far_end)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
     let bytes = Pattern::new(9).take(100 * KIB as usize);

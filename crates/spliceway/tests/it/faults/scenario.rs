@@ -1,4 +1,5 @@
-//! One relay on its own thread, whose system calls fail by rules. Its two peers meet no fault.
+//! One relay on its own thread. Rules decide which system calls of that thread fail. The relay's
+//! two peers meet no fault.
 
 use std::future::poll_fn;
 use std::io::{self, Read, Write};
@@ -90,7 +91,7 @@ pub(super) enum Family {
 }
 
 /// The cause of the next edge after a false `EAGAIN`. The relay must then clear its readiness, and
-/// the kernel owes it no edge, so a peer causes one.
+/// the kernel has no reason to report another edge. So a peer causes one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Nudge {
     None,
@@ -123,12 +124,13 @@ pub(super) struct Run {
 
 /// Runs one plan to its end. Checks that everything it opened is closed again.
 pub(super) fn run(plan: &Plan, stream: u64) -> Run {
-    // tokio's first runtime of a process opens descriptors for signals, if that feature is on, and
-    // keeps them.
+    // tokio's first runtime of a process opens descriptors for signals, if its signal feature is
+    // on, and keeps them open.
     drop(runtime());
     let before = sockets_and_pipes();
-    // The first thread that returns a pipe starts the reaper, which closes idle pipes. This is the
-    // relay's thread, so the reaper runs behind its filter, and should end soon.
+    // The first thread that returns a pipe starts the reaper, which closes idle pipes. Here, that
+    // is the relay's thread, so the reaper runs behind the filter of that thread, and should end
+    // soon.
     let pool = PipePool::new(limits().with_idle_timeout(Duration::from_millis(200)));
     let ((near, near_end), (far, far_end)) = (pair(plan.family), pair(plan.family));
     if let Some(bytes) = plan.send_buffer {
@@ -204,7 +206,7 @@ pub(super) fn runtime() -> Runtime {
         .unwrap()
 }
 
-/// Starts the relay on its own thread. Its calls fail from the moment when it has settled.
+/// Starts the relay on its own thread. The relay's calls fail once it has settled.
 fn start_relay(
     plan: &Plan,
     ends: [OwnedFd; 2],
@@ -363,8 +365,7 @@ impl Progress {
     }
 }
 
-/// Returns a peer that waits for nothing longer than [`PATIENCE`], and the relay's end of its
-/// connection.
+/// Returns a peer that never waits longer than [`PATIENCE`], and the relay's end of its connection.
 fn pair(family: Family) -> (Peer, OwnedFd) {
     let (peer, end): (Peer, OwnedFd) = match family {
         Family::Tcp => {

@@ -86,8 +86,8 @@ async fn a_cancelled_relay_delivers_what_it_read_and_leaves_the_rest() {
         assert_eq!((done.end, done.forth.lost), (EndReason::Cancelled, 0));
         assert!(!done.forth.eof && !done.back.eof);
         assert_eq!(done.forth.spliced > MIB, variant.splices(), "{:?}", done.forth);
-        // First the delivered bytes, then the rest from the source itself. No byte is missing
-        // between them.
+        // The delivered bytes come first, and then the rest from the source itself. No byte is
+        // missing in between.
         guard(wanted.expect(&mut far, done.forth.bytes - wanted.at())).await;
         guard(wanted.expect_end(&mut near_end, 32 * MIB)).await;
         sending.await.unwrap();
@@ -133,7 +133,8 @@ async fn bytes_not_delivered_by_the_deadline_are_lost_and_counted() {
     .await;
 }
 
-/// The same without a cancel: a task that is aborted, or a `select!` that another branch wins.
+/// A relay is dropped without a cancel if its task is aborted, or if another branch of a `select!`
+/// wins.
 #[tokio::test(start_paused = true)]
 async fn bytes_held_by_a_dropped_relay_are_lost_and_counted() {
     every_way(async |variant| {
@@ -257,7 +258,7 @@ fn a_handle_can_be_taken_outside_of_a_runtime() {
 }
 
 /// The documentation of `cancel` states that neither stream is shut down. This holds even if the
-/// end of one stream was to end both.
+/// end of one stream was meant to end both.
 #[tokio::test]
 async fn cancelling_a_relay_that_closes_both_shuts_no_stream_down() {
     every_way(async |variant| {

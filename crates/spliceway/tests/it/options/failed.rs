@@ -13,7 +13,7 @@ use crate::support::pattern::Pattern;
 use crate::support::rig::{Laid, Rig, Setup, limits};
 use crate::support::{KIB, MIB, guard, reset, tcp, tcp_small, turns};
 
-/// The answer fits the first window of a connection. It has therefore left the sender before the
+/// The answer fits in the first window of a connection. It has therefore left the sender before the
 /// reset, which discards unsent bytes.
 const ANSWER: u64 = 40 * KIB;
 
@@ -28,9 +28,9 @@ fn is_of_a_closed_peer(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
 }
 
-/// The far peer has answered and closed with unread bytes, and the near peer still sends, all
-/// before the relay begins. If near is `a`, the relay writes its bytes first, which fails. If near
-/// is `b`, the relay reads the answer first, and then the reset.
+/// Before the relay begins, the far peer has answered and has closed with unread bytes. The near
+/// peer still sends. If the near peer is `a`, the relay first writes that peer's bytes, and the
+/// write fails. If the near peer is `b`, the relay first reads the answer, and then the reset.
 async fn answered_early(variant: Variant, options: RelayOptions) -> (Laid, Relay<TcpStream, TcpStream>) {
     let ((mut near, near_end), (mut far, mut far_end)) = (tcp().await, tcp().await);
     far_end.write_all(b"never read").await.unwrap();
@@ -101,7 +101,7 @@ async fn bytes_in_the_pipe_are_lost_and_the_early_answer_is_not() {
         Pattern::new(3).send(&mut far, ANSWER / 4).await;
         let was_lent = pool.stats().lent;
         assert!(was_lent == 1 || variant.engine != Engine::Splice, "{was_lent}");
-        // Bytes are unread, so this is a reset.
+        // Bytes are unread, so this close is a reset.
         drop(far);
         Pattern::new(3).expect_end(&mut near, ANSWER / 4).await;
         near.shutdown().await.unwrap();

@@ -54,8 +54,8 @@ async fn closing_both_at_the_first_end_delivers_all_received_bytes() {
                 .engine(variant.engine)
                 .half_close(HalfClose::CloseBoth),
         );
-        // Less than a socket holds, so that all bytes are there before the end, and more than one
-        // receive returns.
+        // This is less than a socket holds, so that all bytes are there before the end. It is also
+        // more than one receive returns.
         Pattern::new(3).send(&mut far, 150 * KIB).await;
         Pattern::new(4).send(&mut near, 100 * KIB).await;
         finish(&near);

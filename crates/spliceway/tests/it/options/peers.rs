@@ -57,7 +57,7 @@ async fn a_limit_is_not_the_end_of_a_peer() {
 #[tokio::test]
 async fn an_error_names_the_peer_whose_stream_failed() {
     every_way(async |variant| {
-        // The near peer closes with an unread byte, which is a reset.
+        // The near peer closes with an unread byte, which causes a reset.
         let Line { near, mut far, relay } = variant.start(RelayOptions::new());
         let scenario = async {
             far.write_all(b"x").await.unwrap();
@@ -69,7 +69,7 @@ async fn an_error_names_the_peer_whose_stream_failed() {
         assert_eq!((error.direction, error.operation), (variant.forth(), Operation::Read));
         assert_eq!(error.peer(), variant.near_peer());
 
-        // The far peer closes, which is an end. Then the near peer sends to it.
+        // The far peer closes, which ends its stream. Then the near peer sends to it.
         let Line { mut near, far, relay } = variant.start(RelayOptions::new());
         let scenario = async {
             drop(far);

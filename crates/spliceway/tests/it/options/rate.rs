@@ -10,7 +10,7 @@ use super::{Line, every_way, pass};
 use crate::support::pattern::Pattern;
 use crate::support::{MIB, finish};
 
-/// Starts a relay from a sender that always has more to a reader that always reads. The reader
+/// Starts a relay between a sender that always has bytes and a reader that always reads. The reader
 /// checks the bytes.
 fn stream(seed: u64, limit: &RateLimit) -> RelayStats {
     let ((mut near, near_end), (mut far, far_end)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());

@@ -91,7 +91,7 @@ async fn with_buf_stream(subject: Subject, swapped: bool, pair: (impl Duplex, Bu
     let (mut forth, mut back) = (Pattern::new(3), Pattern::new(4));
     forth.send(&mut near, 5000).await;
     near_end.fill_buf().await.unwrap();
-    // This fits the buffer, so it stays there.
+    // This fits in the buffer, so it stays there.
     near_end.write_all(&back.take(1000)).await.unwrap();
     let relay = subject.spawn(near_end, far_end, swapped);
     exchange(&mut near, &mut far, (forth, back), (Pattern::new(3), Pattern::new(4))).await;

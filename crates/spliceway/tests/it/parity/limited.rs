@@ -13,7 +13,7 @@ use crate::support::child::block_on;
 use crate::support::pattern::{Loop, Pattern};
 use crate::support::{Duplex, KIB, MIB, finish, guard, tcp};
 
-/// Runs a scenario for both functions, from a TCP socket and from a Unix socket, to each of them.
+/// Runs a scenario for both functions, from each kind of socket (TCP and Unix) to each kind.
 macro_rules! between_all {
     ($scenario:ident) => {
         for_each(async |subject| {
@@ -64,7 +64,7 @@ async fn one_write_and_many_are_copied() {
     between_all!(multiple_write);
 }
 
-/// Runs only with spliceway, because this test takes much time.
+/// Runs only with spliceway, because this test takes a long time.
 #[tokio::test]
 async fn a_gibibyte_is_copied() {
     const BIG: u64 = 1 << 30;

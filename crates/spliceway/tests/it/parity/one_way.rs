@@ -115,8 +115,8 @@ async fn all_of_a_pipe_arrives(
     assert_eq!(copied.unwrap(), BULK);
 }
 
-/// Small messages fill a pipe like one write of all of them. The copy sees the end of its source
-/// even while the bytes in the pipe are unread.
+/// Small messages fill a pipe in the same way as a single write of all their bytes. The copy sees
+/// the end of its source even while the bytes in the pipe are unread.
 #[tokio::test]
 async fn a_pipe_holds_as_many_small_messages_as_its_bytes_allow() {
     for_each(async |subject| {

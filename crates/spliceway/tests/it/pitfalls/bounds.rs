@@ -133,8 +133,8 @@ async fn a_sink_that_is_full_gets_no_further_pipe_of_1_mib() {
     );
 }
 
-/// Polls the relay while the near peer's socket and the relay's own are kept full, until no byte
-/// moves any more.
+/// Polls the relay until no byte moves any more. Meanwhile, keeps the near peer's socket and the
+/// relay's own socket full.
 async fn push_until_stuck(
     mut relay: Pin<&mut impl Future>,
     near: &TcpStream,

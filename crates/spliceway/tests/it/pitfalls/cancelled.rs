@@ -47,7 +47,7 @@ enum Fate {
 }
 
 /// Runs one relay with both directions loaded, and may end it at any point. All bytes that arrive
-/// must be its own, in order. Returns whether the relay came to its own end.
+/// must be its own, in order. Returns whether the relay ended by itself.
 async fn one_life(pool: PipePool, seed: u64) -> bool {
     let mut random = Random(seed << 32);
     let engine = if random.below(2) == 0 {

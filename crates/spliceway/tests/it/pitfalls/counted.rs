@@ -1,5 +1,5 @@
-//! Because fallbacks were silent, relays lost their zero copy for a year. Here every byte counts as
-//! spliced or as copied, and each fallback has a reason.
+//! Because fallbacks were silent, other relays worked without zero copy for a year. Here every byte
+//! counts as spliced or as copied, and each fallback has a reason.
 
 use std::io::ErrorKind;
 use std::pin::Pin;

@@ -1,5 +1,5 @@
-//! Descriptors that do not behave as their type promises: sockets that block, and sockets of
-//! records in the type of a stream.
+//! Descriptors that do not behave as their type promises: sockets that block, and record sockets
+//! wrapped in a stream type.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream as Blocking;
@@ -107,8 +107,8 @@ fn a_socket_that_blocks_does_not_block_its_worker() {
             worker.assert_not_blocked();
             worker.push_until_stuck(&mut sent);
             worker.expect(&mut wanted, sent.at());
-            // Bulk, and then messages, have drained the source. Each time, the relay has probed for
-            // more.
+            // After the bulk, and after each message below, the relay has drained the source and
+            // has probed for more.
             worker.assert_not_blocked();
             for _ in 0..3 {
                 worker.near.write_all(&sent.take(100)).unwrap();
@@ -127,7 +127,7 @@ fn a_socket_that_blocks_does_not_block_its_worker() {
     }
 }
 
-/// Returns two ends of a connection of records, in the type of a stream.
+/// Returns two ends of a connection that carries records, wrapped in a stream type.
 fn records(kind: SocketType) -> (UnixStream, UnixStream) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (near, end) = rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
@@ -141,8 +141,8 @@ const SCRATCH: usize = 64 << 10;
 /// flow.
 const RECORDS: [usize; 8] = [1, 100, 8 << 10, 20_000, SCRATCH, 100_000, 100_000, 3];
 
-/// Sends the records one by one, each after the previous one has arrived. Returns the bytes that
-/// arrived of each record.
+/// Sends the records one by one, each after the previous one has arrived. For each record, returns
+/// the bytes that arrived.
 async fn exchange(near: &UnixStream, far: &UnixStream) -> Vec<Vec<u8>> {
     let mut arrived = Vec::new();
     let mut record = vec![0; 128 << 10];
@@ -209,7 +209,8 @@ async fn an_engine_that_must_splice_refuses_records() {
     }
 }
 
-/// The unread part of a record is lost, so a rate limit and a limit always read a record whole.
+/// The unread part of a record is lost, so a relay with a rate limit or a limit still reads each
+/// record whole.
 #[tokio::test]
 async fn a_rate_limit_and_a_limit_do_not_cut_records() {
     const LENGTH: usize = 4000;

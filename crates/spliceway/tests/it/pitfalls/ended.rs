@@ -8,8 +8,8 @@ use crate::support::pattern::{Loop, Pattern};
 use crate::support::rig::{Rig, both_ways, both_ways_and_engines};
 use crate::support::{BULK, KIB, finish, reset, tcp};
 
-/// Fits the first window of a connection, so all bytes have left the sender before the reset. A
-/// reset discards unsent bytes.
+/// This fits in the first window of a connection, so all bytes have left the sender before the
+/// reset. A reset discards unsent bytes.
 const FIRST_FLIGHT: u64 = 40 * KIB;
 
 #[tokio::test]

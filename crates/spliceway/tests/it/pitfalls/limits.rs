@@ -1,4 +1,4 @@
-//! A relay that gets no pipe copies, gives the reason, and splices again when it gets a pipe.
+//! If a relay gets no pipe, it copies and gives the reason. It splices again when it gets a pipe.
 
 use std::fs::File;
 

@@ -35,7 +35,7 @@ async fn read_little(from: &mut (impl tokio::io::AsyncRead + Unpin), seed: u64, 
     let mut wanted = Pattern::new(seed);
     let mut buf = [0; 3001];
     loop {
-        // Reads 1, 1001, 2001 or 3001 bytes, but never a page.
+        // Reads 1, 1001, 2001 or 3001 bytes, and never a whole page.
         let most = (wanted.at() % 4) as usize * 1000 + 1;
         match from.read(&mut buf[..most]).await.unwrap() {
             0 => break,

@@ -10,7 +10,7 @@ use crate::support::pattern::Pattern;
 use crate::support::rig::{Setup, both_ways, both_ways_and_engines};
 use crate::support::{BULK, finish, write_apart};
 
-/// The most time for a trip without a cork. If a drain asks for more bytes than a pipe with full
+/// The maximum time for a trip without a cork. If a drain asks for more bytes than a pipe with full
 /// slots holds, the kernel corks the end for 200 ms, every time.
 const AT_ONCE: Duration = Duration::from_millis(20);
 const TRIPS: usize = 4;
@@ -52,7 +52,7 @@ async fn trip(setup: Setup, slots: usize) -> Duration {
 
 /// The size of an Ethernet segment. 16 of them, 23,168 bytes, fill the slots of a pipe of 64 KiB.
 const SEGMENT: usize = 1448;
-/// More segments than two pipes have slots. They fit the window of a new connection.
+/// More segments than two pipes have slots. They fit in the window of a new connection.
 const SEGMENTS: usize = 40;
 
 #[tokio::test]

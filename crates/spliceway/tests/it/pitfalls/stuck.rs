@@ -211,7 +211,7 @@ async fn an_idle_relay_is_not_polled() {
             wanted.expect(&mut rig.far, 256 << 10)
         );
         rig.assert_sleeps(|| false).await;
-        // It holds no pipe while it waits.
+        // The relay holds no pipe while it waits.
         assert_eq!(rig.pool.stats().lent, 0);
         drop(rig.far);
         assert_eq!(rig.near.read(&mut [0]).await.unwrap(), 0);

@@ -61,8 +61,8 @@ async fn an_urgent_byte_in_a_splice_run_hides_no_later_byte() {
     }
 }
 
-/// The edge must not be lost. Everything is in the source's queue before the first poll, and
-/// nothing follows. If the end is in the queue too, splice returns 0 at the mark.
+/// Everything is in the source's queue before the first poll, and nothing follows. So the relay
+/// must not lose the only edge. If the end is in the queue too, splice returns 0 at the mark.
 #[tokio::test]
 async fn bytes_queued_around_an_urgent_byte_before_the_first_poll_arrive() {
     let (small, large) = (100 * KIB, 200 * KIB);

@@ -17,7 +17,7 @@ use crate::support::{finish, turns};
 /// The slots of a pipe of 64 KiB.
 const SLOTS: usize = 16;
 const BEFORE: usize = 512 * SEGMENT;
-/// Two and a half times the segments that a pipe holds. They fit a receiver's first window.
+/// Two and a half times the segments that a pipe holds. They fit in a receiver's first window.
 const SEGMENTS: usize = 40;
 const BYTES: u64 = (SEGMENTS * SEGMENT) as u64;
 

@@ -60,7 +60,7 @@ pub(crate) async fn both_ways(mut scenario: impl AsyncFnMut(Setup)) {
 }
 
 /// Runs a scenario both ways, with a relay that treats every flow as bulk and with one that decides
-/// itself. Every rule for splices must also hold for the receives between them.
+/// for itself. Every rule for splices must also hold for the receives between them.
 pub(crate) async fn both_ways_and_engines(mut scenario: impl AsyncFnMut(Setup)) {
     for engine in [Engine::Splice, Engine::Auto] {
         both_ways(async |setup| scenario(Setup { engine, ..setup }).await).await;
