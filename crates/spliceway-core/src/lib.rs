@@ -53,6 +53,7 @@ mod sys;
     allow(dead_code, reason = "other systems use only its settings")
 )]
 mod traffic;
+#[cfg(target_os = "linux")]
 #[doc(hidden)]
 pub mod transfer;
 #[cfg(target_os = "linux")]
