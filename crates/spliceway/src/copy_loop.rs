@@ -31,6 +31,8 @@ pub(crate) struct CopyLoop {
     /// no stream reaches.
     remaining: u64,
     unflushed: bool,
+    /// Whether the last read brought bytes. If it did not, nothing shows that the reader has some.
+    brought_bytes: bool,
     /// Whether the direction ends when the reader would block.
     finishing: bool,
     ended: Option<DirectionEnd>,
@@ -45,6 +47,7 @@ impl CopyLoop {
             buffer: Vec::from(prefix).into_boxed_slice(),
             remaining: limit,
             unflushed: false,
+            brought_bytes: false,
             finishing: false,
             ended: None,
         }
@@ -64,6 +67,11 @@ impl CopyLoop {
     pub(crate) fn finish(&mut self, max: u64) {
         self.remaining = self.remaining.min(max);
         self.finishing = true;
+    }
+
+    /// Returns whether the reader probably has more bytes.
+    pub(crate) fn brought_bytes(&self) -> bool {
+        self.brought_bytes
     }
 
     /// Returns the number of bytes that were read and not yet written.
@@ -163,6 +171,7 @@ impl CopyLoop {
                 Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 Poll::Pending => {
+                    self.brought_bytes = false;
                     // An idle reader must not keep a grant from others that share the limit.
                     if let Some(rate) = rate {
                         rate.spent(0);
@@ -172,6 +181,7 @@ impl CopyLoop {
             }
         }
         let read = buf.filled().len();
+        self.brought_bytes = read > 0;
         if let Some(rate) = rate {
             rate.spent(read);
         }

@@ -118,7 +118,13 @@ impl Direction {
 
     /// Returns whether the source has bytes that the rate limit holds back.
     pub(crate) fn is_held_back(&self) -> bool {
-        self.rate.as_ref().is_some_and(|rate| rate.is_waiting())
+        let has_bytes = match &self.path {
+            // A socket is readable before its direction asks for a grant.
+            Path::Splice(_) => true,
+            Path::Copy(path) => path.brought_bytes(),
+            Path::Refused => false,
+        };
+        has_bytes && self.rate.as_ref().is_some_and(|rate| rate.is_waiting())
     }
 
     /// Returns the number of bytes that were read and not yet delivered.

@@ -52,6 +52,31 @@ impl DirectionState {
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
     {
+        ready!(self.poll_move(cx, reader, writer, own, options, counts))?;
+        if let Self::ShuttingDown { eof } = *self {
+            ready!(poll_shutdown(cx, writer))?;
+            if eof {
+                counts.set_eof();
+            }
+            *self = Self::Done;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Moves all bytes, and does not shut the sink down.
+    pub(crate) fn poll_move<R, W>(
+        &mut self,
+        cx: &mut Context<'_>,
+        reader: &mut R,
+        writer: &mut W,
+        own: &DirectionOptions,
+        options: &RelayOptions,
+        counts: &Counts,
+    ) -> Poll<Result<(), Failure>>
+    where
+        R: AsyncRead + Unpin,
+        W: AsyncWrite + Unpin,
+    {
         loop {
             *self = match self {
                 Self::Start(prefix) => {
@@ -62,14 +87,7 @@ impl DirectionState {
                     let moved = ready!(moving.poll(cx, reader, writer, counts))?;
                     self.after(moved)
                 }
-                Self::ShuttingDown { eof } => {
-                    ready!(poll_shutdown(cx, writer))?;
-                    if *eof {
-                        counts.set_eof();
-                    }
-                    Self::Done
-                }
-                Self::Done | Self::Broken { .. } => return Poll::Ready(Ok(())),
+                Self::ShuttingDown { .. } | Self::Done | Self::Broken { .. } => return Poll::Ready(Ok(())),
             }
         }
     }

@@ -199,10 +199,12 @@ impl RelayOptions {
 
     /// Sets that only answers to `client` are [early answers](RelayOptions::early_answers). If a
     /// write to `client` fails, the relay still delivers the bytes that `client` has sent. It ends
-    /// when the other side has acknowledged them, and does not read what that side still sends.
+    /// when the other side has acknowledged them, after at most 30 s. If the client had not ended
+    /// its stream, [`pass_resets`](RelayOptions::pass_resets) makes the close of the other side a
+    /// reset, so that an upload that was cut does not look complete.
     ///
-    /// Use this option if you know which stream is the client. A client that aborts a download then
-    /// ends its relay within milliseconds, and not after step 3.
+    /// Use this option if you know which stream is the client. If a client aborts a download, the
+    /// relay then ends when its request is acknowledged, and not after step 3.
     ///
     /// # Panics
     /// As with [`idle_timeout`](RelayOptions::idle_timeout), when a stream fails.

@@ -266,7 +266,7 @@ impl RateWaiter {
         Poll::Ready(usize::try_from(self.reserved).unwrap_or(usize::MAX))
     }
 
-    /// Returns whether the direction waits here, which means that its source has bytes.
+    /// Returns whether the direction waits for a grant.
     pub(crate) fn is_waiting(&self) -> bool {
         self.wait.is_some()
     }

@@ -316,7 +316,7 @@ where
             Peer::A => a_to_b,
             Peer::B => b_to_a,
         };
-        self.salvage = Some(Box::new(Salvage::new(direction, broken, options, onward.bytes())?));
+        self.salvage = Some(Box::new(Salvage::new(direction, broken, options, onward)?));
         Ok(())
     }
 

@@ -59,6 +59,9 @@ pub(crate) struct Salvage {
     pub(crate) broken: Failure,
     /// Bytes that were written to the other side before the failure.
     delivered_before: u64,
+    /// Whether the failed side had ended its stream before the failure. An end that is read later
+    /// may be a reset: the kernel reports an error once, and the write has met it.
+    had_ended: bool,
     /// Bytes that may still be discarded.
     discards_left: usize,
     other_has_ended: bool,
@@ -106,7 +109,7 @@ impl Salvage {
         direction: Direction,
         broken: Failure,
         options: &RelayOptions,
-        delivered: u64,
+        onward: &Counts,
     ) -> Result<Self, Failure> {
         let stage = match broken.0 {
             // The engine refused to copy. No stream has failed.
@@ -115,12 +118,13 @@ impl Salvage {
             Operation::Write | Operation::Shutdown if options.early_answers != EarlyAnswers::No => Stage::Delivering,
             _ => return Err(broken),
         };
-        let now = Instant::now();
+        let (now, before) = (Instant::now(), onward.snapshot());
         let mut salvage = Self {
             stage,
             direction,
             broken,
-            delivered_before: delivered,
+            delivered_before: before.bytes,
+            had_ended: before.eof,
             discards_left: DISCARD_MAX_BYTES,
             other_has_ended: false,
             deadline: now + SALVAGE_TIME,
@@ -221,14 +225,21 @@ impl Salvage {
         let Wreck {
             way, options, counts, ..
         } = *wreck;
-        let polled = wreck.onward.poll(cx, wreck.failed, wreck.other, way, options, counts);
+        // An end of stream after the failure may be the reset, unless it was an answer.
+        let is_cut = options.pass_resets && !self.had_ended && !self.may_be_answer(options);
+        let polled = match is_cut {
+            true => wreck
+                .onward
+                .poll_move(cx, wreck.failed, wreck.other, way, options, counts),
+            false => wreck.onward.poll(cx, wreck.failed, wreck.other, way, options, counts),
+        };
         if polled.is_pending() && counts.bytes() - self.delivered_before < DELIVER_MAX_BYTES {
             return Poll::Pending;
         }
         // The result is not needed: the failed side has already failed. If the other side has
         // failed too, its shutdown returns the error.
         wreck.onward.lose(0);
-        self.enter(if polled.is_pending() && options.pass_resets {
+        self.enter(if is_cut || (polled.is_pending() && options.pass_resets) {
             Stage::Cutting
         } else {
             Stage::Ending

@@ -15,7 +15,9 @@ use super::hash::{Cost, Hash, WORK_MAX_KIB};
 const HASH: &str = "$argon2";
 /// The starts of hashes that other programs write, such as htpasswd(1) and mkpasswd(1). As
 /// passwords, these hashes would let in everyone who has read the file that they come from.
-const FOREIGN_HASHES: [&str; 8] = ["$1$", "$2a$", "$2b$", "$2y$", "$5$", "$6$", "$apr1$", "$y$"];
+const FOREIGN_HASHES: [&str; 14] = [
+    "$1$", "$2a$", "$2b$", "$2x$", "$2y$", "$5$", "$6$", "$7$", "$apr1$", "$gy$", "$y$", "$sha1$", "{SHA}", "{SSHA}",
+];
 /// The maximum length of a name and of a password, because RFC 1929 has one byte for each length.
 const FIELD_MAX_BYTES: usize = 255;
 /// The maximum size of a file, enough for ten thousand users with hashes.
@@ -138,9 +140,7 @@ pub(crate) fn user(text: &str) -> Result<(&str, Stored), String> {
         return Ok((name, Stored::Hash(Arc::new(hash))));
     }
     if FOREIGN_HASHES.iter().any(|start| secret.starts_with(start)) {
-        return Err(
-            "this looks like a hash of crypt(3) or bcrypt; expected a hash of `spliceway hash-password`".into(),
-        );
+        return Err("this looks like a hash of another program; expected a hash of `spliceway hash-password`".into());
     }
     if secret.len() > FIELD_MAX_BYTES {
         return Err(format!("{EXPECTED}: a password has at most {FIELD_MAX_BYTES} bytes"));

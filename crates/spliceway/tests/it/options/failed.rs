@@ -199,6 +199,23 @@ async fn a_server_whose_client_failed_gets_its_bytes_and_no_time_to_finish() {
     .await;
 }
 
+/// Far is a client that uploads and then closes with unread bytes. The write to it may meet its
+/// reset, and a later read shows only an end of stream.
+#[tokio::test]
+async fn an_upload_whose_client_was_reset_does_not_look_complete() {
+    every_way(async |variant| {
+        let client = if variant.swapped { Peer::A } else { Peer::B };
+        let options = RelayOptions::new().early_answers_to(client).pass_resets(true);
+        let (laid, relay) = answered_early(variant, options).await;
+        let Rig { mut near, relay, .. } = laid.run(relay);
+        Pattern::new(1).expect(&mut near, ANSWER).await;
+        let end = near.read(&mut [0]).await;
+        assert_eq!(end.map_err(|error| error.kind()), Err(ErrorKind::ConnectionReset));
+        relay.broken().await;
+    })
+    .await;
+}
+
 /// Most of the answer is still missing. An end of stream would make it look complete.
 #[tokio::test(start_paused = true)]
 async fn an_early_answer_that_is_not_read_in_30_s_ends_with_a_reset() {

@@ -204,6 +204,20 @@ async fn a_relay_held_back_by_a_shared_rate_limit_is_not_idle() {
     }
 }
 
+/// A relay that copies asks the limit before it knows whether its reader has bytes. The wait for a
+/// grant is therefore not a sign of traffic.
+#[tokio::test(start_paused = true)]
+async fn an_idle_relay_that_copies_ends_even_if_its_rate_limit_is_exhausted() {
+    let limit = RateLimit::with_burst(1, 1);
+    limit.charge(1_000_000);
+    let ((_near, a), (_far, b)) = (tokio::io::duplex(64), tokio::io::duplex(64));
+    let options = RelayOptions::new().idle_timeout(TIMEOUT).rate_limit(&limit);
+    let start = Instant::now();
+    let summary = Relay::with_options(a, b, options).await.unwrap();
+    assert_eq!(summary.end, EndReason::IdleTimeout);
+    assert!(start.elapsed() <= TIMEOUT * 2, "{:?}", start.elapsed());
+}
+
 /// A timer that is polled without tokio budget is not registered. Every second poll comes from a
 /// task that has used up its budget.
 #[tokio::test(start_paused = true)]
