@@ -109,11 +109,11 @@
 //! first.
 //!
 //! # Coming from tokio-splice2, tokio-splice or realm_io
-//! Their `copy_bidirectional`, `zero_copy_bidirectional` and `bidi_zero_copy` are
-//! [`copy_bidirectional`]. A failed relay is an `Err`. A connection holds a pipe only while there
-//! are bytes for the pipe. If there is no pipe, the connection copies instead of failing. Streams
-//! that cannot be spliced also compile, and are copied. `docs/migration.md` in the repository has a
-//! table.
+//! Their `copy_bidirectional`, `zero_copy_bidirectional` and `bidi_zero_copy` correspond to
+//! [`copy_bidirectional`] here. A failed relay is an `Err`. A connection holds a pipe only while
+//! there are bytes for the pipe. If there is no pipe, the connection copies instead of failing.
+//! Streams that cannot be spliced also compile, and are copied. `docs/migration.md` in the
+//! repository has a table.
 
 #![cfg_attr(
     not(target_os = "linux"),

@@ -1,5 +1,5 @@
 //! A relay of small messages allocates no memory per message. This is a separate test binary,
-//! because its global allocator counts.
+//! because its global allocator counts allocations.
 
 use std::future::poll_fn;
 use std::io::{Read, Write};

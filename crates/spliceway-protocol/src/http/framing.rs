@@ -1,6 +1,6 @@
 //! Checks that all readers of a head agree on the end of the body.
 //!
-//! The body passes unchanged. Suppose that the target and a proxy on the path find different ends
+//! The body passes unchanged. Suppose that the target and a proxy on the path disagree on the end
 //! of the body. The target then mistakes a part of the body for a request, which is request
 //! smuggling. Therefore, the parser refuses everything that RFC 9112 section 6 allows a recipient
 //! to refuse.

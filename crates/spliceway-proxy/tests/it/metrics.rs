@@ -11,7 +11,7 @@ use crate::harness::{
 const LARGE: usize = 32 << 20;
 const SPLICED: &str = "path=\"splice\"";
 
-/// Downloads [`LARGE`] bytes. Returns the number of spliced bytes and the number of all bytes.
+/// Downloads [`LARGE`] bytes. Returns the number of spliced bytes and the total number of bytes.
 fn download(arguments: &[&str]) -> (u64, u64) {
     let (listener, address) = listen();
     let program = Program::forward(address, arguments);
