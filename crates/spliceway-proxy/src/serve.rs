@@ -207,6 +207,7 @@ fn services(
             timeouts: settings.timeouts,
             relays: relays(settings),
             engine: settings.engine,
+            spin: settings.spin,
             clients: settled.clients.clone(),
             users: settled.users.clone(),
             penalties: Penalties::new(settled.auth_penalty),

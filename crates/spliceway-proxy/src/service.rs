@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use spliceway::{Engine, RelayOptions};
 use spliceway_protocol::proxy;
@@ -21,6 +22,8 @@ pub(crate) struct Service {
     pub(crate) relays: RelayOptions,
     /// The engine of `relays`.
     pub(crate) engine: Engine,
+    /// The time that a worker stays awake after a message.
+    pub(crate) spin: Duration,
     pub(crate) clients: ClientPolicy,
     pub(crate) users: Option<Arc<Users>>,
     pub(crate) penalties: Penalties,

@@ -15,8 +15,9 @@ mod departure;
 mod exchange;
 mod open;
 mod request_body;
+mod spin;
 
-use std::future::{Future, ready};
+use std::future::{Future, poll_fn, ready};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -40,6 +41,7 @@ use crate::settings::{Kind, ServiceSettings};
 use crate::stream::Stream;
 use answering::{Answering, Upload};
 use request_body::RequestBody;
+use spin::Spin;
 use spliceway_protocol::http::{Chunks, Malformed};
 use spliceway_protocol::proxy;
 
@@ -201,10 +203,10 @@ async fn relay(ends: Ends, record: &mut Record) -> Outcome {
     }
     let options = options.a_to_b_prefix(up).b_to_a_prefix(down);
     let ended = match (client, upstream) {
-        (Stream::Tcp(client), Stream::Tcp(upstream)) => relay_of(client, upstream, options, record).await,
-        (Stream::Tcp(client), Stream::Unix(upstream)) => relay_of(client, upstream, options, record).await,
-        (Stream::Unix(client), Stream::Tcp(upstream)) => relay_of(client, upstream, options, record).await,
-        (Stream::Unix(client), Stream::Unix(upstream)) => relay_of(client, upstream, options, record).await,
+        (Stream::Tcp(client), Stream::Tcp(upstream)) => plain(client, upstream, options, record).await,
+        (Stream::Tcp(client), Stream::Unix(upstream)) => plain(client, upstream, options, record).await,
+        (Stream::Unix(client), Stream::Tcp(upstream)) => plain(client, upstream, options, record).await,
+        (Stream::Unix(client), Stream::Unix(upstream)) => plain(client, upstream, options, record).await,
     };
     ended.into()
 }
@@ -324,6 +326,29 @@ async fn answer(
         Stream::Tcp(client) => relay_of(client, upstream, options, record).await,
         Stream::Unix(client) => relay_of(client, upstream, options, record).await,
     }
+}
+
+/// Relays without looking at the bytes, and stays awake after messages if the settings say so.
+async fn plain<A, B>(
+    client: A,
+    upstream: B,
+    options: RelayOptions,
+    record: &mut Record,
+) -> Result<RelaySummary, RelayError>
+where
+    A: AsyncRead + AsyncWrite + Unpin,
+    B: AsyncRead + AsyncWrite + Unpin,
+{
+    let mut relay = pin!(relay_of(client, upstream, options, record));
+    let mut spin = Spin::new(record.service().spin, relay.stats());
+    poll_fn(|cx| {
+        let polled = relay.as_mut().poll(cx);
+        if let (Poll::Pending, Some(spin)) = (&polled, &mut spin) {
+            spin.after_poll(cx);
+        }
+        polled
+    })
+    .await
 }
 
 fn relay_of<A, B>(client: A, upstream: B, options: RelayOptions, record: &mut Record) -> Relay<A, B>

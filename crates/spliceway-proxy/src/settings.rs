@@ -24,6 +24,8 @@ pub(crate) struct Settings {
     pub(crate) limits: Limits,
     pub(crate) engine: Engine,
     pub(crate) pipe_size: PipeSize,
+    /// The time that a worker stays awake after a message.
+    pub(crate) spin: Duration,
     pub(crate) workers: NonZeroUsize,
     pub(crate) log_level: LevelFilter,
     pub(crate) metrics: Option<ListenAddress>,

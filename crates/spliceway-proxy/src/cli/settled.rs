@@ -149,6 +149,7 @@ impl CommonArgs {
             },
             engine: self.engine.splice.into(),
             pipe_size: self.engine.pipe_size.into(),
+            spin: self.engine.spin,
             workers: self.engine.workers.unwrap_or_else(processors),
             log_level: self.watch.log_level.into(),
             metrics: self.watch.metrics,

@@ -122,6 +122,12 @@ pub(super) fn time(typed: &str) -> Result<Duration, String> {
     }
 }
 
+pub(super) fn spin(typed: &str) -> Result<Duration, &'static str> {
+    let time = humantime::parse_duration(typed).ok();
+    let short = time.filter(|time| *time <= Duration::from_millis(1));
+    short.ok_or("expected a time of at most 1ms, such as 20us")
+}
+
 pub(super) fn positive_time(typed: &str) -> Result<Duration, String> {
     match time(typed)? {
         Duration::ZERO => Err("expected a time longer than 0".to_owned()),
