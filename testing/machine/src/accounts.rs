@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use rustix::io::Errno;
+
 /// The resources that a relay holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
@@ -20,23 +22,45 @@ pub struct Resources {
 /// Returns the resources that a process and its children hold.
 pub fn resources(pid: u32) -> io::Result<Resources> {
     let mut all = Resources::default();
-    for pid in family(pid)? {
-        for descriptor in fs::read_dir(format!("/proc/{pid}/fd"))? {
-            all.descriptors += 1;
-            // A descriptor that was closed since the listing no longer counts as a pipe.
-            let file = fs::read_link(descriptor?.path()).unwrap_or_default();
-            all.pipes += u64::from(file.as_os_str().as_encoded_bytes().starts_with(b"pipe:"));
-        }
-        all.rss_kib += resident_kib(&fs::read_to_string(format!("/proc/{pid}/status"))?).unwrap_or(0);
+    for member in family(pid)? {
+        let held = unless_child_ended(member != pid, resources_of_process(member))?;
+        all.descriptors += held.descriptors;
+        all.rss_kib += held.rss_kib;
+        all.pipes += held.pipes;
     }
     Ok(all)
+}
+
+fn resources_of_process(pid: u32) -> io::Result<Resources> {
+    let mut held = Resources::default();
+    for descriptor in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        held.descriptors += 1;
+        // A descriptor that was closed since the listing no longer counts as a pipe.
+        let file = fs::read_link(descriptor?.path()).unwrap_or_default();
+        held.pipes += u64::from(file.as_os_str().as_encoded_bytes().starts_with(b"pipe:"));
+    }
+    held.rss_kib = resident_kib(&fs::read_to_string(format!("/proc/{pid}/status"))?).unwrap_or(0);
+    Ok(held)
 }
 
 /// Returns the CPU time of a process and its children, all threads included. It includes the
 /// interrupt work for a relay's packets while the relay runs.
 pub fn cpu_time(pid: u32) -> io::Result<Duration> {
-    let times = family(pid)?.into_iter().map(time_of_process);
-    times.sum()
+    let members = family(pid)?.into_iter();
+    members
+        .map(|member| unless_child_ended(member != pid, time_of_process(member)))
+        .sum()
+}
+
+/// A child may end between the listing of processes and the reading of its files. It then counts as
+/// nothing.
+fn unless_child_ended<T: Default>(is_child: bool, read: io::Result<T>) -> io::Result<T> {
+    match read {
+        Err(error) if is_child && matches!(Errno::from_io_error(&error), Some(Errno::NOENT | Errno::SRCH)) => {
+            Ok(T::default())
+        }
+        read => read,
+    }
 }
 
 /// Returns the CPU time of a process: the larger of two figures. The first is the sum of the
@@ -176,6 +200,15 @@ mod tests {
         assert!(held.descriptors >= 16 + 3, "{held:?}");
         assert!(held.rss_kib > 0, "{held:?}");
         Ok(())
+    }
+
+    #[test]
+    fn a_child_that_has_ended_counts_as_nothing() {
+        let gone = || -> io::Result<u64> { Err(Errno::NOENT.into()) };
+        assert_eq!(unless_child_ended(true, gone()).unwrap(), 0);
+        assert!(unless_child_ended(false, gone()).is_err());
+        let denied: io::Result<u64> = Err(Errno::ACCESS.into());
+        assert!(unless_child_ended(true, denied).is_err());
     }
 
     #[test]

@@ -157,8 +157,8 @@ impl Rig {
         source
     }
 
-    /// Waits until at least `count` datagrams were dropped for this reason. Only the counts show
-    /// dropped datagrams.
+    /// Waits until at least `count` datagrams have been dropped for this reason. Only the counts
+    /// show dropped datagrams.
     pub(super) async fn await_dropped(&self, reason: Dropped, count: u64) {
         let dropped = async {
             while self.dropped(reason) < count {
