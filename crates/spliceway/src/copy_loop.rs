@@ -31,7 +31,8 @@ pub(crate) struct CopyLoop {
     /// no stream reaches.
     remaining: u64,
     unflushed: bool,
-    /// Whether the last read brought bytes. If it did not, nothing shows that the reader has some.
+    /// Whether the last read brought bytes, or there was none yet. Otherwise, nothing shows that the
+    /// reader has some.
     brought_bytes: bool,
     /// Whether the direction ends when the reader would block.
     finishing: bool,
@@ -47,7 +48,7 @@ impl CopyLoop {
             buffer: Vec::from(prefix).into_boxed_slice(),
             remaining: limit,
             unflushed: false,
-            brought_bytes: false,
+            brought_bytes: true,
             finishing: false,
             ended: None,
         }

@@ -130,9 +130,11 @@ impl RelayOptions {
     /// been delivered in either direction for this long. Default: never.
     ///
     /// Only idle time counts, so a download may run for days. A relay that its
-    /// [`rate_limit`](RelayOptions::rate_limit) holds back is not idle. The relay does not restart
-    /// a timer for each byte. It checks the counts 8 times per timeout, so it may end late by up to
-    /// 1/8 of the timeout. A timeout of 0 ends the relay immediately. `None` means never.
+    /// [`rate_limit`](RelayOptions::rate_limit) holds back is not idle. (If it copies streams that
+    /// are not sockets, this holds while it reads. After a silence, it does not know whether bytes
+    /// wait.) The relay does not restart a timer for each byte. It checks the counts 8 times per
+    /// timeout, so it may end late by up to 1/8 of the timeout. A timeout of 0 ends the relay
+    /// immediately. `None` means never.
     ///
     /// Bytes in flight are then lost and counted. The streams are not shut down. Streams that the
     /// relay owns are dropped with it, and a peer cannot distinguish this from an end of stream.

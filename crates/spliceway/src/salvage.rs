@@ -225,8 +225,10 @@ impl Salvage {
         let Wreck {
             way, options, counts, ..
         } = *wreck;
-        // An end of stream after the failure may be the reset, unless it was an answer.
-        let is_cut = options.pass_resets && !self.had_ended && !self.may_be_answer(options);
+        // A write that met the reset has consumed it, and a read then finds an end of stream. (A
+        // write to a peer that had ended its stream before its reset returns EPIPE.)
+        let met_reset = self.broken.1.kind() == io::ErrorKind::ConnectionReset;
+        let is_cut = options.pass_resets && met_reset && !self.had_ended && !self.may_be_answer(options);
         let polled = match is_cut {
             true => wreck
                 .onward

@@ -2,7 +2,7 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use spliceway::{Engine, Peer, PipePool, Relay, RelayOptions};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::Instant;
 use tokio_test::{assert_pending, assert_ready, task};
@@ -211,6 +211,29 @@ async fn an_upload_whose_client_was_reset_does_not_look_complete() {
         Pattern::new(1).expect(&mut near, ANSWER).await;
         let end = near.read(&mut [0]).await;
         assert_eq!(end.map_err(|error| error.kind()), Err(ErrorKind::ConnectionReset));
+        relay.broken().await;
+    })
+    .await;
+}
+
+/// Far is a client that uploads, closes without unread bytes, and gets an answer. Its end of stream
+/// is still in the queue when the write to it fails.
+#[tokio::test]
+async fn a_complete_upload_of_a_client_that_closed_ends_without_a_reset() {
+    every_way(async |variant| {
+        let client = if variant.swapped { Peer::A } else { Peer::B };
+        let ((mut near, near_end), (mut far, mut far_end)) = (tcp().await, tcp().await);
+        Pattern::new(1).send(&mut far, ANSWER).await;
+        drop(far);
+        // The first write brings the reset of a closed socket, and the second one fails.
+        far_end.write_all(b"an answer").await.unwrap();
+        far_end.ready(Interest::ERROR).await.unwrap();
+        near.write_all(b"another answer").await.unwrap();
+        let options = RelayOptions::new().early_answers_to(client).pass_resets(true);
+        let setup = setup(variant).options(options);
+        let (laid, relay) = setup.lay_between(PipePool::new(limits()), (near, near_end), (tcp().await.0, far_end));
+        let Rig { mut near, relay, .. } = laid.run(relay);
+        Pattern::new(1).expect_end(&mut near, ANSWER).await;
         relay.broken().await;
     })
     .await;

@@ -3,6 +3,7 @@ use std::pin::{Pin, pin};
 use std::time::Duration;
 
 use spliceway::{EndReason, Engine, RateLimit, Relay, RelayOptions};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::task::coop::consume_budget;
 use tokio::time::Instant;
@@ -209,13 +210,32 @@ async fn a_relay_held_back_by_a_shared_rate_limit_is_not_idle() {
 #[tokio::test(start_paused = true)]
 async fn an_idle_relay_that_copies_ends_even_if_its_rate_limit_is_exhausted() {
     let limit = RateLimit::with_burst(1, 1);
+    let ((mut near, a), (mut far, b)) = (tokio::io::duplex(64), tokio::io::duplex(64));
+    let options = RelayOptions::new().idle_timeout(TIMEOUT).a_to_b_rate_limit(&limit);
+    let relay = tokio::spawn(Relay::with_options(a, b, options));
+    near.write_all(b"x").await.unwrap();
+    far.read_exact(&mut [0]).await.unwrap();
     limit.charge(1_000_000);
-    let ((_near, a), (_far, b)) = (tokio::io::duplex(64), tokio::io::duplex(64));
-    let options = RelayOptions::new().idle_timeout(TIMEOUT).rate_limit(&limit);
+    // The relay is polled, and the idle direction asks for a grant.
+    far.write_all(b"y").await.unwrap();
+    near.read_exact(&mut [0]).await.unwrap();
     let start = Instant::now();
-    let summary = Relay::with_options(a, b, options).await.unwrap();
+    let summary = relay.await.unwrap().unwrap();
     assert_eq!(summary.end, EndReason::IdleTimeout);
     assert!(start.elapsed() <= TIMEOUT * 2, "{:?}", start.elapsed());
+}
+
+/// A direction that has not read yet may have bytes to read.
+#[tokio::test(start_paused = true)]
+async fn a_copying_relay_that_waits_for_its_first_grant_is_not_idle() {
+    let limit = RateLimit::with_burst(1, 1);
+    limit.charge(2 * TIMEOUT.as_secs());
+    let ((mut near, a), (mut far, b)) = (tokio::io::duplex(64), tokio::io::duplex(64));
+    let options = RelayOptions::new().idle_timeout(TIMEOUT).a_to_b_rate_limit(&limit);
+    let relay = tokio::spawn(Relay::with_options(a, b, options));
+    near.write_all(b"x").await.unwrap();
+    far.read_exact(&mut [0]).await.unwrap();
+    relay.abort();
 }
 
 /// A timer that is polled without tokio budget is not registered. Every second poll comes from a
