@@ -31,8 +31,8 @@ pub(crate) struct CopyLoop {
     /// no stream reaches.
     remaining: u64,
     unflushed: bool,
-    /// Whether the last read brought bytes, or there was none yet. Otherwise, nothing shows that the
-    /// reader has some.
+    /// Whether the last read brought bytes, or there was none yet. Otherwise, nothing shows that
+    /// the reader has some.
     brought_bytes: bool,
     /// Whether the direction ends when the reader would block.
     finishing: bool,
