@@ -365,7 +365,7 @@ struct EngineArgs {
         hide_short_help = true
     )]
     pipe_size: PipeSizeArg,
-    /// Time that a worker stays awake after a message, at most 1ms. 20us halves the latency of a
+    /// Time that a worker stays awake after a message, at most 1ms. 20us lowers the latency of a
     /// few busy connections, and costs more CPU time
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = values::spin, hide_short_help = true)]
     spin: Duration,
