@@ -1,32 +1,41 @@
 //! Defines the command line: its options, their values and their help texts.
 
-mod settled;
-mod values;
+mod args;
+mod print;
+#[cfg(test)]
+mod tests;
 
-use std::net::IpAddr;
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::ffi::OsString;
 use std::path::PathBuf;
-use std::time::Duration;
 
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use ipnet::IpNet;
-use spliceway_protocol::address::{ListenAddress, ListenRange, TargetRange};
-use spliceway_protocol::proxy;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::dial::ResolverSettings;
-use crate::policy;
-use crate::rates::RateArg;
-use crate::settings::Settings;
-use values::{LogLevelArg, PipeSizeArg, SpliceArg};
+use crate::config::{Config, KindArg};
+use crate::settings::{Origin, Settings, Source, settle};
+use args::{CommonArgs, ForwardArgs, ProxyCommand};
 
 #[cfg(test)]
-pub(crate) use settled::tests::typed;
+pub(crate) use tests::typed;
 
 /// The action that the command line requests.
 #[derive(Debug)]
 pub(crate) enum Action {
-    Serve(Box<Settings>),
+    /// Serve with settings from this source.
+    Serve(Box<Settings>, Source),
+    /// Print a text that the command has made.
+    Print(String),
+    /// Say what is wrong with a file, and end with code 2.
+    Refuse(String),
     HashPassword,
+}
+
+/// Why a command line does not lead to an action.
+#[derive(Debug)]
+enum Refused {
+    /// The flags are at fault. The usage may help.
+    Usage(String),
+    /// The files are at fault.
+    Files(String),
 }
 
 /// Reads the command line. The process ends here after `--help` (code 0) and after bad usage (code
@@ -35,16 +44,19 @@ pub(crate) fn parse() -> Action {
     let mut matches = Cli::command().get_matches();
     let subcommand = matches.subcommand_name().map(str::to_owned);
     let cli = Cli::from_arg_matches_mut(&mut matches).unwrap_or_else(|wrong| wrong.format(&mut Cli::command()).exit());
-    cli.settle().unwrap_or_else(|wrong| {
-        let mut command = Cli::command();
-        command.build();
-        // The error shows the usage of the subcommand that was typed.
-        let subcommand = subcommand.and_then(|name| command.find_subcommand(name).cloned());
-        subcommand
-            .unwrap_or(command)
-            .error(clap::error::ErrorKind::ValueValidation, wrong)
-            .exit()
-    })
+    let wrong = match cli.action() {
+        Ok(action) => return action,
+        Err(Refused::Files(problem)) => return Action::Refuse(problem),
+        Err(Refused::Usage(problem)) => problem,
+    };
+    let mut command = Cli::command();
+    command.build();
+    // The error shows the usage of the subcommand that was typed.
+    let subcommand = subcommand.and_then(|name| command.find_subcommand(name).cloned());
+    subcommand
+        .unwrap_or(command)
+        .error(clap::error::ErrorKind::ValueValidation, wrong)
+        .exit()
 }
 
 const EXAMPLES: &str = "\
@@ -53,6 +65,7 @@ Examples:
   spliceway socks5                             SOCKS5 proxy for this machine
   spliceway http                               HTTP proxy for this machine
   spliceway mixed -l :1080 --auth-file users   SOCKS and HTTP proxy for users
+  spliceway run -c spliceway.toml              serve what a file describes
   spliceway hash-password                      hash a password for the file
 
 `spliceway COMMAND --help` shows all options.";
@@ -163,229 +176,86 @@ enum Command {
     #[command(after_help = MIXED_EXAMPLES, after_long_help = long_help!(MIXED_EXAMPLES))]
     #[command(mut_arg("listen", |listen| listen.default_value("127.0.0.1:1080")))]
     Mixed(ProxyCommand),
+    /// Serve what a file describes
+    Run {
+        /// File, or directory whose files `*.toml` are read in the order of their names
+        #[arg(short, long, value_name = "PATH")]
+        config: PathBuf,
+    },
+    /// Check a file, and print what it means
+    Check {
+        /// File, or directory
+        #[arg(short, long, value_name = "PATH")]
+        config: PathBuf,
+    },
+    /// Print the file that a command line means
+    PrintConfig {
+        /// Command line of a service, such as `socks5 -l :1080 --auth-file users`
+        #[arg(
+            trailing_var_arg = true,
+            allow_hyphen_values = true,
+            required = true,
+            value_name = "FLAGS"
+        )]
+        flags: Vec<OsString>,
+    },
+    /// Print the JSON schema of files, for editors
+    Schema,
     /// Read a password and print its hash for --auth-file
     #[command(after_help = HASH_EXAMPLES)]
     HashPassword,
 }
 
-#[derive(Args, Debug)]
-struct ForwardArgs {
-    /// Address to listen on: `:PORT` (all addresses), `IP:PORT`, `[IPV6]:PORT`, `NAME:PORT`,
-    /// `unix:PATH[,mode=0660]` or `fd:NAME`. `PORT-PORT` is a range. May be repeated
-    #[arg(short, long, value_name = "ADDR", required = true)]
-    listen: Vec<ListenRange>,
-    /// Target: `HOST:PORT` or `unix:PATH`. A range `HOST:PORT-PORT` maps listening ports one to one
-    #[arg(short, long, visible_alias = "to", value_name = "HOST:PORT", required = true, value_parser = values::remote)]
-    remote: TargetRange,
-}
+impl Cli {
+    /// Returns the action, with checked settings.
+    ///
+    /// # Errors
+    /// Returns an error for a fault that clap cannot detect.
+    fn action(self) -> Result<Action, Refused> {
+        match self.command {
+            Some(Command::HashPassword) => Ok(Action::HashPassword),
+            Some(Command::Run { config }) => {
+                let source = Source::Files(config);
+                let settings = source.settings().map_err(Refused::Files)?;
+                Ok(Action::Serve(Box::new(settings), source))
+            }
+            Some(Command::Check { config }) => {
+                let settings = Source::Files(config.clone()).settings().map_err(Refused::Files)?;
+                Ok(Action::Print(print::summary(&config, &settings)))
+            }
+            Some(Command::Schema) => Ok(Action::Print(print::schema())),
+            Some(Command::PrintConfig { flags }) => {
+                let program = OsString::from("spliceway");
+                let cli =
+                    Self::try_parse_from(std::iter::once(program).chain(flags)).unwrap_or_else(|wrong| wrong.exit());
+                let Some(config) = cli.config() else {
+                    return Err(Refused::Usage(
+                        "expected the flags of a service after print-config".to_owned(),
+                    ));
+                };
+                settle(config.clone(), &Origin::CommandLine).map_err(Refused::Usage)?;
+                Ok(Action::Print(print::toml(config)))
+            }
+            _ => {
+                let config = self
+                    .config()
+                    .expect("clap requires --listen and --remote without a subcommand");
+                let source = Source::CommandLine(Box::new(config));
+                let settings = source.settings().map_err(Refused::Usage)?;
+                Ok(Action::Serve(Box::new(settings), source))
+            }
+        }
+    }
 
-#[derive(Args, Debug)]
-struct ProxyCommand {
-    /// Address to listen on: `:PORT` (all addresses), `IP:PORT`, `[IPV6]:PORT`, `NAME:PORT`,
-    /// `unix:PATH[,mode=0660]` or `fd:NAME`. `PORT-PORT` is a range. May be repeated
-    #[arg(short, long, value_name = "ADDR")]
-    listen: Vec<ListenRange>,
-    #[command(flatten, next_help_heading = "Access")]
-    proxy: ProxyArgs,
-    #[command(flatten)]
-    common: CommonArgs,
-}
-
-#[derive(Args, Debug)]
-struct ProxyArgs {
-    /// User file with one `NAME:HASH` per line. `spliceway hash-password` prints hashes
-    #[arg(long, value_name = "FILE")]
-    auth_file: Option<PathBuf>,
-    /// Name and password of a single user. Everybody on this machine can read a command line, so
-    /// prefer the variable or --auth-file
-    #[arg(
-        long,
-        value_name = "USER:PASSWORD",
-        env = "SPLICEWAY_AUTH",
-        hide_env_values = true,
-        hide_short_help = true,
-        conflicts_with = "auth_file"
-    )]
-    auth: Option<String>,
-    /// Longest wait for an address after wrong passwords; 0 = off. The first three are free. The
-    /// fourth costs 1s, and each further one doubles the wait
-    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = values::time, hide_short_help = true)]
-    auth_penalty: Duration,
-    /// Serve clients on other machines without --auth-file or --allow
-    #[arg(long)]
-    open: bool,
-    /// Let clients on other machines reach addresses that are not on the public Internet: loopback,
-    /// private, link-local, metadata services and others
-    #[arg(long)]
-    allow_private: bool,
-    /// Address that SOCKS replies give for UDP ASSOCIATE and BIND [default: the address that the
-    /// client reached]
-    #[arg(long, value_name = "IP", hide_short_help = true)]
-    advertise: Option<IpAddr>,
-    /// Time limit for a client's handshake
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = values::positive_time, hide_short_help = true)]
-    handshake_timeout: Duration,
-}
-
-#[derive(Args, Debug)]
-struct CommonArgs {
-    #[command(flatten, next_help_heading = "Clients")]
-    clients: ClientArgs,
-    #[command(flatten, next_help_heading = "Targets")]
-    dial: DialArgs,
-    #[command(flatten, next_help_heading = "Timeouts")]
-    times: TimeArgs,
-    #[command(flatten, next_help_heading = "Limits")]
-    limits: LimitArgs,
-    #[command(flatten, next_help_heading = "Data path")]
-    engine: EngineArgs,
-    #[command(flatten, next_help_heading = "Monitoring")]
-    watch: WatchArgs,
-}
-
-#[derive(Args, Debug)]
-struct ClientArgs {
-    /// Serve only clients from this network. May be repeated
-    #[arg(long, value_name = "CIDR", value_parser = policy::network)]
-    allow: Vec<IpNet>,
-    /// Refuse clients from this network, even if --allow includes it. May be repeated
-    #[arg(long, value_name = "CIDR", value_parser = policy::network, hide_short_help = true)]
-    deny: Vec<IpNet>,
-    /// Require a PROXY header of this version on every connection: v1, v2 or any
-    #[arg(long, value_name = "VERSION", requires = "proxy_from", hide_short_help = true)]
-    accept_proxy: Option<proxy::Accept>,
-    /// Network of the load balancers that may send PROXY headers. May be repeated
-    #[arg(
-        long,
-        value_name = "CIDR",
-        value_parser = policy::network,
-        requires = "accept_proxy",
-        hide_short_help = true
-    )]
-    proxy_from: Vec<IpNet>,
-}
-
-#[derive(Args, Debug)]
-struct DialArgs {
-    /// Proxy to connect through: `socks5://[USER:PASSWORD@]HOST[:PORT]`, `socks5h://…` or
-    /// `http://…`. May be repeated to form a chain. In the variable, spaces separate the proxies
-    // `settle` parses the URLs, because clap repeats an invalid value in its error message. The
-    // value may contain a password.
-    #[arg(
-        short = 'x',
-        long,
-        value_name = "URL",
-        env = "SPLICEWAY_UPSTREAM_PROXY",
-        hide_env_values = true,
-        value_delimiter = ' '
-    )]
-    upstream_proxy: Vec<String>,
-    /// Send a PROXY header of this version to targets: v1 or v2
-    #[arg(long, value_name = "VERSION", hide_short_help = true)]
-    send_proxy: Option<proxy::Version>,
-    /// DNS resolver to use: `auto` (/etc/resolv.conf, with a cache), `system` (the C library), or
-    /// servers, `IP[:PORT],…`
-    #[arg(long, value_name = "RESOLVER", default_value = "auto", value_parser = values::resolver, hide_short_help = true)]
-    dns: ResolverSettings,
-    /// Connect from this source address. May be given once per address family. A family without a
-    /// source address is then not used
-    #[arg(long, value_name = "IP", hide_short_help = true)]
-    bind_source: Vec<IpAddr>,
-    /// Connect through this network interface
-    #[arg(long, value_name = "NAME", hide_short_help = true)]
-    bind_interface: Option<String>,
-    /// Mark packets to targets (SO_MARK) for routing and firewalls: 100 or 0x64
-    #[arg(long, value_name = "N", value_parser = values::mark, hide_short_help = true)]
-    mark: Option<u32>,
-}
-
-#[derive(Args, Debug)]
-struct TimeArgs {
-    /// Time limit for looking up a target's name and connecting to the target
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = values::positive_time, hide_short_help = true)]
-    connect_timeout: Duration,
-    /// End a session when both directions are silent for this long; 0 = off. The timer may be late
-    /// by up to 1/8 of this time
-    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = values::time)]
-    idle_timeout: Duration,
-    /// End a session after one side has finished and the other is silent for this long; 0 = off.
-    /// The timer may be late by up to 1/8 of this time
-    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = values::time, hide_short_help = true)]
-    half_close_timeout: Duration,
-    /// Time limit for transfers to finish after TERM, INT or HUP. The program then cuts the
-    /// remaining transfers. They have 2s more to deliver the bytes that they hold
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = values::time, hide_short_help = true)]
-    drain_timeout: Duration,
-}
-
-#[derive(Args, Debug)]
-struct LimitArgs {
-    /// Maximum number of sessions at the same time. Further clients wait to be accepted [default:
-    /// as many as --nofile allows]
-    #[arg(long, value_name = "N", value_parser = values::count::<NonZeroUsize>)]
-    max_conns: Option<NonZeroUsize>,
-    /// Maximum number of sessions at the same time per client address (IPv6: per /64). Further
-    /// sessions are refused
-    #[arg(long, value_name = "N", value_parser = values::count::<NonZeroU32>, hide_short_help = true)]
-    max_conns_per_ip: Option<NonZeroU32>,
-    /// Maximum number of connection attempts at the same time per client address (IPv6: per /64).
-    /// `forward` ignores this option
-    #[arg(long, value_name = "N", default_value = "256", hide_short_help = true)]
-    max_dials_per_ip: NonZeroU32,
-    /// Rate limit for bytes from clients: `10MB` for the whole service, `10MB:client` per client
-    /// address, `10MB:connection` per connection. May be repeated
-    #[arg(long, value_name = "RATE", hide_short_help = true)]
-    rate_in: Vec<RateArg>,
-    /// Rate limit for bytes to clients, in the same form as --rate-in
-    #[arg(long, value_name = "RATE", hide_short_help = true)]
-    rate_out: Vec<RateArg>,
-    /// Maximum number of file descriptors, at least 64 [default: the hard limit of this user]
-    #[arg(long, value_name = "N", value_parser = values::descriptors, hide_short_help = true)]
-    nofile: Option<u64>,
-}
-
-#[derive(Args, Debug)]
-struct EngineArgs {
-    /// How relays move bytes
-    #[arg(
-        long,
-        value_enum,
-        value_name = "WHEN",
-        default_value = "auto",
-        hide_short_help = true
-    )]
-    splice: SpliceArg,
-    /// Size of the pipes that hold spliced bytes. `auto` adapts it to the traffic
-    #[arg(
-        long,
-        value_enum,
-        value_name = "SIZE",
-        default_value = "auto",
-        ignore_case = true,
-        hide_short_help = true
-    )]
-    pipe_size: PipeSizeArg,
-    /// Time that a worker stays awake after a message, at most 1ms. 20us lowers the latency of a
-    /// few busy connections, and costs more CPU time
-    #[arg(long, value_name = "TIME", default_value = "0", value_parser = values::spin, hide_short_help = true)]
-    spin: Duration,
-    /// Worker threads, 1 to 1024 [default: number of processors]
-    #[arg(long, value_name = "N", value_parser = values::workers, hide_short_help = true)]
-    workers: Option<NonZeroUsize>,
-}
-
-#[derive(Args, Debug)]
-struct WatchArgs {
-    /// Serve /metrics, /healthz and /readyz on this address
-    #[arg(long, value_name = "ADDR")]
-    metrics: Option<ListenAddress>,
-    /// Log level for stderr. `info` logs one line per session
-    #[arg(
-        long,
-        value_enum,
-        value_name = "LEVEL",
-        default_value = "info",
-        hide_short_help = true
-    )]
-    log_level: LogLevelArg,
+    /// Returns the configuration that the flags mean, or `None` for a command that has none.
+    fn config(self) -> Option<Config> {
+        Some(match (self.command, self.forward) {
+            (Some(Command::Forward { forward, common }), _) => forward.config(common),
+            (Some(Command::Socks5(command)), _) => command.config(KindArg::Socks5),
+            (Some(Command::Http(command)), _) => command.config(KindArg::Http),
+            (Some(Command::Mixed(command)), _) => command.config(KindArg::Mixed),
+            (None, Some(forward)) => forward.config(self.common),
+            _ => return None,
+        })
+    }
 }

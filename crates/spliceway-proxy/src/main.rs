@@ -12,6 +12,7 @@ mod associate;
 mod auth;
 mod bind;
 mod cli;
+mod config;
 mod dial;
 mod drain;
 mod errno;
@@ -53,13 +54,25 @@ fn main() -> ExitCode {
     listener::adopt_inherited();
     match cli::parse() {
         cli::Action::HashPassword => hash_password().map_or_else(not_hashed, |()| ExitCode::SUCCESS),
-        cli::Action::Serve(settings) => {
+        cli::Action::Print(text) => printed(io::stdout().write_all(text.as_bytes())),
+        cli::Action::Refuse(problem) => {
+            log::announce(&problem);
+            ExitCode::from(USAGE)
+        }
+        cli::Action::Serve(settings, _source) => {
             let health = Health::new();
             match log::start(settings.log_level, &health) {
                 Ok(_flushes) => ended(run(*settings, &health)),
                 Err(error) => ended(Err(error.into())),
             }
         }
+    }
+}
+
+fn printed(result: io::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => ended(Err(error.into())),
     }
 }
 

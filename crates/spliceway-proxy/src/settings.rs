@@ -1,8 +1,14 @@
 //! The settings of the program. They are checked and complete, whatever their source.
 
+mod origin;
+mod settle;
+mod users;
+
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::num::{NonZeroU32, NonZeroUsize};
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -10,11 +16,39 @@ use spliceway::{Engine, PipeSize};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::auth::Users;
+use crate::config::{self, Config};
 use crate::dial::DialSettings;
 use crate::policy::ClientPolicy;
 use crate::rates::Rates;
 use spliceway_protocol::address::{ListenAddress, ListenRange, TargetRange};
 use spliceway_protocol::proxy;
+
+pub(crate) use origin::Origin;
+pub(crate) use settle::settle;
+
+/// Where settings come from. A reload reads them again.
+#[derive(Debug)]
+pub(crate) enum Source {
+    CommandLine(Box<Config>),
+    /// A file, or a directory of files.
+    Files(PathBuf),
+}
+
+impl Source {
+    /// Returns the settings as they are now. Files are read again, and user files too.
+    ///
+    /// # Errors
+    /// Returns the first fault, with its flag or its place in a file.
+    pub(crate) fn settings(&self) -> Result<Settings, String> {
+        match self {
+            Self::CommandLine(config) => settle((**config).clone(), &Origin::CommandLine),
+            Self::Files(path) => {
+                let (config, sources) = config::source::read(path, &|name| std::env::var(name).ok())?;
+                settle(config, &Origin::Files(sources))
+            }
+        }
+    }
+}
 
 /// Everything that a run depends on.
 #[derive(Debug)]
@@ -29,6 +63,9 @@ pub(crate) struct Settings {
     pub(crate) workers: NonZeroUsize,
     pub(crate) log_level: LevelFilter,
     pub(crate) metrics: Option<ListenAddress>,
+    /// What the operator has written.
+    #[allow(dead_code, reason = "a reload will compare it")]
+    pub(crate) config: Config,
     /// Warnings for the operator.
     pub(crate) warnings: Vec<String>,
 }
@@ -36,6 +73,8 @@ pub(crate) struct Settings {
 /// The settings of one service.
 #[derive(Debug)]
 pub(crate) struct ServiceSettings {
+    /// The value of `service` in metrics and records.
+    pub(crate) name: &'static str,
     pub(crate) kind: Kind,
     pub(crate) listen: Vec<ListenRange>,
     /// The clients that may connect.
@@ -58,6 +97,8 @@ pub(crate) struct ServiceSettings {
     /// The address that SOCKS replies give for UDP ASSOCIATE and BIND. `None` means the address
     /// that the client reached.
     pub(crate) advertise: Option<IpAddr>,
+    /// What the operator has written, with the defaults for all services.
+    pub(crate) config: config::Service,
 }
 
 /// The kind of a service.
@@ -75,7 +116,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Returns the value of `service` in metrics and records.
+    /// Returns the default name of such a service.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Forward(_) => "forward",
@@ -111,4 +152,18 @@ pub(crate) struct Limits {
     pub(crate) max_conns_per_ip: Option<NonZeroU32>,
     pub(crate) max_dials_per_ip: NonZeroU32,
     pub(crate) descriptors: Option<u64>,
+}
+
+/// Returns the name as a label of metrics. A name is never forgotten, because counters never go
+/// back. So the memory for names grows only with new names.
+fn interned(name: &str) -> &'static str {
+    static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let names = names.get_or_insert_default();
+    if let Some(known) = names.get(name) {
+        return known;
+    }
+    let name: &'static str = Box::leak(name.into());
+    names.insert(name);
+    name
 }

@@ -85,6 +85,13 @@ impl FromStr for UpstreamProxy {
     }
 }
 
+impl UpstreamProxy {
+    /// Returns whether the proxy is given a user and a password.
+    pub(crate) fn has_credentials(&self) -> bool {
+        self.credentials.is_some()
+    }
+}
+
 /// Returns the user and password before the `@`, with percent-encoding decoded.
 fn credentials(url: &Url, scheme: Scheme) -> Result<Option<Credentials>, &'static str> {
     let decode = |text| -> Box<[u8]> { percent_decode_str(text).collect() };

@@ -1,7 +1,8 @@
-//! Parses option values.
+//! Parses the values of options and keys.
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use crate::dial::ResolverSettings;
 use spliceway_protocol::address::TargetRange;
 
 #[derive(ValueEnum, Clone, Copy, Debug)]
-pub(super) enum SpliceArg {
+pub(crate) enum SpliceArg {
     /// Splice bulk data and copy small messages
     Auto,
     /// Splice from the first byte, and fail if that is not possible
@@ -23,7 +24,7 @@ pub(super) enum SpliceArg {
 }
 
 #[derive(ValueEnum, Clone, Copy, Debug)]
-pub(super) enum PipeSizeArg {
+pub(crate) enum PipeSizeArg {
     Auto,
     #[value(name = "64K")]
     Kib64,
@@ -34,7 +35,7 @@ pub(super) enum PipeSizeArg {
 }
 
 #[derive(ValueEnum, Clone, Copy, Debug)]
-pub(super) enum LogLevelArg {
+pub(crate) enum LogLevelArg {
     Off,
     Error,
     Warn,
@@ -43,10 +44,19 @@ pub(super) enum LogLevelArg {
     Trace,
 }
 
+/// The kind of a service in a file. On the command line, it is the subcommand.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KindArg {
+    Forward,
+    Socks5,
+    Http,
+    Mixed,
+}
+
 /// More threads than any machine has processors, but few enough to start.
 const WORKERS_MAX: usize = 1024;
 
-pub(super) fn workers(typed: &str) -> Result<NonZeroUsize, String> {
+pub(crate) fn workers(typed: &str) -> Result<NonZeroUsize, String> {
     let count = typed
         .parse()
         .ok()
@@ -55,11 +65,11 @@ pub(super) fn workers(typed: &str) -> Result<NonZeroUsize, String> {
 }
 
 /// Parses a number that must not be 0.
-pub(super) fn count<N: FromStr>(typed: &str) -> Result<N, &'static str> {
+pub(crate) fn count<N: FromStr>(typed: &str) -> Result<N, &'static str> {
     typed.parse().map_err(|_| "expected a number, 1 or more")
 }
 
-pub(super) fn mark(typed: &str) -> Result<u32, &'static str> {
+pub(crate) fn mark(typed: &str) -> Result<u32, &'static str> {
     let mark = match typed.strip_prefix("0x") {
         // The check excludes a sign, which `from_str_radix` accepts.
         Some(digits) if digits.bytes().all(|byte| byte.is_ascii_hexdigit()) => u32::from_str_radix(digits, 16).ok(),
@@ -72,12 +82,12 @@ pub(super) fn mark(typed: &str) -> Result<u32, &'static str> {
 /// With fewer descriptors, the program could serve only a few sessions.
 const DESCRIPTORS_MIN: u64 = 64;
 
-pub(super) fn descriptors(typed: &str) -> Result<u64, String> {
+pub(crate) fn descriptors(typed: &str) -> Result<u64, String> {
     let count = typed.parse().ok().filter(|count| *count >= DESCRIPTORS_MIN);
     count.ok_or_else(|| format!("expected a number, {DESCRIPTORS_MIN} or more"))
 }
 
-pub(super) fn remote(typed: &str) -> Result<TargetRange, String> {
+pub(crate) fn remote(typed: &str) -> Result<TargetRange, String> {
     let target: TargetRange = typed.parse()?;
     match target.first.port() {
         Some(0) => Err("expected a port from 1 to 65535".to_owned()),
@@ -85,10 +95,46 @@ pub(super) fn remote(typed: &str) -> Result<TargetRange, String> {
     }
 }
 
+pub(crate) fn flag(text: &str) -> Result<bool, &'static str> {
+    text.parse().map_err(|_| "expected true or false")
+}
+
+pub(crate) fn ip(text: &str) -> Result<IpAddr, &'static str> {
+    text.parse()
+        .map_err(|_| "expected an IP address such as 192.0.2.1 or 2001:db8::1")
+}
+
+/// Parses a text that must not be empty.
+pub(crate) fn text(text: &str) -> Result<Box<str>, &'static str> {
+    match text {
+        "" => Err("expected a name"),
+        text => Ok(text.into()),
+    }
+}
+
+pub(crate) fn path(text: &str) -> Result<PathBuf, &'static str> {
+    match text {
+        "" => Err("expected the path of a file"),
+        path => Ok(path.into()),
+    }
+}
+
+/// A longer name does not fit into a table or a chart.
+const NAME_MAX_BYTES: usize = 64;
+
+/// Parses the name of a service, which is a label in metrics and a field in records.
+pub(crate) fn name(text: &str) -> Result<Box<str>, String> {
+    let of_names = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    let is_name = (1..=NAME_MAX_BYTES).contains(&text.len()) && text.bytes().all(of_names);
+    is_name
+        .then(|| text.into())
+        .ok_or_else(|| format!("expected 1 to {NAME_MAX_BYTES} letters, digits, `-`, `_` or `.`, such as web-1"))
+}
+
 const DNS_PORT: u16 = 53;
 
 /// Parses a resolver: a mode, or servers separated by commas.
-pub(super) fn resolver(typed: &str) -> Result<ResolverSettings, String> {
+pub(crate) fn resolver(typed: &str) -> Result<ResolverSettings, String> {
     let server = |text: &str| match (text.parse::<SocketAddr>(), text.parse::<IpAddr>()) {
         (Ok(address), _) => Some(address),
         (_, Ok(ip)) => Some(SocketAddr::new(ip, DNS_PORT)),
@@ -112,7 +158,7 @@ pub(super) fn resolver(typed: &str) -> Result<ResolverSettings, String> {
 /// ahead.
 const LONGEST_DAYS: u64 = 36_500;
 
-pub(super) fn time(typed: &str) -> Result<Duration, String> {
+pub(crate) fn time(typed: &str) -> Result<Duration, String> {
     let expected = "expected a time such as 500ms, 10s, 1m or 1h30m, in ms, s, m, h or d";
     // humantime's error message names units that the help does not mention.
     let time = humantime::parse_duration(typed).map_err(|_| expected.to_owned())?;
@@ -122,13 +168,13 @@ pub(super) fn time(typed: &str) -> Result<Duration, String> {
     }
 }
 
-pub(super) fn spin(typed: &str) -> Result<Duration, &'static str> {
+pub(crate) fn spin(typed: &str) -> Result<Duration, &'static str> {
     let time = humantime::parse_duration(typed).ok();
     let short = time.filter(|time| *time <= Duration::from_millis(1));
     short.ok_or("expected a time of at most 1ms, such as 20us")
 }
 
-pub(super) fn positive_time(typed: &str) -> Result<Duration, String> {
+pub(crate) fn positive_time(typed: &str) -> Result<Duration, String> {
     match time(typed)? {
         Duration::ZERO => Err("expected a time longer than 0".to_owned()),
         time => Ok(time),

@@ -1,0 +1,304 @@
+//! The options of all commands, and the configuration that they mean.
+
+use clap::Args;
+
+use crate::config::{
+    self, AcceptProxy, Address, Auth, Choice, Config, Descriptors, File, Flag, Interface, Ip, KindArg, List, Listen,
+    LogLevelArg, Mark, Network, PerClient, PipeSizeArg, PositiveTime, Rate, Remote, Resolver, SendProxy, Sessions,
+    SpinTime, SpliceArg, Time, Upstream, Value, Workers, choice,
+};
+
+#[derive(Args, Debug)]
+pub(super) struct ForwardArgs {
+    /// Address to listen on: `:PORT` (all addresses), `IP:PORT`, `[IPV6]:PORT`, `NAME:PORT`,
+    /// `unix:PATH[,mode=0660]` or `fd:NAME`. `PORT-PORT` is a range. May be repeated
+    #[arg(short, long, value_name = "ADDR", required = true)]
+    listen: Vec<Value<Listen>>,
+    /// Target: `HOST:PORT` or `unix:PATH`. A range `HOST:PORT-PORT` maps listening ports one to one
+    #[arg(short, long, visible_alias = "to", value_name = "HOST:PORT", required = true)]
+    remote: Value<Remote>,
+}
+
+#[derive(Args, Debug)]
+pub(super) struct ProxyCommand {
+    /// Address to listen on: `:PORT` (all addresses), `IP:PORT`, `[IPV6]:PORT`, `NAME:PORT`,
+    /// `unix:PATH[,mode=0660]` or `fd:NAME`. `PORT-PORT` is a range. May be repeated
+    #[arg(short, long, value_name = "ADDR")]
+    listen: Vec<Value<Listen>>,
+    #[command(flatten, next_help_heading = "Access")]
+    proxy: ProxyArgs,
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+#[derive(Args, Debug)]
+pub(super) struct ProxyArgs {
+    /// User file with one `NAME:HASH` per line. `spliceway hash-password` prints hashes
+    #[arg(long, value_name = "FILE")]
+    auth_file: Option<Value<File>>,
+    /// Name and password of a single user. Everybody on this machine can read a command line, so
+    /// prefer the variable or --auth-file
+    #[arg(
+        long,
+        value_name = "USER:PASSWORD",
+        env = "SPLICEWAY_AUTH",
+        hide_env_values = true,
+        hide_short_help = true,
+        conflicts_with = "auth_file"
+    )]
+    auth: Option<Value<Auth>>,
+    /// Longest wait for an address after wrong passwords; 0 = off. The first three are free. The
+    /// fourth costs 1s, and each further one doubles the wait [default: 1m]
+    #[arg(long, value_name = "TIME", hide_short_help = true)]
+    auth_penalty: Option<Value<Time>>,
+    /// Serve clients on other machines without --auth-file or --allow
+    #[arg(long)]
+    open: bool,
+    /// Let clients on other machines reach addresses that are not on the public Internet: loopback,
+    /// private, link-local, metadata services and others
+    #[arg(long)]
+    allow_private: bool,
+    /// Address that SOCKS replies give for UDP ASSOCIATE and BIND [default: the address that the
+    /// client reached]
+    #[arg(long, value_name = "IP", hide_short_help = true)]
+    advertise: Option<Value<Ip>>,
+    /// Time limit for a client's handshake [default: 10s]
+    #[arg(long, value_name = "TIME", hide_short_help = true)]
+    handshake_timeout: Option<Value<PositiveTime>>,
+}
+
+#[derive(Args, Debug)]
+pub(super) struct CommonArgs {
+    #[command(flatten, next_help_heading = "Clients")]
+    clients: ClientArgs,
+    #[command(flatten, next_help_heading = "Targets")]
+    dial: DialArgs,
+    #[command(flatten, next_help_heading = "Timeouts")]
+    times: TimeArgs,
+    #[command(flatten, next_help_heading = "Limits")]
+    limits: LimitArgs,
+    #[command(flatten, next_help_heading = "Data path")]
+    engine: EngineArgs,
+    #[command(flatten, next_help_heading = "Monitoring")]
+    watch: WatchArgs,
+}
+
+#[derive(Args, Debug)]
+pub(super) struct ClientArgs {
+    /// Serve only clients from this network. May be repeated
+    #[arg(long, value_name = "CIDR")]
+    allow: Vec<Value<Network>>,
+    /// Refuse clients from this network, even if --allow includes it. May be repeated
+    #[arg(long, value_name = "CIDR", hide_short_help = true)]
+    deny: Vec<Value<Network>>,
+    /// Require a PROXY header of this version on every connection: v1, v2 or any
+    #[arg(long, value_name = "VERSION", requires = "proxy_from", hide_short_help = true)]
+    accept_proxy: Option<Value<AcceptProxy>>,
+    /// Network of the load balancers that may send PROXY headers. May be repeated
+    #[arg(long, value_name = "CIDR", requires = "accept_proxy", hide_short_help = true)]
+    proxy_from: Vec<Value<Network>>,
+}
+
+#[derive(Args, Debug)]
+pub(super) struct DialArgs {
+    /// Proxy to connect through: `socks5://[USER:PASSWORD@]HOST[:PORT]`, `socks5h://…` or
+    /// `http://…`. May be repeated to form a chain. In the variable, spaces separate the proxies
+    #[arg(
+        short = 'x',
+        long,
+        value_name = "URL",
+        env = "SPLICEWAY_UPSTREAM_PROXY",
+        hide_env_values = true,
+        value_delimiter = ' '
+    )]
+    upstream_proxy: Vec<Value<Upstream>>,
+    /// Send a PROXY header of this version to targets: v1 or v2
+    #[arg(long, value_name = "VERSION", hide_short_help = true)]
+    send_proxy: Option<Value<SendProxy>>,
+    /// DNS resolver to use: `auto` (/etc/resolv.conf, with a cache), `system` (the C library), or
+    /// servers, `IP[:PORT],…` [default: auto]
+    #[arg(long, value_name = "RESOLVER", hide_short_help = true)]
+    dns: Option<Value<Resolver>>,
+    /// Connect from this source address. May be given once per address family. A family without a
+    /// source address is then not used
+    #[arg(long, value_name = "IP", hide_short_help = true)]
+    bind_source: Vec<Value<Ip>>,
+    /// Connect through this network interface
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
+    bind_interface: Option<Value<Interface>>,
+    /// Mark packets to targets (SO_MARK) for routing and firewalls: 100 or 0x64
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    mark: Option<Value<Mark>>,
+}
+
+#[derive(Args, Debug)]
+pub(super) struct TimeArgs {
+    /// Time limit for looking up a target's name and connecting to the target [default: 10s]
+    #[arg(long, value_name = "TIME", hide_short_help = true)]
+    connect_timeout: Option<Value<PositiveTime>>,
+    /// End a session when both directions are silent for this long; 0 = off. The timer may be late
+    /// by up to 1/8 of this time [default: 1h]
+    #[arg(long, value_name = "TIME")]
+    idle_timeout: Option<Value<Time>>,
+    /// End a session after one side has finished and the other is silent for this long; 0 = off.
+    /// The timer may be late by up to 1/8 of this time [default: 1m]
+    #[arg(long, value_name = "TIME", hide_short_help = true)]
+    half_close_timeout: Option<Value<Time>>,
+    /// Time limit for transfers to finish after TERM, INT or HUP. The program then cuts the
+    /// remaining transfers. They have 2s more to deliver the bytes that they hold [default: 30s]
+    #[arg(long, value_name = "TIME", hide_short_help = true)]
+    drain_timeout: Option<Value<Time>>,
+}
+
+#[derive(Args, Debug)]
+pub(super) struct LimitArgs {
+    /// Maximum number of sessions at the same time. Further clients wait to be accepted [default:
+    /// as many as --nofile allows]
+    #[arg(long, value_name = "N")]
+    max_conns: Option<Value<Sessions>>,
+    /// Maximum number of sessions at the same time per client address (IPv6: per /64). Further
+    /// sessions are refused
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    max_conns_per_ip: Option<Value<PerClient>>,
+    /// Maximum number of connection attempts at the same time per client address (IPv6: per /64).
+    /// `forward` ignores this option [default: 256]
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    max_dials_per_ip: Option<Value<PerClient>>,
+    /// Rate limit for bytes from clients: `10MB` for the whole service, `10MB:client` per client
+    /// address, `10MB:connection` per connection. May be repeated
+    #[arg(long, value_name = "RATE", hide_short_help = true)]
+    rate_in: Vec<Value<Rate>>,
+    /// Rate limit for bytes to clients, in the same form as --rate-in
+    #[arg(long, value_name = "RATE", hide_short_help = true)]
+    rate_out: Vec<Value<Rate>>,
+    /// Maximum number of file descriptors, at least 64 [default: the hard limit of this user]
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    nofile: Option<Value<Descriptors>>,
+}
+
+#[derive(Args, Debug)]
+pub(super) struct EngineArgs {
+    /// How relays move bytes [default: auto]
+    #[arg(
+        long,
+        value_name = "WHEN",
+        hide_short_help = true, value_parser = choice::<SpliceArg>())]
+    splice: Option<Value<Choice<SpliceArg>>>,
+    /// Size of the pipes that hold spliced bytes. `auto` adapts it to the traffic [default: auto]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        ignore_case = true,
+        hide_short_help = true, value_parser = choice::<PipeSizeArg>())]
+    pipe_size: Option<Value<Choice<PipeSizeArg>>>,
+    /// Time that a worker stays awake after a message, at most 1ms. 20us lowers the latency of a
+    /// few busy connections, and costs more CPU time [default: 0]
+    #[arg(long, value_name = "TIME", hide_short_help = true)]
+    spin: Option<Value<SpinTime>>,
+    /// Worker threads, 1 to 1024 [default: number of processors]
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    workers: Option<Value<Workers>>,
+}
+
+#[derive(Args, Debug)]
+pub(super) struct WatchArgs {
+    /// Serve /metrics, /healthz and /readyz on this address
+    #[arg(long, value_name = "ADDR")]
+    metrics: Option<Value<Address>>,
+    /// Log level for stderr. `info` logs one line per session [default: info]
+    #[arg(
+        long,
+        value_name = "LEVEL",
+        hide_short_help = true, value_parser = choice::<LogLevelArg>())]
+    log_level: Option<Value<Choice<LogLevelArg>>>,
+}
+
+impl ForwardArgs {
+    pub(super) fn config(self, common: CommonArgs) -> Config {
+        let service = config::Service {
+            listen: List::of(self.listen),
+            to: Some(self.remote),
+            ..config::Service::default()
+        };
+        common.config(KindArg::Forward, service)
+    }
+}
+
+impl ProxyCommand {
+    pub(super) fn config(self, kind: KindArg) -> Config {
+        let Self { listen, proxy, common } = self;
+        let service = config::Service {
+            listen: List::of(listen),
+            auth_file: proxy.auth_file,
+            auth: proxy.auth,
+            auth_penalty: proxy.auth_penalty,
+            open: flag(proxy.open),
+            allow_private: flag(proxy.allow_private),
+            advertise: proxy.advertise,
+            ..config::Service::default()
+        };
+        let mut config = common.config(kind, service);
+        config.timeouts.handshake = proxy.handshake_timeout;
+        config
+    }
+}
+
+/// Returns the value of a flag without an argument.
+fn flag(is_given: bool) -> Option<Value<Flag>> {
+    is_given.then(|| Value::of("true"))
+}
+
+impl CommonArgs {
+    /// Returns the configuration of this service and of the program.
+    fn config(self, kind: KindArg, service: config::Service) -> Config {
+        let Self {
+            clients,
+            dial,
+            times,
+            limits,
+            engine,
+            watch,
+        } = self;
+        let service = config::Service {
+            kind: Some(Value::chosen(kind)),
+            allow: List::of(clients.allow),
+            deny: List::of(clients.deny),
+            accept_proxy: clients.accept_proxy,
+            proxy_from: List::of(clients.proxy_from),
+            upstream_proxy: List::of(dial.upstream_proxy),
+            send_proxy: dial.send_proxy,
+            dns: dial.dns,
+            bind_source: List::of(dial.bind_source),
+            bind_interface: dial.bind_interface,
+            mark: dial.mark,
+            rate_in: List::of(limits.rate_in),
+            rate_out: List::of(limits.rate_out),
+            ..service
+        };
+        Config {
+            log: config::Log { level: watch.log_level },
+            timeouts: config::Timeouts {
+                connect: times.connect_timeout,
+                handshake: None,
+                idle: times.idle_timeout,
+                half_close: times.half_close_timeout,
+                drain: times.drain_timeout,
+            },
+            limits: config::Limits {
+                max_conns: limits.max_conns,
+                max_conns_per_ip: limits.max_conns_per_ip,
+                max_dials_per_ip: limits.max_dials_per_ip,
+                nofile: limits.nofile,
+            },
+            engine: config::Engine {
+                splice: engine.splice,
+                pipe_size: engine.pipe_size,
+                spin: engine.spin,
+                workers: engine.workers,
+            },
+            admin: config::Admin { metrics: watch.metrics },
+            defaults: config::Defaults::default(),
+            service: vec![toml::Spanned::new(0..0, service)],
+        }
+    }
+}

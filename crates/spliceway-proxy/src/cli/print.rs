@@ -1,0 +1,88 @@
+//! Prints configurations: as a file, as a summary, and as a JSON schema.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use serde_json::Value as Json;
+
+use super::Cli;
+use crate::config::keys::{Keys, flag_of};
+use crate::config::{Config, Value};
+use crate::settings::{Kind, Settings};
+use clap::CommandFactory;
+
+/// Returns the file that means `config`. It has no secrets, and names the variables that must hold
+/// them.
+pub(super) fn toml(mut config: Config) -> String {
+    let mut text = String::new();
+    for service in &mut config.service {
+        let service = service.get_mut();
+        // A relative path in a file starts at the folder of the file.
+        service.auth_file = service.auth_file.take().map(Value::absolute);
+    }
+    let file = toml::to_string(&config).unwrap_or_else(|error| format!("# {error}\n"));
+    for variable in [crate::config::AUTH_VARIABLE, crate::config::UPSTREAM_VARIABLE] {
+        if file.contains(&format!("\"${{{variable}}}\"")) {
+            let _ = writeln!(
+                text,
+                "# The environment must have {variable}, because a file has no secrets."
+            );
+        }
+    }
+    text + &file
+}
+
+/// Returns what the settings of `path` mean, one line for each service.
+pub(super) fn summary(path: &Path, settings: &Settings) -> String {
+    let count = settings.services.len();
+    let services = if count == 1 { "service" } else { "services" };
+    let mut text = format!("{}: valid, {count} {services}\n", path.display());
+    for service in &settings.services {
+        let listen: Vec<_> = service.listen.iter().map(ToString::to_string).collect();
+        let _ = write!(
+            text,
+            "  {}: {} on {}",
+            service.name,
+            service.kind.name(),
+            listen.join(", ")
+        );
+        if let Kind::Forward(target) = &service.kind {
+            let _ = write!(text, " to {target}");
+        }
+        text.push('\n');
+    }
+    for warning in &settings.warnings {
+        let _ = writeln!(text, "warning: {warning}");
+    }
+    text
+}
+
+/// Returns the JSON schema of a file. The help of a key is that of its flag.
+pub(super) fn schema() -> String {
+    let keys = Keys::new();
+    let mut schema = keys.schema().clone();
+    schema["title"] = "spliceway.toml".into();
+    let command = Cli::command();
+    for (path, key) in keys.all() {
+        if let Some(help) = help_of(&command, &path, &key) {
+            let pointer = path.split('.').fold(String::new(), |pointer, table| {
+                let items = if table == "service" { "/items" } else { "" };
+                format!("{pointer}/properties/{table}{items}")
+            });
+            if let Some(Json::Object(key)) = schema.pointer_mut(&format!("{pointer}/properties/{key}")) {
+                key.insert("description".to_owned(), help.into());
+            }
+        }
+    }
+    serde_json::to_string_pretty(&schema).unwrap_or_default() + "\n"
+}
+
+/// Returns the help text of the flag with the meaning of this key.
+pub(super) fn help_of(command: &clap::Command, path: &str, key: &str) -> Option<String> {
+    let flag = flag_of(path, key)?;
+    let mut all = std::iter::once(command).chain(command.get_subcommands());
+    all.find_map(|command| {
+        let arg = command.get_arguments().find(|arg| arg.get_long() == Some(&flag))?;
+        arg.get_help().map(ToString::to_string)
+    })
+}

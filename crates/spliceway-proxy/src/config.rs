@@ -1,0 +1,179 @@
+//! The configuration: what the command line and files can say.
+//!
+//! ```text
+//!   command line ─ cli ────┐
+//!                          ├─▶ Config ─ settings/settle ─▶ Settings
+//!   files ─ config/source ─┘   (typed)                     (checked, complete)
+//! ```
+//!
+//! A value is parsed here, and every other check is in the second step. Each key has the word of
+//! its flag. A new key is a line in a table below, a line in `cli/args.rs`, and its meaning in
+//! `settings/settle.rs`.
+
+pub(crate) mod keys;
+pub(crate) mod source;
+mod tree;
+mod value;
+mod values;
+mod words;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use toml::Spanned;
+
+pub(crate) use value::{List, Value, Word};
+pub(crate) use values::{KindArg, LogLevelArg, PipeSizeArg, SpliceArg};
+pub(crate) use words::*;
+
+/// The variable for the name and the password of a single user.
+pub(crate) const AUTH_VARIABLE: &str = "SPLICEWAY_AUTH";
+/// The variable for upstream proxies, separated by spaces.
+pub(crate) const UPSTREAM_VARIABLE: &str = "SPLICEWAY_UPSTREAM_PROXY";
+
+/// Defines tables whose keys are all optional, and are written only if they have a value.
+macro_rules! tables {
+    ($($(#[$doc:meta])* $table:ident($name:literal) { $($key:ident: $value:ty,)+ })+) => {$(
+        $(#[$doc])*
+        #[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+        #[serde(deny_unknown_fields, default, expecting = $name)]
+        pub(crate) struct $table {
+            $(
+                #[serde(skip_serializing_if = "Option::is_none")]
+                pub(crate) $key: Option<$value>,
+            )+
+        }
+    )+};
+}
+
+/// All files, or a command line.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Config {
+    #[serde(skip_serializing_if = "is_default")]
+    pub(crate) log: Log,
+    #[serde(skip_serializing_if = "is_default")]
+    pub(crate) timeouts: Timeouts,
+    #[serde(skip_serializing_if = "is_default")]
+    pub(crate) limits: Limits,
+    #[serde(skip_serializing_if = "is_default")]
+    pub(crate) engine: Engine,
+    #[serde(skip_serializing_if = "is_default")]
+    pub(crate) admin: Admin,
+    #[serde(skip_serializing_if = "is_default")]
+    pub(crate) defaults: Defaults,
+    #[schemars(with = "Vec<Service>")]
+    pub(crate) service: Vec<Spanned<Service>>,
+}
+
+/// What services have in common, unless they say otherwise.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(
+    deny_unknown_fields,
+    default,
+    expecting = "a table [defaults.listen] or [defaults.dial]"
+)]
+pub(crate) struct Defaults {
+    #[serde(skip_serializing_if = "is_default")]
+    pub(crate) listen: ListenDefaults,
+    #[serde(skip_serializing_if = "is_default")]
+    pub(crate) dial: DialDefaults,
+}
+
+tables! {
+    Log("a table [log]") {
+        level: Value<Choice<LogLevelArg>>,
+    }
+
+    Timeouts("a table [timeouts]") {
+        connect: Value<PositiveTime>,
+        handshake: Value<PositiveTime>,
+        idle: Value<Time>,
+        half_close: Value<Time>,
+        drain: Value<Time>,
+    }
+
+    Limits("a table [limits]") {
+        max_conns: Value<Sessions>,
+        max_conns_per_ip: Value<PerClient>,
+        max_dials_per_ip: Value<PerClient>,
+        nofile: Value<Descriptors>,
+    }
+
+    Engine("a table [engine]") {
+        splice: Value<Choice<SpliceArg>>,
+        pipe_size: Value<Choice<PipeSizeArg>>,
+        spin: Value<SpinTime>,
+        workers: Value<Workers>,
+    }
+
+    Admin("a table [admin]") {
+        metrics: Value<Address>,
+    }
+
+    /// The clients of every service.
+    ListenDefaults("a table [defaults.listen]") {
+        allow: List<Network>,
+        deny: List<Network>,
+        accept_proxy: Value<AcceptProxy>,
+        proxy_from: List<Network>,
+    }
+
+    /// The connections of every service to its targets.
+    DialDefaults("a table [defaults.dial]") {
+        upstream_proxy: List<Upstream>,
+        send_proxy: Value<SendProxy>,
+        dns: Value<Resolver>,
+        bind_source: List<Ip>,
+        bind_interface: Value<Interface>,
+        mark: Value<Mark>,
+    }
+
+    Service("a table [[service]]") {
+        name: Value<Name>,
+        kind: Value<Choice<KindArg>>,
+        listen: List<Listen>,
+        to: Value<Remote>,
+        auth_file: Value<File>,
+        auth: Value<Auth>,
+        auth_penalty: Value<Time>,
+        open: Value<Flag>,
+        allow_private: Value<Flag>,
+        advertise: Value<Ip>,
+        allow: List<Network>,
+        deny: List<Network>,
+        accept_proxy: Value<AcceptProxy>,
+        proxy_from: List<Network>,
+        upstream_proxy: List<Upstream>,
+        send_proxy: Value<SendProxy>,
+        dns: Value<Resolver>,
+        bind_source: List<Ip>,
+        bind_interface: Value<Interface>,
+        mark: Value<Mark>,
+        rate_in: List<Rate>,
+        rate_out: List<Rate>,
+    }
+}
+
+impl Service {
+    /// Takes what the service does not say from the defaults.
+    pub(crate) fn or(self, defaults: &Defaults) -> Self {
+        let Defaults { listen, dial } = defaults;
+        Self {
+            allow: self.allow.or_else(|| listen.allow.clone()),
+            deny: self.deny.or_else(|| listen.deny.clone()),
+            accept_proxy: self.accept_proxy.or_else(|| listen.accept_proxy.clone()),
+            proxy_from: self.proxy_from.or_else(|| listen.proxy_from.clone()),
+            upstream_proxy: self.upstream_proxy.or_else(|| dial.upstream_proxy.clone()),
+            send_proxy: self.send_proxy.or_else(|| dial.send_proxy.clone()),
+            dns: self.dns.or_else(|| dial.dns.clone()),
+            bind_source: self.bind_source.or_else(|| dial.bind_source.clone()),
+            bind_interface: self.bind_interface.or_else(|| dial.bind_interface.clone()),
+            mark: self.mark.or_else(|| dial.mark.clone()),
+            ..self
+        }
+    }
+}
+
+fn is_default<T: Default + PartialEq>(table: &T) -> bool {
+    *table == T::default()
+}

@@ -1,0 +1,145 @@
+//! The keys of the tables: their flags, their JSON schema, and help for a key that does not exist.
+
+use schemars::generate::SchemaSettings;
+use serde_json::Value as Json;
+
+use super::Config;
+
+/// Two texts that differ more than this are no spelling mistakes of each other.
+const SIMILAR: f64 = 0.75;
+
+/// The tables and their keys.
+pub(crate) struct Keys(Json);
+
+impl Keys {
+    pub(crate) fn new() -> Self {
+        let mut settings = SchemaSettings::draft2020_12();
+        settings.inline_subschemas = true;
+        let schema = settings.into_generator().into_root_schema_for::<Config>();
+        Self(schema.to_value())
+    }
+
+    pub(crate) fn schema(&self) -> &Json {
+        &self.0
+    }
+
+    /// Returns every key that has a value, with the path of its table. The path of a service is
+    /// `service`.
+    pub(crate) fn all(&self) -> Vec<(String, String)> {
+        let mut all = Vec::new();
+        collect(&self.0, "", &mut all);
+        all
+    }
+
+    /// Checks that the table at `path` has this key.
+    ///
+    /// # Errors
+    /// Returns a message that says which key is right.
+    pub(super) fn check(&self, path: &[String], key: &str) -> Result<(), String> {
+        let known = path
+            .iter()
+            .try_fold(&self.0, |table, name| properties(table)?.get(name));
+        let Some(keys) = known.and_then(properties) else {
+            // A table where a value is expected. The parser of the value says so.
+            return Ok(());
+        };
+        if keys.contains_key(key) {
+            return Ok(());
+        }
+        let table = match path.join(".") {
+            path if path.is_empty() => "a file".to_owned(),
+            path if path == "service" => "[[service]]".to_owned(),
+            path => format!("[{path}]"),
+        };
+        let help = match (self.elsewhere(key), closest(key, keys.keys())) {
+            (_, Some(closest)) => format!("did you mean `{closest}`?"),
+            (Some((path, key)), None) => format!("expected `{key}` in {}", shown(&path)),
+            (None, None) => {
+                let keys: Vec<_> = keys.keys().map(String::as_str).collect();
+                format!("expected one of {}", keys.join(", "))
+            }
+        };
+        Err(format!("unknown key `{key}` in {table}: {help}"))
+    }
+
+    /// Returns the key in any table that is named like this key, or whose flag is.
+    fn elsewhere(&self, key: &str) -> Option<(String, String)> {
+        let flag = key.replace('_', "-");
+        let mut all = self.all().into_iter();
+        all.find(|(path, name)| name == key || flag_of(path, name).is_some_and(|have| have == flag))
+    }
+}
+
+fn shown(path: &str) -> String {
+    match path {
+        "service" => "[[service]]".to_owned(),
+        path => format!("[{path}]"),
+    }
+}
+
+/// Returns the keys of a table, or of the tables in an array.
+fn properties(schema: &Json) -> Option<&serde_json::Map<String, Json>> {
+    let table = schema.get("items").unwrap_or(schema);
+    table.get("properties").and_then(Json::as_object)
+}
+
+fn collect(schema: &Json, path: &str, all: &mut Vec<(String, String)>) {
+    for (key, schema) in properties(schema).into_iter().flatten() {
+        let below = match path {
+            "" => key.clone(),
+            path => format!("{path}.{key}"),
+        };
+        match properties(schema) {
+            Some(_) => collect(schema, &below, all),
+            None => all.push((path.to_owned(), key.clone())),
+        }
+    }
+}
+
+fn closest<'a>(key: &str, keys: impl Iterator<Item = &'a String>) -> Option<&'a str> {
+    let key = key.replace('-', "_");
+    let rated = keys.map(|have| (strsim::normalized_damerau_levenshtein(have, &key), have));
+    let best = rated.filter(|(likeness, _)| *likeness >= SIMILAR);
+    best.max_by(|(a, _), (b, _)| a.total_cmp(b))
+        .map(|(_, key)| key.as_str())
+}
+
+/// Returns the flag that has the meaning of a key. `name` and `kind` of a service have none.
+pub(crate) fn flag_of(path: &str, key: &str) -> Option<String> {
+    let flag = key.replace('_', "-");
+    match (path, key) {
+        ("service", "name" | "kind") => None,
+        ("service", "to") => Some("remote".to_owned()),
+        ("timeouts", _) => Some(format!("{flag}-timeout")),
+        ("log", _) => Some(format!("log-{flag}")),
+        _ => Some(flag),
+    }
+}
+
+/// Checks that a text of a file has no password in it.
+///
+/// # Errors
+/// Returns a message that says where a password may be.
+pub(super) fn check_secret(key: &str, text: &str) -> Result<(), &'static str> {
+    let has_variable = |text: &str| text.contains("${");
+    match key {
+        "auth" if !has_variable(text) => {
+            Err("a file must not contain a password: use auth_file, or auth = \"${SPLICEWAY_AUTH}\"")
+        }
+        "upstream_proxy"
+            if text
+                .split_whitespace()
+                .any(|url| password_of(url).is_some_and(|text| !has_variable(text))) =>
+        {
+            Err("a file must not contain a password: write ${NAME} instead of it, and set the variable NAME")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns the text where a URL has its password.
+fn password_of(url: &str) -> Option<&str> {
+    let (_, rest) = url.split_once("://")?;
+    let (user, _) = rest.rsplit_once('@')?;
+    user.split_once(':').map(|(_, password)| password)
+}

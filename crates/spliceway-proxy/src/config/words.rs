@@ -1,0 +1,139 @@
+//! The kinds of values: one line for each, with its parser.
+
+use std::net::IpAddr;
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::ValueEnum;
+use clap::builder::{EnumValueParser, TypedValueParser};
+use ipnet::IpNet;
+use spliceway_protocol::address::{ListenAddress, ListenRange, TargetRange};
+use spliceway_protocol::proxy;
+
+use super::value::{Form, Value, Word};
+use super::values;
+use crate::dial::{ResolverSettings, UpstreamProxy};
+use crate::policy;
+use crate::rates::RateArg;
+
+macro_rules! words {
+    ($($(#[$doc:meta])* $word:ident: $parsed:ty = $form:ident, $parse:expr;)+) => {$(
+        $(#[$doc])*
+        pub(crate) enum $word {}
+
+        impl Word for $word {
+            type Parsed = $parsed;
+            const FORM: Form = Form::$form;
+
+            fn parse(text: &str) -> Result<Self::Parsed, String> {
+                $parse(text).map_err(Into::into)
+            }
+        }
+    )+};
+}
+
+words! {
+    /// A time that may be zero.
+    Time: Duration = Text, values::time;
+    PositiveTime: Duration = Text, values::positive_time;
+    SpinTime: Duration = Text, values::spin;
+    Sessions: NonZeroUsize = Number, values::count;
+    PerClient: NonZeroU32 = Number, values::count;
+    Descriptors: u64 = Number, values::descriptors;
+    Workers: NonZeroUsize = Number, values::workers;
+    Mark: u32 = Number, values::mark;
+    Flag: bool = Flag, values::flag;
+    Name: Box<str> = Text, values::name;
+    Listen: ListenRange = Text, str::parse;
+    /// An address with one port.
+    Address: ListenAddress = Text, str::parse;
+    Remote: TargetRange = Text, values::remote;
+    Network: IpNet = Text, policy::network;
+    Rate: RateArg = Text, str::parse;
+    Resolver: ResolverSettings = Text, values::resolver;
+    Ip: IpAddr = Text, values::ip;
+    /// The name of a network interface.
+    Interface: Box<str> = Text, values::text;
+    File: PathBuf = Text, values::path;
+    AcceptProxy: proxy::Accept = Text, str::parse;
+    SendProxy: proxy::Version = Text, str::parse;
+}
+
+/// The name and the password of a user. Its parser is in the settings, because its error must not
+/// repeat the text.
+pub(crate) enum Auth {}
+
+impl Word for Auth {
+    type Parsed = Box<str>;
+    const FORM: Form = Form::Secret;
+
+    fn parse(text: &str) -> Result<Self::Parsed, String> {
+        Ok(text.into())
+    }
+
+    fn variable(_: &Self::Parsed) -> Option<&'static str> {
+        Some(super::AUTH_VARIABLE)
+    }
+}
+
+/// The URL of an upstream proxy. clap repeats an invalid value in its message, and the value may
+/// contain a password, so an invalid URL is a value too.
+pub(crate) enum Upstream {}
+
+impl Word for Upstream {
+    type Parsed = Result<UpstreamProxy, String>;
+    const FORM: Form = Form::Text;
+
+    fn parse(text: &str) -> Result<Self::Parsed, String> {
+        Ok(text.parse())
+    }
+
+    fn variable(parsed: &Self::Parsed) -> Option<&'static str> {
+        let is_public = parsed.as_ref().is_ok_and(|proxy| !proxy.has_credentials());
+        (!is_public).then_some(super::UPSTREAM_VARIABLE)
+    }
+}
+
+/// One of a few values.
+pub(crate) struct Choice<E>(std::marker::PhantomData<E>);
+
+impl<E: ValueEnum + Send + Sync + 'static> Word for Choice<E> {
+    type Parsed = E;
+    const FORM: Form = Form::Text;
+
+    fn parse(text: &str) -> Result<Self::Parsed, String> {
+        E::from_str(text, true).map_err(|_| format!("expected one of {}", Self::choices().join(", ")))
+    }
+
+    fn choices() -> Vec<String> {
+        let names = E::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+        names.map(|value| value.get_name().to_owned()).collect()
+    }
+}
+
+/// Returns the parser of a flag with a few values, which the help lists.
+pub(crate) fn choice<E: ValueEnum + Send + Sync + 'static>() -> impl TypedValueParser<Value = Value<Choice<E>>> {
+    EnumValueParser::<E>::new().map(Value::chosen)
+}
+
+impl<E: ValueEnum + Send + Sync + 'static> Value<Choice<E>> {
+    pub(crate) fn chosen(choice: E) -> Self {
+        let name = choice.to_possible_value().expect("no choice is hidden");
+        name.get_name().parse().expect("the name is one of the choices")
+    }
+}
+
+impl Value<File> {
+    /// Returns the same file with an absolute path.
+    pub(crate) fn absolute(self) -> Self {
+        let path = std::path::absolute(self.parsed()).ok();
+        let path = path.and_then(|path| path.to_str().and_then(|path| path.parse().ok()));
+        path.unwrap_or(self)
+    }
+
+    /// Returns the path. A relative path in a file starts at the folder of the file.
+    pub(crate) fn path(&self, folder: Option<&Path>) -> PathBuf {
+        folder.map_or_else(|| self.parsed(), |folder| folder.join(self.parsed()))
+    }
+}

@@ -1,0 +1,288 @@
+//! Turns a configuration into settings: checks it whole, and fills in the defaults.
+
+use std::net::IpAddr;
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::sync::Arc;
+use std::time::Duration;
+
+use spliceway::{Engine, PipeSize};
+use tracing_subscriber::filter::LevelFilter;
+
+use super::users::users;
+use super::{AcceptProxy, Kind, Limits, ServiceSettings, Settings, Timeouts, interned};
+use crate::config::{self, Choice, Config, KindArg, List, Rate, Value, Word};
+use crate::dial::{CHAIN_MAX, DialSettings, SocketSettings};
+use crate::listener::KEEPALIVE;
+use crate::policy::ClientPolicy;
+use crate::rates::Rates;
+use crate::settings::origin::{Fault, Origin};
+
+const CONNECT_TIME: Duration = Duration::from_secs(10);
+/// The time limit for a handshake. A PROXY header is the only handshake that a forwarder has.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+const IDLE_TIME: Duration = Duration::from_secs(60 * 60);
+const HALF_CLOSE_TIME: Duration = Duration::from_secs(60);
+const DRAIN_TIME: Duration = Duration::from_secs(30);
+const AUTH_PENALTY: Duration = Duration::from_secs(60);
+const MAX_DIALS_PER_IP: NonZeroU32 = NonZeroU32::new(256).expect("not 0");
+
+/// Checks `config`, which comes from `origin`, and reads the user files that it names.
+///
+/// # Errors
+/// Returns the first fault, with its place.
+pub(crate) fn settle(config: Config, origin: &Origin) -> Result<Settings, String> {
+    let mut warnings = Vec::new();
+    let settled = settings(&config, origin, &mut warnings).map_err(|fault| origin.show(&fault))?;
+    let warnings = warnings.iter().map(|fault| origin.show(fault)).collect();
+    Ok(Settings {
+        config,
+        warnings,
+        ..settled
+    })
+}
+
+fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Result<Settings, Fault> {
+    let Config {
+        log,
+        timeouts,
+        limits,
+        engine,
+        admin,
+        defaults,
+        service,
+    } = config;
+    let timeouts = Timeouts {
+        handshake: or(&timeouts.handshake, HANDSHAKE_TIME),
+        connect: or(&timeouts.connect, CONNECT_TIME),
+        idle: unless_zero(or(&timeouts.idle, IDLE_TIME)),
+        half_close: unless_zero(or(&timeouts.half_close, HALF_CLOSE_TIME)),
+        drain: or(&timeouts.drain, DRAIN_TIME),
+    };
+    let mut services = Vec::<ServiceSettings>::new();
+    for table in service {
+        let place = table.span().start;
+        let service = table.get_ref().clone().or(defaults);
+        let settled = settle_service(service, place, timeouts.connect, origin, warnings)?;
+        check_distinct(&settled, &services, place)?;
+        services.push(settled);
+    }
+    if services.is_empty() {
+        return Err(Fault::new(
+            None,
+            "",
+            "there is no service: expected a table [[service]]",
+        ));
+    }
+    Ok(Settings {
+        services,
+        timeouts,
+        limits: Limits {
+            max_conns: parsed(&limits.max_conns),
+            max_conns_per_ip: parsed(&limits.max_conns_per_ip),
+            max_dials_per_ip: or(&limits.max_dials_per_ip, MAX_DIALS_PER_IP),
+            descriptors: parsed(&limits.nofile),
+        },
+        engine: parsed(&engine.splice).map_or(Engine::Auto, Into::into),
+        pipe_size: parsed(&engine.pipe_size).map_or(PipeSize::Auto, Into::into),
+        spin: parsed(&engine.spin).unwrap_or_default(),
+        workers: or(&engine.workers, processors()),
+        log_level: parsed(&log.level).map_or(LevelFilter::INFO, Into::into),
+        metrics: parsed(&admin.metrics),
+        config: Config::default(),
+        warnings: Vec::new(),
+    })
+}
+
+fn parsed<W: Word>(value: &Option<Value<W>>) -> Option<W::Parsed> {
+    value.as_ref().map(Value::parsed)
+}
+
+fn or<W: Word>(value: &Option<Value<W>>, default: W::Parsed) -> W::Parsed {
+    parsed(value).unwrap_or(default)
+}
+
+fn all<W: Word>(list: &Option<List<W>>) -> Vec<W::Parsed> {
+    list.as_ref().map(List::parsed).unwrap_or_default()
+}
+
+fn unless_zero(time: Duration) -> Option<Duration> {
+    (!time.is_zero()).then_some(time)
+}
+
+fn settle_service(
+    service: config::Service,
+    place: usize,
+    connect: Duration,
+    origin: &Origin,
+    warnings: &mut Vec<Fault>,
+) -> Result<ServiceSettings, Fault> {
+    let kind = kind(&service, place)?;
+    let is_forward = matches!(kind, Kind::Forward(_));
+    let missing = "is missing: expected the address to listen on, such as listen = \":1080\"";
+    let listen = service.listen.as_ref().filter(|listen| !listen.is_empty());
+    let listen = listen.ok_or_else(|| Fault::new(Some(place), "listen", missing))?;
+    if let Kind::Forward(remote) = &kind {
+        check_ports(&service, remote.count)?;
+    }
+    Ok(ServiceSettings {
+        name: service
+            .name
+            .as_ref()
+            .map_or(kind.name(), |name| interned(&name.parsed())),
+        listen: listen.parsed(),
+        clients: ClientPolicy::new(all(&service.allow), all(&service.deny)),
+        users: users(&service, origin, warnings)?.map(Arc::new),
+        auth_penalty: match is_forward {
+            true => Duration::ZERO,
+            false => or(&service.auth_penalty, AUTH_PENALTY),
+        },
+        // The operator has chosen the target of a forwarder, and clients cannot choose another one.
+        open: is_forward || or(&service.open, false),
+        allow_private: is_forward || or(&service.allow_private, false),
+        accept_proxy: accept_proxy(&service)?,
+        send_proxy: parsed(&service.send_proxy),
+        dial: dial(&service, connect)?,
+        rates_in: rates("rate_in", &service.rate_in)?,
+        rates_out: rates("rate_out", &service.rate_out)?,
+        advertise: parsed(&service.advertise),
+        kind,
+        config: service,
+    })
+}
+
+/// The keys that only proxies have, because the clients of a forwarder choose nothing.
+fn of_proxies(service: &config::Service) -> [(&'static str, Option<usize>, bool); 6] {
+    fn key<W: Word>(key: &'static str, value: &Option<Value<W>>) -> (&'static str, Option<usize>, bool) {
+        (key, value.as_ref().and_then(Value::at), value.is_some())
+    }
+    [
+        key("auth_file", &service.auth_file),
+        key("auth", &service.auth),
+        key("auth_penalty", &service.auth_penalty),
+        key("open", &service.open),
+        key("allow_private", &service.allow_private),
+        key("advertise", &service.advertise),
+    ]
+}
+
+fn kind(service: &config::Service, place: usize) -> Result<Kind, Fault> {
+    let missing = |key, expected: String| Fault::new(Some(place), key, format!("is missing: {expected}"));
+    let Some(kind) = &service.kind else {
+        let kinds = Choice::<KindArg>::choices().join(", ");
+        return Err(missing(
+            "kind",
+            format!("expected one of {kinds}, such as kind = \"socks5\""),
+        ));
+    };
+    if kind.parsed() == KindArg::Forward {
+        let expected = "expected the target, such as to = \"example.com:80\"";
+        let to = service.to.as_ref().ok_or_else(|| missing("to", expected.to_owned()))?;
+        if let Some((key, at, _)) = of_proxies(service).into_iter().find(|(.., is_given)| *is_given) {
+            let why =
+                "is not for kind = \"forward\": remove it. `allow` and `deny` restrict the clients of a forwarder";
+            return Err(Fault::new(at, key, why));
+        }
+        return Ok(Kind::Forward(to.parsed()));
+    }
+    if let Some(to) = &service.to {
+        let why = "is only for kind = \"forward\": remove it, because the clients of a proxy name the target";
+        return Err(Fault::new(to.at(), "to", why));
+    }
+    Ok(match kind.parsed() {
+        KindArg::Socks5 => Kind::Socks5,
+        KindArg::Http => Kind::Http,
+        KindArg::Mixed | KindArg::Forward => Kind::Mixed,
+    })
+}
+
+/// Checks that every port of a range to listen on has its own target, or that all have the same.
+fn check_ports(service: &config::Service, ports: u16) -> Result<(), Fault> {
+    let mut listen = service.listen.iter().flat_map(|listen| listen.iter());
+    let Some(wrong) = listen.find(|range| ports > 1 && range.parsed().count != ports) else {
+        return Ok(());
+    };
+    let (range, listening) = (wrong.text(), wrong.parsed().count);
+    let at = service.to.as_ref().and_then(Value::at);
+    let problem = format!(
+        "has {ports} ports, and the address to listen on, {range}, has {listening}: expected the same number, or one target port"
+    );
+    Err(Fault::new(at, "to", problem))
+}
+
+fn accept_proxy(service: &config::Service) -> Result<Option<AcceptProxy>, Fault> {
+    match (&service.accept_proxy, &service.proxy_from) {
+        (Some(versions), Some(from)) => Ok(Some(AcceptProxy {
+            versions: versions.parsed(),
+            from: from.parsed(),
+        })),
+        (None, None) => Ok(None),
+        (Some(versions), None) => {
+            let why =
+                "needs proxy_from: expected the networks of the load balancers, such as proxy_from = \"10.0.0.0/8\"";
+            Err(Fault::new(versions.at(), "accept_proxy", why))
+        }
+        (None, Some(from)) => {
+            let why = "needs accept_proxy: expected the version of the PROXY header, such as accept_proxy = \"v2\"";
+            Err(Fault::new(from.at(), "proxy_from", why))
+        }
+    }
+}
+
+fn rates(key: &'static str, list: &Option<List<Rate>>) -> Result<Rates, Fault> {
+    let at = list.as_ref().and_then(List::at);
+    Rates::from_args(&all(list)).map_err(|wrong| Fault::new(at, key, wrong))
+}
+
+fn dial(service: &config::Service, timeout: Duration) -> Result<DialSettings, Fault> {
+    let mut upstreams = Vec::new();
+    for url in service.upstream_proxy.iter().flat_map(|list| list.iter()) {
+        let fault = |expected| Fault::new(url.at(), "upstream_proxy", expected);
+        upstreams.push(url.parsed().map_err(fault)?);
+        if upstreams.len() > CHAIN_MAX {
+            return Err(fault(format!("expected a chain of at most {CHAIN_MAX} proxies")));
+        }
+    }
+    let (mut source_v4, mut source_v6) = (None, None);
+    for ip in service.bind_source.iter().flat_map(|list| list.iter()) {
+        let before = match ip.parsed() {
+            IpAddr::V4(ip) => source_v4.replace(ip).is_some(),
+            IpAddr::V6(ip) => source_v6.replace(ip).is_some(),
+        };
+        if before {
+            let expected = "expected at most one address of each family";
+            return Err(Fault::new(ip.at(), "bind_source", expected));
+        }
+    }
+    Ok(DialSettings {
+        resolver: parsed(&service.dns).unwrap_or_default(),
+        sockets: SocketSettings {
+            source_v4,
+            source_v6,
+            interface: parsed(&service.bind_interface).as_deref().map(Into::into),
+            mark: parsed(&service.mark),
+            keepalive: Some(KEEPALIVE),
+        },
+        upstreams,
+        timeout,
+    })
+}
+
+/// Checks that no other service has the name of this one.
+fn check_distinct(service: &ServiceSettings, others: &[ServiceSettings], place: usize) -> Result<(), Fault> {
+    let at = service.config.name.as_ref().map_or(Some(place), Value::at);
+    match others.iter().any(|other| other.name == service.name) {
+        true => Err(Fault::new(
+            at,
+            "name",
+            format!(
+                "another service has the name `{}`: expected a name of its own",
+                service.name
+            ),
+        )),
+        false => Ok(()),
+    }
+}
+
+fn processors() -> NonZeroUsize {
+    std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
+}
