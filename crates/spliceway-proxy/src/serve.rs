@@ -406,4 +406,60 @@ mod tests {
         assert!(matches!(ended, Err(CannotRun::Failed(part)) if *part == *listener));
         std::fs::remove_dir_all(&folder).unwrap();
     }
+
+    /// The runtime of the program shares its sessions between the workers. So no session belongs to
+    /// one worker, and each worker can serve all of them.
+    #[test]
+    fn one_stuck_worker_of_two_stops_no_accepts_and_no_sessions() {
+        const SESSIONS: usize = 1000;
+        crate::limits::raise_descriptors(None).unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
+        let folder = std::env::temp_dir().join(format!("spliceway-stuck-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let (clients, target) = (folder.join("clients"), folder.join("target"));
+        let settings = crate::cli::typed(&format!(
+            "spliceway forward -l unix:{} -r unix:{}",
+            clients.display(),
+            target.display()
+        ));
+        let target = std::os::unix::net::UnixListener::bind(&target).unwrap();
+        let running = runtime.spawn(async move { run(settings.unwrap(), 100_000, &Health::new()).await });
+        let (unstick, stuck) = std::sync::mpsc::channel::<()>();
+        let (begun, begins) = std::sync::mpsc::channel();
+        runtime.spawn(async move {
+            begun.send(()).unwrap();
+            // This blocks the worker.
+            let _ = stuck.recv();
+        });
+        begins.recv().unwrap();
+        let connect = || loop {
+            assert!(!running.is_finished(), "it does not listen");
+            if let Ok(stream) = std::os::unix::net::UnixStream::connect(&clients) {
+                return stream;
+            }
+            std::thread::yield_now();
+        };
+        let sessions: Vec<_> = (0..SESSIONS)
+            .map(|_| {
+                let client = connect();
+                (client, target.accept().unwrap().0)
+            })
+            .collect();
+        for (client, target) in &sessions {
+            for (mut from, mut to) in [(client, target), (target, client)] {
+                from.write_all(b"message").unwrap();
+                let mut message = [0; 7];
+                std::io::Read::read_exact(&mut to, &mut message).unwrap();
+                assert_eq!(&message, b"message");
+            }
+        }
+        drop(unstick);
+        drop(sessions);
+        running.abort();
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }

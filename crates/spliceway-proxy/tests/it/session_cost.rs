@@ -1,4 +1,4 @@
-//! The system calls of a session, counted from outside with strace.
+//! The system calls and the allocations of a session, counted from outside.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,28 +28,28 @@ const CALLS: &[(&str, usize)] = &[
     ("fcntl", 2),
 ];
 
-/// Returns the calls of a run of `forward` with this number of sessions, one after another.
-fn calls_of(sessions: usize) -> BTreeMap<String, usize> {
+/// The most allocations of one session of `forward`. A message causes none.
+const ALLOCATIONS: usize = 20;
+
+/// Runs `forward` under `tool` with this number of sessions, one after another, and this number of
+/// requests in each session.
+fn run(mut tool: Command, sessions: usize, requests: usize) {
     let (listener, target) = listen();
-    let trace = TextFile::new("");
-    let mut strace = Command::new("strace");
-    // With -D, the program is this test's child, and strace is not.
-    strace.args(["-D", "-f", "-o", trace.path(), env!("CARGO_BIN_EXE_spliceway")]);
-    strace.args([
-        "forward",
-        "-l",
-        "127.0.0.1:0",
-        "-r",
-        &target.to_string(),
-        "--workers",
-        "1",
-    ]);
-    let mut program = Program::spawn(strace, false);
+    tool.arg(env!("CARGO_BIN_EXE_spliceway"));
+    tool.args(["forward", "-l", "127.0.0.1:0", "-r"]);
+    tool.args([&target.to_string(), "--workers", "1"]);
+    let mut program = Program::spawn(tool, false);
     for _ in 0..sessions {
         let mut client = program.connect();
         client.write_all(b"request").unwrap();
         let mut target = accept(&listener);
         assert_eq!(read_exactly(&mut target, 7), b"request");
+        for _ in 1..requests {
+            target.write_all(b"answer").unwrap();
+            assert_eq!(read_exactly(&mut client, 6), b"answer");
+            client.write_all(b"request").unwrap();
+            assert_eq!(read_exactly(&mut target, 7), b"request");
+        }
         target.write_all(&[7; 1024]).unwrap();
         drop(target);
         assert_eq!(read_all(&client).len(), 1024);
@@ -58,6 +58,15 @@ fn calls_of(sessions: usize) -> BTreeMap<String, usize> {
     }
     program.terminate();
     assert!(program.exit().success());
+}
+
+/// Returns the system calls of such a run with one request in each session.
+fn calls_of(sessions: usize) -> BTreeMap<String, usize> {
+    let trace = TextFile::new("");
+    let mut strace = Command::new("strace");
+    // With -D, the program is this test's child, and strace is not.
+    strace.args(["-D", "-f", "-o", trace.path()]);
+    run(strace, sessions, 1);
     let mut calls = BTreeMap::new();
     let mut text = String::new();
     fs::File::open(trace.path()).unwrap().read_to_string(&mut text).unwrap();
@@ -94,4 +103,32 @@ fn a_session_of_a_forwarder_makes_no_more_than_these_calls() {
     for name in many.keys().filter(|name| !known(name)) {
         assert_eq!(per_session(name), 0, "{name}");
     }
+}
+
+/// Returns the number of allocations of such a run, which valgrind counts.
+fn allocations_of(sessions: usize, requests: usize) -> usize {
+    let report = TextFile::new("");
+    let mut valgrind = Command::new("valgrind");
+    valgrind.arg(format!("--log-file={}", report.path()));
+    // Only the count is needed, so valgrind does not search for leaks or undefined values.
+    valgrind.args(["--leak-check=no", "--undef-value-errors=no"]);
+    run(valgrind, sessions, requests);
+    let report = fs::read_to_string(report.path()).unwrap();
+    // `total heap usage: 1,234 allocs, 1,200 frees, 123,456 bytes allocated`
+    let (_, usage) = report.split_once("total heap usage: ").expect(&report);
+    let (allocations, _) = usage.split_once(" allocs").expect(&report);
+    allocations.replace(',', "").parse().unwrap()
+}
+
+#[test]
+fn a_session_makes_few_allocations_and_a_message_makes_none() {
+    const MORE: usize = 20;
+    if !has_tool("valgrind", "valgrind") {
+        return;
+    }
+    let one = allocations_of(1, 1);
+    let of_session = (allocations_of(1 + MORE, 1).saturating_sub(one) + MORE / 2) / MORE;
+    assert!(of_session <= ALLOCATIONS, "{of_session} allocations per session");
+    let of_message = (allocations_of(1, 1 + MORE).saturating_sub(one) + MORE / 2) / MORE;
+    assert_eq!(of_message, 0, "allocations per message");
 }
