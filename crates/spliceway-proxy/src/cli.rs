@@ -8,10 +8,11 @@ mod tests;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::config::{Config, KindArg};
+use crate::config::{Config, KindArg, admin_path};
 use crate::settings::{Origin, Settings, Source, settle};
+use crate::status::StatusCommand;
 use args::{CommonArgs, ForwardArgs, ProxyCommand};
 
 #[cfg(test)]
@@ -27,6 +28,7 @@ pub(crate) enum Action {
     /// Say what is wrong with a file, and end with code 2.
     Refuse(String),
     HashPassword,
+    Status(StatusCommand),
 }
 
 /// Why a command line does not lead to an action.
@@ -107,6 +109,12 @@ Examples:
   spliceway hash-password                      asks for the password twice
   (printf 'ann:'; spliceway hash-password) >> users
   pass show proxy | spliceway hash-password    reads it from a pipe";
+
+const STATUS_EXAMPLES: &str = "\
+Examples:
+  spliceway status                             of the service of this machine
+  spliceway status --admin unix:/tmp/a.sock
+  spliceway status --json | jq .services";
 
 /// The end of the long help for every command that starts a service.
 macro_rules! long_help {
@@ -204,6 +212,29 @@ enum Command {
     /// Read a password and print its hash for --auth-file
     #[command(after_help = HASH_EXAMPLES)]
     HashPassword,
+    /// Show the state of a running program. The exit code is 0 if it is ready
+    #[command(after_help = STATUS_EXAMPLES)]
+    Status {
+        #[command(flatten)]
+        socket: SocketArgs,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// The running program that a command asks.
+#[derive(Args, Debug)]
+struct SocketArgs {
+    /// Admin socket of the running program, as given to its --admin
+    #[arg(
+        long,
+        value_name = "unix:PATH",
+        env = "SPLICEWAY_ADMIN",
+        default_value = "unix:/run/spliceway/admin.sock",
+        value_parser = admin_path
+    )]
+    admin: PathBuf,
 }
 
 impl Cli {
@@ -214,6 +245,10 @@ impl Cli {
     fn action(self) -> Result<Action, Refused> {
         match self.command {
             Some(Command::HashPassword) => Ok(Action::HashPassword),
+            Some(Command::Status { socket, json }) => {
+                let socket = socket.admin;
+                Ok(Action::Status(StatusCommand { socket, json }))
+            }
             Some(Command::Run { config }) => {
                 let source = Source::Files(config);
                 let settings = source.settings().map_err(Refused::Files)?;

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 pub(crate) use value::{List, Value, Word};
-pub(crate) use values::{KindArg, LogLevelArg, PipeSizeArg, SpliceArg};
+pub(crate) use values::{KindArg, LogLevelArg, PipeSizeArg, SpliceArg, admin_path};
 pub(crate) use words::*;
 
 /// The variable for the name and the password of a single user.
@@ -108,6 +108,9 @@ tables! {
 
     Admin("a table [admin]") {
         metrics: Value<Address>,
+        status_page: Value<Flag>,
+        status_host: List<Host>,
+        socket: Value<AdminSocket>,
     }
 
     /// The clients of every service.

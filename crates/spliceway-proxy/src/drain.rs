@@ -6,7 +6,7 @@ use std::io;
 use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 /// A token that keeps the drain waiting. Every task that must finish before the process ends holds
 /// one.
@@ -15,6 +15,30 @@ pub(crate) struct Alive(#[allow(dead_code, reason = "the field is held and never
 
 /// Waits until the last [`Alive`] is dropped.
 pub(crate) struct Drain(mpsc::Receiver<Infallible>);
+
+/// Whether a service accepts clients. It does until it is told to stop, while others continue.
+pub(crate) struct Accepting(watch::Sender<bool>);
+
+impl Accepting {
+    pub(crate) fn new() -> Self {
+        Self(watch::Sender::new(true))
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        *self.0.borrow()
+    }
+
+    /// Closes the listeners of the service. Returns `false` if they were closed before.
+    pub(crate) fn stop(&self) -> bool {
+        self.0.send_if_modified(|on| std::mem::take(on))
+    }
+
+    /// Waits until the service stops accepting.
+    pub(crate) async fn stopped(&self) {
+        // `self` holds the sender, so the channel stays open.
+        let _ = self.0.subscribe().wait_for(|on| !on).await;
+    }
+}
 
 /// How a drain ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

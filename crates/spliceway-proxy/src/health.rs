@@ -8,6 +8,7 @@
 //!
 //! The accept loops watch the state, `/readyz` shows it, and the exit code depends on it.
 
+use std::fmt;
 use std::sync::Arc;
 use std::thread;
 
@@ -34,6 +35,24 @@ pub(crate) struct Health(watch::Sender<State>);
 pub(crate) struct Guard {
     health: Health,
     name: Arc<str>,
+    is_released: bool,
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Serving => f.write_str("serving"),
+            Self::Draining => f.write_str("draining"),
+            Self::Failed(part) => write!(f, "failed: {part}"),
+        }
+    }
+}
+
+impl Guard {
+    /// Ends the guard: the part has ended because it was asked to.
+    pub(crate) fn release(mut self) {
+        self.is_released = true;
+    }
 }
 
 impl Health {
@@ -88,13 +107,14 @@ impl Health {
         Guard {
             health: self.clone(),
             name: name.into(),
+            is_released: false,
         }
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if thread::panicking() || self.health.state() == State::Serving {
+        if thread::panicking() || (!self.is_released && self.health.state() == State::Serving) {
             self.health.fail(&self.name);
         }
     }

@@ -21,6 +21,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use tokio::time::Instant;
 use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Registry, reload};
 
 use crate::health::Health;
 
@@ -42,6 +45,8 @@ const HURRIED_PATIENCE: Duration = Duration::from_millis(200);
 const STACK_BYTES: usize = 64 << 10;
 
 static LOG: LazyLock<Log> = LazyLock::new(Log::default);
+/// Changes the level while the program runs.
+static LEVEL: OnceLock<reload::Handle<LevelFilter, Registry>> = OnceLock::new();
 static STARTED: OnceLock<()> = OnceLock::new();
 static HURRIED: AtomicBool = AtomicBool::new(false);
 
@@ -60,13 +65,14 @@ pub(crate) fn start(level: LevelFilter, health: &Health) -> io::Result<Flush> {
             LOG.write_to(Stderr)
         })?;
     let _ = STARTED.set(());
-    tracing_subscriber::fmt()
+    let (level, handle) = reload::Layer::new(level);
+    let _ = LEVEL.set(handle);
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(|| LogWriter)
         .with_ansi(io::stderr().is_terminal())
         .with_target(false)
-        .with_max_level(level)
-        .log_internal_errors(false)
-        .init();
+        .log_internal_errors(false);
+    tracing_subscriber::registry().with(level).with(lines).init();
     let health = health.clone();
     // The default hook writes to stderr itself and would wait for the reader.
     panic::set_hook(Box::new(move |panic| {
@@ -80,6 +86,16 @@ pub(crate) fn start(level: LevelFilter, health: &Health) -> io::Result<Flush> {
         health.panics(thread);
     }));
     Ok(Flush)
+}
+
+/// Sets the level of the log. Returns `false` if the log has not started.
+pub(crate) fn set_level(level: LevelFilter) -> bool {
+    LEVEL.get().is_some_and(|handle| handle.reload(level).is_ok())
+}
+
+/// Returns the level of the log.
+pub(crate) fn level() -> String {
+    LevelFilter::current().to_string()
 }
 
 /// Writes a line at any log level, even `off`.

@@ -7,29 +7,37 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod admin;
 mod admission;
 mod associate;
 mod auth;
 mod bind;
 mod cli;
 mod config;
+mod control;
 mod dial;
 mod drain;
 mod errno;
 mod handshake;
 mod health;
+mod http_server;
 mod limits;
 mod listener;
 mod log;
 mod metrics;
+mod monitoring;
 mod outcome;
+mod overview;
 mod policy;
 mod rates;
 mod record;
 mod serve;
 mod service;
 mod session;
+mod sessions;
 mod settings;
+mod status;
+mod status_page;
 mod status_server;
 mod stream;
 
@@ -53,6 +61,7 @@ const USAGE: u8 = 2;
 fn main() -> ExitCode {
     listener::adopt_inherited();
     match cli::parse() {
+        cli::Action::Status(command) => status::run(&command),
         cli::Action::HashPassword => hash_password().map_or_else(not_hashed, |()| ExitCode::SUCCESS),
         cli::Action::Print(text) => printed(io::stdout().write_all(text.as_bytes())),
         cli::Action::Refuse(problem) => {

@@ -21,7 +21,7 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::admission::Admission;
 use crate::outcome::SessionEnd;
 use traffic::LiveSeries;
-pub(crate) use traffic::Traffic;
+pub(crate) use traffic::{Totals, Traffic};
 
 /// The upper bounds of the buckets for the connect time, in seconds. They range from a neighbour in
 /// the same rack to the default connect timeout.
@@ -138,6 +138,12 @@ impl Metrics {
         if let SessionEnd::Denied(reason) = end {
             self.refused.get_or_create(&RefusedLabels { service, reason }).inc();
         }
+    }
+
+    /// Returns the number of open sessions of a service.
+    pub(crate) fn active(&self, service: &'static str) -> u64 {
+        let active = self.active.get_or_create(&ServiceLabel { service }).get();
+        u64::try_from(active).unwrap_or(0)
     }
 
     pub(crate) fn connected(&self, time: Duration) {

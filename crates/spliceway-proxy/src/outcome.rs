@@ -30,6 +30,8 @@ pub(crate) enum SessionEnd {
     Denied(&'static str),
     /// The session was cut because the program is stopping.
     Drained,
+    /// An operator closed the session through the admin socket.
+    ClosedByAdmin,
 }
 
 impl Outcome {
@@ -59,6 +61,7 @@ impl fmt::Display for SessionEnd {
             Self::ConnectFailed(errno) => write!(f, "connect_failed:{errno}"),
             Self::Denied(reason) => write!(f, "denied:{reason}"),
             Self::Drained => f.write_str("drained"),
+            Self::ClosedByAdmin => f.write_str("closed_by_admin"),
         }
     }
 }

@@ -7,14 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use spliceway::{CancelHandle, DirectionSummary, RelayStats, RelaySummary};
-use tokio::time::Instant;
 
 use crate::associate::{AssociateStats, AssociateSummary};
 use crate::handshake::{ClientRequest, Heard};
 use crate::outcome::{Outcome, SessionEnd};
 use crate::service::Service;
+use crate::sessions::{Phase, Session, add};
 use spliceway_protocol::Spoken;
-use spliceway_protocol::address::Target;
 
 /// The known facts about a session. Dropping the record ends the session: it writes the log line
 /// and updates the metrics.
@@ -22,20 +21,10 @@ use spliceway_protocol::address::Target;
 /// The record outlives the session's relay, so the counts that it records are final.
 pub(crate) struct Record {
     service: Arc<Service>,
-    /// The client's address. `None` for a client of a Unix socket.
-    client: Option<SocketAddr>,
-    user: Option<Box<str>>,
-    protocol: Option<Spoken>,
-    target: Option<Target>,
-    /// The address that was dialled: one of the target's addresses, or the first upstream proxy's
-    /// address.
-    dialled: Option<SocketAddr>,
-    started: Instant,
-    connect: Option<Duration>,
-    /// The number of bytes that the target received before the relay started.
-    ahead: u64,
-    /// The counts of earlier relays of this session.
-    before: Option<Box<RelaySummary>>,
+    /// The facts, which the admin socket shows.
+    session: Arc<Session>,
+    /// The key of this session in the registry.
+    registered: usize,
     /// The key of this session's relay in the traffic ledger.
     running: Option<usize>,
     /// The key of this session's association in the traffic ledger.
@@ -46,18 +35,12 @@ pub(crate) struct Record {
 impl Record {
     pub(crate) fn new(service: Arc<Service>, client: Option<SocketAddr>) -> Self {
         service.metrics.session_began(service.kind.name());
-        let started = Instant::now();
+        service.traffic.session_began();
+        let (session, registered) = service.sessions.add(service.kind.name(), client);
         Self {
             service,
-            client,
-            user: None,
-            protocol: None,
-            target: None,
-            dialled: None,
-            started,
-            connect: None,
-            ahead: 0,
-            before: None,
+            session,
+            registered,
             running: None,
             associated: None,
             outcome: None,
@@ -68,53 +51,61 @@ impl Record {
         &self.service
     }
 
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
     /// Records the client's address, which a load balancer in front of the proxy has sent.
     pub(crate) fn introduced(&mut self, client: SocketAddr) {
-        self.client = Some(client);
+        self.session.facts().client = Some(client);
     }
 
     /// Records what the client has stated about itself, whether or not the client is served.
     pub(crate) fn heard(&mut self, heard: Heard) {
-        self.protocol = heard.protocol;
-        self.user = heard.user;
+        let mut facts = self.session.facts();
+        facts.protocol = heard.protocol;
+        facts.user = heard.user;
     }
 
     /// Records the target that the client asks for.
     pub(crate) fn requested(&mut self, request: &ClientRequest) {
-        self.target = Some(request.request.target.clone());
+        let mut facts = self.session.facts();
+        facts.target = Some(request.request.target.clone());
+        facts.phase = Phase::Dial;
     }
 
     /// Records that connecting took `time`.
     pub(crate) fn connected(&mut self, dialled: Option<SocketAddr>, time: Duration) {
         self.service.metrics.connected(time);
-        self.dialled = dialled;
-        self.connect = Some(time);
+        let mut facts = self.session.facts();
+        facts.dialled = dialled;
+        facts.connect = Some(time);
     }
 
     /// Records that the target received `bytes` bytes before the relay started.
     pub(crate) fn sent_ahead(&mut self, bytes: u64) {
-        self.ahead = bytes;
+        self.session.facts().ahead = bytes;
         self.service.traffic.sent_ahead(bytes);
     }
 
     /// Records that a relay moves bytes from now on.
     pub(crate) fn relaying(&mut self, stats: RelayStats, cancel: CancelHandle) {
-        if self.running.is_some() {
-            self.before = Some(Box::new(self.relayed()));
-        }
-        self.running = Some(self.service.traffic.enter(stats, cancel));
+        let before = self.running.is_some().then(|| Box::new(self.relayed()));
+        self.running = Some(self.service.traffic.enter(stats.clone(), cancel.clone()));
+        self.session.relays(stats, cancel, before);
     }
 
     /// Records that an association delivers datagrams from now on.
     pub(crate) fn associating(&mut self, stats: AssociateStats) {
-        self.associated = Some(self.service.traffic.associate(stats));
+        self.associated = Some(self.service.traffic.associate(stats.clone()));
+        self.session.facts().phase = Phase::Datagrams(stats);
     }
 
     /// Returns the counts of all relays of this session. The last relay must have ended.
     fn relayed(&mut self) -> RelaySummary {
         let key = self.running.take();
         let mut relayed = key.map(|key| self.service.traffic.leave(key)).unwrap_or_default();
-        if let Some(before) = self.before.take() {
+        if let Some(before) = self.session.facts().before.take() {
             add(&mut relayed.a_to_b, &before.a_to_b);
             add(&mut relayed.b_to_a, &before.b_to_a);
         }
@@ -126,16 +117,17 @@ impl Record {
     }
 
     fn write(&self, outcome: &Outcome, relay: &RelaySummary, datagrams: Option<&AssociateSummary>) {
+        let facts = self.session.facts();
         macro_rules! write_at {
             ($level:ident) => {
                 tracing::$level!(
                     service = self.service.kind.name(),
-                    client = %Shown(self.client.as_ref(), "unix"),
-                    user = self.user.as_deref(),
-                    protocol = self.protocol.map(Spoken::name),
-                    target = self.target.as_ref().map(display),
-                    upstream = self.dialled.map(display),
-                    bytes_up = relay.a_to_b.bytes + self.ahead,
+                    client = %Shown(facts.client.as_ref(), "unix"),
+                    user = facts.user.as_deref(),
+                    protocol = facts.protocol.map(Spoken::name),
+                    target = facts.target.as_ref().map(display),
+                    upstream = facts.dialled.map(display),
+                    bytes_up = relay.a_to_b.bytes + facts.ahead,
                     bytes_down = relay.b_to_a.bytes,
                     spliced_up = relay.a_to_b.spliced,
                     spliced_down = relay.b_to_a.spliced,
@@ -146,8 +138,8 @@ impl Record {
                     datagrams_dropped = datagrams.map(AssociateSummary::dropped_in_all),
                     lost_up = lost(&relay.a_to_b),
                     lost_down = lost(&relay.b_to_a),
-                    connect_ms = self.connect.map(|time| time.as_millis()),
-                    duration_ms = self.started.elapsed().as_millis(),
+                    connect_ms = facts.connect.map(|time| time.as_millis()),
+                    duration_ms = self.session.started.elapsed().as_millis(),
                     end = %outcome.end,
                     cause = outcome.cause.as_deref(),
                     "session"
@@ -163,12 +155,16 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        let outcome = self.outcome.take().unwrap_or(SessionEnd::Drained.into());
+        let mut outcome = self.outcome.take().unwrap_or(SessionEnd::Drained.into());
+        if outcome.end == SessionEnd::Drained && self.session.facts().is_closed {
+            outcome.end = SessionEnd::ClosedByAdmin;
+        }
         let relay = self.relayed();
         let datagrams = self.associated.map(|key| self.service.traffic.dissociate(key));
         self.service
             .metrics
             .session_ended(self.service.kind.name(), outcome.end);
+        self.service.sessions.remove(self.registered);
         self.write(&outcome, &relay, datagrams.as_ref());
     }
 }
@@ -183,13 +179,6 @@ impl fmt::Display for Shown<'_> {
             None => f.write_str(self.1),
         }
     }
-}
-
-fn add(direction: &mut DirectionSummary, before: &DirectionSummary) {
-    direction.bytes += before.bytes;
-    direction.spliced += before.spliced;
-    direction.copied += before.copied;
-    direction.lost += before.lost;
 }
 
 /// Returns the number of bytes that were in flight when the session ended, if there were any.

@@ -9,19 +9,22 @@ use tokio::task::JoinSet;
 
 use crate::admission::{Admission, Dials};
 use crate::auth::Penalties;
+use crate::control::Control;
 use crate::dial::Dialer;
-use crate::drain::{Alive, Drain, Drained, StopSignals};
+use crate::drain::{Accepting, Alive, Drain, Drained, StopSignals};
 use crate::health::{Health, State};
 use crate::limits::Descriptors;
 use crate::listener::{self, Listener};
 use crate::log::{self, announce};
 use crate::metrics::{Metrics, Traffic};
+use crate::monitoring;
+use crate::overview::{Overview, Served};
 use crate::policy::{OwnListeners, TargetPolicy, Targets};
 use crate::rates::RateLimits;
 use crate::service::Service;
 use crate::session::{self, Arrival};
+use crate::sessions::Sessions;
 use crate::settings::{ServiceSettings, Settings};
-use crate::status_server;
 
 /// The time in which sessions that the drain timeout cuts may deliver the bytes that they hold. At
 /// 1 Mbit/s, it is enough for 256 KiB, the most that a session holds for a slow sink.
@@ -65,19 +68,15 @@ pub(crate) async fn run(settings: Settings, descriptors: usize, health: &Health)
     // The services share these descriptors evenly.
     let transient = shares.transient() / settings.services.len().max(1);
     let (services, metrics) = services(&settings, &bound, &own, &admission, transient)?;
-    if let Some(address) = &settings.metrics {
-        for listener in listener::bind(address).await? {
-            own.add(&listener)?;
-            let described = listener.describe();
-            announce(&format_args!("metrics listening on {described}"));
-            let guard = health.guard(&format!("the metrics listener on {described}"));
-            let serving = status_server::serve(listener, Arc::clone(&metrics), health.clone());
-            tokio::spawn(async move {
-                let _guard = guard;
-                serving.await;
-            });
-        }
-    }
+    let overview = Arc::new(Overview::new(
+        served(&services, &bound),
+        Arc::clone(&admission),
+        metrics,
+        health.clone(),
+        descriptors,
+    ));
+    let (control, mut commands) = Control::new();
+    monitoring::start(&settings, &own, overview, control).await?;
     let (alive, drain) = Drain::new();
     let mut accepting = JoinSet::new();
     for (service, bound) in services.iter().zip(bound) {
@@ -98,10 +97,14 @@ pub(crate) async fn run(settings: Settings, descriptors: usize, health: &Health)
     }
     drop(alive);
 
-    tokio::select! {
-        () = signals.next() => health.drain(),
-        _ = health.stopped() => {}
+    loop {
+        tokio::select! {
+            () = signals.next() => break health.drain(),
+            _ = health.stopped() => break,
+            Some(command) = commands.recv() => command.unsupported(),
+        }
     }
+    drop(commands);
     if let State::Failed(part) = health.state() {
         tracing::error!("{part} ended unexpectedly: the program stops");
     }
@@ -113,6 +116,14 @@ pub(crate) async fn run(settings: Settings, descriptors: usize, health: &Health)
         State::Failed(part) => Err(CannotRun::Failed(part)),
         _ => Ok(()),
     }
+}
+
+fn served(services: &[Arc<Service>], bound: &[Vec<Bound>]) -> Vec<Served> {
+    let served = |(service, bound): (&Arc<Service>, &Vec<Bound>)| Served {
+        service: Arc::clone(service),
+        listen: bound.iter().map(|bound| bound.listener.describe()).collect(),
+    };
+    services.iter().zip(bound).map(served).collect()
 }
 
 /// Lets sessions finish within `limit`.
@@ -191,7 +202,7 @@ fn services(
         .map(|service| Arc::new(Traffic::new(service.kind.name())))
         .collect();
     let metrics = Arc::new(Metrics::new(traffic.clone(), Arc::clone(admission)));
-    let mut services = Vec::new();
+    let (mut services, sessions) = (Vec::new(), Arc::<Sessions>::default());
     for ((settled, bound), traffic) in settings.services.iter().zip(bound).zip(traffic) {
         for reason in session::refusals(settled) {
             metrics.may_refuse(settled.kind.name(), reason);
@@ -219,6 +230,8 @@ fn services(
             advertise: settled.advertise,
             metrics: Arc::clone(&metrics),
             traffic,
+            sessions: Arc::clone(&sessions),
+            accepting: Accepting::new(),
         }));
     }
     Ok((services, metrics))
@@ -298,23 +311,31 @@ fn check_open(service: &ServiceSettings, clients: Clients) -> Result<(), CannotR
 async fn accept(bound: Bound, service: Arc<Service>, admission: Arc<Admission>, health: Health, alive: Alive) {
     let metrics = Arc::clone(&service.metrics);
     let Bound { listener, port_index } = bound;
-    let _guard = health.guard(&format!(
+    let guard = health.guard(&format!(
         "the {} listener on {}",
         service.kind.name(),
         listener.describe()
     ));
-    let stop = async move { drop(health.stopped().await) };
+    let stopping = Arc::clone(&service);
+    let stop = async move {
+        tokio::select! {
+            _ = health.stopped() => {}
+            () = stopping.accepting.stopped() => {}
+        }
+    };
     listener::accept(listener, &admission, &metrics, stop, |accepted, permit| {
         let arrival = Arrival {
             accepted,
             port_index,
             permit,
         };
-        if let Some(opening) = session::begin(arrival, Arc::clone(&service)) {
-            tokio::spawn(session::run(opening, alive.clone()));
+        if let Some((opening, session)) = session::begin(arrival, Arc::clone(&service)) {
+            let task = tokio::spawn(session::run(opening, alive.clone()));
+            session.runs_in(task.abort_handle());
         }
     })
     .await;
+    guard.release();
 }
 
 impl From<io::Error> for CannotRun {

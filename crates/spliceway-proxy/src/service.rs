@@ -10,9 +10,11 @@ use spliceway_protocol::proxy;
 use crate::admission::Dials;
 use crate::auth::{Penalties, Users};
 use crate::dial::Dialer;
+use crate::drain::Accepting;
 use crate::metrics::{Metrics, Traffic};
 use crate::policy::ClientPolicy;
 use crate::rates::RateLimits;
+use crate::sessions::Sessions;
 use crate::settings::{AcceptProxy, Kind, Timeouts};
 
 /// The state that the sessions of one service share.
@@ -35,4 +37,6 @@ pub(crate) struct Service {
     pub(crate) advertise: Option<IpAddr>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) traffic: Arc<Traffic>,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) accepting: Accepting,
 }

@@ -37,6 +37,7 @@ use crate::policy::Denied;
 use crate::rates::SessionRates;
 use crate::record::Record;
 use crate::service::Service;
+use crate::sessions::Session;
 use crate::settings::{Kind, ServiceSettings};
 use crate::stream::Stream;
 use answering::{Answering, Upload};
@@ -91,18 +92,19 @@ pub(crate) struct AfterOpening {
 ///
 /// Returns `None` if the session panicked, which ends only that session. If the returned future is
 /// dropped before its end, the session is cut and recorded as drained.
-pub(crate) fn begin(arrival: Arrival, service: Arc<Service>) -> Option<Opening> {
-    poll_first(open(arrival, service))
+pub(crate) fn begin(arrival: Arrival, service: Arc<Service>) -> Option<(Opening, Arc<Session>)> {
+    let record = Record::new(service, arrival.accepted.peer);
+    let session = Arc::clone(record.session());
+    Some((poll_first(open(arrival, record))?, session))
 }
 
-fn open(arrival: Arrival, service: Arc<Service>) -> Opening {
+fn open(arrival: Arrival, mut record: Record) -> Opening {
     Box::pin(async move {
         let Arrival {
             accepted,
             port_index,
             mut permit,
         } = arrival;
-        let mut record = Record::new(service, accepted.peer);
         let opened = open::open(accepted, port_index, &mut permit, &mut record).await;
         AfterOpening { opened, record, permit }
     })

@@ -63,6 +63,9 @@ pub(crate) struct Settings {
     pub(crate) workers: NonZeroUsize,
     pub(crate) log_level: LevelFilter,
     pub(crate) metrics: Option<ListenAddress>,
+    /// The status page on the metrics listener, with the names that its requests may use.
+    pub(crate) status_page: Option<Vec<Box<str>>>,
+    pub(crate) admin: Option<ListenAddress>,
     /// What the operator has written.
     #[allow(dead_code, reason = "a reload will compare it")]
     pub(crate) config: Config,

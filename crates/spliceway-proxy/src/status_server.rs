@@ -1,267 +1,60 @@
-//! Serves `/metrics`, `/healthz` and `/readyz`.
+//! Answers on the metrics listener: `/metrics`, `/healthz`, `/readyz`, and the status page if the
+//! settings ask for it.
 
-use std::collections::BTreeMap;
-use std::convert::Infallible;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::Full;
-use hyper::body::Bytes;
-use hyper::header::{ALLOW, CONTENT_TYPE};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::task::AbortHandle;
-use tokio::time::timeout;
+use hyper::body::Incoming;
+use hyper::header::ALLOW;
+use hyper::{Method, Request, StatusCode};
 
-use crate::admission::{Admission, ClientKey, Permit};
-use crate::health::{Health, State};
-use crate::listener::{self, Accepted, Listener};
-use crate::metrics::Metrics;
-
-/// The limit on connections. It is low, because scrapers and probes are few. A further connection
-/// replaces another one ([`Places`]).
-const CONNECTIONS_MAX: usize = 64;
-/// The limit on connections from one client, which leaves places for other clients. This limit must
-/// not be too low. While a client floods the listener, a probe from the same address must send its
-/// head before this many newer connections are accepted.
-const CONNECTIONS_MAX_PER_CLIENT: usize = 48;
-/// The time limit from accept to the last byte of the answer. Prometheus also waits this long by
-/// default.
-const DEADLINE: Duration = Duration::from_secs(10);
-/// The longest request head. Scrapers and probes send one line and a few fields.
-const HEAD_MAX_BYTES: usize = 16 << 10;
+use crate::health::State;
+use crate::http_server::{Answer, Answers, PLAIN, response, set};
+use crate::overview::Overview;
+use crate::status_page::StatusPage;
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-const PLAIN: &str = "text/plain; charset=utf-8";
 
-/// Answers requests until the process ends. It also answers during a drain, so that the last counts
-/// can be read.
-pub(crate) async fn serve(listener: Listener, metrics: Arc<Metrics>, health: Health) {
-    // There is one more permit than places, for a connection that has lost its place and is not
-    // closed yet.
-    let admission = Admission::new("scrapers", CONNECTIONS_MAX + 1, None);
-    let places = Arc::new(Places::default());
-    let serve = |accepted: Accepted, permit: Permit| {
-        let client = accepted.peer.map(|peer| ClientKey::from(peer.ip()));
-        let place = Places::enter(&places, client);
-        let (metrics, health) = (Arc::clone(&metrics), health.clone());
-        let number = place.number;
-        let connection = tokio::spawn(async move {
-            answer_one(accepted.stream, &metrics, &health, &place).await;
-            drop((place, permit));
-        });
-        places.may_close(number, connection.abort_handle());
-    };
-    listener::accept(listener, &admission, &metrics, std::future::pending(), serve).await;
+/// Answers scrapers, probes and browsers.
+pub(crate) struct StatusServer {
+    pub(crate) overview: Arc<Overview>,
+    pub(crate) page: Option<StatusPage>,
 }
 
-/// Answers one request within the deadline. The connection is then closed.
-async fn answer_one<S>(stream: S, metrics: &Metrics, health: &Health, place: &Place)
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
-    let answer = service_fn(|request| {
-        place.has_head.store(true, Ordering::Relaxed);
-        let response = answer(&request, metrics, &health.state());
-        async { Ok::<_, Infallible>(response) }
-    });
-    let connection = http1::Builder::new()
-        .keep_alive(false)
-        .max_buf_size(HEAD_MAX_BYTES)
-        .serve_connection(TokioIo::new(stream), answer);
-    // A scraper that is slow or disconnects gets no answer.
-    let _ = timeout(DEADLINE, connection).await;
-}
+impl Answers for StatusServer {
+    /// Prometheus also waits this long by default.
+    const DEADLINE: Duration = Duration::from_secs(10);
 
-/// The open connections. If no place is left for a new connection, another connection loses its
-/// place.
-///
-/// The oldest connection that has not sent its whole request head loses its place. If all
-/// connections have sent it, the oldest connection loses its place. If the new connection's client
-/// has reached its own limit, only that client's connections are considered.
-#[derive(Default)]
-struct Places(Mutex<Taken>);
-
-#[derive(Default)]
-struct Taken {
-    next: u64,
-    /// The connections by number, so the oldest is first.
-    connections: BTreeMap<u64, Connection>,
-}
-
-struct Connection {
-    /// The client. `None` for a client of a Unix socket.
-    client: Option<ClientKey>,
-    has_head: Arc<AtomicBool>,
-    task: Option<AbortHandle>,
-}
-
-/// The place of one connection. Dropping it frees the place.
-struct Place {
-    number: u64,
-    has_head: Arc<AtomicBool>,
-    places: Arc<Places>,
-}
-
-impl Places {
-    fn enter(places: &Arc<Self>, client: Option<ClientKey>) -> Place {
-        let mut taken = places.taken();
-        let of_client = |connection: &Connection| client.is_some() && connection.client == client;
-        if taken.connections.values().filter(|one| of_client(one)).count() >= CONNECTIONS_MAX_PER_CLIENT {
-            taken.close_one(of_client);
-        } else if taken.connections.len() >= CONNECTIONS_MAX {
-            taken.close_one(|_| true);
+    async fn answer(&self, request: Request<Incoming>) -> Answer {
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            let mut refused = response(StatusCode::METHOD_NOT_ALLOWED, PLAIN, "use GET or HEAD\n");
+            set(&mut refused, ALLOW, "GET, HEAD");
+            return refused;
         }
-        let (number, has_head) = (taken.next, Arc::new(AtomicBool::new(false)));
-        taken.next += 1;
-        let connection = Connection {
-            client,
-            has_head: Arc::clone(&has_head),
-            task: None,
-        };
-        taken.connections.insert(number, connection);
-        Place {
-            number,
-            has_head,
-            places: Arc::clone(places),
-        }
-    }
-
-    /// Records the task of connection `number`, if the connection still has its place.
-    fn may_close(&self, number: u64, task: AbortHandle) {
-        if let Some(connection) = self.taken().connections.get_mut(&number) {
-            connection.task = Some(task);
-        }
-    }
-
-    /// Locks the connections and ignores poisoning, because the map is valid at every instant.
-    fn taken(&self) -> MutexGuard<'_, Taken> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Taken {
-    fn close_one(&mut self, may_be: impl Fn(&Connection) -> bool) {
-        let candidates = self.connections.iter().filter(|(_, connection)| may_be(connection));
-        let first =
-            candidates.min_by_key(|(number, connection)| (connection.has_head.load(Ordering::Relaxed), **number));
-        let number = first.map(|(number, _)| *number);
-        let connection = number.and_then(|number| self.connections.remove(&number));
-        if let Some(task) = connection.and_then(|connection| connection.task) {
-            task.abort();
+        match (request.uri().path(), &self.page) {
+            ("/metrics", _) => match self.overview.metrics.text() {
+                Ok(text) => response(StatusCode::OK, OPEN_METRICS, text),
+                Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, format!("{error}\n")),
+            },
+            ("/healthz", _) => response(StatusCode::OK, PLAIN, "alive\n"),
+            ("/readyz", _) => self.readiness(),
+            ("/" | "/status.json", Some(page)) => page.answer(&request),
+            (_, Some(_)) => not_found("try /, /metrics, /healthz or /readyz\n"),
+            (_, None) => not_found("try /metrics, /healthz or /readyz\n"),
         }
     }
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.places.taken().connections.remove(&self.number);
+impl StatusServer {
+    fn readiness(&self) -> Answer {
+        match self.overview.health.state() {
+            State::Serving if self.overview.is_ready() => response(StatusCode::OK, PLAIN, "ready\n"),
+            State::Serving => response(StatusCode::SERVICE_UNAVAILABLE, PLAIN, "draining\n"),
+            state => response(StatusCode::SERVICE_UNAVAILABLE, PLAIN, format!("{state}\n")),
+        }
     }
 }
 
-fn answer<B>(request: &Request<B>, metrics: &Metrics, state: &State) -> Response<Full<Bytes>> {
-    if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        let mut refused = response(StatusCode::METHOD_NOT_ALLOWED, PLAIN, "use GET or HEAD\n");
-        refused
-            .headers_mut()
-            .insert(ALLOW, "GET, HEAD".parse().expect("a valid constant"));
-        return refused;
-    }
-    match (request.uri().path(), state) {
-        ("/metrics", _) => match metrics.text() {
-            Ok(text) => response(StatusCode::OK, OPEN_METRICS, text),
-            Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, format!("{error}\n")),
-        },
-        ("/healthz", _) => response(StatusCode::OK, PLAIN, "alive\n"),
-        ("/readyz", State::Serving) => response(StatusCode::OK, PLAIN, "ready\n"),
-        ("/readyz", State::Draining) => response(StatusCode::SERVICE_UNAVAILABLE, PLAIN, "draining\n"),
-        ("/readyz", State::Failed(part)) => {
-            response(StatusCode::SERVICE_UNAVAILABLE, PLAIN, format!("failed: {part}\n"))
-        }
-        _ => response(StatusCode::NOT_FOUND, PLAIN, "try /metrics, /healthz or /readyz\n"),
-    }
-}
-
-fn response(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body.into()));
-    *response.status_mut() = status;
-    response
-        .headers_mut()
-        .insert(CONTENT_TYPE, content_type.parse().expect("a valid constant"));
-    response
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::pin::pin;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
-    use tokio::time::Instant;
-
-    /// Returns how long a client keeps its place if it sends `sent` and never reads. The connection
-    /// buffers 64 bytes.
-    async fn held_by(sent: &[u8]) -> Duration {
-        let metrics = Metrics::new(Vec::new(), Admission::new("sessions", 1, None));
-        let places = Arc::new(Places::default());
-        let place = Places::enter(&places, None);
-        let (mut client, stream) = duplex(64);
-        let (started, health) = (Instant::now(), Health::new());
-        let mut answered = pin!(answer_one(stream, &metrics, &health, &place));
-        tokio::select! {
-            () = &mut answered => {}
-            written = client.write_all(sent) => {
-                written.unwrap();
-                answered.await;
-            }
-        }
-        started.elapsed()
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_client_that_sends_no_head_or_reads_no_answer_has_a_deadline() {
-        for sent in [&b""[..], b"GET /metr", b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"] {
-            let held = held_by(sent).await;
-            assert!(held >= DEADLINE && held < DEADLINE * 2, "{held:?}");
-        }
-    }
-
-    #[tokio::test]
-    async fn an_answer_ends_the_connection() {
-        let metrics = Metrics::new(Vec::new(), Admission::new("sessions", 1, None));
-        let place = Places::enter(&Arc::default(), None);
-        let (mut client, stream) = duplex(1 << 20);
-        client
-            .write_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
-            .await
-            .unwrap();
-        answer_one(stream, &metrics, &Health::new(), &place).await;
-        let mut answer = String::new();
-        client.read_to_string(&mut answer).await.unwrap();
-        assert!(answer.contains("connection: close\r\n"), "{answer}");
-    }
-
-    fn numbers(places: &Arc<Places>) -> Vec<u64> {
-        places.taken().connections.keys().copied().collect()
-    }
-
-    #[test]
-    fn the_oldest_without_a_head_loses_its_place_then_the_oldest() {
-        let places = Arc::default();
-        let mut taken: Vec<_> = (0..CONNECTIONS_MAX).map(|_| Places::enter(&places, None)).collect();
-        for place in taken.iter().filter(|place| place.number != 5) {
-            place.has_head.store(true, Ordering::Relaxed);
-        }
-        taken.push(Places::enter(&places, None));
-        taken.last().unwrap().has_head.store(true, Ordering::Relaxed);
-        assert!(!numbers(&places).contains(&5));
-        taken.push(Places::enter(&places, None));
-        assert_eq!(numbers(&places)[..2], [1, 2]);
-        assert_eq!(numbers(&places).len(), CONNECTIONS_MAX);
-        drop(taken);
-        assert_eq!(numbers(&places), [0; 0]);
-    }
+fn not_found(text: &'static str) -> Answer {
+    response(StatusCode::NOT_FOUND, PLAIN, text)
 }

@@ -3,7 +3,7 @@
 use clap::Args;
 
 use crate::config::{
-    self, AcceptProxy, Address, Auth, Choice, Config, Descriptors, File, Flag, Interface, Ip, KindArg, List, Listen,
+    self, AcceptProxy, Address, AdminSocket, Auth, Choice, Config, Descriptors, File, Flag, Host, Interface, Ip, KindArg, List, Listen,
     LogLevelArg, Mark, Network, PerClient, PipeSizeArg, PositiveTime, Rate, Remote, Resolver, SendProxy, Sessions,
     SpinTime, SpliceArg, Time, Upstream, Value, Workers, choice,
 };
@@ -205,6 +205,18 @@ pub(super) struct WatchArgs {
     /// Serve /metrics, /healthz and /readyz on this address
     #[arg(long, value_name = "ADDR")]
     metrics: Option<Value<Address>>,
+    /// Serve a status page with live charts at / of the --metrics address. It shows sums, and no
+    /// clients, users or targets
+    #[arg(long, requires = "metrics", hide_short_help = true)]
+    status_page: bool,
+    /// Name by which browsers may reach the status page, besides `localhost` and addresses. May be
+    /// repeated
+    #[arg(long, value_name = "NAME", requires = "status_page", hide_short_help = true)]
+    status_host: Vec<Value<Host>>,
+    /// Unix socket for `spliceway status`, `spliceway top` and other tools of the operator:
+    /// `unix:PATH[,mode=0600]`
+    #[arg(long, value_name = "unix:PATH")]
+    admin: Option<Value<AdminSocket>>,
     /// Log level for stderr. `info` logs one line per session [default: info]
     #[arg(
         long,
@@ -296,7 +308,12 @@ impl CommonArgs {
                 spin: engine.spin,
                 workers: engine.workers,
             },
-            admin: config::Admin { metrics: watch.metrics },
+            admin: config::Admin {
+                metrics: watch.metrics,
+                status_page: flag(watch.status_page),
+                status_host: List::of(watch.status_host),
+                socket: watch.admin,
+            },
             defaults: config::Defaults::default(),
             service: vec![toml::Spanned::new(0..0, service)],
         }

@@ -109,6 +109,7 @@ pub(crate) fn flag_of(path: &str, key: &str) -> Option<String> {
     let flag = key.replace('_', "-");
     match (path, key) {
         ("service", "name" | "kind") => None,
+        ("admin", "socket") => Some("admin".to_owned()),
         ("service", "to") => Some("remote".to_owned()),
         ("timeouts", _) => Some(format!("{flag}-timeout")),
         ("log", _) => Some(format!("log-{flag}")),

@@ -11,7 +11,7 @@ use spliceway::{Engine, PipeSize, SizeClass};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::dial::ResolverSettings;
-use spliceway_protocol::address::TargetRange;
+use spliceway_protocol::address::{ListenAddress, TargetRange};
 
 #[derive(ValueEnum, Clone, Copy, Debug)]
 pub(crate) enum SpliceArg {
@@ -129,6 +129,23 @@ pub(crate) fn name(text: &str) -> Result<Box<str>, String> {
     is_name
         .then(|| text.into())
         .ok_or_else(|| format!("expected 1 to {NAME_MAX_BYTES} letters, digits, `-`, `_` or `.`, such as web-1"))
+}
+
+/// Parses the address of an admin socket. It has no other access control than the mode of its file.
+pub(crate) fn admin(typed: &str) -> Result<ListenAddress, String> {
+    match typed.parse()? {
+        unix @ ListenAddress::Unix { .. } => Ok(unix),
+        _ => Err("expected unix:PATH".to_owned()),
+    }
+}
+
+/// Parses the address of a running program's admin socket. A path alone works too.
+pub(crate) fn admin_path(typed: &str) -> Result<PathBuf, String> {
+    match admin(typed) {
+        Ok(ListenAddress::Unix { path, .. }) => Ok(path.into()),
+        _ if typed.starts_with('/') => Ok(typed.into()),
+        _ => Err("expected unix:PATH".to_owned()),
+    }
 }
 
 const DNS_PORT: u16 = 53;

@@ -48,6 +48,9 @@ words! {
     Listen: ListenRange = Text, str::parse;
     /// An address with one port.
     Address: ListenAddress = Text, str::parse;
+    AdminSocket: ListenAddress = Text, values::admin;
+    /// The name of a host in a URL.
+    Host: Box<str> = Text, values::text;
     Remote: TargetRange = Text, values::remote;
     Network: IpNet = Text, policy::network;
     Rate: RateArg = Text, str::parse;

@@ -2,6 +2,7 @@
 //! pipes.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,8 +18,13 @@ use crate::associate::{AssociateStats, AssociateSummary};
 /// The traffic of one service: the counts of its running relays and of the relays that have ended.
 pub(crate) struct Traffic {
     service: &'static str,
+    /// The number of sessions so far.
+    sessions: AtomicU64,
     ledger: Mutex<Ledger>,
 }
+
+/// The relays that one slice of [`Traffic::totals`] reads. A slice holds the lock for about 20 µs.
+const SLICE: usize = 128;
 
 /// The counts of one service. A relay's bytes are either in `running` or in `ended`, and they move
 /// between the two under the lock. So a reader that holds the lock counts each byte once, and never
@@ -28,6 +34,8 @@ struct Ledger {
     running: Slab<Running>,
     ended: Bytes,
     fallbacks: [u64; Reason::ALL.len()],
+    /// The sum that is being taken in slices.
+    scan: Option<Scan>,
     associations: Slab<AssociateStats>,
     /// The datagrams of associations that have ended.
     datagrams: AssociateSummary,
@@ -40,31 +48,55 @@ struct Running {
     counted: [Option<Reason>; 2],
 }
 
-/// Bytes by direction and path.
-#[derive(Clone, Copy, Default)]
-struct Bytes {
-    up: Paths,
-    down: Paths,
+/// A sum over the running relays that is taken in slices.
+struct Scan {
+    /// The first key that has not been read yet.
+    next: usize,
+    /// The bytes of relays that have ended, or were read.
+    bytes: Bytes,
 }
 
-#[derive(Clone, Copy, Default)]
-struct Paths {
-    splice: u64,
-    copy: u64,
+/// The counts of a service at about one moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Totals {
+    pub(crate) sessions: u64,
+    pub(crate) bytes: Bytes,
+    pub(crate) datagrams: AssociateSummary,
+    /// For each reason in [`Reason::ALL`], how often it made a direction copy.
+    pub(crate) fallbacks: [u64; Reason::ALL.len()],
+}
+
+/// Bytes by direction and path.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Bytes {
+    pub(crate) up: Paths,
+    pub(crate) down: Paths,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Paths {
+    pub(crate) splice: u64,
+    pub(crate) copy: u64,
     /// Bytes that were read but not delivered.
-    lost: u64,
+    pub(crate) lost: u64,
 }
 
 impl Traffic {
     pub(crate) fn new(service: &'static str) -> Self {
         Self {
             service,
+            sessions: AtomicU64::new(0),
             ledger: Mutex::default(),
         }
     }
 
     pub(crate) fn service(&self) -> &'static str {
         self.service
+    }
+
+    /// Records that a session starts.
+    pub(crate) fn session_began(&self) {
+        self.sessions.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Records that a relay starts. Returns its key for [`Self::leave`].
@@ -83,7 +115,55 @@ impl Traffic {
         let summary = relay.stats.snapshot();
         relay.count_fallbacks(&summary, &mut ledger.fallbacks);
         ledger.ended.add(&summary);
+        if let Some(scan) = ledger.scan.as_mut().filter(|scan| key >= scan.next) {
+            scan.bytes.add(&summary);
+        }
         summary
+    }
+
+    /// Returns the totals. Unlike a scrape, this method holds the lock only for a short time, and a
+    /// byte that moves meanwhile may be missing. No later call returns less. Calls must not overlap.
+    pub(crate) async fn totals(&self) -> Totals {
+        let mut next = 0;
+        {
+            let mut ledger = self.ledger();
+            let bytes = ledger.ended;
+            ledger.scan = Some(Scan { next, bytes });
+        }
+        loop {
+            if let Some(totals) = self.read_slice(next) {
+                return totals;
+            }
+            next += SLICE;
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Reads the running relays with keys from `next` on. Returns the totals after the last slice.
+    fn read_slice(&self, next: usize) -> Option<Totals> {
+        let ledger = &mut *self.ledger();
+        let scan = ledger.scan.as_mut()?;
+        scan.next = next + SLICE;
+        for key in next..scan.next {
+            let Some(relay) = ledger.running.get_mut(key) else {
+                continue;
+            };
+            let summary = relay.stats.snapshot();
+            relay.count_fallbacks(&summary, &mut ledger.fallbacks);
+            scan.bytes.add(&summary);
+        }
+        let is_last = scan.next >= ledger.running.capacity();
+        let scan = ledger.scan.take_if(|_| is_last)?;
+        let mut datagrams = ledger.datagrams;
+        for (_, association) in &ledger.associations {
+            datagrams.add(&association.snapshot());
+        }
+        Some(Totals {
+            sessions: self.sessions.load(Ordering::Relaxed),
+            bytes: scan.bytes,
+            datagrams,
+            fallbacks: ledger.fallbacks,
+        })
     }
 
     /// Counts bytes that a session's target received before the relay started.
@@ -383,5 +463,33 @@ mod tests {
         assert_eq!(traffic.leave(key).a_to_b.bytes, 5);
         assert_eq!(sum(traffic.bytes()), 5);
         assert_eq!(traffic.fallbacks().iter().sum::<u64>(), 2, "and not again at the end");
+    }
+
+    #[tokio::test]
+    async fn totals_in_slices_include_relays_that_end_meanwhile() {
+        let traffic = Traffic::new("forward");
+        let mut keys = Vec::new();
+        for _ in 0..2 * SLICE {
+            let (near, mut far) = (&b"12"[..], tokio::io::empty());
+            let near = tokio::io::join(near, tokio::io::sink());
+            let options = RelayOptions::new().engine(Engine::Copy);
+            let mut relay = Relay::with_options(near, &mut far, options);
+            keys.push(traffic.enter(relay.stats(), relay.cancel_handle()));
+            relay.await.unwrap();
+        }
+        let expected = 4 * SLICE as u64;
+        assert_eq!(sum(traffic.totals().await.bytes), expected);
+        let mut totals = Box::pin(traffic.totals());
+        // The first poll reads the first slice, and then yields.
+        assert!(
+            std::future::poll_fn(|cx| std::task::Poll::Ready(totals.as_mut().poll(cx)))
+                .await
+                .is_pending()
+        );
+        // One relay of the first slice ends, and one of the second.
+        traffic.leave(keys[0]);
+        traffic.leave(keys[SLICE]);
+        assert_eq!(sum(totals.await.bytes), expected);
+        assert_eq!(sum(traffic.totals().await.bytes), expected);
     }
 }

@@ -88,9 +88,24 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
         workers: or(&engine.workers, processors()),
         log_level: parsed(&log.level).map_or(LevelFilter::INFO, Into::into),
         metrics: parsed(&admin.metrics),
+        status_page: status_page(admin)?,
+        admin: parsed(&admin.socket),
         config: Config::default(),
         warnings: Vec::new(),
     })
+}
+
+/// Returns the names of the status page, or `None` if there is no such page.
+fn status_page(admin: &config::Admin) -> Result<Option<Vec<Box<str>>>, Fault> {
+    let is_on = or(&admin.status_page, false);
+    if is_on && admin.metrics.is_none() {
+        let at = admin.status_page.as_ref().and_then(Value::at);
+        return Err(Fault::new(at, "status_page", "needs the address of metrics"));
+    }
+    if !is_on && let Some(hosts) = &admin.status_host {
+        return Err(Fault::new(hosts.at(), "status_host", "needs status_page = true"));
+    }
+    Ok(is_on.then(|| all(&admin.status_host)))
 }
 
 fn parsed<W: Word>(value: &Option<Value<W>>) -> Option<W::Parsed> {

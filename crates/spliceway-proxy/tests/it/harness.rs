@@ -161,7 +161,11 @@ impl Program {
         if has_metrics {
             program.metrics = Some(address_in(&program.line("metrics listening on ")));
         }
-        program.address = address_in(&program.line("listening on "));
+        let mut line = program.line("listening on ");
+        if line.starts_with("admin ") {
+            line = program.line("listening on ");
+        }
+        program.address = address_in(&line);
         program
     }
 

@@ -155,7 +155,7 @@ fn a_client_of_a_forwarder_that_finishes_first_reads_its_banner() {
     let program = Program::forward(([192, 0, 2, 1], 80).into(), &["-x", &url]);
     let client = program.connect();
     client.shutdown(Shutdown::Write).unwrap();
-    assert_eq!(serve_late(&upstream), []);
+    assert_eq!(serve_late(&upstream), b"");
     assert_eq!(read_all(&client), b"banner");
 }
 

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod accept;
+mod admin;
 mod auth;
 mod clients;
 mod command_line;

@@ -42,7 +42,7 @@ fn an_unknown_protocol_is_closed_without_an_answer() {
     ] {
         let mut client = program.connect();
         client.write_all(first).unwrap();
-        assert_eq!(read_all(&client), []);
+        assert_eq!(read_all(&client), b"");
     }
     program.await_sum("spliceway_refused_total", &["reason=\"version\""], 5);
 }

@@ -86,7 +86,7 @@ fn one_way_traffic_outlives_the_idle_timeout_in_each_direction() {
 fn a_half_closed_session_ends_when_its_open_side_is_silent() {
     let (program, mut client, target) = session(&["--half-close-timeout", "1s"]);
     client.shutdown(Shutdown::Write).unwrap();
-    assert_eq!(read_all(&target), []);
+    assert_eq!(read_all(&target), b"");
     let started = Instant::now();
     assert!(is_closed(&mut client));
     let took = started.elapsed();
@@ -101,10 +101,10 @@ fn a_half_closed_session_ends_when_its_open_side_is_silent() {
 fn a_live_download_outlives_the_half_close_timeout_and_the_idle_timeout() {
     let (program, mut client, mut target) = session(&["--half-close-timeout", "1s", "--idle-timeout", "1s"]);
     client.shutdown(Shutdown::Write).unwrap();
-    assert_eq!(read_all(&target), []);
+    assert_eq!(read_all(&target), b"");
     trickle(&mut target, &mut client, Duration::from_millis(2500));
     target.shutdown(Shutdown::Write).unwrap();
-    assert_eq!(read_all(&client), []);
+    assert_eq!(read_all(&client), b"");
     program.await_end("client_eof");
 }
 

@@ -62,7 +62,7 @@ fn datagrams_pass_both_ways_and_the_record_counts_them() {
     }
     assert_eq!(program.sum("spliceway_datagrams_total", &["direction=\"up\""]), 3);
     client.shutdown(Shutdown::Write).unwrap();
-    assert_eq!(read_all(&client), []);
+    assert_eq!(read_all(&client), b"");
     let record = program.line("end=client_eof");
     for field in [
         "datagrams_up=3",
@@ -152,6 +152,6 @@ fn associations_end_immediately_after_the_drain_timeout() {
     let (client, _) = associated(&program);
     program.terminate();
     assert!(program.line("end=").contains("end=drained"));
-    assert_eq!(read_all(&client), []);
+    assert_eq!(read_all(&client), b"");
     assert_eq!(program.exit().code(), Some(0));
 }

@@ -1,0 +1,205 @@
+//! The admin socket: HTTP and JSON on a Unix socket, for the operator of this program.
+
+pub(crate) mod client;
+mod query;
+pub(crate) mod view;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use hyper::header::{ALLOW, CACHE_CONTROL};
+use hyper::{Method, Request, StatusCode};
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use crate::config::LogLevelArg;
+use crate::control::{Control, NotDone, Order};
+use crate::http_server::{Answer, Answers, response, set};
+use crate::overview::Overview;
+use crate::sessions::Session;
+use query::Query;
+use view::{Said, SessionPage, SessionView};
+
+/// The longest body of a request. The only body is a log level.
+const BODY_MAX_BYTES: usize = 4 << 10;
+const JSON: &str = "application/json";
+const PATHS: &str =
+    "/v1/status, /v1/sessions, /v1/sessions/ID, /v1/services/NAME/drain, /v1/log-level, /v1/reload or /v1/upgrade";
+const LEVELS: &str = "off, error, warn, info, debug or trace";
+
+/// Answers the operator.
+pub(crate) struct Admin {
+    pub(crate) overview: Arc<Overview>,
+    pub(crate) control: Control,
+}
+
+/// Why a request was not carried out: the status, and a sentence.
+struct Failed(StatusCode, String);
+
+type Answered = Result<Answer, Failed>;
+
+/// The body of `/v1/log-level`.
+#[derive(Serialize, Deserialize)]
+struct Level {
+    level: String,
+}
+
+impl Answers for Admin {
+    /// An upgrade waits for a new process to start.
+    const DEADLINE: Duration = Duration::from_secs(60);
+
+    async fn answer(&self, request: Request<Incoming>) -> Answer {
+        let answered = self.route(request).await;
+        let mut answer = answered.unwrap_or_else(|Failed(status, why)| json(status, &Said::Error(why)));
+        set(&mut answer, CACHE_CONTROL, "no-store");
+        answer
+    }
+}
+
+impl Admin {
+    async fn route(&self, request: Request<Incoming>) -> Answered {
+        let (head, body) = request.into_parts();
+        let path: Vec<&str> = head.uri.path().trim_start_matches('/').split('/').collect();
+        match (&head.method, &path[..]) {
+            (&Method::GET, ["v1", "status"]) => Ok(json(StatusCode::OK, &self.overview.status().await)),
+            (&Method::GET, ["v1", "sessions"]) => self.list(head.uri.query().unwrap_or_default()).await,
+            (&Method::GET, ["v1", "sessions", id]) => {
+                let session = self.find(id).await?;
+                Ok(json(StatusCode::OK, &SessionView::of(&session, Instant::now())))
+            }
+            (&Method::DELETE, ["v1", "sessions", id]) => self.close(id).await,
+            (&Method::POST, ["v1", "services", name, "drain"]) => self.drain(name),
+            (&Method::GET, ["v1", "log-level"]) => Ok(level()),
+            (&Method::PUT, ["v1", "log-level"]) => set_level(body).await,
+            (&Method::POST, ["v1", "reload"]) => self.order(Order::Reload).await,
+            (&Method::POST, ["v1", "upgrade"]) => self.order(Order::Upgrade).await,
+            (_, path) => refuse(path),
+        }
+    }
+
+    /// Lists sessions, in slices.
+    async fn list(&self, query: &str) -> Answered {
+        let query = Query::parse(query).map_err(|wrong| Failed(StatusCode::BAD_REQUEST, wrong))?;
+        let (now, mut page) = (Instant::now(), SessionPage::default());
+        let mut next = Some(query.after);
+        while let Some(slot) = next {
+            let (sessions, continued) = self.overview.sessions.slice(slot);
+            next = continued;
+            for (slot, session) in sessions.iter().filter(|(_, session)| query.selects(session)) {
+                if page.sessions.len() == query.limit {
+                    page.next = Some(*slot);
+                    return Ok(json(StatusCode::OK, &page));
+                }
+                page.sessions.push(SessionView::of(session, now));
+            }
+            tokio::task::yield_now().await;
+        }
+        Ok(json(StatusCode::OK, &page))
+    }
+
+    async fn find(&self, id: &str) -> Result<Arc<Session>, Failed> {
+        let found = match id.parse() {
+            Ok(id) => self.overview.sessions.find(id).await,
+            Err(_) => None,
+        };
+        found.ok_or_else(|| {
+            let why = format!("no session {} is open", id.escape_debug());
+            Failed(StatusCode::NOT_FOUND, why)
+        })
+    }
+
+    async fn close(&self, id: &str) -> Answered {
+        let session = self.find(id).await?;
+        if session.close() {
+            tracing::info!(
+                session = session.id,
+                service = session.service,
+                "admin: closes a session"
+            );
+        }
+        let what = format!("session {} is closing", session.id);
+        Ok(json(StatusCode::ACCEPTED, &Said::Done(what)))
+    }
+
+    fn drain(&self, name: &str) -> Answered {
+        let services = self.overview.services.iter().map(|served| &served.service);
+        let mut named = services.filter(|service| service.traffic.service() == name).peekable();
+        if named.peek().is_none() {
+            let why = format!("there is no service `{}`", name.escape_debug());
+            return Err(Failed(StatusCode::NOT_FOUND, why));
+        }
+        for service in named {
+            if service.accepting.stop() {
+                tracing::info!(
+                    service = name,
+                    "admin: the service accepts no new clients, sessions may finish"
+                );
+            }
+        }
+        let what = format!("{name} accepts no new clients");
+        Ok(json(StatusCode::OK, &Said::Done(what)))
+    }
+
+    async fn order(&self, order: Order) -> Answered {
+        match self.control.order(order).await {
+            Ok(done) => Ok(json(StatusCode::OK, &Said::Done(done))),
+            Err(NotDone::Unsupported(why)) => Err(Failed(StatusCode::NOT_IMPLEMENTED, why)),
+            Err(NotDone::Refused(why)) => Err(Failed(StatusCode::CONFLICT, why)),
+            Err(NotDone::Busy) => {
+                let why = "the program is busy with another command, or ends".to_owned();
+                Err(Failed(StatusCode::SERVICE_UNAVAILABLE, why))
+            }
+        }
+    }
+}
+
+fn level() -> Answer {
+    let level = crate::log::level();
+    json(StatusCode::OK, &Level { level })
+}
+
+async fn set_level(body: Incoming) -> Answered {
+    let wrong = || {
+        let why = format!("expected {{\"level\": LEVEL}}, where LEVEL is {LEVELS}");
+        Failed(StatusCode::BAD_REQUEST, why)
+    };
+    let body = Limited::new(body, BODY_MAX_BYTES)
+        .collect()
+        .await
+        .map_err(|_| wrong())?;
+    let asked: Level = serde_json::from_slice(&body.to_bytes()).map_err(|_| wrong())?;
+    let asked = LogLevelArg::from_str(&asked.level, true).map_err(|_| wrong())?;
+    if !crate::log::set_level(asked.into()) {
+        let why = "the log of this program has no level to change".to_owned();
+        return Err(Failed(StatusCode::INTERNAL_SERVER_ERROR, why));
+    }
+    tracing::info!(level = crate::log::level(), "admin: sets the log level");
+    Ok(level())
+}
+
+/// Refuses a request: the path is unknown, or has other methods.
+fn refuse(path: &[&str]) -> Answered {
+    let methods = match path {
+        ["v1", "status" | "sessions"] => "GET",
+        ["v1", "sessions", _] => "GET, DELETE",
+        ["v1", "services", _, "drain"] | ["v1", "reload" | "upgrade"] => "POST",
+        ["v1", "log-level"] => "GET, PUT",
+        _ => {
+            let why = format!("there is nothing at this path: use {PATHS}");
+            return Err(Failed(StatusCode::NOT_FOUND, why));
+        }
+    };
+    let why = Said::Error(format!("this path has the methods {methods}"));
+    let mut answer = json(StatusCode::METHOD_NOT_ALLOWED, &why);
+    set(&mut answer, ALLOW, methods);
+    Ok(answer)
+}
+
+fn json(status: StatusCode, value: &impl Serialize) -> Answer {
+    let mut text = serde_json::to_vec(value).expect("these types have only text and numbers");
+    text.push(b'\n');
+    response(status, JSON, text)
+}

@@ -1,0 +1,200 @@
+//! What the admin socket says, as JSON. The commands `status` and `top` read the same types.
+
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+use spliceway_protocol::Spoken;
+use tokio::time::Instant;
+
+use crate::sessions::{Phase, Session};
+
+/// The state of the program.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Status {
+    pub(crate) version: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) pid: Option<u32>,
+    pub(crate) started: String,
+    pub(crate) uptime_seconds: f64,
+    /// `serving`, `draining`, or `failed: PART`.
+    pub(crate) state: String,
+    pub(crate) ready: bool,
+    pub(crate) sessions: SessionCounts,
+    pub(crate) rates: Rates,
+    pub(crate) services: Vec<ServiceStatus>,
+    pub(crate) pipes: Pipes,
+    /// Reasons for which directions copied, without those that never occurred.
+    pub(crate) fallbacks: Vec<Fallback>,
+    pub(crate) limits: Limits,
+    pub(crate) log: LogStatus,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct SessionCounts {
+    pub(crate) active: u64,
+    pub(crate) total: u64,
+    /// How often a listener had to wait for a session to end.
+    pub(crate) waits: u64,
+}
+
+/// What happened per second, over the last seconds.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Rates {
+    pub(crate) over_seconds: f64,
+    pub(crate) bytes_up: f64,
+    pub(crate) bytes_down: f64,
+    /// The spliced bytes of both directions.
+    pub(crate) spliced: f64,
+    pub(crate) sessions: f64,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct ServiceStatus {
+    pub(crate) name: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) listen: Vec<String>,
+    /// `accepting` or `draining`.
+    pub(crate) state: String,
+    pub(crate) sessions: SessionCounts,
+    pub(crate) bytes_up: u64,
+    pub(crate) bytes_down: u64,
+    pub(crate) spliced_up: u64,
+    pub(crate) spliced_down: u64,
+    pub(crate) lost_up: u64,
+    pub(crate) lost_down: u64,
+    pub(crate) datagrams_up: u64,
+    pub(crate) datagrams_down: u64,
+    pub(crate) rates: Rates,
+}
+
+/// The pipe pool.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Pipes {
+    pub(crate) lent: u64,
+    pub(crate) idle: u64,
+    pub(crate) pages: u64,
+    pub(crate) created: u64,
+    pub(crate) reused: u64,
+    pub(crate) denied: u64,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Fallback {
+    pub(crate) reason: String,
+    pub(crate) count: u64,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Limits {
+    pub(crate) sessions: u64,
+    pub(crate) descriptors: u64,
+    pub(crate) pipes: u64,
+    pub(crate) pipe_pages: u64,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct LogStatus {
+    pub(crate) level: String,
+    pub(crate) lines_dropped: u64,
+}
+
+/// A page of the list of sessions.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct SessionPage {
+    pub(crate) sessions: Vec<SessionView>,
+    /// The value of `after` for the next page.
+    pub(crate) next: Option<usize>,
+}
+
+/// One open session.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct SessionView {
+    pub(crate) id: u64,
+    pub(crate) service: String,
+    /// An address and a port, or `unix`.
+    pub(crate) client: String,
+    pub(crate) user: Option<String>,
+    pub(crate) protocol: Option<String>,
+    pub(crate) target: Option<String>,
+    pub(crate) dialled: Option<String>,
+    pub(crate) started: String,
+    pub(crate) duration_ms: u64,
+    pub(crate) connect_ms: Option<u64>,
+    /// `handshake`, `dial`, `relay`, or `closing` after a request to close it.
+    pub(crate) state: String,
+    /// The time since bytes were last seen to move.
+    pub(crate) idle_ms: Option<u64>,
+    pub(crate) bytes_up: u64,
+    pub(crate) bytes_down: u64,
+    pub(crate) spliced_up: u64,
+    pub(crate) spliced_down: u64,
+    /// Why bytes that might have been spliced were copied.
+    pub(crate) fallback_up: Option<String>,
+    pub(crate) fallback_down: Option<String>,
+}
+
+/// An answer without data: what was done, or what is wrong.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Said {
+    #[serde(rename = "done")]
+    Done(String),
+    #[serde(rename = "error")]
+    Error(String),
+}
+
+impl SessionView {
+    pub(crate) fn of(session: &Session, now: Instant) -> Self {
+        let duration = now.saturating_duration_since(session.started);
+        let millis = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let facts = session.facts();
+        let relayed = facts.relayed();
+        let (mut up, mut down) = (relayed.a_to_b.bytes, relayed.b_to_a.bytes);
+        if let Phase::Datagrams(stats) = &facts.phase {
+            let passed = stats.snapshot();
+            (up, down) = (passed.up.bytes, passed.down.bytes);
+        }
+        let state = match &facts.phase {
+            _ if facts.is_closed => "closing",
+            Phase::Handshake => "handshake",
+            Phase::Dial => "dial",
+            Phase::Relay(..) | Phase::Datagrams(_) => "relay",
+        };
+        Self {
+            id: session.id,
+            service: session.service.to_owned(),
+            client: facts
+                .client
+                .map_or_else(|| "unix".to_owned(), |client| client.to_string()),
+            user: facts.user.as_deref().map(str::to_owned),
+            protocol: facts.protocol.map(Spoken::name).map(str::to_owned),
+            target: facts.target.as_ref().map(ToString::to_string),
+            dialled: facts.dialled.map(|address| address.to_string()),
+            started: when(SystemTime::now().checked_sub(duration)),
+            duration_ms: millis(duration),
+            connect_ms: facts.connect.map(millis),
+            state: state.to_owned(),
+            idle_ms: facts.idle(now).map(millis),
+            bytes_up: up,
+            bytes_down: down,
+            spliced_up: relayed.a_to_b.spliced,
+            spliced_down: relayed.b_to_a.spliced,
+            fallback_up: relayed.a_to_b.fallback.map(|reason| reason.to_string()),
+            fallback_down: relayed.b_to_a.fallback.map(|reason| reason.to_string()),
+        }
+    }
+}
+
+/// Returns a time as RFC 3339, in UTC.
+pub(crate) fn when(time: Option<SystemTime>) -> String {
+    humantime::format_rfc3339_millis(time.unwrap_or(SystemTime::UNIX_EPOCH)).to_string()
+}

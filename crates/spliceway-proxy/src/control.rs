@@ -1,0 +1,74 @@
+//! What operators may ask the run of the program to do: reload the configuration, and hand over to a
+//! new process.
+//!
+//! ```text
+//!   admin socket ── Command ──▶ serve::run ── Result ──▶ admin socket
+//! ```
+
+use tokio::sync::{mpsc, oneshot};
+
+/// The commands that may wait. An operator waits for the answer before the next command.
+const WAITING_MAX: usize = 4;
+
+/// What to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Read the configuration again, and apply it whole or not at all.
+    Reload,
+    /// Hand listeners and sessions to a new process.
+    Upgrade,
+}
+
+/// An order, and the way to answer it.
+#[derive(Debug)]
+pub(crate) struct Command {
+    pub(crate) order: Order,
+    answer: oneshot::Sender<Result<String, NotDone>>,
+}
+
+/// Why an order was not carried out. The text is a sentence for the operator.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum NotDone {
+    /// This run cannot do it at all.
+    Unsupported(String),
+    /// It was tried, and refused or failed. The state from before is in force.
+    Refused(String),
+    /// Other commands wait, or the program ends.
+    Busy,
+}
+
+/// Gives orders. Clones reach the same run.
+#[derive(Debug, Clone)]
+pub(crate) struct Control(mpsc::Sender<Command>);
+
+impl Control {
+    /// Returns the end that gives orders, and the end that receives them.
+    pub(crate) fn new() -> (Self, mpsc::Receiver<Command>) {
+        let (sender, receiver) = mpsc::channel(WAITING_MAX);
+        (Self(sender), receiver)
+    }
+
+    /// Gives an order and waits until it has been carried out. Returns a sentence that says what
+    /// was done. If this future is dropped, the order is carried out all the same.
+    pub(crate) async fn order(&self, order: Order) -> Result<String, NotDone> {
+        let (answer, answered) = oneshot::channel();
+        self.0.try_send(Command { order, answer }).map_err(|_| NotDone::Busy)?;
+        answered.await.unwrap_or(Err(NotDone::Busy))
+    }
+}
+
+impl Command {
+    pub(crate) fn answer(self, result: Result<String, NotDone>) {
+        // Nobody waits any more if the operator has left.
+        let _ = self.answer.send(result);
+    }
+
+    /// Answers that this run cannot do it.
+    pub(crate) fn unsupported(self) {
+        let why = match self.order {
+            Order::Reload => "this program cannot reload its configuration: restart it",
+            Order::Upgrade => "this program cannot hand over to a new process: restart it",
+        };
+        self.answer(Err(NotDone::Unsupported(why.to_owned())));
+    }
+}

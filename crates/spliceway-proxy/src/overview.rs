@@ -1,0 +1,272 @@
+//! The state of the whole program, for the admin socket and the status page: totals, and rates over
+//! the last seconds.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use spliceway::{PipePool, Reason};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use crate::admin::view;
+use crate::admission::Admission;
+use crate::health::{Health, State};
+use crate::metrics::{Metrics, Totals};
+use crate::service::Service;
+use crate::sessions::Sessions;
+
+/// The time between two samples. Rates are over [`SAMPLES`] of them.
+const EVERY: Duration = Duration::from_secs(1);
+const SAMPLES: usize = 5;
+/// The most sessions that are looked at after one sample, for their idle time. It takes about 2 ms.
+const OBSERVED_MAX: usize = 16_384;
+
+const DRAINING: &str = "draining";
+
+/// Everything that describes the state of this run.
+pub(crate) struct Overview {
+    pub(crate) services: Vec<Served>,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) admission: Arc<Admission>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) health: Health,
+    /// The limit on descriptors.
+    pub(crate) descriptors: usize,
+    started: Instant,
+    /// The last samples, the oldest first.
+    samples: Mutex<VecDeque<Sample>>,
+    /// Held while a sample is taken.
+    sampling: tokio::sync::Mutex<()>,
+}
+
+/// A service and its listeners.
+pub(crate) struct Served {
+    pub(crate) service: Arc<Service>,
+    pub(crate) listen: Vec<String>,
+}
+
+/// The totals of each service at about one moment.
+#[derive(Clone)]
+struct Sample {
+    at: Instant,
+    services: Vec<Totals>,
+}
+
+impl Overview {
+    pub(crate) fn new(
+        services: Vec<Served>,
+        admission: Arc<Admission>,
+        metrics: Arc<Metrics>,
+        health: Health,
+        descriptors: usize,
+    ) -> Self {
+        let sessions = services.first().map(|served| Arc::clone(&served.service.sessions));
+        Self {
+            services,
+            sessions: sessions.unwrap_or_default(),
+            admission,
+            metrics,
+            health,
+            descriptors,
+            started: Instant::now(),
+            samples: Mutex::default(),
+            sampling: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// Takes samples until it is dropped.
+    pub(crate) async fn watch(&self) {
+        let mut ticks = interval(EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut slot = 0;
+        loop {
+            ticks.tick().await;
+            let sample = self.sample().await;
+            {
+                let mut samples = self.samples();
+                samples.truncate(SAMPLES);
+                samples.push_front(sample);
+            }
+            slot = self.observe(slot).await;
+        }
+    }
+
+    /// Looks at sessions from `slot` on, so that their idle times are known. Returns where to
+    /// continue.
+    async fn observe(&self, mut slot: usize) -> usize {
+        let (now, mut observed) = (Instant::now(), 0);
+        while observed < OBSERVED_MAX {
+            let (sessions, next) = self.sessions.slice(slot);
+            sessions.iter().for_each(|(_, session)| session.observe(now));
+            observed += sessions.len();
+            let Some(next) = next else { return 0 };
+            slot = next;
+            tokio::task::yield_now().await;
+        }
+        slot
+    }
+
+    async fn sample(&self) -> Sample {
+        let _sampling = self.sampling.lock().await;
+        let mut services = Vec::with_capacity(self.services.len());
+        for served in &self.services {
+            services.push(served.service.traffic.totals().await);
+        }
+        Sample {
+            at: Instant::now(),
+            services,
+        }
+    }
+
+    /// Returns the state now.
+    pub(crate) async fn status(&self) -> view::Status {
+        let sample = self.sample().await;
+        self.status_at(&sample)
+    }
+
+    /// Returns the state at the last sample, without what only the operator may see: listeners and
+    /// the process.
+    pub(crate) fn aggregates(&self) -> view::Status {
+        let Some(sample) = self.samples().front().cloned() else {
+            return view::Status::default();
+        };
+        let mut status = self.status_at(&sample);
+        status.pid = None;
+        status.services.iter_mut().for_each(|service| service.listen.clear());
+        status
+    }
+
+    fn status_at(&self, sample: &Sample) -> view::Status {
+        let state = self.health.state();
+        let before = self.samples().back().cloned();
+        let before = before.filter(|before| before.at < sample.at);
+        let services: Vec<_> = (0..self.services.len())
+            .map(|place| {
+                let before = before
+                    .as_ref()
+                    .map(|before| (&before.services[place], sample.at - before.at));
+                let mut status = service(&self.services[place], &sample.services[place], before);
+                if state != State::Serving {
+                    status.state = DRAINING.to_owned();
+                }
+                status
+            })
+            .collect();
+        let sum = |of: fn(&view::ServiceStatus) -> u64| services.iter().map(of).sum();
+        let uptime = sample.at.saturating_duration_since(self.started);
+        view::Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: Some(std::process::id()),
+            started: view::when(SystemTime::now().checked_sub(self.started.elapsed())),
+            uptime_seconds: uptime.as_secs_f64(),
+            ready: self.is_ready(),
+            state: state.to_string(),
+            sessions: view::SessionCounts {
+                active: sum(|service| service.sessions.active),
+                total: sum(|service| service.sessions.total),
+                waits: self.admission.waits(),
+            },
+            rates: all(services.iter().map(|service| &service.rates)),
+            services,
+            pipes: pipes(),
+            fallbacks: fallbacks(&sample.services),
+            limits: view::Limits {
+                sessions: self.admission.max() as u64,
+                descriptors: self.descriptors as u64,
+                pipes: PipePool::global().limits().max_pipes as u64,
+                pipe_pages: PipePool::global().limits().max_pages as u64,
+            },
+            log: view::LogStatus {
+                level: crate::log::level(),
+                lines_dropped: crate::log::dropped().get(),
+            },
+        }
+    }
+
+    /// Returns whether the program serves, and at least one service accepts clients.
+    pub(crate) fn is_ready(&self) -> bool {
+        let accepts = self.services.iter().any(|served| served.service.accepting.is_on());
+        accepts && self.health.state() == State::Serving
+    }
+
+    /// Locks the samples and ignores poisoning, because they are valid at every instant.
+    fn samples(&self) -> MutexGuard<'_, VecDeque<Sample>> {
+        self.samples.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn service(served: &Served, totals: &Totals, before: Option<(&Totals, Duration)>) -> view::ServiceStatus {
+    let service = &served.service;
+    let (up, down) = (totals.bytes.up, totals.bytes.down);
+    view::ServiceStatus {
+        name: service.traffic.service().to_owned(),
+        listen: served.listen.clone(),
+        state: if service.accepting.is_on() {
+            "accepting"
+        } else {
+            DRAINING
+        }
+        .to_owned(),
+        sessions: view::SessionCounts {
+            active: service.metrics.active(service.traffic.service()),
+            total: totals.sessions,
+            waits: 0,
+        },
+        bytes_up: up.splice + up.copy,
+        bytes_down: down.splice + down.copy,
+        spliced_up: up.splice,
+        spliced_down: down.splice,
+        lost_up: up.lost,
+        lost_down: down.lost,
+        datagrams_up: totals.datagrams.up.datagrams,
+        datagrams_down: totals.datagrams.down.datagrams,
+        rates: before.map_or_else(view::Rates::default, |(before, time)| rates(totals, before, time)),
+    }
+}
+
+fn rates(now: &Totals, before: &Totals, time: Duration) -> view::Rates {
+    let seconds = time.as_secs_f64();
+    let per_second = |count: fn(&Totals) -> u64| count(now).saturating_sub(count(before)) as f64 / seconds;
+    view::Rates {
+        over_seconds: seconds,
+        bytes_up: per_second(|totals| totals.bytes.up.splice + totals.bytes.up.copy + totals.datagrams.up.bytes),
+        bytes_down: per_second(|totals| {
+            totals.bytes.down.splice + totals.bytes.down.copy + totals.datagrams.down.bytes
+        }),
+        spliced: per_second(|totals| totals.bytes.up.splice + totals.bytes.down.splice),
+        sessions: per_second(|totals| totals.sessions),
+    }
+}
+
+fn all<'a>(services: impl Iterator<Item = &'a view::Rates>) -> view::Rates {
+    services.fold(view::Rates::default(), |sum, rates| view::Rates {
+        over_seconds: rates.over_seconds,
+        bytes_up: sum.bytes_up + rates.bytes_up,
+        bytes_down: sum.bytes_down + rates.bytes_down,
+        spliced: sum.spliced + rates.spliced,
+        sessions: sum.sessions + rates.sessions,
+    })
+}
+
+fn pipes() -> view::Pipes {
+    let stats = PipePool::global().stats();
+    view::Pipes {
+        lent: stats.lent as u64,
+        idle: stats.idle as u64,
+        pages: stats.pages as u64,
+        created: stats.created,
+        reused: stats.reused,
+        denied: stats.denied.iter().map(|(_, count)| count).sum(),
+    }
+}
+
+fn fallbacks(services: &[Totals]) -> Vec<view::Fallback> {
+    let counts = Reason::ALL
+        .into_iter()
+        .enumerate()
+        .map(|(place, reason)| view::Fallback {
+            reason: reason.to_string(),
+            count: services.iter().map(|totals| totals.fallbacks[place]).sum(),
+        });
+    counts.filter(|fallback| fallback.count > 0).collect()
+}

@@ -1,0 +1,308 @@
+//! The registry of open sessions: what is known about each of them, and how one is ended from
+//! outside.
+//!
+//! ```text
+//!   Handshake ── request ──▶ Dial ── connected ──▶ Relay or Datagrams ── end ──▶ removed
+//! ```
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use slab::Slab;
+use spliceway::{CancelHandle, DirectionSummary, RelayStats, RelaySummary};
+use spliceway_protocol::Spoken;
+use spliceway_protocol::address::Target;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep};
+
+use crate::associate::AssociateStats;
+
+/// The time in which a session that is closed from outside may deliver the bytes that it holds, as
+/// at the end of a drain.
+const CLOSE_GRACE: Duration = Duration::from_secs(2);
+/// The slots that one slice looks at. A slice holds the lock for about 20 µs.
+const SLICE: usize = 256;
+
+/// The open sessions of all services.
+#[derive(Default)]
+pub(crate) struct Sessions {
+    /// The number of sessions so far, which is also the last identifier.
+    count: AtomicU64,
+    open: Mutex<Slab<(u64, Arc<Session>)>>,
+}
+
+/// One open session. Its record writes the facts, and other tasks may read them.
+pub(crate) struct Session {
+    /// Identifies the session for the life of this process. Later sessions have higher numbers.
+    pub(crate) id: u64,
+    pub(crate) service: &'static str,
+    pub(crate) started: Instant,
+    facts: Mutex<Facts>,
+}
+
+/// What is known about a session.
+#[derive(Default)]
+pub(crate) struct Facts {
+    /// The client's address. `None` for a client of a Unix socket.
+    pub(crate) client: Option<SocketAddr>,
+    pub(crate) user: Option<Box<str>>,
+    pub(crate) protocol: Option<Spoken>,
+    pub(crate) target: Option<Target>,
+    /// The address that was dialled: one of the target's addresses, or the first upstream proxy's
+    /// address.
+    pub(crate) dialled: Option<SocketAddr>,
+    /// The time that connecting took.
+    pub(crate) connect: Option<Duration>,
+    /// The number of bytes that the target received before the relay started.
+    pub(crate) ahead: u64,
+    /// The counts of earlier relays of this session.
+    pub(crate) before: Option<Box<RelaySummary>>,
+    pub(crate) phase: Phase,
+    /// Whether the session was closed from outside.
+    pub(crate) is_closed: bool,
+    task: Option<AbortHandle>,
+    activity: Option<Activity>,
+}
+
+/// What a session does now.
+#[derive(Default)]
+pub(crate) enum Phase {
+    #[default]
+    Handshake,
+    Dial,
+    Relay(RelayStats, CancelHandle),
+    Datagrams(AssociateStats),
+}
+
+/// The last time at which a session was seen to have moved bytes.
+#[derive(Clone, Copy)]
+struct Activity {
+    bytes: u64,
+    moved_at: Instant,
+}
+
+impl Sessions {
+    /// Adds a session. Returns it, and its key for [`Self::remove`].
+    pub(crate) fn add(&self, service: &'static str, client: Option<SocketAddr>) -> (Arc<Session>, usize) {
+        let id = self.count.fetch_add(1, Ordering::Relaxed) + 1;
+        let session = Arc::new(Session {
+            id,
+            service,
+            started: Instant::now(),
+            facts: Mutex::new(Facts {
+                client,
+                ..Facts::default()
+            }),
+        });
+        let key = self.open().insert((id, Arc::clone(&session)));
+        (session, key)
+    }
+
+    pub(crate) fn remove(&self, key: usize) {
+        // The session is dropped outside the lock.
+        let _removed = self.open().remove(key);
+    }
+
+    /// Returns the sessions of some slots from `slot` on, each with its slot, and the slot to
+    /// continue with. The second value is `None` at the end. A session that is open during all calls
+    /// is returned once.
+    pub(crate) fn slice(&self, slot: usize) -> (Vec<(usize, Arc<Session>)>, Option<usize>) {
+        let open = self.open();
+        let next = slot.saturating_add(SLICE);
+        let found = (slot..next).filter_map(|slot| Some((slot, open.get(slot)?)));
+        let found = found.map(|(slot, (_, session))| (slot, Arc::clone(session))).collect();
+        (found, (next < open.capacity()).then_some(next))
+    }
+
+    /// Returns the session with this identifier.
+    pub(crate) async fn find(&self, id: u64) -> Option<Arc<Session>> {
+        let mut slot = 0;
+        loop {
+            {
+                let open = self.open();
+                let slots = slot..slot + 16 * SLICE;
+                let found = slots.filter_map(|slot| open.get(slot)).find(|(one, _)| *one == id);
+                if let Some((_, session)) = found {
+                    return Some(Arc::clone(session));
+                }
+                slot += 16 * SLICE;
+                if slot >= open.capacity() {
+                    return None;
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Locks the sessions and ignores poisoning, because the slab is valid at every instant.
+    fn open(&self) -> MutexGuard<'_, Slab<(u64, Arc<Session>)>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Session {
+    /// Locks the facts and ignores poisoning, because they are valid at every instant.
+    pub(crate) fn facts(&self) -> MutexGuard<'_, Facts> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records the task of the session.
+    pub(crate) fn runs_in(&self, task: AbortHandle) {
+        let mut facts = self.facts();
+        if facts.is_closed {
+            task.abort();
+        }
+        facts.task = Some(task);
+    }
+
+    /// Records that a relay moves bytes from now on, and the counts of earlier relays.
+    pub(crate) fn relays(&self, stats: RelayStats, cancel: CancelHandle, before: Option<Box<RelaySummary>>) {
+        let mut facts = self.facts();
+        facts.before = before;
+        if facts.is_closed {
+            cancel.cancel(CLOSE_GRACE);
+        }
+        facts.phase = Phase::Relay(stats, cancel);
+    }
+
+    /// Ends the session. A relay stops reading and has [`CLOSE_GRACE`] to deliver what it holds.
+    /// A session that does not relay yet is cut. Returns `false` if it was closed before.
+    pub(crate) fn close(self: &Arc<Self>) -> bool {
+        let mut facts = self.facts();
+        if std::mem::replace(&mut facts.is_closed, true) {
+            return false;
+        }
+        match &facts.phase {
+            Phase::Relay(_, cancel) => cancel.cancel(CLOSE_GRACE),
+            Phase::Datagrams(stats) => stats.stop(),
+            Phase::Handshake | Phase::Dial => facts.cut(),
+        }
+        drop(facts);
+        // The session may be in a step after its relay, which nothing but this ends.
+        let session = Arc::downgrade(self);
+        tokio::spawn(async move {
+            sleep(CLOSE_GRACE * 2).await;
+            if let Some(session) = session.upgrade() {
+                session.facts().cut();
+            }
+        });
+        true
+    }
+
+    /// Compares the bytes of this session with those of the last call.
+    pub(crate) fn observe(&self, now: Instant) {
+        let mut facts = self.facts();
+        let bytes = facts.moved();
+        match &mut facts.activity {
+            Some(activity) if activity.bytes == bytes => {}
+            activity => *activity = Some(Activity { bytes, moved_at: now }),
+        }
+    }
+}
+
+impl Facts {
+    fn cut(&self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+
+    /// Returns the counts of all relays of this session so far.
+    pub(crate) fn relayed(&self) -> RelaySummary {
+        let mut relayed = match &self.phase {
+            Phase::Relay(stats, _) => stats.snapshot(),
+            _ => RelaySummary::default(),
+        };
+        if let Some(before) = &self.before {
+            add(&mut relayed.a_to_b, &before.a_to_b);
+            add(&mut relayed.b_to_a, &before.b_to_a);
+        }
+        relayed.a_to_b.bytes += self.ahead;
+        relayed.a_to_b.copied += self.ahead;
+        relayed
+    }
+
+    fn moved(&self) -> u64 {
+        match &self.phase {
+            Phase::Datagrams(stats) => {
+                let passed = stats.snapshot();
+                passed.up.bytes + passed.down.bytes
+            }
+            _ => self.relayed().bytes(),
+        }
+    }
+
+    /// Returns the time since the session was last seen to move bytes. `None` means that it has not
+    /// been observed yet.
+    pub(crate) fn idle(&self, now: Instant) -> Option<Duration> {
+        let activity = self.activity?;
+        let idle = now.saturating_duration_since(activity.moved_at);
+        Some(if activity.bytes == self.moved() {
+            idle
+        } else {
+            Duration::ZERO
+        })
+    }
+}
+
+/// Adds the counts of an earlier relay.
+pub(crate) fn add(direction: &mut DirectionSummary, before: &DirectionSummary) {
+    direction.bytes += before.bytes;
+    direction.spliced += before.spliced;
+    direction.copied += before.copied;
+    direction.lost += before.lost;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(sessions: &Sessions) -> Vec<u64> {
+        let (mut ids, mut slot) = (Vec::new(), Some(0));
+        while let Some(at) = slot {
+            let (found, next) = sessions.slice(at);
+            ids.extend(found.iter().map(|(_, session)| session.id));
+            slot = next;
+        }
+        ids
+    }
+
+    #[tokio::test]
+    async fn slices_return_each_open_session_once() {
+        let sessions = Sessions::default();
+        let keys: Vec<usize> = (0..3 * SLICE).map(|_| sessions.add("forward", None).1).collect();
+        assert_eq!(all(&sessions), (1..=3 * SLICE as u64).collect::<Vec<_>>());
+        keys[..SLICE].iter().for_each(|key| sessions.remove(*key));
+        assert_eq!(all(&sessions).len(), 2 * SLICE);
+        assert!(sessions.find(1).await.is_none());
+        assert_eq!(sessions.find(SLICE as u64 + 1).await.unwrap().id, SLICE as u64 + 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_is_idle_since_its_bytes_last_changed() {
+        let (sessions, second) = (Sessions::default(), Duration::from_secs(1));
+        let (session, _) = sessions.add("forward", None);
+        assert_eq!(session.facts().idle(Instant::now()), None);
+        session.observe(Instant::now());
+        tokio::time::advance(second).await;
+        session.observe(Instant::now());
+        assert_eq!(session.facts().idle(Instant::now()), Some(second));
+        session.facts().ahead = 1;
+        assert_eq!(session.facts().idle(Instant::now()), Some(Duration::ZERO));
+        session.observe(Instant::now());
+        tokio::time::advance(second).await;
+        assert_eq!(session.facts().idle(Instant::now()), Some(second));
+    }
+
+    #[tokio::test]
+    async fn a_session_that_is_closed_before_its_task_is_known_is_cut() {
+        let sessions = Sessions::default();
+        let (session, _) = sessions.add("forward", None);
+        assert!(session.close() && !session.close());
+        let task = tokio::spawn(std::future::pending::<()>());
+        session.runs_in(task.abort_handle());
+        assert!(task.await.unwrap_err().is_cancelled());
+    }
+}
