@@ -83,7 +83,7 @@ fn write(text: &mut String, status: &Status) -> fmt::Result {
     )?;
     writeln!(
         text,
-        "pipes      {} lent, {} idle of {}, {} of {} pages, {} denied",
+        "pipes      {} lent, {} idle of {}, {}/{} pages, {} denied",
         status.pipes.lent,
         status.pipes.idle,
         status.limits.pipes,

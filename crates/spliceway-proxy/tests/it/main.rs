@@ -30,6 +30,7 @@ mod session_cost;
 mod slow;
 mod socks4;
 mod socks5;
+mod status_page;
 mod timeouts;
 mod udp;
 mod udp_links;
