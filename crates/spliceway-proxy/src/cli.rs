@@ -29,6 +29,8 @@ pub(crate) enum Action {
     Refuse(String),
     HashPassword,
     Status(StatusCommand),
+    /// The view of the program behind this admin socket.
+    Top(PathBuf),
 }
 
 /// Why a command line does not lead to an action.
@@ -109,6 +111,11 @@ Examples:
   spliceway hash-password                      asks for the password twice
   (printf 'ann:'; spliceway hash-password) >> users
   pass show proxy | spliceway hash-password    reads it from a pipe";
+
+const TOP_EXAMPLES: &str = "\
+Examples:
+  spliceway top                                of the service of this machine
+  spliceway top --admin unix:/tmp/a.sock";
 
 const STATUS_EXAMPLES: &str = "\
 Examples:
@@ -221,6 +228,9 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Watch the sessions of a running program, and end them
+    #[command(after_help = TOP_EXAMPLES)]
+    Top(SocketArgs),
 }
 
 /// The running program that a command asks.
@@ -245,6 +255,7 @@ impl Cli {
     fn action(self) -> Result<Action, Refused> {
         match self.command {
             Some(Command::HashPassword) => Ok(Action::HashPassword),
+            Some(Command::Top(socket)) => Ok(Action::Top(socket.admin)),
             Some(Command::Status { socket, json }) => {
                 let socket = socket.admin;
                 Ok(Action::Status(StatusCommand { socket, json }))

@@ -40,6 +40,7 @@ mod status;
 mod status_page;
 mod status_server;
 mod stream;
+mod top;
 
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::process::ExitCode;
@@ -62,6 +63,7 @@ fn main() -> ExitCode {
     listener::adopt_inherited();
     match cli::parse() {
         cli::Action::Status(command) => status::run(&command),
+        cli::Action::Top(socket) => top::run(socket),
         cli::Action::HashPassword => hash_password().map_or_else(not_hashed, |()| ExitCode::SUCCESS),
         cli::Action::Print(text) => printed(io::stdout().write_all(text.as_bytes())),
         cli::Action::Refuse(problem) => {
