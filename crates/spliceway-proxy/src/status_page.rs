@@ -74,7 +74,7 @@ fn page() -> Answer {
 
 /// Returns whether `host` is a name of this page. A site that lets its own name point to this
 /// machine must not read the page, and only names can be pointed.
-fn is_own(host: &str, names: &[String]) -> bool {
+fn is_own(host: &str, names: &[Box<str>]) -> bool {
     let name = match host.strip_prefix('[') {
         Some(ipv6) => ipv6.split(']').next().unwrap_or_default(),
         None => host.split(':').next().unwrap_or_default(),
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn only_addresses_localhost_and_given_names_are_own() {
-        let names = ["status.example.com".to_owned()];
+        let names = ["status.example.com".into()];
         for host in [
             "127.0.0.1:9100",
             "192.0.2.1",

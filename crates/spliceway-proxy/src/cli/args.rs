@@ -3,9 +3,9 @@
 use clap::Args;
 
 use crate::config::{
-    self, AcceptProxy, Address, AdminSocket, Auth, Choice, Config, Descriptors, File, Flag, Host, Interface, Ip, KindArg, List, Listen,
-    LogLevelArg, Mark, Network, PerClient, PipeSizeArg, PositiveTime, Rate, Remote, Resolver, SendProxy, Sessions,
-    SpinTime, SpliceArg, Time, Upstream, Value, Workers, choice,
+    self, AcceptProxy, Address, AdminSocket, Auth, Choice, Config, Descriptors, File, Flag, Host, Interface, Ip,
+    KindArg, List, Listen, LogLevelArg, Mark, Network, PerClient, PipeSizeArg, PositiveTime, Rate, Remote, Resolver,
+    SendProxy, Sessions, SpinTime, SpliceArg, Time, Upstream, Value, Workers, choice,
 };
 
 #[derive(Args, Debug)]

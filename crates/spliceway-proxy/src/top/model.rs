@@ -112,7 +112,9 @@ impl Sort {
             Self::Down => by(rows, |row| row.down as u64),
             Self::Bytes => by(rows, |row| row.session.bytes_up + row.session.bytes_down),
             Self::Age => by(rows, |row| row.session.duration_ms),
-            Self::Client => rows.sort_by(|a, b| (&a.session.client, a.session.id).cmp(&(&b.session.client, b.session.id))),
+            Self::Client => {
+                rows.sort_by(|a, b| (&a.session.client, a.session.id).cmp(&(&b.session.client, b.session.id)))
+            }
         }
     }
 }
@@ -120,9 +122,16 @@ impl Sort {
 impl Model {
     pub(super) fn update(&mut self, update: Update) {
         let before: HashMap<u64, SessionView> = self.all.drain(..).map(|row| (row.session.id, row.session)).collect();
-        let seconds = update.after.map(|after| after.as_secs_f64()).filter(|seconds| *seconds > 0.0);
+        let seconds = update
+            .after
+            .map(|after| after.as_secs_f64())
+            .filter(|seconds| *seconds > 0.0);
         let row = |session: SessionView| {
-            let mut row = Row { session, up: 0.0, down: 0.0 };
+            let mut row = Row {
+                session,
+                up: 0.0,
+                down: 0.0,
+            };
             if let Some(seconds) = seconds {
                 let before = before.get(&row.session.id);
                 let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
@@ -169,7 +178,8 @@ impl Model {
 
     fn browse(&mut self, key: KeyCode) -> Option<Wish> {
         const PAGE: usize = 10;
-        let at = self.table.selected().unwrap_or(0);
+        let selected = self.table.selected();
+        let at = selected.unwrap_or(0);
         let mut go_to = |row: usize| {
             let row = row.min(self.rows.len().saturating_sub(1));
             self.selected = self.rows.get(row).map(|row| row.session.id);
@@ -177,7 +187,7 @@ impl Model {
         };
         match key {
             KeyCode::Char('q') | KeyCode::Esc => return Some(Wish::Quit),
-            KeyCode::Down => go_to(at + 1),
+            KeyCode::Down => go_to(selected.map_or(0, |at| at + 1)),
             KeyCode::Up => go_to(at.saturating_sub(1)),
             KeyCode::PageDown => go_to(at + PAGE),
             KeyCode::PageUp => go_to(at.saturating_sub(PAGE)),
@@ -207,9 +217,10 @@ impl Model {
             self.rows.reverse();
         }
         let place = |id| self.rows.iter().position(|row| row.session.id == id);
+        // If the selected session has ended, the session that takes its row is selected.
         let row = self.selected.and_then(place).or_else(|| {
-            let row = self.table.selected().unwrap_or(0);
-            (!self.rows.is_empty()).then(|| row.min(self.rows.len() - 1))
+            let last = self.rows.len().checked_sub(1)?;
+            self.table.selected().map(|row| row.min(last))
         });
         self.table.select(row);
         self.selected = row.map(|row| self.rows[row].session.id);
@@ -217,7 +228,10 @@ impl Model {
 
     /// Returns the session with this number, if it is on the screen.
     pub(super) fn session(&self, id: u64) -> Option<&SessionView> {
-        self.rows.iter().map(|row| &row.session).find(|session| session.id == id)
+        self.rows
+            .iter()
+            .map(|row| &row.session)
+            .find(|session| session.id == id)
     }
 }
 
@@ -239,7 +253,9 @@ mod tests {
             '←' => KeyCode::Backspace,
             key => KeyCode::Char(key),
         };
-        keys.chars().filter_map(|key| model.key(KeyEvent::from(code(key)))).last()
+        keys.chars()
+            .filter_map(|key| model.key(KeyEvent::from(code(key))))
+            .last()
     }
 
     fn ids(model: &Model) -> Vec<u64> {
@@ -281,7 +297,7 @@ mod tests {
     fn a_filter_selects_rows_and_the_selection_stays_on_its_session() {
         let mut model = Model::default();
         update(&mut model, &[1, 1, 1], None);
-        press(&mut model, "↓↓");
+        press(&mut model, "↓↓↓");
         assert_eq!(model.table.selected(), Some(2));
         press(&mut model, "/.2.3\n");
         assert_eq!((ids(&model), model.table.selected()), (vec![3], Some(0)));
@@ -292,9 +308,9 @@ mod tests {
     #[test]
     fn a_session_is_closed_only_after_a_yes() {
         let mut model = Model::default();
-        assert_eq!(press(&mut model, "ky"), None, "there is no session");
         update(&mut model, &[1, 1], None);
-        assert_eq!(press(&mut model, "↓kn"), None);
+        // Before a session is selected, the key does nothing.
+        assert_eq!(press(&mut model, "ky↓↓kn"), None);
         assert_eq!(press(&mut model, "y"), None);
         assert_eq!(press(&mut model, "ky"), Some(Wish::Close(2)));
         assert_eq!(press(&mut model, "/q\n"), None, "part of a filter");

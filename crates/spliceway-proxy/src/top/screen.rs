@@ -9,7 +9,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table};
 
 use super::model::{Mode, Model, Row};
-use crate::admin::view::Status;
+use crate::admin::view::{SessionView, Status};
 use crate::status::{bytes, percent, share, time};
 
 /// A screen of this width also shows the user and the idle time.
@@ -64,7 +64,11 @@ fn summary(model: &Model) -> Vec<Line<'static>> {
 }
 
 fn fallbacks(status: &Status) -> String {
-    let all: Vec<String> = status.fallbacks.iter().map(|one| format!("{} {}", one.count, one.reason)).collect();
+    let all: Vec<String> = status
+        .fallbacks
+        .iter()
+        .map(|one| format!("{} {}", one.count, one.reason))
+        .collect();
     match all.is_empty() {
         true => "none".to_owned(),
         false => all.join(", "),
@@ -73,24 +77,26 @@ fn fallbacks(status: &Status) -> String {
 
 fn sessions(frame: &mut Frame<'_>, area: Rect, model: &mut Model) {
     let is_wide = area.width >= WIDE;
-    let mut names = vec!["ID", "CLIENT", "TARGET", "STATE", "UP/s", "DOWN/s", "SPLICED", "AGE"];
-    let mut widths = vec![
-        Constraint::Length(7),
-        Constraint::Fill(1),
-        Constraint::Fill(1),
-        Constraint::Length(9),
-        Constraint::Length(8),
-        Constraint::Length(8),
-        Constraint::Length(7),
-        Constraint::Length(6),
+    let mut columns = vec![
+        ("ID", Constraint::Length(6), false),
+        ("CLIENT", Constraint::Fill(1), false),
+        ("TARGET", Constraint::Fill(1), false),
+        ("UP/s", Constraint::Length(7), true),
+        ("DOWN/s", Constraint::Length(7), true),
+        ("SPL", Constraint::Length(5), true),
+        ("AGE", Constraint::Length(6), true),
     ];
     if is_wide {
-        names.extend(["IDLE", "USER"]);
-        widths.extend([Constraint::Length(6), Constraint::Length(16)]);
+        columns.extend([
+            ("IDLE", Constraint::Length(6), true),
+            ("USER", Constraint::Length(16), false),
+        ]);
     }
-    // Numbers are on the right of their columns.
-    let heads = names.iter().enumerate().map(|(column, name)| cell((*name).to_owned(), (4..9).contains(&column)));
-    let head = TableRow::new(heads).style(HEAD);
+    let head = columns
+        .iter()
+        .map(|(name, _, is_number)| cell((*name).to_owned(), *is_number));
+    let head = TableRow::new(head).style(HEAD);
+    let widths = columns.iter().map(|(_, width, _)| *width);
     let rows = model.rows.iter().map(|row| TableRow::new(cells(row, is_wide)));
     let table = Table::new(rows, widths)
         .header(head)
@@ -98,8 +104,16 @@ fn sessions(frame: &mut Frame<'_>, area: Rect, model: &mut Model) {
         .row_highlight_style(HEAD);
     frame.render_stateful_widget(table, area, &mut model.table);
     if model.rows.is_empty() && area.height > 2 {
-        let text = if model.filter.is_empty() { "no session is open" } else { "no session matches the filter" };
-        let below = Rect { y: area.y + 2, height: 1, ..area };
+        let text = if model.filter.is_empty() {
+            "no session is open"
+        } else {
+            "no session matches the filter"
+        };
+        let below = Rect {
+            y: area.y + 2,
+            height: 1,
+            ..area
+        };
         frame.render_widget(Paragraph::new(Span::styled(text, DIM)), below);
     }
 }
@@ -112,8 +126,7 @@ fn cells(row: &Row, is_wide: bool) -> Vec<Cell<'static>> {
     let mut cells = vec![
         cell(session.id.to_string(), false),
         cell(session.client.clone(), false),
-        cell(session.target.clone().unwrap_or_else(|| "-".to_owned()), false),
-        cell(session.state.clone(), false),
+        cell(target(session), false),
         cell(bytes(row.up), true),
         cell(bytes(row.down), true),
         cell(percent(spliced as f64, moved as f64), true),
@@ -124,6 +137,15 @@ fn cells(row: &Row, is_wide: bool) -> Vec<Cell<'static>> {
         cells.push(cell(session.user.clone().unwrap_or_default(), false));
     }
     cells
+}
+
+/// Returns the target, and the state if bytes do not flow.
+fn target(session: &SessionView) -> String {
+    match (&session.target, &*session.state) {
+        (Some(target), "relay") => target.clone(),
+        (Some(target), state) => format!("({state}) {target}"),
+        (None, state) => format!("({state})"),
+    }
 }
 
 fn cell(text: String, is_number: bool) -> Cell<'static> {
@@ -137,7 +159,9 @@ fn keys(model: &Model) -> Line<'static> {
     match &model.mode {
         Mode::Confirm(id) => {
             let session = model.session(*id);
-            let client = session.map(|session| format!(" of {}", session.client)).unwrap_or_default();
+            let client = session
+                .map(|session| format!(" of {}", session.client))
+                .unwrap_or_default();
             return Line::styled(format!("End session {id}{client}? y = yes, any other key = no"), alert);
         }
         Mode::Filter => return Line::styled(format!("Filter: {}_   Enter = keep, Esc = clear", model.filter), alert),
@@ -146,7 +170,10 @@ fn keys(model: &Model) -> Line<'static> {
     if let Some(notice) = &model.notice {
         return Line::styled(notice.clone(), alert);
     }
-    let mut text = format!("q quit   ↑↓ select   s sort: {}   r reverse   k end session   / filter", model.sort.name());
+    let mut text = format!(
+        "q quit   ↑↓ select   s sort: {}   r reverse   k end session   / filter",
+        model.sort.name()
+    );
     if !model.filter.is_empty() {
         text.push_str(&format!(": {}", model.filter));
     }
@@ -163,22 +190,30 @@ mod tests {
     use ratatui::crossterm::event::{KeyCode, KeyEvent};
 
     use super::*;
-    use crate::admin::view::{Fallback, Limits, Pipes, Rates, SessionCounts, SessionView};
+    use crate::admin::view::{Fallback, Limits, Pipes, Rates, SessionCounts};
     use crate::top::model::Update;
 
-    /// An answer with three sessions, one second after another.
+    /// Two answers, one second after another. The last two sessions do not relay yet.
     fn model() -> Model {
-        let session = |id: u64, state: &str, down: u64| SessionView {
-            id,
-            service: "socks5".to_owned(),
-            client: format!("192.0.2.{id}:50{id:03}"),
-            target: (state != "handshake").then(|| "198.51.100.7:443".to_owned()),
-            state: state.to_owned(),
-            duration_ms: id * 61_000,
-            bytes_up: 1_500,
-            bytes_down: down,
-            spliced_down: down,
-            ..SessionView::default()
+        const SESSIONS: u64 = 18;
+        let session = |id: u64, time: u64| {
+            let (down, state) = match id {
+                17 => (0, "dial"),
+                18 => (0, "handshake"),
+                id => (time * (40_000_000 >> id), "relay"),
+            };
+            SessionView {
+                id: 1200 + id,
+                service: "socks5".to_owned(),
+                client: format!("192.0.2.{id}:{}", 50_000 + id),
+                target: (state != "handshake").then(|| "198.51.100.7:443".to_owned()),
+                state: state.to_owned(),
+                duration_ms: (SESSIONS - id) * 61_000,
+                bytes_up: if state == "relay" { 1000 + time * 300 } else { 0 },
+                bytes_down: down,
+                spliced_down: if id < 9 { down } else { 0 },
+                ..SessionView::default()
+            }
         };
         let update = |time: u64| Update {
             status: Status {
@@ -187,18 +222,36 @@ mod tests {
                 state: "serving".to_owned(),
                 ready: true,
                 uptime_seconds: 93_784.0,
-                sessions: SessionCounts { active: 3, total: 1200, waits: 0 },
-                rates: Rates { over_seconds: 5.0, bytes_up: 1_500.0, bytes_down: 38e6, spliced: 37.8e6, sessions: 0.4 },
-                pipes: Pipes { lent: 1, idle: 5, pages: 321, ..Pipes::default() },
-                fallbacks: vec![Fallback { reason: "pipe_budget".to_owned(), count: 2 }],
-                limits: Limits { sessions: 500_000, pipe_pages: 262_144, ..Limits::default() },
+                sessions: SessionCounts {
+                    active: SESSIONS,
+                    total: 1218,
+                    waits: 0,
+                },
+                rates: Rates {
+                    over_seconds: 5.0,
+                    bytes_up: 4_800.0,
+                    bytes_down: 4e7,
+                    spliced: 3.99e7,
+                    sessions: 0.4,
+                },
+                pipes: Pipes {
+                    lent: 1,
+                    idle: 5,
+                    pages: 321,
+                    ..Pipes::default()
+                },
+                fallbacks: vec![Fallback {
+                    reason: "pipe_budget".to_owned(),
+                    count: 2,
+                }],
+                limits: Limits {
+                    sessions: 500_000,
+                    pipe_pages: 262_144,
+                    ..Limits::default()
+                },
                 ..Status::default()
             },
-            sessions: vec![
-                session(1, "relay", 5_000_000 * time),
-                session(2, "handshake", 0),
-                session(3, "relay", 33_000_000 * time),
-            ],
+            sessions: (1..=SESSIONS).map(|id| session(id, time)).collect(),
             has_more: false,
             after: (time > 0).then_some(Duration::from_secs(1)),
         };
@@ -212,7 +265,11 @@ mod tests {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
         terminal.draw(|frame| draw(frame, model)).unwrap();
         let buffer = terminal.backend().buffer().clone();
-        let line = |row| (0..width).map(|column| buffer[(column, row)].symbol()).collect::<String>();
+        let line = |row| {
+            (0..width)
+                .map(|column| buffer[(column, row)].symbol())
+                .collect::<String>()
+        };
         (0..height).map(|row| line(row).trim_end().to_owned() + "\n").collect()
     }
 
@@ -221,16 +278,26 @@ mod tests {
     fn the_screen_of_80_columns_is_that_of_the_documentation() {
         let screen = drawn(&mut model(), 80, 24);
         let document = include_str!("../../../../docs/operations.md");
-        let indented: String = screen.lines().map(|line| format!("    {line}\n").replace("    \n", "\n")).collect();
-        assert!(document.contains(&indented), "docs/operations.md does not have\n{indented}");
+        let indented: String = screen
+            .lines()
+            .map(|line| format!("    {line}\n").replace("    \n", "\n"))
+            .collect();
+        assert!(
+            document.contains(&indented),
+            "docs/operations.md does not have\n{indented}"
+        );
     }
 
     #[test]
     fn questions_and_notices_replace_the_keys() {
         let mut model = model();
         let last = |model: &mut Model| drawn(model, 80, 24).lines().last().unwrap().to_owned();
+        model.key(KeyEvent::from(KeyCode::Down));
         model.key(KeyEvent::from(KeyCode::Char('k')));
-        assert_eq!(last(&mut model), "End session 3 of 192.0.2.3:50003? y = yes, any other key = no");
+        assert_eq!(
+            last(&mut model),
+            "End session 1201 of 192.0.2.1:50001? y = yes, any other key = no"
+        );
         model.key(KeyEvent::from(KeyCode::Char('n')));
         model.key(KeyEvent::from(KeyCode::Char('/')));
         model.key(KeyEvent::from(KeyCode::Char('x')));
