@@ -1,5 +1,5 @@
-//! What operators may ask the run of the program to do: reload the configuration, and hand over to a
-//! new process.
+//! What operators may ask the run of the program to do: reload the configuration, and hand over to
+//! a new process.
 //!
 //! ```text
 //!   admin socket ── Command ──▶ serve::run ── Result ──▶ admin socket
@@ -32,6 +32,7 @@ pub(crate) enum NotDone {
     /// This run cannot do it at all.
     Unsupported(String),
     /// It was tried, and refused or failed. The state from before is in force.
+    #[allow(dead_code, reason = "a reload and an upgrade will say it")]
     Refused(String),
     /// Other commands wait, or the program ends.
     Busy,

@@ -30,7 +30,7 @@ impl Accepting {
 
     /// Closes the listeners of the service. Returns `false` if they were closed before.
     pub(crate) fn stop(&self) -> bool {
-        self.0.send_if_modified(|on| std::mem::take(on))
+        self.0.send_if_modified(std::mem::take)
     }
 
     /// Waits until the service stops accepting.

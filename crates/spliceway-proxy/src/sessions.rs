@@ -106,8 +106,8 @@ impl Sessions {
     }
 
     /// Returns the sessions of some slots from `slot` on, each with its slot, and the slot to
-    /// continue with. The second value is `None` at the end. A session that is open during all calls
-    /// is returned once.
+    /// continue with. The second value is `None` at the end. A session that is open during all
+    /// calls is returned once.
     pub(crate) fn slice(&self, slot: usize) -> (Vec<(usize, Arc<Session>)>, Option<usize>) {
         let open = self.open();
         let next = slot.saturating_add(SLICE);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use hyper::Method;
 
 use crate::admin::client::{self, NoAnswer};
-use crate::admin::view::{Rates, Status};
+use crate::admin::view::{Rates, ServiceStatus, Status};
 
 /// What the command line asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,13 +107,17 @@ fn write(text: &mut String, status: &Status) -> fmt::Result {
         "log        level {}, {} lines dropped",
         status.log.level, status.log.lines_dropped
     )?;
+    services(text, &status.services)
+}
+
+fn services(text: &mut String, services: &[ServiceStatus]) -> fmt::Result {
     writeln!(text)?;
     writeln!(
         text,
         "{:<16} {:<10} {:>7} {:>9} {:>10} {:>10} {:>9}",
         "SERVICE", "STATE", "ACTIVE", "TOTAL", "UP", "DOWN", "SPLICED"
     )?;
-    for service in &status.services {
+    for service in services {
         let all = service.bytes_up + service.bytes_down;
         let spliced = service.spliced_up + service.spliced_down;
         writeln!(
@@ -178,7 +182,7 @@ pub(crate) fn time(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admin::view::{Fallback, Limits, LogStatus, Pipes, ServiceStatus, SessionCounts};
+    use crate::admin::view::{Fallback, Limits, LogStatus, Pipes, SessionCounts};
 
     #[test]
     fn the_status_has_80_columns_even_with_large_numbers() {

@@ -31,7 +31,8 @@ use model::{Model, Update, Wish};
 const EVERY: Duration = Duration::from_secs(1);
 /// The longest time until a signal or an answer is seen.
 const GLANCE: Duration = Duration::from_millis(100);
-/// The pages of 1,000 sessions that are read. More would take longer than a second to read and sort.
+/// The pages of 1,000 sessions that are read. More would take longer than a second to read and
+/// sort.
 const PAGES_MAX: usize = 8;
 
 /// What the thread that asks the program reports.

@@ -46,11 +46,7 @@ impl Query {
                 "user" => query.user = Some(value.into_owned()),
                 "client" => query.client = Some(Client::parse(&value)?),
                 "limit" => query.limit = limit(&value)?,
-                "after" => {
-                    query.after = value
-                        .parse()
-                        .map_err(|_| wrong(&name, "the `next` of a page", &value))?
-                }
+                "after" => query.after = after(&value)?,
                 _ => {
                     return Err(format!(
                         "the query has no `{}`: use service, user, client, limit and after",
@@ -106,6 +102,10 @@ impl Client {
 fn limit(text: &str) -> Result<usize, String> {
     let limit = text.parse().ok().filter(|limit| (1..=LIMIT_MAX).contains(limit));
     limit.ok_or_else(|| wrong("limit", &format!("a number from 1 to {LIMIT_MAX}"), text))
+}
+
+fn after(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| wrong("after", "the `next` of a page", text))
 }
 
 fn wrong(name: &str, expected: &str, found: &str) -> String {

@@ -122,7 +122,8 @@ impl Traffic {
     }
 
     /// Returns the totals. Unlike a scrape, this method holds the lock only for a short time, and a
-    /// byte that moves meanwhile may be missing. No later call returns less. Calls must not overlap.
+    /// byte that moves meanwhile may be missing. No later call returns less. Calls must not
+    /// overlap.
     pub(crate) async fn totals(&self) -> Totals {
         let mut next = 0;
         {

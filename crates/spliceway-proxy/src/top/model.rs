@@ -1,4 +1,5 @@
-//! What `spliceway top` knows and shows: the last answer of the program, and the operator's choices.
+//! What `spliceway top` knows and shows: the last answer of the program, and the operator's
+//! choices.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -113,7 +114,7 @@ impl Sort {
             Self::Bytes => by(rows, |row| row.session.bytes_up + row.session.bytes_down),
             Self::Age => by(rows, |row| row.session.duration_ms),
             Self::Client => {
-                rows.sort_by(|a, b| (&a.session.client, a.session.id).cmp(&(&b.session.client, b.session.id)))
+                rows.sort_by(|a, b| (&a.session.client, a.session.id).cmp(&(&b.session.client, b.session.id)));
             }
         }
     }

@@ -376,6 +376,7 @@ fn no_secret_is_in_any_answer() {
             "--auth",
             "ann:sesame-1",
             "-x",
+            // Port because the upstream proxy is never reached.
             "http://bob:sesame-2@127.0.0.1:1",
         ],
     );

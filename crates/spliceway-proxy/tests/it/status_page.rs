@@ -188,6 +188,7 @@ fn the_page_answers_only_to_its_own_names_and_only_if_asked_for() {
     let (_listener, target) = listen();
     let program = Program::forward(target, &["--status-page", "--status-host", "status.example.com"]);
     for path in ["/", "/status.json"] {
+        // Port because the name is not opened.
         for host in ["127.0.0.1:9100", "localhost", "[::1]:80", "status.example.com"] {
             let (head, _) = get(&program, path, host);
             assert!(head.starts_with("HTTP/1.1 200 "), "{path} {host}: {head}");
