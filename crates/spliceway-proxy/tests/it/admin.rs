@@ -189,7 +189,7 @@ fn read_until_end(mut client: &TcpStream) -> u64 {
 #[test]
 fn a_drained_service_accepts_no_client_and_its_sessions_finish() {
     let (socket, (listener, target)) = (Socket::new(), listen());
-    let program = Program::forward(target, &["--admin", &socket.address()]);
+    let mut program = Program::forward(target, &["--admin", &socket.address()]);
     let (mut client, mut server) = (program.connect(), accept(&listener));
     assert_eq!(socket.ask("POST", "/v1/services/other/drain").0, 404);
     assert_eq!(socket.ask("POST", "/v1/services/forward/drain").0, 200);
@@ -201,9 +201,12 @@ fn a_drained_service_accepts_no_client_and_its_sessions_finish() {
     assert_eq!(read_exactly(&mut server, 10), b"still here");
     let (_, status) = socket.ask("GET", "/v1/status");
     assert_eq!(status["services"][0]["state"], "draining");
-    assert_eq!(status["ready"], false);
+    assert_eq!((&status["state"], &status["ready"]), (&"serving".into(), &false.into()));
     assert!(program.get("/readyz").contains("503"), "the only service drains");
     assert!(program.get("/healthz").contains("200"));
+    drop((client, server));
+    program.terminate();
+    assert!(program.exit().success());
 }
 
 #[test]
