@@ -122,6 +122,28 @@ impl ListenRange {
     }
 }
 
+impl ListenRange {
+    /// Returns whether both contain the same address, as it is written. Port 0 is never the same as
+    /// another port 0, because the kernel chooses each.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let same_host = match (&self.first, &other.first) {
+            (ListenAddress::Unix { path, .. }, ListenAddress::Unix { path: other, .. }) => return path == other,
+            (first, other) => first.on_port(0) == other.on_port(0),
+        };
+        match (self.first.port(), other.first.port()) {
+            (Some(0), _) | (_, Some(0)) => false,
+            (Some(first), Some(other_first)) => {
+                let last = |first: u16, count: u16| u32::from(first) + u32::from(count);
+                same_host
+                    && u32::from(first) < last(other_first, other.count)
+                    && u32::from(other_first) < last(first, self.count)
+            }
+            _ => same_host,
+        }
+    }
+}
+
 impl From<ListenAddress> for ListenRange {
     fn from(first: ListenAddress) -> Self {
         Self { first, count: 1 }

@@ -74,7 +74,14 @@ impl Admin {
             (&Method::POST, ["v1", "services", name, "drain"]) => self.drain(name),
             (&Method::GET, ["v1", "log-level"]) => Ok(level()),
             (&Method::PUT, ["v1", "log-level"]) => set_level(body).await,
-            (&Method::POST, ["v1", "reload"]) => self.order(Order::Reload).await,
+            (&Method::POST, ["v1", "reload"]) => match head.uri.query() {
+                None => self.order(Order::Reload { end_sessions: false }).await,
+                Some("end-sessions") => self.order(Order::Reload { end_sessions: true }).await,
+                Some(_) => {
+                    let why = "the only query of a reload is `end-sessions`".to_owned();
+                    Err(Failed(StatusCode::BAD_REQUEST, why))
+                }
+            },
             (&Method::POST, ["v1", "upgrade"]) => self.order(Order::Upgrade).await,
             (_, path) => refuse(path),
         }
@@ -125,8 +132,9 @@ impl Admin {
     }
 
     fn drain(&self, name: &str) -> Answered {
-        let services = self.overview.services.iter().map(|served| &served.service);
-        let mut named = services.filter(|service| service.traffic.service() == name).peekable();
+        let all = self.overview.services();
+        let services = all.iter().map(|served| &served.service);
+        let mut named = services.filter(|service| service.name == name).peekable();
         if named.peek().is_none() {
             let why = format!("there is no service `{}`", name.escape_debug());
             return Err(Failed(StatusCode::NOT_FOUND, why));

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroU32;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Semaphore;
@@ -28,11 +28,14 @@ pub(crate) const TOO_MANY_DIALS: &str = "max_dials_per_ip";
 pub(crate) struct Admission {
     /// The plural noun for the counted items in log lines, such as `sessions`.
     what: &'static str,
-    max: usize,
+    max: AtomicUsize,
     free: Semaphore,
+    /// The places above the limit that sessions still occupy, after the limit was lowered.
+    owed: AtomicUsize,
     waits: AtomicU64,
     throttle: Mutex<LogThrottle>,
-    max_per_client: Option<NonZeroU32>,
+    /// The limit for each client. 0 means no limit.
+    max_per_client: AtomicU32,
     /// The number of sessions for each client. Clients without a session are removed, so the map
     /// never has more than `max` entries.
     clients: Mutex<HashMap<ClientKey, u32>>,
@@ -115,13 +118,40 @@ impl Admission {
         let max = max.clamp(1, Semaphore::MAX_PERMITS);
         Arc::new(Self {
             what,
-            max,
+            max: max.into(),
             free: Semaphore::new(max),
+            owed: AtomicUsize::new(0),
             waits: AtomicU64::new(0),
             throttle: Mutex::default(),
-            max_per_client,
+            max_per_client: max_per_client.map_or(0, NonZeroU32::get).into(),
             clients: Mutex::default(),
         })
+    }
+
+    /// Changes the limits. Sessions above a lower limit continue. Only one caller at a time may
+    /// change them.
+    ///
+    /// A session counts towards its client only if there was a limit for each client at its start.
+    pub(crate) fn set(&self, max: usize, max_per_client: Option<NonZeroU32>) {
+        let max = max.clamp(1, Semaphore::MAX_PERMITS);
+        let before = self.max.swap(max, Ordering::Relaxed);
+        if max >= before {
+            self.free_places(max - before);
+        } else {
+            let missing = before - max;
+            let taken = self.free.forget_permits(missing);
+            self.owed.fetch_add(missing - taken, Ordering::Relaxed);
+        }
+        let max_per_client = max_per_client.map_or(0, NonZeroU32::get);
+        self.max_per_client.store(max_per_client, Ordering::Relaxed);
+    }
+
+    /// Returns places, first those that are above the limit.
+    fn free_places(&self, places: usize) {
+        let pay = |owed: usize| Some(owed.saturating_sub(places));
+        let owed = self.owed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay);
+        let paid = owed.unwrap_or(0).min(places);
+        self.free.add_permits(places - paid);
     }
 
     /// Waits for a place. Waiters get their places in order.
@@ -149,7 +179,7 @@ impl Admission {
         self.waits.fetch_add(1, Ordering::Relaxed);
         if unpoisoned(&self.throttle).admits(now) {
             tracing::warn!(
-                max = self.max,
+                max = self.max(),
                 "the limit on {} is reached: new clients wait",
                 self.what
             );
@@ -158,13 +188,13 @@ impl Admission {
 
     /// Returns the limit on the total number of sessions.
     pub(crate) fn max(&self) -> usize {
-        self.max
+        self.max.load(Ordering::Relaxed)
     }
 
     /// Returns the number of occupied places.
     #[cfg(test)]
     pub(crate) fn taken(&self) -> usize {
-        self.max - self.free.available_permits()
+        self.max() + self.owed.load(Ordering::Relaxed) - self.free.available_permits()
     }
 
     /// Returns how many times a listener has had to wait for a place.
@@ -195,7 +225,7 @@ impl Permit {
     /// This step is separate from [`Admission::admit`], because the client may be behind another
     /// proxy. The client's address is known only after that proxy has sent it.
     pub(crate) fn count(&mut self, client: IpAddr) -> bool {
-        let Some(max) = self.admission.max_per_client else {
+        let Some(max) = NonZeroU32::new(self.admission.max_per_client.load(Ordering::Relaxed)) else {
             return true;
         };
         self.uncount();
@@ -222,7 +252,7 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         self.uncount();
-        self.admission.free.add_permits(self.places as usize);
+        self.admission.free_places(self.places as usize);
     }
 }
 
@@ -298,6 +328,29 @@ mod tests {
         drop(second);
         drop(first);
         assert_eq!(admission.taken(), 0);
+    }
+
+    #[test]
+    fn a_changed_limit_counts_the_sessions_that_were_there_before() {
+        let admission = Admission::new("sessions", 3, None);
+        let mut permits: Vec<_> = (0..3).map(|_| admitted(&admission)).collect();
+        admission.set(1, None);
+        assert_eq!((admission.max(), admission.taken()), (1, 3));
+        let mut next = pin!(admission.admit());
+        for _ in 0..2 {
+            permits.pop();
+            assert!(poll(next.as_mut()).is_pending(), "one session may run");
+        }
+        permits.pop();
+        assert!(poll(next.as_mut()).is_ready());
+        admission.set(4, None);
+        let permits: Vec<_> = (0..4).map(|_| admitted(&admission)).collect();
+        admission.set(2, None);
+        admission.set(4, None);
+        let mut fifth = pin!(admission.admit());
+        assert!(poll(fifth.as_mut()).is_pending());
+        drop(permits);
+        assert_eq!(admission.taken(), 1, "the waiter has its place");
     }
 
     #[test]

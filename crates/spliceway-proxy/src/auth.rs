@@ -10,10 +10,10 @@ mod passed;
 mod penalty;
 mod turns;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use argon2::password_hash;
 use blake2::Blake2sMac256;
@@ -35,6 +35,9 @@ pub(crate) use penalty::Penalties;
 /// it is useless outside this process.
 type Digest = [u8; 32];
 
+/// A keyed digest of the text that users were read from. It shows whether the text has changed.
+pub(crate) type Fingerprint = Digest;
+
 /// The number of a user.
 type UserId = u32;
 
@@ -51,6 +54,7 @@ pub(crate) struct Users {
     key: [u8; KEY_BYTES],
     checks: Arc<Checks>,
     passed: Passed,
+    fingerprint: Fingerprint,
 }
 
 struct User {
@@ -74,11 +78,14 @@ pub(crate) enum Stored {
 
 impl Users {
     /// Creates the users from names and passwords. If a name occurs more than once, the last one
-    /// counts.
+    /// counts. `fingerprint` is that of the text they come from.
     ///
     /// # Errors
     /// Returns an error if the system has no random numbers.
-    pub(crate) fn new(users: impl IntoIterator<Item = (Box<[u8]>, Stored)>) -> Result<Self, password_hash::Error> {
+    pub(crate) fn new(
+        users: impl IntoIterator<Item = (Box<[u8]>, Stored)>,
+        fingerprint: Fingerprint,
+    ) -> Result<Self, password_hash::Error> {
         let key = password_hash::try_generate_salt()?;
         let (mut known, mut each_cost) = (HashMap::new(), Vec::<Arc<Hash>>::new());
         for (id, (name, stored)) in (0..).zip(users) {
@@ -102,7 +109,28 @@ impl Users {
             // Checks use half of the cores and leave the others for relays.
             checks: Checks::new((cores / 2).max(1), cost),
             passed: Passed::default(),
+            fingerprint,
         })
+    }
+
+    /// Returns whether both come from the same text. The passwords that `self` has accepted are
+    /// then still right.
+    pub(crate) fn are_unchanged(&self, other: &Self) -> bool {
+        self.fingerprint == other.fingerprint
+    }
+
+    /// Returns the names as records show them.
+    pub(crate) fn names(&self) -> HashSet<Box<str>> {
+        let names = self.known.keys();
+        names.map(|name| spliceway_protocol::printable(name)).collect()
+    }
+
+    /// Returns the names that `new` does not have.
+    pub(crate) fn missing_in(&self, new: Option<&Self>) -> Vec<Box<str>> {
+        let new = new.map(Self::names).unwrap_or_default();
+        let mut missing: Vec<_> = self.names().difference(&new).cloned().collect();
+        missing.sort();
+        missing
     }
 
     /// Returns a proof if this password was accepted before, for this user and from this address.
@@ -186,6 +214,14 @@ impl User {
     fn remember(&self, given: Digest) {
         *self.passed.lock().unwrap_or_else(PoisonError::into_inner) = Some(given);
     }
+}
+
+/// Returns the fingerprint of a text, for comparisons within this process.
+pub(crate) fn fingerprint(text: &str) -> Fingerprint {
+    static KEY: OnceLock<[u8; KEY_BYTES]> = OnceLock::new();
+    // Without random numbers, the program does not get as far as users.
+    let key = KEY.get_or_init(|| password_hash::try_generate_salt().unwrap_or_default());
+    digest(key, text.as_bytes())
 }
 
 fn digest(key: &[u8], secret: &[u8]) -> Digest {

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::{Config, KindArg, admin_path};
+use crate::reload::ReloadCommand;
 use crate::settings::{Origin, Settings, Source, settle};
 use crate::status::StatusCommand;
 use args::{CommonArgs, ForwardArgs, ProxyCommand};
@@ -29,6 +30,7 @@ pub(crate) enum Action {
     Refuse(String),
     HashPassword,
     Status(StatusCommand),
+    Reload(ReloadCommand),
     /// The view of the program behind this admin socket.
     Top(PathBuf),
 }
@@ -130,14 +132,16 @@ macro_rules! long_help {
             $examples,
             "\n\n\
 Signals:
-  TERM, INT, HUP   stop accepting, and give transfers --drain-timeout to finish.
-                   A second TERM or INT stops immediately. HUP is ignored if it
-                   was ignored at the start (nohup)
+  TERM, INT   stop accepting, and give transfers --drain-timeout to finish.
+              A second TERM or INT stops immediately
+  HUP         read the files again: the configuration and the users. Without
+              a configuration file, HUP stops the program if its terminal is
+              gone, and is ignored if it was ignored at the start (nohup)
 
 Exit codes:
   0  stopped by a signal
   1  failed at run time
-  2  bad usage
+  2  bad usage, or a bad configuration file
 
 Times have the units ms, s, m, h or d: 500ms, 1h30m. Rates are bytes per
 second: 10MB, 500KiB. A CIDR option also accepts a single address.",
@@ -231,6 +235,14 @@ enum Command {
     /// Watch the sessions of a running program, and end them
     #[command(after_help = TOP_EXAMPLES)]
     Top(SocketArgs),
+    /// Make a running program read its configuration and its users again
+    Reload {
+        #[command(flatten)]
+        socket: SocketArgs,
+        /// End the sessions of users that are removed
+        #[arg(long)]
+        end_sessions: bool,
+    },
 }
 
 /// The running program that a command asks.
@@ -255,6 +267,10 @@ impl Cli {
     fn action(self) -> Result<Action, Refused> {
         match self.command {
             Some(Command::HashPassword) => Ok(Action::HashPassword),
+            Some(Command::Reload { socket, end_sessions }) => {
+                let socket = socket.admin;
+                Ok(Action::Reload(ReloadCommand { socket, end_sessions }))
+            }
             Some(Command::Top(socket)) => Ok(Action::Top(socket.admin)),
             Some(Command::Status { socket, json }) => {
                 let socket = socket.admin;
@@ -279,7 +295,7 @@ impl Cli {
                         "expected the flags of a service after print-config".to_owned(),
                     ));
                 };
-                settle(config.clone(), &Origin::CommandLine).map_err(Refused::Usage)?;
+                settle(&config, &Origin::CommandLine).map_err(Refused::Usage)?;
                 Ok(Action::Print(print::toml(config)))
             }
             _ => {

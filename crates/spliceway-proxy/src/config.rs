@@ -45,7 +45,7 @@ macro_rules! tables {
     )+};
 }
 
-/// All files, or a command line.
+/// The tables of all files.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Config {
@@ -174,6 +174,22 @@ impl Service {
             mark: self.mark.or_else(|| dial.mark.clone()),
             ..self
         }
+    }
+}
+
+impl Service {
+    /// Returns whether both connect to targets in the same way.
+    pub(crate) fn dials_like(&self, other: &Self) -> bool {
+        fn dial(service: &Service) -> impl PartialEq {
+            (
+                service.upstream_proxy.clone(),
+                service.dns.clone(),
+                service.bind_source.clone(),
+                service.bind_interface.clone(),
+                service.mark.clone(),
+            )
+        }
+        dial(self) == dial(other)
     }
 }
 

@@ -13,8 +13,9 @@ const WAITING_MAX: usize = 4;
 /// What to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// Read the configuration again, and apply it whole or not at all.
-    Reload,
+    /// Read the configuration again, and apply it whole or not at all. Then end the sessions of
+    /// removed users, if the operator asks for that.
+    Reload { end_sessions: bool },
     /// Hand listeners and sessions to a new process.
     Upgrade,
 }
@@ -32,7 +33,6 @@ pub(crate) enum NotDone {
     /// This run cannot do it at all.
     Unsupported(String),
     /// It was tried, and refused or failed. The state from before is in force.
-    #[allow(dead_code, reason = "a reload and an upgrade will say it")]
     Refused(String),
     /// Other commands wait, or the program ends.
     Busy,
@@ -67,7 +67,7 @@ impl Command {
     /// Answers that this run cannot do it.
     pub(crate) fn unsupported(self) {
         let why = match self.order {
-            Order::Reload => "this program cannot reload its configuration: restart it",
+            Order::Reload { .. } => "this program cannot reload its configuration: restart it",
             Order::Upgrade => "this program cannot hand over to a new process: restart it",
         };
         self.answer(Err(NotDone::Unsupported(why.to_owned())));

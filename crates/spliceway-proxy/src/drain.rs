@@ -58,7 +58,7 @@ impl Drain {
     }
 
     /// Waits until no [`Alive`] is left, `limit` has passed, or another signal arrives.
-    pub(crate) async fn wait(&mut self, limit: Duration, signals: &mut StopSignals) -> Drained {
+    pub(crate) async fn wait(&mut self, limit: Duration, signals: &mut Signals) -> Drained {
         tokio::select! {
             biased;
             _ = self.0.recv() => Drained::Empty,
@@ -68,19 +68,32 @@ impl Drain {
     }
 }
 
-/// The signals SIGTERM and SIGINT, and also SIGHUP unless it was ignored at the start. While this
-/// value exists, none of these signals kills the process.
-pub(crate) struct StopSignals {
+/// What a signal asks the program to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SignalRequest {
+    Stop,
+    Reload,
+}
+
+/// The signals SIGTERM and SIGINT, and also SIGHUP. While this value exists, none of these signals
+/// kills the process.
+///
+/// SIGHUP asks for a reload. If the settings come from the command line, it asks to stop when the
+/// terminal of the program has gone, and it stays ignored if it was ignored at the start (nohup).
+pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Option<Signal>,
-    /// Whether the first signal was SIGHUP.
+    /// Whether SIGHUP stops the program if no terminal is left.
+    needs_terminal: bool,
+    /// Whether SIGHUP has stopped the program.
     hung_up: bool,
 }
 
-impl StopSignals {
-    pub(crate) fn new() -> io::Result<Self> {
-        let hangup = match hangup_is_ignored() {
+impl Signals {
+    /// `has_file` says that the settings come from a file.
+    pub(crate) fn new(has_file: bool) -> io::Result<Self> {
+        let hangup = match hangup_is_ignored() && !has_file {
             true => None,
             false => Some(signal(SignalKind::hangup())?),
         };
@@ -88,38 +101,58 @@ impl StopSignals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup,
+            needs_terminal: !has_file && has_terminal(),
             hung_up: false,
         })
     }
 
-    pub(crate) async fn next(&mut self) {
+    /// Cancel safe.
+    pub(crate) async fn next(&mut self) -> SignalRequest {
         let Self {
             terminate,
             interrupt,
             hangup,
+            needs_terminal,
             hung_up,
         } = self;
         tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-            Some(()) = async { hangup.as_mut()?.recv().await } => *hung_up = true,
+            _ = terminate.recv() => SignalRequest::Stop,
+            _ = interrupt.recv() => SignalRequest::Stop,
+            Some(()) = async { hangup.as_mut()?.recv().await } => {
+                *hung_up = *needs_terminal && !has_terminal();
+                match *hung_up {
+                    true => SignalRequest::Stop,
+                    false => SignalRequest::Reload,
+                }
+            }
         }
     }
 
-    /// Waits for a second SIGTERM or SIGINT. SIGHUP does not count, and neither does the first
-    /// signal after a SIGHUP. When a terminal closes, both the kernel and the shell send SIGHUP. A
-    /// service manager may send SIGHUP together with SIGTERM.
+    /// Waits for SIGTERM or SIGINT. Cancel safe.
+    pub(crate) async fn stop(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+
+    /// Waits for a second SIGTERM or SIGINT. SIGHUP does not count. Neither does the first signal
+    /// after a SIGHUP that has stopped the program. When a terminal closes, both the kernel and the
+    /// shell send SIGHUP. A service manager may send SIGHUP together with SIGTERM.
     async fn hurry(&mut self) {
         loop {
-            tokio::select! {
-                _ = self.terminate.recv() => {}
-                _ = self.interrupt.recv() => {}
-            }
+            self.stop().await;
             if !std::mem::take(&mut self.hung_up) {
                 return;
             }
         }
     }
+}
+
+/// Returns whether the process has a controlling terminal. When a terminal closes, the kernel takes
+/// it from every process of its session, and then sends SIGHUP.
+fn has_terminal() -> bool {
+    fs::File::open("/dev/tty").is_ok()
 }
 
 /// Returns whether SIGHUP was ignored at the start, for example because of nohup(1). In that case,

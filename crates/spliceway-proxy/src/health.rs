@@ -133,6 +133,13 @@ mod tests {
     }
 
     #[test]
+    fn a_released_part_may_end_while_the_program_serves() {
+        let health = Health::new();
+        health.guard("this").release();
+        assert_eq!(health.state(), State::Serving);
+    }
+
+    #[test]
     fn a_guarded_part_may_end_while_the_program_drains() {
         let health = Health::new();
         let guard = health.guard("this");

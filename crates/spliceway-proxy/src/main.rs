@@ -18,9 +18,11 @@ mod control;
 mod dial;
 mod drain;
 mod errno;
+mod exposure;
 mod handshake;
 mod health;
 mod http_server;
+mod instance;
 mod limits;
 mod listener;
 mod log;
@@ -31,6 +33,7 @@ mod overview;
 mod policy;
 mod rates;
 mod record;
+mod reload;
 mod serve;
 mod service;
 mod session;
@@ -48,7 +51,7 @@ use std::time::Duration;
 
 use health::Health;
 use serve::CannotRun;
-use settings::Settings;
+use settings::{Settings, Source};
 
 /// The longest time that the program waits at its end for threads that the runtime cannot stop,
 /// such as a name lookup.
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
     listener::adopt_inherited();
     match cli::parse() {
         cli::Action::Status(command) => status::run(&command),
+        cli::Action::Reload(command) => reload::run(&command),
         cli::Action::Top(socket) => top::run(socket),
         cli::Action::HashPassword => hash_password().map_or_else(not_hashed, |()| ExitCode::SUCCESS),
         cli::Action::Print(text) => printed(io::stdout().write_all(text.as_bytes())),
@@ -70,10 +74,10 @@ fn main() -> ExitCode {
             log::announce(&problem);
             ExitCode::from(USAGE)
         }
-        cli::Action::Serve(settings, _source) => {
+        cli::Action::Serve(settings, source) => {
             let health = Health::new();
             match log::start(settings.log_level, &health) {
-                Ok(_flushes) => ended(run(*settings, &health)),
+                Ok(_flushes) => ended(run(*settings, source, &health)),
                 Err(error) => ended(Err(error.into())),
             }
         }
@@ -98,7 +102,7 @@ fn ended(result: Result<(), CannotRun>) -> ExitCode {
     }
 }
 
-fn run(settings: Settings, health: &Health) -> Result<(), CannotRun> {
+fn run(settings: Settings, source: Source, health: &Health) -> Result<(), CannotRun> {
     let descriptors = limits::raise_descriptors(settings.limits.descriptors)?;
     let mut builder = match settings.workers.get() {
         1 => tokio::runtime::Builder::new_current_thread(),
@@ -109,7 +113,7 @@ fn run(settings: Settings, health: &Health) -> Result<(), CannotRun> {
         }
     };
     let runtime = builder.enable_all().build()?;
-    let served = runtime.block_on(serve::run(settings, descriptors, health));
+    let served = runtime.block_on(serve::run(settings, source, descriptors, health));
     // This cuts the remaining sessions. Each one writes its record.
     runtime.shutdown_timeout(SHUTDOWN_PATIENCE);
     served

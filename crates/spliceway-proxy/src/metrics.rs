@@ -20,7 +20,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::admission::Admission;
 use crate::outcome::SessionEnd;
-use traffic::LiveSeries;
+use traffic::{AllTraffic, LiveSeries};
 pub(crate) use traffic::{Totals, Traffic};
 
 /// The upper bounds of the buckets for the connect time, in seconds. They range from a neighbour in
@@ -28,6 +28,10 @@ pub(crate) use traffic::{Totals, Traffic};
 const CONNECT_BUCKETS: [f64; 14] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
+
+/// The values of `result` in the metric of reloads.
+const RELOADED: &str = "ok";
+const REFUSED: &str = "refused";
 
 /// All metrics of this process.
 pub(crate) struct Metrics {
@@ -37,6 +41,10 @@ pub(crate) struct Metrics {
     refused: Family<RefusedLabels, Counter>,
     connect_seconds: Histogram,
     accept_errors: Family<ErrnoLabel, Counter>,
+    reloads: Family<ReloadLabel, Counter>,
+    /// The traffic of each service that there has been. A counter never goes back, so a removed
+    /// service keeps its series.
+    traffic: AllTraffic,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -57,13 +65,17 @@ struct RefusedLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReloadLabel {
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ErrnoLabel {
     errno: &'static str,
 }
 
 impl Metrics {
-    /// Creates the metrics for the traffic and the sessions of these services.
-    pub(crate) fn new(traffic: Vec<Arc<Traffic>>, admission: Arc<Admission>) -> Self {
+    pub(crate) fn new(admission: Arc<Admission>) -> Self {
         let metrics = Self {
             registry: Registry::with_prefix("spliceway"),
             active: Family::default(),
@@ -71,22 +83,19 @@ impl Metrics {
             refused: Family::default(),
             connect_seconds: Histogram::new(CONNECT_BUCKETS),
             accept_errors: Family::default(),
+            reloads: Family::default(),
+            traffic: AllTraffic::default(),
         };
-        for service in &traffic {
-            // This creates the series, so that it is 0 before the first session.
-            metrics
-                .active
-                .get_or_create(&ServiceLabel {
-                    service: service.service(),
-                })
-                .set(0);
+        // This creates the series, so that they are 0 before the first reload.
+        for result in [RELOADED, REFUSED] {
+            drop(metrics.reloads.get_or_create(&ReloadLabel { result }));
         }
-        metrics.registered(traffic, admission)
+        metrics.registered(admission)
     }
 
     /// Registers the metrics. [`LiveSeries`] defines the names and help texts of the metrics that
     /// it collects. The library appends `_total` to counters and the unit to the histogram.
-    fn registered(mut self, traffic: Vec<Arc<Traffic>>, admission: Arc<Admission>) -> Self {
+    fn registered(mut self, admission: Arc<Admission>) -> Self {
         let registry = &mut self.registry;
         registry.register(
             "connections_active",
@@ -119,8 +128,31 @@ impl Metrics {
             "Log lines dropped because the reader was too slow or a write failed",
             crate::log::dropped(),
         );
-        registry.register_collector(Box::new(LiveSeries::new(traffic, admission)));
+        registry.register(
+            "reloads",
+            "Reloads of the configuration, by result",
+            self.reloads.clone(),
+        );
+        registry.register_collector(Box::new(LiveSeries::new(self.traffic.clone(), admission)));
         self
+    }
+
+    /// Returns the traffic of the service with this name. A name that was there before continues.
+    pub(crate) fn traffic(&self, service: &'static str) -> Arc<Traffic> {
+        // This creates the series, so that it is 0 before the first session.
+        drop(self.active.get_or_create(&ServiceLabel { service }));
+        self.traffic.of(service)
+    }
+
+    /// Cancels all running relays and associations of all services, and returns their number. See
+    /// [`Traffic::cancel`].
+    pub(crate) fn cancel_all(&self, deadline: Duration) -> usize {
+        self.traffic.all().iter().map(|traffic| traffic.cancel(deadline)).sum()
+    }
+
+    pub(crate) fn reloaded(&self, is_in_force: bool) {
+        let result = if is_in_force { RELOADED } else { REFUSED };
+        self.reloads.get_or_create(&ReloadLabel { result }).inc();
     }
 
     /// Creates the series for this reason, so that it is 0 before the first refusal.
@@ -169,7 +201,9 @@ mod tests {
     #[test]
     fn the_series_have_the_documented_names() {
         let admission = Admission::new("sessions", 10, None);
-        let metrics = Metrics::new(vec![Arc::new(Traffic::new("socks5"))], admission);
+        let metrics = Metrics::new(admission);
+        metrics.traffic("socks5");
+        metrics.reloaded(false);
         metrics.session_began("socks5");
         metrics.session_began("socks5");
         metrics.session_ended("socks5", SessionEnd::ConnectFailed("ECONNREFUSED"));
@@ -195,6 +229,8 @@ mod tests {
             "spliceway_connections_max 10",
             "spliceway_admission_waits_total 0",
             "spliceway_log_lines_dropped_total 0",
+            r#"spliceway_reloads_total{result="ok"} 0"#,
+            r#"spliceway_reloads_total{result="refused"} 1"#,
             "spliceway_pipe_pages 0",
             r#"spliceway_pool_total{event="created"} 0"#,
             r#"spliceway_pool_total{event="denied_emfile"} 0"#,

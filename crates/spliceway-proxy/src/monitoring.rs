@@ -58,13 +58,13 @@ async fn open(
 ) -> io::Result<()> {
     let answers = Arc::new(answers);
     for listener in listener::bind(address).await? {
-        own.add(&listener)?;
+        let own = own.add(&listener)?;
         let described = listener.describe();
         announce(&format_args!("{name} listening on {described}"));
         let guard = overview.health.guard(&format!("the {name} listener on {described}"));
         let serving = http_server::serve(listener, Arc::clone(&answers), Arc::clone(&overview.metrics));
         tokio::spawn(async move {
-            let _guard = guard;
+            let _held = (guard, own);
             serving.await;
         });
     }

@@ -1,7 +1,7 @@
 //! The state of the whole program, for the admin socket and the status page: totals, and rates over
 //! the last seconds.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -25,7 +25,8 @@ const DRAINING: &str = "draining";
 
 /// Everything that describes the state of this run.
 pub(crate) struct Overview {
-    pub(crate) services: Vec<Served>,
+    /// The services that run now. A reload replaces them.
+    services: Mutex<Arc<Vec<Served>>>,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) admission: Arc<Admission>,
     pub(crate) metrics: Arc<Metrics>,
@@ -45,25 +46,24 @@ pub(crate) struct Served {
     pub(crate) listen: Vec<String>,
 }
 
-/// The totals of each service at about one moment.
+/// The totals of each service at about one moment, by the name of the service.
 #[derive(Clone)]
 struct Sample {
     at: Instant,
-    services: Vec<Totals>,
+    totals: HashMap<&'static str, Totals>,
 }
 
 impl Overview {
     pub(crate) fn new(
-        services: Vec<Served>,
+        sessions: Arc<Sessions>,
         admission: Arc<Admission>,
         metrics: Arc<Metrics>,
         health: Health,
         descriptors: usize,
     ) -> Self {
-        let sessions = services.first().map(|served| Arc::clone(&served.service.sessions));
         Self {
-            services,
-            sessions: sessions.unwrap_or_default(),
+            services: Mutex::default(),
+            sessions,
             admission,
             metrics,
             health,
@@ -72,6 +72,16 @@ impl Overview {
             samples: Mutex::default(),
             sampling: tokio::sync::Mutex::default(),
         }
+    }
+
+    /// Records the services that run from now on.
+    pub(crate) fn serve(&self, services: Vec<Served>) {
+        *self.services.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(services);
+    }
+
+    /// Returns the services that run now.
+    pub(crate) fn services(&self) -> Arc<Vec<Served>> {
+        Arc::clone(&self.services.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Takes samples until it is dropped.
@@ -108,13 +118,13 @@ impl Overview {
 
     async fn sample(&self) -> Sample {
         let _sampling = self.sampling.lock().await;
-        let mut services = Vec::with_capacity(self.services.len());
-        for served in &self.services {
-            services.push(served.service.traffic.totals().await);
+        let mut totals = HashMap::new();
+        for served in self.services().iter() {
+            totals.insert(served.service.name, served.service.traffic.totals().await);
         }
         Sample {
             at: Instant::now(),
-            services,
+            totals,
         }
     }
 
@@ -140,16 +150,21 @@ impl Overview {
         let state = self.health.state();
         let before = self.samples().back().cloned();
         let before = before.filter(|before| before.at < sample.at);
-        let services: Vec<_> = (0..self.services.len())
-            .map(|place| {
-                let before = before
-                    .as_ref()
-                    .map(|before| (&before.services[place], sample.at - before.at));
-                let mut status = service(&self.services[place], &sample.services[place], before);
+        let served = self.services();
+        let services: Vec<_> = served
+            .iter()
+            // A service that was added after the sample is in the next one.
+            .filter_map(|served| {
+                let name = served.service.name;
+                let before = before.as_ref().and_then(|before| {
+                    let totals = before.totals.get(name)?;
+                    Some((totals, sample.at - before.at))
+                });
+                let mut status = service(served, sample.totals.get(name)?, before);
                 if state != State::Serving {
                     status.state = DRAINING.to_owned();
                 }
-                status
+                Some(status)
             })
             .collect();
         let sum = |of: fn(&view::ServiceStatus) -> u64| services.iter().map(of).sum();
@@ -169,7 +184,7 @@ impl Overview {
             rates: all(services.iter().map(|service| &service.rates)),
             services,
             pipes: pipes(),
-            fallbacks: fallbacks(&sample.services),
+            fallbacks: fallbacks(&sample.totals),
             limits: view::Limits {
                 sessions: self.admission.max() as u64,
                 descriptors: self.descriptors as u64,
@@ -185,7 +200,7 @@ impl Overview {
 
     /// Returns whether the program serves, and at least one service accepts clients.
     pub(crate) fn is_ready(&self) -> bool {
-        let accepts = self.services.iter().any(|served| served.service.accepting.is_on());
+        let accepts = self.services().iter().any(|served| served.service.accepting.is_on());
         accepts && self.health.state() == State::Serving
     }
 
@@ -199,7 +214,7 @@ fn service(served: &Served, totals: &Totals, before: Option<(&Totals, Duration)>
     let service = &served.service;
     let (up, down) = (totals.bytes.up, totals.bytes.down);
     view::ServiceStatus {
-        name: service.traffic.service().to_owned(),
+        name: service.name.to_owned(),
         listen: served.listen.clone(),
         state: if service.accepting.is_on() {
             "accepting"
@@ -208,7 +223,7 @@ fn service(served: &Served, totals: &Totals, before: Option<(&Totals, Duration)>
         }
         .to_owned(),
         sessions: view::SessionCounts {
-            active: service.metrics.active(service.traffic.service()),
+            active: service.metrics.active(service.name),
             total: totals.sessions,
             waits: 0,
         },
@@ -260,13 +275,13 @@ fn pipes() -> view::Pipes {
     }
 }
 
-fn fallbacks(services: &[Totals]) -> Vec<view::Fallback> {
+fn fallbacks(totals: &HashMap<&str, Totals>) -> Vec<view::Fallback> {
     let counts = Reason::ALL
         .into_iter()
         .enumerate()
         .map(|(place, reason)| view::Fallback {
             reason: reason.to_string(),
-            count: services.iter().map(|totals| totals.fallbacks[place]).sum(),
+            count: totals.values().map(|totals| totals.fallbacks[place]).sum(),
         });
     counts.filter(|fallback| fallback.count > 0).collect()
 }

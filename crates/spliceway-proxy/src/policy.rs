@@ -11,7 +11,7 @@ use std::path::Path;
 use spliceway_protocol::address::Target;
 
 pub(crate) use client::{ClientPolicy, network};
-pub(crate) use own::OwnListeners;
+pub(crate) use own::{OwnEntry, OwnListeners};
 
 /// The targets that a service may connect to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

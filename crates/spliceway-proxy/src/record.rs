@@ -34,9 +34,9 @@ pub(crate) struct Record {
 
 impl Record {
     pub(crate) fn new(service: Arc<Service>, client: Option<SocketAddr>) -> Self {
-        service.metrics.session_began(service.kind.name());
+        service.metrics.session_began(service.name);
         service.traffic.session_began();
-        let (session, registered) = service.sessions.add(service.kind.name(), client);
+        let (session, registered) = service.sessions.add(service.name, client);
         Self {
             service,
             session,
@@ -121,7 +121,7 @@ impl Record {
         macro_rules! write_at {
             ($level:ident) => {
                 tracing::$level!(
-                    service = self.service.kind.name(),
+                    service = self.service.name,
                     client = %Shown(facts.client.as_ref(), "unix"),
                     user = facts.user.as_deref(),
                     protocol = facts.protocol.map(Spoken::name),
@@ -161,9 +161,7 @@ impl Drop for Record {
         }
         let relay = self.relayed();
         let datagrams = self.associated.map(|key| self.service.traffic.dissociate(key));
-        self.service
-            .metrics
-            .session_ended(self.service.kind.name(), outcome.end);
+        self.service.metrics.session_ended(self.service.name, outcome.end);
         self.service.sessions.remove(self.registered);
         self.write(&outcome, &relay, datagrams.as_ref());
     }

@@ -4,34 +4,25 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
-use spliceway::{Peer, RelayOptions};
-use tokio::task::JoinSet;
+use tokio::sync::mpsc;
 
-use crate::admission::{Admission, Dials};
-use crate::auth::Penalties;
-use crate::control::Control;
-use crate::dial::Dialer;
-use crate::drain::{Accepting, Alive, Drain, Drained, StopSignals};
+use crate::admission::Admission;
+use crate::control::{Command, Control, NotDone, Order};
+use crate::drain::{Drain, Drained, SignalRequest, Signals};
 use crate::health::{Health, State};
-use crate::limits::Descriptors;
-use crate::listener::{self, Listener};
-use crate::log::{self, announce};
-use crate::metrics::{Metrics, Traffic};
+use crate::instance::{Instance, Shared};
+use crate::log;
+use crate::metrics::Metrics;
 use crate::monitoring;
-use crate::overview::{Overview, Served};
-use crate::policy::{OwnListeners, TargetPolicy, Targets};
-use crate::rates::RateLimits;
-use crate::service::Service;
-use crate::session::{self, Arrival};
+use crate::overview::Overview;
+use crate::policy::OwnListeners;
+use crate::reload::Report;
 use crate::sessions::Sessions;
-use crate::settings::{ServiceSettings, Settings};
+use crate::settings::{Settings, Source};
 
 /// The time in which sessions that the drain timeout cuts may deliver the bytes that they hold. At
 /// 1 Mbit/s, it is enough for 256 KiB, the most that a session holds for a slow sink.
 const FLUSH_GRACE: Duration = Duration::from_secs(2);
-
-/// A limit of fewer sessions than this is probably a mistake, and causes a warning.
-const FEW_SESSIONS: usize = 64;
 
 /// The reason why a run did not begin or ended without a signal.
 #[derive(Debug)]
@@ -44,93 +35,142 @@ pub(crate) enum CannotRun {
     Failed(Arc<str>),
 }
 
-/// A listener, and the position of its port in the range: 0 for the first port.
-struct Bound {
-    listener: Listener,
-    port_index: u16,
-}
-
 /// Serves until a signal asks the program to stop, and then for at most the drain timeout. The
 /// remaining sessions then deliver the bytes that they hold. Sessions that cannot deliver them in
 /// time end with the runtime. `descriptors` is the number of descriptors that this process may
-/// open.
+/// open. A reload reads `source` again.
 ///
 /// # Errors
 /// Returns an error if a listener cannot be opened or is not safe, or if a part of the program ends
 /// unexpectedly later.
-pub(crate) async fn run(settings: Settings, descriptors: usize, health: &Health) -> Result<(), CannotRun> {
-    let mut signals = StopSignals::new()?;
-    settings.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-    let bound = bind(&settings).await?;
-    let own = own_listeners(&bound)?;
-    let shares = Descriptors::of(descriptors, bound.iter().map(Vec::len).sum());
-    let admission = admission(&settings, &shares);
-    // The services share these descriptors evenly.
-    let transient = shares.transient() / settings.services.len().max(1);
-    let (services, metrics) = services(&settings, &bound, &own, &admission, transient)?;
+pub(crate) async fn run(
+    settings: Settings,
+    source: Source,
+    descriptors: usize,
+    health: &Health,
+) -> Result<(), CannotRun> {
+    let mut signals = Signals::new(matches!(source, Source::Files(_)))?;
+    // Each start and each reload sets the limits of the admission.
+    let admission = Admission::new("sessions", 1, None);
+    let (alive, drain) = Drain::new();
+    let shared = Shared {
+        health: health.clone(),
+        metrics: Arc::new(Metrics::new(Arc::clone(&admission))),
+        admission,
+        sessions: Arc::<Sessions>::default(),
+        own: OwnListeners::default(),
+        alive,
+        descriptors,
+    };
+    let metrics = Arc::clone(&shared.metrics);
     let overview = Arc::new(Overview::new(
-        served(&services, &bound),
-        Arc::clone(&admission),
-        metrics,
+        Arc::clone(&shared.sessions),
+        Arc::clone(&shared.admission),
+        Arc::clone(&metrics),
         health.clone(),
         descriptors,
     ));
-    let (control, mut commands) = Control::new();
-    monitoring::start(&settings, &own, overview, control).await?;
-    let (alive, drain) = Drain::new();
-    let mut accepting = JoinSet::new();
-    for (service, bound) in services.iter().zip(bound) {
-        for bound in bound {
-            announce(&format_args!(
-                "{} listening on {}",
-                service.kind.name(),
-                bound.listener.describe()
-            ));
-            accepting.spawn(accept(
-                bound,
-                Arc::clone(service),
-                Arc::clone(&admission),
-                health.clone(),
-                alive.clone(),
-            ));
-        }
-    }
-    drop(alive);
+    let (control, commands) = Control::new();
+    let mut instance = Instance::new(shared.clone());
+    let plan = instance.prepare(settings).await?;
+    monitoring::start(plan.settings(), &shared.own, Arc::clone(&overview), control).await?;
+    drop(shared);
+    instance.commit(plan);
+    overview.serve(instance.served());
+    serve(&mut instance, Arc::new(source), &overview, commands, &mut signals).await;
 
-    loop {
-        tokio::select! {
-            () = signals.next() => break health.drain(),
-            _ = health.stopped() => break,
-            Some(command) = commands.recv() => command.unsupported(),
-        }
-    }
-    drop(commands);
     if let State::Failed(part) = health.state() {
         tracing::error!("{part} ended unexpectedly: the program stops");
     }
-    // Each accept task closes its listener before it ends, so the next program can use the address.
-    while accepting.join_next().await.is_some() {}
-    tracing::info!(limit = ?settings.timeouts.drain, "draining: no new clients are accepted, sessions may finish");
-    finish(drain, settings.timeouts.drain, &services, &mut signals).await;
+    let limit = instance
+        .settings()
+        .map_or(Duration::ZERO, |settings| settings.timeouts.drain);
+    instance.close().await;
+    tracing::info!(?limit, "draining: no new clients are accepted, sessions may finish");
+    finish(drain, limit, &metrics, &mut signals).await;
     match health.state() {
         State::Failed(part) => Err(CannotRun::Failed(part)),
         _ => Ok(()),
     }
 }
 
-fn served(services: &[Arc<Service>], bound: &[Vec<Bound>]) -> Vec<Served> {
-    let served = |(service, bound): (&Arc<Service>, &Vec<Bound>)| Served {
-        service: Arc::clone(service),
-        listen: bound.iter().map(|bound| bound.listener.describe()).collect(),
+/// Carries out orders, until the program is asked to stop or a part of it has failed.
+async fn serve(
+    instance: &mut Instance,
+    source: Arc<Source>,
+    overview: &Overview,
+    mut commands: mpsc::Receiver<Command>,
+    signals: &mut Signals,
+) {
+    let health = &overview.health;
+    loop {
+        let mut command = tokio::select! {
+            request = signals.next() => match request {
+                SignalRequest::Stop => return health.drain(),
+                SignalRequest::Reload => None,
+            },
+            Some(command) = commands.recv() => Some(command),
+            _ = health.stopped() => return,
+        };
+        if let Some(command) = command.take_if(|command| command.order == Order::Upgrade) {
+            command.unsupported();
+            continue;
+        }
+        let result = tokio::select! {
+            biased;
+            result = reload(instance, &source) => result,
+            () = signals.stop() => return health.drain(),
+            _ = health.stopped() => return,
+        };
+        overview.serve(instance.served());
+        if let Some(command) = command {
+            let result = match (result, command.order) {
+                (Ok(report), Order::Reload { end_sessions: true }) => {
+                    let ended = overview.sessions.close_unknown(&instance.users()).await;
+                    tracing::info!("admin: ended {ended} sessions of removed users");
+                    Ok(format!("{report}; ended {ended} sessions"))
+                }
+                (result, _) => result.map(|report| report.to_string()),
+            };
+            command.answer(
+                result
+                    .map(|report| format!("reloaded: {report}"))
+                    .map_err(NotDone::Refused),
+            );
+        }
+    }
+}
+
+/// Reads the source again, and puts it into force if it is right in every part. Cancel safe.
+async fn reload(instance: &mut Instance, source: &Arc<Source>) -> Result<Report, String> {
+    let reading = Arc::clone(source);
+    // Files may be on a slow disk.
+    let settings = tokio::task::spawn_blocking(move || reading.settings()).await;
+    let settings = settings.unwrap_or_else(|error| Err(format!("reading it failed: {error}")));
+    let plan = match settings {
+        Ok(settings) => instance.prepare(settings).await.map_err(|error| error.to_string()),
+        Err(wrong) => Err(wrong),
     };
-    services.iter().zip(bound).map(served).collect()
+    let metrics = instance.metrics();
+    metrics.reloaded(plan.is_ok());
+    match plan {
+        Ok(plan) => {
+            let report = instance.commit(plan);
+            tracing::info!("reloaded: {report}");
+            Ok(report)
+        }
+        Err(wrong) => {
+            tracing::error!("the reload is refused, and the previous settings stay in force: {wrong}");
+            Err(wrong)
+        }
+    }
 }
 
 /// Lets sessions finish within `limit`.
-async fn finish(mut drain: Drain, limit: Duration, services: &[Arc<Service>], signals: &mut StopSignals) {
+async fn finish(mut drain: Drain, limit: Duration, metrics: &Metrics, signals: &mut Signals) {
     let mut drained = drain.wait(limit, signals).await;
     if drained == Drained::TimeUp {
-        let transfers: usize = services.iter().map(|service| service.traffic.cancel(FLUSH_GRACE)).sum();
+        let transfers = metrics.cancel_all(FLUSH_GRACE);
         tracing::warn!(
             transfers,
             "the drain timeout is over: the remaining sessions are cut, and deliver what they still hold if they can"
@@ -145,197 +185,6 @@ async fn finish(mut drain: Drain, limit: Duration, services: &[Arc<Service>], si
             tracing::warn!("asked to stop again: the remaining sessions are cut now");
         }
     }
-}
-
-/// Opens every listener of each service, or none. A run with only some of its listeners would look
-/// as if it worked.
-async fn bind(settings: &Settings) -> io::Result<Vec<Vec<Bound>>> {
-    let mut services = Vec::new();
-    for service in &settings.services {
-        let mut bound = Vec::new();
-        for range in &service.listen {
-            for (port_index, address) in (0..=u16::MAX).zip(range.iter()) {
-                let listeners = listener::bind(&address).await?;
-                bound.extend(listeners.into_iter().map(|listener| Bound { listener, port_index }));
-            }
-        }
-        services.push(bound);
-    }
-    Ok(services)
-}
-
-fn own_listeners(bound: &[Vec<Bound>]) -> io::Result<OwnListeners> {
-    let own = OwnListeners::default();
-    for bound in bound.iter().flatten() {
-        own.add(&bound.listener)?;
-    }
-    Ok(own)
-}
-
-fn admission(settings: &Settings, shares: &Descriptors) -> Arc<Admission> {
-    let most = shares.sessions();
-    match most < FEW_SESSIONS {
-        true => tracing::warn!("only {most} sessions fit into the limit on descriptors (--nofile): {shares}"),
-        false => tracing::debug!("{shares}"),
-    }
-    let max = settings.limits.max_conns.map_or(most, |asked| {
-        if asked.get() > most {
-            tracing::warn!(
-                "--max-conns {asked} is lowered to {most}, because of the limit on descriptors (--nofile): {shares}"
-            );
-        }
-        asked.get().min(most)
-    });
-    Admission::new("sessions", max, settings.limits.max_conns_per_ip)
-}
-
-fn services(
-    settings: &Settings,
-    bound: &[Vec<Bound>],
-    own: &OwnListeners,
-    admission: &Arc<Admission>,
-    transient: usize,
-) -> Result<(Vec<Arc<Service>>, Arc<Metrics>), CannotRun> {
-    let traffic: Vec<_> = settings
-        .services
-        .iter()
-        .map(|service| Arc::new(Traffic::new(service.kind.name())))
-        .collect();
-    let metrics = Arc::new(Metrics::new(traffic.clone(), Arc::clone(admission)));
-    let (mut services, sessions) = (Vec::new(), Arc::<Sessions>::default());
-    for ((settled, bound), traffic) in settings.services.iter().zip(bound).zip(traffic) {
-        for reason in session::refusals(settled) {
-            metrics.may_refuse(settled.kind.name(), reason);
-        }
-        let clients = Clients::of(settled, bound);
-        check_open(settled, clients)?;
-        let targets = match clients == Clients::Local || settled.allow_private {
-            true => Targets::Everything,
-            false => Targets::Public,
-        };
-        services.push(Arc::new(Service {
-            kind: settled.kind.clone(),
-            timeouts: settings.timeouts,
-            relays: relays(settings),
-            engine: settings.engine,
-            spin: settings.spin,
-            clients: settled.clients.clone(),
-            users: settled.users.clone(),
-            penalties: Penalties::new(settled.auth_penalty),
-            accept_proxy: settled.accept_proxy.clone(),
-            send_proxy: settled.send_proxy,
-            dials: Dials::new(settings.limits.max_dials_per_ip),
-            dialer: Dialer::new(settled.dial.clone(), TargetPolicy::new(targets, own.clone()), transient)?,
-            rates: RateLimits::new(settled.rates_in, settled.rates_out),
-            advertise: settled.advertise,
-            metrics: Arc::clone(&metrics),
-            traffic,
-            sessions: Arc::clone(&sessions),
-            accepting: Accepting::new(),
-        }));
-    }
-    Ok((services, metrics))
-}
-
-pub(crate) fn relays(settings: &Settings) -> RelayOptions {
-    RelayOptions::new()
-        .engine(settings.engine)
-        .pipe_size(settings.pipe_size)
-        .early_answers_to(Peer::A)
-        .pass_resets(true)
-        .idle_timeout(settings.timeouts.idle)
-        .half_close_timeout(settings.timeouts.half_close)
-}
-
-/// The origin of a service's clients, as far as its listeners show it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Clients {
-    /// This machine. These clients can reach whatever the program can reach.
-    Local,
-    /// Other machines.
-    Remote,
-    /// Any address that a load balancer names. The load balancer may be on this machine, but its
-    /// clients need not be.
-    BehindBalancer,
-    /// A Unix socket that other users may open. A client there has no address.
-    SharedSocket,
-}
-
-impl Clients {
-    fn of(service: &ServiceSettings, bound: &[Bound]) -> Self {
-        if service.accept_proxy.is_some() {
-            return Self::BehindBalancer;
-        }
-        let shared = bound.iter().filter(|bound| !bound.listener.is_local());
-        // A shared socket takes precedence over a network address, because `--allow` does not apply
-        // to it.
-        shared.fold(Self::Local, |clients, bound| match bound.listener {
-            Listener::Unix(..) => Self::SharedSocket,
-            Listener::Tcp(_) if clients == Self::SharedSocket => clients,
-            Listener::Tcp(_) => Self::Remote,
-        })
-    }
-}
-
-/// Returns an error if anybody could use the proxy and the settings do not permit this. Strangers
-/// find and use an open proxy within hours.
-fn check_open(service: &ServiceSettings, clients: Clients) -> Result<(), CannotRun> {
-    let has_networks = service.clients.names_who_may();
-    let (is_guarded, why, who) = match clients {
-        Clients::Local => return Ok(()),
-        Clients::Remote => (
-            has_networks,
-            "listens on an address that other machines can reach",
-            "(--auth-file, --allow)",
-        ),
-        Clients::BehindBalancer => (
-            has_networks,
-            "accepts clients from a load balancer (--accept-proxy), which may pass on clients of other machines",
-            "(--auth-file, --allow)",
-        ),
-        Clients::SharedSocket => (
-            false,
-            "listens on a Unix socket that other users may open",
-            "(--auth-file, or mode=0600 for the socket)",
-        ),
-    };
-    if is_guarded || service.users.is_some() || service.open {
-        return Ok(());
-    }
-    Err(CannotRun::Unsafe(format!(
-        "{} {why}, and would serve everybody: restrict access {who}, or allow everybody (--open)",
-        service.kind.name()
-    )))
-}
-
-async fn accept(bound: Bound, service: Arc<Service>, admission: Arc<Admission>, health: Health, alive: Alive) {
-    let metrics = Arc::clone(&service.metrics);
-    let Bound { listener, port_index } = bound;
-    let guard = health.guard(&format!(
-        "the {} listener on {}",
-        service.kind.name(),
-        listener.describe()
-    ));
-    let stopping = Arc::clone(&service);
-    let stop = async move {
-        tokio::select! {
-            _ = health.stopped() => {}
-            () = stopping.accepting.stopped() => {}
-        }
-    };
-    listener::accept(listener, &admission, &metrics, stop, |accepted, permit| {
-        let arrival = Arrival {
-            accepted,
-            port_index,
-            permit,
-        };
-        if let Some((opening, session)) = session::begin(arrival, Arc::clone(&service)) {
-            let task = tokio::spawn(session::run(opening, alive.clone()));
-            session.runs_in(task.abort_handle());
-        }
-    })
-    .await;
-    guard.release();
 }
 
 impl From<io::Error> for CannotRun {
@@ -407,7 +256,10 @@ mod tests {
         let health = Health::new();
         let running = tokio::spawn({
             let health = health.clone();
-            async move { run(settings.unwrap(), 1000, &health).await }
+            async move {
+                let source = Source::Files("/nowhere".into());
+                run(settings.unwrap(), source, 1000, &health).await
+            }
         });
         // This session uses the only place, and the program logs this.
         let session = reach(&clients, &running).await;
@@ -448,7 +300,10 @@ mod tests {
             target.display()
         ));
         let target = std::os::unix::net::UnixListener::bind(&target).unwrap();
-        let running = runtime.spawn(async move { run(settings.unwrap(), 100_000, &Health::new()).await });
+        let running = runtime.spawn(async move {
+            let source = Source::Files("/nowhere".into());
+            run(settings.unwrap(), source, 100_000, &Health::new()).await
+        });
         let (unstick, stuck) = std::sync::mpsc::channel::<()>();
         let (begun, begins) = std::sync::mpsc::channel();
         runtime.spawn(async move {

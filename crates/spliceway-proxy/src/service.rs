@@ -19,6 +19,8 @@ use crate::settings::{AcceptProxy, Kind, Timeouts};
 
 /// The state that the sessions of one service share.
 pub(crate) struct Service {
+    /// The value of `service` in metrics and records.
+    pub(crate) name: &'static str,
     pub(crate) kind: Kind,
     pub(crate) timeouts: Timeouts,
     pub(crate) relays: RelayOptions,
@@ -28,11 +30,11 @@ pub(crate) struct Service {
     pub(crate) spin: Duration,
     pub(crate) clients: ClientPolicy,
     pub(crate) users: Option<Arc<Users>>,
-    pub(crate) penalties: Penalties,
+    pub(crate) penalties: Arc<Penalties>,
     pub(crate) accept_proxy: Option<AcceptProxy>,
     pub(crate) send_proxy: Option<proxy::Version>,
     pub(crate) dialer: Dialer,
-    pub(crate) dials: Dials,
+    pub(crate) dials: Arc<Dials>,
     pub(crate) rates: Arc<RateLimits>,
     pub(crate) advertise: Option<IpAddr>,
     pub(crate) metrics: Arc<Metrics>,

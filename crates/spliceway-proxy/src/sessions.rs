@@ -5,6 +5,7 @@
 //!   Handshake ── request ──▶ Dial ── connected ──▶ Relay or Datagrams ── end ──▶ removed
 //! ```
 
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -114,6 +115,23 @@ impl Sessions {
         let found = (slot..next).filter_map(|slot| Some((slot, open.get(slot)?)));
         let found = found.map(|(slot, (_, session))| (slot, Arc::clone(session))).collect();
         (found, (next < open.capacity()).then_some(next))
+    }
+
+    /// Closes the sessions whose service has users, but not theirs. Returns their number.
+    pub(crate) async fn close_unknown(&self, users: &HashMap<&'static str, HashSet<Box<str>>>) -> usize {
+        let (mut slot, mut closed) = (Some(0), 0);
+        while let Some(from) = slot {
+            let (sessions, next) = self.slice(from);
+            for (_, session) in sessions {
+                let user = session.facts().user.clone();
+                let known = users.get(session.service);
+                let is_unknown = matches!((user, known), (Some(user), Some(known)) if !known.contains(&user));
+                closed += usize::from(is_unknown && session.close());
+            }
+            slot = next;
+            tokio::task::yield_now().await;
+        }
+        closed
     }
 
     /// Returns the session with this identifier.

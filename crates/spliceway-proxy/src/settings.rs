@@ -41,10 +41,10 @@ impl Source {
     /// Returns the first fault, with its flag or its place in a file.
     pub(crate) fn settings(&self) -> Result<Settings, String> {
         match self {
-            Self::CommandLine(config) => settle((**config).clone(), &Origin::CommandLine),
+            Self::CommandLine(config) => settle(config, &Origin::CommandLine),
             Self::Files(path) => {
                 let (config, sources) = config::source::read(path, &|name| std::env::var(name).ok())?;
-                settle(config, &Origin::Files(sources))
+                settle(&config, &Origin::Files(sources))
             }
         }
     }
@@ -66,11 +66,46 @@ pub(crate) struct Settings {
     /// The status page on the metrics listener, with the names that its requests may use.
     pub(crate) status_page: Option<Vec<Box<str>>>,
     pub(crate) admin: Option<ListenAddress>,
-    /// What the operator has written.
-    #[allow(dead_code, reason = "a reload will compare it")]
-    pub(crate) config: Config,
     /// Warnings for the operator.
     pub(crate) warnings: Vec<String>,
+}
+
+impl Settings {
+    /// Returns whether sessions depend on these settings in the same way, apart from those of their
+    /// service.
+    pub(crate) fn has_same_sessions(&self, other: &Self) -> bool {
+        let of = |settings: &Self| {
+            let Timeouts {
+                drain: _,
+                handshake,
+                connect,
+                idle,
+                half_close,
+            } = settings.timeouts;
+            let times = (handshake, connect, idle, half_close);
+            (
+                times,
+                settings.engine,
+                settings.pipe_size,
+                settings.spin,
+                settings.limits.max_dials_per_ip,
+            )
+        };
+        of(self) == of(other)
+    }
+
+    /// Returns the keys of settings that differ and cannot change at run time.
+    pub(crate) fn fixed_differences(&self, other: &Self) -> Vec<&'static str> {
+        let differ = [
+            ("limits.nofile", self.limits.descriptors != other.limits.descriptors),
+            ("engine.workers", self.workers != other.workers),
+            ("admin.socket", self.admin != other.admin),
+            ("admin.metrics", self.metrics != other.metrics),
+            ("admin.status_page", self.status_page != other.status_page),
+        ];
+        let differ = differ.into_iter().filter(|(_, differs)| *differs);
+        differ.map(|(key, _)| key).collect()
+    }
 }
 
 /// The settings of one service.

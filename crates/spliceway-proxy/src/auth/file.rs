@@ -8,8 +8,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::Stored;
 use super::hash::{Cost, Hash, WORK_MAX_KIB};
+use super::{Fingerprint, Stored, fingerprint};
 
 /// The start of a hash. A text that does not start with it is the password itself.
 const HASH: &str = "$argon2";
@@ -30,6 +30,8 @@ const EXPOSED: u32 = 0o066;
 #[derive(Default)]
 pub(crate) struct UserFile {
     pub(crate) users: Vec<(Box<[u8]>, Stored)>,
+    /// The keyed digest of the text.
+    pub(crate) fingerprint: Fingerprint,
     /// The number of passwords that are not hashed.
     pub(crate) clear: usize,
     /// The mode of the file, if it lets the group or other users read or write the file.
@@ -56,12 +58,16 @@ pub(crate) fn read(path: &Path) -> Result<UserFile, FileError> {
         line: None,
         problem,
     };
-    let (text, mode) = read_bounded(path).map_err(|error| whole(error.to_string()))?;
+    let (text, mode) = read_bounded(path).map_err(|error| {
+        let expected = "expected a file with NAME:HASH on each line, which this user may read";
+        whole(format!("{error}; {expected}"))
+    })?;
     let mut file = parse(&text).map_err(|(line, problem)| FileError {
         path: path.into(),
         line: Some(line),
         problem,
     })?;
+    file.fingerprint = fingerprint(&text);
     file.exposed = (mode & EXPOSED != 0).then_some(mode);
     match file.users.is_empty() {
         true => Err(whole(format!("the file has no users; {EXPECTED}"))),

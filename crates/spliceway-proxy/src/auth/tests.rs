@@ -29,7 +29,11 @@ fn clear(secret: &str) -> Stored {
 }
 
 fn users(of: impl IntoIterator<Item = (&'static str, Stored)>) -> Users {
-    Users::new(of.into_iter().map(|(name, stored)| (name.as_bytes().into(), stored))).unwrap()
+    Users::new(
+        of.into_iter().map(|(name, stored)| (name.as_bytes().into(), stored)),
+        [0; 32],
+    )
+    .unwrap()
 }
 
 /// Returns whether a login from [`CLIENT`] succeeds.

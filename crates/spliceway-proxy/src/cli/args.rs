@@ -144,7 +144,7 @@ pub(super) struct TimeArgs {
     /// The timer may be late by up to 1/8 of this time [default: 1m]
     #[arg(long, value_name = "TIME", hide_short_help = true)]
     half_close_timeout: Option<Value<Time>>,
-    /// Time limit for transfers to finish after TERM, INT or HUP. The program then cuts the
+    /// Time limit for transfers to finish after TERM or INT. The program then cuts the
     /// remaining transfers. They have 2s more to deliver the bytes that they hold [default: 30s]
     #[arg(long, value_name = "TIME", hide_short_help = true)]
     drain_timeout: Option<Value<Time>>,

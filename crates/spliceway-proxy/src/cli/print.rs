@@ -5,6 +5,9 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 
+#[cfg(test)]
+mod tests;
+
 use super::Cli;
 use crate::config::keys::{Keys, flag_of};
 use crate::config::{Config, Value};
@@ -62,6 +65,8 @@ pub(super) fn schema() -> String {
     let keys = Keys::new();
     let mut schema = keys.schema().clone();
     schema["title"] = "spliceway.toml".into();
+    schema["required"] = vec!["service"].into();
+    schema["properties"]["service"]["items"]["required"] = vec!["kind", "listen"].into();
     let command = Cli::command();
     for (path, key) in keys.all() {
         if let Some(help) = help_of(&command, &path, &key) {

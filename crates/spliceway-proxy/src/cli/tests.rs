@@ -19,6 +19,42 @@ fn the_command_line_is_consistent() {
     Cli::command().debug_assert();
 }
 
+/// A default of the help, in brackets.
+fn default_in(help: &str) -> Option<&str> {
+    let (_, default) = help.rsplit_once("[default: ")?;
+    default.strip_suffix(']')
+}
+
+#[test]
+fn the_help_states_the_defaults() {
+    use clap::CommandFactory;
+    let mut command = Cli::command();
+    command.build();
+    let plain = typed("spliceway socks5").unwrap();
+    let socks5 = command.find_subcommand("socks5").unwrap();
+    let mut count = 0;
+    for argument in socks5.get_arguments() {
+        let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
+        // A longer text explains where a default comes from.
+        let Some(default) = default_in(&help).filter(|default| !default.contains(' ')) else {
+            continue;
+        };
+        let flag = argument.get_long().unwrap();
+        let stated = typed(&format!("spliceway socks5 --{flag} {default}")).unwrap();
+        let shown = |settings: &Settings| {
+            let mut shown = format!("{settings:?}");
+            // What the operator has written differs, and its meaning must not.
+            let start = shown.find("config: Service").unwrap();
+            let end = shown[start..].find("}").unwrap();
+            shown.replace_range(start..start + end, "");
+            shown
+        };
+        assert_eq!(shown(&stated), shown(&plain), "--{flag} {default}");
+        count += 1;
+    }
+    assert!(count >= 10, "{count} defaults");
+}
+
 #[test]
 fn the_bare_form_means_forward() {
     let bare = typed("spliceway -l :80 -l [::1]:81 --to example.com:90").unwrap();
@@ -52,7 +88,7 @@ fn a_port_range_maps_to_an_equal_range_or_to_one_port() {
 fn accept_proxy_and_proxy_from_require_each_other() {
     assert!(typed("spliceway socks5 --accept-proxy v2").is_err());
     assert!(typed("spliceway socks5 --proxy-from 10.0.0.0/8").is_err());
-    assert!(typed("spliceway socks5 --accept-proxy any --proxy-from 10.0.0.0/8").is_ok());
+    assert!(typed("spliceway socks5 --accept-proxy any --proxy-from 10.0.0.0/8 --open").is_ok());
 }
 
 #[test]

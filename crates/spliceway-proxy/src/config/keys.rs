@@ -15,8 +15,9 @@ impl Keys {
     pub(crate) fn new() -> Self {
         let mut settings = SchemaSettings::draft2020_12();
         settings.inline_subschemas = true;
-        let schema = settings.into_generator().into_root_schema_for::<Config>();
-        Self(schema.to_value())
+        let mut schema = settings.into_generator().into_root_schema_for::<Config>().to_value();
+        without_null(&mut schema);
+        Self(schema)
     }
 
     pub(crate) fn schema(&self) -> &Json {
@@ -47,7 +48,7 @@ impl Keys {
             return Ok(());
         }
         let table = match path.join(".") {
-            path if path.is_empty() => "a file".to_owned(),
+            path if path.is_empty() => "the file".to_owned(),
             path if path == "service" => "[[service]]".to_owned(),
             path => format!("[{path}]"),
         };
@@ -74,6 +75,25 @@ fn shown(path: &str) -> String {
     match path {
         "service" => "[[service]]".to_owned(),
         path => format!("[{path}]"),
+    }
+}
+
+/// Removes the null of optional values, because TOML has none.
+fn without_null(schema: &mut Json) {
+    match schema {
+        Json::Object(object) => {
+            // The defaults of tables are empty, and say nothing.
+            object.remove("default");
+            if let Some(Json::Array(types)) = object.get_mut("type") {
+                types.retain(|one| one != "null");
+            }
+            if let Some(Json::Array(options)) = object.get_mut("anyOf") {
+                options.retain(|one| one.get("type").is_none_or(|one| one != "null"));
+            }
+            object.values_mut().for_each(without_null);
+        }
+        Json::Array(array) => array.iter_mut().for_each(without_null),
+        _ => {}
     }
 }
 

@@ -98,8 +98,15 @@ impl Sources {
 
     fn show(&self, error: &Error, start: usize, what: &str) -> String {
         let at = error.span().map(|span| start + span.start);
-        // A message of the parser may have several lines.
-        let problem = error.message().trim().replace('\n', ", ");
+        let problem = match error.message() {
+            "duplicate key" => "the key is given twice: remove one of them".to_owned(),
+            // A message of the parser may have several lines, and words that TOML does not have.
+            message => message
+                .trim()
+                .replace('\n', ", ")
+                .replace(": sequence,", ": array,")
+                .replace(": map,", ": table,"),
+        };
         format!("{}: {what}{problem}", self.place(at))
     }
 }

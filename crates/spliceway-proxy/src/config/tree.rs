@@ -122,6 +122,10 @@ impl Step<'_> {
             self.keys
                 .check(path, &name)
                 .map_err(|problem| TreeFault::new(span.start, problem))?;
+            if path.is_empty() && name == "service" && value.get_ref().is_table() {
+                let problem = "a service is one of several tables: write [[service]] with two brackets";
+                return Err(TreeFault::new(span.start, problem.to_owned()));
+            }
             path.push(name);
             let value = self.value(value, path)?;
             path.pop();

@@ -164,7 +164,7 @@ async fn only_the_allowed_addresses_of_a_name_are_dialled() {
     let server = Server::start().await;
     let (ours, theirs, port) = two_on_one_port().await;
     let own = OwnListeners::default();
-    own.add(&ours).unwrap();
+    let _entry = own.add(&ours).unwrap();
     let policy = TargetPolicy::new(Targets::Everything, own);
     let resolver = ResolverSettings::Servers(vec![server.address]);
     let dialer = dialer(resolver, SocketSettings::default(), policy);
@@ -191,7 +191,7 @@ async fn a_name_that_changes_to_an_own_address_is_refused_without_a_dial() {
     let policy = TargetPolicy::new(Targets::Everything, own.clone());
     let dialer = dialer(resolver, SocketSettings::default(), policy);
     // A listener is added when it is bound, which is after the dialer has been created.
-    own.add(&ours).unwrap();
+    let _entry = own.add(&ours).unwrap();
     let target = format!("rebind.example:{port}");
     server.says("rebind.example.", Answer::has(&["127.0.0.2"], 0));
     dial(&dialer, &target).await.unwrap();
@@ -351,7 +351,7 @@ async fn a_unix_socket_is_reached_unless_it_is_an_own_listener() {
     let (ours, theirs) = (folder.join("ours"), folder.join("theirs"));
     let own = OwnListeners::default();
     let our_listener = UnixListener::bind(&ours).unwrap();
-    own.add(&our_listener).unwrap();
+    let _entry = own.add(&our_listener).unwrap();
     let their_listener = UnixListener::bind(&theirs).unwrap();
     let policy = TargetPolicy::new(Targets::Public, own);
     let dialer = dialer(ResolverSettings::System, SocketSettings::default(), policy);

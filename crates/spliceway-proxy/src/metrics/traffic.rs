@@ -26,6 +26,27 @@ pub(crate) struct Traffic {
 /// The relays that one slice of [`Traffic::totals`] reads. A slice holds the lock for about 20 µs.
 const SLICE: usize = 128;
 
+/// The traffic of every service that there has been. Clones share the list.
+#[derive(Clone, Default)]
+pub(super) struct AllTraffic(Arc<Mutex<Vec<Arc<Traffic>>>>);
+
+impl AllTraffic {
+    /// Returns the traffic of this service, new or known.
+    pub(super) fn of(&self, service: &'static str) -> Arc<Traffic> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = all.iter().find(|traffic| traffic.service == service) {
+            return Arc::clone(known);
+        }
+        let traffic = Arc::new(Traffic::new(service));
+        all.push(Arc::clone(&traffic));
+        traffic
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<Traffic>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
 /// The counts of one service. A relay's bytes are either in `running` or in `ended`, and they move
 /// between the two under the lock. So a reader that holds the lock counts each byte once, and never
 /// counts fewer bytes than before.
@@ -88,10 +109,6 @@ impl Traffic {
             sessions: AtomicU64::new(0),
             ledger: Mutex::default(),
         }
-    }
-
-    pub(crate) fn service(&self) -> &'static str {
-        self.service
     }
 
     /// Records that a session starts.
@@ -268,19 +285,19 @@ impl Paths {
 
 /// The collector that encodes these metrics at each scrape.
 pub(super) struct LiveSeries {
-    traffic: Vec<Arc<Traffic>>,
+    traffic: AllTraffic,
     admission: Arc<Admission>,
 }
 
 impl LiveSeries {
-    pub(super) fn new(traffic: Vec<Arc<Traffic>>, admission: Arc<Admission>) -> Self {
+    pub(super) fn new(traffic: AllTraffic, admission: Arc<Admission>) -> Self {
         Self { traffic, admission }
     }
 
     fn bytes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let help = "Bytes delivered, by path; up is from client to target";
         let mut family = encoder.encode_descriptor("bytes", help, None, MetricType::Counter)?;
-        for traffic in &self.traffic {
+        for traffic in self.traffic.all() {
             let bytes = traffic.bytes();
             for (direction, paths) in [("up", bytes.up), ("down", bytes.down)] {
                 for (path, count) in [("splice", paths.splice), ("copy", paths.copy)] {
@@ -297,7 +314,7 @@ impl LiveSeries {
     fn lost(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let help = "Bytes read from one side and not delivered to the other when the session ended";
         let mut family = encoder.encode_descriptor("lost_bytes", help, None, MetricType::Counter)?;
-        for traffic in &self.traffic {
+        for traffic in self.traffic.all() {
             let bytes = traffic.bytes();
             for (direction, paths) in [("up", bytes.up), ("down", bytes.down)] {
                 family
@@ -311,6 +328,7 @@ impl LiveSeries {
     fn datagrams(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let counts: Vec<_> = self
             .traffic
+            .all()
             .iter()
             .map(|traffic| (traffic.service, traffic.datagrams()))
             .collect();
@@ -359,7 +377,7 @@ impl LiveSeries {
 
     fn fallbacks(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let mut sums = [0; Reason::ALL.len()];
-        for traffic in &self.traffic {
+        for traffic in self.traffic.all() {
             sums.iter_mut()
                 .zip(traffic.fallbacks())
                 .for_each(|(sum, count)| *sum += count);
@@ -422,7 +440,7 @@ fn pool(encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
 impl fmt::Debug for LiveSeries {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list()
-            .entries(self.traffic.iter().map(|traffic| traffic.service))
+            .entries(self.traffic.all().iter().map(|traffic| traffic.service))
             .finish()
     }
 }

@@ -45,7 +45,7 @@ pub(crate) fn network(text: &str) -> Result<IpNet, &'static str> {
     text.parse()
         .or_else(|_| text.parse().map(|ip: IpAddr| IpNet::from(ip)))
         .map_err(
-            |_| "expected IP/BITS or IP, such as 192.0.2.0/24, 2001:db8::/32 or 127.0.0.1; repeat the option for more",
+            |_| "expected IP/BITS or IP, such as 192.0.2.0/24, 2001:db8::/32 or 127.0.0.1; commas do not separate several",
         )
 }
 

@@ -6,13 +6,22 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
+use slab::Slab;
 use socket2::SockRef;
 
 /// The addresses of this program's own listeners. A listener is added once it is bound. Clones
 /// share the list.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct OwnListeners {
-    bound: Arc<RwLock<Vec<Bound>>>,
+    bound: Arc<RwLock<Slab<Bound>>>,
+}
+
+/// The entry of a listener. Dropping it removes the listener from the list.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct OwnEntry {
+    own: OwnListeners,
+    key: usize,
 }
 
 #[derive(Debug)]
@@ -26,11 +35,12 @@ enum Bound {
 }
 
 impl OwnListeners {
-    /// Adds a listener at the address of its socket.
+    /// Adds a listener at the address of its socket. Returns `None` for a socket without an address
+    /// that a connection could name.
     ///
     /// # Errors
     /// Returns the kernel's error for a descriptor that is not a bound socket.
-    pub(crate) fn add<'socket>(&self, listener: impl Into<SockRef<'socket>>) -> io::Result<()> {
+    pub(crate) fn add<'socket>(&self, listener: impl Into<SockRef<'socket>>) -> io::Result<Option<OwnEntry>> {
         let listener = listener.into();
         let local = listener.local_addr()?;
         let bound = if let Some(address) = local.as_socket() {
@@ -41,17 +51,18 @@ impl OwnListeners {
         } else if let Some(path) = local.as_pathname() {
             Bound::Path(real(path))
         } else {
-            return Ok(());
+            return Ok(None);
         };
-        self.bound.write().unwrap_or_else(PoisonError::into_inner).push(bound);
-        Ok(())
+        let own = self.clone();
+        let key = self.bound.write().unwrap_or_else(PoisonError::into_inner).insert(bound);
+        Ok(Some(OwnEntry { own, key }))
     }
 
     /// Returns whether a connection to `address` reaches one of these listeners.
     pub(super) fn are_at(&self, address: SocketAddr) -> bool {
         let bound = self.bound.read().unwrap_or_else(PoisonError::into_inner);
         let ip = reached(address.ip());
-        let mut own = bound.iter().filter_map(|bound| match bound {
+        let mut own = bound.iter().filter_map(|(_, bound)| match bound {
             Bound::Ip { address: own, only_v6 } if own.port() == address.port() => Some((own.ip(), *only_v6)),
             _ => None,
         });
@@ -68,7 +79,14 @@ impl OwnListeners {
         let bound = self.bound.read().unwrap_or_else(PoisonError::into_inner);
         bound
             .iter()
-            .any(|bound| matches!(bound, Bound::Path(own) if *own == path))
+            .any(|(_, bound)| matches!(bound, Bound::Path(own) if *own == path))
+    }
+}
+
+impl Drop for OwnEntry {
+    fn drop(&mut self) {
+        let mut bound = self.own.bound.write().unwrap_or_else(PoisonError::into_inner);
+        bound.try_remove(self.key);
     }
 }
 
@@ -159,8 +177,9 @@ mod tests {
 
     use super::*;
 
-    /// Returns a listener on the IPv6 wildcard, its port, and the list that contains the listener.
-    fn wildcard(only_v6: bool) -> (Socket, u16, OwnListeners) {
+    /// Returns a listener on the IPv6 wildcard with its entry, its port, and the list that contains
+    /// the listener.
+    fn wildcard(only_v6: bool) -> ((Socket, Option<OwnEntry>), u16, OwnListeners) {
         let socket = Socket::new(Domain::IPV6, Type::STREAM, None).unwrap();
         socket.set_only_v6(only_v6).unwrap();
         socket
@@ -168,12 +187,24 @@ mod tests {
             .unwrap();
         let port = socket.local_addr().unwrap().as_socket().unwrap().port();
         let own = OwnListeners::default();
-        own.add(&socket).unwrap();
-        (socket, port, own)
+        let entry = own.add(&socket).unwrap();
+        ((socket, entry), port, own)
     }
 
     fn are_at(own: &OwnListeners, ip: &str, port: u16) -> bool {
         own.are_at(SocketAddr::new(ip.parse().unwrap(), port))
+    }
+
+    #[test]
+    fn a_listener_without_an_entry_is_not_in_the_list() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let own = OwnListeners::default();
+        let (first, second) = (own.add(&listener).unwrap(), own.add(&listener).unwrap());
+        drop(first);
+        assert!(are_at(&own, "127.0.0.1", port));
+        drop(second);
+        assert!(!are_at(&own, "127.0.0.1", port));
     }
 
     #[test]
@@ -182,7 +213,7 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         let own = OwnListeners::default();
         let policy = own.clone();
-        own.add(&listener).unwrap();
+        let _entry = own.add(&listener).unwrap();
         for ip in ["127.0.0.1", "0.0.0.0", "::ffff:127.0.0.1", "::ffff:0.0.0.0"] {
             assert!(are_at(&policy, ip, port), "{ip}");
         }
@@ -243,7 +274,7 @@ mod tests {
         let path = folder.join("socket");
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         let own = OwnListeners::default();
-        own.add(&listener).unwrap();
+        let _entry = own.add(&listener).unwrap();
         assert!(own.are_at_path(&path));
         assert!(own.are_at_path(&folder.join(".").join("socket")));
         assert!(!own.are_at_path(&folder.join("other")));

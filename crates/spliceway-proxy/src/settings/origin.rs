@@ -33,6 +33,18 @@ impl Fault {
     }
 }
 
+/// Replaces flags by their keys, such as `--auth-file` by `auth_file`.
+fn as_keys(problem: &str) -> String {
+    let mut text = String::new();
+    for (index, part) in problem.split("--").enumerate() {
+        let flag = part.find(|letter: char| !letter.is_ascii_lowercase() && letter != '-');
+        let (flag, rest) = part.split_at(if index == 0 { 0 } else { flag.unwrap_or(part.len()) });
+        text.push_str(&flag.replace('-', "_"));
+        text.push_str(rest);
+    }
+    text
+}
+
 impl Origin {
     /// Returns the text for the operator, which names the flag or the place in a file.
     pub(crate) fn show(&self, fault: &Fault) -> String {
@@ -46,11 +58,20 @@ impl Origin {
             },
             Self::Files(sources) => {
                 let place = sources.place(*at);
+                let problem = as_keys(problem);
                 match *key {
                     "" => format!("{place}: {problem}"),
                     key => format!("{place}: {key}: {problem}"),
                 }
             }
+        }
+    }
+
+    /// Returns the place of a value.
+    pub(crate) fn place(&self, at: Option<usize>) -> String {
+        match self {
+            Self::CommandLine => "the command line".to_owned(),
+            Self::Files(sources) => sources.place(at),
         }
     }
 

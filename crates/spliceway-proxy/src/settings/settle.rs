@@ -10,8 +10,9 @@ use tracing_subscriber::filter::LevelFilter;
 
 use super::users::users;
 use super::{AcceptProxy, Kind, Limits, ServiceSettings, Settings, Timeouts, interned};
-use crate::config::{self, Choice, Config, KindArg, List, Rate, Value, Word};
+use crate::config::{self, Choice, Config, KindArg, List, Listen, Rate, Value, Word};
 use crate::dial::{CHAIN_MAX, DialSettings, SocketSettings};
+use crate::exposure::{Clients, Reach, check_open};
 use crate::listener::KEEPALIVE;
 use crate::policy::ClientPolicy;
 use crate::rates::Rates;
@@ -30,15 +31,11 @@ const MAX_DIALS_PER_IP: NonZeroU32 = NonZeroU32::new(256).expect("not 0");
 ///
 /// # Errors
 /// Returns the first fault, with its place.
-pub(crate) fn settle(config: Config, origin: &Origin) -> Result<Settings, String> {
+pub(crate) fn settle(config: &Config, origin: &Origin) -> Result<Settings, String> {
     let mut warnings = Vec::new();
-    let settled = settings(&config, origin, &mut warnings).map_err(|fault| origin.show(&fault))?;
+    let settled = settings(config, origin, &mut warnings).map_err(|fault| origin.show(&fault))?;
     let warnings = warnings.iter().map(|fault| origin.show(fault)).collect();
-    Ok(Settings {
-        config,
-        warnings,
-        ..settled
-    })
+    Ok(Settings { warnings, ..settled })
 }
 
 fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Result<Settings, Fault> {
@@ -63,7 +60,7 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
         let place = table.span().start;
         let service = table.get_ref().clone().or(defaults);
         let settled = settle_service(service, place, timeouts.connect, origin, warnings)?;
-        check_distinct(&settled, &services, place)?;
+        check_distinct(&settled, &services, origin)?;
         services.push(settled);
     }
     if services.is_empty() {
@@ -90,7 +87,6 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
         metrics: parsed(&admin.metrics),
         status_page: status_page(admin)?,
         admin: parsed(&admin.socket),
-        config: Config::default(),
         warnings: Vec::new(),
     })
 }
@@ -139,7 +135,7 @@ fn settle_service(
     if let Kind::Forward(remote) = &kind {
         check_ports(&service, remote.count)?;
     }
-    Ok(ServiceSettings {
+    let settled = ServiceSettings {
         name: service
             .name
             .as_ref()
@@ -162,7 +158,19 @@ fn settle_service(
         advertise: parsed(&service.advertise),
         kind,
         config: service,
-    })
+    };
+    check_exposure(&settled)?;
+    Ok(settled)
+}
+
+/// Checks what the addresses show before they are bound. The sockets may show more.
+fn check_exposure(service: &ServiceSettings) -> Result<(), Fault> {
+    let reach = service
+        .listen
+        .iter()
+        .filter_map(|range| Reach::of_address(&range.first));
+    let at = service.config.listen.as_ref().and_then(List::at);
+    check_open(service, Clients::of(service, reach)).map_err(|wrong| Fault::new(at, "listen", wrong))
 }
 
 /// The keys that only proxies have, because the clients of a forwarder choose nothing.
@@ -245,7 +253,8 @@ fn accept_proxy(service: &config::Service) -> Result<Option<AcceptProxy>, Fault>
 
 fn rates(key: &'static str, list: &Option<List<Rate>>) -> Result<Rates, Fault> {
     let at = list.as_ref().and_then(List::at);
-    Rates::from_args(&all(list)).map_err(|wrong| Fault::new(at, key, wrong))
+    let expected = "expected at most one rate for each connection, each client and the service";
+    Rates::from_args(&all(list)).map_err(|wrong| Fault::new(at, key, format!("{wrong}: {expected}")))
 }
 
 fn dial(service: &config::Service, timeout: Duration) -> Result<DialSettings, Fault> {
@@ -282,20 +291,36 @@ fn dial(service: &config::Service, timeout: Duration) -> Result<DialSettings, Fa
     })
 }
 
-/// Checks that no other service has the name of this one.
-fn check_distinct(service: &ServiceSettings, others: &[ServiceSettings], place: usize) -> Result<(), Fault> {
-    let at = service.config.name.as_ref().map_or(Some(place), Value::at);
-    match others.iter().any(|other| other.name == service.name) {
-        true => Err(Fault::new(
-            at,
-            "name",
-            format!(
-                "another service has the name `{}`: expected a name of its own",
-                service.name
-            ),
-        )),
-        false => Ok(()),
+/// Checks that no other service has the name or an address of this one.
+fn check_distinct(service: &ServiceSettings, others: &[ServiceSettings], origin: &Origin) -> Result<(), Fault> {
+    if let Some(other) = others.iter().find(|other| other.name == service.name) {
+        let place = |service: &config::Service| match (&service.name, &service.kind) {
+            (Some(name), _) => name.at(),
+            (None, kind) => kind.as_ref().and_then(Value::at),
+        };
+        let (at, there) = (place(&service.config), origin.place(place(&other.config)));
+        let name = service.name;
+        let problem = format!("the service at {there} has the name `{name}` too: give each service its own name");
+        return Err(Fault::new(at, "name", problem));
     }
+    let values = |service: &ServiceSettings| {
+        service
+            .config
+            .listen
+            .clone()
+            .map(|list| list.to_vec())
+            .unwrap_or_default()
+    };
+    for value in values(service) {
+        let same = |other: &Value<Listen>| other.parsed().overlaps(&value.parsed());
+        let mut theirs = others.iter().flat_map(values);
+        if let Some(other) = theirs.find(same) {
+            let (text, there) = (other.text(), origin.place(other.at()));
+            let problem = format!("the service at {there} listens on {text}: expected another address or port");
+            return Err(Fault::new(value.at(), "listen", problem));
+        }
+    }
+    Ok(())
 }
 
 fn processors() -> NonZeroUsize {

@@ -6,7 +6,7 @@ use crate::config::{AUTH_VARIABLE, Service};
 
 /// Returns the users, and adds warnings about how their passwords are stored.
 pub(super) fn users(service: &Service, origin: &Origin, warnings: &mut Vec<Fault>) -> Result<Option<Users>, Fault> {
-    let users = match (&service.auth, &service.auth_file) {
+    let (users, fingerprint) = match (&service.auth, &service.auth_file) {
         (None, None) => return Ok(None),
         (Some(auth), Some(_)) => {
             let problem = "contradicts auth_file: expected one of them";
@@ -21,7 +21,7 @@ pub(super) fn users(service: &Service, origin: &Origin, warnings: &mut Vec<Fault
                      ({AUTH_VARIABLE}) can read it; `spliceway hash-password` makes hashes"
                 )));
             }
-            vec![(name.as_bytes().into(), stored)]
+            (vec![(name.as_bytes().into(), stored)], auth::fingerprint(auth.text()))
         }
         (None, Some(value)) => {
             let fault = |problem: String| Fault::new(value.at(), "auth_file", problem);
@@ -46,9 +46,9 @@ pub(super) fn users(service: &Service, origin: &Origin, warnings: &mut Vec<Fault
                     "{path}: mode {mode:04o} lets others read it; {expected}"
                 )));
             }
-            file.users
+            (file.users, file.fingerprint)
         }
     };
     let no_random = |error| Fault::new(None, "auth", format!("the system provides no random numbers: {error}"));
-    Users::new(users).map(Some).map_err(no_random)
+    Users::new(users, fingerprint).map(Some).map_err(no_random)
 }

@@ -16,16 +16,16 @@ use spliceway_net::has_tool;
 use crate::harness::{PATIENCE, Program, accept, is_closed, let_pass, listen, read_all, read_exactly};
 
 /// The path of an admin socket for one test.
-struct Socket(PathBuf);
+pub(crate) struct Socket(PathBuf);
 
 impl Socket {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         Self(std::env::temp_dir().join(format!("spliceway-admin-{}-{number}", std::process::id())))
     }
 
-    fn address(&self) -> String {
+    pub(crate) fn address(&self) -> String {
         format!("unix:{}", self.0.display())
     }
 
@@ -46,7 +46,7 @@ impl Socket {
         (head[9..12].parse().unwrap(), serde_json::from_str(body).unwrap())
     }
 
-    fn ask(&self, method: &str, path: &str) -> (u16, Value) {
+    pub(crate) fn ask(&self, method: &str, path: &str) -> (u16, Value) {
         self.ask_with(method, path, "")
     }
 
@@ -247,9 +247,9 @@ fn wrong_requests_get_a_sentence() {
         ),
         (
             "POST",
-            "/v1/reload",
-            501,
-            "this program cannot reload its configuration: restart it",
+            "/v1/reload?all",
+            400,
+            "the only query of a reload is `end-sessions`",
         ),
         ("PUT", "/v1/status", 405, "this path has the methods GET"),
         (

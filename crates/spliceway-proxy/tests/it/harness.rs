@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
+use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
 
 /// A time longer than any step of a test. A test that waits for an event that never happens fails
 /// after this time.
@@ -51,6 +52,42 @@ impl Program {
         command.args([option, env!("CARGO_BIN_EXE_spliceway"), "-l", "127.0.0.1:0", "-r"]);
         command.args([&target.to_string(), "--metrics", "127.0.0.1:0"]);
         Self::spawn(command, true)
+    }
+
+    /// Starts a forwarder on its own terminal. Dropping the returned descriptor closes the
+    /// terminal.
+    pub(crate) fn on_terminal(target: SocketAddr) -> (Self, OwnedFd) {
+        let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        unlockpt(&terminal).unwrap();
+        let name = ptsname(&terminal, Vec::new()).unwrap();
+        let stdin = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open(name.to_str().unwrap());
+        let mut command = Command::new("setsid");
+        command.args(["--ctty", "env", "--default-signal=HUP", env!("CARGO_BIN_EXE_spliceway")]);
+        command.args([
+            "-l",
+            "127.0.0.1:0",
+            "-r",
+            &target.to_string(),
+            "--metrics",
+            "127.0.0.1:0",
+        ]);
+        (Self::spawn_with_stdin(command, stdin.unwrap().into(), true), terminal)
+    }
+
+    /// Starts the program with a configuration file that has a metrics listener.
+    pub(crate) fn run(file: &TextFile) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
+        command.args(["run", "-c", file.path()]);
+        Self::spawn(command, true)
+    }
+
+    /// Asks for a reload, and returns the line about its result.
+    pub(crate) fn reload(&mut self) -> String {
+        self.signal(Signal::HUP);
+        self.line("reload")
     }
 
     /// Returns whether the program ignores a signal.
@@ -315,7 +352,7 @@ impl Drop for Program {
     }
 }
 
-fn address_in(line: &str) -> SocketAddr {
+pub(crate) fn address_in(line: &str) -> SocketAddr {
     line.rsplit(' ')
         .next()
         .unwrap()
@@ -333,6 +370,11 @@ impl TextFile {
         let path = std::env::temp_dir().join(format!("spliceway-test-{}-{number}", std::process::id()));
         std::fs::write(&path, lines).unwrap();
         Self(path)
+    }
+
+    /// Replaces the lines.
+    pub(crate) fn write(&self, lines: &str) {
+        std::fs::write(&self.0, lines).unwrap();
     }
 
     pub(crate) fn path(&self) -> &str {

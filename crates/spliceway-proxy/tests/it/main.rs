@@ -7,6 +7,10 @@ mod admin;
 mod auth;
 mod clients;
 mod command_line;
+// Messages about files that are wrong.
+mod config_faults;
+// What files mean.
+mod config_files;
 mod drain;
 // Targets that answer and close in the middle of an upload.
 mod early_answer;
@@ -25,6 +29,8 @@ mod mixed;
 mod policy;
 mod proxy_header;
 mod rates;
+// Changes of the configuration while the program runs.
+mod reload;
 // System calls of a session.
 mod session_cost;
 mod slow;

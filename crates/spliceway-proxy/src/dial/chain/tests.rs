@@ -355,7 +355,7 @@ async fn an_upstream_proxy_may_be_on_loopback_even_if_targets_may_not() {
 async fn spliceway_is_not_its_own_upstream_proxy() {
     let (listener, address) = listen().await;
     let own = OwnListeners::default();
-    own.add(&listener).unwrap();
+    let _entry = own.add(&listener).unwrap();
     let urls = [format!("socks5://{address}")];
     let dialer = dialer_with(&urls, Targets::Everything, ResolverSettings::System, own);
     let failed = dial(&dialer, TARGET).await.unwrap_err();

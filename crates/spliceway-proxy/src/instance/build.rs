@@ -1,0 +1,132 @@
+//! Builds a service from its settings, and continues what it shares with its predecessor.
+
+use std::sync::Arc;
+
+use spliceway::{Peer, RelayOptions};
+
+use super::Shared;
+use crate::admission::Dials;
+use crate::auth::Penalties;
+use crate::dial::Dialer;
+use crate::drain::Accepting;
+use crate::exposure::Clients;
+use crate::policy::{TargetPolicy, Targets};
+use crate::rates::RateLimits;
+use crate::service::Service;
+use crate::session;
+use crate::settings::{ServiceSettings, Settings};
+
+/// A service that runs, and the settings that it was built from.
+#[derive(Clone)]
+pub(super) struct Built {
+    pub(super) service: Arc<Service>,
+    targets: Targets,
+    /// The number of descriptors that its dialer may use.
+    transient: usize,
+}
+
+/// The parts that a service takes over from the service of the same name before it.
+pub(super) struct Before<'a> {
+    pub(super) built: &'a Built,
+    pub(super) settings: &'a Settings,
+    pub(super) service: &'a ServiceSettings,
+}
+
+/// Builds a service. Rate limits, penalties, users and the dialer continue if their settings are
+/// unchanged. If nothing has changed, the service itself continues.
+pub(super) fn build(
+    settings: &Settings,
+    service: &ServiceSettings,
+    clients: Clients,
+    before: Option<&Before<'_>>,
+    shared: &Shared,
+    transient: usize,
+) -> std::io::Result<Built> {
+    let targets = match clients == Clients::Local || service.allow_private {
+        true => Targets::Everything,
+        false => Targets::Public,
+    };
+    if let Some(before) = before
+        && is_unchanged(settings, service, before)
+        && (before.built.targets, before.built.transient) == (targets, transient)
+        // A service that an operator has drained accepts clients again.
+        && before.built.service.accepting.is_on()
+    {
+        return Ok(before.built.clone());
+    }
+    for reason in session::refusals(service) {
+        shared.metrics.may_refuse(service.name, reason);
+    }
+    let dialer = match before {
+        Some(before)
+            if before.service.config.dials_like(&service.config)
+                && before.service.dial.timeout == service.dial.timeout
+                && (before.built.targets, before.built.transient) == (targets, transient) =>
+        {
+            before.built.service.dialer.clone()
+        }
+        _ => Dialer::new(
+            service.dial.clone(),
+            TargetPolicy::new(targets, shared.own.clone()),
+            transient,
+        )?,
+    };
+    let penalties = before.filter(|before| before.service.auth_penalty == service.auth_penalty);
+    let rates = (service.rates_in, service.rates_out);
+    let limits = before.filter(|before| (before.service.rates_in, before.service.rates_out) == rates);
+    let dials = before.filter(|before| before.settings.limits.max_dials_per_ip == settings.limits.max_dials_per_ip);
+    let service = Service {
+        name: service.name,
+        kind: service.kind.clone(),
+        timeouts: settings.timeouts,
+        relays: relays(settings),
+        engine: settings.engine,
+        spin: settings.spin,
+        clients: service.clients.clone(),
+        users: service.users.clone(),
+        penalties: penalties.map_or_else(
+            || Arc::new(Penalties::new(service.auth_penalty)),
+            |before| Arc::clone(&before.built.service.penalties),
+        ),
+        accept_proxy: service.accept_proxy.clone(),
+        send_proxy: service.send_proxy,
+        dials: dials.map_or_else(
+            || Arc::new(Dials::new(settings.limits.max_dials_per_ip)),
+            |before| Arc::clone(&before.built.service.dials),
+        ),
+        dialer,
+        rates: limits.map_or_else(
+            || RateLimits::new(rates.0, rates.1),
+            |before| Arc::clone(&before.built.service.rates),
+        ),
+        advertise: service.advertise,
+        metrics: Arc::clone(&shared.metrics),
+        traffic: shared.metrics.traffic(service.name),
+        sessions: Arc::clone(&shared.sessions),
+        accepting: Accepting::new(),
+    };
+    Ok(Built {
+        service: Arc::new(service),
+        targets,
+        transient,
+    })
+}
+
+/// Returns whether sessions of the service would have the same rules.
+pub(super) fn is_unchanged(settings: &Settings, service: &ServiceSettings, before: &Before<'_>) -> bool {
+    let has_same_users = match (&service.users, &before.service.users) {
+        (Some(users), Some(before)) => Arc::ptr_eq(users, before),
+        (users, before) => users.is_none() && before.is_none(),
+    };
+    has_same_users && service.config == before.service.config && settings.has_same_sessions(before.settings)
+}
+
+fn relays(settings: &Settings) -> RelayOptions {
+    RelayOptions::new()
+        .engine(settings.engine)
+        .pipe_size(settings.pipe_size)
+        .early_answers_to(Peer::A)
+        .pass_resets(true)
+        .idle_timeout(settings.timeouts.idle)
+        .half_close_timeout(settings.timeouts.half_close)
+}

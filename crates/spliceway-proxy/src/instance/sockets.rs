@@ -1,0 +1,208 @@
+//! The open listeners, and the services that they lead to.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+
+use spliceway_protocol::address::ListenAddress;
+use tokio::sync::watch;
+
+use super::Shared;
+use crate::exposure::Reach;
+use crate::listener::{self, Listener};
+use crate::policy::OwnEntry;
+use crate::service::Service;
+use crate::session::{self, Arrival};
+
+/// The mode of a Unix socket that the settings do not state.
+const MODE: u32 = 0o600;
+
+/// The listeners of one address: one, or as many as a name has addresses.
+pub(super) struct OpenAddress {
+    address: ListenAddress,
+    /// The name of the service that clients reach.
+    service: &'static str,
+    pub(super) sockets: Vec<OpenSocket>,
+}
+
+/// A listener with a task that accepts its clients. Dropping this value ends the task, which closes
+/// the listener.
+pub(super) struct OpenSocket {
+    reach: Reach,
+    described: String,
+    to: watch::Sender<Assignment>,
+}
+
+/// A listener without a task.
+pub(super) struct Bound {
+    listener: Listener,
+    own: Option<OwnEntry>,
+}
+
+/// Where the clients of a listener go.
+#[derive(Clone)]
+pub(super) struct Assignment {
+    pub(super) service: Arc<Service>,
+    /// The position of the port in its range: 0 for the first port.
+    pub(super) port_index: u16,
+}
+
+impl Bound {
+    /// Binds the listeners of an address, and adds them to the list of own listeners.
+    pub(super) async fn bind(address: &ListenAddress, shared: &Shared) -> io::Result<Vec<Self>> {
+        let bound = |listener: Listener| {
+            let own = shared.own.add(&listener)?;
+            Ok(Self { listener, own })
+        };
+        listener::bind(address).await?.into_iter().map(bound).collect()
+    }
+
+    pub(super) fn reach(&self) -> Reach {
+        Reach::of_listener(&self.listener)
+    }
+
+    pub(super) fn describe(&self) -> String {
+        self.listener.describe()
+    }
+}
+
+impl OpenAddress {
+    /// Starts to accept clients on new listeners.
+    pub(super) fn open(
+        address: ListenAddress,
+        bound: Vec<Bound>,
+        to: &Assignment,
+        shared: &Shared,
+        accepting: &mut tokio::task::JoinSet<()>,
+    ) -> Self {
+        let sockets = bound.into_iter().map(|bound| {
+            let (reach, described) = (bound.reach(), bound.describe());
+            let (sender, receiver) = watch::channel(to.clone());
+            accepting.spawn(accept(bound, receiver, shared.clone()));
+            OpenSocket {
+                reach,
+                described,
+                to: sender,
+            }
+        });
+        Self {
+            sockets: sockets.collect(),
+            address,
+            service: to.service.name,
+        }
+    }
+
+    pub(super) fn service(&self) -> &'static str {
+        self.service
+    }
+
+    /// Returns the address of each listener.
+    pub(super) fn describe(&self) -> impl Iterator<Item = String> {
+        self.sockets.iter().map(|socket| socket.described.clone())
+    }
+
+    /// Returns whether an operator has not drained the service.
+    pub(super) fn is_accepting(&self) -> bool {
+        self.sockets
+            .iter()
+            .all(|socket| socket.to.borrow().service.accepting.is_on())
+    }
+
+    /// Returns whether these listeners would do for `address` of this service.
+    pub(super) fn is_at(&self, address: &ListenAddress, service: &str) -> bool {
+        match (&self.address, address) {
+            // The kernel has chosen the port, and whoever uses it expects the same service.
+            _ if has_any_port(address) && self.service != service => false,
+            (ListenAddress::Unix { path: have, .. }, ListenAddress::Unix { path, .. }) => have == path,
+            (have, address) => have == address,
+        }
+    }
+
+    /// Returns who could reach these listeners if they were opened for `address`.
+    pub(super) fn reach_as(&self, address: &ListenAddress) -> Vec<Reach> {
+        match Reach::of_address(address) {
+            Some(reach) => vec![reach],
+            None => self.sockets.iter().map(|socket| socket.reach).collect(),
+        }
+    }
+
+    /// Sends new clients to this service from now on.
+    pub(super) fn assign(&mut self, address: ListenAddress, to: &Assignment) {
+        for socket in &self.sockets {
+            socket.to.send_replace(to.clone());
+        }
+        if let ListenAddress::Unix { path, mode } = &address
+            && self.address != address
+        {
+            let permissions = std::fs::Permissions::from_mode(mode.unwrap_or(MODE));
+            if let Err(error) = std::fs::set_permissions(path, permissions) {
+                tracing::error!(listener = %address, %error, "cannot change the mode of the socket");
+            }
+        }
+        self.address = address;
+        self.service = to.service.name;
+    }
+}
+
+fn has_any_port(address: &ListenAddress) -> bool {
+    match address {
+        ListenAddress::Every(port) | ListenAddress::Name(_, port) => *port == 0,
+        ListenAddress::Ip(address) => address.port() == 0,
+        ListenAddress::Unix { .. } | ListenAddress::Inherited(_) => false,
+    }
+}
+
+impl std::fmt::Display for OpenAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.address.fmt(f)
+    }
+}
+
+/// Accepts clients until the listener is no longer wanted, the service stops accepting, or the
+/// program stops.
+async fn accept(bound: Bound, to: watch::Receiver<Assignment>, shared: Shared) {
+    let Bound { listener, own } = bound;
+    let name = to.borrow().service.name;
+    let guard = shared
+        .health
+        .guard(&format!("the {name} listener on {}", listener.describe()));
+    let (health, changes) = (shared.health.clone(), to.clone());
+    let stop = async move {
+        tokio::select! {
+            _ = health.stopped() => {}
+            () = unwanted(changes) => {}
+        }
+    };
+    listener::accept(
+        listener,
+        &shared.admission,
+        &shared.metrics,
+        stop,
+        |accepted, permit| {
+            let Assignment { service, port_index } = to.borrow().clone();
+            let arrival = Arrival {
+                accepted,
+                port_index,
+                permit,
+            };
+            if let Some((opening, session)) = session::begin(arrival, service) {
+                let task = tokio::spawn(session::run(opening, shared.alive.clone()));
+                session.runs_in(task.abort_handle());
+            }
+        },
+    )
+    .await;
+    drop(own);
+    guard.release();
+}
+
+/// Waits until the listener leads to no service, or to one that has stopped accepting.
+async fn unwanted(mut to: watch::Receiver<Assignment>) {
+    loop {
+        let service = Arc::clone(&to.borrow_and_update().service);
+        tokio::select! {
+            () = service.accepting.stopped() => return,
+            changed = to.changed() => if changed.is_err() { return },
+        }
+    }
+}

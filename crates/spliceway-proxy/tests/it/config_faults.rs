@@ -1,0 +1,122 @@
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::harness::TextFile;
+
+const BROKEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/broken");
+
+/// Returns the message of `spliceway check` about a file in this directory, which it must refuse.
+fn refusal(directory: &Path, file: &str) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
+    let output = command.args(["check", "-c", file]).current_dir(directory).output();
+    let output = output.unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{file}: {message}");
+    assert_eq!(output.stdout, b"", "{file}");
+    message
+}
+
+/// The first line of each file in `broken` is the message, which says how to correct the file.
+#[test]
+fn each_broken_file_has_its_message_with_the_place_and_the_remedy() {
+    let mut count = 0;
+    for entry in fs::read_dir(BROKEN).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        let expected = text.lines().next().unwrap().strip_prefix("# ").unwrap();
+        assert_eq!(
+            refusal(Path::new(BROKEN), name).trim_end(),
+            format!("{name}:{expected}")
+        );
+        count += 1;
+    }
+    assert!(count >= 40, "{count} files");
+}
+
+/// A directory that is removed when the value is dropped.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(name: &str, files: &[(&str, &[u8])]) -> Self {
+        let path = std::env::temp_dir().join(format!("spliceway-{name}-{}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        for (name, text) in files {
+            fs::write(path.join(name), text).unwrap();
+        }
+        Self(path)
+    }
+
+    fn refusal(&self, file: &str) -> String {
+        refusal(&self.0, file)
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn what_is_not_text_in_files_is_refused_with_the_file() {
+    let directory = Directory::new(
+        "unfit",
+        &[("latin.toml", b"# a\n[log]\nlevel = \"\xe9\"\n"), ("text.txt", b"")],
+    );
+    assert_eq!(
+        directory.refusal("latin.toml"),
+        "latin.toml: line 3 is not valid UTF-8: expected text in UTF-8\n"
+    );
+    assert_eq!(
+        directory.refusal("missing.toml"),
+        "missing.toml: No such file or directory (os error 2)\n"
+    );
+    fs::remove_file(directory.0.join("latin.toml")).unwrap();
+    assert_eq!(
+        directory.refusal("."),
+        ".: the directory has no configuration: expected files *.toml\n"
+    );
+    let long = fs::File::create(directory.0.join("long.toml")).unwrap();
+    long.set_len((16 << 20) + 1).unwrap();
+    assert_eq!(
+        directory.refusal("."),
+        "./long.toml: too long: expected at most 16 MiB in all files\n"
+    );
+}
+
+#[test]
+fn what_two_files_contradict_is_refused_with_both_places() {
+    // Port because the files are only checked.
+    let service = b"[[service]]\nkind = \"socks5\"\nlisten = \"127.0.0.1:1080\"\n";
+    let files: [(&str, &[u8]); 3] = [
+        ("a.toml", b"[timeouts]\nidle = \"1h\"\n"),
+        ("b.toml", service),
+        ("c.toml", b"\n[timeouts]\ndrain = \"1s\"\n  idle = \"2h\"\n"),
+    ];
+    let directory = Directory::new("contradict", &files);
+    assert_eq!(
+        directory.refusal("."),
+        "./c.toml:4:3: `idle` is given twice: remove it here or at ./a.toml:2:1\n"
+    );
+    fs::write(directory.0.join("c.toml"), service).unwrap();
+    assert_eq!(
+        directory.refusal("."),
+        "./c.toml:2:8: name: the service at ./b.toml:2:8 has the name `socks5` too: give each service its own name\n"
+    );
+}
+
+#[test]
+fn a_user_file_that_others_can_write_is_refused() {
+    let users = TextFile::new("ann:wonderland\n");
+    fs::set_permissions(users.path(), fs::Permissions::from_mode(0o622)).unwrap();
+    let path = users.path();
+    let config = format!("[[service]]\nkind = \"http\"\nlisten = \"127.0.0.1:0\"\nauth_file = \"{path}\"\n");
+    let directory = Directory::new("exposed", &[("a.toml", config.as_bytes())]);
+    assert_eq!(
+        directory.refusal("a.toml"),
+        format!("a.toml:4:13: auth_file: {path}: mode 0622 lets others add users; expected 0600 (chmod 600 {path})\n")
+    );
+}
