@@ -1,5 +1,6 @@
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use crate::harness::{
     PATIENCE, Program, TextFile, accept, address_in, connect, echo, is_closed, let_pass, listen, pattern, read_exactly,
     with_patience,
 };
+use crate::listen::{SocketPath, connect_to_path};
 
 const ADMIN: &str = "[admin]\nmetrics = \"127.0.0.1:0\"\n";
 
@@ -65,6 +67,8 @@ fn a_reload_adds_changes_and_removes_services_and_cuts_no_session() {
     drop((on_a, target_a, on_b, target_b, on_c, target_c));
     let sum = |service: &str| format!("service=\"{service}\"");
     for (service, sessions) in [("a", 1), ("b", 2), ("c", 1)] {
+        let series = format!("spliceway_lost_bytes_total{{{},direction=\"up\"}}", sum(service));
+        assert_eq!(program.get("/metrics").matches(&series).count(), 1, "{series}");
         program.await_sum("spliceway_connections_total", &[&sum(service)], sessions);
     }
     assert_eq!(
@@ -72,7 +76,10 @@ fn a_reload_adds_changes_and_removes_services_and_cuts_no_session() {
         2000
     );
     // The listener of `a` is closed at some time after the log line.
-    while TcpStream::connect(a).is_ok() {}
+    let until = Instant::now() + PATIENCE;
+    while TcpStream::connect(a).is_ok() {
+        assert!(Instant::now() < until, "it still listens");
+    }
 }
 
 #[test]
@@ -325,15 +332,38 @@ fn a_drained_service_accepts_clients_again_after_a_reload() {
     let mut program = Program::run(&config);
     assert_eq!(socket.ask("POST", "/v1/services/a/drain").0, 200);
     let until = Instant::now() + PATIENCE;
-    while TcpStream::connect(program.address).is_ok() {
+    while TcpListener::bind(program.address).is_err() {
         assert!(Instant::now() < until, "it still listens");
     }
-    while listener.set_nonblocking(true).is_ok() && listener.accept().is_ok() {}
-    listener.set_nonblocking(false).unwrap();
     assert!(program.get("/readyz").contains("503"));
     program.signal(Signal::HUP);
     let a = address_in(&program.line("a listening on "));
     assert!(program.line("reloaded").contains("listens on"), "it is in the report");
     exchange(&mut connect(a), &mut accept(&listener), 1);
     assert!(program.get("/readyz").contains("200"));
+}
+
+#[test]
+fn a_listener_moves_to_another_service_without_being_closed() {
+    let ((first, to_first), (second, to_second)) = (listen(), listen());
+    let path = SocketPath::new();
+    let service = |name: &str, target, mode: &str| {
+        let listen = format!("[\"127.0.0.1:0\", \"{},mode={mode}\"]", path.address());
+        file(&[forward(name, target, "").replace("\"127.0.0.1:0\"\nto", &format!("{listen}\nto"))])
+    };
+    let config = TextFile::new(&service("a", to_first, "0600"));
+    let mut program = Program::run(&config);
+    program.line("a listening on unix:");
+    let reached = |listener: &TcpListener| {
+        let mut client = connect_to_path(&path.0);
+        client.write_all(b"x").unwrap();
+        assert_eq!(read_exactly(&mut accept(listener), 1), b"x");
+        std::fs::symlink_metadata(&path.0).unwrap()
+    };
+    let before = reached(&first);
+    config.write(&service("b", to_second, "0660"));
+    assert!(program.reload().contains("reloaded: added b; removed a"));
+    let after = reached(&second);
+    assert_eq!((before.ino(), before.mode() & 0o777), (after.ino(), 0o600));
+    assert_eq!(after.mode() & 0o777, 0o660);
 }
