@@ -31,6 +31,8 @@ pub(crate) enum Action {
     HashPassword,
     Status(StatusCommand),
     Reload(ReloadCommand),
+    /// Let the program behind this admin socket hand over to a new process.
+    Upgrade(PathBuf),
     /// The view of the program behind this admin socket.
     Top(PathBuf),
 }
@@ -232,6 +234,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Let a running program hand over to a new process. The exit code is 0 if it has
+    Upgrade(SocketArgs),
     /// Watch the sessions of a running program, and end them
     #[command(after_help = TOP_EXAMPLES)]
     Top(SocketArgs),
@@ -271,6 +275,7 @@ impl Cli {
                 let socket = socket.admin;
                 Ok(Action::Reload(ReloadCommand { socket, end_sessions }))
             }
+            Some(Command::Upgrade(socket)) => Ok(Action::Upgrade(socket.admin)),
             Some(Command::Top(socket)) => Ok(Action::Top(socket.admin)),
             Some(Command::Status { socket, json }) => {
                 let socket = socket.admin;

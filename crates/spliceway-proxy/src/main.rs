@@ -44,6 +44,7 @@ mod status_page;
 mod status_server;
 mod stream;
 mod top;
+mod upgrade_command;
 
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::process::ExitCode;
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
     match cli::parse() {
         cli::Action::Status(command) => status::run(&command),
         cli::Action::Reload(command) => reload::run(&command),
+        cli::Action::Upgrade(socket) => upgrade_command::run(&socket),
         cli::Action::Top(socket) => top::run(socket),
         cli::Action::HashPassword => hash_password().map_or_else(not_hashed, |()| ExitCode::SUCCESS),
         cli::Action::Print(text) => printed(io::stdout().write_all(text.as_bytes())),

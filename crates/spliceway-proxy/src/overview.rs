@@ -18,7 +18,7 @@ use crate::sessions::Sessions;
 /// The time between two samples. Rates are over [`SAMPLES`] of them.
 const EVERY: Duration = Duration::from_secs(1);
 const SAMPLES: usize = 5;
-/// The most sessions that are looked at after one sample, for their idle time. It takes about 2 ms.
+/// The most sessions that are looked at after one sample, for their idle time. It takes about 3 ms.
 const OBSERVED_MAX: usize = 16_384;
 
 const DRAINING: &str = "draining";

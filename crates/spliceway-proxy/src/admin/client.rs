@@ -18,7 +18,7 @@ use super::view::Said;
 
 /// The time limit for one answer, except that of an upgrade.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
-/// The longest answer. A page of 1,000 sessions has about 500 KiB.
+/// The longest answer. A page of 1,000 sessions has about 350 KiB.
 const ANSWER_MAX_BYTES: usize = 16 << 20;
 
 /// Why there is no answer, as a sentence.

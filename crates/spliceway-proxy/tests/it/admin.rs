@@ -369,6 +369,24 @@ fn top_without_a_terminal_or_a_program_ends_with_a_sentence() {
 }
 
 #[test]
+fn an_upgrade_that_is_refused_is_told_with_a_sentence_and_code_1() {
+    let socket = Socket::new();
+    let _program = Program::socks5(&["--admin", &socket.address()]);
+    let upgrade = socket.command(&["upgrade"]);
+    assert_eq!(upgrade.status.code(), Some(1));
+    let stderr = String::from_utf8(upgrade.stderr).unwrap();
+    assert_eq!(
+        stderr,
+        "spliceway: this program cannot hand over to a new process: restart it\n"
+    );
+    assert!(
+        String::from_utf8(upgrade.stdout)
+            .unwrap()
+            .contains("hands over 0 sessions")
+    );
+}
+
+#[test]
 fn no_secret_is_in_any_answer() {
     let socket = Socket::new();
     let program = Program::public(
