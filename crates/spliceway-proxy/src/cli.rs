@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::{Config, KindArg, admin_path};
+use crate::doctor::DoctorCommand;
 use crate::reload::ReloadCommand;
 use crate::settings::{Origin, Settings, Source, settle};
 use crate::status::StatusCommand;
@@ -35,6 +36,7 @@ pub(crate) enum Action {
     Upgrade(PathBuf),
     /// The view of the program behind this admin socket.
     Top(PathBuf),
+    Doctor(DoctorCommand),
 }
 
 /// Why a command line does not lead to an action.
@@ -225,6 +227,15 @@ enum Command {
     /// Read a password and print its hash for --auth-file
     #[command(after_help = HASH_EXAMPLES)]
     HashPassword,
+    /// Try on this machine what zero copy needs. The exit code is 0 if zero copy works
+    Doctor {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        /// Also use up the pipe pages of this user for a moment, to see what happens then
+        #[arg(long)]
+        exhaust: bool,
+    },
     /// Show the state of a running program. The exit code is 0 if it is ready
     #[command(after_help = STATUS_EXAMPLES)]
     Status {
@@ -276,6 +287,7 @@ impl Cli {
                 Ok(Action::Reload(ReloadCommand { socket, end_sessions }))
             }
             Some(Command::Upgrade(socket)) => Ok(Action::Upgrade(socket.admin)),
+            Some(Command::Doctor { json, exhaust }) => Ok(Action::Doctor(DoctorCommand { json, exhaust })),
             Some(Command::Top(socket)) => Ok(Action::Top(socket.admin)),
             Some(Command::Status { socket, json }) => {
                 let socket = socket.admin;

@@ -14,7 +14,7 @@ pub(crate) fn name(error: &io::Error) -> &'static str {
 
 /// The errnos in the manual pages of accept(2), socket(2) and connect(2), and the errors that
 /// routes and peers cause in these calls.
-const NAMES: [(Errno, &str); 29] = [
+const NAMES: [(Errno, &str); 31] = [
     (Errno::ACCESS, "EACCES"),
     (Errno::ADDRINUSE, "EADDRINUSE"),
     (Errno::ADDRNOTAVAIL, "EADDRNOTAVAIL"),
@@ -44,6 +44,8 @@ const NAMES: [(Errno, &str); 29] = [
     (Errno::TIMEDOUT, "ETIMEDOUT"),
     (Errno::NOTSOCK, "ENOTSOCK"),
     (Errno::AGAIN, "EAGAIN"),
+    (Errno::BUSY, "EBUSY"),
+    (Errno::NOSYS, "ENOSYS"),
 ];
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ mod cli;
 mod config;
 mod control;
 mod dial;
+mod doctor;
 mod drain;
 mod errno;
 mod exposure;
@@ -70,6 +71,7 @@ fn main() -> ExitCode {
         cli::Action::Reload(command) => reload::run(&command),
         cli::Action::Upgrade(socket) => upgrade_command::run(&socket),
         cli::Action::Top(socket) => top::run(socket),
+        cli::Action::Doctor(command) => doctor::run(command),
         cli::Action::HashPassword => hash_password().map_or_else(not_hashed, |()| ExitCode::SUCCESS),
         cli::Action::Print(text) => printed(io::stdout().write_all(text.as_bytes())),
         cli::Action::Refuse(problem) => {

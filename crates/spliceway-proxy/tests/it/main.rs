@@ -11,6 +11,7 @@ mod command_line;
 mod config_faults;
 // What files mean.
 mod config_files;
+mod doctor;
 mod drain;
 // Targets that answer and close in the middle of an upload.
 mod early_answer;

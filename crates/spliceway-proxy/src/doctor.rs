@@ -1,0 +1,68 @@
+//! `spliceway doctor`: tries the kernel behaviour that zero copy relies on, and says what is in its
+//! way. It uses loopback only and leaves nothing behind.
+
+mod finding;
+mod loopback;
+mod machine;
+mod more;
+mod pipes;
+mod report;
+mod sockets;
+
+use std::process::ExitCode;
+
+use finding::{Finding, Section};
+use report::Report;
+
+/// What the command line asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DoctorCommand {
+    /// Print JSON.
+    pub(crate) json: bool,
+    /// Also use up the pipe pages of this user for a moment.
+    pub(crate) exhaust: bool,
+}
+
+/// Runs every check and prints what it found. The code is 0 if zero copy works, and 1 if a relay
+/// would copy.
+pub(crate) fn run(command: DoctorCommand) -> ExitCode {
+    // As in a service, the soft limit on descriptors does not matter.
+    let descriptors = crate::limits::raise_descriptors(None).unwrap_or(0);
+    let mut report = Report::begin(command.json);
+    for section in sections(command.exhaust, descriptors) {
+        report.section(section.title);
+        for check in section.checks {
+            let finding = (check.run)().unwrap_or_else(|error| Finding::unknown(error.to_string()));
+            report.add((check.name, check.title, check.decides), finding);
+        }
+    }
+    match report.end() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            crate::log::announce(&format_args!("spliceway: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn sections(exhaust: bool, descriptors: usize) -> [Section; 4] {
+    [
+        Section {
+            title: "Zero copy",
+            checks: sockets::zero_copy(),
+        },
+        Section {
+            title: "Pipes",
+            checks: pipes::checks(exhaust),
+        },
+        Section {
+            title: "What splice does",
+            checks: [sockets::behaviour(), more::checks()].into_iter().flatten().collect(),
+        },
+        Section {
+            title: "This machine",
+            checks: machine::checks(descriptors),
+        },
+    ]
+}

@@ -1,0 +1,226 @@
+//! Prints findings, as text of at most 80 columns or as JSON.
+
+use std::io::{self, Write};
+
+use anstyle::{AnsiColor, Style};
+use serde::Serialize;
+
+use super::finding::{Finding, Verdict};
+
+const COLUMNS: usize = 80;
+/// The column where the details of a check begin.
+const INDENT: usize = 13;
+
+/// The checks so far.
+pub(super) struct Report {
+    is_json: bool,
+    section: &'static str,
+    entries: Vec<Entry>,
+    /// The first error of standard output.
+    failed: Option<io::Error>,
+}
+
+#[derive(Serialize)]
+struct Entry {
+    section: &'static str,
+    check: &'static str,
+    title: &'static str,
+    /// Whether relays copy if this check differs.
+    decides: bool,
+    #[serde(flatten)]
+    finding: Finding,
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    version: &'static str,
+    kernel: &'a str,
+    machine: &'a str,
+    user: u32,
+    zero_copy: bool,
+    checks: &'a [Entry],
+}
+
+impl Report {
+    pub(super) fn begin(is_json: bool) -> Self {
+        let mut report = Self {
+            is_json,
+            section: "",
+            entries: Vec::new(),
+            failed: None,
+        };
+        let System { kernel, machine, user } = System::here();
+        let version = env!("CARGO_PKG_VERSION");
+        report.print(&format!("spliceway {version}, Linux {kernel} {machine}, user {user}\n"));
+        report
+    }
+
+    /// Begins a section.
+    pub(super) fn section(&mut self, title: &'static str) {
+        self.section = title;
+        let bold = Style::new().bold();
+        self.print(&format!("\n{bold}{title}{bold:#}\n"));
+    }
+
+    pub(super) fn add(&mut self, check: (&'static str, &'static str, bool), finding: Finding) {
+        let (name, title, decides) = check;
+        self.print(&shown(name, title, &finding));
+        self.entries.push(Entry {
+            section: self.section,
+            check: name,
+            title,
+            decides,
+            finding,
+        });
+    }
+
+    /// Prints the verdict. Returns whether zero copy works.
+    ///
+    /// # Errors
+    /// Returns the first error of standard output.
+    pub(super) fn end(mut self) -> io::Result<bool> {
+        let obstacles: Vec<&str> = self
+            .entries
+            .iter()
+            .filter(|entry| entry.decides && entry.finding.verdict != Verdict::Ok)
+            .map(|entry| entry.check)
+            .collect();
+        let differ = self
+            .entries
+            .iter()
+            .filter(|entry| entry.finding.verdict == Verdict::Differs);
+        let differ = differ.map(|entry| entry.check).collect::<Vec<_>>().join(", ");
+        let works = obstacles.is_empty();
+        let verdict = match (works, differ.is_empty()) {
+            (true, true) => "Zero copy works here, and nothing differs from what is expected.".to_owned(),
+            (true, false) => format!("Zero copy works here. These differ from what is expected: {differ}."),
+            (false, _) => format!(
+                "Zero copy does not work here, so relays copy. See {}.",
+                obstacles.join(", ")
+            ),
+        };
+        let colour = colour(if works { Verdict::Ok } else { Verdict::Differs }).bold();
+        self.print(&format!("\n{colour}{}{colour:#}\n", wrapped(&verdict, 0)));
+        if self.is_json {
+            let System { kernel, machine, user } = System::here();
+            let document = Document {
+                version: env!("CARGO_PKG_VERSION"),
+                kernel: &kernel,
+                machine: &machine,
+                user,
+                zero_copy: works,
+                checks: &self.entries,
+            };
+            let mut text = serde_json::to_string_pretty(&document)?;
+            text.push('\n');
+            io::stdout().write_all(text.as_bytes())?;
+        }
+        self.failed.map_or(Ok(works), Err)
+    }
+
+    /// Prints text for people. Styles appear on a terminal only, and not if NO_COLOR is set.
+    fn print(&mut self, text: &str) {
+        if !self.is_json && self.failed.is_none() {
+            self.failed = anstream::stdout().write_all(text.as_bytes()).err();
+        }
+    }
+}
+
+struct System {
+    kernel: String,
+    machine: String,
+    user: u32,
+}
+
+impl System {
+    fn here() -> Self {
+        let name = rustix::system::uname();
+        Self {
+            kernel: name.release().to_string_lossy().into_owned(),
+            machine: name.machine().to_string_lossy().into_owned(),
+            user: rustix::process::geteuid().as_raw(),
+        }
+    }
+}
+
+fn colour(verdict: Verdict) -> Style {
+    let colour = match verdict {
+        Verdict::Ok => AnsiColor::Green,
+        Verdict::Differs => AnsiColor::Red,
+        Verdict::CannotTell => AnsiColor::Yellow,
+    };
+    Style::new().fg_color(Some(colour.into()))
+}
+
+fn shown(name: &str, title: &str, finding: &Finding) -> String {
+    let verdict = match finding.verdict {
+        Verdict::Ok => "ok",
+        Verdict::Differs => "differs",
+        Verdict::CannotTell => "cannot tell",
+    };
+    let style = colour(finding.verdict);
+    let mut text = format!("{style}{verdict:<INDENT$}{style:#}{title} [{name}]\n");
+    let mut line = |line: String| {
+        text.push_str(&" ".repeat(INDENT));
+        text.push_str(&wrapped(&line, INDENT));
+        text.push('\n');
+    };
+    match finding.verdict {
+        Verdict::CannotTell => line(format!("because {}", finding.observed)),
+        Verdict::Ok if finding.expected == finding.observed => line(finding.observed.clone()),
+        _ => {
+            line(format!("expected {}", finding.expected));
+            line(format!("observed {}", finding.observed));
+        }
+    }
+    if !finding.consequence.is_empty() {
+        line(finding.consequence.clone());
+    }
+    if let Some(advice) = &finding.advice {
+        line(format!("→ {advice}"));
+    }
+    text
+}
+
+/// Breaks a text into lines of at most [`COLUMNS`] columns, of which the first `indent` are empty.
+fn wrapped(text: &str, indent: usize) -> String {
+    let (mut lines, mut column) = (String::new(), indent);
+    for word in text.split(' ') {
+        let length = word.chars().count();
+        if column > indent && column + 1 + length > COLUMNS {
+            lines.push('\n');
+            lines.push_str(&" ".repeat(indent));
+            column = indent;
+        } else if column > indent {
+            lines.push(' ');
+            column += 1;
+        }
+        lines.push_str(word);
+        column += length;
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_at_most_80_columns_wide_and_loses_no_word() {
+        let text = "words and → arrows ".repeat(30);
+        let shown = wrapped(text.trim_end(), INDENT);
+        let mut lines = shown.lines();
+        let first = lines.next().unwrap();
+        assert!(first.chars().count() <= COLUMNS - INDENT);
+        for line in lines {
+            assert!(
+                line.chars().count() <= COLUMNS && line.starts_with(&" ".repeat(INDENT)),
+                "{line}"
+            );
+        }
+        assert_eq!(
+            shown.split_whitespace().collect::<Vec<_>>(),
+            text.split_whitespace().collect::<Vec<_>>()
+        );
+    }
+}
