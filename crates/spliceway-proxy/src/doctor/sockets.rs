@@ -140,7 +140,7 @@ const KINDS: [(&str, MakePair); 4] = [
 
 fn kernel_tls() -> &'static str {
     match super::machine::proc_net("tcp_available_ulp") {
-        Some(protocols) if protocols.split_whitespace().any(|name| name == "tls") => "loaded; relays copy it",
+        Some(protocols) if protocols.split_whitespace().any(|name| name == "tls") => "loaded",
         Some(_) => "not loaded",
         None => "unknown",
     }

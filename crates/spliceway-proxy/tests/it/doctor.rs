@@ -132,6 +132,13 @@ fn doctor_finds_the_behaviour_of_the_kernel_that_the_relay_relies_on() {
             answer.checks[check]
         );
     }
+    let page = include_str!("../../../../docs/splice.md");
+    for check in answer.checks.keys() {
+        assert!(
+            page.contains(&format!("[{check}]")),
+            "docs/splice.md does not explain {check}"
+        );
+    }
     assert_eq!(
         answer.text("pipe-rounding", "observed"),
         "2048→4096 4096→4096 8192→8192 12288→16384 16384→16384 20480→32768"
