@@ -38,6 +38,18 @@ pub struct DirectionSummary {
 }
 
 impl Counts {
+    /// Creates counts that continue from `before`, for a direction that another relay began.
+    #[must_use]
+    pub fn resume(before: &DirectionSummary) -> Self {
+        Self {
+            spliced: before.spliced.into(),
+            copied: before.copied.into(),
+            eof: before.eof.into(),
+            lost: before.lost.into(),
+            fallback: AtomicU8::new(before.fallback.map_or(0, |reason| reason as u8 + 1)),
+        }
+    }
+
     /// Returns the counts at this moment.
     #[must_use]
     pub fn snapshot(&self) -> DirectionSummary {

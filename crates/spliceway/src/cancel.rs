@@ -83,6 +83,11 @@ impl CancelHandle {
         None
     }
 
+    /// Whether the caller has cancelled the relay, which may not have noticed yet.
+    pub(crate) fn is_asked(&self) -> bool {
+        matches!(*self.state(), State::Cancelled(_))
+    }
+
     /// Forgets the relay's task. The relay has ended, so this handle must not keep its task.
     pub(crate) fn ended(&self) {
         let mut state = self.state();

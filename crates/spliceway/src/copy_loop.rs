@@ -54,9 +54,22 @@ impl CopyLoop {
         }
     }
 
+    /// Continues a loop that may not have flushed its writes.
+    pub(crate) fn resume(&mut self) {
+        self.unflushed = true;
+    }
+
     /// Returns the number of bytes that may still be read.
     pub(crate) fn remaining(&self) -> u64 {
-        self.remaining
+        match self.ended {
+            Some(DirectionEnd::Limit) => 0,
+            _ => self.remaining,
+        }
+    }
+
+    /// Returns whether the reader has ended.
+    pub(crate) fn has_read_eof(&self) -> bool {
+        self.ended == Some(DirectionEnd::Eof)
     }
 
     /// Reads no more than `bytes` from now on.

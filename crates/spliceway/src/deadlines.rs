@@ -43,15 +43,19 @@ pub(crate) struct Now {
 }
 
 impl Deadlines {
-    pub(crate) fn new(options: &RelayOptions) -> Option<Self> {
-        let deadlines = Self {
+    /// Creates the deadlines of a relay that has delivered `moved` bytes. It has delivered some, or
+    /// is half-closed, only if it was resumed.
+    pub(crate) fn new(options: &RelayOptions, moved: u64, half_closed: bool) -> Option<Self> {
+        let mut deadlines = Self {
             idle_timeout: options.idle_timeout,
             half_close_timeout: options.half_close_timeout,
-            timer: options.idle_timeout.map(|timeout| IdleTimer::new(timeout, 0)),
-            half_closed: false,
+            timer: None,
+            half_closed,
             closes_both: options.half_close == HalfClose::CloseBoth,
             cancel: options.cancel.clone().map_or(Cancel::Never, Cancel::Possible),
         };
+        let timeout = deadlines.shortest().map(|(timeout, _)| timeout);
+        deadlines.timer = timeout.map(|timeout| IdleTimer::new(timeout, moved, options.idle));
         let is_needed = deadlines.idle_timeout.is_some()
             || deadlines.half_close_timeout.is_some()
             || deadlines.closes_both
@@ -100,7 +104,7 @@ impl Deadlines {
             self.half_closed = true;
             // If the idle timeout is shorter, its timer continues.
             if let Some((timeout, EndReason::HalfCloseTimeout)) = self.shortest() {
-                self.timer = Some(IdleTimer::new(timeout, moved));
+                self.timer = Some(IdleTimer::new(timeout, moved, Duration::ZERO));
             }
         }
         let Some(timer) = &mut self.timer else {
@@ -109,6 +113,12 @@ impl Deadlines {
         ready!(timer.poll(cx, moved, now.held_back));
         let (_, reason) = self.shortest().expect("the timer is that of a timeout");
         Poll::Ready(reason)
+    }
+
+    /// Returns the time for which the relay has been idle, as far as its timer has seen.
+    pub(crate) fn idle(&self, moved: u64, held_back: bool) -> Duration {
+        let timer = self.timer.as_ref();
+        timer.map_or(Duration::ZERO, |timer| timer.idle(moved, held_back))
     }
 
     /// Returns the timeout that applies now, and the reason that it gives.
@@ -137,15 +147,30 @@ struct IdleTimer {
 }
 
 impl IdleTimer {
-    /// Starts the timeout now. `moved` bytes have been counted so far.
-    fn new(timeout: Duration, moved: u64) -> Self {
+    /// Starts the timeout. `moved` bytes have been counted so far, and none of them in the last
+    /// `idle`.
+    fn new(timeout: Duration, moved: u64, idle: Duration) -> Self {
+        let interval = timeout / CHECKS;
+        // The last check is still to come, even if the time is up.
+        let passed = (1..CHECKS).take_while(|checks| interval * *checks <= idle);
+        let idle_checks = passed.last().unwrap_or(0);
+        let next_check = interval.saturating_sub(idle - interval * idle_checks);
         Self {
             timeout,
-            next_check: Box::pin(tokio::time::sleep(timeout / CHECKS)),
+            next_check: Box::pin(tokio::time::sleep(next_check)),
             registered: None,
             moved,
-            idle_checks: 0,
+            idle_checks,
         }
+    }
+
+    fn idle(&self, moved: u64, held_back: bool) -> Duration {
+        if self.moved != moved || held_back {
+            return Duration::ZERO;
+        }
+        let interval = self.timeout / CHECKS;
+        let to_wait = self.next_check.deadline().saturating_duration_since(Instant::now());
+        interval * self.idle_checks + interval.saturating_sub(to_wait)
     }
 
     /// Ready when `moved` has not changed for the whole timeout. A relay that its own rate limit

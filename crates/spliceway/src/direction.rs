@@ -8,7 +8,7 @@ use spliceway_core::{Counts, Engine, Reason};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::copy_loop::CopyLoop;
-use crate::options::{DirectionOptions, RelayOptions};
+use crate::options::{Begin, DirectionOptions, RelayOptions};
 use crate::outcome::{DirectionEnd, Failure, Operation};
 use crate::rate_limit::RateWaiter;
 use crate::splice_path::SplicePath;
@@ -59,7 +59,13 @@ impl Direction {
                 counts.set_fallback(Reason::NotSockets);
                 match engine {
                     Engine::Splice => Path::Refused,
-                    _ => Path::Copy(CopyLoop::new(prefix, limit)),
+                    _ => {
+                        let mut path = CopyLoop::new(prefix, limit);
+                        if own.begin != Begin::New {
+                            path.resume();
+                        }
+                        Path::Copy(path)
+                    }
                 }
             }
         };
@@ -104,6 +110,15 @@ impl Direction {
             Path::Splice(path) => path.remaining(),
             Path::Copy(path) => path.remaining(),
             Path::Refused => 0,
+        }
+    }
+
+    /// Returns whether the source has ended, and its sink must still be shut down.
+    pub(crate) fn has_read_eof(&self) -> bool {
+        match &self.path {
+            Path::Copy(path) => path.has_read_eof(),
+            // A direction between sockets never waits after the end of its source.
+            Path::Splice(_) | Path::Refused => false,
         }
     }
 

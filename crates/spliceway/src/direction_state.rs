@@ -9,8 +9,9 @@ use spliceway_core::Counts;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::direction::Direction;
-use crate::options::{DirectionOptions, RelayOptions};
+use crate::options::{Begin, DirectionOptions, RelayOptions};
 use crate::outcome::{DirectionEnd, Failure, Operation};
+use crate::relay::{DirectionStage, SuspendedDirection};
 
 /// The state of one direction.
 ///
@@ -81,7 +82,13 @@ impl DirectionState {
             *self = match self {
                 Self::Start(prefix) => {
                     let prefix = std::mem::take(prefix);
-                    Self::Moving(Direction::new(reader, writer, prefix, own, options, counts))
+                    let mut moving = Direction::new(reader, writer, prefix, own, options, counts);
+                    if own.begin == Begin::ResumedToFinish {
+                        moving.finish();
+                        Self::Finishing(moving)
+                    } else {
+                        Self::Moving(moving)
+                    }
                 }
                 Self::Moving(moving) | Self::Finishing(moving) => {
                     let moved = ready!(moving.poll(cx, reader, writer, counts))?;
@@ -141,6 +148,46 @@ impl DirectionState {
             Self::Start(prefix) => Ok(prefix),
             Self::Moving(mut direction) | Self::Finishing(mut direction) => direction.take_in_flight(),
             Self::ShuttingDown { .. } | Self::Done | Self::Broken { .. } => Ok(Bytes::new()),
+        }
+    }
+
+    /// Removes and returns the state from which [`resume`](Self::resume) continues.
+    pub(crate) fn suspend(&mut self, own: &DirectionOptions) -> io::Result<SuspendedDirection> {
+        let remaining = match self {
+            Self::Finishing(direction) => Some(direction.remaining()),
+            Self::Moving(direction) => own.limit.map(|_| direction.remaining()),
+            Self::Start(_) | Self::ShuttingDown { .. } | Self::Done | Self::Broken { .. } => own.limit,
+        };
+        let stage = match self {
+            Self::Moving(direction) | Self::Finishing(direction) if direction.has_read_eof() => {
+                DirectionStage::ShuttingDown { eof: true }
+            }
+            Self::Start(_) if own.begin == Begin::ResumedToFinish => DirectionStage::Finishing,
+            Self::Start(_) | Self::Moving(_) => DirectionStage::Moving,
+            Self::Finishing(_) => DirectionStage::Finishing,
+            Self::ShuttingDown { eof } => DirectionStage::ShuttingDown { eof: *eof },
+            Self::Done | Self::Broken { .. } => DirectionStage::Ended,
+        };
+        Ok(SuspendedDirection {
+            stage,
+            remaining,
+            in_flight: self.take_in_flight()?,
+            ..SuspendedDirection::default()
+        })
+    }
+
+    /// Continues from `suspended`, which changes the options of the direction.
+    pub(crate) fn resume(suspended: SuspendedDirection, own: &mut DirectionOptions) -> Self {
+        own.prefix = Bytes::new();
+        own.limit = suspended.remaining;
+        own.begin = match suspended.stage {
+            DirectionStage::Finishing => Begin::ResumedToFinish,
+            _ => Begin::Resumed,
+        };
+        match suspended.stage {
+            DirectionStage::Moving | DirectionStage::Finishing => Self::Start(suspended.in_flight),
+            DirectionStage::ShuttingDown { eof } => Self::ShuttingDown { eof },
+            DirectionStage::Ended => Self::Done,
         }
     }
 

@@ -35,7 +35,8 @@
 //! - [`copy_bidirectional`], [`copy_bidirectional_with_sizes`] and [`copy()`] have tokio's names,
 //!   results and behaviour, for every stream that tokio's functions accept.
 //! - [`Relay`] does the same as a named future, with [options](RelayOptions), live counts and a
-//!   [`CancelHandle`].
+//!   [`CancelHandle`]. It can be [suspended](Relay::suspend) and [resumed](Relay::resume), also by
+//!   another process.
 //! - [`copy_with_options`] is [`copy()`] with options and counts.
 //! - [`AsSocket`] makes your own stream type spliceable, such as an enum of plain and TLS streams.
 //! - [`PipePool`] lends pipes within [`Limits`].
@@ -159,6 +160,6 @@ pub use copy::{copy, copy_bidirectional, copy_bidirectional_with_sizes, copy_wit
 pub use options::{CopyOptions, HalfClose, RelayOptions};
 pub use outcome::{Direction, EndReason, Operation, Peer, RelayError, RelaySummary};
 pub use rate_limit::RateLimit;
-pub use relay::{Relay, RelayParts, RelayStats};
+pub use relay::{DirectionStage, Relay, RelayParts, RelayState, RelayStats, SuspendedDirection, SuspendedRelay};
 pub use salvage::reset;
 pub use spliceway_core::{DirectionSummary, Engine, Limits, PipePool, PipeSize, PoolStats, Reason, Scope, SizeClass};

@@ -42,6 +42,8 @@ pub struct RelayOptions {
     pub(crate) b_to_a: DirectionOptions,
     /// The handle of one relay. The relay sets it, not the caller.
     pub(crate) cancel: Option<CancelHandle>,
+    /// The time for which the relay had moved nothing when it was suspended. The relay sets it.
+    pub(crate) idle: Duration,
 }
 
 impl Default for RelayOptions {
@@ -56,6 +58,18 @@ pub(crate) struct DirectionOptions {
     pub(crate) prefix: Bytes,
     pub(crate) limit: Option<u64>,
     pub(crate) rate: Option<RateLimit>,
+    pub(crate) begin: Begin,
+}
+
+/// How a direction begins. The relay sets this, not the caller.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Begin {
+    #[default]
+    New,
+    /// Another relay has moved bytes, and may not have flushed its writes.
+    Resumed,
+    /// As above, and the other direction has ended this one.
+    ResumedToFinish,
 }
 
 /// How the relay reacts to the end of one stream.
@@ -92,6 +106,7 @@ impl RelayOptions {
             prefix: Bytes::new(),
             limit: None,
             rate: None,
+            begin: Begin::New,
         };
         Self {
             engine: Engine::Auto,
@@ -105,6 +120,7 @@ impl RelayOptions {
             a_to_b: OWN,
             b_to_a: OWN,
             cancel: None,
+            idle: Duration::ZERO,
         }
     }
 

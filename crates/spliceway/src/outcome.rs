@@ -88,6 +88,8 @@ pub enum EndReason {
     HalfCloseTimeout,
     /// A [`CancelHandle`](crate::CancelHandle) ended the relay.
     Cancelled,
+    /// The relay was [suspended](crate::Relay::suspend). Another relay continues from these counts.
+    Suspended,
 }
 
 impl fmt::Display for EndReason {
@@ -100,6 +102,7 @@ impl fmt::Display for EndReason {
             Self::IdleTimeout => "idle timeout",
             Self::HalfCloseTimeout => "half-close timeout",
             Self::Cancelled => "cancelled",
+            Self::Suspended => "suspended",
         })
     }
 }

@@ -128,6 +128,41 @@ impl RateLimit {
         self.0.bucket.burst
     }
 
+    /// Returns the bytes that this limit allows now without a wait, or the bytes that it owes as a
+    /// negative number. The limits around it do not count.
+    ///
+    /// With [`set_balance`](Self::set_balance), a limit of another process can continue from here.
+    #[must_use]
+    pub fn balance(&self) -> i64 {
+        let Bucket {
+            bytes_per_second,
+            burst,
+            ..
+        } = *self.0.bucket;
+        let (empty_at, now) = (*self.0.bucket.empty_at(), Instant::now());
+        let signed = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
+        match now.checked_duration_since(empty_at) {
+            Some(time) => signed(bytes_in(time, bytes_per_second).min(burst)),
+            None => -signed(bytes_in(empty_at - now, bytes_per_second)),
+        }
+    }
+
+    /// Sets what this limit allows or owes: see [`balance`](Self::balance). It allows at most its
+    /// burst.
+    pub fn set_balance(&self, bytes: i64) {
+        let Bucket {
+            bytes_per_second,
+            burst,
+            ..
+        } = *self.0.bucket;
+        let now = Instant::now();
+        let time = |bytes| time_for(bytes, bytes_per_second);
+        *self.0.bucket.empty_at() = match u64::try_from(bytes) {
+            Ok(bytes) => full_at(now, bytes.min(burst), bytes_per_second),
+            Err(_) => now + time(bytes.unsigned_abs()),
+        };
+    }
+
     /// Counts bytes that did not pass through a relay, for example the bytes of a handshake. The
     /// next relay waits until the limit no longer owes them.
     pub fn charge(&self, bytes: u64) {
@@ -338,6 +373,23 @@ mod tests {
         reserve_all(&limit, 100, later);
         limit.put_back(60);
         assert_eq!(reserve_all(&limit, 60, later), later);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_limit_continues_from_the_balance_of_another() {
+        let limit = RateLimit::with_burst(1_000, 100);
+        assert_eq!(limit.balance(), 100);
+        limit.charge(40);
+        assert_eq!(limit.balance(), 60);
+        limit.charge(160);
+        assert_eq!(limit.balance(), -100);
+        let other = RateLimit::with_burst(1_000, 100).within(&RateLimit::new(5));
+        for balance in [-100, 0, 60, 100] {
+            other.set_balance(balance);
+            assert_eq!(other.balance(), balance);
+        }
+        other.set_balance(1_000);
+        assert_eq!(other.balance(), 100, "the burst is the most");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! A named future for both directions between two streams.
 
+mod suspend;
+
 use std::fmt;
 use std::io;
 use std::pin::Pin;
@@ -16,6 +18,7 @@ use crate::direction_state::DirectionState;
 use crate::options::{self, RelayOptions};
 use crate::outcome::{Direction, EndReason, Failure, Peer, RelayError, RelaySummary, failed_peer};
 use crate::salvage::{Salvage, Wreck};
+pub use suspend::{DirectionStage, RelayState, SuspendedDirection, SuspendedRelay};
 
 /// Relays both directions between `a` and `b` until both have ended.
 ///
@@ -65,6 +68,7 @@ use crate::salvage::{Salvage, Wreck};
 /// byte can reach another relay. Bytes in flight are lost, and [`stats`](Relay::stats) counts them.
 /// [`cancel_handle`](Relay::cancel_handle) ends a relay after it has written these bytes, within a
 /// deadline. [`into_parts`](Relay::into_parts) returns the bytes in flight.
+/// [`suspend`](Relay::suspend) returns everything that another relay needs to continue.
 #[must_use = "futures do nothing unless you `.await` or poll them"]
 pub struct Relay<A, B> {
     a: A,
@@ -154,11 +158,11 @@ where
     pub fn cancel_handle(&mut self) -> CancelHandle {
         let options = self.options.get_or_insert_default();
         let handle = options.cancel.get_or_insert_default().clone();
-        match (&mut self.deadlines, &self.directions.a_to_b) {
+        match (&mut self.deadlines, &self.task) {
             (Some(deadlines), _) => deadlines.watch_for(handle.clone()),
             // The first poll creates the deadlines, inside the runtime that their timers need.
-            (None, DirectionState::Start(_)) => {}
-            (None, _) => self.deadlines = Deadlines::new(options).map(Box::new),
+            (None, None) => {}
+            (None, Some(_)) => self.deadlines = self.directions.deadlines(options),
         }
         if let Some(task) = &self.task {
             handle.poll_asked(task);
@@ -214,11 +218,10 @@ where
 
     /// Creates the deadlines if this is the first poll.
     fn start(&mut self) {
-        let directions = (&self.directions.a_to_b, &self.directions.b_to_a);
-        if let (DirectionState::Start(_), DirectionState::Start(_)) = directions
+        if self.task.is_none()
             && let Some(options) = &self.options
         {
-            self.deadlines = Deadlines::new(options).map(Box::new);
+            self.deadlines = self.directions.deadlines(options);
         }
     }
 }
@@ -368,8 +371,8 @@ where
         let Some(deadlines) = &mut self.deadlines else {
             return Poll::Pending;
         };
+        let (half_closed, held_back) = (self.directions.half_closed(), self.directions.is_held_back());
         let Directions { a_to_b, b_to_a, shared } = &mut self.directions;
-        let half_closed = matches!(a_to_b, DirectionState::Done) || matches!(b_to_a, DirectionState::Done);
         if deadlines.must_close_both(half_closed) {
             a_to_b.finish();
             b_to_a.finish();
@@ -380,14 +383,8 @@ where
             b_to_a.stop();
             return Poll::Ready(Verdict::PollAgain);
         }
-        let now = Now {
-            half_closed,
-            held_back: a_to_b.is_held_back() || b_to_a.is_held_back(),
-        };
-        let moved = shared.summary();
-        deadlines
-            .poll(cx, moved.a_to_b.bytes + moved.b_to_a.bytes, now)
-            .map(Verdict::End)
+        let now = Now { half_closed, held_back };
+        deadlines.poll(cx, shared.summary().bytes(), now).map(Verdict::End)
     }
 }
 
@@ -429,6 +426,20 @@ impl<A, B> fmt::Debug for Relay<A, B> {
 }
 
 impl Directions {
+    fn half_closed(&self) -> bool {
+        matches!(self.a_to_b, DirectionState::Done) || matches!(self.b_to_a, DirectionState::Done)
+    }
+
+    fn is_held_back(&self) -> bool {
+        self.a_to_b.is_held_back() || self.b_to_a.is_held_back()
+    }
+
+    #[cold]
+    fn deadlines(&self, options: &RelayOptions) -> Option<Box<Deadlines>> {
+        let moved = self.shared.summary().bytes();
+        Deadlines::new(options, moved, self.half_closed()).map(Box::new)
+    }
+
     /// Ends both directions. Only the first call counts.
     fn end(&mut self, reason: EndReason) {
         if self.shared.end.get().is_some() {

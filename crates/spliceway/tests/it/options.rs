@@ -18,6 +18,8 @@ mod peers;
 mod prefix;
 // A rate limit of one relay or of many, with splicing.
 mod rate;
+// Another relay continues a suspended one.
+mod suspend;
 // An idle relay times out. An old relay does not.
 mod timeouts;
 

@@ -5,7 +5,8 @@ use std::{env, fs};
 
 use proptest::prelude::*;
 use spliceway_scenario::{
-    Plan, address, http, over_splicers, over_tokio, proxy_header, socks4, socks5, socks5_datagram, upstream,
+    Plan, address, http, over_splicers, over_tokio, over_tokio_suspended, proxy_header, socks4, socks5,
+    socks5_datagram, upstream,
 };
 
 /// The number of cases of each kind. `PROPTEST_CASES` can raise it for longer searches.
@@ -22,6 +23,11 @@ proptest! {
     #[test]
     fn all_properties_hold_in_random_scenarios_over_tokio(plan in plans()) {
         over_tokio(&plan);
+    }
+
+    #[test]
+    fn all_properties_hold_if_relays_are_suspended_at_every_poll(plan in plans()) {
+        over_tokio_suspended(&plan);
     }
 
     #[test]
@@ -192,6 +198,7 @@ fn all_properties_hold_in_the_corpus_of_the_fuzzers() {
         // This output is shown if the scenario fails.
         println!("{}: {:?}", name.display(), Plan::from_bytes(&bytes));
         over_tokio(&Plan::from_bytes(&bytes));
+        over_tokio_suspended(&Plan::from_bytes(&bytes));
         over_splicers(&Plan::from_bytes(&bytes));
     }
     for (target, parser) in [
