@@ -3,9 +3,10 @@
 use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
+use spliceway_load::{Estimate, bootstrap, lower_half, upper_half};
 
 use crate::contender::{AGAIN, OURS, REFERENCE};
-use crate::results::{AGAIN_CPU, Estimate, bootstrap, lower_half};
+use crate::results::AGAIN_CPU;
 
 /// One figure for all contenders.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -62,11 +63,14 @@ impl Figures {
         })
     }
 
-    /// Returns the mean of the better half of these rounds: see [`lower_half`].
+    /// Returns the mean of the better half of these rounds.
     fn undisturbed(&self, values: &[f64], rounds: &[usize]) -> Option<f64> {
+        let values = rounds.iter().map(|at| values[*at]);
         // For rates, more is better.
-        let sign = if self.unit.ends_with("/s") { -1.0 } else { 1.0 };
-        lower_half(rounds.iter().map(|at| sign * values[*at])).map(|value| sign * value)
+        match self.unit.ends_with("/s") {
+            true => upper_half(values),
+            false => lower_half(values),
+        }
     }
 
     /// Returns the reason why the figure cannot be shown for any contender, if there is one.

@@ -10,12 +10,13 @@ use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 use serde::{Deserialize, Serialize};
+use spliceway_load::Estimate;
 
 use crate::charts;
 use crate::contender::{DIRECT, OURS, REFERENCE, is_peer};
 use crate::environment::Environment;
 use crate::figures::Figures;
-use crate::results::{Estimate, Measured, PERCENTILES, Run};
+use crate::results::{Measured, PERCENTILES, Run};
 
 /// Folders for the results and for the page.
 #[derive(Args)]

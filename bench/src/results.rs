@@ -3,8 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::contender::{AGAIN, Contender, DIRECT, OURS};
-use spliceway_load::{Done, Histogram};
-use spliceway_machine::Random;
+use spliceway_load::{Done, Estimate, Histogram, bootstrap, lower_half, typical};
 
 /// One run of one contender under one load.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -62,22 +61,6 @@ pub(crate) struct Measured {
     pub(crate) runs: Vec<Run>,
     /// Contenders that failed, each with a description of the failure.
     pub(crate) failed: Vec<(String, String)>,
-}
-
-/// A figure with its 95 % interval.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Estimate {
-    pub(crate) value: f64,
-    pub(crate) low: f64,
-    pub(crate) high: f64,
-}
-
-impl Estimate {
-    /// Returns the value, and its interval in brackets.
-    pub(crate) fn show(self, decimals: usize) -> String {
-        let Self { value, low, high } = self;
-        format!("{value:.decimals$} [{low:.decimals$}, {high:.decimals$}]")
-    }
 }
 
 /// The percentiles in the tables.
@@ -146,10 +129,10 @@ impl Measured {
 
     /// Returns the durations of the exchanges if there are any. Otherwise returns the durations of
     /// the writes.
-    fn times(&self, run: &Run) -> Histogram {
+    fn times<'a>(&self, run: &'a Run) -> &'a Histogram {
         match run.exchanges.count() {
-            0 => run.writes.clone(),
-            _ => run.exchanges.clone(),
+            0 => &run.writes,
+            _ => &run.exchanges,
         }
     }
 
@@ -206,7 +189,7 @@ impl Measured {
 
     /// Returns the reason why one contender's percentile cannot be shown.
     pub(crate) fn late(&self, contender: &str, part: f64) -> Option<String> {
-        let late = typical(self.runs_of(contender).map(|run| run.lateness.clone()), part);
+        let late = typical(self.runs_of(contender).map(|run| &run.lateness), part);
         let (late, latency) = (late?, self.quantile(contender, part)?);
         (late > LATE * latency).then(|| format!("the generator is late: {late:.0} of {latency:.0} µs"))
     }
@@ -240,57 +223,6 @@ impl Measured {
         let survives = |name: &&str| self.omitted_cpu(name).is_none() || self.omitted_latency(name, 0.5).is_none();
         self.contenders().into_iter().filter(survives).count()
     }
-}
-
-/// Returns a quantile over the rounds: the mean over the undisturbed rounds. If a round has too few
-/// durations for the quantile, returns the quantile of all rounds together.
-fn typical(rounds: impl Iterator<Item = Histogram>, part: f64) -> Option<f64> {
-    let rounds: Vec<Histogram> = rounds.collect();
-    let each: Option<Vec<f64>> = rounds.iter().map(|round| round.quantile(part)).collect();
-    match each {
-        Some(each) => lower_half(each.into_iter()),
-        None => {
-            let mut all = Histogram::default();
-            rounds.iter().for_each(|round| all.add(round));
-            all.quantile(part)
-        }
-    }
-}
-
-/// Returns the mean of the lower half of the rounds. The host's other guests can only add to CPU
-/// time and latency. On a shared host, they disturb some of the rounds.
-pub(crate) fn lower_half(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.truncate(values.len().div_ceil(2));
-    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
-}
-
-/// Returns a figure over rounds, with a 95 % interval from the bootstrap.
-pub(crate) fn bootstrap(rounds: usize, figure: impl Fn(&[usize]) -> Option<f64>) -> Option<Estimate> {
-    const DRAWS: usize = 400;
-    if rounds == 0 {
-        return None;
-    }
-    let all: Vec<usize> = (0..rounds).collect();
-    let value = figure(&all)?;
-    let mut random = Random::new(7);
-    let mut drawn: Vec<f64> = (0..DRAWS)
-        .filter_map(|_| {
-            let some: Vec<usize> = all
-                .iter()
-                .map(|_| random.between(0, rounds as u64 - 1) as usize)
-                .collect();
-            figure(&some)
-        })
-        .collect();
-    drawn.sort_by(f64::total_cmp);
-    let at = |part: f64| drawn[((drawn.len() - 1) as f64 * part).round() as usize];
-    Some(Estimate {
-        value,
-        low: at(0.025),
-        high: at(0.975),
-    })
 }
 
 #[cfg(test)]

@@ -53,7 +53,7 @@ pub(crate) const RELEASE: Task = Task {
     steps: &[
         step(
             "cargo publish --dry-run --allow-dirty --package spliceway-core --package spliceway \
-             --package spliceway-protocol --package spliceway-proxy",
+             --package spliceway-protocol --package spliceway-load --package spliceway-proxy",
         ),
         step("cargo +MSRV check --target-dir target/msrv --package spliceway --all-features --package spliceway-proxy"),
         step(
@@ -63,7 +63,7 @@ pub(crate) const RELEASE: Task = Task {
         Step {
             variable: Some(("RUSTDOCFLAGS", "--cfg docsrs -D warnings")),
             line: "cargo +nightly doc --target-dir target/docsrs --no-deps --all-features --package spliceway-core \
-                   --package spliceway --package spliceway-protocol",
+                   --package spliceway --package spliceway-protocol --package spliceway-load",
         },
         rustflags(
             "-D warnings",

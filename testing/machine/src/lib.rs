@@ -4,7 +4,6 @@
 #![forbid(unsafe_code)]
 
 pub mod accounts;
-mod random;
 
 use std::env;
 use std::fs;
@@ -15,8 +14,6 @@ use std::process::{Command, Stdio};
 use rustix::net::sockopt::tcp_congestion;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_setaffinity};
-
-pub use random::Random;
 
 /// Pins the calling thread, and the threads that it starts, to one core.
 pub fn pin_to(core: usize) -> io::Result<()> {

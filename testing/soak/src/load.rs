@@ -15,7 +15,7 @@ use super::pattern::Pattern;
 use super::peer::{self, Fault, NAME_LEN, Peer, failed};
 use super::plan::{Kind, Session, Side};
 use super::tally::Tally;
-use spliceway_machine::Random;
+use spliceway_load::Random;
 
 /// State that the tasks of a load share.
 pub(super) struct Load {

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use spliceway_machine::Random;
+use spliceway_load::Random;
 
 /// The smallest prime above 256 KiB. Streams repeat after this many bytes. A shift by pages,
 /// buffers or whole pipes is therefore not a period.

@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 use super::pattern::{PIECE_MAX, Pattern, Stream, Wrong};
 use super::plan::{Begin, Flow, Kind, Session, Side};
 use super::tally::Tally;
-use spliceway_machine::Random;
+use spliceway_load::Random;
 
 /// Far longer than any pause of a plan, and longer than any wait for two busy cores.
 const STALLED_AFTER: Duration = Duration::from_secs(60);

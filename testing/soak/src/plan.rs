@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::pattern::PIECE_MAX;
-use spliceway_machine::Random;
+use spliceway_load::Random;
 
 /// One connection, from the first byte to the last.
 #[derive(Clone, Debug)]

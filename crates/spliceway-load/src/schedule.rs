@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use spliceway_machine::Random;
-
-use crate::{Offer, Requests, Streams};
+use crate::{Offer, Random, Requests, Streams};
 
 /// An event that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +83,7 @@ mod tests {
                 rate: 3_000.0,
             }),
             connects: Some(1_500.0),
-            is_closed: false,
+            ..Offer::default()
         };
         let time = Duration::from_secs(2);
         let whole = schedule(&offer, 1, time, |_| 1.0);

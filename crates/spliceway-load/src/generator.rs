@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::{Errno, retry_on_intr};
+use rustix::net::sockopt::set_tcp_congestion;
 use socket2::{Domain, SockRef, Socket, Type};
 
 use crate::endpoint::{Client, Done, Endpoint, Next, ROOM, Role, Shared};
@@ -224,7 +225,7 @@ impl Generator {
             }
             What::Request(connection) => self.ask(self.clients[connection], due),
             What::Connect => {
-                let socket = Socket::new(Domain::for_address(self.relay), Type::STREAM, None)?;
+                let socket = self.socket()?;
                 socket.set_nonblocking(true)?;
                 match socket.connect(&self.relay.into()) {
                     Err(error) if error.raw_os_error() != Some(Errno::INPROGRESS.raw_os_error()) => return Err(error),
@@ -275,14 +276,24 @@ impl Generator {
 
     /// Opens a connection through the relay and returns both endpoints.
     fn pair(&mut self) -> io::Result<(TcpStream, TcpStream)> {
-        let client = TcpStream::connect_timeout(&self.relay, PATIENCE)?;
+        let client = self.socket()?;
+        client.connect_timeout(&self.relay.into(), PATIENCE)?;
         let wait = Timespec::try_from(PATIENCE).map_err(io::Error::other)?;
         retry_on_intr(|| poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], Some(&wait)))?;
         let (server, _) = self
             .listener
             .accept()
             .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the relay does not connect"))?;
-        Ok((client, server))
+        Ok((client.into(), server))
+    }
+
+    /// Returns a socket that is not connected yet.
+    fn socket(&self) -> io::Result<Socket> {
+        let socket = Socket::new(Domain::for_address(self.relay), Type::STREAM, None)?;
+        if let Some(name) = self.offer.congestion_control {
+            set_tcp_congestion(&socket, name)?;
+        }
+        Ok(socket)
     }
 
     fn accept(&mut self) -> io::Result<()> {

@@ -12,13 +12,17 @@
 #![forbid(unsafe_code)]
 
 mod endpoint;
+mod estimate;
 mod generator;
 mod histogram;
+mod random;
 mod schedule;
 
 pub use endpoint::Done;
+pub use estimate::{Estimate, bootstrap, lower_half, typical, upper_half};
 pub use generator::Generator;
 pub use histogram::Histogram;
+pub use random::Random;
 pub use schedule::{Schedule, What, schedule};
 
 /// The load that the generator offers to a relay.
@@ -34,6 +38,9 @@ pub struct Offer {
     /// A saturation test: every connection continues as soon as it can, and no message has a due
     /// time.
     pub is_closed: bool,
+    /// The congestion control of the connections to the relay, instead of the default. The caller
+    /// sets that of the listener.
+    pub congestion_control: Option<&'static str>,
 }
 
 /// Flows that send at a fixed rate, in one direction.
