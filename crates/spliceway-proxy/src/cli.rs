@@ -1,6 +1,7 @@
 //! Defines the command line: its options, their values and their help texts.
 
 mod args;
+mod generated;
 mod print;
 #[cfg(test)]
 mod tests;
@@ -9,6 +10,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap_complete::Shell;
 
 use crate::config::{Config, KindArg, admin_path};
 use crate::doctor::DoctorCommand;
@@ -27,6 +29,8 @@ pub(crate) enum Action {
     Serve(Box<Settings>, Source),
     /// Print a text that the command has made.
     Print(String),
+    /// Write these files, each with its name, into this directory.
+    Write(PathBuf, Vec<(String, String)>),
     /// Say what is wrong with a file, and end with code 2.
     Refuse(String),
     HashPassword,
@@ -111,6 +115,22 @@ Examples:
   mixed -l :1080 --allow 192.168.0.0/16            for a network
   mixed -l unix:/run/proxy.sock,mode=0660 --open   for a group on this machine
   mixed -l :1080 --open --metrics 127.0.0.1:9100   for everybody, with metrics";
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  spliceway run -c /etc/spliceway/spliceway.toml
+  spliceway run -c /etc/spliceway              every file *.toml of a directory";
+
+const COMPLETIONS_EXAMPLES: &str = "\
+Examples:
+  spliceway completions bash > /etc/bash_completion.d/spliceway
+  spliceway completions zsh > /usr/local/share/zsh/site-functions/_spliceway
+  spliceway completions fish > ~/.config/fish/completions/spliceway.fish";
+
+const MAN_EXAMPLES: &str = "\
+Examples:
+  spliceway man | man -l -                     read the page of the program
+  spliceway man /usr/local/share/man/man1      install all pages";
 
 const HASH_EXAMPLES: &str = "\
 Examples:
@@ -200,6 +220,7 @@ enum Command {
     #[command(mut_arg("listen", |listen| listen.default_value("127.0.0.1:1080")))]
     Mixed(ProxyCommand),
     /// Serve what a file describes
+    #[command(after_help = RUN_EXAMPLES, after_long_help = long_help!(RUN_EXAMPLES))]
     Run {
         /// File, or directory whose files `*.toml` are read in the order of their names
         #[arg(short, long, value_name = "PATH")]
@@ -258,6 +279,19 @@ enum Command {
         #[arg(long)]
         end_sessions: bool,
     },
+    /// Print completions for a shell
+    #[command(after_help = COMPLETIONS_EXAMPLES)]
+    Completions {
+        /// Shell that reads the completions
+        #[arg(value_parser = generated::shell())]
+        shell: Shell,
+    },
+    /// Print the manual page, or write the pages of all commands
+    #[command(after_help = MAN_EXAMPLES)]
+    Man {
+        /// Directory for one page of each command
+        directory: Option<PathBuf>,
+    },
 }
 
 /// The running program that a command asks.
@@ -293,6 +327,11 @@ impl Cli {
                 let socket = socket.admin;
                 Ok(Action::Status(StatusCommand { socket, json }))
             }
+            Some(Command::Completions { shell }) => Ok(Action::Print(generated::completions(Self::command(), shell))),
+            Some(Command::Man { directory }) => Ok(match directory {
+                Some(directory) => Action::Write(directory, generated::pages(&Self::command())),
+                None => Action::Print(generated::page(&Self::command())),
+            }),
             Some(Command::Run { config }) => {
                 let source = Source::Files(config);
                 let settings = source.settings().map_err(Refused::Files)?;

@@ -48,6 +48,7 @@ mod top;
 mod upgrade_command;
 
 use std::io::{self, BufRead, IsTerminal, Read, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -74,6 +75,7 @@ fn main() -> ExitCode {
         cli::Action::Doctor(command) => doctor::run(command),
         cli::Action::HashPassword => hash_password().map_or_else(not_hashed, |()| ExitCode::SUCCESS),
         cli::Action::Print(text) => printed(io::stdout().write_all(text.as_bytes())),
+        cli::Action::Write(folder, files) => printed(write_files(&folder, &files)),
         cli::Action::Refuse(problem) => {
             log::announce(&problem);
             ExitCode::from(USAGE)
@@ -86,6 +88,16 @@ fn main() -> ExitCode {
             }
         }
     }
+}
+
+/// Writes these files, each with its name.
+fn write_files(folder: &Path, files: &[(String, String)]) -> io::Result<()> {
+    for (name, text) in files {
+        let path = folder.join(name);
+        let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        std::fs::write(&path, text).map_err(named)?;
+    }
+    Ok(())
 }
 
 fn printed(result: io::Result<()>) -> ExitCode {

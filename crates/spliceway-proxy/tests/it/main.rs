@@ -16,6 +16,8 @@ mod drain;
 // Targets that answer and close in the middle of an upload.
 mod early_answer;
 mod forward;
+// Completions and manual pages.
+mod generated;
 mod harness;
 mod http;
 // Answers to requests with a body, and to requests for another protocol.
