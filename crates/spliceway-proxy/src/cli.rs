@@ -161,6 +161,7 @@ Signals:
   HUP         read the files again: the configuration and the users. Without
               a configuration file, HUP stops the program if its terminal is
               gone, and is ignored if it was ignored at the start (nohup)
+  USR1        open the file of --access-log again, after a rename
 
 Exit codes:
   0  stopped by a signal

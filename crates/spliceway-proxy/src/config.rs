@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 pub(crate) use value::{List, Value, Word};
-pub(crate) use values::{KindArg, LogLevelArg, PipeSizeArg, SpliceArg, admin_path};
+pub(crate) use values::{KindArg, LogFormatArg, LogLevelArg, PipeSizeArg, SpliceArg, admin_path};
 pub(crate) use words::*;
 
 /// The variable for the name and the password of a single user.
@@ -82,6 +82,8 @@ pub(crate) struct Defaults {
 tables! {
     Log("a table [log]") {
         level: Value<Choice<LogLevelArg>>,
+        format: Value<Choice<LogFormatArg>>,
+        access: Value<Records>,
     }
 
     Timeouts("a table [timeouts]") {

@@ -1,61 +1,80 @@
-//! The log: lines on stderr. A separate thread writes the lines, so that no worker waits for the
-//! reader of the log.
+//! The log on stderr, and the access log. A separate thread writes the lines of each, so that no
+//! worker waits for a reader or a disk.
 //!
 //! ```text
 //!   workers ── line ──▶ queue (4 MiB, 65,536 lines) ──▶ thread `spliceway-log` ──▶ stderr
 //!                         └─ full: dropped and counted        └─ error: dropped and counted
+//!   workers ── record ─▶ a queue of the same kind ────▶ thread `spliceway-access` ──▶ file, stdout
 //! ```
 //!
 //! tracing-appender's `NonBlocking` does the same, but it limits lines and not bytes. It does not
 //! count lines whose write failed, and it prints to stdout when its queue is full at exit.
 
+mod access;
+mod line;
+mod queue;
+
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{LazyLock, OnceLock};
 use std::time::Duration;
 use std::{panic, thread};
 
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use tokio::time::Instant;
 use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::format::Format as TextEvents;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Registry, reload};
 
 use crate::health::Health;
+use crate::settings::Settings;
+use line::{Clock, Events};
+use queue::{Destination, Lines, Report};
 
-/// The limit on lines that wait for the thread, enough for about 13,000 session records. In
-/// addition, the thread holds at most the same number of bytes that it is writing.
-const QUEUE_MAX_BYTES: usize = 4 << 20;
-const QUEUE_MAX_LINES: usize = 1 << 16;
-/// The memory that the thread keeps for the next lines.
-const KEEP_BYTES: usize = 64 << 10;
-/// The time from one batch of lines to the next. The first line after a silence is written
-/// immediately. If each record wakes the thread, a session of 1 KiB costs 98 µs of CPU time
-/// instead of 85 µs.
-const BATCH_TIME: Duration = Duration::from_millis(5);
-/// The longest time that the process waits at its end for a slow reader.
+pub(crate) use access::{AccessLog, record, reopen_at_signal, reopens};
+pub(crate) use line::{Format, Line};
+
+/// The longest time that the process waits at its end for a slow reader or a slow disk.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(1);
 /// The same limit after a second signal. A fast reader needs a few milliseconds.
 const HURRIED_PATIENCE: Duration = Duration::from_millis(200);
 /// The stack size of the thread, whose calls are only a few levels deep.
 const STACK_BYTES: usize = 64 << 10;
 
-static LOG: LazyLock<Log> = LazyLock::new(Log::default);
+static LOG: LazyLock<Lines> = LazyLock::new(|| Lines::counted_by(dropped_of("main")));
 /// Changes the level while the program runs.
 static LEVEL: OnceLock<reload::Handle<LevelFilter, Registry>> = OnceLock::new();
-static STARTED: OnceLock<()> = OnceLock::new();
+static STARTED: OnceLock<Look> = OnceLock::new();
 static HURRIED: AtomicBool = AtomicBool::new(false);
+static DROPPED: LazyLock<Family<LogLabel, Counter>> = LazyLock::new(Family::default);
 
-/// Starts the log thread. From then on, this thread writes every line of the process, including
-/// panic messages.
+/// How the lines on stderr look.
+#[derive(Clone, Copy)]
+struct Look {
+    format: Format,
+    is_colored: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct LogLabel {
+    log: &'static str,
+}
+
+/// Starts the threads of both logs. From then on, the log thread writes every line of the process,
+/// including panic messages.
 ///
 /// # Errors
-/// Returns an error if the system cannot create a thread.
-pub(crate) fn start(level: LevelFilter, health: &Health) -> io::Result<Flush> {
+/// Returns an error if the access log cannot be opened, or if the system cannot create a thread.
+pub(crate) fn start(settings: &Settings, health: &Health) -> io::Result<Flush> {
+    access::start(settings, health)?;
     let guard = health.guard("the thread that writes the log");
     thread::Builder::new()
         .name("spliceway-log".into())
@@ -64,13 +83,21 @@ pub(crate) fn start(level: LevelFilter, health: &Health) -> io::Result<Flush> {
             let _guard = guard;
             LOG.write_to(Stderr)
         })?;
-    let _ = STARTED.set(());
-    let (level, handle) = reload::Layer::new(level);
+    let look = Look {
+        format: settings.log_format,
+        is_colored: settings.log_format == Format::Text && io::stderr().is_terminal(),
+    };
+    let _ = STARTED.set(look);
+    let (level, handle) = reload::Layer::new(settings.log_level);
     let _ = LEVEL.set(handle);
+    let events = match look.format {
+        Format::Text => Events::Text(TextEvents::default().with_target(false).with_timer(Clock)),
+        Format::Json => Events::Json,
+    };
     let lines = tracing_subscriber::fmt::layer()
+        .event_format(events)
         .with_writer(|| LogWriter)
-        .with_ansi(io::stderr().is_terminal())
-        .with_target(false)
+        .with_ansi(look.is_colored)
         .log_internal_errors(false);
     tracing_subscriber::registry().with(level).with(lines).init();
     let health = health.clone();
@@ -100,12 +127,27 @@ pub(crate) fn level() -> String {
 
 /// Writes a line at any log level, even `off`.
 pub(crate) fn announce(line: &dyn Display) {
-    let line = format!("{line}\n");
-    if STARTED.get().is_some() {
+    let format = STARTED.get().map(|look| look.format);
+    let line = announcement(format.unwrap_or_default(), &line.to_string());
+    if format.is_some() {
         LOG.push(line.as_bytes());
     } else {
         // A failed write only loses this line, so the program continues.
         let _ = io::stderr().write_all(line.as_bytes());
+    }
+}
+
+/// Returns the line of a message that has no level.
+fn announcement(format: Format, message: &str) -> String {
+    match format {
+        Format::Text => format!("{message}\n"),
+        Format::Json => {
+            let mut line = Line::new(format);
+            line.text("message", message);
+            let mut text = String::new();
+            line.end(|line| text = String::from_utf8_lossy(line).into_owned());
+            text
+        }
     }
 }
 
@@ -138,7 +180,11 @@ impl Drop for Flush {
             true => HURRIED_PATIENCE,
             false => FLUSH_PATIENCE,
         };
-        LOG.flush(patience);
+        let until = Instant::now() + patience;
+        // Both threads work at the same time.
+        LOG.hasten();
+        access::flush(until);
+        LOG.flush(until);
     }
 }
 
@@ -147,9 +193,20 @@ pub(crate) fn hurry() {
     HURRIED.store(true, Ordering::Relaxed);
 }
 
-/// Returns the counter of dropped lines.
-pub(crate) fn dropped() -> Counter {
-    LOG.dropped.clone()
+/// Returns the counters of dropped lines.
+pub(crate) fn dropped() -> Family<LogLabel, Counter> {
+    // This creates the series, so that they are 0 before the first drop.
+    drop((dropped_of("main"), dropped_of("access")));
+    DROPPED.clone()
+}
+
+/// Returns the number of dropped lines of both logs.
+pub(crate) fn lines_dropped() -> u64 {
+    dropped_of("main").get() + dropped_of("access").get()
+}
+
+fn dropped_of(log: &'static str) -> Counter {
+    DROPPED.get_or_create(&LogLabel { log }).clone()
 }
 
 struct LogWriter;
@@ -166,178 +223,11 @@ impl Write for LogWriter {
     }
 }
 
-#[derive(Default)]
-struct Log {
-    queue: Mutex<Queue>,
-    pushed: Condvar,
-    written: Condvar,
-    dropped: Counter,
-}
-
-#[derive(Default)]
-struct Queue {
-    lines: Lines,
-    /// The number of dropped lines that no log line has reported yet.
-    unreported: u64,
-    /// Whether the thread is waiting for a line. If it is, all earlier lines have been written.
-    idle: bool,
-    /// Whether a flush is waiting. The thread then does not wait to collect a batch.
-    flushing: bool,
-}
-
-/// Lines, one after another in one buffer.
-#[derive(Default)]
-struct Lines {
-    text: Vec<u8>,
-    ends: Vec<usize>,
-}
-
-impl Log {
-    /// Adds a line to the queue. If there is no room, the line is dropped, so this method never
-    /// waits for the reader.
-    fn push(&self, line: &[u8]) {
-        let mut queue = self.queue();
-        if !queue.lines.add(line) {
-            queue.unreported += 1;
-            self.dropped.inc();
-            return;
-        }
-        if std::mem::take(&mut queue.idle) {
-            self.pushed.notify_one();
-        }
-    }
-
-    /// Writes all lines. This method never returns.
-    fn write_to(&self, to: impl Write) -> ! {
-        let mut lines = Lines::default();
-        let mut sink = Sink { to, torn: false };
-        loop {
-            let mut unreported = self.next(&mut lines);
-            for line in lines.iter() {
-                if !sink.write_line(line) {
-                    unreported += 1;
-                    self.dropped.inc();
-                }
-            }
-            lines.clear();
-            if unreported > 0 {
-                let report = format!(
-                    "spliceway: {unreported} log lines were dropped: the log reader is too slow, or a write failed\n"
-                );
-                if !sink.write_line(report.as_bytes()) {
-                    self.queue().unreported += unreported;
-                }
-            }
-            self.collect();
-        }
-    }
-
-    /// Waits [`BATCH_TIME`] after a batch, so that lines collect for the next one. Only a flush
-    /// ends the wait early.
-    fn collect(&self) {
-        drop(
-            self.pushed
-                .wait_timeout_while(self.queue(), BATCH_TIME, |queue| !queue.flushing),
-        );
-    }
-
-    /// Waits for lines and moves them to `lines`, which must be empty. Returns the number of
-    /// dropped lines that have not been reported yet.
-    fn next(&self, lines: &mut Lines) -> u64 {
-        let mut queue = self.queue();
-        while queue.lines.ends.is_empty() {
-            queue.idle = true;
-            self.written.notify_all();
-            queue = self.pushed.wait(queue).unwrap_or_else(PoisonError::into_inner);
-        }
-        queue.idle = false;
-        std::mem::swap(&mut queue.lines, lines);
-        std::mem::take(&mut queue.unreported)
-    }
-
-    fn flush(&self, patience: Duration) {
-        let mut queue = self.queue();
-        queue.flushing = true;
-        self.pushed.notify_one();
-        let waited = self.written.wait_timeout_while(queue, patience, |queue| !queue.idle);
-        waited.unwrap_or_else(PoisonError::into_inner).0.flushing = false;
-    }
-
-    /// Locks the queue and ignores poisoning, because the queue is valid at every instant.
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Lines {
-    /// Adds a line. Returns `false` if there is no room for it.
-    fn add(&mut self, line: &[u8]) -> bool {
-        let end = self.text.len() + line.len();
-        if end > QUEUE_MAX_BYTES || self.ends.len() == QUEUE_MAX_LINES {
-            return false;
-        }
-        self.text.extend_from_slice(line);
-        self.ends.push(end);
-        true
-    }
-
-    fn iter(&self) -> impl Iterator<Item = &[u8]> {
-        let starts = std::iter::once(0).chain(self.ends.iter().copied());
-        starts.zip(&self.ends).map(|(start, end)| &self.text[start..*end])
-    }
-
-    fn clear(&mut self) {
-        self.text.clear();
-        self.ends.clear();
-        self.text.shrink_to(KEEP_BYTES);
-        self.ends.shrink_to(KEEP_BYTES / size_of::<usize>());
-    }
-}
-
-/// The destination of lines, and whether an error cut the last line short.
-struct Sink<W> {
-    to: W,
-    torn: bool,
-}
-
-impl<W: Write> Sink<W> {
-    /// Writes a line and returns whether all of it was written. If the previous line was cut short,
-    /// this line starts on a new one.
-    fn write_line(&mut self, line: &[u8]) -> bool {
-        (!self.torn || self.write_whole(b"\n")) && self.write_whole(line)
-    }
-
-    fn write_whole(&mut self, bytes: &[u8]) -> bool {
-        let mut left = bytes;
-        while !left.is_empty() {
-            match self.to.write(left) {
-                Ok(count @ 1..) => left = &left[count..],
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Ok(0) | Err(_) => {
-                    self.torn |= left.len() < bytes.len();
-                    return false;
-                }
-            }
-        }
-        self.torn = false;
-        true
-    }
-}
-
-/// Stderr without the standard library's lock. Other threads would wait for that lock while a write
-/// blocks.
 struct Stderr;
 
 impl Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let stderr = io::stderr();
-        loop {
-            match rustix::io::write(&stderr, bytes) {
-                // Another process that shares stderr has made it non-blocking.
-                Err(Errno::AGAIN) => drop(poll(&mut [PollFd::new(&stderr, PollFlags::OUT)], None)),
-                written => return Ok(written?),
-            }
-        }
+        write(io::stderr(), bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -345,135 +235,36 @@ impl Write for Stderr {
     }
 }
 
+impl Destination for Stderr {
+    /// Whether the line can be written shows whether stderr works.
+    fn report(&mut self, dropped: u64, _works: bool) -> Report {
+        let format = STARTED.get().map(|look| look.format).unwrap_or_default();
+        let message =
+            format!("spliceway: {dropped} log lines were dropped: the log reader is too slow, or a write failed");
+        Report::Line(announcement(format, &message))
+    }
+}
+
+/// Writes to a descriptor, without the lock of the standard library's streams. Other threads would
+/// wait for that lock while a write blocks.
+fn write(to: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
+    loop {
+        match rustix::io::write(&to, bytes) {
+            // Another process that shares the descriptor has made it non-blocking.
+            Err(Errno::AGAIN) => drop(poll(&mut [PollFd::new(&to, PollFlags::OUT)], None)),
+            written => return Ok(written?),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-
-    /// A slow reader. The test decides when the reader accepts a write, and how many bytes it
-    /// accepts.
-    struct Slow {
-        writes: SyncSender<Vec<u8>>,
-        outcomes: Receiver<io::Result<usize>>,
-    }
-
-    impl Write for Slow {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            let gone = |_| io::Error::from(io::ErrorKind::BrokenPipe);
-            self.writes.send(bytes.to_vec()).map_err(|_| gone(()))?;
-            self.outcomes
-                .recv()
-                .map_err(|_| gone(()))?
-                .map(|most| most.min(bytes.len()))
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    struct Reader {
-        writes: Receiver<Vec<u8>>,
-        outcomes: Sender<io::Result<usize>>,
-    }
-
-    impl Reader {
-        fn read(&self) -> String {
-            self.answer(Ok(usize::MAX))
-        }
-
-        fn answer(&self, outcome: io::Result<usize>) -> String {
-            self.outcomes.send(outcome).unwrap();
-            String::from_utf8(self.writes.recv().unwrap()).unwrap()
-        }
-    }
-
-    /// Returns a log for one test, and its reader. The log's thread lives as long as the test
-    /// process.
-    fn log() -> (&'static Log, Reader) {
-        let log: &Log = Box::leak(Box::default());
-        let ((writes, written), (outcomes, taken)) = (sync_channel(0), channel());
-        let sink = Slow {
-            writes,
-            outcomes: taken,
-        };
-        thread::spawn(move || log.write_to(sink));
-        let reader = Reader {
-            writes: written,
-            outcomes,
-        };
-        (log, reader)
-    }
-
-    /// Pushes a line and waits until the thread holds it and the queue is empty.
-    fn pushed_alone(log: &Log, line: &str) {
-        log.push(line.as_bytes());
-        while !log.queue().lines.ends.is_empty() {
-            thread::yield_now();
-        }
-    }
 
     #[test]
     fn one_line_in_ten_seconds_is_admitted() {
         let (mut throttle, start) = (LogThrottle::default(), Instant::now());
         let mut admits = |after| throttle.admits(start + after);
         assert!(admits(Duration::ZERO) && !admits(LogThrottle::EVERY / 2) && admits(LogThrottle::EVERY));
-    }
-
-    #[test]
-    fn lines_beyond_the_bound_are_dropped_counted_and_reported() {
-        let (log, reader) = log();
-        pushed_alone(log, "first\n");
-        let long = "x".repeat(QUEUE_MAX_BYTES / 4 - 1) + "\n";
-        for _ in 0..7 {
-            log.push(long.as_bytes());
-        }
-        assert_eq!(log.dropped.get(), 3);
-        assert_eq!(reader.read(), "first\n");
-        for _ in 0..4 {
-            assert!(reader.read() == long);
-        }
-        let report = reader.read();
-        assert!(report.starts_with("spliceway: 3 log lines were dropped"), "{report}");
-        pushed_alone(log, "last\n");
-        assert_eq!(reader.read(), "last\n");
-    }
-
-    #[test]
-    fn short_lines_are_bounded_in_number() {
-        let (log, _reader) = log();
-        pushed_alone(log, "first\n");
-        for _ in 0..QUEUE_MAX_LINES + 5 {
-            log.push(b"\n");
-        }
-        assert_eq!(log.dropped.get(), 5);
-    }
-
-    #[test]
-    fn lines_that_cannot_be_written_are_counted_and_reported() {
-        let full = || Err(io::ErrorKind::StorageFull.into());
-        let (log, reader) = log();
-        pushed_alone(log, "first\n");
-        log.push(b"second\n");
-        assert_eq!(reader.answer(full()), "first\n");
-        let report = reader.answer(full());
-        assert!(report.contains("1 log lines"), "{report}");
-        assert_eq!(reader.answer(Ok(3)), "second\n");
-        assert_eq!(reader.answer(full()), "ond\n");
-        assert_eq!(reader.read(), "\n", "a line that was cut ends here");
-        let report = reader.read();
-        assert!(report.contains("2 log lines"), "{report}");
-        assert_eq!(log.dropped.get(), 2);
-    }
-
-    #[test]
-    fn a_flush_waits_for_every_line_but_not_beyond_its_limit() {
-        let (log, reader) = log();
-        log.push(b"line\n");
-        log.flush(Duration::from_millis(1));
-        assert_eq!(reader.read(), "line\n");
-        // The limit is longer than the flush takes.
-        log.flush(Duration::from_secs(20));
-        assert!(log.queue().idle);
     }
 }

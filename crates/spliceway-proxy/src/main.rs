@@ -82,7 +82,7 @@ fn main() -> ExitCode {
         }
         cli::Action::Serve(settings, source) => {
             let health = Health::new();
-            match log::start(settings.log_level, &health) {
+            match log::start(&settings, &health) {
                 Ok(_flushes) => ended(run(*settings, source, &health)),
                 Err(error) => ended(Err(error.into())),
             }
@@ -129,7 +129,10 @@ fn run(settings: Settings, source: Source, health: &Health) -> Result<(), Cannot
         }
     };
     let runtime = builder.enable_all().build()?;
-    let served = runtime.block_on(serve::run(settings, source, descriptors, health));
+    let served = runtime.block_on(async {
+        log::reopen_at_signal()?;
+        serve::run(settings, source, descriptors, health).await
+    });
     // This cuts the remaining sessions. Each one writes its record.
     runtime.shutdown_timeout(SHUTDOWN_PATIENCE);
     served

@@ -125,8 +125,13 @@ impl Metrics {
         );
         registry.register(
             "log_lines_dropped",
-            "Log lines dropped because the reader was too slow or a write failed",
+            "Lines dropped because the reader or the disk was too slow or a write failed, by log",
             crate::log::dropped(),
+        );
+        registry.register(
+            "log_reopens",
+            "Signals to open the file of the access log again, by result",
+            crate::log::reopens(),
         );
         registry.register(
             "reloads",
@@ -228,7 +233,10 @@ mod tests {
             r#"spliceway_datagrams_total{service="socks5",direction="up"} 0"#,
             "spliceway_connections_max 10",
             "spliceway_admission_waits_total 0",
-            "spliceway_log_lines_dropped_total 0",
+            r#"spliceway_log_lines_dropped_total{log="main"} 0"#,
+            r#"spliceway_log_lines_dropped_total{log="access"} 0"#,
+            r#"spliceway_log_reopens_total{result="ok"} 0"#,
+            r#"spliceway_log_reopens_total{result="failed"} 0"#,
             r#"spliceway_reloads_total{result="ok"} 0"#,
             r#"spliceway_reloads_total{result="refused"} 1"#,
             "spliceway_pipe_pages 0",

@@ -193,7 +193,7 @@ impl Overview {
             },
             log: view::LogStatus {
                 level: crate::log::level(),
-                lines_dropped: crate::log::dropped().get(),
+                lines_dropped: crate::log::lines_dropped(),
             },
         }
     }

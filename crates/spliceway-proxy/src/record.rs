@@ -1,19 +1,18 @@
 //! The record of a session: one log line. It is written and counted when the session is over,
 //! however the session ended.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use spliceway::{CancelHandle, DirectionSummary, RelayStats, RelaySummary};
+use spliceway::{CancelHandle, RelayStats, RelaySummary};
 
 use crate::associate::{AssociateStats, AssociateSummary};
 use crate::handshake::{ClientRequest, Heard};
+use crate::log::{self, Line};
 use crate::outcome::{Outcome, SessionEnd};
 use crate::service::Service;
 use crate::sessions::{Phase, Session, add};
-use spliceway_protocol::Spoken;
 
 /// The known facts about a session. Dropping the record ends the session: it writes the log line
 /// and updates the metrics.
@@ -117,40 +116,66 @@ impl Record {
     }
 
     fn write(&self, outcome: &Outcome, relay: &RelaySummary, datagrams: Option<&AssociateSummary>) {
+        let is_failure = matches!(outcome.end, SessionEnd::ConnectFailed(_));
         let facts = self.session.facts();
-        macro_rules! write_at {
-            ($level:ident) => {
-                tracing::$level!(
-                    service = self.service.name,
-                    client = %Shown(facts.client.as_ref(), "unix"),
-                    user = facts.user.as_deref(),
-                    protocol = facts.protocol.map(Spoken::name),
-                    target = facts.target.as_ref().map(display),
-                    upstream = facts.dialled.map(display),
-                    bytes_up = relay.a_to_b.bytes + facts.ahead,
-                    bytes_down = relay.b_to_a.bytes,
-                    spliced_up = relay.a_to_b.spliced,
-                    spliced_down = relay.b_to_a.spliced,
-                    datagrams_up = datagrams.map(|passed| passed.up.datagrams),
-                    datagrams_down = datagrams.map(|passed| passed.down.datagrams),
-                    datagram_bytes_up = datagrams.map(|passed| passed.up.bytes),
-                    datagram_bytes_down = datagrams.map(|passed| passed.down.bytes),
-                    datagrams_dropped = datagrams.map(AssociateSummary::dropped_in_all),
-                    lost_up = lost(&relay.a_to_b),
-                    lost_down = lost(&relay.b_to_a),
-                    connect_ms = facts.connect.map(|time| time.as_millis()),
-                    duration_ms = self.session.started.elapsed().as_millis(),
-                    end = %outcome.end,
-                    cause = outcome.cause.as_deref(),
-                    "session"
-                )
-            };
-        }
-        match outcome.end {
-            SessionEnd::ConnectFailed(_) => write_at!(warn),
-            _ => write_at!(info),
+        log::record(is_failure, |line| {
+            line.text("service", self.service.name);
+            match &facts.client {
+                Some(client) => line.display("client", client),
+                None => line.display("client", &"unix"),
+            }
+            if let Some(user) = &facts.user {
+                line.text("user", user);
+            }
+            if let Some(protocol) = facts.protocol {
+                line.text("protocol", protocol.name());
+            }
+            if let Some(target) = &facts.target {
+                line.display("target", target);
+            }
+            if let Some(upstream) = &facts.dialled {
+                line.display("upstream", upstream);
+            }
+            counts(line, relay, facts.ahead);
+            if let Some(datagrams) = datagrams {
+                datagram_counts(line, datagrams);
+            }
+            if let Some(time) = facts.connect {
+                line.number("connect_ms", millis(time));
+            }
+            line.number("duration_ms", millis(self.session.started.elapsed()));
+            line.display("end", &outcome.end);
+            if let Some(cause) = &outcome.cause {
+                line.text("cause", cause);
+            }
+        });
+    }
+}
+
+/// Adds the bytes of a relay. The target has received `ahead` bytes before it.
+fn counts(line: &mut Line, relay: &RelaySummary, ahead: u64) {
+    line.number("bytes_up", relay.a_to_b.bytes + ahead);
+    line.number("bytes_down", relay.b_to_a.bytes);
+    line.number("spliced_up", relay.a_to_b.spliced);
+    line.number("spliced_down", relay.b_to_a.spliced);
+    // The bytes that were in flight when the session ended, if there were any.
+    for (name, lost) in [("lost_up", relay.a_to_b.lost), ("lost_down", relay.b_to_a.lost)] {
+        if lost > 0 {
+            line.number(name, lost);
         }
     }
+}
+
+fn datagram_counts(line: &mut Line, datagrams: &AssociateSummary) {
+    line.number("datagrams_up", datagrams.up.datagrams);
+    line.number("datagrams_down", datagrams.down.datagrams);
+    line.number("datagram_bytes_up", datagrams.up.bytes);
+    line.number("datagram_bytes_down", datagrams.down.bytes);
+    line.number("datagrams_dropped", datagrams.dropped_in_all());
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Drop for Record {
@@ -165,21 +190,4 @@ impl Drop for Record {
         self.service.sessions.remove(self.registered);
         self.write(&outcome, &relay, datagrams.as_ref());
     }
-}
-
-/// Shows an address, or this word if there is none.
-struct Shown<'a>(Option<&'a SocketAddr>, &'static str);
-
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(address) => address.fmt(f),
-            None => f.write_str(self.1),
-        }
-    }
-}
-
-/// Returns the number of bytes that were in flight when the session ended, if there were any.
-fn lost(direction: &DirectionSummary) -> Option<u64> {
-    (direction.lost > 0).then_some(direction.lost)
 }

@@ -18,6 +18,7 @@ use tracing_subscriber::filter::LevelFilter;
 use crate::auth::Users;
 use crate::config::{self, Config};
 use crate::dial::DialSettings;
+use crate::log::{AccessLog, Format};
 use crate::policy::ClientPolicy;
 use crate::rates::Rates;
 use spliceway_protocol::address::{ListenAddress, ListenRange, TargetRange};
@@ -62,6 +63,9 @@ pub(crate) struct Settings {
     pub(crate) spin: Duration,
     pub(crate) workers: NonZeroUsize,
     pub(crate) log_level: LevelFilter,
+    pub(crate) log_format: Format,
+    /// Where the records of sessions go.
+    pub(crate) access_log: AccessLog,
     pub(crate) metrics: Option<ListenAddress>,
     /// The status page on the metrics listener, with the names that its requests may use.
     pub(crate) status_page: Option<Vec<Box<str>>>,
@@ -97,6 +101,8 @@ impl Settings {
     /// Returns the keys of settings that differ and cannot change at run time.
     pub(crate) fn fixed_differences(&self, other: &Self) -> Vec<&'static str> {
         let differ = [
+            ("log.format", self.log_format != other.log_format),
+            ("log.access", self.access_log != other.access_log),
             ("limits.nofile", self.limits.descriptors != other.limits.descriptors),
             ("engine.workers", self.workers != other.workers),
             ("admin.socket", self.admin != other.admin),

@@ -4,8 +4,8 @@ use clap::Args;
 
 use crate::config::{
     self, AcceptProxy, Address, AdminSocket, Auth, Choice, Config, Descriptors, File, Flag, Host, Interface, Ip,
-    KindArg, List, Listen, LogLevelArg, Mark, Network, PerClient, PipeSizeArg, PositiveTime, Rate, Remote, Resolver,
-    SendProxy, Sessions, SpinTime, SpliceArg, Time, Upstream, Value, Workers, choice,
+    KindArg, List, Listen, LogFormatArg, LogLevelArg, Mark, Network, PerClient, PipeSizeArg, PositiveTime, Rate,
+    Records, Remote, Resolver, SendProxy, Sessions, SpinTime, SpliceArg, Time, Upstream, Value, Workers, choice,
 };
 
 #[derive(Args, Debug)]
@@ -223,6 +223,16 @@ pub(super) struct WatchArgs {
         value_name = "LEVEL",
         hide_short_help = true, value_parser = choice::<LogLevelArg>())]
     log_level: Option<Value<Choice<LogLevelArg>>>,
+    /// Format of the log and of the access log [default: text]
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        hide_short_help = true, value_parser = choice::<LogFormatArg>())]
+    log_format: Option<Value<Choice<LogFormatArg>>>,
+    /// Where the records of sessions go: a file, `-` for stdout, `stderr` (among the other lines of
+    /// the log), or `off`. The signal USR1 opens the file again [default: stderr]
+    #[arg(long, value_name = "PLACE", hide_short_help = true)]
+    access_log: Option<Value<Records>>,
 }
 
 impl ForwardArgs {
@@ -288,7 +298,11 @@ impl CommonArgs {
             ..service
         };
         Config {
-            log: config::Log { level: watch.log_level },
+            log: config::Log {
+                level: watch.log_level,
+                format: watch.log_format,
+                access: watch.access_log,
+            },
             timeouts: config::Timeouts {
                 connect: times.connect_timeout,
                 handshake: None,

@@ -10,7 +10,7 @@ mod tests;
 
 use super::Cli;
 use crate::config::keys::{Keys, flag_of};
-use crate::config::{Config, Value};
+use crate::config::{Config, File, Records, Value};
 use crate::settings::{Kind, Settings};
 use clap::CommandFactory;
 
@@ -18,10 +18,11 @@ use clap::CommandFactory;
 /// them.
 pub(super) fn toml(mut config: Config) -> String {
     let mut text = String::new();
+    // A relative path in a file starts at the folder of the file.
+    config.log.access = config.log.access.take().map(Value::<Records>::absolute);
     for service in &mut config.service {
         let service = service.get_mut();
-        // A relative path in a file starts at the folder of the file.
-        service.auth_file = service.auth_file.take().map(Value::absolute);
+        service.auth_file = service.auth_file.take().map(Value::<File>::absolute);
     }
     let file = toml::to_string(&config).unwrap_or_else(|error| format!("# {error}\n"));
     for variable in [crate::config::AUTH_VARIABLE, crate::config::UPSTREAM_VARIABLE] {

@@ -132,6 +132,7 @@ pub(crate) fn flag_of(path: &str, key: &str) -> Option<String> {
         ("admin", "socket") => Some("admin".to_owned()),
         ("service", "to") => Some("remote".to_owned()),
         ("timeouts", _) => Some(format!("{flag}-timeout")),
+        ("log", "access") => Some("access-log".to_owned()),
         ("log", _) => Some(format!("log-{flag}")),
         _ => Some(flag),
     }

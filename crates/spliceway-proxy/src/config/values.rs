@@ -11,6 +11,7 @@ use spliceway::{Engine, PipeSize, SizeClass};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::dial::ResolverSettings;
+use crate::log::{AccessLog, Format};
 use spliceway_protocol::address::{ListenAddress, TargetRange};
 
 #[derive(ValueEnum, Clone, Copy, Debug)]
@@ -42,6 +43,14 @@ pub(crate) enum LogLevelArg {
     Info,
     Debug,
     Trace,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug)]
+pub(crate) enum LogFormatArg {
+    /// Lines for people
+    Text,
+    /// One JSON object per line
+    Json,
 }
 
 /// The kind of a service in a file. On the command line, it is the subcommand.
@@ -116,6 +125,17 @@ pub(crate) fn path(text: &str) -> Result<PathBuf, &'static str> {
     match text {
         "" => Err("expected the path of a file"),
         path => Ok(path.into()),
+    }
+}
+
+/// Parses the place of records.
+pub(crate) fn access_log(text: &str) -> Result<AccessLog, &'static str> {
+    match text {
+        "" => Err("expected the path of a file, `-` for stdout, stderr or off"),
+        "-" => Ok(AccessLog::Stdout),
+        "stderr" => Ok(AccessLog::Stderr),
+        "off" => Ok(AccessLog::Off),
+        path => Ok(AccessLog::File(path.into())),
     }
 }
 
@@ -215,6 +235,15 @@ impl From<PipeSizeArg> for PipeSize {
             PipeSizeArg::Kib64 => Self::Fixed(SizeClass::Kib64),
             PipeSizeArg::Kib256 => Self::Fixed(SizeClass::Kib256),
             PipeSizeArg::Mib1 => Self::Fixed(SizeClass::Mib1),
+        }
+    }
+}
+
+impl From<LogFormatArg> for Format {
+    fn from(arg: LogFormatArg) -> Self {
+        match arg {
+            LogFormatArg::Text => Self::Text,
+            LogFormatArg::Json => Self::Json,
         }
     }
 }

@@ -14,6 +14,7 @@ use spliceway_protocol::proxy;
 use super::value::{Form, Value, Word};
 use super::values;
 use crate::dial::{ResolverSettings, UpstreamProxy};
+use crate::log::AccessLog;
 use crate::policy;
 use crate::rates::RateArg;
 
@@ -59,6 +60,8 @@ words! {
     /// The name of a network interface.
     Interface: Box<str> = Text, values::text;
     File: PathBuf = Text, values::path;
+    /// Where the records of sessions go.
+    Records: AccessLog = Text, values::access_log;
     AcceptProxy: proxy::Accept = Text, str::parse;
     SendProxy: proxy::Version = Text, str::parse;
 }
@@ -127,12 +130,36 @@ impl<E: ValueEnum + Send + Sync + 'static> Value<Choice<E>> {
     }
 }
 
+/// Returns the value with this path made absolute.
+fn absolute<W: Word>(value: Value<W>, path: &Path) -> Value<W> {
+    let path = std::path::absolute(path).ok();
+    let path = path.and_then(|path| path.to_str().and_then(|path| path.parse().ok()));
+    path.unwrap_or(value)
+}
+
+impl Value<Records> {
+    /// Returns the same place, with an absolute path if it is a file.
+    pub(crate) fn absolute(self) -> Self {
+        match self.parsed() {
+            AccessLog::File(path) => absolute(self, &path),
+            _ => self,
+        }
+    }
+
+    /// Returns the place. A relative path in a file starts at the folder of the file.
+    pub(crate) fn place(&self, folder: Option<&Path>) -> AccessLog {
+        match (self.parsed(), folder) {
+            (AccessLog::File(path), Some(folder)) => AccessLog::File(folder.join(path)),
+            (place, _) => place,
+        }
+    }
+}
+
 impl Value<File> {
     /// Returns the same file with an absolute path.
     pub(crate) fn absolute(self) -> Self {
-        let path = std::path::absolute(self.parsed()).ok();
-        let path = path.and_then(|path| path.to_str().and_then(|path| path.parse().ok()));
-        path.unwrap_or(self)
+        let path = self.parsed();
+        absolute(self, &path)
     }
 
     /// Returns the path. A relative path in a file starts at the folder of the file.

@@ -14,6 +14,7 @@ use crate::config::{self, Choice, Config, KindArg, List, Listen, Rate, Value, Wo
 use crate::dial::{CHAIN_MAX, DialSettings, SocketSettings};
 use crate::exposure::{Clients, Reach, check_open};
 use crate::listener::KEEPALIVE;
+use crate::log::{AccessLog, Format};
 use crate::policy::ClientPolicy;
 use crate::rates::Rates;
 use crate::settings::origin::{Fault, Origin};
@@ -84,6 +85,10 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
         spin: parsed(&engine.spin).unwrap_or_default(),
         workers: or(&engine.workers, processors()),
         log_level: parsed(&log.level).map_or(LevelFilter::INFO, Into::into),
+        log_format: parsed(&log.format).map_or(Format::Text, Into::into),
+        access_log: log.access.as_ref().map_or(AccessLog::Stderr, |access| {
+            access.place(origin.folder_of(access.at()).as_deref())
+        }),
         metrics: parsed(&admin.metrics),
         status_page: status_page(admin)?,
         admin: parsed(&admin.socket),

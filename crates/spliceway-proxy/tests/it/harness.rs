@@ -337,6 +337,11 @@ impl Program {
         self.exit();
     }
 
+    /// Returns the path of the program's root folder, with what is mounted for the program alone.
+    pub(crate) fn root(&self) -> std::path::PathBuf {
+        format!("/proc/{}/root", self.child.id()).into()
+    }
+
     /// Returns the number of descriptors that the program has open.
     pub(crate) fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.child.id()))
@@ -353,6 +358,8 @@ impl Drop for Program {
 }
 
 pub(crate) fn address_in(line: &str) -> SocketAddr {
+    // A line of JSON ends with the end of its message.
+    let line = line.trim_end_matches("\"}");
     line.rsplit(' ')
         .next()
         .unwrap()

@@ -101,7 +101,8 @@ fn a_log_that_cannot_be_written_stops_nothing() {
             }
         }
         assert!(get(&metrics, "/readyz").starts_with("HTTP/1.1 200"), "{redirection}");
-        let none_dropped = || get(&metrics, "/metrics").contains("\nspliceway_log_lines_dropped_total 0\n");
+        let none_dropped =
+            || get(&metrics, "/metrics").contains("\nspliceway_log_lines_dropped_total{log=\"main\"} 0\n");
         // The log thread counts a line after its write has failed.
         let until = Instant::now() + PATIENCE;
         while is_counted && none_dropped() {

@@ -3,6 +3,8 @@
 #![forbid(unsafe_code)]
 
 mod accept;
+// The records of sessions, in a file and on stdout.
+mod access_log;
 mod admin;
 mod auth;
 mod clients;

@@ -1,0 +1,306 @@
+//! The access log: where the records of sessions go.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{LazyLock, OnceLock};
+use std::thread;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::Instant;
+use tracing::Level;
+
+use super::queue::{Destination, Lines, Report};
+use super::{Format, LOG, Line, LogThrottle, STARTED, dropped_of, write};
+use crate::health::Health;
+use crate::settings::Settings;
+
+/// Where records go.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) enum AccessLog {
+    /// Among the other lines of the log, on stderr.
+    #[default]
+    Stderr,
+    Stdout,
+    File(PathBuf),
+    /// There are no records.
+    Off,
+}
+
+/// The mode of a new file. Records name clients and users.
+const MODE: u32 = 0o640;
+/// The thread also writes lines of the log.
+const STACK_BYTES: usize = 256 << 10;
+
+static ACCESS: OnceLock<Access> = OnceLock::new();
+static LINES: LazyLock<Lines> = LazyLock::new(|| Lines::counted_by(dropped_of("access")));
+static REOPENS: LazyLock<Family<ReopenLabel, Counter>> = LazyLock::new(Family::default);
+
+/// What has been started.
+#[derive(Clone, Copy)]
+struct Access {
+    to: Place,
+    format: Format,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Among the lines of the log.
+    Log,
+    /// To the thread of the access log. A signal opens a file again.
+    Own {
+        is_file: bool,
+    },
+    Nowhere,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct ReopenLabel {
+    result: &'static str,
+}
+
+/// Opens the access log, and starts its thread if it needs one.
+///
+/// # Errors
+/// Returns an error if the file cannot be opened, or if the system cannot create a thread.
+pub(super) fn start(settings: &Settings, health: &Health) -> io::Result<()> {
+    let to = match &settings.access_log {
+        AccessLog::Stderr => Place::Log,
+        AccessLog::Off => Place::Nowhere,
+        AccessLog::Stdout => {
+            write_on_thread(
+                Output::new("the access log on stdout".to_owned(), Target::Stdout),
+                health,
+            )?;
+            Place::Own { is_file: false }
+        }
+        AccessLog::File(path) => {
+            let name = format!("the access log {}", path.display());
+            let open = OpenFile::open(path.clone());
+            let open = open.map_err(|error| io::Error::new(error.kind(), format!("cannot open {name}: {error}")))?;
+            write_on_thread(Output::new(name, Target::File(open)), health)?;
+            Place::Own { is_file: true }
+        }
+    };
+    let format = settings.log_format;
+    let _ = ACCESS.set(Access { to, format });
+    Ok(())
+}
+
+fn write_on_thread(output: Output, health: &Health) -> io::Result<()> {
+    let guard = health.guard("the thread that writes the access log");
+    let thread = thread::Builder::new().name("spliceway-access".into());
+    let spawned = thread.stack_size(STACK_BYTES).spawn(move || {
+        let _guard = guard;
+        LINES.write_to(output)
+    });
+    spawned.map(drop)
+}
+
+/// Writes the record of a session. `is_failure` makes it a warning if it goes to the log.
+pub(crate) fn record(is_failure: bool, fill: impl FnOnce(&mut Line)) {
+    let (Some(access), Some(look)) = (ACCESS.get(), STARTED.get()) else {
+        return;
+    };
+    let (mut line, to) = match access.to {
+        Place::Nowhere => return,
+        Place::Own { .. } => (Line::new(access.format), &*LINES),
+        Place::Log => {
+            let (level, is_enabled) = match is_failure {
+                true => (Level::WARN, tracing::enabled!(Level::WARN)),
+                false => (Level::INFO, tracing::enabled!(Level::INFO)),
+            };
+            if !is_enabled {
+                return;
+            }
+            let line = Line::of_log(access.format, level, "session", look.is_colored);
+            (line, &*LOG)
+        }
+    };
+    fill(&mut line);
+    line.end(|line| to.push(line));
+}
+
+/// Waits until every record is written, but not beyond `until`.
+pub(super) fn flush(until: Instant) {
+    if ACCESS
+        .get()
+        .is_some_and(|access| matches!(access.to, Place::Own { .. }))
+    {
+        LINES.flush(until);
+    }
+}
+
+/// Opens the file again whenever the process receives USR1, so that a tool may have renamed it.
+/// Without a file, the signal has no effect.
+///
+/// # Errors
+/// Returns an error if the system does not let the program handle the signal.
+pub(crate) fn reopen_at_signal() -> io::Result<()> {
+    let mut signals = signal(SignalKind::user_defined1())?;
+    tokio::spawn(async move {
+        while signals.recv().await.is_some() {
+            match ACCESS.get() {
+                Some(Access {
+                    to: Place::Own { is_file: true },
+                    ..
+                }) => LINES.reopen(),
+                _ => tracing::info!("USR1: there is no log file to open again"),
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Returns the counters of files that were opened again.
+pub(crate) fn reopens() -> Family<ReopenLabel, Counter> {
+    // This creates the series, so that they are 0 before the first signal.
+    for is_open in [true, false] {
+        reopens_with(is_open).inc_by(0);
+    }
+    REOPENS.clone()
+}
+
+fn reopens_with(is_open: bool) -> Counter {
+    let result = if is_open { "ok" } else { "failed" };
+    REOPENS.get_or_create(&ReopenLabel { result }).clone()
+}
+
+/// The destination of the thread.
+struct Output {
+    /// What messages call it.
+    name: String,
+    target: Target,
+    failures: LogThrottle,
+    reports: LogThrottle,
+}
+
+enum Target {
+    Stdout,
+    File(OpenFile),
+}
+
+impl Output {
+    fn new(name: String, target: Target) -> Self {
+        Self {
+            name,
+            target,
+            failures: LogThrottle::default(),
+            reports: LogThrottle::default(),
+        }
+    }
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &mut self.target {
+            Target::Stdout => write(io::stdout(), bytes),
+            Target::File(open) => write(&open.file, bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Destination for Output {
+    fn is_torn(&self) -> bool {
+        matches!(&self.target, Target::File(open) if open.is_torn)
+    }
+
+    fn reopen(&mut self) -> bool {
+        let Target::File(open) = &mut self.target else {
+            return false;
+        };
+        let again = OpenFile::open(open.path.clone());
+        reopens_with(again.is_ok()).inc();
+        match again {
+            Ok(again) => {
+                *open = again;
+                tracing::info!("USR1: opened {} again", self.name);
+                true
+            }
+            Err(error) => {
+                tracing::error!(
+                    "USR1: cannot open {} again: {error}. The file that was open stays in use",
+                    self.name
+                );
+                false
+            }
+        }
+    }
+
+    fn failed(&mut self, error: &io::Error) {
+        if self.failures.admits(Instant::now()) {
+            tracing::error!("cannot write {}: {error}. Records are dropped and counted", self.name);
+        }
+    }
+
+    /// The access log has only records, so the log says how many are missing.
+    fn report(&mut self, dropped: u64, works: bool) -> Report {
+        if !works || !self.reports.admits(Instant::now()) {
+            return Report::Later;
+        }
+        tracing::warn!(
+            "{} works again: {dropped} records were dropped, because the reader or the disk was too slow or failed",
+            self.name
+        );
+        Report::Told
+    }
+}
+
+/// A file that is open for records.
+struct OpenFile {
+    path: PathBuf,
+    file: File,
+    /// Whether the file ends in the middle of a line. A program before this one may have died
+    /// there.
+    is_torn: bool,
+}
+
+impl OpenFile {
+    /// Opens or creates a regular file. Opening anything else could wait for a reader for ever, and
+    /// would not be possible again after a rename.
+    fn open(path: PathBuf) -> io::Result<Self> {
+        // A FIFO does not wait for its reader.
+        let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
+        let mut options = OpenOptions::new();
+        options.append(true).create(true).mode(MODE).custom_flags(flags);
+        let file = options.open(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => expected("a file in a folder that exists", &error),
+            io::ErrorKind::PermissionDenied => expected("a file that this user may write", &error),
+            _ if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => not_a_file(),
+            _ => error,
+        })?;
+        if !file.metadata()?.is_file() {
+            return Err(not_a_file());
+        }
+        let is_torn = last_byte(&path).is_some_and(|byte| byte != b'\n');
+        Ok(Self { path, file, is_torn })
+    }
+}
+
+fn expected(what: &str, error: &io::Error) -> io::Error {
+    io::Error::other(format!("{error}: expected {what}"))
+}
+
+fn not_a_file() -> io::Error {
+    io::Error::other("expected a regular file, or `-` for stdout")
+}
+
+/// Returns the last byte of a file, or `None` if it is empty or cannot be read.
+fn last_byte(path: &Path) -> Option<u8> {
+    let flags = OFlags::NONBLOCK.bits() as i32;
+    let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
+    let mut byte = [0];
+    file.seek(SeekFrom::End(-1)).ok()?;
+    file.read_exact(&mut byte).ok()?;
+    Some(byte[0])
+}
