@@ -84,6 +84,7 @@ tables! {
         level: Value<Choice<LogLevelArg>>,
         format: Value<Choice<LogFormatArg>>,
         access: Value<Records>,
+        record_interval: Value<RecordTime>,
     }
 
     Timeouts("a table [timeouts]") {

@@ -1,4 +1,5 @@
-//! Opens the listeners for the operator: metrics, probes and the status page, and the admin socket.
+//! Starts what the operator watches: the listeners for metrics, probes and the status page, the
+//! admin socket, and the records of open sessions.
 
 use std::io;
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use crate::listener;
 use crate::log::announce;
 use crate::overview::Overview;
 use crate::policy::OwnListeners;
+use crate::record;
 use crate::settings::Settings;
 use crate::status_page::StatusPage;
 use crate::status_server::StatusServer;
@@ -29,6 +31,10 @@ pub(crate) async fn start(
     if settings.admin.is_some() || settings.status_page.is_some() {
         let overview = Arc::clone(&overview);
         tokio::spawn(async move { overview.watch().await });
+    }
+    if let Some(interval) = settings.record_interval {
+        let sessions = Arc::clone(&overview.sessions);
+        tokio::spawn(async move { record::write_open(&sessions, interval).await });
     }
     if let Some(address) = &settings.metrics {
         let hosts = settings.status_page.clone();

@@ -1,18 +1,19 @@
 //! The record of a session: one log line. It is written and counted when the session is over,
-//! however the session ended.
+//! however the session ended. If the operator wants, long sessions have further records before.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use spliceway::{CancelHandle, RelayStats, RelaySummary};
+use tokio::time::sleep;
 
 use crate::associate::{AssociateStats, AssociateSummary};
 use crate::handshake::{ClientRequest, Heard};
 use crate::log::{self, Line};
 use crate::outcome::{Outcome, SessionEnd};
 use crate::service::Service;
-use crate::sessions::{Phase, Session, add};
+use crate::sessions::{Facts, Phase, Session, Sessions, add};
 
 /// The known facts about a session. Dropping the record ends the session: it writes the log line
 /// and updates the metrics.
@@ -118,32 +119,10 @@ impl Record {
     fn write(&self, outcome: &Outcome, relay: &RelaySummary, datagrams: Option<&AssociateSummary>) {
         let is_failure = matches!(outcome.end, SessionEnd::ConnectFailed(_));
         let facts = self.session.facts();
+        let mut relay = *relay;
+        relay.a_to_b.bytes += facts.ahead;
         log::record(is_failure, |line| {
-            line.text("service", self.service.name);
-            match &facts.client {
-                Some(client) => line.display("client", client),
-                None => line.display("client", &"unix"),
-            }
-            if let Some(user) = &facts.user {
-                line.text("user", user);
-            }
-            if let Some(protocol) = facts.protocol {
-                line.text("protocol", protocol.name());
-            }
-            if let Some(target) = &facts.target {
-                line.display("target", target);
-            }
-            if let Some(upstream) = &facts.dialled {
-                line.display("upstream", upstream);
-            }
-            counts(line, relay, facts.ahead);
-            if let Some(datagrams) = datagrams {
-                datagram_counts(line, datagrams);
-            }
-            if let Some(time) = facts.connect {
-                line.number("connect_ms", millis(time));
-            }
-            line.number("duration_ms", millis(self.session.started.elapsed()));
+            fill(line, &self.session, &facts, &relay, datagrams);
             line.display("end", &outcome.end);
             if let Some(cause) = &outcome.cause {
                 line.text("cause", cause);
@@ -152,9 +131,78 @@ impl Record {
     }
 }
 
-/// Adds the bytes of a relay. The target has received `ahead` bytes before it.
-fn counts(line: &mut Line, relay: &RelaySummary, ahead: u64) {
-    line.number("bytes_up", relay.a_to_b.bytes + ahead);
+/// The value of `end` in the records of sessions that have not ended.
+const OPEN: &str = "open";
+
+/// Writes a record of each open session about once in `interval`, and never returns.
+pub(crate) async fn write_open(sessions: &Sessions, interval: Duration) {
+    visit_old(sessions, interval, write_of_open).await;
+}
+
+/// Visits each session that is older than `interval` about once in `interval`, and never returns.
+/// One pass over the registry takes `interval`, so many sessions are not visited at once.
+async fn visit_old(sessions: &Sessions, interval: Duration, visit: impl Fn(&Session)) {
+    let mut slot = 0;
+    loop {
+        let (found, next) = sessions.slice(slot);
+        let old = found
+            .iter()
+            .filter(|(_, session)| session.started.elapsed() >= interval);
+        old.for_each(|(_, session)| visit(session));
+        drop(found);
+        slot = next.unwrap_or(0);
+        sleep(interval / sessions.slices()).await;
+    }
+}
+
+fn write_of_open(session: &Session) {
+    // The lock is held, so that no such record follows the last one.
+    let facts = session.facts();
+    if facts.is_over {
+        return;
+    }
+    let datagrams = match &facts.phase {
+        Phase::Datagrams(stats) => Some(stats.snapshot()),
+        _ => None,
+    };
+    log::record(false, |line| {
+        fill(line, session, &facts, &facts.relayed(), datagrams.as_ref());
+        line.text("end", OPEN);
+    });
+}
+
+/// Adds what all records have. `relay` has all bytes, also those before a relay.
+fn fill(line: &mut Line, session: &Session, facts: &Facts, relay: &RelaySummary, datagrams: Option<&AssociateSummary>) {
+    line.number("id", session.id);
+    line.text("service", session.service);
+    match &facts.client {
+        Some(client) => line.display("client", client),
+        None => line.display("client", &"unix"),
+    }
+    if let Some(user) = &facts.user {
+        line.text("user", user);
+    }
+    if let Some(protocol) = facts.protocol {
+        line.text("protocol", protocol.name());
+    }
+    if let Some(target) = &facts.target {
+        line.display("target", target);
+    }
+    if let Some(upstream) = &facts.dialled {
+        line.display("upstream", upstream);
+    }
+    counts(line, relay);
+    if let Some(datagrams) = datagrams {
+        datagram_counts(line, datagrams);
+    }
+    if let Some(time) = facts.connect {
+        line.number("connect_ms", millis(time));
+    }
+    line.number("duration_ms", millis(session.started.elapsed()));
+}
+
+fn counts(line: &mut Line, relay: &RelaySummary) {
+    line.number("bytes_up", relay.a_to_b.bytes);
     line.number("bytes_down", relay.b_to_a.bytes);
     line.number("spliced_up", relay.a_to_b.spliced);
     line.number("spliced_down", relay.b_to_a.spliced);
@@ -181,7 +229,8 @@ fn millis(time: Duration) -> u64 {
 impl Drop for Record {
     fn drop(&mut self) {
         let mut outcome = self.outcome.take().unwrap_or(SessionEnd::Drained.into());
-        if outcome.end == SessionEnd::Drained && self.session.facts().is_closed {
+        let is_closed = self.session.facts().ends();
+        if outcome.end == SessionEnd::Drained && is_closed {
             outcome.end = SessionEnd::ClosedByAdmin;
         }
         let relay = self.relayed();
@@ -189,5 +238,37 @@ impl Drop for Record {
         self.service.metrics.session_ended(self.service.name, outcome.end);
         self.service.sessions.remove(self.registered);
         self.write(&outcome, &relay, datagrams.as_ref());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+    use std::collections::HashMap;
+    use tokio::time::timeout;
+
+    #[tokio::test(start_paused = true)]
+    async fn each_session_is_visited_once_in_an_interval_and_few_at_once() {
+        const SESSIONS: u64 = 1000;
+        let (sessions, interval) = (Sessions::default(), Duration::from_secs(60));
+        (0..SESSIONS).for_each(|_| drop(sessions.add("forward", None)));
+        let visits = RefCell::new(HashMap::<u64, Vec<Duration>>::new());
+        let visit = |session: &Session| {
+            let mut visits = visits.borrow_mut();
+            visits.entry(session.id).or_default().push(session.started.elapsed());
+        };
+        let passes = 3 * interval - Duration::from_millis(1);
+        assert!(timeout(passes, visit_old(&sessions, interval, visit)).await.is_err());
+        let visits = visits.into_inner();
+        assert_eq!(visits.len() as u64, SESSIONS);
+        let mut at_once = HashMap::<Duration, usize>::new();
+        for times in visits.values() {
+            assert_eq!(times.len(), 2, "{times:?}");
+            assert!(times[0] >= interval && times[0] < 2 * interval, "{times:?}");
+            assert_eq!(times[1] - times[0], interval);
+            times.iter().for_each(|time| *at_once.entry(*time).or_default() += 1);
+        }
+        assert!(at_once.values().all(|count| *count <= 256), "{at_once:?}");
     }
 }

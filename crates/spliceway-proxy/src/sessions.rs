@@ -63,6 +63,8 @@ pub(crate) struct Facts {
     pub(crate) phase: Phase,
     /// Whether the session was closed from outside.
     pub(crate) is_closed: bool,
+    /// Whether the last record of the session is being written.
+    pub(crate) is_over: bool,
     task: Option<AbortHandle>,
     activity: Option<Activity>,
 }
@@ -115,6 +117,11 @@ impl Sessions {
         let found = (slot..next).filter_map(|slot| Some((slot, open.get(slot)?)));
         let found = found.map(|(slot, (_, session))| (slot, Arc::clone(session))).collect();
         (found, (next < open.capacity()).then_some(next))
+    }
+
+    /// Returns the number of slices that one pass over all slots takes.
+    pub(crate) fn slices(&self) -> u32 {
+        u32::try_from(self.open().capacity().div_ceil(SLICE)).map_or(u32::MAX, |slices| slices.max(1))
     }
 
     /// Closes the sessions whose service has users, but not theirs. Returns their number.
@@ -221,6 +228,13 @@ impl Session {
 }
 
 impl Facts {
+    /// Records that no further record may follow the last one. Returns whether the session was
+    /// closed from outside.
+    pub(crate) fn ends(&mut self) -> bool {
+        self.is_over = true;
+        self.is_closed
+    }
+
     fn cut(&self) {
         if let Some(task) = &self.task {
             task.abort();

@@ -66,6 +66,8 @@ pub(crate) struct Settings {
     pub(crate) log_format: Format,
     /// Where the records of sessions go.
     pub(crate) access_log: AccessLog,
+    /// The time between two records of an open session. `None` means that there are none.
+    pub(crate) record_interval: Option<Duration>,
     pub(crate) metrics: Option<ListenAddress>,
     /// The status page on the metrics listener, with the names that its requests may use.
     pub(crate) status_page: Option<Vec<Box<str>>>,
@@ -103,6 +105,7 @@ impl Settings {
         let differ = [
             ("log.format", self.log_format != other.log_format),
             ("log.access", self.access_log != other.access_log),
+            ("log.record_interval", self.record_interval != other.record_interval),
             ("limits.nofile", self.limits.descriptors != other.limits.descriptors),
             ("engine.workers", self.workers != other.workers),
             ("admin.socket", self.admin != other.admin),

@@ -5,7 +5,8 @@ use clap::Args;
 use crate::config::{
     self, AcceptProxy, Address, AdminSocket, Auth, Choice, Config, Descriptors, File, Flag, Host, Interface, Ip,
     KindArg, List, Listen, LogFormatArg, LogLevelArg, Mark, Network, PerClient, PipeSizeArg, PositiveTime, Rate,
-    Records, Remote, Resolver, SendProxy, Sessions, SpinTime, SpliceArg, Time, Upstream, Value, Workers, choice,
+    RecordTime, Records, Remote, Resolver, SendProxy, Sessions, SpinTime, SpliceArg, Time, Upstream, Value, Workers,
+    choice,
 };
 
 #[derive(Args, Debug)]
@@ -233,6 +234,10 @@ pub(super) struct WatchArgs {
     /// the log), or `off`. The signal USR1 opens the file again [default: stderr]
     #[arg(long, value_name = "PLACE", hide_short_help = true)]
     access_log: Option<Value<Records>>,
+    /// Write a record of each open session about once in this time, with `end=open`; 0 = off
+    /// [default: 0]
+    #[arg(long, value_name = "TIME", hide_short_help = true)]
+    record_interval: Option<Value<RecordTime>>,
 }
 
 impl ForwardArgs {
@@ -302,6 +307,7 @@ impl CommonArgs {
                 level: watch.log_level,
                 format: watch.log_format,
                 access: watch.access_log,
+                record_interval: watch.record_interval,
             },
             timeouts: config::Timeouts {
                 connect: times.connect_timeout,

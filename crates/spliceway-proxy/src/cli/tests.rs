@@ -116,6 +116,8 @@ fn invalid_command_lines_are_refused() {
         "spliceway socks5 --auth ann:a --auth-file users",
         "spliceway socks5 --dns nonsense",
         "spliceway socks5 -x ftp://a:1",
+        "spliceway socks5 --log-format xml",
+        "spliceway socks5 --record-interval 10ms",
     ] {
         assert!(typed(line).is_err(), "{line}");
     }

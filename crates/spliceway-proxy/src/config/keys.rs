@@ -133,6 +133,7 @@ pub(crate) fn flag_of(path: &str, key: &str) -> Option<String> {
         ("service", "to") => Some("remote".to_owned()),
         ("timeouts", _) => Some(format!("{flag}-timeout")),
         ("log", "access") => Some("access-log".to_owned()),
+        ("log", "record_interval") => Some(flag),
         ("log", _) => Some(format!("log-{flag}")),
         _ => Some(flag),
     }

@@ -211,6 +211,13 @@ pub(crate) fn spin(typed: &str) -> Result<Duration, &'static str> {
     short.ok_or("expected a time of at most 1ms, such as 20us")
 }
 
+pub(crate) fn record_time(typed: &str) -> Result<Duration, String> {
+    match time(typed)? {
+        time if time.is_zero() || time >= Duration::from_secs(1) => Ok(time),
+        _ => Err("expected a time of at least 1s, or 0 for off".to_owned()),
+    }
+}
+
 pub(crate) fn positive_time(typed: &str) -> Result<Duration, String> {
     match time(typed)? {
         Duration::ZERO => Err("expected a time longer than 0".to_owned()),

@@ -39,6 +39,7 @@ words! {
     Time: Duration = Text, values::time;
     PositiveTime: Duration = Text, values::positive_time;
     SpinTime: Duration = Text, values::spin;
+    RecordTime: Duration = Text, values::record_time;
     Sessions: NonZeroUsize = Number, values::count;
     PerClient: NonZeroU32 = Number, values::count;
     Descriptors: u64 = Number, values::descriptors;

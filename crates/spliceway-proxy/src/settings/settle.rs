@@ -89,6 +89,7 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
         access_log: log.access.as_ref().map_or(AccessLog::Stderr, |access| {
             access.place(origin.folder_of(access.at()).as_deref())
         }),
+        record_interval: parsed(&log.record_interval).and_then(unless_zero),
         metrics: parsed(&admin.metrics),
         status_page: status_page(admin)?,
         admin: parsed(&admin.socket),

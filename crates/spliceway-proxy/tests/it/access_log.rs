@@ -224,6 +224,30 @@ fn a_line_that_an_earlier_program_left_unfinished_ends_there() {
     assert_eq!(parsed(&lines[2])["end"], "client_eof");
 }
 
+#[test]
+fn an_open_session_has_records_at_intervals_and_its_own_at_the_end() {
+    let options = [
+        "--access-log",
+        "stderr",
+        "--log-format",
+        "json",
+        "--record-interval",
+        "1s",
+    ];
+    let mut program = Program::forward(echo("127.0.0.1:0"), &options);
+    let mut client = program.connect();
+    client.write_all(b"message").unwrap();
+    crate::harness::read_exactly(&mut client, 7);
+    let open = parsed(&program.line("\"end\":\"open\""));
+    assert_eq!(open["bytes_up"], 7);
+    assert!(open["duration_ms"].as_u64().unwrap() >= 1000, "{open}");
+    send_and_finish(&client, b"again");
+    assert_eq!(read_all(&client), b"again");
+    let last = parsed(&program.line("client_eof"));
+    assert_eq!(last["bytes_up"], 12);
+    assert_eq!(last["id"], open["id"]);
+}
+
 /// Returns the message with which the program refuses to start.
 fn refused(log: &str) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));

@@ -40,6 +40,8 @@ fn the_printed_file_means_what_the_command_line_means() {
         "mixed --accept-proxy any --proxy-from 10.0.0.0/8 --open --dns system",
         "mixed --rate-in 10MB --rate-in 1.5MiB:client --rate-out 500kB:connection --nofile 4096",
         "mixed --splice off --pipe-size 256k --spin 20us --workers 3 --log-level off --metrics [::1]:9100",
+        "mixed --log-format json --access-log /var/log/a.log --record-interval 5m",
+        "mixed --log-format text --access-log - --record-interval 0",
         "mixed --bind-source 192.0.2.9 --bind-source 2001:db8::9 --splice on --pipe-size 1M",
     ] {
         let words = std::iter::once("spliceway").chain(line.split_whitespace());
