@@ -4,11 +4,12 @@
 //! counts its own bytes. A scrape adds the bytes of the running relays to those of the ended relays
 //! ([`Traffic`]).
 
+mod process;
 mod traffic;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text;
@@ -16,10 +17,12 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::admission::Admission;
 use crate::outcome::SessionEnd;
+pub(crate) use process::Process;
 use traffic::{AllTraffic, LiveSeries};
 pub(crate) use traffic::{Totals, Traffic};
 
@@ -35,6 +38,7 @@ const REFUSED: &str = "refused";
 
 /// All metrics of this process.
 pub(crate) struct Metrics {
+    started: SystemTime,
     registry: Registry,
     active: Family<ServiceLabel, Gauge>,
     ended: Family<EndLabels, Counter>,
@@ -77,6 +81,7 @@ struct ErrnoLabel {
 impl Metrics {
     pub(crate) fn new(admission: Arc<Admission>) -> Self {
         let metrics = Self {
+            started: SystemTime::now(),
             registry: Registry::with_prefix("spliceway"),
             active: Family::default(),
             ended: Family::default(),
@@ -97,6 +102,8 @@ impl Metrics {
     /// it collects. The library appends `_total` to counters and the unit to the histogram.
     fn registered(mut self, admission: Arc<Admission>) -> Self {
         let registry = &mut self.registry;
+        let version = [("version", env!("CARGO_PKG_VERSION")), ("arch", std::env::consts::ARCH)];
+        registry.register("build", "The running build", Info::new(version.to_vec()));
         registry.register(
             "connections_active",
             "Sessions that are open now, including handshakes",
@@ -191,10 +198,18 @@ impl Metrics {
         self.accept_errors.get_or_create(&ErrnoLabel { errno }).inc();
     }
 
+    /// Asks the kernel about this process, for [`Self::text`]. The call may block.
+    pub(crate) fn process(&self) -> Process {
+        Process::read(self.started)
+    }
+
     /// Returns the current metrics in the OpenMetrics text format.
-    pub(crate) fn text(&self) -> Result<String, fmt::Error> {
+    pub(crate) fn text(&self, process: Process) -> Result<String, fmt::Error> {
         let mut text = String::new();
-        text::encode(&mut text, &self.registry)?;
+        text::encode_registry(&mut text, &self.registry)?;
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(process));
+        text::encode(&mut text, &registry)?;
         Ok(text)
     }
 }
@@ -216,7 +231,7 @@ mod tests {
         metrics.session_ended("socks5", SessionEnd::Denied("command"));
         metrics.connected(Duration::from_millis(3));
         metrics.accept_failed("EMFILE");
-        let text = metrics.text().unwrap();
+        let text = metrics.text(metrics.process()).unwrap();
         for line in [
             r#"spliceway_bytes_total{service="socks5",direction="up",path="splice"} 0"#,
             r#"spliceway_bytes_total{service="socks5",direction="down",path="copy"} 0"#,

@@ -32,10 +32,7 @@ impl Answers for StatusServer {
             return refused;
         }
         match (request.uri().path(), &self.page) {
-            ("/metrics", _) => match self.overview.metrics.text() {
-                Ok(text) => response(StatusCode::OK, OPEN_METRICS, text),
-                Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, format!("{error}\n")),
-            },
+            ("/metrics", _) => self.metrics().await,
             ("/healthz", _) => response(StatusCode::OK, PLAIN, "alive\n"),
             ("/readyz", _) => self.readiness(),
             ("/" | "/status.json", Some(page)) => page.answer(&request),
@@ -46,6 +43,16 @@ impl Answers for StatusServer {
 }
 
 impl StatusServer {
+    async fn metrics(&self) -> Answer {
+        let metrics = Arc::clone(&self.overview.metrics);
+        // The kernel may take long to answer, and a worker must not wait.
+        let process = tokio::task::spawn_blocking(move || metrics.process()).await;
+        match self.overview.metrics.text(process.unwrap_or_default()) {
+            Ok(text) => response(StatusCode::OK, OPEN_METRICS, text),
+            Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, format!("{error}\n")),
+        }
+    }
+
     fn readiness(&self) -> Answer {
         match self.overview.health.state() {
             State::Serving if self.overview.is_ready() => response(StatusCode::OK, PLAIN, "ready\n"),

@@ -151,7 +151,7 @@ fn max_conns_per_ip_limits_one_address_and_not_the_others() {
 }
 
 /// Returns clients that connect while no descriptor is left.
-fn exhausted(program: &mut Program) -> Vec<TcpStream> {
+pub(crate) fn exhausted(program: &mut Program) -> Vec<TcpStream> {
     program.limit_descriptors(program.descriptors());
     // There are more clients than descriptor numbers that may have become free below the limit.
     let clients = (0..16).map(|_| program.connect()).collect();

@@ -31,6 +31,8 @@ mod listen;
 mod log;
 mod metrics;
 mod mixed;
+// Metrics as Prometheus sees them, the dashboard and the alerts.
+mod monitoring;
 mod policy;
 mod proxy_header;
 mod rates;
