@@ -11,7 +11,7 @@ mod sockets;
 
 use std::process::ExitCode;
 
-use finding::{Finding, Section};
+use finding::{Check, Finding, Section, Verdict};
 use report::Report;
 
 /// What the command line asks for.
@@ -24,21 +24,25 @@ pub(crate) struct DoctorCommand {
 }
 
 /// Runs every check and prints what it found. The code is 0 if zero copy works, and 1 if a relay
-/// would copy.
+/// would copy, or if the checks cannot tell.
 pub(crate) fn run(command: DoctorCommand) -> ExitCode {
-    // As in a service, the soft limit on descriptors does not matter.
+    // A service also raises its soft limit, so only the hard limit matters.
     let descriptors = crate::limits::raise_descriptors(None).unwrap_or(0);
     let mut report = Report::begin(command.json);
     for section in sections(command.exhaust, descriptors) {
         report.section(section.title);
         for check in section.checks {
-            let finding = (check.run)().unwrap_or_else(|error| Finding::unknown(error.to_string()));
+            let finding = if check.needs_splice && !report.is_ok("splice") {
+                Finding::unknown("the check [splice] did not succeed")
+            } else {
+                (check.run)().unwrap_or_else(|error| Finding::unknown(error.to_string()))
+            };
             report.add((check.name, check.title, check.decides), finding);
         }
     }
     match report.end() {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+        Ok(Verdict::Ok) => ExitCode::SUCCESS,
+        Ok(Verdict::CannotTell | Verdict::Differs) => ExitCode::FAILURE,
         Err(error) => {
             crate::log::announce(&format_args!("spliceway: {error}"));
             ExitCode::FAILURE
@@ -58,7 +62,11 @@ fn sections(exhaust: bool, descriptors: usize) -> [Section; 4] {
         },
         Section {
             title: "What splice does",
-            checks: [sockets::behaviour(), more::checks()].into_iter().flatten().collect(),
+            checks: [sockets::behaviour(), more::checks()]
+                .into_iter()
+                .flatten()
+                .map(Check::after_splice)
+                .collect(),
         },
         Section {
             title: "This machine",

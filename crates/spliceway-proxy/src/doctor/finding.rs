@@ -18,6 +18,8 @@ pub(super) struct Check {
     pub(super) title: &'static str,
     /// Whether the relay copies if this check differs.
     pub(super) decides: bool,
+    /// Whether the check says nothing if splice moves no bytes at all.
+    pub(super) needs_splice: bool,
     pub(super) run: Box<dyn FnOnce() -> io::Result<Finding>>,
 }
 
@@ -31,6 +33,7 @@ impl Check {
             name,
             title,
             decides: false,
+            needs_splice: false,
             run: Box::new(run),
         }
     }
@@ -40,20 +43,28 @@ impl Check {
         self.decides = true;
         self
     }
+
+    /// A check that runs only if splice moves bytes.
+    pub(super) fn after_splice(mut self) -> Self {
+        self.needs_splice = true;
+        self
+    }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+/// The result of a check, the best one first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Verdict {
     Ok,
-    Differs,
     CannotTell,
+    Differs,
 }
 
 /// What a check found.
 #[derive(Debug, Serialize)]
 pub(super) struct Finding {
     pub(super) verdict: Verdict,
+    /// Empty if the check expects nothing.
     pub(super) expected: String,
     /// The observation, or the reason why there is none.
     pub(super) observed: String,
@@ -80,6 +91,11 @@ impl Finding {
             consequence: String::new(),
             advice: None,
         }
+    }
+
+    /// Tells a fact that is neither good nor bad.
+    pub(super) fn info(observed: impl Into<String>, consequence: impl Into<String>) -> Self {
+        Self::judged(true, "", observed).so(consequence, "")
     }
 
     pub(super) fn unknown(reason: impl Into<String>) -> Self {

@@ -20,14 +20,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 pub(super) fn tcp() -> io::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(no_loopback)?;
     let near = TcpStream::connect_timeout(&listener.local_addr()?, PATIENCE).map_err(no_loopback)?;
-    let far = loop {
-        ready(&listener, PollFlags::IN)?;
-        let (far, peer) = listener.accept()?;
-        // Another program may have connected to this port.
-        if peer == near.local_addr()? {
-            break far;
-        }
-    };
+    let far = accept(&listener, &near)?;
     for end in [&near, &far] {
         end.set_nodelay(true)?;
         end.set_nonblocking(true)?;
@@ -35,11 +28,23 @@ pub(super) fn tcp() -> io::Result<(TcpStream, TcpStream)> {
     Ok((near, far))
 }
 
+/// Accepts the connection of `near`, and drops those of other programs to the same port.
+pub(super) fn accept(listener: &TcpListener, near: &TcpStream) -> io::Result<TcpStream> {
+    loop {
+        ready(listener, PollFlags::IN)?;
+        let (far, peer) = listener.accept()?;
+        if peer == near.local_addr()? {
+            return Ok(far);
+        }
+    }
+}
+
 fn no_loopback(error: io::Error) -> io::Error {
-    io::Error::new(
-        error.kind(),
-        format!("no connection to 127.0.0.1: {error} (is the interface lo up?)"),
-    )
+    let hint = match error.kind() {
+        io::ErrorKind::NetworkUnreachable => " (is the interface lo up?)",
+        _ => "",
+    };
+    io::Error::new(error.kind(), format!("no connection to 127.0.0.1: {error}{hint}"))
 }
 
 pub(super) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
@@ -111,7 +116,7 @@ pub(super) fn arrived(socket: impl AsFd, bytes: usize) -> io::Result<()> {
 fn too_slow() -> io::Error {
     io::Error::new(
         io::ErrorKind::TimedOut,
-        "bytes did not arrive within a second: this machine is too busy",
+        "the bytes did not arrive within a second; perhaps this machine is too busy",
     )
 }
 
@@ -143,8 +148,8 @@ pub(super) fn write_apart(mut socket: &TcpStream, count: usize, bytes: usize) ->
             }
             Ok(())
         };
-        scope
-            .spawn(write)
+        thread::Builder::new()
+            .spawn_scoped(scope, write)?
             .join()
             .unwrap_or_else(|_| Err(io::Error::other("the writing thread failed")))
     })

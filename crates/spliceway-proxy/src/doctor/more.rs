@@ -23,7 +23,7 @@ pub(super) fn checks() -> Vec<Check> {
     vec![Check::new("more", "SPLICE_F_MORE delays requests and answers", compare)]
 }
 
-/// The time that the answers took, and the longest silence in each of them.
+/// The median time of an answer, and how long the longest silence in each of them was.
 struct Series {
     time: Duration,
     silences: [usize; CLASSES.len() + 1],
@@ -47,7 +47,7 @@ fn compare() -> io::Result<Finding> {
 
 impl std::fmt::Display for Series {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let rate = (ANSWER * ANSWERS) as f64 / self.time.as_secs_f64() / 1e6;
+        let rate = ANSWER as f64 / self.time.as_secs_f64() / 1e6;
         write!(f, "{rate:.0} MB/s, longest gaps")?;
         let mut from = 0;
         for (class, count) in self.silences.iter().enumerate() {
@@ -63,48 +63,58 @@ impl std::fmt::Display for Series {
 
 fn series(flags: SpliceFlags) -> io::Result<Series> {
     let mut silences = [0; CLASSES.len() + 1];
-    let started = Instant::now();
-    for _ in 0..ANSWERS {
-        let silence = exchange(flags)?.as_millis();
-        let class = CLASSES.iter().position(|end| silence < *end);
+    let mut times = [Duration::ZERO; ANSWERS];
+    for time in &mut times {
+        let silence;
+        (*time, silence) = exchange(flags)?;
+        let class = CLASSES.iter().position(|end| silence.as_millis() < *end);
         silences[class.unwrap_or(CLASSES.len())] += 1;
     }
+    times.sort_unstable();
     Ok(Series {
-        time: started.elapsed(),
+        time: times[ANSWERS / 2],
         silences,
     })
 }
 
-/// Sends a request and its answer through a relay. Returns the longest time without a byte.
-fn exchange(flags: SpliceFlags) -> io::Result<Duration> {
+/// Sends a request and its answer through a relay. Returns the time that both took, and the longest
+/// time without a byte.
+fn exchange(flags: SpliceFlags) -> io::Result<(Duration, Duration)> {
     let ((mut server, upstream), (downstream, mut client)) = (blocking()?, blocking()?);
     thread::scope(|scope| {
-        let relay = scope.spawn(move || {
+        let relay = move || {
             let relayed =
                 relay(&downstream, &upstream, 1, flags).and_then(|()| relay(&upstream, &downstream, ANSWER, flags));
             // If the relay fails, nobody must wait for it.
             let _ = (upstream.shutdown(Shutdown::Both), downstream.shutdown(Shutdown::Both));
             relayed
-        });
-        let answers = scope.spawn(move || {
+        };
+        let relay = thread::Builder::new().spawn_scoped(scope, relay)?;
+        let answer = move || {
             server.read_exact(&mut [0])?;
             server.write_all(&vec![0; ANSWER])
-        });
+        };
+        let answer = thread::Builder::new().spawn_scoped(scope, answer)?;
         let mut buffer = vec![0; 1 << 20];
-        let (mut received, mut longest, mut last) = (0, Duration::ZERO, Instant::now());
+        let started = Instant::now();
+        let (mut received, mut longest, mut last) = (0, Duration::ZERO, started);
         client.write_all(b"?")?;
         while received < ANSWER {
             match client.read(&mut buffer)? {
-                0 => return Err(io::Error::other("the answer was cut")),
+                // The relay or the server has failed, and tells why.
+                0 => break,
                 bytes => received += bytes,
             }
             longest = longest.max(last.elapsed());
             last = Instant::now();
         }
-        for thread in [relay, answers] {
+        for thread in [relay, answer] {
             thread.join().map_err(|_| io::Error::other("a thread failed"))??;
         }
-        Ok(longest)
+        if received < ANSWER {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok((last - started, longest))
     })
 }
 

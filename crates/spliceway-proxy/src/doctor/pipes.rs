@@ -5,11 +5,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::{fs, io};
 
+use rustix::param::page_size;
 use rustix::pipe::{fcntl_getpipe_size, fcntl_setpipe_size};
 use spliceway::{Limits, PipePool, SizeClass};
 
 use super::finding::{Check, Finding};
-use rustix::param::page_size;
 
 use super::loopback::{SLOTS, pipe};
 use super::machine::{self, setting};
@@ -39,16 +39,26 @@ pub(super) fn checks(exhaust: bool) -> Vec<Check> {
 }
 
 fn new_pipe() -> io::Result<Finding> {
-    let (_outlet, inlet) = pipe()?;
+    let expected = SLOTS * page_size();
+    let (_outlet, inlet) = match pipe() {
+        Ok(pipe) => pipe,
+        Err(error) => {
+            return Ok(Finding::compared(format!("{expected} bytes"), crate::errno::name(&error))
+                .so("", "Relays get no pipe, so they copy.")
+                .advise(
+                    "allow the system call pipe2 (EPERM, ENOSYS), or raise the limit on descriptors (EMFILE), open files or pipe pages (ENFILE)",
+                ));
+        }
+    };
     let size = fcntl_getpipe_size(&inlet)?;
-    Ok(Finding::judged(size >= SLOTS * page_size(), format!("{} bytes", SLOTS * page_size()), format!("{size} bytes"))
+    Ok(Finding::judged(size >= expected, format!("{expected} bytes"), format!("{size} bytes"))
         .so(
-            "This user has not reached its soft limit on pipe pages.",
-            "This user has reached its soft limit on pipe pages. A pipe of two slots is slower than copying, so relays copy.",
+            "The soft limit on pipe pages does not affect this user now.",
+            "This user has reached its soft limit on pipe pages. A pipe of two slots is too small to gain anything, so relays copy.",
         )
         .advise(format!(
             "close programs of this user that hold pipes, or: sysctl -w {SOFT}={}",
-            4 * setting(SOFT).unwrap_or(DEFAULT_SOFT).max(DEFAULT_SOFT)
+            setting(SOFT).unwrap_or(DEFAULT_SOFT).max(DEFAULT_SOFT).saturating_mul(4)
         )))
 }
 
@@ -101,15 +111,20 @@ fn limits() -> io::Result<Finding> {
     let is_enough = max >= 1 << 20 && (soft == 0 || soft >= DEFAULT_SOFT) && (hard == 0 || hard >= DEFAULT_SOFT);
     Ok(Finding::judged(
         is_enough,
-        format!("max 1048576 bytes, soft {DEFAULT_SOFT} pages, hard 0 (none)"),
+        format!("max 1048576 bytes, soft {DEFAULT_SOFT} pages, hard 0 (none), or more"),
         format!("max {max} bytes, soft {soft} pages, hard {hard}"),
     )
     .so(
-        "64 pipes of 1 MiB, or 1024 of 64 KiB, use up the soft limit of a user without privileges.",
+        match soft / ((1 << 20) / page_size()) {
+            0 => "There is no soft limit on the pipes of one user.".to_owned(),
+            pipes => format!("{pipes} pipes of 1 MiB use up the soft limit of a user without privileges."),
+        },
         "Fewer transfers get a pipe at the same time, or a smaller one.",
     )
     .advise(format!(
-        "sysctl -w fs.pipe-max-size=1048576 {SOFT}={DEFAULT_SOFT} fs.pipe-user-pages-hard=0"
+        "sysctl -w fs.pipe-max-size={} {SOFT}={} fs.pipe-user-pages-hard=0",
+        max.max(1 << 20),
+        if soft == 0 { 0 } else { soft.max(DEFAULT_SOFT) }
     )))
 }
 
@@ -120,10 +135,12 @@ fn pages() -> io::Result<Finding> {
     let mut pipes = HashSet::new();
     for process in fs::read_dir("/proc")?.flatten() {
         let is_own = process.metadata().is_ok_and(|of| of.uid() == user);
-        let Ok(descriptors) = fs::read_dir(process.path().join("fd")) else {
-            continue;
-        };
-        if is_own {
+        // Other entries of /proc, such as `self`, are no processes or repeat one.
+        let is_process = process.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit);
+        if is_process
+            && is_own
+            && let Ok(descriptors) = fs::read_dir(process.path().join("fd"))
+        {
             let targets = descriptors.flatten().filter_map(|fd| fs::read_link(fd.path()).ok());
             pipes.extend(targets.filter(|target| target.as_os_str().as_encoded_bytes().starts_with(b"pipe:")));
         }
@@ -135,9 +152,9 @@ fn pages() -> io::Result<Finding> {
     );
     let soft = setting(SOFT).unwrap_or(DEFAULT_SOFT);
     if soft == 0 || machine::is_exempt_from_pipe_limits() {
-        return Ok(Finding::judged(true, "no limit for this user", held).so(
+        return Ok(Finding::info(
+            held,
             "The kernel does not limit this user's pipes. The pool of the relay still has its own limit.",
-            "",
         ));
     }
     let is_far = pipes.len() * SLOTS < soft / 2;
@@ -146,7 +163,7 @@ fn pages() -> io::Result<Finding> {
             "The pool of the relay may use half of the limit, and the rest is for other programs.",
             "The pipes of other programs may leave too few pages for relays.",
         )
-        .advise(format!("sysctl -w {SOFT}={}", soft * 4)))
+        .advise(format!("sysctl -w {SOFT}={}", soft.saturating_mul(4))))
 }
 
 /// Opens pipes until the kernel makes small ones.

@@ -37,7 +37,8 @@ struct Document<'a> {
     kernel: &'a str,
     machine: &'a str,
     user: u32,
-    zero_copy: bool,
+    /// `None` if the checks cannot tell.
+    zero_copy: Option<bool>,
     checks: &'a [Entry],
 }
 
@@ -74,33 +75,43 @@ impl Report {
         });
     }
 
-    /// Prints the verdict. Returns whether zero copy works.
+    /// Returns whether the check with this name has succeeded.
+    pub(super) fn is_ok(&self, check: &str) -> bool {
+        self.entries
+            .iter()
+            .any(|entry| entry.check == check && entry.finding.verdict == Verdict::Ok)
+    }
+
+    /// Prints and returns the verdict on zero copy.
     ///
     /// # Errors
     /// Returns the first error of standard output.
-    pub(super) fn end(mut self) -> io::Result<bool> {
-        let obstacles: Vec<&str> = self
-            .entries
-            .iter()
-            .filter(|entry| entry.decides && entry.finding.verdict != Verdict::Ok)
-            .map(|entry| entry.check)
-            .collect();
-        let differ = self
-            .entries
-            .iter()
-            .filter(|entry| entry.finding.verdict == Verdict::Differs);
-        let differ = differ.map(|entry| entry.check).collect::<Vec<_>>().join(", ");
-        let works = obstacles.is_empty();
-        let verdict = match (works, differ.is_empty()) {
-            (true, true) => "Zero copy works here, and nothing differs from what is expected.".to_owned(),
-            (true, false) => format!("Zero copy works here. These differ from what is expected: {differ}."),
-            (false, _) => format!(
-                "Zero copy does not work here, so relays copy. See {}.",
-                obstacles.join(", ")
-            ),
+    pub(super) fn end(mut self) -> io::Result<Verdict> {
+        let decisive = self.entries.iter().filter(|entry| entry.decides);
+        let verdict = decisive.map(|entry| entry.finding.verdict).max().unwrap_or(Verdict::Ok);
+        let names = |is_named: &dyn Fn(&Entry) -> bool| {
+            let named = self.entries.iter().filter(|entry| is_named(entry));
+            named.map(|entry| entry.check).collect::<Vec<_>>().join(", ")
         };
-        let colour = colour(if works { Verdict::Ok } else { Verdict::Differs }).bold();
-        self.print(&format!("\n{colour}{}{colour:#}\n", wrapped(&verdict, 0)));
+        let decided = names(&|entry| entry.decides && entry.finding.verdict == verdict);
+        let text = match verdict {
+            Verdict::Ok => {
+                let differ = names(&|entry| entry.finding.verdict == Verdict::Differs);
+                let undecided = names(&|entry| entry.finding.verdict == Verdict::CannotTell);
+                let mut text = "Zero copy works here.".to_owned();
+                if !differ.is_empty() {
+                    text += &format!(" These results differ from what is expected: {differ}.");
+                }
+                if !undecided.is_empty() {
+                    text += &format!(" These checks cannot tell: {undecided}.");
+                }
+                text
+            }
+            Verdict::CannotTell => format!("The checks cannot tell whether zero copy works here. See {decided}."),
+            Verdict::Differs => format!("Zero copy does not work here, so relays copy. See {decided}."),
+        };
+        let colour = colour(verdict).bold();
+        self.print(&format!("\n{colour}{}{colour:#}\n", wrapped(&text, 0)));
         if self.is_json {
             let System { kernel, machine, user } = System::here();
             let document = Document {
@@ -108,14 +119,18 @@ impl Report {
                 kernel: &kernel,
                 machine: &machine,
                 user,
-                zero_copy: works,
+                zero_copy: match verdict {
+                    Verdict::Ok => Some(true),
+                    Verdict::CannotTell => None,
+                    Verdict::Differs => Some(false),
+                },
                 checks: &self.entries,
             };
             let mut text = serde_json::to_string_pretty(&document)?;
             text.push('\n');
             io::stdout().write_all(text.as_bytes())?;
         }
-        self.failed.map_or(Ok(works), Err)
+        self.failed.map_or(Ok(verdict), Err)
     }
 
     /// Prints text for people. Styles appear on a terminal only, and not if NO_COLOR is set.
@@ -167,7 +182,9 @@ fn shown(name: &str, title: &str, finding: &Finding) -> String {
     };
     match finding.verdict {
         Verdict::CannotTell => line(format!("because {}", finding.observed)),
-        Verdict::Ok if finding.expected == finding.observed => line(finding.observed.clone()),
+        Verdict::Ok if finding.expected.is_empty() || finding.expected == finding.observed => {
+            line(finding.observed.clone());
+        }
         _ => {
             line(format!("expected {}", finding.expected));
             line(format!("observed {}", finding.observed));

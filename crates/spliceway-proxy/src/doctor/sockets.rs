@@ -4,6 +4,8 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
@@ -20,11 +22,13 @@ use super::loopback::{self, Outcome, PATIENCE, SLOTS, arrived, is_ready, pipe, r
 const SOCKET_BUFFER_PAGES: usize = 17;
 /// A delay that the kernel adds on purpose is about 200 ms. A busy machine adds less.
 const LONG: Duration = Duration::from_millis(100);
+/// Experiments that a busy machine disturbs have this many attempts.
+const ATTEMPTS: usize = 5;
 
 pub(super) fn zero_copy() -> Vec<Check> {
     vec![
         Check::new("splice", "splice moves bytes between sockets", moves_bytes).decisive(),
-        Check::new("socket-kinds", "sockets that splice serves", kinds),
+        Check::new("socket-kinds", "sockets on which splice succeeds", kinds).after_splice(),
     ]
 }
 
@@ -52,7 +56,10 @@ fn moves_bytes() -> io::Result<Finding> {
         Err(_) => {
             let ((mut a, b), (c, d)) = (UnixStream::pair()?, UnixStream::pair()?);
             a.write_all(b"bytes")?;
-            ("Unix sockets (there is no loopback)", through_a_pipe(&b, &c, &d)?)
+            (
+                "Unix sockets (no TCP connection over loopback)",
+                through_a_pipe(&b, &c, &d)?,
+            )
         }
     };
     Ok(
@@ -61,7 +68,7 @@ fn moves_bytes() -> io::Result<Finding> {
                 "Relays can move bytes without copying them.",
                 "Relays copy. A seccomp filter, a container or a security module probably refuses the call.",
             )
-            .advise("allow the system call splice, for example SystemCallFilter=splice in a unit, or in the container's seccomp profile"),
+            .advise("add splice to SystemCallFilter= of the unit, or to the seccomp profile of the container"),
     )
 }
 
@@ -86,6 +93,7 @@ fn kinds() -> io::Result<Finding> {
     let mut observed = Vec::new();
     for (kind, make) in KINDS {
         let outcome = match make() {
+            Err(error) if kind == "TCP" => return Err(error),
             Err(error) => crate::errno::name(&error).to_owned(),
             Ok((near, far)) => {
                 let (outlet, inlet) = pipe()?;
@@ -109,7 +117,7 @@ fn kinds() -> io::Result<Finding> {
     let serves = observed.contains("TCP: yes") && observed.contains("Unix: yes");
     Ok(Finding::judged(serves, "TCP: yes; Unix: yes", observed).so(
         "Relays splice TCP and Unix sockets, and copy what splice refuses.",
-        "Relays copy the connections of the other kinds.",
+        "Relays copy where splice fails.",
     ))
 }
 
@@ -121,11 +129,11 @@ const KINDS: [(&str, MakePair); 4] = [
     ("MPTCP", || {
         let listener = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::MPTCP))?;
         listener.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into())?;
-        listener.listen(1)?;
+        listener.listen(128)?;
         let near = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::MPTCP))?;
         near.connect_timeout(&listener.local_addr()?, PATIENCE)?;
-        ready(&listener, PollFlags::IN)?;
-        let (far, _) = listener.accept()?;
+        let near = near.into();
+        let far = loopback::accept(&listener.into(), &near)?;
         near.set_nonblocking(true)?;
         Ok((near.into(), far.into()))
     }),
@@ -164,7 +172,7 @@ fn slots() -> io::Result<Finding> {
     )
     .so(
         "A short read says nothing about the socket, and EAGAIN may mean a full pipe. The relay fills only empty pipes.",
-        "This kernel merges small pieces, which is better than expected. The relay does not depend on it.",
+        "The relay does not depend on this number, because it fills only empty pipes.",
     ))
 }
 
@@ -195,11 +203,11 @@ fn length() -> io::Result<Finding> {
     arrived(&far, 5)?;
     let outcome = splice(&far, &inlet, isize::MAX as usize + 1);
     let is_new = super::machine::kernel_version() >= (6, 8, 0);
-    let expected = if is_new { "EINVAL (since Linux 6.8)" } else { "5" };
-    let observed = if outcome.0 == Err(Errno::INVAL) && is_new {
-        expected.to_owned()
-    } else {
-        outcome.to_string()
+    let expected = if is_new { "EINVAL (since Linux 6.8)" } else { "5 bytes" };
+    let observed = match outcome.0 {
+        Err(Errno::INVAL) if is_new => expected.to_owned(),
+        Err(_) => outcome.to_string(),
+        Ok(bytes) => format!("{bytes} bytes"),
     };
     Ok(Finding::compared(expected, observed).so(
         "A relay that asks for \"as much as possible\" fails since 6.8. This one asks for what fits.",
@@ -209,41 +217,61 @@ fn length() -> io::Result<Finding> {
 
 fn nonblock_pipe() -> io::Result<Finding> {
     let (near, _far) = loopback::tcp()?;
-    let (outlet, _inlet) = pipe_with(PipeFlags::CLOEXEC)?;
-    // If the kernel ignored the flag, this call would wait for ever, so a byte arrives later.
-    let empty = splice(&outlet, &near, 1);
+    let (outlet, inlet) = pipe_with(PipeFlags::CLOEXEC)?;
+    let inlet = &inlet;
+    let (done, is_done) = mpsc::channel::<()>();
+    let empty = thread::scope(|scope| {
+        // If the kernel ignores the flag, the call waits until this byte arrives.
+        let rescue = move || {
+            if is_done.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                let _ = rustix::io::write(inlet, b"x");
+            }
+        };
+        thread::Builder::new().spawn_scoped(scope, rescue)?;
+        let empty = splice(&outlet, &near, 1);
+        drop(done);
+        Ok::<_, io::Error>(empty)
+    })?;
     Ok(Finding::compared(
         "an empty blocking pipe: EAGAIN",
         format!("an empty blocking pipe: {empty}"),
     )
     .so(
         "The flag of the call decides, so the relay never waits for a pipe.",
-        "The relay could wait for a pipe, which its pipes prevent: they are non-blocking.",
+        "The relay does not depend on the flag, because its pipes are non-blocking.",
     ))
 }
 
 fn nonblock_socket() -> io::Result<Finding> {
-    let (near, far) = loopback::tcp()?;
+    let (near, _far) = loopback::tcp()?;
     let (outlet, inlet) = pipe()?;
-    let source = rustix::pipe::splice(&near, None, &inlet, None, 1, SpliceFlags::empty());
-    // The time-out ends the second call on a kernel on which it waits.
+    // The time-outs end calls on a kernel on which they wait.
+    near.set_read_timeout(Some(PATIENCE))?;
     near.set_write_timeout(Some(PATIENCE))?;
-    while loopback::fill(&near, 64 << 20)? > 0 {}
-    rustix::io::write(&inlet, b"bytes")?;
-    let started = Instant::now();
-    let sink = splice(&outlet, &near, 5);
-    let waited = started.elapsed() > LONG;
-    drop(far);
+    let source = rustix::pipe::splice(&near, None, &inlet, None, 1, SpliceFlags::empty());
+    let mut sink = Outcome(Ok(0));
+    let mut waited = false;
+    for _ in 0..ATTEMPTS {
+        while loopback::fill(&near, 64 << 20)? > 0 {}
+        rustix::io::write(&inlet, b"bytes")?;
+        let started = Instant::now();
+        sink = splice(&outlet, &near, 5);
+        waited = started.elapsed() > PATIENCE / 2;
+        // After a late acknowledgement, the socket has room again.
+        if sink.0 != Ok(5) {
+            break;
+        }
+    }
     let waits = if waited { ", after a wait" } else { "" };
     Ok(Finding::compared(
         "an empty source: EAGAIN; a full sink: EAGAIN",
         format!("an empty source: {}; a full sink: {sink}{waits}", Outcome(source)),
     )
     .so(
-        "A call on a non-blocking socket returns at once, so one slow client stops nobody else.",
-        "A full sink can block a worker of the relay. Linux 6.5.0 to 6.5.9 do this.",
+        "A call on a non-blocking socket returns at once, so one slow client stops no other session.",
+        "A call that waits for one client stops the other sessions of its thread.",
     )
-    .advise("update the kernel, or run with --splice off"))
+    .advise("run with --splice off, and report this kernel"))
 }
 
 /// Returns a connection on which "abc", an urgent byte and "def" have arrived at the second end.
@@ -270,7 +298,7 @@ fn urgent_mark() -> io::Result<Finding> {
         format!("{before} bytes, then {at} while {readable}; recv gets {after}"),
     )
     .so(
-        "A relay that only splices hangs here for ever. This one receives after EAGAIN, which steps over the mark.",
+        "A relay that only splices makes no progress here. This one receives after EAGAIN, which steps over the mark.",
         "The relay receives after EAGAIN in any case.",
     ))
 }
@@ -307,7 +335,12 @@ fn stall() -> io::Result<Finding> {
         arrived(&far, drained.bytes())?;
         Ok(started.elapsed())
     };
-    let (exact, over) = (delivered(0)?, delivered(1)?);
+    let (mut exact, over) = (delivered(0)?, delivered(1)?);
+    for _ in 1..ATTEMPTS {
+        if exact > LONG {
+            exact = delivered(0)?;
+        }
+    }
     let speed = |time: Duration| if time > LONG { "about 200 ms" } else { "at once" };
     Ok(Finding::compared(
         "asked for 1600 bytes: at once; for 1601: about 200 ms",
