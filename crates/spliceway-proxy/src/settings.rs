@@ -1,5 +1,6 @@
 //! The settings of the program. They are checked and complete, whatever their source.
 
+mod distinct;
 mod origin;
 mod settle;
 mod users;
@@ -44,7 +45,7 @@ impl Source {
         match self {
             Self::CommandLine(config) => settle(config, &Origin::CommandLine),
             Self::Files(path) => {
-                let (config, sources) = config::source::read(path, &|name| std::env::var(name).ok())?;
+                let (config, sources) = config::source::read(path, &config::source::variable)?;
                 settle(&config, &Origin::Files(sources))
             }
         }

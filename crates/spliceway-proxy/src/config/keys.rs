@@ -60,6 +60,7 @@ impl Keys {
                 format!("expected one of {}", keys.join(", "))
             }
         };
+        let key = key.escape_debug();
         Err(format!("unknown key `{key}` in {table}: {help}"))
     }
 
@@ -144,7 +145,8 @@ pub(crate) fn flag_of(path: &str, key: &str) -> Option<String> {
 /// # Errors
 /// Returns a message that says where a password may be.
 pub(super) fn check_secret(key: &str, text: &str) -> Result<(), &'static str> {
-    let has_variable = |text: &str| text.contains("${");
+    // `$${` is the text `${`, and not a variable.
+    let has_variable = |text: &str| text.replace("$${", "").contains("${");
     match key {
         "auth" if !has_variable(text) => {
             Err("a file must not contain a password: use auth_file, or auth = \"${SPLICEWAY_AUTH}\"")

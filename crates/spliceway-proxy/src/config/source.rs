@@ -1,9 +1,12 @@
 //! Reads a file, or the files of a directory, into one configuration.
 
-use std::fs::{self, File};
+use std::env::VarError;
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
 use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeTable, Deserializer, Error};
@@ -26,8 +29,11 @@ pub(crate) struct Sources {
 struct Source {
     path: PathBuf,
     text: String,
-    /// The offset of the text.
+    /// The offset of the text. The next text begins one byte after the end of this one, so that the
+    /// end belongs to this text too.
     start: usize,
+    /// The offsets at which the lines begin, from the start of the text.
+    lines: Vec<usize>,
 }
 
 /// Reads the configuration at `path`, and its places. `environment` returns the value of a
@@ -62,12 +68,21 @@ impl Sources {
             true => files_in(path).map_err(|error| named(path, &error))?,
             false => vec![path.to_owned()],
         };
-        let (mut files, mut start) = (Vec::new(), 0);
+        let (mut files, mut start, mut room) = (Vec::new(), 0, ALL_MAX_BYTES);
         for path in paths {
-            let text = read_bounded(&path, ALL_MAX_BYTES - start).map_err(|error| named(&path, &error))?;
+            let file = if is_directory { open_regular(&path) } else { File::open(&path) };
+            let text = file.and_then(|file| read_bounded(file, room));
+            let text = text.map_err(|error| named(&path, &error))?;
             let length = text.len();
-            files.push(Source { path, text, start });
-            start += length;
+            let ends = text.match_indices('\n').map(|(at, _)| at + 1);
+            files.push(Source {
+                lines: std::iter::once(0).chain(ends).collect(),
+                path,
+                text,
+                start,
+            });
+            start += length + 1;
+            room -= length;
         }
         Ok(Self {
             path: path.to_owned(),
@@ -81,9 +96,13 @@ impl Sources {
         let Some((at, source)) = at.and_then(|at| Some((at, self.source(at)?))) else {
             return self.path.display().to_string();
         };
-        let before = source.text.get(..at - source.start).unwrap_or(&source.text);
-        let line = before.matches('\n').count() + 1;
-        let column = before.rsplit('\n').next().map_or(0, |text| text.chars().count()) + 1;
+        // The end of the text is shown as the end of its last line that is not blank.
+        let before = match source.text.get(..at - source.start) {
+            Some(before) if before.len() < source.text.len() => before,
+            _ => source.text.trim_end(),
+        };
+        let line = source.lines.partition_point(|start| *start <= before.len());
+        let column = before[source.lines[line - 1]..].chars().count() + 1;
         format!("{}:{line}:{column}", source.path.display())
     }
 
@@ -111,6 +130,17 @@ impl Sources {
     }
 }
 
+/// Returns the value of an environment variable.
+///
+/// # Errors
+/// Returns the end of a sentence about the variable.
+pub(crate) fn variable(name: &str) -> Result<String, &'static str> {
+    std::env::var(name).map_err(|error| match error {
+        VarError::NotPresent => "is not defined: set it, or write $${ for ${",
+        VarError::NotUnicode(_) => "is not valid UTF-8: set it to text in UTF-8",
+    })
+}
+
 /// Returns the files of a configuration in a directory, in the order of their names.
 fn files_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
@@ -132,11 +162,27 @@ fn files_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
     }
 }
 
-/// Returns the text of the file at `path`. The limit applies to the bytes that are read, because a
-/// pipe or a device has no length.
-fn read_bounded(path: &Path, max: usize) -> io::Result<String> {
+/// Opens a file of a directory. A FIFO or a device could let the program wait, so only regular
+/// files are read. The operator may still name a FIFO alone, such as `<(generate)` of a shell.
+fn open_regular(path: &Path) -> io::Result<File> {
+    let refused = || io::Error::other("this is not a regular file: remove it, or rename it so that it does not end in .toml");
+    if !fs::metadata(path)?.is_file() {
+        return Err(refused());
+    }
+    // The file may be another one by now.
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(refused()),
+    }
+}
+
+/// Returns the text of a file. The limit applies to the bytes that are read, because a pipe or a
+/// device has no length.
+fn read_bounded(file: File, max: usize) -> io::Result<String> {
     let mut bytes = Vec::new();
-    File::open(path)?.take(max as u64 + 1).read_to_end(&mut bytes)?;
+    file.take(max as u64 + 1).read_to_end(&mut bytes)?;
     if bytes.len() > max {
         let expected = format!("too long: expected at most {} MiB in all files", ALL_MAX_BYTES >> 20);
         return Err(io::Error::other(expected));

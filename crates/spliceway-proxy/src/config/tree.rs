@@ -8,8 +8,8 @@ use toml::de::{DeArray, DeString, DeTable, DeValue};
 use super::keys::{self, Keys};
 use super::source::Sources;
 
-/// Returns the value of an environment variable.
-pub(crate) type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
+/// Returns the value of an environment variable, or the end of a sentence about it.
+pub(crate) type Environment<'a> = &'a dyn Fn(&str) -> Result<String, &'static str>;
 
 /// The tables of all files. Their places are offsets from the start of the first file.
 pub(super) struct Tree<'i, 'a> {
@@ -91,7 +91,10 @@ fn merge<'i>(table: &mut DeTable<'i>, new: DeTable<'i>) -> Result<(), TreeFault>
             _ => {
                 let mut fault = TreeFault::new(
                     key.span().start,
-                    format!("`{}` is given twice: remove it here or at ", key.get_ref()),
+                    format!(
+                        "`{}` is given twice: remove it here or at ",
+                        key.get_ref().escape_debug()
+                    ),
                 );
                 fault.other = Some(known.span().start);
                 return Err(fault);
@@ -206,8 +209,7 @@ fn expanded<'i>(text: DeString<'i>, environment: Environment<'_>) -> Result<DeSt
         let name = after.find('}').map(|end| &after[..end]);
         let name = name.filter(|name| is_variable(name));
         let name = name.ok_or("expected ${NAME} with letters, digits and `_`; write $${ for the text ${ itself")?;
-        let value = environment(name)
-            .ok_or_else(|| format!("the environment variable {name} is not defined: set it, or write $${{ for ${{"))?;
+        let value = environment(name).map_err(|why| format!("the environment variable {name} {why}"))?;
         done.push_str(&value);
         rest = &after[name.len() + 1..];
     }

@@ -8,9 +8,10 @@ use std::time::Duration;
 use spliceway::{Engine, PipeSize};
 use tracing_subscriber::filter::LevelFilter;
 
+use super::distinct::Distinct;
 use super::users::users;
 use super::{AcceptProxy, Kind, Limits, ServiceSettings, Settings, Timeouts, interned};
-use crate::config::{self, Choice, Config, KindArg, List, Listen, Rate, Value, Word};
+use crate::config::{self, Choice, Config, KindArg, List, Rate, Value, Word};
 use crate::dial::{CHAIN_MAX, DialSettings, SocketSettings};
 use crate::exposure::{Clients, Reach, check_open};
 use crate::listener::KEEPALIVE;
@@ -56,12 +57,12 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
         half_close: unless_zero(or(&timeouts.half_close, HALF_CLOSE_TIME)),
         drain: or(&timeouts.drain, DRAIN_TIME),
     };
-    let mut services = Vec::<ServiceSettings>::new();
+    let (mut services, mut distinct) = (Vec::new(), Distinct::default());
     for table in service {
         let place = table.span().start;
         let service = table.get_ref().clone().or(defaults);
         let settled = settle_service(service, place, timeouts.connect, origin, warnings)?;
-        check_distinct(&settled, &services, origin)?;
+        distinct.add(&settled, origin)?;
         services.push(settled);
     }
     if services.is_empty() {
@@ -295,38 +296,6 @@ fn dial(service: &config::Service, timeout: Duration) -> Result<DialSettings, Fa
         upstreams,
         timeout,
     })
-}
-
-/// Checks that no other service has the name or an address of this one.
-fn check_distinct(service: &ServiceSettings, others: &[ServiceSettings], origin: &Origin) -> Result<(), Fault> {
-    if let Some(other) = others.iter().find(|other| other.name == service.name) {
-        let place = |service: &config::Service| match (&service.name, &service.kind) {
-            (Some(name), _) => name.at(),
-            (None, kind) => kind.as_ref().and_then(Value::at),
-        };
-        let (at, there) = (place(&service.config), origin.place(place(&other.config)));
-        let name = service.name;
-        let problem = format!("the service at {there} has the name `{name}` too: give each service its own name");
-        return Err(Fault::new(at, "name", problem));
-    }
-    let values = |service: &ServiceSettings| {
-        service
-            .config
-            .listen
-            .clone()
-            .map(|list| list.to_vec())
-            .unwrap_or_default()
-    };
-    for value in values(service) {
-        let same = |other: &Value<Listen>| other.parsed().overlaps(&value.parsed());
-        let mut theirs = others.iter().flat_map(values);
-        if let Some(other) = theirs.find(same) {
-            let (text, there) = (other.text(), origin.place(other.at()));
-            let problem = format!("the service at {there} listens on {text}: expected another address or port");
-            return Err(Fault::new(value.at(), "listen", problem));
-        }
-    }
-    Ok(())
 }
 
 fn processors() -> NonZeroUsize {

@@ -1,4 +1,6 @@
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -84,6 +86,58 @@ fn what_is_not_text_in_files_is_refused_with_the_file() {
     assert_eq!(
         directory.refusal("."),
         "./long.toml: too long: expected at most 16 MiB in all files\n"
+    );
+}
+
+#[test]
+fn a_fault_at_the_end_of_a_file_has_the_last_line_of_that_file() {
+    for unfinished in ["[log]\nlevel = [", "[log]\nlevel = [\n", "[log]\nlevel = [\n\n\n"] {
+        let files: [(&str, &[u8]); 3] = [
+            ("a.toml", b"[timeouts]\nidle = \"1h\"\n"),
+            ("b.toml", unfinished.as_bytes()),
+            ("c.toml", b"\n"),
+        ];
+        let directory = Directory::new("unfinished", &files);
+        let refusal = directory.refusal(".");
+        assert!(refusal.starts_with("./b.toml:2:10: this is not valid TOML: "), "{refusal}");
+    }
+}
+
+#[test]
+fn what_is_no_regular_file_in_a_directory_is_refused_without_a_wait() {
+    let directory = Directory::new("special", &[]);
+    let path = directory.0.join("a.toml");
+    let refused = "./a.toml: this is not a regular file: remove it, or rename it so that it does not end in .toml\n";
+    let fifo = Command::new("mkfifo").arg(&path).status().unwrap();
+    assert!(fifo.success());
+    assert_eq!(directory.refusal("."), refused);
+    fs::remove_file(&path).unwrap();
+    let socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    assert_eq!(directory.refusal("."), refused);
+    drop(socket);
+    for unfit in ["/dev/zero", "/"] {
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(unfit, &path).unwrap();
+        assert_eq!(directory.refusal("."), refused, "{unfit}");
+    }
+    // A link to a regular file is one: Kubernetes mounts files as links.
+    fs::remove_file(&path).unwrap();
+    fs::write(directory.0.join("text"), "[log]\nloud = 1\n").unwrap();
+    std::os::unix::fs::symlink("text", &path).unwrap();
+    assert!(directory.refusal(".").starts_with("./a.toml:2:1: unknown key `loud`"));
+}
+
+#[test]
+fn a_variable_that_is_no_text_is_not_called_undefined() {
+    let config = "[[service]]\nkind = \"socks5\"\nlisten = \"${WHERE}\"\n";
+    let directory = Directory::new("latin-variable", &[("a.toml", config.as_bytes())]);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
+    command.args(["check", "-c", "a.toml"]).current_dir(&directory.0);
+    let output = command.env("WHERE", OsStr::from_bytes(b"\xe9")).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(
+        String::from_utf8(output.stderr).unwrap(),
+        "a.toml:3:10: listen: the environment variable WHERE is not valid UTF-8: set it to text in UTF-8\n"
     );
 }
 

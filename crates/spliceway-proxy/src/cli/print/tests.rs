@@ -11,9 +11,9 @@ fn settings_of(toml: &str) -> String {
     let path = std::env::temp_dir().join(format!("spliceway-print-{}-{:p}", std::process::id(), toml));
     std::fs::write(&path, toml).unwrap();
     let environment = |name: &str| match name {
-        "SPLICEWAY_AUTH" => Some("ann:wonderland".to_owned()),
-        "SPLICEWAY_UPSTREAM_PROXY" => Some("socks5://a:b%24%7B@192.0.2.1 http://192.0.2.2:3128".to_owned()),
-        _ => None,
+        "SPLICEWAY_AUTH" => Ok("ann:wonderland".to_owned()),
+        "SPLICEWAY_UPSTREAM_PROXY" => Ok("socks5://a:b%24%7B@192.0.2.1 http://192.0.2.2:3128".to_owned()),
+        _ => Err("is not defined"),
     };
     let read = source::read(&path, &environment);
     std::fs::remove_file(&path).unwrap();

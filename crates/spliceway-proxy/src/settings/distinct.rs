@@ -1,0 +1,140 @@
+//! Finds services that have the same name, or that listen on the same address.
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::path::Path;
+
+use spliceway_protocol::address::ListenAddress;
+
+use super::ServiceSettings;
+use super::origin::{Fault, Origin};
+use crate::config::{self, Listen, Value};
+
+/// The names and addresses of the services so far. Each search takes logarithmic time, because a
+/// file of 16 MiB has room for 60,000 services.
+#[derive(Default)]
+pub(super) struct Distinct {
+    /// The place of each name.
+    names: HashMap<&'static str, Option<usize>>,
+    /// The ranges of ports on each host, by their first port. They do not overlap.
+    ranges: HashMap<Host, BTreeMap<u16, Taken>>,
+}
+
+/// What two addresses with the same port must have in common to be the same.
+#[derive(PartialEq, Eq, Hash)]
+enum Host {
+    Every,
+    /// An address with port 0.
+    Ip(SocketAddr),
+    Name(Box<str>),
+    Unix(Box<Path>),
+    Inherited(Box<str>),
+}
+
+struct Taken {
+    last: u16,
+    listen: Value<Listen>,
+}
+
+impl Distinct {
+    /// Adds a service.
+    ///
+    /// # Errors
+    /// Returns an error if the name or an address is taken.
+    pub(super) fn add(&mut self, service: &ServiceSettings, origin: &Origin) -> Result<(), Fault> {
+        let at = place(&service.config);
+        match self.names.entry(service.name) {
+            Entry::Vacant(entry) => drop(entry.insert(at)),
+            Entry::Occupied(entry) => {
+                let (there, name) = (origin.place(*entry.get()), service.name);
+                let problem =
+                    format!("the service at {there} has the name `{name}` too: give each service its own name");
+                return Err(Fault::new(at, "name", problem));
+            }
+        }
+        let all = service.config.listen.iter().flat_map(|list| list.iter());
+        for listen in all {
+            if let Some(other) = self.take(listen) {
+                let (text, there) = (other.text(), origin.place(other.at()));
+                let problem = format!("the service at {there} listens on {text}: expected another address or port");
+                return Err(Fault::new(listen.at(), "listen", problem));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a range of ports. Returns a value that has one of these ports already.
+    fn take(&mut self, listen: &Value<Listen>) -> Option<&Value<Listen>> {
+        let range = listen.parsed();
+        let (host, first) = match range.first {
+            ListenAddress::Every(port) => (Host::Every, port),
+            ListenAddress::Ip(mut address) => {
+                let port = address.port();
+                address.set_port(0);
+                (Host::Ip(address), port)
+            }
+            ListenAddress::Name(name, port) => (Host::Name(name), port),
+            // These have no port, and so each is a range of its own.
+            ListenAddress::Unix { path, .. } => (Host::Unix(path), 1),
+            ListenAddress::Inherited(name) => (Host::Inherited(name), 1),
+        };
+        if first == 0 {
+            // The kernel chooses a free port.
+            return None;
+        }
+        let last = first.saturating_add(range.count.saturating_sub(1));
+        let ranges = self.ranges.entry(host).or_default();
+        // The ranges do not overlap, so no range before this one ends later.
+        let before = ranges.range(..=last).next_back();
+        if let Some((&at, _)) = before.filter(|(_, taken)| taken.last >= first) {
+            return ranges.get(&at).map(|taken| &taken.listen);
+        }
+        let listen = listen.clone();
+        ranges.insert(first, Taken { last, listen });
+        None
+    }
+}
+
+/// Returns the place of the name of a service, or of what names it.
+fn place(service: &config::Service) -> Option<usize> {
+    match (&service.name, &service.kind) {
+        (Some(name), _) => name.at(),
+        (None, kind) => kind.as_ref().and_then(Value::at),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Compares with the definition, over many pairs of ranges.
+    #[test]
+    fn an_address_is_taken_exactly_if_it_overlaps_one_before() {
+        let hosts = ["127.0.0.1:", "[::1]:", ":", "a.example:", "unix:/run/a", "fd:web"];
+        let mut texts = Vec::new();
+        for (index, host) in hosts.iter().enumerate() {
+            for first in [0, 1, 2, 5, 6, 9, 65_534, 65_535] {
+                for count in [1, 2, 4] {
+                    let last = (first + count - 1).min(65_535);
+                    texts.push(match (index, first == last || first == 0) {
+                        (4.., _) => (*host).to_owned(),
+                        (_, true) => format!("{host}{first}"),
+                        (_, false) => format!("{host}{first}-{last}"),
+                    });
+                }
+            }
+        }
+        for step in [1, 5, 7, 11, 13] {
+            let (mut distinct, mut taken) = (Distinct::default(), Vec::<Value<Listen>>::new());
+            for text in texts.iter().cycle().step_by(step).take(texts.len()) {
+                let value: Value<Listen> = text.parse().unwrap();
+                let overlaps = taken.iter().any(|one| one.parsed().overlaps(&value.parsed()));
+                assert_eq!(distinct.take(&value).is_some(), overlaps, "{text}");
+                if !overlaps {
+                    taken.push(value);
+                }
+            }
+        }
+    }
+}
