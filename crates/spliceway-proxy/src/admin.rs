@@ -71,7 +71,7 @@ impl Admin {
                 Ok(json(StatusCode::OK, &SessionView::of(&session, Instant::now())))
             }
             (&Method::DELETE, ["v1", "sessions", id]) => self.close(id).await,
-            (&Method::POST, ["v1", "services", name, "drain"]) => self.drain(name),
+            (&Method::POST, ["v1", "services", name, "drain"]) => self.drain(name).await,
             (&Method::GET, ["v1", "log-level"]) => Ok(level()),
             (&Method::PUT, ["v1", "log-level"]) => set_level(body).await,
             (&Method::POST, ["v1", "reload"]) => match head.uri.query() {
@@ -131,24 +131,16 @@ impl Admin {
         Ok(json(StatusCode::ACCEPTED, &Said::Done(what)))
     }
 
-    fn drain(&self, name: &str) -> Answered {
-        let all = self.overview.services();
-        let services = all.iter().map(|served| &served.service);
-        let mut named = services.filter(|service| service.name == name).peekable();
-        if named.peek().is_none() {
-            let why = format!("there is no service `{}`", name.escape_debug());
-            return Err(Failed(StatusCode::NOT_FOUND, why));
-        }
-        for service in named {
-            if service.accepting.stop() {
-                tracing::info!(
-                    service = name,
-                    "admin: the service accepts no new clients, sessions may finish"
-                );
+    async fn drain(&self, name: &str) -> Answered {
+        let services = self.overview.services();
+        let mut names = services.iter().map(|served| served.service.name);
+        match names.find(|one| *one == name) {
+            Some(name) => self.order(Order::Drain(name)).await,
+            None => {
+                let why = format!("there is no service `{}`", name.escape_debug());
+                Err(Failed(StatusCode::NOT_FOUND, why))
             }
         }
-        let what = format!("{name} accepts no new clients");
-        Ok(json(StatusCode::OK, &Said::Done(what)))
     }
 
     async fn order(&self, order: Order) -> Answered {

@@ -1,5 +1,5 @@
-//! What operators may ask the run of the program to do: reload the configuration, and hand over to
-//! a new process.
+//! What operators may ask the run of the program to do: reload the configuration, drain a
+//! service, and hand over to a new process.
 //!
 //! ```text
 //!   admin socket ── Command ──▶ serve::run ── Result ──▶ admin socket
@@ -18,6 +18,8 @@ pub(crate) enum Order {
     Reload { end_sessions: bool },
     /// Hand listeners and sessions to a new process.
     Upgrade,
+    /// Close the listeners of the service with this name. Its sessions may finish.
+    Drain(&'static str),
 }
 
 /// An order, and the way to answer it.
@@ -62,14 +64,5 @@ impl Command {
     pub(crate) fn answer(self, result: Result<String, NotDone>) {
         // Nobody waits any more if the operator has left.
         let _ = self.answer.send(result);
-    }
-
-    /// Answers that this run cannot do it.
-    pub(crate) fn unsupported(self) {
-        let why = match self.order {
-            Order::Reload { .. } => "this program cannot reload its configuration: restart it",
-            Order::Upgrade => "this program cannot hand over to a new process: restart it",
-        };
-        self.answer(Err(NotDone::Unsupported(why.to_owned())));
     }
 }

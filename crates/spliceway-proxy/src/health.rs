@@ -41,9 +41,19 @@ pub(crate) struct Guard {
 impl fmt::Display for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Serving => f.write_str("serving"),
-            Self::Draining => f.write_str("draining"),
-            Self::Failed(part) => write!(f, "failed: {part}"),
+            Self::Failed(part) => write!(f, "{}: {part}", self.name()),
+            _ => f.write_str(self.name()),
+        }
+    }
+}
+
+impl State {
+    /// Returns the state without the name of a part, which may have an address or a path in it.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Serving => "serving",
+            Self::Draining => "draining",
+            Self::Failed(_) => "failed",
         }
     }
 }

@@ -48,7 +48,7 @@ pub(crate) trait Answers: Send + Sync + 'static {
 pub(crate) async fn serve(listener: Listener, answers: Arc<impl Answers>, metrics: Arc<Metrics>) {
     // There is one more permit than places, for a connection that has lost its place and is not
     // closed yet.
-    let admission = Admission::new("scrapers", CONNECTIONS_MAX + 1, None);
+    let admission = Admission::new("connections of operators", CONNECTIONS_MAX + 1, None);
     let places = Arc::new(Places::default());
     let serve = |accepted: Accepted, permit: Permit| {
         let client = accepted.peer.map(|peer| ClientKey::from(peer.ip()));
@@ -76,6 +76,8 @@ where
     });
     let connection = http1::Builder::new()
         .keep_alive(false)
+        // A client such as `nc -N` closes its side after the request, and waits for the answer.
+        .half_close(true)
         .max_buf_size(HEAD_MAX_BYTES)
         .serve_connection(TokioIo::new(stream), answer);
     // A client that is slow or disconnects gets no answer.
@@ -243,6 +245,32 @@ mod tests {
         let mut answer = String::new();
         client.read_to_string(&mut answer).await.unwrap();
         assert!(answer.contains("connection: close\r\n"), "{answer}");
+    }
+
+    #[tokio::test]
+    async fn a_client_that_closes_its_side_after_the_request_gets_its_answer() {
+        /// Answers later than the end of the client's side arrives.
+        struct Late;
+
+        impl Answers for Late {
+            const DEADLINE: Duration = DEADLINE;
+
+            async fn answer(&self, _: Request<Incoming>) -> Answer {
+                for _ in 0..100 {
+                    tokio::task::yield_now().await;
+                }
+                response(StatusCode::OK, PLAIN, "late\n")
+            }
+        }
+
+        let place = Places::enter(&Arc::default(), None);
+        let (mut client, stream) = duplex(1 << 20);
+        client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+        client.shutdown().await.unwrap();
+        answer_one(stream, &Late, &place).await;
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.ends_with("late\n"), "{answer:?}");
     }
 
     fn numbers(places: &Arc<Places>) -> Vec<u64> {

@@ -323,6 +323,23 @@ impl Instance {
         served.collect()
     }
 
+    /// Closes the listeners of the service with this name, and waits until they are closed, so that
+    /// another program can use their addresses. Sessions may finish. Cancel safe.
+    pub(crate) async fn drain(&self, name: &str) {
+        let built = self.running.iter().flat_map(|(_, built)| built);
+        for built in built.filter(|built| built.service.name == name) {
+            if built.service.accepting.stop() {
+                tracing::info!(
+                    service = name,
+                    "admin: the service accepts no new clients, sessions may finish"
+                );
+            }
+        }
+        for open in self.open.iter().filter(|open| open.service() == name) {
+            open.closed().await;
+        }
+    }
+
     /// Returns the names of the users of each service that has users, as records show them.
     pub(crate) fn users(&self) -> HashMap<&'static str, HashSet<Box<str>>> {
         let services = self.settings().into_iter().flat_map(|settings| &settings.services);

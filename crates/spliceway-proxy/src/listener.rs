@@ -25,7 +25,7 @@ use spliceway_protocol::address::canonical;
 
 pub(crate) use bind::{KEEPALIVE, bind, prepare, socket_to_listen};
 pub(crate) use inherited::adopt as adopt_inherited;
-pub(crate) use socket_file::SocketFile;
+pub(crate) use socket_file::{SocketFile, set_mode};
 
 /// The number of connections that may wait to be accepted. The kernel uses the smaller of this
 /// number and `net.core.somaxconn`, which is 4096 by default.

@@ -32,6 +32,8 @@ const CONNECT_BUCKETS: [f64; 14] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
 
+/// What the name of every metric begins with.
+const PREFIX: &str = "spliceway";
 /// The values of `result` in the metric of reloads.
 const RELOADED: &str = "ok";
 const REFUSED: &str = "refused";
@@ -46,6 +48,7 @@ pub(crate) struct Metrics {
     connect_seconds: Histogram,
     accept_errors: Family<ErrnoLabel, Counter>,
     reloads: Family<ReloadLabel, Counter>,
+    admission: Arc<Admission>,
     /// The traffic of each service that there has been. A counter never goes back, so a removed
     /// service keeps its series.
     traffic: AllTraffic,
@@ -82,25 +85,26 @@ impl Metrics {
     pub(crate) fn new(admission: Arc<Admission>) -> Self {
         let metrics = Self {
             started: SystemTime::now(),
-            registry: Registry::with_prefix("spliceway"),
+            registry: Registry::with_prefix(PREFIX),
             active: Family::default(),
             ended: Family::default(),
             refused: Family::default(),
             connect_seconds: Histogram::new(CONNECT_BUCKETS),
             accept_errors: Family::default(),
             reloads: Family::default(),
+            admission,
             traffic: AllTraffic::default(),
         };
         // This creates the series, so that they are 0 before the first reload.
         for result in [RELOADED, REFUSED] {
             drop(metrics.reloads.get_or_create(&ReloadLabel { result }));
         }
-        metrics.registered(admission)
+        metrics.registered()
     }
 
-    /// Registers the metrics. [`LiveSeries`] defines the names and help texts of the metrics that
-    /// it collects. The library appends `_total` to counters and the unit to the histogram.
-    fn registered(mut self, admission: Arc<Admission>) -> Self {
+    /// Registers the metrics. The library appends `_total` to counters and the unit to the
+    /// histogram.
+    fn registered(mut self) -> Self {
         let registry = &mut self.registry;
         let version = [("version", env!("CARGO_PKG_VERSION")), ("arch", std::env::consts::ARCH)];
         registry.register("build", "The running build", Info::new(version.to_vec()));
@@ -145,7 +149,6 @@ impl Metrics {
             "Reloads of the configuration, by result",
             self.reloads.clone(),
         );
-        registry.register_collector(Box::new(LiveSeries::new(self.traffic.clone(), admission)));
         self
     }
 
@@ -203,10 +206,15 @@ impl Metrics {
         Process::read(self.started)
     }
 
-    /// Returns the current metrics in the OpenMetrics text format.
-    pub(crate) fn text(&self, process: Process) -> Result<String, fmt::Error> {
+    /// Returns the current metrics in the OpenMetrics text format. [`LiveSeries`] defines the names
+    /// and help texts of the metrics that it collects.
+    pub(crate) async fn text(&self, process: Process) -> Result<String, fmt::Error> {
+        let mut live = Registry::with_prefix(PREFIX);
+        let series = LiveSeries::new(&self.traffic, Arc::clone(&self.admission)).await;
+        live.register_collector(Box::new(series));
         let mut text = String::new();
         text::encode_registry(&mut text, &self.registry)?;
+        text::encode_registry(&mut text, &live)?;
         let mut registry = Registry::default();
         registry.register_collector(Box::new(process));
         text::encode(&mut text, &registry)?;
@@ -218,8 +226,8 @@ impl Metrics {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_series_have_the_documented_names() {
+    #[tokio::test]
+    async fn the_series_have_the_documented_names() {
         let admission = Admission::new("sessions", 10, None);
         let metrics = Metrics::new(admission);
         metrics.traffic("socks5");
@@ -231,7 +239,7 @@ mod tests {
         metrics.session_ended("socks5", SessionEnd::Denied("command"));
         metrics.connected(Duration::from_millis(3));
         metrics.accept_failed("EMFILE");
-        let text = metrics.text(metrics.process()).unwrap();
+        let text = metrics.text(metrics.process()).await.unwrap();
         for line in [
             r#"spliceway_bytes_total{service="socks5",direction="up",path="splice"} 0"#,
             r#"spliceway_bytes_total{service="socks5",direction="down",path="copy"} 0"#,

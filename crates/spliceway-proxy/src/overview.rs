@@ -36,8 +36,6 @@ pub(crate) struct Overview {
     started: Instant,
     /// The last samples, the oldest first.
     samples: Mutex<VecDeque<Sample>>,
-    /// Held while a sample is taken.
-    sampling: tokio::sync::Mutex<()>,
 }
 
 /// A service and its listeners.
@@ -70,7 +68,6 @@ impl Overview {
             descriptors,
             started: Instant::now(),
             samples: Mutex::default(),
-            sampling: tokio::sync::Mutex::default(),
         }
     }
 
@@ -117,7 +114,6 @@ impl Overview {
     }
 
     async fn sample(&self) -> Sample {
-        let _sampling = self.sampling.lock().await;
         let mut totals = HashMap::new();
         for served in self.services().iter() {
             totals.insert(served.service.name, served.service.traffic.totals().await);
@@ -134,13 +130,14 @@ impl Overview {
         self.status_at(&sample)
     }
 
-    /// Returns the state at the last sample, without what only the operator may see: listeners and
-    /// the process.
+    /// Returns the state at the last sample, without what only the operator may see: listeners, the
+    /// process, and which part has failed.
     pub(crate) fn aggregates(&self) -> view::Status {
         let Some(sample) = self.samples().front().cloned() else {
             return view::Status::default();
         };
         let mut status = self.status_at(&sample);
+        status.state = self.health.state().name().to_owned();
         status.pid = None;
         status.services.iter_mut().for_each(|service| service.listen.clear());
         status

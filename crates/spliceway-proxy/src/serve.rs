@@ -24,6 +24,8 @@ use crate::settings::{Settings, Source};
 /// 1 Mbit/s, it is enough for 256 KiB, the most that a session holds for a slow sink.
 const FLUSH_GRACE: Duration = Duration::from_secs(2);
 
+const CANNOT_UPGRADE: &str = "this program cannot hand over to a new process: restart it";
+
 /// The reason why a run did not begin or ended without a signal.
 #[derive(Debug)]
 pub(crate) enum CannotRun {
@@ -104,7 +106,7 @@ async fn serve(
 ) {
     let health = &overview.health;
     loop {
-        let mut command = tokio::select! {
+        let command = tokio::select! {
             request = signals.next() => match request {
                 SignalRequest::Stop => return health.drain(),
                 SignalRequest::Reload => None,
@@ -112,31 +114,34 @@ async fn serve(
             Some(command) = commands.recv() => Some(command),
             _ = health.stopped() => return,
         };
-        if let Some(command) = command.take_if(|command| command.order == Order::Upgrade) {
-            command.unsupported();
-            continue;
-        }
-        let result = tokio::select! {
-            biased;
-            result = reload(instance, &source) => result,
-            () = signals.stop() => return health.drain(),
-            _ = health.stopped() => return,
-        };
-        overview.serve(instance.served());
-        if let Some(command) = command {
-            let result = match (result, command.order) {
-                (Ok(report), Order::Reload { end_sessions: true }) => {
-                    let ended = overview.sessions.close_unknown(&instance.users()).await;
-                    tracing::info!("admin: ended {ended} sessions of removed users");
-                    Ok(format!("{report}; ended {ended} sessions"))
+        let order = command.as_ref().map(|command| command.order);
+        let result = match order.unwrap_or(Order::Reload { end_sessions: false }) {
+            Order::Upgrade => Err(NotDone::Unsupported(CANNOT_UPGRADE.to_owned())),
+            Order::Drain(name) => {
+                instance.drain(name).await;
+                Ok(format!("{name} accepts no new clients"))
+            }
+            Order::Reload { end_sessions } => {
+                let reloaded = tokio::select! {
+                    biased;
+                    reloaded = reload(instance, &source) => reloaded,
+                    () = signals.stop() => return health.drain(),
+                    _ = health.stopped() => return,
+                };
+                overview.serve(instance.served());
+                match reloaded {
+                    Ok(report) if end_sessions => {
+                        let ended = overview.sessions.close_unknown(&instance.users()).await;
+                        tracing::info!("admin: ended {ended} sessions of removed users");
+                        Ok(format!("reloaded: {report}; ended {ended} sessions"))
+                    }
+                    Ok(report) => Ok(format!("reloaded: {report}")),
+                    Err(wrong) => Err(NotDone::Refused(wrong)),
                 }
-                (result, _) => result.map(|report| report.to_string()),
-            };
-            command.answer(
-                result
-                    .map(|report| format!("reloaded: {report}"))
-                    .map_err(NotDone::Refused),
-            );
+            }
+        };
+        if let Some(command) = command {
+            command.answer(result);
         }
     }
 }
@@ -273,7 +278,7 @@ mod tests {
         let mut answer = String::new();
         probe.read_to_string(&mut answer).await.unwrap();
         assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
-        assert!(answer.ends_with(&format!("failed: {listener}\n")), "{answer}");
+        assert!(answer.ends_with("\r\n\r\nfailed\n"), "{answer}");
         drop(session);
         let ended = running.await.unwrap();
         assert!(matches!(ended, Err(CannotRun::Failed(part)) if *part == *listener));

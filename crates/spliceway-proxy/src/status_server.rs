@@ -47,7 +47,7 @@ impl StatusServer {
         let metrics = Arc::clone(&self.overview.metrics);
         // The kernel may take long to answer, and a worker must not wait.
         let process = tokio::task::spawn_blocking(move || metrics.process()).await;
-        match self.overview.metrics.text(process.unwrap_or_default()) {
+        match self.overview.metrics.text(process.unwrap_or_default()).await {
             Ok(text) => response(StatusCode::OK, OPEN_METRICS, text),
             Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, format!("{error}\n")),
         }
@@ -57,7 +57,8 @@ impl StatusServer {
         match self.overview.health.state() {
             State::Serving if self.overview.is_ready() => response(StatusCode::OK, PLAIN, "ready\n"),
             State::Serving => response(StatusCode::SERVICE_UNAVAILABLE, PLAIN, "draining\n"),
-            state => response(StatusCode::SERVICE_UNAVAILABLE, PLAIN, format!("{state}\n")),
+            // The log and the admin socket say which part has failed. This listener has no login.
+            state => response(StatusCode::SERVICE_UNAVAILABLE, PLAIN, format!("{}\n", state.name())),
         }
     }
 }

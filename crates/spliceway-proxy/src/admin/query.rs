@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
+use spliceway_protocol::address::canonical;
 
 use crate::sessions::Session;
 
@@ -78,9 +79,10 @@ impl Client {
         if text == "unix" {
             return Ok(Self::Unix);
         }
-        let network = text.parse().map(Self::Network);
-        let network = network.or_else(|_| text.parse::<IpAddr>().map(|ip| Self::Network(ip.into())));
-        network.or_else(|_| text.parse().map(Self::Address)).map_err(|_| {
+        let network = text.parse().map(|network| Self::Network(canonical_network(network)));
+        let network = network.or_else(|_| text.parse().map(|ip: IpAddr| Self::Network(ip.to_canonical().into())));
+        let address = text.parse().map(|address| Self::Address(canonical(address)));
+        network.or(address).map_err(|_| {
             wrong(
                 "client",
                 "an address, an address and a port, a network, or `unix`",
@@ -90,13 +92,24 @@ impl Client {
     }
 
     fn is(&self, client: Option<SocketAddr>) -> bool {
-        match (self, client) {
+        match (self, client.map(canonical)) {
             (Self::Unix, None) => true,
             (Self::Network(network), Some(client)) => network.contains(&client.ip()),
             (Self::Address(address), Some(client)) => *address == client,
             _ => false,
         }
     }
+}
+
+/// Returns the IPv4 network that an IPv4-mapped network such as `::ffff:192.0.2.0/120` means.
+fn canonical_network(network: IpNet) -> IpNet {
+    const MAPPED_BITS: u8 = 96;
+    let mapped = match network {
+        IpNet::V6(v6) => v6.addr().to_ipv4_mapped().zip(v6.prefix_len().checked_sub(MAPPED_BITS)),
+        IpNet::V4(_) => None,
+    };
+    let v4 = mapped.and_then(|(ip, bits)| IpNet::new(ip.into(), bits).ok());
+    v4.unwrap_or(network)
 }
 
 fn limit(text: &str) -> Result<usize, String> {
@@ -127,6 +140,11 @@ mod tests {
             ("service=socks5&user=ann+b&client=192.0.2.0/24", true),
             ("user=ann%20b&client=192.0.2.7", true),
             ("client=192.0.2.7:4000", true),
+            ("client=::ffff:192.0.2.7", true),
+            ("client=::ffff:192.0.2.0/120", true),
+            ("client=[::ffff:192.0.2.7]:4000", true),
+            ("client=::ffff:192.0.2.8", false),
+            ("client=::/0", false),
             ("service=http", false),
             ("user=ann", false),
             ("client=192.0.2.7:4001", false),

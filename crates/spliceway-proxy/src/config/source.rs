@@ -70,7 +70,11 @@ impl Sources {
         };
         let (mut files, mut start, mut room) = (Vec::new(), 0, ALL_MAX_BYTES);
         for path in paths {
-            let file = if is_directory { open_regular(&path) } else { File::open(&path) };
+            let file = if is_directory {
+                open_regular(&path)
+            } else {
+                File::open(&path)
+            };
             let text = file.and_then(|file| read_bounded(file, room));
             let text = text.map_err(|error| named(&path, &error))?;
             let length = text.len();
@@ -165,7 +169,8 @@ fn files_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
 /// Opens a file of a directory. A FIFO or a device could let the program wait, so only regular
 /// files are read. The operator may still name a FIFO alone, such as `<(generate)` of a shell.
 fn open_regular(path: &Path) -> io::Result<File> {
-    let refused = || io::Error::other("this is not a regular file: remove it, or rename it so that it does not end in .toml");
+    let refused =
+        || io::Error::other("this is not a regular file: remove it, or rename it so that it does not end in .toml");
     if !fs::metadata(path)?.is_file() {
         return Err(refused());
     }

@@ -12,7 +12,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use crate::dial::ResolverSettings;
 use crate::log::{AccessLog, Format};
-use spliceway_protocol::address::{ListenAddress, TargetRange};
+use spliceway_protocol::address::{ListenAddress, Target, TargetRange};
 
 #[derive(ValueEnum, Clone, Copy, Debug)]
 pub(crate) enum SpliceArg {
@@ -119,6 +119,18 @@ pub(crate) fn text(text: &str) -> Result<Box<str>, &'static str> {
         "" => Err("expected a name"),
         text => Ok(text.into()),
     }
+}
+
+/// Parses the name of a host as browsers send it, without the port.
+pub(crate) fn host(text: &str) -> Result<Box<str>, &'static str> {
+    let bare = text.strip_prefix('[').and_then(|ipv6| ipv6.strip_suffix(']'));
+    let is_host = match Target::named(bare.unwrap_or(text), 0) {
+        Some(Target::Ip(_)) => true,
+        found => found.is_some() && bare.is_none(),
+    };
+    is_host
+        .then(|| text.into())
+        .ok_or("expected a name without a port, such as status.example.com")
 }
 
 pub(crate) fn path(text: &str) -> Result<PathBuf, &'static str> {

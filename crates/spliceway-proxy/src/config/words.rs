@@ -52,7 +52,7 @@ words! {
     Address: ListenAddress = Text, str::parse;
     AdminSocket: ListenAddress = Text, values::admin;
     /// The name of a host in a URL.
-    Host: Box<str> = Text, values::text;
+    Host: Box<str> = Text, values::host;
     Remote: TargetRange = Text, values::remote;
     Network: IpNet = Text, policy::network;
     Rate: RateArg = Text, str::parse;

@@ -1,7 +1,6 @@
 //! The open listeners, and the services that they lead to.
 
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
 use spliceway_protocol::address::ListenAddress;
@@ -13,9 +12,6 @@ use crate::listener::{self, Listener};
 use crate::policy::OwnEntry;
 use crate::service::Service;
 use crate::session::{self, Arrival};
-
-/// The mode of a Unix socket that the settings do not state.
-const MODE: u32 = 0o600;
 
 /// The listeners of one address: one, or as many as a name has addresses.
 pub(super) struct OpenAddress {
@@ -108,6 +104,13 @@ impl OpenAddress {
             .all(|socket| socket.to.borrow().service.accepting.is_on())
     }
 
+    /// Waits until the listeners are closed.
+    pub(super) async fn closed(&self) {
+        for socket in &self.sockets {
+            socket.to.closed().await;
+        }
+    }
+
     /// Returns whether these listeners would do for `address` of this service.
     pub(super) fn is_at(&self, address: &ListenAddress, service: &str) -> bool {
         match (&self.address, address) {
@@ -133,11 +136,9 @@ impl OpenAddress {
         }
         if let ListenAddress::Unix { path, mode } = &address
             && self.address != address
+            && let Err(error) = listener::set_mode(path, *mode)
         {
-            let permissions = std::fs::Permissions::from_mode(mode.unwrap_or(MODE));
-            if let Err(error) = std::fs::set_permissions(path, permissions) {
-                tracing::error!(listener = %address, %error, "cannot change the mode of the socket");
-            }
+            tracing::error!(listener = %address, %error, "cannot change the mode of the socket");
         }
         self.address = address;
         self.service = to.service.name;
@@ -194,6 +195,8 @@ async fn accept(bound: Bound, to: watch::Receiver<Assignment>, shared: Shared) {
     .await;
     drop(own);
     guard.release();
+    // Whoever waits for the end of the listener waits for the last receiver.
+    drop(to);
 }
 
 /// Waits until the listener leads to no service, or to one that has stopped accepting.

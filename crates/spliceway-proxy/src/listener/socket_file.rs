@@ -2,9 +2,11 @@
 
 use std::fs::{self, Metadata, Permissions};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags, fchmod, open};
 use rustix::io::Errno;
 use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::net::UnixListener;
@@ -36,14 +38,18 @@ impl SocketFile {
     /// directory is missing or not writable.
     pub(super) fn listen(path: &Path, mode: Option<u32>) -> io::Result<(Self, UnixListener)> {
         make_way(path)?;
+        let mode = mode.unwrap_or(MODE);
         let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
+        // The kernel gives the file the mode of the socket, without the bits of the umask.
+        fchmod(&socket, Mode::from_raw_mode(mode))?;
         socket.bind(&SockAddr::unix(path)?)?;
         let file = Self {
             path: path.to_owned(),
             inode: inode(&fs::symlink_metadata(path)?),
         };
-        // Clients cannot connect before `listen`, whatever the umask allows.
-        fs::set_permissions(path, Permissions::from_mode(mode.unwrap_or(MODE)))?;
+        if fs::symlink_metadata(path)?.mode() & 0o7777 != mode {
+            set_mode(path, Some(mode))?;
+        }
         socket.listen(BACKLOG)?;
         Ok((file, UnixListener::from_std(socket.into())?))
     }
@@ -56,6 +62,19 @@ impl Drop for SocketFile {
             let _ = fs::remove_file(&self.path);
         }
     }
+}
+
+/// Sets the mode of the socket at `path`. The file may have been replaced by a link or by another
+/// file, which keeps its mode.
+pub(crate) fn set_mode(path: &Path, mode: Option<u32>) -> io::Result<()> {
+    let file = open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let found = fs::File::from(file);
+    if !found.metadata()?.file_type().is_socket() {
+        return Err(io::Error::other("the file is not a socket any more"));
+    }
+    // A descriptor of this kind has no call of its own that every kernel knows.
+    let link = format!("/proc/self/fd/{}", found.as_raw_fd());
+    fs::set_permissions(link, Permissions::from_mode(mode.unwrap_or(MODE)))
 }
 
 /// Returns whether only the user of this program and root may connect to the socket at `path`. The
@@ -143,6 +162,18 @@ pub(super) mod tests {
             assert_eq!(mode(&path), expected);
             UnixStream::connect(&path).await.unwrap();
         }
+    }
+
+    #[test]
+    fn no_mode_is_set_through_a_link_or_on_another_file() {
+        let folder = Folder::new();
+        let (path, file) = (folder.path("a.sock"), folder.path("file"));
+        fs::write(&file, "theirs").unwrap();
+        fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
+        std::os::unix::fs::symlink(&file, &path).unwrap();
+        set_mode(&path, Some(0o666)).unwrap_err();
+        set_mode(&file, Some(0o666)).unwrap_err();
+        assert_eq!(mode(&file), 0o644);
     }
 
     #[tokio::test]

@@ -21,6 +21,8 @@ pub(crate) struct Traffic {
     /// The number of sessions so far.
     sessions: AtomicU64,
     ledger: Mutex<Ledger>,
+    /// Held while totals are taken.
+    scanning: tokio::sync::Mutex<()>,
 }
 
 /// The relays that one slice of [`Traffic::totals`] reads. A slice holds the lock for about 20 µs.
@@ -83,7 +85,8 @@ pub(crate) struct Totals {
     pub(crate) sessions: u64,
     pub(crate) bytes: Bytes,
     pub(crate) datagrams: AssociateSummary,
-    /// For each reason in [`Reason::ALL`], how often it made a direction copy.
+    /// For each reason in [`Reason::ALL`], how often it made a direction copy. A fallback that begins
+    /// and ends between two calls of [`Traffic::totals`] may be missed.
     pub(crate) fallbacks: [u64; Reason::ALL.len()],
 }
 
@@ -108,6 +111,7 @@ impl Traffic {
             service,
             sessions: AtomicU64::new(0),
             ledger: Mutex::default(),
+            scanning: tokio::sync::Mutex::default(),
         }
     }
 
@@ -138,10 +142,12 @@ impl Traffic {
         summary
     }
 
-    /// Returns the totals. Unlike a scrape, this method holds the lock only for a short time, and a
-    /// byte that moves meanwhile may be missing. No later call returns less. Calls must not
-    /// overlap.
+    /// Returns the totals. A byte that moves meanwhile may be missing. No later call returns less.
+    ///
+    /// The lock of the ledger is held for one slice at a time, because every session that begins or
+    /// ends waits for it. A sum of 50,000 relays takes several milliseconds.
     pub(crate) async fn totals(&self) -> Totals {
+        let _scanning = self.scanning.lock().await;
         let mut next = 0;
         {
             let mut ledger = self.ledger();
@@ -215,35 +221,6 @@ impl Traffic {
         running.len() + associations.len()
     }
 
-    fn datagrams(&self) -> AssociateSummary {
-        let ledger = self.ledger();
-        let mut datagrams = ledger.datagrams;
-        for (_, association) in &ledger.associations {
-            datagrams.add(&association.snapshot());
-        }
-        datagrams
-    }
-
-    fn bytes(&self) -> Bytes {
-        let ledger = self.ledger();
-        let mut bytes = ledger.ended;
-        for (_, relay) in &ledger.running {
-            bytes.add(&relay.stats.snapshot());
-        }
-        bytes
-    }
-
-    /// Returns, for each reason in [`Reason::ALL`], how often it made a direction copy. A fallback
-    /// that begins and ends between two calls may be missed.
-    fn fallbacks(&self) -> [u64; Reason::ALL.len()] {
-        let mut ledger = self.ledger();
-        let Ledger { running, fallbacks, .. } = &mut *ledger;
-        for (_, relay) in running.iter_mut() {
-            relay.count_fallbacks(&relay.stats.snapshot(), fallbacks);
-        }
-        *fallbacks
-    }
-
     /// Locks the ledger and ignores poisoning, because every change under the lock is complete
     /// before anything can panic.
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
@@ -283,25 +260,29 @@ impl Paths {
     }
 }
 
-/// The collector that encodes these metrics at each scrape.
+/// The collector that encodes these metrics of one scrape.
 pub(super) struct LiveSeries {
-    traffic: AllTraffic,
+    /// The totals of each service.
+    totals: Vec<(&'static str, Totals)>,
     admission: Arc<Admission>,
 }
 
 impl LiveSeries {
-    pub(super) fn new(traffic: AllTraffic, admission: Arc<Admission>) -> Self {
-        Self { traffic, admission }
+    pub(super) async fn new(traffic: &AllTraffic, admission: Arc<Admission>) -> Self {
+        let mut totals = Vec::new();
+        for traffic in traffic.all() {
+            totals.push((traffic.service, traffic.totals().await));
+        }
+        Self { totals, admission }
     }
 
     fn bytes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let help = "Bytes delivered, by path; up is from client to target";
         let mut family = encoder.encode_descriptor("bytes", help, None, MetricType::Counter)?;
-        for traffic in self.traffic.all() {
-            let bytes = traffic.bytes();
+        for (service, Totals { bytes, .. }) in &self.totals {
             for (direction, paths) in [("up", bytes.up), ("down", bytes.down)] {
                 for (path, count) in [("splice", paths.splice), ("copy", paths.copy)] {
-                    let labels = [("service", traffic.service), ("direction", direction), ("path", path)];
+                    let labels = [("service", *service), ("direction", direction), ("path", path)];
                     family
                         .encode_family(&labels)?
                         .encode_counter::<NoLabelSet, u64, u64>(&count, None)?;
@@ -314,11 +295,10 @@ impl LiveSeries {
     fn lost(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let help = "Bytes read from one side and not delivered to the other when the session ended";
         let mut family = encoder.encode_descriptor("lost_bytes", help, None, MetricType::Counter)?;
-        for traffic in self.traffic.all() {
-            let bytes = traffic.bytes();
+        for (service, Totals { bytes, .. }) in &self.totals {
             for (direction, paths) in [("up", bytes.up), ("down", bytes.down)] {
                 family
-                    .encode_family(&[("service", traffic.service), ("direction", direction)])?
+                    .encode_family(&[("service", *service), ("direction", direction)])?
                     .encode_counter::<NoLabelSet, u64, u64>(&paths.lost, None)?;
             }
         }
@@ -327,10 +307,9 @@ impl LiveSeries {
 
     fn datagrams(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let counts: Vec<_> = self
-            .traffic
-            .all()
+            .totals
             .iter()
-            .map(|traffic| (traffic.service, traffic.datagrams()))
+            .map(|(service, totals)| (*service, totals.datagrams))
             .collect();
         let passed = |datagrams: &AssociateSummary| [("up", datagrams.up), ("down", datagrams.down)];
         let help = "Datagrams delivered; up is from client to target";
@@ -377,9 +356,9 @@ impl LiveSeries {
 
     fn fallbacks(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let mut sums = [0; Reason::ALL.len()];
-        for traffic in self.traffic.all() {
+        for (_, totals) in &self.totals {
             sums.iter_mut()
-                .zip(traffic.fallbacks())
+                .zip(totals.fallbacks)
                 .for_each(|(sum, count)| *sum += count);
         }
         let help = "Relay directions that copied instead of spliced, by reason";
@@ -440,7 +419,7 @@ fn pool(encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
 impl fmt::Debug for LiveSeries {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list()
-            .entries(self.traffic.all().iter().map(|traffic| traffic.service))
+            .entries(self.totals.iter().map(|(service, _)| service))
             .finish()
     }
 }
@@ -467,21 +446,21 @@ mod tests {
         target.read_exact(&mut [0; 5]).await.unwrap();
         // The relay counts bytes after it has written them, so this loop yields until the relay has
         // run.
-        while sum(traffic.bytes()) == 0 {
+        while sum(traffic.totals().await.bytes) == 0 {
             tokio::task::yield_now().await;
         }
-        assert_eq!(sum(traffic.bytes()), 5);
+        assert_eq!(sum(traffic.totals().await.bytes), 5);
         drop((client, target));
         relay.await.unwrap().unwrap();
-        assert_eq!(sum(traffic.bytes()), 5);
-        assert_eq!(
-            traffic.fallbacks().iter().sum::<u64>(),
-            2,
-            "both directions, seen while they run"
-        );
+        let totals = traffic.totals().await;
+        assert_eq!(sum(totals.bytes), 5);
+        let fallbacks = totals.fallbacks.iter().sum::<u64>();
+        assert_eq!(fallbacks, 2, "both directions, seen while they run");
         assert_eq!(traffic.leave(key).a_to_b.bytes, 5);
-        assert_eq!(sum(traffic.bytes()), 5);
-        assert_eq!(traffic.fallbacks().iter().sum::<u64>(), 2, "and not again at the end");
+        let totals = traffic.totals().await;
+        assert_eq!(sum(totals.bytes), 5);
+        let fallbacks = totals.fallbacks.iter().sum::<u64>();
+        assert_eq!(fallbacks, 2, "and not again at the end");
     }
 
     #[tokio::test]

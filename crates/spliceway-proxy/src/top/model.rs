@@ -168,7 +168,7 @@ impl Model {
                     return None;
                 }
                 KeyCode::Backspace => drop(self.filter.pop()),
-                KeyCode::Char(char) if self.filter.len() < FILTER_MAX => self.filter.push(char),
+                KeyCode::Char(char) if self.filter.chars().count() < FILTER_MAX => self.filter.push(char),
                 _ => {}
             },
         }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -13,7 +13,10 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use spliceway_net::has_tool;
 
-use crate::harness::{PATIENCE, Program, accept, is_closed, let_pass, listen, read_all, read_exactly};
+use crate::harness::{
+    PATIENCE, Program, TextFile, accept, connect, is_closed, let_pass, listen, read_all, read_exactly, refusing,
+    send_and_finish,
+};
 
 /// The path of an admin socket for one test.
 pub(crate) struct Socket(PathBuf);
@@ -193,10 +196,7 @@ fn a_drained_service_accepts_no_client_and_its_sessions_finish() {
     let (mut client, mut server) = (program.connect(), accept(&listener));
     assert_eq!(socket.ask("POST", "/v1/services/other/drain").0, 404);
     assert_eq!(socket.ask("POST", "/v1/services/forward/drain").0, 200);
-    let until = Instant::now() + PATIENCE;
-    while TcpStream::connect(program.address).is_ok() {
-        assert!(Instant::now() < until, "the listener is open");
-    }
+    assert!(TcpStream::connect(program.address).is_err(), "the listener is closed");
     client.write_all(b"still here").unwrap();
     assert_eq!(read_exactly(&mut server, 10), b"still here");
     let (_, status) = socket.ask("GET", "/v1/status");
@@ -207,6 +207,47 @@ fn a_drained_service_accepts_no_client_and_its_sessions_finish() {
     drop((client, server));
     program.terminate();
     assert!(program.exit().success());
+}
+
+#[test]
+fn the_address_of_a_drained_service_is_free_at_the_answer() {
+    const SERVICES: usize = 25;
+    let (socket, target) = (Socket::new(), refusing());
+    let service = |index| {
+        format!("[[service]]\nname = \"s{index}\"\nkind = \"forward\"\nlisten = \"127.0.0.1:0\"\nto = \"{target}\"\n")
+    };
+    let services: String = (0..SERVICES).map(service).collect();
+    let admin = format!(
+        "[admin]\nmetrics = \"127.0.0.1:0\"\nsocket = \"{}\"\n",
+        socket.address()
+    );
+    let _program = Program::run(&TextFile::new(&(admin + &services)));
+    let (_, status) = socket.ask("GET", "/v1/status");
+    for index in 0..SERVICES {
+        let address = status["services"][index]["listen"][0].as_str().unwrap();
+        let (code, said) = socket.ask("POST", &format!("/v1/services/s{index}/drain"));
+        assert_eq!(
+            (code, said["done"].as_str().unwrap()),
+            (200, &*format!("s{index} accepts no new clients"))
+        );
+        TcpListener::bind(address).unwrap();
+    }
+}
+
+#[test]
+fn a_client_that_closes_its_side_after_the_request_gets_its_answer() {
+    let socket = Socket::new();
+    let program = Program::socks5(&["--admin", &socket.address()]);
+    let mut admin = UnixStream::connect(&socket.0).unwrap();
+    admin.set_read_timeout(Some(PATIENCE)).unwrap();
+    admin.write_all(b"GET /v1/status HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    admin.shutdown(Shutdown::Write).unwrap();
+    let mut answer = String::new();
+    admin.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer:?}");
+    let metrics = connect(program.metrics());
+    send_and_finish(&metrics, b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
+    assert!(read_all(&metrics).ends_with(b"# EOF\n"));
 }
 
 #[test]

@@ -99,7 +99,10 @@ fn a_fault_at_the_end_of_a_file_has_the_last_line_of_that_file() {
         ];
         let directory = Directory::new("unfinished", &files);
         let refusal = directory.refusal(".");
-        assert!(refusal.starts_with("./b.toml:2:10: this is not valid TOML: "), "{refusal}");
+        assert!(
+            refusal.starts_with("./b.toml:2:10: this is not valid TOML: "),
+            "{refusal}"
+        );
     }
 }
 
