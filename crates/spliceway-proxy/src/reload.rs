@@ -49,7 +49,7 @@ pub(crate) fn run(command: &ReloadCommand) -> ExitCode {
         let answer = runtime.block_on(client::request(&command.socket, Method::POST, path, PATIENCE));
         answer.map_err(|error| error.to_string())
     });
-    let said = answer.and_then(|body| serde_json::from_slice(&body).map_err(|error| error.to_string()));
+    let said = answer.and_then(|body| client::parse(&body).map_err(|error| error.to_string()));
     match said {
         Ok(Said::Done(done)) if writeln!(std::io::stdout(), "{done}").is_ok() => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,

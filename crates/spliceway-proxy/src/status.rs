@@ -46,9 +46,22 @@ pub(crate) fn run(command: &StatusCommand) -> ExitCode {
 async fn ask(socket: &Path) -> Result<(Status, String), NoAnswer> {
     let body = client::request(socket, Method::GET, "/v1/status", client::PATIENCE).await?;
     let unexpected = |error: &dyn fmt::Display| NoAnswer::unexpected(socket, error);
-    let status = serde_json::from_slice(&body).map_err(|error| unexpected(&error))?;
+    let status = client::parse(&body).map_err(|error| unexpected(&error))?;
     let text = String::from_utf8(body.into()).map_err(|error| unexpected(&error))?;
-    Ok((status, text))
+    Ok((status, escaped(&text)))
+}
+
+/// Returns the same JSON without characters that a terminal obeys. Only its strings may have them.
+fn escaped(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for char in json.chars() {
+        match char {
+            '\n' => text.push(char),
+            char if client::is_harmful(char) => text.push_str(&format!("\\u{:04x}", u32::from(char))),
+            char => text.push(char),
+        }
+    }
+    text
 }
 
 /// Returns the status for people, in at most 80 columns.
@@ -62,7 +75,7 @@ fn shown(status: &Status) -> String {
 fn write(text: &mut String, status: &Status) -> fmt::Result {
     let pid = status.pid.unwrap_or_default();
     let ready = if status.ready { "ready" } else { "not ready" };
-    let uptime = time(Duration::from_secs_f64(status.uptime_seconds.max(0.0)));
+    let uptime = uptime(status);
     writeln!(
         text,
         "spliceway {}  pid {pid}  {}, {ready}  up {uptime}",
@@ -118,8 +131,8 @@ fn services(text: &mut String, services: &[ServiceStatus]) -> fmt::Result {
         "SERVICE", "STATE", "ACTIVE", "TOTAL", "UP", "DOWN", "SPLICED"
     )?;
     for service in services {
-        let all = service.bytes_up + service.bytes_down;
-        let spliced = service.spliced_up + service.spliced_down;
+        let all = service.bytes_up.saturating_add(service.bytes_down);
+        let spliced = service.spliced_up.saturating_add(service.spliced_down);
         writeln!(
             text,
             "{:<16} {:<10} {:>7} {:>9} {:>10} {:>10} {:>9}",
@@ -166,6 +179,12 @@ pub(crate) fn percent(part: f64, whole: f64) -> String {
         true => "100 %".to_owned(),
         false => "-".to_owned(),
     }
+}
+
+/// Returns how long the program has run. A number that is no time is shown as 0 or as the longest.
+pub(crate) fn uptime(status: &Status) -> String {
+    let seconds = status.uptime_seconds.max(0.0);
+    time(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
 }
 
 /// Returns a time with at most two units.

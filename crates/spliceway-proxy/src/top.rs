@@ -163,7 +163,7 @@ async fn update(socket: &Path, last: &mut Option<Instant>) -> Result<Update, NoA
 async fn close(socket: &Path, id: u64) -> String {
     let path = format!("/v1/sessions/{id}");
     match client::request(socket, Method::DELETE, &path, client::PATIENCE).await {
-        Ok(body) => match serde_json::from_slice(&body) {
+        Ok(body) => match client::parse(&body) {
             Ok(Said::Done(done)) => done,
             _ => format!("session {id} is closing"),
         },

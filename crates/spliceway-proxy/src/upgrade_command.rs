@@ -35,7 +35,7 @@ async fn ask(socket: &Path) -> Result<(), NoAnswer> {
     let (pid, active) = (before.pid.unwrap_or_default(), before.sessions.active);
     say(&format!("process {pid} hands over {active} sessions"));
     let answer = client::request(socket, Method::POST, "/v1/upgrade", PATIENCE).await?;
-    match serde_json::from_slice(&answer) {
+    match client::parse(&answer) {
         Ok(Said::Done(done)) => say(&done),
         _ => return Err(NoAnswer::unexpected(socket, &"no sentence")),
     }

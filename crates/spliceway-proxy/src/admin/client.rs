@@ -11,6 +11,7 @@ use hyper::header::HOST;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
@@ -50,7 +51,7 @@ pub(crate) async fn request(socket: &Path, method: Method, path: &str, patience:
     if status.is_success() {
         return Ok(body);
     }
-    Err(NoAnswer(match serde_json::from_slice(&body) {
+    Err(NoAnswer(match parse(&body) {
         Ok(Said::Error(why)) => why,
         _ => format!("{}: unexpected answer {status}", socket.display()),
     }))
@@ -62,7 +63,37 @@ pub(crate) async fn request(socket: &Path, method: Method, path: &str, patience:
 /// As [`request`], and if the answer has another form than expected.
 pub(crate) async fn get<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, NoAnswer> {
     let body = request(socket, Method::GET, path, PATIENCE).await?;
-    serde_json::from_slice(&body).map_err(|error| NoAnswer::unexpected(socket, &error))
+    parse(&body).map_err(|error| NoAnswer::unexpected(socket, &error))
+}
+
+/// Returns the value of an answer. Its texts may come from clients of the program, so they have no
+/// character that changes what a terminal shows elsewhere.
+pub(crate) fn parse<T: DeserializeOwned>(json: &[u8]) -> serde_json::Result<T> {
+    let mut value = serde_json::from_slice(json)?;
+    make_harmless(&mut value);
+    serde_json::from_value(value)
+}
+
+fn make_harmless(value: &mut Value) {
+    match value {
+        Value::String(text) if text.contains(is_harmful) => {
+            *text = text.replace(is_harmful, "\u{fffd}");
+        }
+        Value::Array(values) => values.iter_mut().for_each(make_harmless),
+        // The keys are in no answer that is shown: unknown ones are skipped.
+        Value::Object(values) => values.values_mut().for_each(make_harmless),
+        _ => {}
+    }
+}
+
+/// Returns whether a terminal obeys this character instead of showing it: a control character, or
+/// one that changes the direction of the text around it.
+pub(crate) fn is_harmful(char: char) -> bool {
+    const DIRECTIONS: [char; 12] = [
+        '\u{61c}', '\u{200e}', '\u{200f}', '\u{202a}', '\u{202b}', '\u{202c}', '\u{202d}', '\u{202e}', '\u{2066}',
+        '\u{2067}', '\u{2068}', '\u{2069}',
+    ];
+    char.is_control() || DIRECTIONS.contains(&char)
 }
 
 async fn exchange(socket: &Path, method: Method, path: &str) -> Result<(StatusCode, Bytes), NoAnswer> {

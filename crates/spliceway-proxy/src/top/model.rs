@@ -111,7 +111,7 @@ impl Sort {
             Self::Rate => by(rows, |row| (row.up + row.down) as u64),
             Self::Up => by(rows, |row| row.up as u64),
             Self::Down => by(rows, |row| row.down as u64),
-            Self::Bytes => by(rows, |row| row.session.bytes_up + row.session.bytes_down),
+            Self::Bytes => by(rows, |row| row.session.bytes_up.saturating_add(row.session.bytes_down)),
             Self::Age => by(rows, |row| row.session.duration_ms),
             Self::Client => {
                 rows.sort_by(|a, b| (&a.session.client, a.session.id).cmp(&(&b.session.client, b.session.id)));

@@ -10,7 +10,7 @@ use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table};
 
 use super::model::{Mode, Model, Row};
 use crate::admin::view::{SessionView, Status};
-use crate::status::{bytes, percent, share, time};
+use crate::status::{bytes, percent, share, time, uptime};
 
 /// A screen of this width also shows the user and the idle time.
 const WIDE: u16 = 110;
@@ -33,7 +33,7 @@ fn summary(model: &Model) -> Vec<Line<'static>> {
         true => Span::styled(format!("{}, ready", status.state), Style::new().fg(Color::Green)),
         false => Span::styled(format!("{}, not ready", status.state), Style::new().fg(Color::Red)),
     };
-    let uptime = time(Duration::from_secs_f64(status.uptime_seconds.max(0.0)));
+    let uptime = uptime(status);
     let rates = &status.rates;
     vec![
         Line::from(vec![
@@ -120,8 +120,8 @@ fn sessions(frame: &mut Frame<'_>, area: Rect, model: &mut Model) {
 
 fn cells(row: &Row, is_wide: bool) -> Vec<Cell<'static>> {
     let session = &row.session;
-    let moved = session.bytes_up + session.bytes_down;
-    let spliced = session.spliced_up + session.spliced_down;
+    let moved = session.bytes_up.saturating_add(session.bytes_down);
+    let spliced = session.spliced_up.saturating_add(session.spliced_down);
     let millis = |millis: u64| time(Duration::from_millis(millis));
     let mut cells = vec![
         cell(session.id.to_string(), false),

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -357,6 +357,58 @@ fn the_status_command_prints_the_state_and_exits_by_it() {
             break;
         }
         assert!(Instant::now() < until, "it is still ready");
+    }
+}
+
+/// Answers one request with this body, as a program that lies.
+fn answering(socket: &Socket, body: &str) -> std::thread::JoinHandle<()> {
+    let listener = UnixListener::bind(&socket.0).unwrap();
+    let answer = format!(
+        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    std::thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        let mut request = Vec::new();
+        while !request.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            client.read_exact(&mut byte).unwrap();
+            request.push(byte[0]);
+        }
+        client.write_all(answer.as_bytes()).unwrap();
+    })
+}
+
+#[test]
+fn the_status_command_prints_nothing_that_a_terminal_obeys() {
+    // The second name has these characters themselves, and JSON allows them.
+    let body = r#"{"version": "1\u001b[2J", "state": "\u202eserving\r", "ready": true, "uptime_seconds": 1e300,
+        "services": [{"name": "a\u0007", "listen": ["\u009b0m"], "bytes_up": 18446744073709551615, "bytes_down": 1},
+        {"name": "\u{202e}\u{9b}2J\u{7f}"}]}"#;
+    let body = body
+        .replace("\\u{202e}", "\u{202e}")
+        .replace("\\u{9b}", "\u{9b}")
+        .replace("\\u{7f}", "\u{7f}");
+    for arguments in [&["status"][..], &["status", "--json"]] {
+        let socket = Socket::new();
+        let server = answering(&socket, &body);
+        let output = socket.command(arguments);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{text}");
+        let is_harmful = |char: char| char != '\n' && (char.is_control() || ('\u{202a}'..='\u{202e}').contains(&char));
+        assert!(!text.contains(is_harmful), "{text:?}");
+        match arguments.len() {
+            1 => assert!(
+                text.contains("\u{fffd}serving\u{fffd}, ready  up 213503982334601d07h"),
+                "{text}"
+            ),
+            _ => {
+                let json: Value = serde_json::from_str(&text).unwrap();
+                assert_eq!(json, serde_json::from_str::<Value>(&body).unwrap(), "the same values");
+            }
+        }
+        server.join().unwrap();
+        fs::remove_file(&socket.0).unwrap();
     }
 }
 
