@@ -32,6 +32,8 @@ impl Answers for StatusServer {
             return refused;
         }
         match (request.uri().path(), &self.page) {
+            // This path does not check `Host`, unlike the status page: a scraper may use any name
+            // of this machine, and a list of them would break scrapes.
             ("/metrics", _) => self.metrics().await,
             ("/healthz", _) => response(StatusCode::OK, PLAIN, "alive\n"),
             ("/readyz", _) => self.readiness(),

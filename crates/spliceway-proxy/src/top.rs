@@ -4,6 +4,7 @@
 //!   thread `spliceway-ask` ── answers, signals ──▶ main thread: keys, screen
 //!            ▲                                          │
 //!            └──────────── sessions to end ◀────────────┘
+//!   thread `spliceway-tty` ── end of the terminal ──▶ main thread
 //! ```
 
 mod model;
@@ -19,6 +20,9 @@ use std::time::Duration;
 
 use hyper::Method;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use ratatui::crossterm::terminal::disable_raw_mode;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -31,6 +35,10 @@ use model::{Model, Update, Wish};
 const EVERY: Duration = Duration::from_secs(1);
 /// The longest time until a signal or an answer is seen.
 const GLANCE: Duration = Duration::from_millis(100);
+/// The keys that are handled before the next look at answers.
+const KEYS_MAX: usize = 100;
+/// The time in which the main thread must end when it is asked to.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// The pages of 1,000 sessions that are read. More would take longer than a second to read and
 /// sort.
 const PAGES_MAX: usize = 8;
@@ -39,8 +47,8 @@ const PAGES_MAX: usize = 8;
 enum Report {
     Update(Box<Update>),
     Notice(String),
-    /// A signal asks this command to end.
-    Signal,
+    /// A signal asks this command to end, or the terminal has gone.
+    End,
 }
 
 /// Shows the program behind `socket` until the operator quits.
@@ -63,14 +71,19 @@ fn show(socket: PathBuf) -> io::Result<()> {
     let status = runtime.block_on(client::get::<Status>(&socket, "/v1/status"));
     status.map_err(|error| io::Error::other(error.to_string()))?;
     let ((reports, reported), (wishes, wished)) = (mpsc::channel(), unbounded_channel());
+    let ends = reports.clone();
     thread::Builder::new()
         .name("spliceway-ask".into())
         .spawn(move || runtime.block_on(ask(&socket, &reports, wished)))?;
+    thread::Builder::new().name("spliceway-tty".into()).spawn(move || {
+        await_hangup();
+        end(&ends);
+    })?;
     // From here on, a panic restores the terminal.
     let mut terminal = ratatui::try_init()?;
     let shown = serve(&mut terminal, &reported, &wishes);
-    ratatui::try_restore()?;
-    shown
+    let restored = ratatui::try_restore();
+    shown.and(restored)
 }
 
 /// Shows answers and handles keys.
@@ -85,7 +98,11 @@ fn serve(
         if std::mem::take(&mut is_changed) {
             terminal.draw(|frame| screen::draw(frame, &mut model))?;
         }
-        if event::poll(GLANCE)? {
+        let mut glance = GLANCE;
+        for _ in 0..KEYS_MAX {
+            if !event::poll(std::mem::take(&mut glance))? {
+                break;
+            }
             is_changed = true;
             match event::read()? {
                 Event::Key(key) if key.kind != KeyEventKind::Release => match model.key(key) {
@@ -101,7 +118,7 @@ fn serve(
             match reported.try_recv() {
                 Ok(Report::Update(update)) => model.update(*update),
                 Ok(Report::Notice(notice)) => model.say(notice),
-                Ok(Report::Signal) => return Ok(()),
+                Ok(Report::End) => return Ok(()),
                 Err(mpsc::TryRecvError::Empty) => break,
                 Err(mpsc::TryRecvError::Disconnected) => {
                     return Err(io::Error::other("the thread that asks the program has ended"));
@@ -112,29 +129,65 @@ fn serve(
     }
 }
 
+/// Waits until the terminal has gone. The program need not be told by SIGHUP, for example if the
+/// terminal does not control it.
+fn await_hangup() {
+    let terminal = io::stdin();
+    // A hangup is reported without being asked for.
+    let mut watched = [PollFd::new(&terminal, PollFlags::empty())];
+    while matches!(poll(&mut watched, None), Ok(0) | Err(Errno::INTR)) {}
+}
+
+/// Asks the main thread to end. If it does not, it waits for the terminal: the reader of its output
+/// is stuck, or crossterm reads again and again from a terminal that has gone. Then this thread
+/// ends the process.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the main thread cannot end, and no bytes are in flight"
+)]
+fn end(reports: &mpsc::Sender<Report>) {
+    let _ = reports.send(Report::End);
+    let until = Instant::now() + PATIENCE;
+    while Instant::now() < until {
+        thread::park_timeout(until - Instant::now());
+    }
+    // This waits neither for the reader nor for the main thread.
+    let _ = disable_raw_mode();
+    std::process::exit(1);
+}
+
 /// Asks the program once per second, and for what the operator wishes. Ends with a signal, or with
 /// the main thread.
-async fn ask(socket: &Path, reports: &mpsc::Sender<Report>, mut wished: UnboundedReceiver<u64>) {
+async fn ask(socket: &Path, reports: &mpsc::Sender<Report>, wished: UnboundedReceiver<u64>) {
     let signals = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
     let [Ok(mut terminate), Ok(mut interrupt), Ok(mut hangup)] = signals else {
         return;
     };
+    tokio::select! {
+        _ = terminate.recv() => end(reports),
+        _ = interrupt.recv() => end(reports),
+        _ = hangup.recv() => end(reports),
+        // A slow answer does not delay the end of a session.
+        () = end_sessions(socket, reports, wished) => {}
+        () = watch(socket, reports) => {}
+    }
+}
+
+async fn end_sessions(socket: &Path, reports: &mpsc::Sender<Report>, mut wished: UnboundedReceiver<u64>) {
+    while let Some(id) = wished.recv().await {
+        let _ = reports.send(Report::Notice(close(socket, id).await));
+    }
+}
+
+async fn watch(socket: &Path, reports: &mpsc::Sender<Report>) {
     let mut ticks = interval(EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut last = None;
     loop {
-        let report = tokio::select! {
-            _ = terminate.recv() => Report::Signal,
-            _ = interrupt.recv() => Report::Signal,
-            _ = hangup.recv() => Report::Signal,
-            id = wished.recv() => match id {
-                Some(id) => Report::Notice(close(socket, id).await),
-                None => return,
-            },
-            _ = ticks.tick() => match update(socket, &mut last).await {
-                Ok(update) => Report::Update(Box::new(update)),
-                Err(error) => Report::Notice(text(&error)),
-            }
+        ticks.tick().await;
+        let report = match update(socket, &mut last).await {
+            Ok(update) => Report::Update(Box::new(update)),
+            Err(error) => Report::Notice(text(&error)),
         };
         if reports.send(report).is_err() {
             return;

@@ -154,13 +154,19 @@ impl Model {
 
     /// Handles a key.
     pub(super) fn key(&mut self, key: KeyEvent) -> Option<Wish> {
-        if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
-            return Some(Wish::Quit);
-        }
+        let with_control = key.modifiers.contains(KeyModifiers::CONTROL);
+        let code = match key.code {
+            KeyCode::Char('c') if with_control => return Some(Wish::Quit),
+            // Some terminals send this for the key above Enter.
+            KeyCode::Char('h') if with_control => KeyCode::Backspace,
+            // Other combinations are commands of other programs, and no text.
+            KeyCode::Char(_) if key.modifiers.difference(KeyModifiers::SHIFT) != KeyModifiers::NONE => KeyCode::Null,
+            code => code,
+        };
         match std::mem::take(&mut self.mode) {
-            Mode::Browse => return self.browse(key.code),
-            Mode::Confirm(id) => return (key.code == KeyCode::Char('y')).then_some(Wish::Close(id)),
-            Mode::Filter => match key.code {
+            Mode::Browse => return self.browse(code),
+            Mode::Confirm(id) => return (code == KeyCode::Char('y')).then_some(Wish::Close(id)),
+            Mode::Filter => match code {
                 KeyCode::Enter => return None,
                 KeyCode::Esc => {
                     self.filter.clear();
@@ -304,6 +310,24 @@ mod tests {
         assert_eq!((ids(&model), model.table.selected()), (vec![3], Some(0)));
         press(&mut model, "/←←←←\n");
         assert_eq!((ids(&model).len(), model.table.selected()), (3, Some(2)));
+    }
+
+    #[test]
+    fn combinations_with_control_are_no_text_and_no_command() {
+        let mut model = Model::default();
+        update(&mut model, &[1], None);
+        press(&mut model, "↓k");
+        let control = |key| KeyEvent::new(KeyCode::Char(key), KeyModifiers::CONTROL);
+        assert_eq!(model.key(control('y')), None);
+        assert_eq!(model.key(control('q')), None);
+        press(&mut model, "/ab");
+        assert_eq!(model.key(control('u')), None);
+        assert_eq!(model.key(KeyEvent::new(KeyCode::Char('x'), KeyModifiers::ALT)), None);
+        assert_eq!(model.filter, "ab");
+        model.key(control('h'));
+        press(&mut model, "ü".repeat(50).as_str());
+        assert_eq!(model.filter.chars().count(), FILTER_MAX);
+        assert_eq!(model.key(control('c')), Some(Wish::Quit));
     }
 
     #[test]

@@ -6,12 +6,11 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use spliceway_net::has_tool;
 
 use crate::harness::{
     PATIENCE, Program, TextFile, accept, connect, is_closed, let_pass, listen, read_all, read_exactly, refusing,
@@ -72,7 +71,7 @@ impl Socket {
         }
     }
 
-    fn command(&self, arguments: &[&str]) -> Output {
+    pub(crate) fn command(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
         command.args(arguments).args(["--admin", &self.address()]);
         command.output().unwrap()
@@ -410,55 +409,6 @@ fn the_status_command_prints_nothing_that_a_terminal_obeys() {
         server.join().unwrap();
         fs::remove_file(&socket.0).unwrap();
     }
-}
-
-#[test]
-fn top_shows_a_session_in_a_terminal_and_restores_the_terminal() {
-    if !has_tool("script", "bsdutils") {
-        return;
-    }
-    let (socket, (listener, target)) = (Socket::new(), listen());
-    let program = Program::forward(target, &["--admin", &socket.address()]);
-    let (client, _server) = (program.connect(), accept(&listener));
-    // `script` runs its command in a terminal of its own, and passes on what the terminal shows.
-    let command = format!(
-        "stty rows 24 cols 80; {} top --admin {}; stty -a",
-        env!("CARGO_BIN_EXE_spliceway"),
-        socket.address()
-    );
-    let mut terminal = Command::new("script")
-        .args(["-qec", &command, "/dev/null"])
-        .env("TERM", "xterm")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let (mut shown, mut screen) = (terminal.stdout.take().unwrap(), Vec::new());
-    let session = client.local_addr().unwrap().to_string();
-    while !String::from_utf8_lossy(&screen).contains(&session) {
-        let mut more = [0; 4096];
-        let count = shown.read(&mut more).unwrap();
-        assert!(count > 0, "it ended: {}", String::from_utf8_lossy(&screen));
-        screen.extend_from_slice(&more[..count]);
-    }
-    terminal.stdin.take().unwrap().write_all(b"q").unwrap();
-    shown.read_to_end(&mut screen).unwrap();
-    assert!(terminal.wait().unwrap().success());
-    let screen = String::from_utf8_lossy(&screen);
-    let (_, after) = screen.split_once("\x1b[?1049l").expect("the ordinary screen is back");
-    assert!(after.contains(" icanon ") && after.contains(" echo "), "{after}");
-}
-
-#[test]
-fn top_without_a_terminal_or_a_program_ends_with_a_sentence() {
-    let socket = Socket::new();
-    let top = socket.command(&["top"]);
-    assert_eq!(top.status.code(), Some(1));
-    let stderr = String::from_utf8(top.stderr).unwrap();
-    assert_eq!(
-        stderr,
-        "spliceway: top needs a terminal: use `spliceway status --json`\n"
-    );
 }
 
 #[test]

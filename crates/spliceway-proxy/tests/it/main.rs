@@ -45,6 +45,7 @@ mod socks4;
 mod socks5;
 mod status_page;
 mod timeouts;
+mod top;
 mod udp;
 mod udp_links;
 mod upstream_proxy;
