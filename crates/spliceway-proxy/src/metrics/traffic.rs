@@ -85,8 +85,8 @@ pub(crate) struct Totals {
     pub(crate) sessions: u64,
     pub(crate) bytes: Bytes,
     pub(crate) datagrams: AssociateSummary,
-    /// For each reason in [`Reason::ALL`], how often it made a direction copy. A fallback that begins
-    /// and ends between two calls of [`Traffic::totals`] may be missed.
+    /// For each reason in [`Reason::ALL`], how often it made a direction copy. A fallback that
+    /// begins and ends between two calls of [`Traffic::totals`] may be missed.
     pub(crate) fallbacks: [u64; Reason::ALL.len()],
 }
 
