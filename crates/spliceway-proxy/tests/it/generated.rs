@@ -4,34 +4,13 @@ use std::process::{Command, Output};
 
 use spliceway_net::has_tool;
 
-use crate::harness::TextFile;
+use crate::harness::{Folder, TextFile};
 
 fn spliceway(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_spliceway"))
         .args(arguments)
         .output()
         .unwrap()
-}
-
-/// A directory that is removed when the value is dropped.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("spliceway-test-{}-{name}", std::process::id()));
-        fs::create_dir(&path).unwrap();
-        Self(path)
-    }
-
-    fn file(&self, name: &str, text: &str) {
-        fs::write(self.0.join(name), text).unwrap();
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }
 
 fn completions(shell: &str) -> String {

@@ -395,6 +395,34 @@ impl Drop for TextFile {
     }
 }
 
+/// A directory that is removed when the value is dropped.
+pub(crate) struct Folder(pub(crate) std::path::PathBuf);
+
+impl Folder {
+    pub(crate) fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("spliceway-test-{}-{name}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    pub(crate) fn file(&self, name: &str, text: &str) {
+        std::fs::write(self.0.join(name), text).unwrap();
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Returns the path of a file in `contrib`.
+pub(crate) fn contrib(path: &str) -> std::path::PathBuf {
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../contrib")
+        .join(path)
+}
+
 /// Returns the program's stderr. The program must refuse to start with these arguments.
 pub(crate) fn refused_to_start(arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));

@@ -44,6 +44,8 @@ mod slow;
 mod socks4;
 mod socks5;
 mod status_page;
+// Units of systemd, and the configuration of the package.
+mod systemd;
 mod timeouts;
 mod top;
 mod udp;

@@ -1,14 +1,13 @@
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use spliceway_net::has_tool;
 
 use crate::accept::exhausted;
-use crate::harness::Program;
+use crate::harness::{Program, contrib};
 
 /// Returns the answer of a program that has served and refused clients, so that it exports every
 /// metric.
@@ -43,10 +42,6 @@ fn series(exposition: &str) -> HashSet<String> {
         suffixes.map(move |suffix| format!("{name}{suffix}"))
     });
     names.collect()
-}
-
-fn contrib(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib").join(path)
 }
 
 /// Returns the words of `text` that begin like the names of this program's metrics.
