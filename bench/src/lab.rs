@@ -16,7 +16,7 @@ use crate::figures::Figures;
 use crate::load::{self, Profile};
 use crate::results::Measured;
 use crate::site::{CLIENT, SERVER, Site};
-use crate::{field, kind, pool, programs};
+use crate::{field, kind, programs};
 
 /// The measurements to make, and where to write them.
 #[derive(Args)]
@@ -24,8 +24,7 @@ pub(crate) struct Options {
     /// Interleaved rounds.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Only these tests, by name or by a prefix of it: bulk, "round trips", sweep, churn, idle, k6,
-    /// pool.
+    /// Only these tests, by name or by a prefix of it: bulk, "round trips", sweep, churn, idle, k6.
     #[arg(long, num_args = 1.., value_name = "PREFIX")]
     only: Vec<String>,
     /// The folder for the results.
@@ -53,9 +52,6 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
     }
     if options.names("k6") {
         all.extend(programs::measure(&site, options.rounds, &["k6".into()], &[])?);
-    }
-    if options.names("pool") {
-        all.extend(pool::measure(options.rounds));
     }
     let page: String = all.iter().map(Figures::table).collect();
     println!("{page}");

@@ -11,9 +11,7 @@ mod kind;
 mod lab;
 mod load;
 mod meter;
-mod more;
 mod page;
-mod pool;
 mod programs;
 mod relay;
 mod results;
@@ -47,18 +45,6 @@ enum Cli {
     Validate,
     /// Runs saturation tests on loopback.
     Lab(lab::Options),
-    /// Measures the cost of `SPLICE_F_MORE` for a plain relay that sets it on its writes.
-    More {
-        /// Bytes in each answer.
-        #[arg(long, default_value_t = 100_000_000)]
-        bytes: u64,
-        /// Answers per round, with the flag and without it.
-        #[arg(long, default_value_t = 10)]
-        exchanges: usize,
-        /// Interleaved rounds.
-        #[arg(long, default_value_t = 3)]
-        rounds: usize,
-    },
     /// Runs a relay, for the loads above.
     #[command(hide = true)]
     Relay {
@@ -74,11 +60,6 @@ fn main() -> ExitCode {
         Cli::Report(options) => page::run(&options),
         Cli::Validate => validate::run(),
         Cli::Lab(options) => lab::run(&options),
-        Cli::More {
-            bytes,
-            exchanges,
-            rounds,
-        } => more::run(bytes, exchanges, rounds),
         Cli::Relay { kind, upstream, listen } => kind::serve(kind, listen, upstream),
     };
     match outcome {

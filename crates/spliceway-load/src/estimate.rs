@@ -1,9 +1,11 @@
 //! Figures over interleaved rounds, and how certain they are.
 
+use serde::Serialize;
+
 use crate::{Histogram, Random};
 
 /// A figure with its 95 % interval.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Estimate {
     /// The figure over all rounds.
     pub value: f64,

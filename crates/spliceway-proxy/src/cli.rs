@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 
+use crate::bench::{BenchCommand, RelayCommand};
 use crate::config::{Config, KindArg, admin_path};
 use crate::doctor::DoctorCommand;
 use crate::reload::ReloadCommand;
@@ -41,6 +42,9 @@ pub(crate) enum Action {
     /// The view of the program behind this admin socket.
     Top(PathBuf),
     Doctor(DoctorCommand),
+    Bench(Box<BenchCommand>),
+    /// Be one of the relays that `bench` compares.
+    BenchRelay(RelayCommand),
 }
 
 /// Why a command line does not lead to an action.
@@ -137,6 +141,15 @@ Examples:
   spliceway hash-password                      asks for the password twice
   (printf 'ann:'; spliceway hash-password) >> users
   pass show proxy | spliceway hash-password    reads it from a pipe";
+
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  spliceway bench --quick                      in 20 seconds
+  spliceway bench --svg bench.svg              in 3 minutes, with charts
+  spliceway bench --only bulk,pool --json
+  spliceway bench --listen 0.0.0.0:9000 --against 10.0.0.7:8000
+                                               through a relay elsewhere that
+                                               forwards to port 9000 here";
 
 const TOP_EXAMPLES: &str = "\
 Examples:
@@ -258,6 +271,11 @@ enum Command {
         #[arg(long)]
         exhaust: bool,
     },
+    /// Compare splice with copies on this machine: rate, CPU time and latency
+    #[command(after_help = BENCH_EXAMPLES)]
+    Bench(BenchCommand),
+    #[command(hide = true)]
+    BenchRelay(RelayCommand),
     /// Show the state of a running program. The exit code is 0 if it is ready
     #[command(after_help = STATUS_EXAMPLES)]
     Status {
@@ -323,6 +341,8 @@ impl Cli {
             }
             Some(Command::Upgrade(socket)) => Ok(Action::Upgrade(socket.admin)),
             Some(Command::Doctor { json, exhaust }) => Ok(Action::Doctor(DoctorCommand { json, exhaust })),
+            Some(Command::Bench(command)) => Ok(Action::Bench(Box::new(command))),
+            Some(Command::BenchRelay(command)) => Ok(Action::BenchRelay(command)),
             Some(Command::Top(socket)) => Ok(Action::Top(socket.admin)),
             Some(Command::Status { socket, json }) => {
                 let socket = socket.admin;

@@ -11,6 +11,7 @@ mod admin;
 mod admission;
 mod associate;
 mod auth;
+mod bench;
 mod bind;
 mod cli;
 mod config;
@@ -44,6 +45,7 @@ mod status;
 mod status_page;
 mod status_server;
 mod stream;
+mod terminal;
 mod top;
 mod upgrade_command;
 
@@ -73,6 +75,8 @@ fn main() -> ExitCode {
         cli::Action::Upgrade(socket) => upgrade_command::run(&socket),
         cli::Action::Top(socket) => top::run(socket),
         cli::Action::Doctor(command) => doctor::run(command),
+        cli::Action::Bench(command) => bench::run(&command),
+        cli::Action::BenchRelay(command) => bench::serve(&command),
         cli::Action::HashPassword => hash_password().map_or_else(not_hashed, |()| ExitCode::SUCCESS),
         cli::Action::Print(text) => printed(io::stdout().write_all(text.as_bytes())),
         cli::Action::Write(folder, files) => printed(write_files(&folder, &files)),

@@ -53,7 +53,8 @@ pub(super) fn page(program: &Command) -> String {
 /// Returns the pages of the program and of all commands, each with the name of its file.
 pub(super) fn pages(program: &Command) -> Vec<(String, String)> {
     let program = built(program);
-    let commands = program.get_subcommands().cloned().collect::<Vec<_>>();
+    let is_shown = |command: &&Command| !command.is_hide_set();
+    let commands = program.get_subcommands().filter(is_shown).cloned().collect::<Vec<_>>();
     std::iter::once(program)
         .chain(commands)
         .map(|command| {

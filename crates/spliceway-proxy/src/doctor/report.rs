@@ -6,8 +6,8 @@ use anstyle::{AnsiColor, Style};
 use serde::Serialize;
 
 use super::finding::{Finding, Verdict};
+use crate::terminal::{System, wrapped};
 
-const COLUMNS: usize = 80;
 /// The column where the details of a check begin.
 const INDENT: usize = 13;
 
@@ -141,23 +141,6 @@ impl Report {
     }
 }
 
-struct System {
-    kernel: String,
-    machine: String,
-    user: u32,
-}
-
-impl System {
-    fn here() -> Self {
-        let name = rustix::system::uname();
-        Self {
-            kernel: name.release().to_string_lossy().into_owned(),
-            machine: name.machine().to_string_lossy().into_owned(),
-            user: rustix::process::geteuid().as_raw(),
-        }
-    }
-}
-
 fn colour(verdict: Verdict) -> Style {
     let colour = match verdict {
         Verdict::Ok => AnsiColor::Green,
@@ -197,47 +180,4 @@ fn shown(name: &str, title: &str, finding: &Finding) -> String {
         line(format!("→ {advice}"));
     }
     text
-}
-
-/// Breaks a text into lines of at most [`COLUMNS`] columns, of which the first `indent` are empty.
-fn wrapped(text: &str, indent: usize) -> String {
-    let (mut lines, mut column) = (String::new(), indent);
-    for word in text.split(' ') {
-        let length = word.chars().count();
-        if column > indent && column + 1 + length > COLUMNS {
-            lines.push('\n');
-            lines.push_str(&" ".repeat(indent));
-            column = indent;
-        } else if column > indent {
-            lines.push(' ');
-            column += 1;
-        }
-        lines.push_str(word);
-        column += length;
-    }
-    lines
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_text_is_at_most_80_columns_wide_and_loses_no_word() {
-        let text = "words and → arrows ".repeat(30);
-        let shown = wrapped(text.trim_end(), INDENT);
-        let mut lines = shown.lines();
-        let first = lines.next().unwrap();
-        assert!(first.chars().count() <= COLUMNS - INDENT);
-        for line in lines {
-            assert!(
-                line.chars().count() <= COLUMNS && line.starts_with(&" ".repeat(INDENT)),
-                "{line}"
-            );
-        }
-        assert_eq!(
-            shown.split_whitespace().collect::<Vec<_>>(),
-            text.split_whitespace().collect::<Vec<_>>()
-        );
-    }
 }

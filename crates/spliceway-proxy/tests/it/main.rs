@@ -7,6 +7,7 @@ mod accept;
 mod access_log;
 mod admin;
 mod auth;
+mod bench;
 mod clients;
 mod command_line;
 // Messages about files that are wrong.

@@ -1,0 +1,224 @@
+//! The rows of the result: a figure for each contender, and a ratio with what is certain about it.
+
+use serde::Serialize;
+use spliceway_load::{Estimate, bootstrap, lower_half, typical, upper_half};
+
+use super::measurement::{Figure, Kind};
+use super::run::{Field, Measured, Run};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Verdict {
+    /// The whole interval is on the better side of 1.
+    Better,
+    Worse,
+    /// The interval contains 1.
+    NoDifference,
+    /// Two runs of the same relay differ too much.
+    TooNoisy,
+    NotMeasured,
+}
+
+/// One figure of all contenders.
+#[derive(Debug, Serialize)]
+pub(super) struct Row {
+    pub(super) measurement: Kind,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) size: Option<usize>,
+    /// The table in the text, and the row in it.
+    #[serde(skip)]
+    pub(super) title: String,
+    pub(super) label: String,
+    pub(super) figure: &'static str,
+    pub(super) unit: &'static str,
+    pub(super) values: Vec<Value>,
+    /// The subject relative to the reference.
+    pub(super) ratio: Option<Estimate>,
+    /// The A/A control: the second run of the subject relative to the first.
+    pub(super) control: Option<f64>,
+    pub(super) verdict: Verdict,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Value {
+    pub(super) contender: String,
+    /// `None` if the figure does not exist for the contender.
+    #[serde(flatten)]
+    pub(super) estimate: Option<Estimate>,
+}
+
+/// What a row compares.
+pub(super) struct Compared<'a> {
+    pub(super) names: Vec<&'a str>,
+    pub(super) reference: usize,
+    pub(super) subject: usize,
+    pub(super) control: usize,
+}
+
+/// Returns the rows of a measurement.
+pub(super) fn rows(field: &Field, measured: &Measured) -> Vec<Row> {
+    let compared = Compared {
+        names: field.contenders.iter().map(|one| one.name.as_str()).collect(),
+        reference: field.reference,
+        subject: field.subject(),
+        control: field.control(),
+    };
+    let measurement = &measured.measurement;
+    let row = |figure: &Figure| {
+        let of = |contender: usize, rounds: &[usize]| over_rounds(*figure, &measured.runs[contender], rounds);
+        let rounds = |contender: usize| measured.runs[contender].len();
+        let titles = measurement.titles(*figure);
+        Row::new(
+            (measurement.kind, measurement.size),
+            titles,
+            *figure,
+            &compared,
+            rounds,
+            of,
+        )
+    };
+    measurement.figures.iter().map(row).collect()
+}
+
+/// Returns a figure over these rounds of one contender.
+fn over_rounds(figure: Figure, runs: &[Run], rounds: &[usize]) -> Option<f64> {
+    let gib = |run: &Run| run.done.bytes as f64 / f64::from(1 << 30);
+    let each = |of: &dyn Fn(&Run) -> Option<f64>| rounds.iter().map(|at| of(&runs[*at])).collect::<Option<Vec<f64>>>();
+    match figure {
+        Figure::Rate => upper_half(each(&|run| Some(gib(run) / run.wall))?.into_iter()),
+        Figure::CpuPerGib => lower_half(each(&|run| Some(run.cpu? / gib(run)))?.into_iter()),
+        Figure::CpuEach => {
+            let cost = |run: &Run| Some(run.cpu? * 1e6 / run.done.completed as f64);
+            lower_half(each(&cost)?.into_iter())
+        }
+        Figure::Latency(part) => typical(rounds.iter().map(|at| &runs[*at].done.exchanges), part),
+        Figure::Pipe => None,
+    }
+}
+
+impl Row {
+    /// `of` returns the figure of a contender over some of its rounds.
+    pub(super) fn new(
+        (measurement, size): (Kind, Option<usize>),
+        (title, label): (String, String),
+        figure: Figure,
+        compared: &Compared<'_>,
+        rounds: impl Fn(usize) -> usize,
+        of: impl Fn(usize, &[usize]) -> Option<f64>,
+    ) -> Self {
+        let finite = |value: f64| value.is_finite().then_some(value);
+        let ratio = |own: usize, to: usize| {
+            bootstrap(rounds(own).min(rounds(to)), |some| {
+                finite(of(own, some)? / of(to, some)?)
+            })
+        };
+        // The control is measured in every run of this command, and the host puts it in no list.
+        let shown = compared
+            .names
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| *at != compared.control);
+        let values = shown.map(|(at, name)| Value {
+            contender: (*name).to_owned(),
+            estimate: bootstrap(rounds(at), |some| finite(of(at, some)?)),
+        });
+        let control = ratio(compared.control, compared.subject).map(|ratio| ratio.value);
+        let ratio = ratio(compared.subject, compared.reference)
+            .zip(control)
+            .map(|(ratio, control)| widened(ratio, control));
+        Self {
+            measurement,
+            size,
+            title,
+            label,
+            figure: figure.name(),
+            unit: figure.unit(),
+            values: values.collect(),
+            verdict: verdict(ratio, control, figure),
+            ratio,
+            control,
+        }
+    }
+
+    pub(super) fn value(&self, contender: &str) -> Option<f64> {
+        let value = self.values.iter().find(|value| value.contender == contender);
+        Some(value?.estimate?.value)
+    }
+}
+
+/// Widens an interval by the difference of the A/A control. The bootstrap knows the rounds, but not
+/// what differs between two runs of the same relay.
+fn widened(ratio: Estimate, control: f64) -> Estimate {
+    let factor = control.max(1.0 / control);
+    Estimate {
+        low: ratio.low / factor,
+        high: ratio.high * factor,
+        ..ratio
+    }
+}
+
+fn verdict(ratio: Option<Estimate>, control: Option<f64>, figure: Figure) -> Verdict {
+    let (Some(ratio), Some(control)) = (ratio, control) else {
+        return Verdict::NotMeasured;
+    };
+    let is_more_better = figure.is_more_better();
+    match ratio {
+        _ if control.max(1.0 / control) > 1.0 + figure.tolerance() => Verdict::TooNoisy,
+        Estimate { low, .. } if low > 1.0 => [Verdict::Worse, Verdict::Better][usize::from(is_more_better)],
+        Estimate { high, .. } if high < 1.0 => [Verdict::Better, Verdict::Worse][usize::from(is_more_better)],
+        _ => Verdict::NoDifference,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(figure: Figure, reference: f64, subject: f64, control: f64) -> Row {
+        let compared = Compared {
+            names: vec!["copy", "splice", "splice again"],
+            reference: 0,
+            subject: 1,
+            control: 2,
+        };
+        let values = [reference, subject, control];
+        let titles = (String::new(), String::new());
+        Row::new(
+            (Kind::Bulk, None),
+            titles,
+            figure,
+            &compared,
+            |_| 4,
+            |contender, _| Some(values[contender]),
+        )
+    }
+
+    #[test]
+    fn a_ratio_is_judged_by_its_interval_and_by_the_control() {
+        assert_eq!(row(Figure::Rate, 1.0, 2.0, 2.0).verdict, Verdict::Better);
+        assert_eq!(row(Figure::CpuPerGib, 1.0, 2.0, 2.0).verdict, Verdict::Worse);
+        assert_eq!(row(Figure::CpuPerGib, 1.0, 0.5, 0.5).verdict, Verdict::Better);
+        assert_eq!(row(Figure::CpuPerGib, 1.0, 0.95, 0.9).verdict, Verdict::NoDifference);
+        assert_eq!(row(Figure::CpuPerGib, 1.0, 0.5, 0.6).verdict, Verdict::TooNoisy);
+        assert_eq!(row(Figure::CpuPerGib, 0.0, 0.5, 0.5).verdict, Verdict::NotMeasured);
+    }
+
+    #[test]
+    fn the_interval_contains_the_difference_of_the_control() {
+        let ratio = row(Figure::CpuPerGib, 1.0, 0.50, 0.55).ratio.unwrap();
+        assert!((ratio.value - 0.5).abs() < 1e-9);
+        assert!(
+            (ratio.low - 0.5 / 1.1).abs() < 1e-9 && (ratio.high - 0.55).abs() < 1e-9,
+            "{ratio:?}"
+        );
+    }
+
+    #[test]
+    fn the_control_is_not_a_contender_of_its_own() {
+        let row = row(Figure::Rate, 1.0, 2.0, 2.0);
+        assert_eq!(
+            (row.values.len(), row.value("splice"), row.value("splice again")),
+            (2, Some(2.0), None)
+        );
+    }
+}

@@ -1,0 +1,194 @@
+//! The relays to compare. Each is a process of its own, so that the kernel accounts for its CPU
+//! time separately. It is this program with the hidden command `bench-relay`.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
+use std::str::FromStr;
+use std::thread;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use rustix::time::{ClockId, clock_gettime};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::oneshot;
+
+use super::conditions::{self, Conditions};
+
+/// The buffers of a tuned copy. Larger ones do not fit into the cache of a core together.
+const TUNED: usize = 256 << 10;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RelayKind {
+    /// tokio's `copy_bidirectional`, with its buffers of 8 KiB.
+    Tokio,
+    /// tokio's `copy_bidirectional_with_sizes`, with buffers of [`TUNED`] bytes.
+    Tuned,
+    /// The `copy_bidirectional` of spliceway.
+    Splice,
+}
+
+impl RelayKind {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Tokio => "tokio",
+            Self::Tuned => "tuned",
+            Self::Splice => "splice",
+        }
+    }
+
+    pub(super) fn description(self) -> String {
+        match self {
+            Self::Tokio => "tokio's copy_bidirectional, with its buffers of 8 KiB".to_owned(),
+            Self::Tuned => format!("copy_bidirectional_with_sizes, with buffers of {} KiB", TUNED >> 10),
+            Self::Splice => "spliceway's copy_bidirectional".to_owned(),
+        }
+    }
+}
+
+/// The relay that a child process is.
+#[derive(Args, Debug)]
+pub(crate) struct RelayCommand {
+    kind: RelayKind,
+    upstream: SocketAddr,
+    #[arg(long)]
+    core: Option<usize>,
+    #[arg(long)]
+    congestion_control: Option<String>,
+}
+
+/// Prints the address that it listens on, and relays until the end of standard input. The parent
+/// holds the other end of standard input, so that the relay never outlives it. For each byte there,
+/// the relay prints its CPU time. (What /proc says about a running thread is late by a tick.)
+pub(crate) fn serve(command: &RelayCommand) -> ExitCode {
+    match relay(command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            crate::log::announce(&format_args!("spliceway bench-relay: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn relay(command: &RelayCommand) -> io::Result<()> {
+    // The pool takes its share of the descriptors from this limit.
+    crate::limits::raise_descriptors(None)?;
+    let (ends, ended) = oneshot::channel::<()>();
+    // This thread stays on the core of the parent, which waits for the answer.
+    thread::spawn(move || {
+        let _ = answer();
+        drop(ends);
+    });
+    if let Some(core) = command.core {
+        conditions::pin_to(core);
+    }
+    let listener = conditions::listener((Ipv4Addr::LOCALHOST, 0).into(), command.congestion_control.as_deref())?;
+    writeln!(io::stdout(), "{}", listener.local_addr()?)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let listener = TcpListener::from_std(listener)?;
+        tokio::select! {
+            _ = ended => Ok(()),
+            failed = accept(command, listener) => failed,
+        }
+    })
+}
+
+/// Prints the CPU time of this process, in nanoseconds, for each byte of standard input.
+fn answer() -> io::Result<()> {
+    let mut stdin = io::stdin().lock();
+    while stdin.read(&mut [0])? == 1 {
+        let time = clock_gettime(ClockId::ProcessCPUTime);
+        let time = Duration::try_from(time).map_err(io::Error::other)?;
+        writeln!(io::stdout(), "{}", time.as_nanos())?;
+    }
+    Ok(())
+}
+
+async fn accept(command: &RelayCommand, listener: TcpListener) -> io::Result<()> {
+    let (kind, upstream) = (command.kind, command.upstream);
+    loop {
+        let (client, _) = listener.accept().await?;
+        let name = command.congestion_control.clone();
+        tokio::spawn(async move {
+            // A session that fails loses bytes, which the load notices.
+            let _ = session(kind, client, upstream, name.as_deref()).await;
+        });
+    }
+}
+
+async fn session(
+    kind: RelayKind,
+    mut client: TcpStream,
+    upstream: SocketAddr,
+    congestion_control: Option<&str>,
+) -> io::Result<()> {
+    let socket = TcpSocket::new_v4()?;
+    conditions::choose(&socket, congestion_control)?;
+    let mut upstream = socket.connect(upstream).await?;
+    client.set_nodelay(true)?;
+    upstream.set_nodelay(true)?;
+    let (a, b) = (&mut client, &mut upstream);
+    // The future is on the heap, so that a session uses only the memory of its own kind.
+    let copied = match kind {
+        RelayKind::Tokio => Box::pin(tokio::io::copy_bidirectional(a, b)).await,
+        RelayKind::Tuned => Box::pin(tokio::io::copy_bidirectional_with_sizes(a, b, TUNED, TUNED)).await,
+        RelayKind::Splice => Box::pin(spliceway::copy_bidirectional(a, b)).await,
+    };
+    copied.map(drop)
+}
+
+/// A running relay. Dropping it ends it.
+pub(super) struct Relay {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+    /// The address that clients connect to.
+    pub(super) address: SocketAddr,
+}
+
+impl Relay {
+    pub(super) fn start(kind: RelayKind, upstream: SocketAddr, conditions: &Conditions) -> io::Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["bench-relay", kind.name(), &upstream.to_string()]);
+        if let Some([core, _]) = conditions.cores {
+            command.args(["--core", &core.to_string()]);
+        }
+        if let Some(name) = conditions.chosen {
+            command.args(["--congestion-control", name]);
+        }
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let pipes = child.stdin.take().zip(child.stdout.take());
+        let (stdin, stdout) = pipes.ok_or(io::ErrorKind::BrokenPipe)?;
+        let mut relay = Self {
+            child,
+            stdin,
+            stdout: BufReader::new(stdout),
+            address: (Ipv4Addr::UNSPECIFIED, 0).into(),
+        };
+        relay.address = relay.line()?;
+        Ok(relay)
+    }
+
+    /// Returns the CPU time so far, of all threads. It includes the kernel's work for the packets
+    /// that the relay sends.
+    pub(super) fn cpu_time(&mut self) -> io::Result<Duration> {
+        self.stdin.write_all(b"?")?;
+        self.line().map(Duration::from_nanos)
+    }
+
+    fn line<T: FromStr>(&mut self) -> io::Result<T> {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line)?;
+        let value = line.trim().parse();
+        value.map_err(|_| io::Error::other("the relay process has failed"))
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        // The process may already have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
