@@ -146,7 +146,6 @@ impl Admin {
     async fn order(&self, order: Order) -> Answered {
         match self.control.order(order).await {
             Ok(done) => Ok(json(StatusCode::OK, &Said::Done(done))),
-            Err(NotDone::Unsupported(why)) => Err(Failed(StatusCode::NOT_IMPLEMENTED, why)),
             Err(NotDone::Refused(why)) => Err(Failed(StatusCode::CONFLICT, why)),
             Err(NotDone::Busy) => {
                 let why = "the program is busy with another command, or ends".to_owned();

@@ -174,6 +174,21 @@ impl Admission {
         }
     }
 
+    /// Returns a place for a session that runs already, even above the limit.
+    pub(crate) fn readmit(self: &Arc<Self>) -> Permit {
+        match self.free.try_acquire() {
+            Ok(place) => place.forget(),
+            Err(_) => {
+                self.owed.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        Permit {
+            admission: Arc::clone(self),
+            places: 1,
+            client: None,
+        }
+    }
+
     /// Counts a wait. Logs that the limit is reached, at most once per [`LogThrottle::EVERY`].
     fn full(&self, now: Instant) {
         self.waits.fetch_add(1, Ordering::Relaxed);

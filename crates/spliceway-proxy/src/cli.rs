@@ -175,6 +175,7 @@ Signals:
               a configuration file, HUP stops the program if its terminal is
               gone, and is ignored if it was ignored at the start (nohup)
   USR1        open the file of --access-log again, after a rename
+  USR2        start the program again, and hand listeners and sessions over
 
 Exit codes:
   0  stopped by a signal

@@ -32,8 +32,6 @@ pub(crate) struct Command {
 /// Why an order was not carried out. The text is a sentence for the operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NotDone {
-    /// This run cannot do it at all.
-    Unsupported(String),
     /// It was tried, and refused or failed. The state from before is in force.
     Refused(String),
     /// Other commands wait, or the program ends.

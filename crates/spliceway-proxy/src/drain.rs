@@ -11,7 +11,23 @@ use tokio::sync::{mpsc, watch};
 /// A token that keeps the drain waiting. Every task that must finish before the process ends holds
 /// one.
 #[derive(Clone)]
-pub(crate) struct Alive(#[allow(dead_code, reason = "the field is held and never read")] mpsc::Sender<Infallible>);
+pub(crate) struct Alive(mpsc::Sender<Infallible>);
+
+/// A token that does not keep the drain waiting, and becomes one that does.
+pub(crate) struct MaybeAlive(mpsc::WeakSender<Infallible>);
+
+impl Alive {
+    pub(crate) fn downgrade(&self) -> MaybeAlive {
+        MaybeAlive(self.0.downgrade())
+    }
+}
+
+impl MaybeAlive {
+    /// Returns `None` if the drain has ended.
+    pub(crate) fn upgrade(&self) -> Option<Alive> {
+        self.0.upgrade().map(Alive)
+    }
+}
 
 /// Waits until the last [`Alive`] is dropped.
 pub(crate) struct Drain(mpsc::Receiver<Infallible>);
@@ -73,16 +89,19 @@ impl Drain {
 pub(crate) enum SignalRequest {
     Stop,
     Reload,
+    /// Hand over to a new process.
+    Upgrade,
 }
 
-/// The signals SIGTERM and SIGINT, and also SIGHUP. While this value exists, none of these signals
-/// kills the process.
+/// The signals SIGTERM and SIGINT, and also SIGHUP and SIGUSR2. While this value exists, none of
+/// these signals kills the process.
 ///
 /// SIGHUP asks for a reload. If the settings come from the command line, it asks to stop when the
 /// terminal of the program has gone, and it stays ignored if it was ignored at the start (nohup).
 pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    upgrade: Signal,
     hangup: Option<Signal>,
     /// Whether SIGHUP stops the program if no terminal is left.
     needs_terminal: bool,
@@ -100,6 +119,7 @@ impl Signals {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
+            upgrade: signal(SignalKind::user_defined2())?,
             hangup,
             needs_terminal: !has_file && has_terminal(),
             hung_up: false,
@@ -111,6 +131,7 @@ impl Signals {
         let Self {
             terminate,
             interrupt,
+            upgrade,
             hangup,
             needs_terminal,
             hung_up,
@@ -118,6 +139,7 @@ impl Signals {
         tokio::select! {
             _ = terminate.recv() => SignalRequest::Stop,
             _ = interrupt.recv() => SignalRequest::Stop,
+            _ = upgrade.recv() => SignalRequest::Upgrade,
             Some(()) = async { hangup.as_mut()?.recv().await } => {
                 *hung_up = *needs_terminal && !has_terminal();
                 match *hung_up {

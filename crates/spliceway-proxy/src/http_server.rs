@@ -18,7 +18,8 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::admission::{Admission, ClientKey, Permit};
-use crate::listener::{self, Accepted, Listener};
+use crate::handover::Gate;
+use crate::listener::{Accepted, Listener};
 use crate::metrics::Metrics;
 
 /// The limit on connections. It is low, because scrapers and probes are few. A further connection
@@ -45,7 +46,9 @@ pub(crate) trait Answers: Send + Sync + 'static {
 
 /// Answers requests until the process ends. It also answers during a drain, so that the last counts
 /// can be read.
-pub(crate) async fn serve(listener: Listener, answers: Arc<impl Answers>, metrics: Arc<Metrics>) {
+///
+/// While another process takes over, clients wait in the backlog, or are answered there.
+pub(crate) async fn serve(listener: Arc<Listener>, gate: Gate, answers: Arc<impl Answers>, metrics: Arc<Metrics>) {
     // There is one more permit than places, for a connection that has lost its place and is not
     // closed yet.
     let admission = Admission::new("connections of operators", CONNECTIONS_MAX + 1, None);
@@ -61,7 +64,8 @@ pub(crate) async fn serve(listener: Listener, answers: Arc<impl Answers>, metric
         });
         places.may_close(number, connection.abort_handle());
     };
-    listener::accept(listener, &admission, &metrics, std::future::pending(), serve).await;
+    gate.accept(&listener, &admission, &metrics, std::future::pending(), serve)
+        .await;
 }
 
 /// Answers one request within the deadline. The connection is then closed.

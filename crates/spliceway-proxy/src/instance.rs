@@ -17,6 +17,7 @@ use tokio::task::JoinSet;
 use crate::admission::Admission;
 use crate::drain::Alive;
 use crate::exposure::{Clients, Reach, check_open};
+use crate::handover::{Adopted, Gate, Offered};
 use crate::health::Health;
 use crate::limits::Descriptors;
 use crate::log::{self, announce};
@@ -41,6 +42,8 @@ pub(crate) struct Shared {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) own: OwnListeners,
+    pub(crate) adopted: Arc<Adopted>,
+    pub(crate) gate: Gate,
     pub(crate) alive: Alive,
     /// The number of descriptors that this process may open.
     pub(crate) descriptors: usize,
@@ -173,7 +176,7 @@ impl Instance {
                             is_taken[index] = true;
                             At::Open(index)
                         }
-                        None => At::New(Bound::bind(&address, &self.shared).await?),
+                        None => At::New(Bound::bind(&address, settled.name, &self.shared).await?),
                     };
                     places.push(Place {
                         address,
@@ -338,6 +341,11 @@ impl Instance {
         for open in self.open.iter().filter(|open| open.service() == name) {
             open.closed().await;
         }
+    }
+
+    /// Returns the open listeners of all services.
+    pub(crate) fn listeners(&self) -> impl Iterator<Item = Offered> {
+        self.open.iter().map(OpenAddress::listeners)
     }
 
     /// Returns the names of the users of each service that has users, as records show them.

@@ -23,7 +23,7 @@ use crate::metrics::Metrics;
 use crate::stream::Stream;
 use spliceway_protocol::address::canonical;
 
-pub(crate) use bind::{KEEPALIVE, bind, prepare, socket_to_listen};
+pub(crate) use bind::{KEEPALIVE, adopted, bind, has_any_port, prepare, socket_to_listen};
 pub(crate) use inherited::adopt as adopt_inherited;
 pub(crate) use socket_file::{SocketFile, set_mode};
 
@@ -162,14 +162,14 @@ pub(crate) fn reset(stream: Stream) {
     }
 }
 
-/// Passes every client to `serve` until `stop` is ready, and then closes the listener. At the limit
-/// of `admission`, clients stay in the backlog.
+/// Passes every client to `serve` until `stop` is ready. At the limit of `admission`, clients stay
+/// in the backlog.
 ///
 /// This function never ends before `stop` is ready, and never spins. It counts and skips clients
 /// that have already disconnected, unless there are too many in a row. After a shortage of
 /// descriptors or memory, the function waits. The wait is 50 ms at first and grows to 1 s.
 pub(crate) async fn accept(
-    listener: Listener,
+    listener: &Listener,
     admission: &Arc<Admission>,
     metrics: &Metrics,
     stop: impl Future<Output = ()>,
@@ -299,7 +299,7 @@ mod tests {
             let metrics = Metrics::new(Arc::clone(&admission));
             let stop = async { drop(stopped.await) };
             let serve = |client, permit| clients.send((client, permit)).unwrap();
-            accept(listener, &admission, &metrics, stop, serve).await;
+            accept(&listener, &admission, &metrics, stop, serve).await;
         });
         (accepted, stop)
     }

@@ -21,6 +21,7 @@ mod doctor;
 mod drain;
 mod errno;
 mod exposure;
+mod handover;
 mod handshake;
 mod health;
 mod http_server;
@@ -54,6 +55,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use handover::Successor;
 use health::Health;
 use serve::CannotRun;
 use settings::{Settings, Source};
@@ -82,12 +84,19 @@ fn main() -> ExitCode {
         cli::Action::Write(folder, files) => printed(write_files(&folder, &files)),
         cli::Action::Refuse(problem) => {
             log::announce(&problem);
+            if let Ok(Some(successor)) = Successor::from_stdin() {
+                successor.refuse(&problem);
+            }
             ExitCode::from(USAGE)
         }
         cli::Action::Serve(settings, source) => {
+            let successor = match Successor::from_stdin() {
+                Ok(successor) => successor,
+                Err(wrong) => return ended(Err(CannotRun::Unsafe(wrong))),
+            };
             let health = Health::new();
             match log::start(&settings, &health) {
-                Ok(_flushes) => ended(run(*settings, source, &health)),
+                Ok(_flushes) => ended(run(*settings, source, successor, &health)),
                 Err(error) => ended(Err(error.into())),
             }
         }
@@ -122,7 +131,7 @@ fn ended(result: Result<(), CannotRun>) -> ExitCode {
     }
 }
 
-fn run(settings: Settings, source: Source, health: &Health) -> Result<(), CannotRun> {
+fn run(settings: Settings, source: Source, successor: Option<Successor>, health: &Health) -> Result<(), CannotRun> {
     let descriptors = limits::raise_descriptors(settings.limits.descriptors)?;
     let mut builder = match settings.workers.get() {
         1 => tokio::runtime::Builder::new_current_thread(),
@@ -135,7 +144,7 @@ fn run(settings: Settings, source: Source, health: &Health) -> Result<(), Cannot
     let runtime = builder.enable_all().build()?;
     let served = runtime.block_on(async {
         log::reopen_at_signal()?;
-        serve::run(settings, source, descriptors, health).await
+        serve::run(settings, source, successor, descriptors, health).await
     });
     // This cuts the remaining sessions. Each one writes its record.
     runtime.shutdown_timeout(SHUTDOWN_PATIENCE);

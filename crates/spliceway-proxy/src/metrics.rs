@@ -4,6 +4,7 @@
 //! counts its own bytes. A scrape adds the bytes of the running relays to those of the ended relays
 //! ([`Traffic`]).
 
+mod continued;
 mod process;
 mod traffic;
 
@@ -22,6 +23,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::admission::Admission;
 use crate::outcome::SessionEnd;
+use continued::Continued;
 pub(crate) use process::Process;
 use traffic::{AllTraffic, LiveSeries};
 pub(crate) use traffic::{Totals, Traffic};
@@ -52,6 +54,8 @@ pub(crate) struct Metrics {
     /// The traffic of each service that there has been. A counter never goes back, so a removed
     /// service keeps its series.
     traffic: AllTraffic,
+    /// The counters of the process that has handed over to this one.
+    continued: Continued,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -94,6 +98,7 @@ impl Metrics {
             reloads: Family::default(),
             admission,
             traffic: AllTraffic::default(),
+            continued: Continued::default(),
         };
         // This creates the series, so that they are 0 before the first reload.
         for result in [RELOADED, REFUSED] {
@@ -187,6 +192,16 @@ impl Metrics {
         }
     }
 
+    /// Records that a session arrives from another process.
+    pub(crate) fn session_arrived(&self, service: &'static str) {
+        self.active.get_or_create(&ServiceLabel { service }).inc();
+    }
+
+    /// Records that a session continues in another process, which counts its end.
+    pub(crate) fn session_left(&self, service: &'static str) {
+        self.active.get_or_create(&ServiceLabel { service }).dec();
+    }
+
     /// Returns the number of open sessions of a service.
     pub(crate) fn active(&self, service: &'static str) -> u64 {
         let active = self.active.get_or_create(&ServiceLabel { service }).get();
@@ -206,19 +221,30 @@ impl Metrics {
         Process::read(self.started)
     }
 
-    /// Returns the current metrics in the OpenMetrics text format. [`LiveSeries`] defines the names
-    /// and help texts of the metrics that it collects.
+    /// Returns the current metrics in the OpenMetrics text format.
     pub(crate) async fn text(&self, process: Process) -> Result<String, fmt::Error> {
+        let mut text = self.totals().await?;
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(process));
+        text::encode(&mut text, &registry)?;
+        Ok(text)
+    }
+
+    /// Returns the metrics that do not describe the process. [`LiveSeries`] defines the names and
+    /// help texts of those that it collects.
+    pub(crate) async fn totals(&self) -> Result<String, fmt::Error> {
         let mut live = Registry::with_prefix(PREFIX);
         let series = LiveSeries::new(&self.traffic, Arc::clone(&self.admission)).await;
         live.register_collector(Box::new(series));
         let mut text = String::new();
         text::encode_registry(&mut text, &self.registry)?;
         text::encode_registry(&mut text, &live)?;
-        let mut registry = Registry::default();
-        registry.register_collector(Box::new(process));
-        text::encode(&mut text, &registry)?;
-        Ok(text)
+        Ok(self.continued.add_to(text))
+    }
+
+    /// Continues from the [totals](Self::totals) of an earlier process.
+    pub(crate) fn continue_from(&self, totals: &str) {
+        self.continued.replace(totals);
     }
 }
 

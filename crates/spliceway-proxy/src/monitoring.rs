@@ -8,26 +8,28 @@ use spliceway_protocol::address::ListenAddress;
 
 use crate::admin::Admin;
 use crate::control::Control;
+use crate::handover::Offered;
 use crate::http_server::{self, Answers};
-use crate::listener;
+use crate::instance::Shared;
 use crate::log::announce;
 use crate::overview::Overview;
-use crate::policy::OwnListeners;
 use crate::record;
 use crate::settings::Settings;
 use crate::status_page::StatusPage;
 use crate::status_server::StatusServer;
 
-/// Opens the listeners that the settings ask for, and serves them until the runtime ends.
+/// Opens the listeners that the settings ask for, and serves them until the runtime ends. Returns
+/// them.
 ///
 /// # Errors
 /// Returns an error if a listener cannot be opened.
 pub(crate) async fn start(
     settings: &Settings,
-    own: &OwnListeners,
+    shared: &Shared,
     overview: Arc<Overview>,
     control: Control,
-) -> io::Result<()> {
+) -> io::Result<Vec<Offered>> {
+    let mut open_listeners = Vec::new();
     if settings.admin.is_some() || settings.status_page.is_some() {
         let overview = Arc::clone(&overview);
         tokio::spawn(async move { overview.watch().await });
@@ -42,7 +44,7 @@ pub(crate) async fn start(
             page: hosts.map(|hosts| StatusPage::new(hosts, Arc::clone(&overview))),
             overview: Arc::clone(&overview),
         };
-        open("metrics", address, own, server, &overview).await?;
+        open_listeners.push(open("metrics", address, shared, server, &overview).await?);
     }
     if let Some(address) = &settings.admin {
         let overview = Arc::clone(&overview);
@@ -50,29 +52,37 @@ pub(crate) async fn start(
             overview: Arc::clone(&overview),
             control,
         };
-        open("admin", address, own, server, &overview).await?;
+        open_listeners.push(open("admin", address, shared, server, &overview).await?);
     }
-    Ok(())
+    Ok(open_listeners)
 }
 
 async fn open(
     name: &str,
     address: &ListenAddress,
-    own: &OwnListeners,
+    shared: &Shared,
     answers: impl Answers,
     overview: &Overview,
-) -> io::Result<()> {
+) -> io::Result<Offered> {
     let answers = Arc::new(answers);
-    for listener in listener::bind(address).await? {
-        let own = own.add(&listener)?;
+    let mut offered = Offered {
+        role: name.to_owned(),
+        address: address.to_string(),
+        listeners: Vec::new(),
+    };
+    for listener in shared.adopted.bind(name, address).await? {
+        let own = shared.own.add(&listener)?;
+        let listener = Arc::new(listener);
+        offered.listeners.push(Arc::clone(&listener));
         let described = listener.describe();
         announce(&format_args!("{name} listening on {described}"));
         let guard = overview.health.guard(&format!("the {name} listener on {described}"));
-        let serving = http_server::serve(listener, Arc::clone(&answers), Arc::clone(&overview.metrics));
+        let metrics = Arc::clone(&overview.metrics);
+        let serving = http_server::serve(listener, shared.gate.clone(), Arc::clone(&answers), metrics);
         tokio::spawn(async move {
             let _held = (guard, own);
             serving.await;
         });
     }
-    Ok(())
+    Ok(offered)
 }

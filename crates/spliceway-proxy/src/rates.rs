@@ -103,6 +103,23 @@ struct Client {
     left: Option<Instant>,
 }
 
+impl SessionRates {
+    /// Returns what the innermost limits allow or owe, for bytes from and to the client.
+    pub(crate) fn balances(&self) -> [Option<i64>; 2] {
+        [&self.incoming, &self.outgoing].map(|limit| limit.as_ref().map(RateLimit::balance))
+    }
+
+    /// Continues from the balances of another process. They count only for limits that exist in
+    /// both.
+    pub(crate) fn set_balances(&self, balances: [Option<i64>; 2]) {
+        for (limit, balance) in [&self.incoming, &self.outgoing].into_iter().zip(balances) {
+            if let (Some(limit), Some(balance)) = (limit, balance) {
+                limit.set_balance(balance);
+            }
+        }
+    }
+}
+
 impl RateLimits {
     pub(crate) fn new(incoming: Rates, outgoing: Rates) -> Arc<Self> {
         Arc::new(Self {

@@ -13,7 +13,7 @@ use crate::handshake::{ClientRequest, Heard};
 use crate::log::{self, Line};
 use crate::outcome::{Outcome, SessionEnd};
 use crate::service::Service;
-use crate::sessions::{Facts, Phase, Session, Sessions, add};
+use crate::sessions::{Facts, MoveState, Phase, Session, Sessions, add};
 
 /// The known facts about a session. Dropping the record ends the session: it writes the log line
 /// and updates the metrics.
@@ -30,13 +30,27 @@ pub(crate) struct Record {
     /// The key of this session's association in the traffic ledger.
     associated: Option<usize>,
     outcome: Option<Outcome>,
+    /// Whether another process has the session and its record now.
+    has_left: bool,
 }
 
 impl Record {
     pub(crate) fn new(service: Arc<Service>, client: Option<SocketAddr>) -> Self {
         service.metrics.session_began(service.name);
         service.traffic.session_began();
-        let (session, registered) = service.sessions.add(service.name, client);
+        let open = service.sessions.add(service.name, client);
+        Self::of(service, open)
+    }
+
+    /// Returns the record of a session that began in another process.
+    pub(crate) fn arrived(service: Arc<Service>, session: Session) -> Self {
+        service.metrics.session_arrived(service.name);
+        service.traffic.session_began();
+        let open = service.sessions.insert(session);
+        Self::of(service, open)
+    }
+
+    fn of(service: Arc<Service>, (session, registered): (Arc<Session>, usize)) -> Self {
         Self {
             service,
             session,
@@ -44,6 +58,7 @@ impl Record {
             running: None,
             associated: None,
             outcome: None,
+            has_left: false,
         }
     }
 
@@ -93,6 +108,21 @@ impl Record {
         let before = self.running.is_some().then(|| Box::new(self.relayed()));
         self.running = Some(self.service.traffic.enter(stats.clone(), cancel.clone()));
         self.session.relays(stats, cancel, before);
+    }
+
+    /// Records that a relay resumes, whose counts contain those from before.
+    pub(crate) fn resuming(&mut self, stats: RelayStats, cancel: CancelHandle) {
+        if let Some(key) = self.running.take() {
+            self.service.traffic.leave(key);
+        }
+        self.running = Some(self.service.traffic.resume(stats.clone(), cancel.clone()));
+        let before = self.session.facts().before.take();
+        self.session.relays(stats, cancel, before);
+    }
+
+    /// Ends the record without a line: another process continues the session.
+    pub(crate) fn leave(mut self) {
+        self.has_left = true;
     }
 
     /// Records that an association delivers datagrams from now on.
@@ -235,8 +265,13 @@ impl Drop for Record {
         }
         let relay = self.relayed();
         let datagrams = self.associated.map(|key| self.service.traffic.dissociate(key));
-        self.service.metrics.session_ended(self.service.name, outcome.end);
+        // Whoever asks for the session gets no answer any more.
+        self.session.facts().mover = MoveState::Stays;
         self.service.sessions.remove(self.registered);
+        if self.has_left {
+            return self.service.metrics.session_left(self.service.name);
+        }
+        self.service.metrics.session_ended(self.service.name, outcome.end);
         self.write(&outcome, &relay, datagrams.as_ref());
     }
 }

@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 use crate::admission::Admission;
 use crate::control::{Command, Control, NotDone, Order};
 use crate::drain::{Drain, Drained, SignalRequest, Signals};
+use crate::handover::{Gate, Giving, Offered, Program, Successor, Upgrade};
 use crate::health::{Health, State};
 use crate::instance::{Instance, Shared};
 use crate::log;
@@ -23,8 +24,6 @@ use crate::settings::{Settings, Source};
 /// The time in which sessions that the drain timeout cuts may deliver the bytes that they hold. At
 /// 1 Mbit/s, it is enough for 256 KiB, the most that a session holds for a slow sink.
 const FLUSH_GRACE: Duration = Duration::from_secs(2);
-
-const CANNOT_UPGRADE: &str = "this program cannot hand over to a new process: restart it";
 
 /// The reason why a run did not begin or ended without a signal.
 #[derive(Debug)]
@@ -48,9 +47,11 @@ pub(crate) enum CannotRun {
 pub(crate) async fn run(
     settings: Settings,
     source: Source,
+    successor: Option<Successor>,
     descriptors: usize,
     health: &Health,
 ) -> Result<(), CannotRun> {
+    let program = Program::of_this_process()?;
     let mut signals = Signals::new(matches!(source, Source::Files(_)))?;
     // Each start and each reload sets the limits of the admission.
     let admission = Admission::new("sessions", 1, None);
@@ -61,6 +62,9 @@ pub(crate) async fn run(
         admission,
         sessions: Arc::<Sessions>::default(),
         own: OwnListeners::default(),
+        adopted: Arc::default(),
+        // A process that takes over waits until the old one does not accept clients any more.
+        gate: Gate::new(successor.is_none()),
         alive,
         descriptors,
     };
@@ -74,12 +78,22 @@ pub(crate) async fn run(
     ));
     let (control, commands) = Control::new();
     let mut instance = Instance::new(shared.clone());
-    let plan = instance.prepare(settings).await?;
-    monitoring::start(plan.settings(), &shared.own, Arc::clone(&overview), control).await?;
+    let monitors = begin(&mut instance, settings, successor, &shared, &overview, control).await?;
+    let upgrade = Upgrade {
+        program,
+        monitors,
+        gate: shared.gate.clone(),
+    };
     drop(shared);
-    instance.commit(plan);
-    overview.serve(instance.served());
-    serve(&mut instance, Arc::new(source), &overview, commands, &mut signals).await;
+    let given = serve(
+        &mut instance,
+        Arc::new(source),
+        &overview,
+        &upgrade,
+        commands,
+        &mut signals,
+    )
+    .await;
 
     if let State::Failed(part) = health.state() {
         tracing::error!("{part} ended unexpectedly: the program stops");
@@ -89,34 +103,99 @@ pub(crate) async fn run(
         .map_or(Duration::ZERO, |settings| settings.timeouts.drain);
     instance.close().await;
     tracing::info!(?limit, "draining: no new clients are accepted, sessions may finish");
-    finish(drain, limit, &metrics, &mut signals).await;
+    let drained = finish(drain, limit, &metrics, &mut signals);
+    match given {
+        Some(giving) => giving.finish(&overview, drained).await,
+        None => drained.await,
+    }
     match health.state() {
         State::Failed(part) => Err(CannotRun::Failed(part)),
         _ => Ok(()),
     }
 }
 
-/// Carries out orders, until the program is asked to stop or a part of it has failed.
+/// Opens all listeners and starts the services, or takes both over from another process. Returns
+/// the listeners for the operator.
+async fn begin(
+    instance: &mut Instance,
+    settings: Settings,
+    successor: Option<Successor>,
+    shared: &Shared,
+    overview: &Arc<Overview>,
+    control: Control,
+) -> Result<Vec<Offered>, CannotRun> {
+    let mut taking = match successor {
+        Some(successor) => Some(successor.receive(shared).await?),
+        None => None,
+    };
+    let prepared = async {
+        let plan = instance.prepare(settings).await?;
+        let monitors = monitoring::start(plan.settings(), shared, Arc::clone(overview), control).await?;
+        Ok::<_, CannotRun>((plan, monitors))
+    };
+    let (plan, monitors) = match prepared.await {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            if let Some(taking) = &mut taking {
+                taking.refuse(&error).await;
+            }
+            return Err(error);
+        }
+    };
+    if let Some(taking) = &mut taking {
+        taking.prepared(shared).await?;
+    }
+    instance.commit(plan);
+    overview.serve(instance.served());
+    if let Some(taking) = taking {
+        shared.adopted.clear();
+        shared.gate.set(true);
+        tokio::spawn(taking.run(shared.alive.downgrade(), Arc::clone(overview)));
+    }
+    Ok(monitors)
+}
+
+/// Carries out orders, until the program is asked to stop or a part of it has failed. Returns the
+/// new process, if there is one that has taken over.
 async fn serve(
     instance: &mut Instance,
     source: Arc<Source>,
     overview: &Overview,
+    upgrade: &Upgrade,
     mut commands: mpsc::Receiver<Command>,
     signals: &mut Signals,
-) {
+) -> Option<Giving> {
     let health = &overview.health;
+    let stop = || {
+        health.drain();
+        None
+    };
     loop {
-        let command = tokio::select! {
+        let (order, command) = tokio::select! {
             request = signals.next() => match request {
-                SignalRequest::Stop => return health.drain(),
-                SignalRequest::Reload => None,
+                SignalRequest::Stop => return stop(),
+                SignalRequest::Reload => (Order::Reload { end_sessions: false }, None),
+                SignalRequest::Upgrade => (Order::Upgrade, None),
             },
-            Some(command) = commands.recv() => Some(command),
-            _ = health.stopped() => return,
+            Some(command) = commands.recv() => (command.order, Some(command)),
+            _ = health.stopped() => return None,
         };
-        let order = command.as_ref().map(|command| command.order);
-        let result = match order.unwrap_or(Order::Reload { end_sessions: false }) {
-            Order::Upgrade => Err(NotDone::Unsupported(CANNOT_UPGRADE.to_owned())),
+        let result = match order {
+            // Other orders and signals wait.
+            Order::Upgrade => match upgrade.run(instance, overview).await {
+                Ok((giving, summary)) => {
+                    tracing::info!("handed over: {summary}");
+                    health.drain();
+                    if let Some(command) = command {
+                        command.answer(Ok(format!("handed over: {summary}")));
+                    }
+                    return Some(giving);
+                }
+                Err(why) => {
+                    tracing::error!("the upgrade failed, and this process serves on: {why}");
+                    Err(NotDone::Refused(why))
+                }
+            },
             Order::Drain(name) => {
                 instance.drain(name).await;
                 Ok(format!("{name} accepts no new clients"))
@@ -125,8 +204,8 @@ async fn serve(
                 let reloaded = tokio::select! {
                     biased;
                     reloaded = reload(instance, &source) => reloaded,
-                    () = signals.stop() => return health.drain(),
-                    _ = health.stopped() => return,
+                    () = signals.stop() => return stop(),
+                    _ = health.stopped() => return None,
                 };
                 overview.serve(instance.served());
                 match reloaded {
@@ -263,7 +342,7 @@ mod tests {
             let health = health.clone();
             async move {
                 let source = Source::Files("/nowhere".into());
-                run(settings.unwrap(), source, 1000, &health).await
+                run(settings.unwrap(), source, None, 1000, &health).await
             }
         });
         // This session uses the only place, and the program logs this.
@@ -307,7 +386,7 @@ mod tests {
         let target = std::os::unix::net::UnixListener::bind(&target).unwrap();
         let running = runtime.spawn(async move {
             let source = Source::Files("/nowhere".into());
-            run(settings.unwrap(), source, 100_000, &Health::new()).await
+            run(settings.unwrap(), source, None, 100_000, &Health::new()).await
         });
         let (unstick, stuck) = std::sync::mpsc::channel::<()>();
         let (begun, begins) = std::sync::mpsc::channel();

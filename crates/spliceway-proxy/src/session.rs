@@ -13,6 +13,7 @@ mod arrival;
 mod association;
 mod departure;
 mod exchange;
+mod moving;
 mod open;
 mod request_body;
 mod spin;
@@ -23,9 +24,10 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use spliceway::{Engine, Operation, Peer, Relay, RelayError, RelayOptions, RelaySummary};
+use spliceway::{Engine, Operation, Peer, Relay, RelayError, RelayOptions, RelayState, RelaySummary};
 use tokio::io::{AsyncRead, AsyncWrite, join};
 use tokio::net::TcpStream;
+use tokio::sync::oneshot;
 use tokio::task::coop::unconstrained;
 
 use crate::admission::{self, Permit};
@@ -41,6 +43,7 @@ use crate::sessions::Session;
 use crate::settings::{Kind, ServiceSettings};
 use crate::stream::Stream;
 use answering::{Answering, Upload};
+pub(crate) use moving::{Moving, Parcel, Suspended, arrive};
 use request_body::RequestBody;
 use spin::Spin;
 use spliceway_protocol::http::{Chunks, Malformed};
@@ -132,14 +135,44 @@ pub(crate) async fn run(opening: Opening, _alive: Alive) {
     let AfterOpening {
         opened,
         mut record,
-        permit: _permit,
+        permit,
     } = opening.await;
     let outcome = match opened {
-        Ok(Opened::Relay(ends)) => relay(ends, &mut record).await,
+        Ok(Opened::Relay(ends)) => return relay_to_end(ends, record, permit).await,
         Ok(Opened::Association(open)) => open.run(&mut record).await,
         Err(outcome) => outcome,
     };
     record.end(outcome);
+    drop(permit);
+}
+
+/// Relays until the session ends, or has moved to another process.
+async fn relay_to_end(mut ends: Ends, mut record: Record, mut permit: Permit) {
+    loop {
+        let (suspended, to) = match relay(ends, &mut record).await {
+            Relayed::Ended(outcome) => {
+                record.end(outcome);
+                return drop(permit);
+            }
+            Relayed::Suspended(suspended, to) => (*suspended, to),
+        };
+        let parcel = Parcel {
+            record,
+            permit,
+            suspended,
+        };
+        match Box::pin(moving::offer(parcel, to)).await {
+            Some(parcel) => (ends, record, permit) = (parcel.suspended.into(), parcel.record, parcel.permit),
+            None => return,
+        }
+    }
+}
+
+/// What follows a relay.
+enum Relayed {
+    Ended(Outcome),
+    /// Another process asks for the session.
+    Suspended(Box<Suspended>, oneshot::Sender<Moving>),
 }
 
 /// An open session, of the kind that its client asked for.
@@ -148,15 +181,24 @@ enum Opened {
     Association(Box<association::Open>),
 }
 
-/// Both ends of a relay, and the bytes that each end has sent after its handshake.
+/// Both ends of a relay, and how the relay begins.
 struct Ends {
     client: Stream,
-    up: Vec<u8>,
-    /// The part of the client's further bytes that is for the target. `None` means all of them.
-    rest: Option<RemainingBody>,
     upstream: Stream,
-    down: Vec<u8>,
     rates: SessionRates,
+    begin: Begin,
+}
+
+enum Begin {
+    /// With the bytes that each end has sent after its handshake.
+    New {
+        up: Vec<u8>,
+        /// The part of the client's further bytes that is for the target. `None` means all of them.
+        rest: Option<RemainingBody>,
+        down: Vec<u8>,
+    },
+    /// From the state of a suspended relay.
+    Resume(Box<RelayState>),
 }
 
 /// The part of a request's body that has not arrived yet.
@@ -183,14 +225,12 @@ impl RemainingBody {
 }
 
 /// Relays between sockets of concrete types, because the relay decides by type what it can splice.
-async fn relay(ends: Ends, record: &mut Record) -> Outcome {
+async fn relay(ends: Ends, record: &mut Record) -> Relayed {
     let Ends {
         client,
-        up,
-        rest,
         upstream,
-        down,
         rates,
+        begin,
     } = ends;
     let mut options = record.service().relays.clone();
     if let Some(limit) = &rates.incoming {
@@ -199,19 +239,43 @@ async fn relay(ends: Ends, record: &mut Record) -> Outcome {
     if let Some(limit) = &rates.outgoing {
         options = options.b_to_a_rate_limit(limit);
     }
-    if let Some(rest) = rest {
-        let asked = Request { up, rest, down };
-        return Box::pin(exchange(client, asked, upstream, options, record)).await;
-    }
-    let options = options.a_to_b_prefix(up).b_to_a_prefix(down);
-    let ended = match (client, upstream) {
-        (Stream::Tcp(client), Stream::Tcp(upstream)) => plain(client, upstream, options, record).await,
-        (Stream::Tcp(client), Stream::Unix(upstream)) => plain(client, upstream, options, record).await,
-        (Stream::Unix(client), Stream::Tcp(upstream)) => plain(client, upstream, options, record).await,
-        (Stream::Unix(client), Stream::Unix(upstream)) => plain(client, upstream, options, record).await,
+    let state = match begin {
+        Begin::New {
+            up,
+            rest: Some(rest),
+            down,
+        } => {
+            let asked = Request { up, rest, down };
+            return Relayed::Ended(Box::pin(exchange(client, asked, upstream, options, record)).await);
+        }
+        Begin::New { up, rest: None, down } => {
+            options = options.a_to_b_prefix(up).b_to_a_prefix(down);
+            None
+        }
+        Begin::Resume(state) => Some(state),
     };
-    ended.into()
+    let ended = match (client, upstream) {
+        (Stream::Tcp(client), Stream::Tcp(upstream)) => plain(client, upstream, options, state, record).await,
+        (Stream::Tcp(client), Stream::Unix(upstream)) => plain(client, upstream, options, state, record).await,
+        (Stream::Unix(client), Stream::Tcp(upstream)) => plain(client, upstream, options, state, record).await,
+        (Stream::Unix(client), Stream::Unix(upstream)) => plain(client, upstream, options, state, record).await,
+    };
+    match ended {
+        Ok(ended) => Relayed::Ended(ended.into()),
+        Err((client, upstream, state, to)) => {
+            let suspended = Suspended {
+                client,
+                upstream,
+                state: *state,
+                rates,
+            };
+            Relayed::Suspended(Box::new(suspended), to)
+        }
+    }
 }
+
+/// Why a relay ended before its streams: another process asks for the session.
+type Interrupted = (Stream, Stream, Box<RelayState>, oneshot::Sender<Moving>);
 
 /// A request, and the bytes of its answer that were read before the relay started.
 struct Request {
@@ -330,27 +394,60 @@ async fn answer(
     }
 }
 
-/// Relays without looking at the bytes, and stays awake after messages if the settings say so.
+/// Relays without looking at the bytes, and stays awake after messages if the settings say so. If
+/// another process asks for the session, the relay is suspended.
 async fn plain<A, B>(
     client: A,
     upstream: B,
     options: RelayOptions,
+    state: Option<Box<RelayState>>,
     record: &mut Record,
-) -> Result<RelaySummary, RelayError>
+) -> Result<Result<RelaySummary, RelayError>, Interrupted>
 where
-    A: AsyncRead + AsyncWrite + Unpin,
-    B: AsyncRead + AsyncWrite + Unpin,
+    A: AsyncRead + AsyncWrite + Unpin + Into<Stream>,
+    B: AsyncRead + AsyncWrite + Unpin + Into<Stream>,
 {
-    let mut relay = pin!(relay_of(client, upstream, options, record));
+    let mut relay = match state {
+        None => relay_of(client, upstream, options, record),
+        Some(state) => {
+            let mut relay = Relay::resume(client, upstream, options, *state);
+            record.resuming(relay.stats(), relay.cancel_handle());
+            relay
+        }
+    };
     let mut spin = Spin::new(record.service().spin, relay.stats());
-    poll_fn(|cx| {
-        let polled = relay.as_mut().poll(cx);
-        if let (Poll::Pending, Some(spin)) = (&polled, &mut spin) {
+    let (session, mut is_movable) = (record.session(), false);
+    let to = poll_fn(|cx| {
+        if let Poll::Ready(ended) = Pin::new(&mut relay).poll(cx) {
+            return Poll::Ready(Ok(ended));
+        }
+        if let Some(spin) = &mut spin {
             spin.after_poll(cx);
         }
-        polled
-    })
-    .await
+        if !is_movable {
+            is_movable = true;
+            session.is_movable_by(cx.waker());
+        }
+        if let Some(to) = session.asked_to_move() {
+            if relay.can_suspend() {
+                return Poll::Ready(Err(to));
+            }
+            session.is_movable_by(cx.waker());
+        }
+        Poll::Pending
+    });
+    let to = match to.await {
+        Ok(ended) => return Ok(ended),
+        Err(to) => to,
+    };
+    match relay.suspend() {
+        Ok(suspended) => Err((suspended.a.into(), suspended.b.into(), Box::new(suspended.state), to)),
+        // The streams are gone, as after a failed relay.
+        Err(error) => {
+            tracing::error!(%error, "cannot read out a pipe: a session ends");
+            Ok(Ok(RelaySummary::default()))
+        }
+    }
 }
 
 fn relay_of<A, B>(client: A, upstream: B, options: RelayOptions, record: &mut Record) -> Relay<A, B>

@@ -7,18 +7,21 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 use std::time::Duration;
 
 use slab::Slab;
 use spliceway::{CancelHandle, DirectionSummary, RelayStats, RelaySummary};
 use spliceway_protocol::Spoken;
 use spliceway_protocol::address::Target;
+use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
 use crate::associate::AssociateStats;
+use crate::session::Moving;
 
 /// The time in which a session that is closed from outside may deliver the bytes that it holds, as
 /// at the end of a drain.
@@ -41,6 +44,8 @@ pub(crate) struct Session {
     pub(crate) service: &'static str,
     pub(crate) started: Instant,
     facts: Mutex<Facts>,
+    /// Whether another process asks for this session: see [`MoveState::Requested`].
+    is_asked: AtomicBool,
 }
 
 /// What is known about a session.
@@ -65,8 +70,20 @@ pub(crate) struct Facts {
     pub(crate) is_closed: bool,
     /// Whether the last record of the session is being written.
     pub(crate) is_over: bool,
+    pub(crate) mover: MoveState,
     task: Option<AbortHandle>,
     activity: Option<Activity>,
+}
+
+/// Whether a session can move to another process.
+#[derive(Default)]
+pub(crate) enum MoveState {
+    #[default]
+    Stays,
+    /// Its relay can be suspended, by this task.
+    Movable(Waker),
+    /// Another process asks for it. Its task answers, or drops the sender.
+    Requested(oneshot::Sender<Moving>),
 }
 
 /// What a session does now.
@@ -90,17 +107,33 @@ impl Sessions {
     /// Adds a session. Returns it, and its key for [`Self::remove`].
     pub(crate) fn add(&self, service: &'static str, client: Option<SocketAddr>) -> (Arc<Session>, usize) {
         let id = self.count.fetch_add(1, Ordering::Relaxed) + 1;
-        let session = Arc::new(Session {
-            id,
-            service,
-            started: Instant::now(),
-            facts: Mutex::new(Facts {
-                client,
-                ..Facts::default()
-            }),
-        });
-        let key = self.open().insert((id, Arc::clone(&session)));
+        let facts = Facts {
+            client,
+            ..Facts::default()
+        };
+        self.insert(Session::new(id, service, Instant::now(), facts))
+    }
+
+    /// Adds a session from another process.
+    pub(crate) fn insert(&self, session: Session) -> (Arc<Session>, usize) {
+        let session = Arc::new(session);
+        let key = self.open().insert((session.id, Arc::clone(&session)));
         (session, key)
+    }
+
+    /// Returns the number of open sessions.
+    pub(crate) fn len(&self) -> usize {
+        self.open().len()
+    }
+
+    /// Returns the last identifier.
+    pub(crate) fn last_id(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Gives later sessions higher identifiers than this one.
+    pub(crate) fn continue_after(&self, id: u64) {
+        self.count.fetch_max(id, Ordering::Relaxed);
     }
 
     pub(crate) fn remove(&self, key: usize) {
@@ -168,6 +201,49 @@ impl Sessions {
 }
 
 impl Session {
+    pub(crate) fn new(id: u64, service: &'static str, started: Instant, facts: Facts) -> Self {
+        Self {
+            id,
+            service,
+            started,
+            facts: Mutex::new(facts),
+            is_asked: AtomicBool::new(false),
+        }
+    }
+
+    /// Asks the task of the session to suspend its relay. The channel is closed without an answer
+    /// if the session ends, or stays for another reason. Returns `None` if the session cannot move
+    /// now.
+    pub(crate) fn ask_to_move(&self) -> Option<oneshot::Receiver<Moving>> {
+        let mut facts = self.facts();
+        let MoveState::Movable(task) = &facts.mover else {
+            return None;
+        };
+        let (task, (sender, receiver)) = (task.clone(), oneshot::channel());
+        facts.mover = MoveState::Requested(sender);
+        self.is_asked.store(true, Ordering::Relaxed);
+        drop(facts);
+        task.wake();
+        Some(receiver)
+    }
+
+    /// Records that this task can suspend the relay of the session.
+    pub(crate) fn is_movable_by(&self, task: &Waker) {
+        self.is_asked.store(false, Ordering::Relaxed);
+        self.facts().mover = MoveState::Movable(task.clone());
+    }
+
+    /// Returns the sender of [`MoveState::Requested`].
+    pub(crate) fn asked_to_move(&self) -> Option<oneshot::Sender<Moving>> {
+        if !self.is_asked.load(Ordering::Relaxed) {
+            return None;
+        }
+        match std::mem::take(&mut self.facts().mover) {
+            MoveState::Requested(sender) => Some(sender),
+            MoveState::Stays | MoveState::Movable(_) => None,
+        }
+    }
+
     /// Locks the facts and ignores poisoning, because they are valid at every instant.
     pub(crate) fn facts(&self) -> MutexGuard<'_, Facts> {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner)

@@ -1,13 +1,14 @@
 //! The open listeners, and the services that they lead to.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use spliceway_protocol::address::ListenAddress;
 use tokio::sync::watch;
 
 use super::Shared;
 use crate::exposure::Reach;
+use crate::handover::Offered;
 use crate::listener::{self, Listener};
 use crate::policy::OwnEntry;
 use crate::service::Service;
@@ -27,11 +28,13 @@ pub(super) struct OpenSocket {
     reach: Reach,
     described: String,
     to: watch::Sender<Assignment>,
+    /// The listener, as long as its task has it.
+    listener: Weak<Listener>,
 }
 
 /// A listener without a task.
 pub(super) struct Bound {
-    listener: Listener,
+    listener: Arc<Listener>,
     own: Option<OwnEntry>,
 }
 
@@ -45,12 +48,16 @@ pub(super) struct Assignment {
 
 impl Bound {
     /// Binds the listeners of an address, and adds them to the list of own listeners.
-    pub(super) async fn bind(address: &ListenAddress, shared: &Shared) -> io::Result<Vec<Self>> {
+    ///
+    /// A process that was started to take over uses the listeners of `service` that it received.
+    pub(super) async fn bind(address: &ListenAddress, service: &str, shared: &Shared) -> io::Result<Vec<Self>> {
         let bound = |listener: Listener| {
             let own = shared.own.add(&listener)?;
+            let listener = Arc::new(listener);
             Ok(Self { listener, own })
         };
-        listener::bind(address).await?.into_iter().map(bound).collect()
+        let listeners = shared.adopted.bind(&role(service), address).await?;
+        listeners.into_iter().map(bound).collect()
     }
 
     pub(super) fn reach(&self) -> Reach {
@@ -74,11 +81,13 @@ impl OpenAddress {
         let sockets = bound.into_iter().map(|bound| {
             let (reach, described) = (bound.reach(), bound.describe());
             let (sender, receiver) = watch::channel(to.clone());
+            let listener = Arc::downgrade(&bound.listener);
             accepting.spawn(accept(bound, receiver, shared.clone()));
             OpenSocket {
                 reach,
                 described,
                 to: sender,
+                listener,
             }
         });
         Self {
@@ -90,6 +99,19 @@ impl OpenAddress {
 
     pub(super) fn service(&self) -> &'static str {
         self.service
+    }
+
+    /// Returns the open listeners, for another process.
+    pub(super) fn listeners(&self) -> Offered {
+        Offered {
+            role: role(self.service),
+            address: self.address.to_string(),
+            listeners: self
+                .sockets
+                .iter()
+                .filter_map(|socket| socket.listener.upgrade())
+                .collect(),
+        }
     }
 
     /// Returns the address of each listener.
@@ -115,7 +137,7 @@ impl OpenAddress {
     pub(super) fn is_at(&self, address: &ListenAddress, service: &str) -> bool {
         match (&self.address, address) {
             // The kernel has chosen the port, and whoever uses it expects the same service.
-            _ if has_any_port(address) && self.service != service => false,
+            _ if listener::has_any_port(address) && self.service != service => false,
             (ListenAddress::Unix { path: have, .. }, ListenAddress::Unix { path, .. }) => have == path,
             (have, address) => have == address,
         }
@@ -145,18 +167,15 @@ impl OpenAddress {
     }
 }
 
-fn has_any_port(address: &ListenAddress) -> bool {
-    match address {
-        ListenAddress::Every(port) | ListenAddress::Name(_, port) => *port == 0,
-        ListenAddress::Ip(address) => address.port() == 0,
-        ListenAddress::Unix { .. } | ListenAddress::Inherited(_) => false,
-    }
-}
-
 impl std::fmt::Display for OpenAddress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.address.fmt(f)
     }
+}
+
+/// Returns the role of a service's listeners, which differs from that of the operator's listeners.
+fn role(service: &str) -> String {
+    format!("service {service}")
 }
 
 /// Accepts clients until the listener is no longer wanted, the service stops accepting, or the
@@ -167,32 +186,33 @@ async fn accept(bound: Bound, to: watch::Receiver<Assignment>, shared: Shared) {
     let guard = shared
         .health
         .guard(&format!("the {name} listener on {}", listener.describe()));
-    let (health, changes) = (shared.health.clone(), to.clone());
-    let stop = async move {
+    let stop = async {
         tokio::select! {
-            _ = health.stopped() => {}
-            () = unwanted(changes) => {}
+            _ = shared.health.stopped() => {}
+            () = unwanted(to.clone()) => {}
         }
     };
-    listener::accept(
-        listener,
-        &shared.admission,
-        &shared.metrics,
-        stop,
-        |accepted, permit| {
-            let Assignment { service, port_index } = to.borrow().clone();
-            let arrival = Arrival {
-                accepted,
-                port_index,
-                permit,
-            };
-            if let Some((opening, session)) = session::begin(arrival, service) {
-                let task = tokio::spawn(session::run(opening, shared.alive.clone()));
-                session.runs_in(task.abort_handle());
-            }
-        },
-    )
-    .await;
+    shared
+        .gate
+        .accept(
+            &listener,
+            &shared.admission,
+            &shared.metrics,
+            stop,
+            |accepted, permit| {
+                let Assignment { service, port_index } = to.borrow().clone();
+                let arrival = Arrival {
+                    accepted,
+                    port_index,
+                    permit,
+                };
+                if let Some((opening, session)) = session::begin(arrival, service) {
+                    let task = tokio::spawn(session::run(opening, shared.alive.clone()));
+                    session.runs_in(task.abort_handle());
+                }
+            },
+        )
+        .await;
     drop(own);
     guard.release();
     // Whoever waits for the end of the listener waits for the last receiver.

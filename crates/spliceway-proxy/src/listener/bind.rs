@@ -2,10 +2,11 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
-use tokio::net::{TcpListener, lookup_host};
+use tokio::net::{TcpListener, UnixListener, lookup_host};
 
 use super::{BACKLOG, Listener, SocketFile, inherited};
 use crate::errno;
@@ -40,6 +41,36 @@ pub(crate) async fn bind(address: &ListenAddress) -> io::Result<Vec<Listener>> {
         ListenAddress::Inherited(name) => inherited::take(name),
     };
     bound.map_err(named)
+}
+
+/// Returns the listener of a socket that another process opened for `address`.
+pub(crate) fn adopted(socket: OwnedFd, address: &ListenAddress) -> io::Result<Listener> {
+    let unfit = || io::Error::new(io::ErrorKind::InvalidInput, "the socket is no listener");
+    let options = SockRef::from(&socket);
+    if !options.is_listener()? || options.r#type()? != Type::STREAM {
+        return Err(unfit());
+    }
+    options.set_nonblocking(true)?;
+    match options.domain()? {
+        Domain::UNIX => {
+            let file = match address {
+                ListenAddress::Unix { path, .. } => SocketFile::adopt(path),
+                _ => None,
+            };
+            UnixListener::from_std(socket.into()).map(|listener| Listener::Unix(file, listener))
+        }
+        Domain::IPV4 | Domain::IPV6 => TcpListener::from_std(socket.into()).map(Listener::Tcp),
+        _ => Err(unfit()),
+    }
+}
+
+/// Returns whether the kernel chooses the port for this address.
+pub(crate) fn has_any_port(address: &ListenAddress) -> bool {
+    match address {
+        ListenAddress::Every(port) | ListenAddress::Name(_, port) => *port == 0,
+        ListenAddress::Ip(address) => address.port() == 0,
+        ListenAddress::Unix { .. } | ListenAddress::Inherited(_) => false,
+    }
 }
 
 /// Listens on all addresses of a name. It skips an address that this machine does not have, such as

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{Mode, OFlags, fchmod, open};
 use rustix::io::Errno;
@@ -16,6 +17,9 @@ use super::BACKLOG;
 /// The default mode: only the user of this program and root may connect. By default, other users of
 /// the machine must not use the proxy.
 const MODE: u32 = 0o600;
+
+/// Whether another process uses the sockets from now on, so their files stay.
+static LEFT: AtomicBool = AtomicBool::new(false);
 
 /// The file of a socket that this process listens on. Dropping this value removes the file if the
 /// path still refers to the same file.
@@ -55,8 +59,28 @@ impl SocketFile {
     }
 }
 
+impl SocketFile {
+    /// Takes over the file of a socket that another process has bound to `path`. Returns `None` if
+    /// the file is not there any more.
+    pub(super) fn adopt(path: &Path) -> Option<Self> {
+        let found = fs::symlink_metadata(path).ok()?;
+        Some(Self {
+            path: path.to_owned(),
+            inode: inode(&found),
+        })
+    }
+
+    /// Leaves the files of all sockets to the process that has taken them over.
+    pub(crate) fn leave_all() {
+        LEFT.store(true, Ordering::Relaxed);
+    }
+}
+
 impl Drop for SocketFile {
     fn drop(&mut self) {
+        if LEFT.load(Ordering::Relaxed) {
+            return;
+        }
         if fs::symlink_metadata(&self.path).is_ok_and(|found| inode(&found) == self.inode) {
             // If this fails, the next start removes the file.
             let _ = fs::remove_file(&self.path);
@@ -123,7 +147,7 @@ fn make_way(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::AtomicU32;
     use tokio::net::UnixStream;
 
     /// A directory for one test. Dropping this value removes the directory.

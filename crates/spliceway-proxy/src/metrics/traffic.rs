@@ -66,6 +66,8 @@ struct Ledger {
 
 struct Running {
     stats: RelayStats,
+    /// The counts with which the relay arrived from elsewhere. They are counted there.
+    before: Option<Box<RelaySummary>>,
     cancel: CancelHandle,
     /// For each direction, the reason that `fallbacks` already includes.
     counted: [Option<Reason>; 2],
@@ -122,22 +124,39 @@ impl Traffic {
 
     /// Records that a relay starts. Returns its key for [`Self::leave`].
     pub(crate) fn enter(&self, stats: RelayStats, cancel: CancelHandle) -> usize {
+        self.insert(stats, cancel, None)
+    }
+
+    /// Does the same for a relay that resumes. Its counts so far are counted where it was
+    /// suspended.
+    pub(crate) fn resume(&self, stats: RelayStats, cancel: CancelHandle) -> usize {
+        let before = Box::new(stats.snapshot());
+        self.insert(stats, cancel, Some(before))
+    }
+
+    fn insert(&self, stats: RelayStats, cancel: CancelHandle, before: Option<Box<RelaySummary>>) -> usize {
+        let counted = before
+            .as_ref()
+            .map_or([None; 2], |before| [before.a_to_b.fallback, before.b_to_a.fallback]);
         self.ledger().running.insert(Running {
             stats,
+            before,
             cancel,
-            counted: [None; 2],
+            counted,
         })
     }
 
-    /// Records that the relay with this key has ended and moves no more bytes. Returns its summary.
+    /// Records that the relay with this key has ended and moves no more bytes. Returns its summary,
+    /// with the counts that it arrived with.
     pub(crate) fn leave(&self, key: usize) -> RelaySummary {
         let mut ledger = self.ledger();
         let mut relay = ledger.running.remove(key);
         let summary = relay.stats.snapshot();
         relay.count_fallbacks(&summary, &mut ledger.fallbacks);
-        ledger.ended.add(&summary);
+        let moved = relay.moved(&summary);
+        ledger.ended.add(&moved);
         if let Some(scan) = ledger.scan.as_mut().filter(|scan| key >= scan.next) {
-            scan.bytes.add(&summary);
+            scan.bytes.add(&moved);
         }
         summary
     }
@@ -174,7 +193,7 @@ impl Traffic {
             };
             let summary = relay.stats.snapshot();
             relay.count_fallbacks(&summary, &mut ledger.fallbacks);
-            scan.bytes.add(&summary);
+            scan.bytes.add(&relay.moved(&summary));
         }
         let is_last = scan.next >= ledger.running.capacity();
         let scan = ledger.scan.take_if(|_| is_last)?;
@@ -229,6 +248,20 @@ impl Traffic {
 }
 
 impl Running {
+    /// Returns the part of the counts that belongs to this process.
+    fn moved(&self, summary: &RelaySummary) -> RelaySummary {
+        let mut moved = *summary;
+        if let Some(before) = &self.before {
+            let ways = [(&mut moved.a_to_b, before.a_to_b), (&mut moved.b_to_a, before.b_to_a)];
+            for (way, before) in ways {
+                way.spliced -= before.spliced;
+                way.copied -= before.copied;
+                way.lost -= before.lost.min(way.lost);
+            }
+        }
+        moved
+    }
+
     fn count_fallbacks(&mut self, summary: &RelaySummary, fallbacks: &mut [u64; Reason::ALL.len()]) {
         for (counted, direction) in self.counted.iter_mut().zip([summary.a_to_b, summary.b_to_a]) {
             if *counted == direction.fallback {

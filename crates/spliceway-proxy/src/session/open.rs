@@ -14,7 +14,7 @@ use super::arrival::{self, Addresses};
 use super::association::{self, Reach};
 use super::departure::{Finish, departed};
 use super::exchange::{self, NoAnswer, Patience};
-use super::{Ends, Opened, RemainingBody};
+use super::{Begin, Ends, Opened, RemainingBody};
 use crate::admission::{self, ClientKey, Dial, Permit};
 use crate::bind::{Binding, Expected, NobodyCame};
 use crate::dial::{DialError, Dialed};
@@ -367,12 +367,14 @@ impl Opening {
         charge(&rates.incoming, up.len() as u64 + self.ahead);
         charge(&rates.outgoing, dialed.early.len() as u64);
         Ok(Ends {
-            up,
-            rest,
             rates,
             client: self.client.into_inner(),
             upstream: dialed.stream,
-            down: dialed.early,
+            begin: Begin::New {
+                up,
+                rest,
+                down: dialed.early,
+            },
         })
     }
 }

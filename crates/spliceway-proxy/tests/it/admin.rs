@@ -281,12 +281,6 @@ fn wrong_requests_get_a_sentence() {
         ("GET", "/v1/sessions/x%22", 404, "no session x%22 is open"),
         (
             "POST",
-            "/v1/upgrade",
-            501,
-            "this program cannot hand over to a new process: restart it",
-        ),
-        (
-            "POST",
             "/v1/reload?all",
             400,
             "the only query of a reload is `end-sessions`",
@@ -409,24 +403,6 @@ fn the_status_command_prints_nothing_that_a_terminal_obeys() {
         server.join().unwrap();
         fs::remove_file(&socket.0).unwrap();
     }
-}
-
-#[test]
-fn an_upgrade_that_is_refused_is_told_with_a_sentence_and_code_1() {
-    let socket = Socket::new();
-    let _program = Program::socks5(&["--admin", &socket.address()]);
-    let upgrade = socket.command(&["upgrade"]);
-    assert_eq!(upgrade.status.code(), Some(1));
-    let stderr = String::from_utf8(upgrade.stderr).unwrap();
-    assert_eq!(
-        stderr,
-        "spliceway: this program cannot hand over to a new process: restart it\n"
-    );
-    assert!(
-        String::from_utf8(upgrade.stdout)
-            .unwrap()
-            .contains("hands over 0 sessions")
-    );
 }
 
 #[test]

@@ -19,6 +19,8 @@ mod drain;
 // Targets that answer and close in the middle of an upload.
 mod early_answer;
 mod forward;
+// An upgrade: a new process takes over listeners and sessions.
+mod handover;
 // Completions and manual pages.
 mod generated;
 mod harness;

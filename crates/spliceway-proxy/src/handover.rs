@@ -1,0 +1,95 @@
+//! Hands the running program over to a new process: listeners, then sessions, one by one.
+//!
+//! ```text
+//!   old process                                  new process
+//!   starts it, with a socket as stdin ─────────▶ reads its own configuration
+//!   Hello, Listener …, Prepare ────────────────▶ builds everything
+//!                  ◀──────────────────────────── Ready, or Refused: the old one serves on
+//!   Serve, with the metrics ───────────────────▶ accepts clients
+//!                  ◀──────────────────────────── Serving
+//!   pauses its accept tasks
+//!   suspends a relay, Session ─────────────────▶ holds the session
+//!                  ◀──────────────────────────── Taken: it owns the session, and resumes the relay
+//!   closes its listeners and drains; sessions
+//!   that begin to relay follow; Totals, end ───▶ serves alone
+//! ```
+//!
+//! `owner.rs` says who owns a session at each moment. `docs/design/009-live-hand-over.md` says what
+//! moves and what does not.
+
+mod adopted;
+mod gate;
+mod give;
+mod link;
+mod message;
+mod owner;
+mod take;
+mod upgrade;
+
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+pub(crate) use adopted::Adopted;
+pub(crate) use gate::{Gate, Offered};
+pub(crate) use give::Giving;
+pub(crate) use take::Successor;
+pub(crate) use upgrade::Upgrade;
+
+/// The environment variable that tells a new process that its standard input is the socket of the
+/// old one.
+const VARIABLE: &str = "SPLICEWAY_HANDOVER";
+
+/// The program that takes over: the file and the arguments that this process was started with.
+pub(crate) struct Program {
+    path: PathBuf,
+    arguments: Vec<OsString>,
+}
+
+impl Program {
+    /// Returns the program of this process.
+    ///
+    /// If it was started with a path, this is the path, so that a link can be moved to another
+    /// version. If the shell found it by its name, it is the file that was found, or the file that
+    /// has replaced it.
+    ///
+    /// # Errors
+    /// Returns an error if the system does not know the file of this process.
+    pub(crate) fn of_this_process() -> std::io::Result<Self> {
+        let mut arguments = std::env::args_os();
+        let typed = arguments.next().unwrap_or_default();
+        let path = match typed.as_bytes().contains(&b'/') {
+            true => std::env::current_dir()?.join(typed),
+            false => without_suffix(std::env::current_exe()?),
+        };
+        Ok(Self {
+            path,
+            arguments: arguments.collect(),
+        })
+    }
+}
+
+/// Removes what the kernel appends to the name of a file that was removed.
+fn without_suffix(path: PathBuf) -> PathBuf {
+    let bytes = path.as_os_str().as_bytes();
+    let bytes = bytes.strip_suffix(b" (deleted)").unwrap_or(bytes);
+    OsString::from_vec(bytes.to_vec()).into()
+}
+
+impl std::fmt::Display for Program {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.path.display().fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_was_removed_has_the_name_of_the_one_that_replaced_it() {
+        for (name, expected) in [("/a/b (deleted)", "/a/b"), ("/a/b", "/a/b"), (" (deleted)", "")] {
+            assert_eq!(without_suffix(name.into()), PathBuf::from(expected));
+        }
+    }
+}

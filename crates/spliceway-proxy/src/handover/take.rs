@@ -1,0 +1,256 @@
+//! The new process: receives listeners, prepares, serves, and then receives sessions.
+
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use socket2::{Domain, SockRef, Type};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::Instant;
+
+use super::link::{self, Frame, Link};
+use super::message::{SessionMessage, ToNew, ToOld, VERSION};
+use super::owner::{Answer, Taker};
+use super::{Adopted, VARIABLE};
+use crate::drain::MaybeAlive;
+use crate::instance::Shared;
+use crate::overview::Overview;
+use crate::record::Record;
+use crate::service::Service;
+use crate::session::{self, Parcel, Suspended};
+use crate::sessions::Session;
+use crate::stream::Stream;
+
+/// The socket to the process that has started this one.
+pub(crate) struct Successor(StdUnixStream);
+
+/// The end of the hand-over in the new process.
+pub(crate) struct Taking(Link);
+
+impl Successor {
+    /// Returns the socket if another process has started this one to take over. Afterwards, nothing
+    /// else of this process can use it.
+    ///
+    /// # Errors
+    /// Returns an error if standard input is not such a socket.
+    pub(crate) fn from_stdin() -> Result<Option<Self>, String> {
+        if std::env::var_os(VARIABLE).is_none() {
+            return Ok(None);
+        }
+        let wrong = |error: io::Error| {
+            format!("{VARIABLE} is set, but standard input is no socket of a running spliceway: {error}")
+        };
+        Self::adopt().map(Some).map_err(wrong)
+    }
+
+    fn adopt() -> io::Result<Self> {
+        let socket = io::stdin().as_fd().try_clone_to_owned()?;
+        let options = SockRef::from(&socket);
+        if options.domain()? != Domain::UNIX || options.r#type()? != Type::STREAM {
+            return Err(io::Error::other("it is another kind of socket"));
+        }
+        let peer = rustix::net::sockopt::socket_peercred(&socket)?;
+        if peer.uid != rustix::process::geteuid() || Some(peer.pid) != rustix::process::getppid() {
+            return Err(io::Error::other("it is the socket of another user or process"));
+        }
+        rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null")?)?;
+        Ok(Self(socket.into()))
+    }
+
+    /// Says why this process does not take over.
+    pub(crate) fn refuse(mut self, why: &impl std::fmt::Display) {
+        let why = why.to_string();
+        if let Ok(frame) = link::encode(&ToOld::Refused { why }, &[]) {
+            // The old process serves on, whether or not it knows the reason.
+            let _ = self.0.write_all(&frame);
+        }
+    }
+
+    /// Receives the listeners of the old process.
+    pub(crate) async fn receive(self, shared: &Shared) -> io::Result<Taking> {
+        let mut link = Link::new(self.0)?;
+        loop {
+            let Some(Frame {
+                message, descriptors, ..
+            }) = link.take().await?
+            else {
+                return Err(io::Error::other("the old process has ended"));
+            };
+            match message {
+                ToNew::Hello { version: VERSION } => {}
+                ToNew::Hello { version } => {
+                    let why = format!("the old process hands over in version {version}, and this one in {VERSION}");
+                    Taking(link).refuse(&why).await;
+                    return Err(io::Error::other(why));
+                }
+                ToNew::Listener { role, address, group } => {
+                    if let Err(error) = adopt(&shared.adopted, group, role, &address, descriptors) {
+                        let why = format!("the listener on {address}: {error}");
+                        Taking(link).refuse(&why).await;
+                        return Err(io::Error::other(why));
+                    }
+                }
+                ToNew::Prepare { last_session } => {
+                    shared.sessions.continue_after(last_session);
+                    return Ok(Taking(link));
+                }
+                other => return Err(io::Error::other(format!("an unexpected message: {other:?}"))),
+            }
+        }
+    }
+}
+
+fn adopt(adopted: &Adopted, group: usize, role: String, address: &str, descriptors: Vec<OwnedFd>) -> io::Result<()> {
+    let [socket] = <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| io::Error::other("it did not arrive"))?;
+    adopted.add(group, role, address, socket)
+}
+
+impl Taking {
+    /// Says why this process does not take over.
+    pub(crate) async fn refuse(&mut self, why: &impl std::fmt::Display) {
+        let refused = ToOld::Refused { why: why.to_string() };
+        // The old process serves on, whether or not it knows the reason.
+        let _ = self.0.say(&refused).await;
+    }
+
+    /// Waits until this process may accept clients. If it has died, this process is the
+    /// only one left, and serves.
+    ///
+    /// # Errors
+    /// Returns an error if the messages make no sense. The old process then serves on.
+    pub(crate) async fn prepared(&mut self, shared: &Shared) -> io::Result<()> {
+        if self.0.say(&ToOld::Ready).await.is_err() {
+            return Ok(());
+        }
+        match self.0.take().await? {
+            Some(Frame {
+                message: ToNew::Serve,
+                data,
+                ..
+            }) => shared.metrics.continue_from(&String::from_utf8_lossy(&data)),
+            Some(Frame { message, .. }) => {
+                return Err(io::Error::other(format!("an unexpected message: {message:?}")));
+            }
+            None => tracing::warn!("the old process has ended: this one takes over without its sessions"),
+        }
+        Ok(())
+    }
+
+    /// Receives sessions until the old process has ended.
+    pub(crate) async fn run(mut self, alive: MaybeAlive, overview: Arc<Overview>) {
+        // If this fails, the old process is dead.
+        let _ = self.0.say(&ToOld::Serving).await;
+        let mut taken = 0_u64;
+        loop {
+            match self.0.take().await {
+                Ok(Some(Frame {
+                    message: ToNew::Session(session),
+                    data,
+                    descriptors,
+                })) => taken += u64::from(self.session(*session, &data, descriptors, &alive, &overview).await),
+                Ok(Some(Frame {
+                    message: ToNew::Totals,
+                    data,
+                    ..
+                })) => overview.metrics.continue_from(&String::from_utf8_lossy(&data)),
+                Ok(Some(Frame { message, .. })) => {
+                    tracing::error!("the old process sends an unexpected message: {message:?}");
+                    break;
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    tracing::error!(%error, "cannot understand the old process");
+                    break;
+                }
+            }
+        }
+        tracing::info!("took over {taken} sessions: the old process has ended");
+    }
+
+    /// Takes one session, or refuses it. Returns whether this process owns it.
+    async fn session(
+        &mut self,
+        message: SessionMessage,
+        data: &[u8],
+        descriptors: Vec<OwnedFd>,
+        alive: &MaybeAlive,
+        overview: &Overview,
+    ) -> bool {
+        let mut taker = Taker::default();
+        taker.received();
+        let session = message.id;
+        let alive = alive.upgrade().ok_or_else(|| io::Error::other("the new process stops"));
+        let parcel = alive.and_then(|alive| Ok((parcel(message, data, descriptors, overview)?, alive)));
+        let (answer, parcel, said) = match parcel {
+            Ok(parcel) => (Answer::Taken, Some(parcel), ToOld::Taken { session }),
+            Err(error) => {
+                let why = error.to_string();
+                (Answer::Refused, None, ToOld::NotTaken { session, why })
+            }
+        };
+        // If the old process is dead, this is the only process that has the session.
+        let _is_heard = self.0.say(&said).await;
+        taker.answered(answer);
+        match parcel.filter(|_| taker.owns()) {
+            Some((parcel, alive)) => {
+                session::arrive(parcel, alive);
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+/// Builds everything that the session needs. Nothing of it moves a byte.
+fn parcel(message: SessionMessage, data: &[u8], descriptors: Vec<OwnedFd>, overview: &Overview) -> io::Result<Parcel> {
+    let [client, upstream] = <[OwnedFd; 2]>::try_from(descriptors)
+        .map_err(|missing| io::Error::other(format!("{} of 2 sockets arrived", missing.len())))?;
+    let service = service(&message.service, overview)?;
+    let state = message
+        .state(data)
+        .ok_or_else(|| io::Error::other("bytes are missing"))?;
+    let (client, upstream) = (stream(client)?, stream(upstream)?);
+    let facts = message.facts();
+    let address = facts.client.map(|client| client.ip());
+    let rates = service.rates.of_session(address);
+    rates.set_balances(message.rates);
+    let mut permit = overview.admission.readmit();
+    if let Some(address) = address {
+        // A client above its limit keeps its sessions.
+        let _is_counted = permit.count(address);
+    }
+    let age = Duration::from_micros(message.age_us);
+    let now = Instant::now();
+    let session = Session::new(message.id, service.name, now.checked_sub(age).unwrap_or(now), facts);
+    Ok(Parcel {
+        record: Record::arrived(service, session),
+        permit,
+        suspended: Suspended {
+            client,
+            upstream,
+            state,
+            rates,
+        },
+    })
+}
+
+fn service(name: &str, overview: &Overview) -> io::Result<Arc<Service>> {
+    let services = overview.services();
+    let found = services.iter().find(|served| served.service.name == name);
+    let found = found.map(|served| Arc::clone(&served.service));
+    found.ok_or_else(|| io::Error::other(format!("there is no service {name}")))
+}
+
+fn stream(socket: OwnedFd) -> io::Result<Stream> {
+    let options = SockRef::from(&socket);
+    if options.r#type()? != Type::STREAM {
+        return Err(io::Error::other("it is no stream"));
+    }
+    options.set_nonblocking(true)?;
+    Ok(match options.domain()? {
+        Domain::UNIX => Stream::Unix(UnixStream::from_std(socket.into())?),
+        _ => Stream::Tcp(TcpStream::from_std(socket.into())?),
+    })
+}

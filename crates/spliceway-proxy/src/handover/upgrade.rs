@@ -1,0 +1,86 @@
+//! An upgrade from its order to its result, in the old process.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::give::{Giving, prepare};
+use super::{Gate, Offered, Program};
+use crate::instance::Instance;
+use crate::listener::SocketFile;
+use crate::overview::Overview;
+
+/// The time that the last answers of the admin and metrics listeners have, before the old process
+/// ends.
+const LAST_ANSWERS: Duration = Duration::from_millis(200);
+
+/// What an upgrade needs, beside the instance.
+pub(crate) struct Upgrade {
+    pub(crate) program: Program,
+    /// The metrics and admin listeners.
+    pub(crate) monitors: Vec<Offered>,
+    pub(crate) gate: Gate,
+}
+
+impl Upgrade {
+    /// Hands over to a new process. Returns what is left to give, and a sentence for the operator.
+    ///
+    /// Not cancel safe: a new process that loses its socket thinks that this one is dead.
+    ///
+    /// # Errors
+    /// Returns the reason why this process serves on. The new process has ended.
+    pub(crate) async fn run(&self, instance: &Instance, overview: &Overview) -> Result<(Giving, String), String> {
+        let offered: Vec<_> = instance.listeners().chain(self.monitors.iter().cloned()).collect();
+        let mut giving = prepare(&self.program, &offered, &overview.sessions).await?;
+        drop(offered);
+        giving.serve(&overview.metrics).await?;
+        self.gate.set(false);
+        if !giving.sessions(&overview.sessions).await {
+            self.gate.set(true);
+            let moved = giving.moved();
+            return Err(format!(
+                "the new process has ended, and {moved} sessions that it had taken: this process serves on"
+            ));
+        }
+        giving.totals(&overview.metrics).await;
+        SocketFile::leave_all();
+        if let Some(socket) = std::env::var_os("NOTIFY_SOCKET")
+            && let Err(error) = notify(&socket, &format!("MAINPID={}", giving.pid()))
+        {
+            tracing::error!(%error, "cannot tell the service manager the new main process");
+        }
+        let left = overview.sessions.len();
+        let summary = giving.summary(left);
+        Ok((giving, summary))
+    }
+}
+
+/// Sends a message to the service manager (`sd_notify(3)`).
+fn notify(socket: &OsStr, message: &str) -> io::Result<()> {
+    let address = match socket.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name)?,
+        None => SocketAddr::from_pathname(socket)?,
+    };
+    let sender = UnixDatagram::unbound()?;
+    sender.set_nonblocking(true)?;
+    sender.send_to_addr(message.as_bytes(), &address).map(drop)
+}
+
+impl Giving {
+    /// Gives sessions that begin to relay, while `drain` waits for the last session. Then the new
+    /// process gets the last counts.
+    pub(crate) async fn finish(mut self, overview: &Overview, drain: impl Future<Output = ()>) {
+        let mut drain = std::pin::pin!(drain);
+        tokio::select! {
+            () = &mut drain => {}
+            () = self.late(&overview.sessions) => drain.await,
+        }
+        self.totals(&overview.metrics).await;
+        sleep(LAST_ANSWERS).await;
+    }
+}
