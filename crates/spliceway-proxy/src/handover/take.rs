@@ -53,7 +53,9 @@ impl Successor {
         }
         let peer = rustix::net::sockopt::socket_peercred(&socket)?;
         if peer.uid != rustix::process::geteuid() || Some(peer.pid) != rustix::process::getppid() {
-            return Err(io::Error::other("it is the socket of another user or process"));
+            return Err(io::Error::other(
+                "its other end has another user, is not the parent, or has ended",
+            ));
         }
         rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null")?)?;
         Ok(Self(socket.into()))

@@ -294,6 +294,10 @@ impl Program {
         rustix::process::kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
     /// Waits until the program ends.
     pub(crate) fn exit(&mut self) -> ExitStatus {
         let until = Instant::now() + PATIENCE;

@@ -78,8 +78,6 @@ fn the_packaged_configuration_is_valid_and_private() {
     assert!(check.status.success(), "{check:?}");
     let said = String::from_utf8(check.stdout).unwrap();
     // Port because nothing listens on it here.
-    assert!(
-        said.ends_with("valid, 1 service\n  socks: socks5 on 127.0.0.1:1080\n"),
-        "{said}"
-    );
+    let expected = "valid, 1 service\n  socks: socks5 on 127.0.0.1:1080\n";
+    assert!(said.ends_with(expected), "{said}");
 }

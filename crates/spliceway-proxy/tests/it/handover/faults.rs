@@ -1,0 +1,227 @@
+//! Faults of a hand-over. A session is never corrupted, and it ends only with the process that owns
+//! it. The test of deaths prints its table.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use spliceway_net::has_tool;
+
+use super::{Process, ask, upgrade};
+use crate::harness::{PATIENCE, Program, TextFile, echo, let_pass, with_patience};
+
+const FAILED: &str = "the upgrade failed, and this process serves on: ";
+
+/// Returns whether the session works. If not, it must have been closed, and not corrupted.
+fn survives(client: &mut TcpStream, seed: u64) -> bool {
+    let bytes = crate::harness::pattern(seed, 900);
+    let mut answer = Vec::new();
+    let sent = client.write_all(&bytes);
+    let read = Read::by_ref(client).take(900).read_to_end(&mut answer);
+    assert!(bytes.starts_with(&answer), "wrong bytes");
+    for error in [sent.err(), read.err()].into_iter().flatten() {
+        let kinds = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
+        assert!(kinds.contains(&error.kind()), "{error}");
+    }
+    answer.len() == 900
+}
+
+#[test]
+fn a_process_that_cannot_take_over_leaves_the_old_one_serving() {
+    let target = echo("127.0.0.1:0");
+    let service = format!("[[service]]\nkind = \"forward\"\nlisten = \"127.0.0.1:0\"\nto = \"{target}\"\n");
+    let config = TextFile::new(&service);
+    let link = TextFile::new("");
+    let replace = |program: &str| {
+        fs::remove_file(&link.0).unwrap();
+        std::os::unix::fs::symlink(program, &link.0).unwrap();
+    };
+    replace(env!("CARGO_BIN_EXE_spliceway"));
+    let mut command = Command::new(&link.0);
+    command.args(["run", "-c", config.path()]);
+    let mut program = Program::spawn(command, false);
+    let mut client = program.connect();
+    for (binary, text, expected) in [
+        (
+            "/bin/false",
+            &*service,
+            "the new process did not become ready: exit status: 1",
+        ),
+        (
+            "/bin/cat",
+            &service,
+            "the new process did not become ready: exit status: ",
+        ),
+        ("/nowhere", &service, "cannot start /tmp/"),
+        (env!("CARGO_BIN_EXE_spliceway"), "[[service]]\n", "kind: is missing"),
+    ] {
+        replace(binary);
+        config.write(text);
+        program.signal(Signal::USR2);
+        let line = program.line(FAILED);
+        assert!(line.contains(expected), "{line}");
+        ask(&mut client, 1);
+        ask(&mut program.connect(), 2);
+    }
+    config.write(&service);
+    let _process = upgrade(&mut program, None);
+    ask(&mut client, 3);
+}
+
+#[test]
+fn sessions_that_the_new_process_cannot_take_stay_in_the_old_one() {
+    let target = echo("127.0.0.1:0");
+    let file = |name: &str, nofile: usize| {
+        format!(
+            "[limits]\nnofile = {nofile}\n[[service]]\nname = \"{name}\"\nkind = \"forward\"\n\
+            listen = \"127.0.0.1:0\"\nto = \"{target}\"\n"
+        )
+    };
+    for (next, expected) in [
+        (file("a", 64), "of 2 sockets arrived"),
+        (file("b", 4096), "there is no service a"),
+    ] {
+        let config = TextFile::new(&file("a", 4096));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
+        command.args(["run", "-c", config.path()]);
+        let mut program = Program::spawn(command, false);
+        let mut clients: Vec<_> = (0..60).map(|_| program.connect()).collect();
+        clients.iter_mut().for_each(|client| ask(client, 1));
+        config.write(&next);
+        program.signal(Signal::USR2);
+        let line = program.line("handed over: ");
+        let _process = Process::in_line(&line);
+        assert!(line.contains(expected) && line.contains("were not taken"), "{line}");
+        clients.iter_mut().for_each(|client| ask(client, 2));
+        drop(clients);
+        assert!(program.exit().success(), "the old process ends with its last session");
+    }
+}
+
+/// Starts the program as the process that hands over would, with this socket.
+fn start_as_new(socket: impl Into<Stdio>) -> std::process::Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
+    // Port because no client comes that would be relayed there.
+    command.args(["forward", "-l", "127.0.0.1:0", "-r", "127.0.0.1:9"]);
+    command
+        .env("SPLICEWAY_HANDOVER", "1")
+        .stdin(socket)
+        .stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+#[test]
+fn another_version_or_another_process_is_refused() {
+    let (mut old, new) = UnixStream::pair().unwrap();
+    let child = start_as_new(OwnedFd::from(new));
+    let hello = br#"{"hello":{"version":99}}"#;
+    old.write_all(&[&[hello.len() as u8, 0, 0, 0, 0, 0, 0, 0], &hello[..]].concat())
+        .unwrap();
+    let mut answer = Vec::new();
+    old.set_read_timeout(Some(PATIENCE)).unwrap();
+    old.read_to_end(&mut answer).unwrap();
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    assert!(
+        answer.contains(r#"{"refused":{"why":"the old process hands over in version 99"#),
+        "{answer}"
+    );
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(1));
+
+    let output = start_as_new(Stdio::null()).wait_with_output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        stderr.contains("standard input is no socket of a running spliceway"),
+        "{stderr}"
+    );
+    assert_eq!(output.status.code(), Some(2));
+}
+
+/// Which process dies, and at which of its calls.
+struct Death {
+    call: &'static str,
+    number: usize,
+}
+
+/// Runs an upgrade in which one process dies. Returns how many of the sessions survive, whether a
+/// process serves new clients, and whether the upgrade was complete before.
+fn upgrade_with(death: &Death, sessions: usize) -> (usize, bool, bool) {
+    let target = echo("127.0.0.1:0").to_string();
+    let mut strace = Command::new("strace");
+    let inject = format!("inject={}:signal=KILL:when={}", death.call, death.number);
+    strace.args([
+        "-D",
+        "-f",
+        "-qq",
+        "-o",
+        "/dev/null",
+        "-e",
+        &format!("trace={}", death.call),
+        "-e",
+        &inject,
+    ]);
+    strace.arg(env!("CARGO_BIN_EXE_spliceway"));
+    strace.args(["forward", "-l", "127.0.0.1:0", "-r", &target, "--workers", "1"]);
+    let mut program = Program::spawn(strace, false);
+    let mut clients: Vec<_> = (0..sessions).map(|_| program.connect()).collect();
+    clients.iter_mut().for_each(|client| ask(client, 1));
+    program.signal(Signal::USR2);
+    // Either process ends, or the hand-over does.
+    let until = Instant::now() + PATIENCE;
+    while !program.has_ended() && program.lines_with(FAILED) == 0 && program.lines_with("handed over: ") == 0 {
+        assert!(Instant::now() < until);
+        let_pass(Duration::from_millis(2));
+    }
+    let survivors = clients
+        .iter_mut()
+        .filter_map(|client| survives(client, 2).then_some(()))
+        .count();
+    let serves = TcpStream::connect(program.address).is_ok_and(|client| survives(&mut with_patience(client), 3));
+    kill_all_with(&target);
+    (survivors, serves, program.lines_with("handed over: ") > 0)
+}
+
+/// Kills the processes with this argument, which no other test has. A process that died may not
+/// have said which one it had started.
+fn kill_all_with(argument: &str) {
+    for process in fs::read_dir("/proc").unwrap().map_while(Result::ok) {
+        let pid = process.file_name().to_str().and_then(|name| name.parse().ok());
+        let arguments = fs::read(process.path().join("cmdline")).unwrap_or_default();
+        let has_it = arguments.split(|byte| *byte == 0).any(|one| one == argument.as_bytes());
+        if let Some(pid) = pid.and_then(Pid::from_raw).filter(|_| has_it) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+#[test]
+fn the_death_of_either_process_at_any_step_ends_only_what_it_owns() {
+    if !has_tool("strace", "strace") {
+        return;
+    }
+    const SESSIONS: usize = 3;
+    let mut seen = BTreeSet::new();
+    println!("| killed | at call | sessions that survive, of {SESSIONS} | new clients served | complete before |");
+    println!("|---|---|---|---|---|");
+    for (who, call, last) in [("old", "sendmsg", 7), ("new", "recvmsg", 8)] {
+        for number in 1..=last {
+            let (survivors, serves, is_complete) = upgrade_with(&Death { call, number }, SESSIONS);
+            println!("| {who} | {call} {number} | {survivors} | {serves} | {is_complete} |");
+            seen.insert((who, survivors, serves));
+            // A new process that dies before it has taken a session changes nothing.
+            assert!(who == "old" || serves || is_complete, "{call} {number}");
+            // An old process that dies before the new one is ready takes its sessions with it.
+            assert!(who == "new" || serves || survivors == 0, "{call} {number}");
+        }
+    }
+    assert!(seen.contains(&("new", SESSIONS, true)), "{seen:?}");
+    assert!(
+        seen.iter()
+            .any(|(who, survivors, serves)| *who == "old" && *serves && *survivors < SESSIONS)
+    );
+}
