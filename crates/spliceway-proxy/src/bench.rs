@@ -22,6 +22,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use figures::Row;
 use measurement::{Figure, Kind, Measurement};
+use pool::PoolTimes;
 use relay::RelayKind;
 use report::Report;
 use run::{Contender, Field, Measured};
@@ -102,13 +103,13 @@ fn compared(command: &BenchCommand) -> io::Result<bool> {
         .into_iter()
         .filter(|one| is_asked(one.kind))
         .collect();
-    let (measured, rounds) = measure(&field, measurements, (rounds, time), most)?;
+    let has_pool = is_asked(Kind::Pool) && command.against.is_empty();
+    let mut pool = has_pool.then(PoolTimes::new);
+    let (measured, rounds) = measure(&field, measurements, pool.as_mut(), (rounds, time), most)?;
     let mut rows: Vec<Row> = measured.iter().flat_map(|one| figures::rows(&field, one)).collect();
     // The sweep has one table for each figure, and the others have one for each measurement.
     rows.sort_by_key(|row| (row.measurement, row.size.is_some() && row.figure != Figure::Rate.name()));
-    if is_asked(Kind::Pool) && command.against.is_empty() {
-        rows.extend(pool::measure(&field.conditions, rounds, time));
-    }
+    rows.extend(pool.iter().flat_map(PoolTimes::rows));
     if let Some(file) = chart {
         draw(file, &field, &measured, &rows)?;
     }
@@ -149,6 +150,7 @@ fn field(command: &BenchCommand) -> io::Result<Field> {
 fn measure(
     field: &Field,
     measurements: Vec<Measurement>,
+    mut pool: Option<&mut PoolTimes>,
     (rounds, time): (u32, Duration),
     most: Duration,
 ) -> io::Result<(Vec<Measured>, u32)> {
@@ -171,6 +173,9 @@ fn measure(
                 measured.run(field, contender, done, time);
                 progress.inc(1);
             }
+        }
+        if let Some(pool) = &mut pool {
+            pool.round(&field.conditions, time);
         }
         done += 1;
     }

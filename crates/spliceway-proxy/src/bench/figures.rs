@@ -123,9 +123,10 @@ impl Row {
             estimate: bootstrap(rounds(at), |some| finite(of(at, some)?)),
         });
         let control = ratio(compared.control, compared.subject).map(|ratio| ratio.value);
+        let samples = rounds(compared.subject).min(rounds(compared.reference));
         let ratio = ratio(compared.subject, compared.reference)
             .zip(control)
-            .map(|(ratio, control)| widened(ratio, control));
+            .map(|(ratio, control)| widened(ratio, samples, control));
         Self {
             measurement,
             size,
@@ -146,13 +147,19 @@ impl Row {
     }
 }
 
-/// Widens an interval by the difference of the A/A control. The bootstrap knows the rounds, but not
-/// what differs between two runs of the same relay.
-fn widened(ratio: Estimate, control: f64) -> Estimate {
+/// Widens an interval twice. The bootstrap of a few rounds is too narrow, by about the factor of
+/// Student's distribution (Hesterberg 2015, *What teachers should know about the bootstrap*). And
+/// it knows the rounds, but not what differs between two runs of the same relay: the A/A control.
+fn widened(ratio: Estimate, rounds: usize, control: f64) -> Estimate {
+    let freedom = rounds.saturating_sub(1).max(1) as f64;
+    // The quantile at 97.5 % relative to the normal distribution (Abramowitz and Stegun, 26.7.5).
+    let student = 1.0 + 1.21 / freedom + 1.44 / freedom.powi(2);
+    let stretch = student * (rounds as f64 / freedom).sqrt();
     let factor = control.max(1.0 / control);
+    let stretched = |end: f64| ratio.value * (end / ratio.value).powf(stretch);
     Estimate {
-        low: ratio.low / factor,
-        high: ratio.high * factor,
+        low: stretched(ratio.low) / factor,
+        high: stretched(ratio.high) * factor,
         ..ratio
     }
 }
@@ -211,6 +218,18 @@ mod tests {
             (ratio.low - 0.5 / 1.1).abs() < 1e-9 && (ratio.high - 0.55).abs() < 1e-9,
             "{ratio:?}"
         );
+    }
+
+    #[test]
+    fn an_interval_over_few_rounds_is_wider() {
+        let ratio = Estimate {
+            value: 0.5,
+            low: 0.4,
+            high: 0.6,
+        };
+        let [few, many] = [3, 100].map(|rounds| widened(ratio, rounds, 1.0));
+        assert!(few.low < many.low && many.low < ratio.low, "{few:?}, {many:?}");
+        assert!(few.high > 0.75 && many.high < 0.61, "{few:?}, {many:?}");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::pipe::{PipeFlags, pipe_with};
 use spliceway::{Limits, PipePool, SizeClass};
+use spliceway_load::lower_half;
 
 use super::conditions::{self, Conditions};
 use super::figures::{Compared, Row};
@@ -15,47 +16,58 @@ use super::measurement::{Figure, Kind};
 const BATCH: u32 = 64;
 const NAMES: [&str; 3] = ["create", "pool", "pool again"];
 
-/// Returns the nanoseconds of each way, on one thread and on two at the same time.
-pub(super) fn measure(conditions: &Conditions, rounds: u32, time: Duration) -> Vec<Row> {
-    let pool = PipePool::new(Limits::of_this_process());
-    // A refusal would be faster than any pipe.
-    let rounds = if pool.acquire(SizeClass::Kib64).is_ok() {
-        rounds
-    } else {
-        0
-    };
-    let compared = Compared {
-        names: NAMES.to_vec(),
-        reference: 0,
-        subject: 1,
-        control: 2,
-    };
-    let time = time / 2;
-    let row = |threads: usize| {
-        let mut values: [Vec<f64>; 3] = Default::default();
-        for _ in 0..rounds {
-            let create = || drop(black_box(pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)));
-            values[0].push(nanoseconds(conditions, threads, time, create));
-            for lent in &mut values[1..] {
-                let lend = || drop(black_box(pool.acquire(SizeClass::Kib64)));
-                lent.push(nanoseconds(conditions, threads, time, lend));
-            }
+/// The pool, and the nanoseconds so far.
+pub(super) struct PoolTimes {
+    pool: PipePool,
+    /// By the number of threads, by way, and then by round.
+    times: [[Vec<f64>; 3]; 2],
+}
+
+impl PoolTimes {
+    pub(super) fn new() -> Self {
+        Self {
+            pool: PipePool::new(Limits::of_this_process()),
+            times: Default::default(),
         }
-        let label = if threads == 1 { "1 thread" } else { "2 threads" };
-        let titles = ("Pipes: nanoseconds for each".to_owned(), label.to_owned());
-        let of = |way: usize, rounds: &[usize]| {
-            spliceway_load::lower_half(rounds.iter().filter_map(|at| values[way].get(*at).copied()))
+    }
+
+    /// Measures each way once, on one thread and on two at the same time.
+    pub(super) fn round(&mut self, conditions: &Conditions, time: Duration) {
+        let (pool, time) = (&self.pool, time / 2);
+        // A refusal would be faster than any pipe.
+        if pool.acquire(SizeClass::Kib64).is_err() {
+            return;
+        }
+        let create = || drop(black_box(pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)));
+        let lend = || drop(black_box(pool.acquire(SizeClass::Kib64)));
+        for (threads, [created, lent, again]) in (1..).zip(&mut self.times) {
+            created.push(nanoseconds(conditions, threads, time, create));
+            lent.push(nanoseconds(conditions, threads, time, lend));
+            again.push(nanoseconds(conditions, threads, time, lend));
+        }
+    }
+
+    pub(super) fn rows(&self) -> Vec<Row> {
+        let compared = Compared {
+            names: NAMES.to_vec(),
+            reference: 0,
+            subject: 1,
+            control: 2,
         };
-        Row::new(
-            (Kind::Pool, None),
-            titles,
-            Figure::Pipe,
-            &compared,
-            |way| values[way].len(),
-            of,
-        )
-    };
-    [1, 2].map(row).into()
+        let row = |(ways, label): (&[Vec<f64>; 3], &str)| {
+            let titles = ("Pipes: nanoseconds for each".to_owned(), label.to_owned());
+            let of = |way: usize, rounds: &[usize]| lower_half(rounds.iter().map(|at| ways[way][*at]));
+            Row::new(
+                (Kind::Pool, None),
+                titles,
+                Figure::Pipe,
+                &compared,
+                |way| ways[way].len(),
+                of,
+            )
+        };
+        self.times.iter().zip(["1 thread", "2 threads"]).map(row).collect()
+    }
 }
 
 /// Returns the nanoseconds per operation of a thread, while this many threads do it at the same

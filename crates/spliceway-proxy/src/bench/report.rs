@@ -168,8 +168,8 @@ impl Report {
         }
         all.extend(self.notes.iter().cloned());
         all.push(
-            "Brackets are 95 % intervals, widened by the difference of two runs of the same relay. A bulk rate that \
-             is equal for all is the limit of the load: then only CPU time tells."
+            "Brackets are 95 % intervals, widened for the few rounds and by the difference of two runs of the same \
+             relay. A bulk rate that is equal for all is the limit of the load: then only CPU time tells."
                 .to_owned(),
         );
         all
@@ -226,7 +226,11 @@ fn shown(row: &Row) -> String {
                 Verdict::Worse => AnsiColor::Red.on_default(),
                 _ => Style::new(),
             };
-            let decimals = if ratio.value < 0.1 { 3 } else { 2 };
+            let decimals = match ratio.value {
+                0.1.. => 2,
+                0.01.. => 3,
+                _ => 4,
+            };
             (ratio.show(decimals), style)
         }
         _ => ("–".to_owned(), Style::new()),
