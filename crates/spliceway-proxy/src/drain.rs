@@ -67,19 +67,34 @@ pub(crate) enum Drained {
     Hurried,
 }
 
+/// Returns a number of sessions in words.
+pub(crate) fn sessions(count: u64) -> String {
+    match count {
+        1 => "1 session".to_owned(),
+        count => format!("{count} sessions"),
+    }
+}
+
 impl Drain {
     pub(crate) fn new() -> (Alive, Self) {
         let (sender, receiver) = mpsc::channel(1);
         (Alive(sender), Self(receiver))
     }
 
-    /// Waits until no [`Alive`] is left, `limit` has passed, or another signal arrives.
-    pub(crate) async fn wait(&mut self, limit: Duration, signals: &mut Signals) -> Drained {
+    /// Waits until no [`Alive`] is left, `limit` has passed, or another signal arrives. Meanwhile,
+    /// `reports` tells how far the drain is.
+    pub(crate) async fn wait(
+        &mut self,
+        limit: Duration,
+        signals: &mut Signals,
+        reports: impl Future<Output = Infallible>,
+    ) -> Drained {
         tokio::select! {
             biased;
             _ = self.0.recv() => Drained::Empty,
             () = signals.hurry() => Drained::Hurried,
             () = tokio::time::sleep(limit) => Drained::TimeUp,
+            never = reports => match never {},
         }
     }
 }

@@ -31,6 +31,7 @@ mod listener;
 mod log;
 mod metrics;
 mod monitoring;
+mod notify;
 mod outcome;
 mod overview;
 mod policy;
@@ -68,6 +69,8 @@ const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(1);
 const SECRET_MAX_BYTES: usize = 255;
 /// The exit code for bad usage and for unsafe settings.
 const USAGE: u8 = 2;
+/// The exit code after a stop that cut sessions.
+const CUT: u8 = 3;
 
 fn main() -> ExitCode {
     listener::adopt_inherited();
@@ -92,12 +95,16 @@ fn main() -> ExitCode {
         cli::Action::Serve(settings, source) => {
             let successor = match Successor::from_stdin() {
                 Ok(successor) => successor,
-                Err(wrong) => return ended(Err(CannotRun::Unsafe(wrong))),
+                Err(wrong) => return failed(&CannotRun::Unsafe(wrong)),
             };
             let health = Health::new();
             match log::start(&settings, &health) {
-                Ok(_flushes) => ended(run(*settings, source, successor, &health)),
-                Err(error) => ended(Err(error.into())),
+                Ok(_flushes) => match run(*settings, source, successor, &health) {
+                    Ok(0) => ExitCode::SUCCESS,
+                    Ok(_) => ExitCode::from(CUT),
+                    Err(error) => failed(&error),
+                },
+                Err(error) => failed(&error.into()),
             }
         }
     }
@@ -116,14 +123,11 @@ fn write_files(folder: &Path, files: &[(String, String)]) -> io::Result<()> {
 fn printed(result: io::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => ended(Err(error.into())),
+        Err(error) => failed(&error.into()),
     }
 }
 
-fn ended(result: Result<(), CannotRun>) -> ExitCode {
-    let Err(error) = result else {
-        return ExitCode::SUCCESS;
-    };
+fn failed(error: &CannotRun) -> ExitCode {
     log::announce(&format_args!("spliceway: {error}"));
     match error {
         CannotRun::System(_) | CannotRun::Failed(_) => ExitCode::FAILURE,
@@ -131,7 +135,8 @@ fn ended(result: Result<(), CannotRun>) -> ExitCode {
     }
 }
 
-fn run(settings: Settings, source: Source, successor: Option<Successor>, health: &Health) -> Result<(), CannotRun> {
+/// Serves, and returns the number of sessions that the stop of the program has cut.
+fn run(settings: Settings, source: Source, successor: Option<Successor>, health: &Health) -> Result<u64, CannotRun> {
     let descriptors = limits::raise_descriptors(settings.limits.descriptors)?;
     let mut builder = match settings.workers.get() {
         1 => tokio::runtime::Builder::new_current_thread(),
@@ -148,7 +153,11 @@ fn run(settings: Settings, source: Source, successor: Option<Successor>, health:
     });
     // This cuts the remaining sessions. Each one writes its record.
     runtime.shutdown_timeout(SHUTDOWN_PATIENCE);
-    served
+    let cut = served?.cut();
+    if cut > 0 {
+        tracing::warn!("stopped: cut {}", drain::sessions(cut));
+    }
+    Ok(cut)
 }
 
 /// Reads a password and prints its hash.

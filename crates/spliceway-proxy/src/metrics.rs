@@ -208,6 +208,28 @@ impl Metrics {
         u64::try_from(active).unwrap_or(0)
     }
 
+    /// Returns the number of open sessions of all services.
+    pub(crate) fn open(&self) -> u64 {
+        self.traffic
+            .all()
+            .iter()
+            .map(|traffic| self.active(traffic.service()))
+            .sum()
+    }
+
+    /// Returns the number of sessions that the stop of the program has cut. A session that is still
+    /// open at the end is one of them.
+    pub(crate) fn cut(&self) -> u64 {
+        let end = SessionEnd::Drained;
+        let of = |service| {
+            self.ended
+                .get(&EndLabels { service, end })
+                .map_or(0, |count| count.get())
+        };
+        let drained: u64 = self.traffic.all().iter().map(|traffic| of(traffic.service())).sum();
+        drained + self.open()
+    }
+
     pub(crate) fn connected(&self, time: Duration) {
         self.connect_seconds.observe(time.as_secs_f64());
     }

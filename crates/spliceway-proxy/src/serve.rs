@@ -1,29 +1,37 @@
 //! One run of the program, from the first listener to the last session.
 
+use std::convert::Infallible;
+use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
 use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval};
 
 use crate::admission::Admission;
 use crate::control::{Command, Control, NotDone, Order};
-use crate::drain::{Drain, Drained, SignalRequest, Signals};
+use crate::drain::{self, Drain, Drained, SignalRequest, Signals};
 use crate::handover::{Gate, Giving, Offered, Program, Successor, Upgrade};
 use crate::health::{Health, State};
 use crate::instance::{Instance, Shared};
 use crate::log;
 use crate::metrics::Metrics;
 use crate::monitoring;
+use crate::notify::{Manager, Message};
 use crate::overview::Overview;
 use crate::policy::OwnListeners;
 use crate::reload::Report;
 use crate::sessions::Sessions;
 use crate::settings::{Settings, Source};
+use crate::status;
 
 /// The time in which sessions that the drain timeout cuts may deliver the bytes that they hold. At
 /// 1 Mbit/s, it is enough for 256 KiB, the most that a session holds for a slow sink.
 const FLUSH_GRACE: Duration = Duration::from_secs(2);
+
+/// The time between two reports on a drain.
+const REPORT_EVERY: Duration = Duration::from_secs(5);
 
 /// The reason why a run did not begin or ended without a signal.
 #[derive(Debug)]
@@ -39,7 +47,8 @@ pub(crate) enum CannotRun {
 /// Serves until a signal asks the program to stop, and then for at most the drain timeout. The
 /// remaining sessions then deliver the bytes that they hold. Sessions that cannot deliver them in
 /// time end with the runtime. `descriptors` is the number of descriptors that this process may
-/// open. A reload reads `source` again.
+/// open. A reload reads `source` again. The metrics tell how many sessions were cut, once the
+/// runtime has ended.
 ///
 /// # Errors
 /// Returns an error if a listener cannot be opened or is not safe, or if a part of the program ends
@@ -50,7 +59,7 @@ pub(crate) async fn run(
     successor: Option<Successor>,
     descriptors: usize,
     health: &Health,
-) -> Result<(), CannotRun> {
+) -> Result<Arc<Metrics>, CannotRun> {
     let program = Program::of_this_process()?;
     let mut signals = Signals::new(matches!(source, Source::Files(_)))?;
     // Each start and each reload sets the limits of the admission.
@@ -79,8 +88,15 @@ pub(crate) async fn run(
     let (control, commands) = Control::new();
     let mut instance = Instance::new(shared.clone());
     let monitors = begin(&mut instance, settings, successor, &shared, &overview, control).await?;
+    let manager = Arc::new(Manager::from_environment());
+    manager.tell(Message::Ready(&serving(&metrics))).await;
+    tokio::spawn({
+        let (manager, metrics, health) = (Arc::clone(&manager), Arc::clone(&metrics), health.clone());
+        async move { manager.watch(&health, || serving(&metrics)).await }
+    });
     let upgrade = Upgrade {
         program,
+        manager: Arc::clone(&manager),
         monitors,
         gate: shared.gate.clone(),
     };
@@ -94,6 +110,7 @@ pub(crate) async fn run(
         &mut signals,
     )
     .await;
+    manager.tell(Message::Stopping(&health.state().to_string())).await;
 
     if let State::Failed(part) = health.state() {
         tracing::error!("{part} ended unexpectedly: the program stops");
@@ -103,15 +120,19 @@ pub(crate) async fn run(
         .map_or(Duration::ZERO, |settings| settings.timeouts.drain);
     instance.close().await;
     tracing::info!(?limit, "draining: no new clients are accepted, sessions may finish");
-    let drained = finish(drain, limit, &metrics, &mut signals);
+    let drained = finish(drain, limit, &overview, &mut signals, &manager);
     match given {
         Some(giving) => giving.finish(&overview, drained).await,
         None => drained.await,
     }
     match health.state() {
         State::Failed(part) => Err(CannotRun::Failed(part)),
-        _ => Ok(()),
+        _ => Ok(metrics),
     }
+}
+
+fn serving(metrics: &Metrics) -> String {
+    format!("serving: {}", drain::sessions(metrics.open()))
 }
 
 /// Opens all listeners and starts the services, or takes both over from another process. Returns
@@ -201,6 +222,7 @@ async fn serve(
                 Ok(format!("{name} accepts no new clients"))
             }
             Order::Reload { end_sessions } => {
+                upgrade.manager.tell(Message::Reloading).await;
                 let reloaded = tokio::select! {
                     biased;
                     reloaded = reload(instance, &source) => reloaded,
@@ -208,6 +230,11 @@ async fn serve(
                     _ = health.stopped() => return None,
                 };
                 overview.serve(instance.served());
+                let status = match &reloaded {
+                    Ok(_) => serving(&overview.metrics),
+                    Err(wrong) => format!("the reload is refused: {wrong}"),
+                };
+                upgrade.manager.tell(Message::Ready(&status)).await;
                 match reloaded {
                     Ok(report) if end_sessions => {
                         let ended = overview.sessions.close_unknown(&instance.users()).await;
@@ -251,15 +278,15 @@ async fn reload(instance: &mut Instance, source: &Arc<Source>) -> Result<Report,
 }
 
 /// Lets sessions finish within `limit`.
-async fn finish(mut drain: Drain, limit: Duration, metrics: &Metrics, signals: &mut Signals) {
-    let mut drained = drain.wait(limit, signals).await;
+async fn finish(mut drain: Drain, limit: Duration, overview: &Overview, signals: &mut Signals, manager: &Manager) {
+    let mut drained = drain.wait(limit, signals, report(overview, manager)).await;
     if drained == Drained::TimeUp {
-        let transfers = metrics.cancel_all(FLUSH_GRACE);
+        let transfers = overview.metrics.cancel_all(FLUSH_GRACE);
         tracing::warn!(
             transfers,
             "the drain timeout is over: the remaining sessions are cut, and deliver what they still hold if they can"
         );
-        drained = drain.wait(FLUSH_GRACE, signals).await;
+        drained = drain.wait(FLUSH_GRACE, signals, pending()).await;
     }
     match drained {
         Drained::Empty => tracing::info!("drained: every session has ended"),
@@ -268,6 +295,21 @@ async fn finish(mut drain: Drain, limit: Duration, metrics: &Metrics, signals: &
             log::hurry();
             tracing::warn!("asked to stop again: the remaining sessions are cut now");
         }
+    }
+}
+
+/// Tells how many sessions are left, now and every few seconds.
+async fn report(overview: &Overview, manager: &Manager) -> Infallible {
+    let mut ticks = interval(REPORT_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let (count, oldest) = overview.sessions.survey().await;
+        let Some(oldest) = oldest else { continue };
+        let (sessions, longest) = (drain::sessions(count), status::time(oldest.elapsed()));
+        let text = format!("draining: {sessions}, longest {longest}");
+        tracing::info!("{text}");
+        manager.tell(Message::Stopping(&text)).await;
     }
 }
 

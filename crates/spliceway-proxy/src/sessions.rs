@@ -157,6 +157,20 @@ impl Sessions {
         u32::try_from(self.open().capacity().div_ceil(SLICE)).map_or(u32::MAX, |slices| slices.max(1))
     }
 
+    /// Returns the number of open sessions, and the start of the oldest.
+    pub(crate) async fn survey(&self) -> (u64, Option<Instant>) {
+        let (mut slot, mut count, mut oldest) = (Some(0), 0, None);
+        while let Some(from) = slot {
+            let (sessions, next) = self.slice(from);
+            count += sessions.len() as u64;
+            let started = sessions.iter().map(|(_, session)| session.started);
+            oldest = started.chain(oldest).min();
+            slot = next;
+            tokio::task::yield_now().await;
+        }
+        (count, oldest)
+    }
+
     /// Closes the sessions whose service has users, but not theirs. Returns their number.
     pub(crate) async fn close_unknown(&self, users: &HashMap<&'static str, HashSet<Box<str>>>) -> usize {
         let (mut slot, mut closed) = (Some(0), 0);
@@ -382,6 +396,9 @@ mod tests {
         let sessions = Sessions::default();
         let keys: Vec<usize> = (0..3 * SLICE).map(|_| sessions.add("forward", None).1).collect();
         assert_eq!(all(&sessions), (1..=3 * SLICE as u64).collect::<Vec<_>>());
+        let (count, oldest) = sessions.survey().await;
+        assert_eq!(count, 3 * SLICE as u64);
+        assert_eq!(oldest, sessions.find(1).await.map(|first| first.started));
         keys[..SLICE].iter().for_each(|key| sessions.remove(*key));
         assert_eq!(all(&sessions).len(), 2 * SLICE);
         assert!(sessions.find(1).await.is_none());

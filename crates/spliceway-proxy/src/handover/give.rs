@@ -15,6 +15,7 @@ use super::message::{SessionMessage, ToNew, ToOld, VERSION, micros};
 use super::owner::{Answer, Giver};
 use super::{Program, VARIABLE};
 use crate::metrics::Metrics;
+use crate::notify;
 use crate::session::Moving;
 use crate::sessions::Sessions;
 
@@ -85,7 +86,9 @@ pub(crate) async fn prepare(program: &Program, offered: &[Offered], sessions: &S
 
 fn start(program: &Program) -> io::Result<(Child, Link)> {
     let (here, there) = StdUnixStream::pair()?;
-    let child = Command::new(&program.path)
+    let mut command = Command::new(&program.path);
+    notify::pass_on(&mut command);
+    let child = command
         .args(&program.arguments)
         .env(VARIABLE, VERSION.to_string())
         .stdin(Stdio::from(OwnedFd::from(there)))

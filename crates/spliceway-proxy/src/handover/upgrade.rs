@@ -1,10 +1,6 @@
 //! An upgrade from its order to its result, in the old process.
 
-use std::ffi::OsStr;
-use std::io;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::sleep;
@@ -13,6 +9,7 @@ use super::give::{Giving, prepare};
 use super::{Gate, Offered, Program};
 use crate::instance::Instance;
 use crate::listener::SocketFile;
+use crate::notify::Manager;
 use crate::overview::Overview;
 
 /// The time that the last answers of the admin and metrics listeners have, before the old process
@@ -22,6 +19,7 @@ const LAST_ANSWERS: Duration = Duration::from_millis(200);
 /// What an upgrade needs, beside the instance.
 pub(crate) struct Upgrade {
     pub(crate) program: Program,
+    pub(crate) manager: Arc<Manager>,
     /// The metrics and admin listeners.
     pub(crate) monitors: Vec<Offered>,
     pub(crate) gate: Gate,
@@ -49,26 +47,11 @@ impl Upgrade {
         }
         giving.totals(&overview.metrics).await;
         SocketFile::leave_all();
-        if let Some(socket) = std::env::var_os("NOTIFY_SOCKET")
-            && let Err(error) = notify(&socket, &format!("MAINPID={}", giving.pid()))
-        {
-            tracing::error!(%error, "cannot tell the service manager the new main process");
-        }
+        self.manager.hand_over(giving.pid()).await;
         let left = overview.sessions.len();
         let summary = giving.summary(left);
         Ok((giving, summary))
     }
-}
-
-/// Sends a message to the service manager (`sd_notify(3)`).
-fn notify(socket: &OsStr, message: &str) -> io::Result<()> {
-    let address = match socket.as_bytes().strip_prefix(b"@") {
-        Some(name) => SocketAddr::from_abstract_name(name)?,
-        None => SocketAddr::from_pathname(socket)?,
-    };
-    let sender = UnixDatagram::unbound()?;
-    sender.set_nonblocking(true)?;
-    sender.send_to_addr(message.as_bytes(), &address).map(drop)
 }
 
 impl Giving {

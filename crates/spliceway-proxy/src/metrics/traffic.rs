@@ -117,6 +117,10 @@ impl Traffic {
         }
     }
 
+    pub(super) fn service(&self) -> &'static str {
+        self.service
+    }
+
     /// Records that a session starts.
     pub(crate) fn session_began(&self) {
         self.sessions.fetch_add(1, Ordering::Relaxed);

@@ -8,6 +8,7 @@ use socket2::{Domain, Socket, Type};
 use spliceway_faults::{Call, Fault, Faults, Rule, When};
 
 use crate::clients::{AGREED, GREETING, exchange};
+use crate::drain::CUT;
 use crate::harness::{PATIENCE, Program, echo, is_closed, let_pass, read_exactly, with_patience};
 
 /// A limit on descriptors that a flood of clients can exceed.
@@ -82,7 +83,7 @@ fn the_wait_for_a_free_session_does_not_delay_the_exit() {
     let mut program = with_few_descriptors(&["--drain-timeout", "0"]);
     let _clients = flood(&mut program);
     program.terminate();
-    assert_eq!(program.exit().code(), Some(0));
+    assert_eq!(program.exit().code(), Some(CUT));
 }
 
 #[test]
@@ -188,7 +189,7 @@ fn the_wait_for_descriptors_does_not_delay_the_exit() {
     let mut program = Program::socks5(&["--handshake-timeout", "1h", "--drain-timeout", "0"]);
     let _clients = exhausted(&mut program);
     program.terminate();
-    assert_eq!(program.exit().code(), Some(0));
+    assert_eq!(program.exit().code(), Some(CUT));
 }
 
 /// Starts the program on a thread with a filter, which the program inherits. The program's accept4

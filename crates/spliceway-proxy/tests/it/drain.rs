@@ -11,6 +11,9 @@ use crate::harness::{
     Program, accept, assert_same, is_closed, listen, pattern, read_all, read_exactly, send_and_finish,
 };
 
+/// The exit code after a stop that cut sessions.
+pub(crate) const CUT: i32 = 3;
+
 /// Starts a program with one session that has moved a byte.
 fn with_a_session(arguments: &[&str]) -> (Program, TcpStream, TcpStream) {
     let (listener, address) = listen();
@@ -77,6 +80,7 @@ fn a_drain_accepts_no_client_and_lets_a_transfer_finish() {
     assert!(program.get("/readyz").starts_with("HTTP/1.1 200"));
     program.terminate();
     program.line("draining");
+    assert!(program.line("draining: ").contains("draining: 1 session, longest "));
     assert!(TcpStream::connect(program.address).is_err(), "the listener is closed");
     assert!(TcpListener::bind(program.address).is_ok(), "and its address is free");
     assert!(program.get("/readyz").starts_with("HTTP/1.1 503"));
@@ -136,7 +140,7 @@ fn the_drain_timeout_cuts_unfinished_sessions() {
     program.terminate();
     assert!(is_closed(&mut client));
     assert!(started.elapsed() >= Duration::from_millis(290));
-    assert_eq!(program.exit().code(), Some(0));
+    assert_eq!(program.exit().code(), Some(CUT));
     let record = program.line("end=drained");
     assert!(
         record.contains("bytes_up=1"),
@@ -177,7 +181,7 @@ fn bytes_held_at_the_drain_timeout_reach_a_reading_client() {
     let record = program.line("end=drained");
     // The target could still send, but the session does not wait for more bytes.
     program.line("every session has ended");
-    assert_eq!(program.exit().code(), Some(0));
+    assert_eq!(program.exit().code(), Some(CUT));
     assert_eq!(number(&record, "bytes_down"), Some(have.len() + 1), "{record}");
     assert_eq!(number(&record, "lost_down"), None, "{record}");
 }
@@ -192,7 +196,7 @@ fn bytes_that_cannot_be_delivered_are_recorded_as_lost() {
         if hurried {
             program.terminate();
         }
-        assert_eq!(program.exit().code(), Some(0));
+        assert_eq!(program.exit().code(), Some(CUT));
         let record = program.line("end=drained");
         let have = read_all(&client);
         assert_same(&have, &sent[..have.len()]);
@@ -209,8 +213,9 @@ fn a_second_signal_stops_the_program_immediately() {
     program.line("draining");
     program.terminate();
     assert!(is_closed(&mut client));
-    assert_eq!(program.exit().code(), Some(0));
+    assert_eq!(program.exit().code(), Some(CUT));
     program.line("end=drained");
+    program.line("stopped: cut 1 session");
 }
 
 #[test]
@@ -218,6 +223,6 @@ fn one_worker_drains_like_several_workers() {
     let (mut program, mut client, _target) = with_a_session(&["--workers", "1", "--drain-timeout", "0"]);
     program.terminate();
     assert!(is_closed(&mut client));
-    assert_eq!(program.exit().code(), Some(0));
+    assert_eq!(program.exit().code(), Some(CUT));
     program.line("end=drained");
 }

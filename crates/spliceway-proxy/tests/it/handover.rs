@@ -293,8 +293,13 @@ fn the_path_of_the_program_is_started_again_with_its_arguments() {
     let (link, copy) = (folder.join("spliceway"), folder.join("next version"));
     fs::copy(env!("CARGO_BIN_EXE_spliceway"), &copy).unwrap();
     symlink(env!("CARGO_BIN_EXE_spliceway"), &link).unwrap();
-    let mut command = Command::new(&link);
+    let mut command = Command::new("sh");
+    // The service manager expects pings of this process.
+    command
+        .args(["-c", "export WATCHDOG_PID=$$; exec \"$0\" \"$@\""])
+        .arg(&link);
     command.args(["forward", "-l", "127.0.0.1:0", "-r", &echo, "--workers", "1"]);
+    command.env("WATCHDOG_USEC", "20000");
     let manager = folder.join("notify");
     let notified = UnixDatagram::bind(&manager).unwrap();
     notified.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -307,11 +312,23 @@ fn the_path_of_the_program_is_started_again_with_its_arguments() {
     let process = upgrade(&mut program, None);
     let runs = fs::read_link(format!("/proc/{}/exe", process.0.as_raw_nonzero())).unwrap();
     assert_eq!(runs, copy);
-    let mut message = [0; 100];
-    let length = notified.recv(&mut message).unwrap();
+    let message = || {
+        let mut message = [0; 1000];
+        let length = notified.recv(&mut message).unwrap();
+        String::from_utf8(message[..length].to_vec()).unwrap()
+    };
     let expected = format!("MAINPID={}", process.0.as_raw_nonzero());
-    assert_eq!(&message[..length], expected.as_bytes());
+    while message() != expected {}
     ask(&mut client, 2);
     ask(&mut program.connect(), 3);
+    // The old process is silent, and the new one pings.
+    assert_eq!(program.exit().code(), Some(0));
+    notified.set_nonblocking(true).unwrap();
+    let mut rest = [0; 1000];
+    while let Ok(length) = notified.recv(&mut rest) {
+        assert!(!rest[..length].starts_with(b"STOPPING"), "the service does not stop");
+    }
+    notified.set_nonblocking(false).unwrap();
+    while message() != "WATCHDOG=1" {}
     fs::remove_dir_all(&folder).unwrap();
 }

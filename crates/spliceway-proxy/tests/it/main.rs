@@ -34,6 +34,8 @@ mod listen;
 mod log;
 mod metrics;
 mod mixed;
+// What a service manager is told.
+mod notify;
 // Metrics as Prometheus sees them, the dashboard and the alerts.
 mod monitoring;
 mod policy;

@@ -3,6 +3,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream, UdpSocket};
 use std::thread;
 
 use crate::clients::{GREETING, greeted, ip_request};
+use crate::drain::CUT;
 use crate::harness::{PATIENCE, Program, TextFile, read_all, read_exactly};
 
 /// Returns a socket whose reads wait at most [`PATIENCE`], and its address.
@@ -153,5 +154,5 @@ fn associations_end_immediately_after_the_drain_timeout() {
     program.terminate();
     assert!(program.line("end=").contains("end=drained"));
     assert_eq!(read_all(&client), b"");
-    assert_eq!(program.exit().code(), Some(0));
+    assert_eq!(program.exit().code(), Some(CUT));
 }
