@@ -213,9 +213,9 @@ async fn accept(bound: Bound, to: watch::Receiver<Assignment>, shared: Shared) {
             },
         )
         .await;
-    drop(own);
+    drop((listener, own));
     guard.release();
-    // Whoever waits for the end of the listener waits for the last receiver.
+    // Whoever waits until the listener is closed waits for the last receiver.
     drop(to);
 }
 
