@@ -1,6 +1,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use crate::reason::Reason;
+use crate::waits::{WaitCounts, Waits, WaitsFor};
 
 /// The live counts of one direction. Only the relay that moves the bytes updates the counts. Any
 /// thread may read them at any time. A byte counts when it is delivered.
@@ -12,6 +13,7 @@ pub struct Counts {
     lost: AtomicU64,
     /// The last reason to copy, as its index in [`Reason::ALL`] plus 1. 0 means that there is none.
     fallback: AtomicU8,
+    waits: WaitCounts,
 }
 
 /// The values of one direction's [`Counts`] at one moment.
@@ -47,6 +49,7 @@ impl Counts {
             eof: before.eof.into(),
             lost: before.lost.into(),
             fallback: AtomicU8::new(before.fallback.map_or(0, |reason| reason as u8 + 1)),
+            waits: WaitCounts::default(),
         }
     }
 
@@ -67,10 +70,37 @@ impl Counts {
         }
     }
 
+    /// Returns the same counts with times that continue from `before`.
+    #[must_use]
+    pub fn resume_waits(self, before: &Waits) -> Self {
+        Self {
+            waits: WaitCounts::resume(before),
+            ..self
+        }
+    }
+
+    /// Returns the times of the direction's waits so far.
+    #[must_use]
+    pub fn waits(&self) -> Waits {
+        self.waits.snapshot()
+    }
+
+    /// Records that the direction waits for `what` from now on, or no longer waits.
+    #[inline]
+    pub fn waits_for(&self, what: Option<WaitsFor>) {
+        self.waits.change(what);
+    }
+
     /// Returns the number of bytes delivered so far.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.spliced.load(Ordering::Relaxed) + self.copied.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the source has ended, and the relay has passed this end on to the sink.
+    #[must_use]
+    pub fn is_eof(&self) -> bool {
+        self.eof.load(Ordering::Relaxed)
     }
 
     /// Counts `bytes` more as delivered through the kernel.

@@ -48,6 +48,8 @@ mod splicer;
 mod sync;
 #[cfg(target_os = "linux")]
 mod sys;
+#[cfg(target_os = "linux")]
+mod tcp_info;
 #[cfg_attr(
     not(target_os = "linux"),
     allow(dead_code, reason = "other systems use only its settings")
@@ -60,6 +62,7 @@ pub mod transfer;
 mod unsent;
 #[cfg(target_os = "linux")]
 mod urgent;
+mod waits;
 
 #[cfg(target_os = "linux")]
 pub use blocking::copy;
@@ -78,9 +81,12 @@ pub use splice_through::{EndKind, Side, bytes_in_pipe};
 #[cfg(target_os = "linux")]
 #[doc(hidden)]
 pub use splicer::{Next, Read, ReadOutcome, SpliceThrough, Splicer, Write, WriteOutcome};
+#[cfg(target_os = "linux")]
+pub use tcp_info::TcpInfo;
 #[doc(hidden)]
 pub use traffic::SPLICE_THRESHOLD;
 pub use traffic::{Engine, PipeSize};
 #[cfg(target_os = "linux")]
 #[doc(hidden)]
 pub use urgent::{UrgentMarkCheck, UrgentMarks};
+pub use waits::{Waits, WaitsFor};

@@ -3,6 +3,7 @@
 //! This is the only file of the crate that may contain `unsafe`, and only because rustix has no
 //! safe wrapper for these:
 //! - `SIOCOUTQ`, the bytes of a TCP socket that its peer has not acknowledged (tcp(7));
+//! - `TCP_INFO`, what the kernel knows about a connection (tcp(7), `include/uapi/linux/tcp.h`);
 //! - `TCP_ULP`, which distinguishes a plain TCP socket from one with TLS in the kernel (tcp(7),
 //!   `include/uapi/linux/tcp.h`);
 //! - `poll` and `SO_RCVLOWAT` on sockets that may be closed by now, which a borrow cannot express
@@ -201,6 +202,26 @@ pub(crate) fn unacknowledged(socket: BorrowedFd<'_>) -> Result<usize, Errno> {
     // SAFETY: the kernel writes one int to `bytes`, which outlives the call.
     match unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) } {
         0 => Ok(usize::try_from(bytes).unwrap_or(0)),
+        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+    }
+}
+
+/// Calls `getsockopt(TCP_INFO)`, which fills the beginning of `info` as far as the kernel knows it.
+pub(crate) fn tcp_info(socket: BorrowedFd<'_>, info: &mut [u8]) -> Result<(), Errno> {
+    let mut length = libc::socklen_t::try_from(info.len()).unwrap_or(0);
+    let (level, name) = (libc::IPPROTO_TCP, libc::TCP_INFO);
+    // SAFETY: the kernel writes at most `length` bytes to `info`, which has so many bytes. Both
+    // variables outlive the call. Every byte is a valid `u8`.
+    match unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            info.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    } {
+        0 => Ok(()),
         _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
     }
 }

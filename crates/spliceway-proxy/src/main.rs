@@ -13,6 +13,7 @@ mod associate;
 mod auth;
 mod bench;
 mod bind;
+mod bottleneck;
 mod cli;
 mod config;
 mod control;

@@ -2,13 +2,15 @@
 //! however the session ended. If the operator wants, long sessions have further records before.
 
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use spliceway::{CancelHandle, RelayStats, RelaySummary};
+use spliceway::{CancelHandle, RelayStats, RelaySummary, RelayWaits, TcpInfo};
 use tokio::time::sleep;
 
 use crate::associate::{AssociateStats, AssociateSummary};
+use crate::bottleneck::{self, slowest};
 use crate::handshake::{ClientRequest, Heard};
 use crate::log::{self, Line};
 use crate::outcome::{Outcome, SessionEnd};
@@ -32,7 +34,22 @@ pub(crate) struct Record {
     outcome: Option<Outcome>,
     /// Whether another process has the session and its record now.
     has_left: bool,
+    observed: Option<Box<Observed>>,
 }
+
+/// What the kernel knew about the connections at the end of the relay, and what that means.
+struct Observed {
+    client: Option<TcpInfo>,
+    upstream: Option<TcpInfo>,
+    slow_up: Option<&'static str>,
+    slow_down: Option<&'static str>,
+}
+
+/// The kernel is asked about the connections of a session that lasted this long.
+const OBSERVED_TIME: Duration = Duration::from_secs(1);
+/// It is also asked if the session moved this many bytes. A session below both limits is not slow,
+/// and the questions would be 1.4 % of its CPU time (`docs/design/007-the-cost-of-a-session.md`).
+const OBSERVED_BYTES: u64 = 1 << 20;
 
 impl Record {
     pub(crate) fn new(service: Arc<Service>, client: Option<SocketAddr>) -> Self {
@@ -59,6 +76,7 @@ impl Record {
             associated: None,
             outcome: None,
             has_left: false,
+            observed: None,
         }
     }
 
@@ -106,6 +124,9 @@ impl Record {
     /// Records that a relay moves bytes from now on.
     pub(crate) fn relaying(&mut self, stats: RelayStats, cancel: CancelHandle) {
         let before = self.running.is_some().then(|| Box::new(self.relayed()));
+        if before.is_some() {
+            self.session.facts().keep_waits();
+        }
         self.running = Some(self.service.traffic.enter(stats.clone(), cancel.clone()));
         self.session.relays(stats, cancel, before);
     }
@@ -142,6 +163,38 @@ impl Record {
         relayed
     }
 
+    /// Asks the kernel about both connections of a relay that has ended, if that is worth its cost.
+    pub(crate) fn observe(&mut self, client: impl AsFd, upstream: impl AsFd) {
+        let facts = self.session.facts();
+        let Some(opening) = facts.opening else { return };
+        let (relayed, waits) = (facts.relayed(), facts.waits());
+        let duration = self.session.started.elapsed();
+        if duration < OBSERVED_TIME && relayed.bytes() < OBSERVED_BYTES {
+            return;
+        }
+        let time = duration.saturating_sub(opening);
+        // A Unix socket has no such information.
+        let (client, upstream) = (TcpInfo::of(client).ok(), TcpInfo::of(upstream).ok());
+        self.observed = Some(Box::new(Observed {
+            slow_up: slowest(
+                relayed.a_to_b.bytes,
+                &waits.a_to_b,
+                time,
+                upstream.as_ref(),
+                &bottleneck::UP,
+            ),
+            slow_down: slowest(
+                relayed.b_to_a.bytes,
+                &waits.b_to_a,
+                time,
+                client.as_ref(),
+                &bottleneck::DOWN,
+            ),
+            client,
+            upstream,
+        }));
+    }
+
     pub(crate) fn end(mut self, outcome: Outcome) {
         self.outcome = Some(outcome);
     }
@@ -153,6 +206,9 @@ impl Record {
         relay.a_to_b.bytes += facts.ahead;
         log::record(is_failure, |line| {
             fill(line, &self.session, &facts, &relay, datagrams);
+            if let Some(observed) = &self.observed {
+                observed.fill(line);
+            }
             line.display("end", &outcome.end);
             if let Some(cause) = &outcome.cause {
                 line.text("cause", cause);
@@ -222,6 +278,7 @@ fn fill(line: &mut Line, session: &Session, facts: &Facts, relay: &RelaySummary,
         line.display("upstream", upstream);
     }
     counts(line, relay);
+    waits(line, &facts.waits());
     if let Some(datagrams) = datagrams {
         datagram_counts(line, datagrams);
     }
@@ -240,6 +297,50 @@ fn counts(line: &mut Line, relay: &RelaySummary) {
     for (name, lost) in [("lost_up", relay.a_to_b.lost), ("lost_down", relay.b_to_a.lost)] {
         if lost > 0 {
             line.number(name, lost);
+        }
+    }
+}
+
+/// Adds the times for which a direction waited for something other than its source, if any.
+fn waits(line: &mut Line, waits: &RelayWaits) {
+    let (up, down) = (&waits.a_to_b, &waits.b_to_a);
+    for (name, time) in [
+        ("blocked_up_ms", up.sink),
+        ("blocked_down_ms", down.sink),
+        ("limited_up_ms", up.rate_limit),
+        ("limited_down_ms", down.rate_limit),
+    ] {
+        if millis(time) > 0 {
+            line.number(name, millis(time));
+        }
+    }
+}
+
+impl Observed {
+    fn fill(&self, line: &mut Line) {
+        for (info, names) in [
+            (
+                &self.client,
+                ["rtt_client_us", "retransmits_client", "delivery_rate_client"],
+            ),
+            (
+                &self.upstream,
+                ["rtt_upstream_us", "retransmits_upstream", "delivery_rate_upstream"],
+            ),
+        ] {
+            if let Some(info) = info {
+                let rtt = u64::try_from(info.rtt.as_micros()).unwrap_or(u64::MAX);
+                let values = [rtt, info.retransmitted.into(), info.delivery_rate];
+                names
+                    .into_iter()
+                    .zip(values)
+                    .for_each(|(name, value)| line.number(name, value));
+            }
+        }
+        for (name, word) in [("slow_up", self.slow_up), ("slow_down", self.slow_down)] {
+            if let Some(word) = word {
+                line.text(name, word);
+            }
         }
     }
 }

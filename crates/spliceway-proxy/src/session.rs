@@ -19,6 +19,7 @@ mod request_body;
 mod spin;
 
 use std::future::{Future, poll_fn, ready};
+use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -303,6 +304,7 @@ async fn exchange(
             None => answer(&mut client, Vec::new(), &mut upstream, options, record).await,
         },
     };
+    record.observe(&client, &upstream);
     if let Err(error) = &ended {
         // The lost bytes are part of a body that the target did not read.
         let is_early_answer = error.summary.a_to_b.lost > 0;
@@ -404,8 +406,8 @@ async fn plain<A, B>(
     record: &mut Record,
 ) -> Result<Result<RelaySummary, RelayError>, Interrupted>
 where
-    A: AsyncRead + AsyncWrite + Unpin + Into<Stream>,
-    B: AsyncRead + AsyncWrite + Unpin + Into<Stream>,
+    A: AsyncRead + AsyncWrite + AsFd + Unpin + Into<Stream>,
+    B: AsyncRead + AsyncWrite + AsFd + Unpin + Into<Stream>,
 {
     let mut relay = match state {
         None => relay_of(client, upstream, options, record),
@@ -437,7 +439,11 @@ where
         Poll::Pending
     });
     let to = match to.await {
-        Ok(ended) => return Ok(ended),
+        Ok(ended) => {
+            let (client, upstream) = relay.streams();
+            record.observe(client, upstream);
+            return Ok(ended);
+        }
         Err(to) => to,
     };
     match relay.suspend() {

@@ -13,7 +13,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use slab::Slab;
-use spliceway::{CancelHandle, DirectionSummary, RelayStats, RelaySummary};
+use spliceway::{CancelHandle, DirectionSummary, RelayStats, RelaySummary, RelayWaits, Waits};
 use spliceway_protocol::Spoken;
 use spliceway_protocol::address::Target;
 use tokio::sync::oneshot;
@@ -63,8 +63,12 @@ pub(crate) struct Facts {
     pub(crate) connect: Option<Duration>,
     /// The number of bytes that the target received before the relay started.
     pub(crate) ahead: u64,
+    /// The time before the first relay of this session.
+    pub(crate) opening: Option<Duration>,
     /// The counts of earlier relays of this session.
     pub(crate) before: Option<Box<RelaySummary>>,
+    /// The waits of earlier relays of this session.
+    waited: Option<Box<RelayWaits>>,
     pub(crate) phase: Phase,
     /// Whether the session was closed from outside.
     pub(crate) is_closed: bool,
@@ -276,6 +280,7 @@ impl Session {
     pub(crate) fn relays(&self, stats: RelayStats, cancel: CancelHandle, before: Option<Box<RelaySummary>>) {
         let mut facts = self.facts();
         facts.before = before;
+        facts.opening.get_or_insert_with(|| self.started.elapsed());
         if facts.is_closed {
             cancel.cancel(CLOSE_GRACE);
         }
@@ -346,6 +351,24 @@ impl Facts {
         relayed
     }
 
+    /// Adds the waits of the last relay to those of earlier ones, before another relay begins.
+    pub(crate) fn keep_waits(&mut self) {
+        self.waited = Some(Box::new(self.waits()));
+    }
+
+    /// Returns the waits of all relays of this session so far.
+    pub(crate) fn waits(&self) -> RelayWaits {
+        let mut waits = match &self.phase {
+            Phase::Relay(stats, _) => stats.waits(),
+            _ => RelayWaits::default(),
+        };
+        if let Some(waited) = &self.waited {
+            add_waits(&mut waits.a_to_b, &waited.a_to_b);
+            add_waits(&mut waits.b_to_a, &waited.b_to_a);
+        }
+        waits
+    }
+
     fn moved(&self) -> u64 {
         match &self.phase {
             Phase::Datagrams(stats) => {
@@ -375,6 +398,13 @@ pub(crate) fn add(direction: &mut DirectionSummary, before: &DirectionSummary) {
     direction.spliced += before.spliced;
     direction.copied += before.copied;
     direction.lost += before.lost;
+}
+
+fn add_waits(waits: &mut Waits, before: &Waits) {
+    waits.source += before.source;
+    waits.sink += before.sink;
+    waits.rate_limit += before.rate_limit;
+    waits.other_direction += before.other_direction;
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use spliceway_core::Counts;
+use spliceway_core::{Counts, WaitsFor};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop::{consume_budget, has_budget_remaining};
 
@@ -122,7 +122,13 @@ impl CopyLoop {
         ready!(pin!(consume_budget()).poll(cx));
         let (mut reader, mut writer) = (Pin::new(reader), Pin::new(writer));
         for _ in 0..READS_PER_POLL {
-            ready!(self.poll_write_all(cx, writer.as_mut(), counts)).map_err(|error| (Operation::Write, error))?;
+            match self.poll_write_all(cx, writer.as_mut(), counts) {
+                Poll::Ready(written) => written.map_err(|error| (Operation::Write, error))?,
+                Poll::Pending => {
+                    counts.waits_for(Some(WaitsFor::Sink));
+                    return Poll::Pending;
+                }
+            }
             if let Some(end) = self.ended {
                 return writer
                     .poll_flush(cx)
@@ -149,6 +155,11 @@ impl CopyLoop {
                 Poll::Pending => {
                     // Before the loop waits, the writer must send what it holds back. The reader
                     // may depend on those bytes.
+                    let is_limited = rate.as_ref().is_some_and(|rate| rate.is_waiting());
+                    counts.waits_for(Some(match is_limited {
+                        true => WaitsFor::RateLimit,
+                        false => WaitsFor::Source,
+                    }));
                     if self.unflushed {
                         ready!(writer.poll_flush(cx)).map_err(|error| (Operation::Write, error))?;
                         self.unflushed = false;
@@ -157,6 +168,7 @@ impl CopyLoop {
                 }
             }
         }
+        counts.waits_for(None);
         yield_now(cx);
         Poll::Pending
     }

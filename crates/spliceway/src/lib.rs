@@ -160,6 +160,12 @@ pub use copy::{copy, copy_bidirectional, copy_bidirectional_with_sizes, copy_wit
 pub use options::{CopyOptions, HalfClose, RelayOptions};
 pub use outcome::{Direction, EndReason, Operation, Peer, RelayError, RelaySummary};
 pub use rate_limit::RateLimit;
-pub use relay::{DirectionStage, Relay, RelayParts, RelayState, RelayStats, SuspendedDirection, SuspendedRelay};
+pub use relay::{
+    DirectionStage, Relay, RelayParts, RelayState, RelayStats, RelayWaits, SuspendedDirection, SuspendedRelay,
+};
 pub use salvage::reset;
-pub use spliceway_core::{DirectionSummary, Engine, Limits, PipePool, PipeSize, PoolStats, Reason, Scope, SizeClass};
+#[cfg(target_os = "linux")]
+pub use spliceway_core::TcpInfo;
+pub use spliceway_core::{
+    DirectionSummary, Engine, Limits, PipePool, PipeSize, PoolStats, Reason, Scope, SizeClass, Waits,
+};

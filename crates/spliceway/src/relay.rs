@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use spliceway_core::Counts;
+use spliceway_core::{Counts, Waits, WaitsFor};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::cancel::CancelHandle;
@@ -151,6 +151,12 @@ where
     /// Returns a handle to the live counts. It is cheap to clone, and outlives the relay.
     pub fn stats(&self) -> RelayStats {
         RelayStats(Arc::clone(&self.directions.shared))
+    }
+
+    /// Returns the streams `a` and `b`, for example to ask the kernel about their sockets. Whatever
+    /// moves bytes or waits for readiness must be left to the relay.
+    pub fn streams(&self) -> (&A, &B) {
+        (&self.a, &self.b)
     }
 
     /// Returns a handle that ends the relay after the bytes in flight have been written. The caller
@@ -295,11 +301,13 @@ where
             Poll::Ready(Ok(())) => directions.shared.has_ended(Peer::B, counts),
             Poll::Pending => false,
         };
-        if a_to_b && b_to_a {
-            Poll::Ready(Ok(()))
-        } else {
-            Poll::Pending
+        match (a_to_b, b_to_a) {
+            (true, true) => return Poll::Ready(Ok(())),
+            (true, false) => directions.shared.a_to_b.waits_for(Some(WaitsFor::OtherDirection)),
+            (false, true) => directions.shared.b_to_a.waits_for(Some(WaitsFor::OtherDirection)),
+            (false, false) => {}
         }
+        Poll::Pending
     }
 
     /// Starts to serve the side that has not failed, if the options ask for it and the relay is not
@@ -384,7 +392,7 @@ where
             return Poll::Ready(Verdict::PollAgain);
         }
         let now = Now { half_closed, held_back };
-        deadlines.poll(cx, shared.summary().bytes(), now).map(Verdict::End)
+        deadlines.poll(cx, shared.bytes(), now).map(Verdict::End)
     }
 }
 
@@ -436,8 +444,14 @@ impl Directions {
 
     #[cold]
     fn deadlines(&self, options: &RelayOptions) -> Option<Box<Deadlines>> {
-        let moved = self.shared.summary().bytes();
+        let moved = self.shared.bytes();
         Deadlines::new(options, moved, self.half_closed()).map(Box::new)
+    }
+
+    /// Ends the waits of both directions, so that their times no longer grow.
+    fn stop_waiting(&self) {
+        self.shared.a_to_b.waits_for(None);
+        self.shared.b_to_a.waits_for(None);
     }
 
     /// Ends both directions. Only the first call counts.
@@ -447,6 +461,7 @@ impl Directions {
         }
         self.shared.a_to_b.set_lost(self.a_to_b.in_flight());
         self.shared.b_to_a.set_lost(self.b_to_a.in_flight());
+        self.stop_waiting();
         // The pipes and buffers of both directions are released here, not when the relay is
         // dropped.
         (self.a_to_b, self.b_to_a) = (DirectionState::Done, DirectionState::Done);
@@ -472,15 +487,39 @@ impl RelayStats {
     pub fn snapshot(&self) -> RelaySummary {
         self.0.summary()
     }
+
+    /// Returns what each direction has waited for, and for how long. While the relay runs, the
+    /// times include the waits of now.
+    #[must_use]
+    pub fn waits(&self) -> RelayWaits {
+        RelayWaits {
+            a_to_b: self.0.a_to_b.waits(),
+            b_to_a: self.0.b_to_a.waits(),
+        }
+    }
+}
+
+/// The times that the directions of a relay have spent waiting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RelayWaits {
+    /// The waits of the direction from `a` to `b`.
+    pub a_to_b: Waits,
+    /// The waits of the direction from `b` to `a`.
+    pub b_to_a: Waits,
 }
 
 impl Shared {
     /// Records that the direction whose source is `peer` has ended. Returns `true`.
     fn has_ended(&self, peer: Peer, counts: &Counts) -> bool {
-        if self.first_eof.get().is_none() && counts.snapshot().eof {
+        if self.first_eof.get().is_none() && counts.is_eof() {
             let _ = self.first_eof.set(peer);
         }
         true
+    }
+
+    fn bytes(&self) -> u64 {
+        self.a_to_b.bytes() + self.b_to_a.bytes()
     }
 
     fn summary(&self) -> RelaySummary {

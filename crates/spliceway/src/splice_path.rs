@@ -11,7 +11,7 @@ use bytes::Bytes;
 use spliceway_core::socket::{self, Wait};
 use spliceway_core::transfer::SCRATCH;
 use spliceway_core::{
-    Counts, Next, Read, ReadOutcome, Side, SpliceThrough, Splicer, UrgentMarkCheck, Write, WriteOutcome,
+    Counts, Next, Read, ReadOutcome, Side, SpliceThrough, Splicer, UrgentMarkCheck, WaitsFor, Write, WriteOutcome,
 };
 use tokio::io::AsyncWrite;
 use tokio::task::coop::has_budget_remaining;
@@ -255,6 +255,7 @@ impl Parked<'_> {
                     ready!(ends.poll_write(cx, write, &self.worker.scratch)).map_err(write_failed)?;
                 }
                 Next::Yield => {
+                    ends.counts.waits_for(None);
                     yield_now(cx);
                     return Poll::Pending;
                 }
@@ -270,7 +271,7 @@ impl Ends<'_> {
     fn poll_source(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Attempt>> {
         match self.source.poll_read_ready(cx) {
             Poll::Ready(ready) => Poll::Ready(ready.map(|()| Attempt::Ready)),
-            Poll::Pending if *self.start == Startup::Done && !self.finishing => Poll::Pending,
+            Poll::Pending if *self.start == Startup::Done && !self.finishing => self.waits(WaitsFor::Source),
             Poll::Pending => self.poll_unready_source().map(Ok),
         }
     }
@@ -280,7 +281,7 @@ impl Ends<'_> {
     fn poll_unready_source(&self) -> Poll<Attempt> {
         // If tokio's budget is used up, the source may still have bytes. The task must yield first.
         if !has_budget_remaining() {
-            return Poll::Pending;
+            return self.waits(WaitsFor::Source);
         }
         // A read from a FIFO that has never had a writer returns an end of stream.
         if *self.start == Startup::TrySource && !self.source.is_empty_pipe() {
@@ -288,7 +289,7 @@ impl Ends<'_> {
         }
         match self.finishing {
             true => Poll::Ready(Attempt::Finish),
-            false => Poll::Pending,
+            false => self.waits(WaitsFor::Source),
         }
     }
 
@@ -353,7 +354,7 @@ impl Ends<'_> {
         if self.sink.poll_write_ready(cx).map_err(write_failed)?.is_pending() {
             return match has_budget_remaining() && splice.sink_blocked() {
                 true => Poll::Ready(Ok(())),
-                false => Poll::Pending,
+                false => self.waits(WaitsFor::Sink),
             };
         }
         let max = ready!(self.poll_max(cx, splice.max_bytes()));
@@ -374,16 +375,28 @@ impl Ends<'_> {
         let counts = self.counts;
         match self.sink.try_write(|sink| write.perform(sink, scratch, counts))? {
             WriteOutcome::Open => Poll::Ready(Ok(())),
-            WriteOutcome::WouldBlock => self.sink.poll_write_ready(cx),
+            WriteOutcome::WouldBlock => match self.sink.poll_write_ready(cx) {
+                Poll::Pending => self.waits(WaitsFor::Sink),
+                ready => ready,
+            },
         }
     }
 
     /// Ready with the most bytes to read now, up to `max`, when the rate limit allows some.
     fn poll_max(&mut self, cx: &mut Context<'_>, max: usize) -> Poll<usize> {
         match &mut self.rate {
-            Some(rate) if max > 0 => rate.poll_grant(cx, max),
+            Some(rate) if max > 0 => match rate.poll_grant(cx, max) {
+                Poll::Pending => self.waits(WaitsFor::RateLimit),
+                granted => granted,
+            },
             _ => Poll::Ready(usize::MAX),
         }
+    }
+
+    /// Records what the direction waits for.
+    fn waits<T>(&self, what: WaitsFor) -> Poll<T> {
+        self.counts.waits_for(Some(what));
+        Poll::Pending
     }
 
     /// Records that this many bytes were read.

@@ -74,6 +74,7 @@ pub(super) struct SessionMessage {
     target: Option<String>,
     dialled: Option<SocketAddr>,
     connect_us: Option<u64>,
+    opening_us: Option<u64>,
     ahead: u64,
     before: Option<[Counts; 2]>,
     up: Direction,
@@ -91,6 +92,8 @@ struct Direction {
     in_flight: usize,
     remaining: Option<u64>,
     counts: Counts,
+    /// The microseconds of waits: source, sink, rate limit, other direction.
+    waits_us: [u64; 4],
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -132,6 +135,7 @@ impl SessionMessage {
             target: facts.target.as_ref().map(ToString::to_string),
             dialled: facts.dialled,
             connect_us: facts.connect.map(micros),
+            opening_us: facts.opening.map(micros),
             ahead: facts.ahead,
             before: facts.before.as_deref().map(both),
             up: Direction::of(&state.a_to_b),
@@ -156,6 +160,7 @@ impl SessionMessage {
         facts.target = self.target.as_deref().and_then(target);
         facts.dialled = self.dialled;
         facts.connect = self.connect_us.map(Duration::from_micros);
+        facts.opening = self.opening_us.map(Duration::from_micros);
         facts.ahead = self.ahead;
         facts.before = self.before.as_ref().map(|[up, down]| {
             let mut summary = RelaySummary::default();
@@ -203,6 +208,10 @@ impl Direction {
             in_flight: suspended.in_flight.len(),
             remaining: suspended.remaining,
             counts: Counts::of(&suspended.counts),
+            waits_us: {
+                let waits = &suspended.waits;
+                [waits.source, waits.sink, waits.rate_limit, waits.other_direction].map(micros)
+            },
         }
     }
 
@@ -218,6 +227,9 @@ impl Direction {
         suspended.in_flight = in_flight.to_vec().into();
         suspended.remaining = self.remaining;
         suspended.counts = self.counts.summary();
+        let [source, sink, rate_limit, other_direction] = self.waits_us.map(Duration::from_micros);
+        (suspended.waits.source, suspended.waits.sink) = (source, sink);
+        (suspended.waits.rate_limit, suspended.waits.other_direction) = (rate_limit, other_direction);
         (in_flight.len() == self.in_flight).then_some(suspended)
     }
 }
@@ -259,6 +271,9 @@ mod tests {
         (direction.counts.spliced, direction.counts.copied) = (3, 4);
         direction.counts.bytes = 7;
         direction.counts.fallback = Some(Reason::ALL[2]);
+        (direction.waits.source, direction.waits.sink) = (Duration::from_secs(1), Duration::from_secs(2));
+        (direction.waits.rate_limit, direction.waits.other_direction) =
+            (Duration::from_secs(3), Duration::from_secs(4));
         direction
     }
 
@@ -284,6 +299,7 @@ mod tests {
                 facts.protocol = Some(Spoken::Http);
                 facts.target = super::target(target);
                 facts.connect = Some(Duration::from_micros(5));
+                facts.opening = Some(Duration::from_micros(8));
                 facts.ahead = 9;
                 facts.before = Some(Box::new(summary));
                 let sent = SessionMessage::new(&facts, &state);
@@ -295,6 +311,7 @@ mod tests {
                 assert_eq!(had.protocol.map(Spoken::name), Some("http"));
                 assert_eq!(had.target.unwrap().to_string(), target);
                 assert_eq!((had.connect, had.before), (facts.connect, facts.before));
+                assert_eq!(had.opening, facts.opening);
                 for wrong in [&b"updow"[..], b"updown!", b"u"] {
                     assert_eq!(arrived.state(wrong), None);
                 }

@@ -8,6 +8,8 @@ mod access_log;
 mod admin;
 mod auth;
 mod bench;
+// Which side, network or limit made a session slow.
+mod bottleneck;
 mod clients;
 mod command_line;
 // Messages about files that are wrong.

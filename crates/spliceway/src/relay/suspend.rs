@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use spliceway_core::{Counts, DirectionSummary};
+use spliceway_core::{Counts, DirectionSummary, Waits};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{Directions, Relay, Shared};
@@ -57,6 +57,8 @@ pub struct SuspendedDirection {
     pub remaining: Option<u64>,
     /// The counts so far.
     pub counts: DirectionSummary,
+    /// The times of the waits so far.
+    pub waits: Waits,
 }
 
 /// What a direction of a suspended relay does next.
@@ -98,9 +100,10 @@ where
     /// direction. The counts end with [`EndReason::Suspended`].
     ///
     /// ```no_run
-    /// # async fn example(client: tokio::net::TcpStream, upstream: tokio::net::TcpStream, stop:
-    /// tokio::sync::oneshot::Receiver<()>) -> std::io::Result<()> { use spliceway::{Relay,
-    /// RelayOptions};
+    /// # use tokio::net::TcpStream;
+    /// # use tokio::sync::oneshot::Receiver;
+    /// # async fn example(client: TcpStream, upstream: TcpStream, stop: Receiver<()>) -> std::io::Result<()> {
+    /// use spliceway::{Relay, RelayOptions};
     ///
     /// let mut relay = Relay::new(client, upstream);
     /// let ended = tokio::select! {
@@ -110,7 +113,7 @@ where
     /// if ended.is_none() && relay.can_suspend() {
     ///     let suspended = relay.suspend()?;
     ///     // Here, another process may receive the sockets and the state.
-    /// let relay = Relay::resume(suspended.a, suspended.b, RelayOptions::new(), suspended.state);
+    ///     let relay = Relay::resume(suspended.a, suspended.b, RelayOptions::new(), suspended.state);
     /// #   drop(relay);
     /// }
     /// # Ok(())
@@ -130,6 +133,7 @@ where
             let why = "the relay has ended, failed or been cancelled";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
+        self.directions.stop_waiting();
         let summary = self.directions.shared.summary();
         let held_back = self.directions.is_held_back();
         let idle = self.deadlines.as_ref();
@@ -141,6 +145,8 @@ where
             b_to_a: self.directions.b_to_a.suspend(&options.b_to_a)?,
         };
         (state.a_to_b.counts, state.b_to_a.counts) = (summary.a_to_b, summary.b_to_a);
+        let waits = self.stats().waits();
+        (state.a_to_b.waits, state.b_to_a.waits) = (waits.a_to_b, waits.b_to_a);
         self.end(EndReason::Suspended);
         Ok(SuspendedRelay {
             a: self.a,
@@ -155,8 +161,8 @@ where
     /// continue. All other options apply from now on, and may differ from those of the first relay.
     pub fn resume(a: A, b: B, mut options: RelayOptions, state: RelayState) -> Self {
         let shared = Shared {
-            a_to_b: Counts::resume(&state.a_to_b.counts),
-            b_to_a: Counts::resume(&state.b_to_a.counts),
+            a_to_b: Counts::resume(&state.a_to_b.counts).resume_waits(&state.a_to_b.waits),
+            b_to_a: Counts::resume(&state.b_to_a.counts).resume_waits(&state.b_to_a.waits),
             first_eof: state.first_eof.map_or_else(OnceLock::new, OnceLock::from),
             end: OnceLock::new(),
         };

@@ -32,3 +32,5 @@ mod threshold;
 mod unprivileged;
 // The sockets below hyper's upgraded connections.
 mod upgraded;
+// What a direction waits for, and what the kernel knows about a connection.
+mod waits;

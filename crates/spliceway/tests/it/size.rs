@@ -18,7 +18,8 @@ async fn the_future_between_two_sockets_is_small() {
     let relay = size_of::<Relay<&mut TcpStream, &mut TcpStream>>();
     eprintln!("copy_bidirectional {function} (tokio's {tokios}), copy {one_way}, Relay {relay}");
     assert!(function <= 352, "{function}");
-    assert!(one_way <= 240, "{one_way}");
+    // 40 bytes are for the times of waits. A `Relay` has them on the heap.
+    assert!(one_way <= 280, "{one_way}");
     assert!(relay <= 328, "{relay}");
     assert_eq!(size_of::<RelayStats>(), size_of::<usize>());
 }

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use spliceway::{
-    DirectionSummary, Engine, Limits, PipePool, Relay, RelayError, RelayOptions, RelayStats, RelaySummary,
+    DirectionSummary, Engine, Limits, PipePool, Relay, RelayError, RelayOptions, RelayStats, RelaySummary, RelayWaits,
+    Waits,
 };
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
@@ -27,9 +28,9 @@ pub(crate) struct Rig {
 /// The relay's task.
 pub(crate) struct Running {
     pub(crate) task: JoinHandle<Outcome>,
-    stats: RelayStats,
+    pub(crate) stats: RelayStats,
     polls: Arc<AtomicU64>,
-    swapped: bool,
+    pub(crate) swapped: bool,
 }
 
 /// The counts of a relay, as the peers see them.
@@ -176,6 +177,16 @@ impl Running {
     /// Returns the current counts.
     pub(crate) fn moved(&self) -> Moved {
         Moved::of(self.stats.snapshot(), self.swapped)
+    }
+
+    /// Returns the current waits, first from the near peer to the far peer.
+    pub(crate) fn waits(&self) -> (Waits, Waits) {
+        let RelayWaits { a_to_b, b_to_a, .. } = self.stats.waits();
+        if self.swapped {
+            (b_to_a, a_to_b)
+        } else {
+            (a_to_b, b_to_a)
+        }
     }
 
     pub(crate) fn polls(&self) -> u64 {
