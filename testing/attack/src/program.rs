@@ -127,7 +127,8 @@ impl Program {
     }
 
     /// Asks the program to exit, as a service manager does. Returns the time that the exit took.
-    /// Returns a description of the outcome if the program did not exit with code 0 in time.
+    /// Returns a description of the outcome if the program did not exit in time with code 0, or with
+    /// code 3 because it had to cut the sessions of attackers.
     pub(crate) async fn end(&self) -> io::Result<Result<Duration, String>> {
         let asked = Instant::now();
         // The program may already have exited. Its exit code shows that.
@@ -143,7 +144,7 @@ impl Program {
         };
         Ok(match timeout(PATIENCE, ended).await {
             Ok(status) => match status? {
-                status if status.success() => Ok(asked.elapsed()),
+                status if matches!(status.code(), Some(0 | 3)) => Ok(asked.elapsed()),
                 status => Err(status.to_string()),
             },
             Err(_) => Err(format!("still running {} s after TERM", PATIENCE.as_secs())),

@@ -145,7 +145,7 @@ impl Outcome {
             failures.push(format!("{name}{form}: /readyz does not say ready after the attack"));
         }
         if let Err(why) = &self.ended {
-            failures.push(format!("{name}{form}: TERM: {why}, expected exit code 0"));
+            failures.push(format!("{name}{form}: TERM: {why}, expected exit code 0 or 3"));
         }
         failures
     }
