@@ -127,8 +127,8 @@ impl Program {
     }
 
     /// Asks the program to exit, as a service manager does. Returns the time that the exit took.
-    /// Returns a description of the outcome if the program did not exit in time with code 0, or with
-    /// code 3 because it had to cut the sessions of attackers.
+    /// Returns a description of the outcome if the program did not exit in time with code 0, or
+    /// with code 3 because it had to cut the sessions of attackers.
     pub(crate) async fn end(&self) -> io::Result<Result<Duration, String>> {
         let asked = Instant::now();
         // The program may already have exited. Its exit code shows that.

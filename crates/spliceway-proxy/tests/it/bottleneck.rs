@@ -87,7 +87,12 @@ fn record(way: Way, links: [Link; 2], bytes: usize, slow: Slow, options: &[&str]
         reader.shutdown(Shutdown::Write).unwrap();
     });
     let line = program.line("_eof");
-    Some(serde_json::from_str(&line).unwrap())
+    let record: Value = serde_json::from_str(&line).unwrap();
+    let document = include_str!("../../../../docs/access-log.md");
+    for field in record.as_object().unwrap().keys() {
+        assert!(document.contains(&format!("`{field}`")), "{field} is not documented");
+    }
+    Some(record)
 }
 
 /// Asserts that a session in each direction has this word. The first one of `links` is that to the
