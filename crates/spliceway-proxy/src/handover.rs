@@ -54,13 +54,14 @@ impl Program {
     /// has replaced it.
     ///
     /// # Errors
-    /// Returns an error if the system does not know the file of this process.
+    /// Returns an error if the path is relative and the working directory is gone.
     pub(crate) fn of_this_process() -> std::io::Result<Self> {
         let mut arguments = std::env::args_os();
         let typed = arguments.next().unwrap_or_default();
         let path = match typed.as_bytes().contains(&b'/') {
             true => std::env::current_dir()?.join(typed),
-            false => without_suffix(std::env::current_exe()?),
+            // Without /proc, an upgrade searches the directories of `PATH`, as the shell did.
+            false => std::env::current_exe().map_or_else(|_| typed.into(), without_suffix),
         };
         Ok(Self {
             path,

@@ -6,7 +6,7 @@ use spliceway_net::has_tool;
 use crate::harness::{Folder, contrib};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_spliceway");
-const UNITS: [&str; 3] = ["spliceway.service", "spliceway@.service", "spliceway.socket"];
+const UNITS: [&str; 3] = ["spliceway.service", "spliceway@.service", "spliceway-web.socket"];
 
 /// Writes the units into `folder`, for the program that is tested instead of the one in `/usr/bin`.
 fn units(folder: &Folder) {
