@@ -31,6 +31,8 @@ mod http;
 mod http_answers;
 // The duties of HTTP proxies to each other and to clients.
 mod http_proxies;
+// The examples for Kubernetes.
+mod kubernetes;
 mod leaving;
 mod listen;
 mod log;
