@@ -210,8 +210,8 @@ pub(crate) fn unacknowledged(socket: BorrowedFd<'_>) -> Result<usize, Errno> {
 pub(crate) fn tcp_info(socket: BorrowedFd<'_>, info: &mut [u8]) -> Result<(), Errno> {
     let mut length = libc::socklen_t::try_from(info.len()).unwrap_or(0);
     let (level, name) = (libc::IPPROTO_TCP, libc::TCP_INFO);
-    // SAFETY: the kernel writes at most `length` bytes to `info`, which has so many bytes. Both
-    // variables outlive the call. Every byte is a valid `u8`.
+    // SAFETY: the kernel writes at most `length` bytes to `info`, and `info` has `length` bytes.
+    // Both variables outlive the call. Every byte is a valid `u8`.
     match unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

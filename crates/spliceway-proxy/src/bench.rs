@@ -94,7 +94,7 @@ fn compared(command: &BenchCommand) -> io::Result<bool> {
     let chart = command.svg.as_deref().map(chart::open).transpose()?;
     crate::limits::raise_descriptors(None)?;
     let (rounds, time, most) = if command.quick { QUICK } else { FULL };
-    // Whoever asks for rounds gets them.
+    // A number of rounds that was asked for has no limit in time.
     let most = if command.rounds.is_some() { Duration::MAX } else { most };
     let (rounds, time) = (command.rounds.unwrap_or(rounds), command.time.unwrap_or(time));
     let field = field(command)?;

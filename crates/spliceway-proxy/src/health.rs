@@ -112,6 +112,16 @@ impl Health {
         stopped.map_or(State::Draining, |state| state.clone())
     }
 
+    /// Starts a task that runs until the program stops. If the task ends earlier, the program has
+    /// failed.
+    pub(crate) fn spawn(&self, name: &str, task: impl Future<Output = ()> + Send + 'static) {
+        let guard = self.guard(name);
+        tokio::spawn(async move {
+            let _guard = guard;
+            task.await;
+        });
+    }
+
     /// Returns a guard for the task or thread that does this part of the work.
     pub(crate) fn guard(&self, name: &str) -> Guard {
         Guard {
@@ -140,6 +150,16 @@ mod tests {
         drop(health.guard("this"));
         drop(health.guard("that"));
         assert_eq!(health.state(), State::Failed("this".into()));
+    }
+
+    #[tokio::test]
+    async fn a_task_that_ends_or_panics_has_failed() {
+        let health = Health::new();
+        health.spawn("this", async {});
+        assert_eq!(health.stopped().await, State::Failed("this".into()));
+        let health = Health::new();
+        health.spawn("that", async { panic!("as a test") });
+        assert_eq!(health.stopped().await, State::Failed("that".into()));
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::metrics::Metrics;
 use crate::stream::Stream;
 use spliceway_protocol::address::canonical;
 
-pub(crate) use bind::{KEEPALIVE, adopted, bind, has_any_port, prepare, socket_to_listen};
+pub(crate) use bind::{KEEPALIVE, adopted, bind, does_for, prepare, socket_to_listen};
 pub(crate) use inherited::adopt as adopt_inherited;
 pub(crate) use socket_file::{SocketFile, set_mode};
 

@@ -149,7 +149,7 @@ fn run(settings: Settings, source: Source, successor: Option<Successor>, health:
     };
     let runtime = builder.enable_all().build()?;
     let served = runtime.block_on(async {
-        log::reopen_at_signal()?;
+        log::reopen_at_signal(health)?;
         serve::run(settings, source, successor, descriptors, health).await
     });
     // This cuts the remaining sessions. Each one writes its record.

@@ -31,12 +31,16 @@ pub(crate) async fn start(
 ) -> io::Result<Vec<Offered>> {
     let mut open_listeners = Vec::new();
     if settings.admin.is_some() || settings.status_page.is_some() {
-        let overview = Arc::clone(&overview);
-        tokio::spawn(async move { overview.watch().await });
+        let watching = Arc::clone(&overview);
+        let task = async move { watching.watch().await };
+        shared.health.spawn("the task that samples rates", task);
     }
     if let Some(interval) = settings.record_interval {
         let sessions = Arc::clone(&overview.sessions);
-        tokio::spawn(async move { record::write_open(&sessions, interval).await });
+        let task = async move { record::write_open(&sessions, interval).await };
+        shared
+            .health
+            .spawn("the task that writes records of open sessions", task);
     }
     if let Some(address) = &settings.metrics {
         let hosts = settings.status_page.clone();

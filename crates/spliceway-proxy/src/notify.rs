@@ -12,6 +12,7 @@
 use std::env;
 use std::ffi::OsStr;
 use std::fmt::{self, Display};
+use std::future::pending;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
@@ -108,7 +109,7 @@ impl Manager {
     /// ping, and neither does one whose runtime does not answer.
     pub(crate) async fn watch(&self, health: &Health, status: impl Fn() -> String) {
         if self.socket.is_none() {
-            return;
+            return pending().await;
         }
         let every = |time| {
             let mut ticks = interval_at(Instant::now() + time, time);

@@ -226,7 +226,7 @@ pub(crate) async fn write_open(sessions: &Sessions, interval: Duration) {
 }
 
 /// Visits each session that is older than `interval` about once in `interval`, and never returns.
-/// One pass over the registry takes `interval`, so many sessions are not visited at once.
+/// One pass over the registry takes `interval`, so the visits are spread over that time.
 async fn visit_old(sessions: &Sessions, interval: Duration, visit: impl Fn(&Session)) {
     let mut slot = 0;
     loop {
@@ -366,7 +366,7 @@ impl Drop for Record {
         }
         let relay = self.relayed();
         let datagrams = self.associated.map(|key| self.service.traffic.dissociate(key));
-        // Whoever asks for the session gets no answer any more.
+        // A hand-over that asks for the session gets no answer any more.
         self.session.facts().mover = MoveState::Stays;
         self.service.sessions.remove(self.registered);
         if self.has_left {

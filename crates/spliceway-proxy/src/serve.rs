@@ -90,7 +90,7 @@ pub(crate) async fn run(
     let monitors = begin(&mut instance, settings, successor, &shared, &overview, control).await?;
     let manager = Arc::new(Manager::from_environment());
     manager.tell(Message::Ready(&serving(&metrics))).await;
-    tokio::spawn({
+    health.spawn("the task that tells the service manager", {
         let (manager, metrics, health) = (Arc::clone(&manager), Arc::clone(&metrics), health.clone());
         async move { manager.watch(&health, || serving(&metrics)).await }
     });
@@ -111,20 +111,10 @@ pub(crate) async fn run(
     )
     .await;
     manager.tell(Message::Stopping(&health.state().to_string())).await;
-
     if let State::Failed(part) = health.state() {
         tracing::error!("{part} ended unexpectedly: the program stops");
     }
-    let limit = instance
-        .settings()
-        .map_or(Duration::ZERO, |settings| settings.timeouts.drain);
-    instance.close().await;
-    tracing::info!(?limit, "draining: no new clients are accepted, sessions may finish");
-    let drained = finish(drain, limit, &overview, &mut signals, &manager);
-    match given {
-        Some(giving) => giving.finish(&overview, drained).await,
-        None => drained.await,
-    }
+    stop(instance, drain, given, &overview, &mut signals, &manager).await;
     match health.state() {
         State::Failed(part) => Err(CannotRun::Failed(part)),
         _ => Ok(metrics),
@@ -221,35 +211,43 @@ async fn serve(
                 instance.drain(name).await;
                 Ok(format!("{name} accepts no new clients"))
             }
-            Order::Reload { end_sessions } => {
-                upgrade.manager.tell(Message::Reloading).await;
-                let reloaded = tokio::select! {
-                    biased;
-                    reloaded = reload(instance, &source) => reloaded,
-                    () = signals.stop() => return stop(),
-                    _ = health.stopped() => return None,
-                };
-                overview.serve(instance.served());
-                let status = match &reloaded {
-                    Ok(_) => serving(&overview.metrics),
-                    Err(wrong) => format!("the reload is refused: {wrong}"),
-                };
-                upgrade.manager.tell(Message::Ready(&status)).await;
-                match reloaded {
-                    Ok(report) if end_sessions => {
-                        let ended = overview.sessions.close_unknown(&instance.users()).await;
-                        tracing::info!("admin: ended {ended} sessions of removed users");
-                        Ok(format!("reloaded: {report}; ended {ended} sessions"))
-                    }
-                    Ok(report) => Ok(format!("reloaded: {report}")),
-                    Err(wrong) => Err(NotDone::Refused(wrong)),
-                }
-            }
+            Order::Reload { end_sessions } => tokio::select! {
+                biased;
+                reloaded = change(instance, &source, overview, &upgrade.manager, end_sessions) => reloaded,
+                () = signals.stop() => return stop(),
+                _ = health.stopped() => return None,
+            },
         };
         if let Some(command) = command {
             command.answer(result);
         }
     }
+}
+
+/// Reloads, and tells the service manager. Returns what to tell the operator. Cancel safe, if the
+/// program stops then.
+async fn change(
+    instance: &mut Instance,
+    source: &Arc<Source>,
+    overview: &Overview,
+    manager: &Manager,
+    end_sessions: bool,
+) -> Result<String, NotDone> {
+    manager.tell(Message::Reloading).await;
+    let reloaded = reload(instance, source).await;
+    overview.serve(instance.served());
+    let status = match &reloaded {
+        Ok(_) => serving(&overview.metrics),
+        Err(wrong) => format!("the reload is refused: {wrong}"),
+    };
+    manager.tell(Message::Ready(&status)).await;
+    let report = reloaded.map_err(NotDone::Refused)?;
+    if !end_sessions {
+        return Ok(format!("reloaded: {report}"));
+    }
+    let ended = overview.sessions.close_unknown(&instance.users()).await;
+    tracing::info!("admin: ended {ended} sessions of removed users");
+    Ok(format!("reloaded: {report}; ended {ended} sessions"))
 }
 
 /// Reads the source again, and puts it into force if it is right in every part. Cancel safe.
@@ -274,6 +272,27 @@ async fn reload(instance: &mut Instance, source: &Arc<Source>) -> Result<Report,
             tracing::error!("the reload is refused, and the previous settings stay in force: {wrong}");
             Err(wrong)
         }
+    }
+}
+
+/// Closes the listeners, and lets sessions finish. `given` is the process that has taken over.
+async fn stop(
+    instance: Instance,
+    drain: Drain,
+    given: Option<Giving>,
+    overview: &Overview,
+    signals: &mut Signals,
+    manager: &Manager,
+) {
+    let limit = instance
+        .settings()
+        .map_or(Duration::ZERO, |settings| settings.timeouts.drain);
+    instance.close().await;
+    tracing::info!(?limit, "draining: no new clients are accepted, sessions may finish");
+    let drained = finish(drain, limit, overview, signals, manager);
+    match given {
+        Some(giving) => giving.finish(overview, drained).await,
+        None => drained.await,
     }
 }
 

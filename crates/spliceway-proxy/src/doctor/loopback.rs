@@ -28,7 +28,7 @@ pub(super) fn tcp() -> io::Result<(TcpStream, TcpStream)> {
     Ok((near, far))
 }
 
-/// Accepts the connection of `near`, and drops those of other programs to the same port.
+/// Accepts the connection of `near`. Drops connections of other programs to the same port.
 pub(super) fn accept(listener: &TcpListener, near: &TcpStream) -> io::Result<TcpStream> {
     loop {
         ready(listener, PollFlags::IN)?;

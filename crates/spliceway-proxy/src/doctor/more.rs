@@ -85,7 +85,7 @@ fn exchange(flags: SpliceFlags) -> io::Result<(Duration, Duration)> {
         let relay = move || {
             let relayed =
                 relay(&downstream, &upstream, 1, flags).and_then(|()| relay(&upstream, &downstream, ANSWER, flags));
-            // If the relay fails, nobody must wait for it.
+            // If the relay fails, no other thread may wait for it.
             let _ = (upstream.shutdown(Shutdown::Both), downstream.shutdown(Shutdown::Both));
             relayed
         };

@@ -23,7 +23,7 @@ struct Group {
 }
 
 impl Adopted {
-    /// Adds a listener. Those with the same number were opened for one address.
+    /// Adds a listener. Listeners with the same number were opened for one address.
     pub(super) fn add(&self, number: usize, role: String, address: &str, socket: OwnedFd) -> io::Result<()> {
         let address: ListenAddress = address
             .parse()
@@ -60,7 +60,7 @@ impl Adopted {
         Ok(group.listeners)
     }
 
-    /// Closes the listeners that nobody uses.
+    /// Closes the listeners that are not in use.
     pub(crate) fn clear(&self) {
         let unused = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         for group in unused {
@@ -71,13 +71,6 @@ impl Adopted {
 
 impl Group {
     fn is_for(&self, role: &str, address: &ListenAddress) -> bool {
-        // The kernel has chosen the port, and whoever uses it expects the same service.
-        if listener::has_any_port(address) && self.role != role {
-            return false;
-        }
-        match (&self.address, address) {
-            (ListenAddress::Unix { path: have, .. }, ListenAddress::Unix { path, .. }) => have == path,
-            (have, address) => have == address,
-        }
+        listener::does_for((&self.address, &self.role), (address, role))
     }
 }

@@ -261,7 +261,7 @@ impl Giving {
     /// Gives the last state of the metrics.
     pub(crate) async fn totals(&mut self, metrics: &Metrics) {
         let totals = totals(metrics).await;
-        // If the new process has ended, nobody needs them.
+        // A new process that has ended does not need them.
         let _ = timeout(ANSWER, self.link.give(&ToNew::Totals, &[totals.as_bytes()], &[])).await;
     }
 

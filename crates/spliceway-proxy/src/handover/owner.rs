@@ -209,7 +209,7 @@ mod tests {
             assert!(world.owners() <= 1, "{world:?}");
             let steps = world.steps();
             if steps.is_empty() {
-                // Everything has been read, and nobody waits for anything.
+                // Everything has been read, and no process waits.
                 let both_dead = world.old.is_none() && world.new.is_none();
                 assert!(world.owners() == 1 || world.lost || both_dead, "{world:?}");
                 assert!(world.owners() == 0 || !world.lost, "{world:?}");

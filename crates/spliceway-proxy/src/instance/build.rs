@@ -57,20 +57,7 @@ pub(super) fn build(
     for reason in session::refusals(service) {
         shared.metrics.may_refuse(service.name, reason);
     }
-    let dialer = match before {
-        Some(before)
-            if before.service.config.dials_like(&service.config)
-                && before.service.dial.timeout == service.dial.timeout
-                && (before.built.targets, before.built.transient) == (targets, transient) =>
-        {
-            before.built.service.dialer.clone()
-        }
-        _ => Dialer::new(
-            service.dial.clone(),
-            TargetPolicy::new(targets, shared.own.clone()),
-            transient,
-        )?,
-    };
+    let dialer = dialer(service, targets, before, shared, transient)?;
     let penalties = before.filter(|before| before.service.auth_penalty == service.auth_penalty);
     let rates = (service.rates_in, service.rates_out);
     let limits = before.filter(|before| (before.service.rates_in, before.service.rates_out) == rates);
@@ -110,6 +97,28 @@ pub(super) fn build(
         targets,
         transient,
     })
+}
+
+/// Returns the dialer of the service before, if it would do the same, or a new one.
+fn dialer(
+    service: &ServiceSettings,
+    targets: Targets,
+    before: Option<&Before<'_>>,
+    shared: &Shared,
+    transient: usize,
+) -> std::io::Result<Dialer> {
+    if let Some(before) = before
+        && before.service.config.dials_like(&service.config)
+        && before.service.dial.timeout == service.dial.timeout
+        && (before.built.targets, before.built.transient) == (targets, transient)
+    {
+        return Ok(before.built.service.dialer.clone());
+    }
+    Dialer::new(
+        service.dial.clone(),
+        TargetPolicy::new(targets, shared.own.clone()),
+        transient,
+    )
 }
 
 /// Returns whether sessions of the service would have the same rules.

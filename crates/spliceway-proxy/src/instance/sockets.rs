@@ -135,12 +135,7 @@ impl OpenAddress {
 
     /// Returns whether these listeners would do for `address` of this service.
     pub(super) fn is_at(&self, address: &ListenAddress, service: &str) -> bool {
-        match (&self.address, address) {
-            // The kernel has chosen the port, and whoever uses it expects the same service.
-            _ if listener::has_any_port(address) && self.service != service => false,
-            (ListenAddress::Unix { path: have, .. }, ListenAddress::Unix { path, .. }) => have == path,
-            (have, address) => have == address,
-        }
+        listener::does_for((&self.address, self.service), (address, service))
     }
 
     /// Returns who could reach these listeners if they were opened for `address`.
@@ -215,7 +210,7 @@ async fn accept(bound: Bound, to: watch::Receiver<Assignment>, shared: Shared) {
         .await;
     drop((listener, own));
     guard.release();
-    // Whoever waits until the listener is closed waits for the last receiver.
+    // `Bound::closed` waits for the last receiver.
     drop(to);
 }
 

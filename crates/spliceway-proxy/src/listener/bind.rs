@@ -64,8 +64,21 @@ pub(crate) fn adopted(socket: OwnedFd, address: &ListenAddress) -> io::Result<Li
     }
 }
 
+/// Returns whether listeners that are `open` would do for what is `wanted`. Both are an address and
+/// the name of what uses it.
+pub(crate) fn does_for(open: (&ListenAddress, &str), wanted: (&ListenAddress, &str)) -> bool {
+    // The kernel has chosen the port, and clients of that port expect the same service.
+    if has_any_port(wanted.0) && open.1 != wanted.1 {
+        return false;
+    }
+    match (open.0, wanted.0) {
+        (ListenAddress::Unix { path: open, .. }, ListenAddress::Unix { path: wanted, .. }) => open == wanted,
+        (open, wanted) => open == wanted,
+    }
+}
+
 /// Returns whether the kernel chooses the port for this address.
-pub(crate) fn has_any_port(address: &ListenAddress) -> bool {
+fn has_any_port(address: &ListenAddress) -> bool {
     match address {
         ListenAddress::Every(port) | ListenAddress::Name(_, port) => *port == 0,
         ListenAddress::Ip(address) => address.port() == 0,

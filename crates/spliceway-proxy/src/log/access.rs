@@ -142,9 +142,9 @@ pub(super) fn flush(until: Instant) {
 ///
 /// # Errors
 /// Returns an error if the system does not let the program handle the signal.
-pub(crate) fn reopen_at_signal() -> io::Result<()> {
+pub(crate) fn reopen_at_signal(health: &Health) -> io::Result<()> {
     let mut signals = signal(SignalKind::user_defined1())?;
-    tokio::spawn(async move {
+    health.spawn("the task that handles USR1", async move {
         while signals.recv().await.is_some() {
             match ACCESS.get() {
                 Some(Access {

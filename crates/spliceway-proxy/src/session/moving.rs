@@ -17,7 +17,7 @@ use crate::drain::Alive;
 use crate::record::Record;
 use crate::stream::Stream;
 
-/// A session whose relay is suspended. Nobody reads its sockets or writes to them.
+/// A session whose relay is suspended. No task reads from its sockets or writes to them.
 pub(crate) struct Parcel {
     pub(crate) record: Record,
     pub(crate) permit: Permit,
@@ -62,7 +62,7 @@ impl Drop for Moving {
 /// Offers a parcel to another process. Returns it if that process has not taken it.
 pub(super) async fn offer(parcel: Parcel, to: oneshot::Sender<Moving>) -> Option<Parcel> {
     let (back, returned) = oneshot::channel();
-    // If nobody waits for the parcel any more, it comes back.
+    // If the hand-over has given up on the parcel, it comes back.
     drop(to.send(Moving(Some((parcel, back)))));
     returned.await.ok()
 }

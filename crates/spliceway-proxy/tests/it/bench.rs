@@ -124,7 +124,7 @@ fn bench_measures_through_a_relay_that_runs_elsewhere() {
     }
     assert!(
         row(&result, "requests", "cpu")["ratio"].is_null(),
-        "nobody knows the CPU time of another process"
+        "the CPU time of another process is unknown"
     );
     assert!(program.sum("spliceway_connections_total", &[]) >= 6);
 }

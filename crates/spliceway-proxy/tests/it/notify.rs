@@ -1,6 +1,7 @@
 use std::io::Write;
+use std::net::SocketAddr;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::os::unix::net::{self, UnixDatagram};
 use std::process::Command;
 
 use rustix::process::Signal;
@@ -24,7 +25,7 @@ impl Manager {
 
     fn abstract_one() -> Self {
         let name = format!("spliceway-manager-{}", std::process::id());
-        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        let address = net::SocketAddr::from_abstract_name(&name).unwrap();
         Self::new(UnixDatagram::bind_addr(&address).unwrap(), format!("@{name}"))
     }
 
@@ -39,6 +40,13 @@ impl Manager {
         command.args(arguments).env("NOTIFY_SOCKET", &self.name);
         command.envs(variables.iter().copied());
         Program::spawn(command, true)
+    }
+
+    /// Starts a forwarder that must ping every 20 ms.
+    fn start_forward(&self, target: SocketAddr) -> Program {
+        let (any, target) = ("127.0.0.1:0", target.to_string());
+        let arguments = ["forward", "-l", any, "-r", &target, "--metrics", any];
+        self.start(&arguments, &[("WATCHDOG_USEC", "20000")])
     }
 
     /// Returns the next message, without those that come every few seconds while it serves.
@@ -112,17 +120,7 @@ fn a_manager_is_told_of_the_start_each_reload_and_the_stop() {
 fn the_watchdog_of_this_process_is_pinged() {
     let (_listener, target) = listen();
     let manager = Manager::at_path();
-    let target = target.to_string();
-    let arguments = [
-        "forward",
-        "-l",
-        "127.0.0.1:0",
-        "-r",
-        &target,
-        "--metrics",
-        "127.0.0.1:0",
-    ];
-    let _program = manager.start(&arguments, &[("WATCHDOG_USEC", "20000")]);
+    let _program = manager.start_forward(target);
     assert!(manager.message().starts_with("READY=1\n"));
     for _ in 0..5 {
         assert_eq!(manager.message(), "WATCHDOG=1");
@@ -137,17 +135,7 @@ fn a_manager_that_is_not_there_causes_a_warning_and_no_more() {
         socket: UnixDatagram::unbound().unwrap(),
         name: "/nowhere/notify".to_owned(),
     };
-    let target = target.to_string();
-    let arguments = [
-        "forward",
-        "-l",
-        "127.0.0.1:0",
-        "-r",
-        &target,
-        "--metrics",
-        "127.0.0.1:0",
-    ];
-    let mut program = manager.start(&arguments, &[("WATCHDOG_USEC", "20000")]);
+    let mut program = manager.start_forward(target);
     program.line("cannot reach the service manager at NOTIFY_SOCKET");
     let (mut client, server) = (program.connect(), accept(&listener));
     drop(server);
