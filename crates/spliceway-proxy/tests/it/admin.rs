@@ -8,6 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -158,25 +159,23 @@ fn a_closed_relay_delivers_the_bytes_that_it_holds() {
     let (socket, (listener, target)) = (Socket::new(), listen());
     let program = Program::forward(target, &["--admin", &socket.address()]);
     let (client, server) = (program.connect(), accept(&listener));
-    // The client does not read, until the relay holds bytes for it.
-    server.set_nonblocking(true).unwrap();
-    let mut sent = 0;
-    let until = Instant::now() + PATIENCE;
-    loop {
-        match (&server).write(&[7; 1 << 16]) {
-            Ok(count) => sent += count as u64,
-            Err(_) if program.sum("spliceway_pipes", &["state=\"lent\""]) > 0 => break,
-            Err(_) => let_pass(Duration::from_millis(2)),
+    // The server writes until the relay stops reading. The client reads only after the command.
+    let writer = thread::spawn(move || {
+        let (piece, mut sent) = (vec![7; 1 << 16], 0);
+        while let Ok(count) = (&server).write(&piece) {
+            sent += count as u64;
         }
-        assert!(Instant::now() < until, "no pipe is in use");
-    }
+        sent
+    });
+    program.await_sum("spliceway_pipes", &["state=\"lent\""], 1);
     let id = socket.sessions("")[0]["id"].clone();
     assert_eq!(socket.ask("DELETE", &format!("/v1/sessions/{id}")).0, 202);
     let received = read_until_end(&client);
     program.await_end("closed_by_admin");
     assert_eq!(program.sum("spliceway_bytes_total", &["direction=\"down\""]), received);
     assert_eq!(program.sum("spliceway_lost_bytes_total", &[]), 0);
-    assert!(received < sent, "the relay stopped reading");
+    let sent = writer.join().unwrap();
+    assert!(received < sent, "the relay stopped reading: {received} of {sent}");
 }
 
 /// Reads until the connection ends. Returns the number of bytes.
