@@ -271,6 +271,13 @@ impl Drop for Permit {
     }
 }
 
+impl ClientKey {
+    /// Returns the address. That of an IPv6 network ends with 64 zero bits.
+    pub(crate) fn ip(self) -> IpAddr {
+        self.0
+    }
+}
+
 impl From<IpAddr> for ClientKey {
     fn from(client: IpAddr) -> Self {
         const NETWORK: u128 = u128::MAX << 64;

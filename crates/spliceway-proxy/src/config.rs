@@ -21,6 +21,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
+use crate::balance::Policy;
+
 pub(crate) use value::{List, Value, Word};
 pub(crate) use values::{KindArg, LogFormatArg, LogLevelArg, PipeSizeArg, SpliceArg, admin_path};
 pub(crate) use words::*;
@@ -138,7 +140,8 @@ tables! {
         name: Value<Name>,
         kind: Value<Choice<KindArg>>,
         listen: List<Listen>,
-        to: Value<Remote>,
+        to: List<Remote>,
+        balance: Value<Choice<Policy>>,
         auth_file: Value<File>,
         auth: Value<Auth>,
         auth_penalty: Value<Time>,
@@ -157,6 +160,13 @@ tables! {
         mark: Value<Mark>,
         rate_in: List<Rate>,
         rate_out: List<Rate>,
+        backend: Vec<Backend>,
+    }
+
+    Backend("a table [[service.backend]]") {
+        to: Value<Remote>,
+        weight: Value<Weight>,
+        backup: Value<Flag>,
     }
 }
 
@@ -193,6 +203,16 @@ impl Service {
             )
         }
         dial(self) == dial(other)
+    }
+}
+
+impl Backend {
+    /// Returns the offset of a value in the table.
+    pub(crate) fn at(&self) -> Option<usize> {
+        let Self { to, weight, backup } = self;
+        let to = to.as_ref().and_then(Value::at);
+        to.or_else(|| weight.as_ref().and_then(Value::at))
+            .or_else(|| backup.as_ref().and_then(Value::at))
     }
 }
 

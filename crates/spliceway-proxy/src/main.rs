@@ -11,6 +11,7 @@ mod admin;
 mod admission;
 mod associate;
 mod auth;
+mod balance;
 mod bench;
 mod bind;
 mod bottleneck;

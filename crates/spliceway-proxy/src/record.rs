@@ -10,6 +10,7 @@ use spliceway::{CancelHandle, RelayStats, RelaySummary, RelayWaits, TcpInfo};
 use tokio::time::sleep;
 
 use crate::associate::{AssociateStats, AssociateSummary};
+use crate::balance::Lease;
 use crate::bottleneck::{self, slowest};
 use crate::handshake::{ClientRequest, Heard};
 use crate::log::{self, Line};
@@ -35,6 +36,8 @@ pub(crate) struct Record {
     /// Whether another process has the session and its record now.
     has_left: bool,
     observed: Option<Box<Observed>>,
+    /// The session's place with a backend.
+    lease: Option<Lease>,
 }
 
 /// What the kernel knew about the connections at the end of the relay, and what that means.
@@ -77,6 +80,7 @@ impl Record {
             outcome: None,
             has_left: false,
             observed: None,
+            lease: None,
         }
     }
 
@@ -113,6 +117,11 @@ impl Record {
         let mut facts = self.session.facts();
         facts.dialled = dialled;
         facts.connect = Some(time);
+    }
+
+    /// Keeps the place with a backend until the session ends.
+    pub(crate) fn holds(&mut self, lease: Lease) {
+        self.lease = Some(lease);
     }
 
     /// Records that the target received `bytes` bytes before the relay started.

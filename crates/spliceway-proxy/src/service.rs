@@ -9,6 +9,7 @@ use spliceway_protocol::proxy;
 
 use crate::admission::Dials;
 use crate::auth::{Penalties, Users};
+use crate::balance::Balancer;
 use crate::dial::Dialer;
 use crate::drain::Accepting;
 use crate::metrics::{Metrics, Traffic};
@@ -34,6 +35,8 @@ pub(crate) struct Service {
     pub(crate) accept_proxy: Option<AcceptProxy>,
     pub(crate) send_proxy: Option<proxy::Version>,
     pub(crate) dialer: Dialer,
+    /// Chooses the target, if there are several backends.
+    pub(crate) balancer: Option<Balancer>,
     pub(crate) dials: Arc<Dials>,
     pub(crate) rates: Arc<RateLimits>,
     pub(crate) advertise: Option<IpAddr>,

@@ -11,6 +11,7 @@
 mod answering;
 mod arrival;
 mod association;
+mod backends;
 mod departure;
 mod exchange;
 mod moving;
@@ -57,6 +58,9 @@ pub(crate) fn refusals(service: &ServiceSettings) -> Vec<&'static str> {
     if service.accept_proxy.is_some() {
         reasons.extend([arrival::NO_BALANCER, handshake::TOO_SLOW]);
         reasons.extend(proxy::Refusal::ALL.map(proxy::Refusal::as_str));
+    }
+    if service.balance.is_some() {
+        reasons.push(backends::NO_BACKEND);
     }
     if !matches!(service.kind, Kind::Forward(_)) {
         reasons.push(admission::TOO_MANY_DIALS);

@@ -17,6 +17,7 @@ use spliceway::{Engine, PipeSize};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::auth::Users;
+use crate::balance::BalanceSettings;
 use crate::config::{self, Config};
 use crate::dial::DialSettings;
 use crate::log::{AccessLog, Format};
@@ -138,6 +139,8 @@ pub(crate) struct ServiceSettings {
     pub(crate) accept_proxy: Option<AcceptProxy>,
     pub(crate) send_proxy: Option<proxy::Version>,
     pub(crate) dial: DialSettings,
+    /// The backends of a forwarder. `None` if there is only the target of its kind.
+    pub(crate) balance: Option<BalanceSettings>,
     /// The rate limits for bytes from clients.
     pub(crate) rates_in: Rates,
     /// The rate limits for bytes to clients.
@@ -152,7 +155,8 @@ pub(crate) struct ServiceSettings {
 /// The kind of a service.
 #[derive(Debug, Clone)]
 pub(crate) enum Kind {
-    /// Relays to one target, or from each port of a range to its own target.
+    /// Relays to one target, or from each port of a range to its own target. With several backends,
+    /// this is the first one.
     Forward(TargetRange),
     /// Relays to the target that the client names in SOCKS5 (RFC 1928).
     Socks5,

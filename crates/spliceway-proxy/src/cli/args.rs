@@ -2,6 +2,7 @@
 
 use clap::Args;
 
+use crate::balance::Policy;
 use crate::config::{
     self, AcceptProxy, Address, AdminSocket, Auth, Choice, Config, Descriptors, File, Flag, Host, Interface, Ip,
     KindArg, List, Listen, LogFormatArg, LogLevelArg, Mark, Network, PerClient, PipeSizeArg, PositiveTime, Rate,
@@ -15,9 +16,14 @@ pub(super) struct ForwardArgs {
     /// `unix:PATH[,mode=0660]` or `fd:NAME`. `PORT-PORT` is a range. May be repeated
     #[arg(short, long, value_name = "ADDR", required = true)]
     listen: Vec<Value<Listen>>,
-    /// Target: `HOST:PORT` or `unix:PATH`. A range `HOST:PORT-PORT` maps listening ports one to one
+    /// Target: `HOST:PORT` or `unix:PATH`. A range `HOST:PORT-PORT` maps listening ports one to
+    /// one. May be repeated: each client then gets one of these backends. `,weight=N` and `,backup`
+    /// may follow
     #[arg(short, long, visible_alias = "to", value_name = "HOST:PORT", required = true)]
-    remote: Value<Remote>,
+    remote: Vec<Value<Remote>>,
+    /// How clients are spread over several backends [default: least-conn]
+    #[arg(long, value_name = "POLICY", help_heading = "Backends", hide_short_help = true, value_parser = choice::<Policy>())]
+    balance: Option<Value<Choice<Policy>>>,
 }
 
 #[derive(Args, Debug)]
@@ -244,7 +250,8 @@ impl ForwardArgs {
     pub(super) fn config(self, common: CommonArgs) -> Config {
         let service = config::Service {
             listen: List::of(self.listen),
-            to: Some(self.remote),
+            to: List::of(self.remote),
+            balance: self.balance,
             ..config::Service::default()
         };
         common.config(KindArg::Forward, service)

@@ -51,7 +51,12 @@ pub(super) fn summary(path: &Path, settings: &Settings) -> String {
             listen.join(", ")
         );
         if let Kind::Forward(target) = &service.kind {
-            let _ = write!(text, " to {target}");
+            let backends = service.balance.iter().flat_map(|balance| &balance.backends);
+            let backends: Vec<_> = backends.map(|backend| &*backend.name).collect();
+            let _ = match &service.balance {
+                None => write!(text, " to {target}"),
+                Some(balance) => write!(text, " to {} ({})", backends.join(", "), balance.policy),
+            };
         }
         text.push('\n');
     }
@@ -72,7 +77,11 @@ pub(super) fn schema() -> String {
     for (path, key) in keys.all() {
         if let Some(help) = help_of(&command, &path, &key) {
             let pointer = path.split('.').fold(String::new(), |pointer, table| {
-                let items = if table == "service" { "/items" } else { "" };
+                let items = if ["service", "backend"].contains(&table) {
+                    "/items"
+                } else {
+                    ""
+                };
                 format!("{pointer}/properties/{table}{items}")
             });
             if let Some(Json::Object(key)) = schema.pointer_mut(&format!("{pointer}/properties/{key}")) {

@@ -49,8 +49,7 @@ impl Keys {
         }
         let table = match path.join(".") {
             path if path.is_empty() => "the file".to_owned(),
-            path if path == "service" => "[[service]]".to_owned(),
-            path => format!("[{path}]"),
+            path => shown(&path),
         };
         let help = match (self.elsewhere(key), closest(key, keys.keys())) {
             (_, Some(closest)) => format!("did you mean `{closest}`?"),
@@ -74,7 +73,7 @@ impl Keys {
 
 fn shown(path: &str) -> String {
     match path {
-        "service" => "[[service]]".to_owned(),
+        "service" | "service.backend" => format!("[[{path}]]"),
         path => format!("[{path}]"),
     }
 }
@@ -125,13 +124,15 @@ fn closest<'a>(key: &str, keys: impl Iterator<Item = &'a String>) -> Option<&'a 
         .map(|(_, key)| key.as_str())
 }
 
-/// Returns the flag that has the meaning of a key. `name` and `kind` of a service have none.
+/// Returns the flag that has the meaning of a key. `name` and `kind` of a service have none. The
+/// keys of a backend are options in the text of its flag.
 pub(crate) fn flag_of(path: &str, key: &str) -> Option<String> {
     let flag = key.replace('_', "-");
     match (path, key) {
         ("service", "name" | "kind") => None,
         ("admin", "socket") => Some("admin".to_owned()),
-        ("service", "to") => Some("remote".to_owned()),
+        ("service" | "service.backend", "to") => Some("remote".to_owned()),
+        ("service.backend", _) => None,
         ("timeouts", _) => Some(format!("{flag}-timeout")),
         ("log", "access") => Some("access-log".to_owned()),
         ("log", "record_interval") => Some(flag),

@@ -125,8 +125,14 @@ impl Step<'_> {
             self.keys
                 .check(path, &name)
                 .map_err(|problem| TreeFault::new(span.start, problem))?;
-            if path.is_empty() && name == "service" && value.get_ref().is_table() {
-                let problem = "a service is one of several tables: write [[service]] with two brackets";
+            let several = match (path.is_empty(), &*name) {
+                (true, "service") => Some("a service is one of several tables: write [[service]] with two brackets"),
+                (false, "backend") => {
+                    Some("a backend is one of several tables: write [[service.backend]] with two brackets")
+                }
+                _ => None,
+            };
+            if let Some(problem) = several.filter(|_| value.get_ref().is_table()) {
                 return Err(TreeFault::new(span.start, problem.to_owned()));
             }
             path.push(name);

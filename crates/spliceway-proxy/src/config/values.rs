@@ -1,8 +1,8 @@
 //! Parses the values of options and keys.
 
 use std::net::{IpAddr, SocketAddr};
-use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -10,9 +10,10 @@ use clap::ValueEnum;
 use spliceway::{Engine, PipeSize, SizeClass};
 use tracing_subscriber::filter::LevelFilter;
 
+use crate::balance::BackendSettings;
 use crate::dial::ResolverSettings;
 use crate::log::{AccessLog, Format};
-use spliceway_protocol::address::{ListenAddress, Target, TargetRange};
+use spliceway_protocol::address::{ListenAddress, Target};
 
 #[derive(ValueEnum, Clone, Copy, Debug)]
 pub(crate) enum SpliceArg {
@@ -96,12 +97,40 @@ pub(crate) fn descriptors(typed: &str) -> Result<u64, String> {
     count.ok_or_else(|| format!("expected a number, {DESCRIPTORS_MIN} or more"))
 }
 
-pub(crate) fn remote(typed: &str) -> Result<TargetRange, String> {
-    let target: TargetRange = typed.parse()?;
-    match target.first.port() {
-        Some(0) => Err("expected a port from 1 to 65535".to_owned()),
-        _ => Ok(target),
+/// Parses a target and its options: `HOST:PORT[,weight=N][,backup]`.
+pub(crate) fn remote(typed: &str) -> Result<BackendSettings, String> {
+    let mut backend = BackendSettings {
+        name: typed.into(),
+        targets: Target::Unix(Path::new("").into()).into(),
+        weight: NonZeroU32::MIN,
+        is_backup: false,
+    };
+    let mut text = typed;
+    while let Some((rest, option)) = text.rsplit_once(',') {
+        match option.split_once('=').unwrap_or((option, "")) {
+            ("weight", number) => backend.weight = weight(number)?,
+            ("backup", "") => backend.is_backup = true,
+            _ => return Err("expected HOST:PORT or unix:PATH, and then only ,weight=N or ,backup".to_owned()),
+        }
+        text = rest;
     }
+    backend.name = text.into();
+    backend.targets = text.parse()?;
+    match backend.targets.first.port() {
+        Some(0) => Err("expected a port from 1 to 65535".to_owned()),
+        _ => Ok(backend),
+    }
+}
+
+/// A larger weight than 256 would not be exact with few sessions.
+const WEIGHT_MAX: u32 = 256;
+
+pub(crate) fn weight(typed: &str) -> Result<NonZeroU32, String> {
+    let weight = typed
+        .parse()
+        .ok()
+        .filter(|weight: &NonZeroU32| weight.get() <= WEIGHT_MAX);
+    weight.ok_or_else(|| format!("expected a weight from 1 to {WEIGHT_MAX}"))
 }
 
 pub(crate) fn flag(text: &str) -> Result<bool, &'static str> {

@@ -8,11 +8,12 @@ use std::time::Duration;
 use clap::ValueEnum;
 use clap::builder::{EnumValueParser, TypedValueParser};
 use ipnet::IpNet;
-use spliceway_protocol::address::{ListenAddress, ListenRange, TargetRange};
+use spliceway_protocol::address::{ListenAddress, ListenRange};
 use spliceway_protocol::proxy;
 
 use super::value::{Form, Value, Word};
 use super::values;
+use crate::balance::BackendSettings;
 use crate::dial::{ResolverSettings, UpstreamProxy};
 use crate::log::AccessLog;
 use crate::policy;
@@ -53,7 +54,9 @@ words! {
     AdminSocket: ListenAddress = Text, values::admin;
     /// The name of a host in a URL.
     Host: Box<str> = Text, values::host;
-    Remote: TargetRange = Text, values::remote;
+    /// A target, which may have options.
+    Remote: BackendSettings = Text, values::remote;
+    Weight: NonZeroU32 = Number, values::weight;
     Network: IpNet = Text, policy::network;
     Rate: RateArg = Text, str::parse;
     Resolver: ResolverSettings = Text, values::resolver;

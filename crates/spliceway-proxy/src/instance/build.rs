@@ -7,6 +7,7 @@ use spliceway::{Peer, RelayOptions};
 use super::Shared;
 use crate::admission::Dials;
 use crate::auth::Penalties;
+use crate::balance::Balancer;
 use crate::dial::Dialer;
 use crate::drain::Accepting;
 use crate::exposure::Clients;
@@ -82,6 +83,10 @@ pub(super) fn build(
             |before| Arc::clone(&before.built.service.dials),
         ),
         dialer,
+        balancer: service.balance.as_ref().map(|balance| {
+            let before = before.and_then(|before| before.built.service.balancer.as_ref());
+            Balancer::new(balance, before)
+        }),
         rates: limits.map_or_else(
             || RateLimits::new(rates.0, rates.1),
             |before| Arc::clone(&before.built.service.rates),

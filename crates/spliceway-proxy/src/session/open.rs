@@ -67,13 +67,17 @@ pub(super) async fn open(
         client,
         addresses,
         request,
+        port_index,
         introduced: false,
         ahead: 0,
         service,
     };
     match opening.request.request.command {
         Command::Connect => {
-            let mut dialed = opening.connect(record).await?;
+            let mut dialed = match opening.service.balancer.is_some() {
+                false => opening.connect(record).await?,
+                true => Box::pin(opening.connect_to_backend(record)).await?,
+            };
             if opening.is_whole() {
                 opening.exchange(&mut dialed, record).await?;
             }
@@ -134,15 +138,17 @@ async fn ask(
 }
 
 /// A client whose request is known.
-struct Opening {
-    client: Client,
+pub(super) struct Opening {
+    pub(super) client: Client,
     addresses: Addresses,
-    request: ClientRequest,
+    pub(super) request: ClientRequest,
+    /// The position of the listener's port in the port range.
+    pub(super) port_index: u16,
     /// Whether the target has already received the introduction.
     introduced: bool,
     /// The number of bytes that the target has received before the relay starts.
     ahead: u64,
-    service: Arc<Service>,
+    pub(super) service: Arc<Service>,
 }
 
 impl Opening {
@@ -165,7 +171,7 @@ impl Opening {
         Ok(dialed)
     }
 
-    fn client_key(&self) -> Option<ClientKey> {
+    pub(super) fn client_key(&self) -> Option<ClientKey> {
         self.addresses.client.map(|client| client.ip().into())
     }
 
@@ -184,7 +190,7 @@ impl Opening {
     }
 
     /// Returns what EOF from the client means while its target is being dialled.
-    fn finish(&self) -> Finish {
+    pub(super) fn finish(&self) -> Finish {
         match self.request.spoken {
             Some(_) if !self.is_whole() => Finish::Leaves,
             _ => Finish::Waits,

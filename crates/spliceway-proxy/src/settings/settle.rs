@@ -11,6 +11,7 @@ use tracing_subscriber::filter::LevelFilter;
 use super::distinct::Distinct;
 use super::users::users;
 use super::{AcceptProxy, Kind, Limits, ServiceSettings, Settings, Timeouts, interned};
+use crate::balance::{BACKENDS_MAX, BackendSettings, BalanceSettings, Policy};
 use crate::config::{self, Choice, Config, KindArg, List, Rate, Value, Word};
 use crate::dial::{CHAIN_MAX, DialSettings, SocketSettings};
 use crate::exposure::{Clients, Reach, check_open};
@@ -26,6 +27,9 @@ const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 const IDLE_TIME: Duration = Duration::from_secs(60 * 60);
 const HALF_CLOSE_TIME: Duration = Duration::from_secs(60);
 const DRAIN_TIME: Duration = Duration::from_secs(30);
+/// Sessions differ in length, so equal numbers of new sessions are not equal load. Backends with
+/// equal numbers of sessions take turns, so short sessions are spread as by `round-robin`.
+const BALANCE: Policy = Policy::LeastConn;
 const AUTH_PENALTY: Duration = Duration::from_secs(60);
 const MAX_DIALS_PER_IP: NonZeroU32 = NonZeroU32::new(256).expect("not 0");
 
@@ -139,9 +143,7 @@ fn settle_service(
     let missing = "is missing: expected the address to listen on, such as listen = \":1080\"";
     let listen = service.listen.as_ref().filter(|listen| !listen.is_empty());
     let listen = listen.ok_or_else(|| Fault::new(Some(place), "listen", missing))?;
-    if let Kind::Forward(remote) = &kind {
-        check_ports(&service, remote.count)?;
-    }
+    let backends = if is_forward { backends(&service)? } else { Vec::new() };
     let settled = ServiceSettings {
         name: service
             .name
@@ -160,6 +162,10 @@ fn settle_service(
         accept_proxy: accept_proxy(&service)?,
         send_proxy: parsed(&service.send_proxy),
         dial: dial(&service, connect)?,
+        balance: (backends.len() > 1).then(|| BalanceSettings {
+            policy: parsed(&service.balance).unwrap_or(BALANCE),
+            backends,
+        }),
         rates_in: rates("rate_in", &service.rate_in)?,
         rates_out: rates("rate_out", &service.rate_out)?,
         advertise: parsed(&service.advertise),
@@ -206,17 +212,18 @@ fn kind(service: &config::Service, place: usize) -> Result<Kind, Fault> {
     };
     if kind.parsed() == KindArg::Forward {
         let expected = "expected the target, such as to = \"example.com:80\"";
-        let to = service.to.as_ref().ok_or_else(|| missing("to", expected.to_owned()))?;
+        let first = backends(service)?.into_iter().next();
+        let first = first.ok_or_else(|| missing("to", expected.to_owned()))?;
         if let Some((key, at, _)) = of_proxies(service).into_iter().find(|(.., is_given)| *is_given) {
             let why =
                 "is not for kind = \"forward\": remove it. `allow` and `deny` restrict the clients of a forwarder";
             return Err(Fault::new(at, key, why));
         }
-        return Ok(Kind::Forward(to.parsed()));
+        return Ok(Kind::Forward(first.targets));
     }
-    if let Some(to) = &service.to {
+    if let Some((key, at)) = of_forwarders(service) {
         let why = "is only for kind = \"forward\": remove it, because the clients of a proxy name the target";
-        return Err(Fault::new(to.at(), "to", why));
+        return Err(Fault::new(at, key, why));
     }
     Ok(match kind.parsed() {
         KindArg::Socks5 => Kind::Socks5,
@@ -225,14 +232,62 @@ fn kind(service: &config::Service, place: usize) -> Result<Kind, Fault> {
     })
 }
 
+/// Returns a key that only forwarders have, if there is one.
+fn of_forwarders(service: &config::Service) -> Option<(&'static str, Option<usize>)> {
+    let to = service.to.as_ref().map(|to| ("to", to.at()));
+    let balance = service.balance.as_ref().map(|balance| ("balance", balance.at()));
+    let backend = service
+        .backend
+        .as_ref()
+        .map(|all| ("backend", all.iter().find_map(config::Backend::at)));
+    to.or(balance).or(backend)
+}
+
+/// Returns the backends of a forwarder. A forwarder with one target has one backend.
+fn backends(service: &config::Service) -> Result<Vec<BackendSettings>, Fault> {
+    let tables = service.backend.as_deref().unwrap_or_default();
+    if let (Some(to), [_, ..]) = (&service.to, tables) {
+        let why = "is given twice: write each target in a table [[service.backend]], or all of them here";
+        return Err(Fault::new(to.at(), "to", why));
+    }
+    let listed = service.to.iter().flat_map(|to| to.iter());
+    let mut backends: Vec<(BackendSettings, Option<usize>)> = listed.map(|to| (to.parsed(), to.at())).collect();
+    for table in tables {
+        let missing = "is missing: expected the target, such as to = \"example.com:80\"";
+        let to = table.to.as_ref().ok_or_else(|| Fault::new(table.at(), "to", missing))?;
+        let given = to.parsed();
+        let backend = BackendSettings {
+            weight: or(&table.weight, given.weight),
+            is_backup: or(&table.backup, given.is_backup),
+            ..given
+        };
+        backends.push((backend, to.at()));
+    }
+    for (index, (backend, at)) in backends.iter().enumerate() {
+        check_ports(service, backend, *at)?;
+        if backends[..index].iter().any(|(other, _)| other.name == backend.name) {
+            let problem = format!("has {} twice: give one of them a higher weight instead", backend.name);
+            return Err(Fault::new(*at, "to", problem));
+        }
+        if index >= BACKENDS_MAX {
+            return Err(Fault::new(
+                *at,
+                "to",
+                format!("expected at most {BACKENDS_MAX} backends"),
+            ));
+        }
+    }
+    Ok(backends.into_iter().map(|(backend, _)| backend).collect())
+}
+
 /// Checks that every port of a range to listen on has its own target, or that all have the same.
-fn check_ports(service: &config::Service, ports: u16) -> Result<(), Fault> {
+fn check_ports(service: &config::Service, backend: &BackendSettings, at: Option<usize>) -> Result<(), Fault> {
+    let ports = backend.targets.count;
     let mut listen = service.listen.iter().flat_map(|listen| listen.iter());
     let Some(wrong) = listen.find(|range| ports > 1 && range.parsed().count != ports) else {
         return Ok(());
     };
     let (range, listening) = (wrong.text(), wrong.parsed().count);
-    let at = service.to.as_ref().and_then(Value::at);
     let problem = format!(
         "has {ports} ports, and the address to listen on, {range}, has {listening}: expected the same number, or one target port"
     );

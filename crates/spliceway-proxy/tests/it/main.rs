@@ -7,6 +7,8 @@ mod accept;
 mod access_log;
 mod admin;
 mod auth;
+// Several backends of one forwarder.
+mod balance;
 mod bench;
 // Which side, network or limit made a session slow.
 mod bottleneck;

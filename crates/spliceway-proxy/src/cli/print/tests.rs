@@ -29,6 +29,7 @@ fn the_printed_file_means_what_the_command_line_means() {
         "-l :80 -r example.com:80",
         "-l :8000-8009 -r [2001:db8::1]:9000-9009 --nofile 64",
         "-l unix:/run/${a}.sock,mode=0660 -r example.com:80",
+        "-l :80 -r a.example:80,weight=3 -r [2001:db8::1]:80,backup -r unix:/run/a --balance p2c",
         "forward -l fd:web -r unix:/run/app.sock --send-proxy v2 --mark 0x64 --bind-interface eth0",
         "socks5",
         "socks5 -l 127.0.0.1:0 -l [::1]:0 --idle-timeout 0 --half-close-timeout 1h30m --drain-timeout 0",
@@ -159,11 +160,11 @@ fn every_key_has_a_flag_with_a_help_text_and_a_line_in_the_documents() {
     for (path, key) in Keys::new().all() {
         let has_flag = help_of(&command, &path, &key).is_some();
         assert!(
-            has_flag || ["name", "kind"].contains(&key.as_str()),
+            has_flag || ["name", "kind"].contains(&key.as_str()) || path == "service.backend",
             "{path}.{key} has no flag"
         );
         let heading = match path.as_str() {
-            "service" => "## `[[service]]`".to_owned(),
+            "service" | "service.backend" => format!("## `[[{path}]]`"),
             path => format!("## `[{path}]`"),
         };
         let section = document
