@@ -29,6 +29,8 @@ use spliceway_protocol::{Credentials, Proof};
 pub(crate) use checks::{Busy, Standing};
 pub(crate) use file::{read, user};
 pub(crate) use hash::hash;
+#[cfg(test)]
+pub(crate) use penalty::CLIENTS_MAX as PENALISED_MAX;
 pub(crate) use penalty::Penalties;
 
 /// A keyed digest of a password, for comparisons. Its length does not depend on the password, and

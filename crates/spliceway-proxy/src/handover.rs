@@ -7,6 +7,7 @@
 //!                  ◀──────────────────────────── Ready, or Refused: the old one serves on
 //!   Serve, with the metrics ───────────────────▶ accepts clients
 //!                  ◀──────────────────────────── Serving
+//!   Service …: penalties, rate limits ─────────▶ adds them to its own
 //!   pauses its accept tasks
 //!   suspends a relay, Session ─────────────────▶ holds the session
 //!                  ◀──────────────────────────── Taken: it owns the session, and resumes the relay
@@ -23,6 +24,7 @@ mod give;
 mod link;
 mod message;
 mod owner;
+mod state;
 mod take;
 mod upgrade;
 

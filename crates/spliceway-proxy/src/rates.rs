@@ -67,6 +67,9 @@ struct PerDirection<T> {
     outgoing: T,
 }
 
+/// What limits allow, in bytes, for bytes from and to the client. `None` without a limit.
+pub(crate) type Balances = [Option<i64>; 2];
+
 /// The buckets of one session.
 #[derive(Debug)]
 pub(crate) struct SessionRates {
@@ -103,20 +106,21 @@ struct Client {
     left: Option<Instant>,
 }
 
+impl PerDirection<Option<RateLimit>> {
+    fn as_refs(&self) -> [Option<&RateLimit>; 2] {
+        [self.incoming.as_ref(), self.outgoing.as_ref()]
+    }
+}
+
 impl SessionRates {
-    /// Returns what the innermost limits allow or owe, for bytes from and to the client.
-    pub(crate) fn balances(&self) -> [Option<i64>; 2] {
-        [&self.incoming, &self.outgoing].map(|limit| limit.as_ref().map(RateLimit::balance))
+    /// Returns what the innermost limits allow, for bytes from and to the client.
+    pub(crate) fn balances(&self) -> Balances {
+        balances([self.incoming.as_ref(), self.outgoing.as_ref()])
     }
 
-    /// Continues from the balances of another process. They count only for limits that exist in
-    /// both.
-    pub(crate) fn set_balances(&self, balances: [Option<i64>; 2]) {
-        for (limit, balance) in [&self.incoming, &self.outgoing].into_iter().zip(balances) {
-            if let (Some(limit), Some(balance)) = (limit, balance) {
-                limit.set_balance(balance);
-            }
-        }
+    /// Allows no more than another process would.
+    pub(crate) fn lower(&self, balances: Balances) {
+        lower([self.incoming.as_ref(), self.outgoing.as_ref()], balances);
     }
 }
 
@@ -135,8 +139,7 @@ impl RateLimits {
     /// Returns the buckets for a session of this client. A client without a known address has no
     /// client bucket.
     pub(crate) fn of_session(self: &Arc<Self>, client: Option<IpAddr>) -> SessionRates {
-        let has_clients = self.rates.incoming.client.is_some() || self.rates.outgoing.client.is_some();
-        let session = client.filter(|_| has_clients).map(|client| ClientSession {
+        let session = client.filter(|_| self.has_clients()).map(|client| ClientSession {
             limits: Arc::clone(self),
             client: client.into(),
         });
@@ -149,6 +152,46 @@ impl RateLimits {
             outgoing: limit(self.rates.outgoing.connection, outer.outgoing.as_ref()),
             session,
         }
+    }
+
+    /// Returns what the limits of the service allow, and those of clients. A client whose limits
+    /// are full is left out, because it would have the same limits in another process. So are the
+    /// clients above `most`.
+    pub(crate) fn balances(&self, most: usize) -> (Balances, Vec<(IpAddr, Balances)>) {
+        let service = balances(self.service.as_refs());
+        let clients = self.clients();
+        let known = clients.buckets.iter().take(most);
+        let used = known.filter_map(|(key, client)| {
+            // A direction without a limit for each client has that of the service here.
+            let limits = [
+                self.rates.incoming.client.and(client.limits.incoming.as_ref()),
+                self.rates.outgoing.client.and(client.limits.outgoing.as_ref()),
+            ];
+            limits
+                .iter()
+                .flatten()
+                .any(|limit| is_used(limit))
+                .then(|| (key.ip(), balances(limits)))
+        });
+        (service, used.collect())
+    }
+
+    /// Allows the service and its clients no more than another process would.
+    pub(crate) fn lower(&self, service: Balances, of_clients: impl Iterator<Item = (IpAddr, Balances)>, now: Instant) {
+        lower(self.service.as_refs(), service);
+        if !self.has_clients() {
+            return;
+        }
+        for (client, balances) in of_clients {
+            let key = ClientKey::from(client);
+            let limits = self.enter(key, now);
+            lower(limits.as_refs(), balances);
+            self.leave(key, now);
+        }
+    }
+
+    fn has_clients(&self) -> bool {
+        self.rates.incoming.client.is_some() || self.rates.outgoing.client.is_some()
     }
 
     fn enter(&self, client: ClientKey, now: Instant) -> PerDirection<Option<RateLimit>> {
@@ -207,6 +250,26 @@ impl Clients {
 impl Drop for ClientSession {
     fn drop(&mut self) {
         self.limits.leave(self.client, Instant::now());
+    }
+}
+
+/// Returns what these limits allow. What a limit owes is left out, because it is mostly what
+/// suspended relays have reserved and put back.
+fn balances(limits: [Option<&RateLimit>; 2]) -> Balances {
+    limits.map(|limit| limit.map(|limit| limit.balance().max(0)))
+}
+
+fn is_used(limit: &RateLimit) -> bool {
+    u64::try_from(limit.balance()).map_or(true, |balance| balance < limit.burst())
+}
+
+/// Lowers these limits to what another process allows. It counts only for limits that exist in both
+/// processes. If a limit already allows less, it stays.
+fn lower(limits: [Option<&RateLimit>; 2], balances: Balances) {
+    for (limit, balance) in limits.into_iter().zip(balances) {
+        if let (Some(limit), Some(balance)) = (limit, balance) {
+            limit.set_balance(balance.min(limit.balance()));
+        }
     }
 }
 
@@ -478,6 +541,41 @@ mod tests {
         limits.enter(other, start + REMEMBERED);
         assert_eq!(known(&limits), 2);
         assert!(limits.clients().left.len() <= 1, "one note of having gone");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn another_process_allows_no_second_burst_in_any_scope() {
+        const BURST: i64 = 100_000;
+        let limits = || RateLimits::new(rates("1MB:client 1MB"), rates("1MB:connection 1MB"));
+        let (old, new) = (limits(), limits());
+        let session = old.of_session(ip(1));
+        session.incoming.as_ref().unwrap().charge(60_000);
+        session.outgoing.as_ref().unwrap().charge(150_000);
+        let idle = old.of_session(ip(2));
+        let (service, clients) = old.balances(10);
+        // What a limit owes does not move.
+        assert_eq!(service, [Some(40_000), Some(0)]);
+        assert_eq!(clients, [(ip(1).unwrap(), [Some(40_000), None])]);
+        assert!(old.balances(0).1.is_empty());
+        for _ in 0..2 {
+            new.lower(service, clients.iter().copied(), Instant::now());
+        }
+        assert_eq!(new.balances(10), (service, clients));
+        let arrived = new.of_session(ip(1));
+        arrived.lower(session.balances());
+        assert_eq!(arrived.balances(), [Some(40_000), Some(0)]);
+        let other = new.of_session(ip(2));
+        other.lower(idle.balances());
+        assert_eq!(
+            other.balances(),
+            [Some(BURST); 2],
+            "a full connection, within a lower service"
+        );
+        assert_eq!(new.balances(10).0, service);
+        // Limits that are lower already stay, and those that are missing are ignored.
+        other.incoming.as_ref().unwrap().charge(99_000);
+        other.lower([Some(BURST), None]);
+        assert_eq!(other.balances(), [Some(1_000), Some(BURST)]);
     }
 
     #[test]

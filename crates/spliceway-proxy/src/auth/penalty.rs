@@ -18,7 +18,7 @@ const FIRST: Duration = Duration::from_secs(1);
 /// After this time without a failure, the count of an address is reset.
 const FORGET: Duration = Duration::from_secs(600);
 /// The maximum number of addresses. Each of them uses about 200 bytes.
-const CLIENTS_MAX: usize = 10_000;
+pub(crate) const CLIENTS_MAX: usize = 10_000;
 
 /// The addresses from which authentication failed recently. An IPv6 address counts as its /64
 /// network, because a client with one address of the network has all of them.
@@ -93,6 +93,28 @@ impl Penalties {
         self.table().failed(client.into(), now, self.forget());
     }
 
+    /// Returns the clients from which authentication failed recently, with the number of failures
+    /// and the time since the last one. Another process can [add](Self::add) them to its own.
+    pub(crate) fn known(&self, now: Instant) -> Vec<(IpAddr, u32, Duration)> {
+        let table = self.table();
+        let since = |failures: &Failures| now.saturating_duration_since(failures.last);
+        let known = table
+            .clients
+            .iter()
+            .filter(|(_, failures)| since(failures) <= self.forget());
+        known
+            .map(|(client, failures)| (client.ip(), failures.count, since(failures)))
+            .collect()
+    }
+
+    /// Adds what another process knows about a client. Its failures are those of this process if
+    /// this process has counted more of them.
+    pub(crate) fn add(&self, client: IpAddr, count: u32, since: Duration, now: Instant) {
+        let last = now.checked_sub(since).unwrap_or(now);
+        self.table()
+            .add(client.into(), Failures { count, last }, now, self.forget());
+    }
+
     /// Returns the time without a failure after which the count of an address is reset. No penalty
     /// is longer.
     fn forget(&self) -> Duration {
@@ -120,12 +142,28 @@ impl Table {
         }
     }
 
+    fn add(&mut self, client: ClientKey, mut failures: Failures, now: Instant, forget: Duration) {
+        if now > failures.last + forget {
+            return;
+        }
+        if let Some(own) = self.take(client).filter(|own| now <= own.last + forget) {
+            failures.count = failures.count.max(own.count);
+            failures.last = failures.last.max(own.last);
+        }
+        self.make_room(now, forget);
+        self.put(client, failures);
+    }
+
     /// Adds `client`, which must not be in the table.
     fn insert(&mut self, client: ClientKey, count: u32, now: Instant, forget: Duration) {
         self.make_room(now, forget);
-        self.clients.insert(client, Failures { count, last: now });
-        self.by_time.insert((now, client));
-        self.by_count.insert((count, now, client));
+        self.put(client, Failures { count, last: now });
+    }
+
+    fn put(&mut self, client: ClientKey, failures: Failures) {
+        self.clients.insert(client, failures);
+        self.by_time.insert((failures.last, client));
+        self.by_count.insert((failures.count, failures.last, client));
     }
 
     fn take(&mut self, client: ClientKey) -> Option<Failures> {
@@ -248,6 +286,32 @@ mod tests {
         let later = now + FIRST / 2;
         penalties.turned_away(CLIENT, later);
         assert_eq!(penalties.wait(CLIENT, later), Some(FIRST / 2));
+    }
+
+    #[test]
+    fn another_process_continues_the_penalties_and_forgives_nothing() {
+        let (old, new, start) = (Penalties::new(LONGEST), Penalties::new(LONGEST), Instant::now());
+        (0..6).for_each(|_| old.failed(CLIENT, start));
+        old.turned_away("192.0.2.2".parse().unwrap(), start);
+        let now = start + Duration::from_secs(1);
+        new.failed("192.0.2.2".parse().unwrap(), now);
+        // What is sent twice counts once.
+        for _ in 0..2 {
+            old.known(now)
+                .into_iter()
+                .for_each(|(client, count, since)| new.add(client, count, since, now));
+        }
+        assert_eq!(new.wait(CLIENT, now), old.wait(CLIENT, now));
+        assert_eq!(new.wait(CLIENT, now), Some(Duration::from_secs(3)));
+        new.failed(CLIENT, now);
+        assert_eq!(new.wait(CLIENT, now), Some(Duration::from_secs(8)));
+        // An older count does not lower it.
+        new.add(CLIENT, 4, Duration::from_secs(1), now);
+        assert_eq!(new.wait(CLIENT, now), Some(Duration::from_secs(8)));
+        new.add("192.0.2.3".parse().unwrap(), 9, FORGET * 2, now);
+        assert_eq!(new.known(now).len(), 2, "a forgotten client is not added");
+        let later = start + FORGET + Duration::from_millis(1);
+        assert!(old.known(later).is_empty());
     }
 
     #[test]

@@ -13,9 +13,11 @@ use super::gate::Offered;
 use super::link::{Link, NotSent};
 use super::message::{SessionMessage, ToNew, ToOld, VERSION, micros};
 use super::owner::{Answer, Giver};
+use super::state::ServiceState;
 use super::{Program, VARIABLE};
 use crate::metrics::Metrics;
 use crate::notify;
+use crate::overview::Overview;
 use crate::session::Moving;
 use crate::sessions::Sessions;
 
@@ -130,17 +132,36 @@ impl Giving {
     ///
     /// # Errors
     /// Returns how the new process has ended.
-    pub(crate) async fn serve(&mut self, metrics: &Metrics) -> Result<(), String> {
-        let totals = totals(metrics).await;
+    pub(crate) async fn serve(&mut self, overview: &Overview) -> Result<(), String> {
+        let totals = totals(&overview.metrics).await;
         let data = [totals.as_bytes()];
         let served = async {
             let sent = self.link.give(&ToNew::Serve, &data, &[]).await;
-            sent.is_ok() && matches!(self.link.hear().await, Ok(Some(ToOld::Serving)))
+            let is_served = sent.is_ok() && matches!(self.link.hear().await, Ok(Some(ToOld::Serving)));
+            is_served && self.services(overview).await.is_ok()
         };
         if timeout(ANSWER, served).await == Ok(true) {
             return Ok(());
         }
         Err(format!("the new process does not serve: {}", self.end().await))
+    }
+
+    /// Gives what the services know about their clients. Not cancel safe.
+    async fn services(&mut self, overview: &Overview) -> Result<(), NotSent> {
+        for served in overview.services().iter() {
+            let state = ServiceState::of(&served.service).encode().map_err(NotSent::Refused);
+            let sent = match state {
+                Ok(state) => self.link.give(&ToNew::Service, &[&state], &[]).await,
+                Err(refused) => Err(refused),
+            };
+            match sent {
+                Err(NotSent::Refused(error)) => {
+                    tracing::warn!(%error, service = served.service.name, "penalties and rate limits do not move");
+                }
+                sent => sent?,
+            }
+        }
+        Ok(())
     }
 
     /// Gives every session that is in relay. Returns `false` if the new process has ended.
@@ -258,11 +279,15 @@ impl Giving {
         }
     }
 
-    /// Gives the last state of the metrics.
-    pub(crate) async fn totals(&mut self, metrics: &Metrics) {
-        let totals = totals(metrics).await;
+    /// Gives the last state of services and metrics.
+    pub(crate) async fn totals(&mut self, overview: &Overview) {
+        let totals = totals(&overview.metrics).await;
+        let gives = async {
+            self.services(overview).await?;
+            self.link.give(&ToNew::Totals, &[totals.as_bytes()], &[]).await
+        };
         // A new process that has ended does not need them.
-        let _ = timeout(ANSWER, self.link.give(&ToNew::Totals, &[totals.as_bytes()], &[])).await;
+        let _ = timeout(ANSWER, gives).await;
     }
 
     /// Kills the new process, if it has not ended, and returns how it ended.

@@ -30,8 +30,10 @@ pub(super) enum ToNew {
     },
     /// There are no more listeners. Sessions have identifiers up to this one.
     Prepare { last_session: u64 },
-    /// Accept clients. The data is the metrics so far.
+    /// Start the services. The data is the metrics so far.
     Serve,
+    /// The data is a [`ServiceState`](super::state::ServiceState).
+    Service,
     /// Two descriptors: the client and the target of a session. The data is the bytes in flight, up
     /// and then down.
     Session(Box<SessionMessage>),

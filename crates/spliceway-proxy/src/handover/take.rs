@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::link::{self, Frame, Link};
 use super::message::{SessionMessage, ToNew, ToOld, VERSION};
 use super::owner::{Answer, Taker};
+use super::state::ServiceState;
 use super::{Adopted, VARIABLE};
 use crate::drain::MaybeAlive;
 use crate::instance::Shared;
@@ -157,6 +158,11 @@ impl Taking {
                     data,
                     ..
                 })) => overview.metrics.continue_from(&String::from_utf8_lossy(&data)),
+                Ok(Some(Frame {
+                    message: ToNew::Service,
+                    data,
+                    ..
+                })) => add(&data, &overview),
                 Ok(Some(Frame { message, .. })) => {
                     tracing::error!("the old process sends an unexpected message: {message:?}");
                     break;
@@ -205,6 +211,18 @@ impl Taking {
     }
 }
 
+/// Adds what a service of the old process knows. A service that is gone needs nothing.
+fn add(data: &[u8], overview: &Overview) {
+    match ServiceState::decode(data) {
+        Ok(state) => {
+            if let Ok(service) = service(&state.service, overview) {
+                state.add_to(&service);
+            }
+        }
+        Err(error) => tracing::error!(%error, "penalties and rate limits do not arrive"),
+    }
+}
+
 /// Builds everything that the session needs. Nothing of it moves a byte.
 fn parcel(message: SessionMessage, data: &[u8], descriptors: Vec<OwnedFd>, overview: &Overview) -> io::Result<Parcel> {
     let [client, upstream] = <[OwnedFd; 2]>::try_from(descriptors)
@@ -217,7 +235,7 @@ fn parcel(message: SessionMessage, data: &[u8], descriptors: Vec<OwnedFd>, overv
     let facts = message.facts();
     let address = facts.client.map(|client| client.ip());
     let rates = service.rates.of_session(address);
-    rates.set_balances(message.rates);
+    rates.lower(message.rates);
     let mut permit = overview.admission.readmit();
     if let Some(address) = address {
         // A client above its limit keeps its sessions.

@@ -36,7 +36,7 @@ impl Upgrade {
         let offered: Vec<_> = instance.listeners().chain(self.monitors.iter().cloned()).collect();
         let mut giving = prepare(&self.program, &offered, &overview.sessions).await?;
         drop(offered);
-        giving.serve(&overview.metrics).await?;
+        giving.serve(overview).await?;
         self.gate.set(false);
         if !giving.sessions(&overview.sessions).await {
             self.gate.set(true);
@@ -45,7 +45,7 @@ impl Upgrade {
                 "the new process has ended, and {moved} sessions that it had taken: this process serves on"
             ));
         }
-        giving.totals(&overview.metrics).await;
+        giving.totals(overview).await;
         SocketFile::leave_all();
         self.manager.hand_over(giving.pid()).await;
         let left = overview.sessions.len();
@@ -63,7 +63,7 @@ impl Giving {
             () = &mut drain => {}
             () = self.late(&overview.sessions) => drain.await,
         }
-        self.totals(&overview.metrics).await;
+        self.totals(overview).await;
         sleep(LAST_ANSWERS).await;
     }
 }

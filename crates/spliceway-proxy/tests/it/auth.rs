@@ -34,7 +34,7 @@ fn hash(secret: &str) -> String {
 }
 
 /// Returns a client that has sent its name and password, and the status that it received.
-fn authenticated(program: &Program, name: &str, secret: &str) -> (TcpStream, u8) {
+pub(crate) fn authenticated(program: &Program, name: &str, secret: &str) -> (TcpStream, u8) {
     let mut client = program.connect();
     client.write_all(&GREETING_WITH_PASSWORD).unwrap();
     assert_eq!(read_exactly(&mut client, 2), ASKED_FOR_PASSWORD);

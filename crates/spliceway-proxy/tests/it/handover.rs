@@ -2,6 +2,7 @@
 
 mod faults;
 mod load;
+mod state;
 
 use std::fs;
 use std::io::{Read, Write};
