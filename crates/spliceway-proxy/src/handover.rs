@@ -5,12 +5,13 @@
 //!   starts it, with a socket as stdin ─────────▶ reads its own configuration
 //!   Hello, Listener …, Prepare ────────────────▶ builds everything
 //!                  ◀──────────────────────────── Ready, or Refused: the old one serves on
-//!   Serve, with the metrics ───────────────────▶ accepts clients
+//!   Serve, with the metrics ───────────────────▶ starts its services
 //!                  ◀──────────────────────────── Serving
 //!   Service …: penalties, rate limits ─────────▶ adds them to its own
-//!   pauses its accept tasks
 //!   suspends a relay, Session ─────────────────▶ holds the session
 //!                  ◀──────────────────────────── Taken: it owns the session, and resumes the relay
+//!   pauses its accept tasks, Service …, Accept ▶ may accept
+//!                  ◀──────────────────────────── Accepting
 //!   closes its listeners and drains; sessions
 //!   that begin to relay follow; Totals, end ───▶ serves alone
 //! ```

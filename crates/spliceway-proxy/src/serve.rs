@@ -160,8 +160,8 @@ async fn begin(
     overview.serve(instance.served());
     if let Some(taking) = taking {
         shared.adopted.clear();
-        shared.gate.set(true);
-        tokio::spawn(taking.run(shared.alive.downgrade(), Arc::clone(overview)));
+        let overview = Arc::clone(overview);
+        tokio::spawn(taking.run(shared.alive.downgrade(), overview, shared.gate.clone()));
     }
     Ok(monitors)
 }

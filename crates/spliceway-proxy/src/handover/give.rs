@@ -128,7 +128,7 @@ impl Giving {
         self.link.give(&ToNew::Prepare { last_session }, &[], &[]).await
     }
 
-    /// Lets the new process accept clients.
+    /// Lets the new process start its services. It does not accept clients yet.
     ///
     /// # Errors
     /// Returns how the new process has ended.
@@ -244,22 +244,41 @@ impl Giving {
         })
     }
 
+    /// Lets the new process accept clients, when this process does not accept any more. Returns
+    /// `false` if the new process has ended without an answer. It has then accepted no client.
+    pub(crate) async fn accept(&mut self, overview: &Overview) -> bool {
+        let totals = totals(&overview.metrics).await;
+        let gives = async {
+            self.services(overview).await?;
+            self.link.give(&ToNew::Accept, &[totals.as_bytes()], &[]).await
+        };
+        let is_given = matches!(timeout(ANSWER, gives).await, Ok(Ok(())));
+        let accepts = is_given && matches!(self.last_words().await, Ok(Some(ToOld::Accepting)));
+        if !accepts {
+            self.end().await;
+        }
+        self.child.is_some()
+    }
+
+    /// Returns the next message of the new process. If there is none in time, the new process is
+    /// killed and reaped.
+    async fn last_words(&mut self) -> io::Result<Option<ToOld>> {
+        let Self { link, child, .. } = self;
+        let mut hear = std::pin::pin!(link.hear());
+        match timeout(ANSWER, &mut hear).await {
+            Ok(heard) => heard,
+            Err(_) => {
+                reap(child).await;
+                // Its socket may still hold the answer.
+                hear.await
+            }
+        }
+    }
+
     /// Returns the answer about a session. `None` means that there is none, and that the new
     /// process has been reaped.
     async fn answer(&mut self, session: u64) -> Option<Answer> {
-        let Self { link, child, .. } = self;
-        let heard = {
-            let mut hear = std::pin::pin!(link.hear());
-            match timeout(ANSWER, &mut hear).await {
-                Ok(heard) => heard,
-                Err(_) => {
-                    reap(child).await;
-                    // Its socket may still hold the answer.
-                    hear.await
-                }
-            }
-        };
-        match heard {
+        match self.last_words().await {
             Ok(Some(ToOld::Taken { session: taken })) if taken == session => return Some(Answer::Taken),
             Ok(Some(ToOld::NotTaken { session: refused, why })) if refused == session => {
                 self.why = Some(why);

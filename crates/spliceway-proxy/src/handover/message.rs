@@ -37,6 +37,9 @@ pub(super) enum ToNew {
     /// Two descriptors: the client and the target of a session. The data is the bytes in flight, up
     /// and then down.
     Session(Box<SessionMessage>),
+    /// Accept clients, because the old process accepts none any more. The data is the metrics so
+    /// far.
+    Accept,
     /// The data is the metrics so far.
     Totals,
 }
@@ -46,21 +49,17 @@ pub(super) enum ToNew {
 #[serde(rename_all = "snake_case")]
 pub(super) enum ToOld {
     /// It does not take over.
-    Refused {
-        why: String,
-    },
+    Refused { why: String },
     /// It has its listeners and its services, and waits for [`ToNew::Serve`].
     Ready,
+    /// Its services can receive sessions.
     Serving,
+    /// It accepts clients from now on.
+    Accepting,
     /// It owns this session from now on.
-    Taken {
-        session: u64,
-    },
+    Taken { session: u64 },
     /// The old process still owns this session.
-    NotTaken {
-        session: u64,
-        why: String,
-    },
+    NotTaken { session: u64, why: String },
 }
 
 /// A session in relay.

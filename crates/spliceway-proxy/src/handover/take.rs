@@ -14,7 +14,7 @@ use super::link::{self, Frame, Link};
 use super::message::{SessionMessage, ToNew, ToOld, VERSION};
 use super::owner::{Answer, Taker};
 use super::state::ServiceState;
-use super::{Adopted, VARIABLE};
+use super::{Adopted, Gate, VARIABLE};
 use crate::drain::MaybeAlive;
 use crate::instance::Shared;
 use crate::overview::Overview;
@@ -118,8 +118,8 @@ impl Taking {
         let _ = self.0.say(&refused).await;
     }
 
-    /// Waits until this process may accept clients. If it has died, this process is the
-    /// only one left, and serves.
+    /// Waits until the services of this process may start. If the old process has died, this
+    /// process is the only one left, and serves.
     ///
     /// # Errors
     /// Returns an error if the messages make no sense. The old process then serves on.
@@ -141,40 +141,46 @@ impl Taking {
         Ok(())
     }
 
-    /// Receives sessions until the old process has ended.
-    pub(crate) async fn run(mut self, alive: MaybeAlive, overview: Arc<Overview>) {
+    /// Receives the state of services, sessions and listeners until the old process has ended.
+    pub(crate) async fn run(mut self, alive: MaybeAlive, overview: Arc<Overview>, gate: Gate) {
         // If this fails, the old process is dead.
         let _ = self.0.say(&ToOld::Serving).await;
         let mut taken = 0_u64;
-        loop {
-            match self.0.take().await {
-                Ok(Some(Frame {
-                    message: ToNew::Session(session),
-                    data,
-                    descriptors,
-                })) => taken += u64::from(self.session(*session, &data, descriptors, &alive, &overview).await),
-                Ok(Some(Frame {
-                    message: ToNew::Totals,
-                    data,
-                    ..
-                })) => overview.metrics.continue_from(&String::from_utf8_lossy(&data)),
-                Ok(Some(Frame {
-                    message: ToNew::Service,
-                    data,
-                    ..
-                })) => add(&data, &overview),
-                Ok(Some(Frame { message, .. })) => {
-                    tracing::error!("the old process sends an unexpected message: {message:?}");
-                    break;
+        let error = loop {
+            let Frame {
+                message,
+                data,
+                descriptors,
+            } = match self.0.take().await {
+                Ok(Some(frame)) => frame,
+                Ok(None) => {
+                    gate.set(true);
+                    return tracing::info!("took over {taken} sessions: the old process has ended");
                 }
-                Ok(None) => break,
-                Err(error) => {
-                    tracing::error!(%error, "cannot understand the old process");
-                    break;
+                Err(error) => break error.to_string(),
+            };
+            match message {
+                ToNew::Session(session) => {
+                    let is_taken = self.session(*session, &data, descriptors, &alive, &overview).await;
+                    taken += u64::from(is_taken);
                 }
+                ToNew::Service => add(&data, &overview),
+                ToNew::Accept => {
+                    overview.metrics.continue_from(&String::from_utf8_lossy(&data));
+                    // If the old process is dead, this is the only one that has the listeners.
+                    let _is_heard = self.0.say(&ToOld::Accepting).await;
+                    gate.set(true);
+                }
+                ToNew::Totals => {
+                    overview.metrics.continue_from(&String::from_utf8_lossy(&data));
+                    // An older process sends only this, when it does not accept any more.
+                    gate.set(true);
+                }
+                other => break format!("an unexpected message: {other:?}"),
             }
-        }
-        tracing::info!("took over {taken} sessions: the old process has ended");
+        };
+        // The old process kills this one when it finds the socket closed.
+        tracing::error!("cannot understand the old process: {error}");
     }
 
     /// Takes one session, or refuses it. Returns whether this process owns it.

@@ -37,15 +37,20 @@ impl Upgrade {
         let mut giving = prepare(&self.program, &offered, &overview.sessions).await?;
         drop(offered);
         giving.serve(overview).await?;
-        self.gate.set(false);
-        if !giving.sessions(&overview.sessions).await {
+        // This process accepts clients until the sessions have moved. So no new client depends on a
+        // process that cannot relay. Then clients wait in the queues of the listeners.
+        let mut takes_over = giving.sessions(&overview.sessions).await;
+        if takes_over {
+            self.gate.set(false);
+            takes_over = giving.accept(overview).await;
+        }
+        if !takes_over {
             self.gate.set(true);
             let moved = giving.moved();
             return Err(format!(
-                "the new process has ended, and {moved} sessions that it had taken: this process serves on"
+                "the new process has ended, and {moved} sessions that it had taken"
             ));
         }
-        giving.totals(overview).await;
         SocketFile::leave_all();
         self.manager.hand_over(giving.pid()).await;
         let left = overview.sessions.len();

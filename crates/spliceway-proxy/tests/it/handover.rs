@@ -1,5 +1,6 @@
 //! A new process takes over the listeners and the sessions of a running one.
 
+mod accepting;
 mod faults;
 mod load;
 mod state;
