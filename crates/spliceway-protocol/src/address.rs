@@ -162,6 +162,16 @@ impl TargetRange {
             Target::Unix(_) => self.first.clone(),
         }
     }
+
+    /// Returns whether a listener of some offset has this target.
+    #[must_use]
+    pub fn contains(&self, target: &Target) -> bool {
+        let offset = match (self.first.port(), target.port()) {
+            (Some(first), Some(port)) => port.checked_sub(first),
+            (first, port) => first.or(port).map_or(Some(0), |_| None),
+        };
+        offset.is_some_and(|offset| offset < self.count && self.nth(offset) == *target)
+    }
 }
 
 impl From<Target> for TargetRange {
@@ -480,6 +490,14 @@ mod tests {
             (3, "a-b.example.com:90-92".to_owned())
         );
         assert_eq!(targets.nth(2).to_string(), "a-b.example.com:92");
+        for (text, expected) in [
+            ("a-b.example.com:92", true),
+            ("a-b.example.com:93", false),
+            ("a:90", false),
+            ("unix:/a", false),
+        ] {
+            assert_eq!(targets.contains(&text.parse().unwrap()), expected, "{text}");
+        }
         let one: TargetRange = "192.0.2.1:90".parse().unwrap();
         assert_eq!(one.nth(2).to_string(), "192.0.2.1:90", "one target is everybody's");
     }

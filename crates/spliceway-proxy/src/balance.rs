@@ -1,6 +1,8 @@
 //! Chooses one of several backends for each client of a forwarder.
 //!
 //! ```text
+//!                 all are full
+//!             ┌─▶ queue ─┐
 //!   client ─▶ Balancer ─ policy ─▶ Lease ─ connect ─▶ relay ─ end of the session ─▶ given back
 //!                ▲                           │ failed
 //!                └───── another backend ─────┘
@@ -8,19 +10,29 @@
 //!
 //! A forwarder with one target has no balancer.
 
+mod ejection;
+mod lease;
 mod policy;
 
+use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use blake2::Blake2b512;
 use blake2::digest::Digest;
 use spliceway_protocol::address::{Target, TargetRange};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout};
 
 use crate::admission::ClientKey;
+use ejection::Availability;
+use lease::Backend;
 use policy::Candidate;
+
+pub(crate) use ejection::EjectSettings;
+pub(crate) use lease::{Failure, Lease, Tried};
 pub(crate) use policy::Policy;
 
 /// The most backends of a service. A choice looks at each of them, which takes up to 5 µs for so
@@ -35,25 +47,41 @@ pub(crate) struct BalanceSettings {
     pub(crate) policy: Policy,
     /// At least 1, and at most [`BACKENDS_MAX`].
     pub(crate) backends: Vec<BackendSettings>,
+    pub(crate) eject: EjectSettings,
+    /// The most clients that wait for a backend with a limit on sessions.
+    pub(crate) queue_max: usize,
 }
 
 /// One backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BackendSettings {
-    /// The text that names the backend in the log, and whose hash decides which clients it gets.
+    /// The text that names the backend in the log and in metrics, and whose hash decides which
+    /// clients it gets.
     pub(crate) name: Box<str>,
     pub(crate) targets: TargetRange,
     /// The share of sessions that it should get.
     pub(crate) weight: NonZeroU32,
     /// Whether it gets sessions only if no other backend is available.
     pub(crate) is_backup: bool,
+    /// The most sessions at the same time.
+    pub(crate) max_conns: Option<NonZeroU32>,
 }
 
-/// The backends of a service, and the sessions that they have.
+/// The backends of a service, and the clients that wait for one.
 #[derive(Debug)]
 pub(crate) struct Balancer {
+    service: &'static str,
     policy: Policy,
-    places: Mutex<Vec<Place>>,
+    eject: EjectSettings,
+    queue_max: usize,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    places: Vec<Place>,
+    /// The clients that wait, the first one first.
+    queue: VecDeque<Waiter>,
 }
 
 /// A backend, and what only the balancer knows about it.
@@ -65,79 +93,237 @@ struct Place {
     backend: Arc<Backend>,
 }
 
-/// What the sessions of a backend share. A reload keeps it.
-#[derive(Debug, Default)]
-struct Backend {
-    /// The number of sessions, including those that are connecting.
-    active: AtomicU32,
-}
-
-/// A session's place with a backend, until it is dropped.
+/// A client that waits for a backend.
 #[derive(Debug)]
-pub(crate) struct Lease {
-    targets: TargetRange,
-    backend: Arc<Backend>,
+struct Waiter {
+    client: Option<u64>,
+    tried: Tried,
+    answer: oneshot::Sender<Lease>,
 }
 
-/// The backends that have been tried for one client.
-#[derive(Debug, Default)]
-pub(crate) struct Tried(Vec<Arc<Backend>>);
+/// Why a client gets no backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoLease {
+    /// All are ejected, or were tried.
+    NoneAvailable,
+    /// All are full, and too many clients wait.
+    QueueFull,
+    /// All are full, and no session ended in time.
+    QueueTimeout,
+}
+
+impl NoLease {
+    pub(crate) const ALL: [Self; 3] = [Self::NoneAvailable, Self::QueueFull, Self::QueueTimeout];
+
+    /// Returns the reason for records and metrics.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::NoneAvailable => "no_backend",
+            Self::QueueFull => "queue_full",
+            Self::QueueTimeout => "queue_timeout",
+        }
+    }
+}
+
+/// What the operator sees of a backend.
+#[derive(Debug, Clone)]
+pub(crate) struct BackendStatus {
+    pub(crate) name: Box<str>,
+    pub(crate) is_up: bool,
+    pub(crate) is_backup: bool,
+    pub(crate) weight: u32,
+    pub(crate) sessions: u32,
+    /// The number of connections so far.
+    pub(crate) connections: u64,
+    /// The number of failures so far, in the order of [`Failure::ALL`].
+    pub(crate) failures: [u64; Failure::ALL.len()],
+    pub(crate) ejections: u64,
+}
+
+/// The result of a choice.
+enum Choice {
+    /// The index of the place.
+    Place(usize),
+    /// There are backends, and all of them are full.
+    Full,
+    None,
+}
 
 impl Balancer {
     /// Creates a balancer. Backends of the same name continue from `before`.
-    pub(crate) fn new(settings: &BalanceSettings, before: Option<&Self>) -> Self {
-        let before = before.map(Self::places);
+    pub(crate) fn new(service: &'static str, settings: &BalanceSettings, before: Option<&Self>) -> Arc<Self> {
+        let before = before.map(Self::inner);
         let known = |name: &str| {
-            let mut before = before.iter().flat_map(|places| places.iter());
+            let mut before = before.iter().flat_map(|inner| &inner.places);
             before.find(|place| *place.settings.name == *name)
         };
         let place = |settings: &BackendSettings| Place {
             hash: hash_of(&settings.name),
             credit: 0,
-            backend: known(&settings.name).map_or_else(Arc::default, |place| Arc::clone(&place.backend)),
+            backend: known(&settings.name).map_or_else(
+                || Arc::new(Backend::new(&settings.name)),
+                |place| Arc::clone(&place.backend),
+            ),
             settings: settings.clone(),
         };
-        Self {
+        Arc::new(Self {
+            service,
             policy: settings.policy,
-            places: Mutex::new(settings.backends.iter().map(place).collect()),
-        }
-    }
-
-    /// Returns a place with a backend that was not tried before. Returns `None` if there is none,
-    /// or after [`TRIES_MAX`] tries.
-    pub(crate) fn lease(&self, client: Option<ClientKey>, tried: &Tried) -> Option<Lease> {
-        if tried.0.len() >= TRIES_MAX {
-            return None;
-        }
-        let client = client.map(|client| hash_of_client(client.ip()));
-        let mut places = self.places();
-        let index = [false, true]
-            .into_iter()
-            .find_map(|is_backup| self.choose(&mut places, is_backup, client, tried))?;
-        let place = &places[index];
-        place.backend.active.fetch_add(1, Ordering::Relaxed);
-        Some(Lease {
-            targets: place.settings.targets.clone(),
-            backend: Arc::clone(&place.backend),
+            eject: settings.eject,
+            queue_max: settings.queue_max,
+            inner: Mutex::new(Inner {
+                places: settings.backends.iter().map(place).collect(),
+                queue: VecDeque::new(),
+            }),
         })
     }
 
-    fn choose(&self, places: &mut [Place], is_backup: bool, client: Option<u64>, tried: &Tried) -> Option<usize> {
-        let is_eligible = |place: &Place| place.settings.is_backup == is_backup && !tried.has(&place.backend);
-        let eligible = places.iter().enumerate().filter(|(_, place)| is_eligible(place));
-        let (indices, mut candidates): (Vec<_>, Vec<_>) =
-            eligible.map(|(index, place)| (index, place.candidate())).unzip();
-        let mut random = |below| rand::random_range(0..below);
-        let chosen = self.policy.choose(&mut candidates, client, &mut random)?;
-        for (index, candidate) in indices.iter().zip(&candidates) {
-            places[*index].credit = candidate.credit;
+    /// Returns a place with a backend that was not tried before. If all backends are full, the
+    /// client waits for up to `limit`, in the order of arrival. Cancel safe: a client that leaves
+    /// gives its place to the next one.
+    ///
+    /// # Errors
+    /// Returns the reason if there is no backend, or after [`TRIES_MAX`] tries.
+    pub(crate) async fn lease(
+        self: &Arc<Self>,
+        client: Option<ClientKey>,
+        tried: &Tried,
+        limit: Duration,
+    ) -> Result<Lease, NoLease> {
+        if tried.count() >= TRIES_MAX {
+            return Err(NoLease::NoneAvailable);
         }
-        Some(indices[chosen])
+        let client = client.map(hash_of_client);
+        let answer = {
+            let mut inner = self.inner();
+            match self.choose(&mut inner.places, client, tried) {
+                Choice::None => return Err(NoLease::NoneAvailable),
+                Choice::Place(index) if inner.queue.is_empty() => return Ok(self.take(&inner.places[index])),
+                Choice::Place(_) | Choice::Full => {}
+            }
+            if inner.queue.len() >= self.queue_max {
+                inner.queue.retain(|waiter| !waiter.answer.is_closed());
+            }
+            if inner.queue.len() >= self.queue_max {
+                return Err(NoLease::QueueFull);
+            }
+            let (sender, answer) = oneshot::channel();
+            inner.queue.push_back(Waiter {
+                client,
+                tried: tried.clone(),
+                answer: sender,
+            });
+            answer
+        };
+        // The clients before this one may have left.
+        self.serve_queue();
+        match timeout(limit, answer).await {
+            Ok(Ok(lease)) => Ok(lease),
+            Ok(Err(_)) => Err(NoLease::NoneAvailable),
+            Err(_) => Err(NoLease::QueueTimeout),
+        }
     }
 
-    /// Locks the places and ignores poisoning, because they are valid at every instant.
-    fn places(&self) -> MutexGuard<'_, Vec<Place>> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Gives free places to the clients that wait, as long as the first of them can have one.
+    fn serve_queue(self: &Arc<Self>) {
+        let mut served = Vec::new();
+        let mut inner = self.inner();
+        let Inner { places, queue } = &mut *inner;
+        while let Some(waiter) = queue.front() {
+            let choice = match waiter.answer.is_closed() {
+                true => Choice::None,
+                false => self.choose(places, waiter.client, &waiter.tried),
+            };
+            let lease = match choice {
+                Choice::Full => break,
+                Choice::Place(index) => Some(self.take(&places[index])),
+                Choice::None => None,
+            };
+            // Without a lease, the client gets an error.
+            let waiter = queue.pop_front();
+            served.extend(waiter.zip(lease).map(|(waiter, lease)| (waiter.answer, lease)));
+        }
+        drop(inner);
+        for (answer, lease) in served {
+            // If the client has left, its lease is dropped, which serves the next one.
+            drop(answer.send(lease));
+        }
+    }
+
+    /// Chooses among the backends, and among the backups if there is no other one.
+    fn choose(&self, places: &mut [Place], client: Option<u64>, tried: &Tried) -> Choice {
+        let now = Instant::now();
+        for is_backup in [false, true] {
+            let is_here = |place: &Place| {
+                place.settings.is_backup == is_backup
+                    && !tried.has(&place.backend)
+                    && place.backend.availability(now) != Availability::Ejected
+            };
+            let here: Vec<_> = (0..places.len()).filter(|index| is_here(&places[*index])).collect();
+            let (indices, mut candidates): (Vec<_>, Vec<_>) = here
+                .iter()
+                .filter(|index| !places[**index].is_full())
+                .map(|index| (*index, places[*index].candidate()))
+                .unzip();
+            let mut random = |below| rand::random_range(0..below);
+            if let Some(chosen) = self.policy.choose(&mut candidates, client, &mut random) {
+                for (index, candidate) in indices.iter().zip(&candidates) {
+                    places[*index].credit = candidate.credit;
+                }
+                return Choice::Place(indices[chosen]);
+            }
+            if !here.is_empty() {
+                return Choice::Full;
+            }
+        }
+        Choice::None
+    }
+
+    fn take(self: &Arc<Self>, place: &Place) -> Lease {
+        Lease::new(
+            Arc::clone(self),
+            Arc::clone(&place.backend),
+            place.settings.targets.clone(),
+        )
+    }
+
+    /// Returns a place for a session that runs already, if its target is one of the backends.
+    pub(crate) fn adopt(self: &Arc<Self>, target: &Target) -> Option<Lease> {
+        let inner = self.inner();
+        let place = inner
+            .places
+            .iter()
+            .find(|place| place.settings.targets.contains(target));
+        place.map(|place| self.take(place))
+    }
+
+    /// Calls `decide` with whether one more backend may be ejected. Only one caller at a time
+    /// decides, so that a share is never ejected.
+    fn with_ejections<T>(&self, now: Instant, decide: impl FnOnce(bool) -> T) -> T {
+        let inner = self.inner();
+        let is_ejected = |place: &&Place| place.backend.availability(now) != Availability::Up;
+        let ejected = inner.places.iter().filter(is_ejected).count();
+        decide(self.eject.allows(ejected, inner.places.len()))
+    }
+
+    /// Returns the number of clients that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        let inner = self.inner();
+        inner.queue.iter().filter(|waiter| !waiter.answer.is_closed()).count()
+    }
+
+    pub(crate) fn service(&self) -> &'static str {
+        self.service
+    }
+
+    pub(crate) fn status(&self) -> Vec<BackendStatus> {
+        let now = Instant::now();
+        self.inner().places.iter().map(|place| place.status(now)).collect()
+    }
+
+    /// Locks the state and ignores poisoning, because it is valid at every instant.
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -145,56 +331,40 @@ impl Place {
     fn candidate(&self) -> Candidate {
         Candidate {
             weight: self.settings.weight.get(),
-            active: self.backend.active.load(Ordering::Relaxed),
+            active: self.backend.active(),
             hash: self.hash,
             credit: self.credit,
         }
     }
-}
 
-impl Lease {
-    /// Returns the target for clients of the listener at this offset in its range.
-    pub(crate) fn target(&self, port_index: u16) -> Target {
-        self.targets.nth(port_index)
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        self.backend.active.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl Tried {
-    /// Records that this backend cannot be reached, and gives its place back.
-    pub(crate) fn add(&mut self, lease: Lease) {
-        self.0.push(Arc::clone(&lease.backend));
+    fn is_full(&self) -> bool {
+        let max = self.settings.max_conns;
+        max.is_some_and(|max| self.backend.active() >= max.get())
     }
 
-    fn has(&self, backend: &Arc<Backend>) -> bool {
-        self.0.iter().any(|tried| Arc::ptr_eq(tried, backend))
+    fn status(&self, now: Instant) -> BackendStatus {
+        let BackendSettings { weight, is_backup, .. } = self.settings;
+        BackendStatus {
+            weight: weight.get(),
+            is_backup,
+            ..self.backend.status(now)
+        }
     }
 }
 
 /// Returns the same number in every process and every version, so that several instances send a
 /// client to the same backend.
 fn hash_of(name: &str) -> u64 {
-    first_bytes(&Blake2b512::digest(name))
-}
-
-fn hash_of_client(client: IpAddr) -> u64 {
-    match client {
-        IpAddr::V4(ip) => policy::mixed(ip.to_bits().into()),
-        IpAddr::V6(ip) => {
-            let bits = ip.to_bits();
-            // The other half is 0, because a /64 network is one client.
-            policy::mixed((bits >> 64) as u64)
-        }
-    }
-}
-
-fn first_bytes(digest: &[u8]) -> u64 {
+    let digest = Blake2b512::digest(name);
     digest.iter().take(8).fold(0, |hash, byte| hash << 8 | u64::from(*byte))
+}
+
+fn hash_of_client(client: ClientKey) -> u64 {
+    match client.ip() {
+        IpAddr::V4(ip) => policy::mixed(ip.to_bits().into()),
+        // The other half is 0, because a /64 network is one client.
+        IpAddr::V6(ip) => policy::mixed((ip.to_bits() >> 64) as u64),
+    }
 }
 
 #[cfg(test)]

@@ -142,6 +142,10 @@ tables! {
         listen: List<Listen>,
         to: List<Remote>,
         balance: Value<Choice<Policy>>,
+        queue: Value<Queue>,
+        eject_after: Value<EjectAfter>,
+        eject_time: Value<PositiveTime>,
+        eject_max: Value<Percent>,
         auth_file: Value<File>,
         auth: Value<Auth>,
         auth_penalty: Value<Time>,
@@ -167,6 +171,7 @@ tables! {
         to: Value<Remote>,
         weight: Value<Weight>,
         backup: Value<Flag>,
+        max_conns: Value<PerClient>,
     }
 }
 
@@ -209,10 +214,16 @@ impl Service {
 impl Backend {
     /// Returns the offset of a value in the table.
     pub(crate) fn at(&self) -> Option<usize> {
-        let Self { to, weight, backup } = self;
+        let Self {
+            to,
+            weight,
+            backup,
+            max_conns,
+        } = self;
         let to = to.as_ref().and_then(Value::at);
         to.or_else(|| weight.as_ref().and_then(Value::at))
             .or_else(|| backup.as_ref().and_then(Value::at))
+            .or_else(|| max_conns.as_ref().and_then(Value::at))
     }
 }
 

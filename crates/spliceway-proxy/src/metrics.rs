@@ -4,12 +4,13 @@
 //! counts its own bytes. A scrape adds the bytes of the running relays to those of the ended relays
 //! ([`Traffic`]).
 
+mod backends;
 mod continued;
 mod process;
 mod traffic;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -22,7 +23,9 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::admission::Admission;
+use crate::balance::Balancer;
 use crate::outcome::SessionEnd;
+use backends::Backends;
 use continued::Continued;
 pub(crate) use process::Process;
 use traffic::{AllTraffic, LiveSeries};
@@ -54,6 +57,8 @@ pub(crate) struct Metrics {
     /// The traffic of each service that there has been. A counter never goes back, so a removed
     /// service keeps its series.
     traffic: AllTraffic,
+    /// The backends of the services that run now.
+    balancers: Mutex<Vec<Arc<Balancer>>>,
     /// The counters of the process that has handed over to this one.
     continued: Continued,
 }
@@ -98,6 +103,7 @@ impl Metrics {
             reloads: Family::default(),
             admission,
             traffic: AllTraffic::default(),
+            balancers: Mutex::default(),
             continued: Continued::default(),
         };
         // This creates the series, so that they are 0 before the first reload.
@@ -162,6 +168,11 @@ impl Metrics {
         // This creates the series, so that it is 0 before the first session.
         drop(self.active.get_or_create(&ServiceLabel { service }));
         self.traffic.of(service)
+    }
+
+    /// Records the balancers of the services that run from now on.
+    pub(crate) fn balance(&self, balancers: Vec<Arc<Balancer>>) {
+        *self.balancers.lock().unwrap_or_else(PoisonError::into_inner) = balancers;
     }
 
     /// Cancels all running relays and associations of all services, and returns their number. See
@@ -258,6 +269,9 @@ impl Metrics {
         let mut live = Registry::with_prefix(PREFIX);
         let series = LiveSeries::new(&self.traffic, Arc::clone(&self.admission)).await;
         live.register_collector(Box::new(series));
+        let balancers = self.balancers.lock().unwrap_or_else(PoisonError::into_inner);
+        live.register_collector(Box::new(Backends::of(&balancers)));
+        drop(balancers);
         let mut text = String::new();
         text::encode_registry(&mut text, &self.registry)?;
         text::encode_registry(&mut text, &live)?;

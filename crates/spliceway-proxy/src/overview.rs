@@ -10,6 +10,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::admin::view;
 use crate::admission::Admission;
+use crate::balance::BackendStatus;
 use crate::health::{Health, State};
 use crate::metrics::{Metrics, Totals};
 use crate::service::Service;
@@ -73,6 +74,8 @@ impl Overview {
 
     /// Records the services that run from now on.
     pub(crate) fn serve(&self, services: Vec<Served>) {
+        let balancers = services.iter().filter_map(|served| served.service.balancer.clone());
+        self.metrics.balance(balancers.collect());
         *self.services.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(services);
     }
 
@@ -130,8 +133,8 @@ impl Overview {
         self.status_at(&sample)
     }
 
-    /// Returns the state at the last sample, without what only the operator may see: listeners, the
-    /// process, and which part has failed.
+    /// Returns the state at the last sample, without what only the operator may see: listeners,
+    /// backends, the process, and which part has failed.
     pub(crate) fn aggregates(&self) -> view::Status {
         let Some(sample) = self.samples().front().cloned() else {
             return view::Status::default();
@@ -139,7 +142,10 @@ impl Overview {
         let mut status = self.status_at(&sample);
         status.state = self.health.state().name().to_owned();
         status.pid = None;
-        status.services.iter_mut().for_each(|service| service.listen.clear());
+        for service in &mut status.services {
+            service.listen.clear();
+            service.backends.clear();
+        }
         status
     }
 
@@ -233,6 +239,29 @@ fn service(served: &Served, totals: &Totals, before: Option<(&Totals, Duration)>
         datagrams_up: totals.datagrams.up.datagrams,
         datagrams_down: totals.datagrams.down.datagrams,
         rates: before.map_or_else(view::Rates::default, |(before, time)| rates(totals, before, time)),
+        backends: service
+            .balancer
+            .iter()
+            .flat_map(|balancer| balancer.status())
+            .map(backend)
+            .collect(),
+        waiting: service
+            .balancer
+            .as_ref()
+            .map_or(0, |balancer| balancer.waiting() as u64),
+    }
+}
+
+fn backend(status: BackendStatus) -> view::Backend {
+    view::Backend {
+        name: status.name.into(),
+        state: if status.is_up { "up" } else { "ejected" }.to_owned(),
+        weight: status.weight,
+        backup: status.is_backup,
+        sessions: status.sessions.into(),
+        connections: status.connections,
+        failures: status.failures.iter().sum(),
+        ejections: status.ejections,
     }
 }
 

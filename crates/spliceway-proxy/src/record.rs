@@ -66,8 +66,13 @@ impl Record {
     pub(crate) fn arrived(service: Arc<Service>, session: Session) -> Self {
         service.metrics.session_arrived(service.name);
         service.traffic.session_began();
+        let target = session.facts().target.clone();
+        let lease = service.balancer.as_ref().zip(target);
+        let lease = lease.and_then(|(balancer, target)| balancer.adopt(&target));
         let open = service.sessions.insert(session);
-        Self::of(service, open)
+        let mut record = Self::of(service, open);
+        record.lease = lease;
+        record
     }
 
     fn of(service: Arc<Service>, (session, registered): (Arc<Session>, usize)) -> Self {
@@ -218,6 +223,9 @@ impl Record {
             if let Some(observed) = &self.observed {
                 observed.fill(line);
             }
+            if let Some(lease) = self.lease.as_ref().filter(|lease| lease.retries > 0) {
+                line.number("retries", lease.retries as u64);
+            }
             line.display("end", &outcome.end);
             if let Some(cause) = &outcome.cause {
                 line.text("cause", cause);
@@ -310,6 +318,16 @@ fn counts(line: &mut Line, relay: &RelaySummary) {
     }
 }
 
+/// Returns whether the target has ended the session before it sent a byte. EOF counts only if the
+/// client sent nothing either, because some protocols have no answer.
+fn ended_early(end: SessionEnd, relay: &RelaySummary) -> bool {
+    match end {
+        SessionEnd::ResetByUpstream => relay.b_to_a.bytes == 0,
+        SessionEnd::UpstreamEof => relay.b_to_a.bytes == 0 && relay.a_to_b.bytes == 0,
+        _ => false,
+    }
+}
+
 /// Adds the times for which a direction waited for something other than its source, if any.
 fn waits(line: &mut Line, waits: &RelayWaits) {
     let (up, down) = (&waits.a_to_b, &waits.b_to_a);
@@ -374,6 +392,11 @@ impl Drop for Record {
             outcome.end = SessionEnd::ClosedByAdmin;
         }
         let relay = self.relayed();
+        if let Some(lease) = &mut self.lease
+            && ended_early(outcome.end, &relay)
+        {
+            lease.ended_by_backend();
+        }
         let datagrams = self.associated.map(|key| self.service.traffic.dissociate(key));
         // A hand-over that asks for the session gets no answer any more.
         self.session.facts().mover = MoveState::Stays;

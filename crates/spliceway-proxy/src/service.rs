@@ -36,7 +36,7 @@ pub(crate) struct Service {
     pub(crate) send_proxy: Option<proxy::Version>,
     pub(crate) dialer: Dialer,
     /// Chooses the target, if there are several backends.
-    pub(crate) balancer: Option<Balancer>,
+    pub(crate) balancer: Option<Arc<Balancer>>,
     pub(crate) dials: Arc<Dials>,
     pub(crate) rates: Arc<RateLimits>,
     pub(crate) advertise: Option<IpAddr>,

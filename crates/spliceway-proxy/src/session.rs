@@ -33,6 +33,7 @@ use tokio::sync::oneshot;
 use tokio::task::coop::unconstrained;
 
 use crate::admission::{self, Permit};
+use crate::balance::NoLease;
 use crate::drain::Alive;
 use crate::handshake;
 use crate::listener::Accepted;
@@ -60,7 +61,7 @@ pub(crate) fn refusals(service: &ServiceSettings) -> Vec<&'static str> {
         reasons.extend(proxy::Refusal::ALL.map(proxy::Refusal::as_str));
     }
     if service.balance.is_some() {
-        reasons.push(backends::NO_BACKEND);
+        reasons.extend(NoLease::ALL.map(NoLease::as_str));
     }
     if !matches!(service.kind, Kind::Forward(_)) {
         reasons.push(admission::TOO_MANY_DIALS);

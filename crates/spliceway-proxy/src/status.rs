@@ -148,8 +148,24 @@ fn services(text: &mut String, services: &[ServiceStatus]) -> fmt::Result {
             .listen
             .iter()
             .try_for_each(|address| writeln!(text, "  on {address}"))?;
+        backends(text, service)?;
     }
     Ok(())
+}
+
+fn backends(text: &mut String, service: &ServiceStatus) -> fmt::Result {
+    for backend in &service.backends {
+        let backup = if backend.backup { ", backup" } else { "" };
+        writeln!(
+            text,
+            "  to {}  {}{backup}, active {}, connected {}, failed {}",
+            backend.name, backend.state, backend.sessions, backend.connections, backend.failures
+        )?;
+    }
+    match service.waiting {
+        0 => Ok(()),
+        waiting => writeln!(text, "  {waiting} clients wait for a backend"),
+    }
 }
 
 /// Returns a number of bytes with three digits and a unit.

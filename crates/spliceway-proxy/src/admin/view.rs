@@ -69,6 +69,27 @@ pub(crate) struct ServiceStatus {
     pub(crate) datagrams_up: u64,
     pub(crate) datagrams_down: u64,
     pub(crate) rates: Rates,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) backends: Vec<Backend>,
+    /// Clients that wait for a backend.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) waiting: u64,
+}
+
+/// One of several backends of a forwarder.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Backend {
+    pub(crate) name: String,
+    /// `up` or `ejected`.
+    pub(crate) state: String,
+    pub(crate) weight: u32,
+    pub(crate) backup: bool,
+    pub(crate) sessions: u64,
+    /// Connections, failures and ejections so far.
+    pub(crate) connections: u64,
+    pub(crate) failures: u64,
+    pub(crate) ejections: u64,
 }
 
 /// The pipe pool.
@@ -150,6 +171,10 @@ pub(crate) enum Said {
     Done(String),
     #[serde(rename = "error")]
     Error(String),
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 impl SessionView {

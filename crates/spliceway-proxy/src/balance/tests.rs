@@ -1,14 +1,40 @@
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
 use super::*;
 
+const SECOND: Duration = Duration::from_secs(1);
+
 /// Returns a balancer of these backends, each in the form of the flag.
-fn balancer(policy: Policy, backends: &[&str], before: Option<&Balancer>) -> Balancer {
-    let backends = backends.iter().map(|text| backend(text)).collect();
-    Balancer::new(&BalanceSettings { policy, backends }, before)
+fn balancer(policy: Policy, backends: &[&str], before: Option<&Balancer>) -> Arc<Balancer> {
+    let settings = BalanceSettings {
+        policy,
+        backends: backends.iter().map(|text| backend(text)).collect(),
+        eject: EjectSettings {
+            after: NonZeroU32::new(1),
+            time: 5 * SECOND,
+            max_percent: 75,
+        },
+        queue_max: 2,
+    };
+    Balancer::new("web", &settings, before)
 }
 
 fn backend(text: &str) -> BackendSettings {
     let value: crate::config::Value<crate::config::Remote> = text.parse().unwrap();
     value.parsed()
+}
+
+/// Returns a lease that is there immediately.
+fn lease(balancer: &Arc<Balancer>, client: Option<ClientKey>, tried: &Tried) -> Result<Lease, NoLease> {
+    match pin!(balancer.lease(client, tried, SECOND)).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(lease) => lease,
+        Poll::Pending => panic!("the client waits"),
+    }
+}
+
+fn any(balancer: &Arc<Balancer>) -> Lease {
+    lease(balancer, None, &Tried::default()).unwrap()
 }
 
 fn target(lease: &Lease) -> String {
@@ -23,9 +49,8 @@ fn client(text: &str) -> Option<ClientKey> {
 fn a_backup_gets_sessions_only_if_all_others_were_tried() {
     let balancer = balancer(Policy::RoundRobin, &["a:1,backup", "b:1", "c:1", "d:1,backup"], None);
     for _ in 0..10 {
-        let mut tried = Tried::default();
-        let mut order = Vec::new();
-        while let Some(lease) = balancer.lease(None, &tried) {
+        let (mut tried, mut order) = (Tried::default(), Vec::new());
+        while let Ok(lease) = lease(&balancer, None, &tried) {
             order.push(target(&lease));
             tried.add(lease);
         }
@@ -43,7 +68,7 @@ fn no_backend_is_tried_twice_and_at_most_four_are() {
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let balancer = balancer(Policy::SourceHash, &names, None);
     let (mut tried, mut seen) = (Tried::default(), Vec::new());
-    while let Some(lease) = balancer.lease(client("192.0.2.1"), &tried) {
+    while let Ok(lease) = lease(&balancer, client("192.0.2.1"), &tried) {
         assert!(!seen.contains(&target(&lease)));
         seen.push(target(&lease));
         tried.add(lease);
@@ -54,31 +79,38 @@ fn no_backend_is_tried_twice_and_at_most_four_are() {
 #[test]
 fn a_range_of_ports_maps_to_the_ports_of_each_backend() {
     let balancer = balancer(Policy::First, &["a:10-12"], None);
-    let lease = balancer.lease(None, &Tried::default()).unwrap();
+    let lease = any(&balancer);
     assert_eq!((lease.target(0).port(), lease.target(2).port()), (Some(10), Some(12)));
 }
 
 #[test]
 fn a_reload_keeps_the_counts_of_backends_that_stay() {
     let before = balancer(Policy::LeastConn, &["a:1", "b:1"], None);
-    let leases: Vec<_> = (0..10)
-        .map(|_| before.lease(None, &Tried::default()).unwrap())
-        .collect();
+    let leases: Vec<_> = (0..10).map(|_| any(&before)).collect();
     let after = balancer(Policy::LeastConn, &["c:1", "b:1,weight=3"], Some(&before));
-    let more: Vec<_> = (0..10).map(|_| after.lease(None, &Tried::default()).unwrap()).collect();
+    let more: Vec<_> = (0..10).map(|_| any(&after)).collect();
     let of_b = more.iter().filter(|lease| target(lease) == "b:1").count();
     // 5 sessions before and 6 now, for a share of 3/4 of 15.
     assert_eq!(of_b, 6);
     drop((leases, more));
-    let active: Vec<_> = after.places().iter().map(|place| place.candidate().active).collect();
-    assert_eq!(active, [0, 0]);
+    assert!(after.status().iter().all(|backend| backend.sessions == 0));
+}
+
+#[test]
+fn a_session_from_another_process_counts_for_its_backend() {
+    let balancer = balancer(Policy::LeastConn, &["a:10-12", "b:1"], None);
+    let adopted = balancer.adopt(&"a:11".parse().unwrap()).unwrap();
+    assert!(balancer.adopt(&"c:1".parse().unwrap()).is_none());
+    assert_eq!(target(&any(&balancer)), "b:1");
+    drop(adopted);
+    assert_eq!(target(&any(&balancer)), "a:10");
 }
 
 #[test]
 fn clients_of_one_ipv6_network_get_the_same_backend() {
     let names = ["a:1", "b:1", "c:1", "d:1", "e:1", "f:1", "g:1", "h:1"];
     let balancer = balancer(Policy::SourceHash, &names, None);
-    let of = |text: &str| target(&balancer.lease(client(text), &Tried::default()).unwrap());
+    let of = |text: &str| target(&lease(&balancer, client(text), &Tried::default()).unwrap());
     assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:2"));
     let networks: Vec<_> = (0..100).map(|net| of(&format!("2001:db8:0:{net}::1"))).collect();
     assert!(
@@ -92,6 +124,84 @@ fn clients_of_one_ipv6_network_get_the_same_backend() {
 fn the_backend_of_a_client_never_changes() {
     let balancer = balancer(Policy::SourceHash, &["a:1", "b:1", "c:1", "d:1"], None);
     let clients = ["192.0.2.1", "192.0.2.2", "192.0.2.3", "2001:db8::1", "2001:db8:1::1"];
-    let backends = clients.map(|text| target(&balancer.lease(client(text), &Tried::default()).unwrap()));
+    let backends = clients.map(|text| target(&lease(&balancer, client(text), &Tried::default()).unwrap()));
     assert_eq!(backends, ["d:1", "d:1", "d:1", "c:1", "c:1"]);
+}
+
+/// The clock is paused. It jumps to the next timer when nothing else can happen.
+#[tokio::test(start_paused = true)]
+async fn an_ejected_backend_gets_one_client_and_then_all_again() {
+    let balancer = balancer(Policy::First, &["a:1", "b:1"], None);
+    any(&balancer).failed(Failure::Connect);
+    assert_eq!(target(&any(&balancer)), "b:1");
+    tokio::time::advance(5 * SECOND).await;
+    let mut trial = any(&balancer);
+    assert_eq!(
+        (target(&trial), target(&any(&balancer))),
+        ("a:1".to_owned(), "b:1".to_owned())
+    );
+    trial.connected(Duration::ZERO, SECOND);
+    assert_eq!(target(&any(&balancer)), "b:1");
+    tokio::time::advance(ejection::EARLY).await;
+    assert_eq!(target(&any(&balancer)), "a:1");
+    trial.ended_by_backend();
+    assert_eq!(target(&any(&balancer)), "a:1", "the session was not short");
+}
+
+#[tokio::test(start_paused = true)]
+async fn slow_connects_and_early_ends_eject_and_a_share_stays() {
+    let balancer = balancer(Policy::First, &["a:1", "b:1", "c:1"], None);
+    any(&balancer).connected(SECOND, SECOND);
+    let mut lease = any(&balancer);
+    assert_eq!(target(&lease), "b:1");
+    lease.connected(Duration::ZERO, SECOND);
+    lease.ended_by_backend();
+    for _ in 0..9 {
+        any(&balancer).failed(Failure::Connect);
+    }
+    assert_eq!(target(&any(&balancer)), "c:1", "75 % of 3 are 2");
+    let failures: Vec<_> = balancer.status().iter().map(|backend| backend.failures).collect();
+    assert_eq!(failures, [[0, 1, 0], [0, 0, 1], [9, 0, 0]]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn clients_wait_in_order_until_a_session_ends() {
+    let balancer = balancer(Policy::LeastConn, &["a:1,max-conns=1", "b:1,max-conns=1"], None);
+    let [first, second] = [any(&balancer), any(&balancer)];
+    let wait = || {
+        let balancer = Arc::clone(&balancer);
+        tokio::spawn(async move { balancer.lease(None, &Tried::default(), SECOND).await })
+    };
+    let (leaves, third) = (wait(), wait());
+    while balancer.waiting() < 2 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(wait().await.unwrap().unwrap_err(), NoLease::QueueFull);
+    leaves.abort();
+    assert!(leaves.await.is_err());
+    let fourth = wait();
+    while balancer.waiting() < 2 {
+        tokio::task::yield_now().await;
+    }
+    drop(second);
+    let third = third.await.unwrap().unwrap();
+    assert_eq!(target(&third), "b:1");
+    assert_eq!(fourth.await.unwrap().unwrap_err(), NoLease::QueueTimeout);
+    let fifth = wait();
+    while balancer.waiting() == 0 {
+        tokio::task::yield_now().await;
+    }
+    drop(first);
+    assert_eq!(target(&fifth.await.unwrap().unwrap()), "a:1");
+    assert_eq!(balancer.waiting(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backup_does_not_take_the_clients_of_full_backends() {
+    let balancer = balancer(Policy::First, &["a:1,max-conns=1", "b:1,backup"], None);
+    let mut first = any(&balancer);
+    let waited = balancer.lease(None, &Tried::default(), SECOND).await;
+    assert_eq!(waited.unwrap_err(), NoLease::QueueTimeout);
+    first.failed(Failure::Connect);
+    assert_eq!(target(&any(&balancer)), "b:1", "but those of ejected ones");
 }

@@ -4,10 +4,10 @@ use clap::Args;
 
 use crate::balance::Policy;
 use crate::config::{
-    self, AcceptProxy, Address, AdminSocket, Auth, Choice, Config, Descriptors, File, Flag, Host, Interface, Ip,
-    KindArg, List, Listen, LogFormatArg, LogLevelArg, Mark, Network, PerClient, PipeSizeArg, PositiveTime, Rate,
-    RecordTime, Records, Remote, Resolver, SendProxy, Sessions, SpinTime, SpliceArg, Time, Upstream, Value, Workers,
-    choice,
+    self, AcceptProxy, Address, AdminSocket, Auth, Choice, Config, Descriptors, EjectAfter, File, Flag, Host,
+    Interface, Ip, KindArg, List, Listen, LogFormatArg, LogLevelArg, Mark, Network, PerClient, Percent, PipeSizeArg,
+    PositiveTime, Queue, Rate, RecordTime, Records, Remote, Resolver, SendProxy, Sessions, SpinTime, SpliceArg, Time,
+    Upstream, Value, Workers, choice,
 };
 
 #[derive(Args, Debug)]
@@ -17,13 +17,29 @@ pub(super) struct ForwardArgs {
     #[arg(short, long, value_name = "ADDR", required = true)]
     listen: Vec<Value<Listen>>,
     /// Target: `HOST:PORT` or `unix:PATH`. A range `HOST:PORT-PORT` maps listening ports one to
-    /// one. May be repeated: each client then gets one of these backends. `,weight=N` and `,backup`
-    /// may follow
+    /// one. May be repeated: each client then gets one of these backends. `,weight=N`,
+    /// `,max-conns=N` and `,backup` may follow
     #[arg(short, long, visible_alias = "to", value_name = "HOST:PORT", required = true)]
     remote: Vec<Value<Remote>>,
     /// How clients are spread over several backends [default: least-conn]
     #[arg(long, value_name = "POLICY", help_heading = "Backends", hide_short_help = true, value_parser = choice::<Policy>())]
     balance: Option<Value<Choice<Policy>>>,
+    /// Maximum number of clients that wait for a backend if all of them have `,max-conns=N`
+    /// sessions. Further clients are refused [default: 1024]
+    #[arg(long, value_name = "N", help_heading = "Backends", hide_short_help = true)]
+    queue: Option<Value<Queue>>,
+    /// Number of failures after which a backend gets no clients for a while; 0 = off. Connections
+    /// that succeed are counted against the failures [default: 3]
+    #[arg(long, value_name = "N", help_heading = "Backends", hide_short_help = true)]
+    eject_after: Option<Value<EjectAfter>>,
+    /// Time for which a failing backend gets no clients. Each further time doubles, up to 2m
+    /// [default: 5s]
+    #[arg(long, value_name = "TIME", help_heading = "Backends", hide_short_help = true)]
+    eject_time: Option<Value<PositiveTime>>,
+    /// Largest share of the backends, in per cent, that get no clients because they fail [default:
+    /// 75]
+    #[arg(long, value_name = "PERCENT", help_heading = "Backends", hide_short_help = true)]
+    eject_max: Option<Value<Percent>>,
 }
 
 #[derive(Args, Debug)]
@@ -252,6 +268,10 @@ impl ForwardArgs {
             listen: List::of(self.listen),
             to: List::of(self.remote),
             balance: self.balance,
+            queue: self.queue,
+            eject_after: self.eject_after,
+            eject_time: self.eject_time,
+            eject_max: self.eject_max,
             ..config::Service::default()
         };
         common.config(KindArg::Forward, service)

@@ -97,20 +97,25 @@ pub(crate) fn descriptors(typed: &str) -> Result<u64, String> {
     count.ok_or_else(|| format!("expected a number, {DESCRIPTORS_MIN} or more"))
 }
 
-/// Parses a target and its options: `HOST:PORT[,weight=N][,backup]`.
+/// Parses a target and its options: `HOST:PORT[,weight=N][,backup][,max-conns=N]`.
 pub(crate) fn remote(typed: &str) -> Result<BackendSettings, String> {
     let mut backend = BackendSettings {
         name: typed.into(),
         targets: Target::Unix(Path::new("").into()).into(),
         weight: NonZeroU32::MIN,
         is_backup: false,
+        max_conns: None,
     };
     let mut text = typed;
     while let Some((rest, option)) = text.rsplit_once(',') {
         match option.split_once('=').unwrap_or((option, "")) {
             ("weight", number) => backend.weight = weight(number)?,
             ("backup", "") => backend.is_backup = true,
-            _ => return Err("expected HOST:PORT or unix:PATH, and then only ,weight=N or ,backup".to_owned()),
+            ("max-conns", number) => backend.max_conns = Some(count(number)?),
+            _ => {
+                let expected = "expected HOST:PORT or unix:PATH, and then only ,weight=N or ,max-conns=N or ,backup";
+                return Err(expected.to_owned());
+            }
         }
         text = rest;
     }
@@ -120,6 +125,23 @@ pub(crate) fn remote(typed: &str) -> Result<BackendSettings, String> {
         Some(0) => Err("expected a port from 1 to 65535".to_owned()),
         _ => Ok(backend),
     }
+}
+
+/// Each client that waits holds a descriptor and about 2 KiB.
+const QUEUE_MAX: usize = 65_536;
+
+pub(crate) fn queue(typed: &str) -> Result<usize, String> {
+    let count = typed.parse().ok().filter(|count| *count <= QUEUE_MAX);
+    count.ok_or_else(|| format!("expected a number from 0 to {QUEUE_MAX}"))
+}
+
+pub(crate) fn eject_after(typed: &str) -> Result<u32, &'static str> {
+    typed.parse().map_err(|_| "expected a number of failures, or 0 for off")
+}
+
+pub(crate) fn percent(typed: &str) -> Result<u32, &'static str> {
+    let percent = typed.parse().ok().filter(|percent| *percent <= 100);
+    percent.ok_or("expected a share in per cent, from 0 to 100")
 }
 
 /// A larger weight than 256 would not be exact with few sessions.

@@ -56,6 +56,10 @@ words! {
     Host: Box<str> = Text, values::host;
     /// A target, which may have options.
     Remote: BackendSettings = Text, values::remote;
+    Queue: usize = Number, values::queue;
+    /// A number of failures. 0 means that no number is enough.
+    EjectAfter: u32 = Number, values::eject_after;
+    Percent: u32 = Number, values::percent;
     Weight: NonZeroU32 = Number, values::weight;
     Network: IpNet = Text, policy::network;
     Rate: RateArg = Text, str::parse;

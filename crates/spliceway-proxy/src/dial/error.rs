@@ -71,6 +71,18 @@ impl DialError {
         }
     }
 
+    /// Returns whether the target is at fault, and not this program, its machine or a proxy.
+    pub(crate) fn is_of_the_backend(&self) -> bool {
+        // These are of this machine: no port, no memory, or no descriptor is left.
+        const OWN: [&str; 5] = ["EADDRNOTAVAIL", "ENOBUFS", "ENOMEM", "EMFILE", "ENFILE"];
+        match self {
+            Self::Unresolved(LookupError::TooMany) | Self::Denied(..) => false,
+            Self::Unresolved(_) => true,
+            Self::Unreachable(_, failed) => failed.call == Call::Connect && !OWN.contains(&self.as_str()),
+            Self::Upstream(..) => self.is_of_the_target(),
+        }
+    }
+
     /// Returns whether another address of the same name may succeed through the same proxies.
     pub(super) fn is_of_the_target(&self) -> bool {
         matches!(

@@ -84,8 +84,8 @@ pub(super) fn build(
         ),
         dialer,
         balancer: service.balance.as_ref().map(|balance| {
-            let before = before.and_then(|before| before.built.service.balancer.as_ref());
-            Balancer::new(balance, before)
+            let before = before.and_then(|before| before.built.service.balancer.as_deref());
+            Balancer::new(service.name, balance, before)
         }),
         rates: limits.map_or_else(
             || RateLimits::new(rates.0, rates.1),

@@ -6,26 +6,36 @@ use tokio::time::Instant;
 
 use super::departure::departed;
 use super::open::Opening;
-use crate::balance::Tried;
-use crate::dial::Dialed;
+use crate::balance::{Balancer, Failure, NoLease, Tried};
+use crate::dial::{DialError, Dialed};
 use crate::outcome::{Outcome, SessionEnd};
 use crate::record::Record;
-
-/// The reason to refuse a client if no backend is available.
-pub(super) const NO_BACKEND: &str = "no_backend";
 
 impl Opening {
     /// Connects to a backend. If that fails, another backend is tried, because none of them has
     /// seen a byte of the client. Each attempt has the whole connect timeout.
-    pub(super) async fn connect_to_backend(&mut self, record: &mut Record) -> Result<Dialed, Outcome> {
+    pub(super) async fn connect_to_backend(
+        &mut self,
+        balancer: &Arc<Balancer>,
+        record: &mut Record,
+    ) -> Result<Dialed, Outcome> {
         let service = Arc::clone(&self.service);
+        let limit = service.timeouts.connect;
         let started = Instant::now();
         let (mut tried, mut failed) = (Tried::default(), None);
-        let balancer = service.balancer.as_ref();
-        while let Some(lease) = balancer.and_then(|balancer| balancer.lease(self.client_key(), &tried)) {
+        loop {
+            let leased = tokio::select! {
+                biased;
+                leased = balancer.lease(self.client_key(), &tried, limit) => leased,
+                left = departed(&self.client, self.finish()) => return Err(left),
+            };
+            let mut lease = match leased {
+                Ok(lease) => lease,
+                Err(why) => return Err(no_backend(why, failed)),
+            };
             self.request.request.target = lease.target(self.port_index);
             record.requested(&self.request);
-            let target = &self.request.request.target;
+            let (target, begun) = (&self.request.request.target, Instant::now());
             let dialed = tokio::select! {
                 biased;
                 dialed = service.dialer.dial(target, self.client_key(), &self.request.via) => dialed,
@@ -33,17 +43,30 @@ impl Opening {
             };
             match dialed {
                 Ok(dialed) => {
+                    lease.connected(begun.elapsed(), limit / 2);
+                    lease.retries = tried.count();
                     record.connected(dialed.address, started.elapsed());
                     record.holds(lease);
                     return Ok(dialed);
                 }
                 Err(error) => {
                     tracing::debug!(service = service.name, %target, %error, "a backend cannot be reached");
+                    if error.is_of_the_backend() {
+                        lease.failed(Failure::Connect);
+                    }
                     tried.add(lease);
                     failed = Some(error);
                 }
             }
         }
-        Err(failed.map_or(SessionEnd::Denied(NO_BACKEND).into(), Outcome::from))
+    }
+}
+
+/// Returns how the session ends. The error of the last attempt says more than that there is no
+/// other backend.
+fn no_backend(why: NoLease, failed: Option<DialError>) -> Outcome {
+    match (why, failed) {
+        (NoLease::NoneAvailable, Some(error)) => error.into(),
+        _ => SessionEnd::Denied(why.as_str()).into(),
     }
 }

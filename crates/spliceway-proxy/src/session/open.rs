@@ -74,9 +74,9 @@ pub(super) async fn open(
     };
     match opening.request.request.command {
         Command::Connect => {
-            let mut dialed = match opening.service.balancer.is_some() {
-                false => opening.connect(record).await?,
-                true => Box::pin(opening.connect_to_backend(record)).await?,
+            let mut dialed = match opening.service.balancer.clone() {
+                None => opening.connect(record).await?,
+                Some(balancer) => Box::pin(opening.connect_to_backend(&balancer, record)).await?,
             };
             if opening.is_whole() {
                 opening.exchange(&mut dialed, record).await?;

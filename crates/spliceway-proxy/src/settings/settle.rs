@@ -11,7 +11,7 @@ use tracing_subscriber::filter::LevelFilter;
 use super::distinct::Distinct;
 use super::users::users;
 use super::{AcceptProxy, Kind, Limits, ServiceSettings, Settings, Timeouts, interned};
-use crate::balance::{BACKENDS_MAX, BackendSettings, BalanceSettings, Policy};
+use crate::balance::{BACKENDS_MAX, BackendSettings, BalanceSettings, EjectSettings, Policy};
 use crate::config::{self, Choice, Config, KindArg, List, Rate, Value, Word};
 use crate::dial::{CHAIN_MAX, DialSettings, SocketSettings};
 use crate::exposure::{Clients, Reach, check_open};
@@ -30,6 +30,14 @@ const DRAIN_TIME: Duration = Duration::from_secs(30);
 /// Sessions differ in length, so equal numbers of new sessions are not equal load. Backends with
 /// equal numbers of sessions take turns, so short sessions are spread as by `round-robin`.
 const BALANCE: Policy = Policy::LeastConn;
+/// The clients that wait for a backend with a limit on sessions.
+const QUEUE: usize = 1024;
+/// One failure may be an accident, and each one costs only an attempt.
+const EJECT_AFTER: u32 = 3;
+/// A backend that restarts is soon back, and one that does not doubles the time.
+const EJECT_TIME: Duration = Duration::from_secs(5);
+/// One of two backends may be ejected, two of three, and three of four.
+const EJECT_MAX: u32 = 75;
 const AUTH_PENALTY: Duration = Duration::from_secs(60);
 const MAX_DIALS_PER_IP: NonZeroU32 = NonZeroU32::new(256).expect("not 0");
 
@@ -162,10 +170,7 @@ fn settle_service(
         accept_proxy: accept_proxy(&service)?,
         send_proxy: parsed(&service.send_proxy),
         dial: dial(&service, connect)?,
-        balance: (backends.len() > 1).then(|| BalanceSettings {
-            policy: parsed(&service.balance).unwrap_or(BALANCE),
-            backends,
-        }),
+        balance: balance(&service, backends),
         rates_in: rates("rate_in", &service.rate_in)?,
         rates_out: rates("rate_out", &service.rate_out)?,
         advertise: parsed(&service.advertise),
@@ -236,11 +241,30 @@ fn kind(service: &config::Service, place: usize) -> Result<Kind, Fault> {
 fn of_forwarders(service: &config::Service) -> Option<(&'static str, Option<usize>)> {
     let to = service.to.as_ref().map(|to| ("to", to.at()));
     let balance = service.balance.as_ref().map(|balance| ("balance", balance.at()));
+    let queue = service.queue.as_ref().map(|queue| ("queue", queue.at()));
+    let after = service.eject_after.as_ref().map(|after| ("eject_after", after.at()));
+    let time = service.eject_time.as_ref().map(|time| ("eject_time", time.at()));
+    let share = service.eject_max.as_ref().map(|share| ("eject_max", share.at()));
     let backend = service
         .backend
         .as_ref()
         .map(|all| ("backend", all.iter().find_map(config::Backend::at)));
-    to.or(balance).or(backend)
+    to.or(balance).or(queue).or(after).or(time).or(share).or(backend)
+}
+
+/// Returns how clients are spread over backends. A forwarder with one target has nothing to spread.
+fn balance(service: &config::Service, backends: Vec<BackendSettings>) -> Option<BalanceSettings> {
+    let is_needed = backends.len() > 1 || backends.iter().any(|backend| backend.max_conns.is_some());
+    is_needed.then(|| BalanceSettings {
+        policy: or(&service.balance, BALANCE),
+        backends,
+        eject: EjectSettings {
+            after: NonZeroU32::new(or(&service.eject_after, EJECT_AFTER)),
+            time: or(&service.eject_time, EJECT_TIME),
+            max_percent: or(&service.eject_max, EJECT_MAX),
+        },
+        queue_max: or(&service.queue, QUEUE),
+    })
 }
 
 /// Returns the backends of a forwarder. A forwarder with one target has one backend.
@@ -259,6 +283,7 @@ fn backends(service: &config::Service) -> Result<Vec<BackendSettings>, Fault> {
         let backend = BackendSettings {
             weight: or(&table.weight, given.weight),
             is_backup: or(&table.backup, given.is_backup),
+            max_conns: parsed(&table.max_conns).or(given.max_conns),
             ..given
         };
         backends.push((backend, to.at()));

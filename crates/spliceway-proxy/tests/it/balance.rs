@@ -1,5 +1,7 @@
 //! Several backends of one forwarder.
 
+mod failures;
+
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -8,7 +10,7 @@ use std::thread;
 use crate::harness::{Program, TextFile, is_closed, listen, read_exactly, refused_to_start, refusing, with_patience};
 
 /// A backend that greets each client with its letter, and then returns what it receives.
-pub(crate) fn backend(letter: u8) -> SocketAddr {
+fn backend(letter: u8) -> SocketAddr {
     let (listener, address) = listen();
     thread::spawn(move || serve(&listener, letter));
     address
@@ -25,7 +27,7 @@ fn serve(listener: &TcpListener, letter: u8) {
 }
 
 /// Starts a forwarder to these backends, each in the form of the flag.
-pub(crate) fn forward(backends: &[String], arguments: &[&str]) -> Program {
+fn forward(backends: &[String], arguments: &[&str]) -> Program {
     let mut all = vec!["forward", "-l", "127.0.0.1:0", "--metrics", "127.0.0.1:0"];
     all.extend(backends.iter().flat_map(|backend| ["-r", backend]));
     all.extend(arguments);
@@ -33,14 +35,14 @@ pub(crate) fn forward(backends: &[String], arguments: &[&str]) -> Program {
 }
 
 /// Connects, and returns the letter of the backend.
-pub(crate) fn greeted(program: &Program) -> (TcpStream, char) {
+fn greeted(program: &Program) -> (TcpStream, char) {
     let mut client = program.connect();
     let letter = read_exactly(&mut client, 1)[0];
     (client, letter.into())
 }
 
 /// Returns how many of so many clients, one after another, each backend greets.
-pub(crate) fn shares(program: &Program, clients: usize) -> BTreeMap<char, usize> {
+fn shares(program: &Program, clients: usize) -> BTreeMap<char, usize> {
     let mut shares = BTreeMap::new();
     for _ in 0..clients {
         *shares.entry(greeted(program).1).or_default() += 1;
@@ -88,7 +90,7 @@ fn a_client_of_a_dead_backend_gets_another_one_and_every_byte() {
         assert_eq!(read_exactly(&mut client, 6), b"aearly");
         client.shutdown(std::net::Shutdown::Write).unwrap();
         assert!(is_closed(&mut client));
-        let record = program.line("end=");
+        let record = program.line(" end=");
         assert!(
             record.contains(&format!("target={alive} upstream={alive} ")),
             "{record}"
@@ -131,7 +133,7 @@ fn a_wrong_backend_is_refused_with_what_was_expected() {
     let target = refusing().to_string();
     for (options, expected) in [
         (",weight=0", "expected a weight from 1 to 256"),
-        (",wieght=2", "only ,weight=N or ,backup"),
+        (",wieght=2", "and then only ,weight=N"),
         ("", "twice: give one of them a higher weight"),
     ] {
         let remote = format!("{target}{options}");

@@ -1,0 +1,198 @@
+//! A session's place with a backend, and what the sessions of a backend share.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use spliceway_protocol::address::{Target, TargetRange};
+use tokio::time::Instant;
+
+use super::ejection::{Availability, Credit, EARLY, Ejection};
+use super::{BackendStatus, Balancer};
+
+/// What the sessions of a backend share. A reload keeps it.
+#[derive(Debug)]
+pub(super) struct Backend {
+    name: Box<str>,
+    /// The number of sessions, including those that are connecting.
+    active: AtomicU32,
+    ejection: Mutex<Ejection>,
+    connections: AtomicU64,
+    failures: [AtomicU64; Failure::ALL.len()],
+    ejections: AtomicU64,
+}
+
+/// How a backend fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// It cannot be reached.
+    Connect,
+    /// Connecting took too long, but succeeded.
+    SlowConnect,
+    /// It ended a session soon after it began, without an answer.
+    EarlyEnd,
+}
+
+/// A session's place with a backend, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    balancer: Arc<Balancer>,
+    backend: Arc<Backend>,
+    targets: TargetRange,
+    /// Whether this session tries if an ejected backend works again.
+    is_trial: bool,
+    connected: Option<(Instant, Credit)>,
+    /// The number of backends that were tried before this one.
+    pub(crate) retries: usize,
+}
+
+/// The backends that have been tried for one client.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Tried(Vec<Arc<Backend>>);
+
+impl Failure {
+    pub(crate) const ALL: [Self; 3] = [Self::Connect, Self::SlowConnect, Self::EarlyEnd];
+
+    /// Returns the reason for metrics and the log.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Connect => "connect",
+            Self::SlowConnect => "slow_connect",
+            Self::EarlyEnd => "early_end",
+        }
+    }
+}
+
+impl Backend {
+    pub(super) fn new(name: &str) -> Self {
+        Self {
+            name: name.into(),
+            active: AtomicU32::new(0),
+            ejection: Mutex::default(),
+            connections: AtomicU64::new(0),
+            failures: Default::default(),
+            ejections: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn active(&self) -> u32 {
+        self.active.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn availability(&self, now: Instant) -> Availability {
+        self.ejection().availability(now)
+    }
+
+    pub(super) fn status(&self, now: Instant) -> BackendStatus {
+        BackendStatus {
+            name: self.name.clone(),
+            is_up: self.availability(now) == Availability::Up,
+            is_backup: false,
+            weight: 1,
+            sessions: self.active(),
+            connections: self.connections.load(Ordering::Relaxed),
+            failures: self.failures.each_ref().map(|count| count.load(Ordering::Relaxed)),
+            ejections: self.ejections.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Locks the failures and ignores poisoning, because they are valid at every instant.
+    fn ejection(&self) -> MutexGuard<'_, Ejection> {
+        self.ejection.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lease {
+    pub(super) fn new(balancer: Arc<Balancer>, backend: Arc<Backend>, targets: TargetRange) -> Self {
+        backend.active.fetch_add(1, Ordering::Relaxed);
+        let (mut ejection, now) = (backend.ejection(), Instant::now());
+        let is_back = ejection.settle(now);
+        let is_trial = ejection.begins(now);
+        drop(ejection);
+        if is_back {
+            tracing::info!(
+                service = balancer.service,
+                backend = &*backend.name,
+                "a backend serves again"
+            );
+        }
+        Self {
+            balancer,
+            backend,
+            targets,
+            is_trial,
+            connected: None,
+            retries: 0,
+        }
+    }
+
+    /// Returns the target for clients of the listener at this offset in its range.
+    pub(crate) fn target(&self, port_index: u16) -> Target {
+        self.targets.nth(port_index)
+    }
+
+    /// Records that the session has connected. `slow` is the time that is too long for it.
+    pub(crate) fn connected(&mut self, time: Duration, slow: Duration) {
+        self.backend.connections.fetch_add(1, Ordering::Relaxed);
+        if time >= slow {
+            return self.failed(Failure::SlowConnect);
+        }
+        let now = Instant::now();
+        let credit = self.backend.ejection().connected(self.is_trial, now);
+        self.connected = Some((now, credit));
+    }
+
+    /// Records a failure of the backend.
+    pub(crate) fn failed(&mut self, failure: Failure) {
+        let backend = &self.backend;
+        backend.failures[failure as usize].fetch_add(1, Ordering::Relaxed);
+        let (is_trial, now) = (std::mem::take(&mut self.is_trial), Instant::now());
+        let credit = self.connected.take().map_or(Credit::default(), |(_, credit)| credit);
+        let settings = &self.balancer.eject;
+        let ejected = self.balancer.with_ejections(now, |may_eject| {
+            backend.ejection().failed(is_trial, credit, settings, may_eject, now)
+        });
+        if let Some(time) = ejected {
+            backend.ejections.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(
+                service = self.balancer.service,
+                backend = &*backend.name,
+                reason = failure.as_str(),
+                ?time,
+                "a backend fails: it gets no clients for this time"
+            );
+        }
+    }
+
+    /// Records that the backend has ended the session without a byte for the client.
+    pub(crate) fn ended_by_backend(&mut self) {
+        if self.connected.is_some_and(|(connected, _)| connected.elapsed() < EARLY) {
+            self.failed(Failure::EarlyEnd);
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if self.is_trial && self.connected.is_none() {
+            self.backend.ejection().abandoned(Instant::now());
+        }
+        self.backend.active.fetch_sub(1, Ordering::Relaxed);
+        self.balancer.serve_queue();
+    }
+}
+
+impl Tried {
+    /// Records that this backend cannot be reached, and gives its place back.
+    pub(crate) fn add(&mut self, lease: Lease) {
+        self.0.push(Arc::clone(&lease.backend));
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn has(&self, backend: &Arc<Backend>) -> bool {
+        self.0.iter().any(|tried| Arc::ptr_eq(tried, backend))
+    }
+}
