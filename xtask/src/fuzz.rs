@@ -15,7 +15,7 @@ const INSTALL: &str =
 
 /// Every target in fuzz/Cargo.toml.
 const TARGETS: &str =
-    "relay splicer socks5 socks5_datagram socks4 http http_answer http_chunks upstream proxy_header address";
+    "relay splicer socks5 socks5_datagram socks4 http http_answer http_chunks upstream proxy_header tls address";
 
 const DEFAULT_SECONDS: u32 = 60;
 /// A time longer than any scenario that ends, in seconds. A scenario that waits in vain for bytes

@@ -1,9 +1,10 @@
-//! Parsers and encoders for SOCKS4, SOCKS5, HTTP/1 proxying and the PROXY protocol: bytes in,
-//! decisions out, no I/O.
+//! Parsers and encoders for SOCKS4, SOCKS5, HTTP/1 proxying, the PROXY protocol and the first
+//! message of TLS: bytes in, decisions out, no I/O.
 //!
 //! ```text
 //!   stream ─▶ one message ─┬─ proxy ────────────────▶ the client's address, from a load balancer
 //!                          ├─ socks5, socks4, http ─▶ a request, or a refusal with its answer
+//!                          ├─ tls ──────────────────▶ the name of a server, or a refusal
 //!                          └─ client ───────────────▶ the next bytes for an upstream proxy
 //! ```
 //!
@@ -59,6 +60,7 @@
 //! | HTTP response heads from an upstream proxy | 16 KiB, 100 fields each |
 //! | HTTP body in chunks | none |
 //! | PROXY header | 107 bytes, and 4 KiB of TLVs |
+//! | TLS ClientHello | 20 KiB, twice |
 //!
 //! A buffer can allocate up to twice this limit, because a vector doubles its capacity when it
 //! grows. Parsers return copies of these bytes, so the results are bounded, too.
@@ -81,6 +83,7 @@ mod message;
 pub mod proxy;
 pub mod socks4;
 pub mod socks5;
+pub mod tls;
 
 use std::fmt;
 

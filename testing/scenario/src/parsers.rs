@@ -5,6 +5,7 @@ mod http;
 mod proxy_header;
 mod socks4;
 mod socks5;
+mod tls;
 mod upstream;
 
 pub use answer::{http_answer, http_chunks};
@@ -12,6 +13,7 @@ pub use http::http;
 pub use proxy_header::proxy_header;
 pub use socks4::socks4;
 pub use socks5::socks5;
+pub use tls::tls;
 pub use upstream::upstream;
 
 use std::fmt::Debug;

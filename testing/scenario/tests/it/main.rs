@@ -6,7 +6,7 @@ use std::{env, fs};
 use proptest::prelude::*;
 use spliceway_scenario::{
     Plan, address, http, over_splicers, over_tokio, over_tokio_suspended, proxy_header, socks4, socks5,
-    socks5_datagram, upstream,
+    socks5_datagram, tls, upstream,
 };
 
 /// The number of cases of each kind. `PROPTEST_CASES` can raise it for longer searches.
@@ -207,6 +207,7 @@ fn all_properties_hold_in_the_corpus_of_the_fuzzers() {
         ("socks4", socks4),
         ("http", http),
         ("proxy_header", proxy_header),
+        ("tls", tls),
         ("upstream", upstream),
     ] {
         kept(target).for_each(|(_, bytes)| parser(&bytes));
