@@ -37,6 +37,8 @@ pub(crate) struct Overview {
     started: Instant,
     /// The last samples, the oldest first.
     samples: Mutex<VecDeque<Sample>>,
+    /// The last state of the process that has handed over to this one.
+    before: Mutex<Option<Box<view::Status>>>,
 }
 
 /// A service and its listeners.
@@ -69,7 +71,13 @@ impl Overview {
             descriptors,
             started: Instant::now(),
             samples: Mutex::default(),
+            before: Mutex::default(),
         }
+    }
+
+    /// Continues from the last [state](Self::status) of an earlier process.
+    pub(crate) fn continue_from(&self, before: view::Status) {
+        *self.before.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(before));
     }
 
     /// Records the services that run from now on.
@@ -172,7 +180,7 @@ impl Overview {
             .collect();
         let sum = |of: fn(&view::ServiceStatus) -> u64| services.iter().map(of).sum();
         let uptime = sample.at.saturating_duration_since(self.started);
-        view::Status {
+        let mut status = view::Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: Some(std::process::id()),
             started: view::when(SystemTime::now().checked_sub(self.started.elapsed())),
@@ -198,7 +206,11 @@ impl Overview {
                 level: crate::log::level(),
                 lines_dropped: crate::log::lines_dropped(),
             },
+        };
+        if let Some(before) = &*self.before.lock().unwrap_or_else(PoisonError::into_inner) {
+            status.continue_from(before);
         }
+        status
     }
 
     /// Returns whether the program serves, and at least one service accepts clients.

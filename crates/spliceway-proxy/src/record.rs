@@ -65,7 +65,6 @@ impl Record {
     /// Returns the record of a session that began in another process.
     pub(crate) fn arrived(service: Arc<Service>, session: Session) -> Self {
         service.metrics.session_arrived(service.name);
-        service.traffic.session_began();
         let target = session.facts().target.clone();
         let lease = service.balancer.as_ref().zip(target);
         let lease = lease.and_then(|(balancer, target)| balancer.adopt(&target));

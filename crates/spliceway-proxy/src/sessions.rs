@@ -311,6 +311,11 @@ impl Session {
         true
     }
 
+    /// Records that the session has moved this number of bytes, and when it moved the last ones.
+    pub(crate) fn has_moved(&self, bytes: u64, moved_at: Instant) {
+        self.facts().activity = Some(Activity { bytes, moved_at });
+    }
+
     /// Compares the bytes of this session with those of the last call.
     pub(crate) fn observe(&self, now: Instant) {
         let mut facts = self.facts();

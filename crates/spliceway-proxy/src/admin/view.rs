@@ -177,6 +177,56 @@ fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
+impl Status {
+    /// Adds the counts of an earlier process, which has handed over to this one. What describes the
+    /// process or the moment stays.
+    pub(crate) fn continue_from(&mut self, before: &Self) {
+        for service in &mut self.services {
+            if let Some(before) = before.services.iter().find(|before| before.name == service.name) {
+                service.continue_from(before);
+            }
+        }
+        let totals = self.services.iter().map(|service| service.sessions.total);
+        self.sessions.total = totals.fold(0, u64::saturating_add);
+        add(&mut self.sessions.waits, before.sessions.waits);
+        add(&mut self.pipes.created, before.pipes.created);
+        add(&mut self.pipes.reused, before.pipes.reused);
+        add(&mut self.pipes.denied, before.pipes.denied);
+        add(&mut self.log.lines_dropped, before.log.lines_dropped);
+        for fallback in &before.fallbacks {
+            match self.fallbacks.iter_mut().find(|own| own.reason == fallback.reason) {
+                Some(own) => add(&mut own.count, fallback.count),
+                None => self.fallbacks.push(fallback.clone()),
+            }
+        }
+    }
+}
+
+impl ServiceStatus {
+    fn continue_from(&mut self, before: &Self) {
+        add(&mut self.sessions.total, before.sessions.total);
+        add(&mut self.bytes_up, before.bytes_up);
+        add(&mut self.bytes_down, before.bytes_down);
+        add(&mut self.spliced_up, before.spliced_up);
+        add(&mut self.spliced_down, before.spliced_down);
+        add(&mut self.lost_up, before.lost_up);
+        add(&mut self.lost_down, before.lost_down);
+        add(&mut self.datagrams_up, before.datagrams_up);
+        add(&mut self.datagrams_down, before.datagrams_down);
+        for backend in &mut self.backends {
+            if let Some(before) = before.backends.iter().find(|before| before.name == backend.name) {
+                add(&mut backend.connections, before.connections);
+                add(&mut backend.failures, before.failures);
+                add(&mut backend.ejections, before.ejections);
+            }
+        }
+    }
+}
+
+fn add(count: &mut u64, before: u64) {
+    *count = count.saturating_add(before);
+}
+
 impl SessionView {
     pub(crate) fn of(session: &Session, now: Instant) -> Self {
         let duration = now.saturating_duration_since(session.started);

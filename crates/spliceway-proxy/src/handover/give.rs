@@ -138,7 +138,7 @@ impl Giving {
         let served = async {
             let sent = self.link.give(&ToNew::Serve, &data, &[]).await;
             let is_served = sent.is_ok() && matches!(self.link.hear().await, Ok(Some(ToOld::Serving)));
-            is_served && self.services(overview).await.is_ok()
+            is_served && self.state(overview).await.is_ok()
         };
         if timeout(ANSWER, served).await == Ok(true) {
             return Ok(());
@@ -146,8 +146,9 @@ impl Giving {
         Err(format!("the new process does not serve: {}", self.end().await))
     }
 
-    /// Gives what the services know about their clients. Not cancel safe.
-    async fn services(&mut self, overview: &Overview) -> Result<(), NotSent> {
+    /// Gives what the services know about their clients, and the state that `status` shows. Not
+    /// cancel safe.
+    async fn state(&mut self, overview: &Overview) -> Result<(), NotSent> {
         for served in overview.services().iter() {
             let state = ServiceState::of(&served.service).encode().map_err(NotSent::Refused);
             let sent = match state {
@@ -161,7 +162,12 @@ impl Giving {
                 sent => sent?,
             }
         }
-        Ok(())
+        let status = serde_json::to_vec(&overview.status().await).unwrap_or_default();
+        match self.link.give(&ToNew::Status, &[&status], &[]).await {
+            // Without it, `status` counts from here.
+            Err(NotSent::Refused(_)) => Ok(()),
+            sent => sent,
+        }
     }
 
     /// Gives every session that is in relay. Returns `false` if the new process has ended.
@@ -225,6 +231,7 @@ impl Giving {
         let mut message = SessionMessage::new(&session.facts(), &ends.state);
         (message.id, message.service) = (session.id, session.service.to_owned());
         message.age_us = micros(session.started.elapsed());
+        message.shown_idle_us = session.facts().idle(suspended).map(micros);
         message.rates = ends.rates.balances();
         let data = [&ends.state.a_to_b.in_flight[..], &ends.state.b_to_a.in_flight];
         let sockets = [ends.client.as_fd(), ends.upstream.as_fd()];
@@ -249,7 +256,7 @@ impl Giving {
     pub(crate) async fn accept(&mut self, overview: &Overview) -> bool {
         let totals = totals(&overview.metrics).await;
         let gives = async {
-            self.services(overview).await?;
+            self.state(overview).await?;
             self.link.give(&ToNew::Accept, &[totals.as_bytes()], &[]).await
         };
         let is_given = matches!(timeout(ANSWER, gives).await, Ok(Ok(())));
@@ -302,7 +309,7 @@ impl Giving {
     pub(crate) async fn totals(&mut self, overview: &Overview) {
         let totals = totals(&overview.metrics).await;
         let gives = async {
-            self.services(overview).await?;
+            self.state(overview).await?;
             self.link.give(&ToNew::Totals, &[totals.as_bytes()], &[]).await
         };
         // A new process that has ended does not need them.

@@ -34,6 +34,8 @@ pub(super) enum ToNew {
     Serve,
     /// The data is a [`ServiceState`](super::state::ServiceState).
     Service,
+    /// The data is the state of the program as the admin socket shows it.
+    Status,
     /// Two descriptors: the client and the target of a session. The data is the bytes in flight, up
     /// and then down.
     Session(Box<SessionMessage>),
@@ -82,6 +84,8 @@ pub(super) struct SessionMessage {
     down: Direction,
     first_eof: Option<Side>,
     idle_us: u64,
+    /// The time for which the list of sessions shows the session as idle.
+    pub(super) shown_idle_us: Option<u64>,
     /// What the innermost rate limit allows or owes, for bytes from and to the client.
     pub(super) rates: [Option<i64>; 2],
 }
@@ -126,7 +130,7 @@ struct Counts {
 }
 
 impl SessionMessage {
-    /// Returns the message about a session, without its service, its age and its rates.
+    /// Returns the message about a session, without the fields that other modules can see.
     pub(super) fn new(facts: &Facts, state: &RelayState) -> Self {
         let both = |summary: &RelaySummary| [Counts::of(&summary.a_to_b), Counts::of(&summary.b_to_a)];
         Self {
@@ -169,6 +173,13 @@ impl SessionMessage {
             Box::new(summary)
         });
         facts
+    }
+
+    /// Returns the number of bytes that the session has moved.
+    pub(super) fn bytes(&self) -> u64 {
+        let relays = self.before.iter().flatten().chain([&self.up.counts, &self.down.counts]);
+        let bytes = relays.map(|counts| counts.summary().bytes);
+        bytes.fold(self.ahead, u64::saturating_add)
     }
 
     /// Returns the state of the relay. `data` has the bytes in flight. Returns `None` if their

@@ -165,6 +165,10 @@ impl Taking {
                     taken += u64::from(is_taken);
                 }
                 ToNew::Service => add(&data, &overview),
+                ToNew::Status => match serde_json::from_slice(&data) {
+                    Ok(status) => overview.continue_from(status),
+                    Err(error) => tracing::error!(%error, "the totals of the status do not arrive"),
+                },
                 ToNew::Accept => {
                     overview.metrics.continue_from(&String::from_utf8_lossy(&data));
                     // If the old process is dead, this is the only one that has the listeners.
@@ -249,7 +253,11 @@ fn parcel(message: SessionMessage, data: &[u8], descriptors: Vec<OwnedFd>, overv
     }
     let age = Duration::from_micros(message.age_us);
     let now = Instant::now();
-    let session = Session::new(message.id, service.name, now.checked_sub(age).unwrap_or(now), facts);
+    let ago = |time| now.checked_sub(time).unwrap_or(now);
+    let session = Session::new(message.id, service.name, ago(age), facts);
+    if let Some(idle) = message.shown_idle_us {
+        session.has_moved(message.bytes(), ago(Duration::from_micros(idle)));
+    }
     Ok(Parcel {
         record: Record::arrived(service, session),
         permit,

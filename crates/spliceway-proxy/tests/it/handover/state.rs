@@ -4,9 +4,12 @@ use std::io::Read;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::upgrade;
+use super::{ask, upgrade};
+use crate::admin::Socket;
 use crate::auth::authenticated;
-use crate::harness::{Program, TextFile, assert_same, echo, pattern, read_all, send_and_finish};
+use crate::harness::{
+    PATIENCE, Program, TextFile, assert_same, connect, echo, let_pass, pattern, read_all, send_and_finish,
+};
 
 #[test]
 fn a_client_that_guessed_passwords_is_still_penalised_after_an_upgrade() {
@@ -49,4 +52,45 @@ fn an_upgrade_gives_no_second_burst_to_a_limited_service() {
         "{:?}",
         started.elapsed()
     );
+}
+
+#[test]
+fn the_status_and_the_times_of_sessions_continue_after_an_upgrade() {
+    let (socket, echo) = (Socket::new(), echo("127.0.0.1:0"));
+    let mut program = Program::forward(echo, &["--admin", &socket.address()]);
+    let mut client = program.connect();
+    ask(&mut client, 1);
+    ask(&mut program.connect(), 2);
+    let session = || {
+        let (_, page) = socket.ask("GET", "/v1/sessions");
+        let sessions = page["sessions"].as_array().unwrap().clone();
+        let of_client = sessions.into_iter().find(|session| session["id"] == 1).unwrap();
+        ["idle_ms", "duration_ms"].map(|key| of_client[key].as_u64())
+    };
+    let status = || {
+        let (_, status) = socket.ask("GET", "/v1/status");
+        let service = &status["services"][0];
+        assert_eq!(status["sessions"]["total"], service["sessions"]["total"]);
+        let counts = ["bytes_up", "bytes_down", "spliced_up"].map(|key| service[key].as_u64().unwrap());
+        (service["sessions"]["total"].as_u64().unwrap(), counts)
+    };
+    // The program looks at the sessions once in a second.
+    let until = Instant::now() + PATIENCE;
+    while session()[0] < Some(1) {
+        assert!(Instant::now() < until, "no idle time");
+        let_pass(Duration::from_millis(5));
+    }
+    let (times, counted) = (session(), status());
+    assert_eq!(counted, (2, [1800, 1800, 0]));
+    let process = upgrade(&mut program, None);
+    let now = session();
+    assert!(now >= times && now[1] >= times[1], "{now:?} after {times:?}");
+    assert_eq!(status(), counted);
+    ask(&mut client, 3);
+    assert_eq!(status(), (2, [2700, 2700, 0]));
+    // The counts of two processes before are in the third.
+    assert!(program.exit().success());
+    let _process = upgrade(&mut program, Some(&process));
+    ask(&mut connect(program.address), 4);
+    assert_eq!(status(), (3, [3600, 3600, 0]));
 }
