@@ -70,7 +70,8 @@
 //! - This crate performs no I/O: it opens, reads and writes no sockets.
 //! - It needs no async runtime, starts no threads and measures no time. The caller enforces
 //!   timeouts.
-//! - It does not look up names, connect, or decide which targets are allowed.
+//! - It does not look up names, connect, or decide which targets are allowed. [`rule`] only parses
+//!   what operators write about targets.
 //! - It does not check passwords. The caller compares them and creates a [`Proof`].
 //! - It does not write logs. It returns the reason for each refusal, and [`printable`] makes bytes
 //!   safe for a log.
@@ -81,6 +82,7 @@ pub mod client;
 pub mod http;
 mod message;
 pub mod proxy;
+pub mod rule;
 pub mod socks4;
 pub mod socks5;
 pub mod tls;

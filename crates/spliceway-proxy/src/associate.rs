@@ -95,8 +95,10 @@ pub(crate) struct AssociateSettings {
 /// Decides where datagrams may go and opens the sockets for them. Clones make the same decisions.
 pub(crate) trait Destinations: Clone + Send + Sync + 'static {
     /// Returns whether the service may send datagrams to this address and accept connections from
-    /// it. This method is called for each datagram and each connection.
-    fn allow(&self, address: SocketAddr) -> bool;
+    /// it. If the client has named the target, `name` is its name, and the address is one of those
+    /// that [`Self::look_up`] has returned. This method is called for each datagram and each
+    /// connection.
+    fn allow(&self, name: Option<&str>, address: SocketAddr) -> bool;
 
     /// Opens a UDP socket with the configured options. The socket is only for addresses of the same
     /// family as `to`.

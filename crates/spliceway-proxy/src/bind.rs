@@ -29,8 +29,8 @@ const BACKLOG: i32 = 8;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Expected {
     Anyone,
-    /// A peer with one of these addresses.
-    These(Vec<IpAddr>),
+    /// A peer with one of these addresses, and their name, if the client gave a name.
+    These(Vec<IpAddr>, Option<Box<str>>),
 }
 
 impl Expected {
@@ -47,22 +47,27 @@ impl Expected {
             Target::Name(..) => destinations.look_up(asked).await?,
             Target::Unix(_) => return Err(Dropped::Denied),
         };
+        let name = match asked {
+            Target::Name(name, _) => Some(&**name),
+            _ => None,
+        };
         let ips = addresses
             .into_iter()
             .map(canonical)
-            .filter(|address| destinations.allow(*address))
+            .filter(|address| destinations.allow(name, *address))
             .map(|address| address.ip())
             .collect::<Vec<_>>();
         match ips.is_empty() {
             true => Err(Dropped::Denied),
-            false => Ok(Self::These(ips)),
+            false => Ok(Self::These(ips, name.map(Into::into))),
         }
     }
 
-    fn is(&self, ip: IpAddr) -> bool {
+    /// Returns whether `peer` is expected and allowed.
+    fn admits(&self, peer: SocketAddr, destinations: &impl Destinations) -> bool {
         match self {
-            Self::Anyone => true,
-            Self::These(ips) => ips.contains(&ip),
+            Self::Anyone => destinations.allow(None, peer),
+            Self::These(ips, name) => ips.contains(&peer.ip()) && destinations.allow(name.as_deref(), peer),
         }
     }
 }
@@ -137,7 +142,7 @@ impl Binding {
     ) -> io::Result<(TcpStream, SocketAddr)> {
         loop {
             match self.listener.accept().await {
-                Ok((stream, peer)) if expected.is(peer.ip()) && destinations.allow(peer) => return Ok((stream, peer)),
+                Ok((stream, peer)) if expected.admits(peer, destinations) => return Ok((stream, peer)),
                 Ok((_, peer)) => tracing::debug!(%peer, "closed a connection from a peer that may not connect"),
                 // The peer closed the connection before the proxy accepted it.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
@@ -167,7 +172,7 @@ mod tests {
     }
 
     impl Destinations for Book {
-        fn allow(&self, address: SocketAddr) -> bool {
+        fn allow(&self, _: Option<&str>, address: SocketAddr) -> bool {
             !self.refused.lock().unwrap().contains(&address.ip())
         }
 
@@ -240,7 +245,7 @@ mod tests {
         book.refused.lock().unwrap().push(ip(6));
         let name = Target::named("ftp.example", 21).unwrap();
         let expected = Expected::from_request(&name, &book).await;
-        assert_eq!(expected, Ok(Expected::These(vec![ip(5)])));
+        assert_eq!(expected, Ok(Expected::These(vec![ip(5)], Some("ftp.example".into()))));
         book.refused.lock().unwrap().push(ip(5));
         assert_eq!(Expected::from_request(&name, &book).await, Err(Dropped::Denied));
         assert_eq!(Expected::from_request(&asked(6), &book).await, Err(Dropped::Denied));

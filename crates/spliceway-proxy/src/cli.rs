@@ -171,9 +171,10 @@ macro_rules! long_help {
 Signals:
   TERM, INT   stop accepting, and give transfers --drain-timeout to finish.
               A second TERM or INT stops immediately
-  HUP         read the files again: the configuration and the users. Without
-              a configuration file, HUP stops the program if its terminal is
-              gone, and is ignored if it was ignored at the start (nohup)
+  HUP         read the files again: the configuration, the users and the
+              rules. Without a configuration file, HUP stops the program if
+              its terminal is gone, and is ignored if it was ignored at the
+              start (nohup)
   USR1        open the file of --access-log again, after a rename
   USR2        start the program again, and hand listeners and sessions over
 

@@ -134,6 +134,8 @@ tables! {
         bind_source: List<Ip>,
         bind_interface: Value<Interface>,
         mark: Value<Mark>,
+        to_allow: List<Rule>,
+        to_deny: List<Rule>,
     }
 
     Service("a table [[service]]") {
@@ -151,6 +153,8 @@ tables! {
         auth_penalty: Value<Time>,
         open: Value<Flag>,
         allow_private: Value<Flag>,
+        to_allow: List<Rule>,
+        to_deny: List<Rule>,
         advertise: Value<Ip>,
         allow: List<Network>,
         deny: List<Network>,
@@ -179,6 +183,11 @@ impl Service {
     /// Takes what the service does not say from the defaults.
     pub(crate) fn or(self, defaults: &Defaults) -> Self {
         let Defaults { listen, dial } = defaults;
+        // The operator has chosen the target of a forwarder.
+        let is_proxy = self.kind.as_ref().is_none_or(|kind| kind.parsed() != KindArg::Forward);
+        let rules = |own: Option<List<Rule>>, default: &Option<List<Rule>>| {
+            own.or_else(|| default.clone().filter(|_| is_proxy))
+        };
         Self {
             allow: self.allow.or_else(|| listen.allow.clone()),
             deny: self.deny.or_else(|| listen.deny.clone()),
@@ -190,6 +199,8 @@ impl Service {
             bind_source: self.bind_source.or_else(|| dial.bind_source.clone()),
             bind_interface: self.bind_interface.or_else(|| dial.bind_interface.clone()),
             mark: self.mark.or_else(|| dial.mark.clone()),
+            to_allow: rules(self.to_allow, &dial.to_allow),
+            to_deny: rules(self.to_deny, &dial.to_deny),
             ..self
         }
     }

@@ -76,9 +76,9 @@ pub(crate) struct Dialed {
 
 /// The purpose of a connection, which decides how its address is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Purpose {
-    /// A target, to which the whole policy applies.
-    Target,
+enum Purpose<'a> {
+    /// A target, to which the whole policy applies, and the whole name that led to its address.
+    Target(Option<&'a str>),
     /// An upstream proxy, which the operator has named. The only check is that the proxy is not
     /// this program.
     Proxy,
@@ -131,7 +131,7 @@ impl Dialer {
         let caller = self.caller(client);
         self.policy.check_name(target)?;
         if self.settings.upstreams.is_empty() {
-            self.connect(target, Purpose::Target, caller).await
+            self.connect(target, Purpose::Target(None), caller).await
         } else {
             self.dial_through(target, via, caller).await
         }
@@ -150,15 +150,18 @@ impl Dialer {
     ) -> Result<Vec<SocketAddr>, DialError> {
         let caller = self.caller(client);
         self.policy.check_name(target)?;
-        let all = match target {
-            Target::Ip(address) => vec![canonical(*address)],
-            Target::Name(name, port) => self.look_up(name, *port, caller).await?,
-            Target::Unix(_) => Vec::new(),
+        let (name, all) = match target {
+            Target::Ip(address) => (None, vec![canonical(*address)]),
+            Target::Name(name, port) => {
+                let (name, all) = self.look_up(name, *port, Purpose::Target(None), caller).await?;
+                (Some(name), all)
+            }
+            Target::Unix(_) => (None, Vec::new()),
         };
         let mut refused = DialError::Unresolved(LookupError::NoAddress);
         let mut allowed = Vec::with_capacity(all.len());
         for address in all {
-            match self.policy.check(address) {
+            match self.policy.check(name.as_deref(), address) {
                 Ok(()) => allowed.push(address),
                 Err(denied) => refused = DialError::Denied(denied, Some(address.ip())),
             }
@@ -183,13 +186,27 @@ impl Dialer {
         !self.settings.upstreams.is_empty()
     }
 
-    /// Returns the policy that decides which targets are allowed.
-    pub(crate) fn policy(&self) -> &TargetPolicy {
-        &self.policy
+    /// Returns a dialer that shares everything with this one, except for the policy.
+    pub(crate) fn with_policy(&self, policy: TargetPolicy) -> Self {
+        Self { policy, ..self.clone() }
+    }
+
+    /// Returns whether the policy allows `address`. If the client has named the target, the address
+    /// is one of those that [`Self::addresses`] has returned for `name`.
+    pub(crate) fn allows(&self, name: Option<&str>, address: SocketAddr) -> bool {
+        match name.filter(|_| self.policy.has_rules_for_names()) {
+            None => self.policy.check(None, address).is_ok(),
+            // It is not known which reading has led to the address, but it was an allowed one.
+            Some(name) => {
+                let readings = self.readings(name, Purpose::Target(None));
+                let is_allowed = |reading: &String| self.policy.check(Some(reading), address).is_ok();
+                readings.iter().any(is_allowed)
+            }
+        }
     }
 
     /// Connects without upstream proxies.
-    async fn connect(&self, target: &Target, purpose: Purpose, caller: Caller) -> Result<Dialed, DialError> {
+    async fn connect(&self, target: &Target, purpose: Purpose<'_>, caller: Caller) -> Result<Dialed, DialError> {
         let deadline = caller.deadline;
         match target {
             Target::Ip(address) => self.connect_any(
@@ -216,28 +233,53 @@ impl Dialer {
         &self,
         name: &str,
         port: u16,
-        purpose: Purpose,
+        purpose: Purpose<'_>,
         caller: Caller,
     ) -> Result<Dialed, DialError> {
         let deadline = caller.deadline;
-        let mut unresolved = LookupError::NoAddress;
-        for reading in self.resolver.readings(name) {
+        let mut unresolved = DialError::Unresolved(LookupError::NoAddress);
+        for reading in self.readings(name, purpose) {
+            let purpose = match self.check_reading(&reading, port, purpose) {
+                Ok(purpose) => purpose,
+                Err(denied) => {
+                    unresolved = denied;
+                    continue;
+                }
+            };
             let (eyeballs, lookups) = match self.resolver.look_up(&reading, caller) {
                 Lookup::Families(lookups) => (HappyEyeballs::looking_up(), lookups.into()),
                 Lookup::Whole(lookup) => match resolver::within(deadline, lookup).await {
                     Ok(addresses) => (HappyEyeballs::of(addresses), Vec::new()),
                     Err(error) => {
-                        unresolved = error;
+                        unresolved = unresolved.or(error.into());
                         continue;
                     }
                 },
             };
             match self.connect_any(eyeballs, lookups, port, purpose, deadline).await {
-                Err(DialError::Unresolved(error)) => unresolved = error,
+                Err(error @ DialError::Unresolved(_)) => unresolved = unresolved.or(error),
                 done => return done,
             }
         }
-        Err(unresolved.into())
+        Err(unresolved)
+    }
+
+    /// Returns the whole names that a name may represent. If a rule has a name, the system's
+    /// resolver must not use its search list, because the program would not know the whole name.
+    fn readings(&self, name: &str, purpose: Purpose<'_>) -> Vec<String> {
+        let only_whole = purpose != Purpose::Proxy && self.policy.has_rules_for_names();
+        self.resolver.readings(name, only_whole)
+    }
+
+    /// Checks a whole name before its lookup, and returns the purpose with the name.
+    fn check_reading<'a>(&self, reading: &'a str, port: u16, purpose: Purpose<'_>) -> Result<Purpose<'a>, DialError> {
+        match purpose {
+            Purpose::Proxy => Ok(Purpose::Proxy),
+            Purpose::Target(_) => {
+                self.policy.check_reading(reading, port)?;
+                Ok(Purpose::Target(Some(reading)))
+            }
+        }
     }
 
     async fn connect_any<'a>(
@@ -245,7 +287,7 @@ impl Dialer {
         eyeballs: HappyEyeballs,
         lookups: Vec<Pending<'a, Found>>,
         port: u16,
-        purpose: Purpose,
+        purpose: Purpose<'a>,
         deadline: Instant,
     ) -> Result<Dialed, DialError> {
         let own = Arc::new(Semaphore::new(1));
@@ -275,19 +317,27 @@ impl Dialer {
 
     /// Checks `address` and connects to it. Every dial of an IP address uses this method, so no
     /// address is unchecked.
-    async fn attempt(&self, address: SocketAddr, purpose: Purpose) -> Result<TcpStream, Why> {
+    async fn attempt(&self, address: SocketAddr, purpose: Purpose<'_>) -> Result<TcpStream, Why> {
         let allowed = match purpose {
-            Purpose::Target => self.policy.check(address),
+            Purpose::Target(name) => self.policy.check(name, address),
             Purpose::Proxy => self.policy.check_loop(address),
         };
         allowed.map_err(Why::Denied)?;
         self.settings.sockets.connect(address).await.map_err(Why::Failed)
     }
 
-    /// Looks up the addresses of a name.
-    async fn look_up(&self, name: &str, port: u16, caller: Caller) -> Result<Vec<SocketAddr>, DialError> {
-        let addresses = self.resolver.all(name, caller).await?;
-        Ok(addresses.into_iter().map(|ip| SocketAddr::new(ip, port)).collect())
+    /// Looks up the addresses of a name. Returns the whole name that has them, too.
+    async fn look_up(
+        &self,
+        name: &str,
+        port: u16,
+        purpose: Purpose<'_>,
+        caller: Caller,
+    ) -> Result<(String, Vec<SocketAddr>), DialError> {
+        let check = |reading: &str| self.check_reading(reading, port, purpose).map(drop);
+        let (reading, addresses) = self.resolver.all(self.readings(name, purpose), caller, check).await?;
+        let addresses = addresses.into_iter().map(|ip| SocketAddr::new(ip, port));
+        Ok((reading, addresses.collect()))
     }
 }
 

@@ -3,6 +3,7 @@
 mod client;
 mod own;
 mod public;
+mod rules;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,6 +13,7 @@ use spliceway_protocol::address::Target;
 
 pub(crate) use client::{ClientPolicy, network};
 pub(crate) use own::{OwnEntry, OwnListeners};
+pub(crate) use rules::{RuleList, TargetRules};
 
 /// The targets that a service may connect to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -25,16 +27,17 @@ pub(crate) enum Targets {
     Public,
 }
 
-/// The policy for targets, which is the same for all clients. Clones are cheap and share the list
-/// of listeners.
+/// The policy for the targets of a service, or of one of its users. Clones are cheap and share the
+/// list of listeners and the rules.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TargetPolicy {
     targets: Targets,
     own: OwnListeners,
+    rules: TargetRules,
 }
 
 /// The reason why a target is refused, which is a `reason` in metrics and records.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Denied {
     Loopback,
     Private,
@@ -51,20 +54,36 @@ pub(crate) enum Denied {
     /// A listener of this program, which is refused whatever else is allowed. Otherwise, each
     /// session would open the next one until no descriptor is left.
     Loop,
+    /// A target rule of the operator, which the text names.
+    Rule(Box<str>),
 }
 
 impl TargetPolicy {
     pub(crate) fn new(targets: Targets, own: OwnListeners) -> Self {
-        Self { targets, own }
+        Self {
+            targets,
+            own,
+            rules: TargetRules::default(),
+        }
     }
 
-    /// Checks whether the program may connect to `address`. Call this method with the dialled
-    /// address at every attempt, because an earlier lookup of a name proves nothing about the next
-    /// one.
+    /// Returns the same policy with these rules.
+    pub(crate) fn with_rules(self, rules: TargetRules) -> Self {
+        Self { rules, ..self }
+    }
+
+    /// Returns whether a rule has a name. Every name that is looked up must then be known.
+    pub(crate) fn has_rules_for_names(&self) -> bool {
+        self.rules.have_names()
+    }
+
+    /// Checks whether the program may connect to `address`, to which `name` has led. Call this
+    /// method with the dialled address at every attempt, because an earlier lookup of a name proves
+    /// nothing about the next one.
     ///
     /// # Errors
     /// Returns the reason for a refusal.
-    pub(crate) fn check(&self, address: SocketAddr) -> Result<(), Denied> {
+    pub(crate) fn check(&self, name: Option<&str>, address: SocketAddr) -> Result<(), Denied> {
         match self.targets {
             Targets::Public => {
                 public::refusal(address.ip()).map_or(Ok(()), Err)?;
@@ -76,7 +95,8 @@ impl TargetPolicy {
             }
             Targets::Everything => {}
         }
-        self.check_loop(address)
+        self.check_loop(address)?;
+        self.rules.check(name, address)
     }
 
     /// Checks whether the program may connect to `address`, which the operator has named. Every
@@ -105,14 +125,24 @@ impl TargetPolicy {
     }
 
     /// Checks whether the program may ask an upstream proxy for `target`, as far as this program
-    /// can know. It cannot see the addresses that the proxy looks up, or a loop behind the proxy.
+    /// can know. `name` is the name that led to an address. The program cannot see the addresses
+    /// that the proxy looks up, or a loop behind the proxy.
     ///
     /// # Errors
     /// Returns the reason for a refusal.
-    pub(crate) fn check_passed_on(&self, target: &Target) -> Result<(), Denied> {
-        match (self.targets, target) {
-            (Targets::Public, Target::Ip(address)) => public::refusal(address.ip()).map_or(Ok(()), Err),
-            _ => self.check_name(target),
+    pub(crate) fn check_passed_on(&self, name: Option<&str>, target: &Target) -> Result<(), Denied> {
+        match target {
+            Target::Ip(address) => {
+                if self.targets == Targets::Public {
+                    public::refusal(address.ip()).map_or(Ok(()), Err)?;
+                }
+                self.rules.check(name, *address)
+            }
+            Target::Name(name, port) => {
+                self.check_name(target)?;
+                self.rules.check_unresolved(name, *port)
+            }
+            Target::Unix(_) => Ok(()),
         }
     }
 
@@ -128,23 +158,33 @@ impl TargetPolicy {
             _ => Ok(()),
         }
     }
+
+    /// Checks a whole name, which may be that of the client with a search domain, before its
+    /// lookup.
+    ///
+    /// # Errors
+    /// Returns the rule that refuses the name, whatever its addresses are.
+    pub(crate) fn check_reading(&self, name: &str, port: u16) -> Result<(), Denied> {
+        self.rules.check_name(name, port)
+    }
 }
 
 impl Denied {
-    /// All reasons, for code that counts each one.
-    pub(crate) const ALL: [Self; 9] = [
-        Self::Loopback,
-        Self::Private,
-        Self::LinkLocal,
-        Self::Cgnat,
-        Self::Unspecified,
-        Self::Multicast,
-        Self::Metadata,
-        Self::Reserved,
-        Self::Loop,
+    /// The value of `reason` for every denial, for code that counts each one.
+    pub(crate) const REASONS: [&str; 10] = [
+        "loopback",
+        "private",
+        "link_local",
+        "cgnat",
+        "unspecified",
+        "multicast",
+        "metadata",
+        "reserved",
+        "loop",
+        "target_rule",
     ];
 
-    pub(crate) fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(&self) -> &'static str {
         match self {
             Self::Loopback => "loopback",
             Self::Private => "private",
@@ -155,6 +195,7 @@ impl Denied {
             Self::Metadata => "metadata",
             Self::Reserved => "reserved",
             Self::Loop => "loop",
+            Self::Rule(_) => "target_rule",
         }
     }
 }
@@ -171,6 +212,7 @@ impl fmt::Display for Denied {
             Self::Metadata => "a cloud metadata service",
             Self::Reserved => "a reserved address",
             Self::Loop => "one of spliceway's own listeners",
+            Self::Rule(rule) => return write!(f, "refused by {rule}"),
         })
     }
 }
@@ -192,8 +234,8 @@ mod tests {
             ("8.8.8.8:53", Ok(())),
         ] {
             let address = address.parse().unwrap();
-            assert_eq!(policy(Targets::Public).check(address), expected, "{address}");
-            assert_eq!(policy(Targets::Everything).check(address), Ok(()), "{address}");
+            assert_eq!(policy(Targets::Public).check(None, address), expected, "{address}");
+            assert_eq!(policy(Targets::Everything).check(None, address), Ok(()), "{address}");
         }
     }
 
@@ -210,16 +252,18 @@ mod tests {
             let target = target.parse().unwrap();
             let (public, everything) = (policy(Targets::Public), policy(Targets::Everything));
             assert_eq!(public.check_name(&target), of_name, "{target}");
-            assert_eq!(public.check_passed_on(&target), of_all, "{target}");
-            assert_eq!(everything.check_passed_on(&target), Ok(()), "{target}");
+            assert_eq!(public.check_passed_on(None, &target), of_all, "{target}");
+            assert_eq!(everything.check_passed_on(None, &target), Ok(()), "{target}");
         }
     }
 
     #[test]
     fn every_reason_is_listed_once() {
-        let mut labels: Vec<_> = Denied::ALL.iter().map(|denied| denied.as_str()).collect();
+        let mut labels = Denied::REASONS.to_vec();
         labels.sort_unstable();
         labels.dedup();
-        assert_eq!(labels.len(), Denied::ALL.len());
+        assert_eq!(labels.len(), Denied::REASONS.len());
+        let rule = Denied::Rule("--to-deny example.com".into());
+        assert!(Denied::REASONS.contains(&rule.as_str()));
     }
 }

@@ -55,7 +55,7 @@ use spliceway_protocol::proxy;
 /// Returns the reasons for which such a service may refuse a client.
 pub(crate) fn refusals(service: &ServiceSettings) -> Vec<&'static str> {
     let mut reasons = vec![arrival::NO_CLIENT, admission::TOO_MANY_OF_CLIENT];
-    reasons.extend(Denied::ALL.map(Denied::as_str));
+    reasons.extend(Denied::REASONS);
     if service.accept_proxy.is_some() {
         reasons.extend([arrival::NO_BALANCER, handshake::TOO_SLOW]);
         reasons.extend(proxy::Refusal::ALL.map(proxy::Refusal::as_str));

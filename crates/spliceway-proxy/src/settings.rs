@@ -2,6 +2,7 @@
 
 mod distinct;
 mod origin;
+mod rules;
 mod settle;
 mod users;
 
@@ -21,7 +22,7 @@ use crate::balance::BalanceSettings;
 use crate::config::{self, Config};
 use crate::dial::DialSettings;
 use crate::log::{AccessLog, Format};
-use crate::policy::ClientPolicy;
+use crate::policy::{ClientPolicy, TargetRules};
 use crate::rates::Rates;
 use spliceway_protocol::address::{ListenAddress, ListenRange, TargetRange};
 use spliceway_protocol::proxy;
@@ -136,6 +137,8 @@ pub(crate) struct ServiceSettings {
     pub(crate) open: bool,
     /// Whether clients on other machines may reach targets that are not on the public Internet.
     pub(crate) allow_private: bool,
+    /// The rules for targets.
+    pub(crate) rules: TargetRules,
     pub(crate) accept_proxy: Option<AcceptProxy>,
     pub(crate) send_proxy: Option<proxy::Version>,
     pub(crate) dial: DialSettings,

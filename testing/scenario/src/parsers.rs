@@ -19,6 +19,7 @@ pub use upstream::upstream;
 use std::fmt::Debug;
 
 use spliceway_protocol::address::{ListenAddress, Target};
+use spliceway_protocol::rule::{Hosts, TargetRule, canonical_name};
 use spliceway_protocol::{Credentials, Demand, printable};
 
 /// The outcome of parsing.
@@ -129,5 +130,27 @@ pub fn address(text: &str) {
     }
     if let Some(target) = Target::named(text, 0) {
         assert!(target.to_string().len() <= "[]:0".len() + 255, "{target}");
+    }
+}
+/// A rule reads back as it was written, and its text has only characters that a log may show. A
+/// name in a rule is in the form in which the names of clients are compared with it.
+///
+/// # Panics
+/// Panics if a property does not hold.
+pub fn target_rule(text: &str) {
+    if let Ok(rule) = text.parse::<TargetRule>() {
+        let written = rule.to_string();
+        assert!(written.bytes().all(|byte| byte.is_ascii_graphic()), "{written:?}");
+        assert_eq!(written.parse().as_ref(), Ok(&rule), "{text:?}");
+        assert!(rule.ports.0.iter().all(|(first, last)| 0 < *first && first <= last));
+        if let Hosts::Name(name) | Hosts::Below(name) = &rule.hosts {
+            assert_eq!(canonical_name(name).as_deref(), Some(&**name), "{text:?}");
+            let spelled = format!("{}.", name.to_ascii_uppercase());
+            assert_eq!(canonical_name(&spelled).as_deref(), Some(&**name), "{text:?}");
+            assert!(
+                matches!(Target::named(name, 0), Some(Target::Name(..))),
+                "no client can ask for {name}"
+            );
+        }
     }
 }

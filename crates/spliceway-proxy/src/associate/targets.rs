@@ -63,15 +63,15 @@ impl<D: Destinations> Targets<D> {
     /// Sent and dropped datagrams are counted.
     pub(super) fn send(&mut self, target: Target, data: &[u8], now: Instant, gso: &mut GsoBatch) {
         match target {
-            Target::Ip(address) => self.send_to(address, data, gso),
+            Target::Ip(address) => self.send_to(None, address, data, gso),
             Target::Name(name, port) => self.send_to_name((name, port), data, now, gso),
             // A client cannot name a Unix socket.
             Target::Unix(_) => self.stats.dropped(Dropped::Denied),
         }
     }
 
-    fn send_to(&mut self, address: SocketAddr, data: &[u8], gso: &mut GsoBatch) {
-        if let Err(dropped) = self.admit(address) {
+    fn send_to(&mut self, name: Option<&str>, address: SocketAddr, data: &[u8], gso: &mut GsoBatch) {
+        if let Err(dropped) = self.admit(name, address) {
             return self.stats.dropped(dropped);
         }
         if !gso.push(address, data, |gso| self.flush(gso)) {
@@ -87,7 +87,7 @@ impl<D: Destinations> Targets<D> {
             Lookup::TooMany => return self.stats.dropped(Dropped::LookupLimit),
         }
         if let Some(address) = self.names.proven(&name) {
-            self.send_to(address, data, gso);
+            self.send_to(Some(&name.0), address, data, gso);
         } else if self.names.addresses(&name).is_some() {
             self.flush(gso);
             let sent = self.send_to_first(&name, data);
@@ -105,7 +105,9 @@ impl<D: Destinations> Targets<D> {
             let Some(&address) = self.names.addresses(name).and_then(|addresses| addresses.get(place)) else {
                 break;
             };
-            sent = self.admit(address).and_then(|()| self.send_now(address, data));
+            sent = self
+                .admit(Some(&name.0), address)
+                .and_then(|()| self.send_now(address, data));
             if !matches!(sent, Err(Dropped::Unreachable | Dropped::Denied)) {
                 self.names.prove(name, place);
                 break;
@@ -116,8 +118,8 @@ impl<D: Destinations> Targets<D> {
 
     /// Prepares to send to `address`, if the policy allows it. Every datagram passes this check, so
     /// no datagram is sent to a forbidden address.
-    fn admit(&mut self, address: SocketAddr) -> Result<(), Dropped> {
-        if !self.destinations.allow(address) {
+    fn admit(&mut self, name: Option<&str>, address: SocketAddr) -> Result<(), Dropped> {
+        if !self.destinations.allow(name, address) {
             return Err(Dropped::Denied);
         }
         self.sockets.open(address, &self.destinations)?;

@@ -6,8 +6,8 @@ use crate::balance::Policy;
 use crate::config::{
     self, AcceptProxy, Address, AdminSocket, Auth, Choice, Config, Descriptors, EjectAfter, File, Flag, Host,
     Interface, Ip, KindArg, List, Listen, LogFormatArg, LogLevelArg, Mark, Network, PerClient, Percent, PipeSizeArg,
-    PositiveTime, Queue, Rate, RecordTime, Records, Remote, Resolver, SendProxy, Sessions, SpinTime, SpliceArg, Time,
-    Upstream, Value, Workers, choice,
+    PositiveTime, Queue, Rate, RecordTime, Records, Remote, Resolver, Rule, SendProxy, Sessions, SpinTime, SpliceArg,
+    Time, Upstream, Value, Workers, choice,
 };
 
 #[derive(Args, Debug)]
@@ -81,6 +81,15 @@ pub(super) struct ProxyArgs {
     /// private, link-local, metadata services and others
     #[arg(long)]
     allow_private: bool,
+    /// Let clients reach only these targets: `example.com`, `*.example.com`, `10.0.0.0/8` or `*`,
+    /// each with ports if needed (`:80,8000-8999`), or `@FILE` with one rule per line. May be
+    /// repeated
+    #[arg(long, value_name = "RULE")]
+    to_allow: Vec<Value<Rule>>,
+    /// Refuse these targets, in the same form as --to-allow. A rule of --to-allow wins only if it
+    /// is more specific. May be repeated
+    #[arg(long, value_name = "RULE")]
+    to_deny: Vec<Value<Rule>>,
     /// Address that SOCKS replies give for UDP ASSOCIATE and BIND [default: the address that the
     /// client reached]
     #[arg(long, value_name = "IP", hide_short_help = true)]
@@ -288,6 +297,8 @@ impl ProxyCommand {
             auth_penalty: proxy.auth_penalty,
             open: flag(proxy.open),
             allow_private: flag(proxy.allow_private),
+            to_allow: List::of(proxy.to_allow),
+            to_deny: List::of(proxy.to_deny),
             advertise: proxy.advertise,
             ..config::Service::default()
         };

@@ -10,7 +10,7 @@ mod tests;
 
 use super::Cli;
 use crate::config::keys::{Keys, flag_of};
-use crate::config::{Config, File, Records, Value};
+use crate::config::{Config, File, List, Records, Rule, Value};
 use crate::settings::{Kind, Settings};
 use clap::CommandFactory;
 
@@ -23,6 +23,8 @@ pub(super) fn toml(mut config: Config) -> String {
     for service in &mut config.service {
         let service = service.get_mut();
         service.auth_file = service.auth_file.take().map(Value::<File>::absolute);
+        service.to_allow = service.to_allow.take().map(List::<Rule>::absolute);
+        service.to_deny = service.to_deny.take().map(List::<Rule>::absolute);
     }
     let file = toml::to_string(&config).unwrap_or_else(|error| format!("# {error}\n"));
     for variable in [crate::config::AUTH_VARIABLE, crate::config::UPSTREAM_VARIABLE] {

@@ -97,6 +97,11 @@ impl<W: Word> List<W> {
         (!values.is_empty()).then_some(Self(values))
     }
 
+    /// Returns the list with each value changed.
+    pub(super) fn map(self, change: impl FnMut(Value<W>) -> Value<W>) -> Self {
+        Self(self.0.into_iter().map(change).collect())
+    }
+
     pub(crate) fn parsed(&self) -> Vec<W::Parsed> {
         self.0.iter().map(Value::parsed).collect()
     }

@@ -10,6 +10,7 @@ use clap::ValueEnum;
 use spliceway::{Engine, PipeSize, SizeClass};
 use tracing_subscriber::filter::LevelFilter;
 
+use super::words::RuleArg;
 use crate::balance::BackendSettings;
 use crate::dial::ResolverSettings;
 use crate::log::{AccessLog, Format};
@@ -188,6 +189,17 @@ pub(crate) fn path(text: &str) -> Result<PathBuf, &'static str> {
     match text {
         "" => Err("expected the path of a file"),
         path => Ok(path.into()),
+    }
+}
+
+/// The start of a file among rules.
+pub(super) const FILE_OF_RULES: &str = "@";
+
+pub(crate) fn rule(text: &str) -> Result<RuleArg, &'static str> {
+    match text.strip_prefix(FILE_OF_RULES) {
+        Some("") => Err("expected a file after @, such as @blocked.txt"),
+        Some(path) => Ok(RuleArg::File(path.into())),
+        None => text.parse().map(RuleArg::Rule),
     }
 }
 

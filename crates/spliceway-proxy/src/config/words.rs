@@ -10,8 +10,9 @@ use clap::builder::{EnumValueParser, TypedValueParser};
 use ipnet::IpNet;
 use spliceway_protocol::address::{ListenAddress, ListenRange};
 use spliceway_protocol::proxy;
+use spliceway_protocol::rule::TargetRule;
 
-use super::value::{Form, Value, Word};
+use super::value::{Form, List, Value, Word};
 use super::values;
 use crate::balance::BackendSettings;
 use crate::dial::{ResolverSettings, UpstreamProxy};
@@ -62,6 +63,8 @@ words! {
     Percent: u32 = Number, values::percent;
     Weight: NonZeroU32 = Number, values::weight;
     Network: IpNet = Text, policy::network;
+    /// A target rule, or a file of them.
+    Rule: RuleArg = Text, values::rule;
     Rate: RateArg = Text, str::parse;
     Resolver: ResolverSettings = Text, values::resolver;
     Ip: IpAddr = Text, values::ip;
@@ -72,6 +75,14 @@ words! {
     Records: AccessLog = Text, values::access_log;
     AcceptProxy: proxy::Accept = Text, str::parse;
     SendProxy: proxy::Version = Text, str::parse;
+}
+
+/// What `--to-allow` and `--to-deny` take.
+#[derive(Debug, Clone)]
+pub(crate) enum RuleArg {
+    Rule(TargetRule),
+    /// `@FILE`: a file with one rule on each line.
+    File(PathBuf),
 }
 
 /// The name and the password of a user. Its parser is in the settings, because its error must not
@@ -138,10 +149,10 @@ impl<E: ValueEnum + Send + Sync + 'static> Value<Choice<E>> {
     }
 }
 
-/// Returns the value with this path made absolute.
-fn absolute<W: Word>(value: Value<W>, path: &Path) -> Value<W> {
+/// Returns the value with this path made absolute. `before` is what stands before the path.
+fn absolute<W: Word>(value: Value<W>, before: &str, path: &Path) -> Value<W> {
     let path = std::path::absolute(path).ok();
-    let path = path.and_then(|path| path.to_str().and_then(|path| path.parse().ok()));
+    let path = path.and_then(|path| format!("{before}{}", path.to_str()?).parse().ok());
     path.unwrap_or(value)
 }
 
@@ -149,7 +160,7 @@ impl Value<Records> {
     /// Returns the same place, with an absolute path if it is a file.
     pub(crate) fn absolute(self) -> Self {
         match self.parsed() {
-            AccessLog::File(path) => absolute(self, &path),
+            AccessLog::File(path) => absolute(self, "", &path),
             _ => self,
         }
     }
@@ -167,11 +178,21 @@ impl Value<File> {
     /// Returns the same file with an absolute path.
     pub(crate) fn absolute(self) -> Self {
         let path = self.parsed();
-        absolute(self, &path)
+        absolute(self, "", &path)
     }
 
     /// Returns the path. A relative path in a file starts at the folder of the file.
     pub(crate) fn path(&self, folder: Option<&Path>) -> PathBuf {
         folder.map_or_else(|| self.parsed(), |folder| folder.join(self.parsed()))
+    }
+}
+
+impl List<Rule> {
+    /// Returns the same rules, whose files have absolute paths.
+    pub(crate) fn absolute(self) -> Self {
+        self.map(|value| match value.parsed() {
+            RuleArg::File(path) => absolute(value, values::FILE_OF_RULES, &path),
+            RuleArg::Rule(_) => value,
+        })
     }
 }

@@ -22,16 +22,16 @@ impl Dialer {
     pub(super) async fn dial_through(&self, target: &Target, via: &str, caller: Caller) -> Result<Dialed, DialError> {
         let proxies = &self.settings.upstreams;
         let takes_addresses = proxies.last().is_some_and(|last| last.scheme == Scheme::Socks5);
-        let targets = match target {
+        let (name, targets) = match target {
             Target::Name(name, port) if takes_addresses => {
-                let addresses = self.look_up(name, *port, caller).await?;
-                addresses.into_iter().map(Target::Ip).collect()
+                let (name, addresses) = self.look_up(name, *port, Purpose::Target(None), caller).await?;
+                (Some(name), addresses.into_iter().map(Target::Ip).collect())
             }
-            target => vec![target.clone()],
+            target => (None, vec![target.clone()]),
         };
         let mut failed = None;
         for target in &targets {
-            match self.through_all(target, via, caller).await {
+            match self.through_all(target, name.as_deref(), via, caller).await {
                 // As in happy eyeballs, a denial is reported rather than another failure.
                 Err(error) if error.is_of_the_target() && Instant::now() < caller.deadline => {
                     failed = failed
@@ -44,10 +44,16 @@ impl Dialer {
         Err(failed.unwrap_or(DialError::Unresolved(LookupError::NoAddress)))
     }
 
-    async fn through_all(&self, target: &Target, via: &str, caller: Caller) -> Result<Dialed, DialError> {
+    async fn through_all(
+        &self,
+        target: &Target,
+        name: Option<&str>,
+        via: &str,
+        caller: Caller,
+    ) -> Result<Dialed, DialError> {
         // If the last proxy looks up a name, its addresses cannot be checked here. A target address
         // can be checked.
-        self.policy.check_passed_on(target)?;
+        self.policy.check_passed_on(name, target)?;
         let proxies = &self.settings.upstreams;
         let connected = self.connect(&proxies[0].address, Purpose::Proxy, caller).await;
         let mut dialed = connected.map_err(|error| proxies[0].unreachable(error))?;
@@ -70,8 +76,8 @@ impl Dialer {
     ) -> Result<(), DialError> {
         match &next.address {
             Target::Name(name, port) if proxy.scheme == Scheme::Socks5 => {
-                let address = self.look_up(name, *port, caller).await?[0];
-                ask(dialed, proxy, &Target::Ip(address), via, caller.deadline).await
+                let (_, addresses) = self.look_up(name, *port, Purpose::Proxy, caller).await?;
+                ask(dialed, proxy, &Target::Ip(addresses[0]), via, caller.deadline).await
             }
             address => ask(dialed, proxy, address, via, caller.deadline).await,
         }

@@ -83,6 +83,15 @@ impl DialError {
         }
     }
 
+    /// Returns the error to report if neither of two readings of a name has an address. As in happy
+    /// eyeballs, that is a denial rather than a failure.
+    pub(super) fn or(self, later: Self) -> Self {
+        match self {
+            Self::Denied(..) => self,
+            _ => later,
+        }
+    }
+
     /// Returns whether another address of the same name may succeed through the same proxies.
     pub(super) fn is_of_the_target(&self) -> bool {
         matches!(

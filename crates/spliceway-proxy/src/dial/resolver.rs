@@ -156,11 +156,25 @@ impl Resolver {
         })))
     }
 
+    /// Adds a search domain, which has a final dot.
+    #[cfg(test)]
+    pub(super) fn with_search(mut self, domain: &str) -> Self {
+        if let Self::Dns(dns) = &mut self {
+            dns.search.domains = vec![domain.into()];
+            dns.search.ndots = 1;
+        }
+        self
+    }
+
     /// Returns the names that `host` may represent, in lower case and with the likeliest one first.
     /// There is at least one.
-    pub(super) fn readings(&self, host: &str) -> Vec<String> {
+    ///
+    /// The system's resolver has a search list of its own. With `only_whole`, it must not use that:
+    /// the name has a final dot. Then it does not find names in `/etc/hosts`, either.
+    pub(super) fn readings(&self, host: &str, only_whole: bool) -> Vec<String> {
         let host = host.to_ascii_lowercase();
         match self {
+            Self::System(_) if only_whole && !host.ends_with('.') => vec![host + "."],
             Self::System(_) => vec![host],
             Self::Dns(dns) if dns.in_hosts(&host).is_some() => vec![host],
             Self::Dns(dns) => dns.search.readings(host),
@@ -181,21 +195,38 @@ impl Resolver {
         }
     }
 
-    /// Returns the addresses of `host` that a connection would try, in that order. Cancel safe.
-    pub(super) async fn all(&self, host: &str, caller: Caller) -> Result<Vec<IpAddr>, LookupError> {
+    /// Returns the first of `readings` that has addresses, and those addresses that a connection
+    /// would try, in that order. A reading that does not pass `check` is not looked up. Cancel
+    /// safe.
+    ///
+    /// # Errors
+    /// Returns the error of a check, or else that of the last lookup.
+    pub(super) async fn all<E: From<LookupError>>(
+        &self,
+        readings: Vec<String>,
+        caller: Caller,
+        check: impl Fn(&str) -> Result<(), E>,
+    ) -> Result<(String, Vec<IpAddr>), E> {
         let mut failed = LookupError::NoAddress;
-        for reading in self.readings(host) {
+        let mut refused = None;
+        for reading in readings {
+            if let Err(error) = check(&reading) {
+                refused = Some(error);
+                continue;
+            }
             let found = match self.look_up(&reading, caller) {
                 Lookup::Whole(lookup) => within(caller.deadline, lookup).await,
                 Lookup::Families([v6, v4]) => within(caller.deadline, both(v6, v4)).await,
             };
             match found {
-                Ok(addresses) if !addresses.is_empty() => return Ok(HappyEyeballs::of(addresses).in_turn()),
+                Ok(addresses) if !addresses.is_empty() => {
+                    return Ok((reading, HappyEyeballs::of(addresses).in_turn()));
+                }
                 Ok(_) => {}
                 Err(error) => failed = error,
             }
         }
-        Err(failed)
+        Err(refused.unwrap_or_else(|| failed.into()))
     }
 }
 

@@ -86,6 +86,12 @@ impl FromStr for UpstreamProxy {
 }
 
 impl UpstreamProxy {
+    /// Returns whether the proxy looks up the names of targets, so that their addresses are unknown
+    /// here.
+    pub(crate) fn looks_up_names(&self) -> bool {
+        self.scheme != Scheme::Socks5
+    }
+
     /// Returns whether the proxy is given a user and a password.
     pub(crate) fn has_credentials(&self) -> bool {
         self.credentials.is_some()

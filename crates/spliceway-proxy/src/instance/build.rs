@@ -104,7 +104,8 @@ pub(super) fn build(
     })
 }
 
-/// Returns the dialer of the service before, if it would do the same, or a new one.
+/// Returns a dialer that shares the name cache of the service before, if it would connect in the
+/// same way, or a new one.
 fn dialer(
     service: &ServiceSettings,
     targets: Targets,
@@ -112,18 +113,15 @@ fn dialer(
     shared: &Shared,
     transient: usize,
 ) -> std::io::Result<Dialer> {
+    let policy = TargetPolicy::new(targets, shared.own.clone()).with_rules(service.rules.clone());
     if let Some(before) = before
         && before.service.config.dials_like(&service.config)
         && before.service.dial.timeout == service.dial.timeout
-        && (before.built.targets, before.built.transient) == (targets, transient)
+        && before.built.transient == transient
     {
-        return Ok(before.built.service.dialer.clone());
+        return Ok(before.built.service.dialer.with_policy(policy));
     }
-    Dialer::new(
-        service.dial.clone(),
-        TargetPolicy::new(targets, shared.own.clone()),
-        transient,
-    )
+    Dialer::new(service.dial.clone(), policy, transient)
 }
 
 /// Returns whether sessions of the service would have the same rules.
@@ -132,7 +130,10 @@ pub(super) fn is_unchanged(settings: &Settings, service: &ServiceSettings, befor
         (Some(users), Some(before)) => Arc::ptr_eq(users, before),
         (users, before) => users.is_none() && before.is_none(),
     };
-    has_same_users && service.config == before.service.config && settings.has_same_sessions(before.settings)
+    has_same_users
+        && service.rules == before.service.rules
+        && service.config == before.service.config
+        && settings.has_same_sessions(before.settings)
 }
 
 fn relays(settings: &Settings) -> RelayOptions {

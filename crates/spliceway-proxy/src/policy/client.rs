@@ -2,7 +2,8 @@
 
 use std::net::IpAddr;
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
+use spliceway_protocol::rule::canonical_network;
 
 /// The networks whose clients are served, and the networks whose clients are refused. The default
 /// admits every client.
@@ -16,7 +17,7 @@ impl ClientPolicy {
     /// Creates a policy that refuses clients in `deny`. Unless `allow` is empty, it also refuses
     /// clients that are not in `allow`.
     pub(crate) fn new(allow: Vec<IpNet>, deny: Vec<IpNet>) -> Self {
-        let canonical = |nets: Vec<IpNet>| nets.into_iter().map(canonical).collect();
+        let canonical = |nets: Vec<IpNet>| nets.into_iter().map(canonical_network).collect();
         Self {
             allow: canonical(allow),
             deny: canonical(deny),
@@ -47,15 +48,6 @@ pub(crate) fn network(text: &str) -> Result<IpNet, &'static str> {
         .map_err(
             |_| "expected IP/BITS or IP, such as 192.0.2.0/24, 2001:db8::/32 or 127.0.0.1; commas do not separate several",
         )
-}
-
-/// Converts an IPv4-mapped IPv6 network to an IPv4 network.
-fn canonical(net: IpNet) -> IpNet {
-    let (IpAddr::V4(ip), IpNet::V6(v6)) = (net.addr().to_canonical(), net) else {
-        return net;
-    };
-    let bits = v6.prefix_len().checked_sub(128 - 32);
-    bits.and_then(|bits| Ipv4Net::new(ip, bits).ok()).map_or(net, IpNet::V4)
 }
 
 #[cfg(test)]

@@ -92,7 +92,7 @@ impl Drop for OwnEntry {
 
 /// Returns the address that a connection to `ip` reaches: connect(2) treats the unspecified address
 /// as loopback.
-fn reached(ip: IpAddr) -> IpAddr {
+pub(super) fn reached(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Ipv6Addr::LOCALHOST.into(),

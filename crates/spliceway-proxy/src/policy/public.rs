@@ -81,12 +81,13 @@ pub(super) fn refusal(ip: IpAddr) -> Option<Denied> {
 }
 
 fn refusal_v4(ip: Ipv4Addr) -> Option<Denied> {
-    V4.iter().find(|(net, _)| net.contains(&ip)).map(|(_, reason)| *reason)
+    let found = V4.iter().find(|(net, _)| net.contains(&ip));
+    found.map(|(_, reason)| reason.clone())
 }
 
 fn refusal_v6(ip: Ipv6Addr) -> Option<Denied> {
     if let Some((_, reason)) = V6.iter().find(|(net, _)| net.contains(&ip)) {
-        return Some(*reason);
+        return Some(reason.clone());
     }
     match ip.segments() {
         // NAT64 (RFC 6052). 64:ff9b:1::/48 is refused below, because each network chooses the
@@ -99,6 +100,20 @@ fn refusal_v6(ip: Ipv6Addr) -> Option<Denied> {
         [0, 0, 0, 0, 0, 0, high, low] => refusal_v4(embedded(high, low)).or(Some(Denied::Reserved)),
         [0x2000..=0x3fff, ..] => None,
         _ => Some(Denied::Reserved),
+    }
+}
+
+/// Returns the IPv4 address that a connection to `ip` reaches by NAT64, by 6to4 or through a
+/// tunnel.
+pub(super) fn inner_v4(ip: IpAddr) -> Option<Ipv4Addr> {
+    let IpAddr::V6(ip) = ip else { return None };
+    match ip.segments() {
+        // `::` and `::1` have no IPv4 address.
+        [0, 0, 0, 0, 0, 0, 0, _] => None,
+        [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0x2002, high, low, ..] | [0, 0, 0, 0, 0, 0, high, low] => {
+            Some(embedded(high, low))
+        }
+        _ => None,
     }
 }
 
@@ -152,13 +167,17 @@ mod tests {
             ("224.0.0.0", "239.255.255.255", Denied::Multicast),
             ("240.0.0.0", "255.255.255.255", Denied::Reserved),
         ] {
-            assert_eq!((refused(first), refused(last)), (Some(reason), Some(reason)), "{first}");
+            assert_eq!(
+                (refused(first), refused(last)),
+                (Some(reason.clone()), Some(reason.clone())),
+                "{first}"
+            );
             let first: Ipv4Addr = first.parse().unwrap();
             let last: Ipv4Addr = last.parse().unwrap();
             let before = first.to_bits().checked_sub(1).map(Ipv4Addr::from_bits);
             let after = last.to_bits().checked_add(1).map(Ipv4Addr::from_bits);
             for neighbour in before.into_iter().chain(after) {
-                assert_ne!(refusal_v4(neighbour), Some(reason), "{neighbour}");
+                assert_ne!(refusal_v4(neighbour), Some(reason.clone()), "{neighbour}");
             }
         }
         for public in [

@@ -67,8 +67,8 @@ impl Reach {
 }
 
 impl Destinations for Reach {
-    fn allow(&self, address: SocketAddr) -> bool {
-        self.dialer.policy().check(address).is_ok()
+    fn allow(&self, name: Option<&str>, address: SocketAddr) -> bool {
+        self.dialer.allows(name, address)
     }
 
     fn socket(&self, to: IpAddr) -> Result<UdpSocket, Dropped> {

@@ -9,6 +9,7 @@ use spliceway::{Engine, PipeSize};
 use tracing_subscriber::filter::LevelFilter;
 
 use super::distinct::Distinct;
+use super::rules::Lists;
 use super::users::users;
 use super::{AcceptProxy, Kind, Limits, ServiceSettings, Settings, Timeouts, interned};
 use crate::balance::{BACKENDS_MAX, BackendSettings, BalanceSettings, EjectSettings, Policy};
@@ -70,10 +71,11 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
         drain: or(&timeouts.drain, DRAIN_TIME),
     };
     let (mut services, mut distinct) = (Vec::new(), Distinct::default());
+    let mut lists = Lists::default();
     for table in service {
         let place = table.span().start;
         let service = table.get_ref().clone().or(defaults);
-        let settled = settle_service(service, place, timeouts.connect, origin, warnings)?;
+        let settled = settle_service(service, place, timeouts.connect, origin, &mut lists, warnings)?;
         distinct.add(&settled, origin)?;
         services.push(settled);
     }
@@ -144,6 +146,7 @@ fn settle_service(
     place: usize,
     connect: Duration,
     origin: &Origin,
+    lists: &mut Lists,
     warnings: &mut Vec<Fault>,
 ) -> Result<ServiceSettings, Fault> {
     let kind = kind(&service, place)?;
@@ -171,6 +174,7 @@ fn settle_service(
         send_proxy: parsed(&service.send_proxy),
         dial: dial(&service, connect)?,
         balance: balance(&service, backends),
+        rules: lists.rules(&service, origin)?,
         rates_in: rates("rate_in", &service.rate_in)?,
         rates_out: rates("rate_out", &service.rate_out)?,
         advertise: parsed(&service.advertise),
@@ -178,7 +182,21 @@ fn settle_service(
         config: service,
     };
     check_exposure(&settled)?;
+    warnings.extend(unchecked_names(&settled));
     Ok(settled)
+}
+
+/// Returns a warning if names are refused because an upstream proxy would look them up.
+fn unchecked_names(service: &ServiceSettings) -> Option<Fault> {
+    let last = service.dial.upstreams.last()?;
+    let is_doubtful = last.looks_up_names() && service.rules.refuse_networks();
+    is_doubtful.then(|| {
+        let at = service.config.to_deny.as_ref().and_then(List::at);
+        let problem = format!(
+            "{last} looks up names, which could lead to a refused network, so names are refused; use socks5:// instead"
+        );
+        Fault::new(at, "to_deny", problem)
+    })
 }
 
 /// Checks what the addresses show before they are bound. The sockets may show more.
@@ -192,9 +210,12 @@ fn check_exposure(service: &ServiceSettings) -> Result<(), Fault> {
 }
 
 /// The keys that only proxies have, because the clients of a forwarder choose nothing.
-fn of_proxies(service: &config::Service) -> [(&'static str, Option<usize>, bool); 6] {
+fn of_proxies(service: &config::Service) -> [(&'static str, Option<usize>, bool); 8] {
     fn key<W: Word>(key: &'static str, value: &Option<Value<W>>) -> (&'static str, Option<usize>, bool) {
         (key, value.as_ref().and_then(Value::at), value.is_some())
+    }
+    fn list<W: Word>(key: &'static str, list: &Option<List<W>>) -> (&'static str, Option<usize>, bool) {
+        (key, list.as_ref().and_then(List::at), list.is_some())
     }
     [
         key("auth_file", &service.auth_file),
@@ -202,6 +223,8 @@ fn of_proxies(service: &config::Service) -> [(&'static str, Option<usize>, bool)
         key("auth_penalty", &service.auth_penalty),
         key("open", &service.open),
         key("allow_private", &service.allow_private),
+        list("to_allow", &service.to_allow),
+        list("to_deny", &service.to_deny),
         key("advertise", &service.advertise),
     ]
 }

@@ -57,6 +57,8 @@ mod socks5;
 mod status_page;
 // Units of systemd, and the configuration of the package.
 mod systemd;
+// The targets that rules allow and refuse.
+mod target_rules;
 mod timeouts;
 mod top;
 mod udp;

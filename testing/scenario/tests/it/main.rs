@@ -6,7 +6,7 @@ use std::{env, fs};
 use proptest::prelude::*;
 use spliceway_scenario::{
     Plan, address, http, over_splicers, over_tokio, over_tokio_suspended, proxy_header, socks4, socks5,
-    socks5_datagram, tls, upstream,
+    socks5_datagram, target_rule, tls, upstream,
 };
 
 /// The number of cases of each kind. `PROPTEST_CASES` can raise it for longer searches.
@@ -68,6 +68,11 @@ proptest! {
     #[test]
     fn an_accepted_address_parses_back_to_itself(text in r"[\[\]:.a-f0-9-]{0,40}|\PC{0,20}") {
         address(&text);
+    }
+
+    #[test]
+    fn an_accepted_target_rule_parses_back_to_itself(text in r"(\*\.)?[\[\]:.*/,a-fA-F0-9-]{0,40}|\PC{0,20}") {
+        target_rule(&text);
     }
 }
 
@@ -214,6 +219,9 @@ fn all_properties_hold_in_the_corpus_of_the_fuzzers() {
     }
     for (_, bytes) in kept("address") {
         std::str::from_utf8(&bytes).into_iter().for_each(address);
+    }
+    for (_, bytes) in kept("target_rule") {
+        std::str::from_utf8(&bytes).into_iter().for_each(target_rule);
     }
 }
 

@@ -54,7 +54,7 @@ impl Book {
 }
 
 impl Destinations for Book {
-    fn allow(&self, _: SocketAddr) -> bool {
+    fn allow(&self, _: Option<&str>, _: SocketAddr) -> bool {
         !self.refuses.load(Ordering::SeqCst)
     }
 

@@ -1,0 +1,140 @@
+//! Target rules: the networks, names and ports that clients may reach, or may not reach.
+//!
+//! **A deny rule wins, unless an allow rule is more specific.** A rule is more specific if its
+//! network is smaller or its name is longer, and if it has ports where the other one has ports. At
+//! the same host, a rule with ports is more specific than one without. So rules need no order:
+//! flags, files and defaults add up, and the number of rules does not matter for a lookup. In
+//! doubt, the target is refused: `:22` in the deny list closes port 22 of a network in the allow
+//! list.
+//!
+//! Rules for names are compared with rules for names, and networks with networks. A target that a
+//! client has named must pass both: an allowed name does not open a refused network. If there is an
+//! allow list, a rule in it must match the name, the address or the port.
+
+mod list;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use spliceway_protocol::rule::canonical_name;
+
+use super::{Denied, own, public};
+use list::Found;
+pub(crate) use list::RuleList;
+
+/// The rules of a service or of a user. Clones share the lists.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct TargetRules {
+    /// `None` allows what is not refused.
+    pub(crate) allow: Option<Arc<RuleList>>,
+    pub(crate) deny: Option<Arc<RuleList>>,
+}
+
+impl TargetRules {
+    pub(crate) fn are_none(&self) -> bool {
+        self.allow.is_none() && self.deny.is_none()
+    }
+
+    /// Returns whether a rule has a name.
+    pub(crate) fn have_names(&self) -> bool {
+        let mut lists = [&self.allow, &self.deny].into_iter().flatten();
+        lists.any(|list| list.has_names())
+    }
+
+    /// Returns whether a network is refused, which a lookup by another program could reach.
+    pub(crate) fn refuse_networks(&self) -> bool {
+        self.deny.as_ref().is_some_and(|list| list.has_networks())
+    }
+
+    /// Checks a target whose address is known. `name` is the name that led to the address.
+    ///
+    /// # Errors
+    /// Returns the rule that refuses the target.
+    pub(super) fn check(&self, name: Option<&str>, address: SocketAddr) -> Result<(), Denied> {
+        if self.are_none() {
+            return Ok(());
+        }
+        let (ip, port) = (address.ip().to_canonical(), address.port());
+        let by_name = match name {
+            Some(name) => self.by_name(name, port)?,
+            None => Found::default(),
+        };
+        let by_address = self.not_refused(|list| list.by_address(ip, port))?;
+        // `0.0.0.0` reaches loopback, and an address of a transition technology reaches the IPv4
+        // address in it.
+        let others = [Some(own::reached(ip)), public::inner_v4(ip).map(IpAddr::from)];
+        for other in others.into_iter().flatten().filter(|other| *other != ip) {
+            self.not_refused(|list| list.by_address(other, port))?;
+        }
+        self.of_all_hosts(by_name.or(by_address), port)
+    }
+
+    /// Checks a name before its lookup. A name that cannot be allowed, whatever its addresses are,
+    /// is not looked up, because a lookup tells the name to others.
+    ///
+    /// # Errors
+    /// Returns the rule that refuses the name.
+    pub(super) fn check_name(&self, name: &str, port: u16) -> Result<(), Denied> {
+        if self.are_none() {
+            return Ok(());
+        }
+        let by_name = self.by_name(name, port)?;
+        match &self.allow {
+            Some(allow) if allow.has_network_on(port) => Ok(()),
+            _ => self.of_all_hosts(by_name, port),
+        }
+    }
+
+    /// Checks a name that another program looks up, so that its addresses cannot be checked.
+    ///
+    /// # Errors
+    /// Returns the rule that refuses the name, or that would need its addresses.
+    pub(super) fn check_unresolved(&self, name: &str, port: u16) -> Result<(), Denied> {
+        if self.are_none() {
+            return Ok(());
+        }
+        let by_name = self.by_name(name, port)?;
+        match &self.deny {
+            Some(deny) if deny.has_network_on(port) => Err(Denied::Rule(UNRESOLVED.into())),
+            _ => self.of_all_hosts(by_name, port),
+        }
+    }
+
+    fn by_name(&self, name: &str, port: u16) -> Result<Found<'_>, Denied> {
+        let name = canonical_name(name).ok_or_else(|| Denied::Rule(NO_NAME.into()))?;
+        self.not_refused(|list| list.by_name(&name, port))
+    }
+
+    /// Returns the allow rules that match, unless a deny rule is at least as specific.
+    fn not_refused<'a>(&'a self, find: impl Fn(&'a RuleList) -> Found<'a>) -> Result<Found<'a>, Denied> {
+        let allowed = self.allow.as_deref().map(&find).unwrap_or_default();
+        let denied = self.deny.as_deref().map(&find).unwrap_or_default();
+        refused(&denied, &allowed)?;
+        Ok(allowed)
+    }
+
+    /// Checks the rules for all hosts. `allowed` are the rules that allow the host of the target.
+    fn of_all_hosts<'a>(&'a self, allowed: Found<'a>, port: u16) -> Result<(), Denied> {
+        let by_port = |list: &'a RuleList| list.by_port(port);
+        let allowed = allowed.or(self.allow.as_deref().map(by_port).unwrap_or_default());
+        refused(&self.deny.as_deref().map(by_port).unwrap_or_default(), &allowed)?;
+        match self.allow.is_some() && allowed.is_nothing() {
+            true => Err(Denied::Rule(NOT_ALLOWED.into())),
+            false => Ok(()),
+        }
+    }
+}
+
+/// # Errors
+/// Returns the deny rule that no allow rule beats.
+fn refused(deny: &Found<'_>, allow: &Found<'_>) -> Result<(), Denied> {
+    deny.unbeaten(allow)
+        .map_or(Ok(()), |rule| Err(Denied::Rule(format!("--to-deny {rule}").into())))
+}
+
+const NOT_ALLOWED: &str = "--to-allow, where no rule matches";
+const NO_NAME: &str = "the target rules, because a part of the name is empty";
+const UNRESOLVED: &str = "--to-deny, because it has networks and an upstream proxy looks up the name";
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,221 @@
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::process::Command;
+
+use rustix::process::Signal;
+use spliceway_net::has_tool;
+
+use crate::clients::{exchange, greeted, ip_request, name_request, read_head, socks4_request};
+use crate::harness::{Program, TextFile, echo, listen, read_all, read_exactly, refused_to_start, was_reached};
+
+const SUCCEEDED: u8 = 0;
+const NOT_ALLOWED: u8 = 2;
+
+fn code(program: &Program, request: &[u8]) -> u8 {
+    let mut client = greeted(program);
+    client.write_all(request).unwrap();
+    read_exactly(&mut client, 4)[1]
+}
+
+/// An attacker's ways to write a refused address, in every protocol.
+#[test]
+fn no_request_reaches_a_refused_target() {
+    let (target, address) = listen();
+    let port = address.port();
+    let deny = format!("127.0.0.0/8:{port}");
+    let mut program = Program::proxy("mixed", &["--to-deny", &deny, "--to-deny", "*.blocked.example"]);
+    for ip in [
+        "127.0.0.1",
+        "127.1.2.3",
+        "0.0.0.0",
+        "::ffff:127.0.0.1",
+        "::ffff:0.0.0.0",
+        "::127.0.0.1",
+        "64:ff9b::7f00:1",
+        "2002:7f00:1::1",
+    ] {
+        let target = SocketAddr::new(ip.parse().unwrap(), port);
+        assert_eq!(code(&program, &ip_request(target)), NOT_ALLOWED, "{ip}");
+        assert_eq!(code(&program, &name_request(ip, port)), NOT_ALLOWED, "{ip} as a name");
+    }
+    for name in ["a.blocked.example", "A.b.BLOCKED.example.", "a..blocked.example", "."] {
+        assert_eq!(code(&program, &name_request(name, 80)), NOT_ALLOWED, "{name}");
+    }
+    // The hosts file and the resolver decide about the addresses, and one of them is refused.
+    for name in ["localhost", "LocalHost", "LOCALHOST.", "localhost.."] {
+        assert_ne!(code(&program, &name_request(name, port)), SUCCEEDED, "{name}");
+    }
+    for name in [None, Some("127.0.0.1"), Some("a.blocked.example")] {
+        let mut client = program.connect();
+        client.write_all(&socks4_request(address, "", name)).unwrap();
+        assert_eq!(read_all(&client)[..2], [0, 91]);
+    }
+    for request in [
+        format!("CONNECT 127.0.0.1:{port} HTTP/1.1\r\nHost: a\r\n\r\n"),
+        format!("CONNECT [::ffff:7f00:1]:{port} HTTP/1.1\r\nHost: a\r\n\r\n"),
+        format!("CONNECT a.Blocked.Example.:{port} HTTP/1.1\r\nHost: a\r\n\r\n"),
+        format!("GET http://127.0.0.1:{port}/ HTTP/1.1\r\nHost: allowed.example\r\n\r\n"),
+        "GET http://a.blocked.example/ HTTP/1.1\r\nHost: allowed.example\r\n\r\n".to_owned(),
+    ] {
+        let mut client = program.connect();
+        client.write_all(request.as_bytes()).unwrap();
+        assert!(read_head(&mut client).starts_with("HTTP/1.1 403 "), "{request}");
+    }
+    assert!(!was_reached(&target));
+    program.await_sum("spliceway_refused_total", &["reason=\"target_rule\""], 20);
+    let record = program.line("end=denied:target_rule");
+    assert!(record.contains(&format!("refused by --to-deny {deny}")), "{record}");
+    // Another port of the same host is allowed.
+    let other = echo("127.0.0.1:0");
+    let mut client = greeted(&program);
+    client.write_all(&ip_request(other)).unwrap();
+    assert_eq!(read_exactly(&mut client, 10)[1], SUCCEEDED);
+    exchange(client);
+}
+
+#[test]
+fn an_allow_list_refuses_everything_else() {
+    let (first, second) = (echo("127.0.0.1:0"), echo("127.0.0.2:0"));
+    let ports = format!("127.0.0.0/8:{},{}", first.port(), second.port());
+    let program = Program::socks5(&["--to-allow", &ports, "--to-deny", "127.0.0.2"]);
+    assert_eq!(code(&program, &ip_request(first)), SUCCEEDED);
+    assert_eq!(code(&program, &ip_request(second)), NOT_ALLOWED, "the smaller network");
+    let (_listener, third) = listen();
+    assert_eq!(code(&program, &ip_request(third)), NOT_ALLOWED, "another port");
+    let ipv6 = SocketAddr::new("::1".parse().unwrap(), first.port());
+    assert_eq!(code(&program, &ip_request(ipv6)), NOT_ALLOWED, "another network");
+    // A name that no rule allows can still lead to an allowed network.
+    assert_eq!(code(&program, &name_request("localhost", first.port())), SUCCEEDED);
+    assert_eq!(code(&program, &name_request("localhost", third.port())), NOT_ALLOWED);
+}
+
+/// Private addresses stay closed to clients on other machines.
+#[test]
+fn an_allow_rule_opens_no_private_address() {
+    let (target, address) = listen();
+    let allow = [&["--open", "--to-allow", "127.0.0.1"][..], &["--to-allow", "localhost"]].concat();
+    let program = Program::public("socks5", &allow);
+    assert_eq!(code(&program, &ip_request(address)), NOT_ALLOWED);
+    assert_eq!(code(&program, &name_request("localhost", address.port())), NOT_ALLOWED);
+    assert!(!was_reached(&target));
+    program.await_sum("spliceway_refused_total", &["reason=\"loopback\""], 2);
+}
+
+#[test]
+fn datagrams_and_bind_obey_the_rules() {
+    let (refused, allowed) = (
+        UdpSocket::bind("127.0.0.2:0").unwrap(),
+        UdpSocket::bind("127.0.0.1:0").unwrap(),
+    );
+    let program = Program::socks5(&["--to-allow", "127.0.0.1"]);
+    let mut client = greeted(&program);
+    client.write_all(&[5, 3, 0, 1, 0, 0, 0, 0, 0, 0]).unwrap();
+    let reply = read_exactly(&mut client, 10);
+    let relay = SocketAddr::from((Ipv4Addr::LOCALHOST, u16::from_be_bytes([reply[8], reply[9]])));
+    let own = UdpSocket::bind("127.0.0.1:0").unwrap();
+    for target in [&refused, &allowed] {
+        let datagram = [&[0; 3], &ip_request(target.local_addr().unwrap())[3..], b"x"].concat();
+        own.send_to(&datagram, relay).unwrap();
+    }
+    allowed.recv(&mut [0; 16]).unwrap();
+    program.await_sum("spliceway_datagrams_dropped_total", &["reason=\"denied\""], 1);
+    refused.set_nonblocking(true).unwrap();
+    assert!(refused.recv(&mut [0; 16]).is_err());
+    let mut bind = ip_request(refused.local_addr().unwrap());
+    bind[1] = 2;
+    assert_eq!(code(&program, &bind), NOT_ALLOWED);
+    let mut bind = ip_request(allowed.local_addr().unwrap());
+    bind[1] = 2;
+    assert_eq!(code(&program, &bind), SUCCEEDED);
+}
+
+#[test]
+fn a_file_of_rules_is_read_again_at_a_reload() {
+    let target = echo("127.0.0.1:0");
+    let rules = TextFile::new("# blocked\n\nblocked.example   # a comment\n  *.BLOCKED.example\r\n127.0.0.2\n");
+    let from_file = format!("@{}", rules.path());
+    let file = TextFile::new(&format!(
+        "[admin]\nmetrics = \"127.0.0.1:0\"\n[defaults.dial]\nto_deny = [\"{from_file}\", \"127.0.0.3\"]\n\
+         [[service]]\nkind = \"socks5\"\nlisten = \"127.0.0.1:0\"\n\
+         [[service]]\nkind = \"forward\"\nlisten = \"127.0.0.1:0\"\nto = \"127.0.0.2:1\"\n"
+    ));
+    let mut program = Program::run(&file);
+    assert_eq!(code(&program, &ip_request(target)), SUCCEEDED);
+    assert_eq!(code(&program, &name_request("A.Blocked.example", 80)), NOT_ALLOWED);
+    for ip in ["127.0.0.2:1", "127.0.0.3:1"] {
+        assert_eq!(code(&program, &ip_request(ip.parse().unwrap())), NOT_ALLOWED, "{ip}");
+    }
+    rules.write("127.0.0.1\n");
+    assert!(program.reload().contains("changed socks5"), "the file is another one");
+    assert_eq!(code(&program, &ip_request(target)), NOT_ALLOWED);
+    for (text, problem) in [
+        ("127.0.0.1\nexample.com/path\n", ", line 2: expected HOST[:PORTS]"),
+        ("# nothing\n", ": the file has no rules"),
+    ] {
+        rules.write(text);
+        program.signal(Signal::HUP);
+        let line = program.line("the reload is refused");
+        assert!(line.contains(&format!("to_deny: {}{problem}", rules.path())), "{line}");
+        assert_eq!(code(&program, &ip_request(target)), NOT_ALLOWED, "the rules before");
+    }
+}
+
+#[test]
+fn a_wrong_rule_is_refused_at_the_start() {
+    let secret = TextFile::new("ann:wonderland\n");
+    let secret = format!("@{}", secret.path());
+    for (arguments, problem) in [
+        (&["--to-deny", "10.0.0"][..], "neither a whole address nor a name"),
+        (&["--to-allow", "*example.com"], "expected *.example.com"),
+        (&["--to-deny", "example.com:0"], "ports from 1 to 65535"),
+        (&["--to-deny", "@"], "expected a file after @"),
+        (&["--to-deny", "@/missing"], "/missing: No such file"),
+        (&["--to-deny", &secret], ", line 1: expected"),
+    ] {
+        let stderr = refused_to_start(&[&["socks5", "-l", "127.0.0.1:0"], arguments].concat());
+        assert!(stderr.contains(problem) && !stderr.contains("wonderland"), "{stderr}");
+    }
+    // Port because nothing listens: the options are refused.
+    let forward = ["forward", "-l", ":0", "-r", "a:80", "--to-deny", "b"];
+    assert!(refused_to_start(&forward).contains("unexpected argument"));
+}
+
+#[test]
+fn curl_reaches_what_the_rules_allow() {
+    if !has_tool("curl", "curl") {
+        return;
+    }
+    let web = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = web.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for mut stream in web.incoming().map_while(Result::ok) {
+            let _ = read_head(&mut stream);
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok");
+        }
+    });
+    let allow = format!("127.0.0.1:{port}");
+    let program = Program::proxy("mixed", &["--to-allow", &allow, "--to-deny", "denied.example"]);
+    for scheme in ["http", "socks5", "socks5h", "socks4", "socks4a"] {
+        let proxy = format!("{scheme}://{}", program.address);
+        let fetch = |url: &str| {
+            let mut curl = Command::new("curl");
+            let output = curl
+                .args(["-sS", "--max-time", "20", "-x", &proxy, url])
+                .output()
+                .unwrap();
+            (output.status.success(), String::from_utf8(output.stdout).unwrap())
+        };
+        assert_eq!(
+            fetch(&format!("http://127.0.0.1:{port}/")),
+            (true, "ok".to_owned()),
+            "{proxy}"
+        );
+        for url in [
+            &format!("http://127.0.0.2:{port}/"),
+            &format!("http://denied.example:{port}/"),
+        ] {
+            let (_, text) = fetch(url);
+            assert_ne!(text, "ok", "{proxy} {url}");
+        }
+    }
+}
