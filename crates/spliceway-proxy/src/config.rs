@@ -63,22 +63,27 @@ pub(crate) struct Config {
     pub(crate) admin: Admin,
     #[serde(skip_serializing_if = "is_default")]
     pub(crate) defaults: Defaults,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(with = "Vec<User>")]
+    pub(crate) user: Vec<Spanned<User>>,
     #[schemars(with = "Vec<Service>")]
     pub(crate) service: Vec<Spanned<Service>>,
 }
 
-/// What services have in common, unless they say otherwise.
+/// What services and users have in common, unless they say otherwise.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     default,
-    expecting = "a table [defaults.listen] or [defaults.dial]"
+    expecting = "a table [defaults.listen], [defaults.dial] or [defaults.user]"
 )]
 pub(crate) struct Defaults {
     #[serde(skip_serializing_if = "is_default")]
     pub(crate) listen: ListenDefaults,
     #[serde(skip_serializing_if = "is_default")]
     pub(crate) dial: DialDefaults,
+    #[serde(skip_serializing_if = "is_default")]
+    pub(crate) user: UserDefaults,
 }
 
 tables! {
@@ -138,6 +143,20 @@ tables! {
         to_deny: List<Rule>,
     }
 
+    /// The limits of every user.
+    UserDefaults("a table [defaults.user]") {
+        max_conns: Value<UserSessions>,
+        rate_in: Value<UserRate>,
+        rate_out: Value<UserRate>,
+    }
+
+    User("a table [[user]]") {
+        name: Value<UserName>,
+        max_conns: Value<UserSessions>,
+        rate_in: Value<UserRate>,
+        rate_out: Value<UserRate>,
+    }
+
     Service("a table [[service]]") {
         name: Value<Name>,
         kind: Value<Choice<KindArg>>,
@@ -182,7 +201,7 @@ tables! {
 impl Service {
     /// Takes what the service does not say from the defaults.
     pub(crate) fn or(self, defaults: &Defaults) -> Self {
-        let Defaults { listen, dial } = defaults;
+        let Defaults { listen, dial, user: _ } = defaults;
         // The operator has chosen the target of a forwarder.
         let is_proxy = self.kind.as_ref().is_none_or(|kind| kind.parsed() != KindArg::Forward);
         let rules = |own: Option<List<Rule>>, default: &Option<List<Rule>>| {

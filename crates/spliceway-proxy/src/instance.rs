@@ -14,6 +14,7 @@ use std::sync::Arc;
 use spliceway_protocol::address::ListenAddress;
 use tokio::task::JoinSet;
 
+use crate::accounts::Accounts;
 use crate::admission::Admission;
 use crate::drain::Alive;
 use crate::exposure::{Clients, Reach, check_open};
@@ -39,6 +40,7 @@ const FEW_SESSIONS: usize = 64;
 pub(crate) struct Shared {
     pub(crate) health: Health,
     pub(crate) admission: Arc<Admission>,
+    pub(crate) accounts: Arc<Accounts>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) own: OwnListeners,
@@ -243,6 +245,7 @@ impl Instance {
             let names = before.services.iter().map(|service| service.name);
             report.removed = names.filter(|name| !is_here(*name)).collect();
             report.needs_restart = settings.fixed_differences(before);
+            report.has_other_users_limits = settings.users != before.users;
         }
         report
     }
@@ -263,6 +266,7 @@ impl Instance {
         }
         settings.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         self.limit_sessions(&settings, self.sockets(&places));
+        self.shared.accounts.set(&settings.users);
         let mut open: Vec<_> = std::mem::take(&mut self.open).into_iter().map(Some).collect();
         for place in places {
             let to = Assignment {

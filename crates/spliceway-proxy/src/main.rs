@@ -7,6 +7,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod accounts;
 mod admin;
 mod admission;
 mod associate;

@@ -15,6 +15,7 @@ use crate::bottleneck::{self, slowest};
 use crate::handshake::{ClientRequest, Heard};
 use crate::log::{self, Line};
 use crate::outcome::{Outcome, SessionEnd};
+use crate::rates::SessionRates;
 use crate::service::Service;
 use crate::sessions::{Facts, MoveState, Phase, Session, Sessions, add};
 
@@ -106,6 +107,39 @@ impl Record {
         let mut facts = self.session.facts();
         facts.protocol = heard.protocol;
         facts.user = heard.user;
+    }
+
+    /// Adds the session to the account of its user, who has logged in.
+    ///
+    /// # Errors
+    /// Returns the reason to refuse the session.
+    pub(crate) fn enter_account(&mut self) -> Result<(), &'static str> {
+        if self.service.users.is_none() {
+            return Ok(());
+        }
+        let mut facts = self.session.facts();
+        if let Some(user) = &facts.user {
+            facts.account = self.service.accounts.enter(user)?;
+        }
+        Ok(())
+    }
+
+    /// Does the same for a session from another process.
+    pub(crate) fn reenter_account(&mut self) {
+        let mut facts = self.session.facts();
+        if self.service.users.is_some()
+            && let Some(user) = &facts.user
+        {
+            facts.account = self.service.accounts.reenter(user);
+        }
+    }
+
+    /// Adds the rate limits of the user to those of the session.
+    pub(crate) fn user_rates(&self, rates: SessionRates) -> SessionRates {
+        match &self.session.facts().account {
+            Some(account) => rates.within(&account.rates()),
+            None => rates,
+        }
     }
 
     /// Records the target that the client asks for.
@@ -397,8 +431,12 @@ impl Drop for Record {
             lease.ended_by_backend();
         }
         let datagrams = self.associated.map(|key| self.service.traffic.dissociate(key));
+        let mut facts = self.session.facts();
         // A hand-over that asks for the session gets no answer any more.
-        self.session.facts().mover = MoveState::Stays;
+        facts.mover = MoveState::Stays;
+        // A list of sessions may hold the facts longer.
+        let _left = facts.account.take();
+        drop(facts);
         self.service.sessions.remove(self.registered);
         if self.has_left {
             return self.service.metrics.session_left(self.service.name);

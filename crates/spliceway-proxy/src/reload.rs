@@ -24,6 +24,8 @@ pub(crate) struct Report {
     /// The users that a service no longer has: the service, and the user as in records. Their
     /// sessions continue, unless the operator asks to end them.
     pub(crate) removed_users: Vec<(&'static str, Box<str>)>,
+    /// Whether the limits of users differ.
+    pub(crate) has_other_users_limits: bool,
     /// The settings that differ from those in force, and need a restart.
     pub(crate) needs_restart: Vec<&'static str>,
 }
@@ -70,6 +72,7 @@ impl fmt::Display for Report {
             .map(|(service, user)| format!("{user} of {service}"))
             .collect();
         let users: Vec<_> = users.iter().map(String::as_str).collect();
+        let limits = Vec::from_iter(self.has_other_users_limits.then_some("the limits of users"));
         let parts = [
             ("added", &self.added),
             ("changed", &self.changed),
@@ -77,6 +80,7 @@ impl fmt::Display for Report {
             ("listens on", &opened),
             ("no longer listens on", &closed),
             ("removed users", &users),
+            ("changed", &limits),
             ("needs a restart for", &self.needs_restart),
         ];
         let mut separator = "";

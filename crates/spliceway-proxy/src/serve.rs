@@ -69,6 +69,7 @@ pub(crate) async fn run(
         health: health.clone(),
         metrics: Arc::new(Metrics::new(Arc::clone(&admission))),
         admission,
+        accounts: Arc::default(),
         sessions: Arc::<Sessions>::default(),
         own: OwnListeners::default(),
         adopted: Arc::default(),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use spliceway::{Engine, RelayOptions};
 use spliceway_protocol::proxy;
 
+use crate::accounts::Accounts;
 use crate::admission::Dials;
 use crate::auth::{Penalties, Users};
 use crate::balance::Balancer;
@@ -31,6 +32,7 @@ pub(crate) struct Service {
     pub(crate) spin: Duration,
     pub(crate) clients: ClientPolicy,
     pub(crate) users: Option<Arc<Users>>,
+    pub(crate) accounts: Arc<Accounts>,
     pub(crate) penalties: Arc<Penalties>,
     pub(crate) accept_proxy: Option<AcceptProxy>,
     pub(crate) send_proxy: Option<proxy::Version>,

@@ -32,6 +32,7 @@ use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::task::coop::unconstrained;
 
+use crate::accounts;
 use crate::admission::{self, Permit};
 use crate::balance::NoLease;
 use crate::drain::Alive;
@@ -65,6 +66,9 @@ pub(crate) fn refusals(service: &ServiceSettings) -> Vec<&'static str> {
     }
     if !matches!(service.kind, Kind::Forward(_)) {
         reasons.push(admission::TOO_MANY_DIALS);
+    }
+    if service.users.is_some() {
+        reasons.push(accounts::TOO_MANY_OF_USER);
     }
     if matches!(service.kind, Kind::Socks5 | Kind::Mixed) {
         reasons.push(admission::NO_PLACE_LEFT);

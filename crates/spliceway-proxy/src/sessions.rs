@@ -20,6 +20,7 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
+use crate::accounts::Entered;
 use crate::associate::AssociateStats;
 use crate::session::Moving;
 
@@ -54,6 +55,8 @@ pub(crate) struct Facts {
     /// The client's address. `None` for a client of a Unix socket.
     pub(crate) client: Option<SocketAddr>,
     pub(crate) user: Option<Box<str>>,
+    /// The session's place in the account of its user, if the user has limits.
+    pub(crate) account: Option<Entered>,
     pub(crate) protocol: Option<Spoken>,
     pub(crate) target: Option<Target>,
     /// The address that was dialled: one of the target's addresses, or the first upstream proxy's

@@ -4,6 +4,7 @@ mod distinct;
 mod origin;
 mod rules;
 mod settle;
+mod user_limits;
 mod users;
 
 use std::collections::HashSet;
@@ -17,6 +18,7 @@ use ipnet::IpNet;
 use spliceway::{Engine, PipeSize};
 use tracing_subscriber::filter::LevelFilter;
 
+use crate::accounts::AllLimits;
 use crate::auth::Users;
 use crate::balance::BalanceSettings;
 use crate::config::{self, Config};
@@ -58,6 +60,7 @@ impl Source {
 #[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) services: Vec<ServiceSettings>,
+    pub(crate) users: AllLimits,
     pub(crate) timeouts: Timeouts,
     pub(crate) limits: Limits,
     pub(crate) engine: Engine,

@@ -7,7 +7,7 @@ use crate::config::{
     self, AcceptProxy, Address, AdminSocket, Auth, Choice, Config, Descriptors, EjectAfter, File, Flag, Host,
     Interface, Ip, KindArg, List, Listen, LogFormatArg, LogLevelArg, Mark, Network, PerClient, Percent, PipeSizeArg,
     PositiveTime, Queue, Rate, RecordTime, Records, Remote, Resolver, Rule, SendProxy, Sessions, SpinTime, SpliceArg,
-    Time, Upstream, Value, Workers, choice,
+    Time, Upstream, UserRate, UserSessions, Value, Workers, choice,
 };
 
 #[derive(Args, Debug)]
@@ -94,6 +94,16 @@ pub(super) struct ProxyArgs {
     /// client reached]
     #[arg(long, value_name = "IP", hide_short_help = true)]
     advertise: Option<Value<Ip>>,
+    /// Maximum number of sessions at the same time per user. Further sessions are refused
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    user_max_conns: Option<Value<UserSessions>>,
+    /// Rate limit for bytes from the clients of each user, such as 10MB. All sessions of the user
+    /// share it
+    #[arg(long, value_name = "RATE", hide_short_help = true)]
+    user_rate_in: Option<Value<UserRate>>,
+    /// Rate limit for bytes to the clients of each user
+    #[arg(long, value_name = "RATE", hide_short_help = true)]
+    user_rate_out: Option<Value<UserRate>>,
     /// Time limit for a client's handshake [default: 10s]
     #[arg(long, value_name = "TIME", hide_short_help = true)]
     handshake_timeout: Option<Value<PositiveTime>>,
@@ -304,6 +314,11 @@ impl ProxyCommand {
         };
         let mut config = common.config(kind, service);
         config.timeouts.handshake = proxy.handshake_timeout;
+        config.defaults.user = config::UserDefaults {
+            max_conns: proxy.user_max_conns,
+            rate_in: proxy.user_rate_in,
+            rate_out: proxy.user_rate_out,
+        };
         config
     }
 }
@@ -373,6 +388,7 @@ impl CommonArgs {
                 socket: watch.admin,
             },
             defaults: config::Defaults::default(),
+            user: Vec::new(),
             service: vec![toml::Spanned::new(0..0, service)],
         }
     }

@@ -75,14 +75,16 @@ pub(super) fn schema() -> String {
     schema["title"] = "spliceway.toml".into();
     schema["required"] = vec!["service"].into();
     schema["properties"]["service"]["items"]["required"] = vec!["kind", "listen"].into();
+    schema["properties"]["user"]["items"]["required"] = vec!["name"].into();
     let command = Cli::command();
     for (path, key) in keys.all() {
         if let Some(help) = help_of(&command, &path, &key) {
             let pointer = path.split('.').fold(String::new(), |pointer, table| {
-                let items = if ["service", "backend"].contains(&table) {
-                    "/items"
-                } else {
-                    ""
+                let items = match table {
+                    "service" | "backend" => "/items",
+                    // The table of [defaults.user] is no array.
+                    "user" if pointer.is_empty() => "/items",
+                    _ => "",
                 };
                 format!("{pointer}/properties/{table}{items}")
             });

@@ -66,14 +66,18 @@ impl Keys {
     /// Returns the key in any table that is named like this key, or whose flag is.
     fn elsewhere(&self, key: &str) -> Option<(String, String)> {
         let flag = key.replace('_', "-");
-        let mut all = self.all().into_iter();
-        all.find(|(path, name)| name == key || flag_of(path, name).is_some_and(|have| have == flag))
+        let all = self.all();
+        // A flag has one place, and a name such as `max_conns` has several.
+        let by_flag = all
+            .iter()
+            .find(|(path, name)| flag_of(path, name).as_ref() == Some(&flag));
+        by_flag.or_else(|| all.iter().find(|(_, name)| name == key)).cloned()
     }
 }
 
 fn shown(path: &str) -> String {
     match path {
-        "service" | "service.backend" => format!("[[{path}]]"),
+        "service" | "service.backend" | "user" => format!("[[{path}]]"),
         path => format!("[{path}]"),
     }
 }
@@ -131,6 +135,8 @@ pub(crate) fn flag_of(path: &str, key: &str) -> Option<String> {
     match (path, key) {
         ("service", "name" | "kind") => None,
         ("admin", "socket") => Some("admin".to_owned()),
+        ("user", "name") => None,
+        ("user" | "defaults.user", _) => Some(format!("user-{flag}")),
         ("service" | "service.backend", "to") => Some("remote".to_owned()),
         ("service.backend", _) => None,
         ("timeouts", _) => Some(format!("{flag}-timeout")),

@@ -84,8 +84,8 @@ fn merge<'i>(table: &mut DeTable<'i>, new: DeTable<'i>) -> Result<(), TreeFault>
                 merge(&mut old, new)?;
                 DeValue::Table(old)
             }
-            (DeValue::Array(mut old), DeValue::Array(new)) if **known.get_ref() == *"service" => {
-                new.into_iter().for_each(|service| old.push(service));
+            (DeValue::Array(mut old), DeValue::Array(new)) if matches!(&**known.get_ref(), "service" | "user") => {
+                new.into_iter().for_each(|table| old.push(table));
                 DeValue::Array(old)
             }
             _ => {
@@ -127,6 +127,7 @@ impl Step<'_> {
                 .map_err(|problem| TreeFault::new(span.start, problem))?;
             let several = match (path.is_empty(), &*name) {
                 (true, "service") => Some("a service is one of several tables: write [[service]] with two brackets"),
+                (true, "user") => Some("a user is one of several tables: write [[user]] with two brackets"),
                 (false, "backend") => {
                     Some("a backend is one of several tables: write [[service.backend]] with two brackets")
                 }
@@ -188,8 +189,8 @@ pub(super) fn key_at(table: &DeTable<'_>, at: usize) -> Option<String> {
             _ => None,
         };
         match below {
-            // The number of a service would not help: the place has its line.
-            Some(below) if name == "service" => Some(below),
+            // The number of a service or a user would not help: the place has its line.
+            Some(below) if name == "service" || (name == "user" && value.get_ref().is_array()) => Some(below),
             Some(below) => Some(format!("{name}.{below}")),
             None => value.span().contains(&at).then(|| name.to_string()),
         }

@@ -80,6 +80,22 @@ pub(crate) fn count<N: FromStr>(typed: &str) -> Result<N, &'static str> {
     typed.parse().map_err(|_| "expected a number, 1 or more")
 }
 
+/// Parses the limit of a user, who may be without it.
+pub(crate) fn unless_none<L: FromStr<Err: std::fmt::Display>>(typed: &str) -> Result<Option<L>, String> {
+    match typed {
+        "none" => Ok(None),
+        limit => limit.parse().map(Some).map_err(|error| format!("{error}, or none")),
+    }
+}
+
+/// Parses the name of a user, as it is in a user file. Returns it as records show it.
+pub(crate) fn user(text: &str) -> Result<Box<str>, &'static str> {
+    match text {
+        "" => Err("expected the name of a user"),
+        name => Ok(spliceway_protocol::printable(name.as_bytes())),
+    }
+}
+
 pub(crate) fn mark(typed: &str) -> Result<u32, &'static str> {
     let mark = match typed.strip_prefix("0x") {
         // The check excludes a sign, which `from_str_radix` accepts.

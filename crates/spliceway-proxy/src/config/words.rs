@@ -18,7 +18,7 @@ use crate::balance::BackendSettings;
 use crate::dial::{ResolverSettings, UpstreamProxy};
 use crate::log::AccessLog;
 use crate::policy;
-use crate::rates::RateArg;
+use crate::rates::{ByteRate, RateArg};
 
 macro_rules! words {
     ($($(#[$doc:meta])* $word:ident: $parsed:ty = $form:ident, $parse:expr;)+) => {$(
@@ -44,6 +44,8 @@ words! {
     RecordTime: Duration = Text, values::record_time;
     Sessions: NonZeroUsize = Number, values::count;
     PerClient: NonZeroU32 = Number, values::count;
+    /// A limit on the sessions of a user. `None` means no limit.
+    UserSessions: Option<NonZeroU32> = Number, values::unless_none;
     Descriptors: u64 = Number, values::descriptors;
     Workers: NonZeroUsize = Number, values::workers;
     Mark: u32 = Number, values::mark;
@@ -66,6 +68,9 @@ words! {
     /// A target rule, or a file of them.
     Rule: RuleArg = Text, values::rule;
     Rate: RateArg = Text, str::parse;
+    UserName: Box<str> = Text, values::user;
+    /// A rate that the sessions of a user share. `None` means no limit.
+    UserRate: Option<ByteRate> = Text, values::unless_none;
     Resolver: ResolverSettings = Text, values::resolver;
     Ip: IpAddr = Text, values::ip;
     /// The name of a network interface.

@@ -244,8 +244,7 @@ fn parcel(message: SessionMessage, data: &[u8], descriptors: Vec<OwnedFd>, overv
     let (client, upstream) = (stream(client)?, stream(upstream)?);
     let facts = message.facts();
     let address = facts.client.map(|client| client.ip());
-    let rates = service.rates.of_session(address);
-    rates.lower(message.rates);
+    let balances = message.rates;
     let mut permit = overview.admission.readmit();
     if let Some(address) = address {
         // A client above its limit keeps its sessions.
@@ -258,8 +257,12 @@ fn parcel(message: SessionMessage, data: &[u8], descriptors: Vec<OwnedFd>, overv
     if let Some(idle) = message.shown_idle_us {
         session.has_moved(message.bytes(), ago(Duration::from_micros(idle)));
     }
+    let mut record = Record::arrived(Arc::clone(&service), session);
+    record.reenter_account();
+    let rates = record.user_rates(service.rates.of_session(address));
+    rates.lower(balances);
     Ok(Parcel {
-        record: Record::arrived(service, session),
+        record,
         permit,
         suspended: Suspended {
             client,

@@ -72,6 +72,7 @@ pub(super) fn build(
         spin: settings.spin,
         clients: service.clients.clone(),
         users: service.users.clone(),
+        accounts: Arc::clone(&shared.accounts),
         penalties: penalties.map_or_else(
             || Arc::new(Penalties::new(service.auth_penalty)),
             |before| Arc::clone(&before.built.service.penalties),

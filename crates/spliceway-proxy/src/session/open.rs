@@ -72,6 +72,11 @@ pub(super) async fn open(
         ahead: 0,
         service,
     };
+    if let Err(reason) = record.enter_account() {
+        return Err(opening
+            .refuse(Failure::General, SessionEnd::Denied(reason).into())
+            .await);
+    }
     match opening.request.request.command {
         Command::Connect => {
             let mut dialed = match opening.service.balancer.clone() {
@@ -81,11 +86,11 @@ pub(super) async fn open(
             if opening.is_whole() {
                 opening.exchange(&mut dialed, record).await?;
             }
-            opening.ends(dialed).await.map(Opened::Relay)
+            opening.ends(dialed, record).await.map(Opened::Relay)
         }
         Command::Bind => {
             let dialed = opening.bind(record).await?;
-            opening.ends(dialed).await.map(Opened::Relay)
+            opening.ends(dialed, record).await.map(Opened::Relay)
         }
         // An association has up to four descriptors, as two sessions do.
         Command::Associate if !permit.widen() => {
@@ -346,7 +351,7 @@ impl Opening {
         said
     }
 
-    async fn ends(mut self, dialed: Dialed) -> Result<Ends, Outcome> {
+    async fn ends(mut self, dialed: Dialed, record: &Record) -> Result<Ends, Outcome> {
         let mut up = self.introduction();
         let early = self.client.buffer();
         let mut rest = self.request.body.map(|body| match body {
@@ -369,6 +374,7 @@ impl Opening {
             .service
             .rates
             .of_session(self.addresses.client.map(|client| client.ip()));
+        let rates = record.user_rates(rates);
         // Many sessions consist only of requests and answer heads, so these bytes count, too.
         charge(&rates.incoming, up.len() as u64 + self.ahead);
         charge(&rates.outgoing, dialed.early.len() as u64);

@@ -10,6 +10,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use super::distinct::Distinct;
 use super::rules::Lists;
+use super::user_limits::user_limits;
 use super::users::users;
 use super::{AcceptProxy, Kind, Limits, ServiceSettings, Settings, Timeouts, interned};
 use crate::balance::{BACKENDS_MAX, BackendSettings, BalanceSettings, EjectSettings, Policy};
@@ -61,6 +62,7 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
         engine,
         admin,
         defaults,
+        user,
         service,
     } = config;
     let timeouts = Timeouts {
@@ -86,8 +88,10 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
             "there is no service: expected a table [[service]]",
         ));
     }
+    let users = user_limits(&defaults.user, user, &services, origin, warnings)?;
     Ok(Settings {
         services,
+        users,
         timeouts,
         limits: Limits {
             max_conns: parsed(&limits.max_conns),

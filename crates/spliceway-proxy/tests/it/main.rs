@@ -64,5 +64,6 @@ mod top;
 mod udp;
 mod udp_links;
 mod upstream_proxy;
+mod user_limits;
 // A peer that vanishes without a FIN.
 mod vanished;

@@ -41,6 +41,7 @@ fn the_printed_file_means_what_the_command_line_means() {
         "http -x socks5h://192.0.2.1 --dns 192.0.2.53,[2001:db8::53]:5353",
         "mixed --accept-proxy any --proxy-from 10.0.0.0/8 --open --dns system",
         "mixed --rate-in 10MB --rate-in 1.5MiB:client --rate-out 500kB:connection --nofile 4096",
+        "mixed --auth ann:wonderland --user-max-conns 9 --user-rate-in 1.5MiB --user-rate-out none",
         "mixed --splice off --pipe-size 256k --spin 20us --workers 3 --log-level off --metrics [::1]:9100",
         "mixed --log-format json --access-log /var/log/a.log --record-interval 5m",
         "mixed --log-format text --access-log - --record-interval 0",
@@ -165,7 +166,7 @@ fn every_key_has_a_flag_with_a_help_text_and_a_line_in_the_documents() {
             "{path}.{key} has no flag"
         );
         let heading = match path.as_str() {
-            "service" | "service.backend" => format!("## `[[{path}]]`"),
+            "service" | "service.backend" | "user" => format!("## `[[{path}]]`"),
             path => format!("## `[{path}]`"),
         };
         let section = document

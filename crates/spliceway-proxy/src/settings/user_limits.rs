@@ -1,0 +1,67 @@
+//! The limits of users: those of every user, and those of users with an own table.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashSet};
+
+use toml::Spanned;
+
+use super::ServiceSettings;
+use super::origin::{Fault, Origin};
+use crate::accounts::{AllLimits, UserLimits};
+use crate::config::{User, UserDefaults, Value, Word};
+
+/// Returns the limits of all users. A key that a user does not have is that of every user.
+pub(super) fn user_limits(
+    defaults: &UserDefaults,
+    tables: &[Spanned<User>],
+    services: &[ServiceSettings],
+    origin: &Origin,
+    warnings: &mut Vec<Fault>,
+) -> Result<AllLimits, Fault> {
+    let UserDefaults {
+        max_conns,
+        rate_in,
+        rate_out,
+    } = defaults;
+    let every = UserLimits {
+        max_conns: or(max_conns, None),
+        rate_in: or(rate_in, None),
+        rate_out: or(rate_out, None),
+    };
+    let known: HashSet<_> = services
+        .iter()
+        .filter_map(|service| service.users.as_ref())
+        .flat_map(|users| users.names())
+        .collect();
+    let (mut named, mut places) = (BTreeMap::new(), BTreeMap::new());
+    for table in tables {
+        let (place, table) = (table.span().start, table.get_ref());
+        let missing = || Fault::new(Some(place), "name", "is missing: expected the name of a user");
+        let name = table.name.as_ref().ok_or_else(missing)?;
+        let at = name.at();
+        let user = name.parsed();
+        match places.entry(user.clone()) {
+            Entry::Vacant(entry) => drop(entry.insert(at)),
+            Entry::Occupied(entry) => {
+                let there = origin.place(*entry.get());
+                let problem = format!("the table at {there} has the limits of this user too: expected one of them");
+                return Err(Fault::new(at, "name", problem));
+            }
+        }
+        if !known.contains(&user) {
+            let problem = format!("no service has the user {user}, so these limits have no effect");
+            warnings.push(Fault::new(at, "name", problem));
+        }
+        let limits = UserLimits {
+            max_conns: or(&table.max_conns, every.max_conns),
+            rate_in: or(&table.rate_in, every.rate_in),
+            rate_out: or(&table.rate_out, every.rate_out),
+        };
+        named.insert(user, limits);
+    }
+    Ok(AllLimits { every, named })
+}
+
+fn or<W: Word>(value: &Option<Value<W>>, default: W::Parsed) -> W::Parsed {
+    value.as_ref().map_or(default, Value::parsed)
+}
