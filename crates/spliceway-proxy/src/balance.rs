@@ -12,6 +12,7 @@
 
 mod ejection;
 mod lease;
+mod members;
 mod policy;
 
 use std::collections::VecDeque;
@@ -33,11 +34,14 @@ use policy::Candidate;
 
 pub(crate) use ejection::EjectSettings;
 pub(crate) use lease::{Failure, Lease, Tried};
+pub(crate) use members::Members;
 pub(crate) use policy::Policy;
 
 /// The most backends of a service. A choice looks at each of them, which takes up to 5 µs for so
 /// many.
 pub(crate) const BACKENDS_MAX: usize = 256;
+/// A larger weight would not be exact with few sessions. HAProxy has the same limit.
+pub(crate) const WEIGHT_MAX: u32 = 256;
 /// The most backends that are tried for one client. HAProxy has the same default.
 const TRIES_MAX: usize = 4;
 
@@ -65,15 +69,14 @@ pub(crate) struct BackendSettings {
     pub(crate) is_backup: bool,
     /// The most sessions at the same time.
     pub(crate) max_conns: Option<NonZeroU32>,
+    pub(crate) members: Members,
 }
 
 /// The backends of a service, and the clients that wait for one.
 #[derive(Debug)]
 pub(crate) struct Balancer {
     service: &'static str,
-    policy: Policy,
-    eject: EjectSettings,
-    queue_max: usize,
+    settings: BalanceSettings,
     inner: Mutex<Inner>,
 }
 
@@ -82,11 +85,15 @@ struct Inner {
     places: Vec<Place>,
     /// The clients that wait, the first one first.
     queue: VecDeque<Waiter>,
+    /// The names that have not been looked up yet. Clients wait for their members.
+    unresolved: Vec<Box<str>>,
 }
 
 /// A backend, and what only the balancer knows about it.
 #[derive(Debug)]
 struct Place {
+    /// The name in the settings, of which it is a member.
+    group: Box<str>,
     settings: BackendSettings,
     hash: u64,
     credit: i64,
@@ -144,7 +151,7 @@ pub(crate) struct BackendStatus {
 enum Choice {
     /// The index of the place.
     Place(usize),
-    /// There are backends, and all of them are full.
+    /// There are backends and all of them are full, or a name is not looked up yet.
     Full,
     None,
 }
@@ -153,27 +160,29 @@ impl Balancer {
     /// Creates a balancer. Backends of the same name continue from `before`.
     pub(crate) fn new(service: &'static str, settings: &BalanceSettings, before: Option<&Self>) -> Arc<Self> {
         let before = before.map(Self::inner);
-        let known = |name: &str| {
-            let mut before = before.iter().flat_map(|inner| &inner.places);
-            before.find(|place| *place.settings.name == *name)
-        };
-        let place = |settings: &BackendSettings| Place {
-            hash: hash_of(&settings.name),
-            credit: 0,
-            backend: known(&settings.name).map_or_else(
-                || Arc::new(Backend::new(&settings.name)),
-                |place| Arc::clone(&place.backend),
-            ),
-            settings: settings.clone(),
-        };
+        let before: &[Place] = before.as_ref().map_or(&[], |inner| &inner.places);
+        let (mut places, mut unresolved) = (Vec::new(), Vec::new());
+        for backend in &settings.backends {
+            if backend.members == Members::One {
+                let known = before.iter().find(|place| place.settings.name == backend.name);
+                places.push(Place::new(&backend.name, backend.clone(), known));
+                continue;
+            }
+            // The members stay until the name is looked up again.
+            let known = before.iter().filter(|place| place.group == backend.name);
+            let count = places.len();
+            places.extend(known.map(|place| Place::new(&backend.name, place.settings.clone(), Some(place))));
+            if places.len() == count {
+                unresolved.push(backend.name.clone());
+            }
+        }
         Arc::new(Self {
             service,
-            policy: settings.policy,
-            eject: settings.eject,
-            queue_max: settings.queue_max,
+            settings: settings.clone(),
             inner: Mutex::new(Inner {
-                places: settings.backends.iter().map(place).collect(),
+                places,
                 queue: VecDeque::new(),
+                unresolved,
             }),
         })
     }
@@ -196,15 +205,15 @@ impl Balancer {
         let client = client.map(hash_of_client);
         let answer = {
             let mut inner = self.inner();
-            match self.choose(&mut inner.places, client, tried) {
+            match self.choose(&mut inner, client, tried) {
                 Choice::None => return Err(NoLease::NoneAvailable),
                 Choice::Place(index) if inner.queue.is_empty() => return Ok(self.take(&inner.places[index])),
                 Choice::Place(_) | Choice::Full => {}
             }
-            if inner.queue.len() >= self.queue_max {
+            if inner.queue.len() >= self.settings.queue_max {
                 inner.queue.retain(|waiter| !waiter.answer.is_closed());
             }
-            if inner.queue.len() >= self.queue_max {
+            if inner.queue.len() >= self.settings.queue_max {
                 return Err(NoLease::QueueFull);
             }
             let (sender, answer) = oneshot::channel();
@@ -228,20 +237,20 @@ impl Balancer {
     fn serve_queue(self: &Arc<Self>) {
         let mut served = Vec::new();
         let mut inner = self.inner();
-        let Inner { places, queue } = &mut *inner;
-        while let Some(waiter) = queue.front() {
+        while let Some(waiter) = inner.queue.pop_front() {
             let choice = match waiter.answer.is_closed() {
                 true => Choice::None,
-                false => self.choose(places, waiter.client, &waiter.tried),
+                false => self.choose(&mut inner, waiter.client, &waiter.tried),
             };
-            let lease = match choice {
-                Choice::Full => break,
-                Choice::Place(index) => Some(self.take(&places[index])),
-                Choice::None => None,
-            };
-            // Without a lease, the client gets an error.
-            let waiter = queue.pop_front();
-            served.extend(waiter.zip(lease).map(|(waiter, lease)| (waiter.answer, lease)));
+            match choice {
+                Choice::Full => {
+                    inner.queue.push_front(waiter);
+                    break;
+                }
+                Choice::Place(index) => served.push((waiter.answer, self.take(&inner.places[index]))),
+                // Without a lease, the client gets an error.
+                Choice::None => drop(waiter),
+            }
         }
         drop(inner);
         for (answer, lease) in served {
@@ -251,8 +260,8 @@ impl Balancer {
     }
 
     /// Chooses among the backends, and among the backups if there is no other one.
-    fn choose(&self, places: &mut [Place], client: Option<u64>, tried: &Tried) -> Choice {
-        let now = Instant::now();
+    fn choose(&self, inner: &mut Inner, client: Option<u64>, tried: &Tried) -> Choice {
+        let (places, now) = (&mut inner.places, Instant::now());
         for is_backup in [false, true] {
             let is_here = |place: &Place| {
                 place.settings.is_backup == is_backup
@@ -266,7 +275,7 @@ impl Balancer {
                 .map(|index| (*index, places[*index].candidate()))
                 .unzip();
             let mut random = |below| rand::random_range(0..below);
-            if let Some(chosen) = self.policy.choose(&mut candidates, client, &mut random) {
+            if let Some(chosen) = self.settings.policy.choose(&mut candidates, client, &mut random) {
                 for (index, candidate) in indices.iter().zip(&candidates) {
                     places[*index].credit = candidate.credit;
                 }
@@ -276,7 +285,10 @@ impl Balancer {
                 return Choice::Full;
             }
         }
-        Choice::None
+        match inner.unresolved.is_empty() {
+            true => Choice::None,
+            false => Choice::Full,
+        }
     }
 
     fn take(self: &Arc<Self>, place: &Place) -> Lease {
@@ -303,7 +315,7 @@ impl Balancer {
         let inner = self.inner();
         let is_ejected = |place: &&Place| place.backend.availability(now) != Availability::Up;
         let ejected = inner.places.iter().filter(is_ejected).count();
-        decide(self.eject.allows(ejected, inner.places.len()))
+        decide(self.settings.eject.allows(ejected, inner.places.len()))
     }
 
     /// Returns the number of clients that wait.
@@ -328,6 +340,21 @@ impl Balancer {
 }
 
 impl Place {
+    /// Returns a place whose backend continues from `known`.
+    fn new(group: &str, settings: BackendSettings, known: Option<&Self>) -> Self {
+        let backend = known.map_or_else(
+            || Arc::new(Backend::new(&settings.name)),
+            |place| Arc::clone(&place.backend),
+        );
+        Self {
+            group: group.into(),
+            hash: hash_of(&settings.name),
+            credit: 0,
+            backend,
+            settings,
+        }
+    }
+
     fn candidate(&self) -> Candidate {
         Candidate {
             weight: self.settings.weight.get(),

@@ -163,6 +163,7 @@ tables! {
         listen: List<Listen>,
         to: List<Remote>,
         balance: Value<Choice<Policy>>,
+        each_address: Value<Flag>,
         queue: Value<Queue>,
         eject_after: Value<EjectAfter>,
         eject_time: Value<PositiveTime>,

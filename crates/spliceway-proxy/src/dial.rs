@@ -31,11 +31,11 @@ use crate::policy::TargetPolicy;
 use crate::stream::Stream;
 use attempts::{Lost, Tried, Why, first_to_connect};
 use happy_eyeballs::HappyEyeballs;
-use resolver::{Found, Lookup, LookupError, Pending, Resolver};
+use resolver::{Found, Lookup, Pending, Resolver};
 use spliceway_protocol::address::{Target, canonical};
 
 pub(crate) use error::DialError;
-pub(crate) use resolver::ResolverSettings;
+pub(crate) use resolver::{LookupError, Member, ResolverSettings, Valid};
 pub(crate) use socket::SocketSettings;
 pub(crate) use upstream::{CHAIN_MAX, UpstreamProxy};
 
@@ -167,6 +167,20 @@ impl Dialer {
             }
         }
         if allowed.is_empty() { Err(refused) } else { Ok(allowed) }
+    }
+
+    /// Returns every address that a name stands for, and how long the answer is valid. With
+    /// `is_srv`, the name has SRV records, and the port is theirs. Cancel safe.
+    ///
+    /// # Errors
+    /// Returns an error if there is no address, or if the lookup fails or takes too long.
+    pub(crate) async fn members(&self, name: &str, port: u16, is_srv: bool) -> Result<Valid<Member>, LookupError> {
+        let caller = self.caller(None);
+        let deadline = caller.deadline;
+        match is_srv {
+            true => resolver::within(deadline, self.resolver.services(name, caller)).await,
+            false => resolver::within(deadline, self.resolver.members(name, port, caller)).await,
+        }
     }
 
     fn caller(&self, client: Option<ClientKey>) -> Caller {

@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::thread;
 
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 /// The state of the program.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -122,6 +122,23 @@ impl Health {
         });
     }
 
+    /// Starts a task that runs until `stop` is resolved or dropped. If the task ends earlier, the
+    /// program has failed.
+    pub(crate) fn spawn_until(
+        &self,
+        stop: oneshot::Receiver<()>,
+        name: &str,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let guard = self.guard(name);
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = stop => guard.release(),
+                () = task => drop(guard),
+            }
+        });
+    }
+
     /// Returns a guard for the task or thread that does this part of the work.
     pub(crate) fn guard(&self, name: &str) -> Guard {
         Guard {
@@ -150,6 +167,28 @@ mod tests {
         drop(health.guard("this"));
         drop(health.guard("that"));
         assert_eq!(health.state(), State::Failed("this".into()));
+    }
+
+    #[tokio::test]
+    async fn a_task_that_is_stopped_has_not_failed() {
+        let health = Health::new();
+        for is_stopped in [true, false] {
+            let (stop, stopped) = oneshot::channel();
+            let (ends, ended) = oneshot::channel::<()>();
+            let _stop = (!is_stopped).then_some(stop);
+            health.spawn_until(stopped, "this", async move {
+                let _ends = ends;
+                match is_stopped {
+                    true => std::future::pending().await,
+                    false => tokio::task::yield_now().await,
+                }
+            });
+            assert!(ended.await.is_err());
+            if is_stopped {
+                assert_eq!(health.state(), State::Serving);
+            }
+        }
+        assert_eq!(health.stopped().await, State::Failed("this".into()));
     }
 
     #[tokio::test]

@@ -293,6 +293,7 @@ impl Instance {
         // The rest of the listeners close now.
         drop(open);
         while self.accepting.try_join_next().is_some() {}
+        built.iter().for_each(|built| built.begin(&self.shared.health));
         self.running = Some((settings, built));
         report
     }

@@ -148,7 +148,7 @@ impl Lease {
         backend.failures[failure as usize].fetch_add(1, Ordering::Relaxed);
         let (is_trial, now) = (std::mem::take(&mut self.is_trial), Instant::now());
         let credit = self.connected.take().map_or(Credit::default(), |(_, credit)| credit);
-        let settings = &self.balancer.eject;
+        let settings = &self.balancer.settings.eject;
         let ejected = self.balancer.with_ejections(now, |may_eject| {
             backend.ejection().failed(is_trial, credit, settings, may_eject, now)
         });

@@ -7,9 +7,13 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// Returns a balancer of these backends, each in the form of the flag.
 fn balancer(policy: Policy, backends: &[&str], before: Option<&Balancer>) -> Arc<Balancer> {
+    balancer_of(policy, backends.iter().map(|text| backend(text)).collect(), before)
+}
+
+pub(super) fn balancer_of(policy: Policy, backends: Vec<BackendSettings>, before: Option<&Balancer>) -> Arc<Balancer> {
     let settings = BalanceSettings {
         policy,
-        backends: backends.iter().map(|text| backend(text)).collect(),
+        backends,
         eject: EjectSettings {
             after: NonZeroU32::new(1),
             time: 5 * SECOND,
@@ -20,7 +24,7 @@ fn balancer(policy: Policy, backends: &[&str], before: Option<&Balancer>) -> Arc
     Balancer::new("web", &settings, before)
 }
 
-fn backend(text: &str) -> BackendSettings {
+pub(super) fn backend(text: &str) -> BackendSettings {
     let value: crate::config::Value<crate::config::Remote> = text.parse().unwrap();
     value.parsed()
 }
@@ -33,11 +37,11 @@ fn lease(balancer: &Arc<Balancer>, client: Option<ClientKey>, tried: &Tried) -> 
     }
 }
 
-fn any(balancer: &Arc<Balancer>) -> Lease {
+pub(super) fn any(balancer: &Arc<Balancer>) -> Lease {
     lease(balancer, None, &Tried::default()).unwrap()
 }
 
-fn target(lease: &Lease) -> String {
+pub(super) fn target(lease: &Lease) -> String {
     lease.target(0).to_string()
 }
 

@@ -16,14 +16,18 @@ pub(super) struct ForwardArgs {
     /// `unix:PATH[,mode=0660]` or `fd:NAME`. `PORT-PORT` is a range. May be repeated
     #[arg(short, long, value_name = "ADDR", required = true)]
     listen: Vec<Value<Listen>>,
-    /// Target: `HOST:PORT` or `unix:PATH`. A range `HOST:PORT-PORT` maps listening ports one to
-    /// one. May be repeated: each client then gets one of these backends. `,weight=N`,
+    /// Target: `HOST:PORT`, `unix:PATH` or `srv:NAME`. A range `HOST:PORT-PORT` maps listening
+    /// ports one to one. May be repeated: each client then gets one of these backends. `,weight=N`,
     /// `,max-conns=N` and `,backup` may follow
     #[arg(short, long, visible_alias = "to", value_name = "HOST:PORT", required = true)]
     remote: Vec<Value<Remote>>,
     /// How clients are spread over several backends [default: least-conn]
     #[arg(long, value_name = "POLICY", help_heading = "Backends", hide_short_help = true, value_parser = choice::<Policy>())]
     balance: Option<Value<Choice<Policy>>>,
+    /// Make every address of a name a backend of its own, and look the name up again when its TTL
+    /// ends
+    #[arg(long, help_heading = "Backends", hide_short_help = true)]
+    each_address: bool,
     /// Maximum number of clients that wait for a backend if all of them have `,max-conns=N`
     /// sessions. Further clients are refused [default: 1024]
     #[arg(long, value_name = "N", help_heading = "Backends", hide_short_help = true)]
@@ -287,6 +291,7 @@ impl ForwardArgs {
             listen: List::of(self.listen),
             to: List::of(self.remote),
             balance: self.balance,
+            each_address: flag(self.each_address),
             queue: self.queue,
             eject_after: self.eject_after,
             eject_time: self.eject_time,

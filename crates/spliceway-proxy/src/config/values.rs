@@ -11,7 +11,7 @@ use spliceway::{Engine, PipeSize, SizeClass};
 use tracing_subscriber::filter::LevelFilter;
 
 use super::words::RuleArg;
-use crate::balance::BackendSettings;
+use crate::balance::{BackendSettings, Members, WEIGHT_MAX};
 use crate::dial::ResolverSettings;
 use crate::log::{AccessLog, Format};
 use spliceway_protocol::address::{ListenAddress, Target};
@@ -122,6 +122,7 @@ pub(crate) fn remote(typed: &str) -> Result<BackendSettings, String> {
         weight: NonZeroU32::MIN,
         is_backup: false,
         max_conns: None,
+        members: Members::One,
     };
     let mut text = typed;
     while let Some((rest, option)) = text.rsplit_once(',') {
@@ -137,6 +138,13 @@ pub(crate) fn remote(typed: &str) -> Result<BackendSettings, String> {
         text = rest;
     }
     backend.name = text.into();
+    if let Some(name) = text.strip_prefix("srv:") {
+        let expected = || "expected a name of SRV records, such as srv:_http._tcp.example.com".to_owned();
+        let name = Target::named(name, 0).filter(|target| matches!(target, Target::Name(..)));
+        backend.targets = name.ok_or_else(expected)?.into();
+        backend.members = Members::Srv;
+        return Ok(backend);
+    }
     backend.targets = text.parse()?;
     match backend.targets.first.port() {
         Some(0) => Err("expected a port from 1 to 65535".to_owned()),
@@ -160,9 +168,6 @@ pub(crate) fn percent(typed: &str) -> Result<u32, &'static str> {
     let percent = typed.parse().ok().filter(|percent| *percent <= 100);
     percent.ok_or("expected a share in per cent, from 0 to 100")
 }
-
-/// A larger weight than 256 would not be exact with few sessions.
-const WEIGHT_MAX: u32 = 256;
 
 pub(crate) fn weight(typed: &str) -> Result<NonZeroU32, String> {
     let weight = typed

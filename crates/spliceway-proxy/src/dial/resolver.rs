@@ -23,8 +23,10 @@ use super::cache::Cache;
 use super::happy_eyeballs::{Family, HappyEyeballs};
 use places::{Place, Places, TooLate};
 
+mod members;
 mod places;
 
+pub(crate) use members::{Member, Valid};
 pub(super) use places::Key;
 
 /// The maximum number of search domains for a short name: as many as resolv.conf(5) has always
@@ -294,6 +296,14 @@ fn system_look_up(name: &str) -> io::Result<Vec<IpAddr>> {
     Ok((name, 0).to_socket_addrs()?.map(|address| address.ip()).collect())
 }
 
+fn failure(error: &NetError) -> LookupError {
+    match error {
+        NetError::Timeout => LookupError::TimedOut,
+        NetError::Dns(DnsError::NoRecordsFound(_)) => LookupError::NoAddress,
+        error => LookupError::Failed(error.to_string().into()),
+    }
+}
+
 /// Returns the configuration of a server that is queried over UDP, and over TCP for long answers.
 fn server(address: SocketAddr) -> NameServerConfig {
     let connection = |mut connection: ConnectionConfig| {
@@ -335,6 +345,14 @@ impl Dns {
 
     /// Queries the servers and caches the answer for its TTL.
     async fn ask(&self, name: &str, family: Family, _place: Place) -> Result<Vec<IpAddr>, LookupError> {
+        let (addresses, ttl) = self.query(name, family).await?;
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        cache.put(name, family, &addresses, ttl, Instant::now());
+        Ok(addresses)
+    }
+
+    /// Queries the servers. Returns the addresses, which may be none, and the TTL.
+    async fn query(&self, name: &str, family: Family) -> Result<Valid<IpAddr>, LookupError> {
         // A text that is not a DNS name has no address, so no server is asked.
         let question = Name::from_ascii(name).map_err(|_| LookupError::NoAddress)?;
         let record_type = match family {
@@ -351,13 +369,9 @@ impl Dns {
                 (addresses, answers.iter().map(|record| record.ttl).min())
             }
             Err(NetError::Dns(DnsError::NoRecordsFound(none))) => (Vec::new(), none.negative_ttl),
-            Err(NetError::Timeout) => return Err(LookupError::TimedOut),
-            Err(error) => return Err(LookupError::Failed(error.to_string().into())),
+            Err(error) => return Err(failure(&error)),
         };
-        let ttl = Duration::from_secs(ttl.unwrap_or(0).into());
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        cache.put(name, family, &addresses, ttl, Instant::now());
-        Ok(addresses)
+        Ok((addresses, Duration::from_secs(ttl.unwrap_or(0).into())))
     }
 }
 

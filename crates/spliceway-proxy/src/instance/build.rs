@@ -1,8 +1,9 @@
 //! Builds a service from its settings, and continues what it shares with its predecessor.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use spliceway::{Peer, RelayOptions};
+use tokio::sync::oneshot;
 
 use super::Shared;
 use crate::admission::Dials;
@@ -11,6 +12,7 @@ use crate::balance::Balancer;
 use crate::dial::Dialer;
 use crate::drain::Accepting;
 use crate::exposure::Clients;
+use crate::health::Health;
 use crate::policy::{TargetPolicy, Targets};
 use crate::rates::RateLimits;
 use crate::service::Service;
@@ -24,6 +26,8 @@ pub(super) struct Built {
     targets: Targets,
     /// The number of descriptors that its dialer may use.
     transient: usize,
+    /// Dropping it stops the tasks of the service.
+    tasks: Arc<OnceLock<oneshot::Sender<()>>>,
 }
 
 /// The parts that a service takes over from the service of the same name before it.
@@ -102,7 +106,25 @@ pub(super) fn build(
         service: Arc::new(service),
         targets,
         transient,
+        tasks: Arc::default(),
     })
+}
+
+impl Built {
+    /// Starts the tasks of the service, unless they run. They stop when the service is replaced.
+    pub(super) fn begin(&self, health: &Health) {
+        let service = &self.service;
+        let Some(balancer) = service.balancer.as_ref().filter(|balancer| balancer.has_names()) else {
+            return;
+        };
+        self.tasks.get_or_init(|| {
+            let (stop, stopped) = oneshot::channel();
+            let task = Arc::clone(balancer).watch_names(service.dialer.clone());
+            let name = format!("the task that looks up the backends of {}", service.name);
+            health.spawn_until(stopped, &name, task);
+            stop
+        });
+    }
 }
 
 /// Returns a dialer that shares the name cache of the service before, if it would connect in the

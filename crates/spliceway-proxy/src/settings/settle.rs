@@ -13,7 +13,7 @@ use super::rules::Lists;
 use super::user_limits::user_limits;
 use super::users::users;
 use super::{AcceptProxy, Kind, Limits, ServiceSettings, Settings, Timeouts, interned};
-use crate::balance::{BACKENDS_MAX, BackendSettings, BalanceSettings, EjectSettings, Policy};
+use crate::balance::{BACKENDS_MAX, BackendSettings, BalanceSettings, EjectSettings, Members, Policy};
 use crate::config::{self, Choice, Config, KindArg, List, Rate, Value, Word};
 use crate::dial::{CHAIN_MAX, DialSettings, SocketSettings};
 use crate::exposure::{Clients, Reach, check_open};
@@ -22,6 +22,7 @@ use crate::log::{AccessLog, Format};
 use crate::policy::ClientPolicy;
 use crate::rates::Rates;
 use crate::settings::origin::{Fault, Origin};
+use spliceway_protocol::address::Target;
 
 const CONNECT_TIME: Duration = Duration::from_secs(10);
 /// The time limit for a handshake. A PROXY header is the only handshake that a forwarder has.
@@ -268,6 +269,7 @@ fn kind(service: &config::Service, place: usize) -> Result<Kind, Fault> {
 fn of_forwarders(service: &config::Service) -> Option<(&'static str, Option<usize>)> {
     let to = service.to.as_ref().map(|to| ("to", to.at()));
     let balance = service.balance.as_ref().map(|balance| ("balance", balance.at()));
+    let each = service.each_address.as_ref().map(|each| ("each_address", each.at()));
     let queue = service.queue.as_ref().map(|queue| ("queue", queue.at()));
     let after = service.eject_after.as_ref().map(|after| ("eject_after", after.at()));
     let time = service.eject_time.as_ref().map(|time| ("eject_time", time.at()));
@@ -276,12 +278,19 @@ fn of_forwarders(service: &config::Service) -> Option<(&'static str, Option<usiz
         .backend
         .as_ref()
         .map(|all| ("backend", all.iter().find_map(config::Backend::at)));
-    to.or(balance).or(queue).or(after).or(time).or(share).or(backend)
+    to.or(balance)
+        .or(each)
+        .or(queue)
+        .or(after)
+        .or(time)
+        .or(share)
+        .or(backend)
 }
 
 /// Returns how clients are spread over backends. A forwarder with one target has nothing to spread.
 fn balance(service: &config::Service, backends: Vec<BackendSettings>) -> Option<BalanceSettings> {
-    let is_needed = backends.len() > 1 || backends.iter().any(|backend| backend.max_conns.is_some());
+    let is_special = |backend: &BackendSettings| backend.max_conns.is_some() || backend.members != Members::One;
+    let is_needed = backends.len() > 1 || backends.iter().any(is_special);
     is_needed.then(|| BalanceSettings {
         policy: or(&service.balance, BALANCE),
         backends,
@@ -327,6 +336,16 @@ fn backends(service: &config::Service) -> Result<Vec<BackendSettings>, Fault> {
                 "to",
                 format!("expected at most {BACKENDS_MAX} backends"),
             ));
+        }
+    }
+    let each_address = or(&service.each_address, false);
+    for (backend, at) in &mut backends {
+        if each_address && matches!(backend.targets.first, Target::Name(..)) && backend.members == Members::One {
+            backend.members = Members::EachAddress;
+        }
+        if backend.members != Members::One && service.upstream_proxy.is_some() {
+            let why = "has addresses that are looked up here, and not by an upstream proxy: remove upstream_proxy";
+            return Err(Fault::new(*at, "to", why));
         }
     }
     Ok(backends.into_iter().map(|(backend, _)| backend).collect())

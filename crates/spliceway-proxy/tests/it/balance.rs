@@ -1,6 +1,7 @@
 //! Several backends of one forwarder.
 
 mod failures;
+mod names;
 
 use std::collections::BTreeMap;
 use std::io::Write;

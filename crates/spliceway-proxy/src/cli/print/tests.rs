@@ -30,6 +30,7 @@ fn the_printed_file_means_what_the_command_line_means() {
         "-l :8000-8009 -r [2001:db8::1]:9000-9009 --nofile 64",
         "-l unix:/run/${a}.sock,mode=0660 -r example.com:80",
         "-l :80 -r a.example:80,weight=3 -r [2001:db8::1]:80,backup -r unix:/run/a --balance p2c",
+        "-l :80 -r srv:_http._tcp.a.example,max-conns=9 -r a.example:80 --each-address --queue 0 --eject-after 0",
         "forward -l fd:web -r unix:/run/app.sock --send-proxy v2 --mark 0x64 --bind-interface eth0",
         "socks5",
         "socks5 -l 127.0.0.1:0 -l [::1]:0 --idle-timeout 0 --half-close-timeout 1h30m --drain-timeout 0",

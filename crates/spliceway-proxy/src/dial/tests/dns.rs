@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use hickory_resolver::proto::op::{Message, OpCode, ResponseCode};
-use hickory_resolver::proto::rr::rdata::{CNAME, SOA};
+use hickory_resolver::proto::rr::rdata::{CNAME, SOA, SRV};
 use hickory_resolver::proto::rr::{Name, RData, Record};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
@@ -35,6 +35,8 @@ pub(in crate::dial) enum Answer {
     Has(Vec<IpAddr>, u32),
     /// An alias for another name, and the addresses of that name. Each has a TTL in seconds.
     IsAlias(&'static str, u32, Vec<IpAddr>, u32),
+    /// SRV records with this TTL in seconds: priority, weight, port and target.
+    HasServices(Vec<(u16, u16, u16, &'static str)>, u32),
     /// No such name, with a TTL in seconds if there is one.
     HasNone(Option<u32>),
     /// A server failure.
@@ -146,6 +148,12 @@ fn answer(question: &[u8], script: &Mutex<Script>) -> Option<Message> {
             let alias = RData::CNAME(CNAME(of.clone()));
             message.add_answer(Record::from_rdata(query.name().clone(), *alias_seconds, alias));
             message.add_answers(records(&of, ips, *seconds));
+        }
+        Some(Answer::HasServices(services, seconds)) => {
+            for (priority, weight, port, target) in services {
+                let srv = SRV::new(*priority, *weight, *port, Name::from_ascii(target).unwrap());
+                message.add_answer(Record::from_rdata(query.name().clone(), *seconds, RData::SRV(srv)));
+            }
         }
         Some(Answer::HasNone(seconds)) => {
             message.metadata.response_code = ResponseCode::NXDomain;

@@ -1,0 +1,170 @@
+//! Backends that are names: every address of the name is a backend of its own.
+//!
+//! ```text
+//!   name ── lookup ──▶ members ── TTL ──▶ lookup ──▶ members, of which some have changed
+//!             │ failed: the members stay         ▲
+//!             └────────────── soon ──────────────┘
+//! ```
+
+use std::collections::HashMap;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use spliceway_protocol::address::{Target, TargetRange};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use super::{BACKENDS_MAX, BackendSettings, Balancer, Place, WEIGHT_MAX};
+use crate::dial::{Dialer, LookupError, Member, Valid};
+
+/// The shortest time between two lookups of a name, for answers with a TTL of 0.
+const SHORTEST: Duration = Duration::from_secs(1);
+/// The longest time. A change of members is then seen even if the TTL is a day.
+const LONGEST: Duration = Duration::from_secs(5 * 60);
+/// The time before a failed lookup is repeated.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// Which addresses a backend stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Members {
+    /// It is one backend, whatever its addresses. Each connection looks its name up.
+    One,
+    EachAddress,
+    /// The addresses and ports of SRV records.
+    Srv,
+}
+
+impl Balancer {
+    fn names(&self) -> impl Iterator<Item = &BackendSettings> {
+        self.settings
+            .backends
+            .iter()
+            .filter(|backend| backend.members != Members::One)
+    }
+
+    /// Returns whether there are names to look up.
+    pub(crate) fn has_names(&self) -> bool {
+        self.names().next().is_some()
+    }
+
+    /// Looks up the names again and again. Never returns.
+    pub(crate) async fn watch_names(self: Arc<Self>, dialer: Dialer) {
+        let mut tasks = JoinSet::new();
+        for name in self.names() {
+            tasks.spawn(watch(Arc::clone(&self), name.clone(), dialer.clone()));
+        }
+        while let Some(ended) = tasks.join_next().await {
+            if let Err(error) = ended {
+                std::panic::resume_unwind(error.into_panic());
+            }
+        }
+    }
+
+    /// Puts the result of a lookup into force. Returns when to repeat it.
+    fn looked_up(self: &Arc<Self>, name: &BackendSettings, found: Result<Valid<Member>, LookupError>) -> Duration {
+        let again = match found {
+            Ok((members, ttl)) => {
+                self.update(name, &members);
+                ttl.clamp(SHORTEST, LONGEST)
+            }
+            // Without members, the clients get an error, and do not wait any longer.
+            Err(_) => AGAIN,
+        };
+        self.inner().unresolved.retain(|one| *one != name.name);
+        self.serve_queue();
+        again
+    }
+
+    /// Replaces the members of a name. Members that stay keep their sessions and their state.
+    fn update(&self, name: &BackendSettings, members: &[Member]) {
+        let mut inner = self.inner();
+        let (mut others, mut known) = (Vec::new(), HashMap::new());
+        for place in std::mem::take(&mut inner.places) {
+            match place.group == name.name {
+                true => drop(known.insert(place.settings.name.clone(), place)),
+                false => others.push(place),
+            }
+        }
+        let before = known.len();
+        let (mut added, mut mine) = (0, Vec::new());
+        for settings in of_members(name, members) {
+            let is_taken = |place: &Place| place.settings.name == settings.name;
+            if others.iter().chain(&mine).any(is_taken) || others.len() + mine.len() >= BACKENDS_MAX {
+                continue;
+            }
+            mine.push(match known.remove(&settings.name) {
+                Some(place) => Place { settings, ..place },
+                None => {
+                    added += 1;
+                    Place::new(&name.name, settings, None)
+                }
+            });
+        }
+        let (removed, members) = (known.len(), mine.len());
+        // The policy `first` needs the order of the settings.
+        let position = |place: &Place| self.settings.backends.iter().position(|one| one.name == place.group);
+        others.extend(mine);
+        others.sort_by_key(position);
+        inner.places = others;
+        drop(inner);
+        if added + removed > 0 && before > 0 {
+            tracing::info!(
+                service = self.service,
+                name = &*name.name,
+                members,
+                added,
+                removed,
+                "the backends of a name have changed"
+            );
+        }
+    }
+}
+
+/// Looks up one name again and again. Never returns.
+async fn watch(balancer: Arc<Balancer>, name: BackendSettings, dialer: Dialer) {
+    let Target::Name(host, port) = &name.targets.first else {
+        return std::future::pending().await;
+    };
+    let (is_srv, mut is_failing) = (name.members == Members::Srv, false);
+    loop {
+        let found = dialer.members(host, *port, is_srv).await;
+        if let Err(error) = &found
+            && !is_failing
+        {
+            let (service, name) = (balancer.service, &*name.name);
+            tracing::warn!(service, name, %error, "cannot look up backends: those that are known stay");
+        }
+        is_failing = found.is_err();
+        sleep(balancer.looked_up(&name, found)).await;
+    }
+}
+
+/// Returns the settings of each member of a name.
+fn of_members(name: &BackendSettings, members: &[Member]) -> impl Iterator<Item = BackendSettings> {
+    let first = members.iter().map(|member| member.priority).min().unwrap_or(0);
+    let heaviest = members.iter().filter_map(|member| member.weight).max().unwrap_or(0);
+    members.iter().map(move |member| {
+        // The weights of SRV records go up to 65,535. A weight of 0 means a small chance.
+        let scaled = |weight: u16| match u32::from(heaviest) > WEIGHT_MAX {
+            true => u32::from(weight) * WEIGHT_MAX / u32::from(heaviest),
+            false => weight.into(),
+        };
+        let weight = member
+            .weight
+            .map(|weight| NonZeroU32::new(scaled(weight)).unwrap_or(NonZeroU32::MIN));
+        BackendSettings {
+            name: member.address.to_string().into(),
+            targets: TargetRange {
+                first: Target::Ip(member.address),
+                count: name.targets.count,
+            },
+            weight: weight.unwrap_or(name.weight),
+            is_backup: name.is_backup || member.priority > first,
+            ..name.clone()
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests;

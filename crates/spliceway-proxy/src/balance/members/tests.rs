@@ -1,0 +1,131 @@
+use super::super::tests::{any, backend, balancer_of, target};
+use super::*;
+use crate::balance::{NoLease, Policy, Tried};
+
+const TTL: Duration = Duration::from_secs(60);
+
+fn name(text: &str) -> BackendSettings {
+    BackendSettings {
+        members: Members::EachAddress,
+        ..backend(text)
+    }
+}
+
+fn addresses(texts: &[&str]) -> Vec<Member> {
+    let member = |text: &&str| Member {
+        address: text.parse().unwrap(),
+        priority: 0,
+        weight: None,
+    };
+    texts.iter().map(member).collect()
+}
+
+fn names(balancer: &Balancer) -> Vec<String> {
+    balancer
+        .status()
+        .into_iter()
+        .map(|backend| backend.name.into())
+        .collect()
+}
+
+#[test]
+fn members_are_replaced_and_those_that_stay_keep_their_sessions() {
+    let (web, other) = (name("web:80,weight=3"), backend("other:80"));
+    let balancer = balancer_of(Policy::LeastConn, vec![web.clone(), other], None);
+    let found = Ok((addresses(&["192.0.2.1:80", "[2001:db8::1]:80"]), TTL));
+    assert_eq!(balancer.looked_up(&web, found), TTL);
+    assert_eq!(names(&balancer), ["192.0.2.1:80", "[2001:db8::1]:80", "other:80"]);
+    let leases: Vec<_> = (0..7).map(|_| any(&balancer)).collect();
+    balancer.update(&web, &addresses(&["[2001:db8::1]:80", "192.0.2.9:80", "192.0.2.9:80"]));
+    let sessions: Vec<_> = balancer.status().iter().map(|one| one.sessions).collect();
+    assert_eq!(names(&balancer), ["[2001:db8::1]:80", "192.0.2.9:80", "other:80"]);
+    assert_eq!(sessions, [3, 0, 1]);
+    drop(leases);
+    assert!(balancer.status().iter().all(|one| one.sessions == 0));
+}
+
+#[test]
+fn a_failed_lookup_keeps_the_members() {
+    let web = name("web:80");
+    let balancer = balancer_of(Policy::First, vec![web.clone()], None);
+    balancer.update(&web, &addresses(&["192.0.2.1:80"]));
+    assert_eq!(balancer.looked_up(&web, Err(LookupError::TimedOut)), AGAIN);
+    assert_eq!(target(&any(&balancer)), "192.0.2.1:80");
+}
+
+#[test]
+fn answers_are_used_for_their_ttl_within_bounds() {
+    let web = name("web:80");
+    let balancer = balancer_of(Policy::First, vec![web.clone()], None);
+    for (ttl, expected) in [(Duration::ZERO, SHORTEST), (TTL, TTL), (Duration::MAX, LONGEST)] {
+        assert_eq!(
+            balancer.looked_up(&web, Ok((addresses(&["192.0.2.1:80"]), ttl))),
+            expected
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_waits_for_the_first_lookup_and_no_longer() {
+    for (found, expected) in [
+        (Ok((addresses(&["192.0.2.1:80"]), TTL)), Ok("192.0.2.1:80".to_owned())),
+        (Err(LookupError::NoAddress), Err(NoLease::NoneAvailable)),
+    ] {
+        let web = name("web:80");
+        let balancer = balancer_of(Policy::First, vec![web.clone()], None);
+        let client = tokio::spawn({
+            let balancer = Arc::clone(&balancer);
+            async move { balancer.lease(None, &Tried::default(), TTL).await }
+        });
+        while balancer.waiting() == 0 {
+            tokio::task::yield_now().await;
+        }
+        balancer.looked_up(&web, found);
+        assert_eq!(client.await.unwrap().map(|lease| target(&lease)), expected);
+    }
+}
+
+#[test]
+fn a_reload_keeps_members_until_the_next_lookup() {
+    let web = name("web:80");
+    let before = balancer_of(Policy::First, vec![web.clone()], None);
+    before.update(&web, &addresses(&["192.0.2.1:80"]));
+    let lease = any(&before);
+    let after = balancer_of(Policy::RoundRobin, vec![backend("other:80"), web], Some(&before));
+    assert_eq!(names(&after), ["other:80", "192.0.2.1:80"]);
+    assert_eq!(after.status()[1].sessions, 1);
+    drop(lease);
+}
+
+#[test]
+fn records_of_a_service_have_weights_and_priorities() {
+    let web = BackendSettings {
+        members: Members::Srv,
+        ..backend("srv:_http._tcp.web.example")
+    };
+    let balancer = balancer_of(Policy::RoundRobin, vec![web.clone()], None);
+    for (weights, expected) in [([10, 0], [10, 1]), ([60_000, 6000], [256, 25])] {
+        let mut members = addresses(&["192.0.2.1:81", "192.0.2.2:82", "192.0.2.3:83"]);
+        for (member, weight) in members.iter_mut().zip(weights) {
+            (member.priority, member.weight) = (10, Some(weight));
+        }
+        (members[2].priority, members[2].weight) = (20, Some(1));
+        balancer.update(&web, &members);
+        let status = balancer.status();
+        assert_eq!([status[0].weight, status[1].weight], expected);
+        let backups: Vec<_> = status.iter().map(|one| one.is_backup).collect();
+        assert_eq!(backups, [false, false, true]);
+    }
+}
+
+#[test]
+fn a_name_has_at_most_so_many_members() {
+    let web = name("web:80");
+    let balancer = balancer_of(Policy::First, vec![web.clone()], None);
+    let many: Vec<String> = (0..300)
+        .map(|number| format!("192.0.{}.{}:80", number / 256, number % 256))
+        .collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    balancer.update(&web, &addresses(&many));
+    assert_eq!(balancer.status().len(), BACKENDS_MAX);
+}

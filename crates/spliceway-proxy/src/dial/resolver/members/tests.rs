@@ -1,0 +1,88 @@
+use super::super::ResolverSettings;
+use super::*;
+use crate::dial::tests::dns::{Answer, Server};
+use tokio::time::Instant;
+
+fn asking(server: &Server) -> Resolver {
+    Resolver::new(&ResolverSettings::Servers(vec![server.address]), 64).unwrap()
+}
+
+fn caller() -> Caller {
+    Caller {
+        client: None,
+        deadline: Instant::now() + Duration::from_secs(20),
+    }
+}
+
+fn shown(found: &Valid<Member>) -> Vec<String> {
+    found.0.iter().map(|member| member.address.to_string()).collect()
+}
+
+fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+#[tokio::test]
+async fn a_name_has_all_of_its_addresses_and_their_ttl() {
+    let server = Server::start().await;
+    let many = (1..=100).map(|last| IpAddr::from([192, 0, 2, last])).collect();
+    server.says("many.example.", Answer::Has(many, 7));
+    server.says("both.example.", Answer::has(&["2001:db8::1", "192.0.2.1"], 9));
+    let resolver = asking(&server);
+    let found = resolver.members("many.example", 80, caller()).await.unwrap();
+    assert_eq!((found.0.len(), found.1), (100, seconds(7)), "over TCP");
+    let found = resolver.members("both.example", 80, caller()).await.unwrap();
+    assert_eq!(shown(&found), ["192.0.2.1:80", "[2001:db8::1]:80"]);
+    server.says("both.example.", Answer::has(&["192.0.2.2"], 0));
+    let found = resolver.members("both.example", 80, caller()).await.unwrap();
+    assert_eq!(
+        (shown(&found), found.1),
+        (vec!["192.0.2.2:80".to_owned()], seconds(0)),
+        "not cached"
+    );
+}
+
+#[tokio::test]
+async fn a_name_without_an_address_is_an_error() {
+    let server = Server::start().await;
+    server.says("none.example.", Answer::HasNone(Some(60)));
+    server.says("fails.example.", Answer::Fails);
+    let resolver = asking(&server);
+    let none = resolver.members("none.example", 80, caller()).await;
+    assert_eq!(none.unwrap_err(), LookupError::NoAddress);
+    let fails = resolver.members("fails.example", 80, caller()).await;
+    assert!(matches!(fails.unwrap_err(), LookupError::Failed(_)));
+}
+
+#[tokio::test]
+async fn a_service_has_the_addresses_of_all_its_targets() {
+    let server = Server::start().await;
+    let records = vec![
+        (10, 5, 81, "a.example."),
+        (20, 0, 82, "b.example."),
+        (10, 1, 83, "gone.example."),
+    ];
+    server.says("_http._tcp.web.example.", Answer::HasServices(records, 60));
+    server.says("a.example.", Answer::has(&["192.0.2.1", "192.0.2.2"], 7));
+    server.says("b.example.", Answer::has(&["192.0.2.3"], 60));
+    let resolver = asking(&server);
+    let found = resolver.services("_http._tcp.web.example", caller()).await.unwrap();
+    assert_eq!(shown(&found), ["192.0.2.1:81", "192.0.2.2:81", "192.0.2.3:82"]);
+    assert_eq!(found.1, seconds(7), "the shortest of all");
+    let ranks: Vec<_> = found.0.iter().map(|member| (member.priority, member.weight)).collect();
+    assert_eq!(ranks, [(10, Some(5)), (10, Some(5)), (20, Some(0))]);
+}
+
+#[tokio::test]
+async fn a_service_that_does_not_exist_has_no_address() {
+    let server = Server::start().await;
+    server.says("_none._tcp.web.example.", Answer::HasServices(vec![(0, 0, 0, ".")], 60));
+    let resolver = asking(&server);
+    for name in ["_none._tcp.web.example", "_other._tcp.web.example"] {
+        let none = resolver.services(name, caller()).await;
+        assert_eq!(none.unwrap_err(), LookupError::NoAddress);
+    }
+    let system = Resolver::new(&ResolverSettings::System, 64).unwrap();
+    let none = system.services("_http._tcp.web.example", caller()).await;
+    assert!(none.unwrap_err().to_string().contains("--dns"));
+}
