@@ -18,7 +18,7 @@ use crate::doctor::DoctorCommand;
 use crate::reload::ReloadCommand;
 use crate::settings::{Origin, Settings, Source, settle};
 use crate::status::StatusCommand;
-use args::{CommonArgs, ForwardArgs, ProxyCommand};
+use args::{CommonArgs, ForwardArgs, ProxyCommand, TransparentCommand};
 
 #[cfg(test)]
 pub(crate) use tests::typed;
@@ -119,6 +119,15 @@ Examples:
   mixed -l :1080 --allow 192.168.0.0/16            for a network
   mixed -l unix:/run/proxy.sock,mode=0660 --open   for a group on this machine
   mixed -l :1080 --open --metrics 127.0.0.1:9100   for everybody, with metrics";
+
+const TRANSPARENT_EXAMPLES: &str = "\
+Examples:
+  transparent -l :9040 --allow 192.168.0.0/16  behind a rule with REDIRECT
+  transparent -l :9040 --allow 192.168.0.0/16 --tproxy
+  transparent -l 127.0.0.1:9040 -l [::1]:9040  for this machine
+  transparent -l :9040 --open -x socks5://10.0.0.1:1080
+
+docs/transparent.md has the rules for nft and ip.";
 
 const RUN_EXAMPLES: &str = "\
 Examples:
@@ -235,6 +244,9 @@ enum Command {
     #[command(after_help = MIXED_EXAMPLES, after_long_help = long_help!(MIXED_EXAMPLES))]
     #[command(mut_arg("listen", |listen| listen.default_value("127.0.0.1:1080")))]
     Mixed(ProxyCommand),
+    /// Serve clients whose connections a firewall rule has redirected here
+    #[command(after_help = TRANSPARENT_EXAMPLES, after_long_help = long_help!(TRANSPARENT_EXAMPLES))]
+    Transparent(TransparentCommand),
     /// Serve what a file describes
     #[command(after_help = RUN_EXAMPLES, after_long_help = long_help!(RUN_EXAMPLES))]
     Run {
@@ -395,6 +407,7 @@ impl Cli {
             (Some(Command::Socks5(command)), _) => command.config(KindArg::Socks5),
             (Some(Command::Http(command)), _) => command.config(KindArg::Http),
             (Some(Command::Mixed(command)), _) => command.config(KindArg::Mixed),
+            (Some(Command::Transparent(command)), _) => command.config(),
             (None, Some(forward)) => forward.config(self.common),
             _ => return None,
         })

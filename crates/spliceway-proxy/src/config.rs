@@ -175,6 +175,8 @@ tables! {
         allow_private: Value<Flag>,
         to_allow: List<Rule>,
         to_deny: List<Rule>,
+        tproxy: Value<Flag>,
+        transparent_source: Value<Flag>,
         advertise: Value<Ip>,
         allow: List<Network>,
         deny: List<Network>,
@@ -236,6 +238,8 @@ impl Service {
                 service.bind_source.clone(),
                 service.bind_interface.clone(),
                 service.mark.clone(),
+                service.transparent_source.clone(),
+                service.kind.clone(),
             )
         }
         dial(self) == dial(other)

@@ -22,13 +22,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::admission::ClientKey;
 use crate::policy::TargetPolicy;
 use crate::stream::Stream;
+use crate::transparent::OwnDial;
 use attempts::{Lost, Tried, Why, first_to_connect};
 use happy_eyeballs::HappyEyeballs;
 use resolver::{Found, Lookup, Pending, Resolver};
@@ -36,6 +36,7 @@ use spliceway_protocol::address::{Target, canonical};
 
 pub(crate) use error::DialError;
 pub(crate) use resolver::{LookupError, Member, ResolverSettings, Valid};
+use socket::Connected;
 pub(crate) use socket::SocketSettings;
 pub(crate) use upstream::{CHAIN_MAX, UpstreamProxy};
 
@@ -72,6 +73,8 @@ pub(crate) struct Dialed {
     /// The remote address of the connection: the target's, or the first upstream proxy's. `None`
     /// for a Unix socket.
     pub(crate) address: Option<SocketAddr>,
+    /// Recognizes the connection if a firewall rule sends it back to this process.
+    pub(crate) own: Option<Box<OwnDial>>,
 }
 
 /// The purpose of a connection, which decides how its address is checked.
@@ -88,6 +91,7 @@ enum Purpose<'a> {
 #[derive(Debug, Clone, Copy)]
 struct Caller {
     client: resolver::Key,
+    ip: Option<IpAddr>,
     deadline: Instant,
 }
 
@@ -122,13 +126,9 @@ impl Dialer {
     /// # Errors
     /// Returns a denial if an address was denied and no other address connected. Otherwise, returns
     /// the error of the last failed attempt.
-    pub(crate) async fn dial(
-        &self,
-        target: &Target,
-        client: Option<ClientKey>,
-        via: &str,
-    ) -> Result<Dialed, DialError> {
-        let caller = self.caller(client);
+    pub(crate) async fn dial(&self, target: &Target, client: Option<IpAddr>, via: &str) -> Result<Dialed, DialError> {
+        let mut caller = self.caller(client.map(ClientKey::from));
+        caller.ip = client;
         self.policy.check_name(target)?;
         if self.settings.upstreams.is_empty() {
             self.connect(target, Purpose::Target(None), caller).await
@@ -186,6 +186,7 @@ impl Dialer {
     fn caller(&self, client: Option<ClientKey>) -> Caller {
         Caller {
             client,
+            ip: None,
             deadline: Instant::now() + self.settings.timeout,
         }
     }
@@ -219,23 +220,28 @@ impl Dialer {
         }
     }
 
+    /// Returns whether a target is a listener of this program, to which an upstream proxy would
+    /// connect.
+    pub(crate) fn is_own_listener(&self, target: SocketAddr) -> bool {
+        self.policy.check_loop(target).is_err()
+    }
+
     /// Connects without upstream proxies.
     async fn connect(&self, target: &Target, purpose: Purpose<'_>, caller: Caller) -> Result<Dialed, DialError> {
-        let deadline = caller.deadline;
         match target {
             Target::Ip(address) => self.connect_any(
                 HappyEyeballs::of([address.ip()]),
                 Vec::new(),
                 address.port(),
                 purpose,
-                deadline,
+                caller,
             ),
             Target::Name(name, port) => return self.connect_by_name(name, *port, purpose, caller).await,
             Target::Unix(path) => {
                 self.policy.check_path(path)?;
-                let connected = unix::connect(path, deadline).await;
+                let connected = unix::connect(path, caller.deadline).await;
                 let stream = connected.map_err(|error| DialError::Unreachable(target.clone(), error))?;
-                return Ok(Dialed::new(stream.into(), None));
+                return Ok(Dialed::new(stream.into(), None, None));
             }
         }
         .await
@@ -270,7 +276,7 @@ impl Dialer {
                     }
                 },
             };
-            match self.connect_any(eyeballs, lookups, port, purpose, deadline).await {
+            match self.connect_any(eyeballs, lookups, port, purpose, caller).await {
                 Err(error @ DialError::Unresolved(_)) => unresolved = unresolved.or(error),
                 done => return done,
             }
@@ -302,10 +308,10 @@ impl Dialer {
         lookups: Vec<Pending<'a, Found>>,
         port: u16,
         purpose: Purpose<'a>,
-        deadline: Instant,
+        caller: Caller,
     ) -> Result<Dialed, DialError> {
         let own = Arc::new(Semaphore::new(1));
-        let attempt = |ip: IpAddr| -> Pending<'a, Tried<TcpStream>> {
+        let attempt = |ip: IpAddr| -> Pending<'a, Tried<Connected>> {
             let (address, own) = (SocketAddr::new(ip, port), Arc::clone(&own));
             Box::pin(async move {
                 // The attempt uses the session's own descriptor, or else a shared one.
@@ -314,12 +320,12 @@ impl Dialer {
                     own = own.acquire() => own,
                     beside = self.beside.acquire() => beside,
                 };
-                let outcome = self.attempt(address, purpose).await;
+                let outcome = self.attempt(address, purpose, caller.ip).await;
                 Tried { ip, outcome }
             })
         };
-        match first_to_connect(eyeballs, lookups, attempt, deadline).await {
-            Ok((ip, stream)) => Ok(Dialed::new(stream.into(), Some(SocketAddr::new(ip, port)))),
+        match first_to_connect(eyeballs, lookups, attempt, caller.deadline).await {
+            Ok((ip, (stream, own))) => Ok(Dialed::new(stream.into(), Some(SocketAddr::new(ip, port)), own)),
             Err(Lost::Unresolved(error)) => Err(error.into()),
             Err(Lost::Attempt(ip, Why::Denied(denied))) => Err(DialError::Denied(denied, Some(ip))),
             Err(Lost::Attempt(ip, Why::Failed(error))) => {
@@ -331,13 +337,22 @@ impl Dialer {
 
     /// Checks `address` and connects to it. Every dial of an IP address uses this method, so no
     /// address is unchecked.
-    async fn attempt(&self, address: SocketAddr, purpose: Purpose<'_>) -> Result<TcpStream, Why> {
+    async fn attempt(
+        &self,
+        address: SocketAddr,
+        purpose: Purpose<'_>,
+        client: Option<IpAddr>,
+    ) -> Result<Connected, Why> {
         let allowed = match purpose {
             Purpose::Target(name) => self.policy.check(name, address),
             Purpose::Proxy => self.policy.check_loop(address),
         };
         allowed.map_err(Why::Denied)?;
-        self.settings.sockets.connect(address).await.map_err(Why::Failed)
+        self.settings
+            .sockets
+            .connect(address, client)
+            .await
+            .map_err(Why::Failed)
     }
 
     /// Looks up the addresses of a name. Returns the whole name that has them, too.
@@ -356,11 +371,12 @@ impl Dialer {
 }
 
 impl Dialed {
-    fn new(stream: Stream, address: Option<SocketAddr>) -> Self {
+    fn new(stream: Stream, address: Option<SocketAddr>, own: Option<Box<OwnDial>>) -> Self {
         Self {
             stream,
             early: Vec::new(),
             address,
+            own,
         }
     }
 }

@@ -3,7 +3,8 @@
 use spliceway_protocol::address::ListenAddress;
 
 use crate::listener::Listener;
-use crate::settings::ServiceSettings;
+use crate::settings::{Kind, ServiceSettings};
+use crate::transparent::Interception;
 
 /// The clients that can connect to a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +59,10 @@ impl Clients {
         if service.accept_proxy.is_some() {
             return Self::BehindBalancer;
         }
+        // A rule with TPROXY also sends clients of other machines to a listener on loopback.
+        if service.kind.is_behind_tproxy() {
+            return Self::Remote;
+        }
         // A shared socket takes precedence over a network address, because `--allow` does not apply
         // to it.
         reach.into_iter().fold(Self::Local, |clients, reach| match reach {
@@ -97,6 +102,11 @@ pub(crate) fn check_open(service: &ServiceSettings, clients: Clients) -> Result<
     if is_guarded || service.users.is_some() || service.open {
         return Ok(());
     }
+    let (why, who) = match service.kind {
+        Kind::Transparent(Interception::Tproxy) => ("serves connections of other machines", "(--allow)"),
+        Kind::Transparent(Interception::Redirect) => (why, "(--allow)"),
+        _ => (why, who),
+    };
     Err(format!(
         "{} {why}, and would serve everybody: restrict access {who}, or allow everybody (--open)",
         service.name

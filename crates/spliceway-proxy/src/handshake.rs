@@ -49,7 +49,7 @@ pub(crate) fn refusals(kind: &Kind, has_users: bool) -> Vec<&'static str> {
         reasons.push(NONE_OF_THEM);
         reasons.extend(socks4::Refusal::ALL.map(socks4::Refusal::as_str));
     }
-    if !matches!(kind, Kind::Forward(_)) {
+    if !matches!(kind, Kind::Forward(_) | Kind::Transparent(_)) {
         reasons.push(TOO_SLOW);
     }
     if has_users {
@@ -123,6 +123,7 @@ pub(crate) async fn receive_request(
 ) -> Result<ClientRequest, NoRequest> {
     let spoken = match kind {
         Kind::Forward(target) => return Ok(ClientRequest::to_fixed_target(target.first.clone())),
+        Kind::Transparent(_) => unreachable!("the firewall knows the target of these clients"),
         Kind::Socks5 => Spoken::Socks5,
         // The record and the answer depend on whether the client has sent a byte.
         Kind::Http if client.fill_buf().await?.is_empty() => return Err(NoRequest::Gone),

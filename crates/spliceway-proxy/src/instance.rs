@@ -176,9 +176,10 @@ impl Instance {
                     let at = match found {
                         Some(index) => {
                             is_taken[index] = true;
+                            self.open[index].prepare(settled)?;
                             At::Open(index)
                         }
-                        None => At::New(Bound::bind(&address, settled.name, &self.shared).await?),
+                        None => At::New(Bound::bind(&address, settled, &self.shared).await?),
                     };
                     places.push(Place {
                         address,

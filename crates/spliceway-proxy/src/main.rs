@@ -52,6 +52,7 @@ mod status_server;
 mod stream;
 mod terminal;
 mod top;
+mod transparent;
 mod upgrade_command;
 
 use std::io::{self, BufRead, IsTerminal, Read, Write};

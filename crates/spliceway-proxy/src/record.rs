@@ -18,6 +18,7 @@ use crate::outcome::{Outcome, SessionEnd};
 use crate::rates::SessionRates;
 use crate::service::Service;
 use crate::sessions::{Facts, MoveState, Phase, Session, Sessions, add};
+use crate::transparent::OwnDial;
 
 /// The known facts about a session. Dropping the record ends the session: it writes the log line
 /// and updates the metrics.
@@ -39,6 +40,8 @@ pub(crate) struct Record {
     observed: Option<Box<Observed>>,
     /// The session's place with a backend.
     lease: Option<Lease>,
+    /// Kept until the session ends, never read.
+    own: Option<Box<OwnDial>>,
 }
 
 /// What the kernel knew about the connections at the end of the relay, and what that means.
@@ -86,6 +89,7 @@ impl Record {
             has_left: false,
             observed: None,
             lease: None,
+            own: None,
         }
     }
 
@@ -160,6 +164,11 @@ impl Record {
     /// Keeps the place with a backend until the session ends.
     pub(crate) fn holds(&mut self, lease: Lease) {
         self.lease = Some(lease);
+    }
+
+    /// Keeps what recognizes the connection to the target until the session ends.
+    pub(crate) fn keep(&mut self, own: Option<Box<OwnDial>>) {
+        self.own = own;
     }
 
     /// Records that the target received `bytes` bytes before the relay started.

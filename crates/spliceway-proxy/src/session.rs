@@ -46,6 +46,7 @@ use crate::service::Service;
 use crate::sessions::Session;
 use crate::settings::{Kind, ServiceSettings};
 use crate::stream::Stream;
+use crate::transparent::NOT_REDIRECTED;
 use answering::{Answering, Upload};
 pub(crate) use moving::{Moving, Parcel, Suspended, arrive};
 use request_body::RequestBody;
@@ -69,6 +70,9 @@ pub(crate) fn refusals(service: &ServiceSettings) -> Vec<&'static str> {
     }
     if service.users.is_some() {
         reasons.push(accounts::TOO_MANY_OF_USER);
+    }
+    if matches!(service.kind, Kind::Transparent(_)) {
+        reasons.push(NOT_REDIRECTED);
     }
     if matches!(service.kind, Kind::Socks5 | Kind::Mixed) {
         reasons.push(admission::NO_PLACE_LEFT);

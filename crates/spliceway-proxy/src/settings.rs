@@ -26,6 +26,7 @@ use crate::dial::DialSettings;
 use crate::log::{AccessLog, Format};
 use crate::policy::{ClientPolicy, TargetRules};
 use crate::rates::Rates;
+use crate::transparent::Interception;
 use spliceway_protocol::address::{ListenAddress, ListenRange, TargetRange};
 use spliceway_protocol::proxy;
 
@@ -171,6 +172,9 @@ pub(crate) enum Kind {
     Http,
     /// Relays for SOCKS5, HTTP and SOCKS4 clients. The first byte identifies the protocol.
     Mixed,
+    /// Relays to the target that the client wanted to reach. A firewall rule has sent the client
+    /// here instead.
+    Transparent(Interception),
 }
 
 impl Kind {
@@ -181,7 +185,13 @@ impl Kind {
             Self::Socks5 => "socks5",
             Self::Http => "http",
             Self::Mixed => "mixed",
+            Self::Transparent(_) => "transparent",
         }
+    }
+
+    /// Returns whether a TPROXY rule sends clients to the listeners.
+    pub(crate) fn is_behind_tproxy(&self) -> bool {
+        matches!(self, Self::Transparent(Interception::Tproxy))
     }
 }
 

@@ -44,6 +44,42 @@ pub(super) struct ForwardArgs {
     /// 75]
     #[arg(long, value_name = "PERCENT", help_heading = "Backends", hide_short_help = true)]
     eject_max: Option<Value<Percent>>,
+    /// Connect to the target from the client's address. Needs CAP_NET_ADMIN and a route
+    #[arg(long, help_heading = "Targets", hide_short_help = true)]
+    transparent_source: bool,
+}
+
+#[derive(Args, Debug)]
+pub(super) struct TransparentCommand {
+    /// Address to listen on: `:PORT` (all addresses), `IP:PORT`, `[IPV6]:PORT`, `NAME:PORT` or
+    /// `fd:NAME`. `PORT-PORT` is a range. May be repeated
+    #[arg(short, long, value_name = "ADDR", required = true)]
+    listen: Vec<Value<Listen>>,
+    /// Serve connections that a rule with TPROXY sends here, instead of REDIRECT. Needs
+    /// CAP_NET_ADMIN
+    #[arg(long)]
+    tproxy: bool,
+    /// Connect to the target from the client's address. Needs CAP_NET_ADMIN and a route
+    #[arg(long, help_heading = "Targets")]
+    transparent_source: bool,
+    /// Serve clients on other machines without --allow
+    #[arg(long, help_heading = "Access")]
+    open: bool,
+    /// Let clients on other machines reach addresses that are not on the public Internet: loopback,
+    /// private, link-local, metadata services and others
+    #[arg(long, help_heading = "Access")]
+    allow_private: bool,
+    /// Let clients reach only these targets: `example.com`, `*.example.com`, `10.0.0.0/8` or `*`,
+    /// each with ports if needed (`:80,8000-8999`), or `@FILE` with one rule per line. May be
+    /// repeated
+    #[arg(long, help_heading = "Access", value_name = "RULE")]
+    to_allow: Vec<Value<Rule>>,
+    /// Refuse these targets, in the same form as --to-allow. A rule of --to-allow wins only if it
+    /// is more specific. May be repeated
+    #[arg(long, help_heading = "Access", value_name = "RULE")]
+    to_deny: Vec<Value<Rule>>,
+    #[command(flatten)]
+    common: CommonArgs,
 }
 
 #[derive(Args, Debug)]
@@ -296,9 +332,26 @@ impl ForwardArgs {
             eject_after: self.eject_after,
             eject_time: self.eject_time,
             eject_max: self.eject_max,
+            transparent_source: flag(self.transparent_source),
             ..config::Service::default()
         };
         common.config(KindArg::Forward, service)
+    }
+}
+
+impl TransparentCommand {
+    pub(super) fn config(self) -> Config {
+        let service = config::Service {
+            listen: List::of(self.listen),
+            tproxy: flag(self.tproxy),
+            transparent_source: flag(self.transparent_source),
+            open: flag(self.open),
+            allow_private: flag(self.allow_private),
+            to_allow: List::of(self.to_allow),
+            to_deny: List::of(self.to_deny),
+            ..config::Service::default()
+        };
+        self.common.config(KindArg::Transparent, service)
     }
 }
 

@@ -62,6 +62,7 @@ pub(crate) enum KindArg {
     Socks5,
     Http,
     Mixed,
+    Transparent,
 }
 
 /// More threads than any machine has processors, but few enough to start.

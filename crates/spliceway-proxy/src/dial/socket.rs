@@ -9,6 +9,8 @@ use rustix::io::Errno;
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpSocket, TcpStream};
 
+use crate::transparent::{OwnDial, allow_foreign_addresses};
+
 /// The maximum length of an interface name. `IFNAMSIZ` is 16 bytes, including a final zero byte.
 const INTERFACE_MAX_BYTES: usize = 15;
 
@@ -23,6 +25,11 @@ pub(crate) struct SocketSettings {
     pub(crate) interface: Option<Box<str>>,
     /// The mark of outgoing packets (`SO_MARK`), for routing and firewalls.
     pub(crate) mark: Option<u32>,
+    /// Whether connections have the address of the client as their source.
+    pub(crate) keeps_client: bool,
+    /// Whether a firewall rule might send the connections back to this process, so that it must
+    /// recognize them.
+    pub(crate) is_transparent: bool,
     /// The silence before the kernel sends a keepalive probe, and the time between probes. `None`
     /// means no probes.
     pub(crate) keepalive: Option<Duration>,
@@ -35,10 +42,14 @@ pub(crate) struct SocketError {
     pub(crate) error: io::Error,
 }
 
+/// A connection to a target, and what recognizes it if it comes back.
+pub(super) type Connected = (TcpStream, Option<Box<OwnDial>>);
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Call {
     Open,
     Mark,
+    Foreign,
     Interface,
     Source,
     Connect,
@@ -71,21 +82,31 @@ impl SocketSettings {
         }
     }
 
-    /// Connects to `address`. Cancel safe: dropping the future closes the socket.
-    pub(super) async fn connect(&self, address: SocketAddr) -> Result<TcpStream, SocketError> {
-        let socket = self.open(address.ip())?;
+    /// Connects to `address` for a client at `client`. Cancel safe: dropping the future closes the
+    /// socket.
+    pub(super) async fn connect(&self, address: SocketAddr, client: Option<IpAddr>) -> Result<Connected, SocketError> {
+        let socket = self.open(address.ip(), client)?;
         socket.set_tcp_nodelay(true).map_err(Call::Open.failed())?;
         if let Some(silence) = self.keepalive {
             let keepalive = TcpKeepalive::new().with_time(silence).with_interval(silence);
             socket.set_tcp_keepalive(&keepalive).map_err(Call::Open.failed())?;
         }
+        if self.is_transparent {
+            return connect_and_remember(socket, address)
+                .await
+                .map_err(Call::Connect.failed());
+        }
         let connecting = TcpSocket::from_std_stream(socket.into()).connect(address);
-        connecting.await.map_err(Call::Connect.failed())
+        let stream = connecting.await.map_err(Call::Connect.failed())?;
+        Ok((stream, None))
     }
 
-    fn open(&self, to: IpAddr) -> Result<Socket, SocketError> {
-        let source = self.source(to);
-        if source.is_none() && (self.source_v4.is_some() || self.source_v6.is_some()) {
+    fn open(&self, to: IpAddr, client: Option<IpAddr>) -> Result<Socket, SocketError> {
+        let source = match self.keeps_client {
+            true => client.filter(|client| client.is_ipv4() == to.is_ipv4()),
+            false => self.source(to),
+        };
+        if source.is_none() && (self.keeps_client || self.source_v4.is_some() || self.source_v6.is_some()) {
             return Err(Call::Source.failed()(Errno::AFNOSUPPORT.into()));
         }
         let domain = match to {
@@ -111,6 +132,9 @@ impl SocketSettings {
             let bound = socket.bind_device(Some(interface.as_bytes()));
             bound.map_err(Call::Interface.failed())?;
         }
+        if self.keeps_client {
+            allow_foreign_addresses(socket).map_err(Call::Foreign.failed())?;
+        }
         Ok(())
     }
 
@@ -119,6 +143,24 @@ impl SocketSettings {
             IpAddr::V4(_) => self.source_v4.map(IpAddr::from),
             IpAddr::V6(_) => self.source_v6.map(IpAddr::from),
         }
+    }
+}
+
+/// Connects, and remembers the connection before anything can come back.
+async fn connect_and_remember(socket: Socket, address: SocketAddr) -> io::Result<Connected> {
+    let own = OwnDial::begin(address, || {
+        match socket.connect(&address.into()) {
+            Err(error) if Errno::from_io_error(&error) != Some(Errno::INPROGRESS) => return Err(error),
+            _ => {}
+        }
+        let source = socket.local_addr()?.as_socket();
+        source.ok_or_else(|| Errno::AFNOSUPPORT.into())
+    })?;
+    let stream = TcpStream::from_std(socket.into())?;
+    stream.writable().await?;
+    match stream.take_error()? {
+        Some(error) => Err(error),
+        None => Ok((stream, Some(Box::new(own)))),
     }
 }
 
@@ -150,6 +192,7 @@ impl fmt::Display for SocketError {
                     "cannot bind to the interface (before Linux 5.7 this needs CAP_NET_RAW): {error}"
                 )
             }
+            Call::Foreign => write!(f, "cannot keep the client's address (--transparent-source): {error}"),
             Call::Interface => write!(f, "cannot bind to the interface: {error}"),
             Call::Source => write!(f, "cannot use the source address: {error}"),
             Call::Connect => error.fmt(f),

@@ -13,6 +13,8 @@ use crate::listener::{self, Listener};
 use crate::policy::OwnEntry;
 use crate::service::Service;
 use crate::session::{self, Arrival};
+use crate::settings::ServiceSettings;
+use crate::transparent::allow_foreign_addresses;
 
 /// The listeners of one address: one, or as many as a name has addresses.
 pub(super) struct OpenAddress {
@@ -50,13 +52,18 @@ impl Bound {
     /// Binds the listeners of an address, and adds them to the list of own listeners.
     ///
     /// A process that was started to take over uses the listeners of `service` that it received.
-    pub(super) async fn bind(address: &ListenAddress, service: &str, shared: &Shared) -> io::Result<Vec<Self>> {
+    pub(super) async fn bind(
+        address: &ListenAddress,
+        service: &ServiceSettings,
+        shared: &Shared,
+    ) -> io::Result<Vec<Self>> {
         let bound = |listener: Listener| {
+            prepare(&listener, service)?;
             let own = shared.own.add(&listener)?;
             let listener = Arc::new(listener);
             Ok(Self { listener, own })
         };
-        let listeners = shared.adopted.bind(&role(service), address).await?;
+        let listeners = shared.adopted.bind(&role(service.name), address).await?;
         listeners.into_iter().map(bound).collect()
     }
 
@@ -138,6 +145,15 @@ impl OpenAddress {
         listener::does_for((&self.address, self.service), (address, service))
     }
 
+    /// Prepares these listeners for a service. The service that has them now does not notice.
+    ///
+    /// # Errors
+    /// Returns an error if a listener is unfit for the service.
+    pub(super) fn prepare(&self, service: &ServiceSettings) -> io::Result<()> {
+        let mut open = self.sockets.iter().filter_map(|socket| socket.listener.upgrade());
+        open.try_for_each(|listener| prepare(&listener, service))
+    }
+
     /// Returns who could reach these listeners if they were opened for `address`.
     pub(super) fn reach_as(&self, address: &ListenAddress) -> Vec<Reach> {
         match Reach::of_address(address) {
@@ -165,6 +181,21 @@ impl OpenAddress {
 impl std::fmt::Display for OpenAddress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.address.fmt(f)
+    }
+}
+
+/// Sets the option that a listener needs for TPROXY. It is not removed if the listener gets another
+/// service, because it only matters for connections that such a rule still sends here.
+fn prepare(listener: &Listener, service: &ServiceSettings) -> io::Result<()> {
+    match listener {
+        Listener::Tcp(socket) if service.kind.is_behind_tproxy() => {
+            let named = |error: io::Error| {
+                let listener = listener.describe();
+                io::Error::new(error.kind(), format!("cannot listen on {listener} for TPROXY: {error}"))
+            };
+            allow_foreign_addresses(socket).map_err(named)
+        }
+        _ => Ok(()),
     }
 }
 

@@ -38,7 +38,7 @@ impl Opening {
             let (target, begun) = (&self.request.request.target, Instant::now());
             let dialed = tokio::select! {
                 biased;
-                dialed = service.dialer.dial(target, self.client_key(), &self.request.via) => dialed,
+                dialed = service.dialer.dial(target, self.client_ip(), &self.request.via) => dialed,
                 left = departed(&self.client, self.finish()) => return Err(left),
             };
             match dialed {

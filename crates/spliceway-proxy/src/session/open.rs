@@ -2,7 +2,7 @@
 //! asked for.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,9 +21,13 @@ use crate::dial::{DialError, Dialed};
 use crate::handshake::{self, Authenticator, Client, ClientRequest, Heard, NoRequest};
 use crate::listener::{self, Accepted};
 use crate::outcome::{Outcome, SessionEnd};
+use crate::policy::Denied;
 use crate::record::Record;
 use crate::service::Service;
 use crate::settings::Kind;
+use crate::stream::Stream;
+use crate::transparent::{Interception, NOT_REDIRECTED, OwnDial};
+use spliceway_protocol::address::Target;
 use spliceway_protocol::http::{self, Body, Chunks, Malformed};
 use spliceway_protocol::socks5::UNSPECIFIED;
 use spliceway_protocol::{Command, Failure, Spoken, proxy};
@@ -60,6 +64,16 @@ pub(super) async fn open(
     }
     let request = match &service.kind {
         Kind::Forward(targets) => ClientRequest::to_fixed_target(targets.nth(port_index)),
+        Kind::Transparent(how) => match original_target(*how, &client, &addresses, &service) {
+            Ok(target) => {
+                addresses.reached = Some(target);
+                ClientRequest::to_fixed_target(Target::Ip(target))
+            }
+            Err(reason) => {
+                listener::reset(client.into_inner());
+                return Err(SessionEnd::Denied(reason).into());
+            }
+        },
         kind => ask(&mut client, kind, &addresses, &service, record).await?,
     };
     record.requested(&request);
@@ -99,6 +113,21 @@ pub(super) async fn open(
         }
         Command::Associate => opening.associate().await,
     }
+}
+
+/// Returns the target of a redirected client, or the reason to refuse the client.
+fn original_target(
+    how: Interception,
+    client: &Client,
+    addresses: &Addresses,
+    service: &Service,
+) -> Result<SocketAddr, &'static str> {
+    let target = how.target(client.get_ref()).ok_or(NOT_REDIRECTED)?;
+    let is_own = addresses.client.is_some_and(|client| OwnDial::is_from(client, target));
+    if is_own || service.dialer.is_own_listener(target) {
+        return Err(Denied::Loop.as_str());
+    }
+    Ok(target)
 }
 
 async fn ask(
@@ -163,30 +192,40 @@ impl Opening {
         let started = Instant::now();
         let dialed = tokio::select! {
             biased;
-            dialed = self.service.dialer.dial(&self.request.request.target, self.client_key(), &self.request.via) => dialed,
+            dialed = self.service.dialer.dial(&self.request.request.target, self.client_ip(), &self.request.via) => dialed,
             left = departed(&self.client, self.finish()) => return Err(left),
         };
-        let dialed = match dialed {
+        let mut dialed = match dialed {
             Ok(dialed) => dialed,
             Err(error) => return Err(self.refuse(error.failure(), error.into()).await),
         };
         record.connected(dialed.address, started.elapsed());
+        record.keep(dialed.own.take());
         let bound = || dialed.stream.local_addr().unwrap_or(UNSPECIFIED);
         self.answer(&self.request.succeeded(bound)).await?;
         Ok(dialed)
     }
 
+    pub(super) fn client_ip(&self) -> Option<IpAddr> {
+        self.addresses.client.map(|client| client.ip())
+    }
+
     pub(super) fn client_key(&self) -> Option<ClientKey> {
-        self.addresses.client.map(|client| client.ip().into())
+        self.client_ip().map(ClientKey::from)
+    }
+
+    fn is_transparent(&self) -> bool {
+        matches!(self.service.kind, Kind::Transparent(_))
     }
 
     /// Counts a dial for this client. A forwarder's clients and clients without an address are not
     /// counted.
     async fn dial_of<'a>(&mut self, service: &'a Service) -> Result<Option<Dial<'a>>, Outcome> {
-        let Some(client) = self.request.spoken.and(self.addresses.client) else {
+        let chooses_target = self.request.spoken.is_some() || self.is_transparent();
+        let Some(client) = self.client_ip().filter(|_| chooses_target) else {
             return Ok(None);
         };
-        match service.dials.begin(client.ip()) {
+        match service.dials.begin(client) {
             Some(dial) => Ok(Some(dial)),
             None => Err(self
                 .refuse(Failure::General, SessionEnd::Denied(admission::TOO_MANY_DIALS).into())
@@ -247,6 +286,7 @@ impl Opening {
                     stream: stream.into(),
                     early: Vec::new(),
                     address: Some(peer),
+                    own: None,
                 })
             }
             Err(NobodyCame::TimedOut) => Err(self
@@ -295,6 +335,12 @@ impl Opening {
     async fn refuse(&mut self, failure: Failure, outcome: Outcome) -> Outcome {
         if self.request.spoken.is_some() {
             lingering_close(&mut self.client, &self.request.failed(failure)).await;
+        } else if self.is_transparent()
+            && let Stream::Tcp(client) = self.client.get_ref()
+        {
+            // The client believes that it has reached its target. A reset says that it has not, and
+            // an end of stream would look like an answer. If this call fails, that is what it gets.
+            let _ = client.set_zero_linger();
         }
         outcome
     }

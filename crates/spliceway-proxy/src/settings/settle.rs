@@ -22,7 +22,8 @@ use crate::log::{AccessLog, Format};
 use crate::policy::ClientPolicy;
 use crate::rates::Rates;
 use crate::settings::origin::{Fault, Origin};
-use spliceway_protocol::address::Target;
+use crate::transparent::Interception;
+use spliceway_protocol::address::{ListenAddress, Target};
 
 const CONNECT_TIME: Duration = Duration::from_secs(10);
 /// The time limit for a handshake. A PROXY header is the only handshake that a forwarder has.
@@ -187,6 +188,13 @@ fn settle_service(
         config: service,
     };
     check_exposure(&settled)?;
+    if matches!(settled.kind, Kind::Transparent(_)) && settled.rules.have_names() {
+        let config = &settled.config;
+        let at = config.to_deny.as_ref().or(config.to_allow.as_ref()).and_then(List::at);
+        let why =
+            "must not have names, here and in to_allow: kind = \"transparent\" only sees the addresses of targets";
+        return Err(Fault::new(at, "to_deny", why));
+    }
     warnings.extend(unchecked_names(&settled));
     Ok(settled)
 }
@@ -234,6 +242,46 @@ fn of_proxies(service: &config::Service) -> [(&'static str, Option<usize>, bool)
     ]
 }
 
+/// Checks the keys that have to do with transparent proxying.
+fn check_transparent(service: &config::Service, kind: KindArg) -> Result<(), Fault> {
+    let wrong = |at, key, why: &str| Err(Fault::new(at, key, why.to_owned()));
+    let is_transparent = kind == KindArg::Transparent;
+    if let Some(tproxy) = service.tproxy.as_ref().filter(|_| !is_transparent) {
+        return wrong(tproxy.at(), "tproxy", "is only for kind = \"transparent\": remove it");
+    }
+    if let Some(keep) = &service.transparent_source {
+        let key = "transparent_source";
+        if !is_transparent && kind != KindArg::Forward {
+            let why = "is only for kind = \"transparent\" and \"forward\": remove it";
+            return wrong(keep.at(), key, why);
+        }
+        if service.upstream_proxy.is_some() || service.bind_source.is_some() {
+            let why = "contradicts upstream_proxy and bind_source: a target sees only one source";
+            return wrong(keep.at(), key, why);
+        }
+    }
+    if !is_transparent {
+        return Ok(());
+    }
+    if let Some(accept) = &service.accept_proxy {
+        let why = "is not for kind = \"transparent\": a redirected connection has no PROXY header";
+        return wrong(accept.at(), "accept_proxy", why);
+    }
+    let of_users = of_proxies(service)
+        .into_iter()
+        .find(|(key, _, is_given)| *is_given && !matches!(*key, "open" | "allow_private" | "to_allow" | "to_deny"));
+    if let Some((key, at, _)) = of_users {
+        let why = "is not for kind = \"transparent\": remove it, because its clients do not know that there is a proxy";
+        return wrong(at, key, why);
+    }
+    let mut listen = service.listen.iter().flat_map(|listen| listen.iter());
+    if let Some(unix) = listen.find(|range| matches!(range.parsed().first, ListenAddress::Unix { .. })) {
+        let why = "is a Unix socket: expected an address and a port, because a firewall redirects TCP connections";
+        return wrong(unix.at(), "listen", why);
+    }
+    Ok(())
+}
+
 fn kind(service: &config::Service, place: usize) -> Result<Kind, Fault> {
     let missing = |key, expected: String| Fault::new(Some(place), key, format!("is missing: {expected}"));
     let Some(kind) = &service.kind else {
@@ -243,6 +291,7 @@ fn kind(service: &config::Service, place: usize) -> Result<Kind, Fault> {
             format!("expected one of {kinds}, such as kind = \"socks5\""),
         ));
     };
+    check_transparent(service, kind.parsed())?;
     if kind.parsed() == KindArg::Forward {
         let expected = "expected the target, such as to = \"example.com:80\"";
         let first = backends(service)?.into_iter().next();
@@ -261,6 +310,8 @@ fn kind(service: &config::Service, place: usize) -> Result<Kind, Fault> {
     Ok(match kind.parsed() {
         KindArg::Socks5 => Kind::Socks5,
         KindArg::Http => Kind::Http,
+        KindArg::Transparent if or(&service.tproxy, false) => Kind::Transparent(Interception::Tproxy),
+        KindArg::Transparent => Kind::Transparent(Interception::Redirect),
         KindArg::Mixed | KindArg::Forward => Kind::Mixed,
     })
 }
@@ -417,6 +468,8 @@ fn dial(service: &config::Service, timeout: Duration) -> Result<DialSettings, Fa
             source_v6,
             interface: parsed(&service.bind_interface).as_deref().map(Into::into),
             mark: parsed(&service.mark),
+            keeps_client: or(&service.transparent_source, false),
+            is_transparent: matches!(parsed(&service.kind), Some(KindArg::Transparent)),
             keepalive: Some(KEEPALIVE),
         },
         upstreams,

@@ -61,6 +61,8 @@ mod systemd;
 mod target_rules;
 mod timeouts;
 mod top;
+// Connections that a firewall redirects, between namespaces with nft.
+mod transparent;
 mod udp;
 mod udp_links;
 mod upstream_proxy;

@@ -23,6 +23,7 @@ fn client(last: u8) -> Key {
 async fn all_for(client: u8, resolver: &Resolver, name: &str) -> Result<Vec<IpAddr>, LookupError> {
     let caller = Caller {
         client: self::client(client),
+        ip: None,
         deadline: Instant::now() + TIME,
     };
     let found = resolver.all(resolver.readings(name, false), caller, |_| Ok(())).await;

@@ -21,7 +21,7 @@ async fn connections_go_out_from_the_source_of_their_family() {
         source_v4: Some(Ipv4Addr::new(127, 0, 0, 2)),
         ..SocketSettings::default()
     };
-    let (accepted, connected) = tokio::join!(listener.accept(), settings.connect(address));
+    let (accepted, connected) = tokio::join!(listener.accept(), settings.connect(address, None));
     connected.unwrap();
     assert_eq!(accepted.unwrap().1.ip(), Ipv4Addr::new(127, 0, 0, 2));
 }
@@ -33,7 +33,7 @@ async fn a_target_is_not_reached_from_a_source_of_another_family() {
         ..SocketSettings::default()
     };
     let target = SocketAddr::from((Ipv6Addr::LOCALHOST, 1));
-    let failed = settings.connect(target).await.unwrap_err();
+    let failed = settings.connect(target, None).await.unwrap_err();
     assert_eq!((failed.call, errno(&failed)), (Call::Source, Some(Errno::AFNOSUPPORT)));
 }
 
@@ -44,7 +44,7 @@ async fn a_missing_source_address_is_named_in_the_error() {
         ..SocketSettings::default()
     };
     let target = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-    let failed = settings.connect(target).await.unwrap_err();
+    let failed = settings.connect(target, None).await.unwrap_err();
     assert_eq!((failed.call, errno(&failed)), (Call::Source, Some(Errno::ADDRNOTAVAIL)));
     assert!(failed.to_string().contains("source address"), "{failed}");
 }
@@ -57,7 +57,7 @@ async fn connections_have_nodelay_and_the_keepalive_of_the_settings() {
             keepalive,
             ..SocketSettings::default()
         };
-        let stream = settings.connect(address).await.unwrap();
+        let (stream, _) = settings.connect(address, None).await.unwrap();
         let options = SockRef::from(&stream);
         assert!(options.tcp_nodelay().unwrap());
         assert_eq!(options.keepalive().unwrap(), keepalive.is_some());
@@ -75,9 +75,9 @@ async fn connections_are_bound_to_the_interface() {
         interface: Some(name.into()),
         ..SocketSettings::default()
     };
-    let stream = bound_to("lo").connect(address).await.unwrap();
+    let (stream, _) = bound_to("lo").connect(address, None).await.unwrap();
     assert_eq!(SockRef::from(&stream).device().unwrap().as_deref(), Some(&b"lo"[..]));
-    let failed = bound_to("missing0").connect(address).await.unwrap_err();
+    let failed = bound_to("missing0").connect(address, None).await.unwrap_err();
     assert_eq!((failed.call, errno(&failed)), (Call::Interface, Some(Errno::NODEV)));
     assert!(failed.to_string().contains("interface"), "{failed}");
     bound_to("missing0").probe().expect("it may come yet");
@@ -99,12 +99,12 @@ async fn connections_carry_the_mark_or_the_start_fails() {
     };
     match settings.probe() {
         Ok(()) => {
-            let stream = settings.connect(address).await.unwrap();
+            let (stream, _) = settings.connect(address, None).await.unwrap();
             assert_eq!(SockRef::from(&stream).mark().unwrap(), 7);
         }
         Err(error) => {
             assert!(error.to_string().contains("CAP_NET_ADMIN"), "{error}");
-            assert_eq!(settings.connect(address).await.unwrap_err().call, Call::Mark);
+            assert_eq!(settings.connect(address, None).await.unwrap_err().call, Call::Mark);
         }
     }
 }
@@ -137,7 +137,7 @@ fn routes_follow_the_mark() {
                 mark,
                 ..SocketSettings::default()
             };
-            let failed = settings.connect(([198, 51, 100, 1], 9).into()).await.unwrap_err();
+            let failed = settings.connect(([198, 51, 100, 1], 9).into(), None).await.unwrap_err();
             assert_eq!(
                 (failed.call, errno(&failed)),
                 (Call::Connect, Some(expected)),
@@ -164,7 +164,7 @@ fn the_interface_setting_chooses_among_interfaces_of_one_network() {
             };
             // No host has this address. The local address shows which interface the kernel chose
             // for the connection.
-            let socket = settings.open([10, 78, 0, 9].into()).unwrap();
+            let socket = settings.open([10, 78, 0, 9].into(), None).unwrap();
             let connecting = socket.connect(&SocketAddr::from(([10, 78, 0, 9], 9)).into());
             assert_eq!(
                 connecting.unwrap_err().raw_os_error(),

@@ -9,6 +9,7 @@ fn asking(server: &Server) -> Resolver {
 
 fn caller() -> Caller {
     Caller {
+        ip: None,
         client: None,
         deadline: Instant::now() + Duration::from_secs(20),
     }

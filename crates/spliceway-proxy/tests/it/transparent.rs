@@ -1,0 +1,303 @@
+//! Transparent proxying between namespaces: client, gateway with the program and nft rules, target.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::process::{Command, Stdio};
+use std::thread;
+
+use spliceway_net::{Family, Net, Offloads, address, has_tool};
+
+use crate::harness::{
+    Program, TextFile, accept, assert_same, connect, is_closed, pattern, read_all, refused_to_start, send_and_finish,
+};
+
+const CLIENT: usize = 0;
+const GATEWAY: usize = 1;
+const TARGET: usize = 2;
+const PORT: u16 = 80;
+
+const BYTES: usize = 300_000;
+
+/// The namespaces of client, gateway and target. The client's only route leads through the gateway.
+struct Network(Net);
+
+impl Network {
+    fn new() -> Option<Self> {
+        if !has_tool("nft", "nftables") {
+            return None;
+        }
+        let net = Net::of_three(Offloads::On)?;
+        net.node(CLIENT)
+            .ip(&[
+                "route add default via 10.77.0.2".to_owned(),
+                "route add default via 2001:db8::2".to_owned(),
+            ])
+            .unwrap();
+        // Only connections that keep their source need the way back.
+        net.node(TARGET)
+            .ip(&[
+                "route add 10.77.0.0/24 via 10.77.1.1".to_owned(),
+                "route add 2001:db8::/64 via 2001:db8:1::1".to_owned(),
+            ])
+            .unwrap();
+        Some(Self(net))
+    }
+
+    /// Loads a chain with one rule on the gateway.
+    fn rule(&self, name: &str, chain: &str, rule: &str) -> &Self {
+        let text = format!("table inet {name} {{\nchain {name} {{\ntype {chain};\n{rule}\n}}\n}}\n");
+        self.at_gateway(|| {
+            let nft = Command::new("nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn();
+            let mut nft = nft.unwrap();
+            nft.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+            assert!(nft.wait().unwrap().success(), "{text}");
+        });
+        self
+    }
+
+    /// Redirects everything that the client sends to port 80.
+    fn redirect(&self, to: SocketAddr) -> &Self {
+        let rule = format!("iifname left tcp dport {PORT} redirect to :{}", to.port());
+        self.rule("redirected", "nat hook prerouting priority dstnat", &rule)
+    }
+
+    /// Sends everything for port 80 to a listener, without a change.
+    fn tproxy(&self, to: SocketAddr) -> &Self {
+        let rule = format!("iifname left tcp dport {PORT} tproxy to :{} meta mark set 1", to.port());
+        self.local_if_marked()
+            .rule("intercepted", "filter hook prerouting priority mangle", &rule)
+    }
+
+    /// Delivers packets with mark 1 to this machine, whatever their destination is.
+    fn local_if_marked(&self) -> &Self {
+        let commands = ["-4", "-6"].map(|family| {
+            [
+                format!("{family} rule add fwmark 1 lookup 100"),
+                format!("{family} route add local default dev lo table 100"),
+            ]
+        });
+        for command in commands.as_flattened() {
+            let ip = self.at_gateway(|| Command::new("ip").args(command.split(' ')).status());
+            assert!(ip.unwrap().success(), "{command}");
+        }
+        self
+    }
+
+    /// Marks the answers to connections whose source is the client.
+    fn answers_to_sources(&self) -> &Self {
+        let rule = "meta l4proto tcp socket transparent 1 socket wildcard 0 meta mark set 1";
+        self.rule("answers", "filter hook prerouting priority mangle", rule)
+    }
+
+    fn at_gateway<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.0.node(GATEWAY).inside(work)
+    }
+
+    /// Starts the program on a port of the gateway. It serves every client and target.
+    fn program(&self, arguments: &[&str]) -> Program {
+        let common = ["-l", ":0", "--metrics", "127.0.0.1:0", "--allow-private", "--open"];
+        self.at_gateway(|| Program::start(&[&["transparent"], &common[..], arguments].concat()))
+    }
+
+    fn target(&self, family: Family) -> (TcpListener, SocketAddr) {
+        let target = SocketAddr::new(address(1, true, family), PORT);
+        let listener = self.0.node(TARGET).inside(|| TcpListener::bind(target).unwrap());
+        (listener, target)
+    }
+
+    fn connect(&self, target: SocketAddr) -> TcpStream {
+        self.0.node(CLIENT).inside(|| connect(target))
+    }
+
+    /// Sends bytes to the target and back, and returns the source that the target sees.
+    fn exchange(&self, family: Family) -> IpAddr {
+        let (listener, address) = self.target(family);
+        let client = self.connect(address);
+        let target = accept(&listener);
+        let source = target.peer_addr().unwrap().ip();
+        let (up, down) = (pattern(1, BYTES), pattern(2, BYTES));
+        thread::scope(|scope| {
+            scope.spawn(|| send_and_finish(&client, &up));
+            assert_same(&read_all(&target), &up);
+            scope.spawn(|| send_and_finish(&target, &down));
+            assert_same(&read_all(&client), &down);
+        });
+        source
+    }
+}
+
+const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+
+#[test]
+fn a_redirected_client_reaches_its_target() {
+    let Some(network) = Network::new() else { return };
+    let program = network.program(&[]);
+    network.redirect(program.address);
+    for family in FAMILIES {
+        assert_eq!(network.exchange(family), address(1, false, family));
+    }
+}
+
+#[test]
+fn a_client_behind_tproxy_reaches_its_target() {
+    let Some(network) = Network::new() else { return };
+    let program = network.program(&["--tproxy"]);
+    network.tproxy(program.address);
+    for family in FAMILIES {
+        assert_eq!(network.exchange(family), address(1, false, family));
+    }
+}
+
+#[test]
+fn a_target_sees_the_address_of_the_client_if_asked_for() {
+    for arguments in [&["--transparent-source"][..], &["--transparent-source", "--tproxy"]] {
+        let Some(network) = Network::new() else { return };
+        let program = network.program(arguments);
+        match arguments {
+            [_] => network.redirect(program.address).local_if_marked(),
+            _ => network.tproxy(program.address),
+        };
+        network.answers_to_sources();
+        for family in FAMILIES {
+            assert_eq!(network.exchange(family), address(0, false, family), "{arguments:?}");
+        }
+    }
+}
+
+#[test]
+fn a_forwarder_keeps_the_address_of_the_client_too() {
+    let Some(network) = Network::new() else { return };
+    network.local_if_marked().answers_to_sources();
+    let (listener, target) = network.target(Family::V4);
+    let target = target.to_string();
+    let mut program =
+        network.at_gateway(|| Program::start(&["forward", "-l", ":0", "-r", &target, "--transparent-source"]));
+    program.address.set_ip(address(0, true, Family::V4));
+    let client = network.connect(program.address);
+    let source = accept(&listener).peer_addr().unwrap();
+    assert_eq!(source.ip(), client.local_addr().unwrap().ip());
+}
+
+#[test]
+fn a_client_that_connects_to_the_listener_itself_is_refused() {
+    let Some(network) = Network::new() else { return };
+    for arguments in [&[][..], &["--tproxy"]] {
+        let program = network.program(arguments);
+        for family in FAMILIES {
+            let listener = SocketAddr::new(address(0, true, family), program.address.port());
+            assert!(is_closed(&mut network.connect(listener)), "{arguments:?} {family:?}");
+        }
+        network.at_gateway(|| {
+            // Without connection tracking, the kernel does not know an original destination.
+            program.await_sum("spliceway_refused_total", &[], 2);
+            let reason = |reason: &str| program.sum("spliceway_refused_total", &[&format!("reason=\"{reason}\"")]);
+            assert_eq!(reason("loop") + reason("not_redirected"), 2, "{arguments:?}");
+        });
+    }
+}
+
+/// The rule takes the connections of the program, too.
+#[test]
+fn a_connection_that_comes_back_ends_the_loop() {
+    let Some(network) = Network::new() else { return };
+    let program = network.program(&[]);
+    let rule = format!("tcp dport {PORT} redirect to :{}", program.address.port());
+    network.rule("everything", "nat hook output priority -100", &rule);
+    for family in FAMILIES {
+        let target = SocketAddr::new(address(1, true, family), PORT);
+        assert!(is_closed(&mut network.at_gateway(|| connect(target))), "{family:?}");
+    }
+    network.at_gateway(|| {
+        // The client of each family, and what came back.
+        program.await_sum("spliceway_connections_total", &[], 4);
+        assert_eq!(program.sum("spliceway_connections_total", &[]), 4);
+        assert_eq!(program.sum("spliceway_refused_total", &["reason=\"loop\""]), 2);
+    });
+}
+
+#[test]
+fn clients_of_other_machines_reach_public_targets_only() {
+    let Some(network) = Network::new() else { return };
+    let program = network.at_gateway(|| {
+        Program::start(&[
+            "transparent",
+            "-l",
+            ":0",
+            "--metrics",
+            "127.0.0.1:0",
+            "--allow",
+            "10.77.0.0/24",
+        ])
+    });
+    network.redirect(program.address);
+    let (_, private) = network.target(Family::V4);
+    assert!(is_closed(&mut network.connect(private)));
+    network.at_gateway(|| program.await_sum("spliceway_refused_total", &["reason=\"private\""], 1));
+    // IPv6 clients are not in the network.
+    let (_, stranger) = network.target(Family::V6);
+    assert!(is_closed(&mut network.connect(stranger)));
+    network.at_gateway(|| program.await_sum("spliceway_refused_total", &["reason=\"client\""], 1));
+}
+
+#[test]
+fn a_client_whose_target_refuses_it_is_reset() {
+    let Some(network) = Network::new() else { return };
+    let program = network.program(&[]);
+    network.redirect(program.address);
+    let target = SocketAddr::new(address(1, true, Family::V4), PORT);
+    let error = network.connect(target).read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn a_transparent_service_for_everybody_needs_permission() {
+    let stderr = refused_to_start(&["transparent", "-l", "0.0.0.0:0"]);
+    assert!(
+        stderr.contains("restrict access (--allow), or allow everybody (--open)"),
+        "{stderr}"
+    );
+    let stderr = refused_to_start(&["transparent", "-l", "127.0.0.1:0", "--tproxy"]);
+    assert!(stderr.contains("serves connections of other machines"), "{stderr}");
+}
+
+#[test]
+fn a_missing_capability_is_named_at_the_start() {
+    if !has_tool("setpriv", "util-linux") || !rustix::process::getuid().is_root() {
+        return;
+    }
+    for argument in ["--tproxy", "--transparent-source"] {
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set=-net_admin,-net_raw", "--inh-caps=-net_admin,-net_raw"]);
+        command.args([
+            env!("CARGO_BIN_EXE_spliceway"),
+            "transparent",
+            "-l",
+            "127.0.0.1:0",
+            "--open",
+            argument,
+        ]);
+        let output = command.output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(stderr.contains("CAP_NET_ADMIN"), "{argument}: {stderr}");
+    }
+}
+
+/// A reload turns a listener for REDIRECT into one for TPROXY, and no client is lost.
+#[test]
+fn a_reload_switches_the_mode_of_an_open_listener() {
+    let Some(network) = Network::new() else { return };
+    let lines = |tproxy: bool| {
+        format!(
+            "[admin]\nmetrics = \"127.0.0.1:0\"\n[[service]]\nkind = \"transparent\"\nlisten = \":0\"\n\
+             open = true\nallow_private = true\ntproxy = {tproxy}\n"
+        )
+    };
+    let file = TextFile::new(&lines(false));
+    let mut program = network.at_gateway(|| Program::run(&file));
+    network.tproxy(program.address);
+    file.write(&lines(true));
+    let line = program.reload();
+    assert!(line.contains("transparent"), "{line}");
+    network.exchange(Family::V4);
+}
