@@ -145,7 +145,13 @@ impl Taking {
     pub(crate) async fn run(mut self, alive: MaybeAlive, overview: Arc<Overview>, gate: Gate) {
         // If this fails, the old process is dead.
         let _ = self.0.say(&ToOld::Serving).await;
-        let mut taken = 0_u64;
+        let (mut taken, mut gate) = (0_u64, Some(gate));
+        // It opens once: later, it may be closed for the process after this one.
+        let mut open = move || {
+            if let Some(gate) = gate.take() {
+                gate.set(true);
+            }
+        };
         let error = loop {
             let Frame {
                 message,
@@ -154,7 +160,7 @@ impl Taking {
             } = match self.0.take().await {
                 Ok(Some(frame)) => frame,
                 Ok(None) => {
-                    gate.set(true);
+                    open();
                     return tracing::info!("took over {taken} sessions: the old process has ended");
                 }
                 Err(error) => break error.to_string(),
@@ -173,12 +179,12 @@ impl Taking {
                     overview.metrics.continue_from(&String::from_utf8_lossy(&data));
                     // If the old process is dead, this is the only one that has the listeners.
                     let _is_heard = self.0.say(&ToOld::Accepting).await;
-                    gate.set(true);
+                    open();
                 }
                 ToNew::Totals => {
                     overview.metrics.continue_from(&String::from_utf8_lossy(&data));
                     // An older process sends only this, when it does not accept any more.
-                    gate.set(true);
+                    open();
                 }
                 other => break format!("an unexpected message: {other:?}"),
             }

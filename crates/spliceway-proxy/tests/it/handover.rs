@@ -13,8 +13,9 @@ use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
@@ -181,14 +182,14 @@ fn sessions_of_every_kind_survive_upgrades_and_lose_no_byte() {
     let stream = pattern(21, PERIOD);
     let stuck_bytes = fill(&mut stuck, &stream);
 
-    let (mut process, mut bytes_before) = (None, 0);
+    let (mut processes, mut bytes_before) = (Vec::new(), 0);
     for round in 0..3 {
         for (seed, client) in (0..).zip(&mut asking) {
             ask(client, 100 + seed + round);
         }
         ask(&mut on_file, 200 + round);
-        let next = upgrade(&mut program, process.as_ref());
-        process = Some(next);
+        let next = upgrade(&mut program, processes.last());
+        processes.push(next);
         let bytes = program.sum("spliceway_bytes_total", &[]);
         assert!(
             bytes >= bytes_before,
@@ -197,7 +198,7 @@ fn sessions_of_every_kind_survive_upgrades_and_lose_no_byte() {
         bytes_before = bytes;
         asking.push(program.connect());
     }
-    let process = process.unwrap();
+    let process = processes.pop().unwrap();
     assert!(program.exit().success());
     for (seed, client) in (0..).zip(&mut asking) {
         ask(client, 300 + seed);
@@ -304,8 +305,26 @@ fn the_path_of_the_program_is_started_again_with_its_arguments() {
     command.env("WATCHDOG_USEC", "20000");
     let manager = folder.join("notify");
     let notified = UnixDatagram::bind(&manager).unwrap();
-    notified.set_read_timeout(Some(PATIENCE)).unwrap();
     command.env("NOTIFY_SOCKET", &manager);
+    // The queue of the socket is short, and a full one would delay what follows.
+    let (sender, messages) = channel();
+    thread::spawn(move || {
+        let mut message = [0; 1000];
+        while let Ok(length) = notified.recv(&mut message) {
+            let text = String::from_utf8(message[..length].to_vec()).unwrap();
+            if sender.send(text).is_err() {
+                return;
+            }
+        }
+    });
+    let await_message = |expected: &str| {
+        let until = Instant::now() + PATIENCE;
+        while messages
+            .recv_timeout(until.saturating_duration_since(Instant::now()))
+            .unwrap()
+            != expected
+        {}
+    };
     let mut program = Program::spawn(command, false);
     let mut client = program.connect();
     ask(&mut client, 1);
@@ -314,23 +333,14 @@ fn the_path_of_the_program_is_started_again_with_its_arguments() {
     let process = upgrade(&mut program, None);
     let runs = fs::read_link(format!("/proc/{}/exe", process.0.as_raw_nonzero())).unwrap();
     assert_eq!(runs, copy);
-    let message = || {
-        let mut message = [0; 1000];
-        let length = notified.recv(&mut message).unwrap();
-        String::from_utf8(message[..length].to_vec()).unwrap()
-    };
     let expected = format!("MAINPID={}", process.0.as_raw_nonzero());
-    while message() != expected {}
+    await_message(&expected);
     ask(&mut client, 2);
     ask(&mut program.connect(), 3);
     // The old process is silent, and the new one pings.
     assert_eq!(program.exit().code(), Some(0));
-    notified.set_nonblocking(true).unwrap();
-    let mut rest = [0; 1000];
-    while let Ok(length) = notified.recv(&mut rest) {
-        assert!(!rest[..length].starts_with(b"STOPPING"), "the service does not stop");
-    }
-    notified.set_nonblocking(false).unwrap();
-    while message() != "WATCHDOG=1" {}
+    let stops = |message: String| message.starts_with("STOPPING");
+    assert!(!messages.try_iter().any(stops), "the service does not stop");
+    await_message("WATCHDOG=1");
     fs::remove_dir_all(&folder).unwrap();
 }

@@ -48,10 +48,11 @@ fn upgrades_under_load_refuse_reset_and_lose_nothing() {
     for client in &mut clients {
         ask(client, 1);
     }
-    let mut process = None;
+    // An earlier process may still have sessions that have just begun.
+    let mut processes = Vec::new();
     for round in 0..upgrades as u64 {
-        let next = upgrade(&mut program, process.as_ref());
-        process = Some(next);
+        let next = upgrade(&mut program, processes.last());
+        processes.push(next);
         for client in &mut clients {
             ask(client, round);
         }
