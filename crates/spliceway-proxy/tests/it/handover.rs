@@ -4,6 +4,7 @@ mod accepting;
 mod faults;
 mod load;
 mod state;
+mod unfinished;
 
 use std::fs;
 use std::io::{Read, Write};

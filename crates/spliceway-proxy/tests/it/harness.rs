@@ -294,6 +294,13 @@ impl Program {
         rustix::process::kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
+    /// Returns the process that the started one has started.
+    pub(crate) fn only_child(&self) -> Pid {
+        let pid = self.child.id();
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        Pid::from_raw(children.trim().parse().unwrap()).unwrap()
+    }
+
     pub(crate) fn has_ended(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
     }

@@ -7,7 +7,7 @@ use crate::drain::CUT;
 use crate::harness::{PATIENCE, Program, TextFile, read_all, read_exactly};
 
 /// Returns a socket whose reads wait at most [`PATIENCE`], and its address.
-fn socket(address: &str) -> (UdpSocket, SocketAddr) {
+pub(crate) fn socket(address: &str) -> (UdpSocket, SocketAddr) {
     let socket = UdpSocket::bind(address).unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let address = socket.local_addr().unwrap();
@@ -15,7 +15,7 @@ fn socket(address: &str) -> (UdpSocket, SocketAddr) {
 }
 
 /// Starts a target that returns each datagram in upper case.
-fn shouting(address: &str) -> SocketAddr {
+pub(crate) fn shouting(address: &str) -> SocketAddr {
     let (socket, address) = socket(address);
     thread::spawn(move || {
         let mut bytes = [0; 2048];
@@ -28,7 +28,7 @@ fn shouting(address: &str) -> SocketAddr {
 }
 
 /// Returns the connection that holds an association, and the address to send datagrams to.
-fn associated(program: &Program) -> (TcpStream, SocketAddr) {
+pub(crate) fn associated(program: &Program) -> (TcpStream, SocketAddr) {
     let mut client = greeted(program);
     client.write_all(&[5, 3, 0, 1, 0, 0, 0, 0, 0, 0]).unwrap();
     let reply = read_exactly(&mut client, 10);
@@ -39,11 +39,11 @@ fn associated(program: &Program) -> (TcpStream, SocketAddr) {
 
 /// Returns a datagram to `target` as a client sends it. A datagram from `target` has the same form
 /// when the proxy sends it to the client.
-fn wrapped(target: SocketAddr, data: &[u8]) -> Vec<u8> {
+pub(crate) fn wrapped(target: SocketAddr, data: &[u8]) -> Vec<u8> {
     [&[0, 0, 0], &ip_request(target)[3..], data].concat()
 }
 
-fn received(socket: &UdpSocket) -> Vec<u8> {
+pub(crate) fn received(socket: &UdpSocket) -> Vec<u8> {
     let mut bytes = [0; 2048];
     let length = socket.recv(&mut bytes).unwrap();
     bytes[..length].to_vec()

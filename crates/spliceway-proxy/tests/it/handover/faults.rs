@@ -1,12 +1,16 @@
 //! Faults of a hand-over. A session is never corrupted, and it ends only with the process that owns
-//! it. The test of deaths prints its table.
+//! it. With `--nocapture`, each test prints its rows of the table of faults, and the test of deaths
+//! prints a table of its own.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -14,9 +18,19 @@ use rustix::process::{Pid, Signal, kill_process};
 use spliceway_net::has_tool;
 
 use super::{Process, ask, upgrade};
-use crate::harness::{PATIENCE, Program, TextFile, echo, let_pass, with_patience};
+use crate::harness::{Folder, PATIENCE, Program, TextFile, echo, let_pass, with_patience};
+
+/// The first message with a session, of those that the old process sends: greeting, listener,
+/// preparation, order to serve, state of the service, state of the program.
+const SESSION: usize = 7;
 
 const FAILED: &str = "the upgrade failed, and this process serves on: ";
+
+/// Prints a row of the table of faults.
+#[expect(clippy::print_stdout, reason = "people read the table")]
+pub(super) fn fault(fault: &str, effect: &str) {
+    println!("| {fault} | {effect} |");
+}
 
 /// Returns whether the session works. If not, it must have been closed, and not corrupted.
 fn survives(client: &mut TcpStream, seed: u64) -> bool {
@@ -68,6 +82,10 @@ fn a_process_that_cannot_take_over_leaves_the_old_one_serving() {
         assert!(line.contains(expected), "{line}");
         ask(&mut client, 1);
         ask(&mut program.connect(), 2);
+        fault(
+            &format!("the new process cannot start: {expected}"),
+            "the old process serves on",
+        );
     }
     config.write(&service);
     let _process = upgrade(&mut program, None);
@@ -101,25 +119,30 @@ fn sessions_that_the_new_process_cannot_take_stay_in_the_old_one() {
         clients.iter_mut().for_each(|client| ask(client, 2));
         drop(clients);
         assert!(program.exit().success(), "the old process ends with its last session");
+        fault(
+            &format!("the new process cannot take a session: {expected}"),
+            "the session finishes in the old process",
+        );
     }
 }
 
-/// Starts the program as the process that hands over would, with this socket.
-fn start_as_new(socket: impl Into<Stdio>) -> std::process::Child {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spliceway"));
+/// Returns the program as the process that hands over would start it, with this socket.
+fn as_new(program: &Path, socket: impl Into<Stdio>) -> Command {
+    let mut command = Command::new(program);
     // Port because no client comes that would be relayed there.
     command.args(["forward", "-l", "127.0.0.1:0", "-r", "127.0.0.1:9"]);
     command
         .env("SPLICEWAY_HANDOVER", "1")
         .stdin(socket)
         .stderr(Stdio::piped());
-    command.spawn().unwrap()
+    command
 }
 
 #[test]
 fn another_version_or_another_process_is_refused() {
     let (mut old, new) = UnixStream::pair().unwrap();
-    let child = start_as_new(OwnedFd::from(new));
+    let program = Path::new(env!("CARGO_BIN_EXE_spliceway"));
+    let child = as_new(program, OwnedFd::from(new)).spawn().unwrap();
     let hello = br#"{"hello":{"version":99}}"#;
     old.write_all(&[&[hello.len() as u8, 0, 0, 0, 0, 0, 0, 0], &hello[..]].concat())
         .unwrap();
@@ -133,13 +156,101 @@ fn another_version_or_another_process_is_refused() {
     );
     assert_eq!(child.wait_with_output().unwrap().status.code(), Some(1));
 
-    let output = start_as_new(Stdio::null()).wait_with_output().unwrap();
+    let output = as_new(program, Stdio::null()).output().unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(
         stderr.contains("standard input is no socket of a running spliceway"),
         "{stderr}"
     );
     assert_eq!(output.status.code(), Some(2));
+    fault(
+        "another version, or no process that hands over",
+        "the new process ends, and says why",
+    );
+}
+
+#[test]
+fn a_process_of_another_user_is_refused() {
+    const NOBODY: u32 = 65534;
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: only root can start a process of another user");
+    }
+    // Another user may not be able to reach the program where it is.
+    let folder = Folder::new("handover-user");
+    let program = folder.0.join("spliceway");
+    fs::copy(env!("CARGO_BIN_EXE_spliceway"), &program).unwrap();
+    for path in [&folder.0, &program] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let (_old, new) = UnixStream::pair().unwrap();
+    let output = as_new(&program, OwnedFd::from(new)).uid(NOBODY).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    let expected = "its other end has another user";
+    assert!(stderr.contains(expected), "{stderr}");
+    assert_eq!(output.status.code(), Some(2));
+    fault("another user", expected);
+}
+
+#[test]
+fn process_1_of_a_container_refuses_to_hand_over() {
+    if !has_tool("unshare", "util-linux") {
+        return;
+    }
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--pid", "--fork", "--kill-child"]);
+    if !unshare.arg("true").output().unwrap().status.success() {
+        return println!("skipped: this user may not create a PID namespace");
+    }
+    let target = echo("127.0.0.1:0").to_string();
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--kill-child", env!("CARGO_BIN_EXE_spliceway")]);
+    command.args(["forward", "-l", "127.0.0.1:0", "-r", &target]);
+    let mut program = Program::spawn(command, false);
+    let mut client = program.connect();
+    ask(&mut client, 1);
+    kill_process(program.only_child(), Signal::USR2).unwrap();
+    let line = program.line(FAILED);
+    assert!(line.contains("process 1 cannot hand over"), "{line}");
+    ask(&mut client, 2);
+    ask(&mut program.connect(), 3);
+    fault("process 1 of a container", "it refuses, and serves on");
+}
+
+/// Returns a forwarder in which strace changes this system call of the old process.
+fn forward_with(inject: &str, target: &str) -> Program {
+    let (call, _) = inject.split_once(':').unwrap();
+    let mut strace = Command::new("strace");
+    strace.args(["-D", "-f", "-qq", "-o", "/dev/null", "-e"]);
+    strace.args([&format!("trace={call}"), "-e", &format!("inject={inject}")]);
+    strace.arg(env!("CARGO_BIN_EXE_spliceway"));
+    strace.args(["forward", "-l", "127.0.0.1:0", "-r", target, "--workers", "1"]);
+    Program::spawn(strace, false)
+}
+
+#[test]
+fn a_session_stays_if_too_many_descriptors_are_in_flight() {
+    if !has_tool("strace", "strace") {
+        return;
+    }
+    // Only the old process calls it.
+    let target = echo("127.0.0.1:0").to_string();
+    for (error, number) in [("ETOOMANYREFS", SESSION), ("ENOBUFS", SESSION + 1)] {
+        let mut program = forward_with(&format!("sendmsg:error={error}:when={number}"), &target);
+        let mut clients: Vec<_> = (0..3).map(|_| program.connect()).collect();
+        clients.iter_mut().for_each(|client| ask(client, 1));
+        program.signal(Signal::USR2);
+        let line = program.line("handed over: ");
+        let _process = Process::in_line(&line);
+        assert!(
+            line.contains("moved 2 sessions") && line.contains("; 1 were not taken: "),
+            "{line}"
+        );
+        clients.iter_mut().for_each(|client| ask(client, 2));
+        // The session moves at the next attempt.
+        assert!(program.exit().success());
+        clients.iter_mut().for_each(|client| ask(client, 3));
+        fault(error, "the session stays, and moves at the next attempt");
+    }
 }
 
 /// Which process dies, and at which of its calls.
@@ -152,22 +263,8 @@ struct Death {
 /// process serves new clients, and whether the upgrade was complete before.
 fn upgrade_with(death: &Death, sessions: usize) -> (usize, bool, bool) {
     let target = echo("127.0.0.1:0").to_string();
-    let mut strace = Command::new("strace");
-    let inject = format!("inject={}:signal=KILL:when={}", death.call, death.number);
-    strace.args([
-        "-D",
-        "-f",
-        "-qq",
-        "-o",
-        "/dev/null",
-        "-e",
-        &format!("trace={}", death.call),
-        "-e",
-        &inject,
-    ]);
-    strace.arg(env!("CARGO_BIN_EXE_spliceway"));
-    strace.args(["forward", "-l", "127.0.0.1:0", "-r", &target, "--workers", "1"]);
-    let mut program = Program::spawn(strace, false);
+    let inject = format!("{}:signal=KILL:when={}", death.call, death.number);
+    let mut program = forward_with(&inject, &target);
     let mut clients: Vec<_> = (0..sessions).map(|_| program.connect()).collect();
     clients.iter_mut().for_each(|client| ask(client, 1));
     program.signal(Signal::USR2);
@@ -208,7 +305,7 @@ fn the_death_of_either_process_at_any_step_ends_only_what_it_owns() {
     let mut seen = BTreeSet::new();
     println!("| killed | at call | sessions that survive, of {SESSIONS} | new clients served | complete before |");
     println!("|---|---|---|---|---|");
-    for (who, call, last) in [("old", "sendmsg", 11), ("new", "recvmsg", 12)] {
+    for (who, call, last) in [("old", "sendmsg", SESSION + 6), ("new", "recvmsg", SESSION + 6)] {
         for number in 1..=last {
             let (survivors, serves, is_complete) = upgrade_with(&Death { call, number }, SESSIONS);
             println!("| {who} | {call} {number} | {survivors} | {serves} | {is_complete} |");
