@@ -121,6 +121,11 @@ impl Users {
         self.fingerprint == other.fingerprint
     }
 
+    /// Returns whether there is a user of this name.
+    pub(crate) fn know(&self, name: &[u8]) -> bool {
+        self.known.contains_key(name)
+    }
+
     /// Returns the names as records show them.
     pub(crate) fn names(&self) -> HashSet<Box<str>> {
         let names = self.known.keys();

@@ -155,6 +155,9 @@ tables! {
         max_conns: Value<UserSessions>,
         rate_in: Value<UserRate>,
         rate_out: Value<UserRate>,
+        allow_private: List<Private>,
+        to_allow: List<Rule>,
+        to_deny: List<Rule>,
     }
 
     Service("a table [[service]]") {
@@ -172,7 +175,7 @@ tables! {
         auth: Value<Auth>,
         auth_penalty: Value<Time>,
         open: Value<Flag>,
-        allow_private: Value<Flag>,
+        allow_private: List<Private>,
         to_allow: List<Rule>,
         to_deny: List<Rule>,
         tproxy: Value<Flag>,

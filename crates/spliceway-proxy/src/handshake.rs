@@ -66,6 +66,8 @@ pub(crate) struct ClientRequest {
     pub(crate) request: Request,
     /// The protocol of the request. `None` for a forwarder, whose clients send no request.
     pub(crate) spoken: Option<Spoken>,
+    /// The user that the client has proven to be.
+    pub(crate) user: Option<Box<[u8]>>,
     /// The bytes that the target gets first: the request itself, if it is meant for the target.
     pub(crate) head: Vec<u8>,
     /// The part of the client's further bytes that is also for the target. `None` means all of
@@ -151,15 +153,15 @@ async fn receive_socks5(
     let mut greeting = socks5::Greeting::new(authenticator.demand());
     let offer = read(client, |input| greeting.feed(input)).await?;
     client.write_all(&offer.answer()).await?;
-    let agreed = match offer {
-        socks5::Offer::Agreed(agreed) => agreed,
+    let (agreed, user) = match offer {
+        socks5::Offer::Agreed(agreed) => (agreed, None),
         socks5::Offer::Password(mut stage) => {
             let (credentials, undecided) = read(client, |input| stage.feed(input)).await?;
             heard.user = Some(credentials.name_as_text());
             let proof = authenticator.verify(&credentials).await;
             let proof = proof.map_err(|why| refused(why.reason(), why.socks5().to_vec()))?;
             client.write_all(&socks5::Undecided::ACCEPTED).await?;
-            undecided.accept(proof)
+            (undecided.accept(proof), Some(credentials.name))
         }
     };
     let mut stage = agreed.request();
@@ -167,6 +169,7 @@ async fn receive_socks5(
     Ok(ClientRequest {
         request,
         spoken: Some(Spoken::Socks5),
+        user,
         head: Vec::new(),
         body: None,
         via: http::first_via(),
@@ -180,6 +183,7 @@ async fn receive_socks4(client: &mut Client, authenticator: &Authenticator<'_>) 
     Ok(ClientRequest {
         request,
         spoken: Some(Spoken::Socks4),
+        user: None,
         head: Vec::new(),
         body: None,
         via: http::first_via(),
@@ -192,8 +196,8 @@ async fn receive_http(
     heard: &mut Heard,
 ) -> Result<ClientRequest, NoRequest> {
     let mut parser = http::Head::new(authenticator.demand());
-    let request = match read(client, |input| parser.feed(input)).await? {
-        http::RequestHead::Agreed(request) => request,
+    let (request, user) = match read(client, |input| parser.feed(input)).await? {
+        http::RequestHead::Agreed(request) => (request, None),
         http::RequestHead::Password(unproven) => {
             let Some(credentials) = &unproven.credentials else {
                 let challenge = http::response(http::Status::AuthenticationRequired);
@@ -202,7 +206,8 @@ async fn receive_http(
             heard.user = Some(credentials.name_as_text());
             let proof = authenticator.verify(credentials).await;
             let proof = proof.map_err(|why| refused(why.reason(), why.http()))?;
-            unproven.accept(proof)
+            let user = credentials.name.clone();
+            (unproven.accept(proof), Some(user))
         }
     };
     let (target, head, body) = match request {
@@ -216,6 +221,7 @@ async fn receive_http(
             target,
         },
         spoken: Some(Spoken::Http),
+        user,
         head,
         body,
         via: parser.into_via(),
@@ -326,6 +332,7 @@ impl ClientRequest {
                 target,
             },
             spoken: None,
+            user: None,
             head: Vec::new(),
             body: None,
             via: http::first_via(),

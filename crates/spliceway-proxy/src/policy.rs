@@ -6,10 +6,13 @@ mod public;
 mod rules;
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
+use std::sync::Arc;
 
+use ipnet::IpNet;
 use spliceway_protocol::address::Target;
+use spliceway_protocol::rule::canonical_network;
 
 pub(crate) use client::{ClientPolicy, network};
 pub(crate) use own::{OwnEntry, OwnListeners};
@@ -27,12 +30,29 @@ pub(crate) enum Targets {
     Public,
 }
 
+/// The targets that are not public and that clients on other machines may reach.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum PrivateTargets {
+    All,
+    /// Addresses in these networks, except for those that only [`PrivateTargets::All`] opens.
+    Only(Arc<[IpNet]>),
+}
+
+/// What a service, or one of its users, may reach.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TargetAccess {
+    pub(crate) private: PrivateTargets,
+    pub(crate) rules: TargetRules,
+}
+
 /// The policy for the targets of a service, or of one of its users. Clones are cheap and share the
 /// list of listeners and the rules.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TargetPolicy {
     targets: Targets,
     own: OwnListeners,
+    /// Networks that are open although they are not public.
+    opened: Arc<[IpNet]>,
     rules: TargetRules,
 }
 
@@ -59,15 +79,33 @@ pub(crate) enum Denied {
 }
 
 impl TargetPolicy {
+    #[cfg(test)]
     pub(crate) fn new(targets: Targets, own: OwnListeners) -> Self {
         Self {
             targets,
             own,
+            opened: Arc::default(),
             rules: TargetRules::default(),
         }
     }
 
-    /// Returns the same policy with these rules.
+    /// Returns the policy for clients of a service with this access. `are_local` are clients that
+    /// could reach all targets anyway.
+    pub(crate) fn of(access: &TargetAccess, are_local: bool, own: OwnListeners) -> Self {
+        let (targets, opened) = match &access.private {
+            _ if are_local => (Targets::Everything, Arc::default()),
+            PrivateTargets::All => (Targets::Everything, Arc::default()),
+            PrivateTargets::Only(opened) => (Targets::Public, Arc::clone(opened)),
+        };
+        Self {
+            targets,
+            own,
+            opened,
+            rules: access.rules.clone(),
+        }
+    }
+
+    #[cfg(test)]
     pub(crate) fn with_rules(self, rules: TargetRules) -> Self {
         Self { rules, ..self }
     }
@@ -86,8 +124,8 @@ impl TargetPolicy {
     pub(crate) fn check(&self, name: Option<&str>, address: SocketAddr) -> Result<(), Denied> {
         match self.targets {
             Targets::Public => {
-                public::refusal(address.ip()).map_or(Ok(()), Err)?;
-                // A connection to this machine's public address comes from this machine and so
+                self.check_public(address.ip())?;
+                // A connection to this machine's own address comes from this machine and so
                 // bypasses the firewall.
                 if own::is_of_this_machine(address.ip().to_canonical()) {
                     return Err(Denied::Loopback);
@@ -97,6 +135,14 @@ impl TargetPolicy {
         }
         self.check_loop(address)?;
         self.rules.check(name, address)
+    }
+
+    fn check_public(&self, ip: IpAddr) -> Result<(), Denied> {
+        let ip = ip.to_canonical();
+        match public::refusal(ip) {
+            Some(reason) if !reason.can_be_opened() || !self.opened.iter().any(|net| net.contains(&ip)) => Err(reason),
+            _ => Ok(()),
+        }
     }
 
     /// Checks whether the program may connect to `address`, which the operator has named. Every
@@ -134,7 +180,7 @@ impl TargetPolicy {
         match target {
             Target::Ip(address) => {
                 if self.targets == Targets::Public {
-                    public::refusal(address.ip()).map_or(Ok(()), Err)?;
+                    self.check_public(address.ip())?;
                 }
                 self.rules.check(name, *address)
             }
@@ -169,7 +215,18 @@ impl TargetPolicy {
     }
 }
 
+/// Returns the reason why no address of a network can be opened, if there is one.
+pub(crate) fn stays_closed(net: IpNet) -> Option<Denied> {
+    public::refusal_of_network(canonical_network(net)).filter(|reason| !reason.can_be_opened())
+}
+
 impl Denied {
+    /// Returns whether the operator can open addresses of this kind one by one. From loopback and
+    /// metadata services, a client could take over the machine.
+    fn can_be_opened(&self) -> bool {
+        matches!(self, Self::Private | Self::Cgnat | Self::LinkLocal | Self::Reserved)
+    }
+
     /// The value of `reason` for every denial, for code that counts each one.
     pub(crate) const REASONS: [&str; 10] = [
         "loopback",
@@ -236,6 +293,80 @@ mod tests {
             let address = address.parse().unwrap();
             assert_eq!(policy(Targets::Public).check(None, address), expected, "{address}");
             assert_eq!(policy(Targets::Everything).check(None, address), Ok(()), "{address}");
+        }
+    }
+
+    fn opening(nets: &[&str]) -> TargetPolicy {
+        let access = TargetAccess {
+            private: PrivateTargets::Only(nets.iter().map(|net| network(net).unwrap()).collect()),
+            rules: TargetRules::default(),
+        };
+        TargetPolicy::of(&access, false, OwnListeners::default())
+    }
+
+    #[test]
+    fn an_opened_network_opens_neither_loopback_nor_metadata() {
+        let all = opening(&["0.0.0.0/0", "::/0"]);
+        for (address, expected) in [
+            ("10.1.2.3:80", Ok(())),
+            ("[::ffff:10.1.2.3]:80", Ok(())),
+            ("100.64.0.1:80", Ok(())),
+            ("169.254.1.1:80", Ok(())),
+            ("198.18.0.1:80", Ok(())),
+            ("[fd00::1]:80", Ok(())),
+            ("127.0.0.1:80", Err(Denied::Loopback)),
+            ("[::1]:80", Err(Denied::Loopback)),
+            ("[::ffff:127.0.0.1]:80", Err(Denied::Loopback)),
+            ("[64:ff9b::7f00:1]:80", Err(Denied::Loopback)),
+            ("[2002:7f00:1::1]:80", Err(Denied::Loopback)),
+            ("0.0.0.0:80", Err(Denied::Unspecified)),
+            ("[::]:80", Err(Denied::Unspecified)),
+            ("169.254.169.254:80", Err(Denied::Metadata)),
+            ("[fd00:ec2::254]:80", Err(Denied::Metadata)),
+            ("[64:ff9b::a9fe:a9fe]:80", Err(Denied::Metadata)),
+            ("224.0.0.1:80", Err(Denied::Multicast)),
+        ] {
+            let address = address.parse().unwrap();
+            assert_eq!(all.check(None, address), expected, "{address}");
+            assert_eq!(all.check_passed_on(None, &Target::Ip(address)), expected, "{address}");
+        }
+        let one = opening(&["10.1.0.0/16"]);
+        for (address, expected) in [
+            ("10.1.255.255:80", Ok(())),
+            ("[::ffff:10.1.0.0]:80", Ok(())),
+            ("10.2.0.0:80", Err(Denied::Private)),
+            ("192.168.0.1:80", Err(Denied::Private)),
+            // It may lead to another network than the IPv4 address does.
+            ("[64:ff9b::a01:203]:80", Err(Denied::Private)),
+        ] {
+            assert_eq!(one.check(None, address.parse().unwrap()), expected, "{address}");
+        }
+    }
+
+    #[test]
+    fn a_network_that_stays_closed_is_recognized() {
+        for net in [
+            "127.0.0.0/8",
+            "127.0.0.1",
+            "::1",
+            "169.254.169.254",
+            "fd00:ec2::254",
+            "0.0.0.0",
+            "ff02::1",
+            "::ffff:127.0.0.1",
+        ] {
+            assert!(stays_closed(network(net).unwrap()).is_some(), "{net}");
+        }
+        for net in [
+            "10.0.0.0/8",
+            "169.254.0.0/16",
+            "fd00::/8",
+            "0.0.0.0/0",
+            "::/0",
+            "8.8.8.8",
+            "198.18.0.0/15",
+        ] {
+            assert_eq!(stays_closed(network(net).unwrap()), None, "{net}");
         }
     }
 

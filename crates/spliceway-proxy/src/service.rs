@@ -1,5 +1,6 @@
 //! One service of the program: a forwarder or a proxy, with everything that its sessions share.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,6 +38,8 @@ pub(crate) struct Service {
     pub(crate) accept_proxy: Option<AcceptProxy>,
     pub(crate) send_proxy: Option<proxy::Version>,
     pub(crate) dialer: Dialer,
+    /// The dialers of users who have targets of their own, by their names.
+    pub(crate) user_dialers: HashMap<Box<[u8]>, Dialer>,
     /// Chooses the target, if there are several backends.
     pub(crate) balancer: Option<Arc<Balancer>>,
     pub(crate) dials: Arc<Dials>,
@@ -46,4 +49,12 @@ pub(crate) struct Service {
     pub(crate) traffic: Arc<Traffic>,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) accepting: Accepting,
+}
+
+impl Service {
+    /// Returns the dialer for the targets of a client, who may have proven to be a user.
+    pub(crate) fn dialer_of(&self, user: Option<&[u8]>) -> &Dialer {
+        user.and_then(|user| self.user_dialers.get(user))
+            .unwrap_or(&self.dialer)
+    }
 }

@@ -2,8 +2,8 @@
 
 mod distinct;
 mod origin;
-mod rules;
 mod settle;
+mod targets;
 mod user_limits;
 mod users;
 
@@ -24,7 +24,7 @@ use crate::balance::BalanceSettings;
 use crate::config::{self, Config};
 use crate::dial::DialSettings;
 use crate::log::{AccessLog, Format};
-use crate::policy::{ClientPolicy, TargetRules};
+use crate::policy::{ClientPolicy, TargetAccess};
 use crate::rates::Rates;
 use crate::transparent::Interception;
 use spliceway_protocol::address::{ListenAddress, ListenRange, TargetRange};
@@ -139,10 +139,10 @@ pub(crate) struct ServiceSettings {
     pub(crate) auth_penalty: Duration,
     /// Whether everybody may use the service.
     pub(crate) open: bool,
-    /// Whether clients on other machines may reach targets that are not on the public Internet.
-    pub(crate) allow_private: bool,
-    /// The rules for targets.
-    pub(crate) rules: TargetRules,
+    /// The targets that clients may reach.
+    pub(crate) targets: TargetAccess,
+    /// The targets of users who have a table of their own.
+    pub(crate) user_targets: Vec<UserTargets>,
     pub(crate) accept_proxy: Option<AcceptProxy>,
     pub(crate) send_proxy: Option<proxy::Version>,
     pub(crate) dial: DialSettings,
@@ -157,6 +157,14 @@ pub(crate) struct ServiceSettings {
     pub(crate) advertise: Option<IpAddr>,
     /// What the operator has written, with the defaults for all services.
     pub(crate) config: config::Service,
+}
+
+/// The targets that one user may reach.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct UserTargets {
+    /// The name as clients send it.
+    pub(crate) name: Box<[u8]>,
+    pub(crate) targets: TargetAccess,
 }
 
 /// The kind of a service.

@@ -6,8 +6,8 @@ use crate::balance::Policy;
 use crate::config::{
     self, AcceptProxy, Address, AdminSocket, Auth, Choice, Config, Descriptors, EjectAfter, File, Flag, Host,
     Interface, Ip, KindArg, List, Listen, LogFormatArg, LogLevelArg, Mark, Network, PerClient, Percent, PipeSizeArg,
-    PositiveTime, Queue, Rate, RecordTime, Records, Remote, Resolver, Rule, SendProxy, Sessions, SpinTime, SpliceArg,
-    Time, Upstream, UserRate, UserSessions, Value, Workers, choice,
+    PositiveTime, Private, Queue, Rate, RecordTime, Records, Remote, Resolver, Rule, SendProxy, Sessions, SpinTime,
+    SpliceArg, Time, Upstream, UserRate, UserSessions, Value, Workers, choice,
 };
 
 #[derive(Args, Debug)]
@@ -65,19 +65,8 @@ pub(super) struct TransparentCommand {
     /// Serve clients on other machines without --allow
     #[arg(long, help_heading = "Access")]
     open: bool,
-    /// Let clients on other machines reach addresses that are not on the public Internet: loopback,
-    /// private, link-local, metadata services and others
-    #[arg(long, help_heading = "Access")]
-    allow_private: bool,
-    /// Let clients reach only these targets: `example.com`, `*.example.com`, `10.0.0.0/8` or `*`,
-    /// each with ports if needed (`:80,8000-8999`), or `@FILE` with one rule per line. May be
-    /// repeated
-    #[arg(long, help_heading = "Access", value_name = "RULE")]
-    to_allow: Vec<Value<Rule>>,
-    /// Refuse these targets, in the same form as --to-allow. A rule of --to-allow wins only if it
-    /// is more specific. May be repeated
-    #[arg(long, help_heading = "Access", value_name = "RULE")]
-    to_deny: Vec<Value<Rule>>,
+    #[command(flatten, next_help_heading = "Access")]
+    targets: TargetArgs,
     #[command(flatten)]
     common: CommonArgs,
 }
@@ -117,19 +106,8 @@ pub(super) struct ProxyArgs {
     /// Serve clients on other machines without --auth-file or --allow
     #[arg(long)]
     open: bool,
-    /// Let clients on other machines reach addresses that are not on the public Internet: loopback,
-    /// private, link-local, metadata services and others
-    #[arg(long)]
-    allow_private: bool,
-    /// Let clients reach only these targets: `example.com`, `*.example.com`, `10.0.0.0/8` or `*`,
-    /// each with ports if needed (`:80,8000-8999`), or `@FILE` with one rule per line. May be
-    /// repeated
-    #[arg(long, value_name = "RULE")]
-    to_allow: Vec<Value<Rule>>,
-    /// Refuse these targets, in the same form as --to-allow. A rule of --to-allow wins only if it
-    /// is more specific. May be repeated
-    #[arg(long, value_name = "RULE")]
-    to_deny: Vec<Value<Rule>>,
+    #[command(flatten)]
+    targets: TargetArgs,
     /// Address that SOCKS replies give for UDP ASSOCIATE and BIND [default: the address that the
     /// client reached]
     #[arg(long, value_name = "IP", hide_short_help = true)]
@@ -147,6 +125,25 @@ pub(super) struct ProxyArgs {
     /// Time limit for a client's handshake [default: 10s]
     #[arg(long, value_name = "TIME", hide_short_help = true)]
     handshake_timeout: Option<Value<PositiveTime>>,
+}
+
+/// The targets of proxies.
+#[derive(Args, Debug)]
+pub(super) struct TargetArgs {
+    /// Let clients on other machines reach addresses that are not on the public Internet: loopback,
+    /// private, link-local, metadata services and others. With a network, only addresses in it, and
+    /// neither loopback nor metadata services. May be repeated
+    #[arg(long, value_name = "CIDR", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    allow_private: Vec<Value<Private>>,
+    /// Let clients reach only these targets: `example.com`, `*.example.com`, `10.0.0.0/8` or `*`,
+    /// each with ports if needed (`:80,8000-8999`), or `@FILE` with one rule per line. May be
+    /// repeated
+    #[arg(long, value_name = "RULE")]
+    to_allow: Vec<Value<Rule>>,
+    /// Refuse these targets, in the same form as --to-allow. A rule of --to-allow wins only if it
+    /// is more specific. May be repeated
+    #[arg(long, value_name = "RULE")]
+    to_deny: Vec<Value<Rule>>,
 }
 
 #[derive(Args, Debug)]
@@ -346,9 +343,9 @@ impl TransparentCommand {
             tproxy: flag(self.tproxy),
             transparent_source: flag(self.transparent_source),
             open: flag(self.open),
-            allow_private: flag(self.allow_private),
-            to_allow: List::of(self.to_allow),
-            to_deny: List::of(self.to_deny),
+            allow_private: List::of(self.targets.allow_private),
+            to_allow: List::of(self.targets.to_allow),
+            to_deny: List::of(self.targets.to_deny),
             ..config::Service::default()
         };
         self.common.config(KindArg::Transparent, service)
@@ -364,9 +361,9 @@ impl ProxyCommand {
             auth: proxy.auth,
             auth_penalty: proxy.auth_penalty,
             open: flag(proxy.open),
-            allow_private: flag(proxy.allow_private),
-            to_allow: List::of(proxy.to_allow),
-            to_deny: List::of(proxy.to_deny),
+            allow_private: List::of(proxy.targets.allow_private),
+            to_allow: List::of(proxy.targets.to_allow),
+            to_deny: List::of(proxy.targets.to_deny),
             advertise: proxy.advertise,
             ..config::Service::default()
         };

@@ -128,14 +128,15 @@ fn closest<'a>(key: &str, keys: impl Iterator<Item = &'a String>) -> Option<&'a 
         .map(|(_, key)| key.as_str())
 }
 
-/// Returns the flag that has the meaning of a key. `name` and `kind` of a service have none. The
-/// keys of a backend are options in the text of its flag.
+/// Returns the flag that has the meaning of a key. `name` and `kind` have none. The keys
+/// of a backend are options in the text of its flag.
 pub(crate) fn flag_of(path: &str, key: &str) -> Option<String> {
     let flag = key.replace('_', "-");
     match (path, key) {
         ("service", "name" | "kind") => None,
         ("admin", "socket") => Some("admin".to_owned()),
         ("user", "name") => None,
+        ("user", "allow_private" | "to_allow" | "to_deny") => Some(flag),
         ("user" | "defaults.user", _) => Some(format!("user-{flag}")),
         ("service" | "service.backend", "to") => Some("remote".to_owned()),
         ("service.backend", _) => None,

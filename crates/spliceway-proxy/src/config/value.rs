@@ -45,6 +45,8 @@ pub(crate) enum Form {
     Number,
     /// `true` or `false`.
     Flag,
+    /// `true`, `false`, or a string.
+    FlagOrText,
 }
 
 /// A value of kind `W`.
@@ -195,6 +197,7 @@ impl<W: Word> Visitor<'_> for ScalarVisitor<W> {
             Form::Text | Form::Secret => "text in quotes",
             Form::Number => "a number",
             Form::Flag => "true or false",
+            Form::FlagOrText => "true, false, or text in quotes",
         })
     }
 
@@ -208,7 +211,7 @@ impl<W: Word> Visitor<'_> for ScalarVisitor<W> {
 
     fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<Self::Value, E> {
         match W::FORM {
-            Form::Flag => self.visit_str(if value { "true" } else { "false" }),
+            Form::Flag | Form::FlagOrText => self.visit_str(flag(value)),
             _ => Err(E::invalid_type(Unexpected::Bool(value), &self)),
         }
     }
@@ -244,6 +247,10 @@ impl<'de, W: Word> Deserialize<'de> for List<W> {
     }
 }
 
+fn flag(value: bool) -> &'static str {
+    if value { "true" } else { "false" }
+}
+
 enum OneOrMany<W: Word> {
     One(Box<str>),
     Many(Vec<Value<W>>),
@@ -272,6 +279,13 @@ impl<'de, W: Word> Visitor<'de> for OneOrManyVisitor<W> {
         Ok(OneOrMany::One(text.into()))
     }
 
+    fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<Self::Value, E> {
+        match W::FORM {
+            Form::FlagOrText => self.visit_str(flag(value)),
+            _ => Err(E::invalid_type(Unexpected::Bool(value), &self)),
+        }
+    }
+
     fn visit_seq<A: SeqAccess<'de>>(self, mut array: A) -> Result<Self::Value, A::Error> {
         let mut values = Vec::new();
         while let Some(value) = array.next_element()? {
@@ -295,6 +309,9 @@ impl<W: Word> Serialize for Value<W> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match (W::FORM, self.text.parse::<i64>()) {
             (Form::Flag, _) => serializer.serialize_bool(&*self.text == "true"),
+            (Form::FlagOrText, _) if ["true", "false"].contains(&&*self.text) => {
+                serializer.serialize_bool(&*self.text == "true")
+            }
             (Form::Number, Ok(number)) => serializer.serialize_i64(number),
             _ => serializer.serialize_str(&self.printed()),
         }
@@ -306,6 +323,9 @@ impl<W: Word> Serialize for List<W> {
         // One variable has all values, because it may also be the variable of the flag.
         if let Some(secret) = self.iter().find(|value| W::variable(&value.parsed).is_some()) {
             return secret.serialize(serializer);
+        }
+        if let (Form::FlagOrText, [one]) = (W::FORM, &**self) {
+            return one.serialize(serializer);
         }
         let mut array = serializer.serialize_seq(Some(self.len()))?;
         self.iter().try_for_each(|value| array.serialize_element(value))?;
@@ -336,6 +356,7 @@ impl<W: Word> JsonSchema for Value<W> {
             (Form::Flag, _) => json_schema!({
                 "anyOf": [{"type": "boolean"}, {"type": "string", "pattern": FROM_ENVIRONMENT}]
             }),
+            (Form::FlagOrText, _) => json_schema!({"type": ["boolean", "string"]}),
         }
     }
 }
@@ -351,6 +372,9 @@ impl<W: Word> JsonSchema for List<W> {
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let one = Value::<W>::json_schema(generator);
-        json_schema!({"anyOf": [{"type": "string"}, {"type": "array", "items": one}]})
+        match W::FORM {
+            Form::FlagOrText => json_schema!({"anyOf": [one.clone(), {"type": "array", "items": one}]}),
+            _ => json_schema!({"anyOf": [{"type": "string"}, {"type": "array", "items": one}]}),
+        }
     }
 }

@@ -10,10 +10,11 @@ use clap::ValueEnum;
 use spliceway::{Engine, PipeSize, SizeClass};
 use tracing_subscriber::filter::LevelFilter;
 
-use super::words::RuleArg;
+use super::words::{PrivateArg, RuleArg};
 use crate::balance::{BackendSettings, Members, WEIGHT_MAX};
 use crate::dial::ResolverSettings;
 use crate::log::{AccessLog, Format};
+use crate::policy;
 use spliceway_protocol::address::{ListenAddress, Target};
 
 #[derive(ValueEnum, Clone, Copy, Debug)]
@@ -211,6 +212,22 @@ pub(crate) fn path(text: &str) -> Result<PathBuf, &'static str> {
     match text {
         "" => Err("expected the path of a file"),
         path => Ok(path.into()),
+    }
+}
+
+pub(crate) fn private(text: &str) -> Result<PrivateArg, String> {
+    match text {
+        "true" => return Ok(PrivateArg::All),
+        "false" => return Ok(PrivateArg::Nothing),
+        _ => {}
+    }
+    let net = policy::network(text)
+        .map_err(|_| "expected a network such as 10.1.0.0/16 or an address, or nothing for all that are not public")?;
+    match policy::stays_closed(net) {
+        Some(why) => Err(format!(
+            "{net} is {why}, which only --allow-private without a network opens; expected a private network"
+        )),
+        None => Ok(PrivateArg::Network(net)),
     }
 }
 

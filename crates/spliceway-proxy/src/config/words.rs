@@ -65,6 +65,8 @@ words! {
     Percent: u32 = Number, values::percent;
     Weight: NonZeroU32 = Number, values::weight;
     Network: IpNet = Text, policy::network;
+    /// Targets that are not public: all of them, none, or a network.
+    Private: PrivateArg = FlagOrText, values::private;
     /// A target rule, or a file of them.
     Rule: RuleArg = Text, values::rule;
     Rate: RateArg = Text, str::parse;
@@ -80,6 +82,14 @@ words! {
     Records: AccessLog = Text, values::access_log;
     AcceptProxy: proxy::Accept = Text, str::parse;
     SendProxy: proxy::Version = Text, str::parse;
+}
+
+/// What `--allow-private` takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PrivateArg {
+    All,
+    Nothing,
+    Network(IpNet),
 }
 
 /// What `--to-allow` and `--to-deny` take.

@@ -13,7 +13,7 @@ use crate::dial::Dialer;
 use crate::drain::Accepting;
 use crate::exposure::Clients;
 use crate::health::Health;
-use crate::policy::{TargetPolicy, Targets};
+use crate::policy::TargetPolicy;
 use crate::rates::RateLimits;
 use crate::service::Service;
 use crate::session;
@@ -23,7 +23,7 @@ use crate::settings::{ServiceSettings, Settings};
 #[derive(Clone)]
 pub(super) struct Built {
     pub(super) service: Arc<Service>,
-    targets: Targets,
+    clients: Clients,
     /// The number of descriptors that its dialer may use.
     transient: usize,
     /// Dropping it stops the tasks of the service.
@@ -47,13 +47,9 @@ pub(super) fn build(
     shared: &Shared,
     transient: usize,
 ) -> std::io::Result<Built> {
-    let targets = match clients == Clients::Local || service.allow_private {
-        true => Targets::Everything,
-        false => Targets::Public,
-    };
     if let Some(before) = before
         && is_unchanged(settings, service, before)
-        && (before.built.targets, before.built.transient) == (targets, transient)
+        && (before.built.clients, before.built.transient) == (clients, transient)
         // A service that an operator has drained accepts clients again.
         && before.built.service.accepting.is_on()
     {
@@ -62,7 +58,11 @@ pub(super) fn build(
     for reason in session::refusals(service) {
         shared.metrics.may_refuse(service.name, reason);
     }
-    let dialer = dialer(service, targets, before, shared, transient)?;
+    let policy = |access| TargetPolicy::of(access, clients == Clients::Local, shared.own.clone());
+    let dialer = dialer(service, policy(&service.targets), before, transient)?;
+    let user_dialers = service.user_targets.iter();
+    let user_dialers = user_dialers.map(|user| (user.name.clone(), dialer.with_policy(policy(&user.targets))));
+    let user_dialers = user_dialers.collect();
     let penalties = before.filter(|before| before.service.auth_penalty == service.auth_penalty);
     let rates = (service.rates_in, service.rates_out);
     let limits = before.filter(|before| (before.service.rates_in, before.service.rates_out) == rates);
@@ -88,6 +88,7 @@ pub(super) fn build(
             |before| Arc::clone(&before.built.service.dials),
         ),
         dialer,
+        user_dialers,
         balancer: service.balance.as_ref().map(|balance| {
             let before = before.and_then(|before| before.built.service.balancer.as_deref());
             Balancer::new(service.name, balance, before)
@@ -104,7 +105,7 @@ pub(super) fn build(
     };
     Ok(Built {
         service: Arc::new(service),
-        targets,
+        clients,
         transient,
         tasks: Arc::default(),
     })
@@ -131,12 +132,10 @@ impl Built {
 /// same way, or a new one.
 fn dialer(
     service: &ServiceSettings,
-    targets: Targets,
+    policy: TargetPolicy,
     before: Option<&Before<'_>>,
-    shared: &Shared,
     transient: usize,
 ) -> std::io::Result<Dialer> {
-    let policy = TargetPolicy::new(targets, shared.own.clone()).with_rules(service.rules.clone());
     if let Some(before) = before
         && before.service.config.dials_like(&service.config)
         && before.service.dial.timeout == service.dial.timeout
@@ -154,7 +153,9 @@ pub(super) fn is_unchanged(settings: &Settings, service: &ServiceSettings, befor
         (users, before) => users.is_none() && before.is_none(),
     };
     has_same_users
-        && service.rules == before.service.rules
+        // The files of rules may be others.
+        && service.targets == before.service.targets
+        && service.user_targets == before.service.user_targets
         && service.config == before.service.config
         && settings.has_same_sessions(before.settings)
 }

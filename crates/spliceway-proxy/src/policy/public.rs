@@ -4,7 +4,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipnet::{Ipv4Net, Ipv6Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::Denied;
 
@@ -101,6 +101,21 @@ fn refusal_v6(ip: Ipv6Addr) -> Option<Denied> {
         [0x2000..=0x3fff, ..] => None,
         _ => Some(Denied::Reserved),
     }
+}
+
+/// Returns the reason why no address of a network is public, if the network has one such reason.
+pub(super) fn refusal_of_network(net: IpNet) -> Option<Denied> {
+    let reason = match net {
+        IpNet::V4(net) => V4
+            .iter()
+            .find(|(outer, _)| outer.contains(&net))
+            .map(|(_, reason)| reason),
+        IpNet::V6(net) => V6
+            .iter()
+            .find(|(outer, _)| outer.contains(&net))
+            .map(|(_, reason)| reason),
+    };
+    reason.cloned()
 }
 
 /// Returns the IPv4 address that a connection to `ip` reaches by NAT64, by 6to4 or through a

@@ -8,7 +8,7 @@ use tokio::net::UdpSocket;
 use crate::admission::ClientKey;
 use crate::associate::{AssociateEnd, AssociateSettings, Association, Destinations, Dropped, towards};
 use crate::dial::Dialer;
-use crate::handshake::Client;
+use crate::handshake::{Client, ClientRequest};
 use crate::outcome::{Outcome, SessionEnd};
 use crate::record::Record;
 use crate::service::Service;
@@ -37,19 +37,19 @@ pub(super) fn bind(
     service: &Service,
     reached: SocketAddr,
     client: SocketAddr,
-    asked: &Target,
+    request: &ClientRequest,
 ) -> io::Result<Association<Reach>> {
     let settings = AssociateSettings {
         advertise: service.advertise,
         idle: service.timeouts.idle,
         lookup: service.timeouts.connect,
     };
-    let reach = Reach::of(service, Some(client.ip().into()));
-    Association::open(reached, client, asked, &settings, reach)
+    let reach = Reach::of(service, request.user.as_deref(), Some(client.ip().into()));
+    Association::open(reached, client, &request.request.target, &settings, reach)
 }
 
-/// The destinations of datagrams. A service's clients may send datagrams to every target to which
-/// they may connect.
+/// The destinations of datagrams. A client may send datagrams to every target to which it may
+/// connect.
 #[derive(Clone)]
 pub(super) struct Reach {
     dialer: Dialer,
@@ -58,9 +58,9 @@ pub(super) struct Reach {
 }
 
 impl Reach {
-    pub(super) fn of(service: &Service, client: Option<ClientKey>) -> Self {
+    pub(super) fn of(service: &Service, user: Option<&[u8]>, client: Option<ClientKey>) -> Self {
         Self {
-            dialer: service.dialer.clone(),
+            dialer: service.dialer_of(user).clone(),
             client,
         }
     }

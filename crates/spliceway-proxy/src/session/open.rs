@@ -192,7 +192,7 @@ impl Opening {
         let started = Instant::now();
         let dialed = tokio::select! {
             biased;
-            dialed = self.service.dialer.dial(&self.request.request.target, self.client_ip(), &self.request.via) => dialed,
+            dialed = service.dialer_of(self.request.user.as_deref()).dial(&self.request.request.target, self.client_ip(), &self.request.via) => dialed,
             left = departed(&self.client, self.finish()) => return Err(left),
         };
         let mut dialed = match dialed {
@@ -252,7 +252,7 @@ impl Opening {
         let service = Arc::clone(&self.service);
         let _dial = self.dial_of(&service).await?;
         let reached = self.reached_directly().await?;
-        let reach = Reach::of(&self.service, self.client_key());
+        let reach = Reach::of(&self.service, self.request.user.as_deref(), self.client_key());
         let expected = tokio::select! {
             biased;
             expected = Expected::from_request(&self.request.request.target, &reach) => expected,
@@ -300,7 +300,7 @@ impl Opening {
         let reached = self.reached_directly().await?;
         // Only TCP clients get here, and they have an address.
         let from = self.addresses.client.unwrap_or(UNSPECIFIED);
-        let association = match association::bind(&self.service, reached, from, &self.request.request.target) {
+        let association = match association::bind(&self.service, reached, from, &self.request) {
             Ok(association) => association,
             Err(error) => return Err(self.out_of_sockets(&error).await),
         };

@@ -9,7 +9,7 @@ use spliceway::{Engine, PipeSize};
 use tracing_subscriber::filter::LevelFilter;
 
 use super::distinct::Distinct;
-use super::rules::Lists;
+use super::targets::Lists;
 use super::user_limits::user_limits;
 use super::users::users;
 use super::{AcceptProxy, Kind, Limits, ServiceSettings, Settings, Timeouts, interned};
@@ -75,7 +75,7 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
         drain: or(&timeouts.drain, DRAIN_TIME),
     };
     let (mut services, mut distinct) = (Vec::new(), Distinct::default());
-    let mut lists = Lists::default();
+    let mut lists = Lists::new(user);
     for table in service {
         let place = table.span().start;
         let service = table.get_ref().clone().or(defaults);
@@ -152,7 +152,7 @@ fn settle_service(
     place: usize,
     connect: Duration,
     origin: &Origin,
-    lists: &mut Lists,
+    lists: &mut Lists<'_>,
     warnings: &mut Vec<Fault>,
 ) -> Result<ServiceSettings, Fault> {
     let kind = kind(&service, place)?;
@@ -161,6 +161,8 @@ fn settle_service(
     let listen = service.listen.as_ref().filter(|listen| !listen.is_empty());
     let listen = listen.ok_or_else(|| Fault::new(Some(place), "listen", missing))?;
     let backends = if is_forward { backends(&service)? } else { Vec::new() };
+    let users = users(&service, origin, warnings)?.map(Arc::new);
+    let (targets, user_targets) = lists.targets(&service, users.as_deref(), origin)?;
     let settled = ServiceSettings {
         name: service
             .name
@@ -168,19 +170,19 @@ fn settle_service(
             .map_or(kind.name(), |name| interned(&name.parsed())),
         listen: listen.parsed(),
         clients: ClientPolicy::new(all(&service.allow), all(&service.deny)),
-        users: users(&service, origin, warnings)?.map(Arc::new),
+        users,
+        targets,
+        user_targets,
         auth_penalty: match is_forward {
             true => Duration::ZERO,
             false => or(&service.auth_penalty, AUTH_PENALTY),
         },
         // The operator has chosen the target of a forwarder, and clients cannot choose another one.
         open: is_forward || or(&service.open, false),
-        allow_private: is_forward || or(&service.allow_private, false),
         accept_proxy: accept_proxy(&service)?,
         send_proxy: parsed(&service.send_proxy),
         dial: dial(&service, connect)?,
         balance: balance(&service, backends),
-        rules: lists.rules(&service, origin)?,
         rates_in: rates("rate_in", &service.rate_in)?,
         rates_out: rates("rate_out", &service.rate_out)?,
         advertise: parsed(&service.advertise),
@@ -188,7 +190,7 @@ fn settle_service(
         config: service,
     };
     check_exposure(&settled)?;
-    if matches!(settled.kind, Kind::Transparent(_)) && settled.rules.have_names() {
+    if matches!(settled.kind, Kind::Transparent(_)) && settled.targets.rules.have_names() {
         let config = &settled.config;
         let at = config.to_deny.as_ref().or(config.to_allow.as_ref()).and_then(List::at);
         let why =
@@ -202,7 +204,7 @@ fn settle_service(
 /// Returns a warning if names are refused because an upstream proxy would look them up.
 fn unchecked_names(service: &ServiceSettings) -> Option<Fault> {
     let last = service.dial.upstreams.last()?;
-    let is_doubtful = last.looks_up_names() && service.rules.refuse_networks();
+    let is_doubtful = last.looks_up_names() && service.targets.rules.refuse_networks();
     is_doubtful.then(|| {
         let at = service.config.to_deny.as_ref().and_then(List::at);
         let problem = format!(
@@ -235,7 +237,7 @@ fn of_proxies(service: &config::Service) -> [(&'static str, Option<usize>, bool)
         key("auth", &service.auth),
         key("auth_penalty", &service.auth_penalty),
         key("open", &service.open),
-        key("allow_private", &service.allow_private),
+        list("allow_private", &service.allow_private),
         list("to_allow", &service.to_allow),
         list("to_deny", &service.to_deny),
         key("advertise", &service.advertise),

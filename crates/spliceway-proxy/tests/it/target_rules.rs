@@ -1,11 +1,13 @@
 use std::io::Write;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::process::Command;
 
 use rustix::process::Signal;
-use spliceway_net::has_tool;
+use spliceway_net::{Family, Net, Offloads, address, has_tool};
 
-use crate::clients::{exchange, greeted, ip_request, name_request, read_head, socks4_request};
+use crate::clients::{
+    GREETING_WITH_PASSWORD, exchange, greeted, ip_request, name_request, password, read_head, socks4_request,
+};
 use crate::harness::{Program, TextFile, echo, listen, read_all, read_exactly, refused_to_start, was_reached};
 
 const SUCCEEDED: u8 = 0;
@@ -171,6 +173,16 @@ fn a_wrong_rule_is_refused_at_the_start() {
         (&["--to-deny", "@"], "expected a file after @"),
         (&["--to-deny", "@/missing"], "/missing: No such file"),
         (&["--to-deny", &secret], ", line 1: expected"),
+        (&["--allow-private=127.0.0.0/8"], "127.0.0.0/8 is a loopback address"),
+        (&["--allow-private=169.254.169.254"], "is a cloud metadata service"),
+        (
+            &["--allow-private=10.0.0.0/33"],
+            "expected a network such as 10.1.0.0/16",
+        ),
+        (
+            &["--allow-private", "--allow-private=10.0.0.0/8"],
+            "all private targets or none",
+        ),
     ] {
         let stderr = refused_to_start(&[&["socks5", "-l", "127.0.0.1:0"], arguments].concat());
         assert!(stderr.contains(problem) && !stderr.contains("wonderland"), "{stderr}");
@@ -178,6 +190,94 @@ fn a_wrong_rule_is_refused_at_the_start() {
     // Port because nothing listens: the options are refused.
     let forward = ["forward", "-l", ":0", "-r", "a:80", "--to-deny", "b"];
     assert!(refused_to_start(&forward).contains("unexpected argument"));
+}
+
+#[test]
+fn a_user_has_the_targets_of_its_own_table() {
+    let (first, second) = (echo("127.0.0.1:0"), echo("127.0.0.2:0"));
+    let users = TextFile::new("ann:a\nbob:b\neve:e\n");
+    let file = TextFile::new(&format!(
+        "[admin]\nmetrics = \"127.0.0.1:0\"\n\
+         [[service]]\nkind = \"mixed\"\nlisten = \"127.0.0.1:0\"\nauth_file = \"{}\"\nto_allow = \"127.0.0.1\"\n\
+         [[user]]\nname = \"bob\"\nto_allow = [\"127.0.0.0/8\"]\n\
+         [[user]]\nname = \"eve\"\nto_deny = [\"127.0.0.1\"]\n\
+         [[user]]\nname = \"zoe\"\n",
+        users.path()
+    ));
+    let mut program = Program::run(&file);
+    let socks = |name: &str, secret: &str, target: SocketAddr| {
+        let mut client = program.connect();
+        let said = [
+            &GREETING_WITH_PASSWORD[..],
+            &password(name, secret),
+            &ip_request(target),
+        ];
+        client.write_all(&said.concat()).unwrap();
+        read_exactly(&mut client, 4);
+        read_exactly(&mut client, 2)[1]
+    };
+    let http = |credentials: &str, target: SocketAddr| {
+        let mut client = program.connect();
+        let head = format!("CONNECT {target} HTTP/1.1\r\nHost: a\r\nProxy-Authorization: Basic {credentials}\r\n\r\n");
+        client.write_all(head.as_bytes()).unwrap();
+        read_head(&mut client)[9..12].to_owned()
+    };
+    for (name, secret, basic, target, is_allowed) in [
+        ("ann", "a", "YW5uOmE=", first, true),
+        ("ann", "a", "YW5uOmE=", second, false),
+        ("bob", "b", "Ym9iOmI=", first, true),
+        ("bob", "b", "Ym9iOmI=", second, true),
+        // The allow list comes from the service.
+        ("eve", "e", "ZXZlOmU=", first, false),
+        ("eve", "e", "ZXZlOmU=", second, false),
+    ] {
+        let code = if is_allowed { SUCCEEDED } else { NOT_ALLOWED };
+        assert_eq!(socks(name, secret, target), code, "{name} {target}");
+        let status = if is_allowed { "200" } else { "403" };
+        assert_eq!(http(basic, target), status, "{name} {target}");
+    }
+    file.write(
+        &std::fs::read_to_string(file.path())
+            .unwrap()
+            .replace("[\"127.0.0.0/8\"]", "[\"127.0.0.2\"]"),
+    );
+    assert!(program.reload().contains("changed mixed"));
+    let bob = |target| {
+        let mut client = program.connect();
+        client
+            .write_all(&[&GREETING_WITH_PASSWORD[..], &password("bob", "b"), &ip_request(target)].concat())
+            .unwrap();
+        read_exactly(&mut client, 4);
+        read_exactly(&mut client, 2)[1]
+    };
+    assert_eq!((bob(first), bob(second)), (NOT_ALLOWED, SUCCEEDED));
+}
+
+#[test]
+fn a_private_network_is_opened_without_this_machine() {
+    let Some(net) = Net::of_three(Offloads::On) else { return };
+    let (client, relay) = (address(0, false, Family::V4), address(0, true, Family::V4));
+    let target = address(1, true, Family::V4);
+    let listener = net.node(2).inside(|| TcpListener::bind((target, 0)).unwrap());
+    let port = listener.local_addr().unwrap().port();
+    let opened = format!("--allow-private={target}");
+    let listens = SocketAddr::new(relay, 0).to_string();
+    let program = net
+        .node(1)
+        .inside(|| Program::start(&["socks5", "-l", &listens, "--open", &opened]));
+    let code = |target: IpAddr| {
+        net.node(0)
+            .inside(|| code(&program, &ip_request((target, port).into())))
+    };
+    assert_eq!(code(target), SUCCEEDED);
+    for closed in [
+        client,
+        relay,
+        IpAddr::from([127, 0, 0, 1]),
+        IpAddr::from([169, 254, 169, 254]),
+    ] {
+        assert_eq!(code(closed), NOT_ALLOWED, "{closed}");
+    }
 }
 
 #[test]

@@ -37,6 +37,7 @@ fn the_printed_file_means_what_the_command_line_means() {
         "socks5 --handshake-timeout 500ms --connect-timeout 1m --auth-penalty 0 --advertise 192.0.2.1",
         "socks5 --auth ann:wonderland --allow 10.0.0.0/8 --allow 192.0.2.1 --deny 10.1.0.0/16",
         "http -l :3128 --open --allow-private --max-conns 1000 --max-conns-per-ip 10 --max-dials-per-ip 7",
+        "http --allow-private=10.1.0.0/16 --allow-private=fd00::/8",
         "http --to-allow *.example.com:80,443 --to-allow [2001:db8::/32]:1-9 --to-deny 10.0.0.0/8 --to-deny :25",
         "http -x socks5://a:b%24%7B@192.0.2.1 -x http://192.0.2.2:3128",
         "http -x socks5h://192.0.2.1 --dns 192.0.2.53,[2001:db8::53]:5353",

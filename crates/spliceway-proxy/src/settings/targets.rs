@@ -1,0 +1,195 @@
+//! The targets that the clients of a service may reach, from flags, keys and files of rules.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+use std::sync::Arc;
+
+use spliceway_protocol::rule::canonical_network;
+use toml::Spanned;
+
+use super::UserTargets;
+use super::origin::{Fault, Origin};
+use crate::auth::{Users, fingerprint};
+use crate::config::{KindArg, List, Private, PrivateArg, Rule, RuleArg, Service, User, Value};
+use crate::policy::{PrivateTargets, RuleList, TargetAccess, TargetRules};
+
+/// The maximum size of a file, which is enough for a million rules of 32 bytes.
+const FILE_MAX_BYTES: u64 = 32 << 20;
+
+/// The lists so far. Services with the same list, such as that of the defaults, share its memory.
+pub(super) struct Lists<'a> {
+    /// By the rules and the paths in the list.
+    known: HashMap<String, Arc<RuleList>>,
+    users: &'a [Spanned<User>],
+}
+
+impl<'a> Lists<'a> {
+    /// `users` are the tables of users.
+    pub(super) fn new(users: &'a [Spanned<User>]) -> Self {
+        Self {
+            known: HashMap::new(),
+            users,
+        }
+    }
+
+    /// Returns what the clients of a service may reach, and what those of its users may reach who
+    /// have targets of their own. Reads the files of rules.
+    pub(super) fn targets(
+        &mut self,
+        service: &Service,
+        users: Option<&Users>,
+        origin: &Origin,
+    ) -> Result<(TargetAccess, Vec<UserTargets>), Fault> {
+        let is_forward = service
+            .kind
+            .as_ref()
+            .is_some_and(|kind| kind.parsed() == KindArg::Forward);
+        let lists = [&service.to_allow, &service.to_deny];
+        let mut access = self.access(&service.allow_private, lists, origin)?;
+        if is_forward {
+            // The operator has chosen the target, and clients cannot choose another one.
+            access.private = PrivateTargets::All;
+        }
+        let mut own = Vec::new();
+        for table in self.users.iter().map(Spanned::get_ref) {
+            let has_own = table.allow_private.is_some() || table.to_allow.is_some() || table.to_deny.is_some();
+            let name = table.name.as_ref().map(|name| name.text().as_bytes());
+            let Some(name) = name.filter(|name| has_own && users.is_some_and(|users| users.know(name))) else {
+                continue;
+            };
+            // What the table does not say comes from the service.
+            let lists = [
+                if table.to_allow.is_some() {
+                    &table.to_allow
+                } else {
+                    &service.to_allow
+                },
+                if table.to_deny.is_some() {
+                    &table.to_deny
+                } else {
+                    &service.to_deny
+                },
+            ];
+            let private = match &table.allow_private {
+                None => &service.allow_private,
+                private => private,
+            };
+            let targets = self.access(private, lists, origin)?;
+            own.push(UserTargets {
+                name: name.into(),
+                targets,
+            });
+        }
+        Ok((access, own))
+    }
+
+    fn access(
+        &mut self,
+        allow_private: &Option<List<Private>>,
+        [allow, deny]: [&Option<List<Rule>>; 2],
+        origin: &Origin,
+    ) -> Result<TargetAccess, Fault> {
+        Ok(TargetAccess {
+            private: private(allow_private.as_ref())?,
+            rules: TargetRules {
+                allow: self.list("to_allow", allow, origin)?,
+                deny: self.list("to_deny", deny, origin)?,
+            },
+        })
+    }
+
+    fn list(
+        &mut self,
+        key: &'static str,
+        list: &Option<List<Rule>>,
+        origin: &Origin,
+    ) -> Result<Option<Arc<RuleList>>, Fault> {
+        let Some(list) = list.as_ref().filter(|list| !list.is_empty()) else {
+            return Ok(None);
+        };
+        let folder = list.at().and_then(|at| origin.folder_of(Some(at)));
+        let texts: Vec<_> = list.iter().map(Value::text).collect();
+        let known_as = format!("{folder:?}\0{}", texts.join("\0"));
+        if let Some(known) = self.known.get(&known_as) {
+            return Ok(Some(Arc::clone(known)));
+        }
+        let (mut rules, mut digests) = (RuleList::default(), String::new());
+        for value in list.iter() {
+            let fault = |problem| Fault::new(value.at(), key, problem);
+            match value.parsed() {
+                RuleArg::Rule(rule) => {
+                    let _ = writeln!(digests, "{rule}");
+                    rules.add(rule).map_err(fault)?;
+                }
+                RuleArg::File(path) => {
+                    let path = folder
+                        .as_ref()
+                        .map_or_else(|| path.clone(), |folder| folder.join(&path));
+                    let text = read(&path, &mut rules);
+                    let text = text.map_err(|problem| fault(format!("{}{problem}", path.display())))?;
+                    let _ = writeln!(digests, "{:?}", fingerprint(&text));
+                }
+            }
+        }
+        let rules = Arc::new(rules.complete(fingerprint(&digests)));
+        self.known.insert(known_as, Arc::clone(&rules));
+        Ok(Some(rules))
+    }
+}
+
+fn private(list: Option<&List<Private>>) -> Result<PrivateTargets, Fault> {
+    let args = list.map(List::parsed).unwrap_or_default();
+    let is_net = |arg: &PrivateArg| matches!(arg, PrivateArg::Network(_));
+    if args.iter().any(is_net) && !args.iter().all(is_net) {
+        let problem = "opens all private targets or none, and names networks, too: expected one of them";
+        return Err(Fault::new(list.and_then(List::at), "allow_private", problem));
+    }
+    let nets = args.iter().filter_map(|arg| match arg {
+        PrivateArg::Network(net) => Some(canonical_network(*net)),
+        _ => None,
+    });
+    Ok(match args.contains(&PrivateArg::All) {
+        true => PrivateTargets::All,
+        false => PrivateTargets::Only(nets.collect()),
+    })
+}
+
+/// Adds the rules of a file, which has one on each line, and returns the text. Empty lines and
+/// comments from `#` to the end of the line are skipped.
+///
+/// # Errors
+/// Returns the end of a message that begins with the path. It does not repeat the text of a line,
+/// because the file may be another one than the operator meant, with secrets.
+fn read(path: &Path, rules: &mut RuleList) -> Result<String, String> {
+    let text = read_bounded(path).map_err(|error| format!(": {error}; {EXPECTED}"))?;
+    let before = rules.len();
+    for (index, line) in text.lines().enumerate() {
+        let rule = line.split('#').next().unwrap_or_default().trim();
+        if !rule.is_empty() {
+            let wrong = |problem: String| format!(", line {}: {problem}", index + 1);
+            let rule = rule.parse().map_err(|expected: &str| wrong(expected.to_owned()))?;
+            rules.add(rule).map_err(wrong)?;
+        }
+    }
+    // A file that a failed update has emptied must not open or close everything.
+    match rules.len() == before {
+        true => Err(format!(": the file has no rules; {EXPECTED}")),
+        false => Ok(text),
+    }
+}
+
+const EXPECTED: &str = "expected a file with one rule on each line";
+
+/// Returns the text of a file. The limit applies to the bytes that are read, because a pipe or a
+/// device has no length.
+fn read_bounded(path: &Path) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(FILE_MAX_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > FILE_MAX_BYTES {
+        return Err(io::Error::other("larger than 32 MiB, which is the limit"));
+    }
+    String::from_utf8(bytes).map_err(|_| io::Error::other("expected text in UTF-8"))
+}
