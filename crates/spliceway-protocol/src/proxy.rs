@@ -35,6 +35,8 @@ const HEAD_BYTES: usize = 16;
 /// The length of two IPv4 addresses and two ports, in bytes.
 const IPV4_BYTES: usize = 12;
 const IPV6_BYTES: usize = 36;
+/// The length of the longest header of a datagram, in bytes: version 2 with IPv6 addresses.
+pub const DATAGRAM_HEADER_MAX_BYTES: usize = HEAD_BYTES + IPV6_BYTES;
 /// The most bytes of TLVs that are passed on. The names in a certificate or the identifier of a
 /// cloud endpoint need a few hundred bytes.
 const TLVS_MAX_BYTES: usize = 4 << 10;
@@ -301,6 +303,17 @@ pub fn encode(version: Version, client: Option<SocketAddr>, reached: Option<Sock
         let length = u16::try_from(bytes.len() - HEAD_BYTES).expect("the TLVs that are kept fit the length");
         bytes[14..HEAD_BYTES].copy_from_slice(&length.to_be_bytes());
     }
+    bytes
+}
+
+/// Returns the version 2 header of a datagram from `client`, which reached the proxy at `reached`.
+/// It has at most [`DATAGRAM_HEADER_MAX_BYTES`]. Version 1 has no header for datagrams.
+pub fn encode_datagram(client: SocketAddr, reached: SocketAddr) -> Vec<u8> {
+    let (client, reached) = of_one_family(canonical(client), canonical(reached));
+    let header = ProxyHeader::with_address(ProxiedAddress::datagram(client, reached));
+    let mut bytes = Vec::with_capacity(DATAGRAM_HEADER_MAX_BYTES);
+    let encoded = header.encode_v2(&mut bytes);
+    encoded.expect("a vector has room, and the addresses are of one family");
     bytes
 }
 

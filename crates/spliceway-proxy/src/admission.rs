@@ -174,6 +174,16 @@ impl Admission {
         }
     }
 
+    /// Returns a place if one is free. Nobody waits for it, so this is no wait.
+    pub(crate) fn try_admit(self: &Arc<Self>) -> Option<Permit> {
+        self.free.try_acquire().ok()?.forget();
+        Some(Permit {
+            admission: Arc::clone(self),
+            places: 1,
+            client: None,
+        })
+    }
+
     /// Returns a place for a session that runs already, even above the limit.
     pub(crate) fn readmit(self: &Arc<Self>) -> Permit {
         match self.free.try_acquire() {

@@ -48,9 +48,6 @@
 //! Datagrams in transit use buffers that belong to the thread, at most 2 MiB. So an idle
 //! association does not hold any buffers.
 
-mod batch;
-mod counts;
-mod gso_batch;
 mod names;
 mod peers;
 mod sockets;
@@ -64,16 +61,13 @@ use std::pin::pin;
 use std::time::Duration;
 
 use quinn_udp::UdpSocketState;
+use rustix::io::Errno;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::UdpSocket;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until};
 
-pub(crate) use counts::{AssociateStats, AssociateSummary, Dropped};
-pub(crate) use sockets::towards;
-
-use batch::with_scratch;
-use gso_batch::{GsoBatch, send};
+use crate::datagrams::{DatagramStats, Dropped, GsoBatch, Origin, Route, bind, gather, send, system, with_scratch};
 use sockets::readable;
 use spliceway_protocol::address::{Target, canonical};
 use spliceway_protocol::socks5::datagram::{self, Header};
@@ -120,7 +114,7 @@ pub(crate) struct Association<D> {
     idle: Option<Duration>,
     advertised: SocketAddr,
     udp: &'static UdpSocketState,
-    stats: AssociateStats,
+    stats: DatagramStats,
 }
 
 /// How an association ended.
@@ -132,7 +126,7 @@ pub(crate) enum AssociateEnd {
     ClientFailed(io::Error),
     /// No datagram was forwarded during the idle timeout.
     Idle,
-    /// [`AssociateStats::stop`] was called.
+    /// [`DatagramStats::stop`] was called.
     Stopped,
 }
 
@@ -167,11 +161,12 @@ impl<D: Destinations> Association<D> {
         settings: &AssociateSettings,
         destinations: D,
     ) -> io::Result<Self> {
-        let udp = sockets::system()?;
-        let socket = sockets::bind(at_any_port(reached))?;
+        let udp = system()?;
+        let socket = bind(at_any_port(reached))?;
+        gather(&socket);
         let bound = socket.local_addr()?;
         let advertised = settings.advertise.filter(|ip| ip.is_ipv4() == bound.is_ipv4());
-        let stats = AssociateStats::default();
+        let stats = DatagramStats::default();
         Ok(Self {
             inside: Inside {
                 socket,
@@ -192,7 +187,7 @@ impl<D: Destinations> Association<D> {
 
     /// Returns a handle that reads the counts and can stop the association. The handle may outlive
     /// the association.
-    pub(crate) fn stats(&self) -> AssociateStats {
+    pub(crate) fn stats(&self) -> DatagramStats {
         self.stats.clone()
     }
 
@@ -267,13 +262,14 @@ impl<D: Destinations> Association<D> {
             ..
         } = self;
         with_scratch(|batch, gso| {
-            let more = batch.receive(udp, &inside.socket);
-            for (source, packet) in batch.packets() {
-                match inside.client.read(source, packet.data()) {
+            // Errors do not end the association.
+            let more = batch.receive(udp, &inside.socket, |_| true);
+            batch.for_each(
+                |origin, packet| match inside.client.read(origin.source, packet.data()) {
                     Ok((target, data)) => targets.send(target, data, now, gso),
                     Err(dropped) => stats.dropped(dropped),
-                }
-            }
+                },
+            );
             targets.flush(gso);
             more
         })
@@ -293,29 +289,28 @@ impl<D: Destinations> Association<D> {
             Family::V6 => &sockets.v6,
         };
         // Only an open socket is readable, and the client's first datagram opens it.
-        let (Some(socket), Some(client)) = (socket, inside.client.address) else {
+        let (Some(socket), Some(client)) = (socket, inside.client.address.map(Route::To)) else {
             return false;
         };
         // All headers of a family have the same size, so the size of the data can be computed after
         // sending.
         let header_bytes = family.header_bytes();
-        let count = |bytes: usize, sent: Result<(), Dropped>| match sent {
+        let count = |bytes: usize, sent: Result<(), Errno>| match sent {
             Ok(()) => stats.down(bytes - header_bytes),
-            Err(dropped) => stats.dropped(dropped),
+            Err(errno) => stats.dropped(errno.into()),
         };
         let flush = |gso: &mut GsoBatch| gso.flush(udp, &inside.socket, count);
         with_scratch(|batch, gso| {
-            let more = batch.receive(udp, socket);
-            for (source, mut packet) in batch.packets() {
+            let more = batch.receive(udp, socket, |_| true);
+            batch.for_each(|Origin { source, .. }, mut packet| {
                 if !peers.may_answer(source) {
-                    stats.dropped(Dropped::Unsolicited);
-                    continue;
+                    return stats.dropped(Dropped::Unsolicited);
                 }
-                let datagram = packet.behind(&Header::of(source));
+                let datagram = packet.behind(Header::of(source).as_bytes());
                 if !gso.push(client, datagram, flush) {
-                    count(datagram.len(), send(&inside.socket, client, datagram));
+                    count(datagram.len(), send(udp, &inside.socket, client, datagram));
                 }
-            }
+            });
             flush(gso);
             more
         })

@@ -17,7 +17,8 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-use crate::associate::{Destinations, Dropped, at_any_port};
+use crate::associate::{Destinations, at_any_port};
+use crate::datagrams::Dropped;
 use crate::listener::socket_to_listen;
 use spliceway_protocol::address::{Target, canonical};
 

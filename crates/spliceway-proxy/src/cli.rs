@@ -93,6 +93,7 @@ Examples:
   forward -l 127.0.0.1:8080 -r example.com:80
   forward -l :8000-8009 -r backend:9000-9009   ten ports to ten ports
   forward -l unix:/run/app.sock -r 10.0.0.7:80
+  forward --udp -l :53 -r 10.0.0.7:53
   forward -l :443 -r 10.0.0.7:443 --send-proxy v2
   forward -l :5432 -r db:5432 --allow 10.0.0.0/8 --metrics 127.0.0.1:9100";
 
@@ -199,8 +200,9 @@ second: 10MB, 500KiB. A CIDR option also accepts a single address.",
     };
 }
 
-/// Forwards and proxies TCP. Bulk data stays in the kernel.
+/// Forwards and proxies TCP, and forwards UDP.
 ///
+/// Bulk data of TCP stays in the kernel.
 /// `spliceway -l ADDR -r HOST:PORT` is short for `spliceway forward -l ADDR -r HOST:PORT`.
 #[derive(Parser, Debug)]
 #[command(

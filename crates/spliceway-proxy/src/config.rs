@@ -100,6 +100,7 @@ tables! {
         idle: Value<Time>,
         half_close: Value<Time>,
         drain: Value<Time>,
+        udp: Value<PositiveTime>,
     }
 
     Limits("a table [limits]") {
@@ -164,6 +165,7 @@ tables! {
         name: Value<Name>,
         kind: Value<Choice<KindArg>>,
         listen: List<Listen>,
+        udp: Value<Flag>,
         to: List<Remote>,
         balance: Value<Choice<Policy>>,
         each_address: Value<Flag>,

@@ -49,7 +49,7 @@ impl Reach {
         match listener {
             listener if listener.is_local() => Self::Local,
             Listener::Unix(..) => Self::SharedSocket,
-            Listener::Tcp(_) => Self::Network,
+            Listener::Tcp(_) | Listener::Udp(_) => Self::Network,
         }
     }
 }

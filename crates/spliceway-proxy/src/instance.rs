@@ -171,7 +171,7 @@ impl Instance {
                 for (port_index, address) in (0..=u16::MAX).zip(range.iter()) {
                     let mut open = self.open.iter().zip(&is_taken);
                     let found = open.position(|(open, is_taken)| {
-                        !is_taken && open.is_accepting() && open.is_at(&address, settled.name)
+                        !is_taken && open.is_accepting() && open.is_at(&address, settled.name, settled.transport)
                     });
                     let at = match found {
                         Some(index) => {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, UdpSocket, UnixListener};
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
@@ -41,10 +41,21 @@ const CLIENTS_IN_A_ROW_MAX: u32 = 16;
 /// session uses 70 µs of CPU time in total, so 16 of them delay other tasks by about 1 ms.
 const CLIENTS_PER_POLL: u32 = 16;
 
-/// A socket that clients connect to.
+/// What clients of a listener send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Transport {
+    /// Streams over connections.
+    Streams,
+    /// UDP datagrams.
+    Datagrams,
+}
+
+/// A socket that clients reach.
 #[derive(Debug)]
 pub(crate) enum Listener {
     Tcp(TcpListener),
+    /// A socket for the datagrams of all clients. It has no connections.
+    Udp(Arc<UdpSocket>),
     /// A Unix socket, and its file if this program must remove it. The file is dropped first.
     Unix(
         #[allow(dead_code, reason = "kept until it is dropped, never read")] Option<SocketFile>,
@@ -67,17 +78,25 @@ impl Listener {
     fn local_addr(&self) -> Option<SocketAddr> {
         match self {
             Self::Tcp(listener) => listener.local_addr().ok(),
+            Self::Udp(socket) => socket.local_addr().ok(),
             Self::Unix(..) => None,
+        }
+    }
+
+    pub(crate) fn transport(&self) -> Transport {
+        match self {
+            Self::Udp(_) => Transport::Datagrams,
+            Self::Tcp(_) | Self::Unix(..) => Transport::Streams,
         }
     }
 
     /// Returns whether only local clients can reach the listener. It must be on loopback, or be a
     /// Unix socket that no other user may open.
     pub(crate) fn is_local(&self) -> bool {
+        let is_loopback = |address: SocketAddr| canonical(address).ip().is_loopback();
         match self {
-            Self::Tcp(listener) => listener
-                .local_addr()
-                .is_ok_and(|address| canonical(address).ip().is_loopback()),
+            Self::Tcp(listener) => listener.local_addr().is_ok_and(is_loopback),
+            Self::Udp(socket) => socket.local_addr().is_ok_and(is_loopback),
             // An abstract socket has no file, so no permissions restrict who may open it.
             Self::Unix(_, listener) => listener
                 .local_addr()
@@ -89,6 +108,7 @@ impl Listener {
     pub(crate) fn describe(&self) -> String {
         let described = match self {
             Self::Tcp(listener) => listener.local_addr().map(|address| address.to_string()),
+            Self::Udp(socket) => socket.local_addr().map(|address| format!("{address}/udp")),
             Self::Unix(_, listener) => listener.local_addr().map(|address| match address.as_pathname() {
                 Some(path) => format!("unix:{}", path.display()),
                 None => format!("unix:{address:?}"),
@@ -99,6 +119,8 @@ impl Listener {
 
     fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<Accepted>> {
         Poll::Ready(match self {
+            // `udp_forward` receives the datagrams.
+            Self::Udp(_) => return Poll::Pending,
             Self::Tcp(listener) => ready!(listener.poll_accept(cx)).map(|(stream, peer)| Accepted {
                 stream: stream.into(),
                 peer: Some(canonical(peer)),
@@ -139,6 +161,7 @@ impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Tcp(listener) => listener.as_fd(),
+            Self::Udp(socket) => socket.as_fd(),
             Self::Unix(_, listener) => listener.as_fd(),
         }
     }
@@ -284,7 +307,8 @@ mod tests {
     }
 
     async fn one(address: &str) -> Listener {
-        bind(&address.parse().unwrap()).await.unwrap().remove(0)
+        let address = address.parse().unwrap();
+        bind(&address, Transport::Streams).await.unwrap().remove(0)
     }
 
     /// Runs `accept` until the returned sender is used. The returned channel receives the accepted
@@ -364,7 +388,10 @@ mod tests {
 
     #[tokio::test]
     async fn every_address_means_both_families_on_one_port() {
-        let listener = bind(&ListenAddress::Every(0)).await.unwrap().remove(0);
+        let listener = bind(&ListenAddress::Every(0), Transport::Streams)
+            .await
+            .unwrap()
+            .remove(0);
         let admission = Admission::new("sessions", 1, None);
         let port = listener.local_addr().unwrap().port();
         let client = TcpStream::connect(("127.0.0.1", port)).await.unwrap();

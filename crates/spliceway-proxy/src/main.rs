@@ -19,6 +19,7 @@ mod bottleneck;
 mod cli;
 mod config;
 mod control;
+mod datagrams;
 mod dial;
 mod doctor;
 mod drain;
@@ -53,6 +54,7 @@ mod stream;
 mod terminal;
 mod top;
 mod transparent;
+mod udp_forward;
 mod upgrade_command;
 
 use std::io::{self, BufRead, IsTerminal, Read, Write};

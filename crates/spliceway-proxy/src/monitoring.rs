@@ -11,6 +11,7 @@ use crate::control::Control;
 use crate::handover::Offered;
 use crate::http_server::{self, Answers};
 use crate::instance::Shared;
+use crate::listener::Transport;
 use crate::log::announce;
 use crate::overview::Overview;
 use crate::record;
@@ -74,7 +75,7 @@ async fn open(
         address: address.to_string(),
         listeners: Vec::new(),
     };
-    for listener in shared.adopted.bind(name, address).await? {
+    for listener in shared.adopted.bind(name, address, Transport::Streams).await? {
         let own = shared.own.add(&listener)?;
         let listener = Arc::new(listener);
         offered.listeners.push(Arc::clone(&listener));

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use spliceway::{CancelHandle, RelayStats, RelaySummary, RelayWaits, TcpInfo};
+use spliceway_protocol::address::Target;
 use tokio::time::sleep;
 
-use crate::associate::{AssociateStats, AssociateSummary};
 use crate::balance::Lease;
 use crate::bottleneck::{self, slowest};
+use crate::datagrams::{DatagramStats, DatagramSummary};
 use crate::handshake::{ClientRequest, Heard};
 use crate::log::{self, Line};
 use crate::outcome::{Outcome, SessionEnd};
@@ -148,8 +149,13 @@ impl Record {
 
     /// Records the target that the client asks for.
     pub(crate) fn requested(&mut self, request: &ClientRequest) {
+        self.dials(request.request.target.clone());
+    }
+
+    /// Records that the session connects to this target.
+    pub(crate) fn dials(&mut self, target: Target) {
         let mut facts = self.session.facts();
-        facts.target = Some(request.request.target.clone());
+        facts.target = Some(target);
         facts.phase = Phase::Dial;
     }
 
@@ -169,6 +175,11 @@ impl Record {
     /// Keeps what recognizes the connection to the target until the session ends.
     pub(crate) fn keep(&mut self, own: Option<Box<OwnDial>>) {
         self.own = own;
+    }
+
+    /// Returns the place with a backend, if there is one.
+    pub(crate) fn lease(&mut self) -> Option<&mut Lease> {
+        self.lease.as_mut()
     }
 
     /// Records that the target received `bytes` bytes before the relay started.
@@ -203,7 +214,7 @@ impl Record {
     }
 
     /// Records that an association delivers datagrams from now on.
-    pub(crate) fn associating(&mut self, stats: AssociateStats) {
+    pub(crate) fn associating(&mut self, stats: DatagramStats) {
         self.associated = Some(self.service.traffic.associate(stats.clone()));
         self.session.facts().phase = Phase::Datagrams(stats);
     }
@@ -255,7 +266,7 @@ impl Record {
         self.outcome = Some(outcome);
     }
 
-    fn write(&self, outcome: &Outcome, relay: &RelaySummary, datagrams: Option<&AssociateSummary>) {
+    fn write(&self, outcome: &Outcome, relay: &RelaySummary, datagrams: Option<&DatagramSummary>) {
         let is_failure = matches!(outcome.end, SessionEnd::ConnectFailed(_));
         let facts = self.session.facts();
         let mut relay = *relay;
@@ -317,7 +328,7 @@ fn write_of_open(session: &Session) {
 }
 
 /// Adds what all records have. `relay` has all bytes, also those before a relay.
-fn fill(line: &mut Line, session: &Session, facts: &Facts, relay: &RelaySummary, datagrams: Option<&AssociateSummary>) {
+fn fill(line: &mut Line, session: &Session, facts: &Facts, relay: &RelaySummary, datagrams: Option<&DatagramSummary>) {
     line.number("id", session.id);
     line.text("service", session.service);
     match &facts.client {
@@ -414,7 +425,7 @@ impl Observed {
     }
 }
 
-fn datagram_counts(line: &mut Line, datagrams: &AssociateSummary) {
+fn datagram_counts(line: &mut Line, datagrams: &DatagramSummary) {
     line.number("datagrams_up", datagrams.up.datagrams);
     line.number("datagrams_down", datagrams.down.datagrams);
     line.number("datagram_bytes_up", datagrams.up.bytes);

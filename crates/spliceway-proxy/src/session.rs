@@ -48,6 +48,7 @@ use crate::settings::{Kind, ServiceSettings};
 use crate::stream::Stream;
 use crate::transparent::NOT_REDIRECTED;
 use answering::{Answering, Upload};
+pub(crate) use backends::no_backend;
 pub(crate) use moving::{Moving, Parcel, Suspended, arrive};
 use request_body::RequestBody;
 use spin::Spin;

@@ -21,7 +21,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
 use crate::accounts::Entered;
-use crate::associate::AssociateStats;
+use crate::datagrams::DatagramStats;
 use crate::session::Moving;
 
 /// The time in which a session that is closed from outside may deliver the bytes that it holds, as
@@ -100,7 +100,7 @@ pub(crate) enum Phase {
     Handshake,
     Dial,
     Relay(RelayStats, CancelHandle),
-    Datagrams(AssociateStats),
+    Datagrams(DatagramStats),
 }
 
 /// The last time at which a session was seen to have moved bytes.

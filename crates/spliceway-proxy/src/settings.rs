@@ -4,6 +4,7 @@ mod distinct;
 mod origin;
 mod settle;
 mod targets;
+mod udp;
 mod user_limits;
 mod users;
 
@@ -23,6 +24,7 @@ use crate::auth::Users;
 use crate::balance::BalanceSettings;
 use crate::config::{self, Config};
 use crate::dial::DialSettings;
+use crate::listener::Transport;
 use crate::log::{AccessLog, Format};
 use crate::policy::{ClientPolicy, TargetAccess};
 use crate::rates::Rates;
@@ -94,8 +96,9 @@ impl Settings {
                 connect,
                 idle,
                 half_close,
+                udp,
             } = settings.timeouts;
-            let times = (handshake, connect, idle, half_close);
+            let times = (handshake, connect, idle, half_close, udp);
             (
                 times,
                 settings.engine,
@@ -131,6 +134,7 @@ pub(crate) struct ServiceSettings {
     pub(crate) name: &'static str,
     pub(crate) kind: Kind,
     pub(crate) listen: Vec<ListenRange>,
+    pub(crate) transport: Transport,
     /// The clients that may connect.
     pub(crate) clients: ClientPolicy,
     /// The users who may request a target. `None` means every client that may connect.
@@ -219,6 +223,8 @@ pub(crate) struct Timeouts {
     pub(crate) idle: Option<Duration>,
     pub(crate) half_close: Option<Duration>,
     pub(crate) drain: Duration,
+    /// The silence that ends a session of forwarded datagrams.
+    pub(crate) udp: Duration,
 }
 
 /// Limits on resources. `None` means that the available descriptors are the only limit.

@@ -9,11 +9,10 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
 use super::Destinations;
-use super::counts::{AssociateStats, Dropped};
-use super::gso_batch::{GsoBatch, send};
 use super::names::{Lookup, Name, Names};
 use super::peers::Peers;
 use super::sockets::Outside;
+use crate::datagrams::{DatagramStats, Dropped, GsoBatch, Route, send};
 use spliceway_protocol::address::Target;
 
 /// The target side of an association.
@@ -28,7 +27,7 @@ pub(super) struct Targets<D> {
     /// Whether the IPv4 addresses of names come first.
     prefers_v4: bool,
     udp: &'static UdpSocketState,
-    stats: AssociateStats,
+    stats: DatagramStats,
 }
 
 /// A finished lookup.
@@ -44,7 +43,7 @@ impl<D: Destinations> Targets<D> {
         lookup_limit: Duration,
         prefers_v4: bool,
         udp: &'static UdpSocketState,
-        stats: AssociateStats,
+        stats: DatagramStats,
     ) -> Self {
         Self {
             sockets: Outside::default(),
@@ -74,7 +73,7 @@ impl<D: Destinations> Targets<D> {
         if let Err(dropped) = self.admit(name, address) {
             return self.stats.dropped(dropped);
         }
-        if !gso.push(address, data, |gso| self.flush(gso)) {
+        if !gso.push(Route::To(address), data, |gso| self.flush(gso)) {
             let sent = self.send_now(address, data);
             self.count(sent, data.len());
         }
@@ -131,13 +130,16 @@ impl<D: Destinations> Targets<D> {
 
     fn send_now(&self, address: SocketAddr, data: &[u8]) -> Result<(), Dropped> {
         let socket = self.sockets.of(address).ok_or(Dropped::Socket)?;
-        send(socket, address, data)
+        send(self.udp, socket, Route::To(address), data).map_err(Dropped::from)
     }
 
     /// Sends the datagrams in `gso`.
     pub(super) fn flush(&self, gso: &mut GsoBatch) {
-        if let Some(socket) = gso.to().and_then(|address| self.sockets.of(address)) {
-            gso.flush(self.udp, socket, |bytes, sent| self.count(sent, bytes));
+        let Some(Route::To(address)) = gso.to() else { return };
+        if let Some(socket) = self.sockets.of(address) {
+            gso.flush(self.udp, socket, |bytes, sent| {
+                self.count(sent.map_err(Dropped::from), bytes);
+            });
         }
     }
 

@@ -47,6 +47,19 @@ pub(super) struct ForwardArgs {
     /// Connect to the target from the client's address. Needs CAP_NET_ADMIN and a route
     #[arg(long, help_heading = "Targets", hide_short_help = true)]
     transparent_source: bool,
+    /// Forward UDP datagrams instead of TCP connections
+    #[arg(long)]
+    udp: bool,
+    /// With --udp: end a session when both directions are silent for this long. A session whose
+    /// target has not answered ends after a quarter of it [default: 1m]
+    #[arg(
+        long,
+        value_name = "TIME",
+        requires = "udp",
+        help_heading = "Timeouts",
+        hide_short_help = true
+    )]
+    udp_timeout: Option<Value<PositiveTime>>,
 }
 
 #[derive(Args, Debug)]
@@ -330,9 +343,12 @@ impl ForwardArgs {
             eject_time: self.eject_time,
             eject_max: self.eject_max,
             transparent_source: flag(self.transparent_source),
+            udp: flag(self.udp),
             ..config::Service::default()
         };
-        common.config(KindArg::Forward, service)
+        let mut config = common.config(KindArg::Forward, service);
+        config.timeouts.udp = self.udp_timeout;
+        config
     }
 }
 
@@ -423,6 +439,7 @@ impl CommonArgs {
                 idle: times.idle_timeout,
                 half_close: times.half_close_timeout,
                 drain: times.drain_timeout,
+                udp: None,
             },
             limits: config::Limits {
                 max_conns: limits.max_conns,

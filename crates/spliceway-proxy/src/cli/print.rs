@@ -11,6 +11,7 @@ mod tests;
 use super::Cli;
 use crate::config::keys::{Keys, flag_of};
 use crate::config::{Config, File, List, Records, Rule, Value};
+use crate::listener::Transport;
 use crate::settings::{Kind, Settings};
 use clap::CommandFactory;
 
@@ -49,7 +50,10 @@ pub(super) fn summary(path: &Path, settings: &Settings) -> String {
             text,
             "  {}: {} on {}",
             service.name,
-            service.kind.name(),
+            match service.transport {
+                Transport::Streams => service.kind.name(),
+                Transport::Datagrams => "forward UDP",
+            },
             listen.join(", ")
         );
         if let Kind::Forward(target) = &service.kind {

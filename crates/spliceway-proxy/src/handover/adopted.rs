@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use spliceway_protocol::address::ListenAddress;
 
-use crate::listener::{self, Listener};
+use crate::listener::{self, Listener, Transport};
 
 /// Listeners by their address. The limit on descriptors limits them. Empty in a process that was
 /// not started by another one.
@@ -43,14 +43,19 @@ impl Adopted {
     }
 
     /// Returns the listeners for an address, and binds them if there are none.
-    pub(crate) async fn bind(&self, role: &str, address: &ListenAddress) -> io::Result<Vec<Listener>> {
+    pub(crate) async fn bind(
+        &self,
+        role: &str,
+        address: &ListenAddress,
+        transport: Transport,
+    ) -> io::Result<Vec<Listener>> {
         let group = {
             let mut groups = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            let found = groups.iter().position(|group| group.is_for(role, address));
+            let found = groups.iter().position(|group| group.is_for(role, address, transport));
             found.map(|index| groups.remove(index))
         };
         let Some(group) = group else {
-            return listener::bind(address).await;
+            return listener::bind(address, transport).await;
         };
         if let ListenAddress::Unix { path, mode } = address
             && group.address != *address
@@ -70,7 +75,8 @@ impl Adopted {
 }
 
 impl Group {
-    fn is_for(&self, role: &str, address: &ListenAddress) -> bool {
-        listener::does_for((&self.address, &self.role), (address, role))
+    fn is_for(&self, role: &str, address: &ListenAddress, transport: Transport) -> bool {
+        let has = self.listeners.first().map(Listener::transport);
+        has.is_some_and(|has| listener::does_for((&self.address, &self.role, has), (address, role, transport)))
     }
 }

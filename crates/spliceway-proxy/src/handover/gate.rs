@@ -38,6 +38,12 @@ impl Gate {
         self.0.send_replace(is_open);
     }
 
+    /// Waits until the gate is open, or closed.
+    pub(crate) async fn is(&self, open: bool) {
+        // `self` has the sender, so the channel stays open.
+        let _ = self.0.subscribe().wait_for(|is_open| *is_open == open).await;
+    }
+
     /// Does what [`listener::accept`] does, and pauses while the gate is closed.
     pub(crate) async fn accept(
         &self,
@@ -74,6 +80,7 @@ impl Gate {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::listener::Transport;
     use spliceway_protocol::address::ListenAddress;
     use tokio::net::TcpStream;
     use tokio::sync::{mpsc, oneshot};
@@ -81,7 +88,7 @@ mod tests {
     #[tokio::test]
     async fn clients_wait_in_the_backlog_while_the_gate_is_closed() {
         let address: ListenAddress = "127.0.0.1:0".parse().unwrap();
-        let listener = listener::bind(&address).await.unwrap().remove(0);
+        let listener = listener::bind(&address, Transport::Streams).await.unwrap().remove(0);
         let address = listener.describe();
         let admission = Admission::new("sessions", 10, None);
         let (gate, metrics) = (Gate::new(false), Metrics::new(Arc::clone(&admission)));

@@ -1,24 +1,28 @@
 //! The open listeners, and the services that they lead to.
 
 use std::io;
+use std::pin::pin;
 use std::sync::{Arc, Weak};
 
 use spliceway_protocol::address::ListenAddress;
+use tokio::net::UdpSocket;
 use tokio::sync::watch;
 
 use super::Shared;
 use crate::exposure::Reach;
 use crate::handover::Offered;
-use crate::listener::{self, Listener};
+use crate::listener::{self, Listener, Transport};
 use crate::policy::OwnEntry;
 use crate::service::Service;
 use crate::session::{self, Arrival};
 use crate::settings::ServiceSettings;
 use crate::transparent::allow_foreign_addresses;
+use crate::udp_forward::{Opener, Port};
 
 /// The listeners of one address: one, or as many as a name has addresses.
 pub(super) struct OpenAddress {
     address: ListenAddress,
+    transport: Transport,
     /// The name of the service that clients reach.
     service: &'static str,
     pub(super) sockets: Vec<OpenSocket>,
@@ -63,7 +67,10 @@ impl Bound {
             let listener = Arc::new(listener);
             Ok(Self { listener, own })
         };
-        let listeners = shared.adopted.bind(&role(service.name), address).await?;
+        let listeners = shared
+            .adopted
+            .bind(&role(service.name), address, service.transport)
+            .await?;
         listeners.into_iter().map(bound).collect()
     }
 
@@ -85,6 +92,9 @@ impl OpenAddress {
         shared: &Shared,
         accepting: &mut tokio::task::JoinSet<()>,
     ) -> Self {
+        let transport = bound
+            .first()
+            .map_or(Transport::Streams, |bound| bound.listener.transport());
         let sockets = bound.into_iter().map(|bound| {
             let (reach, described) = (bound.reach(), bound.describe());
             let (sender, receiver) = watch::channel(to.clone());
@@ -100,6 +110,7 @@ impl OpenAddress {
         Self {
             sockets: sockets.collect(),
             address,
+            transport,
             service: to.service.name,
         }
     }
@@ -141,8 +152,9 @@ impl OpenAddress {
     }
 
     /// Returns whether these listeners would do for `address` of this service.
-    pub(super) fn is_at(&self, address: &ListenAddress, service: &str) -> bool {
-        listener::does_for((&self.address, self.service), (address, service))
+    pub(super) fn is_at(&self, address: &ListenAddress, service: &str, transport: Transport) -> bool {
+        let open = (&self.address, self.service, self.transport);
+        listener::does_for(open, (address, service, transport))
     }
 
     /// Prepares these listeners for a service. The service that has them now does not notice.
@@ -218,10 +230,28 @@ async fn accept(bound: Bound, to: watch::Receiver<Assignment>, shared: Shared) {
             () = unwanted(to.clone()) => {}
         }
     };
+    if let Listener::Udp(socket) = &*listener {
+        forward(Arc::clone(socket), &to, &shared, stop).await;
+    } else {
+        accept_clients(&listener, &to, &shared, stop).await;
+    }
+    drop((listener, own));
+    guard.release();
+    // `Bound::closed` waits for the last receiver.
+    drop(to);
+}
+
+/// Accepts the clients of a listener until `stop` is ready.
+async fn accept_clients(
+    listener: &Listener,
+    to: &watch::Receiver<Assignment>,
+    shared: &Shared,
+    stop: impl Future<Output = ()>,
+) {
     shared
         .gate
         .accept(
-            &listener,
+            listener,
             &shared.admission,
             &shared.metrics,
             stop,
@@ -239,10 +269,55 @@ async fn accept(bound: Bound, to: watch::Receiver<Assignment>, shared: Shared) {
             },
         )
         .await;
-    drop((listener, own));
-    guard.release();
-    // `Bound::closed` waits for the last receiver.
-    drop(to);
+}
+
+/// Forwards the datagrams of clients until `stop` is ready. Then the socket stays open for the
+/// sessions that there are.
+async fn forward(
+    socket: Arc<UdpSocket>,
+    to: &watch::Receiver<Assignment>,
+    shared: &Shared,
+    stop: impl Future<Output = ()>,
+) {
+    let opener = || {
+        let Assignment { service, port_index } = to.borrow().clone();
+        Opener {
+            service,
+            port_index,
+            admission: Arc::clone(&shared.admission),
+            alive: shared.alive.clone(),
+        }
+    };
+    let port = match Port::new(socket) {
+        Ok(port) => port,
+        Err(error) => {
+            tracing::error!(%error, "cannot receive datagrams");
+            return;
+        }
+    };
+    let mut stop = pin!(stop);
+    loop {
+        tokio::select! {
+            biased;
+            () = &mut stop => break,
+            // Another process receives the datagrams while the gate is closed.
+            () = shared.gate.is(true) => {}
+        }
+        tokio::select! {
+            biased;
+            () = &mut stop => break,
+            () = shared.gate.is(false) => {}
+            () = port.serve(opener) => {}
+        }
+    }
+    let (opener, gate) = (opener(), shared.gate.clone());
+    tokio::spawn(async move {
+        tokio::select! {
+            biased;
+            () = gate.is(false) => {}
+            () = port.finish(&opener) => {}
+        }
+    });
 }
 
 /// Waits until the listener leads to no service, or to one that has stopped accepting.

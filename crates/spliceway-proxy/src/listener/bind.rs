@@ -3,12 +3,14 @@
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
-use tokio::net::{TcpListener, UnixListener, lookup_host};
+use tokio::net::{TcpListener, UdpSocket, UnixListener, lookup_host};
 
-use super::{BACKLOG, Listener, SocketFile, inherited};
+use super::{BACKLOG, Listener, SocketFile, Transport, inherited};
+use crate::datagrams::{gather, report_reached};
 use crate::errno;
 use spliceway_protocol::address::ListenAddress;
 
@@ -16,13 +18,21 @@ use spliceway_protocol::address::ListenAddress;
 /// probes, a vanished peer is noticed even if the idle timeout is off.
 pub(crate) const KEEPALIVE: Duration = Duration::from_secs(60);
 
+/// The receive buffer of a socket for the datagrams of all clients. The kernel lowers it to
+/// `net.core.rmem_max`, which is 208 KiB by default.
+const DATAGRAM_BUFFER_BYTES: usize = 4 << 20;
+
 /// Binds the listeners for `address`. A host name gets one listener for each of its addresses.
 /// `fd:NAME` gets one listener for each socket with this name from the service manager. `:PORT` is
 /// one socket for IPv6 and IPv4, if the machine has IPv6.
 ///
 /// # Errors
 /// Returns the first error, whose text contains the address.
-pub(crate) async fn bind(address: &ListenAddress) -> io::Result<Vec<Listener>> {
+pub(crate) async fn bind(address: &ListenAddress, transport: Transport) -> io::Result<Vec<Listener>> {
+    let listen = match transport {
+        Transport::Streams => listen,
+        Transport::Datagrams => receive,
+    };
     let named = |error: io::Error| io::Error::new(error.kind(), format!("cannot listen on {address}: {error}"));
     let bound = match address {
         ListenAddress::Every(port) => match listen((Ipv6Addr::UNSPECIFIED, *port).into(), false) {
@@ -32,13 +42,16 @@ pub(crate) async fn bind(address: &ListenAddress) -> io::Result<Vec<Listener>> {
         .map(|listener| vec![listener]),
         ListenAddress::Ip(address) => listen(*address, true).map(|listener| vec![listener]),
         ListenAddress::Name(name, port) => match lookup_host((&**name, *port)).await {
-            Ok(addresses) => listen_on_all(addresses),
+            Ok(addresses) => listen_on_all(addresses, listen),
             Err(error) => Err(error),
         },
+        ListenAddress::Unix { .. } if transport == Transport::Datagrams => {
+            Err(io::Error::other("a Unix socket is not for datagrams"))
+        }
         ListenAddress::Unix { path, mode } => {
             SocketFile::listen(path, *mode).map(|(file, listener)| vec![Listener::Unix(Some(file), listener)])
         }
-        ListenAddress::Inherited(name) => inherited::take(name),
+        ListenAddress::Inherited(name) => inherited::take(name, transport),
     };
     bound.map_err(named)
 }
@@ -47,6 +60,11 @@ pub(crate) async fn bind(address: &ListenAddress) -> io::Result<Vec<Listener>> {
 pub(crate) fn adopted(socket: OwnedFd, address: &ListenAddress) -> io::Result<Listener> {
     let unfit = || io::Error::new(io::ErrorKind::InvalidInput, "the socket is no listener");
     let options = SockRef::from(&socket);
+    if options.r#type()? == Type::DGRAM && matches!(options.domain()?, Domain::IPV4 | Domain::IPV6) {
+        options.set_nonblocking(true)?;
+        let socket = UdpSocket::from_std(socket.into())?;
+        return Ok(Listener::Udp(Arc::new(socket)));
+    }
     if !options.is_listener()? || options.r#type()? != Type::STREAM {
         return Err(unfit());
     }
@@ -64,9 +82,12 @@ pub(crate) fn adopted(socket: OwnedFd, address: &ListenAddress) -> io::Result<Li
     }
 }
 
-/// Returns whether listeners that are `open` would do for what is `wanted`. Both are an address and
-/// the name of what uses it.
-pub(crate) fn does_for(open: (&ListenAddress, &str), wanted: (&ListenAddress, &str)) -> bool {
+/// Returns whether listeners that are `open` would do for what is `wanted`. Both are an address,
+/// the name of what uses it, and what clients send.
+pub(crate) fn does_for(open: (&ListenAddress, &str, Transport), wanted: (&ListenAddress, &str, Transport)) -> bool {
+    if open.2 != wanted.2 {
+        return false;
+    }
     // The kernel has chosen the port, and clients of that port expect the same service.
     if has_any_port(wanted.0) && open.1 != wanted.1 {
         return false;
@@ -88,7 +109,10 @@ fn has_any_port(address: &ListenAddress) -> bool {
 
 /// Listens on all addresses of a name. It skips an address that this machine does not have, such as
 /// `::1` if IPv6 is off. It returns an error if the machine has none of the addresses.
-fn listen_on_all(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<Vec<Listener>> {
+fn listen_on_all(
+    addresses: impl Iterator<Item = SocketAddr>,
+    listen: fn(SocketAddr, bool) -> io::Result<Listener>,
+) -> io::Result<Vec<Listener>> {
     let (mut listeners, mut missing) = (Vec::new(), io::Error::other("the name has no address"));
     for address in addresses {
         match listen(address, true) {
@@ -116,6 +140,32 @@ fn listen(address: SocketAddr, v6_only: bool) -> io::Result<Listener> {
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     TcpListener::from_std(socket.into()).map(Listener::Tcp)
+}
+
+/// Binds a socket for datagrams. It lacks `SO_REUSEADDR`, with which another program could take the
+/// datagrams.
+fn receive(address: SocketAddr, v6_only: bool) -> io::Result<Listener> {
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::DGRAM.nonblocking(),
+        Some(Protocol::UDP),
+    )?;
+    if address.is_ipv6() {
+        socket.set_only_v6(v6_only)?;
+    }
+    socket.set_recv_buffer_size(DATAGRAM_BUFFER_BYTES)?;
+    socket.bind(&address.into())?;
+    datagrams(socket)
+}
+
+/// Returns the listener of a bound socket for datagrams.
+pub(super) fn datagrams(socket: Socket) -> io::Result<Listener> {
+    let socket = UdpSocket::from_std(socket.into())?;
+    gather(&socket);
+    if socket.local_addr()?.ip().is_unspecified() {
+        report_reached(&socket)?;
+    }
+    Ok(Listener::Udp(Arc::new(socket)))
 }
 
 /// Creates a socket to listen on `address`. The caller must bind it. Accepted sockets inherit its
@@ -161,11 +211,15 @@ mod tests {
 
     #[tokio::test]
     async fn the_error_for_a_busy_address_names_the_address() {
-        let Listener::Tcp(taken) = bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap().remove(0) else {
+        let Listener::Tcp(taken) = bind(&"127.0.0.1:0".parse().unwrap(), Transport::Streams)
+            .await
+            .unwrap()
+            .remove(0)
+        else {
             panic!("no TCP listener")
         };
         let address = ListenAddress::Ip(taken.local_addr().unwrap());
-        let error = bind(&address).await.unwrap_err();
+        let error = bind(&address, Transport::Streams).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         assert!(
             error.to_string().starts_with(&format!("cannot listen on {address}: ")),

@@ -9,7 +9,8 @@ use listenfd::ListenFd;
 use socket2::SockRef;
 use tokio::net::{TcpListener, UnixListener};
 
-use super::{Listener, prepare};
+use super::bind::datagrams;
+use super::{Listener, Transport, prepare};
 
 /// The number of the first passed descriptor, after the standard streams.
 const FIRST: usize = 3;
@@ -40,8 +41,8 @@ pub(crate) fn adopt() {
 ///
 /// # Errors
 /// Returns an error if there is no such socket, if it was taken before, or if it is not a listening
-/// stream socket.
-pub(super) fn take(name: &str) -> io::Result<Vec<Listener>> {
+/// socket of this transport.
+pub(super) fn take(name: &str, transport: Transport) -> io::Result<Vec<Listener>> {
     adopt();
     let inherited = INHERITED.get().expect("adopted");
     // No change under the lock can panic halfway through.
@@ -58,7 +59,10 @@ pub(super) fn take(name: &str) -> io::Result<Vec<Listener>> {
             format!("the service manager passed {passed}"),
         ));
     }
-    found.into_iter().map(|index| listener(sockets, index)).collect()
+    found
+        .into_iter()
+        .map(|index| listener(sockets, index, transport))
+        .collect()
 }
 
 /// Returns which of `count` sockets have this name. If no socket has it, the name may be the number
@@ -74,9 +78,16 @@ fn find(names: &[String], count: usize, name: &str) -> Vec<usize> {
     number.filter(|index| *index < count).into_iter().collect()
 }
 
-fn listener(sockets: &mut ListenFd, index: usize) -> io::Result<Listener> {
+fn listener(sockets: &mut ListenFd, index: usize, transport: Transport) -> io::Result<Listener> {
     let number = index + FIRST;
     let unfit = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("descriptor {number} {why}"));
+    if transport == Transport::Datagrams {
+        let Ok(Some(socket)) = sockets.take_udp_socket(index) else {
+            return Err(unfit("is in use, or no UDP socket"));
+        };
+        socket.set_nonblocking(true)?;
+        return datagrams(socket.into());
+    }
     // If the socket is of another kind, this call leaves it in `sockets`.
     if let Ok(Some(listener)) = sockets.take_tcp_listener(index) {
         if !SockRef::from(&listener).is_listener()? {
@@ -116,7 +127,7 @@ mod tests {
 
     #[tokio::test]
     async fn without_a_service_manager_no_socket_is_found() {
-        let error = take("web").unwrap_err();
+        let error = take("web", Transport::Streams).unwrap_err();
         assert_eq!(
             error.to_string(),
             "the service manager passed no socket to this process"

@@ -13,7 +13,7 @@ use slab::Slab;
 use spliceway::{CancelHandle, DirectionSummary, PipePool, Reason, RelayStats, RelaySummary, Scope};
 
 use crate::admission::Admission;
-use crate::associate::{AssociateStats, AssociateSummary};
+use crate::datagrams::{DatagramStats, DatagramSummary, Dropped};
 
 /// The traffic of one service: the counts of its running relays and of the relays that have ended.
 pub(crate) struct Traffic {
@@ -21,6 +21,8 @@ pub(crate) struct Traffic {
     /// The number of sessions so far.
     sessions: AtomicU64,
     ledger: Mutex<Ledger>,
+    /// Counts the dropped datagrams that belong to no session.
+    strays: DatagramStats,
     /// Held while totals are taken.
     scanning: tokio::sync::Mutex<()>,
 }
@@ -59,9 +61,9 @@ struct Ledger {
     fallbacks: [u64; Reason::ALL.len()],
     /// The sum that is being taken in slices.
     scan: Option<Scan>,
-    associations: Slab<AssociateStats>,
+    associations: Slab<DatagramStats>,
     /// The datagrams of associations that have ended.
-    datagrams: AssociateSummary,
+    datagrams: DatagramSummary,
 }
 
 struct Running {
@@ -86,7 +88,7 @@ struct Scan {
 pub(crate) struct Totals {
     pub(crate) sessions: u64,
     pub(crate) bytes: Bytes,
-    pub(crate) datagrams: AssociateSummary,
+    pub(crate) datagrams: DatagramSummary,
     /// For each reason in [`Reason::ALL`], how often it made a direction copy. A fallback that
     /// begins and ends between two calls of [`Traffic::totals`] may be missed.
     pub(crate) fallbacks: [u64; Reason::ALL.len()],
@@ -113,6 +115,7 @@ impl Traffic {
             service,
             sessions: AtomicU64::new(0),
             ledger: Mutex::default(),
+            strays: DatagramStats::default(),
             scanning: tokio::sync::Mutex::default(),
         }
     }
@@ -202,6 +205,7 @@ impl Traffic {
         let is_last = scan.next >= ledger.running.capacity();
         let scan = ledger.scan.take_if(|_| is_last)?;
         let mut datagrams = ledger.datagrams;
+        datagrams.add(&self.strays.snapshot());
         for (_, association) in &ledger.associations {
             datagrams.add(&association.snapshot());
         }
@@ -218,13 +222,18 @@ impl Traffic {
         self.ledger().ended.up.copy += bytes;
     }
 
+    /// Counts a dropped datagram that belongs to no session.
+    pub(crate) fn datagram_dropped(&self, reason: Dropped) {
+        self.strays.dropped(reason);
+    }
+
     /// Records that an association starts. Returns its key for [`Self::dissociate`].
-    pub(crate) fn associate(&self, stats: AssociateStats) -> usize {
+    pub(crate) fn associate(&self, stats: DatagramStats) -> usize {
         self.ledger().associations.insert(stats)
     }
 
     /// Records that the association with this key has ended. Returns its summary.
-    pub(crate) fn dissociate(&self, key: usize) -> AssociateSummary {
+    pub(crate) fn dissociate(&self, key: usize) -> DatagramSummary {
         let mut ledger = self.ledger();
         let summary = ledger.associations.remove(key).snapshot();
         ledger.datagrams.add(&summary);
@@ -348,7 +357,7 @@ impl LiveSeries {
             .iter()
             .map(|(service, totals)| (*service, totals.datagrams))
             .collect();
-        let passed = |datagrams: &AssociateSummary| [("up", datagrams.up), ("down", datagrams.down)];
+        let passed = |datagrams: &DatagramSummary| [("up", datagrams.up), ("down", datagrams.down)];
         let help = "Datagrams delivered; up is from client to target";
         let mut family = encoder.encode_descriptor("datagrams", help, None, MetricType::Counter)?;
         for (service, datagrams) in &counts {

@@ -3,10 +3,12 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
+use rustix::io::Errno;
 use tokio::net::UdpSocket;
 
 use crate::admission::ClientKey;
-use crate::associate::{AssociateEnd, AssociateSettings, Association, Destinations, Dropped, towards};
+use crate::associate::{AssociateEnd, AssociateSettings, Association, Destinations};
+use crate::datagrams::{Dropped, towards};
 use crate::dial::Dialer;
 use crate::handshake::{Client, ClientRequest};
 use crate::outcome::{Outcome, SessionEnd};
@@ -72,7 +74,14 @@ impl Destinations for Reach {
     }
 
     fn socket(&self, to: IpAddr) -> Result<UdpSocket, Dropped> {
-        towards(to, self.dialer.sockets())
+        let opened = towards(to, self.dialer.sockets());
+        opened.map_err(|error| match Errno::from_io_error(&error) {
+            Some(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) => Dropped::Unreachable,
+            _ => {
+                tracing::debug!(%to, %error, "cannot open a socket for datagrams to targets");
+                Dropped::Socket
+            }
+        })
     }
 
     async fn look_up(&self, target: &Target) -> Result<Vec<SocketAddr>, Dropped> {

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::departure::departed;
 use super::open::Opening;
 use crate::balance::{Balancer, Failure, NoLease, Tried};
-use crate::dial::{DialError, Dialed};
+use crate::dial::Dialed;
 use crate::outcome::{Outcome, SessionEnd};
 use crate::record::Record;
 
@@ -55,7 +55,7 @@ impl Opening {
                         lease.failed(Failure::Connect);
                     }
                     tried.add(lease);
-                    failed = Some(error);
+                    failed = Some(error.into());
                 }
             }
         }
@@ -64,9 +64,9 @@ impl Opening {
 
 /// Returns how the session ends. The error of the last attempt says more than that there is no
 /// other backend.
-fn no_backend(why: NoLease, failed: Option<DialError>) -> Outcome {
+pub(crate) fn no_backend(why: NoLease, failed: Option<Outcome>) -> Outcome {
     match (why, failed) {
-        (NoLease::NoneAvailable, Some(error)) => error.into(),
+        (NoLease::NoneAvailable, Some(outcome)) => outcome,
         _ => SessionEnd::Denied(why.as_str()).into(),
     }
 }

@@ -10,6 +10,7 @@ use spliceway_protocol::address::ListenAddress;
 use super::ServiceSettings;
 use super::origin::{Fault, Origin};
 use crate::config::{self, Listen, Value};
+use crate::listener::Transport;
 
 /// The names and addresses of the services so far. Each search takes logarithmic time, because a
 /// file of 16 MiB has room for 60,000 services.
@@ -17,8 +18,9 @@ use crate::config::{self, Listen, Value};
 pub(super) struct Distinct {
     /// The place of each name.
     names: HashMap<&'static str, Option<usize>>,
-    /// The ranges of ports on each host, by their first port. They do not overlap.
-    ranges: HashMap<Host, BTreeMap<u16, Taken>>,
+    /// The ranges of ports on each host, by their first port. They do not overlap. TCP and UDP have
+    /// ports of their own.
+    ranges: HashMap<(Transport, Host), BTreeMap<u16, Taken>>,
 }
 
 /// What two addresses with the same port must have in common to be the same.
@@ -55,7 +57,7 @@ impl Distinct {
         }
         let all = service.config.listen.iter().flat_map(|list| list.iter());
         for listen in all {
-            if let Some(other) = self.take(listen) {
+            if let Some(other) = self.take(service.transport, listen) {
                 let (text, there) = (other.text(), origin.place(other.at()));
                 let problem = format!("the service at {there} listens on {text}: expected another address or port");
                 return Err(Fault::new(listen.at(), "listen", problem));
@@ -65,7 +67,7 @@ impl Distinct {
     }
 
     /// Takes a range of ports. Returns a value that has one of these ports already.
-    fn take(&mut self, listen: &Value<Listen>) -> Option<&Value<Listen>> {
+    fn take(&mut self, transport: Transport, listen: &Value<Listen>) -> Option<&Value<Listen>> {
         let range = listen.parsed();
         let (host, first) = match range.first {
             ListenAddress::Every(port) => (Host::Every, port),
@@ -84,7 +86,7 @@ impl Distinct {
             return None;
         }
         let last = first.saturating_add(range.count.saturating_sub(1));
-        let ranges = self.ranges.entry(host).or_default();
+        let ranges = self.ranges.entry((transport, host)).or_default();
         // The ranges do not overlap, so no range before this one ends later.
         let before = ranges.range(..=last).next_back();
         if let Some((&at, _)) = before.filter(|(_, taken)| taken.last >= first) {
@@ -130,7 +132,7 @@ mod tests {
             for text in texts.iter().cycle().step_by(step).take(texts.len()) {
                 let value: Value<Listen> = text.parse().unwrap();
                 let overlaps = taken.iter().any(|one| one.parsed().overlaps(&value.parsed()));
-                assert_eq!(distinct.take(&value).is_some(), overlaps, "{text}");
+                assert_eq!(distinct.take(Transport::Streams, &value).is_some(), overlaps, "{text}");
                 if !overlaps {
                     taken.push(value);
                 }

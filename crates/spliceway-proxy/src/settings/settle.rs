@@ -10,6 +10,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use super::distinct::Distinct;
 use super::targets::Lists;
+use super::udp;
 use super::user_limits::user_limits;
 use super::users::users;
 use super::{AcceptProxy, Kind, Limits, ServiceSettings, Settings, Timeouts, interned};
@@ -17,7 +18,7 @@ use crate::balance::{BACKENDS_MAX, BackendSettings, BalanceSettings, EjectSettin
 use crate::config::{self, Choice, Config, KindArg, List, Rate, Value, Word};
 use crate::dial::{CHAIN_MAX, DialSettings, SocketSettings};
 use crate::exposure::{Clients, Reach, check_open};
-use crate::listener::KEEPALIVE;
+use crate::listener::{KEEPALIVE, Transport};
 use crate::log::{AccessLog, Format};
 use crate::policy::ClientPolicy;
 use crate::rates::Rates;
@@ -30,6 +31,8 @@ const CONNECT_TIME: Duration = Duration::from_secs(10);
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 const IDLE_TIME: Duration = Duration::from_secs(60 * 60);
 const HALF_CLOSE_TIME: Duration = Duration::from_secs(60);
+/// The silence after which most NATs and firewalls forget a flow of datagrams too.
+const UDP_TIME: Duration = Duration::from_secs(60);
 const DRAIN_TIME: Duration = Duration::from_secs(30);
 /// Sessions differ in length, so equal numbers of new sessions are not equal load. Backends with
 /// equal numbers of sessions take turns, so short sessions are spread as by `round-robin`.
@@ -73,6 +76,7 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
         idle: unless_zero(or(&timeouts.idle, IDLE_TIME)),
         half_close: unless_zero(or(&timeouts.half_close, HALF_CLOSE_TIME)),
         drain: or(&timeouts.drain, DRAIN_TIME),
+        udp: or(&timeouts.udp, UDP_TIME),
     };
     let (mut services, mut distinct) = (Vec::new(), Distinct::default());
     let mut lists = Lists::new(user);
@@ -163,12 +167,21 @@ fn settle_service(
     let backends = if is_forward { backends(&service)? } else { Vec::new() };
     let users = users(&service, origin, warnings)?.map(Arc::new);
     let (targets, user_targets) = lists.targets(&service, users.as_deref(), origin)?;
+    let transport = match or(&service.udp, false) {
+        true => Transport::Datagrams,
+        false => Transport::Streams,
+    };
+    if transport == Transport::Datagrams {
+        udp::check(&service, &backends)?;
+    }
     let settled = ServiceSettings {
-        name: service
-            .name
-            .as_ref()
-            .map_or(kind.name(), |name| interned(&name.parsed())),
+        name: match (&service.name, transport) {
+            (Some(name), _) => interned(&name.parsed()),
+            (None, Transport::Datagrams) => "udp",
+            (None, Transport::Streams) => kind.name(),
+        },
         listen: listen.parsed(),
+        transport,
         clients: ClientPolicy::new(all(&service.allow), all(&service.deny)),
         users,
         targets,
@@ -321,6 +334,11 @@ fn kind(service: &config::Service, place: usize) -> Result<Kind, Fault> {
 /// Returns a key that only forwarders have, if there is one.
 fn of_forwarders(service: &config::Service) -> Option<(&'static str, Option<usize>)> {
     let to = service.to.as_ref().map(|to| ("to", to.at()));
+    let udp = service
+        .udp
+        .as_ref()
+        .filter(|udp| udp.parsed())
+        .map(|udp| ("udp", udp.at()));
     let balance = service.balance.as_ref().map(|balance| ("balance", balance.at()));
     let each = service.each_address.as_ref().map(|each| ("each_address", each.at()));
     let queue = service.queue.as_ref().map(|queue| ("queue", queue.at()));
@@ -338,6 +356,7 @@ fn of_forwarders(service: &config::Service) -> Option<(&'static str, Option<usiz
         .or(time)
         .or(share)
         .or(backend)
+        .or(udp)
 }
 
 /// Returns how clients are spread over backends. A forwarder with one target has nothing to spread.

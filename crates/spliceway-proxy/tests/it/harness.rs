@@ -370,7 +370,7 @@ impl Drop for Program {
 
 pub(crate) fn address_in(line: &str) -> SocketAddr {
     // A line of JSON ends with the end of its message.
-    let line = line.trim_end_matches("\"}");
+    let line = line.trim_end_matches("\"}").trim_end_matches("/udp");
     line.rsplit(' ')
         .next()
         .unwrap()

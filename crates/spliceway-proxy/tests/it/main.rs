@@ -64,6 +64,7 @@ mod top;
 // Connections that a firewall redirects, between namespaces with nft.
 mod transparent;
 mod udp;
+mod udp_forward;
 mod udp_links;
 mod upstream_proxy;
 mod user_limits;

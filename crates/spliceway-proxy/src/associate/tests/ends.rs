@@ -10,7 +10,8 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, advance, pause, resume};
 
 use super::rig::{ANYWHERE, Book, Rig, soon, target};
-use crate::associate::{AssociateEnd, AssociateSettings, Dropped};
+use crate::associate::{AssociateEnd, AssociateSettings};
+use crate::datagrams::Dropped;
 use spliceway_protocol::socks5::datagram::Malformed;
 
 /// Returns the inode of the socket that is bound to this address, from the kernel's list. No other

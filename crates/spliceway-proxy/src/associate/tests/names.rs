@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use tokio::sync::mpsc;
 
 use super::rig::{ANYWHERE, Book, Lookup, Rig, soon, take, target};
-use crate::associate::{AssociateSettings, Dropped};
+use crate::associate::AssociateSettings;
+use crate::datagrams::Dropped;
 
 async fn rig(host: &str) -> (Rig, mpsc::UnboundedReceiver<Lookup>) {
     let (book, asked) = Book::new();

@@ -6,8 +6,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::UdpSocket;
 
 use super::rig::{ANYWHERE, Book, Rig, take, target};
-use crate::associate::counts::Passed;
-use crate::associate::{AssociateSettings, Dropped};
+use crate::associate::AssociateSettings;
+use crate::datagrams::{Dropped, Passed};
 
 #[tokio::test]
 async fn a_datagram_goes_to_its_target_and_the_answer_comes_back() {

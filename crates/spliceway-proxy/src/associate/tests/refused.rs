@@ -3,7 +3,8 @@
 use tokio::net::UdpSocket;
 
 use super::rig::{ANYWHERE, Book, Rig, take, target};
-use crate::associate::{AssociateSettings, Dropped};
+use crate::associate::AssociateSettings;
+use crate::datagrams::Dropped;
 use spliceway_protocol::address::Target;
 use spliceway_protocol::socks5::datagram::{Header, Malformed};
 

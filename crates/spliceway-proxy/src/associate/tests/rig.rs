@@ -10,8 +10,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::associate::sockets::bind;
-use crate::associate::{AssociateEnd, AssociateSettings, AssociateStats, Association, Destinations, Dropped};
+use crate::associate::{AssociateEnd, AssociateSettings, Association, Destinations};
+use crate::datagrams::{DatagramStats, Dropped, bind};
 use spliceway_protocol::address::Target;
 use spliceway_protocol::socks5::datagram::{self, HEADER_MAX_BYTES, Header};
 
@@ -83,7 +83,7 @@ pub(super) struct Rig {
     pub(super) socket: UdpSocket,
     /// The address to which the client must send its datagrams.
     pub(super) address: SocketAddr,
-    pub(super) stats: AssociateStats,
+    pub(super) stats: DatagramStats,
     pub(super) running: JoinHandle<AssociateEnd>,
 }
 

@@ -1,11 +1,13 @@
-//! Counts the datagrams that an association forwards and drops. Only the association's task writes
-//! the counts. Any task may read them at any time.
+//! Counts the datagrams that a session forwards and drops. One task at a time writes the counts of
+//! a direction. Any task may read them at any time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::io::Errno;
 use tokio::sync::Notify;
 
+use crate::admission;
 use spliceway_protocol::socks5::datagram::Malformed;
 
 /// The reason why a datagram was not forwarded.
@@ -31,11 +33,19 @@ pub(crate) enum Dropped {
     Unreachable,
     /// No socket for the target could be opened.
     Socket,
+    /// The service does not serve this client (`--allow`, `--deny`).
+    Client,
+    /// The datagram would begin a session, and the limit on sessions is reached.
+    Sessions,
+    /// The datagram would begin a session, and its client has reached its limit on sessions.
+    SessionsOfClient,
+    /// The datagram would begin a session, and the service accepts no new clients.
+    Draining,
 }
 
 impl Dropped {
     /// All reasons, for code that counts each one.
-    pub(crate) const ALL: [Self; 15] = [
+    pub(crate) const ALL: [Self; 19] = [
         Self::Malformed(Malformed::Short),
         Self::Malformed(Malformed::Reserved),
         Self::Malformed(Malformed::Fragment),
@@ -51,6 +61,10 @@ impl Dropped {
         Self::SendBuffer,
         Self::Unreachable,
         Self::Socket,
+        Self::Client,
+        Self::Sessions,
+        Self::SessionsOfClient,
+        Self::Draining,
     ];
 
     /// Returns the value of `reason` in metrics and records.
@@ -66,6 +80,10 @@ impl Dropped {
             Self::SendBuffer => "send_buffer",
             Self::Unreachable => "unreachable",
             Self::Socket => "socket",
+            Self::Client => "client",
+            Self::Sessions => admission::NO_PLACE_LEFT,
+            Self::SessionsOfClient => admission::TOO_MANY_OF_CLIENT,
+            Self::Draining => "draining",
         }
     }
 
@@ -78,10 +96,21 @@ impl Dropped {
     }
 }
 
-/// A handle that reads the counts of an association and can stop it. Clones refer to the same
-/// association.
+/// Returns the reason for an error of a send call.
+impl From<Errno> for Dropped {
+    fn from(errno: Errno) -> Self {
+        match errno {
+            Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM => Self::SendBuffer,
+            Errno::MSGSIZE => Self::TooLong,
+            _ => Self::Unreachable,
+        }
+    }
+}
+
+/// A handle that reads the counts of a session with datagrams and can stop it. Clones refer to the
+/// same session.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct AssociateStats(Arc<Live>);
+pub(crate) struct DatagramStats(Arc<Live>);
 
 #[derive(Debug, Default)]
 struct Live {
@@ -97,9 +126,9 @@ struct LivePassed {
     bytes: AtomicU64,
 }
 
-/// The counts of an association so far.
+/// The counts of a session so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct AssociateSummary {
+pub(crate) struct DatagramSummary {
     /// From the client to targets.
     pub(crate) up: Passed,
     /// From targets to the client.
@@ -116,41 +145,42 @@ pub(crate) struct Passed {
     pub(crate) bytes: u64,
 }
 
-impl AssociateStats {
+impl DatagramStats {
     /// Returns the current counts. Each count is correct, but the counts may be from different
     /// moments, because they are read one by one.
-    pub(crate) fn snapshot(&self) -> AssociateSummary {
-        AssociateSummary {
+    pub(crate) fn snapshot(&self) -> DatagramSummary {
+        DatagramSummary {
             up: self.0.up.now(),
             down: self.0.down.now(),
             dropped: std::array::from_fn(|place| self.0.dropped[place].load(Ordering::Relaxed)),
         }
     }
 
-    /// Ends the association when its task next runs. An association holds no data that is worth
-    /// waiting for. One call is enough, even before the association runs.
+    /// Ends the session when its task next runs. It holds no data that is worth waiting for. One
+    /// call is enough, even before the session runs.
     pub(crate) fn stop(&self) {
         self.0.stop.notify_one();
     }
 
-    pub(super) async fn stopped(&self) {
+    pub(crate) async fn stopped(&self) {
         self.0.stop.notified().await;
     }
 
-    pub(super) fn up(&self, bytes: usize) {
+    pub(crate) fn up(&self, bytes: usize) {
         self.0.up.add(bytes);
     }
 
-    pub(super) fn down(&self, bytes: usize) {
+    pub(crate) fn down(&self, bytes: usize) {
         self.0.down.add(bytes);
     }
 
-    pub(super) fn dropped(&self, reason: Dropped) {
-        add(&self.0.dropped[reason.place()], 1);
+    pub(crate) fn dropped(&self, reason: Dropped) {
+        // Both directions may drop a datagram at the same time.
+        self.0.dropped[reason.place()].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns the number of forwarded datagrams in both directions.
-    pub(super) fn passed(&self) -> u64 {
+    pub(crate) fn passed(&self) -> u64 {
         self.0.up.now().datagrams + self.0.down.now().datagrams
     }
 }
@@ -169,13 +199,13 @@ impl LivePassed {
     }
 }
 
-/// Adds without an atomic read-modify-write instruction, because only one task writes.
+/// Adds without an atomic read-modify-write instruction, because only one task at a time writes.
 fn add(count: &AtomicU64, more: u64) {
     count.store(count.load(Ordering::Relaxed) + more, Ordering::Relaxed);
 }
 
-impl AssociateSummary {
-    /// Adds the counts of another association.
+impl DatagramSummary {
+    /// Adds the counts of another session.
     pub(crate) fn add(&mut self, other: &Self) {
         for (sum, more) in [(&mut self.up, other.up), (&mut self.down, other.down)] {
             sum.datagrams += more.datagrams;
@@ -188,7 +218,7 @@ impl AssociateSummary {
 
     /// Returns the number of datagrams that were dropped for this reason.
     #[cfg(test)]
-    pub(super) fn dropped(&self, reason: Dropped) -> u64 {
+    pub(crate) fn dropped(&self, reason: Dropped) -> u64 {
         self.dropped[reason.place()]
     }
 
@@ -212,7 +242,7 @@ mod tests {
 
     #[test]
     fn every_reason_has_its_own_name_and_its_own_count() {
-        let stats = AssociateStats::default();
+        let stats = DatagramStats::default();
         for (place, reason) in Dropped::ALL.into_iter().enumerate() {
             (0..=place).for_each(|_| stats.dropped(reason));
         }
@@ -229,5 +259,19 @@ mod tests {
         let mut twice = summary;
         twice.add(&summary);
         assert_eq!(twice.dropped_in_all(), 2 * all);
+    }
+
+    #[test]
+    fn a_failed_send_is_counted_by_its_cause() {
+        for (errno, cause) in [
+            (Errno::AGAIN, Dropped::SendBuffer),
+            (Errno::NOBUFS, Dropped::SendBuffer),
+            (Errno::MSGSIZE, Dropped::TooLong),
+            (Errno::CONNREFUSED, Dropped::Unreachable),
+            (Errno::NETUNREACH, Dropped::Unreachable),
+            (Errno::PERM, Dropped::Unreachable),
+        ] {
+            assert_eq!(Dropped::from(errno), cause, "{errno:?}");
+        }
     }
 }

@@ -11,14 +11,12 @@
 //! datagram, and before a datagram to another address. All datagrams keep their order.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use quinn_udp::{Transmit, UdpSockRef, UdpSocketState};
 use rustix::io::Errno;
 use socket2::{SockAddr, SockRef};
 use tokio::net::UdpSocket;
-
-use super::counts::Dropped;
 
 /// The smallest `UDP_MAX_SEGMENTS` of all kernels that support batches. Later kernels allow 128.
 const DATAGRAMS_MAX: usize = 64;
@@ -28,10 +26,21 @@ const DATAGRAM_MAX_BYTES: usize = 1_500 - 40 - 8;
 /// The longest UDP payload. A batch is a single datagram until the kernel splits it.
 const BATCH_MAX_BYTES: usize = 65_507;
 
-/// Datagrams to one address, in order.
+/// Where datagrams go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Route {
+    /// To this address.
+    To(SocketAddr),
+    /// To the second address, from the first one, which must be an address of this machine.
+    Between(IpAddr, SocketAddr),
+    /// To the peer of a connected socket, whose address this is. The kernel knows its route.
+    Connected(SocketAddr),
+}
+
+/// Datagrams of one route, in order.
 #[derive(Debug, Default)]
-pub(super) struct GsoBatch {
-    to: Option<SocketAddr>,
+pub(crate) struct GsoBatch {
+    to: Option<Route>,
     bytes: Vec<u8>,
     /// The length of each datagram except the last one.
     each: usize,
@@ -39,19 +48,19 @@ pub(super) struct GsoBatch {
 }
 
 impl GsoBatch {
-    /// Returns the destination, or `None` if the batch is empty.
-    pub(super) fn to(&self) -> Option<SocketAddr> {
+    /// Returns the route, or `None` if the batch is empty.
+    pub(crate) fn to(&self) -> Option<Route> {
         self.to
     }
 
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         (self.to, self.datagrams) = (None, 0);
         self.bytes.clear();
     }
 
     /// Adds a datagram. Calls `flush` first if the current batch must be sent before this datagram.
     /// Returns `false` if the caller must send the datagram separately and immediately.
-    pub(super) fn push(&mut self, to: SocketAddr, datagram: &[u8], flush: impl FnOnce(&mut Self)) -> bool {
+    pub(crate) fn push(&mut self, to: Route, datagram: &[u8], flush: impl FnOnce(&mut Self)) -> bool {
         let may_be_one_of_many = (1..=DATAGRAM_MAX_BYTES).contains(&datagram.len());
         if !may_be_one_of_many || !self.fits(to, datagram) {
             flush(self);
@@ -67,7 +76,7 @@ impl GsoBatch {
     }
 
     /// Returns whether the datagram can be the next one in the batch.
-    fn fits(&self, to: SocketAddr, datagram: &[u8]) -> bool {
+    fn fits(&self, to: Route, datagram: &[u8]) -> bool {
         let has_room = self.datagrams < DATAGRAMS_MAX && self.bytes.len() + datagram.len() <= BATCH_MAX_BYTES;
         let goes_on = self.bytes.len() == self.datagrams * self.each;
         self.to.is_none() || (self.to == Some(to) && datagram.len() <= self.each && goes_on && has_room)
@@ -79,11 +88,11 @@ impl GsoBatch {
     /// If the kernel refuses the batch, the datagrams are sent one by one, so that each one has its
     /// own result. This costs one extra call per batch. The kernel refuses batches if the MTU is
     /// smaller than Ethernet's, or if the kernel does not support `UDP_SEGMENT`.
-    pub(super) fn flush(
+    pub(crate) fn flush(
         &mut self,
         udp: &UdpSocketState,
         socket: &UdpSocket,
-        mut each: impl FnMut(usize, Result<(), Dropped>),
+        mut each: impl FnMut(usize, Result<(), Errno>),
     ) {
         let Some(to) = self.to else {
             return;
@@ -93,51 +102,79 @@ impl GsoBatch {
             _ => self.send_together(udp, socket, to),
         };
         for datagram in self.bytes.chunks(self.each) {
-            each(datagram.len(), together.unwrap_or_else(|| send(socket, to, datagram)));
+            each(
+                datagram.len(),
+                together.unwrap_or_else(|| send(udp, socket, to, datagram)),
+            );
         }
         self.clear();
     }
 
     /// Sends the whole batch with one call. Returns `None` if the datagrams must be sent one by
     /// one.
-    fn send_together(&self, udp: &UdpSocketState, socket: &UdpSocket, to: SocketAddr) -> Option<Result<(), Dropped>> {
-        let transmit = Transmit {
-            destination: to,
-            ecn: None,
-            contents: &self.bytes,
-            segment_size: Some(self.each),
-            src_ip: None,
-        };
-        match udp.try_send(UdpSockRef::from(socket), &transmit) {
+    fn send_together(&self, udp: &UdpSocketState, socket: &UdpSocket, to: Route) -> Option<Result<(), Errno>> {
+        match transmit(udp, socket, to, &self.bytes, Some(self.each)) {
             Ok(()) => Some(Ok(())),
-            Err(error) if why(&error) == Dropped::SendBuffer => Some(Err(Dropped::SendBuffer)),
+            Err(Errno::AGAIN) => Some(Err(Errno::AGAIN)),
             Err(_) => None,
         }
     }
 }
 
-/// Sends a datagram without waiting. If the send buffer has no room for the datagram, the datagram
-/// is dropped. The call bypasses tokio, which sends only after it has seen that the socket is
-/// writable.
-pub(super) fn send(socket: &UdpSocket, to: SocketAddr, datagram: &[u8]) -> Result<(), Dropped> {
-    match SockRef::from(socket).send_to(datagram, &SockAddr::from(to)) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(why(&error)),
+impl Route {
+    fn destination(self) -> SocketAddr {
+        match self {
+            Self::To(address) | Self::Between(_, address) | Self::Connected(address) => address,
+        }
+    }
+
+    fn source(self) -> Option<IpAddr> {
+        match self {
+            Self::Between(source, _) => Some(source),
+            Self::To(_) | Self::Connected(_) => None,
+        }
     }
 }
 
-fn why(error: &io::Error) -> Dropped {
-    match Errno::from_io_error(error) {
-        Some(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => Dropped::SendBuffer,
-        Some(Errno::MSGSIZE) => Dropped::TooLong,
-        _ => Dropped::Unreachable,
-    }
+/// Sends a datagram without waiting. The error is `EAGAIN` if the send buffer has no room for the
+/// datagram. The call bypasses tokio, which sends only after it has seen that the socket is
+/// writable.
+pub(crate) fn send(udp: &UdpSocketState, socket: &UdpSocket, to: Route, datagram: &[u8]) -> Result<(), Errno> {
+    let sent = match to {
+        Route::To(address) => SockRef::from(socket).send_to(datagram, &SockAddr::from(address)),
+        Route::Connected(_) => SockRef::from(socket).send(datagram),
+        Route::Between(..) => return transmit(udp, socket, to, datagram, None),
+    };
+    sent.map(drop).map_err(|error| errno(&error))
+}
+
+fn transmit(
+    udp: &UdpSocketState,
+    socket: &UdpSocket,
+    to: Route,
+    contents: &[u8],
+    segment_size: Option<usize>,
+) -> Result<(), Errno> {
+    let transmit = Transmit {
+        destination: to.destination(),
+        ecn: None,
+        contents,
+        segment_size,
+        src_ip: to.source(),
+    };
+    let sent = udp.try_send(UdpSockRef::from(socket), &transmit);
+    sent.map_err(|error| errno(&error))
+}
+
+fn errno(error: &io::Error) -> Errno {
+    // Each of these errors comes from a system call.
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::associate::sockets::{bind, system};
+    use crate::datagrams::{bind, system};
 
     fn address(port: u16) -> SocketAddr {
         ([192, 0, 2, 1], port).into()
@@ -149,7 +186,7 @@ mod tests {
         let mut gso = GsoBatch::default();
         let mut first = None;
         for (port, length) in datagrams {
-            gso.push(address(*port), &vec![0; *length], |gso| {
+            gso.push(Route::To(address(*port)), &vec![0; *length], |gso| {
                 first.get_or_insert(gso.datagrams);
                 gso.clear();
             });
@@ -176,8 +213,8 @@ mod tests {
         assert_eq!(taken(&[(1, 1_400); DATAGRAMS_MAX]), BATCH_MAX_BYTES / 1_400);
         let long = vec![0; DATAGRAM_MAX_BYTES + 1];
         let mut gso = GsoBatch::default();
-        assert!(!gso.push(address(1), &long, |_| ()) && gso.to().is_none());
-        assert!(gso.push(address(1), &long[1..], |_| ()));
+        assert!(!gso.push(Route::To(address(1)), &long, |_| ()) && gso.to().is_none());
+        assert!(gso.push(Route::To(address(1)), &long[1..], |_| ()));
     }
 
     #[tokio::test]
@@ -190,9 +227,9 @@ mod tests {
             let mut gso = GsoBatch::default();
             let datagrams = [vec![1; 1_200], vec![2; 1_200], vec![3; 7]];
             for datagram in &datagrams {
-                assert!(gso.push(to.local_addr().unwrap(), datagram, |_| panic!("they fit")));
+                assert!(gso.push(Route::To(to.local_addr().unwrap()), datagram, |_| panic!("they fit")));
             }
-            let sent = gso.send_together(system().unwrap(), &from, to.local_addr().unwrap());
+            let sent = gso.send_together(system().unwrap(), &from, Route::To(to.local_addr().unwrap()));
             assert_eq!(sent, Some(Ok(())));
             for datagram in &datagrams {
                 let mut received = vec![0; 2_000];
@@ -206,27 +243,13 @@ mod tests {
     async fn each_datagram_of_a_refused_batch_has_its_own_result() {
         let (from, mut gso) = (bind(([0; 4], 0).into()).unwrap(), GsoBatch::default());
         // Sending to the broadcast address fails, because the socket does not have `SO_BROADCAST`.
-        let no_way = ([255; 4], 9).into();
+        let no_way = Route::To(([255; 4], 9).into());
         for length in [100, 100, 60] {
             assert!(gso.push(no_way, &vec![0; length], |_| panic!("they fit")));
         }
         let mut told = Vec::new();
         gso.flush(system().unwrap(), &from, |bytes, sent| told.push((bytes, sent)));
-        assert_eq!(told, [100, 100, 60].map(|bytes| (bytes, Err(Dropped::Unreachable))));
+        assert_eq!(told, [100, 100, 60].map(|bytes| (bytes, Err(Errno::ACCESS))));
         assert!(gso.to().is_none());
-    }
-
-    #[test]
-    fn a_failed_send_is_counted_by_its_cause() {
-        for (errno, cause) in [
-            (Errno::AGAIN, Dropped::SendBuffer),
-            (Errno::NOBUFS, Dropped::SendBuffer),
-            (Errno::MSGSIZE, Dropped::TooLong),
-            (Errno::CONNREFUSED, Dropped::Unreachable),
-            (Errno::NETUNREACH, Dropped::Unreachable),
-            (Errno::PERM, Dropped::Unreachable),
-        ] {
-            assert_eq!(why(&errno.into()), cause, "{errno:?}");
-        }
     }
 }

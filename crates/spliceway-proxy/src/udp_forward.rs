@@ -1,0 +1,231 @@
+//! Forwards UDP datagrams: `forward --udp`. Each client has a session with its own socket, which is
+//! connected to the target.
+//!
+//! ```text
+//!   client A ◀═╗             ╔═▶ session A ◀═ connected socket ═▶ target
+//!   client B ◀═╩═▶ Port ◀═══╩═▶ session B ◀═ connected socket ═▶ target
+//! ```
+//!
+//! The task of the [`Port`] receives from all clients, and sends through the sockets of their
+//! sessions. The task of a session receives from its target, and sends through the port.
+//!
+//! **Sessions.** A client is an address and a port, and the address of this machine that it has
+//! reached. A datagram of an unknown client begins a session. The session ends after a silence
+//! (`--udp-timeout`), or if the network reports that nothing receives at the target. If the target
+//! has never answered, a quarter of that time is enough, because the client may not exist.
+//!
+//! **No amplification.** Anybody can forge the address of a client. So a client gets exactly the
+//! datagrams that its target sends to the session, and nothing from the program itself. The kernel
+//! admits only the target's own address to the connected socket.
+//!
+//! **Order and boundaries.** The datagrams of a session keep their order, and none is split or
+//! merged. Those that arrive before the socket is connected wait for it.
+//!
+//! **Limits.** A session counts towards the limits on sessions (`--max-conns`,
+//! `--max-conns-per-ip`). At a limit, the datagrams of new clients are dropped and counted, and no
+//! session ends for them. At most 4 MiB of datagrams wait in a port.
+//!
+//! **Loss.** Like a router, the program drops a datagram that it cannot send immediately.
+
+mod session;
+mod table;
+
+use std::future::poll_fn;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use quinn_udp::UdpSocketState;
+use tokio::net::UdpSocket;
+use tokio::task::yield_now;
+use tokio::time::Instant;
+
+use crate::admission::Admission;
+use crate::datagrams::{DatagramStats, Dropped, Origin, Route, system, with_scratch};
+use crate::drain::Alive;
+use crate::log::LogThrottle;
+use crate::record::Record;
+use crate::service::Service;
+use crate::settings::Kind;
+use session::{Place, Session};
+use spliceway_protocol::address::canonical;
+use spliceway_protocol::proxy;
+use table::{Flow, Table};
+
+/// A socket for the datagrams of all clients, and their sessions.
+pub(crate) struct Port {
+    socket: Arc<UdpSocket>,
+    local: SocketAddr,
+    udp: &'static UdpSocketState,
+    table: Table,
+    throttle: Mutex<LogThrottle>,
+}
+
+/// What the sessions of a port share.
+#[derive(Clone)]
+pub(crate) struct Opener {
+    pub(crate) service: Arc<Service>,
+    /// The position of the port in its range: 0 for the first port.
+    pub(crate) port_index: u16,
+    pub(crate) admission: Arc<Admission>,
+    pub(crate) alive: Alive,
+}
+
+impl Port {
+    /// # Errors
+    /// Returns an error if the socket has no address, or if no socket can be opened.
+    pub(crate) fn new(socket: Arc<UdpSocket>) -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            local: socket.local_addr()?,
+            udp: system()?,
+            table: Table::default(),
+            throttle: Mutex::default(),
+            socket,
+        }))
+    }
+
+    /// Forwards the datagrams of clients until the future is dropped. `opener` tells which service
+    /// new clients reach now.
+    pub(crate) async fn serve(self: &Arc<Self>, opener: impl Fn() -> Opener) {
+        loop {
+            readable(&self.socket).await;
+            if self.pass_up(&opener(), true) {
+                yield_now().await;
+            }
+        }
+    }
+
+    /// Forwards the datagrams of clients that have a session, until there is no session.
+    pub(crate) async fn finish(self: &Arc<Self>, opener: &Opener) {
+        while !self.table.is_empty() {
+            tokio::select! {
+                () = readable(&self.socket) => {
+                    if self.pass_up(opener, false) {
+                        yield_now().await;
+                    }
+                }
+                () = self.table.emptied() => {}
+            }
+        }
+    }
+
+    /// Receives once. Returns whether more datagrams may be ready.
+    fn pass_up(self: &Arc<Self>, opener: &Opener, is_accepting: bool) -> bool {
+        let (udp, now) = (self.udp, Instant::now());
+        let mut begun = Vec::new();
+        let more = with_scratch(|batch, gso| {
+            // Errors are about answers to clients that have left.
+            let more = batch.receive(udp, &self.socket, |_| true);
+            let mut flows = self.table.flows();
+            let mut last = None;
+            batch.for_each(|client, mut packet| {
+                if last != Some(client) {
+                    flows.flush(last.replace(client), udp, gso);
+                }
+                if flows.send(client, &mut packet, now, udp, gso) {
+                    return;
+                }
+                match self.begin(client, now, opener, is_accepting) {
+                    Ok((flow, session)) => {
+                        flows.insert(client, flow);
+                        flows.send(client, &mut packet, now, udp, gso);
+                        begun.push(session);
+                    }
+                    Err(dropped) => opener.service.traffic.datagram_dropped(dropped),
+                }
+            });
+            flows.flush(last, udp, gso);
+            more
+        });
+        // The table is unlocked here, because a runtime that stops drops the sessions immediately.
+        for session in begun {
+            session.spawn(opener.alive.clone());
+        }
+        more
+    }
+
+    /// Begins the session of a client.
+    fn begin(
+        self: &Arc<Self>,
+        client: Origin,
+        now: Instant,
+        opener: &Opener,
+        is_accepting: bool,
+    ) -> Result<(Flow, Session), Dropped> {
+        let (service, address) = (&opener.service, canonical(client.source));
+        if !service.clients.admits(address.ip()) {
+            return Err(Dropped::Client);
+        }
+        if !client.reached.is_none_or(is_of_one_host) {
+            return Err(Dropped::Unreachable);
+        }
+        if !is_accepting {
+            return Err(Dropped::Draining);
+        }
+        let Kind::Forward(targets) = &service.kind else {
+            return Err(Dropped::Denied);
+        };
+        let Some(mut permit) = opener.admission.try_admit() else {
+            self.warn_of_limit(&opener.admission);
+            return Err(Dropped::Sessions);
+        };
+        if !permit.count(address.ip()) {
+            return Err(Dropped::SessionsOfClient);
+        }
+        let header = match service.send_proxy {
+            Some(_) => proxy::encode_datagram(address, self.reached(client)),
+            None => Vec::new(),
+        };
+        let stats = DatagramStats::default();
+        let flow = Flow::new(header, stats.clone(), now);
+        let session = Session {
+            place: Place::new(Arc::clone(self), client),
+            record: Record::new(Arc::clone(service), Some(address)),
+            broken: flow.broken(),
+            port_index: opener.port_index,
+            target: targets.nth(opener.port_index),
+            stats,
+            permit,
+        };
+        Ok((flow, session))
+    }
+
+    /// Returns the address that the client has sent to.
+    fn reached(&self, client: Origin) -> SocketAddr {
+        let ip = client.reached.unwrap_or(self.local.ip());
+        canonical(SocketAddr::new(ip, self.local.port()))
+    }
+
+    /// Returns how datagrams reach a client.
+    fn route_to(&self, client: Origin) -> Route {
+        match client.reached {
+            Some(reached) => Route::Between(reached, client.source),
+            None => Route::To(client.source),
+        }
+    }
+
+    fn warn_of_limit(&self, admission: &Admission) {
+        let mut throttle = self.throttle.lock().unwrap_or_else(PoisonError::into_inner);
+        if throttle.admits(Instant::now()) {
+            let max = admission.max();
+            tracing::warn!(
+                max,
+                "the limit on sessions is reached: datagrams of new clients are dropped"
+            );
+        }
+    }
+}
+
+/// Returns whether an answer could come from this address. It cannot come from that of a group.
+fn is_of_one_host(ip: IpAddr) -> bool {
+    match ip.to_canonical() {
+        IpAddr::V4(ip) => !ip.is_multicast() && !ip.is_broadcast(),
+        IpAddr::V6(ip) => !ip.is_multicast(),
+    }
+}
+
+/// Waits for datagrams.
+async fn readable(socket: &UdpSocket) {
+    // The only possible error is that the runtime is shutting down.
+    let _ = poll_fn(|cx| socket.poll_recv_ready(cx)).await;
+}

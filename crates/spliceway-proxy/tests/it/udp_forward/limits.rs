@@ -1,0 +1,91 @@
+//! Clients that are refused, and numbers of clients.
+
+use std::net::{Ipv4Addr, UdpSocket};
+
+use rustix::process::{Resource, getrlimit};
+
+use super::{alone, assert_answered, client, client_at, forward, free, marking, received, received_from, socket};
+use crate::harness::Program;
+
+const DROPPED: &str = "spliceway_datagrams_dropped_total";
+
+#[test]
+fn at_the_limit_new_clients_are_dropped_and_sessions_continue() {
+    let mut program = forward(marking("127.0.0.1:0", b'a'), &["--max-conns", "2"]);
+    let clients = [client(&program), client(&program)];
+    clients.iter().for_each(|client| assert_answered(client, 'a', "1"));
+    let third = client(&program);
+    third.send(b"1").unwrap();
+    third.send(b"2").unwrap();
+    program.await_sum(DROPPED, &["reason=\"max_conns\""], 2);
+    clients.iter().for_each(|client| assert_answered(client, 'a', "2"));
+    program.line("the limit on sessions is reached: datagrams of new clients are dropped");
+    assert_eq!(program.sum("spliceway_connections_active", &[]), 2);
+}
+
+#[test]
+fn a_client_above_its_limit_is_dropped_and_others_are_served() {
+    let program = forward(marking("127.0.0.1:0", b'a'), &["--max-conns-per-ip", "1"]);
+    assert_answered(&client(&program), 'a', "first");
+    client(&program).send(b"second").unwrap();
+    program.await_sum(DROPPED, &["reason=\"max_conns_per_ip\""], 1);
+    assert_answered(&client_at("127.0.0.2:0", &program), 'a', "another");
+}
+
+#[test]
+fn a_client_that_is_not_allowed_has_no_session_and_no_record() {
+    let mut program = forward(
+        marking("127.0.0.1:0", b'a'),
+        &["--allow", "127.0.0.8/29", "--deny", "127.0.0.9"],
+    );
+    for address in ["127.0.0.1:0", "127.0.0.9:0"] {
+        client_at(address, &program).send(b"no").unwrap();
+    }
+    program.await_sum(DROPPED, &["reason=\"client\""], 2);
+    assert_answered(&client_at("127.0.0.10:0", &program), 'a', "yes");
+    assert_eq!(program.sum("spliceway_connections_active", &[]), 1);
+    assert_eq!(program.lines_with("end="), 0);
+}
+
+#[test]
+fn the_own_listeners_are_no_targets() {
+    alone(|| {
+        let own = free().to_string();
+        let mut program = Program::start(&["forward", "--udp", "-l", &own, "-r", &own]);
+        client(&program).send(b"a").unwrap();
+        program.line("end=denied:loop");
+    });
+}
+
+#[test]
+fn ten_thousand_clients_have_small_sessions() {
+    // Other tests need ports, too.
+    alone(serve_ten_thousand);
+}
+
+fn serve_ten_thousand() {
+    const MAX: u64 = 10_000;
+    const EACH_BYTES: u64 = 16 << 10;
+    // A quarter of the descriptors is for other purposes, and a session may need two of the rest.
+    let most = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX) / 8 * 3 - 64;
+    let clients = u32::try_from(most.min(MAX)).unwrap();
+    let (target, address) = socket("127.0.0.1:0");
+    let program = forward(address, &["--udp-timeout", "10m", "--log-level", "warn"]);
+    let (descriptors, resident) = (program.descriptors(), program.resident_bytes());
+    for number in 0..clients {
+        let ip = Ipv4Addr::from_bits(Ipv4Addr::new(127, 1, 0, 1).to_bits() + number);
+        let client = UdpSocket::bind((ip, 0)).unwrap();
+        client.set_read_timeout(Some(crate::harness::PATIENCE)).unwrap();
+        client.connect(program.address).unwrap();
+        client.send(&number.to_be_bytes()).unwrap();
+        let (data, session) = received_from(&target);
+        assert_eq!(data, number.to_be_bytes());
+        target.send_to(&data, session).unwrap();
+        assert_eq!(received(&client), data);
+    }
+    let active = u64::from(clients);
+    assert_eq!(program.sum("spliceway_connections_active", &[]), active);
+    assert!(program.descriptors() >= descriptors + clients as usize);
+    let each = program.resident_bytes().saturating_sub(resident) / active;
+    assert!(each < EACH_BYTES, "{each} bytes for each session");
+}
