@@ -26,6 +26,8 @@ use crate::sessions::Sessions;
 const START: Duration = Duration::from_secs(30);
 /// The time in which the new process must answer each message after that.
 const ANSWER: Duration = Duration::from_secs(10);
+/// The time to read what a process has sent before it was reaped. Nothing more can arrive.
+const LEFT_BEHIND: Duration = Duration::from_secs(1);
 /// The time in which the task of a session must suspend its relay. A worker may be busy.
 const SUSPEND: Duration = Duration::from_secs(1);
 /// The number of sessions that are suspended at the same time. Each waits for those before it, so
@@ -276,8 +278,9 @@ impl Giving {
             Ok(heard) => heard,
             Err(_) => {
                 reap(child).await;
-                // Its socket may still hold the answer.
-                hear.await
+                // This socket may already hold the answer. It stays open if another process has
+                // inherited the other end.
+                timeout(LEFT_BEHIND, hear).await.unwrap_or(Ok(None))
             }
         }
     }
@@ -377,3 +380,6 @@ async fn reap(child: &mut Option<Child>) -> String {
         Err(error) => error.to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests;
