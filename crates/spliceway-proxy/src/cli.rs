@@ -18,7 +18,7 @@ use crate::doctor::DoctorCommand;
 use crate::reload::ReloadCommand;
 use crate::settings::{Origin, Settings, Source, settle};
 use crate::status::StatusCommand;
-use args::{CommonArgs, ForwardArgs, ProxyCommand, TransparentCommand};
+use args::{CommonArgs, ForwardArgs, ProxyCommand, SniCommand, TransparentCommand};
 
 #[cfg(test)]
 pub(crate) use tests::typed;
@@ -83,6 +83,7 @@ Examples:
   spliceway socks5                             SOCKS5 proxy for this machine
   spliceway http                               HTTP proxy for this machine
   spliceway mixed -l :1080 --auth-file users   SOCKS and HTTP proxy for users
+  spliceway sni -l :443 --route NAME=HOST:PORT forward TLS clients by name
   spliceway run -c spliceway.toml              serve what a file describes
   spliceway hash-password                      hash a password for the file
 
@@ -129,6 +130,13 @@ Examples:
   transparent -l :9040 --open -x socks5://10.0.0.1:1080
 
 docs/transparent.md has the rules for nft and ip.";
+
+const SNI_EXAMPLES: &str = "\
+Examples:
+  sni -l :443 --route a.example=10.0.0.7:443 --route '*.b.example=10.0.0.8:443'
+  sni -l :443 --route a.example=10.0.0.7:443 --default-target 10.0.0.9:443
+  sni -l :443 --route a.example/h2=10.0.0.7:8443 --route a.example=10.0.0.7:443
+  sni -l :443 --route a.example=10.0.0.7:443 --send-proxy v2";
 
 const RUN_EXAMPLES: &str = "\
 Examples:
@@ -249,6 +257,9 @@ enum Command {
     /// Serve clients whose connections a firewall rule has redirected here
     #[command(after_help = TRANSPARENT_EXAMPLES, after_long_help = long_help!(TRANSPARENT_EXAMPLES))]
     Transparent(TransparentCommand),
+    /// Forward TLS clients by the name that they state, without decryption
+    #[command(after_help = SNI_EXAMPLES, after_long_help = long_help!(SNI_EXAMPLES))]
+    Sni(SniCommand),
     /// Serve what a file describes
     #[command(after_help = RUN_EXAMPLES, after_long_help = long_help!(RUN_EXAMPLES))]
     Run {
@@ -410,6 +421,7 @@ impl Cli {
             (Some(Command::Http(command)), _) => command.config(KindArg::Http),
             (Some(Command::Mixed(command)), _) => command.config(KindArg::Mixed),
             (Some(Command::Transparent(command)), _) => command.config(),
+            (Some(Command::Sni(command)), _) => command.config(),
             (None, Some(forward)) => forward.config(self.common),
             _ => return None,
         })

@@ -167,6 +167,8 @@ tables! {
         listen: List<Listen>,
         udp: Value<Flag>,
         to: List<Remote>,
+        route: List<Route>,
+        default_target: Value<SingleTarget>,
         balance: Value<Choice<Policy>>,
         each_address: Value<Flag>,
         queue: Value<Queue>,

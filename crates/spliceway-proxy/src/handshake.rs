@@ -10,10 +10,11 @@ use tokio::time::Instant;
 
 use crate::auth::{Busy, Penalties, Standing, Users};
 use crate::settings::Kind;
+use crate::sni::Routes;
 use crate::stream::Stream;
 use spliceway_protocol::address::Target;
 use spliceway_protocol::{
-    Command, Credentials, Demand, Failure, Proof, Refused, Request, Spoken, http, socks4, socks5,
+    Command, Credentials, Demand, Failure, Proof, Refused, Request, Spoken, http, socks4, socks5, tls,
 };
 
 // The reasons for refusals that do not come from a parser.
@@ -49,6 +50,9 @@ pub(crate) fn refusals(kind: &Kind, has_users: bool) -> Vec<&'static str> {
         reasons.push(NONE_OF_THEM);
         reasons.extend(socks4::Refusal::ALL.map(socks4::Refusal::as_str));
     }
+    if matches!(kind, Kind::Sni(_)) {
+        reasons.extend(tls::Refusal::ALL.map(tls::Refusal::as_str));
+    }
     if !matches!(kind, Kind::Forward(_) | Kind::Transparent(_)) {
         reasons.push(TOO_SLOW);
     }
@@ -64,7 +68,8 @@ pub(crate) type Client = BufReader<Stream>;
 /// A request that the client is allowed to make.
 pub(crate) struct ClientRequest {
     pub(crate) request: Request,
-    /// The protocol of the request. `None` for a forwarder, whose clients send no request.
+    /// The protocol of the request. `None` if the clients send no request: those of a forwarder,
+    /// and TLS clients.
     pub(crate) spoken: Option<Spoken>,
     /// The user that the client has proven to be.
     pub(crate) user: Option<Box<[u8]>>,
@@ -85,6 +90,8 @@ pub(crate) struct Heard {
     pub(crate) protocol: Option<Spoken>,
     /// The name that the client gave. The name is proven only after the handshake has succeeded.
     pub(crate) user: Option<Box<str>>,
+    /// The name of a server that a TLS client stated.
+    pub(crate) server_name: Option<Box<str>>,
 }
 
 /// The reason why a handshake ended without a request.
@@ -126,6 +133,8 @@ pub(crate) async fn receive_request(
     let spoken = match kind {
         Kind::Forward(target) => return Ok(ClientRequest::to_fixed_target(target.first.clone())),
         Kind::Transparent(_) => unreachable!("the firewall knows the target of these clients"),
+        // Boxed, because only this kind needs the memory of a TLS parser.
+        Kind::Sni(routes) => return Box::pin(receive_hello(client, routes, heard)).await,
         Kind::Socks5 => Spoken::Socks5,
         // The record and the answer depend on whether the client has sent a byte.
         Kind::Http if client.fill_buf().await?.is_empty() => return Err(NoRequest::Gone),
@@ -228,6 +237,19 @@ async fn receive_http(
     })
 }
 
+/// Reads what a TLS client states, and chooses its target. The target gets the same bytes.
+async fn receive_hello(client: &mut Client, routes: &Routes, heard: &mut Heard) -> Result<ClientRequest, NoRequest> {
+    let mut parser = tls::Hello::new();
+    let hello = read(client, |input| parser.feed(input)).await?;
+    heard.server_name.clone_from(&hello.name);
+    let target = routes.target(&hello);
+    let target = target.map_err(|refusal| NoRequest::Refused(refusal.into()))?;
+    Ok(ClientRequest {
+        head: hello.bytes,
+        ..ClientRequest::to_fixed_target(target.clone())
+    })
+}
+
 /// Feeds the client's bytes to a parser until the parser has a whole message. The bytes after the
 /// message stay in the buffer.
 pub(crate) async fn read<T, R: Into<Refused>>(
@@ -324,7 +346,7 @@ impl Unproven {
 }
 
 impl ClientRequest {
-    /// Returns the implied request of a forwarder's client.
+    /// Returns the implied request of a client whose target the operator has named.
     pub(crate) fn to_fixed_target(target: Target) -> Self {
         Self {
             request: Request {

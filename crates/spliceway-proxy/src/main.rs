@@ -47,6 +47,7 @@ mod service;
 mod session;
 mod sessions;
 mod settings;
+mod sni;
 mod status;
 mod status_page;
 mod status_server;

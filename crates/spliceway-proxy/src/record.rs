@@ -112,6 +112,7 @@ impl Record {
         let mut facts = self.session.facts();
         facts.protocol = heard.protocol;
         facts.user = heard.user;
+        facts.server_name = heard.server_name;
     }
 
     /// Adds the session to the account of its user, who has logged in.
@@ -340,6 +341,9 @@ fn fill(line: &mut Line, session: &Session, facts: &Facts, relay: &RelaySummary,
     }
     if let Some(protocol) = facts.protocol {
         line.text("protocol", protocol.name());
+    }
+    if let Some(name) = &facts.server_name {
+        line.text("sni", name);
     }
     if let Some(target) = &facts.target {
         line.display("target", target);

@@ -66,7 +66,7 @@ pub(crate) fn refusals(service: &ServiceSettings) -> Vec<&'static str> {
     if service.balance.is_some() {
         reasons.extend(NoLease::ALL.map(NoLease::as_str));
     }
-    if !matches!(service.kind, Kind::Forward(_)) {
+    if !service.kind.has_fixed_targets() {
         reasons.push(admission::TOO_MANY_DIALS);
     }
     if service.users.is_some() {

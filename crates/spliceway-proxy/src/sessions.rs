@@ -58,6 +58,8 @@ pub(crate) struct Facts {
     /// The session's place in the account of its user, if the user has limits.
     pub(crate) account: Option<Entered>,
     pub(crate) protocol: Option<Spoken>,
+    /// The name of a server that a TLS client stated.
+    pub(crate) server_name: Option<Box<str>>,
     pub(crate) target: Option<Target>,
     /// The address that was dialled: one of the target's addresses, or the first upstream proxy's
     /// address.

@@ -28,6 +28,7 @@ use crate::listener::Transport;
 use crate::log::{AccessLog, Format};
 use crate::policy::{ClientPolicy, TargetAccess};
 use crate::rates::Rates;
+use crate::sni::Routes;
 use crate::transparent::Interception;
 use spliceway_protocol::address::{ListenAddress, ListenRange, TargetRange};
 use spliceway_protocol::proxy;
@@ -187,6 +188,8 @@ pub(crate) enum Kind {
     /// Relays to the target that the client wanted to reach. A firewall rule has sent the client
     /// here instead.
     Transparent(Interception),
+    /// Relays TLS clients to the target of the name that they state.
+    Sni(Arc<Routes>),
 }
 
 impl Kind {
@@ -198,12 +201,18 @@ impl Kind {
             Self::Http => "http",
             Self::Mixed => "mixed",
             Self::Transparent(_) => "transparent",
+            Self::Sni(_) => "sni",
         }
     }
 
     /// Returns whether a TPROXY rule sends clients to the listeners.
     pub(crate) fn is_behind_tproxy(&self) -> bool {
         matches!(self, Self::Transparent(Interception::Tproxy))
+    }
+
+    /// Returns whether only the operator names targets.
+    pub(crate) fn has_fixed_targets(&self) -> bool {
+        matches!(self, Self::Forward(_) | Self::Sni(_))
     }
 }
 

@@ -146,6 +146,8 @@ pub(crate) struct SessionView {
     pub(crate) client: String,
     pub(crate) user: Option<String>,
     pub(crate) protocol: Option<String>,
+    /// The name of a server that a TLS client stated.
+    pub(crate) sni: Option<String>,
     pub(crate) target: Option<String>,
     pub(crate) dialled: Option<String>,
     pub(crate) started: String,
@@ -252,6 +254,7 @@ impl SessionView {
                 .map_or_else(|| "unix".to_owned(), |client| client.to_string()),
             user: facts.user.as_deref().map(str::to_owned),
             protocol: facts.protocol.map(Spoken::name).map(str::to_owned),
+            sni: facts.server_name.as_deref().map(str::to_owned),
             target: facts.target.as_ref().map(ToString::to_string),
             dialled: facts.dialled.map(|address| address.to_string()),
             started: when(SystemTime::now().checked_sub(duration)),

@@ -6,8 +6,8 @@ use crate::balance::Policy;
 use crate::config::{
     self, AcceptProxy, Address, AdminSocket, Auth, Choice, Config, Descriptors, EjectAfter, File, Flag, Host,
     Interface, Ip, KindArg, List, Listen, LogFormatArg, LogLevelArg, Mark, Network, PerClient, Percent, PipeSizeArg,
-    PositiveTime, Private, Queue, Rate, RecordTime, Records, Remote, Resolver, Rule, SendProxy, Sessions, SpinTime,
-    SpliceArg, Time, Upstream, UserRate, UserSessions, Value, Workers, choice,
+    PositiveTime, Private, Queue, Rate, RecordTime, Records, Remote, Resolver, Route, Rule, SendProxy, Sessions,
+    SingleTarget, SpinTime, SpliceArg, Time, Upstream, UserRate, UserSessions, Value, Workers, choice,
 };
 
 #[derive(Args, Debug)]
@@ -80,6 +80,26 @@ pub(super) struct TransparentCommand {
     open: bool,
     #[command(flatten, next_help_heading = "Access")]
     targets: TargetArgs,
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+#[derive(Args, Debug)]
+pub(super) struct SniCommand {
+    /// Address to listen on: `:PORT` (all addresses), `IP:PORT`, `[IPV6]:PORT`, `NAME:PORT`,
+    /// `unix:PATH[,mode=0660]` or `fd:NAME`. `PORT-PORT` is a range. May be repeated
+    #[arg(short, long, value_name = "ADDR", required = true)]
+    listen: Vec<Value<Listen>>,
+    /// Target for a name: `NAME=HOST:PORT`. `*.NAME` means all names below NAME, `NAME/PROTOCOL`
+    /// only clients that offer this protocol (ALPN). May be repeated
+    #[arg(long, value_name = "NAME=HOST:PORT", required = true)]
+    route: Vec<Value<Route>>,
+    /// Target for clients without a route, also for those that state no name [default: refuse them]
+    #[arg(long, value_name = "HOST:PORT")]
+    default_target: Option<Value<SingleTarget>>,
+    /// Time limit for a client's handshake [default: 10s]
+    #[arg(long, value_name = "TIME", hide_short_help = true)]
+    handshake_timeout: Option<Value<PositiveTime>>,
     #[command(flatten)]
     common: CommonArgs,
 }
@@ -253,7 +273,7 @@ pub(super) struct LimitArgs {
     #[arg(long, value_name = "N", hide_short_help = true)]
     max_conns_per_ip: Option<Value<PerClient>>,
     /// Maximum number of connection attempts at the same time per client address (IPv6: per /64).
-    /// `forward` ignores this option [default: 256]
+    /// `forward` and `sni` ignore this option [default: 256]
     #[arg(long, value_name = "N", hide_short_help = true)]
     max_dials_per_ip: Option<Value<PerClient>>,
     /// Rate limit for bytes from clients: `10MB` for the whole service, `10MB:client` per client
@@ -365,6 +385,20 @@ impl TransparentCommand {
             ..config::Service::default()
         };
         self.common.config(KindArg::Transparent, service)
+    }
+}
+
+impl SniCommand {
+    pub(super) fn config(self) -> Config {
+        let service = config::Service {
+            listen: List::of(self.listen),
+            route: List::of(self.route),
+            default_target: self.default_target,
+            ..config::Service::default()
+        };
+        let mut config = self.common.config(KindArg::Sni, service);
+        config.timeouts.handshake = self.handshake_timeout;
+        config
     }
 }
 

@@ -64,6 +64,12 @@ pub(super) fn summary(path: &Path, settings: &Settings) -> String {
                 Some(balance) => write!(text, " to {} ({})", backends.join(", "), balance.policy),
             };
         }
+        if let Kind::Sni(routes) = &service.kind {
+            let _ = write!(text, ", routes: {}", routes.count());
+            if let Some(target) = routes.default_target() {
+                let _ = write!(text, ", default {target}");
+            }
+        }
         text.push('\n');
     }
     for warning in &settings.warnings {

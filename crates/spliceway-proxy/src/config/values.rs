@@ -64,6 +64,7 @@ pub(crate) enum KindArg {
     Http,
     Mixed,
     Transparent,
+    Sni,
 }
 
 /// More threads than any machine has processors, but few enough to start.

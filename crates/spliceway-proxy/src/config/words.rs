@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use clap::builder::{EnumValueParser, TypedValueParser};
 use ipnet::IpNet;
-use spliceway_protocol::address::{ListenAddress, ListenRange};
+use spliceway_protocol::address::{ListenAddress, ListenRange, Target};
 use spliceway_protocol::proxy;
 use spliceway_protocol::rule::TargetRule;
 
@@ -19,6 +19,7 @@ use crate::dial::{ResolverSettings, UpstreamProxy};
 use crate::log::AccessLog;
 use crate::policy;
 use crate::rates::{ByteRate, RateArg};
+use crate::sni;
 
 macro_rules! words {
     ($($(#[$doc:meta])* $word:ident: $parsed:ty = $form:ident, $parse:expr;)+) => {$(
@@ -63,6 +64,10 @@ words! {
     /// A number of failures. 0 means that no number is enough.
     EjectAfter: u32 = Number, values::eject_after;
     Percent: u32 = Number, values::percent;
+    /// One target, without options.
+    SingleTarget: Target = Text, sni::target_of;
+    /// A name of TLS clients, and its target.
+    Route: sni::Route = Text, str::parse;
     Weight: NonZeroU32 = Number, values::weight;
     Network: IpNet = Text, policy::network;
     /// Targets that are not public: all of them, none, or a network.

@@ -74,6 +74,7 @@ pub(super) struct SessionMessage {
     client: Option<SocketAddr>,
     user: Option<String>,
     protocol: Option<String>,
+    server_name: Option<String>,
     target: Option<String>,
     dialled: Option<SocketAddr>,
     connect_us: Option<u64>,
@@ -137,6 +138,7 @@ impl SessionMessage {
             client: facts.client,
             user: facts.user.as_deref().map(str::to_owned),
             protocol: facts.protocol.map(|protocol| protocol.name().to_owned()),
+            server_name: facts.server_name.as_deref().map(str::to_owned),
             target: facts.target.as_ref().map(ToString::to_string),
             dialled: facts.dialled,
             connect_us: facts.connect.map(micros),
@@ -162,6 +164,7 @@ impl SessionMessage {
         facts.client = self.client;
         facts.user = self.user.as_deref().map(Into::into);
         facts.protocol = self.protocol.as_ref().and_then(named);
+        facts.server_name = self.server_name.as_deref().map(Into::into);
         facts.target = self.target.as_deref().and_then(target);
         facts.dialled = self.dialled;
         facts.connect = self.connect_us.map(Duration::from_micros);
@@ -309,6 +312,7 @@ mod tests {
                 facts.client = Some("192.0.2.7:99".parse().unwrap());
                 facts.user = Some("ann".into());
                 facts.protocol = Some(Spoken::Http);
+                facts.server_name = Some("a.example".into());
                 facts.target = super::target(target);
                 facts.connect = Some(Duration::from_micros(5));
                 facts.opening = Some(Duration::from_micros(8));
@@ -321,6 +325,7 @@ mod tests {
                 let had = arrived.facts();
                 assert_eq!((had.client, had.user, had.ahead), (facts.client, facts.user, 9));
                 assert_eq!(had.protocol.map(Spoken::name), Some("http"));
+                assert_eq!(had.server_name.as_deref(), Some("a.example"));
                 assert_eq!(had.target.unwrap().to_string(), target);
                 assert_eq!((had.connect, had.before), (facts.connect, facts.before));
                 assert_eq!(had.opening, facts.opening);

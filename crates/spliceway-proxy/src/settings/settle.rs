@@ -23,11 +23,13 @@ use crate::log::{AccessLog, Format};
 use crate::policy::ClientPolicy;
 use crate::rates::Rates;
 use crate::settings::origin::{Fault, Origin};
+use crate::sni::Routes;
 use crate::transparent::Interception;
 use spliceway_protocol::address::{ListenAddress, Target};
 
 const CONNECT_TIME: Duration = Duration::from_secs(10);
-/// The time limit for a handshake. A PROXY header is the only handshake that a forwarder has.
+/// The time limit for a handshake. A PROXY header is the only handshake of a forwarder, and a
+/// ClientHello is the handshake of a router of TLS clients.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 const IDLE_TIME: Duration = Duration::from_secs(60 * 60);
 const HALF_CLOSE_TIME: Duration = Duration::from_secs(60);
@@ -161,6 +163,7 @@ fn settle_service(
 ) -> Result<ServiceSettings, Fault> {
     let kind = kind(&service, place)?;
     let is_forward = matches!(kind, Kind::Forward(_));
+    let has_fixed_targets = kind.has_fixed_targets();
     let missing = "is missing: expected the address to listen on, such as listen = \":1080\"";
     let listen = service.listen.as_ref().filter(|listen| !listen.is_empty());
     let listen = listen.ok_or_else(|| Fault::new(Some(place), "listen", missing))?;
@@ -186,12 +189,12 @@ fn settle_service(
         users,
         targets,
         user_targets,
-        auth_penalty: match is_forward {
+        auth_penalty: match has_fixed_targets {
             true => Duration::ZERO,
             false => or(&service.auth_penalty, AUTH_PENALTY),
         },
-        // The operator has chosen the target of a forwarder, and clients cannot choose another one.
-        open: is_forward || or(&service.open, false),
+        // The operator has chosen the targets, and clients cannot choose others.
+        open: has_fixed_targets || or(&service.open, false),
         accept_proxy: accept_proxy(&service)?,
         send_proxy: parsed(&service.send_proxy),
         dial: dial(&service, connect)?,
@@ -237,7 +240,7 @@ fn check_exposure(service: &ServiceSettings) -> Result<(), Fault> {
     check_open(service, Clients::of(service, reach)).map_err(|wrong| Fault::new(at, "listen", wrong))
 }
 
-/// The keys that only proxies have, because the clients of a forwarder choose nothing.
+/// The keys that only proxies have, because other clients do not name their targets.
 fn of_proxies(service: &config::Service) -> [(&'static str, Option<usize>, bool); 8] {
     fn key<W: Word>(key: &'static str, value: &Option<Value<W>>) -> (&'static str, Option<usize>, bool) {
         (key, value.as_ref().and_then(Value::at), value.is_some())
@@ -299,36 +302,75 @@ fn check_transparent(service: &config::Service, kind: KindArg) -> Result<(), Fau
 
 fn kind(service: &config::Service, place: usize) -> Result<Kind, Fault> {
     let missing = |key, expected: String| Fault::new(Some(place), key, format!("is missing: {expected}"));
-    let Some(kind) = &service.kind else {
+    let Some(kind) = service.kind.as_ref().map(Value::parsed) else {
         let kinds = Choice::<KindArg>::choices().join(", ");
         return Err(missing(
             "kind",
             format!("expected one of {kinds}, such as kind = \"socks5\""),
         ));
     };
-    check_transparent(service, kind.parsed())?;
-    if kind.parsed() == KindArg::Forward {
-        let expected = "expected the target, such as to = \"example.com:80\"";
-        let first = backends(service)?.into_iter().next();
-        let first = first.ok_or_else(|| missing("to", expected.to_owned()))?;
-        if let Some((key, at, _)) = of_proxies(service).into_iter().find(|(.., is_given)| *is_given) {
-            let why =
-                "is not for kind = \"forward\": remove it. `allow` and `deny` restrict the clients of a forwarder";
-            return Err(Fault::new(at, key, why));
-        }
-        return Ok(Kind::Forward(first.targets));
-    }
-    if let Some((key, at)) = of_forwarders(service) {
-        let why = "is only for kind = \"forward\": remove it, because the clients of a proxy name the target";
+    check_transparent(service, kind)?;
+    if let Some((key, at)) = of_forwarders(service).filter(|_| kind != KindArg::Forward) {
+        let why = match kind {
+            KindArg::Sni => "is only for kind = \"forward\": write `route` and `default_target`",
+            _ => "is only for kind = \"forward\": remove it, because the clients of a proxy name the target",
+        };
         return Err(Fault::new(at, key, why));
     }
-    Ok(match kind.parsed() {
+    if let Some((key, at)) = of_routers(service).filter(|_| kind != KindArg::Sni) {
+        return Err(Fault::new(at, key, "is only for kind = \"sni\": remove it"));
+    }
+    let kind = match kind {
+        KindArg::Forward => {
+            let expected = "expected the target, such as to = \"example.com:80\"";
+            let first = backends(service)?.into_iter().next();
+            Kind::Forward(first.ok_or_else(|| missing("to", expected.to_owned()))?.targets)
+        }
+        KindArg::Sni => {
+            let expected = "expected routes, such as route = \"example.com=10.0.0.7:443\"";
+            let routes = routes(service)?;
+            Kind::Sni(routes.ok_or_else(|| missing("route", expected.to_owned()))?)
+        }
         KindArg::Socks5 => Kind::Socks5,
         KindArg::Http => Kind::Http,
         KindArg::Transparent if or(&service.tproxy, false) => Kind::Transparent(Interception::Tproxy),
         KindArg::Transparent => Kind::Transparent(Interception::Redirect),
-        KindArg::Mixed | KindArg::Forward => Kind::Mixed,
-    })
+        KindArg::Mixed => Kind::Mixed,
+    };
+    let of_proxies = of_proxies(service).into_iter().find(|(.., is_given)| *is_given);
+    if let Some((key, at, _)) = of_proxies.filter(|_| kind.has_fixed_targets()) {
+        let why = format!(
+            "is not for kind = \"{}\": remove it. `allow` and `deny` restrict the clients of such a service",
+            kind.name()
+        );
+        return Err(Fault::new(at, key, why));
+    }
+    Ok(kind)
+}
+
+/// Returns a key that only routers of TLS clients have, if there is one.
+fn of_routers(service: &config::Service) -> Option<(&'static str, Option<usize>)> {
+    let route = service.route.as_ref().map(|route| ("route", route.at()));
+    let default = service
+        .default_target
+        .as_ref()
+        .map(|default| ("default_target", default.at()));
+    route.or(default)
+}
+
+/// Returns the routes of TLS clients, or `None` if there is no route.
+fn routes(service: &config::Service) -> Result<Option<Arc<Routes>>, Fault> {
+    let Some(listed) = service.route.as_ref().filter(|routes| !routes.is_empty()) else {
+        return Ok(None);
+    };
+    let routes = Routes::new(listed.parsed(), parsed(&service.default_target)).map_err(|index| {
+        let problem = format!(
+            "has the name and the protocol of {} twice: remove one of them",
+            listed[index].text()
+        );
+        Fault::new(listed[index].at(), "route", problem)
+    })?;
+    Ok(Some(Arc::new(routes)))
 }
 
 /// Returns a key that only forwarders have, if there is one.

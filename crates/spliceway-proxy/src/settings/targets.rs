@@ -43,14 +43,14 @@ impl<'a> Lists<'a> {
         users: Option<&Users>,
         origin: &Origin,
     ) -> Result<(TargetAccess, Vec<UserTargets>), Fault> {
-        let is_forward = service
+        let has_fixed_targets = service
             .kind
             .as_ref()
-            .is_some_and(|kind| kind.parsed() == KindArg::Forward);
+            .is_some_and(|kind| matches!(kind.parsed(), KindArg::Forward | KindArg::Sni));
         let lists = [&service.to_allow, &service.to_deny];
         let mut access = self.access(&service.allow_private, lists, origin)?;
-        if is_forward {
-            // The operator has chosen the target, and clients cannot choose another one.
+        if has_fixed_targets {
+            // The operator has chosen the targets, and clients cannot choose others.
             access.private = PrivateTargets::All;
         }
         let mut own = Vec::new();

@@ -52,6 +52,8 @@ mod reload;
 // System calls of a session.
 mod session_cost;
 mod slow;
+// TLS clients by the name that they state.
+mod sni;
 mod socks4;
 mod socks5;
 mod status_page;

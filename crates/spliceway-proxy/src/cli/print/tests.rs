@@ -32,6 +32,8 @@ fn the_printed_file_means_what_the_command_line_means() {
         "-l :80 -r a.example:80,weight=3 -r [2001:db8::1]:80,backup -r unix:/run/a --balance p2c",
         "-l :80 -r srv:_http._tcp.a.example,max-conns=9 -r a.example:80 --each-address --queue 0 --eject-after 0",
         "forward -l fd:web -r unix:/run/app.sock --send-proxy v2 --mark 0x64 --bind-interface eth0",
+        "sni -l :443 --route A.example=[2001:db8::1]:443 --route *.b.example/h2=unix:/run/b --handshake-timeout 3s",
+        "sni -l :443 --route a.example=a:443 --default-target b:443 --accept-proxy v2 --proxy-from 192.0.2.1",
         "socks5",
         "socks5 -l 127.0.0.1:0 -l [::1]:0 --idle-timeout 0 --half-close-timeout 1h30m --drain-timeout 0",
         "socks5 --handshake-timeout 500ms --connect-timeout 1m --auth-penalty 0 --advertise 192.0.2.1",

@@ -1,0 +1,268 @@
+//! The routes of TLS clients: which target a client gets for the name and the protocols that it
+//! states in its ClientHello.
+//!
+//! Only the configuration names targets. What a client states selects one of them, and is never
+//! looked up.
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+
+use spliceway_protocol::address::Target;
+use spliceway_protocol::tls::{ClientHello, Refusal};
+
+/// The longest name and the longest label of a name, in bytes (RFC 1035).
+const NAME_MAX_BYTES: usize = 253;
+const LABEL_MAX_BYTES: usize = 63;
+/// The longest name of a protocol, in bytes (RFC 7301).
+const PROTOCOL_MAX_BYTES: usize = 255;
+
+/// A route as the operator writes it: `NAME[/PROTOCOL]=TARGET`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Route {
+    /// A name, or the end of names: a dot and what follows it.
+    pattern: Box<str>,
+    choice: Choice,
+}
+
+/// A target for the clients of one name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Choice {
+    /// The protocol that a client must offer. `None` means any client.
+    protocol: Option<Box<[u8]>>,
+    target: Target,
+}
+
+/// The routes of a service.
+#[derive(Debug, Clone)]
+pub(crate) struct Routes {
+    choices: BTreeMap<Box<str>, Vec<Choice>>,
+    /// The target of clients that have no route.
+    default: Option<Target>,
+    count: usize,
+}
+
+impl Routes {
+    /// # Errors
+    /// Returns the index of a route that has the name and the protocol of an earlier one.
+    pub(crate) fn new(routes: Vec<Route>, default: Option<Target>) -> Result<Self, usize> {
+        let count = routes.len();
+        let mut choices = BTreeMap::<Box<str>, Vec<Choice>>::new();
+        for (index, Route { pattern, choice }) in routes.into_iter().enumerate() {
+            let choices = choices.entry(pattern).or_default();
+            if choices.iter().any(|other| other.protocol == choice.protocol) {
+                return Err(index);
+            }
+            choices.push(choice);
+        }
+        Ok(Self {
+            choices,
+            default,
+            count,
+        })
+    }
+
+    /// Returns the target for a client: that of the most specific name with a route for one of the
+    /// client's protocols, or for any protocol. A route for a protocol comes before one for any.
+    ///
+    /// # Errors
+    /// Returns the reason for a refusal if the client has no route, and there is no default.
+    pub(crate) fn target(&self, hello: &ClientHello) -> Result<&Target, Refusal> {
+        let mut refusal = match &hello.name {
+            None => Refusal::NoName,
+            Some(_) => Refusal::UnknownName,
+        };
+        let name = hello.name.as_deref().unwrap_or_default();
+        let ends = name.match_indices('.').map(|(at, _)| &name[at..]);
+        for choices in std::iter::once(name)
+            .chain(ends)
+            .filter_map(|key| self.choices.get(key))
+        {
+            let offered = |choice: &&Choice| {
+                let protocol = choice.protocol.as_ref();
+                protocol.is_some_and(|protocol| hello.protocols.contains(protocol))
+            };
+            let any = || choices.iter().find(|choice| choice.protocol.is_none());
+            if let Some(choice) = choices.iter().find(offered).or_else(any) {
+                return Ok(&choice.target);
+            }
+            refusal = Refusal::UnknownProtocol;
+        }
+        self.default.as_ref().ok_or(refusal)
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    pub(crate) fn default_target(&self) -> Option<&Target> {
+        self.default.as_ref()
+    }
+}
+
+const EXPECTED: &str = "expected NAME=HOST:PORT or *.NAME=HOST:PORT, such as example.com=10.0.0.7:443. \
+    A protocol (ALPN) may follow the name: example.com/h2=10.0.0.8:443";
+
+impl FromStr for Route {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (from, target) = text.split_once('=').ok_or(EXPECTED)?;
+        let (name, protocol) = match from.split_once('/') {
+            Some((name, protocol)) => (name, Some(protocol)),
+            None => (from, None),
+        };
+        if protocol.is_some_and(|protocol| protocol.is_empty() || protocol.len() > PROTOCOL_MAX_BYTES) {
+            return Err(EXPECTED.to_owned());
+        }
+        let choice = Choice {
+            protocol: protocol.map(|protocol| protocol.as_bytes().into()),
+            target: target_of(target)?,
+        };
+        let pattern = pattern(name)?;
+        Ok(Self { pattern, choice })
+    }
+}
+
+/// Parses a target with one port.
+pub(crate) fn target_of(text: &str) -> Result<Target, String> {
+    let target: Target = text.parse()?;
+    match target.port() {
+        Some(0) => Err("expected a port from 1 to 65535".to_owned()),
+        _ => Ok(target),
+    }
+}
+
+/// Returns the key of a name in [`Routes`], in the form in which clients' names are compared.
+fn pattern(typed: &str) -> Result<Box<str>, String> {
+    let name = typed.strip_suffix('.').unwrap_or(typed);
+    let name = name.strip_prefix("*.").unwrap_or(name);
+    let is_name = name.len() <= NAME_MAX_BYTES
+        && name
+            .split('.')
+            .all(|label| (1..=LABEL_MAX_BYTES).contains(&label.len()))
+        && matches!(Target::named(name, 0), Some(Target::Name(..)));
+    let dot = if typed.starts_with("*.") { "." } else { "" };
+    match typed {
+        "*" => Err("expected a name: the target of all other clients is --default-target".to_owned()),
+        _ if !is_name => Err(format!("{EXPECTED}. A name is ASCII (xn--…), and no IP address")),
+        _ => Ok(format!("{dot}{}", name.to_ascii_lowercase()).into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn routes(all: &[&str], default: Option<&str>) -> Routes {
+        let all = all.iter().map(|text| text.parse().unwrap()).collect();
+        Routes::new(all, default.map(|text| text.parse().unwrap())).unwrap()
+    }
+
+    fn hello(name: Option<&str>, protocols: &[&str]) -> ClientHello {
+        ClientHello {
+            name: name.map(Into::into),
+            protocols: protocols.iter().map(|protocol| protocol.as_bytes().into()).collect(),
+            bytes: Vec::new(),
+        }
+    }
+
+    const ROUTES: [&str; 8] = [
+        "example.com=a:1",
+        "Example.com/h2=b:1",
+        "example.com/acme-tls/1=c:1",
+        "*.example.com=d:1",
+        "*.deep.example.com.=e:1",
+        "exact.deep.example.com=unix:/run/f=1",
+        "picky.example.net/h2=g:1",
+        "*.net/h3=h:1",
+    ];
+
+    #[test]
+    fn the_most_specific_name_and_a_protocol_decide() {
+        let routes = routes(&ROUTES, None);
+        for (name, protocols, expected) in [
+            ("example.com", &[][..], Ok("a:1")),
+            ("example.com", &["http/1.1"], Ok("a:1")),
+            ("example.com", &["http/1.1", "h2"], Ok("b:1")),
+            ("example.com", &["acme-tls/1"], Ok("c:1")),
+            // The first route in the order of the configuration.
+            ("example.com", &["acme-tls/1", "h2"], Ok("b:1")),
+            ("www.example.com", &["h2"], Ok("d:1")),
+            ("a.b.c.example.com", &[], Ok("d:1")),
+            ("a.deep.example.com", &[], Ok("e:1")),
+            ("deep.example.com", &[], Ok("d:1")),
+            ("exact.deep.example.com", &[], Ok("unix:/run/f=1")),
+            ("picky.example.net", &["h2"], Ok("g:1")),
+            ("picky.example.net", &["h3"], Ok("h:1")),
+            ("picky.example.net", &["h1"], Err(Refusal::UnknownProtocol)),
+            ("example.net", &["h3"], Ok("h:1")),
+            ("net", &["h3"], Err(Refusal::UnknownName)),
+            ("com", &[], Err(Refusal::UnknownName)),
+            ("badexample.com", &[], Err(Refusal::UnknownName)),
+            ("example.com.evil.test", &[], Err(Refusal::UnknownName)),
+        ] {
+            let target = routes.target(&hello(Some(name), protocols)).map(ToString::to_string);
+            assert_eq!(target, expected.map(str::to_owned), "{name} {protocols:?}");
+        }
+        assert_eq!(routes.target(&hello(None, &["h2"])), Err(Refusal::NoName));
+    }
+
+    #[test]
+    fn the_default_has_all_clients_without_a_route() {
+        let routes = routes(&ROUTES, Some("z:1"));
+        for hello in [
+            hello(None, &[]),
+            hello(Some("other.test"), &["h2"]),
+            hello(Some("picky.example.net"), &[]),
+        ] {
+            assert_eq!(routes.target(&hello).unwrap().to_string(), "z:1");
+        }
+        assert_eq!(
+            routes.target(&hello(Some("example.com"), &[])).unwrap().to_string(),
+            "a:1"
+        );
+    }
+
+    #[test]
+    fn an_invalid_route_is_refused() {
+        let label = "a".repeat(64);
+        for text in [
+            "",
+            "example.com",
+            "example.com=",
+            "=a:1",
+            "/h2=a:1",
+            "example.com/=a:1",
+            "example.com=a",
+            "example.com=a:0",
+            "example.com=a:1-2",
+            "192.0.2.1=a:1",
+            "::1=a:1",
+            "[::1]=a:1",
+            "*=a:1",
+            "*.=a:1",
+            ".example.com=a:1",
+            "a..b=a:1",
+            "a.*.b=a:1",
+            "*example.com=a:1",
+            "bücher.example=a:1",
+            "a b=a:1",
+            &format!("{label}.example=a:1"),
+            &format!("{}=a:1", "a.".repeat(130)),
+            &format!("example.com/{}=a:1", "a".repeat(256)),
+        ] {
+            assert!(text.parse::<Route>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_same_name_and_protocol_twice_is_refused() {
+        for (all, expected) in [
+            (["a.test=a:1", "b.test=a:1", "A.test.=b:1"], 2),
+            (["*.a.test/h2=a:1", "*.a.test/h2=a:1", "a.test=b:1"], 1),
+        ] {
+            let all = all.iter().map(|text| text.parse().unwrap()).collect();
+            assert_eq!(Routes::new(all, None).unwrap_err(), expected);
+        }
+    }
+}
