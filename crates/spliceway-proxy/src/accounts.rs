@@ -1,25 +1,36 @@
-//! Accounts: what each user may use, in all services together.
+//! Accounts: what each user may use and has used, in all services together.
 //!
 //! ```text
-//!   login ─ enter ─┬─▶ Entered: one session of the account, until it is dropped
+//!   login ─ enter ─┬─▶ Entered: one session of the account ─ count ─▶ bytes ─ keeper ─▶ file
 //!                  └─▶ the reason to refuse the session
 //! ```
 //!
 //! Only users with a limit have an account. There are at most as many accounts as users have logged
 //! in, because a session enters its account after the password was checked.
 
+mod calendar;
+mod file;
+mod keeper;
 mod limits;
+mod series;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use spliceway::RateLimit;
+use tokio::sync::Notify;
 
-pub(crate) use limits::{AllLimits, UserLimits};
+use calendar::{Date, Usage};
+use file::{Change, File, Rows};
+use keeper::Saving;
+pub(crate) use limits::{AllLimits, Quota, Quotas, UserLimits};
+pub(crate) use series::{UserSeries, UserStatus};
 
 /// The reason to refuse a session whose user has reached the limit on sessions.
 pub(crate) const TOO_MANY_OF_USER: &str = "user_max_conns";
+/// The reason to refuse a session whose user has used up a quota.
+pub(crate) const USED_UP: &str = "quota";
 
 /// The accounts of all users.
 #[derive(Debug, Default)]
@@ -27,26 +38,50 @@ pub(crate) struct Accounts {
     /// Whether any user has a limit. Without limits, a session takes no lock here.
     are_used: AtomicBool,
     all: Mutex<All>,
+    /// Told when there may be something to do for the keeper: a quota is used up, or limits have
+    /// changed.
+    keeper: Arc<Notify>,
+    /// `None` if there is no file. What was used is then forgotten at the end of the program.
+    file: OnceLock<Mutex<File>>,
+    saving: Saving,
 }
 
 #[derive(Debug, Default)]
 struct All {
     limits: AllLimits,
     accounts: HashMap<Box<str>, Arc<Account>>,
+    /// What the file has of users who have no account.
+    known: HashMap<Box<str>, Usage>,
 }
 
 /// The account of one user.
 #[derive(Debug)]
 pub(crate) struct Account {
+    /// The bytes that sessions have moved in this process, in both directions.
+    counted: AtomicU64,
+    /// The value of `counted` at which a quota is used up. [`NEVER`] without a quota.
+    end: AtomicU64,
     state: Mutex<State>,
+    keeper: Arc<Notify>,
 }
+
+/// No account counts that many bytes.
+const NEVER: u64 = u64::MAX;
 
 #[derive(Debug)]
 struct State {
     limits: UserLimits,
-    sessions: u32,
+    sessions: u64,
     /// The buckets that the sessions of the user share, for bytes from and to the client.
     rates: [Option<RateLimit>; 2],
+    /// What the user has used, with `settled` bytes of this process.
+    usage: Usage,
+    /// The part of `counted` that is in `usage`.
+    settled: u64,
+    /// The part of `usage` that is not in the file.
+    unsaved: u64,
+    /// Whether an operator has emptied the account, and the file does not know.
+    is_reset: bool,
 }
 
 /// One session of an account. Dropping it ends the session there.
@@ -54,15 +89,17 @@ struct State {
 pub(crate) struct Entered(Arc<Account>);
 
 impl Accounts {
-    /// Changes the limits. Limits on sessions apply to new sessions. A session keeps the rates that
-    /// it began with.
+    /// Changes the limits. Limits on sessions apply to new sessions, and quotas to all. A session
+    /// keeps the rates that it began with.
     pub(crate) fn set(&self, limits: &AllLimits) {
-        let mut all = self.all();
+        let (mut all, date) = (self.all(), Date::now());
         for (user, account) in &all.accounts {
-            account.set(limits.of(user));
+            account.set(limits.of(user), date);
         }
         all.limits = limits.clone();
         self.are_used.store(!limits.are_none(), Ordering::Relaxed);
+        drop(all);
+        self.keeper.notify_one();
     }
 
     /// Adds a session to the account of this user. Returns `None` if the user has no limits.
@@ -70,12 +107,27 @@ impl Accounts {
     /// # Errors
     /// Returns the reason to refuse the session.
     pub(crate) fn enter(&self, user: &str) -> Result<Option<Entered>, &'static str> {
-        self.of(user).map(|account| account.enter(false)).transpose()
+        let account = self.of(user);
+        account.map(|account| account.enter(false)).transpose()
     }
 
     /// Does the same for a session that runs already, even above the limits.
     pub(crate) fn reenter(&self, user: &str) -> Option<Entered> {
         self.of(user).and_then(|account| account.enter(true).ok())
+    }
+
+    /// Empties the account of this user. Returns `false` if there is none.
+    pub(crate) fn reset(&self, user: &str) -> bool {
+        let is_known = {
+            let all = self.all();
+            all.accounts.contains_key(user) || all.known.contains_key(user) || all.limits.named.contains_key(user)
+        };
+        let account = if is_known { self.of(user) } else { None };
+        if let Some(account) = &account {
+            account.reset(Date::now());
+            self.keeper.notify_one();
+        }
+        account.is_some()
     }
 
     fn of(&self, user: &str) -> Option<Arc<Account>> {
@@ -90,9 +142,60 @@ impl Accounts {
         if let Some(account) = all.accounts.get(user) {
             return Some(Arc::clone(account));
         }
-        let account = Arc::new(Account::new(limits));
+        let date = Date::now();
+        let usage = all.known.remove(user).unwrap_or_else(|| Usage::new(date));
+        let account = Arc::new(Account::new(limits, usage, date, Arc::clone(&self.keeper)));
         all.accounts.insert(user.into(), Arc::clone(&account));
         Some(account)
+    }
+
+    /// Returns what the file must be told.
+    fn changes(&self, date: Date) -> Vec<Change> {
+        let all = self.all();
+        let changes = all.accounts.iter().filter_map(|(user, account)| {
+            let mut state = account.state();
+            account.settle(&mut state, date);
+            let is_changed = state.unsaved > 0 || state.is_reset;
+            is_changed.then(|| Change {
+                user: user.clone(),
+                bytes: state.unsaved,
+                is_reset: state.is_reset,
+            })
+        });
+        changes.collect()
+    }
+
+    /// Records that the file has these changes, and these rows.
+    fn saved(&self, changes: &[Change], rows: Rows, date: Date) {
+        let mut all = self.all();
+        for change in changes {
+            if let Some(account) = all.accounts.get(&change.user) {
+                let mut state = account.state();
+                // An operator may have emptied the account meanwhile.
+                if state.is_reset == change.is_reset {
+                    state.unsaved = state.unsaved.saturating_sub(change.bytes);
+                    state.is_reset = false;
+                }
+            }
+        }
+        for (user, row) in rows {
+            match all.accounts.get(&user) {
+                Some(account) => account.set_usage(row, date),
+                None => drop(all.known.insert(user, row)),
+            }
+        }
+    }
+
+    /// Returns whether any user has a quota.
+    fn have_quotas(&self) -> bool {
+        self.all().limits.have_quotas()
+    }
+
+    /// Returns whether a session belongs to a user who has used up a quota.
+    fn are_used_up(&self) -> bool {
+        let all = self.all();
+        let mut accounts = all.accounts.values();
+        accounts.any(|account| account.is_used_up() && account.state().sessions > 0)
     }
 
     fn all(&self) -> MutexGuard<'_, All> {
@@ -100,34 +203,108 @@ impl Accounts {
     }
 }
 
+impl All {
+    /// Returns what the file has of a user who may have no account.
+    fn usage_of(&self, user: &str, date: Date) -> Usage {
+        let known = self.known.get(user).copied();
+        let mut usage = known.unwrap_or_else(|| Usage::new(date));
+        usage.advance(date);
+        usage
+    }
+}
+
 impl Account {
-    fn new(limits: UserLimits) -> Self {
-        Self {
+    fn new(limits: UserLimits, usage: Usage, date: Date, keeper: Arc<Notify>) -> Self {
+        let account = Self {
+            counted: AtomicU64::new(0),
+            end: AtomicU64::new(NEVER),
             state: Mutex::new(State {
                 limits,
                 sessions: 0,
                 rates: limits.buckets(),
+                usage,
+                settled: 0,
+                unsaved: 0,
+                is_reset: false,
             }),
-        }
+            keeper,
+        };
+        account.settle(&mut account.state(), date);
+        account
     }
 
-    fn set(&self, limits: UserLimits) {
+    /// Counts bytes of a session. Returns whether a quota of the user is used up. The keeper then
+    /// closes the other sessions.
+    pub(crate) fn count(&self, bytes: u64) -> bool {
+        let counted = self.counted.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let is_used_up = counted >= self.end.load(Ordering::Relaxed);
+        if is_used_up {
+            self.keeper.notify_one();
+        }
+        is_used_up
+    }
+
+    fn set(&self, limits: UserLimits, date: Date) {
         let mut state = self.state();
         if !limits.has_rates_of(&state.limits) {
             state.rates = limits.buckets();
         }
         state.limits = limits;
+        self.settle(&mut state, date);
     }
 
     fn enter(self: Arc<Self>, is_there_already: bool) -> Result<Entered, &'static str> {
         let mut state = self.state();
-        let is_full = state.limits.max_conns.is_some_and(|max| state.sessions >= max.get());
-        if is_full && !is_there_already {
-            return Err(TOO_MANY_OF_USER);
+        if !is_there_already {
+            if self.is_used_up() {
+                return Err(USED_UP);
+            }
+            let max = state.limits.max_conns;
+            if max.is_some_and(|max| state.sessions >= max.get().into()) {
+                return Err(TOO_MANY_OF_USER);
+            }
         }
         state.sessions += 1;
         drop(state);
         Ok(Entered(self))
+    }
+
+    /// Adds the bytes that were counted since the last call to what the user has used, and finds
+    /// out what is left.
+    fn settle(&self, state: &mut State, date: Date) {
+        let counted = self.counted.load(Ordering::Relaxed);
+        let bytes = counted - state.settled;
+        state.settled = counted;
+        state.usage.advance(date);
+        state.usage.add(bytes);
+        state.unsaved = state.unsaved.saturating_add(bytes);
+        let left = state.usage.left(&state.limits.quotas);
+        let end = left.map_or(NEVER, |left| counted.saturating_add(left));
+        self.end.store(end, Ordering::Relaxed);
+    }
+
+    fn set_usage(&self, row: Usage, date: Date) {
+        let mut state = self.state();
+        // An operator has emptied the account meanwhile.
+        if !state.is_reset {
+            state.usage = row;
+            let unsaved = state.unsaved;
+            state.usage.advance(date);
+            state.usage.add(unsaved);
+        }
+        self.settle(&mut state, date);
+    }
+
+    fn reset(&self, date: Date) {
+        let mut state = self.state();
+        self.settle(&mut state, date);
+        (state.usage, state.unsaved, state.is_reset) = (Usage::new(date), 0, true);
+        self.settle(&mut state, date);
+    }
+
+    /// Returns whether the user has used up a quota.
+    pub(crate) fn is_used_up(&self) -> bool {
+        self.counted.load(Ordering::Relaxed) >= self.end.load(Ordering::Relaxed)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -139,6 +316,10 @@ impl Entered {
     /// Returns the limits that the sessions of the user share, for bytes from and to the client.
     pub(crate) fn rates(&self) -> [Option<RateLimit>; 2] {
         self.0.state().rates.clone()
+    }
+
+    pub(crate) fn account(&self) -> &Arc<Account> {
+        &self.0
     }
 }
 

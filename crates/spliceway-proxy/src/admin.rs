@@ -12,22 +12,23 @@ use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::header::{ALLOW, CACHE_CONTROL};
 use hyper::{Method, Request, StatusCode};
+use percent_encoding::percent_decode_str;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
+use crate::accounts::Accounts;
 use crate::config::LogLevelArg;
 use crate::control::{Control, NotDone, Order};
 use crate::http_server::{Answer, Answers, response, set};
 use crate::overview::Overview;
 use crate::sessions::Session;
-use query::Query;
-use view::{Said, SessionPage, SessionView};
+use query::{Query, UserQuery};
+use view::{Said, SessionPage, SessionView, UserPage};
 
 /// The longest body of a request. The only body is a log level.
 const BODY_MAX_BYTES: usize = 4 << 10;
 const JSON: &str = "application/json";
-const PATHS: &str =
-    "/v1/status, /v1/sessions, /v1/sessions/ID, /v1/services/NAME/drain, /v1/log-level, /v1/reload or /v1/upgrade";
+const PATHS: &str = "/v1/status, /v1/sessions, /v1/sessions/ID, /v1/users, /v1/users/NAME/reset, /v1/services/NAME/drain, /v1/log-level, /v1/reload or /v1/upgrade";
 const LEVELS: &str = "off, error, warn, info, debug or trace";
 
 /// Answers the operator.
@@ -71,6 +72,8 @@ impl Admin {
                 Ok(json(StatusCode::OK, &SessionView::of(&session, Instant::now())))
             }
             (&Method::DELETE, ["v1", "sessions", id]) => self.close(id).await,
+            (&Method::GET, ["v1", "users"]) => self.users(head.uri.query().unwrap_or_default()),
+            (&Method::POST, ["v1", "users", user, "reset"]) => self.reset(user),
             (&Method::POST, ["v1", "services", name, "drain"]) => self.drain(name).await,
             (&Method::GET, ["v1", "log-level"]) => Ok(level()),
             (&Method::PUT, ["v1", "log-level"]) => set_level(body).await,
@@ -131,6 +134,32 @@ impl Admin {
         Ok(json(StatusCode::ACCEPTED, &Said::Done(what)))
     }
 
+    /// Lists users with limits, in the order of their names.
+    fn users(&self, query: &str) -> Answered {
+        let query = UserQuery::parse(query).map_err(|wrong| Failed(StatusCode::BAD_REQUEST, wrong))?;
+        let mut users = self.accounts().statuses(&query.after, query.limit + 1);
+        let has_more = users.len() > query.limit;
+        users.truncate(query.limit);
+        let next = users.last().filter(|_| has_more).map(|last| last.user.clone());
+        Ok(json(StatusCode::OK, &UserPage { users, next }))
+    }
+
+    /// Empties what a user has used.
+    fn reset(&self, user: &str) -> Answered {
+        let user = percent_decode_str(user).decode_utf8_lossy();
+        if !self.accounts().reset(&user) {
+            let why = format!("no user `{}` has used anything", user.escape_debug());
+            return Err(Failed(StatusCode::NOT_FOUND, why));
+        }
+        tracing::info!(%user, "admin: resets what a user has used");
+        let what = format!("{user} has used nothing");
+        Ok(json(StatusCode::OK, &Said::Done(what)))
+    }
+
+    fn accounts(&self) -> &Accounts {
+        self.overview.metrics.accounts()
+    }
+
     async fn drain(&self, name: &str) -> Answered {
         let services = self.overview.services();
         let mut names = services.iter().map(|served| served.service.name);
@@ -182,9 +211,9 @@ async fn set_level(body: Incoming) -> Answered {
 /// Refuses a request: the path is unknown, or has other methods.
 fn refuse(path: &[&str]) -> Answered {
     let methods = match path {
-        ["v1", "status" | "sessions"] => "GET",
+        ["v1", "status" | "sessions" | "users"] => "GET",
         ["v1", "sessions", _] => "GET, DELETE",
-        ["v1", "services", _, "drain"] | ["v1", "reload" | "upgrade"] => "POST",
+        ["v1", "services", _, "drain"] | ["v1", "users", _, "reset"] | ["v1", "reload" | "upgrade"] => "POST",
         ["v1", "log-level"] => "GET, PUT",
         _ => {
             let why = format!("there is nothing at this path: use {PATHS}");

@@ -18,6 +18,7 @@ use crate::doctor::DoctorCommand;
 use crate::reload::ReloadCommand;
 use crate::settings::{Origin, Settings, Source, settle};
 use crate::status::StatusCommand;
+use crate::users_command::UsersCommand;
 use args::{CommonArgs, ForwardArgs, ProxyCommand, SniCommand, TransparentCommand};
 
 #[cfg(test)]
@@ -37,6 +38,7 @@ pub(crate) enum Action {
     HashPassword,
     Status(StatusCommand),
     Reload(ReloadCommand),
+    Users(UsersCommand),
     /// Let the program behind this admin socket hand over to a new process.
     Upgrade(PathBuf),
     /// The view of the program behind this admin socket.
@@ -312,6 +314,14 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Show what the users of a running program have used of their quotas
+    Users {
+        #[command(flatten)]
+        socket: SocketArgs,
+        /// Empty what this user has used
+        #[arg(long, value_name = "USER")]
+        reset: Option<String>,
+    },
     /// Let a running program hand over to a new process. The exit code is 0 if it has
     Upgrade(SocketArgs),
     /// Watch the sessions of a running program, and end them
@@ -365,6 +375,10 @@ impl Cli {
             Some(Command::Reload { socket, end_sessions }) => {
                 let socket = socket.admin;
                 Ok(Action::Reload(ReloadCommand { socket, end_sessions }))
+            }
+            Some(Command::Users { socket, reset }) => {
+                let socket = socket.admin;
+                Ok(Action::Users(UsersCommand { socket, reset }))
             }
             Some(Command::Upgrade(socket)) => Ok(Action::Upgrade(socket.admin)),
             Some(Command::Doctor { json, exhaust }) => Ok(Action::Doctor(DoctorCommand { json, exhaust })),

@@ -108,6 +108,7 @@ tables! {
         max_conns_per_ip: Value<PerClient>,
         max_dials_per_ip: Value<PerClient>,
         nofile: Value<Descriptors>,
+        quota_file: Value<File>,
     }
 
     Engine("a table [engine]") {
@@ -149,6 +150,7 @@ tables! {
         max_conns: Value<UserSessions>,
         rate_in: Value<UserRate>,
         rate_out: Value<UserRate>,
+        quota: List<UserQuota>,
     }
 
     User("a table [[user]]") {
@@ -159,6 +161,7 @@ tables! {
         allow_private: List<Private>,
         to_allow: List<Rule>,
         to_deny: List<Rule>,
+        quota: List<UserQuota>,
     }
 
     Service("a table [[service]]") {

@@ -320,7 +320,7 @@ mod tests {
         let ((clients, accepted), (stop, stopped)) = (mpsc::unbounded_channel(), oneshot::channel());
         let admission = Arc::clone(admission);
         tokio::spawn(async move {
-            let metrics = Metrics::new(Arc::clone(&admission));
+            let metrics = Metrics::new(Arc::clone(&admission), Arc::default());
             let stop = async { drop(stopped.await) };
             let serve = |client, permit| clients.send((client, permit)).unwrap();
             accept(&listener, &admission, &metrics, stop, serve).await;

@@ -57,6 +57,7 @@ mod top;
 mod transparent;
 mod udp_forward;
 mod upgrade_command;
+mod users_command;
 
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::path::Path;
@@ -84,6 +85,7 @@ fn main() -> ExitCode {
     match cli::parse() {
         cli::Action::Status(command) => status::run(&command),
         cli::Action::Reload(command) => reload::run(&command),
+        cli::Action::Users(command) => users_command::run(&command),
         cli::Action::Upgrade(socket) => upgrade_command::run(&socket),
         cli::Action::Top(socket) => top::run(socket),
         cli::Action::Doctor(command) => doctor::run(command),
@@ -160,7 +162,10 @@ fn run(settings: Settings, source: Source, successor: Option<Successor>, health:
     });
     // This cuts the remaining sessions. Each one writes its record.
     runtime.shutdown_timeout(SHUTDOWN_PATIENCE);
-    let cut = served?.cut();
+    let metrics = served?;
+    // No session counts bytes any more.
+    metrics.accounts().finish();
+    let cut = metrics.cut();
     if cut > 0 {
         tracing::warn!("stopped: cut {}", drain::sessions(cut));
     }

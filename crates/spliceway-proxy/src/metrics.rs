@@ -22,6 +22,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::accounts::{Accounts, UserSeries};
 use crate::admission::Admission;
 use crate::balance::Balancer;
 use crate::outcome::SessionEnd;
@@ -54,6 +55,7 @@ pub(crate) struct Metrics {
     accept_errors: Family<ErrnoLabel, Counter>,
     reloads: Family<ReloadLabel, Counter>,
     admission: Arc<Admission>,
+    accounts: Arc<Accounts>,
     /// The traffic of each service that there has been. A counter never goes back, so a removed
     /// service keeps its series.
     traffic: AllTraffic,
@@ -91,7 +93,7 @@ struct ErrnoLabel {
 }
 
 impl Metrics {
-    pub(crate) fn new(admission: Arc<Admission>) -> Self {
+    pub(crate) fn new(admission: Arc<Admission>, accounts: Arc<Accounts>) -> Self {
         let metrics = Self {
             started: SystemTime::now(),
             registry: Registry::with_prefix(PREFIX),
@@ -102,6 +104,7 @@ impl Metrics {
             accept_errors: Family::default(),
             reloads: Family::default(),
             admission,
+            accounts,
             traffic: AllTraffic::default(),
             balancers: Mutex::default(),
             continued: Continued::default(),
@@ -179,6 +182,10 @@ impl Metrics {
     /// [`Traffic::cancel`].
     pub(crate) fn cancel_all(&self, deadline: Duration) -> usize {
         self.traffic.all().iter().map(|traffic| traffic.cancel(deadline)).sum()
+    }
+
+    pub(crate) fn accounts(&self) -> &Arc<Accounts> {
+        &self.accounts
     }
 
     pub(crate) fn reloaded(&self, is_in_force: bool) {
@@ -269,6 +276,7 @@ impl Metrics {
         let mut live = Registry::with_prefix(PREFIX);
         let series = LiveSeries::new(&self.traffic, Arc::clone(&self.admission)).await;
         live.register_collector(Box::new(series));
+        live.register_collector(Box::new(UserSeries(Arc::clone(&self.accounts))));
         let balancers = self.balancers.lock().unwrap_or_else(PoisonError::into_inner);
         live.register_collector(Box::new(Backends::of(&balancers)));
         drop(balancers);
@@ -291,7 +299,7 @@ mod tests {
     #[tokio::test]
     async fn the_series_have_the_documented_names() {
         let admission = Admission::new("sessions", 10, None);
-        let metrics = Metrics::new(admission);
+        let metrics = Metrics::new(admission, Arc::default());
         metrics.traffic("socks5");
         metrics.reloaded(false);
         metrics.session_began("socks5");

@@ -32,6 +32,8 @@ pub(crate) enum SessionEnd {
     Drained,
     /// An operator closed the session through the admin socket.
     ClosedByAdmin,
+    /// The user has used up a quota.
+    Quota,
 }
 
 impl Outcome {
@@ -62,6 +64,7 @@ impl fmt::Display for SessionEnd {
             Self::Denied(reason) => write!(f, "denied:{reason}"),
             Self::Drained => f.write_str("drained"),
             Self::ClosedByAdmin => f.write_str("closed_by_admin"),
+            Self::Quota => f.write_str("quota"),
         }
     }
 }

@@ -22,6 +22,9 @@ const SAMPLES: usize = 5;
 /// The most sessions that are looked at after one sample, for their idle time. It takes about 3 ms.
 const OBSERVED_MAX: usize = 16_384;
 
+/// The users of one status. `spliceway users` lists all of them.
+const USERS: usize = 10;
+
 const DRAINING: &str = "draining";
 
 /// Everything that describes the state of this run.
@@ -150,6 +153,7 @@ impl Overview {
         let mut status = self.status_at(&sample);
         status.state = self.health.state().name().to_owned();
         status.pid = None;
+        status.users.clear();
         for service in &mut status.services {
             service.listen.clear();
             service.backends.clear();
@@ -206,6 +210,8 @@ impl Overview {
                 level: crate::log::level(),
                 lines_dropped: crate::log::lines_dropped(),
             },
+            quotas_are_saved: self.metrics.accounts().are_saved(),
+            users: self.metrics.accounts().statuses("", USERS),
         };
         if let Some(before) = &*self.before.lock().unwrap_or_else(PoisonError::into_inner) {
             status.continue_from(before);

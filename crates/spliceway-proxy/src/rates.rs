@@ -19,7 +19,7 @@ use spliceway::RateLimit;
 use tokio::time::Instant;
 
 use crate::admission::ClientKey;
-pub(crate) use units::ByteRate;
+pub(crate) use units::{ByteRate, bytes};
 
 /// The time for which a client without sessions keeps its buckets. A bucket is full again after a
 /// tenth of a second and is then equivalent to a new one. If clients did not keep their buckets,

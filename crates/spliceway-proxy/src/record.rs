@@ -185,7 +185,13 @@ impl Record {
 
     /// Records that the target received `bytes` bytes before the relay started.
     pub(crate) fn sent_ahead(&mut self, bytes: u64) {
-        self.session.facts().ahead = bytes;
+        let mut facts = self.session.facts();
+        facts.ahead = bytes;
+        if let Some(account) = &facts.account {
+            // If a quota is used up now, the first poll of the relay ends the session.
+            account.account().count(bytes);
+        }
+        drop(facts);
         self.service.traffic.sent_ahead(bytes);
     }
 
@@ -444,9 +450,11 @@ fn millis(time: Duration) -> u64 {
 impl Drop for Record {
     fn drop(&mut self) {
         let mut outcome = self.outcome.take().unwrap_or(SessionEnd::Drained.into());
-        let is_closed = self.session.facts().ends();
-        if outcome.end == SessionEnd::Drained && is_closed {
-            outcome.end = SessionEnd::ClosedByAdmin;
+        let closed = self.session.facts().ends();
+        if outcome.end == SessionEnd::Drained
+            && let Some(reason) = closed
+        {
+            outcome.end = reason;
         }
         let relay = self.relayed();
         if let Some(lease) = &mut self.lease

@@ -9,6 +9,7 @@ use std::{fmt, io};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
+use crate::accounts::Accounts;
 use crate::admission::Admission;
 use crate::control::{Command, Control, NotDone, Order};
 use crate::drain::{self, Drain, Drained, SignalRequest, Signals};
@@ -65,11 +66,12 @@ pub(crate) async fn run(
     // Each start and each reload sets the limits of the admission.
     let admission = Admission::new("sessions", 1, None);
     let (alive, drain) = Drain::new();
+    let accounts = Arc::<Accounts>::default();
     let shared = Shared {
         health: health.clone(),
-        metrics: Arc::new(Metrics::new(Arc::clone(&admission))),
+        metrics: Arc::new(Metrics::new(Arc::clone(&admission), Arc::clone(&accounts))),
         admission,
-        accounts: Arc::default(),
+        accounts,
         sessions: Arc::<Sessions>::default(),
         own: OwnListeners::default(),
         adopted: Arc::default(),
@@ -117,7 +119,10 @@ pub(crate) async fn run(
     }
     stop(instance, drain, given, &overview, &mut signals, &manager).await;
     match health.state() {
-        State::Failed(part) => Err(CannotRun::Failed(part)),
+        State::Failed(part) => {
+            metrics.accounts().finish();
+            Err(CannotRun::Failed(part))
+        }
         _ => Ok(metrics),
     }
 }
@@ -141,6 +146,7 @@ async fn begin(
         None => None,
     };
     let prepared = async {
+        load_accounts(&settings, shared, taking.is_some()).await?;
         let plan = instance.prepare(settings).await?;
         let monitors = monitoring::start(plan.settings(), shared, Arc::clone(overview), control).await?;
         Ok::<_, CannotRun>((plan, monitors))
@@ -158,13 +164,40 @@ async fn begin(
         taking.prepared(shared).await?;
     }
     instance.commit(plan);
+    let keeping = Arc::clone(&shared.accounts).keep(Arc::clone(&shared.sessions));
+    shared.health.spawn("the task that keeps quotas", keeping);
     overview.serve(instance.served());
     if let Some(taking) = taking {
         shared.adopted.clear();
-        let overview = Arc::clone(overview);
-        tokio::spawn(taking.run(shared.alive.downgrade(), overview, shared.gate.clone()));
+        let accounts = Arc::clone(&shared.accounts);
+        let taking = taking.run(shared.alive.downgrade(), Arc::clone(overview), shared.gate.clone());
+        tokio::spawn(async move {
+            taking.await;
+            accounts.share(false).await;
+        });
     }
     Ok(monitors)
+}
+
+/// Hands over. Meanwhile, both processes save what users have used.
+async fn hand_over(upgrade: &Upgrade, instance: &Instance, overview: &Overview) -> Result<(Giving, String), String> {
+    let accounts = overview.metrics.accounts();
+    accounts.share(true).await;
+    let given = upgrade.run(instance, overview).await;
+    if given.is_err() {
+        accounts.share(false).await;
+    }
+    given
+}
+
+/// Reads what users have used of their quotas. The file may be on a slow disk.
+async fn load_accounts(settings: &Settings, shared: &Shared, is_shared: bool) -> io::Result<()> {
+    let Some(path) = settings.limits.quota_file.clone() else {
+        return Ok(());
+    };
+    let accounts = Arc::clone(&shared.accounts);
+    let loaded = tokio::task::spawn_blocking(move || accounts.load(&path, is_shared)).await;
+    loaded.map_err(io::Error::other)?.map_err(io::Error::other)
 }
 
 /// Carries out orders, until the program is asked to stop or a part of it has failed. Returns the
@@ -194,7 +227,7 @@ async fn serve(
         };
         let result = match order {
             // Other orders and signals wait.
-            Order::Upgrade => match upgrade.run(instance, overview).await {
+            Order::Upgrade => match hand_over(upgrade, instance, overview).await {
                 Ok((giving, summary)) => {
                     tracing::info!("handed over: {summary}");
                     health.drain();

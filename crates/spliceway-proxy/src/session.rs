@@ -12,6 +12,7 @@ mod answering;
 mod arrival;
 mod association;
 mod backends;
+mod byte_counter;
 mod departure;
 mod exchange;
 mod moving;
@@ -49,6 +50,7 @@ use crate::stream::Stream;
 use crate::transparent::NOT_REDIRECTED;
 use answering::{Answering, Upload};
 pub(crate) use backends::no_backend;
+use byte_counter::{ByteCounter, Moved, counted};
 pub(crate) use moving::{Moving, Parcel, Suspended, arrive};
 use request_body::RequestBody;
 use spin::Spin;
@@ -70,7 +72,7 @@ pub(crate) fn refusals(service: &ServiceSettings) -> Vec<&'static str> {
         reasons.push(admission::TOO_MANY_DIALS);
     }
     if service.users.is_some() {
-        reasons.push(accounts::TOO_MANY_OF_USER);
+        reasons.extend([accounts::TOO_MANY_OF_USER, accounts::USED_UP]);
     }
     if matches!(service.kind, Kind::Transparent(_)) {
         reasons.push(NOT_REDIRECTED);
@@ -392,7 +394,8 @@ where
 {
     let mut relay = relay_of(client, upstream, options, record);
     upload.passes_by(relay.stats(), relay.cancel_handle());
-    relay.await
+    let counter = ByteCounter::new(record, Moved::Relay(relay.stats()));
+    counted(counter, relay).await
 }
 
 /// Relays the rest of the answer and reads no further bytes from the client.
@@ -405,9 +408,20 @@ async fn answer(
 ) -> Result<RelaySummary, RelayError> {
     let options = options.b_to_a_prefix(down).a_to_b_limit(0);
     match client {
-        Stream::Tcp(client) => relay_of(client, upstream, options, record).await,
-        Stream::Unix(client) => relay_of(client, upstream, options, record).await,
+        Stream::Tcp(client) => answer_to(client, upstream, options, record).await,
+        Stream::Unix(client) => answer_to(client, upstream, options, record).await,
     }
+}
+
+async fn answer_to<A: AsyncRead + AsyncWrite + Unpin>(
+    client: A,
+    upstream: &mut TcpStream,
+    options: RelayOptions,
+    record: &mut Record,
+) -> Result<RelaySummary, RelayError> {
+    let relay = relay_of(client, upstream, options, record);
+    let counter = ByteCounter::new(record, Moved::Relay(relay.stats()));
+    counted(counter, relay).await
 }
 
 /// Relays without looking at the bytes, and stays awake after messages if the settings say so. If
@@ -432,9 +446,15 @@ where
         }
     };
     let mut spin = Spin::new(record.service().spin, relay.stats());
+    let mut counter = ByteCounter::new(record, Moved::Relay(relay.stats()));
     let (session, mut is_movable) = (record.session(), false);
     let to = poll_fn(|cx| {
-        if let Poll::Ready(ended) = Pin::new(&mut relay).poll(cx) {
+        let mut poll = || Pin::new(&mut relay).poll(cx);
+        let polled = match &mut counter {
+            Some(counter) => counter.poll(poll),
+            None => poll(),
+        };
+        if let Poll::Ready(ended) = polled {
             return Poll::Ready(Ok(ended));
         }
         if let Some(spin) = &mut spin {

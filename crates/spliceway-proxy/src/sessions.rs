@@ -22,6 +22,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::accounts::Entered;
 use crate::datagrams::DatagramStats;
+use crate::outcome::SessionEnd;
 use crate::session::Moving;
 
 /// The time in which a session that is closed from outside may deliver the bytes that it holds, as
@@ -75,8 +76,8 @@ pub(crate) struct Facts {
     /// The waits of earlier relays of this session.
     waited: Option<Box<RelayWaits>>,
     pub(crate) phase: Phase,
-    /// Whether the session was closed from outside.
-    pub(crate) is_closed: bool,
+    /// Why the session was closed from outside.
+    pub(crate) closed: Option<SessionEnd>,
     /// Whether the last record of the session is being written.
     pub(crate) is_over: bool,
     pub(crate) mover: MoveState,
@@ -197,6 +198,26 @@ impl Sessions {
         closed
     }
 
+    /// Closes the sessions of users who have used up a quota.
+    pub(crate) async fn close_used_up(&self) {
+        let mut slot = Some(0);
+        while let Some(from) = slot {
+            let (sessions, next) = self.slice(from);
+            for (_, session) in sessions {
+                let is_used_up = session
+                    .facts()
+                    .account
+                    .as_ref()
+                    .is_some_and(|entered| entered.account().is_used_up());
+                if is_used_up {
+                    session.use_up();
+                }
+            }
+            slot = next;
+            tokio::task::yield_now().await;
+        }
+    }
+
     /// Returns the session with this identifier.
     pub(crate) async fn find(&self, id: u64) -> Option<Arc<Session>> {
         let mut slot = 0;
@@ -275,7 +296,7 @@ impl Session {
     /// Records the task of the session.
     pub(crate) fn runs_in(&self, task: AbortHandle) {
         let mut facts = self.facts();
-        if facts.is_closed {
+        if facts.closed.is_some() {
             task.abort();
         }
         facts.task = Some(task);
@@ -286,7 +307,7 @@ impl Session {
         let mut facts = self.facts();
         facts.before = before;
         facts.opening.get_or_insert_with(|| self.started.elapsed());
-        if facts.is_closed {
+        if facts.closed.is_some() {
             cancel.cancel(CLOSE_GRACE);
         }
         facts.phase = Phase::Relay(stats, cancel);
@@ -296,9 +317,10 @@ impl Session {
     /// A session that does not relay yet is cut. Returns `false` if it was closed before.
     pub(crate) fn close(self: &Arc<Self>) -> bool {
         let mut facts = self.facts();
-        if std::mem::replace(&mut facts.is_closed, true) {
+        if facts.closed.is_some() {
             return false;
         }
+        facts.closed = Some(SessionEnd::ClosedByAdmin);
         match &facts.phase {
             Phase::Relay(_, cancel) => cancel.cancel(CLOSE_GRACE),
             Phase::Datagrams(stats) => stats.stop(),
@@ -321,6 +343,14 @@ impl Session {
         self.facts().activity = Some(Activity { bytes, moved_at });
     }
 
+    /// Cuts the session, because its user has used up a quota. What it holds is lost, because it
+    /// would be above the quota.
+    pub(crate) fn use_up(&self) {
+        let mut facts = self.facts();
+        facts.closed.get_or_insert(SessionEnd::Quota);
+        facts.cut();
+    }
+
     /// Compares the bytes of this session with those of the last call.
     pub(crate) fn observe(&self, now: Instant) {
         let mut facts = self.facts();
@@ -333,11 +363,11 @@ impl Session {
 }
 
 impl Facts {
-    /// Records that no further record may follow the last one. Returns whether the session was
-    /// closed from outside.
-    pub(crate) fn ends(&mut self) -> bool {
+    /// Records that no further record may follow the last one. Returns why the session was closed
+    /// from outside.
+    pub(crate) fn ends(&mut self) -> Option<SessionEnd> {
         self.is_over = true;
-        self.is_closed
+        self.closed
     }
 
     fn cut(&self) {

@@ -118,6 +118,7 @@ impl Settings {
             ("log.access", self.access_log != other.access_log),
             ("log.record_interval", self.record_interval != other.record_interval),
             ("limits.nofile", self.limits.descriptors != other.limits.descriptors),
+            ("limits.quota_file", self.limits.quota_file != other.limits.quota_file),
             ("engine.workers", self.workers != other.workers),
             ("admin.socket", self.admin != other.admin),
             ("admin.metrics", self.metrics != other.metrics),
@@ -237,12 +238,14 @@ pub(crate) struct Timeouts {
 }
 
 /// Limits on resources. `None` means that the available descriptors are the only limit.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Limits {
     pub(crate) max_conns: Option<NonZeroUsize>,
     pub(crate) max_conns_per_ip: Option<NonZeroU32>,
     pub(crate) max_dials_per_ip: NonZeroU32,
     pub(crate) descriptors: Option<u64>,
+    /// The file with what users have used of their quotas.
+    pub(crate) quota_file: Option<PathBuf>,
 }
 
 /// Returns the name as a label of metrics. A name is never forgotten, because counters never go

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use hyper::Method;
 
+use crate::accounts::UserStatus;
 use crate::admin::client::{self, NoAnswer};
 use crate::admin::view::{Rates, ServiceStatus, Status};
 
@@ -120,7 +121,49 @@ fn write(text: &mut String, status: &Status) -> fmt::Result {
         "log        level {}, {} lines dropped",
         status.log.level, status.log.lines_dropped
     )?;
-    services(text, &status.services)
+    if status.quotas_are_saved == Some(false) {
+        writeln!(text, "quotas     the quota file cannot be written: see the log")?;
+    }
+    services(text, &status.services)?;
+    if status.users.is_empty() {
+        return Ok(());
+    }
+    writeln!(text)?;
+    users(text, &status.users)
+}
+
+/// Writes a table of users, with a line for each period that has a quota.
+pub(crate) fn users(text: &mut String, users: &[UserStatus]) -> fmt::Result {
+    writeln!(
+        text,
+        "{:<20} {:>9} {:>9} {:>10} {:>6} {:>20}",
+        "USER", "SESSIONS", "USED", "QUOTA", "USED", "RESETS"
+    )?;
+    for user in users {
+        // A longer name does not fit.
+        let mut name: String = user.user.chars().take(20).collect();
+        let mut sessions = user.sessions.to_string();
+        let has_quota = user.used.iter().any(|period| period.quota.is_some());
+        let shown = user.used.iter().filter(|period| match has_quota {
+            true => period.quota.is_some(),
+            false => period.period == "month",
+        });
+        for period in shown {
+            let quota = period.quota.map_or("-".to_owned(), |quota| bytes(quota as f64));
+            let share = period
+                .quota
+                .map_or("-".to_owned(), |quota| percent(period.bytes as f64, quota as f64));
+            writeln!(
+                text,
+                "{name:<20} {sessions:>9} {:>9} {quota:>10} {share:>6} {:>20}",
+                bytes(period.bytes as f64),
+                period.resets
+            )?;
+            // The second line is about the same user.
+            (name, sessions) = (String::new(), String::new());
+        }
+    }
+    Ok(())
 }
 
 fn services(text: &mut String, services: &[ServiceStatus]) -> fmt::Result {

@@ -24,6 +24,39 @@ pub(super) struct Query {
     pub(super) after: usize,
 }
 
+/// Which users to list.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct UserQuery {
+    /// The most users to return.
+    pub(super) limit: usize,
+    /// The list begins after this name.
+    pub(super) after: String,
+}
+
+impl UserQuery {
+    /// Parses the part of a URI after `?`.
+    ///
+    /// # Errors
+    /// Returns a sentence that says what was expected.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let mut query = Self {
+            limit: LIMIT,
+            after: String::new(),
+        };
+        for (name, value) in url::form_urlencoded::parse(text.as_bytes()) {
+            match &*name {
+                "limit" => query.limit = limit(&value)?,
+                "after" => query.after = value.into_owned(),
+                _ => {
+                    let name = name.escape_debug();
+                    return Err(format!("the query has no `{name}`: use limit and after"));
+                }
+            }
+        }
+        Ok(query)
+    }
+}
+
 #[derive(Debug, PartialEq, Eq)]
 enum Client {
     Network(IpNet),

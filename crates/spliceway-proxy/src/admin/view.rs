@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use spliceway_protocol::Spoken;
 use tokio::time::Instant;
 
+use crate::accounts::UserStatus;
 use crate::sessions::{Phase, Session};
 
 /// The state of the program.
@@ -28,6 +29,12 @@ pub(crate) struct Status {
     pub(crate) fallbacks: Vec<Fallback>,
     pub(crate) limits: Limits,
     pub(crate) log: LogStatus,
+    /// Whether the last update of the quota file has worked. `None` if there is no such file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) quotas_are_saved: Option<bool>,
+    /// The first users with limits, in the order of their names.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) users: Vec<UserStatus>,
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -136,6 +143,15 @@ pub(crate) struct SessionPage {
     pub(crate) next: Option<usize>,
 }
 
+/// A page of the list of users.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct UserPage {
+    pub(crate) users: Vec<UserStatus>,
+    /// The value of `after` for the next page.
+    pub(crate) next: Option<String>,
+}
+
 /// One open session.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -241,7 +257,7 @@ impl SessionView {
             (up, down) = (passed.up.bytes, passed.down.bytes);
         }
         let state = match &facts.phase {
-            _ if facts.is_closed => "closing",
+            _ if facts.closed.is_some() => "closing",
             Phase::Handshake => "handshake",
             Phase::Dial => "dial",
             Phase::Relay(..) | Phase::Datagrams(_) => "relay",

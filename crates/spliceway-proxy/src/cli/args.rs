@@ -7,7 +7,7 @@ use crate::config::{
     self, AcceptProxy, Address, AdminSocket, Auth, Choice, Config, Descriptors, EjectAfter, File, Flag, Host,
     Interface, Ip, KindArg, List, Listen, LogFormatArg, LogLevelArg, Mark, Network, PerClient, Percent, PipeSizeArg,
     PositiveTime, Private, Queue, Rate, RecordTime, Records, Remote, Resolver, Route, Rule, SendProxy, Sessions,
-    SingleTarget, SpinTime, SpliceArg, Time, Upstream, UserRate, UserSessions, Value, Workers, choice,
+    SingleTarget, SpinTime, SpliceArg, Time, Upstream, UserQuota, UserRate, UserSessions, Value, Workers, choice,
 };
 
 #[derive(Args, Debug)]
@@ -155,6 +155,13 @@ pub(super) struct ProxyArgs {
     /// Rate limit for bytes to the clients of each user
     #[arg(long, value_name = "RATE", hide_short_help = true)]
     user_rate_out: Option<Value<UserRate>>,
+    /// Bytes that each user may use, such as 10GB/day or 100GB/month, in both directions together.
+    /// Needs --quota-file. May be given once per period
+    #[arg(long, value_name = "QUOTA", requires = "quota_file", hide_short_help = true)]
+    user_quota: Vec<Value<UserQuota>>,
+    /// File that keeps what users have used of their quotas
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
+    quota_file: Option<Value<File>>,
     /// Time limit for a client's handshake [default: 10s]
     #[arg(long, value_name = "TIME", hide_short_help = true)]
     handshake_timeout: Option<Value<PositiveTime>>,
@@ -423,7 +430,9 @@ impl ProxyCommand {
             max_conns: proxy.user_max_conns,
             rate_in: proxy.user_rate_in,
             rate_out: proxy.user_rate_out,
+            quota: List::of(proxy.user_quota),
         };
+        config.limits.quota_file = proxy.quota_file;
         config
     }
 }
@@ -480,6 +489,7 @@ impl CommonArgs {
                 max_conns_per_ip: limits.max_conns_per_ip,
                 max_dials_per_ip: limits.max_dials_per_ip,
                 nofile: limits.nofile,
+                quota_file: None,
             },
             engine: config::Engine {
                 splice: engine.splice,

@@ -14,6 +14,7 @@ use spliceway_protocol::rule::TargetRule;
 
 use super::value::{Form, List, Value, Word};
 use super::values;
+use crate::accounts::Quota;
 use crate::balance::BackendSettings;
 use crate::dial::{ResolverSettings, UpstreamProxy};
 use crate::log::AccessLog;
@@ -78,6 +79,8 @@ words! {
     UserName: Box<str> = Text, values::user;
     /// A rate that the sessions of a user share. `None` means no limit.
     UserRate: Option<ByteRate> = Text, values::unless_none;
+    /// The bytes that a user may use. `None` means no quota.
+    UserQuota: Option<Quota> = Text, values::unless_none;
     Resolver: ResolverSettings = Text, values::resolver;
     Ip: IpAddr = Text, values::ip;
     /// The name of a network interface.

@@ -91,7 +91,7 @@ mod tests {
         let listener = listener::bind(&address, Transport::Streams).await.unwrap().remove(0);
         let address = listener.describe();
         let admission = Admission::new("sessions", 10, None);
-        let (gate, metrics) = (Gate::new(false), Metrics::new(Arc::clone(&admission)));
+        let (gate, metrics) = (Gate::new(false), Metrics::new(Arc::clone(&admission), Arc::default()));
         let (accepted, mut accepts) = mpsc::unbounded_channel();
         let (stop, stopped) = oneshot::channel::<()>();
         let accepting = tokio::spawn({

@@ -12,10 +12,12 @@ pub(crate) struct ByteRate(NonZeroU64);
 
 /// The units of rates, and their sizes in bytes. There is no unit for megabits, so `Mb` cannot be
 /// misunderstood.
-const UNITS: [(&str, u64); 8] = [
+const UNITS: [(&str, u64); 10] = [
+    ("TiB", 1 << 40),
     ("GiB", 1 << 30),
     ("MiB", 1 << 20),
     ("KiB", 1 << 10),
+    ("TB", 1_000_000_000_000),
     ("GB", 1_000_000_000),
     ("MB", 1_000_000),
     ("kB", 1_000),
@@ -39,7 +41,7 @@ impl FromStr for ByteRate {
 }
 
 /// Parses a number of bytes with a unit, such as `1.5MiB`.
-fn bytes(text: &str) -> Option<u64> {
+pub(crate) fn bytes(text: &str) -> Option<u64> {
     let mut units = UNITS.iter();
     let (number, unit) = units.find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)))?;
     decimal(number, unit)

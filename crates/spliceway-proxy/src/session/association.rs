@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use rustix::io::Errno;
 use tokio::net::UdpSocket;
 
+use super::byte_counter::{ByteCounter, Moved, counted};
 use crate::admission::ClientKey;
 use crate::associate::{AssociateEnd, AssociateSettings, Association, Destinations};
 use crate::datagrams::{Dropped, towards};
@@ -26,7 +27,8 @@ pub(super) struct Open {
 impl Open {
     pub(super) async fn run(mut self, record: &mut Record) -> Outcome {
         record.associating(self.association.stats());
-        match self.association.run(&mut self.client).await {
+        let counter = ByteCounter::new(record, Moved::Datagrams(self.association.stats()));
+        match counted(counter, self.association.run(&mut self.client)).await {
             AssociateEnd::ClientEof => SessionEnd::ClientEof.into(),
             AssociateEnd::ClientFailed(error) => Outcome::because(SessionEnd::ResetByClient, &error),
             AssociateEnd::Idle => SessionEnd::Idle.into(),

@@ -15,6 +15,7 @@ use super::association::{self, Reach};
 use super::departure::{Finish, departed};
 use super::exchange::{self, NoAnswer, Patience};
 use super::{Begin, Ends, Opened, RemainingBody};
+use crate::accounts;
 use crate::admission::{self, ClientKey, Dial, Permit};
 use crate::bind::{Binding, Expected, NobodyCame};
 use crate::dial::{DialError, Dialed};
@@ -87,9 +88,11 @@ pub(super) async fn open(
         service,
     };
     if let Err(reason) = record.enter_account() {
-        return Err(opening
-            .refuse(Failure::General, SessionEnd::Denied(reason).into())
-            .await);
+        let failure = match reason {
+            accounts::USED_UP => Failure::NotAllowed,
+            _ => Failure::General,
+        };
+        return Err(opening.refuse(failure, SessionEnd::Denied(reason).into()).await);
     }
     match opening.request.request.command {
         Command::Connect => {

@@ -11,7 +11,7 @@ use tracing_subscriber::filter::LevelFilter;
 use super::distinct::Distinct;
 use super::targets::Lists;
 use super::udp;
-use super::user_limits::user_limits;
+use super::user_limits::{check_saved, user_limits};
 use super::users::users;
 use super::{AcceptProxy, Kind, Limits, ServiceSettings, Settings, Timeouts, interned};
 use crate::balance::{BACKENDS_MAX, BackendSettings, BalanceSettings, EjectSettings, Members, Policy};
@@ -96,6 +96,7 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
             "there is no service: expected a table [[service]]",
         ));
     }
+    check_saved(config, origin)?;
     let users = user_limits(&defaults.user, user, &services, origin, warnings)?;
     Ok(Settings {
         services,
@@ -106,6 +107,10 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
             max_conns_per_ip: parsed(&limits.max_conns_per_ip),
             max_dials_per_ip: or(&limits.max_dials_per_ip, MAX_DIALS_PER_IP),
             descriptors: parsed(&limits.nofile),
+            quota_file: limits
+                .quota_file
+                .as_ref()
+                .map(|file| file.path(origin.folder_of(file.at()).as_deref())),
         },
         engine: parsed(&engine.splice).map_or(Engine::Auto, Into::into),
         pipe_size: parsed(&engine.pipe_size).map_or(PipeSize::Auto, Into::into),

@@ -7,8 +7,8 @@ use toml::Spanned;
 
 use super::ServiceSettings;
 use super::origin::{Fault, Origin};
-use crate::accounts::{AllLimits, UserLimits};
-use crate::config::{User, UserDefaults, Value, Word};
+use crate::accounts::{AllLimits, Quotas, UserLimits};
+use crate::config::{Config, List, User, UserDefaults, UserQuota, Value, Word};
 
 /// Returns the limits of all users. A key that a user does not have is that of every user.
 pub(super) fn user_limits(
@@ -22,11 +22,13 @@ pub(super) fn user_limits(
         max_conns,
         rate_in,
         rate_out,
+        quota,
     } = defaults;
     let every = UserLimits {
         max_conns: or(max_conns, None),
         rate_in: or(rate_in, None),
         rate_out: or(rate_out, None),
+        quotas: quotas(quota, origin)?.unwrap_or_default(),
     };
     let known: HashSet<_> = services
         .iter()
@@ -56,6 +58,7 @@ pub(super) fn user_limits(
             max_conns: or(&table.max_conns, every.max_conns),
             rate_in: or(&table.rate_in, every.rate_in),
             rate_out: or(&table.rate_out, every.rate_out),
+            quotas: quotas(&table.quota, origin)?.unwrap_or(every.quotas),
         };
         named.insert(user, limits);
     }
@@ -64,4 +67,44 @@ pub(super) fn user_limits(
 
 fn or<W: Word>(value: &Option<Value<W>>, default: W::Parsed) -> W::Parsed {
     value.as_ref().map_or(default, Value::parsed)
+}
+
+fn quotas(list: &Option<List<UserQuota>>, origin: &Origin) -> Result<Option<Quotas>, Fault> {
+    let Some(list) = list else { return Ok(None) };
+    let mut quotas = Quotas::default();
+    let expected = "expected at most one quota per day and one per month, or none";
+    for quota in list.iter() {
+        let fits = match quota.parsed() {
+            Some(quota) => quotas.add(quota),
+            None => list.len() == 1,
+        };
+        if !fits {
+            return Err(Fault::new(quota.at(), key(origin), expected));
+        }
+    }
+    Ok(Some(quotas))
+}
+
+/// Returns the key of quotas, or the word of their flag.
+fn key(origin: &Origin) -> &'static str {
+    match origin {
+        Origin::CommandLine => "user_quota",
+        Origin::Files(_) => "quota",
+    }
+}
+
+/// Checks that what users have used of their quotas is saved.
+pub(super) fn check_saved(config: &Config, origin: &Origin) -> Result<(), Fault> {
+    if config.limits.quota_file.is_some() {
+        return Ok(());
+    }
+    let tables = config.user.iter().map(|table| &table.get_ref().quota);
+    let mut quotas = tables.chain([&config.defaults.user.quota]).flatten();
+    match quotas.find(|list| list.iter().any(|quota| quota.parsed().is_some())) {
+        Some(quota) => {
+            let why = "needs quota_file: expected a file for what users have used, such as quota_file = \"/var/lib/spliceway/quotas\"";
+            Err(Fault::new(quota.at(), key(origin), why))
+        }
+        None => Ok(()),
+    }
 }

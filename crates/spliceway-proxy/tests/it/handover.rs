@@ -32,11 +32,11 @@ use crate::listen::{SocketPath, connect_to_path};
 const PERIOD: usize = 65_537;
 
 /// The process that serves now. It is killed when this value is dropped.
-struct Process(Pid);
+pub(crate) struct Process(Pid);
 
 impl Process {
     /// Returns the new process that this line names.
-    fn in_line(line: &str) -> Self {
+    pub(crate) fn in_line(line: &str) -> Self {
         let (_, rest) = line
             .split_once("handed over: process ")
             .unwrap_or_else(|| panic!("{line}"));
@@ -44,7 +44,7 @@ impl Process {
         Self(Pid::from_raw(pid).unwrap())
     }
 
-    fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill_process(self.0, signal).unwrap();
     }
 

@@ -46,6 +46,8 @@ mod notify;
 mod monitoring;
 mod policy;
 mod proxy_header;
+// What users have used of their quotas, and the file that keeps it.
+mod quota;
 mod rates;
 // Changes of the configuration while the program runs.
 mod reload;

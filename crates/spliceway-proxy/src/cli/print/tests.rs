@@ -48,6 +48,7 @@ fn the_printed_file_means_what_the_command_line_means() {
         "forward -l :80 -r 192.0.2.1:80 --transparent-source",
         "mixed --accept-proxy any --proxy-from 10.0.0.0/8 --open --dns system",
         "mixed --rate-in 10MB --rate-in 1.5MiB:client --rate-out 500kB:connection --nofile 4096",
+        "mixed --auth ann:wonderland --user-quota 10GB/day --user-quota 1TB/month --quota-file /var/lib/q",
         "mixed --auth ann:wonderland --user-max-conns 9 --user-rate-in 1.5MiB --user-rate-out none",
         "mixed --splice off --pipe-size 256k --spin 20us --workers 3 --log-level off --metrics [::1]:9100",
         "mixed --log-format json --access-log /var/log/a.log --record-interval 5m",

@@ -38,7 +38,7 @@ impl World {
         let (alive, drain) = Drain::new();
         let shared = Shared {
             health: health.clone(),
-            metrics: Arc::new(Metrics::new(Arc::clone(&admission))),
+            metrics: Arc::new(Metrics::new(Arc::clone(&admission), Arc::default())),
             admission: Arc::clone(&admission),
             sessions: Arc::default(),
             own: OwnListeners::default(),

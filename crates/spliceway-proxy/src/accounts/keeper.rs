@@ -1,0 +1,170 @@
+//! Keeps quotas: ends the sessions of users who have used theirs up, and saves what was used.
+//!
+//! ```text
+//!   every half second, and when a quota is used up:
+//!     close sessions ─▶ changes ─▶ file, on a thread that may block ─▶ saved
+//! ```
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, timeout_at};
+
+use super::calendar::Date;
+use super::file::{File, PATIENCE, Unusable};
+use super::{Accounts, unpoisoned};
+use crate::log::LogThrottle;
+use crate::sessions::Sessions;
+
+/// The time between two updates of the file. A process that is killed loses the bytes of this time,
+/// and of one update. Both together are below a second unless the disk is very slow.
+const EVERY: Duration = Duration::from_millis(500);
+/// The longest time for the last update, at the end of the program.
+const LAST: Duration = Duration::from_secs(2);
+
+/// How well saving works.
+#[derive(Debug, Default)]
+pub(crate) struct Saving {
+    has_failed: AtomicBool,
+    pub(super) writes: Family<WriteLabel, Counter>,
+    throttle: Mutex<LogThrottle>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct WriteLabel {
+    result: &'static str,
+}
+
+impl Accounts {
+    /// Reads the quota file. If it `is_shared`, the process that hands over to this one opens it,
+    /// too. The call blocks.
+    ///
+    /// # Errors
+    /// Returns a message if the file cannot be used.
+    pub(crate) fn load(&self, path: &Path, is_shared: bool) -> Result<(), String> {
+        let date = Date::now();
+        let loaded = std::panic::catch_unwind(|| File::load(path, date, is_shared, PATIENCE));
+        let loaded = loaded.unwrap_or_else(|_| Err(Unusable::panicked()));
+        let (file, rows) = loaded.map_err(|why| format!("quota file {}: {why}", path.display()))?;
+        self.saved(&[], rows, date);
+        for result in [OK, FAILED] {
+            drop(self.saving.writes.get_or_create(&WriteLabel { result }));
+        }
+        let _ = self.file.set(Mutex::new(file));
+        Ok(())
+    }
+
+    /// Keeps the quotas, and never returns. Without quotas, it waits for them.
+    pub(crate) async fn keep(self: Arc<Self>, sessions: Arc<Sessions>) {
+        let mut next = Instant::now();
+        loop {
+            if !self.have_quotas() {
+                self.keeper.notified().await;
+                continue;
+            }
+            // An account that is used up is told at once, and the file at most each half second.
+            let _is_told = timeout_at(next, self.keeper.notified()).await;
+            if self.are_used_up() {
+                sessions.close_used_up().await;
+            }
+            if Instant::now() < next {
+                continue;
+            }
+            self.save_elsewhere().await;
+            next = Instant::now() + EVERY;
+        }
+    }
+
+    /// Saves on a thread that may block.
+    async fn save_elsewhere(self: &Arc<Self>) {
+        let accounts = Arc::clone(self);
+        if spawn_blocking(move || accounts.save()).await.is_err() {
+            self.saving.failed(&Unusable::panicked());
+        }
+    }
+
+    /// Sets whether another process opens the quota file, too. Afterwards, it can.
+    pub(crate) async fn share(self: &Arc<Self>, is_shared: bool) {
+        if self.file.get().is_none() {
+            return;
+        }
+        let accounts = Arc::clone(self);
+        let sharing = spawn_blocking(move || {
+            if let Some(file) = accounts.file.get() {
+                unpoisoned(file).share(is_shared);
+            }
+        });
+        if sharing.await.is_err() {
+            self.saving.failed(&Unusable::panicked());
+        }
+    }
+
+    /// Saves once more at the end of the program, and waits for at most [`LAST`]. The call blocks.
+    pub(crate) fn finish(self: &Arc<Self>) {
+        if self.file.get().is_none() {
+            return;
+        }
+        let (sender, saved) = mpsc::channel();
+        let accounts = Arc::clone(self);
+        std::thread::spawn(move || {
+            accounts.save();
+            if let Some(file) = accounts.file.get() {
+                unpoisoned(file).close();
+            }
+            let _ = sender.send(());
+        });
+        // A disk that hangs does not keep the process.
+        let _ = saved.recv_timeout(LAST);
+    }
+
+    /// Saves what is not in the file yet, and takes over what other processes have saved.
+    fn save(&self) {
+        let (date, saving) = (Date::now(), &self.saving);
+        let changes = self.changes(date);
+        let Some(file) = self.file.get() else { return };
+        let mut file = unpoisoned(file);
+        if changes.is_empty() && !file.has_changed() {
+            return;
+        }
+        match file.update(&changes, date) {
+            Ok(rows) => {
+                self.saved(&changes, rows, date);
+                saving.succeeded();
+            }
+            Err(why) => saving.failed(&why),
+        }
+    }
+
+    /// Returns whether the last update of the quota file has worked. `None` means that there is no
+    /// file.
+    pub(crate) fn are_saved(&self) -> Option<bool> {
+        let file = self.file.get();
+        file.map(|_| !self.saving.has_failed.load(Ordering::Relaxed))
+    }
+}
+
+const OK: &str = "ok";
+const FAILED: &str = "failed";
+
+impl Saving {
+    fn succeeded(&self) {
+        self.writes.get_or_create(&WriteLabel { result: OK }).inc();
+        if self.has_failed.swap(false, Ordering::Relaxed) {
+            tracing::info!("the quota file is written again, with all bytes since");
+        }
+    }
+
+    fn failed(&self, why: &Unusable) {
+        self.writes.get_or_create(&WriteLabel { result: FAILED }).inc();
+        self.has_failed.store(true, Ordering::Relaxed);
+        if unpoisoned(&self.throttle).admits(Instant::now()) {
+            tracing::error!(%why, "cannot write the quota file: counting continues in memory");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Counts the bytes of a session for its user, and ends the session if a quota is used up.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use spliceway::RelayStats;
+
+use crate::accounts::Account;
+use crate::datagrams::DatagramStats;
+use crate::record::Record;
+use crate::sessions::Session;
+
+/// Counts after each poll of a relay or an association. A poll moves at most one poll budget, so a
+/// quota is exceeded by at most that much in each session.
+pub(super) struct ByteCounter {
+    session: Arc<Session>,
+    account: Arc<Account>,
+    moved: Moved,
+    counted: u64,
+}
+
+/// Where the bytes are counted.
+pub(super) enum Moved {
+    Relay(RelayStats),
+    Datagrams(DatagramStats),
+}
+
+impl Moved {
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Relay(stats) => stats.snapshot().bytes(),
+            Self::Datagrams(stats) => {
+                let moved = stats.snapshot();
+                moved.up.bytes + moved.down.bytes
+            }
+        }
+    }
+}
+
+impl ByteCounter {
+    /// Returns `None` for a session whose user has no limits. What was moved before does not count.
+    pub(super) fn new(record: &Record, moved: Moved) -> Option<Self> {
+        let session = Arc::clone(record.session());
+        let account = Arc::clone(session.facts().account.as_ref()?.account());
+        Some(Self {
+            session,
+            account,
+            counted: moved.bytes(),
+            moved,
+        })
+    }
+
+    /// Polls what moves the bytes, and counts them. If a quota is used up, the session is cut, and
+    /// its future is dropped after this call.
+    pub(super) fn poll<T>(&mut self, poll: impl FnOnce() -> Poll<T>) -> Poll<T> {
+        if self.account.is_used_up() {
+            self.session.use_up();
+            return Poll::Pending;
+        }
+        let polled = poll();
+        let bytes = self.moved.bytes();
+        if bytes != self.counted {
+            let is_used_up = self.account.count(bytes - self.counted);
+            self.counted = bytes;
+            if is_used_up {
+                self.session.use_up();
+            }
+        }
+        polled
+    }
+}
+
+/// Awaits a relay or an association, and counts after each of its polls.
+pub(super) async fn counted<F: Future>(counter: Option<ByteCounter>, moving: F) -> F::Output {
+    let Some(mut counter) = counter else {
+        return moving.await;
+    };
+    let mut moving = pin!(moving);
+    poll_fn(|cx| counter.poll(|| moving.as_mut().poll(cx))).await
+}

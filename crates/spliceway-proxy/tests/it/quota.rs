@@ -1,0 +1,345 @@
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::admin::Socket;
+use crate::clients::read_head;
+use crate::harness::{Folder, PATIENCE, Program, TextFile, echo, is_closed, let_pass, pattern, read_exactly};
+use crate::user_limits::{ask, file, session, users};
+
+const MB: u64 = 1_000_000;
+
+/// A program with a quota file, in a folder of its own.
+struct Quotas {
+    users: TextFile,
+    config: TextFile,
+    folder: Folder,
+    socket: Socket,
+    kind: &'static str,
+}
+
+impl Quotas {
+    fn new(name: &str, kind: &'static str, limits: &str) -> Self {
+        let quotas = Self {
+            users: users(),
+            config: TextFile::new(""),
+            folder: Folder::new(&format!("quota-{name}")),
+            socket: Socket::new(),
+            kind,
+        };
+        quotas.write(limits);
+        quotas
+    }
+
+    fn write(&self, limits: &str) {
+        let (socket, path) = (self.socket.address(), self.path());
+        let tables = format!(
+            "socket = \"{socket}\"\n[limits]\nquota_file = \"{}\"\n{limits}",
+            path.display()
+        );
+        self.config.write(&file(self.kind, &self.users, &tables));
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.0.join("quotas")
+    }
+
+    fn run(&self) -> Program {
+        Program::run(&self.config)
+    }
+}
+
+fn ann(quota: &str) -> String {
+    format!("[[user]]\nname = \"ann\"\nquota = {quota}\n")
+}
+
+/// Returns what ann has used.
+fn used(program: &Program) -> u64 {
+    program.sum("spliceway_user_quota_used_bytes", &["user=\"ann\"", "period=\"day\""])
+}
+
+fn await_that(program: &Program, what: &str, is_met: impl Fn(&Program) -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !is_met(program) {
+        assert!(Instant::now() < until, "{what}:\n{}", program.get("/metrics"));
+        let_pass(Duration::from_millis(2));
+    }
+}
+
+/// Waits until the file has everything that was counted.
+fn await_saved(program: &Program, bytes: u64) {
+    await_that(program, "saved", |program| {
+        used(program) == bytes && program.sum("spliceway_quota_unsaved_bytes", &[]) == 0
+    });
+}
+
+/// Sends bytes through an echo. They count twice, because they move in both directions.
+fn exchange(client: &mut TcpStream, bytes: usize) {
+    let sent = pattern(3, bytes);
+    client.write_all(&sent).unwrap();
+    assert_eq!(read_exactly(client, bytes), sent);
+}
+
+/// Returns a target that sends to each client from its first byte until the connection ends.
+fn endless() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            thread::spawn(move || {
+                let bytes = vec![7; 256 << 10];
+                let mut client = client;
+                let _ = client.read_exact(&mut [0]);
+                while client.write_all(&bytes).is_ok() {}
+            });
+        }
+    });
+    address
+}
+
+/// Returns the number in this field of a record.
+fn field(record: &str, name: &str) -> u64 {
+    let (_, rest) = record
+        .split_once(&format!(" {name}="))
+        .unwrap_or_else(|| panic!("{record}"));
+    let digits = rest.split(' ').next().unwrap();
+    digits.parse().unwrap_or_else(|_| panic!("{record}"))
+}
+
+#[test]
+fn a_used_up_quota_ends_the_sessions_of_its_user_and_refuses_more() {
+    let quotas = Quotas::new("used-up", "mixed", &ann("\"1MB/day\""));
+    let (mut program, target) = (quotas.run(), echo("127.0.0.1:0"));
+    let mut idle = session(&program, "ann", target);
+    let mut bob = session(&program, "bob", target);
+    let mut client = session(&program, "ann", endless());
+    client.write_all(b"x").unwrap();
+    let _ = client.read_to_end(&mut Vec::new());
+    assert!(is_closed(&mut idle));
+    for _ in 0..2 {
+        let record = program.line("end=quota");
+        assert!(record.contains("user=\"ann\""), "{record}");
+    }
+    assert_eq!(ask(&program, "ann", target).1, 2, "not allowed");
+    program.line("end=denied:quota");
+    let mut client = program.connect();
+    // ann:wonderland
+    write!(
+        client,
+        "CONNECT {target} HTTP/1.1\r\nHost: {target}\r\nProxy-Authorization: Basic YW5uOndvbmRlcmxhbmQ=\r\n\r\n"
+    )
+    .unwrap();
+    assert!(read_head(&mut client).starts_with("HTTP/1.1 403 "));
+    program.await_sum("spliceway_refused_total", &["reason=\"quota\""], 2);
+    exchange(&mut bob, 1000);
+    drop(session(&program, "bob", target));
+    // With a higher quota, the user has what is left of it.
+    quotas.write(&ann("\"100MB/day\""));
+    program.reload();
+    exchange(&mut session(&program, "ann", target), 1000);
+    quotas.write(&ann("\"1MB/day\""));
+    program.reload();
+    assert_eq!(ask(&program, "ann", target).1, 2);
+}
+
+#[test]
+fn many_sessions_exceed_a_quota_by_at_most_one_poll_budget_each() {
+    const SESSIONS: u64 = 16;
+    const QUOTA: u64 = 24 * MB;
+    for (splice, budget) in [("on", 1 << 20), ("off", 256 << 10)] {
+        let limits = ann("[\"24MB/day\", \"1TB/month\"]") + &format!("[engine]\nsplice = \"{splice}\"\n");
+        let quotas = Quotas::new(&format!("many-{splice}"), "socks5", &limits);
+        let (mut program, target) = (quotas.run(), endless());
+        let mut clients: Vec<_> = (0..SESSIONS).map(|_| session(&program, "ann", target)).collect();
+        thread::scope(|scope| {
+            for client in &mut clients {
+                scope.spawn(|| {
+                    client.write_all(b"x").unwrap();
+                    let _ = std::io::copy(client, &mut std::io::sink());
+                });
+            }
+        });
+        let records: Vec<_> = (0..SESSIONS).map(|_| program.line("end=quota")).collect();
+        let moved: u64 = records
+            .iter()
+            .map(|record| field(record, "bytes_up") + field(record, "bytes_down"))
+            .sum();
+        println!("splice {splice}: {} bytes above the quota", moved - QUOTA);
+        assert!(
+            (QUOTA..=QUOTA + SESSIONS * budget).contains(&moved),
+            "{splice}: {moved}"
+        );
+        await_saved(&program, moved);
+        let labels = ["user=\"ann\""];
+        assert_eq!(program.sum("spliceway_user_bytes_total", &labels), moved);
+        assert_eq!(
+            program.sum("spliceway_user_quota_used_bytes", &["period=\"month\""]),
+            moved
+        );
+    }
+}
+
+#[test]
+fn a_killed_program_has_counted_everything_that_was_saved() {
+    let quotas = Quotas::new("killed", "socks5", &ann("\"1GB/day\""));
+    let (mut program, target) = (quotas.run(), echo("127.0.0.1:0"));
+    let mut client = session(&program, "ann", target);
+    exchange(&mut client, 300_000);
+    await_saved(&program, 600_000);
+    exchange(&mut client, 50_000);
+    program.kill();
+    let mut program = quotas.run();
+    let after = used(&program);
+    assert!((600_000..=700_000).contains(&after), "{after}");
+    exchange(&mut session(&program, "ann", target), 1000);
+    // A program that stops saves the rest.
+    program.terminate();
+    program.exit();
+    let program = quotas.run();
+    assert_eq!(used(&program), after + 2000);
+}
+
+#[test]
+fn a_file_that_cannot_be_written_stops_no_session_and_is_written_later() {
+    let quotas = Quotas::new("faults", "socks5", &ann("\"2MB/day\""));
+    let (mut program, target) = (quotas.run(), echo("127.0.0.1:0"));
+    let mut client = session(&program, "ann", target);
+    exchange(&mut client, 1000);
+    await_saved(&program, 2000);
+    let (path, elsewhere) = (quotas.path(), quotas.folder.0.join("elsewhere"));
+    fs::rename(&path, &elsewhere).unwrap();
+    fs::create_dir(&path).unwrap();
+    exchange(&mut client, 1000);
+    program.line("cannot write the quota file");
+    program.await_sum("spliceway_quota_writes_total", &["result=\"failed\""], 1);
+    assert_eq!(program.sum("spliceway_quota_unsaved_bytes", &[]), 2000);
+    let status = String::from_utf8(quotas.socket.command(&["status"]).stdout).unwrap();
+    assert!(status.contains("the quota file cannot be written"), "{status}");
+    fs::remove_dir(&path).unwrap();
+    // A file that is gone is not made again, because its counters would be 0.
+    exchange(&mut client, 1000);
+    let failed = program.sum("spliceway_quota_writes_total", &["result=\"failed\""]);
+    program.await_sum("spliceway_quota_writes_total", &["result=\"failed\""], failed + 2);
+    assert!(!path.exists());
+    fs::rename(&elsewhere, &path).unwrap();
+    program.line("the quota file is written again");
+    await_saved(&program, 6000);
+    program.kill();
+    assert_eq!(used(&quotas.run()), 6000);
+}
+
+#[test]
+fn a_damaged_file_is_refused_at_the_start() {
+    let quotas = Quotas::new("damaged", "socks5", &ann("\"2MB/day\""));
+    fs::write(quotas.path(), "no database").unwrap();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_spliceway"));
+    let output = command.args(["run", "-c", quotas.config.path()]).output().unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(
+        message.contains("move it away to begin with empty counters"),
+        "{message}"
+    );
+    fs::remove_file(quotas.path()).unwrap();
+    let program = quotas.run();
+    exchange(&mut session(&program, "ann", echo("127.0.0.1:0")), 1000);
+    await_saved(&program, 2000);
+}
+
+#[test]
+fn an_operator_sees_users_and_resets_them() {
+    let quotas = Quotas::new("reset", "socks5", &ann("\"1MB/day\""));
+    let (mut program, target) = (quotas.run(), echo("127.0.0.1:0"));
+    let mut client = session(&program, "ann", endless());
+    client.write_all(b"x").unwrap();
+    let _ = client.read_to_end(&mut Vec::new());
+    program.line("end=quota");
+    assert_eq!(ask(&program, "ann", target).1, 2);
+    let (status, page) = quotas.socket.ask("GET", "/v1/users");
+    assert_eq!((status, &page["users"][0]["user"]), (200, &"ann".into()));
+    let day = &page["users"][0]["used"][0];
+    assert_eq!((day["period"].as_str(), day["quota"].as_u64()), (Some("day"), Some(MB)));
+    assert_eq!(day["bytes"].as_u64(), Some(used(&program)));
+    assert!(day["resets"].as_str().unwrap().ends_with("T00:00:00Z"));
+    let shown = |arguments: &[&str]| {
+        let output = quotas.socket.command(arguments);
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for text in [shown(&["status"]), shown(&["users"])] {
+        let line = text
+            .lines()
+            .find(|line| line.starts_with("ann "))
+            .unwrap_or_else(|| panic!("{text}"));
+        assert!(line.contains(" 100 %"), "{line}");
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    }
+    assert_eq!(shown(&["users", "--reset", "ann"]), "ann has used nothing\n");
+    assert_eq!(
+        quotas.socket.command(&["users", "--reset", "eve"]).status.code(),
+        Some(1)
+    );
+    assert_eq!(quotas.socket.ask("POST", "/v1/users/a%2fb/reset").0, 404);
+    exchange(&mut session(&program, "ann", target), 1000);
+    await_saved(&program, 2000);
+    program.kill();
+    assert_eq!(used(&quotas.run()), 2000);
+}
+
+#[test]
+fn a_hand_over_loses_no_byte_of_a_quota() {
+    let quotas = Quotas::new("handover", "socks5", &ann("\"1GB/day\""));
+    let (mut program, target) = (quotas.run(), echo("127.0.0.1:0"));
+    let mut client = session(&program, "ann", target);
+    exchange(&mut client, 10_000);
+    program.signal(Signal::USR2);
+    let new = crate::handover::Process::in_line(&program.line("handed over: "));
+    exchange(&mut client, 10_000);
+    await_saved(&program, 40_000);
+    // A third process takes over from the second one, which has the file open.
+    new.signal(Signal::USR2);
+    let _third = crate::handover::Process::in_line(&program.line("handed over: "));
+    exchange(&mut client, 10_000);
+    await_saved(&program, 60_000);
+    drop(client);
+    let record = program.line("end=client_eof");
+    assert_eq!(field(&record, "bytes_up") + field(&record, "bytes_down"), 60_000);
+}
+
+#[test]
+fn http_requests_count_as_their_records_say() {
+    let quotas = Quotas::new("kinds", "mixed", &ann("\"1GB/day\""));
+    let mut program = quotas.run();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    for (head, body) in [("GET", ""), ("POST", "Content-Length: 5\r\n\r\n12345")] {
+        let mut client = program.connect();
+        let rest = if body.is_empty() { "\r\n" } else { body };
+        // ann:wonderland
+        write!(
+            client,
+            "{head} http://{address}/ HTTP/1.1\r\nHost: {address}\r\nProxy-Authorization: Basic YW5uOndvbmRlcmxhbmQ=\r\n{rest}"
+        )
+        .unwrap();
+        let mut target = crate::harness::accept(&listener);
+        read_head(&mut target);
+        if !body.is_empty() {
+            read_exactly(&mut target, 5);
+        }
+        target
+            .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc")
+            .unwrap();
+        drop(target);
+        client.read_to_end(&mut Vec::new()).unwrap();
+    }
+    let records = [program.line("end=upstream_eof"), program.line("end=upstream_eof")];
+    let moved = records
+        .iter()
+        .map(|record| field(record, "bytes_up") + field(record, "bytes_down"));
+    await_saved(&program, moved.sum());
+}
