@@ -17,8 +17,6 @@ use super::{Account, Accounts, Usage, UserLimits};
 /// The users with a label of their own in metrics, in the order of their names. All others share
 /// one series, so that many users do not become many series.
 const LABELS_MAX: usize = 100;
-/// The label of all other users. No user has an empty name.
-const OTHERS: &str = "";
 
 /// The account of a user, for the operator.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -99,7 +97,7 @@ fn status(user: &str, sessions: u64, limits: &UserLimits, mut usage: Usage, date
 #[derive(Debug)]
 pub(crate) struct UserSeries(pub(crate) Arc<Accounts>);
 
-/// The sums of the users with one label.
+/// The sums of the users with one label. No user has an empty name, so that is the label of others.
 #[derive(Default)]
 struct Sums {
     user: String,
@@ -120,28 +118,23 @@ impl UserSeries {
                 ..Sums::default()
             })
             .collect();
-        if !all.limits.every.are_none() {
-            // The name of no user is empty, so this is the last label.
-            sums.push(Sums {
-                user: OTHERS.to_owned(),
-                ..Sums::default()
-            });
-        }
-        let mut unsaved = 0;
+        let (mut others, mut unsaved) = (Sums::default(), 0);
         for (user, account) in &all.accounts {
             let mut state = account.state();
             account.settle(&mut state, date);
             unsaved += state.unsaved;
-            let place = sums.iter().position(|sums| *sums.user == **user);
-            let Some(place) = place.or_else(|| sums.len().checked_sub(1)) else {
-                continue;
+            let sums = match sums.binary_search_by(|sums| (*sums.user).cmp(user)) {
+                Ok(place) => &mut sums[place],
+                Err(_) => &mut others,
             };
-            let sums = &mut sums[place];
             sums.sessions += state.sessions;
             sums.counted += state.settled;
             if let Some((usage, _)) = &mut sums.usage {
                 *usage = state.usage;
             }
+        }
+        if !all.limits.are_none() {
+            sums.push(others);
         }
         (sums, unsaved)
     }
@@ -191,5 +184,37 @@ impl Collector for UserSeries {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hundred_users_have_a_label_and_the_others_share_one() {
+        let (accounts, mut limits) = (Arc::new(Accounts::default()), super::super::AllLimits::default());
+        let one = std::num::NonZeroU32::new(1);
+        for number in 0..LABELS_MAX + 2 {
+            let own = UserLimits {
+                max_conns: one,
+                ..UserLimits::default()
+            };
+            limits.named.insert(format!("user-{number:03}").into(), own);
+        }
+        accounts.set(&limits);
+        let users = ["user-000", "user-099", "user-100", "user-101"];
+        let sessions = users.map(|user| accounts.enter(user).unwrap().unwrap());
+        for session in &sessions {
+            assert!(!session.account().count(7), "there is no quota");
+        }
+        let (sums, unsaved) = UserSeries(accounts).sums();
+        let of = |place: usize| {
+            let sums: &Sums = &sums[place];
+            (&*sums.user, sums.sessions, sums.counted)
+        };
+        assert_eq!((sums.len(), unsaved), (LABELS_MAX + 1, 28));
+        assert_eq!((of(0), of(1)), (("user-000", 1, 7), ("user-001", 0, 0)));
+        assert_eq!((of(99), of(100)), (("user-099", 1, 7), ("", 2, 14)));
     }
 }
