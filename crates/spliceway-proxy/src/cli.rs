@@ -14,7 +14,7 @@ use clap_complete::Shell;
 
 use crate::bench::{BenchCommand, RelayCommand};
 use crate::config::{Config, KindArg, admin_path};
-use crate::doctor::DoctorCommand;
+use crate::doctor::{DoctorCommand, Way};
 use crate::reload::ReloadCommand;
 use crate::settings::{Origin, Settings, Source, settle};
 use crate::status::StatusCommand;
@@ -299,6 +299,10 @@ enum Command {
         /// Also use up the pipe pages of this user for a moment, to see what happens then
         #[arg(long)]
         exhaust: bool,
+        /// Check what transparent proxying needs, instead of zero copy. The exit code is 0 if
+        /// nothing is missing
+        #[arg(long, value_name = "WAY", conflicts_with = "exhaust")]
+        transparent: Option<Way>,
     },
     /// Compare splice with copies on this machine: rate, CPU time and latency
     #[command(after_help = BENCH_EXAMPLES)]
@@ -381,7 +385,15 @@ impl Cli {
                 Ok(Action::Users(UsersCommand { socket, reset }))
             }
             Some(Command::Upgrade(socket)) => Ok(Action::Upgrade(socket.admin)),
-            Some(Command::Doctor { json, exhaust }) => Ok(Action::Doctor(DoctorCommand { json, exhaust })),
+            Some(Command::Doctor {
+                json,
+                exhaust,
+                transparent,
+            }) => Ok(Action::Doctor(DoctorCommand {
+                json,
+                exhaust,
+                transparent,
+            })),
             Some(Command::Bench(command)) => Ok(Action::Bench(Box::new(command))),
             Some(Command::BenchRelay(command)) => Ok(Action::BenchRelay(command)),
             Some(Command::Top(socket)) => Ok(Action::Top(socket.admin)),

@@ -8,11 +8,14 @@ mod more;
 mod pipes;
 mod report;
 mod sockets;
+mod transparent;
 
 use std::process::ExitCode;
 
 use finding::{Check, Finding, Section, Verdict};
-use report::Report;
+use report::{Report, Subject};
+
+pub(crate) use transparent::Way;
 
 /// What the command line asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,15 +24,26 @@ pub(crate) struct DoctorCommand {
     pub(crate) json: bool,
     /// Also use up the pipe pages of this user for a moment.
     pub(crate) exhaust: bool,
+    /// Check what transparent proxying needs, instead of zero copy.
+    pub(crate) transparent: Option<Way>,
 }
 
 /// Runs every check and prints what it found. The code is 0 if zero copy works, and 1 if a relay
-/// would copy, or if the checks cannot tell.
+/// would copy, or if the checks cannot tell. For transparent proxying, the code is 0 if nothing is
+/// missing.
 pub(crate) fn run(command: DoctorCommand) -> ExitCode {
     // A service also raises its soft limit, so only the hard limit matters.
     let descriptors = crate::limits::raise_descriptors(None).unwrap_or(0);
-    let mut report = Report::begin(command.json);
-    for section in sections(command.exhaust, descriptors) {
+    let (subject, sections) = match command.transparent {
+        Some(way) => {
+            let title = "Transparent proxying";
+            let checks = transparent::checks(way);
+            (Subject::Transparent, vec![Section { title, checks }])
+        }
+        None => (Subject::ZeroCopy, sections(command.exhaust, descriptors).into()),
+    };
+    let mut report = Report::begin(command.json, subject);
+    for section in sections {
         report.section(section.title);
         for check in section.checks {
             let finding = if check.needs_splice && !report.is_ok("splice") {

@@ -57,7 +57,7 @@ pub(crate) fn allow_foreign_addresses<'socket>(socket: impl Into<SockRef<'socket
     set.map_err(|error| match Errno::from_io_error(&error) {
         Some(Errno::PERM) => io::Error::new(
             error.kind(),
-            "it needs CAP_NET_ADMIN (`spliceway doctor --transparent` shows what else is missing)",
+            "it needs CAP_NET_ADMIN (`spliceway doctor --transparent WAY` shows what else is missing)",
         ),
         _ => error,
     })

@@ -16,7 +16,7 @@ pub(super) struct Check {
     pub(super) name: &'static str,
     /// What the check is about, in a few words.
     pub(super) title: &'static str,
-    /// Whether the relay copies if this check differs.
+    /// Whether the answer of the report is no if this check differs.
     pub(super) decides: bool,
     /// Whether the check says nothing if splice moves no bytes at all.
     pub(super) needs_splice: bool,
@@ -38,7 +38,7 @@ impl Check {
         }
     }
 
-    /// A check without which no zero copy works.
+    /// A check on which the answer of the report depends.
     pub(super) fn decisive(mut self) -> Self {
         self.decides = true;
         self

@@ -228,7 +228,7 @@ fn capabilities() -> io::Result<Finding> {
     Ok(Finding::info(
         held,
         format!(
-            "Splicing needs none. Ports below {first_port} need CAP_NET_BIND_SERVICE, --mark needs CAP_NET_ADMIN, and --bind-interface may need CAP_NET_RAW."
+            "Splicing needs none. Ports below {first_port} need CAP_NET_BIND_SERVICE, --mark, --tproxy and --transparent-source need CAP_NET_ADMIN, and --bind-interface may need CAP_NET_RAW."
         ),
     ))
 }

@@ -11,9 +11,17 @@ use crate::terminal::{System, wrapped};
 /// The column where the details of a check begin.
 const INDENT: usize = 13;
 
+/// What the checks are about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Subject {
+    ZeroCopy,
+    Transparent,
+}
+
 /// The checks so far.
 pub(super) struct Report {
     is_json: bool,
+    subject: Subject,
     section: &'static str,
     entries: Vec<Entry>,
     /// The first error of standard output.
@@ -25,7 +33,7 @@ struct Entry {
     section: &'static str,
     check: &'static str,
     title: &'static str,
-    /// Whether relays copy if this check differs.
+    /// Whether the answer is no if this check differs.
     decides: bool,
     #[serde(flatten)]
     finding: Finding,
@@ -38,14 +46,19 @@ struct Document<'a> {
     machine: &'a str,
     user: u32,
     /// `None` if the checks cannot tell.
-    zero_copy: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    zero_copy: Option<Option<bool>>,
+    /// Whether nothing is missing for transparent proxying.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    transparent: Option<Option<bool>>,
     checks: &'a [Entry],
 }
 
 impl Report {
-    pub(super) fn begin(is_json: bool) -> Self {
+    pub(super) fn begin(is_json: bool, subject: Subject) -> Self {
         let mut report = Self {
             is_json,
+            subject,
             section: "",
             entries: Vec::new(),
             failed: None,
@@ -82,7 +95,7 @@ impl Report {
             .any(|entry| entry.check == check && entry.finding.verdict == Verdict::Ok)
     }
 
-    /// Prints and returns the verdict on zero copy.
+    /// Prints and returns the verdict on the subject.
     ///
     /// # Errors
     /// Returns the first error of standard output.
@@ -95,6 +108,15 @@ impl Report {
         };
         let decided = names(&|entry| entry.decides && entry.finding.verdict == verdict);
         let text = match verdict {
+            Verdict::Ok if self.subject == Subject::Transparent => {
+                "Nothing is missing here for transparent proxying.".to_owned()
+            }
+            Verdict::CannotTell if self.subject == Subject::Transparent => {
+                format!("The checks cannot tell whether something is missing here. See {decided}.")
+            }
+            Verdict::Differs if self.subject == Subject::Transparent => {
+                format!("Something is missing here for transparent proxying. See {decided}.")
+            }
             Verdict::Ok => {
                 let differ = names(&|entry| entry.finding.verdict == Verdict::Differs);
                 let undecided = names(&|entry| entry.finding.verdict == Verdict::CannotTell);
@@ -114,16 +136,18 @@ impl Report {
         self.print(&format!("\n{colour}{}{colour:#}\n", wrapped(&text, 0)));
         if self.is_json {
             let System { kernel, machine, user } = System::here();
+            let answer = match verdict {
+                Verdict::Ok => Some(true),
+                Verdict::CannotTell => None,
+                Verdict::Differs => Some(false),
+            };
             let document = Document {
                 version: env!("CARGO_PKG_VERSION"),
                 kernel: &kernel,
                 machine: &machine,
                 user,
-                zero_copy: match verdict {
-                    Verdict::Ok => Some(true),
-                    Verdict::CannotTell => None,
-                    Verdict::Differs => Some(false),
-                },
+                zero_copy: (self.subject == Subject::ZeroCopy).then_some(answer),
+                transparent: (self.subject == Subject::Transparent).then_some(answer),
                 checks: &self.entries,
             };
             let mut text = serde_json::to_string_pretty(&document)?;

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::thread;
 
+use serde_json::Value;
 use spliceway_net::{Family, Net, Offloads, address, has_tool};
 
 use crate::harness::{
@@ -63,9 +64,12 @@ impl Network {
 
     /// Sends everything for port 80 to a listener, without a change.
     fn tproxy(&self, to: SocketAddr) -> &Self {
+        self.local_if_marked().tproxy_rule(to)
+    }
+
+    fn tproxy_rule(&self, to: SocketAddr) -> &Self {
         let rule = format!("iifname left tcp dport {PORT} tproxy to :{} meta mark set 1", to.port());
-        self.local_if_marked()
-            .rule("intercepted", "filter hook prerouting priority mangle", &rule)
+        self.rule("intercepted", "filter hook prerouting priority mangle", &rule)
     }
 
     /// Delivers packets with mark 1 to this machine, whatever their destination is.
@@ -125,6 +129,9 @@ impl Network {
         source
     }
 }
+
+/// Arguments of setpriv(1).
+const WITHOUT_CAPABILITIES: [&str; 2] = ["--bounding-set=-net_admin,-net_raw", "--inh-caps=-net_admin,-net_raw"];
 
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
@@ -267,7 +274,7 @@ fn a_missing_capability_is_named_at_the_start() {
     }
     for argument in ["--tproxy", "--transparent-source"] {
         let mut command = Command::new("setpriv");
-        command.args(["--bounding-set=-net_admin,-net_raw", "--inh-caps=-net_admin,-net_raw"]);
+        command.args(WITHOUT_CAPABILITIES);
         command.args([
             env!("CARGO_BIN_EXE_spliceway"),
             "transparent",
@@ -300,4 +307,79 @@ fn a_reload_switches_the_mode_of_an_open_listener() {
     let line = program.reload();
     assert!(line.contains("transparent"), "{line}");
     network.exchange(Family::V4);
+}
+
+impl Network {
+    /// Runs `spliceway doctor --transparent` on the gateway. Returns the names of the checks that
+    /// are not ok, and all advice.
+    fn doctor(&self, way: &str) -> (Vec<String>, String) {
+        let arguments = ["doctor", "--json", "--transparent", way];
+        let output = self.at_gateway(|| Command::new(env!("CARGO_BIN_EXE_spliceway")).args(arguments).output());
+        let output = output.unwrap();
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let checks = answer["checks"].as_array().unwrap().iter();
+        let missing: Vec<_> = checks.clone().filter(|check| check["verdict"] != "ok").collect();
+        assert_eq!(output.status.success(), missing.is_empty(), "{answer}");
+        assert_eq!(answer["transparent"], missing.is_empty(), "{answer}");
+        let name = |check: &&Value| check["check"].as_str().unwrap().to_owned();
+        let advice = missing.iter().map(|check| check["advice"].as_str().unwrap_or_default());
+        (
+            missing.iter().map(name).collect(),
+            advice.collect::<Vec<_>>().join("\n"),
+        )
+    }
+}
+
+#[test]
+fn doctor_names_each_piece_that_is_missing() {
+    let Some(network) = Network::new() else { return };
+    let to = SocketAddr::from(([127, 0, 0, 1], 9));
+    for (way, rule) in [
+        ("redirect", "redirect to"),
+        ("tproxy", "tproxy to"),
+        ("source", "socket transparent"),
+    ] {
+        let (missing, advice) = network.doctor(way);
+        assert!(advice.contains(rule), "{advice}");
+        match way {
+            "redirect" => assert_eq!(missing, ["rule"]),
+            _ => assert_eq!(missing, ["rule", "route-v4"]),
+        }
+    }
+    network.redirect(to);
+    assert_eq!(network.doctor("redirect").0, [""; 0]);
+    network.local_if_marked();
+    assert_eq!(network.doctor("tproxy").0, ["rule"]);
+    network.tproxy_rule(to);
+    assert_eq!(network.doctor("tproxy").0, [""; 0]);
+    let delete = ["-6", "route", "del", "local", "default", "dev", "lo", "table", "100"];
+    assert!(
+        network
+            .at_gateway(|| Command::new("ip").args(delete).status())
+            .unwrap()
+            .success()
+    );
+    let (missing, advice) = network.doctor("tproxy");
+    assert_eq!(
+        (&missing[..], &advice[..]),
+        (
+            &["route-v6".to_owned()][..],
+            "ip -6 route add local default dev lo table 100"
+        )
+    );
+    assert_eq!(network.doctor("source").0, ["rule"]);
+}
+
+#[test]
+fn doctor_names_a_missing_capability() {
+    if !has_tool("setpriv", "util-linux") || !rustix::process::getuid().is_root() {
+        return;
+    }
+    let mut command = Command::new("setpriv");
+    command.args(WITHOUT_CAPABILITIES);
+    command.args([env!("CARGO_BIN_EXE_spliceway"), "doctor", "--transparent", "source"]);
+    let output = command.output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("CAP_NET_ADMIN is missing"), "{text}");
+    assert_eq!(output.status.code(), Some(1), "{text}");
 }
