@@ -49,10 +49,19 @@ impl Interception {
 /// Returns an error that names the missing capability, or the kernel's error.
 pub(crate) fn allow_foreign_addresses<'socket>(socket: impl Into<SockRef<'socket>>) -> io::Result<()> {
     let socket = socket.into();
-    let set = match socket.domain()? {
-        // One socket for both families needs only this call.
-        Domain::IPV6 => socket.set_ip_transparent_v6(true),
-        _ => socket.set_ip_transparent_v4(true),
+    // One socket for both families needs only the call for IPv6.
+    let is_v6 = socket.domain()? == Domain::IPV6;
+    let is_set = match is_v6 {
+        true => socket.ip_transparent_v6()?,
+        false => socket.ip_transparent_v4()?,
+    };
+    // A service manager that passes such a socket has the capability.
+    if is_set {
+        return Ok(());
+    }
+    let set = match is_v6 {
+        true => socket.set_ip_transparent_v6(true),
+        false => socket.set_ip_transparent_v4(true),
     };
     set.map_err(|error| match Errno::from_io_error(&error) {
         Some(Errno::PERM) => io::Error::new(

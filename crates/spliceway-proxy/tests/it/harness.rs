@@ -135,12 +135,17 @@ impl Program {
 
     /// Starts the program with an inherited socket of this name, as a service manager does.
     pub(crate) fn start_with_socket(socket: OwnedFd, name: &str, arguments: &[&str]) -> Self {
+        Self::start_with_socket_by(&[], socket, name, arguments)
+    }
+
+    /// Does the same by a launcher, such as setpriv(1), with its arguments.
+    pub(crate) fn start_with_socket_by(launcher: &[&str], socket: OwnedFd, name: &str, arguments: &[&str]) -> Self {
         let mut command = Command::new("sh");
         let script = format!(
             "exec 3<&0 </dev/null; export LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES={name}; exec \"$0\" \"$@\""
         );
-        command.args(["-c", &script, env!("CARGO_BIN_EXE_spliceway")]);
-        command.args(arguments);
+        command.args(["-c", &script]).args(launcher);
+        command.arg(env!("CARGO_BIN_EXE_spliceway")).args(arguments);
         Self::spawn_with_stdin(command, socket.into(), arguments.contains(&"--metrics"))
     }
 

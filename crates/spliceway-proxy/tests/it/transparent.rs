@@ -1,11 +1,12 @@
 //! Transparent proxying between namespaces: client, gateway with the program and nft rules, target.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::thread;
 
 use serde_json::Value;
+use socket2::{Domain, Socket, Type};
 use spliceway_net::{Family, Net, Offloads, address, has_tool};
 
 use crate::harness::{
@@ -33,6 +34,11 @@ impl Network {
                 "route add default via 10.77.0.2".to_owned(),
                 "route add default via 2001:db8::2".to_owned(),
             ])
+            .unwrap();
+        // The gateway cannot ask for its neighbour from the client's address, and other link-local
+        // addresses are not valid in the first two seconds.
+        net.node(GATEWAY)
+            .ip(&["address add fe80::77/64 dev right nodad".to_owned()])
             .unwrap();
         // Only connections that keep their source need the way back.
         net.node(TARGET)
@@ -130,8 +136,11 @@ impl Network {
     }
 }
 
-/// Arguments of setpriv(1).
-const WITHOUT_CAPABILITIES: [&str; 2] = ["--bounding-set=-net_admin,-net_raw", "--inh-caps=-net_admin,-net_raw"];
+const WITHOUT_CAPABILITIES: [&str; 3] = [
+    "setpriv",
+    "--bounding-set=-net_admin,-net_raw",
+    "--inh-caps=-net_admin,-net_raw",
+];
 
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
@@ -273,8 +282,8 @@ fn a_missing_capability_is_named_at_the_start() {
         return;
     }
     for argument in ["--tproxy", "--transparent-source"] {
-        let mut command = Command::new("setpriv");
-        command.args(WITHOUT_CAPABILITIES);
+        let mut command = Command::new(WITHOUT_CAPABILITIES[0]);
+        command.args(&WITHOUT_CAPABILITIES[1..]);
         command.args([
             env!("CARGO_BIN_EXE_spliceway"),
             "transparent",
@@ -288,6 +297,27 @@ fn a_missing_capability_is_named_at_the_start() {
         assert_eq!(output.status.code(), Some(1), "{stderr}");
         assert!(stderr.contains("CAP_NET_ADMIN"), "{argument}: {stderr}");
     }
+}
+
+/// The service manager has the capability, and the program does not need it.
+#[test]
+fn an_inherited_listener_for_tproxy_needs_no_capability() {
+    let Some(network) = Network::new() else { return };
+    if !has_tool("setpriv", "util-linux") {
+        return;
+    }
+    let program = network.at_gateway(|| {
+        let socket = Socket::new(Domain::IPV6, Type::STREAM, None).unwrap();
+        socket.set_ip_transparent_v6(true).unwrap();
+        socket
+            .bind(&SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)).into())
+            .unwrap();
+        socket.listen(16).unwrap();
+        let arguments = ["transparent", "-l", "fd:gate", "--tproxy", "--open", "--allow-private"];
+        Program::start_with_socket_by(&WITHOUT_CAPABILITIES, socket.into(), "gate", &arguments)
+    });
+    network.tproxy(program.address);
+    network.exchange(Family::V4);
 }
 
 /// A reload turns a listener for REDIRECT into one for TPROXY, and no client is lost.
@@ -375,8 +405,8 @@ fn doctor_names_a_missing_capability() {
     if !has_tool("setpriv", "util-linux") || !rustix::process::getuid().is_root() {
         return;
     }
-    let mut command = Command::new("setpriv");
-    command.args(WITHOUT_CAPABILITIES);
+    let mut command = Command::new(WITHOUT_CAPABILITIES[0]);
+    command.args(&WITHOUT_CAPABILITIES[1..]);
     command.args([env!("CARGO_BIN_EXE_spliceway"), "doctor", "--transparent", "source"]);
     let output = command.output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
