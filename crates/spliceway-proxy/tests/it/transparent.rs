@@ -10,7 +10,8 @@ use socket2::{Domain, Socket, Type};
 use spliceway_net::{Family, Net, Offloads, address, has_tool};
 
 use crate::harness::{
-    Program, TextFile, accept, assert_same, connect, is_closed, pattern, read_all, refused_to_start, send_and_finish,
+    PATIENCE, Program, TextFile, accept, assert_same, connect, is_closed, pattern, read_all, refused_to_start,
+    send_and_finish,
 };
 
 const CLIENT: usize = 0;
@@ -282,8 +283,9 @@ fn a_missing_capability_is_named_at_the_start() {
         return;
     }
     for argument in ["--tproxy", "--transparent-source"] {
-        let mut command = Command::new(WITHOUT_CAPABILITIES[0]);
-        command.args(&WITHOUT_CAPABILITIES[1..]);
+        // A program that starts would not end.
+        let mut command = Command::new("timeout");
+        command.arg(PATIENCE.as_secs().to_string()).args(WITHOUT_CAPABILITIES);
         command.args([
             env!("CARGO_BIN_EXE_spliceway"),
             "transparent",
