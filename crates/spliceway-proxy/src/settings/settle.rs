@@ -278,7 +278,8 @@ fn check_transparent(service: &config::Service, kind: KindArg) -> Result<(), Fau
             let why = "is only for kind = \"transparent\" and \"forward\": remove it";
             return wrong(keep.at(), key, why);
         }
-        if service.upstream_proxy.is_some() || service.bind_source.is_some() {
+        let has_other = service.upstream_proxy.is_some() || service.bind_source.is_some();
+        if keep.parsed() && has_other {
             let why = "contradicts upstream_proxy and bind_source: a target sees only one source";
             return wrong(keep.at(), key, why);
         }
