@@ -12,6 +12,7 @@ use super::Cli;
 use crate::config::keys::{Keys, flag_of};
 use crate::config::{Config, File, List, Records, Rule, Value};
 use crate::listener::Transport;
+use crate::policy::TargetRules;
 use crate::settings::{Kind, Settings};
 use clap::CommandFactory;
 
@@ -42,9 +43,8 @@ pub(super) fn toml(mut config: Config) -> String {
 
 /// Returns what the settings of `path` mean, one line for each service.
 pub(super) fn summary(path: &Path, settings: &Settings) -> String {
-    let count = settings.services.len();
-    let services = if count == 1 { "service" } else { "services" };
-    let mut text = format!("{}: valid, {count} {services}\n", path.display());
+    let services = counted(settings.services.len(), "service");
+    let mut text = format!("{}: valid, {services}\n", path.display());
     for service in &settings.services {
         let listen: Vec<_> = service.listen.iter().map(ToString::to_string).collect();
         let _ = write!(
@@ -65,6 +65,12 @@ pub(super) fn summary(path: &Path, settings: &Settings) -> String {
                 Some(balance) => write!(text, " to {} ({})", backends.join(", "), balance.policy),
             };
         }
+        let TargetRules { allow, deny } = &service.targets.rules;
+        for (key, list) in [("to_allow", allow), ("to_deny", deny)] {
+            if let Some(list) = list {
+                let _ = write!(text, ", {key} with {}", counted(list.len(), "rule"));
+            }
+        }
         if let Kind::Sni(routes) = &service.kind {
             let _ = write!(text, ", routes: {}", routes.count());
             if let Some(target) = routes.default_target() {
@@ -77,6 +83,10 @@ pub(super) fn summary(path: &Path, settings: &Settings) -> String {
         let _ = writeln!(text, "warning: {warning}");
     }
     text
+}
+
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Returns the JSON schema of a file. The help of a key is that of its flag.

@@ -13,6 +13,7 @@ use crate::datagrams::{Dropped, towards};
 use crate::dial::Dialer;
 use crate::handshake::{Client, ClientRequest};
 use crate::outcome::{Outcome, SessionEnd};
+use crate::policy::Denied;
 use crate::record::Record;
 use crate::service::Service;
 use spliceway_protocol::address::Target;
@@ -67,6 +68,13 @@ impl Reach {
             dialer: service.dialer_of(user).clone(),
             client,
         }
+    }
+}
+
+impl Reach {
+    /// Returns why the target is denied, as far as that is known without a lookup.
+    pub(super) fn denial(&self, target: &Target) -> Option<Denied> {
+        self.dialer.denial(target)
     }
 }
 

@@ -18,6 +18,7 @@ use super::{Begin, Ends, Opened, RemainingBody};
 use crate::accounts;
 use crate::admission::{self, ClientKey, Dial, Permit};
 use crate::bind::{Binding, Expected, NobodyCame};
+use crate::datagrams::Dropped;
 use crate::dial::{DialError, Dialed};
 use crate::handshake::{self, Authenticator, Client, ClientRequest, Heard, NoRequest};
 use crate::listener::{self, Accepted};
@@ -264,9 +265,12 @@ impl Opening {
         let expected = match expected {
             Ok(expected) => expected,
             Err(dropped) => {
-                return Err(self
-                    .refuse(Failure::NotAllowed, SessionEnd::Denied(dropped.as_str()).into())
-                    .await);
+                let denied = reach.denial(&self.request.request.target);
+                let outcome = match denied.filter(|_| dropped == Dropped::Denied) {
+                    Some(denied) => DialError::from(denied).into(),
+                    None => SessionEnd::Denied(dropped.as_str()).into(),
+                };
+                return Err(self.refuse(Failure::NotAllowed, outcome).await);
             }
         };
         let binding = match Binding::open(reached, self.service.advertise) {

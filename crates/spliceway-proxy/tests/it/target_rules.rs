@@ -126,6 +126,7 @@ fn datagrams_and_bind_obey_the_rules() {
     let mut bind = ip_request(refused.local_addr().unwrap());
     bind[1] = 2;
     assert_eq!(code(&program, &bind), NOT_ALLOWED);
+    program.await_end("denied:target_rule");
     let mut bind = ip_request(allowed.local_addr().unwrap());
     bind[1] = 2;
     assert_eq!(code(&program, &bind), SUCCEEDED);
@@ -160,6 +161,20 @@ fn a_file_of_rules_is_read_again_at_a_reload() {
         assert!(line.contains(&format!("to_deny: {}{problem}", rules.path())), "{line}");
         assert_eq!(code(&program, &ip_request(target)), NOT_ALLOWED, "the rules before");
     }
+}
+
+#[test]
+fn check_counts_the_rules() {
+    let rules = TextFile::new("a.example\n*.b.example\n");
+    let service = "[[service]]\nkind = \"http\"\nlisten = \"127.0.0.1:0\"\nto_allow = \"a.example\"\n";
+    let file = TextFile::new(&format!("{service}to_deny = [\"@{}\", \":25\"]\n", rules.path()));
+    let mut check = Command::new(env!("CARGO_BIN_EXE_spliceway"));
+    let output = check.args(["check", "-c", file.path()]).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        said.contains("http: http on 127.0.0.1:0, to_allow with 1 rule, to_deny with 3 rules\n"),
+        "{said}"
+    );
 }
 
 #[test]
