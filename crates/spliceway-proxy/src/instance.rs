@@ -6,6 +6,7 @@
 //! ```
 
 mod build;
+mod finishing;
 mod sockets;
 
 use std::collections::{HashMap, HashSet};
@@ -30,6 +31,7 @@ use crate::serve::CannotRun;
 use crate::sessions::Sessions;
 use crate::settings::{ServiceSettings, Settings};
 use build::{Before, Built, build};
+use finishing::Finishing;
 use sockets::{Assignment, Bound, OpenAddress};
 
 /// A limit of fewer sessions than this is probably a mistake, and causes a warning.
@@ -45,6 +47,7 @@ pub(crate) struct Shared {
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) own: OwnListeners,
     pub(crate) adopted: Arc<Adopted>,
+    pub(crate) finishing: Arc<Finishing>,
     pub(crate) gate: Gate,
     pub(crate) alive: Alive,
     /// The number of descriptors that this process may open.

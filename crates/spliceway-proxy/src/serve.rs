@@ -75,6 +75,7 @@ pub(crate) async fn run(
         sessions: Arc::<Sessions>::default(),
         own: OwnListeners::default(),
         adopted: Arc::default(),
+        finishing: Arc::default(),
         // A process that takes over waits until the old one does not accept clients any more.
         gate: Gate::new(successor.is_none()),
         alive,

@@ -37,6 +37,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use quinn_udp::UdpSocketState;
 use tokio::net::UdpSocket;
+use tokio::sync::Notify;
 use tokio::task::yield_now;
 use tokio::time::Instant;
 
@@ -59,6 +60,9 @@ pub(crate) struct Port {
     udp: &'static UdpSocketState,
     table: Table,
     throttle: Mutex<LogThrottle>,
+    /// Held by the task that receives. Two tasks would reorder datagrams.
+    receiving: tokio::sync::Mutex<()>,
+    reopened: Notify,
 }
 
 /// What the sessions of a port share.
@@ -80,6 +84,8 @@ impl Port {
             udp: system()?,
             table: Table::default(),
             throttle: Mutex::default(),
+            receiving: tokio::sync::Mutex::default(),
+            reopened: Notify::new(),
             socket,
         }))
     }
@@ -87,6 +93,8 @@ impl Port {
     /// Forwards the datagrams of clients until the future is dropped. `opener` tells which service
     /// new clients reach now.
     pub(crate) async fn serve(self: &Arc<Self>, opener: impl Fn() -> Opener) {
+        self.reopened.notify_waiters();
+        let _receiving = self.receiving.lock().await;
         loop {
             readable(&self.socket).await;
             if self.pass_up(&opener(), true) {
@@ -95,8 +103,18 @@ impl Port {
         }
     }
 
-    /// Forwards the datagrams of clients that have a session, until there is no session.
+    /// Forwards the datagrams of clients that have a session, until there is no session, or until
+    /// [`serve`](Self::serve) continues.
     pub(crate) async fn finish(self: &Arc<Self>, opener: &Opener) {
+        tokio::select! {
+            biased;
+            () = self.reopened.notified() => {}
+            () = self.receive_for_sessions(opener) => {}
+        }
+    }
+
+    async fn receive_for_sessions(self: &Arc<Self>, opener: &Opener) {
+        let _receiving = self.receiving.lock().await;
         while !self.table.is_empty() {
             tokio::select! {
                 () = readable(&self.socket) => {

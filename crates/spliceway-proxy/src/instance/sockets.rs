@@ -5,10 +5,10 @@ use std::pin::pin;
 use std::sync::{Arc, Weak};
 
 use spliceway_protocol::address::ListenAddress;
-use tokio::net::UdpSocket;
 use tokio::sync::watch;
 
 use super::Shared;
+use super::finishing::Left;
 use crate::exposure::Reach;
 use crate::handover::Offered;
 use crate::listener::{self, Listener, Transport};
@@ -41,6 +41,8 @@ pub(super) struct OpenSocket {
 /// A listener without a task.
 pub(super) struct Bound {
     listener: Arc<Listener>,
+    /// The sessions that a socket for datagrams already has.
+    port: Option<Arc<Port>>,
     own: Option<OwnEntry>,
 }
 
@@ -64,9 +66,21 @@ impl Bound {
         let bound = |listener: Listener| {
             prepare(&listener, service)?;
             let own = shared.own.add(&listener)?;
-            let listener = Arc::new(listener);
-            Ok(Self { listener, own })
+            let (listener, port) = (Arc::new(listener), None);
+            Ok(Self { listener, port, own })
         };
+        let left = match service.transport {
+            Transport::Datagrams => shared.finishing.at(address, service.name),
+            Transport::Streams => Vec::new(),
+        };
+        if !left.is_empty() {
+            let again = |left: Left| {
+                let own = shared.own.add(&*left.listener)?;
+                let (listener, port) = (left.listener, Some(left.port));
+                Ok(Self { listener, port, own })
+            };
+            return left.into_iter().map(again).collect();
+        }
         let listeners = shared
             .adopted
             .bind(&role(service.name), address, service.transport)
@@ -99,7 +113,7 @@ impl OpenAddress {
             let (reach, described) = (bound.reach(), bound.describe());
             let (sender, receiver) = watch::channel(to.clone());
             let listener = Arc::downgrade(&bound.listener);
-            accepting.spawn(accept(bound, receiver, shared.clone()));
+            accepting.spawn(accept(bound, address.clone(), receiver, shared.clone()));
             OpenSocket {
                 reach,
                 described,
@@ -218,20 +232,33 @@ fn role(service: &str) -> String {
 
 /// Accepts clients until the listener is no longer wanted, the service stops accepting, or the
 /// program stops.
-async fn accept(bound: Bound, to: watch::Receiver<Assignment>, shared: Shared) {
-    let Bound { listener, own } = bound;
+async fn accept(bound: Bound, address: ListenAddress, to: watch::Receiver<Assignment>, shared: Shared) {
+    let Bound { listener, port, own } = bound;
     let name = to.borrow().service.name;
     let guard = shared
         .health
         .guard(&format!("the {name} listener on {}", listener.describe()));
+    let unwanted = unwanted(to.clone());
     let stop = async {
         tokio::select! {
             _ = shared.health.stopped() => {}
-            () = unwanted(to.clone()) => {}
+            () = unwanted => {}
         }
     };
     if let Listener::Udp(socket) = &*listener {
-        forward(Arc::clone(socket), &to, &shared, stop).await;
+        match port.map_or_else(|| Port::new(Arc::clone(socket)), Ok) {
+            Ok(port) => {
+                let (service, listener) = (name, Arc::clone(&listener));
+                let left = Left {
+                    address,
+                    service,
+                    listener,
+                    port,
+                };
+                forward(left, &to, &shared, stop).await;
+            }
+            Err(error) => tracing::error!(%error, "cannot receive datagrams"),
+        }
     } else {
         accept_clients(&listener, &to, &shared, stop).await;
     }
@@ -273,12 +300,7 @@ async fn accept_clients(
 
 /// Forwards the datagrams of clients until `stop` is ready. Then the socket stays open for the
 /// sessions that there are.
-async fn forward(
-    socket: Arc<UdpSocket>,
-    to: &watch::Receiver<Assignment>,
-    shared: &Shared,
-    stop: impl Future<Output = ()>,
-) {
+async fn forward(left: Left, to: &watch::Receiver<Assignment>, shared: &Shared, stop: impl Future<Output = ()>) {
     let opener = || {
         let Assignment { service, port_index } = to.borrow().clone();
         Opener {
@@ -288,13 +310,7 @@ async fn forward(
             alive: shared.alive.clone(),
         }
     };
-    let port = match Port::new(socket) {
-        Ok(port) => port,
-        Err(error) => {
-            tracing::error!(%error, "cannot receive datagrams");
-            return;
-        }
-    };
+    let port = Arc::clone(&left.port);
     let mut stop = pin!(stop);
     loop {
         tokio::select! {
@@ -310,13 +326,18 @@ async fn forward(
             () = port.serve(opener) => {}
         }
     }
-    let (opener, gate) = (opener(), shared.gate.clone());
+    let (opener, gate, finishing) = (opener(), shared.gate.clone(), Arc::clone(&shared.finishing));
+    finishing.add(left);
     tokio::spawn(async move {
-        tokio::select! {
-            biased;
-            () = gate.is(false) => {}
-            () = port.finish(&opener) => {}
+        loop {
+            gate.is(true).await;
+            tokio::select! {
+                biased;
+                () = gate.is(false) => {}
+                () = port.finish(&opener) => break,
+            }
         }
+        finishing.remove(&port);
     });
 }
 

@@ -48,7 +48,7 @@ impl Process {
         kill_process(self.0, signal).unwrap();
     }
 
-    fn lives(&self) -> bool {
+    pub(crate) fn lives(&self) -> bool {
         test_kill_process(self.0).is_ok()
     }
 }
@@ -60,7 +60,7 @@ impl Drop for Process {
 }
 
 /// Asks the process for an upgrade, and returns the next one.
-fn upgrade(program: &mut Program, process: Option<&Process>) -> Process {
+pub(crate) fn upgrade(program: &mut Program, process: Option<&Process>) -> Process {
     match process {
         None => program.signal(Signal::USR2),
         Some(process) => process.signal(Signal::USR2),

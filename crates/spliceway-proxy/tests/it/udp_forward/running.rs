@@ -3,9 +3,12 @@
 use super::{alone, assert_answered, client, forward, free, marking, received, received_from, socket};
 use crate::admin::Socket;
 use crate::drain::CUT;
+use crate::handover::upgrade;
 use crate::harness::{Program, TextFile, connect, echo, read_exactly};
 use std::io::Write;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 const DROPPED: &str = "spliceway_datagrams_dropped_total";
 
@@ -104,6 +107,57 @@ fn an_operator_sees_sessions_and_may_drain_the_service() {
     program.await_sum(DROPPED, &["reason=\"draining\""], 1);
     known.send(b"still").unwrap();
     assert_eq!(received_from(&target), (b"still".to_vec(), session));
+}
+
+#[test]
+fn a_drained_service_may_be_reloaded_while_its_sessions_continue() {
+    let admin = Socket::new();
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    let target = marking("127.0.0.1:0", b'a');
+    let text = format!(
+        "{}socket = \"{}\"\n{}",
+        file(&[]),
+        admin.address(),
+        service("dns", any, target, "udp = true")
+    );
+    let file = TextFile::new(&text);
+    let mut program = Program::run(&file);
+    let known = client(&program);
+    for _ in 0..2 {
+        assert_answered(&known, 'a', "1");
+        assert_eq!(admin.ask("POST", "/v1/services/dns/drain").0, 200);
+        assert_answered(&known, 'a', "2");
+        assert!(program.reload().contains("reloaded"));
+        assert_answered(&client(&program), 'a', "new");
+    }
+    assert_answered(&known, 'a', "3");
+    assert_eq!(program.sum("spliceway_connections_active", &[]), 3);
+}
+
+/// A datagram of a new client waits in the socket, which both processes have.
+#[test]
+fn an_upgrade_loses_no_datagram_of_a_new_client() {
+    let mut program = forward(marking("127.0.0.1:0", b'a'), &[]);
+    let known = client(&program);
+    assert_answered(&known, 'a', "before");
+    let (is_over, listen) = (AtomicBool::new(false), program.address);
+    let next = thread::scope(|scope| {
+        let clients = scope.spawn(|| {
+            let mut count = 0;
+            while !is_over.load(Ordering::Relaxed) || count == 0 {
+                let (client, _) = socket("127.0.0.1:0");
+                client.connect(listen).unwrap();
+                assert_answered(&client, 'a', "new");
+                count += 1;
+            }
+        });
+        let next = upgrade(&mut program, None);
+        is_over.store(true, Ordering::Relaxed);
+        clients.join().unwrap();
+        next
+    });
+    assert_answered(&known, 'a', "after");
+    assert!(next.lives());
 }
 
 #[test]
