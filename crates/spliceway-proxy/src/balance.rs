@@ -10,10 +10,12 @@
 //!
 //! A forwarder with one target has no balancer.
 
+mod check;
 mod ejection;
 mod lease;
 mod members;
 mod policy;
+mod probe;
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -24,7 +26,7 @@ use std::time::Duration;
 use blake2::Blake2b512;
 use blake2::digest::Digest;
 use spliceway_protocol::address::{Target, TargetRange};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, timeout};
 
 use crate::admission::ClientKey;
@@ -32,16 +34,20 @@ use ejection::Availability;
 use lease::Backend;
 use policy::Candidate;
 
+pub(crate) use check::CheckSettings;
 pub(crate) use ejection::EjectSettings;
 pub(crate) use lease::{Failure, Lease, Tried};
 pub(crate) use members::Members;
 pub(crate) use policy::Policy;
+pub(crate) use probe::Probe;
 
 /// The most backends of a service. A choice looks at each of them, which takes up to 5 µs for so
 /// many.
 pub(crate) const BACKENDS_MAX: usize = 256;
 /// A larger weight would not be exact with few sessions. HAProxy has the same limit.
 pub(crate) const WEIGHT_MAX: u32 = 256;
+/// What a weight of 1 is for a policy, so that a backend that starts slowly can have less.
+const WEIGHT_UNIT: u32 = 16;
 /// The most backends that are tried for one client. HAProxy has the same default.
 const TRIES_MAX: usize = 4;
 
@@ -54,6 +60,10 @@ pub(crate) struct BalanceSettings {
     pub(crate) eject: EjectSettings,
     /// The most clients that wait for a backend with a limit on sessions.
     pub(crate) queue_max: usize,
+    /// How backends are checked. `None` means that only their sessions show how they are.
+    pub(crate) check: Option<CheckSettings>,
+    /// The time over which a backend that is up again gets its whole share.
+    pub(crate) slow_start: Duration,
 }
 
 /// One backend.
@@ -78,6 +88,8 @@ pub(crate) struct Balancer {
     service: &'static str,
     settings: BalanceSettings,
     inner: Mutex<Inner>,
+    /// Notified when a name has other members.
+    members_changed: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -136,7 +148,7 @@ impl NoLease {
 #[derive(Debug, Clone)]
 pub(crate) struct BackendStatus {
     pub(crate) name: Box<str>,
-    pub(crate) is_up: bool,
+    pub(crate) state: BackendState,
     pub(crate) is_backup: bool,
     pub(crate) weight: u32,
     pub(crate) sessions: u32,
@@ -145,6 +157,18 @@ pub(crate) struct BackendStatus {
     /// The number of failures so far, in the order of [`Failure::ALL`].
     pub(crate) failures: [u64; Failure::ALL.len()],
     pub(crate) ejections: u64,
+    /// The number of good and of failed checks so far.
+    pub(crate) checks: [u64; 2],
+}
+
+/// Whether a backend gets clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BackendState {
+    Up,
+    /// It fails, and gets no clients for a while.
+    Ejected,
+    /// Its checks fail.
+    Down,
 }
 
 /// The result of a choice.
@@ -184,6 +208,7 @@ impl Balancer {
                 queue: VecDeque::new(),
                 unresolved,
             }),
+            members_changed: Notify::new(),
         })
     }
 
@@ -266,13 +291,13 @@ impl Balancer {
             let is_here = |place: &Place| {
                 place.settings.is_backup == is_backup
                     && !tried.has(&place.backend)
-                    && place.backend.availability(now) != Availability::Ejected
+                    && self.availability(place, now) != Availability::Ejected
             };
             let here: Vec<_> = (0..places.len()).filter(|index| is_here(&places[*index])).collect();
             let (indices, mut candidates): (Vec<_>, Vec<_>) = here
                 .iter()
                 .filter(|index| !places[**index].is_full())
-                .map(|index| (*index, places[*index].candidate()))
+                .map(|index| (*index, self.candidate(&places[*index], now)))
                 .unzip();
             let mut random = |below| rand::random_range(0..below);
             if let Some(chosen) = self.settings.policy.choose(&mut candidates, client, &mut random) {
@@ -288,6 +313,28 @@ impl Balancer {
         match inner.unresolved.is_empty() {
             true => Choice::None,
             false => Choice::Full,
+        }
+    }
+
+    fn availability(&self, place: &Place, now: Instant) -> Availability {
+        match self.settings.check.is_some() && place.backend.is_down() {
+            true => Availability::Ejected,
+            false => place.backend.availability(now),
+        }
+    }
+
+    fn candidate(&self, place: &Place, now: Instant) -> Candidate {
+        // Clients that are chosen by their address should stay with their backend.
+        let slow_start = match self.settings.policy {
+            Policy::SourceHash | Policy::First => Duration::ZERO,
+            _ => self.settings.slow_start,
+        };
+        let share = place.backend.share(slow_start, now);
+        Candidate {
+            weight: (f64::from(place.settings.weight.get() * WEIGHT_UNIT) * share) as u32,
+            active: place.backend.active(),
+            hash: place.hash,
+            credit: place.credit,
         }
     }
 
@@ -313,7 +360,7 @@ impl Balancer {
     /// decides, so that a share is never ejected.
     fn with_ejections<T>(&self, now: Instant, decide: impl FnOnce(bool) -> T) -> T {
         let inner = self.inner();
-        let is_ejected = |place: &&Place| place.backend.availability(now) != Availability::Up;
+        let is_ejected = |place: &&Place| self.availability(place, now) != Availability::Up;
         let ejected = inner.places.iter().filter(is_ejected).count();
         decide(self.settings.eject.allows(ejected, inner.places.len()))
     }
@@ -330,7 +377,15 @@ impl Balancer {
 
     pub(crate) fn status(&self) -> Vec<BackendStatus> {
         let now = Instant::now();
-        self.inner().places.iter().map(|place| place.status(now)).collect()
+        let status = |place: &Place| {
+            let state = match self.availability(place, now) {
+                Availability::Up => BackendState::Up,
+                _ if self.settings.check.is_some() && place.backend.is_down() => BackendState::Down,
+                Availability::Trial | Availability::Ejected => BackendState::Ejected,
+            };
+            place.status(state)
+        };
+        self.inner().places.iter().map(status).collect()
     }
 
     /// Locks the state and ignores poisoning, because it is valid at every instant.
@@ -355,26 +410,18 @@ impl Place {
         }
     }
 
-    fn candidate(&self) -> Candidate {
-        Candidate {
-            weight: self.settings.weight.get(),
-            active: self.backend.active(),
-            hash: self.hash,
-            credit: self.credit,
-        }
-    }
-
     fn is_full(&self) -> bool {
         let max = self.settings.max_conns;
         max.is_some_and(|max| self.backend.active() >= max.get())
     }
 
-    fn status(&self, now: Instant) -> BackendStatus {
+    fn status(&self, state: BackendState) -> BackendStatus {
         let BackendSettings { weight, is_backup, .. } = self.settings;
         BackendStatus {
             weight: weight.get(),
             is_backup,
-            ..self.backend.status(now)
+            state,
+            ..self.backend.status()
         }
     }
 }

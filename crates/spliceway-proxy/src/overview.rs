@@ -10,7 +10,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::admin::view;
 use crate::admission::Admission;
-use crate::balance::BackendStatus;
+use crate::balance::{BackendState, BackendStatus};
 use crate::health::{Health, State};
 use crate::metrics::{Metrics, Totals};
 use crate::service::Service;
@@ -273,7 +273,12 @@ fn service(served: &Served, totals: &Totals, before: Option<(&Totals, Duration)>
 fn backend(status: BackendStatus) -> view::Backend {
     view::Backend {
         name: status.name.into(),
-        state: if status.is_up { "up" } else { "ejected" }.to_owned(),
+        state: match status.state {
+            BackendState::Up => "up",
+            BackendState::Ejected => "ejected",
+            BackendState::Down => "down",
+        }
+        .to_owned(),
         weight: status.weight,
         backup: status.is_backup,
         sessions: status.sessions.into(),

@@ -142,6 +142,23 @@ impl Ejection {
         }
     }
 
+    /// Returns since when the backend is up again, if it was not up all the time.
+    pub(super) fn up_since(&self) -> Option<Instant> {
+        match self.state {
+            State::UpAgain(since) => Some(since),
+            State::Trial(connected) => connected,
+            State::Up | State::Ejected(_) => None,
+        }
+    }
+
+    /// Records that checks have found the backend up again. They do not end an ejection, because a
+    /// backend may pass checks and fail its clients.
+    pub(super) fn is_up_again(&mut self, now: Instant) {
+        if matches!(self.state, State::Up | State::UpAgain(_)) {
+            self.state = State::UpAgain(now);
+        }
+    }
+
     /// Ends a trial that has succeeded. Returns whether there was one.
     pub(super) fn settle(&mut self, now: Instant) -> bool {
         let State::Trial(Some(connected)) = self.state else {

@@ -7,8 +7,10 @@ use std::time::Duration;
 use spliceway_protocol::address::{Target, TargetRange};
 use tokio::time::Instant;
 
+use super::check::{CheckSettings, Checked};
 use super::ejection::{Availability, Credit, EARLY, Ejection};
-use super::{BackendStatus, Balancer};
+use super::probe::Unhealthy;
+use super::{BackendState, BackendStatus, Balancer, WEIGHT_UNIT};
 
 /// What the sessions of a backend share. A reload keeps it.
 #[derive(Debug)]
@@ -17,9 +19,12 @@ pub(super) struct Backend {
     /// The number of sessions, including those that are connecting.
     active: AtomicU32,
     ejection: Mutex<Ejection>,
+    checked: Mutex<Checked>,
     connections: AtomicU64,
     failures: [AtomicU64; Failure::ALL.len()],
     ejections: AtomicU64,
+    /// Good and failed checks.
+    checks: [AtomicU64; 2],
 }
 
 /// How a backend fails.
@@ -69,9 +74,11 @@ impl Backend {
             name: name.into(),
             active: AtomicU32::new(0),
             ejection: Mutex::default(),
+            checked: Mutex::default(),
             connections: AtomicU64::new(0),
             failures: Default::default(),
             ejections: AtomicU64::new(0),
+            checks: Default::default(),
         }
     }
 
@@ -83,17 +90,54 @@ impl Backend {
         self.ejection().availability(now)
     }
 
-    pub(super) fn status(&self, now: Instant) -> BackendStatus {
+    pub(super) fn status(&self) -> BackendStatus {
         BackendStatus {
             name: self.name.clone(),
-            is_up: self.availability(now) == Availability::Up,
+            state: BackendState::Up,
             is_backup: false,
             weight: 1,
             sessions: self.active(),
             connections: self.connections.load(Ordering::Relaxed),
             failures: self.failures.each_ref().map(|count| count.load(Ordering::Relaxed)),
             ejections: self.ejections.load(Ordering::Relaxed),
+            checks: self.checks.each_ref().map(|count| count.load(Ordering::Relaxed)),
         }
+    }
+
+    pub(super) fn is_down(&self) -> bool {
+        self.state_of_checks().is_down()
+    }
+
+    /// Records the result of a check.
+    pub(super) fn checked(&self, balancer: &Arc<Balancer>, settings: &CheckSettings, result: Result<(), Unhealthy>) {
+        self.checks[usize::from(result.is_err())].fetch_add(1, Ordering::Relaxed);
+        let changed = self.state_of_checks().record(result.is_ok(), settings);
+        let (service, backend) = (balancer.service, &*self.name);
+        match (changed, result) {
+            (Some(true), _) => {
+                self.ejection().is_up_again(Instant::now());
+                tracing::info!(service, backend, "a backend is up again");
+                balancer.serve_queue();
+            }
+            (Some(false), Err(error)) => tracing::warn!(service, backend, %error, "a backend is down"),
+            _ => {}
+        }
+    }
+
+    /// Returns the part of its weight that the backend has now: less than 1 if it is up again for
+    /// less than `slow_start`.
+    pub(super) fn share(&self, slow_start: Duration, now: Instant) -> f64 {
+        let since = self.ejection().up_since();
+        let up = since.map(|since| now.saturating_duration_since(since));
+        match up.filter(|up| *up < slow_start) {
+            Some(up) => (up.as_secs_f64() / slow_start.as_secs_f64()).max(1.0 / f64::from(WEIGHT_UNIT)),
+            None => 1.0,
+        }
+    }
+
+    /// Locks the results of checks and ignores poisoning, because they are valid at every instant.
+    fn state_of_checks(&self) -> MutexGuard<'_, Checked> {
+        self.checked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Locks the failures and ignores poisoning, because they are valid at every instant.

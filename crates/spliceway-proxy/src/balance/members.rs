@@ -15,7 +15,7 @@ use spliceway_protocol::address::{Target, TargetRange};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::{BACKENDS_MAX, BackendSettings, Balancer, Place, WEIGHT_MAX};
+use super::{BACKENDS_MAX, BackendSettings, Balancer, Place, WEIGHT_MAX, check};
 use crate::dial::{Dialer, LookupError, Member, Valid};
 
 /// The shortest time between two lookups of a name, for answers with a TTL of 0.
@@ -43,16 +43,19 @@ impl Balancer {
             .filter(|backend| backend.members != Members::One)
     }
 
-    /// Returns whether there are names to look up.
-    pub(crate) fn has_names(&self) -> bool {
-        self.names().next().is_some()
+    /// Returns whether there are names to look up, or backends to check.
+    pub(crate) fn needs_tasks(&self) -> bool {
+        self.settings.check.is_some() || self.names().next().is_some()
     }
 
-    /// Looks up the names again and again. Never returns.
-    pub(crate) async fn watch_names(self: Arc<Self>, dialer: Dialer) {
+    /// Looks up the names again and again, and checks the backends. Never returns.
+    pub(crate) async fn watch(self: Arc<Self>, dialer: Dialer) {
         let mut tasks = JoinSet::new();
+        if let Some(check) = &self.settings.check {
+            tasks.spawn(check::watch(Arc::clone(&self), check.clone(), dialer.clone()));
+        }
         for name in self.names() {
-            tasks.spawn(watch(Arc::clone(&self), name.clone(), dialer.clone()));
+            tasks.spawn(watch_name(Arc::clone(&self), name.clone(), dialer.clone()));
         }
         while let Some(ended) = tasks.join_next().await {
             if let Err(error) = ended {
@@ -108,6 +111,7 @@ impl Balancer {
         others.sort_by_key(position);
         inner.places = others;
         drop(inner);
+        self.members_changed.notify_one();
         if added + removed > 0 && before > 0 {
             tracing::info!(
                 service = self.service,
@@ -122,7 +126,7 @@ impl Balancer {
 }
 
 /// Looks up one name again and again. Never returns.
-async fn watch(balancer: Arc<Balancer>, name: BackendSettings, dialer: Dialer) {
+async fn watch_name(balancer: Arc<Balancer>, name: BackendSettings, dialer: Dialer) {
     let Target::Name(host, port) = &name.targets.first else {
         return std::future::pending().await;
     };

@@ -20,6 +20,8 @@ pub(super) fn balancer_of(policy: Policy, backends: Vec<BackendSettings>, before
             max_percent: 75,
         },
         queue_max: 2,
+        check: None,
+        slow_start: Duration::ZERO,
     };
     Balancer::new("web", &settings, before)
 }

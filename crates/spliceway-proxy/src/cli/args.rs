@@ -4,10 +4,11 @@ use clap::Args;
 
 use crate::balance::Policy;
 use crate::config::{
-    self, AcceptProxy, Address, AdminSocket, Auth, Choice, Config, Descriptors, EjectAfter, File, Flag, Host,
-    Interface, Ip, KindArg, List, Listen, LogFormatArg, LogLevelArg, Mark, Network, PerClient, Percent, PipeSizeArg,
-    PositiveTime, Private, Queue, Rate, RecordTime, Records, Remote, Resolver, Route, Rule, SendProxy, Sessions,
-    SingleTarget, SpinTime, SpliceArg, Time, Upstream, UserQuota, UserRate, UserSessions, Value, Workers, choice,
+    self, AcceptProxy, Address, AdminSocket, Auth, Check, Choice, Config, Descriptors, EjectAfter, Expected, File,
+    Flag, Host, Interface, Ip, KindArg, List, Listen, LogFormatArg, LogLevelArg, Mark, Network, PerClient, Percent,
+    PipeSizeArg, PositiveTime, Private, Queue, Rate, RecordTime, Records, Remote, Resolver, Route, Rule, SendProxy,
+    Sessions, SingleTarget, SpinTime, SpliceArg, Time, Upstream, UserQuota, UserRate, UserSessions, Value, Workers,
+    choice,
 };
 
 #[derive(Args, Debug)]
@@ -24,6 +25,51 @@ pub(super) struct ForwardArgs {
     /// How clients are spread over several backends [default: least-conn]
     #[arg(long, value_name = "POLICY", help_heading = "Backends", hide_short_help = true, value_parser = choice::<Policy>())]
     balance: Option<Value<Choice<Policy>>>,
+    /// Check each backend: `connect`, `tls`, `http:/PATH` or `send:TEXT`. A backend whose checks
+    /// fail gets no clients
+    #[arg(long, value_name = "CHECK", help_heading = "Backends")]
+    check: Option<Value<Check>>,
+    /// What a check expects: a status of HTTP such as `200` or `200-299`, or bytes of the answer to
+    /// `send:` such as `+PONG` [default: 200-399, or nothing]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        requires = "check",
+        help_heading = "Backends",
+        hide_short_help = true
+    )]
+    check_expect: Option<Value<Expected>>,
+    /// Time between two checks of a backend, and time limit for a check [default: 2s]
+    #[arg(
+        long,
+        value_name = "TIME",
+        requires = "check",
+        help_heading = "Backends",
+        hide_short_help = true
+    )]
+    check_interval: Option<Value<PositiveTime>>,
+    /// Number of good checks in a row after which a backend is up [default: 2]
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "check",
+        help_heading = "Backends",
+        hide_short_help = true
+    )]
+    check_rise: Option<Value<PerClient>>,
+    /// Number of failed checks in a row after which a backend is down [default: 3]
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "check",
+        help_heading = "Backends",
+        hide_short_help = true
+    )]
+    check_fall: Option<Value<PerClient>>,
+    /// Time over which a backend that is up again gets its whole share of clients; 0 = off
+    /// [default: 10s]
+    #[arg(long, value_name = "TIME", help_heading = "Backends", hide_short_help = true)]
+    slow_start: Option<Value<Time>>,
     /// Make every address of a name a backend of its own, and look the name up again when its TTL
     /// ends
     #[arg(long, help_heading = "Backends", hide_short_help = true)]
@@ -364,6 +410,12 @@ impl ForwardArgs {
             listen: List::of(self.listen),
             to: List::of(self.remote),
             balance: self.balance,
+            check: self.check,
+            check_expect: self.check_expect,
+            check_interval: self.check_interval,
+            check_rise: self.check_rise,
+            check_fall: self.check_fall,
+            slow_start: self.slow_start,
             each_address: flag(self.each_address),
             queue: self.queue,
             eject_after: self.eject_after,

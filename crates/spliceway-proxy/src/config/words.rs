@@ -15,7 +15,7 @@ use spliceway_protocol::rule::TargetRule;
 use super::value::{Form, List, Value, Word};
 use super::values;
 use crate::accounts::Quota;
-use crate::balance::BackendSettings;
+use crate::balance::{BackendSettings, Probe};
 use crate::dial::{ResolverSettings, UpstreamProxy};
 use crate::log::AccessLog;
 use crate::policy;
@@ -61,6 +61,9 @@ words! {
     Host: Box<str> = Text, values::host;
     /// A target, which may have options.
     Remote: BackendSettings = Text, values::remote;
+    /// A check of backends, without what it expects.
+    Check: Probe = Text, str::parse;
+    Expected: Box<str> = Text, values::text;
     Queue: usize = Number, values::queue;
     /// A number of failures. 0 means that no number is enough.
     EjectAfter: u32 = Number, values::eject_after;

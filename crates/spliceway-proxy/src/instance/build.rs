@@ -115,13 +115,13 @@ impl Built {
     /// Starts the tasks of the service, unless they run. They stop when the service is replaced.
     pub(super) fn begin(&self, health: &Health) {
         let service = &self.service;
-        let Some(balancer) = service.balancer.as_ref().filter(|balancer| balancer.has_names()) else {
+        let Some(balancer) = service.balancer.as_ref().filter(|balancer| balancer.needs_tasks()) else {
             return;
         };
         self.tasks.get_or_init(|| {
             let (stop, stopped) = oneshot::channel();
-            let task = Arc::clone(balancer).watch_names(service.dialer.clone());
-            let name = format!("the task that looks up the backends of {}", service.name);
+            let task = Arc::clone(balancer).watch(service.dialer.clone());
+            let name = format!("the task that watches the backends of {}", service.name);
             health.spawn_until(stopped, &name, task);
             stop
         });

@@ -7,7 +7,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
-use crate::balance::{BackendStatus, Balancer, Failure};
+use crate::balance::{BackendState, BackendStatus, Balancer, Failure};
 
 /// The backends of each service, as they are now. A backend that a reload removes has no series any
 /// more.
@@ -81,6 +81,19 @@ impl Backends {
         Ok(())
     }
 
+    fn checks(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let help = "Checks of a backend, by result";
+        let mut family = encoder.encode_descriptor("backend_checks", help, None, MetricType::Counter)?;
+        for ([service, name], backend) in self.all() {
+            for (result, count) in ["good", "failed"].into_iter().zip(backend.checks) {
+                family
+                    .encode_family(&[service, name, ("result", result)])?
+                    .encode_counter::<NoLabelSet, u64, u64>(&count, None)?;
+            }
+        }
+        Ok(())
+    }
+
     fn waiting(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let help = "Clients that wait for a backend, because all have as many sessions as they may";
         let mut family = encoder.encode_descriptor("backend_waiting", help, None, MetricType::Gauge)?;
@@ -97,13 +110,16 @@ impl Collector for Backends {
             return Ok(());
         }
         let encoder = &mut encoder;
-        let help = "Whether a backend gets clients: 1, or 0 while it is ejected";
-        self.gauge(encoder, "backend_up", help, |backend| backend.is_up.into())?;
+        let help = "Whether a backend gets clients: 1, or 0 while it is ejected or down";
+        self.gauge(encoder, "backend_up", help, |backend| {
+            (backend.state == BackendState::Up).into()
+        })?;
         let help = "Open sessions of a backend, including those that are connecting";
         self.gauge(encoder, "backend_sessions", help, |backend| backend.sessions)?;
         let help = "Connections to a backend that succeeded";
         self.counter(encoder, "backend_connections", help, |backend| backend.connections)?;
         self.failures(encoder)?;
+        self.checks(encoder)?;
         let help = "Times that a backend was ejected because it failed";
         self.counter(encoder, "backend_ejections", help, |backend| backend.ejections)?;
         self.waiting(encoder)

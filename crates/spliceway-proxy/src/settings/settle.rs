@@ -14,7 +14,7 @@ use super::udp;
 use super::user_limits::{check_saved, user_limits};
 use super::users::users;
 use super::{AcceptProxy, Kind, Limits, ServiceSettings, Settings, Timeouts, interned};
-use crate::balance::{BACKENDS_MAX, BackendSettings, BalanceSettings, EjectSettings, Members, Policy};
+use crate::balance::{BACKENDS_MAX, BackendSettings, BalanceSettings, CheckSettings, EjectSettings, Members, Policy};
 use crate::config::{self, Choice, Config, KindArg, List, Rate, Value, Word};
 use crate::dial::{CHAIN_MAX, DialSettings, SocketSettings};
 use crate::exposure::{Clients, Reach, check_open};
@@ -26,6 +26,7 @@ use crate::settings::origin::{Fault, Origin};
 use crate::sni::Routes;
 use crate::transparent::Interception;
 use spliceway_protocol::address::{ListenAddress, Target};
+use spliceway_protocol::proxy;
 
 const CONNECT_TIME: Duration = Duration::from_secs(10);
 /// The time limit for a handshake. A PROXY header is the only handshake of a forwarder, and a
@@ -47,6 +48,12 @@ const EJECT_AFTER: u32 = 3;
 const EJECT_TIME: Duration = Duration::from_secs(5);
 /// One of two backends may be ejected, two of three, and three of four.
 const EJECT_MAX: u32 = 75;
+/// HAProxy's defaults.
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
+const CHECK_RISE: NonZeroU32 = NonZeroU32::new(2).expect("not 0");
+const CHECK_FALL: NonZeroU32 = NonZeroU32::new(3).expect("not 0");
+/// With `least-conn`, a backend without sessions would otherwise get all new clients.
+const SLOW_START: Duration = Duration::from_secs(10);
 const AUTH_PENALTY: Duration = Duration::from_secs(60);
 const MAX_DIALS_PER_IP: NonZeroU32 = NonZeroU32::new(256).expect("not 0");
 
@@ -203,7 +210,7 @@ fn settle_service(
         accept_proxy: accept_proxy(&service)?,
         send_proxy: parsed(&service.send_proxy),
         dial: dial(&service, connect)?,
-        balance: balance(&service, backends),
+        balance: balance(&service, backends)?,
         rates_in: rates("rate_in", &service.rate_in)?,
         rates_out: rates("rate_out", &service.rate_out)?,
         advertise: parsed(&service.advertise),
@@ -381,37 +388,37 @@ fn routes(service: &config::Service) -> Result<Option<Arc<Routes>>, Fault> {
 
 /// Returns a key that only forwarders have, if there is one.
 fn of_forwarders(service: &config::Service) -> Option<(&'static str, Option<usize>)> {
+    fn key<W: Word>(key: &'static str, value: &Option<Value<W>>) -> Option<(&'static str, Option<usize>)> {
+        value.as_ref().map(|value| (key, value.at()))
+    }
     let to = service.to.as_ref().map(|to| ("to", to.at()));
-    let udp = service
-        .udp
-        .as_ref()
-        .filter(|udp| udp.parsed())
-        .map(|udp| ("udp", udp.at()));
-    let balance = service.balance.as_ref().map(|balance| ("balance", balance.at()));
-    let each = service.each_address.as_ref().map(|each| ("each_address", each.at()));
-    let queue = service.queue.as_ref().map(|queue| ("queue", queue.at()));
-    let after = service.eject_after.as_ref().map(|after| ("eject_after", after.at()));
-    let time = service.eject_time.as_ref().map(|time| ("eject_time", time.at()));
-    let share = service.eject_max.as_ref().map(|share| ("eject_max", share.at()));
-    let backend = service
-        .backend
-        .as_ref()
-        .map(|all| ("backend", all.iter().find_map(config::Backend::at)));
-    to.or(balance)
-        .or(each)
-        .or(queue)
-        .or(after)
-        .or(time)
-        .or(share)
-        .or(backend)
-        .or(udp)
+    let backend = service.backend.as_ref();
+    let backend = backend.map(|all| ("backend", all.iter().find_map(config::Backend::at)));
+    let others = [
+        key("balance", &service.balance),
+        key("each_address", &service.each_address),
+        key("queue", &service.queue),
+        key("eject_after", &service.eject_after),
+        key("eject_time", &service.eject_time),
+        key("eject_max", &service.eject_max),
+        key("check", &service.check),
+        key("check_expect", &service.check_expect),
+        key("check_interval", &service.check_interval),
+        key("check_rise", &service.check_rise),
+        key("check_fall", &service.check_fall),
+        key("slow_start", &service.slow_start),
+    ];
+    let udp = service.udp.as_ref().filter(|udp| udp.parsed());
+    let udp = udp.map(|udp| ("udp", udp.at()));
+    to.or(backend).or(udp).or_else(|| others.into_iter().flatten().next())
 }
 
 /// Returns how clients are spread over backends. A forwarder with one target has nothing to spread.
-fn balance(service: &config::Service, backends: Vec<BackendSettings>) -> Option<BalanceSettings> {
+fn balance(service: &config::Service, backends: Vec<BackendSettings>) -> Result<Option<BalanceSettings>, Fault> {
+    let check = check(service)?;
     let is_special = |backend: &BackendSettings| backend.max_conns.is_some() || backend.members != Members::One;
-    let is_needed = backends.len() > 1 || backends.iter().any(is_special);
-    is_needed.then(|| BalanceSettings {
+    let is_needed = backends.len() > 1 || check.is_some() || backends.iter().any(is_special);
+    Ok(is_needed.then(|| BalanceSettings {
         policy: or(&service.balance, BALANCE),
         backends,
         eject: EjectSettings {
@@ -420,7 +427,40 @@ fn balance(service: &config::Service, backends: Vec<BackendSettings>) -> Option<
             max_percent: or(&service.eject_max, EJECT_MAX),
         },
         queue_max: or(&service.queue, QUEUE),
-    })
+        check,
+        slow_start: or(&service.slow_start, SLOW_START),
+    }))
+}
+
+fn check(service: &config::Service) -> Result<Option<CheckSettings>, Fault> {
+    let Some(check) = &service.check else {
+        let keys = [
+            service.check_expect.as_ref().map(|value| ("check_expect", value.at())),
+            service
+                .check_interval
+                .as_ref()
+                .map(|value| ("check_interval", value.at())),
+            service.check_rise.as_ref().map(|value| ("check_rise", value.at())),
+            service.check_fall.as_ref().map(|value| ("check_fall", value.at())),
+        ];
+        return match keys.into_iter().flatten().next() {
+            Some((key, at)) => Err(Fault::new(at, key, "needs check, such as check = \"connect\"")),
+            None => Ok(None),
+        };
+    };
+    let mut probe = check.parsed();
+    if let Some(expected) = &service.check_expect {
+        let fault = |why| Fault::new(expected.at(), "check_expect", why);
+        probe.expect(&expected.parsed()).map_err(fault)?;
+    }
+    let introduction = parsed(&service.send_proxy).map(|version| proxy::encode(version, None, None, &[]));
+    Ok(Some(CheckSettings {
+        probe,
+        interval: or(&service.check_interval, CHECK_INTERVAL),
+        rise: or(&service.check_rise, CHECK_RISE).get(),
+        fall: or(&service.check_fall, CHECK_FALL).get(),
+        introduction: introduction.unwrap_or_default(),
+    }))
 }
 
 /// Returns the backends of a forwarder. A forwarder with one target has one backend.

@@ -1,5 +1,6 @@
 //! Several backends of one forwarder.
 
+mod checks;
 mod failures;
 mod names;
 

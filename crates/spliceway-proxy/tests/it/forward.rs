@@ -212,7 +212,8 @@ fn iperf3_bidir_moves_bytes_both_ways() {
     }
 }
 
-struct KilledAtEnd(Child);
+/// A process that is killed when this value is dropped.
+pub(crate) struct KilledAtEnd(pub(crate) Child);
 
 impl Drop for KilledAtEnd {
     fn drop(&mut self) {

@@ -31,6 +31,7 @@ fn the_printed_file_means_what_the_command_line_means() {
         "-l unix:/run/${a}.sock,mode=0660 -r example.com:80",
         "-l :80 -r a.example:80,weight=3 -r [2001:db8::1]:80,backup -r unix:/run/a --balance p2c",
         "-l :80 -r srv:_http._tcp.a.example,max-conns=9 -r a.example:80 --each-address --queue 0 --eject-after 0",
+        "-l :80 -r a.example:80 --check send:PING\\r\\n --check-expect +PONG --check-rise 1 --slow-start 0",
         "forward -l fd:web -r unix:/run/app.sock --send-proxy v2 --mark 0x64 --bind-interface eth0",
         "sni -l :443 --route A.example=[2001:db8::1]:443 --route *.b.example/h2=unix:/run/b --handshake-timeout 3s",
         "sni -l :443 --route a.example=a:443 --default-target b:443 --accept-proxy v2 --proxy-from 192.0.2.1",

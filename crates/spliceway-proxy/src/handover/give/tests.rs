@@ -44,6 +44,7 @@ impl World {
             own: OwnListeners::default(),
             accounts: Arc::default(),
             adopted: Arc::default(),
+            finishing: Arc::default(),
             gate: Gate::new(false),
             alive: alive.clone(),
             descriptors: 1000,
