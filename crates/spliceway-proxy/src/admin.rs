@@ -4,6 +4,7 @@ pub(crate) mod client;
 mod query;
 pub(crate) mod view;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,10 +14,12 @@ use hyper::body::Incoming;
 use hyper::header::{ALLOW, CACHE_CONTROL};
 use hyper::{Method, Request, StatusCode};
 use percent_encoding::percent_decode_str;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use crate::accounts::Accounts;
+use crate::balance::WEIGHT_MAX;
 use crate::config::LogLevelArg;
 use crate::control::{Control, NotDone, Order};
 use crate::http_server::{Answer, Answers, response, set};
@@ -25,10 +28,10 @@ use crate::sessions::Session;
 use query::{Query, UserQuery};
 use view::{Said, SessionPage, SessionView, UserPage};
 
-/// The longest body of a request. The only body is a log level.
+/// The longest body of a request. A body is a log level or a weight.
 const BODY_MAX_BYTES: usize = 4 << 10;
 const JSON: &str = "application/json";
-const PATHS: &str = "/v1/status, /v1/sessions, /v1/sessions/ID, /v1/users, /v1/users/NAME/reset, /v1/services/NAME/drain, /v1/log-level, /v1/reload or /v1/upgrade";
+const PATHS: &str = "/v1/status, /v1/sessions, /v1/sessions/ID, /v1/users, /v1/users/NAME/reset, /v1/services/NAME/drain, /v1/services/NAME/backends/BACKEND/weight, /v1/log-level, /v1/reload or /v1/upgrade";
 const LEVELS: &str = "off, error, warn, info, debug or trace";
 
 /// Answers the operator.
@@ -46,6 +49,13 @@ type Answered = Result<Answer, Failed>;
 #[derive(Serialize, Deserialize)]
 struct Level {
     level: String,
+}
+
+/// The body of `/v1/services/NAME/backends/BACKEND/weight`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Weight {
+    weight: Option<u32>,
 }
 
 impl Answers for Admin {
@@ -75,6 +85,9 @@ impl Admin {
             (&Method::GET, ["v1", "users"]) => self.users(head.uri.query().unwrap_or_default()),
             (&Method::POST, ["v1", "users", user, "reset"]) => self.reset(user),
             (&Method::POST, ["v1", "services", name, "drain"]) => self.drain(name).await,
+            (&Method::PUT, ["v1", "services", name, "backends", backend, "weight"]) => {
+                self.set_weight(name, backend, body).await
+            }
             (&Method::GET, ["v1", "log-level"]) => Ok(level()),
             (&Method::PUT, ["v1", "log-level"]) => set_level(body).await,
             (&Method::POST, ["v1", "reload"]) => match head.uri.query() {
@@ -146,7 +159,7 @@ impl Admin {
 
     /// Empties what a user has used.
     fn reset(&self, user: &str) -> Answered {
-        let user = percent_decode_str(user).decode_utf8_lossy();
+        let user = decoded(user);
         if !self.accounts().reset(&user) {
             let why = format!("no user `{}` has used anything", user.escape_debug());
             return Err(Failed(StatusCode::NOT_FOUND, why));
@@ -172,6 +185,35 @@ impl Admin {
         }
     }
 
+    async fn set_weight(&self, service: &str, backend: &str, body: Incoming) -> Answered {
+        let wrong = || {
+            let why = format!("expected {{\"weight\": N}}, where N is from 0 to {WEIGHT_MAX}, or null");
+            Failed(StatusCode::BAD_REQUEST, why)
+        };
+        let Weight { weight } = read(body).await.ok_or_else(wrong)?;
+        if weight.is_some_and(|weight| weight > WEIGHT_MAX) {
+            return Err(wrong());
+        }
+        let (service, backend) = (decoded(service), decoded(backend));
+        let services = self.overview.services();
+        let mut served = services.iter().filter(|served| *served.service.name == *service);
+        let balancer = served.next().and_then(|served| served.service.balancer.as_ref());
+        if !balancer.is_some_and(|balancer| balancer.set_weight(&backend, weight)) {
+            let why = format!(
+                "service `{}` has no backend `{}`",
+                service.escape_debug(),
+                backend.escape_debug()
+            );
+            return Err(Failed(StatusCode::NOT_FOUND, why));
+        }
+        let what = match weight {
+            Some(weight) => format!("backend {backend} has the weight {weight}"),
+            None => format!("backend {backend} has the weight of the configuration"),
+        };
+        tracing::info!(service = &*service, "admin: {what}");
+        Ok(json(StatusCode::OK, &Said::Done(what)))
+    }
+
     async fn order(&self, order: Order) -> Answered {
         match self.control.order(order).await {
             Ok(done) => Ok(json(StatusCode::OK, &Said::Done(done))),
@@ -184,6 +226,17 @@ impl Admin {
     }
 }
 
+/// Returns a part of a path.
+fn decoded(part: &str) -> Cow<'_, str> {
+    percent_decode_str(part).decode_utf8_lossy()
+}
+
+/// Returns the body of a request, or `None` if it is too long or malformed.
+async fn read<T: DeserializeOwned>(body: Incoming) -> Option<T> {
+    let body = Limited::new(body, BODY_MAX_BYTES).collect().await.ok()?;
+    serde_json::from_slice(&body.to_bytes()).ok()
+}
+
 fn level() -> Answer {
     let level = crate::log::level();
     json(StatusCode::OK, &Level { level })
@@ -194,11 +247,7 @@ async fn set_level(body: Incoming) -> Answered {
         let why = format!("expected {{\"level\": LEVEL}}, where LEVEL is {LEVELS}");
         Failed(StatusCode::BAD_REQUEST, why)
     };
-    let body = Limited::new(body, BODY_MAX_BYTES)
-        .collect()
-        .await
-        .map_err(|_| wrong())?;
-    let asked: Level = serde_json::from_slice(&body.to_bytes()).map_err(|_| wrong())?;
+    let asked: Level = read(body).await.ok_or_else(wrong)?;
     let asked = LogLevelArg::from_str(&asked.level, true).map_err(|_| wrong())?;
     if !crate::log::set_level(asked.into()) {
         let why = "the log of this program has no level to change".to_owned();
@@ -214,6 +263,7 @@ fn refuse(path: &[&str]) -> Answered {
         ["v1", "status" | "sessions" | "users"] => "GET",
         ["v1", "sessions", _] => "GET, DELETE",
         ["v1", "services", _, "drain"] | ["v1", "users", _, "reset"] | ["v1", "reload" | "upgrade"] => "POST",
+        ["v1", "services", _, "backends", _, "weight"] => "PUT",
         ["v1", "log-level"] => "GET, PUT",
         _ => {
             let why = format!("there is nothing at this path: use {PATHS}");

@@ -165,6 +165,8 @@ pub(crate) struct BackendStatus {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BackendState {
     Up,
+    /// The operator has set its weight to 0.
+    Draining,
     /// It fails, and gets no clients for a while.
     Ejected,
     /// Its checks fail.
@@ -290,6 +292,7 @@ impl Balancer {
         for is_backup in [false, true] {
             let is_here = |place: &Place| {
                 place.settings.is_backup == is_backup
+                    && place.weight() > 0
                     && !tried.has(&place.backend)
                     && self.availability(place, now) != Availability::Ejected
             };
@@ -331,7 +334,7 @@ impl Balancer {
         };
         let share = place.backend.share(slow_start, now);
         Candidate {
-            weight: (f64::from(place.settings.weight.get() * WEIGHT_UNIT) * share) as u32,
+            weight: (f64::from(place.weight() * WEIGHT_UNIT) * share) as u32,
             active: place.backend.active(),
             hash: place.hash,
             credit: place.credit,
@@ -360,9 +363,23 @@ impl Balancer {
     /// decides, so that a share is never ejected.
     fn with_ejections<T>(&self, now: Instant, decide: impl FnOnce(bool) -> T) -> T {
         let inner = self.inner();
-        let is_ejected = |place: &&Place| self.availability(place, now) != Availability::Up;
+        let is_ejected = |place: &&Place| place.weight() == 0 || self.availability(place, now) != Availability::Up;
         let ejected = inner.places.iter().filter(is_ejected).count();
         decide(self.settings.eject.allows(ejected, inner.places.len()))
+    }
+
+    /// Sets the weight of a backend until the program ends: at most [`WEIGHT_MAX`], and 0 for no
+    /// new clients. `None` is the weight of the configuration. Returns `false` if no backend has
+    /// this name.
+    pub(crate) fn set_weight(self: &Arc<Self>, backend: &str, weight: Option<u32>) -> bool {
+        let inner = self.inner();
+        let Some(place) = inner.places.iter().find(|place| *place.settings.name == *backend) else {
+            return false;
+        };
+        place.backend.set_weight(weight);
+        drop(inner);
+        self.serve_queue();
+        true
     }
 
     /// Returns the number of clients that wait.
@@ -379,6 +396,7 @@ impl Balancer {
         let now = Instant::now();
         let status = |place: &Place| {
             let state = match self.availability(place, now) {
+                _ if place.weight() == 0 => BackendState::Draining,
                 Availability::Up => BackendState::Up,
                 _ if self.settings.check.is_some() && place.backend.is_down() => BackendState::Down,
                 Availability::Trial | Availability::Ejected => BackendState::Ejected,
@@ -415,11 +433,14 @@ impl Place {
         max.is_some_and(|max| self.backend.active() >= max.get())
     }
 
+    fn weight(&self) -> u32 {
+        self.backend.weight().unwrap_or(self.settings.weight.get())
+    }
+
     fn status(&self, state: BackendState) -> BackendStatus {
-        let BackendSettings { weight, is_backup, .. } = self.settings;
         BackendStatus {
-            weight: weight.get(),
-            is_backup,
+            weight: self.weight(),
+            is_backup: self.settings.is_backup,
             state,
             ..self.backend.status()
         }

@@ -275,6 +275,7 @@ fn backend(status: BackendStatus) -> view::Backend {
         name: status.name.into(),
         state: match status.state {
             BackendState::Up => "up",
+            BackendState::Draining => "draining",
             BackendState::Ejected => "ejected",
             BackendState::Down => "down",
         }

@@ -88,7 +88,7 @@ pub(crate) struct ServiceStatus {
 #[serde(default)]
 pub(crate) struct Backend {
     pub(crate) name: String,
-    /// `up`, `ejected` or `down`.
+    /// `up`, `draining`, `ejected` or `down`.
     pub(crate) state: String,
     pub(crate) weight: u32,
     pub(crate) backup: bool,

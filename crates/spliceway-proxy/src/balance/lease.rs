@@ -12,6 +12,9 @@ use super::ejection::{Availability, Credit, EARLY, Ejection};
 use super::probe::Unhealthy;
 use super::{BackendState, BackendStatus, Balancer, WEIGHT_UNIT};
 
+/// No weight of a backend.
+const NOT_SET: u32 = u32::MAX;
+
 /// What the sessions of a backend share. A reload keeps it.
 #[derive(Debug)]
 pub(super) struct Backend {
@@ -20,6 +23,8 @@ pub(super) struct Backend {
     active: AtomicU32,
     ejection: Mutex<Ejection>,
     checked: Mutex<Checked>,
+    /// The weight that the operator has set, or [`NOT_SET`].
+    set_weight: AtomicU32,
     connections: AtomicU64,
     failures: [AtomicU64; Failure::ALL.len()],
     ejections: AtomicU64,
@@ -75,6 +80,7 @@ impl Backend {
             active: AtomicU32::new(0),
             ejection: Mutex::default(),
             checked: Mutex::default(),
+            set_weight: AtomicU32::new(NOT_SET),
             connections: AtomicU64::new(0),
             failures: Default::default(),
             ejections: AtomicU64::new(0),
@@ -102,6 +108,15 @@ impl Backend {
             ejections: self.ejections.load(Ordering::Relaxed),
             checks: self.checks.each_ref().map(|count| count.load(Ordering::Relaxed)),
         }
+    }
+
+    /// Returns the weight that the operator has set while the program runs.
+    pub(super) fn weight(&self) -> Option<u32> {
+        Some(self.set_weight.load(Ordering::Relaxed)).filter(|weight| *weight != NOT_SET)
+    }
+
+    pub(super) fn set_weight(&self, weight: Option<u32>) {
+        self.set_weight.store(weight.unwrap_or(NOT_SET), Ordering::Relaxed);
     }
 
     pub(super) fn is_down(&self) -> bool {

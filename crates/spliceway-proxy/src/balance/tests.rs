@@ -211,3 +211,34 @@ async fn a_backup_does_not_take_the_clients_of_full_backends() {
     first.failed(Failure::Connect);
     assert_eq!(target(&any(&balancer)), "b:1", "but those of ejected ones");
 }
+
+/// A round has 16 turns for each unit of weight, and the share of a backend that is up again grows
+/// with the time.
+#[tokio::test(start_paused = true)]
+async fn a_backend_that_is_up_again_gets_its_share_gradually() {
+    let check = CheckSettings {
+        probe: Probe::Connect,
+        interval: SECOND,
+        rise: 1,
+        fall: 1,
+        introduction: Vec::new(),
+    };
+    let before = balancer(Policy::RoundRobin, &["a:1", "b:1"], None);
+    let settings = BalanceSettings {
+        check: Some(check.clone()),
+        slow_start: 10 * SECOND,
+        ..before.settings.clone()
+    };
+    let balancer = Balancer::new("web", &settings, None);
+    let of_a = |picks: usize| (0..picks).filter(|_| target(&any(&balancer)) == "a:1").count();
+    let backend = Arc::clone(&balancer.inner().places[0].backend);
+    assert_eq!(of_a(32), 16);
+    backend.checked(&balancer, &check, Err(probe::Unhealthy::TooSlow));
+    assert_eq!(of_a(32), 0);
+    backend.checked(&balancer, &check, Ok(()));
+    assert_eq!(of_a(17), 1, "one turn for 16 of the other one");
+    tokio::time::advance(5 * SECOND).await;
+    assert_eq!(of_a(24), 8, "half of its share");
+    tokio::time::advance(5 * SECOND).await;
+    assert_eq!(of_a(32), 16);
+}

@@ -33,7 +33,7 @@ impl Socket {
     }
 
     /// Sends a request. Returns the status and the JSON of the answer.
-    fn ask_with(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
+    pub(crate) fn ask_with(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
         let mut stream = UnixStream::connect(&self.0).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let length = body.len();

@@ -9,6 +9,7 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 
+use crate::admin::Socket;
 use crate::harness::{Program, TextFile, is_closed, listen, read_exactly, refused_to_start, refusing, with_patience};
 
 /// A backend that greets each client with its letter, and then returns what it receives.
@@ -128,6 +129,51 @@ fn a_reload_changes_backends_and_keeps_sessions() {
     assert_eq!(shares(&program, 8), BTreeMap::from([('b', 8)]));
     client.write_all(b"still here").unwrap();
     assert_eq!(read_exactly(&mut client, 10), b"still here");
+}
+
+#[test]
+fn the_operator_drains_a_backend_and_changes_its_weight() {
+    let socket = Socket::new();
+    let [a, b] = [b'a', b'b'].map(backend);
+    let backends = [a, b].map(|backend| backend.to_string());
+    let admin = ["--balance", "round-robin", "--admin", &socket.address()];
+    let mut program = forward(&backends, &admin);
+    let path = |backend: &str| format!("/v1/services/forward/backends/{backend}/weight");
+    let set = |weight: &str| {
+        socket
+            .ask_with("PUT", &path(&backends[0]), &format!("{{\"weight\": {weight}}}"))
+            .0
+    };
+    let (mut client, _) = greeted(&program);
+
+    assert_eq!(set("0"), 200);
+    assert_eq!(shares(&program, 6), BTreeMap::from([('b', 6)]));
+    client.write_all(b"still here").unwrap();
+    assert_eq!(read_exactly(&mut client, 10), b"still here");
+    let (_, status) = socket.ask("GET", "/v1/status");
+    let drained = &status["services"][0]["backends"][0];
+    assert_eq!((&drained["state"], &drained["weight"]), (&"draining".into(), &0.into()));
+    program.line(&format!("admin: backend {a} has the weight 0"));
+
+    assert_eq!(set("3"), 200);
+    assert_eq!(shares(&program, 8), BTreeMap::from([('a', 6), ('b', 2)]));
+    assert_eq!(set("null"), 200);
+    assert_eq!(shares(&program, 8), BTreeMap::from([('a', 4), ('b', 4)]));
+
+    for wrong in ["257", "-1", "\"1\"", "0, \"more\": 1"] {
+        assert_eq!(set(wrong), 400, "{wrong}");
+    }
+    for (method, path, code) in [
+        ("PUT", path("nowhere"), 404),
+        ("PUT", "/v1/services/other/backends/a/weight".to_owned(), 404),
+        ("GET", path(&backends[0]), 405),
+    ] {
+        assert_eq!(
+            socket.ask_with(method, &path, "{\"weight\": 1}").0,
+            code,
+            "{method} {path}"
+        );
+    }
 }
 
 #[test]
