@@ -23,9 +23,9 @@ pub(crate) struct RuleList {
     names: HashMap<Box<str>, PortSet>,
     /// The ports of `*.NAME`.
     below: HashMap<Box<str>, PortSet>,
-    /// The most labels of a name in `below`. Longer ends of a name are not looked up, so a client
-    /// cannot make a lookup expensive by a name with many labels.
-    labels_max: usize,
+    /// The numbers of labels that names in `below` have: bit 0 is one label. Other ends of a name
+    /// are not looked up, so a client cannot make a lookup expensive by a name with many labels.
+    labels: u128,
     /// The ports of all hosts, if there is such a rule.
     all: Option<PortSet>,
     /// The ports of all networks, if there are networks.
@@ -100,7 +100,7 @@ impl RuleList {
             }
             Hosts::Name(name) => add_to_name(&mut self.names, name, ports),
             Hosts::Below(name) => {
-                self.labels_max = self.labels_max.max(labels(&name));
+                self.labels |= label_bit(name.split('.').count());
                 add_to_name(&mut self.below, name, ports);
             }
         }
@@ -143,9 +143,11 @@ impl RuleList {
         // From the shortest end of the name to the longest, so that the last match is the most
         // specific one.
         let ends = name.rmatch_indices('.').map(|(dot, _)| &name[dot + 1..]);
-        for (end, rank) in ends.take(self.labels_max).zip(1..) {
-            if let Some((name, ports)) = self.below.get_key_value(end) {
-                found.add(ports, rank, MatchedHosts::Below(name), port);
+        for (end, count) in ends.zip(1_u16..) {
+            if self.labels & label_bit(count.into()) != 0
+                && let Some((name, ports)) = self.below.get_key_value(end)
+            {
+                found.add(ports, count, MatchedHosts::Below(name), port);
             }
         }
         if let Some((name, ports)) = self.names.get_key_value(name) {
@@ -184,8 +186,12 @@ impl RuleList {
     }
 }
 
-fn labels(name: &str) -> usize {
-    name.split('.').count()
+/// A name of 255 bytes has at most 128 labels.
+fn label_bit(count: usize) -> u128 {
+    u32::try_from(count - 1)
+        .ok()
+        .and_then(|bit| 1_u128.checked_shl(bit))
+        .unwrap_or(0)
 }
 
 fn add_to(place: &mut Option<PortSet>, ports: &Ports) {
