@@ -160,6 +160,8 @@ impl Packet<'_> {
 mod tests {
     use super::*;
     use crate::datagrams::{GsoBatch, Route, bind, gather, system};
+    use std::time::Duration;
+    use tokio::time::timeout;
 
     #[test]
     fn a_header_goes_directly_before_the_data() {
@@ -191,7 +193,8 @@ mod tests {
             sent.push(Vec::new());
             let (mut batch, mut received) = (Batch::new(), Vec::new());
             while received.len() < sent.len() {
-                to.readable().await.unwrap();
+                let readable = timeout(Duration::from_secs(20), to.readable()).await;
+                readable.expect("a datagram is missing").unwrap();
                 batch.receive(udp, &to, |error| panic!("{error}"));
                 batch.for_each(|origin, mut packet| {
                     assert_eq!(origin.source, from.local_addr().unwrap());
