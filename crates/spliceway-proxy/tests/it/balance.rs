@@ -44,7 +44,7 @@ fn greeted(program: &Program) -> (TcpStream, char) {
     (client, letter.into())
 }
 
-/// Returns how many of so many clients, one after another, each backend greets.
+/// Connects this number of clients, one after another. Returns how many each backend greets.
 fn shares(program: &Program, clients: usize) -> BTreeMap<char, usize> {
     let mut shares = BTreeMap::new();
     for _ in 0..clients {
