@@ -177,6 +177,24 @@ fn the_operator_drains_a_backend_and_changes_its_weight() {
 }
 
 #[test]
+fn a_drained_backend_gets_no_clients_with_any_policy() {
+    for policy in ["least-conn", "round-robin", "p2c", "source-hash", "first"] {
+        let socket = Socket::new();
+        let [a, b] = [b'a', b'b'].map(backend);
+        let admin = ["--balance", policy, "--admin", &socket.address()];
+        let program = forward(&[a.to_string(), b.to_string()], &admin);
+        // The backend that the policy prefers drains.
+        let (preferred, other) = match greeted(&program).1 {
+            'a' => (a, 'b'),
+            _ => (b, 'a'),
+        };
+        let path = format!("/v1/services/forward/backends/{preferred}/weight");
+        assert_eq!(socket.ask_with("PUT", &path, "{\"weight\": 0}").0, 200);
+        assert_eq!(shares(&program, 6), BTreeMap::from([(other, 6)]), "{policy}");
+    }
+}
+
+#[test]
 fn a_wrong_backend_is_refused_with_what_was_expected() {
     let target = refusing().to_string();
     for (options, expected) in [
