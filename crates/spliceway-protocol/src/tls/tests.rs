@@ -24,7 +24,7 @@ const RECORDED: [Recorded; 6] = [
     recorded!("curl", "example.com", &[b"h2", b"http/1.1"]),
     recorded!("go", "example.com", &[b"h2", b"http/1.1"]),
     recorded!("go-ech", "public.example", &[b"h2", b"http/1.1"]),
-    recorded!("boringssl", "example.com", &[b"h2", b"http/1.1"]),
+    recorded!("chromium", "example.com", &[b"h2", b"http/1.1"]),
     recorded!("rustls", "example.com", &[b"h2", b"http/1.1"]),
 ];
 const SERVER_NAME: u16 = 0;

@@ -15,13 +15,13 @@ macro_rules! recorded {
     };
 }
 
-/// The first bytes of real clients that state `example.com`. Those of Go and BoringSSL have
+/// The first bytes of real clients that state `example.com`. Those of Go and Chromium have
 /// post-quantum keys.
 const HELLOS: [(&str, &[u8]); 5] = [
     ("openssl", recorded!("openssl")),
     ("curl", recorded!("curl")),
     ("go", recorded!("go")),
-    ("boringssl", recorded!("boringssl")),
+    ("chromium", recorded!("chromium")),
     ("rustls", recorded!("rustls")),
 ];
 /// A client with ECH that hides `secret.example`, and states `public.example`.
