@@ -107,6 +107,7 @@ tables! {
         max_conns: Value<Sessions>,
         max_conns_per_ip: Value<PerClient>,
         max_dials_per_ip: Value<PerClient>,
+        max_session: Value<Time>,
         nofile: Value<Descriptors>,
         quota_file: Value<File>,
     }

@@ -20,6 +20,8 @@ pub(crate) enum SessionEnd {
     UpstreamEof,
     Idle,
     HalfCloseTimeout,
+    /// The session has lasted as long as the settings allow.
+    MaxSession,
     /// The client's socket failed.
     ResetByClient,
     /// The upstream's socket failed.
@@ -58,6 +60,7 @@ impl fmt::Display for SessionEnd {
             Self::UpstreamEof => f.write_str("upstream_eof"),
             Self::Idle => f.write_str("idle"),
             Self::HalfCloseTimeout => f.write_str("half_close_timeout"),
+            Self::MaxSession => f.write_str("max_session"),
             Self::ResetByClient => f.write_str("reset_by_client"),
             Self::ResetByUpstream => f.write_str("reset_by_upstream"),
             Self::ConnectFailed(errno) => write!(f, "connect_failed:{errno}"),

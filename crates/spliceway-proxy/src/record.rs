@@ -203,6 +203,7 @@ impl Record {
         }
         self.running = Some(self.service.traffic.enter(stats.clone(), cancel.clone()));
         self.session.relays(stats, cancel, before);
+        self.limit();
     }
 
     /// Records that a relay resumes, whose counts contain those from before.
@@ -213,6 +214,7 @@ impl Record {
         self.running = Some(self.service.traffic.resume(stats.clone(), cancel.clone()));
         let before = self.session.facts().before.take();
         self.session.relays(stats, cancel, before);
+        self.limit();
     }
 
     /// Ends the record without a line: another process continues the session.
@@ -220,10 +222,16 @@ impl Record {
         self.has_left = true;
     }
 
+    fn limit(&self) {
+        let limit = self.service.timeouts.max_session;
+        self.service.sessions.limit(&self.session, limit);
+    }
+
     /// Records that an association delivers datagrams from now on.
     pub(crate) fn associating(&mut self, stats: DatagramStats) {
         self.associated = Some(self.service.traffic.associate(stats.clone()));
         self.session.facts().phase = Phase::Datagrams(stats);
+        self.limit();
     }
 
     /// Returns the counts of all relays of this session. The last relay must have ended.

@@ -63,24 +63,7 @@ pub(crate) async fn run(
 ) -> Result<Arc<Metrics>, CannotRun> {
     let program = Program::of_this_process()?;
     let mut signals = Signals::new(matches!(source, Source::Files(_)))?;
-    // Each start and each reload sets the limits of the admission.
-    let admission = Admission::new("sessions", 1, None);
-    let (alive, drain) = Drain::new();
-    let accounts = Arc::<Accounts>::default();
-    let shared = Shared {
-        health: health.clone(),
-        metrics: Arc::new(Metrics::new(Arc::clone(&admission), Arc::clone(&accounts))),
-        admission,
-        accounts,
-        sessions: Arc::<Sessions>::default(),
-        own: OwnListeners::default(),
-        adopted: Arc::default(),
-        finishing: Arc::default(),
-        // A process that takes over waits until the old one does not accept clients any more.
-        gate: Gate::new(successor.is_none()),
-        alive,
-        descriptors,
-    };
+    let (shared, drain) = share(health, successor.is_some(), descriptors);
     let metrics = Arc::clone(&shared.metrics);
     let overview = Arc::new(Overview::new(
         Arc::clone(&shared.sessions),
@@ -128,6 +111,29 @@ pub(crate) async fn run(
     }
 }
 
+/// Creates what the tasks of the program share. A process that takes over accepts no clients until
+/// the old one does not accept them any more.
+fn share(health: &Health, takes_over: bool, descriptors: usize) -> (Shared, Drain) {
+    // Each start and each reload sets the limits of the admission.
+    let admission = Admission::new("sessions", 1, None);
+    let (alive, drain) = Drain::new();
+    let accounts = Arc::<Accounts>::default();
+    let shared = Shared {
+        health: health.clone(),
+        metrics: Arc::new(Metrics::new(Arc::clone(&admission), Arc::clone(&accounts))),
+        admission,
+        accounts,
+        sessions: Arc::<Sessions>::default(),
+        own: OwnListeners::default(),
+        adopted: Arc::default(),
+        finishing: Arc::default(),
+        gate: Gate::new(!takes_over),
+        alive,
+        descriptors,
+    };
+    (shared, drain)
+}
+
 fn serving(metrics: &Metrics) -> String {
     format!("serving: {}", drain::sessions(metrics.open()))
 }
@@ -167,6 +173,8 @@ async fn begin(
     instance.commit(plan);
     let keeping = Arc::clone(&shared.accounts).keep(Arc::clone(&shared.sessions));
     shared.health.spawn("the task that keeps quotas", keeping);
+    let expiring = Arc::clone(&shared.sessions).expire();
+    shared.health.spawn("the task that ends long sessions", expiring);
     overview.serve(instance.served());
     if let Some(taking) = taking {
         shared.adopted.clear();

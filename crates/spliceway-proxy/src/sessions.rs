@@ -5,6 +5,8 @@
 //!   Handshake ── request ──▶ Dial ── connected ──▶ Relay or Datagrams ── end ──▶ removed
 //! ```
 
+mod expiry;
+
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +18,7 @@ use slab::Slab;
 use spliceway::{CancelHandle, DirectionSummary, RelayStats, RelaySummary, RelayWaits, Waits};
 use spliceway_protocol::Spoken;
 use spliceway_protocol::address::Target;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
@@ -37,6 +39,8 @@ pub(crate) struct Sessions {
     /// The number of sessions so far, which is also the last identifier.
     count: AtomicU64,
     open: Mutex<Slab<(u64, Arc<Session>)>>,
+    /// A session with a limit was added.
+    limited: Notify,
 }
 
 /// One open session. Its record writes the facts, and other tasks may read them.
@@ -82,6 +86,8 @@ pub(crate) struct Facts {
     pub(crate) is_over: bool,
     pub(crate) mover: MoveState,
     task: Option<AbortHandle>,
+    /// When the session ends, because it has lasted long enough.
+    expires: Option<Instant>,
     activity: Option<Activity>,
 }
 
@@ -316,11 +322,15 @@ impl Session {
     /// Ends the session. A relay stops reading and has [`CLOSE_GRACE`] to deliver what it holds.
     /// A session that does not relay yet is cut. Returns `false` if it was closed before.
     pub(crate) fn close(self: &Arc<Self>) -> bool {
+        self.close_as(SessionEnd::ClosedByAdmin)
+    }
+
+    fn close_as(self: &Arc<Self>, end: SessionEnd) -> bool {
         let mut facts = self.facts();
         if facts.closed.is_some() {
             return false;
         }
-        facts.closed = Some(SessionEnd::ClosedByAdmin);
+        facts.closed = Some(end);
         match &facts.phase {
             Phase::Relay(_, cancel) => cancel.cancel(CLOSE_GRACE),
             Phase::Datagrams(stats) => stats.stop(),

@@ -1,6 +1,5 @@
 //! The settings of the program. They are checked and complete, whatever their source.
 
-mod backends;
 mod distinct;
 mod origin;
 mod settle;
@@ -99,8 +98,9 @@ impl Settings {
                 idle,
                 half_close,
                 udp,
+                max_session,
             } = settings.timeouts;
-            let times = (handshake, connect, idle, half_close, udp);
+            let times = (handshake, connect, idle, half_close, udp, max_session);
             (
                 times,
                 settings.engine,
@@ -236,6 +236,8 @@ pub(crate) struct Timeouts {
     pub(crate) drain: Duration,
     /// The silence that ends a session of forwarded datagrams.
     pub(crate) udp: Duration,
+    /// The longest session. Sessions end up to a tenth of it earlier.
+    pub(crate) max_session: Option<Duration>,
 }
 
 /// Limits on resources. `None` means that the available descriptors are the only limit.

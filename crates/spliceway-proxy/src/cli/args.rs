@@ -309,6 +309,10 @@ pub(super) struct TimeArgs {
     /// The timer may be late by up to 1/8 of this time [default: 1m]
     #[arg(long, value_name = "TIME", hide_short_help = true)]
     half_close_timeout: Option<Value<Time>>,
+    /// End each session after this time, or up to a tenth earlier, so that long sessions do not all
+    /// end together; 0 = off [default: 0]
+    #[arg(long, value_name = "TIME", hide_short_help = true)]
+    max_session: Option<Value<Time>>,
     /// Time limit for transfers to finish after TERM or INT. The program then cuts the
     /// remaining transfers. They have 2s more to deliver the bytes that they hold [default: 30s]
     #[arg(long, value_name = "TIME", hide_short_help = true)]
@@ -540,6 +544,7 @@ impl CommonArgs {
                 max_conns: limits.max_conns,
                 max_conns_per_ip: limits.max_conns_per_ip,
                 max_dials_per_ip: limits.max_dials_per_ip,
+                max_session: times.max_session,
                 nofile: limits.nofile,
                 quota_file: None,
             },

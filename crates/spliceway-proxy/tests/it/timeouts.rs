@@ -1,4 +1,4 @@
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -95,6 +95,17 @@ fn a_half_closed_session_ends_when_its_open_side_is_silent() {
         "{took:?}"
     );
     program.await_end("half_close_timeout");
+}
+
+#[test]
+fn a_busy_session_ends_after_the_longest_time_for_sessions() {
+    let (program, mut client, mut target) = session(&["--max-session", "1s"]);
+    let mut answer = [0; 1];
+    while client.write_all(b"?").is_ok() && matches!(target.read(&mut answer), Ok(1)) {
+        let_pass(Duration::from_millis(2));
+    }
+    program.await_end("max_session");
+    assert_eq!(program.sum("spliceway_lost_bytes_total", &[]), 0);
 }
 
 #[test]
