@@ -82,7 +82,12 @@ impl File {
             swept: 0,
             modified: None,
         };
-        let is_new = std::fs::metadata(path).map_or(true, |file| file.len() == 0);
+        let found = std::fs::metadata(path);
+        if found.as_ref().is_ok_and(|file| !file.is_file()) {
+            // A device, which also has no length, would be overwritten.
+            return Err(Unusable("it is no regular file".to_owned()));
+        }
+        let is_new = found.map_or(true, |file| file.len() == 0);
         let mut database = match is_new {
             true => create(path)?,
             false => file.open()?,
@@ -211,11 +216,11 @@ fn builder() -> Builder {
 fn create(path: &Path) -> Result<Database, Unusable> {
     let mut options = std::fs::OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    options.open(path).map_err(Unusable::because)?;
+    let file = options.open(path).map_err(Unusable::because)?;
     let created = builder().create(path);
     if !matches!(created, Ok(_) | Err(DatabaseError::DatabaseAlreadyOpen)) {
         // For example, the disk is full. The next start must not find half a file.
-        let _ = std::fs::remove_file(path);
+        let _ = file.set_len(0);
     }
     created.map_err(Unusable::because)
 }
@@ -380,5 +385,14 @@ mod tests {
         assert!(!path.0.exists());
         std::fs::write(&path.0, "").unwrap();
         assert!(path.load(TODAY).1.is_empty(), "an empty file is a new one");
+    }
+
+    #[test]
+    fn a_pipe_or_a_device_is_refused_and_stays() {
+        let path = Temporary::new("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &path.0, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let why = File::load(&path.0, TODAY, false, Duration::ZERO).unwrap_err();
+        assert_eq!(why.to_string(), "it is no regular file");
+        assert!(path.0.exists());
     }
 }
