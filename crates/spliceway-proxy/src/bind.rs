@@ -18,9 +18,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
 use crate::associate::{Destinations, at_any_port};
-use crate::datagrams::Dropped;
 use crate::listener::socket_to_listen;
-use spliceway_protocol::address::{Target, canonical};
 
 /// The length of the backlog. The proxy accepts one connection, and may close a few others before
 /// that.
@@ -35,35 +33,6 @@ pub(crate) enum Expected {
 }
 
 impl Expected {
-    /// Returns the peers that `asked`, the address in the client's request, represents. A name
-    /// represents all of its addresses.
-    ///
-    /// # Errors
-    /// Returns [`Dropped::Denied`] if the policy refuses all addresses, and [`Dropped::Unresolved`]
-    /// if the name has no address.
-    pub(crate) async fn from_request(asked: &Target, destinations: &impl Destinations) -> Result<Self, Dropped> {
-        let addresses = match asked {
-            Target::Ip(address) if address.ip().to_canonical().is_unspecified() => return Ok(Self::Anyone),
-            Target::Ip(address) => vec![*address],
-            Target::Name(..) => destinations.look_up(asked).await?,
-            Target::Unix(_) => return Err(Dropped::Denied),
-        };
-        let name = match asked {
-            Target::Name(name, _) => Some(&**name),
-            _ => None,
-        };
-        let ips = addresses
-            .into_iter()
-            .map(canonical)
-            .filter(|address| destinations.allow(name, *address))
-            .map(|address| address.ip())
-            .collect::<Vec<_>>();
-        match ips.is_empty() {
-            true => Err(Dropped::Denied),
-            false => Ok(Self::These(ips, name.map(Into::into))),
-        }
-    }
-
     /// Returns whether `peer` is expected and allowed.
     fn admits(&self, peer: SocketAddr, destinations: &impl Destinations) -> bool {
         match self {
@@ -162,14 +131,15 @@ mod tests {
     use tokio::net::UdpSocket;
 
     use super::*;
+    use crate::datagrams::Dropped;
+    use spliceway_protocol::address::Target;
 
     const LIMIT: Duration = Duration::from_secs(20);
 
-    /// A policy that refuses these addresses, and a resolver that knows one name.
+    /// A policy that refuses these addresses.
     #[derive(Debug, Clone, Default)]
     struct Book {
         refused: Arc<Mutex<Vec<IpAddr>>>,
-        name: Vec<SocketAddr>,
     }
 
     impl Destinations for Book {
@@ -182,16 +152,12 @@ mod tests {
         }
 
         async fn look_up(&self, _: &Target) -> Result<Vec<SocketAddr>, Dropped> {
-            Ok(self.name.clone())
+            Err(Dropped::Unresolved)
         }
     }
 
     fn ip(last: u8) -> IpAddr {
         [127, 0, 0, last].into()
-    }
-
-    fn asked(last: u8) -> Target {
-        Target::Ip(SocketAddr::new(ip(last), 21))
     }
 
     fn bound() -> Binding {
@@ -212,7 +178,7 @@ mod tests {
     async fn an_expected_peer_is_connected_and_another_one_is_closed() {
         let binding = bound();
         let (address, book) = (binding.address(), Book::default());
-        let expected = Expected::from_request(&asked(5), &book).await.unwrap();
+        let expected = Expected::These(vec![ip(5)], None);
         let mut stranger = connect_from(6, address).await;
         let mut friend = connect_from(5, address).await;
         let (mut accepted, peer) = binding.accept(&expected, &book, LIMIT).await.unwrap();
@@ -228,28 +194,11 @@ mod tests {
     async fn the_unspecified_address_admits_any_peer_that_the_policy_allows() {
         let binding = bound();
         let (address, book) = (binding.address(), Book::default());
-        let anyone = Expected::from_request(&Target::Ip(spliceway_protocol::socks5::UNSPECIFIED), &book).await;
-        assert_eq!(anyone, Ok(Expected::Anyone));
         book.refused.lock().unwrap().push(ip(6));
         let _refused = connect_from(6, address).await;
         let friend = connect_from(7, address).await;
-        let (_, peer) = binding.accept(&anyone.unwrap(), &book, LIMIT).await.unwrap();
+        let (_, peer) = binding.accept(&Expected::Anyone, &book, LIMIT).await.unwrap();
         assert_eq!(peer, friend.local_addr().unwrap());
-    }
-
-    #[tokio::test]
-    async fn a_name_represents_all_of_its_allowed_addresses() {
-        let book = Book {
-            name: vec![(ip(5), 21).into(), (ip(6), 21).into()],
-            ..Book::default()
-        };
-        book.refused.lock().unwrap().push(ip(6));
-        let name = Target::named("ftp.example", 21).unwrap();
-        let expected = Expected::from_request(&name, &book).await;
-        assert_eq!(expected, Ok(Expected::These(vec![ip(5)], Some("ftp.example".into()))));
-        book.refused.lock().unwrap().push(ip(5));
-        assert_eq!(Expected::from_request(&name, &book).await, Err(Dropped::Denied));
-        assert_eq!(Expected::from_request(&asked(6), &book).await, Err(Dropped::Denied));
     }
 
     #[tokio::test]

@@ -26,7 +26,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::admission::ClientKey;
-use crate::policy::{Denied, TargetPolicy};
+use crate::policy::TargetPolicy;
 use crate::stream::Stream;
 use crate::transparent::OwnDial;
 use attempts::{Lost, Tried, Why, first_to_connect};
@@ -204,21 +204,6 @@ impl Dialer {
     /// Returns a dialer that shares everything with this one, except for the policy.
     pub(crate) fn with_policy(&self, policy: TargetPolicy) -> Self {
         Self { policy, ..self.clone() }
-    }
-
-    /// Returns why the policy denies a target, as far as that is known without a lookup.
-    pub(crate) fn denial(&self, target: &Target) -> Option<Denied> {
-        match target {
-            Target::Ip(address) => self.policy.check(None, *address).err(),
-            Target::Name(name, port) => self.policy.check_name(target).err().or_else(|| {
-                let readings = self.readings(name, Purpose::Target(None));
-                let mut denials = readings
-                    .iter()
-                    .map(|reading| self.policy.check_reading(reading, *port).err());
-                denials.find_map(|denial| denial)
-            }),
-            Target::Unix(_) => None,
-        }
     }
 
     /// Returns whether the policy allows `address`. If the client has named the target, the address

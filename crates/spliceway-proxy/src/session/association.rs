@@ -9,11 +9,11 @@ use tokio::net::UdpSocket;
 use super::byte_counter::{ByteCounter, Moved, counted};
 use crate::admission::ClientKey;
 use crate::associate::{AssociateEnd, AssociateSettings, Association, Destinations};
+use crate::bind::Expected;
 use crate::datagrams::{Dropped, towards};
-use crate::dial::Dialer;
+use crate::dial::{DialError, Dialer};
 use crate::handshake::{Client, ClientRequest};
 use crate::outcome::{Outcome, SessionEnd};
-use crate::policy::Denied;
 use crate::record::Record;
 use crate::service::Service;
 use spliceway_protocol::address::Target;
@@ -69,12 +69,21 @@ impl Reach {
             client,
         }
     }
-}
 
-impl Reach {
-    /// Returns why the target is denied, as far as that is known without a lookup.
-    pub(super) fn denial(&self, target: &Target) -> Option<Denied> {
-        self.dialer.denial(target)
+    /// Returns the peers that `asked`, the address in a request for BIND, represents. A name
+    /// represents all of its addresses that the policy allows.
+    ///
+    /// # Errors
+    /// Returns the errors of a dial, so that a refusal names its rule.
+    pub(super) async fn peers(&self, asked: &Target) -> Result<Expected, DialError> {
+        let name = match asked {
+            Target::Ip(address) if address.ip().to_canonical().is_unspecified() => return Ok(Expected::Anyone),
+            Target::Name(name, _) => Some(name.clone()),
+            _ => None,
+        };
+        let addresses = self.dialer.addresses(asked, self.client).await?;
+        let ips = addresses.iter().map(|address| address.ip().to_canonical());
+        Ok(Expected::These(ips.collect(), name))
     }
 }
 

@@ -17,8 +17,7 @@ use super::exchange::{self, NoAnswer, Patience};
 use super::{Begin, Ends, Opened, RemainingBody};
 use crate::accounts;
 use crate::admission::{self, ClientKey, Dial, Permit};
-use crate::bind::{Binding, Expected, NobodyCame};
-use crate::datagrams::Dropped;
+use crate::bind::{Binding, NobodyCame};
 use crate::dial::{DialError, Dialed};
 use crate::handshake::{self, Authenticator, Client, ClientRequest, Heard, NoRequest};
 use crate::listener::{self, Accepted};
@@ -259,19 +258,12 @@ impl Opening {
         let reach = Reach::of(&self.service, self.request.user.as_deref(), self.client_key());
         let expected = tokio::select! {
             biased;
-            expected = Expected::from_request(&self.request.request.target, &reach) => expected,
+            expected = reach.peers(&self.request.request.target) => expected,
             left = departed(&self.client, self.finish()) => return Err(left),
         };
         let expected = match expected {
             Ok(expected) => expected,
-            Err(dropped) => {
-                let denied = reach.denial(&self.request.request.target);
-                let outcome = match denied.filter(|_| dropped == Dropped::Denied) {
-                    Some(denied) => DialError::from(denied).into(),
-                    None => SessionEnd::Denied(dropped.as_str()).into(),
-                };
-                return Err(self.refuse(Failure::NotAllowed, outcome).await);
-            }
+            Err(error) => return Err(self.refuse(error.failure(), error.into()).await),
         };
         let binding = match Binding::open(reached, self.service.advertise) {
             Ok(binding) => binding,
