@@ -94,7 +94,8 @@ const EXPECTED: &str = "expected NAME:HASH, with a hash of `spliceway hash-passw
 fn parse(text: &str) -> Result<UserFile, (usize, String)> {
     let mut file = UserFile::default();
     let mut costs = BTreeSet::new();
-    for (index, line) in text.lines().enumerate() {
+    // Some editors write a byte order mark, which is no part of the first name.
+    for (index, line) in text.trim_start_matches('\u{feff}').lines().enumerate() {
         let wrong = |problem: String| (index + 1, problem);
         let line = line.strip_suffix('\r').unwrap_or(line);
         if line.is_empty() || line.starts_with('#') {
@@ -177,6 +178,8 @@ mod tests {
             matches!(&file.users[0], (name, Stored::Clear(secret)) if **name == *b"ann" && **secret == *b"a:with:colons")
         );
         assert!(matches!(&file.users[1], (name, Stored::Hash(_)) if **name == *b"bob"));
+        let file = parse("\u{feff}ann:a\n").unwrap();
+        assert_eq!(*file.users[0].0, *b"ann", "after a byte order mark");
     }
 
     #[test]

@@ -166,7 +166,9 @@ fn private(list: Option<&List<Private>>) -> Result<PrivateTargets, Fault> {
 fn read(path: &Path, rules: &mut RuleList) -> Result<String, String> {
     let text = read_bounded(path).map_err(|error| format!(": {error}; {EXPECTED}"))?;
     let before = rules.len();
-    for (index, line) in text.lines().enumerate() {
+    // Some editors write a byte order mark, which is no part of the first rule.
+    let lines = text.trim_start_matches('\u{feff}').lines();
+    for (index, line) in lines.enumerate() {
         let rule = line.split('#').next().unwrap_or_default().trim();
         if !rule.is_empty() {
             let wrong = |problem: String| format!(", line {}: {problem}", index + 1);
