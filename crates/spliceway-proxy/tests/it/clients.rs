@@ -32,6 +32,17 @@ pub(crate) fn greeted(program: &Program) -> TcpStream {
     client
 }
 
+/// Codes of replies.
+pub(crate) const SUCCEEDED: u8 = 0;
+pub(crate) const NOT_ALLOWED: u8 = 2;
+
+/// Sends a request after a greeting, and returns the code of the reply.
+pub(crate) fn code(program: &Program, request: &[u8]) -> u8 {
+    let mut client = greeted(program);
+    client.write_all(request).unwrap();
+    read_exactly(&mut client, 4)[1]
+}
+
 /// The greeting of a client that offers only a password, and the answer to it.
 pub(crate) const GREETING_WITH_PASSWORD: [u8; 3] = [5, 1, 2];
 pub(crate) const ASKED_FOR_PASSWORD: [u8; 2] = [5, 2];

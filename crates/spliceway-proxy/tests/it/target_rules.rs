@@ -6,71 +6,116 @@ use rustix::process::Signal;
 use spliceway_net::{Family, Net, Offloads, address, has_tool};
 
 use crate::clients::{
-    GREETING_WITH_PASSWORD, exchange, greeted, ip_request, name_request, password, read_head, socks4_request,
+    GREETING_WITH_PASSWORD, NOT_ALLOWED, SUCCEEDED, code, exchange, greeted, ip_request, name_request, password,
+    read_head, socks4_request,
 };
 use crate::harness::{Program, TextFile, echo, listen, read_all, read_exactly, refused_to_start, was_reached};
 
-const SUCCEEDED: u8 = 0;
-const NOT_ALLOWED: u8 = 2;
+/// A program that refuses targets, and the rules that its records must name.
+struct Refusing {
+    program: Program,
+    rules: Vec<String>,
+}
 
-fn code(program: &Program, request: &[u8]) -> u8 {
-    let mut client = greeted(program);
-    client.write_all(request).unwrap();
-    read_exactly(&mut client, 4)[1]
+impl Refusing {
+    /// Checks that these commands of a SOCKS5 request are refused.
+    fn socks5(&mut self, mut request: Vec<u8>, commands: &[u8], rule: &str) {
+        for command in commands {
+            request[1] = *command;
+            let code = code(&self.program, &request);
+            assert_eq!(code, NOT_ALLOWED, "{}", request.escape_ascii());
+            self.rules.push(rule.to_owned());
+        }
+    }
+
+    /// Checks that the answer to another request begins with these bytes.
+    fn other(&mut self, request: &[u8], answer: &[u8], rule: &str) {
+        let mut client = self.program.connect();
+        client.write_all(request).unwrap();
+        assert!(read_all(&client).starts_with(answer), "{}", request.escape_ascii());
+        self.rules.push(rule.to_owned());
+    }
+
+    /// Checks that each refusal has a record with its rule, and is counted.
+    fn are_recorded(&mut self) {
+        let refused = |record: String| {
+            record
+                .split_once("refused by ")
+                .unwrap()
+                .1
+                .trim_end_matches('"')
+                .to_owned()
+        };
+        let records = self.rules.iter().map(|_| self.program.line("end=denied:target_rule"));
+        let mut recorded: Vec<_> = records.map(refused).collect();
+        self.rules.sort_unstable();
+        recorded.sort_unstable();
+        assert_eq!(recorded, self.rules);
+        let counted = self.program.sum("spliceway_refused_total", &["reason=\"target_rule\""]);
+        assert_eq!(counted, recorded.len() as u64);
+    }
 }
 
 /// An attacker's ways to write a refused address, in every protocol.
 #[test]
-fn no_request_reaches_a_refused_target() {
+fn no_request_reaches_a_refused_target_and_each_record_names_the_rule() {
+    const CONNECT: u8 = 1;
+    const BIND: u8 = 2;
     let (target, address) = listen();
     let port = address.port();
-    let deny = format!("127.0.0.0/8:{port}");
-    let mut program = Program::proxy("mixed", &["--to-deny", &deny, "--to-deny", "*.blocked.example"]);
-    for ip in [
+    let (net, name) = (&*format!("--to-deny 127.0.0.0/8:{port}"), "--to-deny *.blocked.example");
+    let options: Vec<_> = [net, name].iter().flat_map(|rule| rule.split(' ')).collect();
+    let program = Program::proxy("mixed", &options);
+    let mut refusing = Refusing {
+        program,
+        rules: Vec::new(),
+    };
+    let ip = |ip: &str| ip_request(SocketAddr::new(ip.parse().unwrap(), port));
+    for text in [
         "127.0.0.1",
         "127.1.2.3",
-        "0.0.0.0",
         "::ffff:127.0.0.1",
-        "::ffff:0.0.0.0",
         "::127.0.0.1",
         "64:ff9b::7f00:1",
         "2002:7f00:1::1",
     ] {
-        let target = SocketAddr::new(ip.parse().unwrap(), port);
-        assert_eq!(code(&program, &ip_request(target)), NOT_ALLOWED, "{ip}");
-        assert_eq!(code(&program, &name_request(ip, port)), NOT_ALLOWED, "{ip} as a name");
+        refusing.socks5(ip(text), &[CONNECT, BIND], net);
+        refusing.socks5(name_request(text, port), &[CONNECT, BIND], net);
     }
-    for name in ["a.blocked.example", "A.b.BLOCKED.example.", "a..blocked.example", "."] {
-        assert_eq!(code(&program, &name_request(name, 80)), NOT_ALLOWED, "{name}");
+    // For BIND, this is any peer.
+    for text in ["0.0.0.0", "::ffff:0.0.0.0"] {
+        refusing.socks5(ip(text), &[CONNECT], net);
     }
-    // The hosts file and the resolver decide about the addresses, and one of them is refused.
-    for name in ["localhost", "LocalHost", "LOCALHOST.", "localhost.."] {
-        assert_ne!(code(&program, &name_request(name, port)), SUCCEEDED, "{name}");
-    }
-    for name in [None, Some("127.0.0.1"), Some("a.blocked.example")] {
-        let mut client = program.connect();
-        client.write_all(&socks4_request(address, "", name)).unwrap();
-        assert_eq!(read_all(&client)[..2], [0, 91]);
-    }
-    for request in [
-        format!("CONNECT 127.0.0.1:{port} HTTP/1.1\r\nHost: a\r\n\r\n"),
-        format!("CONNECT [::ffff:7f00:1]:{port} HTTP/1.1\r\nHost: a\r\n\r\n"),
-        format!("CONNECT a.Blocked.Example.:{port} HTTP/1.1\r\nHost: a\r\n\r\n"),
-        format!("GET http://127.0.0.1:{port}/ HTTP/1.1\r\nHost: allowed.example\r\n\r\n"),
-        "GET http://a.blocked.example/ HTTP/1.1\r\nHost: allowed.example\r\n\r\n".to_owned(),
+    let unclear = "the target rules, because a part of the name is empty";
+    for (text, rule) in [
+        ("a.blocked.example", name),
+        ("A.b.BLOCKED.example.", name),
+        ("a..blocked.example", unclear),
+        (".", unclear),
+        // The hosts file and the resolver decide about the addresses, and one of them is refused.
+        ("LocalHost", net),
+        ("LOCALHOST.", net),
     ] {
-        let mut client = program.connect();
-        client.write_all(request.as_bytes()).unwrap();
-        assert!(read_head(&mut client).starts_with("HTTP/1.1 403 "), "{request}");
+        refusing.socks5(name_request(text, port), &[CONNECT, BIND], rule);
+    }
+    for (text, rule) in [(None, net), (Some("127.0.0.1"), net), (Some("a.blocked.example"), name)] {
+        refusing.other(&socks4_request(address, "", text), &[0, 91], rule);
+    }
+    for (request, rule) in [
+        (format!("CONNECT 127.0.0.1:{port}"), net),
+        (format!("CONNECT [::ffff:7f00:1]:{port}"), net),
+        (format!("CONNECT a.Blocked.Example.:{port}"), name),
+        (format!("GET http://127.0.0.1:{port}/"), net),
+        ("GET http://a.blocked.example/".to_owned(), name),
+    ] {
+        let request = request + " HTTP/1.1\r\nHost: allowed.example\r\n\r\n";
+        refusing.other(request.as_bytes(), b"HTTP/1.1 403 ", rule);
     }
     assert!(!was_reached(&target));
-    program.await_sum("spliceway_refused_total", &["reason=\"target_rule\""], 20);
-    let record = program.line("end=denied:target_rule");
-    assert!(record.contains(&format!("refused by --to-deny {deny}")), "{record}");
+    refusing.are_recorded();
     // Another port of the same host is allowed.
-    let other = echo("127.0.0.1:0");
-    let mut client = greeted(&program);
-    client.write_all(&ip_request(other)).unwrap();
+    let mut client = greeted(&refusing.program);
+    client.write_all(&ip_request(echo("127.0.0.1:0"))).unwrap();
     assert_eq!(read_exactly(&mut client, 10)[1], SUCCEEDED);
     exchange(client);
 }
@@ -135,7 +180,7 @@ fn datagrams_and_bind_obey_the_rules() {
 #[test]
 fn a_file_of_rules_is_read_again_at_a_reload() {
     let target = echo("127.0.0.1:0");
-    let rules = TextFile::new("# blocked\n\nblocked.example   # a comment\n  *.BLOCKED.example\r\n127.0.0.2\n");
+    let rules = TextFile::new("\u{feff}# blocked\n\nblocked.example   # a comment\n  *.BLOCKED.example\r\n127.0.0.2\n");
     let from_file = format!("@{}", rules.path());
     let file = TextFile::new(&format!(
         "[admin]\nmetrics = \"127.0.0.1:0\"\n[defaults.dial]\nto_deny = [\"{from_file}\", \"127.0.0.3\"]\n\
