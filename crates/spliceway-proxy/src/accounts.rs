@@ -307,6 +307,18 @@ impl Account {
         self.counted.load(Ordering::Relaxed) >= self.end.load(Ordering::Relaxed)
     }
 
+    /// Returns the share of a quota that the user has used, and of two quotas the larger share. A
+    /// used up quota has 1 or more. Returns `None` without a quota.
+    pub(crate) fn quota_used(&self) -> Option<f64> {
+        let state = self.state();
+        let since = self.counted.load(Ordering::Relaxed) - state.settled;
+        let shares = state.limits.quotas.iter().map(|(period, quota)| {
+            let used = state.usage.of(period).saturating_add(since);
+            used as f64 / quota.get() as f64
+        });
+        shares.reduce(f64::max)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         unpoisoned(&self.state)
     }

@@ -132,7 +132,8 @@ fn write(text: &mut String, status: &Status) -> fmt::Result {
     users(text, &status.users)
 }
 
-/// Writes a table of users, with a line for each period that has a quota.
+/// Writes a table of users, with the sessions that each may have, and a line for each period that
+/// has a quota.
 pub(crate) fn users(text: &mut String, users: &[UserStatus]) -> fmt::Result {
     writeln!(
         text,
@@ -142,7 +143,10 @@ pub(crate) fn users(text: &mut String, users: &[UserStatus]) -> fmt::Result {
     for user in users {
         // A longer name does not fit.
         let mut name: String = user.user.chars().take(20).collect();
-        let mut sessions = user.sessions.to_string();
+        let mut sessions = match user.max_conns {
+            Some(max) => format!("{}/{max}", user.sessions),
+            None => user.sessions.to_string(),
+        };
         let has_quota = user.used.iter().any(|period| period.quota.is_some());
         let shown = user.used.iter().filter(|period| match has_quota {
             true => period.quota.is_some(),

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::calendar::Date;
 use super::{Account, Accounts, Usage, UserLimits};
+use crate::rates::ByteRate;
 
 /// The users with a label of their own in metrics, in the order of their names. All others share
 /// one series, so that many users do not become many series.
@@ -27,6 +28,11 @@ pub(crate) struct UserStatus {
     /// The sessions that the user may have.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) max_conns: Option<u32>,
+    /// The bytes per second that the user may send and receive.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) rate_in: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) rate_out: Option<u64>,
     /// What was used in the current periods, whether or not there is a quota.
     pub(crate) used: Vec<PeriodStatus>,
 }
@@ -82,6 +88,8 @@ fn status(user: &str, sessions: u64, limits: &UserLimits, mut usage: Usage, date
         user: user.to_owned(),
         sessions,
         max_conns: limits.max_conns.map(Into::into),
+        rate_in: limits.rate_in.map(ByteRate::bytes_per_second),
+        rate_out: limits.rate_out.map(ByteRate::bytes_per_second),
         used: quotas
             .map(|(period, quota)| PeriodStatus {
                 period: period.as_str().to_owned(),

@@ -161,6 +161,8 @@ pub(crate) struct SessionView {
     /// An address and a port, or `unix`.
     pub(crate) client: String,
     pub(crate) user: Option<String>,
+    /// The share of a quota that the user has used, in all sessions.
+    pub(crate) quota_used: Option<f64>,
     pub(crate) protocol: Option<String>,
     /// The name of a server that a TLS client stated.
     pub(crate) sni: Option<String>,
@@ -269,6 +271,10 @@ impl SessionView {
                 .client
                 .map_or_else(|| "unix".to_owned(), |client| client.to_string()),
             user: facts.user.as_deref().map(str::to_owned),
+            quota_used: facts
+                .account
+                .as_ref()
+                .and_then(|entered| entered.account().quota_used()),
             protocol: facts.protocol.map(Spoken::name).map(str::to_owned),
             sni: facts.server_name.as_deref().map(str::to_owned),
             target: facts.target.as_ref().map(ToString::to_string),

@@ -62,6 +62,10 @@ fn decimal(number: &str, unit: u64) -> Option<u64> {
 }
 
 impl ByteRate {
+    pub(crate) fn bytes_per_second(self) -> u64 {
+        self.0.get()
+    }
+
     /// Returns a new bucket for this rate.
     pub(crate) fn bucket(self) -> RateLimit {
         RateLimit::new(self.0.get())

@@ -19,6 +19,15 @@ const DIM: Style = Style::new().fg(Color::DarkGray);
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 const HEAD: Style = Style::new().add_modifier(Modifier::REVERSED);
 
+/// The columns that are not on every screen.
+#[derive(Clone, Copy)]
+struct Shown {
+    /// The share of a quota that the session's user has used, if there is such a user.
+    quota: bool,
+    /// The idle time and the user.
+    more: bool,
+}
+
 pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model) {
     let [head, table, foot] =
         Layout::vertical([Constraint::Length(4), Constraint::Min(1), Constraint::Length(1)]).areas(frame.area());
@@ -76,7 +85,10 @@ fn fallbacks(status: &Status) -> String {
 }
 
 fn sessions(frame: &mut Frame<'_>, area: Rect, model: &mut Model) {
-    let is_wide = area.width >= WIDE;
+    let shown = Shown {
+        quota: model.rows.iter().any(|row| row.session.quota_used.is_some()),
+        more: area.width >= WIDE,
+    };
     let mut columns = vec![
         ("ID", Constraint::Length(6), false),
         ("CLIENT", Constraint::Fill(1), false),
@@ -86,7 +98,10 @@ fn sessions(frame: &mut Frame<'_>, area: Rect, model: &mut Model) {
         ("SPL", Constraint::Length(5), true),
         ("AGE", Constraint::Length(6), true),
     ];
-    if is_wide {
+    if shown.quota {
+        columns.push(("QUOTA", Constraint::Length(5), true));
+    }
+    if shown.more {
         columns.extend([
             ("IDLE", Constraint::Length(6), true),
             ("USER", Constraint::Length(16), false),
@@ -97,7 +112,7 @@ fn sessions(frame: &mut Frame<'_>, area: Rect, model: &mut Model) {
         .map(|(name, _, is_number)| cell((*name).to_owned(), *is_number));
     let head = TableRow::new(head).style(HEAD);
     let widths = columns.iter().map(|(_, width, _)| *width);
-    let rows = model.rows.iter().map(|row| TableRow::new(cells(row, is_wide)));
+    let rows = model.rows.iter().map(|row| TableRow::new(cells(row, shown)));
     let table = Table::new(rows, widths)
         .header(head)
         .column_spacing(1)
@@ -118,7 +133,7 @@ fn sessions(frame: &mut Frame<'_>, area: Rect, model: &mut Model) {
     }
 }
 
-fn cells(row: &Row, is_wide: bool) -> Vec<Cell<'static>> {
+fn cells(row: &Row, shown: Shown) -> Vec<Cell<'static>> {
     let session = &row.session;
     let moved = session.bytes_up.saturating_add(session.bytes_down);
     let spliced = session.spliced_up.saturating_add(session.spliced_down);
@@ -132,7 +147,11 @@ fn cells(row: &Row, is_wide: bool) -> Vec<Cell<'static>> {
         cell(percent(spliced as f64, moved as f64), true),
         cell(millis(session.duration_ms), true),
     ];
-    if is_wide {
+    if shown.quota {
+        let used = session.quota_used.map(|used| percent(used, 1.0));
+        cells.push(cell(used.unwrap_or_else(|| "-".to_owned()), true));
+    }
+    if shown.more {
         cells.push(cell(session.idle_ms.map_or_else(|| "-".to_owned(), millis), true));
         cells.push(cell(session.user.clone().unwrap_or_default(), false));
     }
@@ -286,6 +305,24 @@ mod tests {
             document.contains(&indented),
             "docs/operations.md does not have\n{indented}"
         );
+    }
+
+    #[test]
+    fn a_screen_with_users_shows_the_used_shares_of_their_quotas() {
+        let mut model = model();
+        for (row, used) in model.rows.iter_mut().zip([Some(0.876), Some(1.01), None]) {
+            row.session.quota_used = used;
+        }
+        let screen = drawn(&mut model, 80, 24);
+        let line = |start: &str| screen.lines().find(|line| line.starts_with(start)).unwrap();
+        assert!(line("ID ").ends_with("   AGE QUOTA"), "{screen}");
+        assert!(
+            line("1201 ").starts_with("1201   192.0.2.1:50001     198.51.100.7:443 "),
+            "{screen}"
+        );
+        for (start, end) in [("1201 ", " 88 %"), ("1202 ", "100 %"), ("1203 ", "15m15s     -")] {
+            assert!(line(start).ends_with(end), "{screen}");
+        }
     }
 
     #[test]

@@ -253,7 +253,8 @@ fn a_damaged_file_is_refused_at_the_start() {
 
 #[test]
 fn an_operator_sees_users_and_resets_them() {
-    let quotas = Quotas::new("reset", "socks5", &ann("\"1MB/day\""));
+    let limits = ann("\"1MB/day\"") + "max_conns = 9\nrate_in = \"5MB\"\n";
+    let quotas = Quotas::new("reset", "socks5", &limits);
     let (mut program, target) = (quotas.run(), echo("127.0.0.1:0"));
     let mut client = session(&program, "ann", endless());
     client.write_all(b"x").unwrap();
@@ -262,6 +263,8 @@ fn an_operator_sees_users_and_resets_them() {
     assert_eq!(ask(&program, "ann", target).1, 2);
     let (status, page) = quotas.socket.ask("GET", "/v1/users");
     assert_eq!((status, &page["users"][0]["user"]), (200, &"ann".into()));
+    let limits = ["max_conns", "rate_in", "rate_out"].map(|limit| page["users"][0][limit].as_u64());
+    assert_eq!(limits, [Some(9), Some(5 * MB), None]);
     let day = &page["users"][0]["used"][0];
     assert_eq!((day["period"].as_str(), day["quota"].as_u64()), (Some("day"), Some(MB)));
     assert_eq!(day["bytes"].as_u64(), Some(used(&program)));
@@ -276,7 +279,7 @@ fn an_operator_sees_users_and_resets_them() {
             .lines()
             .find(|line| line.starts_with("ann "))
             .unwrap_or_else(|| panic!("{text}"));
-        assert!(line.contains(" 100 %"), "{line}");
+        assert!(line.contains("/9 ") && line.contains(" 100 %"), "{line}");
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     }
     assert_eq!(shown(&["users", "--reset", "ann"]), "ann has used nothing\n");
@@ -285,8 +288,15 @@ fn an_operator_sees_users_and_resets_them() {
         Some(1)
     );
     assert_eq!(quotas.socket.ask("POST", "/v1/users/a%2fb/reset").0, 404);
-    exchange(&mut session(&program, "ann", target), 1000);
+    let mut client = session(&program, "ann", target);
+    exchange(&mut client, 1000);
     await_saved(&program, 2000);
+    let (_, page) = quotas.socket.ask("GET", "/v1/sessions?user=ann");
+    let mut sessions = page["sessions"].as_array().unwrap().iter();
+    assert!(
+        sessions.any(|session| session["quota_used"].as_f64() == Some(0.002)),
+        "{page}"
+    );
     program.kill();
     assert_eq!(used(&quotas.run()), 2000);
 }
