@@ -1,5 +1,6 @@
 //! The settings of the program. They are checked and complete, whatever their source.
 
+mod backends;
 mod distinct;
 mod origin;
 mod settle;
