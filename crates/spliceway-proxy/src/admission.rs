@@ -39,6 +39,10 @@ pub(crate) struct Admission {
     /// The number of sessions for each client. Clients without a session are removed, so the map
     /// never has more than `max` entries.
     clients: Mutex<HashMap<ClientKey, u32>>,
+    /// The limit on sessions of `forward --udp`, whose clients may be forged.
+    max_datagrams: AtomicUsize,
+    /// The number of these sessions.
+    datagrams: AtomicUsize,
 }
 
 /// A session's places within the limit. Dropping the permit returns them.
@@ -46,6 +50,8 @@ pub(crate) struct Admission {
 pub(crate) struct Permit {
     admission: Arc<Admission>,
     places: u32,
+    /// Whether the session is one of `forward --udp`.
+    is_of_datagrams: bool,
     /// The client that the session counts towards, if there is a limit for each client.
     client: Option<ClientKey>,
 }
@@ -125,6 +131,8 @@ impl Admission {
             throttle: Mutex::default(),
             max_per_client: max_per_client.map_or(0, NonZeroU32::get).into(),
             clients: Mutex::default(),
+            max_datagrams: usize::MAX.into(),
+            datagrams: AtomicUsize::new(0),
         })
     }
 
@@ -144,6 +152,12 @@ impl Admission {
         }
         let max_per_client = max_per_client.map_or(0, NonZeroU32::get);
         self.max_per_client.store(max_per_client, Ordering::Relaxed);
+    }
+
+    /// Changes the limit on sessions of `forward --udp`. Anybody can forge such clients, so they
+    /// must not take the places of other services.
+    pub(crate) fn limit_datagrams(&self, max: usize) {
+        self.max_datagrams.store(max, Ordering::Relaxed);
     }
 
     /// Returns places, first those that are above the limit.
@@ -167,21 +181,31 @@ impl Admission {
         };
         // The permit returns the place when it is dropped.
         place.forget();
-        Permit {
-            admission: Arc::clone(self),
-            places: 1,
-            client: None,
-        }
+        self.permit(false)
     }
 
-    /// Returns a place if one is free. Nobody waits for it, so this is no wait.
-    pub(crate) fn try_admit(self: &Arc<Self>) -> Option<Permit> {
-        self.free.try_acquire().ok()?.forget();
-        Some(Permit {
-            admission: Arc::clone(self),
-            places: 1,
-            client: None,
-        })
+    /// Returns a place for a session of `forward --udp`, if one is free. Nobody waits for it, so
+    /// this is no wait.
+    ///
+    /// # Errors
+    /// Returns the limit that is reached.
+    pub(crate) fn try_admit_datagrams(self: &Arc<Self>) -> Result<Permit, usize> {
+        let max = self.max_datagrams.load(Ordering::Relaxed);
+        let one_more = |sessions| (sessions < max).then_some(sessions + 1);
+        let counted = self
+            .datagrams
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
+        counted.map_err(|_| max)?;
+        match self.free.try_acquire() {
+            Ok(place) => {
+                place.forget();
+                Ok(self.permit(true))
+            }
+            Err(_) => {
+                self.datagrams.fetch_sub(1, Ordering::Relaxed);
+                Err(self.max())
+            }
+        }
     }
 
     /// Returns a place for a session that runs already, even above the limit.
@@ -192,9 +216,15 @@ impl Admission {
                 self.owed.fetch_add(1, Ordering::Relaxed);
             }
         }
+        self.permit(false)
+    }
+
+    /// Returns the permit for a place that is taken.
+    fn permit(self: &Arc<Self>, is_of_datagrams: bool) -> Permit {
         Permit {
             admission: Arc::clone(self),
             places: 1,
+            is_of_datagrams,
             client: None,
         }
     }
@@ -277,6 +307,9 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         self.uncount();
+        if self.is_of_datagrams {
+            self.admission.datagrams.fetch_sub(1, Ordering::Relaxed);
+        }
         self.admission.free_places(self.places as usize);
     }
 }
@@ -360,6 +393,21 @@ mod tests {
         drop(second);
         drop(first);
         assert_eq!(admission.taken(), 0);
+    }
+
+    #[test]
+    fn datagrams_have_a_limit_of_their_own_within_that_of_all_sessions() {
+        let admission = Admission::new("sessions", 3, None);
+        admission.limit_datagrams(2);
+        let datagrams = [(); 2].map(|()| admission.try_admit_datagrams().unwrap());
+        assert_eq!(admission.try_admit_datagrams().unwrap_err(), 2);
+        let third = admitted(&admission);
+        drop(datagrams);
+        let others = [(); 2].map(|()| admitted(&admission));
+        assert_eq!(admission.try_admit_datagrams().unwrap_err(), 3, "no place is left");
+        drop((third, others));
+        let datagrams = [(); 2].map(|()| admission.try_admit_datagrams().unwrap());
+        assert_eq!(admission.taken(), datagrams.len());
     }
 
     #[test]

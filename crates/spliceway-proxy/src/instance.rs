@@ -21,7 +21,8 @@ use crate::drain::Alive;
 use crate::exposure::{Clients, Reach, check_open};
 use crate::handover::{Adopted, Gate, Offered};
 use crate::health::Health;
-use crate::limits::Descriptors;
+use crate::limits::{Descriptors, datagram_sessions};
+use crate::listener::Transport;
 use crate::log::{self, announce};
 use crate::metrics::Metrics;
 use crate::overview::Served;
@@ -317,6 +318,12 @@ impl Instance {
             }
             asked.get().min(most)
         });
+        let has_others = settings
+            .services
+            .iter()
+            .any(|service| service.transport == Transport::Streams);
+        let datagrams = datagram_sessions(max, has_others);
+        self.shared.admission.limit_datagrams(datagrams);
         self.shared.admission.set(max, settings.limits.max_conns_per_ip);
     }
 

@@ -39,6 +39,26 @@ pub(crate) fn raise_descriptors(nofile: Option<u64>) -> io::Result<usize> {
     }
 }
 
+/// Returns how many of `max` sessions may be those of `forward --udp`. Anybody can forge such
+/// clients, so half of the places is for the sessions of other services, if there are any.
+///
+/// Each of these sessions has a port, and no other program of this machine can use it. A quarter of
+/// the ports is for others, such as lookups of names.
+pub(crate) fn datagram_sessions(max: usize, has_other_services: bool) -> usize {
+    let half = if has_other_services { max / 2 } else { max };
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let ports = ports_in(&range).map_or(usize::MAX, |ports| ports / 4 * 3);
+    half.min(ports).max(1)
+}
+
+/// Returns the number of ports from which the kernel chooses. `range` is the first one and the last
+/// one.
+fn ports_in(range: &str) -> Option<usize> {
+    let mut ends = range.split_whitespace().map(|port| port.parse::<usize>().ok());
+    let (first, last) = (ends.next()??, ends.next()??);
+    Some((last + 1).saturating_sub(first))
+}
+
 /// Returns the limit as a number. `None` means no limit.
 fn in_numbers(limit: Option<u64>) -> usize {
     limit
@@ -154,6 +174,15 @@ mod tests {
         assert!(error.to_string().contains("cannot raise"), "{error}");
         let after = getrlimit(Resource::Nofile);
         assert_eq!((before.current, before.maximum), (after.current, after.maximum));
+    }
+
+    #[test]
+    fn datagrams_leave_places_and_ports_to_others() {
+        assert_eq!((datagram_sessions(10, false), datagram_sessions(10, true)), (10, 5));
+        assert_eq!((datagram_sessions(1, true), datagram_sessions(0, false)), (1, 1));
+        assert!(datagram_sessions(usize::MAX, false) < 1 << 16, "each has a port");
+        assert_eq!(ports_in("32768\t60999\n"), Some(28_232));
+        assert_eq!((ports_in(""), ports_in("5"), ports_in("9 5")), (None, None, Some(0)));
     }
 
     #[test]

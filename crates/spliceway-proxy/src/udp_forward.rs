@@ -22,8 +22,9 @@
 //! merged. Those that arrive before the socket is connected wait for it.
 //!
 //! **Limits.** A session counts towards the limits on sessions (`--max-conns`,
-//! `--max-conns-per-ip`). At a limit, the datagrams of new clients are dropped and counted, and no
-//! session ends for them. At most 4 MiB of datagrams wait in a port.
+//! `--max-conns-per-ip`). All sessions of datagrams together have a smaller limit, so that forged
+//! clients leave places for clients with connections. At a limit, the datagrams of new clients are
+//! dropped and counted, and no session ends for them. At most 4 MiB of datagrams wait in a port.
 //!
 //! **Loss.** Like a router, the program drops a datagram that it cannot send immediately.
 
@@ -183,10 +184,10 @@ impl Port {
         let Kind::Forward(targets) = &service.kind else {
             return Err(Dropped::Denied);
         };
-        let Some(mut permit) = opener.admission.try_admit() else {
-            self.warn_of_limit(&opener.admission);
-            return Err(Dropped::Sessions);
-        };
+        let mut permit = opener.admission.try_admit_datagrams().map_err(|max| {
+            self.warn_of_limit(max);
+            Dropped::Sessions
+        })?;
         if !permit.count(address.ip()) {
             return Err(Dropped::SessionsOfClient);
         }
@@ -222,10 +223,9 @@ impl Port {
         }
     }
 
-    fn warn_of_limit(&self, admission: &Admission) {
+    fn warn_of_limit(&self, max: usize) {
         let mut throttle = self.throttle.lock().unwrap_or_else(PoisonError::into_inner);
         if throttle.admits(Instant::now()) {
-            let max = admission.max();
             tracing::warn!(
                 max,
                 "the limit on sessions is reached: datagrams of new clients are dropped"

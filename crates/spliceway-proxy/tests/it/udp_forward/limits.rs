@@ -1,11 +1,12 @@
 //! Clients that are refused, and numbers of clients.
 
+use std::io::Write;
 use std::net::{Ipv4Addr, UdpSocket};
 
 use rustix::process::{Resource, getrlimit};
 
 use super::{alone, assert_answered, client, client_at, forward, free, marking, received, received_from, socket};
-use crate::harness::Program;
+use crate::harness::{Program, TextFile, address_in, connect, echo, read_exactly};
 
 const DROPPED: &str = "spliceway_datagrams_dropped_total";
 
@@ -21,6 +22,33 @@ fn at_the_limit_new_clients_are_dropped_and_sessions_continue() {
     clients.iter().for_each(|client| assert_answered(client, 'a', "2"));
     program.line("the limit on sessions is reached: datagrams of new clients are dropped");
     assert_eq!(program.sum("spliceway_connections_active", &[]), 2);
+}
+
+/// Anybody can forge addresses of clients, and each of them begins a session.
+#[test]
+fn forged_clients_leave_places_for_clients_with_connections() {
+    let (stream, datagrams) = (echo("127.0.0.1:0"), marking("127.0.0.1:0", b'a'));
+    let file = TextFile::new(&format!(
+        "[admin]\nmetrics = \"127.0.0.1:0\"\n[limits]\nmax_conns = 4\n\
+         [[service]]\nkind = \"forward\"\nudp = true\nlisten = \"127.0.0.1:0\"\nto = \"{datagrams}\"\n\
+         [[service]]\nkind = \"forward\"\nlisten = \"127.0.0.1:0\"\nto = \"{stream}\"\n"
+    ));
+    let mut program = Program::run(&file);
+    let connections = address_in(&program.line("listening on"));
+    let answered = [client(&program), client(&program)];
+    answered.iter().for_each(|client| assert_answered(client, 'a', "1"));
+    let forged: Vec<_> = (0..8).map(|_| client(&program)).collect();
+    for client in &forged {
+        client.send(b"forged").unwrap();
+    }
+    program.await_sum(DROPPED, &["reason=\"max_conns\""], 8);
+    let mut connected = [connect(connections), connect(connections)];
+    for client in &mut connected {
+        client.write_all(b"stream").unwrap();
+        assert_eq!(read_exactly(client, 6), b"stream");
+    }
+    answered.iter().for_each(|client| assert_answered(client, 'a', "2"));
+    assert_eq!(program.sum("spliceway_connections_active", &[]), 4);
 }
 
 #[test]
