@@ -94,28 +94,7 @@ pub(super) async fn open(
         };
         return Err(opening.refuse(failure, SessionEnd::Denied(reason).into()).await);
     }
-    match opening.request.request.command {
-        Command::Connect => {
-            let mut dialed = match opening.service.balancer.clone() {
-                None => opening.connect(record).await?,
-                Some(balancer) => Box::pin(opening.connect_to_backend(&balancer, record)).await?,
-            };
-            if opening.is_whole() {
-                opening.exchange(&mut dialed, record).await?;
-            }
-            opening.ends(dialed, record).await.map(Opened::Relay)
-        }
-        Command::Bind => {
-            let dialed = opening.bind(record).await?;
-            opening.ends(dialed, record).await.map(Opened::Relay)
-        }
-        // An association has up to four descriptors, as two sessions do.
-        Command::Associate if !permit.widen() => {
-            let end = SessionEnd::Denied(admission::NO_PLACE_LEFT);
-            Err(opening.refuse(Failure::General, end.into()).await)
-        }
-        Command::Associate => opening.associate().await,
-    }
+    opening.carry_out(permit, record).await
 }
 
 /// Returns the target of a redirected client, or the reason to refuse the client.
@@ -189,6 +168,32 @@ pub(super) struct Opening {
 }
 
 impl Opening {
+    /// Does what the client asks for.
+    async fn carry_out(mut self, permit: &mut Permit, record: &mut Record) -> Result<Opened, Outcome> {
+        match self.request.request.command {
+            Command::Connect => {
+                let mut dialed = match self.service.balancer.clone() {
+                    None => self.connect(record).await?,
+                    Some(balancer) => Box::pin(self.connect_to_backend(&balancer, record)).await?,
+                };
+                if self.is_whole() {
+                    self.exchange(&mut dialed, record).await?;
+                }
+                self.ends(dialed, record).await.map(Opened::Relay)
+            }
+            Command::Bind => {
+                let dialed = self.bind(record).await?;
+                self.ends(dialed, record).await.map(Opened::Relay)
+            }
+            // An association has up to four descriptors, as two sessions do.
+            Command::Associate if !permit.widen() => {
+                let end = SessionEnd::Denied(admission::NO_PLACE_LEFT);
+                Err(self.refuse(Failure::General, end.into()).await)
+            }
+            Command::Associate => self.associate().await,
+        }
+    }
+
     async fn connect(&mut self, record: &mut Record) -> Result<Dialed, Outcome> {
         let service = Arc::clone(&self.service);
         let _dial = self.dial_of(&service).await?;
