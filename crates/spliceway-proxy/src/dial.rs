@@ -206,6 +206,11 @@ impl Dialer {
         Self { policy, ..self.clone() }
     }
 
+    /// Returns a dialer for targets that get datagrams.
+    pub(crate) fn for_datagrams(&self) -> Self {
+        self.with_policy(self.policy.clone().for_datagrams())
+    }
+
     /// Returns whether the policy allows `address`. If the client has named the target, the address
     /// is one of those that [`Self::addresses`] has returned for `name`.
     pub(crate) fn allows(&self, name: Option<&str>, address: SocketAddr) -> bool {

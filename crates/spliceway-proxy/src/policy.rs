@@ -54,6 +54,8 @@ pub(crate) struct TargetPolicy {
     /// Networks that are open although they are not public.
     opened: Arc<[IpNet]>,
     rules: TargetRules,
+    /// Whether targets get datagrams, and not connections.
+    is_for_datagrams: bool,
 }
 
 /// The reason why a target is refused, which is a `reason` in metrics and records.
@@ -86,6 +88,7 @@ impl TargetPolicy {
             own,
             opened: Arc::default(),
             rules: TargetRules::default(),
+            is_for_datagrams: false,
         }
     }
 
@@ -102,6 +105,16 @@ impl TargetPolicy {
             own,
             opened,
             rules: access.rules.clone(),
+            is_for_datagrams: false,
+        }
+    }
+
+    /// Returns the same policy for datagrams. TCP and UDP have ports of their own, so other listeners
+    /// of this program would be loops.
+    pub(crate) fn for_datagrams(self) -> Self {
+        Self {
+            is_for_datagrams: true,
+            ..self
         }
     }
 
@@ -151,7 +164,7 @@ impl TargetPolicy {
     /// # Errors
     /// Returns [`Denied::Loop`] for a listener of this program.
     pub(crate) fn check_loop(&self, address: SocketAddr) -> Result<(), Denied> {
-        if self.own.are_at(address) {
+        if self.own.are_at(address, self.is_for_datagrams) {
             Err(Denied::Loop)
         } else {
             Ok(())

@@ -13,6 +13,7 @@ use crate::dial::Dialer;
 use crate::drain::Accepting;
 use crate::exposure::Clients;
 use crate::health::Health;
+use crate::listener::Transport;
 use crate::policy::TargetPolicy;
 use crate::rates::RateLimits;
 use crate::service::Service;
@@ -58,7 +59,13 @@ pub(super) fn build(
     for reason in session::refusals(service) {
         shared.metrics.may_refuse(service.name, reason);
     }
-    let policy = |access| TargetPolicy::of(access, clients == Clients::Local, shared.own.clone());
+    let policy = |access| {
+        let policy = TargetPolicy::of(access, clients == Clients::Local, shared.own.clone());
+        match service.transport {
+            Transport::Streams => policy,
+            Transport::Datagrams => policy.for_datagrams(),
+        }
+    };
     let dialer = dialer(service, policy(&service.targets), before, transient)?;
     let user_dialers = service.user_targets.iter();
     let user_dialers = user_dialers.map(|user| (user.name.clone(), dialer.with_policy(policy(&user.targets))));

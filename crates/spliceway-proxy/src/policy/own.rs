@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
 use slab::Slab;
-use socket2::SockRef;
+use socket2::{SockRef, Type};
 
 /// The addresses of this program's own listeners. A listener is added once it is bound. Clones
 /// share the list.
@@ -30,6 +30,8 @@ enum Bound {
         address: SocketAddr,
         /// Unless this is set, IPv4 clients can also reach a listener on the IPv6 wildcard address.
         only_v6: bool,
+        /// Whether the listener is for datagrams, and not for connections.
+        is_for_datagrams: bool,
     },
     Path(PathBuf),
 }
@@ -46,6 +48,7 @@ impl OwnListeners {
         let bound = if let Some(address) = local.as_socket() {
             Bound::Ip {
                 only_v6: address.is_ipv6() && listener.only_v6()?,
+                is_for_datagrams: listener.r#type()? == Type::DGRAM,
                 address,
             }
         } else if let Some(path) = local.as_pathname() {
@@ -58,12 +61,16 @@ impl OwnListeners {
         Ok(Some(OwnEntry { own, key }))
     }
 
-    /// Returns whether a connection to `address` reaches one of these listeners.
-    pub(super) fn are_at(&self, address: SocketAddr) -> bool {
+    /// Returns whether a connection to `address`, or a datagram, reaches one of these listeners.
+    pub(super) fn are_at(&self, address: SocketAddr, is_datagram: bool) -> bool {
         let bound = self.bound.read().unwrap_or_else(PoisonError::into_inner);
         let ip = reached(address.ip());
         let mut own = bound.iter().filter_map(|(_, bound)| match bound {
-            Bound::Ip { address: own, only_v6 } if own.port() == address.port() => Some((own.ip(), *only_v6)),
+            Bound::Ip {
+                address: own,
+                only_v6,
+                is_for_datagrams,
+            } if own.port() == address.port() && *is_for_datagrams == is_datagram => Some((own.ip(), *only_v6)),
             _ => None,
         });
         own.any(|(own, only_v6)| match own {
@@ -169,7 +176,7 @@ fn real(path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
+    use std::net::{TcpListener, UdpSocket};
     use std::sync::mpsc;
     use std::thread;
 
@@ -192,7 +199,7 @@ mod tests {
     }
 
     fn are_at(own: &OwnListeners, ip: &str, port: u16) -> bool {
-        own.are_at(SocketAddr::new(ip.parse().unwrap(), port))
+        own.are_at(SocketAddr::new(ip.parse().unwrap(), port), false)
     }
 
     #[test]
@@ -205,6 +212,19 @@ mod tests {
         assert!(are_at(&own, "127.0.0.1", port));
         drop(second);
         assert!(!are_at(&own, "127.0.0.1", port));
+    }
+
+    #[test]
+    fn a_port_is_that_of_connections_or_of_datagrams() {
+        let own = OwnListeners::default();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let _entries = (own.add(&listener).unwrap(), own.add(&socket).unwrap());
+        let (listener, socket) = (listener.local_addr().unwrap(), socket.local_addr().unwrap());
+        assert!(own.are_at(listener, false) && own.are_at(socket, true));
+        if listener != socket {
+            assert!(!own.are_at(listener, true) && !own.are_at(socket, false));
+        }
     }
 
     #[test]
@@ -255,7 +275,10 @@ mod tests {
             assert!(are_at(&own, ip, port), "{ip}");
         }
         for interface in if_addrs::get_if_addrs().unwrap() {
-            assert!(own.are_at(SocketAddr::new(interface.ip(), port)), "{interface:?}");
+            assert!(
+                own.are_at(SocketAddr::new(interface.ip(), port), false),
+                "{interface:?}"
+            );
         }
         assert!(!are_at(&own, "192.0.2.1", port));
     }

@@ -49,7 +49,8 @@ pub(super) fn bind(
         idle: service.timeouts.idle,
         lookup: service.timeouts.connect,
     };
-    let reach = Reach::of(service, request.user.as_deref(), Some(client.ip().into()));
+    let dialer = service.dialer_of(request.user.as_deref()).for_datagrams();
+    let reach = Reach::new(dialer, Some(client.ip().into()));
     Association::open(reached, client, &request.request.target, &settings, reach)
 }
 
@@ -63,11 +64,8 @@ pub(super) struct Reach {
 }
 
 impl Reach {
-    pub(super) fn of(service: &Service, user: Option<&[u8]>, client: Option<ClientKey>) -> Self {
-        Self {
-            dialer: service.dialer_of(user).clone(),
-            client,
-        }
+    pub(super) fn new(dialer: Dialer, client: Option<ClientKey>) -> Self {
+        Self { dialer, client }
     }
 
     /// Returns the peers that `asked`, the address in a request for BIND, represents. A name

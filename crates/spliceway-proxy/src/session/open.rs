@@ -260,7 +260,8 @@ impl Opening {
         let service = Arc::clone(&self.service);
         let _dial = self.dial_of(&service).await?;
         let reached = self.reached_directly().await?;
-        let reach = Reach::of(&self.service, self.request.user.as_deref(), self.client_key());
+        let dialer = service.dialer_of(self.request.user.as_deref()).clone();
+        let reach = Reach::new(dialer, self.client_key());
         let expected = tokio::select! {
             biased;
             expected = reach.peers(&self.request.request.target) => expected,

@@ -86,6 +86,17 @@ fn the_own_listeners_are_no_targets() {
 }
 
 #[test]
+fn a_listener_for_connections_is_no_loop_of_datagrams() {
+    alone(|| {
+        let target = marking("127.0.0.1:0", b'a');
+        let listens = ["forward", "--udp", "-l", "127.0.0.1:0", "-r"];
+        let metrics = target.to_string();
+        let program = Program::start(&[&listens[..], &[&metrics, "--metrics", &metrics]].concat());
+        assert_answered(&client(&program), 'a', "1");
+    });
+}
+
+#[test]
 fn ten_thousand_clients_have_small_sessions() {
     // Other tests need ports, too.
     alone(serve_ten_thousand);
