@@ -68,6 +68,8 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until};
 
 use crate::datagrams::{DatagramStats, Dropped, GsoBatch, Origin, Route, bind, gather, send, system, with_scratch};
+use crate::dial::DialError;
+use crate::policy::Denied;
 use sockets::readable;
 use spliceway_protocol::address::{Target, canonical};
 use spliceway_protocol::socks5::datagram::{self, Header};
@@ -88,11 +90,14 @@ pub(crate) struct AssociateSettings {
 
 /// Decides where datagrams may go and opens the sockets for them. Clones make the same decisions.
 pub(crate) trait Destinations: Clone + Send + Sync + 'static {
-    /// Returns whether the service may send datagrams to this address and accept connections from
+    /// Checks whether the service may send datagrams to this address and accept connections from
     /// it. If the client has named the target, `name` is its name, and the address is one of those
     /// that [`Self::look_up`] has returned. This method is called for each datagram and each
     /// connection.
-    fn allow(&self, name: Option<&str>, address: SocketAddr) -> bool;
+    ///
+    /// # Errors
+    /// Returns the reason for a refusal.
+    fn check(&self, name: Option<&str>, address: SocketAddr) -> Result<(), Denied>;
 
     /// Opens a UDP socket with the configured options. The socket is only for addresses of the same
     /// family as `to`.
@@ -102,8 +107,11 @@ pub(crate) trait Destinations: Clone + Send + Sync + 'static {
     /// socket can be opened.
     fn socket(&self, to: IpAddr) -> Result<UdpSocket, Dropped>;
 
-    /// Returns the addresses of a name, best first, or the reason why there are none.
-    fn look_up(&self, target: &Target) -> impl Future<Output = Result<Vec<SocketAddr>, Dropped>> + Send;
+    /// Returns the addresses of a name, best first.
+    ///
+    /// # Errors
+    /// Returns the reason why there are none.
+    fn look_up(&self, target: &Target) -> impl Future<Output = Result<Vec<SocketAddr>, DialError>> + Send;
 }
 
 /// An association whose inside socket is bound. [`run`](Self::run) forwards its datagrams.

@@ -36,8 +36,8 @@ impl Expected {
     /// Returns whether `peer` is expected and allowed.
     fn admits(&self, peer: SocketAddr, destinations: &impl Destinations) -> bool {
         match self {
-            Self::Anyone => destinations.allow(None, peer),
-            Self::These(ips, name) => ips.contains(&peer.ip()) && destinations.allow(name.as_deref(), peer),
+            Self::Anyone => destinations.check(None, peer).is_ok(),
+            Self::These(ips, name) => ips.contains(&peer.ip()) && destinations.check(name.as_deref(), peer).is_ok(),
         }
     }
 }
@@ -132,6 +132,8 @@ mod tests {
 
     use super::*;
     use crate::datagrams::Dropped;
+    use crate::dial::{DialError, LookupError};
+    use crate::policy::Denied;
     use spliceway_protocol::address::Target;
 
     const LIMIT: Duration = Duration::from_secs(20);
@@ -143,16 +145,19 @@ mod tests {
     }
 
     impl Destinations for Book {
-        fn allow(&self, _: Option<&str>, address: SocketAddr) -> bool {
-            !self.refused.lock().unwrap().contains(&address.ip())
+        fn check(&self, _: Option<&str>, address: SocketAddr) -> Result<(), Denied> {
+            match self.refused.lock().unwrap().contains(&address.ip()) {
+                true => Err(Denied::Private),
+                false => Ok(()),
+            }
         }
 
         fn socket(&self, _: IpAddr) -> Result<UdpSocket, Dropped> {
             Err(Dropped::Socket)
         }
 
-        async fn look_up(&self, _: &Target) -> Result<Vec<SocketAddr>, Dropped> {
-            Err(Dropped::Unresolved)
+        async fn look_up(&self, _: &Target) -> Result<Vec<SocketAddr>, DialError> {
+            Err(DialError::Unresolved(LookupError::NoAddress))
         }
     }
 

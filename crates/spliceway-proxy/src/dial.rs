@@ -26,7 +26,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::admission::ClientKey;
-use crate::policy::TargetPolicy;
+use crate::policy::{Denied, TargetPolicy};
 use crate::stream::Stream;
 use crate::transparent::OwnDial;
 use attempts::{Lost, Tried, Why, first_to_connect};
@@ -211,18 +211,20 @@ impl Dialer {
         self.with_policy(self.policy.clone().for_datagrams())
     }
 
-    /// Returns whether the policy allows `address`. If the client has named the target, the address
-    /// is one of those that [`Self::addresses`] has returned for `name`.
-    pub(crate) fn allows(&self, name: Option<&str>, address: SocketAddr) -> bool {
-        match name.filter(|_| self.policy.has_rules_for_names()) {
-            None => self.policy.check(None, address).is_ok(),
-            // It is not known which reading has led to the address, but it was an allowed one.
-            Some(name) => {
-                let readings = self.readings(name, Purpose::Target(None));
-                let is_allowed = |reading: &String| self.policy.check(Some(reading), address).is_ok();
-                readings.iter().any(is_allowed)
-            }
-        }
+    /// Checks `address`. If the client has named the target, the address is one of those that
+    /// [`Self::addresses`] has returned for `name`.
+    ///
+    /// # Errors
+    /// Returns the reason for a refusal.
+    pub(crate) fn check(&self, name: Option<&str>, address: SocketAddr) -> Result<(), Denied> {
+        let Some(name) = name.filter(|_| self.policy.has_rules_for_names()) else {
+            return self.policy.check(None, address);
+        };
+        // It is not known which reading has led to the address, but it was an allowed one.
+        let readings = self.readings(name, Purpose::Target(None));
+        let mut checks = readings.iter().map(|reading| self.policy.check(Some(reading), address));
+        let first = checks.next().unwrap_or_else(|| self.policy.check(Some(name), address));
+        first.or_else(|denied| checks.find(Result::is_ok).unwrap_or(Err(denied)))
     }
 
     /// Returns whether a target is a listener of this program, to which an upstream proxy would

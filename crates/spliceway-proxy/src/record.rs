@@ -370,6 +370,11 @@ fn fill(line: &mut Line, session: &Session, facts: &Facts, relay: &RelaySummary,
     if let Some(datagrams) = datagrams {
         datagram_counts(line, datagrams);
     }
+    if let Phase::Datagrams(stats) = &facts.phase
+        && let Some(why) = stats.first_denial()
+    {
+        line.text("datagrams_denied", why);
+    }
     if let Some(time) = facts.connect {
         line.number("connect_ms", millis(time));
     }

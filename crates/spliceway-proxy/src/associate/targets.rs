@@ -13,6 +13,8 @@ use super::names::{Lookup, Name, Names};
 use super::peers::Peers;
 use super::sockets::Outside;
 use crate::datagrams::{DatagramStats, Dropped, GsoBatch, Route, send};
+use crate::dial::DialError;
+use crate::policy::Denied;
 use spliceway_protocol::address::Target;
 
 /// The target side of an association.
@@ -34,7 +36,8 @@ pub(super) struct Targets<D> {
 #[derive(Debug)]
 pub(super) struct Found {
     name: Name,
-    addresses: Result<Vec<SocketAddr>, Dropped>,
+    /// `None` if the lookup took too long.
+    addresses: Option<Result<Vec<SocketAddr>, DialError>>,
 }
 
 impl<D: Destinations> Targets<D> {
@@ -107,7 +110,7 @@ impl<D: Destinations> Targets<D> {
             sent = self
                 .admit(Some(&name.0), address)
                 .and_then(|()| self.send_now(address, data));
-            if !matches!(sent, Err(Dropped::Unreachable | Dropped::Denied)) {
+            if !matches!(sent, Err(Dropped::Unreachable | Dropped::Denied | Dropped::Rule)) {
                 self.names.prove(name, place);
                 break;
             }
@@ -118,14 +121,27 @@ impl<D: Destinations> Targets<D> {
     /// Prepares to send to `address`, if the policy allows it. Every datagram passes this check, so
     /// no datagram is sent to a forbidden address.
     fn admit(&mut self, name: Option<&str>, address: SocketAddr) -> Result<(), Dropped> {
-        if !self.destinations.allow(name, address) {
-            return Err(Dropped::Denied);
-        }
+        let allowed = self.destinations.check(name, address);
+        allowed.map_err(|denied| self.refused(&DialError::Denied(denied, Some(address.ip()))))?;
         self.sockets.open(address, &self.destinations)?;
         // The peer is recorded before sending, because the answer may arrive before this thread
         // continues.
         self.peers.sent_to(address);
         Ok(())
+    }
+
+    /// Returns why a datagram is dropped. The record of the session tells the first refusal.
+    fn refused(&self, error: &DialError) -> Dropped {
+        match error {
+            DialError::Denied(denied, _) => {
+                self.stats.denied(error);
+                match denied {
+                    Denied::Rule(_) => Dropped::Rule,
+                    _ => Dropped::Denied,
+                }
+            }
+            _ => Dropped::Unresolved,
+        }
     }
 
     fn send_now(&self, address: SocketAddr, data: &[u8]) -> Result<(), Dropped> {
@@ -156,7 +172,7 @@ impl<D: Destinations> Targets<D> {
             let target = Target::Name(name.0.clone(), name.1);
             let looked_up = timeout(limit, destinations.look_up(&target)).await;
             Found {
-                addresses: looked_up.unwrap_or(Err(Dropped::Unresolved)),
+                addresses: looked_up.ok(),
                 name,
             }
         });
@@ -166,8 +182,9 @@ impl<D: Destinations> Targets<D> {
     pub(super) fn found(&mut self, found: Found, now: Instant) {
         let Found { name, addresses } = found;
         let (mut addresses, without) = match addresses {
-            Ok(addresses) => (addresses, Dropped::Unresolved),
-            Err(dropped) => (Vec::new(), dropped),
+            Some(Ok(addresses)) => (addresses, Dropped::Unresolved),
+            Some(Err(error)) => (Vec::new(), self.refused(&error)),
+            None => (Vec::new(), Dropped::Unresolved),
         };
         let fruitless = addresses.is_empty();
         addresses.sort_by_key(|address| address.is_ipv4() != self.prefers_v4);

@@ -1,8 +1,9 @@
 //! Counts the datagrams that a session forwards and drops. One task at a time writes the counts of
 //! a direction. Any task may read them at any time.
 
-use std::sync::Arc;
+use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
 use tokio::sync::Notify;
@@ -19,8 +20,10 @@ pub(crate) enum Dropped {
     Source,
     /// The datagram came from an address to which the client has not sent a datagram recently.
     Unsolicited,
-    /// The policy refuses the target.
+    /// The policy refuses the address of the target.
     Denied,
+    /// A target rule of the operator refuses the target.
+    Rule,
     /// The name has no address, or its lookup failed or took too long.
     Unresolved,
     /// The name is not known yet, and the limit on lookups or on waiting datagrams is reached.
@@ -45,7 +48,7 @@ pub(crate) enum Dropped {
 
 impl Dropped {
     /// All reasons, for code that counts each one.
-    pub(crate) const ALL: [Self; 19] = [
+    pub(crate) const ALL: [Self; 20] = [
         Self::Malformed(Malformed::Short),
         Self::Malformed(Malformed::Reserved),
         Self::Malformed(Malformed::Fragment),
@@ -55,6 +58,7 @@ impl Dropped {
         Self::Source,
         Self::Unsolicited,
         Self::Denied,
+        Self::Rule,
         Self::Unresolved,
         Self::LookupLimit,
         Self::TooLong,
@@ -74,6 +78,7 @@ impl Dropped {
             Self::Source => "source",
             Self::Unsolicited => "unsolicited",
             Self::Denied => "denied",
+            Self::Rule => "target_rule",
             Self::Unresolved => "unresolved",
             Self::LookupLimit => "lookup_limit",
             Self::TooLong => "too_long",
@@ -117,6 +122,8 @@ struct Live {
     up: LivePassed,
     down: LivePassed,
     dropped: [AtomicU64; Dropped::ALL.len()],
+    /// Why the policy has refused a target, for the first time.
+    denied: OnceLock<Box<str>>,
     stop: Notify,
 }
 
@@ -177,6 +184,16 @@ impl DatagramStats {
     pub(crate) fn dropped(&self, reason: Dropped) {
         // Both directions may drop a datagram at the same time.
         self.0.dropped[reason.place()].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Records why the policy refuses the target of a datagram, if it is the first such datagram.
+    pub(crate) fn denied(&self, why: &impl Display) {
+        self.0.denied.get_or_init(|| why.to_string().into());
+    }
+
+    /// Returns why the policy has refused the target of a datagram for the first time.
+    pub(crate) fn first_denial(&self) -> Option<&str> {
+        self.0.denied.get().map(|why| &**why)
     }
 
     /// Returns the number of forwarded datagrams in both directions.

@@ -14,6 +14,7 @@ use crate::datagrams::{Dropped, towards};
 use crate::dial::{DialError, Dialer};
 use crate::handshake::{Client, ClientRequest};
 use crate::outcome::{Outcome, SessionEnd};
+use crate::policy::Denied;
 use crate::record::Record;
 use crate::service::Service;
 use spliceway_protocol::address::Target;
@@ -86,8 +87,8 @@ impl Reach {
 }
 
 impl Destinations for Reach {
-    fn allow(&self, name: Option<&str>, address: SocketAddr) -> bool {
-        self.dialer.allows(name, address)
+    fn check(&self, name: Option<&str>, address: SocketAddr) -> Result<(), Denied> {
+        self.dialer.check(name, address)
     }
 
     fn socket(&self, to: IpAddr) -> Result<UdpSocket, Dropped> {
@@ -101,11 +102,7 @@ impl Destinations for Reach {
         })
     }
 
-    async fn look_up(&self, target: &Target) -> Result<Vec<SocketAddr>, Dropped> {
-        let found = self.dialer.addresses(target, self.client).await;
-        found.map_err(|error| match error.denied() {
-            Some(_) => Dropped::Denied,
-            None => Dropped::Unresolved,
-        })
+    async fn look_up(&self, target: &Target) -> Result<Vec<SocketAddr>, DialError> {
+        self.dialer.addresses(target, self.client).await
     }
 }

@@ -154,7 +154,7 @@ fn datagrams_and_bind_obey_the_rules() {
         UdpSocket::bind("127.0.0.2:0").unwrap(),
         UdpSocket::bind("127.0.0.1:0").unwrap(),
     );
-    let program = Program::socks5(&["--to-allow", "127.0.0.1"]);
+    let mut program = Program::socks5(&["--to-allow", "127.0.0.1"]);
     let mut client = greeted(&program);
     client.write_all(&[5, 3, 0, 1, 0, 0, 0, 0, 0, 0]).unwrap();
     let reply = read_exactly(&mut client, 10);
@@ -165,9 +165,13 @@ fn datagrams_and_bind_obey_the_rules() {
         own.send_to(&datagram, relay).unwrap();
     }
     allowed.recv(&mut [0; 16]).unwrap();
-    program.await_sum("spliceway_datagrams_dropped_total", &["reason=\"denied\""], 1);
+    program.await_sum("spliceway_datagrams_dropped_total", &["reason=\"target_rule\""], 1);
     refused.set_nonblocking(true).unwrap();
     assert!(refused.recv(&mut [0; 16]).is_err());
+    drop(client);
+    let record = program.line("end=client_eof");
+    let why = "datagrams_denied=\"not allowed: 127.0.0.2 is refused by --to-allow";
+    assert!(record.contains(why), "{record}");
     let mut bind = ip_request(refused.local_addr().unwrap());
     bind[1] = 2;
     assert_eq!(code(&program, &bind), NOT_ALLOWED);

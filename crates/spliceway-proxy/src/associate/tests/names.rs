@@ -7,6 +7,8 @@ use tokio::sync::mpsc;
 use super::rig::{ANYWHERE, Book, Lookup, Rig, soon, take, target};
 use crate::associate::AssociateSettings;
 use crate::datagrams::Dropped;
+use crate::dial::{DialError, LookupError};
+use crate::policy::Denied;
 
 async fn rig(host: &str) -> (Rig, mpsc::UnboundedReceiver<Lookup>) {
     let (book, asked) = Book::new();
@@ -64,17 +66,20 @@ async fn datagrams_to_a_name_without_an_address_are_dropped_with_a_reason() {
     let ((rig, mut asked), target) = (rig("127.0.0.1").await, target("127.0.0.1").await);
     let address = target.local_addr().unwrap();
     for (outcome, reason) in [
-        (Err(Dropped::Unresolved), Dropped::Unresolved),
-        (Err(Dropped::Denied), Dropped::Denied),
+        (DialError::Unresolved(LookupError::NoAddress), Dropped::Unresolved),
+        (Denied::Private.into(), Dropped::Denied),
+        (Denied::Rule("--to-deny none.example".into()).into(), Dropped::Rule),
     ] {
         let before = rig.dropped(reason);
         rig.send_to_name("none.example", address.port(), b"1").await;
         rig.send_to_name("none.example", address.port(), b"2").await;
         let lookup = next(&mut asked).await;
         rig.echo(&target, b"both wait").await;
-        lookup.answer.send(outcome).unwrap();
+        lookup.answer.send(Err(outcome)).unwrap();
         rig.await_dropped(reason, before + 2).await;
     }
+    let denial = rig.stats.first_denial().map(str::to_owned);
+    assert_eq!(denial.as_deref(), Some("not allowed: a private address"));
     rig.send_to_name("none.example", address.port(), b"3").await;
     next(&mut asked).await.answer.send(Ok(vec![address])).unwrap();
     assert_eq!(

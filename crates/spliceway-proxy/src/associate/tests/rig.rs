@@ -12,6 +12,8 @@ use tokio::time::timeout;
 
 use crate::associate::{AssociateEnd, AssociateSettings, Association, Destinations};
 use crate::datagrams::{DatagramStats, Dropped, bind};
+use crate::dial::DialError;
+use crate::policy::Denied;
 use spliceway_protocol::address::Target;
 use spliceway_protocol::socks5::datagram::{self, HEADER_MAX_BYTES, Header};
 
@@ -37,7 +39,7 @@ pub(super) struct Book {
 #[derive(Debug)]
 pub(super) struct Lookup {
     pub(super) target: String,
-    pub(super) answer: oneshot::Sender<Result<Vec<SocketAddr>, Dropped>>,
+    pub(super) answer: oneshot::Sender<Result<Vec<SocketAddr>, DialError>>,
 }
 
 impl Book {
@@ -54,8 +56,11 @@ impl Book {
 }
 
 impl Destinations for Book {
-    fn allow(&self, _: Option<&str>, _: SocketAddr) -> bool {
-        !self.refuses.load(Ordering::SeqCst)
+    fn check(&self, _: Option<&str>, _: SocketAddr) -> Result<(), Denied> {
+        match self.refuses.load(Ordering::SeqCst) {
+            true => Err(Denied::Private),
+            false => Ok(()),
+        }
     }
 
     fn socket(&self, to: IpAddr) -> Result<UdpSocket, Dropped> {
@@ -66,13 +71,13 @@ impl Destinations for Book {
         .map_err(|_| Dropped::Socket)
     }
 
-    async fn look_up(&self, target: &Target) -> Result<Vec<SocketAddr>, Dropped> {
+    async fn look_up(&self, target: &Target) -> Result<Vec<SocketAddr>, DialError> {
         let (answer, answered) = oneshot::channel();
         let target = target.to_string();
         self.lookups
             .send(Lookup { target, answer })
             .expect("the test looks after them");
-        answered.await.unwrap_or(Err(Dropped::Unresolved))
+        answered.await.expect("the test answers")
     }
 }
 

@@ -78,8 +78,13 @@ async fn a_short_name_is_checked_with_its_search_domain() {
         .addresses(&format!("db:{port}").parse().unwrap(), None)
         .await
         .unwrap();
-    assert!(allow.allows(Some("db"), found[0]), "datagrams");
-    assert!(!allow.allows(Some("other"), found[0]) && !allow.allows(None, found[0]));
+    assert_eq!(allow.check(Some("db"), found[0]), Ok(()), "datagrams");
+    for other in [Some("other"), None] {
+        assert!(
+            matches!(allow.check(other, found[0]), Err(Denied::Rule(_))),
+            "{other:?}"
+        );
+    }
 }
 
 #[tokio::test]
