@@ -109,8 +109,8 @@ impl TargetPolicy {
         }
     }
 
-    /// Returns the same policy for datagrams. TCP and UDP have ports of their own, so other listeners
-    /// of this program would be loops.
+    /// Returns the same policy for datagrams. TCP and UDP have ports of their own, so other
+    /// listeners of this program would be loops.
     pub(crate) fn for_datagrams(self) -> Self {
         Self {
             is_for_datagrams: true,
