@@ -31,10 +31,14 @@ use super::Refused;
 const HELLO_MAX_BYTES: usize = 20 << 10;
 /// The number of bytes before the content of a record: type, version, and length.
 const HEAD_BYTES: usize = 5;
+/// The number of bytes at the beginning of a message: type, and length.
+const BEGIN_BYTES: usize = 4;
 /// A record that is not encrypted has fewer bytes of content (RFC 8446, section 5.1).
 const RECORD_TOO_LONG: usize = (16 << 10) + 1;
 /// The type of a record with a part of a ClientHello.
 const HANDSHAKE: u8 = 22;
+/// The type of a ClientHello.
+const CLIENT_HELLO: u8 = 1;
 
 /// What a client states in its first message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,12 +54,15 @@ pub struct ClientHello {
 }
 
 /// Parses the ClientHello at the beginning of a connection.
+#[derive(Default)]
 pub struct Hello {
-    acceptor: Acceptor,
     /// The bytes so far. Never has a byte after the record that is being read.
     held: Vec<u8>,
     /// The number of bytes in whole records.
     whole: usize,
+    /// The first bytes of the message in whole records, and the number of all of them.
+    begin: [u8; BEGIN_BYTES],
+    message: usize,
 }
 
 /// The reason why a client is refused.
@@ -85,11 +92,7 @@ pub enum Refusal {
 impl Hello {
     /// Creates a parser.
     pub fn new() -> Self {
-        Self {
-            acceptor: Acceptor::default(),
-            held: Vec::new(),
-            whole: 0,
-        }
+        Self::default()
     }
 
     /// Consumes the bytes of the message from `input`. Returns what the client states, or `None`
@@ -101,8 +104,8 @@ impl Hello {
         loop {
             let missing = record_length(&self.held[self.whole..], self.whole)? + self.whole - self.held.len();
             if missing == 0 {
-                if let Some(hello) = self.accept()? {
-                    return Ok(Some(hello));
+                if self.is_complete()? {
+                    return self.accept().map(Some);
                 }
                 continue;
             }
@@ -115,33 +118,49 @@ impl Hello {
         }
     }
 
-    /// Gives the last record to the parser of rustls. Returns the message if it is complete.
-    fn accept(&mut self) -> Result<Option<ClientHello>, Refusal> {
-        let mut record = &self.held[self.whole..];
+    /// Adds the last record to the message. Returns whether the message is complete.
+    fn is_complete(&mut self) -> Result<bool, Refusal> {
+        let content = &self.held[self.whole + HEAD_BYTES..];
+        let begin = self.begin.iter_mut().skip(self.message);
+        begin.zip(content).for_each(|(byte, said)| *byte = *said);
         self.whole = self.held.len();
-        while !record.is_empty() {
-            // A call takes at most 4 KiB. It fails if its buffer is full, which a valid message
-            // cannot cause.
-            self.acceptor.read_tls(&mut record).map_err(|_| Refusal::Malformed)?;
+        self.message += content.len();
+        let [kind, high, middle, low] = self.begin;
+        let length = u32::from_be_bytes([0, high, middle, low]) as usize + BEGIN_BYTES;
+        match kind {
+            CLIENT_HELLO if self.message < BEGIN_BYTES => Ok(false),
+            CLIENT_HELLO if length > HELLO_MAX_BYTES => Err(Refusal::TooLong),
+            CLIENT_HELLO => Ok(self.message >= length),
+            _ => Err(Refusal::Malformed),
         }
-        let accepted = self.acceptor.accept().map_err(|(error, _)| match error {
-            Error::PeerMisbehaved(PeerMisbehaved::ServerNameMustContainOneHostName) => Refusal::InvalidName,
-            Error::PeerIncompatible(_) => Refusal::Unsupported,
-            _ => Refusal::Malformed,
-        })?;
-        let Some(accepted) = accepted else { return Ok(None) };
+    }
+
+    /// Gives the complete message to the parser of rustls. Before that, it would hold a second copy
+    /// of what a slow client has sent.
+    fn accept(&mut self) -> Result<ClientHello, Refusal> {
+        let (mut acceptor, mut records) = (Acceptor::default(), &self.held[..]);
+        let accepted = loop {
+            // A call takes at most 4 KiB. It fails if its buffer is full, which a valid message
+            // cannot cause, and takes nothing after the last record.
+            match acceptor.read_tls(&mut records) {
+                Ok(1..) => {}
+                _ => return Err(Refusal::Malformed),
+            }
+            let accepted = acceptor.accept().map_err(|(error, _)| match error {
+                Error::PeerMisbehaved(PeerMisbehaved::ServerNameMustContainOneHostName) => Refusal::InvalidName,
+                Error::PeerIncompatible(_) => Refusal::Unsupported,
+                _ => Refusal::Malformed,
+            })?;
+            if let Some(accepted) = accepted {
+                break accepted;
+            }
+        };
         let hello = accepted.client_hello();
-        Ok(Some(ClientHello {
+        Ok(ClientHello {
             name: hello.server_name().map(Into::into),
             protocols: hello.alpn().into_iter().flatten().map(Into::into).collect(),
             bytes: mem::take(&mut self.held),
-        }))
-    }
-}
-
-impl Default for Hello {
-    fn default() -> Self {
-        Self::new()
+        })
     }
 }
 

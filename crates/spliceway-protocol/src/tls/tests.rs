@@ -215,7 +215,8 @@ fn what_is_no_hello_is_refused_at_once() {
         (b"\x16\x03\x01\x00\x04\x02\0\0\0", Refusal::Malformed),
         (b"\x16\x03\x01\x00\x04\x14\0\0\0", Refusal::Malformed),
         // A hello of 16 MiB.
-        (b"\x16\x03\x01\x00\x04\x01\xFF\xFF\xFF", Refusal::Malformed),
+        (b"\x16\x03\x01\x00\x04\x01\xFF\xFF\xFF", Refusal::TooLong),
+        (b"\x16\x03\x01\x00\x01\x02", Refusal::Malformed),
         (b"\x16\x03\x01\x00\x04\x01\0\0\0", Refusal::Malformed),
     ] {
         assert_eq!(refusal(sent), expected, "{}", sent.escape_ascii());
@@ -311,10 +312,12 @@ fn read_all_by(bytes: &[u8], size: usize) -> Result<Option<ClientHello>, Refusal
 
 #[test]
 fn the_parser_holds_no_byte_after_its_limit() {
-    let endless = records(&[&[1, 0, 0xFF, 0xFF][..], &[0; 60_000]].concat(), 16 << 10);
+    // The heads of records count, too.
+    let endless = records(&[&[1, 0, 0x40, 0][..], &[0; 16 << 10]].concat(), 10);
     let mut parser = Hello::new();
     let refused = endless.chunks(1).find_map(|mut byte| parser.feed(&mut byte).err());
     assert_eq!(refused, Some(Refusal::TooLong));
+    assert!(parser.held.len() > HELLO_MAX_BYTES / 2);
     assert!(parser.held.len() <= HELLO_MAX_BYTES && parser.held.capacity() <= 2 * HELLO_MAX_BYTES);
 }
 

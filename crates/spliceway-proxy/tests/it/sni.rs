@@ -226,11 +226,7 @@ fn a_hostile_hello_is_refused() {
         (b"\x16\x03\x01\0\0".to_vec(), Some(50), "tls_malformed"),
         (b"\x16\x03\x01\xFF\xFF\x01".to_vec(), Some(50), "tls_malformed"),
         (b"\x16\x03\x01\0\x04\x02\0\0\0".to_vec(), Some(50), "tls_malformed"),
-        (
-            b"\x16\x03\x01\0\x04\x01\xFF\xFF\xFF".to_vec(),
-            Some(50),
-            "tls_malformed",
-        ),
+        (b"\x16\x03\x01\0\x04\x01\xFF\xFF\xFF".to_vec(), Some(50), "tls_too_long"),
         (cut, Some(50), "tls_malformed"),
         (named(""), Some(50), "tls_malformed"),
         (named("exam\0ple.com"), Some(47), "sni_invalid"),
