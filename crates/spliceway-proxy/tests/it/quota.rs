@@ -1,6 +1,6 @@
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use crate::admin::Socket;
+use crate::auth::authenticated;
 use crate::clients::read_head;
 use crate::harness::{Folder, PATIENCE, Program, TextFile, echo, is_closed, let_pass, pattern, read_exactly};
 use crate::user_limits::{ask, file, session, users};
@@ -85,21 +86,32 @@ fn exchange(client: &mut TcpStream, bytes: usize) {
     assert_eq!(read_exactly(client, bytes), sent);
 }
 
-/// Returns a target that sends to each client from its first byte until the connection ends.
-fn endless() -> SocketAddr {
+/// Returns a target that serves each client in this way.
+fn target(serve: fn(TcpStream)) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     thread::spawn(move || {
         for client in listener.incoming().map_while(Result::ok) {
-            thread::spawn(move || {
-                let bytes = vec![7; 256 << 10];
-                let mut client = client;
-                let _ = client.read_exact(&mut [0]);
-                while client.write_all(&bytes).is_ok() {}
-            });
+            thread::spawn(move || serve(client));
         }
     });
     address
+}
+
+/// Sends to a client from its first byte until the connection ends.
+fn flood(mut client: TcpStream) {
+    let bytes = vec![7; 256 << 10];
+    let _ = client.read_exact(&mut [0]);
+    while client.write_all(&bytes).is_ok() {}
+}
+
+/// Receives from a client until the connection ends.
+fn swallow(mut client: TcpStream) {
+    let _ = std::io::copy(&mut client, &mut std::io::sink());
+}
+
+fn endless() -> SocketAddr {
+    target(flood)
 }
 
 /// Returns the number in this field of a record.
@@ -109,6 +121,103 @@ fn field(record: &str, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("{record}"));
     let digits = rest.split(' ').next().unwrap();
     digits.parse().unwrap_or_else(|_| panic!("{record}"))
+}
+
+/// Sends the head of a request by ann. `fields` are further lines of the head.
+fn http(program: &Program, request: &str, fields: &str) -> TcpStream {
+    let mut client = program.connect();
+    // ann:wonderland
+    let head =
+        format!("{request} HTTP/1.1\r\nHost: a\r\nProxy-Authorization: Basic YW5uOndvbmRlcmxhbmQ=\r\n{fields}\r\n");
+    client.write_all(head.as_bytes()).unwrap();
+    client
+}
+
+/// Asks for one connection from a peer, which is served in this way.
+fn bound(program: &Program, serve: fn(TcpStream)) -> TcpStream {
+    let (mut client, _) = authenticated(program, "ann", "wonderland");
+    client.write_all(&[5, 2, 0, 1, 0, 0, 0, 0, 0, 0]).unwrap();
+    let reply = read_exactly(&mut client, 10);
+    let port = u16::from_be_bytes([reply[8], reply[9]]);
+    let peer = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+    thread::spawn(move || serve(peer));
+    assert_eq!(read_exactly(&mut client, 10)[1], 0);
+    client
+}
+
+#[test]
+fn each_kind_of_session_and_direction_counts_and_is_cut() {
+    const QUOTA: u64 = 3 * MB;
+    const LARGE: &str = "Content-Length: 1000000000\r\n";
+    let quotas = Quotas::new("each-kind", "mixed", &ann("\"3MB/day\""));
+    let mut program = quotas.run();
+    let to = [flood, swallow].map(target);
+    let tunnel = |program: &Program, to: SocketAddr| {
+        let mut client = http(program, &format!("CONNECT {to}"), "");
+        assert!(read_head(&mut client).starts_with("HTTP/1.1 200 "));
+        client
+    };
+    let forward =
+        |program: &Program, method: &str, to, field: &str| http(program, &format!("{method} http://{to}/"), field);
+    type Open<'a> = &'a dyn Fn(&Program) -> TcpStream;
+    let kinds: [(&str, bool, Open<'_>); 9] = [
+        ("SOCKS5", false, &|program| session(program, "ann", to[0])),
+        ("SOCKS5", true, &|program| session(program, "ann", to[1])),
+        ("BIND", false, &|program| bound(program, flood)),
+        ("BIND", true, &|program| bound(program, swallow)),
+        ("CONNECT", false, &|program| tunnel(program, to[0])),
+        ("CONNECT", true, &|program| tunnel(program, to[1])),
+        ("GET", false, &|program| forward(program, "GET", to[0], "")),
+        ("POST", true, &|program| forward(program, "POST", to[1], LARGE)),
+        ("chunks", true, &|program| {
+            forward(program, "POST", to[1], "Transfer-Encoding: chunked\r\n")
+        }),
+    ];
+    let chunk = [&b"10000\r\n"[..], &[7; 0x10000], b"\r\n"].concat();
+    for (kind, is_upload, open) in kinds {
+        let mut client = open(&program);
+        match is_upload {
+            true => while client.write_all(&chunk).is_ok() {},
+            false => {
+                let _ = client.write_all(b"x");
+                swallow(client);
+            }
+        }
+        let record = program.line("end=quota");
+        let [up, down, spliced_up, spliced_down] =
+            ["bytes_up", "bytes_down", "spliced_up", "spliced_down"].map(|name| field(&record, name));
+        let moved = if is_upload { up } else { down };
+        assert!((QUOTA..=QUOTA + (1 << 20)).contains(&(up + down)), "{kind}: {record}");
+        assert!(moved > QUOTA / 100 * 99, "{kind}: {record}");
+        if kind != "chunks" {
+            assert!(spliced_up + spliced_down > QUOTA / 10 * 9, "{kind}: {record}");
+        }
+        await_that(&program, kind, |program| used(program) == up + down);
+        assert_eq!(quotas.socket.ask("POST", "/v1/users/ann/reset").0, 200, "{kind}");
+    }
+}
+
+#[test]
+fn a_reload_changes_the_quota_of_sessions_that_run() {
+    let quotas = Quotas::new("reload", "socks5", &ann("\"1MB/day\""));
+    let (mut program, target) = (quotas.run(), echo("127.0.0.1:0"));
+    let (mut busy, mut idle) = (session(&program, "ann", target), session(&program, "ann", target));
+    exchange(&mut busy, 400_000);
+    quotas.write(&ann("[\"1GB/day\", \"2MB/month\"]"));
+    program.reload();
+    exchange(&mut busy, 400_000);
+    quotas.write("");
+    program.reload();
+    exchange(&mut busy, 600_000);
+    assert_eq!(program.sum("spliceway_user_quota_bytes", &[]), 0);
+    // What was used without a quota counts, too.
+    quotas.write(&ann("\"2MB/month\""));
+    program.reload();
+    for client in [&mut busy, &mut idle] {
+        assert!(is_closed(client));
+        program.line("end=quota");
+    }
+    assert_eq!(ask(&program, "ann", target).1, 2);
 }
 
 #[test]
@@ -127,13 +236,7 @@ fn a_used_up_quota_ends_the_sessions_of_its_user_and_refuses_more() {
     }
     assert_eq!(ask(&program, "ann", target).1, 2, "not allowed");
     program.line("end=denied:quota");
-    let mut client = program.connect();
-    // ann:wonderland
-    write!(
-        client,
-        "CONNECT {target} HTTP/1.1\r\nHost: {target}\r\nProxy-Authorization: Basic YW5uOndvbmRlcmxhbmQ=\r\n\r\n"
-    )
-    .unwrap();
+    let mut client = http(&program, &format!("CONNECT {target}"), "");
     assert!(read_head(&mut client).starts_with("HTTP/1.1 403 "));
     program.await_sum("spliceway_refused_total", &["reason=\"quota\""], 2);
     exchange(&mut bob, 1000);
@@ -327,20 +430,12 @@ fn http_requests_count_as_their_records_say() {
     let mut program = quotas.run();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    for (head, body) in [("GET", ""), ("POST", "Content-Length: 5\r\n\r\n12345")] {
-        let mut client = program.connect();
-        let rest = if body.is_empty() { "\r\n" } else { body };
-        // ann:wonderland
-        write!(
-            client,
-            "{head} http://{address}/ HTTP/1.1\r\nHost: {address}\r\nProxy-Authorization: Basic YW5uOndvbmRlcmxhbmQ=\r\n{rest}"
-        )
-        .unwrap();
+    for (method, field, body) in [("GET", "", ""), ("POST", "Content-Length: 5\r\n", "12345")] {
+        let mut client = http(&program, &format!("{method} http://{address}/"), field);
+        client.write_all(body.as_bytes()).unwrap();
         let mut target = crate::harness::accept(&listener);
         read_head(&mut target);
-        if !body.is_empty() {
-            read_exactly(&mut target, 5);
-        }
+        read_exactly(&mut target, body.len());
         target
             .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc")
             .unwrap();
