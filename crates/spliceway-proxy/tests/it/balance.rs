@@ -2,6 +2,7 @@
 
 mod checks;
 mod failures;
+mod faults;
 mod names;
 
 use std::collections::BTreeMap;

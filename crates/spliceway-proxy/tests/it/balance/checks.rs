@@ -15,7 +15,7 @@ use crate::forward::KilledAtEnd;
 use crate::harness::{is_closed, listen, refusing};
 
 /// A backend whose answer to HTTP says whether it is healthy.
-fn http(letter: u8) -> (SocketAddr, Arc<AtomicBool>) {
+pub(super) fn http(letter: u8) -> (SocketAddr, Arc<AtomicBool>) {
     let (listener, address) = listen();
     let is_healthy = Arc::new(AtomicBool::new(true));
     let healthy = Arc::clone(&is_healthy);
@@ -41,7 +41,7 @@ fn http(letter: u8) -> (SocketAddr, Arc<AtomicBool>) {
     (address, is_healthy)
 }
 
-fn letter(program: &crate::harness::Program) -> char {
+pub(super) fn letter(program: &crate::harness::Program) -> char {
     let mut client = program.connect();
     client.write_all(b"?").unwrap();
     let mut letter = [0];
