@@ -16,6 +16,7 @@ mod lease;
 mod members;
 mod policy;
 mod probe;
+mod queue;
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -26,13 +27,14 @@ use std::time::Duration;
 use blake2::Blake2b512;
 use blake2::digest::Digest;
 use spliceway_protocol::address::{Target, TargetRange};
-use tokio::sync::{Notify, oneshot};
-use tokio::time::{Instant, timeout};
+use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::admission::ClientKey;
 use ejection::Availability;
 use lease::Backend;
 use policy::Candidate;
+use queue::{InForce, Waiter};
 
 pub(crate) use check::CheckSettings;
 pub(crate) use ejection::EjectSettings;
@@ -40,6 +42,7 @@ pub(crate) use lease::{Failure, Lease, Tried};
 pub(crate) use members::Members;
 pub(crate) use policy::Policy;
 pub(crate) use probe::Probe;
+pub(crate) use queue::NoLease;
 
 /// The most backends of a service. A choice looks at each of them, which takes up to 5 µs for so
 /// many.
@@ -88,6 +91,7 @@ pub(crate) struct Balancer {
     service: &'static str,
     settings: BalanceSettings,
     inner: Mutex<Inner>,
+    in_force: Arc<InForce>,
     /// Notified when a name has other members.
     members_changed: Notify,
 }
@@ -97,6 +101,8 @@ struct Inner {
     places: Vec<Place>,
     /// The clients that wait, the first one first.
     queue: VecDeque<Waiter>,
+    /// Whether another balancer is in force. No client waits here any more.
+    is_replaced: bool,
     /// The names that have not been looked up yet. Clients wait for their members.
     unresolved: Vec<Box<str>>,
 }
@@ -110,38 +116,6 @@ struct Place {
     hash: u64,
     credit: i64,
     backend: Arc<Backend>,
-}
-
-/// A client that waits for a backend.
-#[derive(Debug)]
-struct Waiter {
-    client: Option<u64>,
-    tried: Tried,
-    answer: oneshot::Sender<Lease>,
-}
-
-/// Why a client gets no backend.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NoLease {
-    /// All are ejected, or were tried.
-    NoneAvailable,
-    /// All are full, and too many clients wait.
-    QueueFull,
-    /// All are full, and no session ended in time.
-    QueueTimeout,
-}
-
-impl NoLease {
-    pub(crate) const ALL: [Self; 3] = [Self::NoneAvailable, Self::QueueFull, Self::QueueTimeout];
-
-    /// Returns the reason for records and metrics.
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::NoneAvailable => "no_backend",
-            Self::QueueFull => "queue_full",
-            Self::QueueTimeout => "queue_timeout",
-        }
-    }
 }
 
 /// What the operator sees of a backend.
@@ -183,8 +157,12 @@ enum Choice {
 }
 
 impl Balancer {
-    /// Creates a balancer. Backends of the same name continue from `before`.
+    /// Creates a balancer. Backends of the same name continue from `before`, and so do its waiting
+    /// clients when the balancer [takes over](Self::takes_over).
     pub(crate) fn new(service: &'static str, settings: &BalanceSettings, before: Option<&Self>) -> Arc<Self> {
+        // A client that came to another range of ports has no port of these backends.
+        let alike = before.filter(|before| before.settings.ports() == settings.ports());
+        let in_force = alike.map(|before| Arc::clone(&before.in_force)).unwrap_or_default();
         let before = before.map(Self::inner);
         let before: &[Place] = before.as_ref().map_or(&[], |inner| &inner.places);
         let (mut places, mut unresolved) = (Vec::new(), Vec::new());
@@ -208,82 +186,12 @@ impl Balancer {
             inner: Mutex::new(Inner {
                 places,
                 queue: VecDeque::new(),
+                is_replaced: false,
                 unresolved,
             }),
+            in_force,
             members_changed: Notify::new(),
         })
-    }
-
-    /// Returns a place with a backend that was not tried before. If all backends are full, the
-    /// client waits for up to `limit`, in the order of arrival. Cancel safe: a client that leaves
-    /// gives its place to the next one.
-    ///
-    /// # Errors
-    /// Returns the reason if there is no backend, or after [`TRIES_MAX`] tries.
-    pub(crate) async fn lease(
-        self: &Arc<Self>,
-        client: Option<ClientKey>,
-        tried: &Tried,
-        limit: Duration,
-    ) -> Result<Lease, NoLease> {
-        if tried.count() >= TRIES_MAX {
-            return Err(NoLease::NoneAvailable);
-        }
-        let client = client.map(hash_of_client);
-        let answer = {
-            let mut inner = self.inner();
-            match self.choose(&mut inner, client, tried) {
-                Choice::None => return Err(NoLease::NoneAvailable),
-                Choice::Place(index) if inner.queue.is_empty() => return Ok(self.take(&inner.places[index])),
-                Choice::Place(_) | Choice::Full => {}
-            }
-            if inner.queue.len() >= self.settings.queue_max {
-                inner.queue.retain(|waiter| !waiter.answer.is_closed());
-            }
-            if inner.queue.len() >= self.settings.queue_max {
-                return Err(NoLease::QueueFull);
-            }
-            let (sender, answer) = oneshot::channel();
-            inner.queue.push_back(Waiter {
-                client,
-                tried: tried.clone(),
-                answer: sender,
-            });
-            answer
-        };
-        // The clients before this one may have left.
-        self.serve_queue();
-        match timeout(limit, answer).await {
-            Ok(Ok(lease)) => Ok(lease),
-            Ok(Err(_)) => Err(NoLease::NoneAvailable),
-            Err(_) => Err(NoLease::QueueTimeout),
-        }
-    }
-
-    /// Gives free places to the clients that wait, as long as the first of them can have one.
-    fn serve_queue(self: &Arc<Self>) {
-        let mut served = Vec::new();
-        let mut inner = self.inner();
-        while let Some(waiter) = inner.queue.pop_front() {
-            let choice = match waiter.answer.is_closed() {
-                true => Choice::None,
-                false => self.choose(&mut inner, waiter.client, &waiter.tried),
-            };
-            match choice {
-                Choice::Full => {
-                    inner.queue.push_front(waiter);
-                    break;
-                }
-                Choice::Place(index) => served.push((waiter.answer, self.take(&inner.places[index]))),
-                // Without a lease, the client gets an error.
-                Choice::None => drop(waiter),
-            }
-        }
-        drop(inner);
-        for (answer, lease) in served {
-            // If the client has left, its lease is dropped, which serves the next one.
-            drop(answer.send(lease));
-        }
     }
 
     /// Chooses among the backends, and among the backups if there is no other one.
@@ -382,12 +290,6 @@ impl Balancer {
         true
     }
 
-    /// Returns the number of clients that wait.
-    pub(crate) fn waiting(&self) -> usize {
-        let inner = self.inner();
-        inner.queue.iter().filter(|waiter| !waiter.answer.is_closed()).count()
-    }
-
     pub(crate) fn service(&self) -> &'static str {
         self.service
     }
@@ -409,6 +311,13 @@ impl Balancer {
     /// Locks the state and ignores poisoning, because it is valid at every instant.
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl BalanceSettings {
+    /// Returns the number of ports of the longest range.
+    fn ports(&self) -> Option<u16> {
+        self.backends.iter().map(|backend| backend.targets.count).max()
     }
 }
 

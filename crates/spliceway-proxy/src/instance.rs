@@ -272,6 +272,7 @@ impl Instance {
         settings.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         self.limit_sessions(&settings, self.sockets(&places));
         self.shared.accounts.set(&settings.users);
+        built.iter().for_each(Built::takes_over);
         let mut open: Vec<_> = std::mem::take(&mut self.open).into_iter().map(Some).collect();
         for place in places {
             let to = Assignment {

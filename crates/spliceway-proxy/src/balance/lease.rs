@@ -132,11 +132,12 @@ impl Backend {
             (Some(true), _) => {
                 self.ejection().is_up_again(Instant::now());
                 tracing::info!(service, backend, "a backend is up again");
-                balancer.serve_queue();
             }
             (Some(false), Err(error)) => tracing::warn!(service, backend, %error, "a backend is down"),
-            _ => {}
+            _ => return,
         }
+        // Clients that wait may get this backend now, or a backup in its place.
+        balancer.serve_queue();
     }
 
     /// Returns the part of its weight that the backend has now: less than 1 if it is up again for
@@ -207,8 +208,9 @@ impl Lease {
         backend.failures[failure as usize].fetch_add(1, Ordering::Relaxed);
         let (is_trial, now) = (std::mem::take(&mut self.is_trial), Instant::now());
         let credit = self.connected.take().map_or(Credit::default(), |(_, credit)| credit);
-        let settings = &self.balancer.settings.eject;
-        let ejected = self.balancer.with_ejections(now, |may_eject| {
+        let balancer = self.balancer.in_force();
+        let ejected = balancer.with_ejections(now, |may_eject| {
+            let settings = &balancer.settings.eject;
             backend.ejection().failed(is_trial, credit, settings, may_eject, now)
         });
         if let Some(time) = ejected {
@@ -237,7 +239,7 @@ impl Drop for Lease {
             self.backend.ejection().abandoned(Instant::now());
         }
         self.backend.active.fetch_sub(1, Ordering::Relaxed);
-        self.balancer.serve_queue();
+        self.balancer.in_force().serve_queue();
     }
 }
 

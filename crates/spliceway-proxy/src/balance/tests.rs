@@ -202,6 +202,87 @@ async fn clients_wait_in_order_until_a_session_ends() {
     assert_eq!(balancer.waiting(), 0);
 }
 
+/// Lets a client wait for a backend.
+async fn waiting(balancer: &Arc<Balancer>) -> tokio::task::JoinHandle<Result<Lease, NoLease>> {
+    let (balancer, before) = (Arc::clone(balancer), balancer.waiting());
+    let client = tokio::spawn({
+        let balancer = Arc::clone(&balancer);
+        async move { balancer.lease(None, &Tried::default(), SECOND).await }
+    });
+    while balancer.waiting() == before {
+        tokio::task::yield_now().await;
+    }
+    client
+}
+
+#[tokio::test(start_paused = true)]
+async fn clients_that_wait_during_a_reload_get_the_backends_after_it() {
+    let before = balancer(Policy::First, &["a:1,max-conns=1"], None);
+    before.takes_over();
+    let _full = any(&before);
+    let [first, second] = [waiting(&before).await, waiting(&before).await];
+    let after = balancer(Policy::First, &["a:1,max-conns=1", "b:1,max-conns=1"], Some(&before));
+    assert_eq!(before.waiting(), 2, "a reload may still be refused");
+    after.takes_over();
+    let of_b = first.await.unwrap().unwrap();
+    assert_eq!(
+        (target(&of_b), after.waiting(), before.waiting()),
+        ("b:1".to_owned(), 1, 0)
+    );
+    drop(of_b);
+    assert_eq!(target(&second.await.unwrap().unwrap()), "b:1");
+}
+
+/// A client may still connect, or retry, when its service has been replaced.
+#[tokio::test(start_paused = true)]
+async fn a_client_from_before_a_reload_gets_a_backend_after_it() {
+    let before = balancer(Policy::First, &["a:1"], None);
+    before.takes_over();
+    let after = balancer(Policy::First, &["b:1"], Some(&before));
+    after.takes_over();
+    assert_eq!(target(&any(&before)), "b:1");
+    let ports = balancer(Policy::First, &["c:10-12"], Some(&after));
+    ports.takes_over();
+    assert_eq!(target(&any(&before)), "b:1", "its listener may have no port of c");
+    drop((after, ports));
+    assert_eq!(target(&any(&before)), "a:1", "the service is gone");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_of_a_session_from_before_a_reload_serves_the_next_client() {
+    let before = balancer(Policy::First, &["a:1,max-conns=1"], None);
+    before.takes_over();
+    let session = any(&before);
+    let after = balancer(Policy::RoundRobin, &["a:1,max-conns=1"], Some(&before));
+    after.takes_over();
+    let client = waiting(&after).await;
+    drop(session);
+    assert_eq!(target(&client.await.unwrap().unwrap()), "a:1");
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_clients_get_a_backup_when_a_check_finds_the_others_down() {
+    let check = CheckSettings {
+        probe: Probe::Connect,
+        interval: SECOND,
+        rise: 1,
+        fall: 1,
+        introduction: Vec::new(),
+    };
+    let settings = BalanceSettings {
+        check: Some(check.clone()),
+        ..balancer(Policy::First, &["a:1,max-conns=1", "b:1,backup"], None)
+            .settings
+            .clone()
+    };
+    let balancer = Balancer::new("web", &settings, None);
+    let _full = any(&balancer);
+    let client = waiting(&balancer).await;
+    let backend = Arc::clone(&balancer.inner().places[0].backend);
+    backend.checked(&balancer, &check, Err(probe::Unhealthy::TooSlow));
+    assert_eq!(target(&client.await.unwrap().unwrap()), "b:1");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_backup_does_not_take_the_clients_of_full_backends() {
     let balancer = balancer(Policy::First, &["a:1,max-conns=1", "b:1,backup"], None);

@@ -119,6 +119,13 @@ pub(super) fn build(
 }
 
 impl Built {
+    /// Lets the clients that wait for a backend of the service before get one of this service.
+    pub(super) fn takes_over(&self) {
+        if let Some(balancer) = &self.service.balancer {
+            balancer.takes_over();
+        }
+    }
+
     /// Starts the tasks of the service, unless they run. They stop when the service is replaced.
     pub(super) fn begin(&self, health: &Health) {
         let service = &self.service;

@@ -88,6 +88,30 @@ fn a_client_waits_for_a_place_and_one_too_many_is_refused() {
 }
 
 #[test]
+fn a_client_that_waits_gets_a_backend_that_a_reload_adds() {
+    let [a, b] = [b'a', b'b'].map(backend);
+    let text = |backends: &[SocketAddr]| {
+        let of = |to: &SocketAddr| format!("[[service.backend]]\nto = \"{to}\"\nmax_conns = 1\n");
+        let backends: String = backends.iter().map(of).collect();
+        format!(
+            "[admin]\nmetrics = \"127.0.0.1:0\"\n[[service]]\nkind = \"forward\"\nlisten = \"127.0.0.1:0\"\n{backends}"
+        )
+    };
+    let file = TextFile::new(&text(&[a]));
+    let mut program = Program::run(&file);
+    let (first, _) = greeted(&program);
+    let mut clients = [(); 2].map(|()| program.connect());
+    program.await_sum("spliceway_backend_waiting", &[], 2);
+    file.write(&text(&[a, b]));
+    assert!(program.reload().contains("changed forward"));
+    assert_eq!(program.sum("spliceway_backend_waiting", &[]), 1);
+    drop(first);
+    let mut letters = clients.each_mut().map(|client| read_exactly(client, 1)[0]);
+    letters.sort_unstable();
+    assert_eq!(letters, *b"ab");
+}
+
+#[test]
 fn a_client_that_waits_too_long_is_refused() {
     let only = format!("{},max-conns=1", backend(b'a'));
     let mut program = forward(&[only], &["--connect-timeout", "50ms"]);
