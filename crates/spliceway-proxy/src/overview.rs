@@ -248,8 +248,8 @@ fn service(served: &Served, totals: &Totals, before: Option<(&Totals, Duration)>
             total: totals.sessions,
             waits: 0,
         },
-        bytes_up: up.splice + up.copy,
-        bytes_down: down.splice + down.copy,
+        bytes_up: bytes_up(totals),
+        bytes_down: bytes_down(totals),
         spliced_up: up.splice,
         spliced_down: down.splice,
         lost_up: up.lost,
@@ -289,15 +289,23 @@ fn backend(status: BackendStatus) -> view::Backend {
     }
 }
 
+/// Returns the bytes of connections and datagrams that targets have received.
+fn bytes_up(totals: &Totals) -> u64 {
+    totals.bytes.up.splice + totals.bytes.up.copy + totals.datagrams.up.bytes
+}
+
+/// Returns the bytes of connections and datagrams that clients have received.
+fn bytes_down(totals: &Totals) -> u64 {
+    totals.bytes.down.splice + totals.bytes.down.copy + totals.datagrams.down.bytes
+}
+
 fn rates(now: &Totals, before: &Totals, time: Duration) -> view::Rates {
     let seconds = time.as_secs_f64();
     let per_second = |count: fn(&Totals) -> u64| count(now).saturating_sub(count(before)) as f64 / seconds;
     view::Rates {
         over_seconds: seconds,
-        bytes_up: per_second(|totals| totals.bytes.up.splice + totals.bytes.up.copy + totals.datagrams.up.bytes),
-        bytes_down: per_second(|totals| {
-            totals.bytes.down.splice + totals.bytes.down.copy + totals.datagrams.down.bytes
-        }),
+        bytes_up: per_second(bytes_up),
+        bytes_down: per_second(bytes_down),
         spliced: per_second(|totals| totals.bytes.up.splice + totals.bytes.down.splice),
         sessions: per_second(|totals| totals.sessions),
     }

@@ -193,10 +193,16 @@ impl Lease {
 
     /// Records that the session has connected. `slow` is the time that is too long for it.
     pub(crate) fn connected(&mut self, time: Duration, slow: Duration) {
-        self.backend.connections.fetch_add(1, Ordering::Relaxed);
         if time >= slow {
+            self.backend.connections.fetch_add(1, Ordering::Relaxed);
             return self.failed(Failure::SlowConnect);
         }
+        self.works();
+    }
+
+    /// Records that a session begins at the backend.
+    pub(crate) fn works(&mut self) {
+        self.backend.connections.fetch_add(1, Ordering::Relaxed);
         let now = Instant::now();
         let credit = self.backend.ejection().connected(self.is_trial, now);
         self.connected = Some((now, credit));

@@ -98,6 +98,9 @@ impl Session {
             match self.connect(lease.target(self.port_index)).await {
                 Ok(socket) => {
                     lease.retries = tried.count();
+                    // Some protocols have no answers, so a backend works until the network reports
+                    // that nothing receives.
+                    lease.works();
                     self.record.holds(lease);
                     return Ok(socket);
                 }

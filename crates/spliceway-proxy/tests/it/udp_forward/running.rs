@@ -4,11 +4,12 @@ use super::{alone, assert_answered, client, forward, free, marking, received, re
 use crate::admin::Socket;
 use crate::drain::CUT;
 use crate::handover::upgrade;
-use crate::harness::{Program, TextFile, connect, echo, read_exactly};
+use crate::harness::{PATIENCE, Program, TextFile, connect, echo, read_exactly};
 use std::io::Write;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 const DROPPED: &str = "spliceway_datagrams_dropped_total";
 
@@ -102,6 +103,7 @@ fn an_operator_sees_sessions_and_may_drain_the_service() {
     assert_eq!((&seen["bytes_up"], &seen["bytes_down"]), (&5.into(), &3.into()));
     let (_, status) = admin.ask("GET", "/v1/status");
     assert_eq!(status["services"][0]["datagrams_up"], 1);
+    assert_eq!(status["services"][0]["bytes_up"], 5);
     assert_eq!(admin.ask("POST", "/v1/services/udp/drain").0, 200);
     client(&program).send(b"new").unwrap();
     program.await_sum(DROPPED, &["reason=\"draining\""], 1);
@@ -170,6 +172,47 @@ fn a_backend_at_which_nothing_receives_is_ejected() {
     client(&program).send(b"lost").unwrap();
     program.line("a backend fails: it gets no clients for this time");
     assert_answered(&client(&program), 'a', "next");
+}
+
+#[test]
+fn a_silent_backend_is_back_after_its_ejection_for_all_clients() {
+    let Some(()) = alone(eject_a_silent_backend) else {
+        return;
+    };
+}
+
+fn eject_a_silent_backend() {
+    let (other, silent) = (marking("127.0.0.1:0", b'a').to_string(), free());
+    let first = silent.to_string();
+    let mut arguments = vec!["forward", "--udp", "-l", "127.0.0.1:0", "-r", &first, "-r", &other];
+    arguments.extend([
+        "--balance",
+        "first",
+        "--eject-after",
+        "1",
+        "--eject-time",
+        "1s",
+        "--udp-timeout",
+        "10m",
+    ]);
+    let mut program = Program::start(&arguments);
+    client(&program).send(b"lost").unwrap();
+    program.line("a backend fails: it gets no clients for this time");
+    let silent = UdpSocket::bind(silent).unwrap();
+    silent.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    // These clients keep their sessions.
+    let mut clients = Vec::new();
+    for mark in [b'1', b'2'] {
+        let mut bytes = [0; 1];
+        while bytes != [mark] {
+            assert!(Instant::now() < deadline, "client {} was not served", mark as char);
+            let client = client(&program);
+            client.send(&[mark]).unwrap();
+            clients.push(client);
+            let _or_timeout = silent.recv(&mut bytes);
+        }
+    }
 }
 
 #[test]
