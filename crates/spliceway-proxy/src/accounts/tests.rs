@@ -103,6 +103,36 @@ fn a_quota_is_used_up_when_its_last_byte_is_counted() {
 }
 
 #[test]
+fn each_quota_is_full_again_when_its_own_period_ends() {
+    let accounts = Accounts::default();
+    let mut limits = daily(100);
+    limits.every.quotas.month = std::num::NonZeroU64::new(150);
+    accounts.set(&limits);
+    let session = accounts.enter("ann").unwrap().unwrap();
+    let (account, mut date) = (session.account(), Date::now());
+    let is_used_up_at = |date| {
+        used(&accounts, "ann", date);
+        account.is_used_up()
+    };
+    assert!(account.count(100) && is_used_up_at(date));
+    // A clock that is set back frees nothing.
+    let before = Date {
+        day: date.day - 40,
+        month: date.month - 1,
+    };
+    assert!(is_used_up_at(before));
+    date.day += 1;
+    assert!(!is_used_up_at(date));
+    assert!(!account.count(49) && account.count(1), "the rest of the month");
+    date.day += 1;
+    assert!(is_used_up_at(date));
+    (date.day, date.month) = (date.day + 30, date.month + 1);
+    assert!(!is_used_up_at(date));
+    assert_eq!(account.quota_used(), Some(0.0));
+    assert!(!account.count(99) && account.count(1), "the whole day");
+}
+
+#[test]
 fn bytes_that_are_counted_during_an_update_are_saved_by_the_next_one() {
     let (accounts, date) = (Accounts::default(), Date::now());
     accounts.set(&daily(1000));
