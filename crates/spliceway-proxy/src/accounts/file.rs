@@ -39,8 +39,8 @@ pub(super) struct File {
     database: Option<Database>,
     /// The device and the number of the file that is open.
     identity: Option<(u64, u64)>,
-    /// Whether another process opens the file, too.
-    is_shared: bool,
+    /// The number of other processes that open the file, too.
+    others: usize,
     /// The longest wait for another process.
     patience: Duration,
     /// The number of updates after the last one of this process.
@@ -76,7 +76,7 @@ impl File {
             path: path.into(),
             database: None,
             identity: None,
-            is_shared,
+            others: usize::from(is_shared),
             patience,
             updates: u64::MAX,
             swept: 0,
@@ -120,21 +120,23 @@ impl File {
             }
         };
         let rows = self.update_in(&database, changes, date)?;
-        if !self.is_shared {
-            self.database = Some(database);
-        } else {
-            drop(database);
+        match self.others {
+            0 => self.database = Some(database),
+            _ => drop(database),
         }
         self.modified = self.modified();
         Ok(rows)
     }
 
-    /// Sets whether another process opens the file, too. If it does, the file is closed now. The
-    /// call blocks.
-    pub(super) fn share(&mut self, is_shared: bool) {
-        self.is_shared = is_shared;
-        if is_shared {
-            self.close();
+    /// Records that one more process opens the file, or one less: a process that takes over may
+    /// hand over before the one before it has ended. A shared file is closed now. The call blocks.
+    pub(super) fn share(&mut self, with_one_more: bool) {
+        match with_one_more {
+            true => {
+                self.others += 1;
+                self.close();
+            }
+            false => self.others = self.others.saturating_sub(1),
         }
     }
 
@@ -348,7 +350,10 @@ mod tests {
         let load = || File::load(&path.0, TODAY, true, Duration::ZERO);
         let why = load().unwrap_err().to_string();
         assert_eq!(why, "another process has it open");
+        // It takes over from one process and hands over to another one.
         one.share(true);
+        one.share(true);
+        one.share(false);
         let (mut two, _) = load().unwrap();
         assert_eq!(
             shown(&one.update(&[change("ann", 5, false)], TODAY).unwrap()),

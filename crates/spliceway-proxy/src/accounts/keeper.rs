@@ -89,15 +89,15 @@ impl Accounts {
         }
     }
 
-    /// Sets whether another process opens the quota file, too. Afterwards, it can.
-    pub(crate) async fn share(self: &Arc<Self>, is_shared: bool) {
+    /// Records that one more process opens the quota file, or one less. Afterwards, it can.
+    pub(crate) async fn share(self: &Arc<Self>, with_one_more: bool) {
         if self.file.get().is_none() {
             return;
         }
         let accounts = Arc::clone(self);
         let sharing = spawn_blocking(move || {
             if let Some(file) = accounts.file.get() {
-                unpoisoned(file).share(is_shared);
+                unpoisoned(file).share(with_one_more);
             }
         });
         if sharing.await.is_err() {

@@ -347,6 +347,12 @@ impl Giving {
         summary
     }
 
+    /// Lets the new process see the end of this one, and not before: this one has not saved yet
+    /// what users have used.
+    pub(super) fn stays_until_the_end(self) {
+        self.link.leave_open();
+    }
+
     pub(crate) fn pid(&self) -> u32 {
         self.pid
     }

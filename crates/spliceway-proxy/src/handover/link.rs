@@ -12,7 +12,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
 
 use rustix::cmsg_space;
@@ -59,6 +59,13 @@ impl Link {
     pub(super) fn new(socket: StdUnixStream) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         UnixStream::from_std(socket).map(Self)
+    }
+
+    /// Leaves the socket open until this process has ended, which the other one waits for.
+    pub(super) fn leave_open(self) {
+        if let Ok(socket) = self.0.into_std() {
+            let _ = socket.into_raw_fd();
+        }
     }
 
     /// Sends a frame with descriptors. Not cancel safe.

@@ -70,5 +70,6 @@ impl Giving {
         }
         self.totals(overview).await;
         sleep(LAST_ANSWERS).await;
+        self.stays_until_the_end();
     }
 }

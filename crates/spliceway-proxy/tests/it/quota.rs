@@ -425,6 +425,43 @@ fn a_hand_over_loses_no_byte_of_a_quota() {
 }
 
 #[test]
+fn both_processes_of_a_hand_over_count_until_the_old_one_has_ended() {
+    let quotas = Quotas::new("both", "mixed", &ann("\"1GB/day\""));
+    let (mut program, target, to) = (quotas.run(), echo("127.0.0.1:0"), target(swallow));
+    // A request with a body stays in the old process.
+    let mut stays = http(
+        &program,
+        &format!("POST http://{to}/"),
+        "Content-Length: 1000000000\r\n",
+    );
+    stays.write_all(&[7; 1000]).unwrap();
+    program.signal(Signal::USR2);
+    let new = crate::handover::Process::in_line(&program.line("handed over: "));
+    let body = thread::spawn(move || {
+        let _ = stays.write_all(&[7; 100_000]);
+        while stays.write_all(&[7; 1000]).is_ok() {
+            let_pass(Duration::from_millis(1));
+        }
+    });
+    let mut client = session(&program, "ann", target);
+    exchange(&mut client, 10_000);
+    // The old process ends in the middle of the body.
+    program.terminate();
+    program.terminate();
+    let record = program.line("end=drained");
+    // Its last update precedes the first one that keeps the file open.
+    program.line("stopped: cut 1 session");
+    program.line("the old process has ended");
+    body.join().unwrap();
+    exchange(&mut client, 10_000);
+    assert!(new.lives());
+    await_saved(
+        &program,
+        field(&record, "bytes_up") + field(&record, "bytes_down") + 40_000,
+    );
+}
+
+#[test]
 fn http_requests_count_as_their_records_say() {
     let quotas = Quotas::new("kinds", "mixed", &ann("\"1GB/day\""));
     let mut program = quotas.run();
