@@ -28,12 +28,12 @@
 //! Other datagrams may overtake those that wait for the lookup of a name.
 //!
 //! **Loss.** Datagrams wait only for lookups of names. Like a router, the association drops a
-//! datagram that it cannot send immediately, or that is not allowed. It also drops SOCKS fragments,
-//! whose FRAG is not 0. It counts the dropped datagrams for each reason. A datagram to the client
-//! has at most 65,507 bytes with its SOCKS header (65,527 bytes over IPv6). The header has 10 bytes
-//! for an IPv4 source, and 22 bytes for an IPv6 source. If a datagram is longer than a link allows,
-//! the kernel splits it into IP fragments. Errors that the network reports for a datagram do not
-//! end the association.
+//! datagram that it cannot send immediately, that is not allowed, or that is above a rate limit. It
+//! also drops SOCKS fragments, whose FRAG is not 0. It counts the dropped datagrams for each
+//! reason. A datagram to the client has at most 65,507 bytes with its SOCKS header (65,527 bytes
+//! over IPv6). The header has 10 bytes for an IPv4 source, and 22 bytes for an IPv6 source. If a
+//! datagram is longer than a link allows, the kernel splits it into IP fragments. Errors that the
+//! network reports for a datagram do not end the association.
 //!
 //! **Resources.** An association has at most 4 descriptors: the connection, the inside socket and
 //! one socket for each family. Besides the kernel's buffers, an association holds:
@@ -70,6 +70,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::datagrams::{DatagramStats, Dropped, GsoBatch, Origin, Route, bind, gather, send, system, with_scratch};
 use crate::dial::DialError;
 use crate::policy::Denied;
+use crate::rates::SessionRates;
 use sockets::readable;
 use spliceway_protocol::address::{Target, canonical};
 use spliceway_protocol::socks5::datagram::{self, Header};
@@ -168,13 +169,14 @@ impl<D: Destinations> Association<D> {
         asked: &Target,
         settings: &AssociateSettings,
         destinations: D,
+        rates: SessionRates,
     ) -> io::Result<Self> {
         let udp = system()?;
         let socket = bind(at_any_port(reached))?;
         gather(&socket);
         let bound = socket.local_addr()?;
         let advertised = settings.advertise.filter(|ip| ip.is_ipv4() == bound.is_ipv4());
-        let stats = DatagramStats::default();
+        let stats = DatagramStats::within(rates);
         Ok(Self {
             inside: Inside {
                 socket,
@@ -313,6 +315,9 @@ impl<D: Destinations> Association<D> {
             batch.for_each(|Origin { source, .. }, mut packet| {
                 if !peers.may_answer(source) {
                     return stats.dropped(Dropped::Unsolicited);
+                }
+                if let Err(dropped) = stats.charge_down(packet.data().len()) {
+                    return stats.dropped(dropped);
                 }
                 let datagram = packet.behind(Header::of(source).as_bytes());
                 if !gso.push(client, datagram, flush) {

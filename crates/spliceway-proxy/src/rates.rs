@@ -69,7 +69,7 @@ struct PerDirection<T> {
 pub(crate) type Balances = [Option<i64>; 2];
 
 /// The buckets of one session.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct SessionRates {
     /// The limit on bytes from the client.
     pub(crate) incoming: Option<RateLimit>,

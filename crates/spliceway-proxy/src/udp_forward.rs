@@ -26,7 +26,8 @@
 //! clients leave places for clients with connections. At a limit, the datagrams of new clients are
 //! dropped and counted, and no session ends for them. At most 4 MiB of datagrams wait in a port.
 //!
-//! **Loss.** Like a router, the program drops a datagram that it cannot send immediately.
+//! **Loss.** Like a router, the program drops a datagram that it cannot send immediately, or that
+//! is above a rate limit.
 
 mod session;
 mod table;
@@ -195,7 +196,7 @@ impl Port {
             Some(_) => proxy::encode_datagram(address, self.reached(client)),
             None => Vec::new(),
         };
-        let stats = DatagramStats::default();
+        let stats = DatagramStats::within(service.rates.of_session(Some(address.ip())));
         let flow = Flow::new(header, stats.clone(), now);
         let session = Session {
             place: Place::new(Arc::clone(self), client),

@@ -172,6 +172,19 @@ impl RateLimit {
         });
     }
 
+    /// Counts bytes that did not pass through a relay and that may be dropped, such as a datagram.
+    /// Returns `false` and counts nothing if this limit, or a limit around it, owes more than a
+    /// burst. So datagrams pass while relays wait for the same limit.
+    #[must_use = "bytes that were not counted must not pass"]
+    pub fn try_charge(&self, bytes: u64) -> bool {
+        let now = Instant::now();
+        let is_allowed = self.buckets().all(|bucket| bucket.owes_at_most_a_burst(now));
+        if is_allowed {
+            self.charge(bytes);
+        }
+        is_allowed
+    }
+
     /// Reserves up to `most` bytes in every bucket, and at least 1 byte unless `most` is 0. A
     /// bucket may then owe bytes. Returns the number of bytes, and the time from which no bucket
     /// owes them.
@@ -227,6 +240,10 @@ impl Bucket {
         let mut empty_at = self.empty_at();
         *empty_at = (*empty_at).max(full_at(now, self.burst, self.bytes_per_second)) + self.time_for(bytes);
         *empty_at
+    }
+
+    fn owes_at_most_a_burst(&self, now: Instant) -> bool {
+        *self.empty_at() <= now + self.time_for(self.burst)
     }
 
     fn put_back(&self, bytes: u64) {
@@ -454,9 +471,25 @@ mod tests {
         assert!(at > now + Duration::from_millis(900), "{:?}", at - now);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn what_may_be_dropped_passes_until_a_limit_owes_a_burst() {
+        let outer = RateLimit::with_burst(1_000, 100);
+        let limit = RateLimit::with_burst(10_000, 1_000).within(&outer);
+        let sent = |count| (0..count).filter(|_| limit.try_charge(50)).count();
+        assert_eq!(sent(20), 5, "a burst is there, a burst is owed, and one more");
+        assert_eq!(outer.balance(), -150, "what was refused does not count");
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(sent(20), 5, "idle time earns one burst");
+        for _ in 0..100 {
+            tokio::time::advance(Duration::from_millis(100)).await;
+            assert_eq!(sent(20), 2, "the rate");
+        }
+    }
+
     #[test]
     fn extreme_rates_and_byte_counts_do_not_overflow() {
         let now = Instant::now();
+        assert!(RateLimit::new(1).try_charge(u64::MAX) && RateLimit::with_burst(1, u64::MAX).try_charge(1));
         assert_eq!(RateLimit::new(u64::MAX).reserve(u64::MAX, now).0, GRANT_MOST);
         assert_eq!(RateLimit::new(1).reserve(u64::MAX, now).0, 1);
         let limit = RateLimit::with_burst(1, u64::MAX);

@@ -73,7 +73,7 @@ impl<D: Destinations> Targets<D> {
     }
 
     fn send_to(&mut self, name: Option<&str>, address: SocketAddr, data: &[u8], gso: &mut GsoBatch) {
-        if let Err(dropped) = self.admit(name, address) {
+        if let Err(dropped) = self.admit(name, address, data) {
             return self.stats.dropped(dropped);
         }
         if !gso.push(Route::To(address), data, |gso| self.flush(gso)) {
@@ -108,22 +108,27 @@ impl<D: Destinations> Targets<D> {
                 break;
             };
             sent = self
-                .admit(Some(&name.0), address)
+                .admit(Some(&name.0), address, data)
                 .and_then(|()| self.send_now(address, data));
-            if !matches!(sent, Err(Dropped::Unreachable | Dropped::Denied | Dropped::Rule)) {
-                self.names.prove(name, place);
-                break;
+            match sent {
+                Err(Dropped::Unreachable | Dropped::Denied | Dropped::Rule) => {}
+                Err(Dropped::Rate) => break,
+                _ => {
+                    self.names.prove(name, place);
+                    break;
+                }
             }
         }
         sent
     }
 
-    /// Prepares to send to `address`, if the policy allows it. Every datagram passes this check, so
-    /// no datagram is sent to a forbidden address.
-    fn admit(&mut self, name: Option<&str>, address: SocketAddr) -> Result<(), Dropped> {
+    /// Prepares to send to `address`, if the policy and the rates allow it. Every datagram passes
+    /// this check, so no datagram is sent to a forbidden address.
+    fn admit(&mut self, name: Option<&str>, address: SocketAddr, data: &[u8]) -> Result<(), Dropped> {
         let allowed = self.destinations.check(name, address);
         allowed.map_err(|denied| self.refused(&DialError::Denied(denied, Some(address.ip()))))?;
         self.sockets.open(address, &self.destinations)?;
+        self.stats.charge_up(data.len())?;
         // The peer is recorded before sending, because the answer may arrive before this thread
         // continues.
         self.peers.sent_to(address);

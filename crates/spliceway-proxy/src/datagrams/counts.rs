@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
+use spliceway::RateLimit;
 use tokio::sync::Notify;
 
 use crate::admission;
+use crate::rates::SessionRates;
 use spliceway_protocol::socks5::datagram::Malformed;
 
 /// The reason why a datagram was not forwarded.
@@ -32,6 +34,8 @@ pub(crate) enum Dropped {
     TooLong,
     /// The send buffer of the socket is full.
     SendBuffer,
+    /// The datagram is above a rate limit.
+    Rate,
     /// There is no route to the target, or this machine's firewall forbids the datagram.
     Unreachable,
     /// No socket for the target could be opened.
@@ -48,7 +52,7 @@ pub(crate) enum Dropped {
 
 impl Dropped {
     /// All reasons, for code that counts each one.
-    pub(crate) const ALL: [Self; 20] = [
+    pub(crate) const ALL: [Self; 21] = [
         Self::Malformed(Malformed::Short),
         Self::Malformed(Malformed::Reserved),
         Self::Malformed(Malformed::Fragment),
@@ -63,6 +67,7 @@ impl Dropped {
         Self::LookupLimit,
         Self::TooLong,
         Self::SendBuffer,
+        Self::Rate,
         Self::Unreachable,
         Self::Socket,
         Self::Client,
@@ -83,6 +88,7 @@ impl Dropped {
             Self::LookupLimit => "lookup_limit",
             Self::TooLong => "too_long",
             Self::SendBuffer => "send_buffer",
+            Self::Rate => "rate",
             Self::Unreachable => "unreachable",
             Self::Socket => "socket",
             Self::Client => "client",
@@ -112,8 +118,8 @@ impl From<Errno> for Dropped {
     }
 }
 
-/// A handle that reads the counts of a session with datagrams and can stop it. Clones refer to the
-/// same session.
+/// A handle that reads the counts of a session with datagrams, knows its rates and can stop it.
+/// Clones refer to the same session.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DatagramStats(Arc<Live>);
 
@@ -124,6 +130,7 @@ struct Live {
     dropped: [AtomicU64; Dropped::ALL.len()],
     /// Why the policy has refused a target, for the first time.
     denied: OnceLock<Box<str>>,
+    rates: SessionRates,
     stop: Notify,
 }
 
@@ -153,6 +160,27 @@ pub(crate) struct Passed {
 }
 
 impl DatagramStats {
+    /// Returns the handle of a session with these rates.
+    pub(crate) fn within(rates: SessionRates) -> Self {
+        Self(Arc::new(Live {
+            rates,
+            ..Live::default()
+        }))
+    }
+
+    /// Counts a datagram with this much data from the client towards the rates.
+    ///
+    /// # Errors
+    /// Returns [`Dropped::Rate`] if a rate does not allow the datagram.
+    pub(crate) fn charge_up(&self, bytes: usize) -> Result<(), Dropped> {
+        charge(self.0.rates.incoming.as_ref(), bytes)
+    }
+
+    /// Does the same for a datagram to the client.
+    pub(crate) fn charge_down(&self, bytes: usize) -> Result<(), Dropped> {
+        charge(self.0.rates.outgoing.as_ref(), bytes)
+    }
+
     /// Returns the current counts. Each count is correct, but the counts may be from different
     /// moments, because they are read one by one.
     pub(crate) fn snapshot(&self) -> DatagramSummary {
@@ -199,6 +227,13 @@ impl DatagramStats {
     /// Returns the number of forwarded datagrams in both directions.
     pub(crate) fn passed(&self) -> u64 {
         self.0.up.now().datagrams + self.0.down.now().datagrams
+    }
+}
+
+fn charge(rate: Option<&RateLimit>, bytes: usize) -> Result<(), Dropped> {
+    match rate.is_none_or(|rate| rate.try_charge(bytes as u64)) {
+        true => Ok(()),
+        false => Err(Dropped::Rate),
     }
 }
 

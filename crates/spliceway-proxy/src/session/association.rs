@@ -15,6 +15,7 @@ use crate::dial::{DialError, Dialer};
 use crate::handshake::{Client, ClientRequest};
 use crate::outcome::{Outcome, SessionEnd};
 use crate::policy::Denied;
+use crate::rates::SessionRates;
 use crate::record::Record;
 use crate::service::Service;
 use spliceway_protocol::address::Target;
@@ -44,6 +45,7 @@ pub(super) fn bind(
     reached: SocketAddr,
     client: SocketAddr,
     request: &ClientRequest,
+    rates: SessionRates,
 ) -> io::Result<Association<Reach>> {
     let settings = AssociateSettings {
         advertise: service.advertise,
@@ -52,7 +54,7 @@ pub(super) fn bind(
     };
     let dialer = service.dialer_of(request.user.as_deref()).for_datagrams();
     let reach = Reach::new(dialer, Some(client.ip().into()));
-    Association::open(reached, client, &request.request.target, &settings, reach)
+    Association::open(reached, client, &request.request.target, &settings, reach, rates)
 }
 
 /// The destinations of datagrams. A client may send datagrams to every target to which it may

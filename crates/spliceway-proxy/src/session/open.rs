@@ -190,7 +190,7 @@ impl Opening {
                 let end = SessionEnd::Denied(admission::NO_PLACE_LEFT);
                 Err(self.refuse(Failure::General, end.into()).await)
             }
-            Command::Associate => self.associate().await,
+            Command::Associate => self.associate(record).await,
         }
     }
 
@@ -301,11 +301,12 @@ impl Opening {
         }
     }
 
-    async fn associate(mut self) -> Result<Opened, Outcome> {
+    async fn associate(mut self, record: &Record) -> Result<Opened, Outcome> {
         let reached = self.reached_directly().await?;
         // Only TCP clients get here, and they have an address.
         let from = self.addresses.client.unwrap_or(UNSPECIFIED);
-        let association = match association::bind(&self.service, reached, from, &self.request) {
+        let rates = record.user_rates(self.service.rates.of_session(self.client_ip()));
+        let association = match association::bind(&self.service, reached, from, &self.request, rates) {
             Ok(association) => association,
             Err(error) => return Err(self.out_of_sockets(&error).await),
         };

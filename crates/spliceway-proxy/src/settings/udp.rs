@@ -16,8 +16,6 @@ pub(super) fn check(service: &config::Service, backends: &[BackendSettings]) -> 
         ("accept_proxy", service.accept_proxy.as_ref().map(Value::at)),
         ("upstream_proxy", service.upstream_proxy.as_ref().map(List::at)),
         ("transparent_source", keeps_client.map(Value::at)),
-        ("rate_in", service.rate_in.as_ref().map(List::at)),
-        ("rate_out", service.rate_out.as_ref().map(List::at)),
     ];
     if let Some((key, at)) = connections.into_iter().find_map(|(key, at)| Some((key, at?))) {
         return Err(Fault::new(

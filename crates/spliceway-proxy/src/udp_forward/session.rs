@@ -199,6 +199,9 @@ impl Session {
             batch.for_each(|_, packet| {
                 is_answered = true;
                 let datagram = packet.data();
+                if let Err(dropped) = self.stats.charge_down(datagram.len()) {
+                    return self.stats.dropped(dropped);
+                }
                 if !gso.push(route, datagram, flush) {
                     count(datagram.len(), send(udp, &port.socket, route, datagram));
                 }

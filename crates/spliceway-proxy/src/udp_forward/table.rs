@@ -154,6 +154,10 @@ impl Flows {
             return false;
         };
         flow.heard = now;
+        if let Err(dropped) = flow.stats.charge_up(packet.data().len()) {
+            flow.stats.dropped(dropped);
+            return true;
+        }
         let datagram = packet.behind(&flow.header);
         match &mut flow.way {
             Way::Waiting(datagrams) => {

@@ -11,6 +11,7 @@ use crate::admin::Socket;
 use crate::auth::authenticated;
 use crate::clients::read_head;
 use crate::harness::{Folder, PATIENCE, Program, TextFile, echo, is_closed, let_pass, pattern, read_exactly};
+use crate::udp::{associated_by, received, shouting, socket, wrapped};
 use crate::user_limits::{ask, file, session, users};
 
 const MB: u64 = 1_000_000;
@@ -248,6 +249,38 @@ fn a_used_up_quota_ends_the_sessions_of_its_user_and_refuses_more() {
     quotas.write(&ann("\"1MB/day\""));
     program.reload();
     assert_eq!(ask(&program, "ann", target).1, 2);
+}
+
+#[test]
+fn datagrams_use_up_a_quota_in_both_directions() {
+    const EACH: u64 = 1_000;
+    let quotas = Quotas::new("datagrams", "socks5", &ann("\"10KB/day\""));
+    let (mut program, target) = (quotas.run(), shouting("127.0.0.1:0"));
+    let [(mut idle, _), (mut client, relay)] = [(); 2].map(|()| {
+        let (client, status) = authenticated(&program, "ann", "wonderland");
+        assert_eq!(status, 0);
+        associated_by(client)
+    });
+    let (socket, _) = socket("127.0.0.1:0");
+    for number in 1..=4 {
+        socket.send_to(&wrapped(target, &[b'a'; EACH as usize]), relay).unwrap();
+        assert_eq!(received(&socket), wrapped(target, &[b'A'; EACH as usize]));
+        program.await_sum("spliceway_user_bytes_total", &["user=\"ann\""], 2 * number * EACH);
+    }
+    // Datagrams that are refused do not count.
+    socket.send_to(&wrapped(program.address, b"loop"), relay).unwrap();
+    // The quota is used up by the first of these.
+    for _ in 0..100 {
+        let _ = socket.send_to(&wrapped(target, &[b'a'; 2 * EACH as usize]), relay);
+    }
+    assert!(is_closed(&mut idle) && is_closed(&mut client));
+    let records = [program.line("end=quota"), program.line("end=quota")];
+    let moved = |record: &String| field(record, "datagram_bytes_up") + field(record, "datagram_bytes_down");
+    let moved: u64 = records.iter().map(moved).sum();
+    assert!(moved >= 10 * EACH, "{moved}");
+    await_saved(&program, moved);
+    assert_eq!(ask(&program, "ann", target).1, 2, "not allowed");
+    program.line("end=denied:quota");
 }
 
 #[test]

@@ -29,7 +29,11 @@ pub(crate) fn shouting(address: &str) -> SocketAddr {
 
 /// Returns the connection that holds an association, and the address to send datagrams to.
 pub(crate) fn associated(program: &Program) -> (TcpStream, SocketAddr) {
-    let mut client = greeted(program);
+    associated_by(greeted(program))
+}
+
+/// Does the same for a client that may send its request.
+pub(crate) fn associated_by(mut client: TcpStream) -> (TcpStream, SocketAddr) {
     client.write_all(&[5, 3, 0, 1, 0, 0, 0, 0, 0, 0]).unwrap();
     let reply = read_exactly(&mut client, 10);
     assert_eq!(reply[..4], [5, 0, 0, 1]);

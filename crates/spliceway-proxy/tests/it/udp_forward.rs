@@ -272,7 +272,6 @@ fn what_needs_connections_is_refused_for_datagrams() {
             &["--send-proxy", "v1"],
             "--send-proxy: has no header for datagrams: expected v2",
         ),
-        (&["--rate-in", "1MB"], "--rate-in: is only for connections"),
         (
             &["-x", "socks5://127.0.0.1"],
             "--upstream-proxy: is only for connections",

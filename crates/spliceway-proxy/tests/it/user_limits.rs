@@ -8,6 +8,7 @@ use crate::clients::{ip_request, read_head};
 use crate::harness::{
     PATIENCE, Program, TextFile, assert_same, echo, let_pass, pattern, read_all, read_exactly, send_and_finish,
 };
+use crate::udp::{associated_by, received, shouting, socket, wrapped};
 
 const MB: usize = 1_000_000;
 
@@ -96,6 +97,33 @@ fn the_sessions_of_a_user_share_one_rate_and_others_do_not() {
         assert_eq!(record.contains(" limited_up_ms="), is_ann, "{record}");
         assert!(!record.contains(" limited_down_ms="), "{record}");
     }
+}
+
+/// A rate of 10 bytes in a second owes the first datagram for longer than the test takes.
+#[test]
+fn associations_share_the_rate_of_their_user() {
+    let users = users();
+    let limits = "[[user]]\nname = \"ann\"\nrate_in = \"10B\"\nrate_out = \"none\"\n";
+    let config = TextFile::new(&file("socks5", &users, limits));
+    let program = Program::run(&config);
+    let target = shouting("127.0.0.1:0");
+    let clients = [("ann", "wonderland"), ("ann", "wonderland"), ("bob", "builder")].map(|(user, secret)| {
+        let (client, status) = authenticated(&program, user, secret);
+        assert_eq!(status, 0);
+        (associated_by(client), socket("127.0.0.1:0").0)
+    });
+    let datagram = wrapped(target, &[b'a'; 1_000]);
+    for (number, ((_, relay), socket)) in clients.iter().enumerate() {
+        for _ in 0..2 {
+            socket.send_to(&datagram, relay).unwrap();
+        }
+        let lost = [1, 3, 3][number];
+        program.await_sum("spliceway_datagrams_dropped_total", &["reason=\"rate\""], lost);
+        for _ in 0..[1, 0, 2][number] {
+            assert_eq!(received(socket), wrapped(target, &[b'A'; 1_000]));
+        }
+    }
+    assert_eq!(program.sum("spliceway_datagrams_total", &["direction=\"up\""]), 3);
 }
 
 #[test]

@@ -14,6 +14,7 @@ use crate::associate::{AssociateEnd, AssociateSettings, Association, Destination
 use crate::datagrams::{DatagramStats, Dropped, bind};
 use crate::dial::DialError;
 use crate::policy::Denied;
+use crate::rates::SessionRates;
 use spliceway_protocol::address::Target;
 use spliceway_protocol::socks5::datagram::{self, HEADER_MAX_BYTES, Header};
 
@@ -112,7 +113,15 @@ impl Rig {
         let (mut accepted, peer) = accepted.unwrap();
         let socket = UdpSocket::bind((host, 0)).await.unwrap();
         let asked = asked(socket.local_addr().unwrap());
-        let association = Association::open(accepted.local_addr().unwrap(), peer, &asked, settings, book).unwrap();
+        let association = Association::open(
+            accepted.local_addr().unwrap(),
+            peer,
+            &asked,
+            settings,
+            book,
+            SessionRates::default(),
+        )
+        .unwrap();
         Self {
             connection: connection.unwrap(),
             socket,

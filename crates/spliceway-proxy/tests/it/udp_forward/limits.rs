@@ -75,6 +75,31 @@ fn a_client_that_is_not_allowed_has_no_session_and_no_record() {
     assert_eq!(program.lines_with("end="), 0);
 }
 
+/// A rate of 10 bytes in a second owes the first datagram for longer than the test takes.
+#[test]
+fn datagrams_above_a_rate_are_dropped_in_each_direction() {
+    let (target, address) = socket("127.0.0.1:0");
+    let rates = ["--rate-in", "10B:client", "--rate-out", "10B:connection"];
+    let program = forward(address, &rates);
+    let clients = [client(&program), client(&program), client_at("127.0.0.2:0", &program)];
+    for client in &clients {
+        (0..2).for_each(|number| assert_eq!(client.send(&[number; 9_000]).unwrap(), 9_000));
+    }
+    program.await_sum(DROPPED, &["reason=\"rate\""], 4);
+    for _ in ["127.0.0.1", "127.0.0.2"] {
+        let (data, session) = received_from(&target);
+        assert_eq!(data, [0; 9_000], "the first one of each address");
+        (2..4).for_each(|number| assert_eq!(target.send_to(&[number; 9_000], session).unwrap(), 9_000));
+    }
+    program.await_sum(DROPPED, &["reason=\"rate\""], 6);
+    for client in [&clients[0], &clients[2]] {
+        assert_eq!(received(client), [2; 9_000]);
+    }
+    for direction in ["direction=\"up\"", "direction=\"down\""] {
+        assert_eq!(program.sum("spliceway_datagrams_total", &[direction]), 2);
+    }
+}
+
 #[test]
 fn the_own_listeners_are_no_targets() {
     alone(|| {
