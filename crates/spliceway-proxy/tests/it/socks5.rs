@@ -70,6 +70,26 @@ fn a_target_by_name_is_reached() {
     }
 }
 
+/// The first reply names the address to connect to, and the second one the peer.
+#[test]
+fn bind_waits_for_one_connection_and_relays_it() {
+    let program = Program::socks5(&[]);
+    let mut client = greeted(&program);
+    client.write_all(&[5, 2, 0, 1, 127, 0, 0, 1, 0, 0]).unwrap();
+    let port_of = |reply: &[u8]| {
+        assert_eq!(reply[..8], [5, 0, 0, 1, 127, 0, 0, 1]);
+        u16::from_be_bytes([reply[8], reply[9]])
+    };
+    let bound = port_of(&read_exactly(&mut client, 10));
+    let mut peer = TcpStream::connect(("127.0.0.1", bound)).unwrap();
+    let connected = port_of(&read_exactly(&mut client, 10));
+    assert_eq!(connected, peer.local_addr().unwrap().port());
+    peer.write_all(b"hello").unwrap();
+    assert_eq!(read_exactly(&mut client, 5), b"hello");
+    client.write_all(b"back").unwrap();
+    assert_eq!(read_exactly(&mut peer, 4), b"back");
+}
+
 #[test]
 fn messages_may_be_split_at_every_byte() {
     let program = Program::socks5(&[]);
