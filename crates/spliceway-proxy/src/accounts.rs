@@ -38,7 +38,7 @@ pub(crate) struct Accounts {
     /// Whether any user has a limit. Without limits, a session takes no lock here.
     are_used: AtomicBool,
     all: Mutex<All>,
-    /// Told when there may be something to do for the keeper: a quota is used up, or limits have
+    /// Notified when the keeper may have something to do: a quota is used up, or limits have
     /// changed.
     keeper: Arc<Notify>,
     /// `None` if there is no file. What was used is then forgotten at the end of the program.
@@ -80,7 +80,7 @@ struct State {
     settled: u64,
     /// The part of `usage` that is not in the file.
     unsaved: u64,
-    /// Whether an operator has emptied the account, and the file does not know.
+    /// Whether an operator has reset the account, and the file does not have it yet.
     is_reset: bool,
 }
 
@@ -116,7 +116,7 @@ impl Accounts {
         self.of(user).and_then(|account| account.enter(true).ok())
     }
 
-    /// Empties the account of this user. Returns `false` if there is none.
+    /// Resets the account of this user. Returns `false` if there is none.
     pub(crate) fn reset(&self, user: &str) -> bool {
         let is_known = {
             let all = self.all();
@@ -171,7 +171,7 @@ impl Accounts {
         for change in changes {
             if let Some(account) = all.accounts.get(&change.user) {
                 let mut state = account.state();
-                // An operator may have emptied the account meanwhile.
+                // An operator may have reset the account meanwhile.
                 if state.is_reset == change.is_reset {
                     state.unsaved = state.unsaved.saturating_sub(change.bytes);
                     state.is_reset = false;
@@ -285,7 +285,7 @@ impl Account {
 
     fn set_usage(&self, row: Usage, date: Date) {
         let mut state = self.state();
-        // An operator has emptied the account meanwhile.
+        // An operator has reset the account meanwhile.
         if !state.is_reset {
             state.usage = row;
             let unsaved = state.unsaved;

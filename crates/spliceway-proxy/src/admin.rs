@@ -157,7 +157,7 @@ impl Admin {
         Ok(json(StatusCode::OK, &UserPage { users, next }))
     }
 
-    /// Empties what a user has used.
+    /// Sets what a user has used to 0.
     fn reset(&self, user: &str) -> Answered {
         let user = decoded(user);
         if !self.accounts().reset(&user) {
@@ -178,10 +178,7 @@ impl Admin {
         let mut names = services.iter().map(|served| served.service.name);
         match names.find(|one| *one == name) {
             Some(name) => self.order(Order::Drain(name)).await,
-            None => {
-                let why = format!("there is no service `{}`", name.escape_debug());
-                Err(Failed(StatusCode::NOT_FOUND, why))
-            }
+            None => Err(no_service(name)),
         }
     }
 
@@ -197,7 +194,8 @@ impl Admin {
         let (service, backend) = (decoded(service), decoded(backend));
         let services = self.overview.services();
         let mut served = services.iter().filter(|served| *served.service.name == *service);
-        let balancer = served.next().and_then(|served| served.service.balancer.as_ref());
+        let served = served.next().ok_or_else(|| no_service(&service))?;
+        let balancer = served.service.balancer.as_ref();
         if !balancer.is_some_and(|balancer| balancer.set_weight(&backend, weight)) {
             let why = format!(
                 "service `{}` has no backend `{}`",
@@ -224,6 +222,11 @@ impl Admin {
             }
         }
     }
+}
+
+fn no_service(name: &str) -> Failed {
+    let why = format!("there is no service `{}`", name.escape_debug());
+    Failed(StatusCode::NOT_FOUND, why)
 }
 
 /// Returns a part of a path.

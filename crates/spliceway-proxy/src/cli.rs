@@ -97,6 +97,7 @@ Examples:
   forward -l :8000-8009 -r backend:9000-9009   ten ports to ten ports
   forward -l unix:/run/app.sock -r 10.0.0.7:80
   forward --udp -l :53 -r 10.0.0.7:53
+  forward -l :80 -r 10.0.0.7:80 -r 10.0.0.8:80 --check http:/healthz
   forward -l :443 -r 10.0.0.7:443 --send-proxy v2
   forward -l :5432 -r db:5432 --allow 10.0.0.0/8 --metrics 127.0.0.1:9100";
 
@@ -199,9 +200,10 @@ Signals:
   USR2        start the program again, and hand listeners and sessions over
 
 Exit codes:
-  0  stopped by a signal
+  0  stopped by a signal, and no session was cut
   1  failed at run time
   2  bad usage, or a bad configuration file
+  3  stopped by a signal, and sessions were cut
 
 Times have the units ms, s, m, h or d: 500ms, 1h30m. Rates are bytes per
 second: 10MB, 500KiB. A CIDR option also accepts a single address.",
@@ -236,7 +238,7 @@ struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Forward every client to one target
+    /// Forward a port to one target, or to several backends
     #[command(after_help = FORWARD_EXAMPLES, after_long_help = long_help!(FORWARD_EXAMPLES))]
     Forward {
         #[command(flatten)]
@@ -262,20 +264,20 @@ enum Command {
     /// Forward TLS clients by the name that they state, without decryption
     #[command(after_help = SNI_EXAMPLES, after_long_help = long_help!(SNI_EXAMPLES))]
     Sni(SniCommand),
-    /// Serve what a file describes
+    /// Serve what a configuration file describes
     #[command(after_help = RUN_EXAMPLES, after_long_help = long_help!(RUN_EXAMPLES))]
     Run {
         /// File, or directory whose files `*.toml` are read in the order of their names
         #[arg(short, long, value_name = "PATH")]
         config: PathBuf,
     },
-    /// Check a file, and print what it means
+    /// Check a configuration file, and print what it means
     Check {
         /// File, or directory
         #[arg(short, long, value_name = "PATH")]
         config: PathBuf,
     },
-    /// Print the file that a command line means
+    /// Print the configuration file that a command line means
     PrintConfig {
         /// Command line of a service, such as `socks5 -l :1080 --auth-file users`
         #[arg(
@@ -286,7 +288,7 @@ enum Command {
         )]
         flags: Vec<OsString>,
     },
-    /// Print the JSON schema of files, for editors
+    /// Print the JSON schema of configuration files, for editors
     Schema,
     /// Read a password and print its hash for --auth-file
     #[command(after_help = HASH_EXAMPLES)]
@@ -322,7 +324,7 @@ enum Command {
     Users {
         #[command(flatten)]
         socket: SocketArgs,
-        /// Empty what this user has used
+        /// Set what this user has used to 0
         #[arg(long, value_name = "USER")]
         reset: Option<String>,
     },

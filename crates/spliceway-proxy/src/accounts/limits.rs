@@ -42,7 +42,7 @@ pub(crate) struct Quota {
 /// The limits of all users.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct AllLimits {
-    /// The limits of users who have no own ones.
+    /// The limits of users without a table of their own.
     pub(crate) every: UserLimits,
     /// The complete limits of the users that the configuration names, by the name in records.
     pub(crate) named: BTreeMap<Box<str>, UserLimits>,

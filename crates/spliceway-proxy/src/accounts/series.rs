@@ -162,7 +162,7 @@ impl Collector for UserSeries {
         if sums.is_empty() {
             return Ok(());
         }
-        let help = "Sessions of users with limits; the user of unnamed users is empty";
+        let help = "Sessions of users with limits; users without a label of their own share an empty one";
         let mut family = encoder.encode_descriptor("user_sessions", help, None, MetricType::Gauge)?;
         for sums in &sums {
             let labels = [("user", sums.user.as_str())];

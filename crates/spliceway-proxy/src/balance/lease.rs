@@ -226,7 +226,7 @@ impl Lease {
                 backend = &*backend.name,
                 reason = failure.as_str(),
                 ?time,
-                "a backend fails: it gets no clients for this time"
+                "a backend is ejected"
             );
         }
     }

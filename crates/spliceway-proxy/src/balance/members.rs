@@ -137,7 +137,7 @@ async fn watch_name(balancer: Arc<Balancer>, name: BackendSettings, dialer: Dial
             && !is_failing
         {
             let (service, name) = (balancer.service, &*name.name);
-            tracing::warn!(service, name, %error, "cannot look up backends: those that are known stay");
+            tracing::warn!(service, name, %error, "cannot look up a name: its known addresses stay");
         }
         is_failing = found.is_err();
         sleep(balancer.looked_up(&name, found)).await;

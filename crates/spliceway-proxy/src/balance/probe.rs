@@ -193,7 +193,11 @@ impl Probe {
 }
 
 fn is_path(path: &str) -> bool {
-    path.starts_with('/') && path.len() <= TEXT_MAX_BYTES && path.bytes().all(|byte| byte.is_ascii_graphic())
+    // Two slashes are a mistyped URL.
+    path.starts_with('/')
+        && !path.starts_with("//")
+        && path.len() <= TEXT_MAX_BYTES
+        && path.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 /// Replaces `\r`, `\n`, `\t`, `\\` and `\xHH`.

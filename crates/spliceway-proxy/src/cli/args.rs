@@ -22,14 +22,14 @@ pub(super) struct ForwardArgs {
     /// `,max-conns=N` and `,backup` may follow
     #[arg(short, long, visible_alias = "to", value_name = "HOST:PORT", required = true)]
     remote: Vec<Value<Remote>>,
-    /// How clients are spread over several backends [default: least-conn]
+    /// How to spread clients over several backends [default: least-conn]
     #[arg(long, value_name = "POLICY", help_heading = "Backends", hide_short_help = true, value_parser = choice::<Policy>())]
     balance: Option<Value<Choice<Policy>>>,
     /// Check each backend: `connect`, `tls`, `http:/PATH` or `send:TEXT`. A backend whose checks
     /// fail gets no clients
     #[arg(long, value_name = "CHECK", help_heading = "Backends")]
     check: Option<Value<Check>>,
-    /// What a check expects: a status of HTTP such as `200` or `200-299`, or bytes of the answer to
+    /// What a check expects: an HTTP status such as `200` or `200-299`, or bytes of the answer to
     /// `send:` such as `+PONG` [default: 200-399, or nothing]
     #[arg(
         long,
@@ -78,16 +78,14 @@ pub(super) struct ForwardArgs {
     /// sessions. Further clients are refused [default: 1024]
     #[arg(long, value_name = "N", help_heading = "Backends", hide_short_help = true)]
     queue: Option<Value<Queue>>,
-    /// Number of failures after which a backend gets no clients for a while; 0 = off. Connections
-    /// that succeed are counted against the failures [default: 3]
+    /// Number of failures after which a backend is ejected: it gets no clients for a while; 0 = off.
+    /// A connection that succeeds cancels one failure [default: 3]
     #[arg(long, value_name = "N", help_heading = "Backends", hide_short_help = true)]
     eject_after: Option<Value<EjectAfter>>,
-    /// Time for which a failing backend gets no clients. Each further time doubles, up to 2m
-    /// [default: 5s]
+    /// Time of the first ejection. Each further one takes twice as long, up to 2m [default: 5s]
     #[arg(long, value_name = "TIME", help_heading = "Backends", hide_short_help = true)]
     eject_time: Option<Value<PositiveTime>>,
-    /// Largest share of the backends, in per cent, that get no clients because they fail [default:
-    /// 75]
+    /// Largest share of the backends that is ejected at the same time, in per cent [default: 75]
     #[arg(long, value_name = "PERCENT", help_heading = "Backends", hide_short_help = true)]
     eject_max: Option<Value<Percent>>,
     /// Connect to the target from the client's address. Needs CAP_NET_ADMIN and a route
@@ -217,8 +215,8 @@ pub(super) struct ProxyArgs {
 #[derive(Args, Debug)]
 pub(super) struct TargetArgs {
     /// Let clients on other machines reach addresses that are not on the public Internet: loopback,
-    /// private, link-local, metadata services and others. With a network, only addresses in it, and
-    /// neither loopback nor metadata services. May be repeated
+    /// private, link-local, metadata services and others. With a network (`=10.1.0.0/16`), only
+    /// addresses in it, and neither loopback nor metadata services. May be repeated
     #[arg(long, value_name = "CIDR", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     allow_private: Vec<Value<Private>>,
     /// Let clients reach only these targets: `example.com`, `*.example.com`, `10.0.0.0/8` or `*`,

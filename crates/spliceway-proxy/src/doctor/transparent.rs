@@ -91,17 +91,20 @@ fn rules(way: Way) -> io::Result<Finding> {
             "iptables-legacy has rules, which nft does not show: see iptables-legacy-save",
         ));
     }
-    let (what, advice) = match way {
+    let (what, lost, advice) = match way {
         Way::Redirect => (
             "redirect",
+            "No packet reaches the program.",
             "nft add rule inet TABLE CHAIN tcp dport 80 redirect to :PORT, in a chain of type nat",
         ),
         Way::Tproxy => (
             "tproxy",
+            "No packet reaches the program.",
             "nft add rule inet TABLE CHAIN tcp dport 80 tproxy to :PORT meta mark set 1, in a chain of type filter with hook prerouting",
         ),
         Way::Source => (
             "socket transparent",
+            "No answer of a target reaches the program.",
             "nft add rule inet TABLE CHAIN meta l4proto tcp socket transparent 1 socket wildcard 0 meta mark set 1, in a chain of type filter with hook prerouting",
         ),
     };
@@ -111,10 +114,7 @@ fn rules(way: Way) -> io::Result<Finding> {
     };
     Ok(
         Finding::judged(!found.is_empty(), format!("a rule with `{what}`"), observed)
-            .so(
-                "The check does not know the port of the service.",
-                "No packet reaches the program.",
-            )
+            .so("The check does not know the port of the service.", lost)
             .advise(advice),
     )
 }

@@ -95,7 +95,7 @@ impl Backends {
     }
 
     fn waiting(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let help = "Clients that wait for a backend, because all have as many sessions as they may";
+        let help = "Clients that wait for a backend, because all are full";
         let mut family = encoder.encode_descriptor("backend_waiting", help, None, MetricType::Gauge)?;
         self.0.iter().try_for_each(|of| {
             let waiting = i64::try_from(of.waiting).unwrap_or(i64::MAX);
@@ -110,7 +110,7 @@ impl Collector for Backends {
             return Ok(());
         }
         let encoder = &mut encoder;
-        let help = "Whether a backend gets clients: 1, or 0 while it is ejected or down";
+        let help = "Whether a backend gets clients: 1, or 0 while it is ejected, down or draining";
         self.gauge(encoder, "backend_up", help, |backend| {
             (backend.state == BackendState::Up).into()
         })?;

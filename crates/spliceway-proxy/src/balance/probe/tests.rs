@@ -96,6 +96,7 @@ fn wrong_checks_are_refused() {
         "ping",
         "http",
         "http:up",
+        "http://10.0.0.1/up",
         "http:/a b",
         "connect:80",
         "send:\\q",

@@ -61,7 +61,7 @@ fn a_backend_whose_checks_fail_gets_no_clients_until_they_succeed() {
             "--check",
             "http:/up",
             "--check-interval",
-            "20ms",
+            "200ms",
             "--check-fall",
             "2",
         ],

@@ -31,7 +31,7 @@ fn a_dead_backend_is_ejected_and_returns_when_it_serves_again() {
     let mut program = forward(&backends, &["--balance", "first", "--eject-time", "100ms"]);
     assert_eq!((up(&program, dead), up(&program, alive)), (1, 1));
     assert_eq!(shares(&program, 3), BTreeMap::from([('a', 3)]));
-    let line = program.line("a backend fails");
+    let line = program.line("a backend is ejected");
     assert!(
         line.contains(&format!("backend=\"{dead}\"")) && line.contains("reason=\"connect\""),
         "{line}"
@@ -57,7 +57,7 @@ fn a_backend_that_resets_its_clients_is_ejected() {
         client.write_all(b"a").unwrap();
         assert!(is_closed(&mut client));
     }
-    let line = program.line("a backend fails");
+    let line = program.line("a backend is ejected");
     assert!(line.contains("reason=\"early_end\""), "{line}");
     assert_eq!(shares(&program, 5), BTreeMap::from([('a', 5)]));
 }

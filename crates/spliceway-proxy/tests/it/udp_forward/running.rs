@@ -170,7 +170,7 @@ fn a_backend_at_which_nothing_receives_is_ejected() {
     arguments.extend(["--balance", "first", "--eject-after", "1", "--eject-time", "1h"]);
     let mut program = Program::start(&arguments);
     client(&program).send(b"lost").unwrap();
-    program.line("a backend fails: it gets no clients for this time");
+    program.line("a backend is ejected");
     assert_answered(&client(&program), 'a', "next");
 }
 
