@@ -78,8 +78,8 @@ pub(super) struct ForwardArgs {
     /// sessions. Further clients are refused [default: 1024]
     #[arg(long, value_name = "N", help_heading = "Backends", hide_short_help = true)]
     queue: Option<Value<Queue>>,
-    /// Number of failures after which a backend is ejected: it gets no clients for a while; 0 = off.
-    /// A connection that succeeds cancels one failure [default: 3]
+    /// Number of failures after which a backend is ejected: it gets no clients for a while; 0 =
+    /// off. A connection that succeeds cancels one failure [default: 3]
     #[arg(long, value_name = "N", help_heading = "Backends", hide_short_help = true)]
     eject_after: Option<Value<EjectAfter>>,
     /// Time of the first ejection. Each further one takes twice as long, up to 2m [default: 5s]

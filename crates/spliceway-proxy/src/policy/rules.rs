@@ -2,8 +2,8 @@
 //!
 //! **A deny rule wins, unless an allow rule is more specific.** A rule is more specific if its
 //! network is smaller or its name is longer, and if it has ports where the other one has ports. At
-//! the same host, a rule with ports is more specific than one without. So rules need no order: rules
-//! of several flags and files add up, and their number does not matter for a lookup. In doubt, the
+//! the same host, a rule with ports is more specific than one without. So rules need no order.
+//! Flags and files add up, and the number of rules does not matter for a lookup. In doubt, the
 //! target is refused: `:22` in the deny list closes port 22 of a network in the allow list.
 //!
 //! Rules for names are compared with rules for names, and networks with networks. A target that a
