@@ -131,7 +131,7 @@ fn no_new_client_fails_when_a_backend_is_killed_and_started_again() {
     a.kill();
     assert!(is_closed(&mut of_a));
     assert_eq!(shares(&program, 8), BTreeMap::from([('b', 8)]));
-    let line = program.line("a backend fails");
+    let line = program.line("a backend is ejected");
     assert!(line.contains(&format!("backend=\"{address}\"")), "{line}");
     await_state(&program, &socket, address, "ejected");
 
@@ -219,7 +219,7 @@ fn few_clients_see_the_resets_of_a_backend_before_it_is_ejected() {
         // The failure counts when the session has ended.
         program.line(" end=");
     }
-    assert_eq!(program.lines_with("a backend fails"), 1);
+    assert_eq!(program.lines_with("a backend is ejected"), 1);
     await_state(&program, &socket, a.address, "ejected");
     let failures = |reason: &str| program.sum("spliceway_backend_failures_total", &[&format!("reason=\"{reason}\"")]);
     assert_eq!(failures("early_end"), failed as u64);

@@ -197,7 +197,7 @@ fn eject_a_silent_backend() {
     ]);
     let mut program = Program::start(&arguments);
     client(&program).send(b"lost").unwrap();
-    program.line("a backend fails: it gets no clients for this time");
+    program.line("a backend is ejected");
     let silent = UdpSocket::bind(silent).unwrap();
     silent.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
     let deadline = Instant::now() + PATIENCE;
