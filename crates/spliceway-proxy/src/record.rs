@@ -153,6 +153,11 @@ impl Record {
         self.dials(request.request.target.clone());
     }
 
+    /// Records that the client asks for a backend, which is not chosen yet.
+    pub(crate) fn waits_for_backend(&mut self) {
+        self.session.facts().phase = Phase::Dial;
+    }
+
     /// Records that the session connects to this target.
     pub(crate) fn dials(&mut self, target: Target) {
         let mut facts = self.session.facts();

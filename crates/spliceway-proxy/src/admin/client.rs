@@ -1,8 +1,8 @@
 //! The other side of the admin socket: one request of a command of this program.
 
-use std::fmt;
 use std::path::Path;
 use std::time::Duration;
+use std::{fmt, io};
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
@@ -96,9 +96,22 @@ pub(crate) fn is_harmful(char: char) -> bool {
     char.is_control() || DIRECTIONS.contains(&char)
 }
 
+fn unreachable(socket: &Path, error: &io::Error) -> NoAnswer {
+    let path = socket.display();
+    let help = match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+            ": start the program with --admin, and give the same --admin here"
+        }
+        _ => "",
+    };
+    NoAnswer(format!("{path}: {error}{help}"))
+}
+
 async fn exchange(socket: &Path, method: Method, path: &str) -> Result<(StatusCode, Bytes), NoAnswer> {
     let named = |error: &dyn fmt::Display| NoAnswer(format!("{}: {error}", socket.display()));
-    let stream = UnixStream::connect(socket).await.map_err(|error| named(&error))?;
+    let stream = UnixStream::connect(socket)
+        .await
+        .map_err(|error| unreachable(socket, &error))?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
         .await
         .map_err(|error| named(&error))?;

@@ -77,7 +77,10 @@ pub(super) async fn open(
         },
         kind => ask(&mut client, kind, &addresses, &service, record).await?,
     };
-    record.requested(&request);
+    match &service.balancer {
+        None => record.requested(&request),
+        Some(_) => record.waits_for_backend(),
+    }
     let mut opening = Opening {
         client,
         addresses,

@@ -85,7 +85,11 @@ fn a_client_is_refused_at_once_if_every_backend_is_down() {
         program.line("a backend is down");
     }
     assert!(is_closed(&mut program.connect()));
-    assert!(program.line(" end=").contains("end=denied:no_backend"));
+    let record = program.line(" end=");
+    assert!(
+        record.contains("end=denied:no_backend") && !record.contains("target="),
+        "{record}"
+    );
 }
 
 #[test]
