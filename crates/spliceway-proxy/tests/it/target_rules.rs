@@ -5,9 +5,9 @@ use std::process::Command;
 use rustix::process::Signal;
 use spliceway_net::{Family, Net, Offloads, address, has_tool};
 
+use crate::auth::authenticated;
 use crate::clients::{
-    GREETING_WITH_PASSWORD, NOT_ALLOWED, SUCCEEDED, code, exchange, greeted, ip_request, name_request, password,
-    read_head, socks4_request,
+    NOT_ALLOWED, SUCCEEDED, code, exchange, greeted, ip_request, name_request, read_head, socks4_request,
 };
 use crate::harness::{Program, TextFile, echo, listen, read_all, read_exactly, refused_to_start, was_reached};
 
@@ -269,15 +269,9 @@ fn a_user_has_the_targets_of_its_own_table() {
         users.path()
     ));
     let mut program = Program::run(&file);
-    let socks = |name: &str, secret: &str, target: SocketAddr| {
-        let mut client = program.connect();
-        let said = [
-            &GREETING_WITH_PASSWORD[..],
-            &password(name, secret),
-            &ip_request(target),
-        ];
-        client.write_all(&said.concat()).unwrap();
-        read_exactly(&mut client, 4);
+    let socks = |program: &Program, name: &str, secret: &str, target| {
+        let (mut client, _) = authenticated(program, name, secret);
+        client.write_all(&ip_request(target)).unwrap();
         read_exactly(&mut client, 2)[1]
     };
     let http = |credentials: &str, target: SocketAddr| {
@@ -296,7 +290,7 @@ fn a_user_has_the_targets_of_its_own_table() {
         ("eve", "e", "ZXZlOmU=", second, false),
     ] {
         let code = if is_allowed { SUCCEEDED } else { NOT_ALLOWED };
-        assert_eq!(socks(name, secret, target), code, "{name} {target}");
+        assert_eq!(socks(&program, name, secret, target), code, "{name} {target}");
         let status = if is_allowed { "200" } else { "403" };
         assert_eq!(http(basic, target), status, "{name} {target}");
     }
@@ -306,14 +300,7 @@ fn a_user_has_the_targets_of_its_own_table() {
             .replace("[\"127.0.0.0/8\"]", "[\"127.0.0.2\"]"),
     );
     assert!(program.reload().contains("changed mixed"));
-    let bob = |target| {
-        let mut client = program.connect();
-        client
-            .write_all(&[&GREETING_WITH_PASSWORD[..], &password("bob", "b"), &ip_request(target)].concat())
-            .unwrap();
-        read_exactly(&mut client, 4);
-        read_exactly(&mut client, 2)[1]
-    };
+    let bob = |target| socks(&program, "bob", "b", target);
     assert_eq!((bob(first), bob(second)), (NOT_ALLOWED, SUCCEEDED));
 }
 
