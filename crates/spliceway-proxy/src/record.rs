@@ -188,10 +188,10 @@ impl Record {
         self.lease.as_mut()
     }
 
-    /// Records that the target received `bytes` bytes before the relay started.
+    /// Records that the target received `bytes` more bytes before the relay started.
     pub(crate) fn sent_ahead(&mut self, bytes: u64) {
         let mut facts = self.session.facts();
-        facts.ahead = bytes;
+        facts.ahead += bytes;
         if let Some(account) = &facts.account {
             // If a quota is used up now, the first poll of the relay ends the session.
             account.account().count(bytes);

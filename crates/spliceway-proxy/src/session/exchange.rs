@@ -11,6 +11,7 @@ use super::request_body::FORGOTTEN_MAX_BYTES;
 use crate::dial::Dialed;
 use crate::handshake::Client;
 use crate::outcome::Outcome;
+use crate::stream::Stream;
 use spliceway_protocol::http::Answer;
 
 /// The size of one read, with room for most answer heads.
@@ -52,10 +53,13 @@ pub(super) struct Answered {
 /// Sends `request` and returns the answer, rewritten to be the last one on its connection. With
 /// `wants_upgrade`, a 101 answer is returned unchanged.
 ///
+/// `sent` is called with each number of bytes that were sent, whether or not there is an answer.
+///
 /// If the target closes the connection before the head of the answer is complete, the target's
 /// bytes are returned unchanged.
 pub(super) async fn exchange(
     request: &[u8],
+    sent: impl FnMut(u64),
     wants_upgrade: bool,
     dialed: &mut Dialed,
     client: &mut Client,
@@ -63,7 +67,7 @@ pub(super) async fn exchange(
 ) -> Result<Answered, NoAnswer> {
     let answered = async {
         tokio::select! {
-            answer = ask(request, wants_upgrade, dialed) => answer,
+            answer = ask(request, sent, wants_upgrade, dialed) => answer,
             given_up = gone(client, wants_upgrade, patience.half_closed) => Err(given_up),
         }
     };
@@ -73,10 +77,15 @@ pub(super) async fn exchange(
     }
 }
 
-async fn ask(request: &[u8], wants_upgrade: bool, dialed: &mut Dialed) -> Result<Answered, NoAnswer> {
+async fn ask(
+    request: &[u8],
+    sent: impl FnMut(u64),
+    wants_upgrade: bool,
+    dialed: &mut Dialed,
+) -> Result<Answered, NoAnswer> {
     // A target that accepts no more bytes may already have answered, so the answer is read even if
     // this write fails.
-    let written = dialed.stream.write_all(request).await;
+    let written = send(request, sent, &mut dialed.stream).await;
     let mut answer = if wants_upgrade {
         Answer::to_upgrade()
     } else {
@@ -106,6 +115,15 @@ async fn ask(request: &[u8], wants_upgrade: bool, dialed: &mut Dialed) -> Result
             };
         }
     }
+}
+
+async fn send(mut request: &[u8], mut sent: impl FnMut(u64), target: &mut Stream) -> io::Result<()> {
+    while !request.is_empty() {
+        let bytes = target.write(request).await?;
+        sent(bytes as u64);
+        request = &request[bytes..];
+    }
+    Ok(())
 }
 
 /// Waits until the client's connection fails or has been half-closed for too long. Bytes that the

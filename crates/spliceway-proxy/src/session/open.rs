@@ -373,10 +373,10 @@ impl Opening {
             half_closed: self.service.timeouts.half_close,
         };
         let wants_upgrade = self.request.body == Some(Body::Upgrade);
-        match exchange::exchange(&introduction, wants_upgrade, dialed, &mut self.client, patience).await {
+        let sent = |bytes| record.sent_ahead(bytes);
+        match exchange::exchange(&introduction, sent, wants_upgrade, dialed, &mut self.client, patience).await {
             Ok(answer) => {
                 self.ahead = introduction.len() as u64;
-                record.sent_ahead(self.ahead);
                 dialed.early = answer.bytes;
                 if answer.has_switched {
                     // From now on, all bytes from the client are for the target.

@@ -512,7 +512,16 @@ fn http_requests_count_as_their_records_say() {
         drop(target);
         client.read_to_end(&mut Vec::new()).unwrap();
     }
-    let records = [program.line("end=upstream_eof"), program.line("end=upstream_eof")];
+    // A target that gives no answer has received the request, too.
+    let mut client = http(&program, &format!("GET http://{address}/silent"), "");
+    let mut target = crate::harness::accept(&listener);
+    let head = read_head(&mut target);
+    drop(target);
+    assert!(read_head(&mut client).starts_with("HTTP/1.1 502 "));
+    drop(client);
+    let records = [(); 3].map(|()| program.line("end=upstream_eof"));
+    let silent = records.iter().find(|record| record.contains("bytes_down=0"));
+    assert_eq!(field(silent.unwrap(), "bytes_up"), head.len() as u64);
     let moved = records
         .iter()
         .map(|record| field(record, "bytes_up") + field(record, "bytes_down"));
