@@ -191,6 +191,10 @@ impl Admin {
         if weight.is_some_and(|weight| weight > WEIGHT_MAX) {
             return Err(wrong());
         }
+        if self.overview.is_draining() {
+            let why = "the program ends: another process may already choose the backends".to_owned();
+            return Err(Failed(StatusCode::CONFLICT, why));
+        }
         let (service, backend) = (decoded(service), decoded(backend));
         let services = self.overview.services();
         let mut served = services.iter().filter(|served| *served.service.name == *service);

@@ -14,6 +14,7 @@ mod check;
 mod ejection;
 mod lease;
 mod members;
+mod moved;
 mod policy;
 mod probe;
 mod queue;
@@ -40,6 +41,7 @@ pub(crate) use check::CheckSettings;
 pub(crate) use ejection::EjectSettings;
 pub(crate) use lease::{Failure, Lease, Tried};
 pub(crate) use members::Members;
+pub(crate) use moved::MovedBackend;
 pub(crate) use policy::Policy;
 pub(crate) use probe::Probe;
 pub(crate) use queue::NoLease;
@@ -260,11 +262,10 @@ impl Balancer {
     /// Returns a place for a session that runs already, if its target is one of the backends.
     pub(crate) fn adopt(self: &Arc<Self>, target: &Target) -> Option<Lease> {
         let inner = self.inner();
-        let place = inner
-            .places
-            .iter()
-            .find(|place| place.settings.targets.contains(target));
-        place.map(|place| self.take(place))
+        let mut places = inner.places.iter();
+        let place = places.find(|place| place.settings.targets.contains(target))?;
+        let (backend, targets) = (Arc::clone(&place.backend), place.settings.targets.clone());
+        Some(Lease::of_running(Arc::clone(self), backend, targets))
     }
 
     /// Calls `decide` with whether one more backend may be ejected. Only one caller at a time

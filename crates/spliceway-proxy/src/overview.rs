@@ -225,6 +225,11 @@ impl Overview {
         accepts && self.health.state() == State::Serving
     }
 
+    /// Returns whether the program drains, and another one may serve in its place.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.health.state() == State::Draining
+    }
+
     /// Locks the samples and ignores poisoning, because they are valid at every instant.
     fn samples(&self) -> MutexGuard<'_, VecDeque<Sample>> {
         self.samples.lock().unwrap_or_else(PoisonError::into_inner)

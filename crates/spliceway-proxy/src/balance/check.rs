@@ -11,6 +11,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use spliceway_protocol::address::Target;
 use tokio::sync::Semaphore;
 use tokio::task::{AbortHandle, JoinSet};
@@ -46,6 +47,15 @@ pub(super) struct Checked {
     contrary: u32,
 }
 
+/// The same, for another process.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct MovedChecks {
+    /// Whether the backend is up. `None` before its first check.
+    is_up: Option<bool>,
+    contrary: u32,
+}
+
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// There was no check yet.
@@ -60,6 +70,25 @@ impl Checked {
         self.state == State::Down
     }
 
+    pub(super) fn moved(&self) -> MovedChecks {
+        MovedChecks {
+            is_up: match self.state {
+                State::Unknown => None,
+                State::Up => Some(true),
+                State::Down => Some(false),
+            },
+            contrary: self.contrary,
+        }
+    }
+
+    /// Takes over the results of another process. Those of this process are newer.
+    pub(super) fn arrived(&mut self, moved: MovedChecks) {
+        if let (State::Unknown, Some(is_up)) = (self.state, moved.is_up) {
+            self.state = if is_up { State::Up } else { State::Down };
+            self.contrary = moved.contrary;
+        }
+    }
+
     /// Records the result of a check. Returns whether the backend is up, if that has changed.
     pub(super) fn record(&mut self, is_good: bool, settings: &CheckSettings) -> Option<bool> {
         let needed = match (self.state, is_good) {
@@ -71,7 +100,7 @@ impl Checked {
             (State::Up, false) => settings.fall,
             (State::Down, true) => settings.rise,
         };
-        self.contrary += 1;
+        self.contrary = self.contrary.saturating_add(1);
         if self.contrary < needed {
             return None;
         }

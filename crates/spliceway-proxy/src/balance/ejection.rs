@@ -15,6 +15,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 /// A session that the backend ends within this time without an answer counts as a failure. A
@@ -54,6 +55,18 @@ enum State {
     Ejected(Instant),
     /// One session tries whether it works again. It has connected at this time.
     Trial(Option<Instant>),
+}
+
+/// The failures of one backend, for another process.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct MovedEjection {
+    failures: u32,
+    ejections: u32,
+    /// The time for which the backend still gets no clients, if it is ejected.
+    ejected: Option<Duration>,
+    /// The time since when it is up again, if it was not up all the time.
+    up_again: Option<Duration>,
 }
 
 /// Whether a backend may get the next client.
@@ -129,7 +142,7 @@ impl Ejection {
             .time
             .saturating_mul(1 << self.ejections.min(16))
             .min(LONGEST.max(settings.time));
-        self.ejections += 1;
+        self.ejections = self.ejections.saturating_add(1);
         self.failures = 0;
         self.state = State::Ejected(now + time);
         Some(time)
@@ -148,6 +161,38 @@ impl Ejection {
             State::UpAgain(since) => Some(since),
             State::Trial(connected) => connected,
             State::Up | State::Ejected(_) => None,
+        }
+    }
+
+    /// Returns the state for another process. The session that tries may move there too, but its
+    /// end proves nothing there. So another one tries, when the time of this one is over.
+    pub(super) fn moved(&self, now: Instant) -> MovedEjection {
+        let (ejected, up_again) = match self.state {
+            State::Up => (None, None),
+            State::UpAgain(since) => (None, Some(now.saturating_duration_since(since))),
+            State::Ejected(until) => (Some(until.saturating_duration_since(now)), None),
+            State::Trial(None) => (Some(Duration::ZERO), None),
+            State::Trial(Some(connected)) => (Some((connected + EARLY).saturating_duration_since(now)), None),
+        };
+        MovedEjection {
+            failures: self.failures,
+            ejections: self.ejections,
+            ejected,
+            up_again,
+        }
+    }
+
+    /// Returns the state that another process had, at most a moment ago.
+    pub(super) fn arrived(moved: MovedEjection, now: Instant) -> Self {
+        let state = match (moved.ejected, moved.up_again) {
+            (Some(left), _) => State::Ejected(now.checked_add(left).unwrap_or(now)),
+            (None, Some(up)) => State::UpAgain(now.checked_sub(up).unwrap_or(now)),
+            (None, None) => State::Up,
+        };
+        Self {
+            state,
+            failures: moved.failures,
+            ejections: moved.ejections,
         }
     }
 
@@ -293,6 +338,40 @@ mod tests {
             let ejected = (0..9).find_map(|_| refused(&mut ejection, now));
             assert_eq!(ejected, Some(expected));
         }
+    }
+
+    #[test]
+    fn an_ejection_continues_in_another_process() {
+        let (mut ejection, mut now) = (Ejection::default(), Instant::now());
+        let moved = |ejection: &Ejection, now| {
+            let json = serde_json::to_string(&ejection.moved(now)).unwrap();
+            Ejection::arrived(serde_json::from_str(&json).unwrap(), now)
+        };
+        assert_eq!(refused(&mut ejection, now), None);
+        ejection = moved(&ejection, now);
+        assert!(
+            (0..2).any(|_| refused(&mut ejection, now).is_some()),
+            "failures count on"
+        );
+        now += 4 * SECOND;
+        ejection = moved(&ejection, now);
+        assert_eq!(ejection.availability(now), Availability::Ejected);
+        now += SECOND;
+        assert!(ejection.begins(now));
+        assert_eq!(moved(&ejection, now).availability(now), Availability::Trial);
+        ejection.connected(true, now);
+        let mut tried = moved(&ejection, now);
+        assert_eq!(tried.availability(now), Availability::Ejected);
+        assert_eq!(tried.availability(now + EARLY), Availability::Trial);
+        assert!(
+            refused(&mut tried, now + EARLY) == Some(10 * SECOND),
+            "the time doubles"
+        );
+        ejection.settle(now + EARLY);
+        assert_eq!(moved(&ejection, now + EARLY).up_since(), Some(now + EARLY));
+        let endless = br#"{"ejected":{"secs":18446744073709551615,"nanos":0}}"#;
+        let endless = Ejection::arrived(serde_json::from_slice(endless).unwrap(), now);
+        assert_eq!(endless.availability(now), Availability::Trial);
     }
 
     #[test]

@@ -7,10 +7,11 @@ use std::time::Duration;
 use spliceway_protocol::address::{Target, TargetRange};
 use tokio::time::Instant;
 
-use super::check::{CheckSettings, Checked};
-use super::ejection::{Availability, Credit, EARLY, Ejection};
+use super::check::{CheckSettings, Checked, MovedChecks};
+use super::ejection::{Availability, Credit, EARLY, Ejection, MovedEjection};
+use super::moved::MovedBackend;
 use super::probe::Unhealthy;
-use super::{BackendState, BackendStatus, Balancer, WEIGHT_UNIT};
+use super::{BackendState, BackendStatus, Balancer, WEIGHT_MAX, WEIGHT_UNIT};
 
 /// No weight of a backend.
 const NOT_SET: u32 = u32::MAX;
@@ -119,6 +120,17 @@ impl Backend {
         self.set_weight.store(weight.unwrap_or(NOT_SET), Ordering::Relaxed);
     }
 
+    pub(super) fn moved(&self, now: Instant) -> (MovedEjection, MovedChecks) {
+        (self.ejection().moved(now), self.state_of_checks().moved())
+    }
+
+    /// Takes over the state of this backend in another process.
+    pub(super) fn arrived(&self, moved: &MovedBackend, now: Instant) {
+        self.set_weight(moved.set_weight.filter(|weight| *weight <= WEIGHT_MAX));
+        *self.ejection() = Ejection::arrived(moved.ejection, now);
+        self.state_of_checks().arrived(moved.checks);
+    }
+
     pub(super) fn is_down(&self) -> bool {
         self.state_of_checks().is_down()
     }
@@ -164,23 +176,30 @@ impl Backend {
 
 impl Lease {
     pub(super) fn new(balancer: Arc<Balancer>, backend: Arc<Backend>, targets: TargetRange) -> Self {
-        backend.active.fetch_add(1, Ordering::Relaxed);
-        let (mut ejection, now) = (backend.ejection(), Instant::now());
+        let mut lease = Self::of_running(balancer, backend, targets);
+        let (mut ejection, now) = (lease.backend.ejection(), Instant::now());
         let is_back = ejection.settle(now);
         let is_trial = ejection.begins(now);
         drop(ejection);
         if is_back {
             tracing::info!(
-                service = balancer.service,
-                backend = &*backend.name,
+                service = lease.balancer.service,
+                backend = &*lease.backend.name,
                 "a backend serves again"
             );
         }
+        lease.is_trial = is_trial;
+        lease
+    }
+
+    /// Returns a place for a session that runs already. It proves nothing about the backend.
+    pub(super) fn of_running(balancer: Arc<Balancer>, backend: Arc<Backend>, targets: TargetRange) -> Self {
+        backend.active.fetch_add(1, Ordering::Relaxed);
         Self {
             balancer,
             backend,
             targets,
-            is_trial,
+            is_trial: false,
             connected: None,
             retries: 0,
         }

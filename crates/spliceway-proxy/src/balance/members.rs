@@ -7,6 +7,7 @@
 //! ```
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use spliceway_protocol::address::{Target, TargetRange};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::{BACKENDS_MAX, BackendSettings, Balancer, Place, WEIGHT_MAX, check};
+use super::{BACKENDS_MAX, BackendSettings, Balancer, Inner, Place, WEIGHT_MAX, check};
 use crate::dial::{Dialer, LookupError, Member, Valid};
 
 /// The shortest time between two lookups of a name, for answers with a TTL of 0.
@@ -35,8 +36,15 @@ pub(crate) enum Members {
     Srv,
 }
 
+/// How many members a name had, and how many have come and gone.
+pub(super) struct Change {
+    before: usize,
+    added: usize,
+    removed: usize,
+}
+
 impl Balancer {
-    fn names(&self) -> impl Iterator<Item = &BackendSettings> {
+    pub(super) fn names(&self) -> impl Iterator<Item = &BackendSettings> {
         self.settings
             .backends
             .iter()
@@ -65,7 +73,11 @@ impl Balancer {
     }
 
     /// Puts the result of a lookup into force. Returns when to repeat it.
-    fn looked_up(self: &Arc<Self>, name: &BackendSettings, found: Result<Valid<Member>, LookupError>) -> Duration {
+    pub(super) fn looked_up(
+        self: &Arc<Self>,
+        name: &BackendSettings,
+        found: Result<Valid<Member>, LookupError>,
+    ) -> Duration {
         let again = match found {
             Ok((members, ttl)) => {
                 self.update(name, &members);
@@ -79,9 +91,31 @@ impl Balancer {
         again
     }
 
-    /// Replaces the members of a name. Members that stay keep their sessions and their state.
+    /// Puts the members of a name into force, as a lookup has found them.
     fn update(&self, name: &BackendSettings, members: &[Member]) {
         let mut inner = self.inner();
+        let change = self.replace_members(&mut inner, name, of_members(name, members));
+        drop(inner);
+        self.members_changed.notify_one();
+        if change.added + change.removed > 0 && change.before > 0 {
+            tracing::info!(
+                service = self.service,
+                name = &*name.name,
+                members = change.before + change.added - change.removed,
+                added = change.added,
+                removed = change.removed,
+                "the backends of a name have changed"
+            );
+        }
+    }
+
+    /// Replaces the members of a name. Members that stay keep their sessions and their state.
+    pub(super) fn replace_members(
+        &self,
+        inner: &mut Inner,
+        name: &BackendSettings,
+        members: impl IntoIterator<Item = BackendSettings>,
+    ) -> Change {
         let (mut others, mut known) = (Vec::new(), HashMap::new());
         for place in std::mem::take(&mut inner.places) {
             match place.group == name.name {
@@ -91,7 +125,7 @@ impl Balancer {
         }
         let before = known.len();
         let (mut added, mut mine) = (0, Vec::new());
-        for settings in of_members(name, members) {
+        for settings in members {
             let is_taken = |place: &Place| place.settings.name == settings.name;
             if others.iter().chain(&mine).any(is_taken) || others.len() + mine.len() >= BACKENDS_MAX {
                 continue;
@@ -104,23 +138,15 @@ impl Balancer {
                 }
             });
         }
-        let (removed, members) = (known.len(), mine.len());
         // The policy `first` needs the order of the settings.
         let position = |place: &Place| self.settings.backends.iter().position(|one| one.name == place.group);
         others.extend(mine);
         others.sort_by_key(position);
         inner.places = others;
-        drop(inner);
-        self.members_changed.notify_one();
-        if added + removed > 0 && before > 0 {
-            tracing::info!(
-                service = self.service,
-                name = &*name.name,
-                members,
-                added,
-                removed,
-                "the backends of a name have changed"
-            );
+        Change {
+            before,
+            added,
+            removed: known.len(),
         }
     }
 }
@@ -157,17 +183,28 @@ fn of_members(name: &BackendSettings, members: &[Member]) -> impl Iterator<Item 
         let weight = member
             .weight
             .map(|weight| NonZeroU32::new(scaled(weight)).unwrap_or(NonZeroU32::MIN));
-        BackendSettings {
-            name: member.address.to_string().into(),
-            targets: TargetRange {
-                first: Target::Ip(member.address),
-                count: name.targets.count,
-            },
-            weight: weight.unwrap_or(name.weight),
-            is_backup: name.is_backup || member.priority > first,
-            ..name.clone()
-        }
+        let is_backup = name.is_backup || member.priority > first;
+        member_of(name, member.address, weight.unwrap_or(name.weight), is_backup)
     })
+}
+
+/// Returns the settings of a member of a name.
+pub(super) fn member_of(
+    name: &BackendSettings,
+    address: SocketAddr,
+    weight: NonZeroU32,
+    is_backup: bool,
+) -> BackendSettings {
+    BackendSettings {
+        name: address.to_string().into(),
+        targets: TargetRange {
+            first: Target::Ip(address),
+            count: name.targets.count,
+        },
+        weight,
+        is_backup,
+        ..name.clone()
+    }
 }
 
 #[cfg(test)]

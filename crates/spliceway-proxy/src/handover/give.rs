@@ -18,6 +18,7 @@ use super::{Program, VARIABLE};
 use crate::metrics::Metrics;
 use crate::notify;
 use crate::overview::Overview;
+use crate::service::Service;
 use crate::session::Moving;
 use crate::sessions::Sessions;
 
@@ -140,7 +141,7 @@ impl Giving {
         let served = async {
             let sent = self.link.give(&ToNew::Serve, &data, &[]).await;
             let is_served = sent.is_ok() && matches!(self.link.hear().await, Ok(Some(ToOld::Serving)));
-            is_served && self.state(overview).await.is_ok()
+            is_served && self.state(overview, ServiceState::of).await.is_ok()
         };
         if timeout(ANSWER, served).await == Ok(true) {
             return Ok(());
@@ -148,18 +149,17 @@ impl Giving {
         Err(format!("the new process does not serve: {}", self.end().await))
     }
 
-    /// Gives what the services know about their clients, and the state that `status` shows. Not
-    /// cancel safe.
-    async fn state(&mut self, overview: &Overview) -> Result<(), NotSent> {
+    /// Gives what the services know, and the state that `status` shows. Not cancel safe.
+    async fn state(&mut self, overview: &Overview, of: fn(&Service) -> ServiceState) -> Result<(), NotSent> {
         for served in overview.services().iter() {
-            let state = ServiceState::of(&served.service).encode().map_err(NotSent::Refused);
+            let state = of(&served.service).encode().map_err(NotSent::Refused);
             let sent = match state {
                 Ok(state) => self.link.give(&ToNew::Service, &[&state], &[]).await,
                 Err(refused) => Err(refused),
             };
             match sent {
                 Err(NotSent::Refused(error)) => {
-                    tracing::warn!(%error, service = served.service.name, "penalties and rate limits do not move");
+                    tracing::warn!(%error, service = served.service.name, "the state of a service does not move");
                 }
                 sent => sent?,
             }
@@ -258,7 +258,7 @@ impl Giving {
     pub(crate) async fn accept(&mut self, overview: &Overview) -> bool {
         let totals = totals(&overview.metrics).await;
         let gives = async {
-            self.state(overview).await?;
+            self.state(overview, ServiceState::of).await?;
             self.link.give(&ToNew::Accept, &[totals.as_bytes()], &[]).await
         };
         let is_given = matches!(timeout(ANSWER, gives).await, Ok(Ok(())));
@@ -312,7 +312,7 @@ impl Giving {
     pub(crate) async fn totals(&mut self, overview: &Overview) {
         let totals = totals(&overview.metrics).await;
         let gives = async {
-            self.state(overview).await?;
+            self.state(overview, ServiceState::of_clients).await?;
             self.link.give(&ToNew::Totals, &[totals.as_bytes()], &[]).await
         };
         // A new process that has ended does not need them.

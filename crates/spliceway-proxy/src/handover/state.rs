@@ -1,4 +1,5 @@
-//! What a service knows about its clients: failed logins, and what rate limits allow.
+//! What a service knows about its clients: failed logins, and what rate limits allow. And what it
+//! knows about its backends.
 
 use std::io;
 use std::net::IpAddr;
@@ -8,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::message::micros;
+use crate::balance::MovedBackend;
 use crate::rates::Balances;
 use crate::service::Service;
 
@@ -25,6 +27,7 @@ pub(super) struct ServiceState {
     /// What the limits of the service allow, in bytes, from and to clients.
     rates: Balances,
     limited: Vec<Limited>,
+    backends: Vec<MovedBackend>,
 }
 
 /// A client from which authentication has failed.
@@ -44,7 +47,17 @@ struct Limited {
 }
 
 impl ServiceState {
+    /// Returns the whole state, as long as this process decides which backend a client gets.
     pub(super) fn of(service: &Service) -> Self {
+        let balancer = service.balancer.as_ref();
+        Self {
+            backends: balancer.map(|balancer| balancer.moved()).unwrap_or_default(),
+            ..Self::of_clients(service)
+        }
+    }
+
+    /// Returns the state without that of the backends, which the other process knows better.
+    pub(super) fn of_clients(service: &Service) -> Self {
         let penalties = service.penalties.known(Instant::now()).into_iter();
         let (rates, limited) = service.rates.balances(LIMITED_MAX);
         Self {
@@ -61,6 +74,7 @@ impl ServiceState {
                 .into_iter()
                 .map(|(client, rates)| Limited { client, rates })
                 .collect(),
+            backends: Vec::new(),
         }
     }
 
@@ -78,6 +92,9 @@ impl ServiceState {
         }
         let limited = self.limited.iter().map(|limited| (limited.client, limited.rates));
         service.rates.lower(self.rates, limited, now);
+        if let Some(balancer) = service.balancer.as_ref().filter(|_| !self.backends.is_empty()) {
+            balancer.arrived(&self.backends);
+        }
     }
 
     pub(super) fn encode(&self) -> io::Result<Vec<u8>> {
@@ -93,11 +110,20 @@ impl ServiceState {
 mod tests {
     use super::*;
     use crate::auth::PENALISED_MAX;
+    use crate::balance::BACKENDS_MAX;
     use crate::handover::link;
 
     #[test]
     fn the_longest_state_fits_into_a_frame() {
         let client = IpAddr::from([0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff]);
+        let time = serde_json::json!({"secs": u64::MAX, "nanos": 999_999_999});
+        let backend = serde_json::json!({
+            "name": "x".repeat(300),
+            "member": {"of": "x".repeat(300), "weight": u32::MAX, "is_backup": false},
+            "set_weight": u32::MAX,
+            "ejection": {"failures": u32::MAX, "ejections": u32::MAX, "ejected": time, "up_again": time},
+            "checks": {"is_up": false, "contrary": u32::MAX},
+        });
         let longest = ServiceState {
             service: "x".repeat(255),
             penalties: (0..PENALISED_MAX)
@@ -114,12 +140,16 @@ mod tests {
                     rates: [Some(i64::MIN); 2],
                 })
                 .collect(),
+            backends: (0..BACKENDS_MAX)
+                .map(|_| serde_json::from_value(backend.clone()).unwrap())
+                .collect(),
         };
         let data = longest.encode().unwrap();
         assert!(link::encode(&(), &[&data]).is_ok(), "{} bytes", data.len());
         let arrived = ServiceState::decode(&data).unwrap();
         assert_eq!(arrived.penalties.len(), PENALISED_MAX);
         assert_eq!(arrived.limited.len(), LIMITED_MAX);
+        assert_eq!(arrived.backends, longest.backends);
     }
 
     #[test]

@@ -235,7 +235,7 @@ fn add(data: &[u8], overview: &Overview) {
                 state.add_to(&service);
             }
         }
-        Err(error) => tracing::error!(%error, "penalties and rate limits do not arrive"),
+        Err(error) => tracing::error!(%error, "the state of a service does not arrive"),
     }
 }
 

@@ -3,7 +3,7 @@
 mod checks;
 mod failures;
 mod faults;
-mod names;
+pub(crate) mod names;
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -14,7 +14,7 @@ use crate::admin::Socket;
 use crate::harness::{Program, TextFile, is_closed, listen, read_exactly, refused_to_start, refusing, with_patience};
 
 /// A backend that greets each client with its letter, and then returns what it receives.
-fn backend(letter: u8) -> SocketAddr {
+pub(crate) fn backend(letter: u8) -> SocketAddr {
     let (listener, address) = listen();
     thread::spawn(move || serve(&listener, letter));
     address
@@ -31,7 +31,7 @@ fn serve(listener: &TcpListener, letter: u8) {
 }
 
 /// Starts a forwarder to these backends, each in the form of the flag.
-fn forward(backends: &[String], arguments: &[&str]) -> Program {
+pub(crate) fn forward(backends: &[String], arguments: &[&str]) -> Program {
     let mut all = vec!["forward", "-l", "127.0.0.1:0", "--metrics", "127.0.0.1:0"];
     all.extend(backends.iter().flat_map(|backend| ["-r", backend]));
     all.extend(arguments);
@@ -39,14 +39,14 @@ fn forward(backends: &[String], arguments: &[&str]) -> Program {
 }
 
 /// Connects, and returns the letter of the backend.
-fn greeted(program: &Program) -> (TcpStream, char) {
+pub(crate) fn greeted(program: &Program) -> (TcpStream, char) {
     let mut client = program.connect();
     let letter = read_exactly(&mut client, 1)[0];
     (client, letter.into())
 }
 
 /// Connects this number of clients, one after another. Returns how many each backend greets.
-fn shares(program: &Program, clients: usize) -> BTreeMap<char, usize> {
+pub(crate) fn shares(program: &Program, clients: usize) -> BTreeMap<char, usize> {
     let mut shares = BTreeMap::new();
     for _ in 0..clients {
         *shares.entry(greeted(program).1).or_default() += 1;

@@ -1,6 +1,7 @@
 //! A new process takes over the listeners and the sessions of a running one.
 
 mod accepting;
+mod backends;
 mod faults;
 mod load;
 mod state;

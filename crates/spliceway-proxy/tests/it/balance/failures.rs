@@ -104,7 +104,8 @@ fn a_client_that_waits_gets_a_backend_that_a_reload_adds() {
     program.await_sum("spliceway_backend_waiting", &[], 2);
     file.write(&text(&[a, b]));
     assert!(program.reload().contains("changed forward"));
-    assert_eq!(program.sum("spliceway_backend_waiting", &[]), 1);
+    let of_b = format!("backend=\"{b}\"");
+    program.await_sum("spliceway_backend_connections_total", &[&of_b], 1);
     drop(first);
     let mut letters = clients.each_mut().map(|client| read_exactly(client, 1)[0]);
     letters.sort_unstable();

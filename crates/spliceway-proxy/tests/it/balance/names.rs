@@ -11,13 +11,17 @@ use hickory_proto::rr::{RData, Record, RecordType};
 use super::{serve, shares};
 use crate::harness::{PATIENCE, Program, TextFile, let_pass};
 
-/// A DNS server that answers each query for an IPv4 address with these, and a TTL of 0.
-fn dns(addresses: &Arc<Mutex<Vec<Ipv4Addr>>>) -> SocketAddr {
+/// A DNS server that answers each query for an IPv4 address with these, and a TTL of 0. Without
+/// addresses, it does not answer.
+pub(crate) fn dns(addresses: &Arc<Mutex<Vec<Ipv4Addr>>>) -> SocketAddr {
     let (socket, addresses) = (UdpSocket::bind("127.0.0.1:0").unwrap(), Arc::clone(addresses));
     let address = socket.local_addr().unwrap();
     thread::spawn(move || {
         let mut buffer = [0; 512];
         while let Ok((bytes, from)) = socket.recv_from(&mut buffer) {
+            if addresses.lock().unwrap().is_empty() {
+                continue;
+            }
             let question = Message::from_vec(&buffer[..bytes]).unwrap();
             let query = question.queries[0].clone();
             let mut answer = Message::response(question.metadata.id, OpCode::Query);
@@ -38,7 +42,7 @@ fn dns(addresses: &Arc<Mutex<Vec<Ipv4Addr>>>) -> SocketAddr {
 }
 
 /// Returns two backends on one port of two addresses.
-fn two_on_one_port() -> u16 {
+pub(crate) fn two_on_one_port() -> u16 {
     loop {
         let one = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = one.local_addr().unwrap().port();
