@@ -95,6 +95,8 @@ impl FromStr for TargetRule {
             };
         }
         match text.rsplit_once(':') {
+            // A URL.
+            Some((_, ports)) if ports.contains('/') => Err(EXPECTED),
             Some((hosts, ports)) => Ok(Self {
                 hosts: hosts_of(hosts, true)?,
                 ports: ports.parse()?,
@@ -309,6 +311,11 @@ mod tests {
             let wrong = text.parse::<TargetRule>().expect_err(text);
             assert!(wrong.contains("expected"), "{text}: {wrong}");
         }
+        assert_eq!(
+            "http://example.com".parse::<TargetRule>(),
+            Err(EXPECTED),
+            "not its ports"
+        );
         assert!(format!(":{}", ["1"; PORTS_MAX].join(",")).parse::<TargetRule>().is_ok());
         assert!(
             format!(":{}", ["1"; PORTS_MAX + 1].join(","))

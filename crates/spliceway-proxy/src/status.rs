@@ -203,9 +203,14 @@ fn services(text: &mut String, services: &[ServiceStatus]) -> fmt::Result {
 fn backends(text: &mut String, service: &ServiceStatus) -> fmt::Result {
     for backend in &service.backends {
         let backup = if backend.backup { ", backup" } else { "" };
+        let weight = match backend.weight {
+            // A draining backend has the weight 0.
+            0 | 1 => String::new(),
+            weight => format!(", weight {weight}"),
+        };
         writeln!(
             text,
-            "  to {}  {}{backup}, active {}, connected {}, failed {}",
+            "  to {}  {}{backup}{weight}, active {}, connected {}, failed {}",
             backend.name, backend.state, backend.sessions, backend.connections, backend.failures
         )?;
     }

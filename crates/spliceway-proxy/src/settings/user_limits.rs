@@ -1,4 +1,4 @@
-//! The limits of users: those of every user, and those of users with an own table.
+//! The limits of users: of every user, and of users with a table of their own.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashSet};
@@ -51,7 +51,7 @@ pub(super) fn user_limits(
             }
         }
         if !known.contains(&user) {
-            let problem = format!("no service has the user {user}, so these limits have no effect");
+            let problem = format!("no service has the user {user}, so this table has no effect");
             warnings.push(Fault::new(at, "name", problem));
         }
         let limits = UserLimits {

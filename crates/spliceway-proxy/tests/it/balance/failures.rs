@@ -126,7 +126,7 @@ fn the_status_shows_each_backend() {
     let (dead, alive) = (refusing(), backend(b'a'));
     let socket = TextFile::new("");
     let admin = format!("unix:{}.sock", socket.path());
-    let backends = [dead.to_string(), format!("{alive},backup")];
+    let backends = [dead.to_string(), format!("{alive},backup,weight=2")];
     let program = forward(
         &backends,
         &["--eject-after", "1", "--eject-max", "50", "--admin", &admin],
@@ -139,7 +139,7 @@ fn the_status_shows_each_backend() {
     let text = String::from_utf8(status.stdout).unwrap();
     for line in [
         format!("  to {dead}  ejected, active 0, connected 0, failed 1"),
-        format!("  to {alive}  up, backup, active 1, connected 1, failed 0"),
+        format!("  to {alive}  up, backup, weight 2, active 1, connected 1, failed 0"),
     ] {
         assert!(text.lines().any(|have| have == line), "{line} is not in\n{text}");
     }
