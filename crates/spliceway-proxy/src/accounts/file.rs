@@ -29,6 +29,9 @@ type Row = (u32, u32, u64, u64);
 const CACHE_BYTES: usize = 1 << 20;
 /// The longest wait for another process, which usually takes less than 100 ms for an update.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+/// The time between two updates without changes while the file is shared. A user who moves bytes in
+/// this process causes changes, and is not affected.
+const LOOK: Duration = Duration::from_secs(10);
 /// The time between two attempts to open a file that another process has open.
 const RETRY: Duration = Duration::from_millis(20);
 
@@ -47,8 +50,9 @@ pub(super) struct File {
     updates: u64,
     /// The month for which old rows were removed.
     swept: u32,
-    /// The time of the last change that this process has seen.
+    /// The time of the last change that this process has seen, and when it has looked.
     modified: Option<SystemTime>,
+    looked: Option<Instant>,
 }
 
 /// The change of one user: what to add, after the row was emptied if `is_reset` is true.
@@ -81,6 +85,7 @@ impl File {
             updates: u64::MAX,
             swept: 0,
             modified: None,
+            looked: None,
         };
         let found = std::fs::metadata(path);
         if found.as_ref().is_ok_and(|file| !file.is_file()) {
@@ -124,7 +129,7 @@ impl File {
             0 => self.database = Some(database),
             _ => drop(database),
         }
-        self.modified = self.modified();
+        (self.modified, self.looked) = (self.modified(), Some(Instant::now()));
         Ok(rows)
     }
 
@@ -152,9 +157,13 @@ impl File {
         Some((file.dev(), file.ino()))
     }
 
-    /// Returns whether another process seems to have changed the file since it was closed here.
-    pub(super) fn has_changed(&self) -> bool {
-        self.database.is_none() && self.modified() != self.modified
+    /// Returns whether an update without changes is useful: the other process has ended, or seems
+    /// to have changed the file. To read the file changes it, too, so that the processes would wake
+    /// each other up again and again.
+    pub(super) fn needs_update(&self) -> bool {
+        let is_late = || self.looked.is_none_or(|looked| looked.elapsed() >= LOOK);
+        let has_changed = || is_late() && self.modified() != self.modified;
+        self.database.is_none() && (self.others == 0 || has_changed())
     }
 
     fn modified(&self) -> Option<SystemTime> {
@@ -359,10 +368,16 @@ mod tests {
             shown(&one.update(&[change("ann", 5, false)], TODAY).unwrap()),
             [("ann", 5, 5)]
         );
-        assert!(two.has_changed());
+        assert!(one.others == 1 && !one.needs_update(), "it has looked just now");
+        two.looked = None;
+        assert!(two.needs_update());
         let rows = two.update(&[change("bob", 7, false)], TODAY).unwrap();
         assert_eq!(shown(&rows), [("ann", 5, 5), ("bob", 7, 7)]);
-        assert!(!two.has_changed());
+        two.looked = None;
+        assert!(!two.needs_update(), "nothing has changed");
+        two.share(false);
+        assert!(two.needs_update(), "to keep the file open");
+        two.share(true);
         let held = builder().open(&path.0).unwrap();
         one.patience = PATIENCE;
         let waiting = thread::spawn(move || one.update(&[change("ann", 1, false)], TODAY).map(|rows| rows.len()));

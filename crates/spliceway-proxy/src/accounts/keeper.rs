@@ -129,7 +129,7 @@ impl Accounts {
         let changes = self.changes(date);
         let Some(file) = self.file.get() else { return };
         let mut file = unpoisoned(file);
-        if changes.is_empty() && !file.has_changed() {
+        if changes.is_empty() && !file.needs_update() {
             return;
         }
         match file.update(&changes, date) {
