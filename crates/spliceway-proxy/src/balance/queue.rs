@@ -6,8 +6,8 @@
 //!       │ a session ends      │ wait ─── moved ───────▶│ wait
 //! ```
 //!
-//! A session keeps the balancer that it began with. But clients that still need a backend get one
-//! of the balancer in force.
+//! A session keeps the balancer that it began with. Clients that still need a backend ask the
+//! balancer in force.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -55,8 +55,7 @@ impl NoLease {
 }
 
 impl Balancer {
-    /// Puts this balancer into force. The clients that wait for a backend of the one before it now
-    /// wait for one of these.
+    /// Puts this balancer into force. Clients that wait at the balancer before it now wait here.
     pub(crate) fn takes_over(self: &Arc<Self>) {
         let before = std::mem::replace(&mut *self.in_force.lock(), Arc::downgrade(self));
         if let Some(before) = before.upgrade().filter(|before| !Arc::ptr_eq(before, self)) {
