@@ -61,6 +61,7 @@ pub(crate) struct TargetPolicy {
 /// The reason why a target is refused, which is a `reason` in metrics and records.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Denied {
+    /// A loopback address, or another address of this machine.
     Loopback,
     Private,
     LinkLocal,
@@ -273,7 +274,7 @@ impl Denied {
 impl fmt::Display for Denied {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Loopback => "a loopback address",
+            Self::Loopback => "an address of this machine",
             Self::Private => "a private address",
             Self::LinkLocal => "a link-local address",
             Self::Cgnat => "a carrier-grade NAT address",
