@@ -5,6 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use nix::sys::socket::{setsockopt, sockopt};
 use rustix::io::Errno;
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpSocket, TcpStream};
@@ -102,11 +103,13 @@ impl SocketSettings {
     }
 
     fn open(&self, to: IpAddr, client: Option<IpAddr>) -> Result<Socket, SocketError> {
-        let source = match self.keeps_client {
-            true => client.filter(|client| client.is_ipv4() == to.is_ipv4()),
-            false => self.source(to),
+        // Checks of backends have no client.
+        let client = client.filter(|_| self.keeps_client);
+        let source = match client {
+            Some(client) => Some(client).filter(|client| client.is_ipv4() == to.is_ipv4()),
+            None => self.source(to),
         };
-        if source.is_none() && (self.keeps_client || self.source_v4.is_some() || self.source_v6.is_some()) {
+        if source.is_none() && (client.is_some() || self.source_v4.is_some() || self.source_v6.is_some()) {
             return Err(Call::Source.failed()(Errno::AFNOSUPPORT.into()));
         }
         let domain = match to {
@@ -117,6 +120,9 @@ impl SocketSettings {
         let socket = opened.map_err(Call::Open.failed())?;
         self.steer(&socket)?;
         if let Some(source) = source {
+            // The connection gets its port, so that all targets can share the ports of the source.
+            // Before Linux 4.2, each connection has a port of its own.
+            let _ = setsockopt(&socket, sockopt::IpBindAddressNoPort, &true);
             socket
                 .bind(&SocketAddr::new(source, 0).into())
                 .map_err(Call::Source.failed())?;

@@ -1,12 +1,14 @@
 use std::io::Write;
 use std::net::{Ipv6Addr, Shutdown, SocketAddr, TcpStream};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
 
 use crate::clients::{AGREED, GREETING, exchange, greeted, ip_request, name_request};
 use crate::harness::{
-    Program, accept, assert_same, echo, is_closed, let_pass, listen, pattern, read_all, read_exactly, refusing,
+    Program, accept, assert_same, connect, echo, is_closed, let_pass, listen, pattern, read_all, read_exactly,
+    refusing, send_and_finish,
 };
 
 /// Returns the code of the reply to `request`. After a failure, the connection must end.
@@ -88,6 +90,39 @@ fn bind_waits_for_one_connection_and_relays_it() {
     assert_eq!(read_exactly(&mut client, 5), b"hello");
     client.write_all(b"back").unwrap();
     assert_eq!(read_exactly(&mut peer, 4), b"back");
+}
+
+#[test]
+fn bind_relays_every_byte_of_both_sides_and_their_ends() {
+    for listen in ["127.0.0.1:0", "[::1]:0"] {
+        let mut program = Program::start(&["socks5", "-l", listen]);
+        let mut client = greeted(&program);
+        // Port because a peer may connect from another one.
+        let mut request = ip_request(SocketAddr::new(program.address.ip(), 20));
+        request[1] = 2;
+        let length = request.len();
+        client.write_all(&request).unwrap();
+        let reply = read_exactly(&mut client, length);
+        assert_eq!(reply[..4], [5, 0, 0, request[3]]);
+        let (ip, port) = reply[4..].split_at(length - 6);
+        assert_eq!(ip, &request[4..length - 2], "the address that the client reached");
+        let bound = SocketAddr::new(program.address.ip(), u16::from_be_bytes(port.try_into().unwrap()));
+        let peer = connect(bound);
+        // The first bytes of the peer may be there before the client knows of it.
+        let (up, down) = (pattern(1, 300_000), pattern(2, 400_000));
+        thread::scope(|scope| {
+            scope.spawn(|| send_and_finish(&peer, &down));
+            let reply = read_exactly(&mut client, length);
+            let expected = [&[5, 0, 0][..], &ip_request(peer.local_addr().unwrap())[3..]].concat();
+            assert_eq!(reply, expected, "the second reply names the peer");
+            scope.spawn(|| send_and_finish(&client, &up));
+            scope.spawn(|| assert_same(&read_all(&client), &down));
+            assert_same(&read_all(&peer), &up);
+        });
+        let record = program.line("end=");
+        assert!(record.contains("bytes_up=300000 bytes_down=400000"), "{record}");
+        assert!(record.contains("_eof"), "{record}");
+    }
 }
 
 #[test]

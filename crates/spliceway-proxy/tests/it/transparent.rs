@@ -6,9 +6,10 @@ use std::process::{Command, Stdio};
 use std::thread;
 
 use serde_json::Value;
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, SockRef, Socket, Type};
 use spliceway_net::{Family, Net, Offloads, address, has_tool};
 
+use crate::handover::upgrade;
 use crate::harness::{
     PATIENCE, Program, TextFile, accept, assert_same, connect, is_closed, pattern, read_all, refused_to_start,
     send_and_finish,
@@ -113,6 +114,7 @@ impl Network {
     fn target(&self, family: Family) -> (TcpListener, SocketAddr) {
         let target = SocketAddr::new(address(1, true, family), PORT);
         let listener = self.0.node(TARGET).inside(|| TcpListener::bind(target).unwrap());
+        SockRef::from(&listener).set_read_timeout(Some(PATIENCE)).unwrap();
         (listener, target)
     }
 
@@ -193,6 +195,47 @@ fn a_forwarder_keeps_the_address_of_the_client_too() {
     let client = network.connect(program.address);
     let source = accept(&listener).peer_addr().unwrap();
     assert_eq!(source.ip(), client.local_addr().unwrap().ip());
+}
+
+#[test]
+fn a_check_comes_from_the_gateway_although_sessions_keep_their_source() {
+    let Some(network) = Network::new() else { return };
+    network.local_if_marked().answers_to_sources();
+    let (listener, target) = network.target(Family::V4);
+    let (target, dead) = (target.to_string(), SocketAddr::new(target.ip(), PORT + 1).to_string());
+    let mut arguments = vec![
+        "forward",
+        "-l",
+        ":0",
+        "-r",
+        &target,
+        "-r",
+        &dead,
+        "--transparent-source",
+    ];
+    arguments.extend(["--balance", "first", "--check", "connect", "--check-interval", "1s"]);
+    let mut program = network.at_gateway(|| Program::start(&arguments));
+    program.address.set_ip(address(0, true, Family::V4));
+    let source = accept(&listener).peer_addr().unwrap();
+    assert_eq!(source.ip(), address(1, false, Family::V4));
+    program.line("a backend is down");
+    let client = network.connect(program.address).local_addr().unwrap().ip();
+    // Further checks may come before the session.
+    let mut sources = (0..100).map(|_| accept(&listener).peer_addr().unwrap().ip());
+    assert!(sources.any(|source| source == client));
+}
+
+#[test]
+fn a_hand_over_passes_a_listener_behind_tproxy_on() {
+    let Some(network) = Network::new() else { return };
+    let mut program = network.program(&["--tproxy"]);
+    network.tproxy(program.address);
+    network.exchange(Family::V4);
+    let next = upgrade(&mut program, None);
+    for family in FAMILIES {
+        assert_eq!(network.exchange(family), address(1, false, family));
+    }
+    assert!(next.lives());
 }
 
 #[test]

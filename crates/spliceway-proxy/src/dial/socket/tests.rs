@@ -175,3 +175,32 @@ fn the_interface_setting_chooses_among_interfaces_of_one_network() {
         }
     });
 }
+
+#[test]
+fn connections_from_one_source_to_several_targets_share_its_ports() {
+    const TARGETS: usize = 3;
+    const PORTS: usize = 4;
+    in_namespace(&[], || async {
+        for source in ["127.0.0.2", "::1"] {
+            let source: IpAddr = source.parse().unwrap();
+            let mut targets = Vec::new();
+            for _ in 0..TARGETS {
+                targets.push(listener(if source.is_ipv4() { "127.0.0.1" } else { "::1" }).await);
+            }
+            let range = "/proc/sys/net/ipv4/ip_local_port_range";
+            let before = std::fs::read(range).unwrap();
+            std::fs::write(range, "20000 20003").unwrap();
+            let settings = SocketSettings {
+                keeps_client: true,
+                ..SocketSettings::default()
+            };
+            let mut connected = Vec::new();
+            for (_, target) in targets.iter().cycle().take(TARGETS * PORTS) {
+                connected.push(settings.connect(*target, Some(source)).await.unwrap());
+            }
+            let local = connected.iter().map(|(stream, _)| stream.local_addr().unwrap());
+            assert!(local.into_iter().all(|address| address.ip() == source));
+            std::fs::write(range, before).unwrap();
+        }
+    });
+}
