@@ -93,6 +93,8 @@ fn an_operator_sees_sessions_and_may_drain_the_service() {
     let (_, session) = received_from(&target);
     target.send_to(b"123", session).unwrap();
     received(&known);
+    // The datagram is counted after it is sent.
+    program.await_sum("spliceway_datagrams_total", &["direction=\"down\""], 1);
     let (_, page) = admin.ask("GET", "/v1/sessions");
     let seen = &page["sessions"][0];
     assert_eq!(seen["client"], known.local_addr().unwrap().to_string());
