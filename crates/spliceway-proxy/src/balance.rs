@@ -105,6 +105,9 @@ struct Inner {
     queue: VecDeque<Waiter>,
     /// Whether another balancer is in force. No client waits here any more.
     is_replaced: bool,
+    /// The last members of names that have left. An answer may have only some of the addresses, and
+    /// a member that returns keeps its weight, its failures and its sessions.
+    left: VecDeque<Arc<Backend>>,
     /// The names that have not been looked up yet. Clients wait for their members.
     unresolved: Vec<Box<str>>,
 }
@@ -166,18 +169,20 @@ impl Balancer {
         let alike = before.filter(|before| before.settings.ports() == settings.ports());
         let in_force = alike.map(|before| Arc::clone(&before.in_force)).unwrap_or_default();
         let before = before.map(Self::inner);
+        let left = before.as_ref().map(|inner| inner.left.clone()).unwrap_or_default();
         let before: &[Place] = before.as_ref().map_or(&[], |inner| &inner.places);
+        let same = |place: &Place| Some(Arc::clone(&place.backend));
         let (mut places, mut unresolved) = (Vec::new(), Vec::new());
         for backend in &settings.backends {
             if backend.members == Members::One {
                 let known = before.iter().find(|place| place.settings.name == backend.name);
-                places.push(Place::new(&backend.name, backend.clone(), known));
+                places.push(Place::new(&backend.name, backend.clone(), known.and_then(same)));
                 continue;
             }
             // The members stay until the name is looked up again.
             let known = before.iter().filter(|place| place.group == backend.name);
             let count = places.len();
-            places.extend(known.map(|place| Place::new(&backend.name, place.settings.clone(), Some(place))));
+            places.extend(known.map(|place| Place::new(&backend.name, place.settings.clone(), same(place))));
             if places.len() == count {
                 unresolved.push(backend.name.clone());
             }
@@ -189,6 +194,7 @@ impl Balancer {
                 places,
                 queue: VecDeque::new(),
                 is_replaced: false,
+                left,
                 unresolved,
             }),
             in_force,
@@ -323,12 +329,9 @@ impl BalanceSettings {
 }
 
 impl Place {
-    /// Returns a place whose backend continues from `known`.
-    fn new(group: &str, settings: BackendSettings, known: Option<&Self>) -> Self {
-        let backend = known.map_or_else(
-            || Arc::new(Backend::new(&settings.name)),
-            |place| Arc::clone(&place.backend),
-        );
+    /// Returns a place whose backend is `known`, or a new one.
+    fn new(group: &str, settings: BackendSettings, known: Option<Arc<Backend>>) -> Self {
+        let backend = known.unwrap_or_else(|| Arc::new(Backend::new(&settings.name)));
         Self {
             group: group.into(),
             hash: hash_of(&settings.name),

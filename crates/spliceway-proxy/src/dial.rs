@@ -35,7 +35,7 @@ use resolver::{Found, Lookup, Pending, Resolver};
 use spliceway_protocol::address::{Target, canonical};
 
 pub(crate) use error::DialError;
-pub(crate) use resolver::{LookupError, Member, ResolverSettings, Valid};
+pub(crate) use resolver::{LookupError, Member, MemberList, ResolverSettings};
 use socket::Connected;
 pub(crate) use socket::SocketSettings;
 pub(crate) use upstream::{CHAIN_MAX, UpstreamProxy};
@@ -174,7 +174,7 @@ impl Dialer {
     ///
     /// # Errors
     /// Returns an error if there is no address, or if the lookup fails or takes too long.
-    pub(crate) async fn members(&self, name: &str, port: u16, is_srv: bool) -> Result<Valid<Member>, LookupError> {
+    pub(crate) async fn members(&self, name: &str, port: u16, is_srv: bool) -> Result<MemberList, LookupError> {
         let caller = self.caller(None);
         let deadline = caller.deadline;
         match is_srv {

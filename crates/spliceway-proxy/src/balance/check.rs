@@ -165,8 +165,14 @@ impl Task {
         let mut wait = self.settings.interval.mul_f64(rand::random_range(0.0..0.1));
         loop {
             sleep(wait).await;
-            let checked = self.check().await;
-            self.backend.checked(&self.balancer, &self.settings, checked);
+            match self.check().await {
+                // With this, all backends would be down, and none of them is at fault.
+                Err(Unhealthy::Unreachable(error)) if error.is_of_this_machine() => {
+                    let (service, target) = (self.balancer.service, &self.target);
+                    tracing::debug!(service, %target, %error, "a check cannot run");
+                }
+                checked => self.backend.checked(&self.balancer, &self.settings, checked),
+            }
             wait = self.settings.interval.mul_f64(rand::random_range(0.9..1.1));
         }
     }

@@ -89,6 +89,10 @@ impl Backend {
         }
     }
 
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     pub(super) fn active(&self) -> u32 {
         self.active.load(Ordering::Relaxed)
     }

@@ -5,6 +5,9 @@
 //!             │ failed: the members stay         ▲
 //!             └────────────── soon ──────────────┘
 //! ```
+//!
+//! Only an answer removes members. If one of several queries fails, none is removed. If the answer
+//! is that the name has no address, it must stay so for [`GONE`].
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -14,10 +17,10 @@ use std::time::Duration;
 
 use spliceway_protocol::address::{Target, TargetRange};
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::{BACKENDS_MAX, BackendSettings, Balancer, Inner, Place, WEIGHT_MAX, check};
-use crate::dial::{Dialer, LookupError, Member, Valid};
+use crate::dial::{Dialer, LookupError, Member, MemberList};
 
 /// The shortest time between two lookups of a name, for answers with a TTL of 0.
 const SHORTEST: Duration = Duration::from_secs(1);
@@ -25,6 +28,10 @@ const SHORTEST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(5 * 60);
 /// The time before a failed lookup is repeated.
 const AGAIN: Duration = Duration::from_secs(5);
+
+/// The time for which a name has had no address when its members leave. A server that has just
+/// begun to serve a zone may not know the name yet. HAProxy has the same default.
+const GONE: Duration = Duration::from_secs(30);
 
 /// Which addresses a backend stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,12 +83,13 @@ impl Balancer {
     pub(super) fn looked_up(
         self: &Arc<Self>,
         name: &BackendSettings,
-        found: Result<Valid<Member>, LookupError>,
+        found: Result<MemberList, LookupError>,
     ) -> Duration {
         let again = match found {
-            Ok((members, ttl)) => {
-                self.update(name, &members);
-                ttl.clamp(SHORTEST, LONGEST)
+            Ok(found) => {
+                self.update(name, &found.members, found.is_whole);
+                let longest = if found.is_whole { LONGEST } else { AGAIN };
+                found.ttl.clamp(SHORTEST, longest)
             }
             // Without members, the clients get an error, and do not wait any longer.
             Err(_) => AGAIN,
@@ -91,10 +99,34 @@ impl Balancer {
         again
     }
 
-    /// Puts the members of a name into force, as a lookup has found them.
-    fn update(&self, name: &BackendSettings, members: &[Member]) {
+    /// Records that a name has no address since this time. Returns when to look it up again.
+    fn has_no_address(self: &Arc<Self>, name: &BackendSettings, since: &Instant) -> Duration {
+        let has_members = || self.inner().places.iter().any(|place| place.group == name.name);
+        if since.elapsed() >= GONE && has_members() {
+            let service = self.service;
+            tracing::warn!(
+                service,
+                name = &*name.name,
+                "a name has had no address for {GONE:?}: its backends leave"
+            );
+            self.update(name, &[], true);
+        }
+        self.looked_up(name, Err(LookupError::NoAddress))
+    }
+
+    /// Puts the members of a name into force, as a lookup has found them. If the answer is not
+    /// whole, those that are known stay as they are: the weights and priorities of SRV records are
+    /// relative to each other.
+    fn update(&self, name: &BackendSettings, members: &[Member], is_whole: bool) {
         let mut inner = self.inner();
-        let change = self.replace_members(&mut inner, name, of_members(name, members));
+        let before = inner
+            .places
+            .iter()
+            .filter(|place| !is_whole && place.group == name.name);
+        let before: Vec<_> = before.map(|place| place.settings.clone()).collect();
+        // The first of the same name counts.
+        let members = before.into_iter().chain(of_members(name, members));
+        let change = self.replace_members(&mut inner, name, members);
         drop(inner);
         self.members_changed.notify_one();
         if change.added + change.removed > 0 && change.before > 0 {
@@ -134,20 +166,22 @@ impl Balancer {
                 Some(place) => Place { settings, ..place },
                 None => {
                     added += 1;
-                    Place::new(&name.name, settings, None)
+                    let left = inner.left.iter().position(|left| *left.name() == *settings.name);
+                    let left = left.and_then(|index| inner.left.remove(index));
+                    Place::new(&name.name, settings, left)
                 }
             });
         }
+        let removed = known.len();
+        inner.left.extend(known.into_values().map(|place| place.backend));
+        let too_many = inner.left.len().saturating_sub(BACKENDS_MAX);
+        inner.left.drain(..too_many);
         // The policy `first` needs the order of the settings.
         let position = |place: &Place| self.settings.backends.iter().position(|one| one.name == place.group);
         others.extend(mine);
         others.sort_by_key(position);
         inner.places = others;
-        Change {
-            before,
-            added,
-            removed: known.len(),
-        }
+        Change { before, added, removed }
     }
 }
 
@@ -156,7 +190,7 @@ async fn watch_name(balancer: Arc<Balancer>, name: BackendSettings, dialer: Dial
     let Target::Name(host, port) = &name.targets.first else {
         return std::future::pending().await;
     };
-    let (is_srv, mut is_failing) = (name.members == Members::Srv, false);
+    let (is_srv, mut is_failing, mut gone) = (name.members == Members::Srv, false, None);
     loop {
         let found = dialer.members(host, *port, is_srv).await;
         if let Err(error) = &found
@@ -166,7 +200,14 @@ async fn watch_name(balancer: Arc<Balancer>, name: BackendSettings, dialer: Dial
             tracing::warn!(service, name, %error, "cannot look up a name: its known addresses stay");
         }
         is_failing = found.is_err();
-        sleep(balancer.looked_up(&name, found)).await;
+        let again = match found {
+            Err(LookupError::NoAddress) => balancer.has_no_address(&name, gone.get_or_insert_with(Instant::now)),
+            found => {
+                gone = None;
+                balancer.looked_up(&name, found)
+            }
+        };
+        sleep(again).await;
     }
 }
 

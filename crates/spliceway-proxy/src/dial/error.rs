@@ -73,13 +73,20 @@ impl DialError {
 
     /// Returns whether the target is at fault, and not this program, its machine or a proxy.
     pub(crate) fn is_of_the_backend(&self) -> bool {
-        // These are of this machine: no port, no memory, or no descriptor is left.
+        match self {
+            Self::Denied(..) => false,
+            Self::Unresolved(_) | Self::Unreachable(..) => !self.is_of_this_machine(),
+            Self::Upstream(..) => self.is_of_the_target(),
+        }
+    }
+
+    /// Returns whether this machine is at fault: it has no port, no memory or no descriptor left.
+    pub(crate) fn is_of_this_machine(&self) -> bool {
         const OWN: [&str; 5] = ["EADDRNOTAVAIL", "ENOBUFS", "ENOMEM", "EMFILE", "ENFILE"];
         match self {
-            Self::Unresolved(LookupError::TooMany) | Self::Denied(..) => false,
-            Self::Unresolved(_) => true,
-            Self::Unreachable(_, failed) => failed.call == Call::Connect && !OWN.contains(&self.as_str()),
-            Self::Upstream(..) => self.is_of_the_target(),
+            Self::Unresolved(error) => *error == LookupError::TooMany,
+            Self::Unreachable(_, failed) => failed.call != Call::Connect || OWN.contains(&self.as_str()),
+            Self::Denied(..) | Self::Upstream(..) => false,
         }
     }
 

@@ -26,7 +26,8 @@ use places::{Place, Places, TooLate};
 mod members;
 mod places;
 
-pub(crate) use members::{Member, Valid};
+use members::Valid;
+pub(crate) use members::{Member, MemberList};
 pub(super) use places::Key;
 
 /// The maximum number of search domains for a short name: as many as resolv.conf(5) has always

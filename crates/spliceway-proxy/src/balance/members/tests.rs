@@ -20,6 +20,15 @@ fn addresses(texts: &[&str]) -> Vec<Member> {
     texts.iter().map(member).collect()
 }
 
+/// Returns the answer of a lookup.
+pub(in crate::balance) fn answer(members: Vec<Member>, ttl: Duration) -> Result<MemberList, LookupError> {
+    Ok(MemberList {
+        members,
+        ttl,
+        is_whole: true,
+    })
+}
+
 fn names(balancer: &Balancer) -> Vec<String> {
     balancer
         .status()
@@ -32,11 +41,15 @@ fn names(balancer: &Balancer) -> Vec<String> {
 fn members_are_replaced_and_those_that_stay_keep_their_sessions() {
     let (web, other) = (name("web:80,weight=3"), backend("other:80"));
     let balancer = balancer_of(Policy::LeastConn, vec![web.clone(), other], None);
-    let found = Ok((addresses(&["192.0.2.1:80", "[2001:db8::1]:80"]), TTL));
+    let found = answer(addresses(&["192.0.2.1:80", "[2001:db8::1]:80"]), TTL);
     assert_eq!(balancer.looked_up(&web, found), TTL);
     assert_eq!(names(&balancer), ["192.0.2.1:80", "[2001:db8::1]:80", "other:80"]);
     let leases: Vec<_> = (0..7).map(|_| any(&balancer)).collect();
-    balancer.update(&web, &addresses(&["[2001:db8::1]:80", "192.0.2.9:80", "192.0.2.9:80"]));
+    balancer.update(
+        &web,
+        &addresses(&["[2001:db8::1]:80", "192.0.2.9:80", "192.0.2.9:80"]),
+        true,
+    );
     let sessions: Vec<_> = balancer.status().iter().map(|one| one.sessions).collect();
     assert_eq!(names(&balancer), ["[2001:db8::1]:80", "192.0.2.9:80", "other:80"]);
     assert_eq!(sessions, [3, 0, 1]);
@@ -48,7 +61,7 @@ fn members_are_replaced_and_those_that_stay_keep_their_sessions() {
 fn a_failed_lookup_keeps_the_members() {
     let web = name("web:80");
     let balancer = balancer_of(Policy::First, vec![web.clone()], None);
-    balancer.update(&web, &addresses(&["192.0.2.1:80"]));
+    balancer.update(&web, &addresses(&["192.0.2.1:80"]), true);
     assert_eq!(balancer.looked_up(&web, Err(LookupError::TimedOut)), AGAIN);
     assert_eq!(target(&any(&balancer)), "192.0.2.1:80");
 }
@@ -59,7 +72,7 @@ fn answers_are_used_for_their_ttl_within_bounds() {
     let balancer = balancer_of(Policy::First, vec![web.clone()], None);
     for (ttl, expected) in [(Duration::ZERO, SHORTEST), (TTL, TTL), (Duration::MAX, LONGEST)] {
         assert_eq!(
-            balancer.looked_up(&web, Ok((addresses(&["192.0.2.1:80"]), ttl))),
+            balancer.looked_up(&web, answer(addresses(&["192.0.2.1:80"]), ttl)),
             expected
         );
     }
@@ -68,7 +81,7 @@ fn answers_are_used_for_their_ttl_within_bounds() {
 #[tokio::test(start_paused = true)]
 async fn a_client_waits_for_the_first_lookup_and_no_longer() {
     for (found, expected) in [
-        (Ok((addresses(&["192.0.2.1:80"]), TTL)), Ok("192.0.2.1:80".to_owned())),
+        (answer(addresses(&["192.0.2.1:80"]), TTL), Ok("192.0.2.1:80".to_owned())),
         (Err(LookupError::NoAddress), Err(NoLease::NoneAvailable)),
     ] {
         let web = name("web:80");
@@ -89,7 +102,7 @@ async fn a_client_waits_for_the_first_lookup_and_no_longer() {
 fn a_reload_keeps_members_until_the_next_lookup() {
     let web = name("web:80");
     let before = balancer_of(Policy::First, vec![web.clone()], None);
-    before.update(&web, &addresses(&["192.0.2.1:80"]));
+    before.update(&web, &addresses(&["192.0.2.1:80"]), true);
     let lease = any(&before);
     let after = balancer_of(Policy::RoundRobin, vec![backend("other:80"), web], Some(&before));
     assert_eq!(names(&after), ["other:80", "192.0.2.1:80"]);
@@ -110,7 +123,7 @@ fn records_of_a_service_have_weights_and_priorities() {
             (member.priority, member.weight) = (10, Some(weight));
         }
         (members[2].priority, members[2].weight) = (20, Some(1));
-        balancer.update(&web, &members);
+        balancer.update(&web, &members, true);
         let status = balancer.status();
         assert_eq!([status[0].weight, status[1].weight], expected);
         let backups: Vec<_> = status.iter().map(|one| one.is_backup).collect();
@@ -126,6 +139,64 @@ fn a_name_has_at_most_so_many_members() {
         .map(|number| format!("192.0.{}.{}:80", number / 256, number % 256))
         .collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
-    balancer.update(&web, &addresses(&many));
+    balancer.update(&web, &addresses(&many), true);
     assert_eq!(balancer.status().len(), BACKENDS_MAX);
+}
+
+#[tokio::test(start_paused = true)]
+async fn members_leave_when_their_name_has_had_no_address_for_long() {
+    let web = name("web:80");
+    let balancer = balancer_of(Policy::First, vec![web.clone()], None);
+    let since = Instant::now();
+    assert_eq!(balancer.has_no_address(&web, &since), AGAIN);
+    balancer.update(&web, &addresses(&["192.0.2.1:80"]), true);
+    for (seconds, expected) in [(0, 1), (29, 1), (1, 0), (5, 0)] {
+        tokio::time::advance(Duration::from_secs(seconds)).await;
+        assert_eq!(balancer.has_no_address(&web, &since), AGAIN);
+        assert_eq!(names(&balancer).len(), expected);
+    }
+    let none = balancer.lease(None, &Tried::default(), TTL).await;
+    assert_eq!(none.unwrap_err(), NoLease::NoneAvailable, "and no client waits");
+}
+
+#[test]
+fn an_answer_that_is_not_whole_removes_no_member() {
+    let web = name("web:80");
+    let balancer = balancer_of(Policy::First, vec![web.clone()], None);
+    balancer.update(&web, &addresses(&["192.0.2.1:80", "192.0.2.2:80"]), true);
+    let found = MemberList {
+        members: addresses(&["192.0.2.3:80", "192.0.2.2:80"]),
+        ttl: TTL,
+        is_whole: false,
+    };
+    assert_eq!(balancer.looked_up(&web, Ok(found)), AGAIN, "sooner than its TTL");
+    assert_eq!(names(&balancer), ["192.0.2.1:80", "192.0.2.2:80", "192.0.2.3:80"]);
+}
+
+#[test]
+fn a_member_that_returns_keeps_its_state() {
+    let web = name("web:80,max-conns=1");
+    let before = balancer_of(Policy::First, vec![web.clone()], None);
+    let all = addresses(&["192.0.2.1:80", "192.0.2.2:80", "192.0.2.3:80"]);
+    before.update(&web, &all, true);
+    assert!(before.set_weight("192.0.2.1:80", Some(0)));
+    let session = any(&before);
+    before.update(&web, &all[2..], true);
+    let after = balancer_of(Policy::First, vec![web.clone()], Some(&before));
+    after.update(&web, &all, true);
+    let status = after.status();
+    assert_eq!(
+        [0, 1, 2].map(|index| (status[index].weight, status[index].sessions)),
+        [(0, 0), (1, 1), (1, 0)]
+    );
+    assert_eq!(
+        (target(&session), target(&any(&after))),
+        ("192.0.2.2:80".into(), "192.0.2.3:80".into())
+    );
+    // Only the last ones are remembered.
+    let other = |number: usize| addresses(&[&format!("198.51.{}.{}:80", number / 256, number % 256)]);
+    (0..=BACKENDS_MAX + 3).for_each(|number| after.update(&web, &other(number), true));
+    after.update(&web, &all, true);
+    assert_eq!(after.status()[0].weight, 1);
+    assert_eq!(after.inner().left.len(), BACKENDS_MAX);
 }

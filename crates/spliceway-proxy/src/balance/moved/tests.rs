@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::super::tests::{any, backend, balancer_of, target};
 use super::*;
 use crate::balance::{BackendState, CheckSettings, Failure, Policy, Probe};
-use crate::dial::Member;
+use crate::dial::{Member, MemberList};
 
 /// Moves the state of one balancer to another, as a hand-over does.
 fn move_to(from: &Arc<Balancer>, to: &Arc<Balancer>) {
@@ -99,7 +99,12 @@ fn members_of_a_name_move_until_it_is_looked_up() {
         weight: Some(weight),
     });
     let looked_up = |balancer: &Arc<Balancer>, members: &[Member]| {
-        balancer.looked_up(&name, Ok((members.to_vec(), Duration::from_secs(60))));
+        let found = MemberList {
+            members: members.to_vec(),
+            ttl: Duration::from_secs(60),
+            is_whole: true,
+        };
+        balancer.looked_up(&name, Ok(found));
     };
     looked_up(&old, &members);
     assert!(old.set_weight("192.0.2.1:80", Some(0)));

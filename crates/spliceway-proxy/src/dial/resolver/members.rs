@@ -15,7 +15,25 @@ const WITHOUT_TTL: Duration = Duration::from_secs(30);
 const RECORDS_MAX: usize = 64;
 
 /// An answer, and how long it is valid.
-pub(crate) type Valid<T> = (Vec<T>, Duration);
+pub(super) type Valid<T> = (Vec<T>, Duration);
+
+/// The members of a name, as one lookup has found them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MemberList {
+    /// At least one.
+    pub(crate) members: Vec<Member>,
+    pub(crate) ttl: Duration,
+    /// Whether every query has an answer. If not, members may be missing.
+    pub(crate) is_whole: bool,
+}
+
+/// The same for the addresses of one name.
+struct Addresses {
+    /// Sorted, and at least one.
+    all: Vec<IpAddr>,
+    ttl: Duration,
+    is_whole: bool,
+}
 
 /// An address that a name stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,18 +52,22 @@ impl Resolver {
         host: &str,
         port: u16,
         caller: Caller,
-    ) -> Result<Valid<Member>, LookupError> {
-        let (addresses, ttl) = self.every_address(host, caller).await?;
+    ) -> Result<MemberList, LookupError> {
+        let Addresses { all, ttl, is_whole } = self.every_address(host, caller).await?;
         let member = |ip| Member {
             address: SocketAddr::new(ip, port),
             priority: 0,
             weight: None,
         };
-        Ok((addresses.into_iter().map(member).collect(), ttl))
+        Ok(MemberList {
+            members: all.into_iter().map(member).collect(),
+            ttl,
+            is_whole,
+        })
     }
 
     /// Returns every address of every SRV record of `name`. Cancel safe.
-    pub(in crate::dial) async fn services(&self, name: &str, caller: Caller) -> Result<Valid<Member>, LookupError> {
+    pub(in crate::dial) async fn services(&self, name: &str, caller: Caller) -> Result<MemberList, LookupError> {
         let Self::Dns(dns) = self else {
             let why = "the system's resolver has no SRV records: name servers with --dns";
             return Err(LookupError::Failed(why.into()));
@@ -57,7 +79,7 @@ impl Resolver {
             .lookup(name, RecordType::SRV)
             .await
             .map_err(|error| failure(&error))?;
-        let (mut members, mut ttl) = (Vec::new(), Duration::MAX);
+        let (mut members, mut ttl, mut is_whole) = (Vec::new(), Duration::MAX, true);
         let mut failed = LookupError::NoAddress;
         drop(place);
         for record in lookup.answers().iter().take(RECORDS_MAX) {
@@ -73,40 +95,41 @@ impl Resolver {
                 weight: Some(srv.weight),
             };
             match self.every_address(&srv.target.to_ascii(), caller).await {
-                Ok((addresses, valid)) => {
-                    ttl = ttl.min(valid);
-                    members.extend(addresses.into_iter().map(member));
+                Ok(found) => {
+                    ttl = ttl.min(found.ttl);
+                    is_whole &= found.is_whole;
+                    members.extend(found.all.into_iter().map(member));
                 }
-                Err(error) => failed = error,
+                Err(error) => {
+                    is_whole &= error == LookupError::NoAddress;
+                    failed = failed.or(error);
+                }
             }
         }
         if members.is_empty() {
-            Err(failed)
-        } else {
-            Ok((members, ttl))
+            return Err(failed);
         }
+        Ok(MemberList { members, ttl, is_whole })
     }
 
-    async fn every_address(&self, host: &str, caller: Caller) -> Result<Valid<IpAddr>, LookupError> {
+    async fn every_address(&self, host: &str, caller: Caller) -> Result<Addresses, LookupError> {
         let mut failed = LookupError::NoAddress;
         for reading in self.readings(host, false) {
             let found = match self {
-                Self::System(places) => ask_system(&reading, places, caller)
-                    .await
-                    .map(|found| (found, WITHOUT_TTL)),
+                Self::System(places) => ask_system(&reading, places, caller).await.map(Addresses::without_ttl),
                 Self::Dns(dns) => match dns.in_hosts(&reading) {
-                    Some(found) => Ok((found, WITHOUT_TTL)),
+                    Some(found) => Ok(Addresses::without_ttl(found)),
                     None => dns.both_families(&reading, caller).await,
                 },
             };
             match found {
-                Ok((mut addresses, ttl)) if !addresses.is_empty() => {
-                    addresses.sort_unstable();
-                    addresses.dedup();
-                    return Ok((addresses, ttl));
+                Ok(mut found) if !found.all.is_empty() => {
+                    found.all.sort_unstable();
+                    found.all.dedup();
+                    return Ok(found);
                 }
                 Ok(_) => {}
-                Err(error) => failed = error,
+                Err(error) => failed = failed.or(error),
             }
         }
         Err(failed)
@@ -115,7 +138,7 @@ impl Resolver {
 
 impl Dns {
     /// Returns the addresses of both families. If one query fails, the other one counts.
-    async fn both_families(&self, name: &str, caller: Caller) -> Result<Valid<IpAddr>, LookupError> {
+    async fn both_families(&self, name: &str, caller: Caller) -> Result<Addresses, LookupError> {
         let query = async |family| {
             let _place = self.asking.take(caller.client, caller.deadline).await?;
             self.query(name, family).await
@@ -129,10 +152,39 @@ impl Dns {
                     _ => ttl_v6.min(ttl_v4),
                 };
                 v6.extend(v4);
-                Ok((v6, ttl))
+                Ok(Addresses {
+                    all: v6,
+                    ttl,
+                    is_whole: true,
+                })
             }
-            (Ok(one), Err(_)) | (Err(_), Ok(one)) if !one.0.is_empty() => Ok(one),
+            (Ok((all, ttl)), Err(_)) | (Err(_), Ok((all, ttl))) if !all.is_empty() => Ok(Addresses {
+                all,
+                ttl,
+                is_whole: false,
+            }),
             (Err(error), _) | (_, Err(error)) => Err(error),
+        }
+    }
+}
+
+impl Addresses {
+    fn without_ttl(all: Vec<IpAddr>) -> Self {
+        Self {
+            all,
+            ttl: WITHOUT_TTL,
+            is_whole: true,
+        }
+    }
+}
+
+impl LookupError {
+    /// Returns the error to report for two lookups. That a name has no address is only known if all
+    /// lookups say so.
+    fn or(self, later: Self) -> Self {
+        match self {
+            Self::NoAddress => later,
+            failed => failed,
         }
     }
 }

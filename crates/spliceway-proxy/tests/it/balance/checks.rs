@@ -188,3 +188,25 @@ fn a_reload_without_checks_ends_them() {
         "the tasks have not failed"
     );
 }
+
+/// Otherwise, all backends would be down at the same time, and none of them is at fault.
+#[test]
+fn a_check_that_this_machine_prevents_does_not_count() {
+    let backends = [b'a', b'b'].map(|letter| backend(letter).to_string());
+    let checks = ["--check", "connect", "--check-interval", "500ms", "--check-fall", "1"];
+    let mut program = forward(&backends, &[&checks[..], &["--log-level", "debug"]].concat());
+    let checks = |program: &crate::harness::Program, result: &str, count| {
+        let result = format!("result=\"{result}\"");
+        program.await_sum("spliceway_backend_checks_total", &[&result], count);
+    };
+    checks(&program, "good", 2);
+    // Every descriptor that it has is one too many.
+    program.limit_descriptors(3);
+    for _ in &backends {
+        assert!(program.line("a check cannot run").contains("error="));
+    }
+    program.limit_descriptors(1024);
+    checks(&program, "good", 4);
+    assert_eq!(program.lines_with("a backend is down"), 0);
+    assert_eq!(shares(&program, 4).len(), 2);
+}

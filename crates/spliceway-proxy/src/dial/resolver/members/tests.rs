@@ -15,8 +15,8 @@ fn caller() -> Caller {
     }
 }
 
-fn shown(found: &Valid<Member>) -> Vec<String> {
-    found.0.iter().map(|member| member.address.to_string()).collect()
+fn shown(found: &MemberList) -> Vec<String> {
+    found.members.iter().map(|member| member.address.to_string()).collect()
 }
 
 fn seconds(seconds: u64) -> Duration {
@@ -31,13 +31,13 @@ async fn a_name_has_all_of_its_addresses_and_their_ttl() {
     server.says("both.example.", Answer::has(&["2001:db8::1", "192.0.2.1"], 9));
     let resolver = asking(&server);
     let found = resolver.members("many.example", 80, caller()).await.unwrap();
-    assert_eq!((found.0.len(), found.1), (100, seconds(7)), "over TCP");
+    assert_eq!((found.members.len(), found.ttl), (100, seconds(7)), "over TCP");
     let found = resolver.members("both.example", 80, caller()).await.unwrap();
     assert_eq!(shown(&found), ["192.0.2.1:80", "[2001:db8::1]:80"]);
     server.says("both.example.", Answer::has(&["192.0.2.2"], 0));
     let found = resolver.members("both.example", 80, caller()).await.unwrap();
     assert_eq!(
-        (shown(&found), found.1),
+        (shown(&found), found.ttl),
         (vec!["192.0.2.2:80".to_owned()], seconds(0)),
         "not cached"
     );
@@ -69,9 +69,38 @@ async fn a_service_has_the_addresses_of_all_its_targets() {
     let resolver = asking(&server);
     let found = resolver.services("_http._tcp.web.example", caller()).await.unwrap();
     assert_eq!(shown(&found), ["192.0.2.1:81", "192.0.2.2:81", "192.0.2.3:82"]);
-    assert_eq!(found.1, seconds(7), "the shortest of all");
-    let ranks: Vec<_> = found.0.iter().map(|member| (member.priority, member.weight)).collect();
+    assert_eq!(found.ttl, seconds(7), "the shortest of all");
+    let ranks: Vec<_> = found
+        .members
+        .iter()
+        .map(|member| (member.priority, member.weight))
+        .collect();
     assert_eq!(ranks, [(10, Some(5)), (10, Some(5)), (20, Some(0))]);
+}
+
+/// A server may fail for one of several names. That must not look as if its members had left.
+#[tokio::test]
+async fn an_answer_says_whether_members_may_be_missing() {
+    let server = Server::start().await;
+    let records = |second| vec![(10, 5, 81, "a.example."), (10, 5, 82, second)];
+    server.says("a.example.", Answer::has(&["192.0.2.1"], 60));
+    server.says("gone.example.", Answer::HasNone(Some(60)));
+    server.says("fails.example.", Answer::Fails);
+    let resolver = asking(&server);
+    for (second, is_whole) in [("gone.example.", true), ("fails.example.", false)] {
+        server.says("_http._tcp.web.example.", Answer::HasServices(records(second), 60));
+        let found = resolver.services("_http._tcp.web.example", caller()).await.unwrap();
+        assert_eq!(
+            (shown(&found), found.is_whole),
+            (vec!["192.0.2.1:81".to_owned()], is_whole)
+        );
+    }
+    for order in [["gone.example.", "fails.example."], ["fails.example.", "gone.example."]] {
+        let records = order.map(|target| (10, 5, 81, target)).to_vec();
+        server.says("_http._tcp.web.example.", Answer::HasServices(records, 60));
+        let failed = resolver.services("_http._tcp.web.example", caller()).await;
+        assert!(matches!(failed, Err(LookupError::Failed(_))), "{failed:?}");
+    }
 }
 
 #[tokio::test]
