@@ -27,7 +27,8 @@ pub(crate) struct Traffic {
     scanning: tokio::sync::Mutex<()>,
 }
 
-/// The relays that one slice of [`Traffic::totals`] reads. A slice holds the lock for about 20 µs.
+/// The relays, and the associations, that one slice of [`Traffic::totals`] reads. A slice holds the
+/// lock for about 20 µs.
 const SLICE: usize = 128;
 
 /// The traffic of every service that there has been. Clones share the list.
@@ -75,12 +76,14 @@ struct Running {
     counted: [Option<Reason>; 2],
 }
 
-/// A sum over the running relays that is taken in slices.
+/// A sum over the running relays and associations that is taken in slices.
 struct Scan {
-    /// The first key that has not been read yet.
+    /// The first key of either that has not been read yet.
     next: usize,
     /// The bytes of relays that have ended, or were read.
     bytes: Bytes,
+    /// The same of associations.
+    datagrams: DatagramSummary,
 }
 
 /// The counts of a service at about one moment.
@@ -177,8 +180,11 @@ impl Traffic {
         let mut next = 0;
         {
             let mut ledger = self.ledger();
-            let bytes = ledger.ended;
-            ledger.scan = Some(Scan { next, bytes });
+            ledger.scan = Some(Scan {
+                next,
+                bytes: ledger.ended,
+                datagrams: ledger.datagrams,
+            });
         }
         loop {
             if let Some(totals) = self.read_slice(next) {
@@ -189,12 +195,15 @@ impl Traffic {
         }
     }
 
-    /// Reads the running relays with keys from `next` on. Returns the totals after the last slice.
+    /// Reads what runs and has a key from `next` on. Returns the totals after the last slice.
     fn read_slice(&self, next: usize) -> Option<Totals> {
         let ledger = &mut *self.ledger();
         let scan = ledger.scan.as_mut()?;
         scan.next = next + SLICE;
         for key in next..scan.next {
+            if let Some(association) = ledger.associations.get(key) {
+                scan.datagrams.add(&association.snapshot());
+            }
             let Some(relay) = ledger.running.get_mut(key) else {
                 continue;
             };
@@ -202,16 +211,14 @@ impl Traffic {
             relay.count_fallbacks(&summary, &mut ledger.fallbacks);
             scan.bytes.add(&relay.moved(&summary));
         }
-        let is_last = scan.next >= ledger.running.capacity();
-        let scan = ledger.scan.take_if(|_| is_last)?;
-        let mut datagrams = ledger.datagrams;
+        let is_last = scan.next >= ledger.running.capacity().max(ledger.associations.capacity());
+        let Scan {
+            bytes, mut datagrams, ..
+        } = ledger.scan.take_if(|_| is_last)?;
         datagrams.add(&self.strays.snapshot());
-        for (_, association) in &ledger.associations {
-            datagrams.add(&association.snapshot());
-        }
         Some(Totals {
             sessions: self.sessions.load(Ordering::Relaxed),
-            bytes: scan.bytes,
+            bytes,
             datagrams,
             fallbacks: ledger.fallbacks,
         })
@@ -237,6 +244,9 @@ impl Traffic {
         let mut ledger = self.ledger();
         let summary = ledger.associations.remove(key).snapshot();
         ledger.datagrams.add(&summary);
+        if let Some(scan) = ledger.scan.as_mut().filter(|scan| key >= scan.next) {
+            scan.datagrams.add(&summary);
+        }
         summary
     }
 
@@ -507,6 +517,27 @@ mod tests {
         assert_eq!(sum(totals.bytes), 5);
         let fallbacks = totals.fallbacks.iter().sum::<u64>();
         assert_eq!(fallbacks, 2, "and not again at the end");
+    }
+
+    #[tokio::test]
+    async fn totals_in_slices_count_each_association_once() {
+        let traffic = Traffic::new("udp");
+        let begin = || {
+            let stats = DatagramStats::default();
+            stats.up(3);
+            traffic.associate(stats)
+        };
+        let keys: Vec<_> = (0..3 * SLICE).map(|_| begin()).collect();
+        let mut totals = Box::pin(traffic.totals());
+        // The first poll reads the first slice, and then yields.
+        let first = std::future::poll_fn(|cx| std::task::Poll::Ready(totals.as_mut().poll(cx)));
+        assert!(first.await.is_pending());
+        for key in [keys[0], keys[SLICE]] {
+            assert_eq!(traffic.dissociate(key).up.bytes, 3);
+        }
+        let expected = 9 * SLICE as u64;
+        assert_eq!(totals.await.datagrams.up.bytes, expected);
+        assert_eq!(traffic.totals().await.datagrams.up.bytes, expected);
     }
 
     #[tokio::test]
