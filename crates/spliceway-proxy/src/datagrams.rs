@@ -14,4 +14,4 @@ pub(crate) use batch::{Origin, Packet, with_scratch};
 pub(crate) use counts::Passed;
 pub(crate) use counts::{DatagramStats, DatagramSummary, Dropped};
 pub(crate) use gso_batch::{GsoBatch, Route, send};
-pub(crate) use sockets::{bind, gather, report_reached, system, towards};
+pub(crate) use sockets::{bind, gather, open, report_reached, system, towards};

@@ -39,15 +39,21 @@ pub(crate) fn towards(to: IpAddr, settings: &SocketSettings) -> io::Result<UdpSo
     bind_as(SocketAddr::new(source, 0), settings).inspect(gather)
 }
 
-fn bind_as(address: SocketAddr, settings: &SocketSettings) -> io::Result<UdpSocket> {
+/// Creates a socket. The caller must bind it to `address`.
+pub(crate) fn open(address: SocketAddr, v6_only: bool) -> io::Result<Socket> {
     let socket = Socket::new(
         Domain::for_address(address),
         Type::DGRAM.nonblocking(),
         Some(Protocol::UDP),
     )?;
     if address.is_ipv6() {
-        socket.set_only_v6(true)?;
+        socket.set_only_v6(v6_only)?;
     }
+    Ok(socket)
+}
+
+fn bind_as(address: SocketAddr, settings: &SocketSettings) -> io::Result<UdpSocket> {
+    let socket = open(address, true)?;
     if let Some(interface) = &settings.interface {
         socket.bind_device(Some(interface.as_bytes()))?;
     }

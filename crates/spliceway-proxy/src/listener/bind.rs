@@ -10,7 +10,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, UdpSocket, UnixListener, lookup_host};
 
 use super::{BACKLOG, Listener, SocketFile, Transport, inherited};
-use crate::datagrams::{gather, report_reached};
+use crate::datagrams::{gather, open, report_reached};
 use crate::errno;
 use spliceway_protocol::address::ListenAddress;
 
@@ -145,14 +145,7 @@ fn listen(address: SocketAddr, v6_only: bool) -> io::Result<Listener> {
 /// Binds a socket for datagrams. It lacks `SO_REUSEADDR`, with which another program could take the
 /// datagrams.
 fn receive(address: SocketAddr, v6_only: bool) -> io::Result<Listener> {
-    let socket = Socket::new(
-        Domain::for_address(address),
-        Type::DGRAM.nonblocking(),
-        Some(Protocol::UDP),
-    )?;
-    if address.is_ipv6() {
-        socket.set_only_v6(v6_only)?;
-    }
+    let socket = open(address, v6_only)?;
     socket.set_recv_buffer_size(DATAGRAM_BUFFER_BYTES)?;
     socket.bind(&address.into())?;
     datagrams(socket)
