@@ -119,7 +119,7 @@ pub(super) fn build(
 }
 
 impl Built {
-    /// Lets the clients that wait for a backend of the service before get one of this service.
+    /// Moves the clients that wait for a backend of the replaced service to this one.
     pub(super) fn takes_over(&self) {
         if let Some(balancer) = &self.service.balancer {
             balancer.takes_over();
