@@ -12,11 +12,14 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::oneshot::{self, error::RecvError};
 use tokio::time::timeout;
 
 use super::{Balancer, Choice, Lease, TRIES_MAX, Tried, hash_of_client};
 use crate::admission::ClientKey;
+
+/// The time after which a client that waits looks for a backend by itself.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// The balancer of a service that is in force. All balancers of the service share it.
 #[derive(Debug, Default)]
@@ -121,10 +124,21 @@ impl Balancer {
             balancer.serve_queue();
             break answer;
         };
-        match timeout(limit, answer).await {
+        match timeout(limit, self.answered(answer)).await {
             Ok(Ok(lease)) => Ok(lease),
             Ok(Err(_)) => Err(NoLease::NoneAvailable),
             Err(_) => Err(NoLease::QueueTimeout),
+        }
+    }
+
+    /// Waits for a lease.
+    async fn answered(self: &Arc<Self>, mut answer: oneshot::Receiver<Lease>) -> Result<Lease, RecvError> {
+        loop {
+            match timeout(AGAIN, &mut answer).await {
+                Ok(answered) => return answered,
+                // An ejection may be over, which causes no event.
+                Err(_) => self.in_force().serve_queue(),
+            }
         }
     }
 

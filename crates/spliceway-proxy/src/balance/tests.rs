@@ -261,6 +261,15 @@ async fn the_end_of_a_session_from_before_a_reload_serves_the_next_client() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_client_that_waits_gets_a_backend_whose_ejection_is_over() {
+    let balancer = balancer(Policy::First, &["a:1", "b:1,max-conns=1"], None);
+    any(&balancer).failed(Failure::Connect);
+    let _full = any(&balancer);
+    let client = balancer.lease(None, &Tried::default(), 10 * SECOND).await;
+    assert_eq!(target(&client.unwrap()), "a:1");
+}
+
+#[tokio::test(start_paused = true)]
 async fn waiting_clients_get_a_backup_when_a_check_finds_the_others_down() {
     let check = CheckSettings {
         probe: Probe::Connect,
