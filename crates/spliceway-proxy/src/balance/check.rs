@@ -161,8 +161,10 @@ struct Task {
 
 impl Task {
     async fn run(self) {
-        // The checks of many backends are spread from the start. The first one comes soon.
+        // The first check comes soon. After it, the checks of many backends are spread over the
+        // whole interval.
         let mut wait = self.settings.interval.mul_f64(rand::random_range(0.0..0.1));
+        let mut shortest = 0.1;
         loop {
             sleep(wait).await;
             match self.check().await {
@@ -173,7 +175,8 @@ impl Task {
                 }
                 checked => self.backend.checked(&self.balancer, &self.settings, checked),
             }
-            wait = self.settings.interval.mul_f64(rand::random_range(0.9..1.1));
+            wait = self.settings.interval.mul_f64(rand::random_range(shortest..1.1));
+            shortest = 0.9;
         }
     }
 
