@@ -279,6 +279,11 @@ impl Unusable {
         })
     }
 
+    /// Says that an update has not ended in time.
+    pub(super) fn slow() -> Self {
+        Self("the disk does not answer".to_owned())
+    }
+
     /// Says that the thread with the database has panicked, as it may if the file is damaged.
     pub(super) fn panicked() -> Self {
         Self("it is damaged: move it away to begin with empty counters".to_owned())

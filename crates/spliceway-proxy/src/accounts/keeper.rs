@@ -13,8 +13,8 @@ use std::time::Duration;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use tokio::task::spawn_blocking;
-use tokio::time::{Instant, timeout_at};
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::calendar::Date;
 use super::file::{File, PATIENCE, Unusable};
@@ -25,6 +25,8 @@ use crate::sessions::Sessions;
 /// The time between two updates of the file. A process that is killed loses the bytes of this time,
 /// and of one update. Both together are below a second unless the disk is very slow.
 const EVERY: Duration = Duration::from_millis(500);
+/// The time after which an update counts as failed. The file may wait for another process.
+const SLOW: Duration = PATIENCE.saturating_mul(2);
 /// The longest time for the last update, at the end of the program.
 const LAST: Duration = Duration::from_secs(2);
 
@@ -62,7 +64,7 @@ impl Accounts {
 
     /// Keeps the quotas, and never returns. Without quotas, it waits for them.
     pub(crate) async fn keep(self: Arc<Self>, sessions: Arc<Sessions>) {
-        let mut next = Instant::now();
+        let (mut next, mut saving) = (Instant::now(), None);
         loop {
             if !self.have_quotas() {
                 self.keeper.notified().await;
@@ -76,17 +78,27 @@ impl Accounts {
             if Instant::now() < next {
                 continue;
             }
-            self.save_elsewhere().await;
+            let mut under_way = saving.take().unwrap_or_else(|| self.elsewhere(Self::save));
+            match timeout(SLOW, &mut under_way).await {
+                Ok(saved) => self
+                    .saving
+                    .report(saved.unwrap_or_else(|_| Some(Err(Unusable::panicked())))),
+                // A disk that hangs delays neither the next day nor the end of a session for long.
+                Err(_) => {
+                    self.saving.report(Some(Err(Unusable::slow())));
+                    let settle = |accounts: &Self| drop(accounts.changes(Date::now()));
+                    let _ = self.elsewhere(settle).await;
+                    saving = Some(under_way);
+                }
+            }
             next = Instant::now() + EVERY;
         }
     }
 
-    /// Saves on a thread that may block.
-    async fn save_elsewhere(self: &Arc<Self>) {
+    /// Does this on a thread that may block.
+    fn elsewhere<T: Send + 'static>(self: &Arc<Self>, what: impl FnOnce(&Self) -> T + Send + 'static) -> JoinHandle<T> {
         let accounts = Arc::clone(self);
-        if spawn_blocking(move || accounts.save()).await.is_err() {
-            self.saving.failed(&Unusable::panicked());
-        }
+        spawn_blocking(move || what(&accounts))
     }
 
     /// Records that one more process opens the quota file, or one less. Afterwards, it can.
@@ -94,14 +106,13 @@ impl Accounts {
         if self.file.get().is_none() {
             return;
         }
-        let accounts = Arc::clone(self);
-        let sharing = spawn_blocking(move || {
+        let sharing = self.elsewhere(move |accounts| {
             if let Some(file) = accounts.file.get() {
                 unpoisoned(file).share(with_one_more);
             }
         });
         if sharing.await.is_err() {
-            self.saving.failed(&Unusable::panicked());
+            self.saving.report(Some(Err(Unusable::panicked())));
         }
     }
 
@@ -113,7 +124,7 @@ impl Accounts {
         let (sender, saved) = mpsc::channel();
         let accounts = Arc::clone(self);
         std::thread::spawn(move || {
-            accounts.save();
+            accounts.saving.report(accounts.save());
             if let Some(file) = accounts.file.get() {
                 unpoisoned(file).close();
             }
@@ -123,22 +134,17 @@ impl Accounts {
         let _ = saved.recv_timeout(LAST);
     }
 
-    /// Saves what is not in the file yet, and takes over what other processes have saved.
-    fn save(&self) {
-        let (date, saving) = (Date::now(), &self.saving);
+    /// Saves what is not in the file yet, and takes over what other processes have saved. Returns
+    /// `None` if there was nothing to do.
+    fn save(&self) -> Option<Result<(), Unusable>> {
+        let date = Date::now();
         let changes = self.changes(date);
-        let Some(file) = self.file.get() else { return };
-        let mut file = unpoisoned(file);
+        let mut file = unpoisoned(self.file.get()?);
         if changes.is_empty() && !file.needs_update() {
-            return;
+            return None;
         }
-        match file.update(&changes, date) {
-            Ok(rows) => {
-                self.saved(&changes, rows, date);
-                saving.succeeded();
-            }
-            Err(why) => saving.failed(&why),
-        }
+        let updated = file.update(&changes, date);
+        Some(updated.map(|rows| self.saved(&changes, rows, date)))
     }
 
     /// Returns whether the last update of the quota file has worked. `None` means that there is no
@@ -153,6 +159,14 @@ const OK: &str = "ok";
 const FAILED: &str = "failed";
 
 impl Saving {
+    fn report(&self, saved: Option<Result<(), Unusable>>) {
+        match saved {
+            None => {}
+            Some(Ok(())) => self.succeeded(),
+            Some(Err(why)) => self.failed(&why),
+        }
+    }
+
     fn succeeded(&self) {
         self.writes.get_or_create(&WriteLabel { result: OK }).inc();
         if self.has_failed.swap(false, Ordering::Relaxed) {
@@ -166,5 +180,42 @@ impl Saving {
         if unpoisoned(&self.throttle).admits(Instant::now()) {
             tracing::error!(%why, "cannot write the quota file: counting continues in memory");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::AllLimits;
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    #[expect(
+        clippy::await_holding_lock,
+        reason = "it is the disk, for which only another thread waits"
+    )]
+    async fn a_disk_that_hangs_is_reported_and_gets_everything_later() {
+        let path = std::env::temp_dir().join(format!("spliceway-quotas-hangs-{}", std::process::id()));
+        let (accounts, mut limits) = (Arc::<Accounts>::default(), AllLimits::default());
+        limits.every.quotas.day = std::num::NonZeroU64::new(1000);
+        accounts.set(&limits);
+        accounts.load(&path, false).unwrap();
+        let keeping = tokio::spawn(Arc::clone(&accounts).keep(Arc::default()));
+        let disk = Arc::clone(&accounts);
+        let hang = disk.file.get().unwrap().lock().unwrap();
+        let session = accounts.enter("ann").unwrap().unwrap();
+        session.account().count(7);
+        let until = std::time::Instant::now() + Duration::from_secs(20);
+        let pass = async |is_saved| {
+            while accounts.are_saved() != Some(is_saved) {
+                assert!(std::time::Instant::now() < until);
+                tokio::time::advance(Duration::from_secs(1)).await;
+            }
+        };
+        pass(false).await;
+        drop(hang);
+        pass(true).await;
+        assert!(accounts.changes(Date::now()).is_empty());
+        keeping.abort();
+        std::fs::remove_file(&path).unwrap();
     }
 }
