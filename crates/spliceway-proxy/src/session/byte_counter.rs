@@ -12,8 +12,8 @@ use crate::datagrams::DatagramStats;
 use crate::record::Record;
 use crate::sessions::Session;
 
-/// Counts after each poll of a relay or an association. A poll moves at most one poll budget, so a
-/// quota is exceeded by at most that much in each session.
+/// Counts after each poll of a relay or an association. A poll moves at most one poll budget and
+/// one more read, so a quota is exceeded by at most that much in each session.
 pub(super) struct ByteCounter {
     session: Arc<Session>,
     account: Arc<Account>,

@@ -188,7 +188,8 @@ fn each_kind_of_session_and_direction_counts_and_is_cut() {
         let [up, down, spliced_up, spliced_down] =
             ["bytes_up", "bytes_down", "spliced_up", "spliced_down"].map(|name| field(&record, name));
         let moved = if is_upload { up } else { down };
-        assert!((QUOTA..=QUOTA + (1 << 20)).contains(&(up + down)), "{kind}: {record}");
+        // A poll that has not used up its budget of 1 MiB may splice up to 1 MiB more.
+        assert!((QUOTA..=QUOTA + (2 << 20)).contains(&(up + down)), "{kind}: {record}");
         assert!(moved > QUOTA / 100 * 99, "{kind}: {record}");
         if kind != "chunks" {
             assert!(spliced_up + spliced_down > QUOTA / 10 * 9, "{kind}: {record}");
