@@ -47,6 +47,8 @@ struct Bucket {
     /// bytes that the rate allows from then until now. If it is in the future, the bucket owes the
     /// bytes that the rate allows from now until then.
     empty_at: Mutex<Instant>,
+    /// The time from which bytes that may be dropped have not used up half of the rate.
+    share_at: Mutex<Instant>,
 }
 
 /// One grant is what the rate allows in 1/50 s. A receiver does not notice such a burst. A splice
@@ -84,6 +86,7 @@ impl RateLimit {
             bytes_per_second,
             burst,
             empty_at: Mutex::new(full_at(Instant::now(), burst, bytes_per_second)),
+            share_at: Mutex::new(Instant::now()),
         };
         Self(Arc::new(Level {
             bucket: Arc::new(bucket),
@@ -174,13 +177,14 @@ impl RateLimit {
 
     /// Counts bytes that did not pass through a relay and that may be dropped, such as a datagram.
     /// Returns `false` and counts nothing if this limit, or a limit around it, owes more than a
-    /// burst. So datagrams pass while relays wait for the same limit.
+    /// burst. Relays that wait for a limit make it owe their bytes. Such bytes therefore get up to
+    /// half of the rate, whatever the limit owes.
     #[must_use = "bytes that were not counted must not pass"]
     pub fn try_charge(&self, bytes: u64) -> bool {
         let now = Instant::now();
-        let is_allowed = self.buckets().all(|bucket| bucket.owes_at_most_a_burst(now));
+        let is_allowed = self.buckets().all(|bucket| bucket.admits_droppable(now));
         if is_allowed {
-            self.charge(bytes);
+            self.buckets().for_each(|bucket| bucket.take_droppable(bytes, now));
         }
         is_allowed
     }
@@ -242,8 +246,15 @@ impl Bucket {
         *empty_at
     }
 
-    fn owes_at_most_a_burst(&self, now: Instant) -> bool {
-        *self.empty_at() <= now + self.time_for(self.burst)
+    fn admits_droppable(&self, now: Instant) -> bool {
+        *self.empty_at() <= now + self.time_for(self.burst) || *self.share_at() <= now
+    }
+
+    fn take_droppable(&self, bytes: u64, now: Instant) {
+        self.take(bytes, now);
+        let mut share_at = self.share_at();
+        let time = 2 * self.time_for(bytes);
+        *share_at = (*share_at).max(now).checked_add(time).unwrap_or(*share_at);
     }
 
     fn put_back(&self, bytes: u64) {
@@ -262,6 +273,10 @@ impl Bucket {
     fn empty_at(&self) -> MutexGuard<'_, Instant> {
         // A panic cannot leave the value half-written, because it is a single point in time.
         self.empty_at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn share_at(&self) -> MutexGuard<'_, Instant> {
+        self.share_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -484,6 +499,18 @@ mod tests {
             tokio::time::advance(Duration::from_millis(100)).await;
             assert_eq!(sent(20), 2, "the rate");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_may_be_dropped_gets_half_of_a_rate_for_which_relays_wait() {
+        let limit = RateLimit::with_burst(1_000, 100);
+        limit.charge(100_000);
+        let mut passed = 0;
+        for _ in 0..100 {
+            tokio::time::advance(Duration::from_millis(100)).await;
+            passed += (0..20).filter(|_| limit.try_charge(50)).count();
+        }
+        assert_eq!(passed, 100, "500 bytes in each second");
     }
 
     #[test]
