@@ -138,7 +138,7 @@ pub(crate) fn users(text: &mut String, users: &[UserStatus]) -> fmt::Result {
     writeln!(
         text,
         "{:<20} {:>9} {:>9} {:>10} {:>6} {:>20}",
-        "USER", "SESSIONS", "USED", "QUOTA", "USED", "RESETS"
+        "USER", "SESSIONS", "USED", "QUOTA", "SHARE", "RESETS"
     )?;
     for user in users {
         // A longer name does not fit.
