@@ -288,7 +288,7 @@ fn datagrams_use_up_a_quota_in_both_directions() {
 fn many_sessions_exceed_a_quota_by_at_most_one_poll_budget_each() {
     const SESSIONS: u64 = 16;
     const QUOTA: u64 = 24 * MB;
-    for (splice, budget) in [("on", 1 << 20), ("off", 256 << 10)] {
+    for (splice, budget) in [("on", 2 << 20), ("off", 320 << 10)] {
         let limits = ann("[\"24MB/day\", \"1TB/month\"]") + &format!("[engine]\nsplice = \"{splice}\"\n");
         let quotas = Quotas::new(&format!("many-{splice}"), "socks5", &limits);
         let (mut program, target) = (quotas.run(), endless());
