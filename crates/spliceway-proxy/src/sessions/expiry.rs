@@ -58,7 +58,7 @@ impl Sessions {
 fn shortened(limit: Duration, id: u64) -> Duration {
     // A Fibonacci hash: consecutive identifiers are spread evenly over 0..1024.
     let part = (id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54) as u32;
-    limit - limit / 10 * part / 1024
+    limit - limit / 10 / 1024 * part
 }
 
 #[cfg(test)]
@@ -67,6 +67,7 @@ mod tests {
 
     #[test]
     fn sessions_that_begin_together_end_apart_within_a_tenth_of_the_limit() {
+        assert!(shortened(Duration::MAX, 7) > Duration::MAX / 10 * 9);
         let limit = Duration::from_secs(1000);
         let mut ends: Vec<_> = (1..=100).map(|id| shortened(limit, id)).collect();
         ends.sort_unstable();

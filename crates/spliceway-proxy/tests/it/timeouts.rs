@@ -100,8 +100,9 @@ fn a_half_closed_session_ends_when_its_open_side_is_silent() {
 #[test]
 fn a_busy_session_ends_after_the_longest_time_for_sessions() {
     let (program, mut client, mut target) = session(&["--max-session", "1s"]);
-    let mut answer = [0; 1];
+    let (mut answer, deadline) = ([0; 1], Instant::now() + PATIENCE);
     while client.write_all(b"?").is_ok() && matches!(target.read(&mut answer), Ok(1)) {
+        assert!(Instant::now() < deadline, "the session does not end");
         let_pass(Duration::from_millis(2));
     }
     program.await_end("max_session");
