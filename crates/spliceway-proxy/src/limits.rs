@@ -39,7 +39,7 @@ pub(crate) fn raise_descriptors(nofile: Option<u64>) -> io::Result<usize> {
     }
 }
 
-/// Returns how many of `max` sessions may be those of `forward --udp`. Anybody can forge such
+/// Returns how many of `max` sessions may be sessions of `forward --udp`. Anybody can forge such
 /// clients, so half of the places is for the sessions of other services, if there are any.
 ///
 /// Each of these sessions has a port, and no other program of this machine can use it. A quarter of

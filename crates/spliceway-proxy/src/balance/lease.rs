@@ -220,11 +220,11 @@ impl Lease {
             self.backend.connections.fetch_add(1, Ordering::Relaxed);
             return self.failed(Failure::SlowConnect);
         }
-        self.works();
+        self.begins();
     }
 
     /// Records that a session begins at the backend.
-    pub(crate) fn works(&mut self) {
+    pub(crate) fn begins(&mut self) {
         self.backend.connections.fetch_add(1, Ordering::Relaxed);
         let now = Instant::now();
         let credit = self.backend.ejection().connected(self.is_trial, now);

@@ -66,7 +66,7 @@ impl Balancer {
             replaced.is_replaced = true;
             let waiting = std::mem::take(&mut replaced.queue);
             drop(replaced);
-            // Those that have come since the change have waited for a shorter time.
+            // Clients that have come since the change have waited for a shorter time.
             let mut inner = self.inner();
             let since = std::mem::replace(&mut inner.queue, waiting);
             inner.queue.extend(since);

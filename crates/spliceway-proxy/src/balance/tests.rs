@@ -269,15 +269,20 @@ async fn a_client_that_waits_gets_a_backend_whose_ejection_is_over() {
     assert_eq!(target(&client.unwrap()), "a:1");
 }
 
-#[tokio::test(start_paused = true)]
-async fn waiting_clients_get_a_backup_when_a_check_finds_the_others_down() {
-    let check = CheckSettings {
+/// Returns settings with which each check decides.
+fn one_check() -> CheckSettings {
+    CheckSettings {
         probe: Probe::Connect,
         interval: SECOND,
         rise: 1,
         fall: 1,
         introduction: Vec::new(),
-    };
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_clients_get_a_backup_when_a_check_finds_the_others_down() {
+    let check = one_check();
     let settings = BalanceSettings {
         check: Some(check.clone()),
         ..balancer(Policy::First, &["a:1,max-conns=1", "b:1,backup"], None)
@@ -306,13 +311,7 @@ async fn a_backup_does_not_take_the_clients_of_full_backends() {
 /// with the time.
 #[tokio::test(start_paused = true)]
 async fn a_backend_that_is_up_again_gets_its_share_gradually() {
-    let check = CheckSettings {
-        probe: Probe::Connect,
-        interval: SECOND,
-        rise: 1,
-        fall: 1,
-        introduction: Vec::new(),
-    };
+    let check = one_check();
     let before = balancer(Policy::RoundRobin, &["a:1", "b:1"], None);
     let settings = BalanceSettings {
         check: Some(check.clone()),

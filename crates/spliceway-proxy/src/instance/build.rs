@@ -14,11 +14,11 @@ use crate::drain::Accepting;
 use crate::exposure::Clients;
 use crate::health::Health;
 use crate::listener::Transport;
-use crate::policy::TargetPolicy;
+use crate::policy::{TargetAccess, TargetPolicy};
 use crate::rates::RateLimits;
 use crate::service::Service;
 use crate::session;
-use crate::settings::{ServiceSettings, Settings};
+use crate::settings::{ServiceSettings, Settings, UserTargets};
 
 /// A service that runs, and the settings that it was built from.
 #[derive(Clone)]
@@ -59,17 +59,10 @@ pub(super) fn build(
     for reason in session::refusals(service) {
         shared.metrics.may_refuse(service.name, reason);
     }
-    let policy = |access| {
-        let policy = TargetPolicy::of(access, clients == Clients::Local, shared.own.clone());
-        match service.transport {
-            Transport::Streams => policy,
-            Transport::Datagrams => policy.for_datagrams(),
-        }
-    };
+    let policy = |access: &TargetAccess| policy(service, access, clients, shared);
     let dialer = dialer(service, policy(&service.targets), before, transient)?;
-    let user_dialers = service.user_targets.iter();
-    let user_dialers = user_dialers.map(|user| (user.name.clone(), dialer.with_policy(policy(&user.targets))));
-    let user_dialers = user_dialers.collect();
+    let of_user = |user: &UserTargets| (user.name.clone(), dialer.with_policy(policy(&user.targets)));
+    let user_dialers = service.user_targets.iter().map(of_user).collect();
     let penalties = before.filter(|before| before.service.auth_penalty == service.auth_penalty);
     let rates = (service.rates_in, service.rates_out);
     let limits = before.filter(|before| (before.service.rates_in, before.service.rates_out) == rates);
@@ -139,6 +132,14 @@ impl Built {
             health.spawn_until(stopped, &name, task);
             stop
         });
+    }
+}
+
+fn policy(service: &ServiceSettings, access: &TargetAccess, clients: Clients, shared: &Shared) -> TargetPolicy {
+    let policy = TargetPolicy::of(access, clients == Clients::Local, shared.own.clone());
+    match service.transport {
+        Transport::Streams => policy,
+        Transport::Datagrams => policy.for_datagrams(),
     }
 }
 

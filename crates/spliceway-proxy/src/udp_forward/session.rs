@@ -98,9 +98,9 @@ impl Session {
             match self.connect(lease.target(self.port_index)).await {
                 Ok(socket) => {
                     lease.retries = tried.count();
-                    // Some protocols have no answers, so a backend works until the network reports
-                    // that nothing receives.
-                    lease.works();
+                    // Some protocols have no answers, so a session begins like a connection, and a
+                    // report that nothing receives takes this back.
+                    lease.begins();
                     self.record.holds(lease);
                     return Ok(socket);
                 }

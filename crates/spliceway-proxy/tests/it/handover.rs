@@ -148,25 +148,50 @@ fn fill(sender: &mut TcpStream, bytes: &[u8]) -> usize {
     sent
 }
 
-#[test]
-#[expect(
-    clippy::too_many_lines,
-    reason = "every kind of session needs its lines before and after"
-)]
-fn sessions_of_every_kind_survive_upgrades_and_lose_no_byte() {
-    let (listener, target) = listen();
-    let echo = echo("127.0.0.1:0");
-    let path = SocketPath::new();
+/// Returns the configuration of a service for each kind of session.
+fn every_kind(echo: SocketAddr, target: SocketAddr, path: &SocketPath) -> TextFile {
     let service = |name: &str, listen: &str, to: SocketAddr, rest: &str| {
         format!("[[service]]\nname = \"{name}\"\nkind = \"forward\"\nlisten = \"{listen}\"\nto = \"{to}\"\n{rest}\n")
     };
-    let config = TextFile::new(&format!(
+    TextFile::new(&format!(
         "[admin]\nmetrics = \"127.0.0.1:0\"\n{}{}{}{}",
         service("echo", "127.0.0.1:0", echo, ""),
         service("held", "127.0.0.1:0", target, ""),
         service("slow", "127.0.0.1:0", echo, "rate_in = [\"20MB:connection\"]"),
         service("file", &path.address(), echo, ""),
-    ));
+    ))
+}
+
+/// Asserts that the answer still arrives at a client that has finished, and then the end.
+fn finish_half_closed(client: &TcpStream, mut target: TcpStream) {
+    let answer = pattern(22, 700_000);
+    target.write_all(&answer).unwrap();
+    drop(target);
+    assert_same(&crate::harness::read_all(client), &answer);
+}
+
+fn assert_both_directions(client: &mut TcpStream, target: &mut TcpStream) {
+    client.write_all(b"late").unwrap();
+    assert_eq!(read_exactly(target, 4), b"late");
+    target.write_all(b"later").unwrap();
+    assert_eq!(read_exactly(client, 5), b"later");
+}
+
+/// Asserts that the bytes which the relay held arrive, and the end of the stream after them.
+fn finish_stuck(client: &TcpStream, target: TcpStream, stream: &[u8], bytes: usize) {
+    client.shutdown(Shutdown::Write).unwrap();
+    let arrived = crate::harness::read_all(&target);
+    assert_eq!(arrived.len(), bytes);
+    let mut expected = stream.iter().cycle();
+    assert!(arrived.iter().all(|byte| Some(byte) == expected.next()));
+}
+
+#[test]
+fn sessions_of_every_kind_survive_upgrades_and_lose_no_byte() {
+    let (listener, target) = listen();
+    let echo = echo("127.0.0.1:0");
+    let path = SocketPath::new();
+    let config = every_kind(echo, target, &path);
     let mut program = Program::run(&config);
     let held = crate::harness::address_in(&program.line("held listening on "));
     let slow = crate::harness::address_in(&program.line("slow listening on "));
@@ -176,7 +201,7 @@ fn sessions_of_every_kind_survive_upgrades_and_lose_no_byte() {
     let mut asking: Vec<_> = (0..4).map(|_| program.connect()).collect();
     let mut on_file: UnixStream = connect_to_path(&path.0);
     let (mut idle, mut idle_target) = (connect(held), accept(&listener));
-    let (half, mut half_target) = (connect(held), accept(&listener));
+    let (half, half_target) = (connect(held), accept(&listener));
     let question = pattern(20, 5000);
     send_and_finish(&half, &question);
     assert_eq!(crate::harness::read_all(&half_target), question);
@@ -207,27 +232,9 @@ fn sessions_of_every_kind_survive_upgrades_and_lose_no_byte() {
     }
     ask(&mut on_file, 299);
     ask(&mut connect_to_path(&path.0), 298);
-    // Half-closed: the answer still arrives, and then the end.
-    let answer = pattern(22, 700_000);
-    half_target.write_all(&answer).unwrap();
-    drop(half_target);
-    assert_same(&crate::harness::read_all(&half), &answer);
-    // Idle: both directions still work.
-    idle.write_all(b"late").unwrap();
-    assert_eq!(read_exactly(&mut idle_target, 4), b"late");
-    idle_target.write_all(b"later").unwrap();
-    assert_eq!(read_exactly(&mut idle, 5), b"later");
-    // The bytes that the relay held arrive, and the end of the stream after them.
-    stuck.shutdown(Shutdown::Write).unwrap();
-    let arrived = crate::harness::read_all(&stuck_target);
-    assert_eq!(arrived.len(), stuck_bytes);
-    assert!(
-        arrived
-            .iter()
-            .enumerate()
-            .all(|(at, byte)| *byte == stream[at % PERIOD])
-    );
-    drop(stuck_target);
+    finish_half_closed(&half, half_target);
+    assert_both_directions(&mut idle, &mut idle_target);
+    finish_stuck(&stuck, stuck_target, &stream, stuck_bytes);
     let total: usize = bulk.into_iter().map(Bulk::finish).sum();
     let slowly = limited.finish();
     drop((stuck, half, idle, idle_target, asking, on_file));

@@ -143,6 +143,22 @@ fn no_new_client_fails_when_a_backend_is_killed_and_started_again() {
     assert!(!program.get("/metrics").contains("end=\"connect_failed"));
 }
 
+/// Asserts that checks without an answer take the first backend down, and that clients get `b`.
+fn assert_down(program: &mut Program, socket: &Socket, address: SocketAddr) {
+    let line = program.line("a backend is down");
+    let expected = format!("backend=\"{address}\"");
+    assert!(line.contains(&expected) && line.contains("no answer in time"), "{line}");
+    assert_eq!([(); 4].map(|()| letter(program)), ['b'; 4]);
+    await_state(program, socket, address, "down");
+}
+
+/// Asserts that clients get the first backend again.
+fn assert_up_again(program: &mut Program, socket: &Socket, address: SocketAddr) {
+    program.line("a backend is up again");
+    assert_eq!(letter(program), 'a');
+    await_state(program, socket, address, "up");
+}
+
 /// Before the checks have noticed, clients of the frozen process wait. So none connects before.
 #[test]
 fn a_frozen_process_gets_no_clients_until_it_runs_again() {
@@ -157,16 +173,9 @@ fn a_frozen_process_gets_no_clients_until_it_runs_again() {
     assert_eq!(letter(&program), 'a');
 
     a.signal(Signal::STOP);
-    let line = program.line("a backend is down");
-    let expected = format!("backend=\"{}\"", a.address);
-    assert!(line.contains(&expected) && line.contains("no answer in time"), "{line}");
-    assert_eq!([(); 4].map(|()| letter(&program)), ['b'; 4]);
-    await_state(&program, &socket, a.address, "down");
-
+    assert_down(&mut program, &socket, a.address);
     a.signal(Signal::CONT);
-    program.line("a backend is up again");
-    assert_eq!(letter(&program), 'a');
-    await_state(&program, &socket, a.address, "up");
+    assert_up_again(&mut program, &socket, a.address);
 }
 
 /// The limit is for the whole check: a byte now and then does not prolong it.
@@ -181,16 +190,9 @@ fn a_backend_that_answers_too_slowly_is_down_until_it_is_fast_again() {
     assert_eq!(letter(&program), 'a');
 
     a.becomes(Behaviour::Stalls);
-    let line = program.line("a backend is down");
-    let expected = format!("backend=\"{}\"", a.address);
-    assert!(line.contains(&expected) && line.contains("no answer in time"), "{line}");
-    assert_eq!([(); 4].map(|()| letter(&program)), ['b'; 4]);
-    await_state(&program, &socket, a.address, "down");
-
+    assert_down(&mut program, &socket, a.address);
     a.becomes(Behaviour::Serves);
-    program.line("a backend is up again");
-    assert_eq!(letter(&program), 'a');
-    await_state(&program, &socket, a.address, "up");
+    assert_up_again(&mut program, &socket, a.address);
 }
 
 /// A reset may arrive while the connection is being made, and then the client gets another backend.
