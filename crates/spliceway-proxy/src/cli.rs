@@ -11,10 +11,10 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
+use spliceway_lab::bench::{BenchCommand, RelayCommand};
+use spliceway_lab::doctor::{DoctorCommand, Way};
 
-use crate::bench::{BenchCommand, RelayCommand};
 use crate::config::{Config, KindArg, admin_path};
-use crate::doctor::{DoctorCommand, Way};
 use crate::reload::ReloadCommand;
 use crate::settings::{Origin, Settings, Source, settle};
 use crate::status::StatusCommand;

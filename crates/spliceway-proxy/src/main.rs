@@ -13,7 +13,6 @@ mod admission;
 mod associate;
 mod auth;
 mod balance;
-mod bench;
 mod bind;
 mod bottleneck;
 mod cli;
@@ -21,7 +20,6 @@ mod config;
 mod control;
 mod datagrams;
 mod dial;
-mod doctor;
 mod drain;
 mod errno;
 mod exposure;
@@ -52,7 +50,6 @@ mod status;
 mod status_page;
 mod status_server;
 mod stream;
-mod terminal;
 mod top;
 mod transparent;
 mod udp_forward;
@@ -68,6 +65,7 @@ use handover::Successor;
 use health::Health;
 use serve::CannotRun;
 use settings::{Settings, Source};
+use spliceway_lab::{bench, doctor};
 
 /// The longest time that the program waits at its end for threads that the runtime cannot stop,
 /// such as a name lookup.
@@ -88,9 +86,11 @@ fn main() -> ExitCode {
         cli::Action::Users(command) => users_command::run(&command),
         cli::Action::Upgrade(socket) => upgrade_command::run(&socket),
         cli::Action::Top(socket) => top::run(socket),
-        cli::Action::Doctor(command) => doctor::run(command),
-        cli::Action::Bench(command) => bench::run(&command),
-        cli::Action::BenchRelay(command) => bench::serve(&command),
+        cli::Action::Doctor(command) => ended(doctor::run(command, possible_sessions())),
+        cli::Action::Bench(command) => ended(limits::raise_descriptors(None).and_then(|_| bench::run(&command))),
+        cli::Action::BenchRelay(command) => {
+            printed(limits::raise_descriptors(None).and_then(|_| bench::serve(&command)))
+        }
         cli::Action::HashPassword => hash_password().map_or_else(not_hashed, |()| ExitCode::SUCCESS),
         cli::Action::Print(text) => printed(io::stdout().write_all(text.as_bytes())),
         cli::Action::Write(folder, files) => printed(write_files(&folder, &files)),
@@ -127,6 +127,17 @@ fn write_files(folder: &Path, files: &[(String, String)]) -> io::Result<()> {
         std::fs::write(&path, text).map_err(named)?;
     }
     Ok(())
+}
+
+/// Returns how many sessions a service could have at the same time. A service raises its soft limit
+/// on descriptors, so only the hard limit matters.
+fn possible_sessions() -> usize {
+    let descriptors = limits::raise_descriptors(None).unwrap_or(0);
+    limits::Descriptors::of(descriptors, 1).sessions()
+}
+
+fn ended(result: io::Result<ExitCode>) -> ExitCode {
+    result.unwrap_or_else(|error| failed(&error.into()))
 }
 
 fn printed(result: io::Result<()>) -> ExitCode {

@@ -8,11 +8,10 @@ use serde_json::Value as Json;
 use socket2::{Domain, Socket, Type};
 
 use super::finding::{Check, Finding};
-use crate::transparent::allow_foreign_addresses;
 
 /// A way to take connections, or to keep their source.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub enum Way {
     /// Rules with REDIRECT or DNAT
     Redirect,
     /// Rules with TPROXY, for --tproxy
@@ -65,7 +64,7 @@ pub(super) fn checks(way: Way) -> Vec<Check> {
 }
 
 fn capability() -> io::Result<Finding> {
-    let tried = allow_foreign_addresses(&Socket::new(Domain::IPV4, Type::STREAM, None)?);
+    let tried = Socket::new(Domain::IPV4, Type::STREAM, None)?.set_ip_transparent_v4(true);
     let observed = match &tried {
         Ok(()) => "allowed",
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => "CAP_NET_ADMIN is missing",

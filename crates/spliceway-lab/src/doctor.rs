@@ -10,37 +10,39 @@ mod report;
 mod sockets;
 mod transparent;
 
+use std::io;
 use std::process::ExitCode;
 
 use finding::{Check, Finding, Section, Verdict};
 use report::{Report, Subject};
 
-pub(crate) use transparent::Way;
+pub use transparent::Way;
 
 /// What the command line asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct DoctorCommand {
+pub struct DoctorCommand {
     /// Print JSON.
-    pub(crate) json: bool,
+    pub json: bool,
     /// Also use up the pipe pages of this user for a moment.
-    pub(crate) exhaust: bool,
+    pub exhaust: bool,
     /// Check what transparent proxying needs, instead of zero copy.
-    pub(crate) transparent: Option<Way>,
+    pub transparent: Option<Way>,
 }
 
 /// Runs every check and prints what it found. The code is 0 if zero copy works, and 1 if a relay
 /// would copy, or if the checks cannot tell. For transparent proxying, the code is 0 if nothing is
-/// missing.
-pub(crate) fn run(command: DoctorCommand) -> ExitCode {
-    // A service also raises its soft limit, so only the hard limit matters.
-    let descriptors = crate::limits::raise_descriptors(None).unwrap_or(0);
+/// missing. `sessions` is the number of sessions that a service could have at the same time.
+///
+/// # Errors
+/// Returns an error if the report cannot be printed.
+pub fn run(command: DoctorCommand, sessions: usize) -> io::Result<ExitCode> {
     let (subject, sections) = match command.transparent {
         Some(way) => {
             let title = "Transparent proxying";
             let checks = transparent::checks(way);
             (Subject::Transparent, vec![Section { title, checks }])
         }
-        None => (Subject::ZeroCopy, sections(command.exhaust, descriptors).into()),
+        None => (Subject::ZeroCopy, sections(command.exhaust, sessions).into()),
     };
     let mut report = Report::begin(command.json, subject);
     for section in sections {
@@ -54,17 +56,13 @@ pub(crate) fn run(command: DoctorCommand) -> ExitCode {
             report.add((check.name, check.title, check.decides), finding);
         }
     }
-    match report.end() {
-        Ok(Verdict::Ok) => ExitCode::SUCCESS,
-        Ok(Verdict::CannotTell | Verdict::Differs) => ExitCode::FAILURE,
-        Err(error) => {
-            crate::log::announce(&format_args!("spliceway: {error}"));
-            ExitCode::FAILURE
-        }
-    }
+    Ok(match report.end()? {
+        Verdict::Ok => ExitCode::SUCCESS,
+        Verdict::CannotTell | Verdict::Differs => ExitCode::FAILURE,
+    })
 }
 
-fn sections(exhaust: bool, descriptors: usize) -> [Section; 4] {
+fn sections(exhaust: bool, sessions: usize) -> [Section; 4] {
     [
         Section {
             title: "Zero copy",
@@ -84,7 +82,7 @@ fn sections(exhaust: bool, descriptors: usize) -> [Section; 4] {
         },
         Section {
             title: "This machine",
-            checks: machine::checks(descriptors),
+            checks: machine::checks(sessions),
         },
     ]
 }

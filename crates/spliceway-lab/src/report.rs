@@ -1,5 +1,9 @@
 //! What the reports of `doctor` and `bench` have in common.
 
+use std::io;
+
+use rustix::io::Errno;
+
 const COLUMNS: usize = 80;
 
 /// What a report says about the system first.
@@ -37,6 +41,16 @@ pub(crate) fn wrapped(text: &str, indent: usize) -> String {
         column += length;
     }
     lines
+}
+
+/// Returns the C name of an error, such as `EPERM`.
+pub(crate) fn errno_name(errno: Errno) -> String {
+    format!("{:?}", nix::errno::Errno::from_raw(errno.raw_os_error()))
+}
+
+/// Returns the C name of an error of a system call, or its text.
+pub(crate) fn error_name(error: &io::Error) -> String {
+    Errno::from_io_error(error).map_or_else(|| error.to_string(), errno_name)
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ const MIB: usize = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Kind {
+pub(super) enum Kind {
     /// One upload, by the size of its writes
     Sweep,
     /// One download

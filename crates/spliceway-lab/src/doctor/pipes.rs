@@ -10,6 +10,7 @@ use rustix::pipe::{fcntl_getpipe_size, fcntl_setpipe_size};
 use spliceway::{Limits, PipePool, SizeClass};
 
 use super::finding::{Check, Finding};
+use crate::report::{errno_name, error_name};
 
 use super::loopback::{SLOTS, pipe};
 use super::machine::{self, setting};
@@ -43,7 +44,7 @@ fn new_pipe() -> io::Result<Finding> {
     let (_outlet, inlet) = match pipe() {
         Ok(pipe) => pipe,
         Err(error) => {
-            return Ok(Finding::compared(format!("{expected} bytes"), crate::errno::name(&error))
+            return Ok(Finding::compared(format!("{expected} bytes"), error_name(&error))
                 .so("", "Relays get no pipe, so they copy.")
                 .advise(
                     "allow the system call pipe2 (EPERM, ENOSYS), or raise the limit on descriptors (EMFILE), open files or pipe pages (ENFILE)",
@@ -94,7 +95,7 @@ fn rounding() -> io::Result<Finding> {
         expected.push(format!("{asked}→{granted}"));
         observed.push(match fcntl_setpipe_size(&inlet, asked) {
             Ok(_) => format!("{asked}→{}", fcntl_getpipe_size(&inlet)?),
-            Err(errno) => format!("{asked}→{}", crate::errno::name(&errno.into())),
+            Err(errno) => format!("{asked}→{}", errno_name(errno)),
         });
     }
     Ok(Finding::compared(expected.join(" "), observed.join(" ")).so(
@@ -188,8 +189,8 @@ fn exhausted() -> io::Result<Finding> {
     };
     let size = fcntl_getpipe_size(&small.1)?;
     let grown = match fcntl_setpipe_size(&small.1, SLOTS * page_size()) {
-        Ok(_) => "grows",
-        Err(errno) => crate::errno::name(&errno.into()),
+        Ok(_) => "grows".to_owned(),
+        Err(errno) => errno_name(errno),
     };
     drop(held);
     let healed = fcntl_setpipe_size(&small.1, SLOTS * page_size()).is_ok();

@@ -3,7 +3,7 @@
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::str::FromStr;
 use std::thread;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use super::conditions::{self, Conditions};
 const TUNED: usize = 256 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum RelayKind {
+pub(super) enum RelayKind {
     /// tokio's `copy_bidirectional`, with its buffers of 8 KiB.
     Tokio,
     /// tokio's `copy_bidirectional_with_sizes`, with buffers of [`TUNED`] bytes.
@@ -48,7 +48,7 @@ impl RelayKind {
 
 /// The relay that a child process is.
 #[derive(Args, Debug)]
-pub(crate) struct RelayCommand {
+pub struct RelayCommand {
     kind: RelayKind,
     upstream: SocketAddr,
     #[arg(long)]
@@ -60,19 +60,10 @@ pub(crate) struct RelayCommand {
 /// Prints the address that it listens on, and relays until the end of standard input. The parent
 /// holds the other end of standard input, so that the relay never outlives it. For each byte there,
 /// the relay prints its CPU time. (What /proc says about a running thread is late by a tick.)
-pub(crate) fn serve(command: &RelayCommand) -> ExitCode {
-    match relay(command) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            crate::log::announce(&format_args!("spliceway bench-relay: {error}"));
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn relay(command: &RelayCommand) -> io::Result<()> {
-    // The pool takes its share of the descriptors from this limit.
-    crate::limits::raise_descriptors(None)?;
+///
+/// # Errors
+/// Returns an error if the relay cannot listen.
+pub fn serve(command: &RelayCommand) -> io::Result<()> {
     let (ends, ended) = oneshot::channel::<()>();
     // This thread stays on the core of the parent, which waits for the answer.
     thread::spawn(move || {

@@ -10,7 +10,6 @@ use rustix::process::{Resource, getrlimit};
 
 use super::finding::{Check, Finding};
 use super::loopback;
-use crate::limits::Descriptors;
 
 /// A version of Linux.
 pub(super) type Version = (u32, u32, u32);
@@ -24,11 +23,11 @@ fn has_dirty_pipe(version: Version) -> bool {
     ((5, 8, 0)..(5, 17, 0)).contains(&version) && !is_corrected
 }
 
-pub(super) fn checks(descriptors: usize) -> Vec<Check> {
+pub(super) fn checks(sessions: usize) -> Vec<Check> {
     vec![
         Check::new("kernel", "a known bug of splice", kernel),
         Check::new("descriptors", "the limit on descriptors", move || {
-            Ok(descriptor_limit(descriptors))
+            Ok(descriptor_limit(sessions))
         }),
         Check::new("tcp-buffers", "the buffers of TCP", tcp_buffers),
         Check::new("congestion", "congestion control over loopback", congestion),
@@ -116,10 +115,9 @@ fn kernel() -> io::Result<Finding> {
     .advise("update the kernel"))
 }
 
-fn descriptor_limit(descriptors: usize) -> Finding {
+fn descriptor_limit(sessions: usize) -> Finding {
     /// The sessions that a busy proxy has at once.
     const MANY: usize = 1000;
-    let sessions = Descriptors::of(descriptors, 1).sessions();
     let hard = getrlimit(Resource::Nofile).maximum;
     let hard = hard.map_or("unlimited".to_owned(), |hard| hard.to_string());
     Finding::judged(

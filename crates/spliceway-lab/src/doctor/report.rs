@@ -6,7 +6,7 @@ use anstyle::{AnsiColor, Style};
 use serde::Serialize;
 
 use super::finding::{Finding, Verdict};
-use crate::terminal::{System, wrapped};
+use crate::report::{System, wrapped};
 
 /// The column where the details of a check begin.
 const INDENT: usize = 13;

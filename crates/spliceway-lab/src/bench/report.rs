@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::figures::{Row, Verdict};
 use super::measurement::{Figure, Kind};
 use super::run::{Field, Measured};
-use crate::terminal::{System, wrapped};
+use crate::report::{System, wrapped};
 
 /// The columns of a label, of a value and of the ratio: 80 with four values.
 const LABEL: usize = 18;

@@ -27,11 +27,11 @@ use relay::RelayKind;
 use report::Report;
 use run::{Contender, Field, Measured};
 
-pub(crate) use relay::{RelayCommand, serve};
+pub use relay::{RelayCommand, serve};
 
 /// What the command line asks for.
 #[derive(Args, Debug)]
-pub(crate) struct BenchCommand {
+pub struct BenchCommand {
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -76,23 +76,14 @@ fn run_time(typed: &str) -> Result<Duration, String> {
     }
 }
 
-/// Measures, and prints the result. The code is 1 if a measurement failed.
-pub(crate) fn run(command: &BenchCommand) -> ExitCode {
-    match compared(command) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            crate::log::announce(&format_args!("spliceway: {error}"));
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// Returns whether every measurement succeeded.
-fn compared(command: &BenchCommand) -> io::Result<bool> {
+/// Measures, and prints the result. The code is 1 if a measurement failed. The caller has raised
+/// the limit on descriptors, because the pool takes its share from that limit.
+///
+/// # Errors
+/// Returns an error if a measurement cannot begin, or if the result cannot be printed.
+pub fn run(command: &BenchCommand) -> io::Result<ExitCode> {
     // A file that cannot be written is found before minutes of measurements.
     let chart = command.svg.as_deref().map(chart::open).transpose()?;
-    crate::limits::raise_descriptors(None)?;
     let (rounds, time, most) = if command.quick { QUICK } else { FULL };
     // A number of rounds that was asked for has no limit in time.
     let most = if command.rounds.is_some() { Duration::MAX } else { most };
@@ -118,7 +109,11 @@ fn compared(command: &BenchCommand) -> io::Result<bool> {
         true => report.print_json()?,
         false => report.print_text()?,
     }
-    Ok(measured.iter().all(Measured::is_complete))
+    Ok(if measured.iter().all(Measured::is_complete) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// Returns the contenders, and the conditions on this machine.

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::report::errno_name;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with};
@@ -76,7 +77,7 @@ impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Ok(bytes) => bytes.fmt(f),
-            Err(errno) => f.write_str(crate::errno::name(&errno.into())),
+            Err(errno) => f.write_str(&errno_name(errno)),
         }
     }
 }

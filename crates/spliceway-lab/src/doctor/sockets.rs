@@ -17,6 +17,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::finding::{Check, Finding};
 use super::loopback::{self, Outcome, PATIENCE, SLOTS, arrived, is_ready, pipe, ready, recv, splice};
+use crate::report::error_name;
 
 /// The pages that the kernel puts into one socket buffer: `MAX_SKB_FRAGS`.
 const SOCKET_BUFFER_PAGES: usize = 17;
@@ -94,7 +95,7 @@ fn kinds() -> io::Result<Finding> {
     for (kind, make) in KINDS {
         let outcome = match make() {
             Err(error) if kind == "TCP" => return Err(error),
-            Err(error) => crate::errno::name(&error).to_owned(),
+            Err(error) => error_name(&error),
             Ok((near, far)) => {
                 let (outlet, inlet) = pipe()?;
                 rustix::io::write(&far, b"x")?;
