@@ -7,7 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use crate::reason::Reason;
 use crate::socket::{self, Wait};
 use crate::splice_through::{self, EndKind, ThroughEnd};
-use crate::sys;
+use crate::sys::{self, PollFlags};
+use crate::transfer::Event;
 
 #[derive(Debug, Default)]
 pub(crate) struct Endpoint {
@@ -47,10 +48,33 @@ impl Endpoint {
     /// Probes a source. Returns `true` if it certainly has no byte, no end, no error and no urgent
     /// mark. Returns `false` if the kernel does not report every byte to pollers.
     pub(crate) fn is_drained(&mut self, source: BorrowedFd<'_>) -> bool {
+        self.reports_every_byte(source) && sys::poll_source(source).is_ok_and(|events| events.is_empty())
+    }
+
+    fn reports_every_byte(&mut self, source: BorrowedFd<'_>) -> bool {
         *self
             .reports_every_byte
             .get_or_insert_with(|| socket::reports_every_byte(source))
-            && sys::poll_source(source).is_ok_and(|events| events.is_empty())
+    }
+
+    /// Looks at a source without reading. Returns [`Event::SourceStopped`] if only a read can show
+    /// what the source has.
+    ///
+    /// `MSG_PEEK` would skip bytes if the caller has set `SO_PEEK_OFF`, and would move the caller's
+    /// position.
+    pub(crate) fn peek(&mut self, source: BorrowedFd<'_>) -> Event {
+        let has_bytes = || sys::bytes_to_read(source).is_ok_and(|bytes| bytes > 0);
+        let events = match self.kind {
+            EndKind::Socket => sys::poll_source(source).ok(),
+            EndKind::Pipe => None,
+        };
+        match events {
+            Some(PollFlags::IN) => Event::Peeked,
+            Some(events) if events.is_empty() && self.reports_every_byte(source) => Event::WouldBlock,
+            // The end, an error or an urgent mark may come after bytes.
+            _ if has_bytes() => Event::Peeked,
+            _ => Event::SourceStopped,
+        }
     }
 
     #[inline]

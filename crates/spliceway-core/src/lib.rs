@@ -63,6 +63,8 @@ mod unsent;
 #[cfg(target_os = "linux")]
 mod urgent;
 mod waits;
+#[cfg(target_os = "linux")]
+mod write_events;
 
 #[cfg(target_os = "linux")]
 pub use blocking::copy;
@@ -90,3 +92,6 @@ pub use traffic::{Engine, PipeSize};
 #[doc(hidden)]
 pub use urgent::{UrgentMarkCheck, UrgentMarks};
 pub use waits::{Waits, WaitsFor};
+#[cfg(target_os = "linux")]
+#[doc(hidden)]
+pub use write_events::WriteEvents;

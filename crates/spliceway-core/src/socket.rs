@@ -35,23 +35,13 @@ pub fn recv(socket: impl AsFd, buf: &mut [u8], wait: Wait) -> io::Result<usize> 
     Ok(retry_on_intr(|| sys::recv(socket, buf, wait.recv_flags()))?)
 }
 
-/// Returns `true` if there are bytes to receive, and `false` at the end of the stream. The bytes
-/// stay in the socket.
-///
-/// # Errors
-/// The socket's own errors. `WouldBlock` if the socket is drained and the call may not wait.
-pub fn peek(socket: impl AsFd, wait: Wait) -> io::Result<bool> {
-    let socket = socket.as_fd();
-    Ok(retry_on_intr(|| sys::peek(socket, wait.recv_flags()))? > 0)
-}
-
 /// Returns whether the `errno` of a splice is the error with which a TCP source failed, and not an
 /// error of the call itself.
 ///
 /// A router's answer can make the kernel give up a connection with `EACCES` or `EOPNOTSUPP`. The
 /// kernel reports such an error once. A later receive would find a clean end.
 pub(crate) fn source_has_failed(source: BorrowedFd<'_>, errno: Errno) -> bool {
-    sink_has_failed(source, errno) && matches!(peek(source, Wait::Never), Ok(false))
+    sink_has_failed(source, errno) && sys::bytes_to_read(source) == Ok(0)
 }
 
 /// Does the same as [`source_has_failed`] for a sink. A sink may still have bytes to receive.

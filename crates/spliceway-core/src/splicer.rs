@@ -292,6 +292,12 @@ impl Read<'_> {
         matches!(self.0.transfer.step(), Step::Fill { .. })
     }
 
+    /// Probes the source. Returns `true` if it certainly has nothing to read. The next step is then
+    /// still due.
+    pub fn is_source_drained(&mut self, source: impl AsFd) -> bool {
+        self.0.source.is_drained(source.as_fd())
+    }
+
     /// Reads once, up to `max` bytes. This is one receive into `scratch`, one `splice` into a pipe
     /// (possibly after a probe), or one peek.
     ///
@@ -312,7 +318,7 @@ impl Read<'_> {
         let max = splicer.max_read(max);
         let read = match splicer.transfer.step() {
             Step::Fill { class, probe } => splicer.fill(max, source, (class, probe), counts),
-            Step::Peek => splicer.peek(source),
+            Step::Peek => return Ok(splicer.peek(source)),
             _ if splicer.source.kind == EndKind::Pipe => splicer.read(max, source, scratch),
             _ => splicer.recv(max, source, scratch),
         };
@@ -367,16 +373,14 @@ impl Splicer {
         self.transfer.on(Event::Received { bytes, full });
     }
 
-    fn peek(&mut self, source: BorrowedFd<'_>) -> io::Result<ReadOutcome> {
-        let event = match self.source.kind {
-            EndKind::Socket if socket::peek(source, self.wait)? => Event::Peeked,
-            EndKind::Socket => Event::Eof,
-            EndKind::Pipe if splice_through::bytes_in_pipe(source)? > 0 => Event::Peeked,
-            // An empty pipe may have reached its end. Only a read can show this.
-            EndKind::Pipe => Event::SourceStopped,
-        };
+    fn peek(&mut self, source: BorrowedFd<'_>) -> ReadOutcome {
+        let event = self.source.peek(source);
         self.transfer.on(event);
-        Ok(ReadOutcome::Open)
+        if event == Event::WouldBlock {
+            ReadOutcome::Drained
+        } else {
+            ReadOutcome::Open
+        }
     }
 
     fn fill(

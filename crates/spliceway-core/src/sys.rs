@@ -21,6 +21,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 pub(crate) use rustix::event::PollFlags;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{PollFd, Timespec};
 use rustix::fs::OFlags;
 use rustix::io::retry_on_intr;
@@ -176,6 +177,23 @@ pub(crate) fn poll_source(fd: BorrowedFd<'_>) -> Result<PollFlags, Errno> {
     Ok(polled[0].revents())
 }
 
+/// Calls `epoll_create1(2)`, and `epoll_ctl(2)` with `EPOLLOUT | EPOLLET`.
+pub(crate) fn write_events(sink: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    let events = epoll::create(CreateFlags::CLOEXEC)?;
+    epoll::add(&events, sink, EventData::new_u64(0), EventFlags::OUT | EventFlags::ET)?;
+    Ok(events)
+}
+
+/// Calls `epoll_wait(2)` without waiting, for the event of [`write_events`]. An error leaves the
+/// event where it is.
+pub(crate) fn discard_events(events: BorrowedFd<'_>) {
+    let mut event = [Event {
+        flags: EventFlags::empty(),
+        data: EventData::new_u64(0),
+    }];
+    let _ = retry_on_intr(|| epoll::wait(events, &mut event[..], Some(&Timespec::default())));
+}
+
 /// Calls `getsockopt(SO_RCVLOWAT)` and returns the mark in bytes.
 pub(crate) fn receive_low_water_mark(socket: BorrowedFd<'_>) -> Result<libc::c_int, Errno> {
     low_water_mark(socket.as_raw_fd())
@@ -233,13 +251,6 @@ pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], flags: SendFlags) -> Re
 
 pub(crate) fn recv(socket: BorrowedFd<'_>, buf: &mut [u8], flags: RecvFlags) -> Result<usize, Errno> {
     rustix::net::recv(socket, buf, flags).map(|(_, len)| len)
-}
-
-/// Calls `recv(2)` for one byte with `MSG_PEEK` and `flags`. Returns 1, or 0 at the end of the
-/// stream.
-pub(crate) fn peek(socket: BorrowedFd<'_>, flags: RecvFlags) -> Result<usize, Errno> {
-    let mut byte = [0];
-    rustix::net::recv(socket, &mut byte[..], flags | RecvFlags::PEEK).map(|(_, len)| len)
 }
 
 /// Calls `fcntl(F_GETFL)`, and `fcntl(F_SETFL)` if the descriptor blocks.

@@ -141,7 +141,7 @@ pub enum Event {
     Unloaded,
     /// [`Step::Recv`], [`Step::Peek`] or the probe of a [`Step::Fill`] found the source drained.
     WouldBlock,
-    /// [`Step::Recv`] or [`Step::Peek`] found the end of the stream.
+    /// [`Step::Recv`] found the end of the stream.
     Eof,
     /// No more bytes may be read from the source. The caller reports this instead of performing a
     /// step that [reads](Step::reads).
@@ -266,16 +266,15 @@ impl Transfer {
                 State::Sending
             }
             (Step::Recv, Event::Eof) => State::ShuttingDown,
-            // An urgent byte may precede the end, and only a recv reads it. The kernel resets a
-            // connection that is closed with unread bytes. The peer then loses the bytes that it
-            // has not read yet.
-            (Step::Peek, Event::Eof) => State::Confirming,
             (Step::Recv | Step::Peek | Step::Fill { .. }, Event::WouldBlock) => self.wait_for_source(),
 
             (Step::Fill { .. }, Event::Filled { bytes, full }) => {
                 self.traffic.after_read(Report::Spliced { bytes, full });
                 State::Draining
             }
+            // An urgent byte may precede the end, and only a recv reads it. The kernel resets a
+            // connection that is closed with unread bytes. The peer then loses the bytes that it
+            // has not read yet.
             (Step::Fill { .. } | Step::SpliceThrough { .. } | Step::Peek, Event::SourceStopped) => {
                 self.traffic.after_read(Report::Drained);
                 State::Confirming

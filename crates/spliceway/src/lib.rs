@@ -101,6 +101,12 @@
 //! - A byte of TCP urgent data makes `recv` stop early. tokio then considers the socket drained,
 //!   and bytes after the urgent byte may wait forever. spliceway delivers them, even if the
 //!   caller's own read stopped there.
+//! - If the error queue of a socket holds something, for example a completion of the caller's
+//!   `MSG_ZEROCOPY`, tokio uses a whole processor while the socket is full. spliceway waits, and
+//!   leaves the queue to the caller. (The kernel counts the queue as received bytes. If the caller
+//!   leaves `SO_TIMESTAMPING` on and never empties the queue, the socket receives nothing more.)
+//! - Spliced bytes do not move the position of `SO_PEEK_OFF`. Other options that the caller has set
+//!   on a socket, such as `SO_RCVLOWAT` and `TCP_CORK`, have the effect that they have with tokio.
 //!
 //! # Child processes
 //! `ChildStdin` and `ChildStdout` are copied. To splice, convert them into the ends of their pipes:
@@ -147,6 +153,8 @@ mod salvage;
 mod splice_path;
 #[cfg(target_os = "linux")]
 mod stream;
+#[cfg(target_os = "linux")]
+mod stuck_sink;
 #[cfg(feature = "hyper")]
 pub mod upgraded;
 mod yield_now;

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::pin::pin;
 use std::task::{Context, Poll};
 
 use spliceway_core::{EndKind, ReadOutcome, WriteOutcome, bytes_in_pipe};
@@ -56,6 +57,17 @@ impl ReadySocket<'_> {
             Self::Sender(sender) => sender.poll_write_ready(cx),
             Self::Receiver(_) => unreachable!("a receiver is not written to"),
         }
+    }
+
+    /// Returns whether the end counts as a socket whose writing side has closed. tokio never clears
+    /// this.
+    pub(crate) fn counts_as_closed(self, cx: &mut Context<'_>) -> bool {
+        let ready = match self {
+            Self::Tcp(stream) => pin!(stream.ready(Interest::WRITABLE)).poll(cx),
+            Self::Unix(stream) => pin!(stream.ready(Interest::WRITABLE)).poll(cx),
+            Self::Receiver(_) | Self::Sender(_) => Poll::Pending,
+        };
+        matches!(ready, Poll::Ready(Ok(ready)) if ready.is_write_closed())
     }
 
     /// Runs `read` if the end counts as readable, and clears its readiness if the source is

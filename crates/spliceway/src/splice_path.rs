@@ -8,7 +8,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use spliceway_core::socket::{self, Wait};
 use spliceway_core::transfer::SCRATCH;
 use spliceway_core::{
     Counts, Next, Read, ReadOutcome, Side, SpliceThrough, Splicer, UrgentMarkCheck, WaitsFor, Write, WriteOutcome,
@@ -21,6 +20,7 @@ use crate::outcome::{DirectionEnd, Failure, Operation};
 use crate::rate_limit::RateWaiter;
 use crate::readiness::ReadySocket;
 use crate::stream;
+use crate::stuck_sink::StuckSink;
 use crate::yield_now::{defer, yield_now};
 
 thread_local! {
@@ -59,6 +59,7 @@ pub(crate) struct SplicePath {
     start: Startup,
     /// Whether the direction ends when its source would block.
     finishing: bool,
+    stuck: Option<Box<StuckSink>>,
 }
 
 /// The work that must be done before a direction can rely on the readiness of its source.
@@ -90,6 +91,7 @@ impl SplicePath {
             splicer,
             start: Startup::Unbuffer,
             finishing: false,
+            stuck: None,
         }
     }
 
@@ -116,6 +118,7 @@ impl SplicePath {
             splicer,
             start,
             finishing,
+            stuck,
         } = self;
         ready!(Worker::lend(|worker| {
             let mut parked = Parked { splicer, worker };
@@ -124,6 +127,7 @@ impl SplicePath {
                 sink,
                 start,
                 finishing: *finishing,
+                stuck,
                 rate,
                 counts,
             };
@@ -214,6 +218,7 @@ struct Ends<'a> {
     start: &'a mut Startup,
     /// Whether the direction ends when its source would block.
     finishing: bool,
+    stuck: &'a mut Option<Box<StuckSink>>,
     rate: Option<&'a mut RateWaiter>,
     counts: &'a Counts,
 }
@@ -297,7 +302,7 @@ impl Ends<'_> {
     fn poll_read(
         &mut self,
         cx: &mut Context<'_>,
-        read: Read<'_>,
+        mut read: Read<'_>,
         attempt: Attempt,
         worker: &mut Worker,
     ) -> Poll<io::Result<()>> {
@@ -307,11 +312,8 @@ impl Ends<'_> {
             // A direction that stays silent should need no pipe, not even to find that out. (A
             // newly connected socket counts as readable, because it was in the hang-up state
             // before.)
-            if is_first && read.uses_pipe() {
-                match socket::peek(source, Wait::Never) {
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(ReadOutcome::WouldBlock),
-                    peeked => peeked?,
-                };
+            if is_first && read.uses_pipe() && read.is_source_drained(source) {
+                return Ok(ReadOutcome::Drained);
             }
             read.perform(max, source, scratch, counts)
         };
@@ -351,7 +353,7 @@ impl Ends<'_> {
         splice: SpliceThrough<'_>,
         attempt: Attempt,
     ) -> Poll<Result<(), Failure>> {
-        if self.sink.poll_write_ready(cx).map_err(write_failed)?.is_pending() {
+        if self.poll_sink(cx).map_err(write_failed)?.is_pending() {
             return match has_budget_remaining() && splice.sink_blocked() {
                 true => Poll::Ready(Ok(())),
                 false => self.waits(WaitsFor::Sink),
@@ -363,6 +365,11 @@ impl Ends<'_> {
         }
         let (source, counts) = (self.source.as_fd(), self.counts);
         let spliced = self.sink.try_write(|sink| splice.perform(max, source, sink, counts));
+        if let Ok(WriteOutcome::WouldBlock) = spliced
+            && self.sink.poll_write_ready(cx).is_ready()
+        {
+            StuckSink::note_full(self.stuck, self.sink, cx);
+        }
         Poll::Ready(spliced.map(drop).map_err(|(side, error)| match side {
             Side::Source => read_failed(error),
             Side::Sink => write_failed(error),
@@ -377,8 +384,30 @@ impl Ends<'_> {
             WriteOutcome::Open => Poll::Ready(Ok(())),
             WriteOutcome::WouldBlock => match self.sink.poll_write_ready(cx) {
                 Poll::Pending => self.waits(WaitsFor::Sink),
-                ready => ready,
+                Poll::Ready(ready) => {
+                    ready?;
+                    self.poll_ready_full_sink(cx)
+                }
             },
+        }
+    }
+
+    /// Waits for a sink that counts as writable and whose last write found no room. Usually, the
+    /// sink has got room since then.
+    #[cold]
+    fn poll_ready_full_sink(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        StuckSink::note_full(self.stuck, self.sink, cx);
+        match self.poll_sink(cx) {
+            Poll::Pending => self.waits(WaitsFor::Sink),
+            ready => ready,
+        }
+    }
+
+    /// Ready when the sink may have room.
+    fn poll_sink(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.stuck {
+            Some(stuck) => stuck.poll_room(cx),
+            None => self.sink.poll_write_ready(cx),
         }
     }
 

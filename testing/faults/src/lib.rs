@@ -41,4 +41,4 @@ pub use call::Call;
 pub use faults::{Faults, Seen};
 pub use rule::{Fault, Rule, When};
 pub use storm::SignalStorm;
-pub use sys::{die_of_broken_pipes, ignores_broken_pipes, in_fork, set_low_water_mark};
+pub use sys::{SocketOption, die_of_broken_pipes, ignores_broken_pipes, in_fork, set_option};

@@ -2,7 +2,7 @@
 //!
 //! This is the only file of the crate that may contain `unsafe`. No dependency has a safe wrapper
 //! for seccomp's user notifications, timers that signal one thread, signal dispositions, `fork` or
-//! `SO_RCVLOWAT`. See seccomp(2), seccomp_unotify(2), timer_create(2) and socket(7).
+//! some socket options. See seccomp(2), seccomp_unotify(2), timer_create(2) and socket(7).
 #![allow(unsafe_code)]
 
 use std::io;
@@ -313,20 +313,70 @@ pub fn in_fork(work: impl FnOnce() -> bool) -> io::Result<bool> {
     Ok(status == 0)
 }
 
-/// Sets `SO_RCVLOWAT`: the kernel reports the socket as readable only with at least this many
-/// bytes.
+/// A socket option whose value is an int, and for which no dependency has a safe wrapper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SocketOption {
+    /// `SO_RCVLOWAT`: the kernel reports the socket as readable only with at least this many bytes.
+    LowWaterMark,
+    /// `SO_PEEK_OFF`: a peek returns the bytes from this position, and moves the position.
+    PeekOffset,
+    /// `SO_TIMESTAMPING`: with [`SENT_TIMES`](Self::SENT_TIMES), each send puts a time into the
+    /// error queue.
+    Timestamping,
+    /// `SO_ZEROCOPY`: permits `MSG_ZEROCOPY`.
+    ZeroCopy,
+    /// `SO_BUSY_POLL`.
+    BusyPoll,
+    /// `SO_PASSCRED`.
+    PassCredentials,
+    /// `SO_OOBINLINE`.
+    UrgentInline,
+    /// `TCP_CORK`.
+    Cork,
+    /// `TCP_INQ`.
+    ReportQueue,
+    /// `TCP_NOTSENT_LOWAT`.
+    UnsentLowWaterMark,
+    /// `TCP_WINDOW_CLAMP`.
+    WindowClamp,
+}
+
+impl SocketOption {
+    /// `SOF_TIMESTAMPING_TX_SOFTWARE`, `SOF_TIMESTAMPING_SOFTWARE` and
+    /// `SOF_TIMESTAMPING_OPT_TSONLY`.
+    pub const SENT_TIMES: libc::c_int = 0b1000_0001_0010;
+
+    fn level_and_name(self) -> (libc::c_int, libc::c_int) {
+        match self {
+            Self::LowWaterMark => (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
+            Self::PeekOffset => (libc::SOL_SOCKET, libc::SO_PEEK_OFF),
+            Self::Timestamping => (libc::SOL_SOCKET, libc::SO_TIMESTAMPING),
+            Self::ZeroCopy => (libc::SOL_SOCKET, libc::SO_ZEROCOPY),
+            Self::BusyPoll => (libc::SOL_SOCKET, libc::SO_BUSY_POLL),
+            Self::PassCredentials => (libc::SOL_SOCKET, libc::SO_PASSCRED),
+            Self::UrgentInline => (libc::SOL_SOCKET, libc::SO_OOBINLINE),
+            Self::Cork => (libc::IPPROTO_TCP, libc::TCP_CORK),
+            Self::ReportQueue => (libc::IPPROTO_TCP, libc::TCP_INQ),
+            Self::UnsentLowWaterMark => (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT),
+            Self::WindowClamp => (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP),
+        }
+    }
+}
+
+/// Calls `setsockopt(2)`.
 ///
 /// # Errors
-/// Returns an error if the descriptor is not a socket.
-pub fn set_low_water_mark(socket: impl AsFd, bytes: libc::c_int) -> io::Result<()> {
+/// Returns an error if the descriptor is not a socket, or if its family lacks the option.
+pub fn set_option(socket: impl AsFd, option: SocketOption, value: libc::c_int) -> io::Result<()> {
+    let (level, name) = option.level_and_name();
     // SAFETY: the value is one int that outlives the call, and the call gets its size.
     let outcome = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_RCVLOWAT,
-            (&raw const bytes).cast(),
-            mem::size_of_val(&bytes) as libc::socklen_t,
+            level,
+            name,
+            (&raw const value).cast(),
+            mem::size_of_val(&value) as libc::socklen_t,
         )
     };
     check(outcome).map(drop)

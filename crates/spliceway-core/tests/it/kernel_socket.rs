@@ -3,11 +3,13 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::PollFlags;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with};
 use spliceway_core::socket;
+use spliceway_faults::SocketOption;
 
 use crate::support::{self, Family, tcp_pair};
 
@@ -236,6 +238,62 @@ fn siocoutq_counts_the_bytes_that_the_peer_has_not_acknowledged() {
     while socket::unacknowledged(&near).expect("SIOCOUTQ") > 0 {
         std::thread::yield_now();
     }
+}
+
+/// A runtime that keeps this error for ever takes the socket for broken.
+#[test]
+fn an_entry_in_the_error_queue_is_an_error_that_epoll_reports_once_per_edge() {
+    let (mut near, mut far) = tcp_pair();
+    near.set_nonblocking(true).expect("FIONBIO");
+    spliceway_faults::set_option(&near, SocketOption::Timestamping, SocketOption::SENT_TIMES).expect("SO_TIMESTAMPING");
+    near.write_all(b"x").expect("write");
+    spliceway_faults::set_option(&near, SocketOption::Timestamping, 0).expect("SO_TIMESTAMPING");
+    support::await_ready(&near, PollFlags::empty());
+    let mut sent = 0;
+    support::await_that("the connection fills", || {
+        sent += support::write_until_full(&near, &[b'x'; 64 << 10]);
+        !support::ready_now(&near, PollFlags::OUT).contains(PollFlags::OUT)
+    });
+    let poller = epoll::create(CreateFlags::CLOEXEC).expect("epoll");
+    epoll::add(&poller, &near, EventData::new_u64(0), EventFlags::OUT | EventFlags::ET).expect("registered");
+    let wait = |timeout: Option<&Timespec>| {
+        let mut event = [Event {
+            flags: EventFlags::empty(),
+            data: EventData::new_u64(0),
+        }];
+        let events = epoll::wait(&poller, &mut event[..], timeout).expect("epoll_wait");
+        (events > 0).then_some(event[0].flags)
+    };
+    assert_eq!(wait(Some(&Timespec::default())), Some(EventFlags::ERR));
+    assert_eq!(wait(Some(&Timespec::default())), None);
+    assert_eq!(support::ready_now(&near, PollFlags::OUT), PollFlags::ERR);
+    far.read_exact(&mut vec![0; sent + 1]).expect("read");
+    assert_eq!(wait(None), Some(EventFlags::ERR | EventFlags::OUT));
+}
+
+#[test]
+fn a_peek_offset_hides_bytes_from_peeks_alone() {
+    let (near, mut far) = tcp_pair();
+    near.set_nonblocking(true).expect("FIONBIO");
+    spliceway_faults::set_option(&near, SocketOption::PeekOffset, 6).expect("SO_PEEK_OFF");
+    far.write_all(b"head").expect("write");
+    support::await_queued(&near, 4);
+    let peek = || {
+        let mut buf = [0; 64];
+        rustix::net::recv(&near, &mut buf[..], RecvFlags::PEEK).map(|(_, len)| buf[..len].to_vec())
+    };
+    assert_eq!(peek(), Err(Errno::AGAIN));
+    assert_eq!(support::ready_now(&near, PollFlags::IN), PollFlags::IN);
+    // A receive moves the offset back. A splice does not.
+    let (_reader, writer) = pipe();
+    assert_eq!(splice(&near, &writer, 2), Ok(2));
+    far.write_all(b"tail").expect("write");
+    support::await_queued(&near, 6);
+    assert_eq!(peek(), Err(Errno::AGAIN));
+    assert_eq!(recv(&near), Ok(b"adtail".to_vec()));
+    far.write_all(b"more").expect("write");
+    support::await_queued(&near, 4);
+    assert_eq!(peek(), Ok(b"more".to_vec()));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use spliceway_core::transfer::SCRATCH;
 use spliceway_core::{Counts, Engine, Next, ReadOutcome, Splicer, WriteOutcome};
-use spliceway_faults::{Call, Fault, Faults, Rule, When};
+use spliceway_faults::{Call, Fault, Faults, Rule, SocketOption, When};
 
 use crate::splicer::{Line, pool, read, splicer, write};
 use crate::support::{self, Family, Socket};
@@ -207,7 +207,7 @@ fn a_source_whose_low_water_mark_hides_bytes_never_counts_as_drained() {
     let Socket::Tcp(source) = &line.source else {
         unreachable!("as it was asked for")
     };
-    spliceway_faults::set_low_water_mark(source, 64 << 10).expect("SO_RCVLOWAT");
+    spliceway_faults::set_option(source, SocketOption::LowWaterMark, 64 << 10).expect("SO_RCVLOWAT");
     let mut splicer = splicer(Engine::Splice, &pool());
     for _ in 0..BURSTS {
         arrives(&line, &[7; 3_000]);

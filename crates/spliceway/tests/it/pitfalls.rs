@@ -21,6 +21,8 @@ mod limited;
 mod limits;
 // Short writes, small messages, bursts, chains: all bytes arrive immediately, and most are spliced.
 mod short;
+// Options that the caller has set on a socket.
+mod socket_options;
 // The slots of a pipe fill before its bytes do, even with exactly 16 fragments.
 mod slots;
 // A blocked sink costs no CPU time, and no bytes are lost.

@@ -199,7 +199,7 @@ impl World {
                 outcomes
             }
             // A peek cannot show whether an empty pipe has ended.
-            Step::Peek if left == 0 => vec![Event::Eof, Event::WouldBlock, Event::SourceStopped],
+            Step::Peek if left == 0 => vec![Event::WouldBlock, Event::SourceStopped],
             Step::Peek => vec![Event::Peeked, Event::WouldBlock, Event::SourceStopped],
             Step::SpliceThrough { peeked } => self.spliced_through(peeked),
             Step::Fill { class, probe } => self.fills(class, probe),
