@@ -242,7 +242,7 @@ fn siocoutq_counts_the_bytes_that_the_peer_has_not_acknowledged() {
 
 /// A runtime that keeps this error for ever takes the socket for broken.
 #[test]
-fn an_entry_in_the_error_queue_is_an_error_that_epoll_reports_once_per_edge() {
+fn epoll_reports_an_entry_in_the_error_queue_once_per_edge() {
     let (mut near, mut far) = tcp_pair();
     near.set_nonblocking(true).expect("FIONBIO");
     spliceway_faults::set_option(&near, SocketOption::Timestamping, SocketOption::SENT_TIMES).expect("SO_TIMESTAMPING");
