@@ -33,6 +33,7 @@ mod listener;
 mod log;
 mod metrics;
 mod monitoring;
+mod named_file;
 mod notify;
 mod outcome;
 mod overview;

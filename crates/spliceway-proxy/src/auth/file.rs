@@ -2,14 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::hash::{Cost, Hash, WORK_MAX_KIB};
 use super::{Fingerprint, Stored, fingerprint};
+use crate::named_file::{self, NamedFile};
 
 /// The start of a hash. A text that does not start with it is the password itself.
 const HASH: &str = "$argon2";
@@ -21,7 +19,7 @@ const FOREIGN_HASHES: [&str; 14] = [
 /// The maximum length of a name and of a password, because RFC 1929 has one byte for each length.
 const FIELD_MAX_BYTES: usize = 255;
 /// The maximum size of a file, enough for ten thousand users with hashes.
-const FILE_MAX_BYTES: u64 = 4 << 20;
+const FILE_MAX_BYTES: usize = 4 << 20;
 
 /// The permission bits that let the group or other users read or write a file.
 const EXPOSED: u32 = 0o066;
@@ -58,10 +56,8 @@ pub(crate) fn read(path: &Path) -> Result<UserFile, FileError> {
         line: None,
         problem,
     };
-    let (text, mode) = read_bounded(path).map_err(|error| {
-        let expected = "expected a file with NAME:HASH on each line, which this user may read";
-        whole(format!("{error}; {expected}"))
-    })?;
+    let NamedFile { text, mode } = named_file::read(path, FILE_MAX_BYTES)
+        .map_err(|why| whole(format!("{why}; expected a file with NAME:HASH on each line")))?;
     let mut file = parse(&text).map_err(|(line, problem)| FileError {
         path: path.into(),
         line: Some(line),
@@ -73,20 +69,6 @@ pub(crate) fn read(path: &Path) -> Result<UserFile, FileError> {
         true => Err(whole(format!("the file has no users; {EXPECTED}"))),
         false => Ok(file),
     }
-}
-
-/// Returns the text of the file at `path`, and the file's permissions. The limit applies to the
-/// bytes that are read, because a pipe or a device has no length.
-fn read_bounded(path: &Path) -> io::Result<(String, u32)> {
-    let file = File::open(path)?;
-    let mode = file.metadata()?.permissions().mode() & 0o777;
-    let mut bytes = Vec::new();
-    file.take(FILE_MAX_BYTES + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > FILE_MAX_BYTES {
-        return Err(io::Error::other("larger than 4 MiB, which is the limit"));
-    }
-    let text = String::from_utf8(bytes).map_err(|_| io::Error::other("expected UTF-8"))?;
-    Ok((text, mode))
 }
 
 const EXPECTED: &str = "expected NAME:HASH, with a hash of `spliceway hash-password`, or NAME:PASSWORD";

@@ -1,21 +1,21 @@
 //! Reads a file, or the files of a directory, into one configuration.
 
 use std::env::VarError;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::OFlags;
 use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeTable, Deserializer, Error};
 
 use super::Config;
 use super::tree::{self, Tree};
+use crate::named_file::{self, Unreadable};
 
-/// The limit on all files together. A service needs about 200 bytes.
-const ALL_MAX_BYTES: usize = 16 << 20;
+/// The limit on all files together, before and after variables are replaced. A service needs about
+/// 200 bytes.
+pub(super) const ALL_MAX_BYTES: usize = 16 << 20;
 
 /// The files that were read. An offset counts from the start of the first file.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ struct Source {
 /// Returns the first fault, with its place.
 pub(crate) fn read(path: &Path, environment: tree::Environment<'_>) -> Result<(Config, Sources), String> {
     let sources = Sources::read(path)?;
-    let mut tree = Tree::new(environment);
+    let mut tree = Tree::new(environment, sources.room());
     for source in &sources.files {
         let parsed = DeTable::parse(&source.text);
         let table = parsed.map_err(|error| sources.show(&error, source.start, "this is not valid TOML: "))?;
@@ -63,20 +63,14 @@ pub(crate) fn read(path: &Path, environment: tree::Environment<'_>) -> Result<(C
 impl Sources {
     fn read(path: &Path) -> Result<Self, String> {
         let named = |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-        let is_directory = fs::metadata(path).map_err(|error| named(path, &error))?.is_dir();
+        let is_directory = fs::metadata(path).is_ok_and(|metadata| metadata.is_dir());
         let paths = match is_directory {
             true => files_in(path).map_err(|error| named(path, &error))?,
             false => vec![path.to_owned()],
         };
         let (mut files, mut start, mut room) = (Vec::new(), 0, ALL_MAX_BYTES);
         for path in paths {
-            let file = if is_directory {
-                open_regular(&path)
-            } else {
-                File::open(&path)
-            };
-            let text = file.and_then(|file| read_bounded(file, room));
-            let text = text.map_err(|error| named(&path, &error))?;
+            let text = text_of(&path, is_directory, room).map_err(|error| named(&path, &error))?;
             let length = text.len();
             let ends = text.match_indices('\n').map(|(at, _)| at + 1);
             files.push(Source {
@@ -92,6 +86,12 @@ impl Sources {
             path: path.to_owned(),
             files,
         })
+    }
+
+    /// Returns the number of bytes that the values of variables may add.
+    fn room(&self) -> usize {
+        let read: usize = self.files.iter().map(|source| source.text.len()).sum();
+        ALL_MAX_BYTES - read
     }
 
     /// Returns `FILE:LINE:COLUMN` of an offset. Without an offset, returns the path that the
@@ -166,35 +166,20 @@ fn files_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
     }
 }
 
-/// Opens a file of a directory. A FIFO or a device could let the program wait, so only regular
-/// files are read. The operator may still name a FIFO alone, such as `<(generate)` of a shell.
-fn open_regular(path: &Path) -> io::Result<File> {
-    let refused =
-        || io::Error::other("this is not a regular file: remove it, or rename it so that it does not end in .toml");
-    if !fs::metadata(path)?.is_file() {
-        return Err(refused());
+/// Returns the text of a file with at most `room` bytes. The files of a directory must be regular,
+/// so that nothing in it lets the program wait. The operator may still name a pipe alone, such as
+/// `<(generate)` of a shell.
+fn text_of(path: &Path, is_in_directory: bool, room: usize) -> Result<String, String> {
+    if is_in_directory && named_file::is_regular(path).is_ok_and(|is_regular| !is_regular) {
+        let problem = "this is not a regular file: remove it, or rename it so that it does not end in .toml";
+        return Err(problem.to_owned());
     }
-    // The file may be another one by now.
-    let flags = OFlags::NONBLOCK.bits().cast_signed();
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-    match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(refused()),
+    match named_file::read(path, room) {
+        Ok(file) => Ok(file.text),
+        Err(Unreadable::TooLong(_)) => Err(format!(
+            "too long: expected at most {} MiB in all files",
+            ALL_MAX_BYTES >> 20
+        )),
+        Err(why) => Err(why.to_string()),
     }
-}
-
-/// Returns the text of a file. The limit applies to the bytes that are read, because a pipe or a
-/// device has no length.
-fn read_bounded(file: File, max: usize) -> io::Result<String> {
-    let mut bytes = Vec::new();
-    file.take(max as u64 + 1).read_to_end(&mut bytes)?;
-    if bytes.len() > max {
-        let expected = format!("too long: expected at most {} MiB in all files", ALL_MAX_BYTES >> 20);
-        return Err(io::Error::other(expected));
-    }
-    String::from_utf8(bytes).map_err(|error| {
-        let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
-        let line = valid.iter().filter(|byte| **byte == b'\n').count() + 1;
-        io::Error::other(format!("line {line} is not valid UTF-8: expected text in UTF-8"))
-    })
 }

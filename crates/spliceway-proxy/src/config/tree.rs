@@ -1,12 +1,13 @@
 //! The keys and texts of files: merges files, finds unknown keys, and replaces `${NAME}`.
 
+use std::cell::Cell;
 use std::ops::Range;
 
 use toml::Spanned;
 use toml::de::{DeArray, DeString, DeTable, DeValue};
 
 use super::keys::{self, Keys};
-use super::source::Sources;
+use super::source::{ALL_MAX_BYTES, Sources};
 
 /// Returns the value of an environment variable, or the end of a sentence about it.
 pub(crate) type Environment<'a> = &'a dyn Fn(&str) -> Result<String, &'static str>;
@@ -14,6 +15,8 @@ pub(crate) type Environment<'a> = &'a dyn Fn(&str) -> Result<String, &'static st
 /// The tables of all files. Their places are offsets from the start of the first file.
 pub(super) struct Tree<'i, 'a> {
     environment: Environment<'a>,
+    /// The number of bytes that the values of further variables may have.
+    room: Cell<usize>,
     keys: Keys,
     table: DeTable<'i>,
 }
@@ -43,9 +46,11 @@ impl TreeFault {
 }
 
 impl<'i, 'a> Tree<'i, 'a> {
-    pub(super) fn new(environment: Environment<'a>) -> Self {
+    /// The values of all variables have at most `room` bytes.
+    pub(super) fn new(environment: Environment<'a>, room: usize) -> Self {
         Self {
             environment,
+            room: Cell::new(room),
             keys: Keys::new(),
             table: DeTable::new(),
         }
@@ -54,11 +59,12 @@ impl<'i, 'a> Tree<'i, 'a> {
     /// Adds the table of a file that begins at offset `start`.
     ///
     /// # Errors
-    /// Returns an error for an unknown key, for a key that another file has, and for a variable
-    /// that is not defined.
+    /// Returns an error for an unknown key, for a key that another file has, for a variable that is
+    /// not defined, and for variables that are too long.
     pub(super) fn add(&mut self, table: DeTable<'i>, start: usize) -> Result<(), TreeFault> {
         let step = Step {
             environment: self.environment,
+            room: &self.room,
             keys: &self.keys,
             start,
         };
@@ -108,6 +114,7 @@ fn merge<'i>(table: &mut DeTable<'i>, new: DeTable<'i>) -> Result<(), TreeFault>
 /// Takes the values of one file over.
 struct Step<'a> {
     environment: Environment<'a>,
+    room: &'a Cell<usize>,
     keys: &'a Keys,
     start: usize,
 }
@@ -167,7 +174,7 @@ impl Step<'_> {
                 let key = path.last().map(String::as_str).unwrap_or_default();
                 let expanded = keys::check_secret(key, &text)
                     .map_err(str::to_owned)
-                    .and_then(|()| expanded(text, self.environment));
+                    .and_then(|()| expanded(text, self.environment, self.room));
                 DeValue::String(expanded.map_err(|problem| TreeFault::new(span.start, format!("{key}: {problem}")))?)
             }
             other => other,
@@ -200,8 +207,9 @@ pub(super) fn key_at(table: &DeTable<'_>, at: usize) -> Option<String> {
 /// Replaces `${NAME}` by the value of the variable, and `$${` by `${`.
 ///
 /// # Errors
-/// Returns a message if a variable is not defined, or if its name is not valid.
-fn expanded<'i>(text: DeString<'i>, environment: Environment<'_>) -> Result<DeString<'i>, String> {
+/// Returns a message if a variable is not defined, if its name is not valid, or if its value has
+/// more than `room` bytes.
+fn expanded<'i>(text: DeString<'i>, environment: Environment<'_>, room: &Cell<usize>) -> Result<DeString<'i>, String> {
     let mut rest = &*text;
     let mut done = String::new();
     while let Some(start) = rest.find("${") {
@@ -217,6 +225,13 @@ fn expanded<'i>(text: DeString<'i>, environment: Environment<'_>) -> Result<DeSt
         let name = name.filter(|name| is_variable(name));
         let name = name.ok_or("expected ${NAME} with letters, digits and `_`; write $${ for the text ${ itself")?;
         let value = environment(name).map_err(|why| format!("the environment variable {name} {why}"))?;
+        let left = room.get().checked_sub(value.len());
+        room.set(left.ok_or_else(|| {
+            format!(
+                "with the environment variable {name}, the configuration has more than {} MiB: use it less often",
+                ALL_MAX_BYTES >> 20
+            )
+        })?);
         done.push_str(&value);
         rest = &after[name.len() + 1..];
     }

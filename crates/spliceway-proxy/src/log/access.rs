@@ -276,6 +276,7 @@ impl OpenFile {
         let file = options.open(&path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => expected("a file in a folder that exists", &error),
             io::ErrorKind::PermissionDenied => expected("a file that this user may write", &error),
+            io::ErrorKind::IsADirectory => not_a_file(),
             _ if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => not_a_file(),
             _ => error,
         })?;

@@ -2,8 +2,6 @@
 
 use std::collections::HashMap;
 use std::fmt::Write;
-use std::fs::File;
-use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,10 +12,11 @@ use super::UserTargets;
 use super::origin::{Fault, Origin};
 use crate::auth::{Users, fingerprint};
 use crate::config::{KindArg, List, Private, PrivateArg, Rule, RuleArg, Service, User, Value};
+use crate::named_file;
 use crate::policy::{PrivateTargets, RuleList, TargetAccess, TargetRules};
 
 /// The maximum size of a file, which is enough for a million rules of 32 bytes.
-const FILE_MAX_BYTES: u64 = 32 << 20;
+const FILE_MAX_BYTES: usize = 32 << 20;
 
 /// The lists so far. Services with the same list, such as that of the defaults, share its memory.
 pub(super) struct Lists<'a> {
@@ -164,7 +163,8 @@ fn private(list: Option<&List<Private>>) -> Result<PrivateTargets, Fault> {
 /// Returns the end of a message that begins with the path. It does not repeat the text of a line,
 /// because the file may be another one than the operator meant, with secrets.
 fn read(path: &Path, rules: &mut RuleList) -> Result<String, String> {
-    let text = read_bounded(path).map_err(|error| format!(": {error}; {EXPECTED}"))?;
+    let file = named_file::read(path, FILE_MAX_BYTES).map_err(|why| format!(": {why}; {EXPECTED}"))?;
+    let text = file.text;
     let before = rules.len();
     // Some editors write a byte order mark, which is no part of the first rule.
     let lines = text.trim_start_matches('\u{feff}').lines();
@@ -184,14 +184,3 @@ fn read(path: &Path, rules: &mut RuleList) -> Result<String, String> {
 }
 
 const EXPECTED: &str = "expected a file with one rule on each line";
-
-/// Returns the text of a file. The limit applies to the bytes that are read, because a pipe or a
-/// device has no length.
-fn read_bounded(path: &Path) -> io::Result<String> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(FILE_MAX_BYTES + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > FILE_MAX_BYTES {
-        return Err(io::Error::other("larger than 32 MiB, which is the limit"));
-    }
-    String::from_utf8(bytes).map_err(|_| io::Error::other("expected text in UTF-8"))
-}

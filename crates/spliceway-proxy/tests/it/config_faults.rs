@@ -74,7 +74,7 @@ fn what_is_not_text_in_files_is_refused_with_the_file() {
     );
     assert_eq!(
         directory.refusal("missing.toml"),
-        "missing.toml: No such file or directory (os error 2)\n"
+        "missing.toml: No such file or directory (os error 2): create it, or correct the path\n"
     );
     fs::remove_file(directory.0.join("latin.toml")).unwrap();
     assert_eq!(

@@ -40,6 +40,8 @@ mod listen;
 mod log;
 mod metrics;
 mod mixed;
+// Pipes, devices and directories in the place of a file.
+mod named_files;
 // What a service manager is told.
 mod notify;
 // Metrics as Prometheus sees them, the dashboard and the alerts.
