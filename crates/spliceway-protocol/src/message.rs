@@ -30,7 +30,7 @@ impl Message {
                 return Ok(None);
             }
             let (taken, rest) = input.split_at(missing.min(input.len()));
-            self.held.extend_from_slice(taken);
+            append(&mut self.held, taken);
             *input = rest;
         }
     }
@@ -50,6 +50,18 @@ impl Message {
     pub(super) fn room_bytes(&self) -> usize {
         self.held.capacity()
     }
+}
+
+/// The room that a buffer may have beyond its bytes. Thousands of clients may send long messages
+/// slowly, and doubling would hold twice their bytes.
+const ROOM_BYTES: usize = 2 << 10;
+
+/// Appends bytes of a message that may grow further.
+pub(super) fn append(held: &mut Vec<u8>, bytes: &[u8]) {
+    if held.capacity() - held.len() < bytes.len() {
+        held.reserve_exact(bytes.len() + held.len().min(ROOM_BYTES));
+    }
+    held.extend_from_slice(bytes);
 }
 
 /// Shows the number of bytes but not the bytes themselves, which may contain a password.

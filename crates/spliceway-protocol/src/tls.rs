@@ -25,6 +25,7 @@ use rustls::server::Acceptor;
 use rustls::{Error, PeerMisbehaved};
 
 use super::Refused;
+use super::message::append;
 
 /// The most bytes of a ClientHello, with the heads of its records. The limit has room for 16 KiB of
 /// extensions. A browser's message has about 2 KiB.
@@ -113,7 +114,7 @@ impl Hello {
                 return Ok(None);
             }
             let (taken, rest) = input.split_at(missing.min(input.len()));
-            self.held.extend_from_slice(taken);
+            append(&mut self.held, taken);
             *input = rest;
         }
     }

@@ -5,7 +5,7 @@
 //!                                   │         │              │         │       │            │
 //!                                 drain   admission   protocol, auth  policy  spliceway  metrics
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod accounts;
 mod admin;
@@ -26,6 +26,7 @@ mod exposure;
 mod handover;
 mod handshake;
 mod health;
+mod heap;
 mod http_server;
 mod instance;
 mod limits;

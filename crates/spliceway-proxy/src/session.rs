@@ -155,8 +155,9 @@ pub(crate) async fn run(opening: Opening, _alive: Alive) {
         permit,
     } = opening.await;
     let outcome = match opened {
-        Ok(Opened::Relay(ends)) => return relay_to_end(ends, record, permit).await,
-        Ok(Opened::Association(open)) => open.run(&mut record).await,
+        // Boxed, so that no session holds the memory of a step that it is not in.
+        Ok(Opened::Relay(ends)) => return Box::pin(relay_to_end(ends, record, permit)).await,
+        Ok(Opened::Association(open)) => Box::pin(open.run(&mut record)).await,
         Err(outcome) => outcome,
     };
     record.end(outcome);

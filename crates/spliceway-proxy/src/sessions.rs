@@ -24,6 +24,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::accounts::Entered;
 use crate::datagrams::DatagramStats;
+use crate::heap::Heap;
 use crate::outcome::SessionEnd;
 use crate::session::Moving;
 
@@ -39,6 +40,7 @@ pub(crate) struct Sessions {
     /// The number of sessions so far, which is also the last identifier.
     count: AtomicU64,
     open: Mutex<Slab<(u64, Arc<Session>)>>,
+    heap: Heap,
     /// A session with a limit was added.
     limited: Notify,
 }
@@ -133,7 +135,10 @@ impl Sessions {
     /// Adds a session from another process.
     pub(crate) fn insert(&self, session: Session) -> (Arc<Session>, usize) {
         let session = Arc::new(session);
-        let key = self.open().insert((session.id, Arc::clone(&session)));
+        let mut open = self.open();
+        let key = open.insert((session.id, Arc::clone(&session)));
+        self.heap.grows_to(open.len());
+        drop(open);
         (session, key)
     }
 
@@ -153,8 +158,17 @@ impl Sessions {
     }
 
     pub(crate) fn remove(&self, key: usize) {
+        let mut open = self.open();
+        let removed = open.remove(key);
+        self.heap.shrinks_to(open.len());
         // The session is dropped outside the lock.
-        let _removed = self.open().remove(key);
+        drop(open);
+        drop(removed);
+    }
+
+    /// Returns what decides when memory is given back to the system.
+    pub(crate) fn heap(&self) -> &Heap {
+        &self.heap
     }
 
     /// Returns the sessions of some slots from `slot` on, each with its slot, and the slot to

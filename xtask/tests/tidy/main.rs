@@ -25,6 +25,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
         "crates/spliceway/src/identity.rs",
         "it finds the concrete type of a stream by its type identity",
     ),
+    ("crates/spliceway-proxy/src/heap.rs", "malloc_trim has no safe wrapper"),
     (
         "testing/net/src/tun.rs",
         "TUNSETIFF and TUNSETOFFLOAD have no safe wrapper; no user gets this crate",

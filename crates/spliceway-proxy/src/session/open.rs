@@ -97,7 +97,8 @@ pub(super) async fn open(
         };
         return Err(opening.refuse(failure, SessionEnd::Denied(reason).into()).await);
     }
-    opening.carry_out(permit, record).await
+    // Boxed, so that a handshake does not hold the memory of a dial.
+    Box::pin(opening.carry_out(permit, record)).await
 }
 
 /// Returns the target of a redirected client, or the reason to refuse the client.
