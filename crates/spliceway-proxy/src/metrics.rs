@@ -7,6 +7,8 @@
 mod backends;
 mod continued;
 mod process;
+mod series;
+mod services;
 mod traffic;
 
 use std::fmt;
@@ -17,10 +19,10 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
+use tokio::time::Instant;
 
 use crate::accounts::{Accounts, UserSeries};
 use crate::admission::Admission;
@@ -29,7 +31,8 @@ use crate::outcome::SessionEnd;
 use backends::Backends;
 use continued::Continued;
 pub(crate) use process::Process;
-use traffic::{AllTraffic, LiveSeries};
+use series::LiveSeries;
+use services::AllTraffic;
 pub(crate) use traffic::{Totals, Traffic};
 
 /// The upper bounds of the buckets for the connect time, in seconds. They range from a neighbour in
@@ -48,38 +51,17 @@ const REFUSED: &str = "refused";
 pub(crate) struct Metrics {
     started: SystemTime,
     registry: Registry,
-    active: Family<ServiceLabel, Gauge>,
-    ended: Family<EndLabels, Counter>,
-    refused: Family<RefusedLabels, Counter>,
     connect_seconds: Histogram,
     accept_errors: Family<ErrnoLabel, Counter>,
     reloads: Family<ReloadLabel, Counter>,
     admission: Arc<Admission>,
     accounts: Arc<Accounts>,
-    /// The traffic of each service that there has been. A counter never goes back, so a removed
-    /// service keeps its series.
+    /// The traffic of each service that has series.
     traffic: AllTraffic,
     /// The backends of the services that run now.
     balancers: Mutex<Vec<Arc<Balancer>>>,
     /// The counters of the process that has handed over to this one.
     continued: Continued,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ServiceLabel {
-    service: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct EndLabels {
-    service: &'static str,
-    end: SessionEnd,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RefusedLabels {
-    service: &'static str,
-    reason: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -97,9 +79,6 @@ impl Metrics {
         let metrics = Self {
             started: SystemTime::now(),
             registry: Registry::with_prefix(PREFIX),
-            active: Family::default(),
-            ended: Family::default(),
-            refused: Family::default(),
             connect_seconds: Histogram::new(CONNECT_BUCKETS),
             accept_errors: Family::default(),
             reloads: Family::default(),
@@ -122,21 +101,6 @@ impl Metrics {
         let registry = &mut self.registry;
         let version = [("version", env!("CARGO_PKG_VERSION")), ("arch", std::env::consts::ARCH)];
         registry.register("build", "The running build", Info::new(version.to_vec()));
-        registry.register(
-            "connections_active",
-            "Sessions that are open now, including handshakes",
-            self.active.clone(),
-        );
-        registry.register(
-            "connections",
-            "Sessions that have ended, by end reason",
-            self.ended.clone(),
-        );
-        registry.register(
-            "refused",
-            "Clients that the proxy itself refused, by reason",
-            self.refused.clone(),
-        );
         registry.register_with_unit(
             "connect",
             "Time to look up and connect to a target, for successful attempts",
@@ -166,11 +130,20 @@ impl Metrics {
         self
     }
 
-    /// Returns the traffic of the service with this name. A name that was there before continues.
+    /// Returns the traffic of the service with this name. A name that still has series continues.
     pub(crate) fn traffic(&self, service: &'static str) -> Arc<Traffic> {
-        // This creates the series, so that it is 0 before the first session.
-        drop(self.active.get_or_create(&ServiceLabel { service }));
+        self.sweep();
         self.traffic.of(service)
+    }
+
+    /// Returns the traffic of all services that have series.
+    pub(crate) fn all_traffic(&self) -> Vec<Arc<Traffic>> {
+        self.traffic.all()
+    }
+
+    /// Removes the series of services that are gone.
+    fn sweep(&self) {
+        self.traffic.sweep(Instant::now());
     }
 
     /// Records the balancers of the services that run from now on.
@@ -193,58 +166,16 @@ impl Metrics {
         self.reloads.get_or_create(&ReloadLabel { result }).inc();
     }
 
-    /// Creates the series for this reason, so that it is 0 before the first refusal.
-    pub(crate) fn may_refuse(&self, service: &'static str, reason: &'static str) {
-        drop(self.refused.get_or_create(&RefusedLabels { service, reason }));
-    }
-
-    pub(crate) fn session_began(&self, service: &'static str) {
-        self.active.get_or_create(&ServiceLabel { service }).inc();
-    }
-
-    pub(crate) fn session_ended(&self, service: &'static str, end: SessionEnd) {
-        self.active.get_or_create(&ServiceLabel { service }).dec();
-        self.ended.get_or_create(&EndLabels { service, end }).inc();
-        if let SessionEnd::Denied(reason) = end {
-            self.refused.get_or_create(&RefusedLabels { service, reason }).inc();
-        }
-    }
-
-    /// Records that a session arrives from another process.
-    pub(crate) fn session_arrived(&self, service: &'static str) {
-        self.active.get_or_create(&ServiceLabel { service }).inc();
-    }
-
-    /// Records that a session continues in another process, which counts its end.
-    pub(crate) fn session_left(&self, service: &'static str) {
-        self.active.get_or_create(&ServiceLabel { service }).dec();
-    }
-
-    /// Returns the number of open sessions of a service.
-    pub(crate) fn active(&self, service: &'static str) -> u64 {
-        let active = self.active.get_or_create(&ServiceLabel { service }).get();
-        u64::try_from(active).unwrap_or(0)
-    }
-
     /// Returns the number of open sessions of all services.
     pub(crate) fn open(&self) -> u64 {
-        self.traffic
-            .all()
-            .iter()
-            .map(|traffic| self.active(traffic.service()))
-            .sum()
+        self.traffic.all().iter().map(|traffic| traffic.active()).sum()
     }
 
     /// Returns the number of sessions that the stop of the program has cut. A session that is still
     /// open at the end is one of them.
     pub(crate) fn cut(&self) -> u64 {
-        let end = SessionEnd::Drained;
-        let of = |service| {
-            self.ended
-                .get(&EndLabels { service, end })
-                .map_or(0, |count| count.get())
-        };
-        let drained: u64 = self.traffic.all().iter().map(|traffic| of(traffic.service())).sum();
+        let all = self.traffic.all();
+        let drained: u64 = all.iter().map(|traffic| traffic.ended(SessionEnd::Drained)).sum();
         drained + self.open()
     }
 
@@ -273,6 +204,7 @@ impl Metrics {
     /// Returns the metrics that do not describe the process. [`LiveSeries`] defines the names and
     /// help texts of those that it collects.
     pub(crate) async fn totals(&self) -> Result<String, fmt::Error> {
+        self.sweep();
         let mut live = Registry::with_prefix(PREFIX);
         let series = LiveSeries::new(&self.traffic, Arc::clone(&self.admission)).await;
         live.register_collector(Box::new(series));
@@ -283,12 +215,13 @@ impl Metrics {
         let mut text = String::new();
         text::encode_registry(&mut text, &self.registry)?;
         text::encode_registry(&mut text, &live)?;
-        Ok(self.continued.add_to(text))
+        let services: Vec<_> = self.traffic.all().iter().map(|traffic| traffic.service()).collect();
+        Ok(self.continued.add_to(text, &services, Instant::now()))
     }
 
     /// Continues from the [totals](Self::totals) of an earlier process.
     pub(crate) fn continue_from(&self, totals: &str) {
-        self.continued.replace(totals);
+        self.continued.replace(totals, Instant::now());
     }
 }
 
@@ -300,13 +233,13 @@ mod tests {
     async fn the_series_have_the_documented_names() {
         let admission = Admission::new("sessions", 10, None);
         let metrics = Metrics::new(admission, Arc::default());
-        metrics.traffic("socks5");
+        let traffic = metrics.traffic("socks5");
         metrics.reloaded(false);
-        metrics.session_began("socks5");
-        metrics.session_began("socks5");
-        metrics.session_ended("socks5", SessionEnd::ConnectFailed("ECONNREFUSED"));
-        metrics.session_began("socks5");
-        metrics.session_ended("socks5", SessionEnd::Denied("command"));
+        traffic.session_began();
+        traffic.session_began();
+        traffic.session_ended(SessionEnd::ConnectFailed("ECONNREFUSED"));
+        traffic.session_began();
+        traffic.session_ended(SessionEnd::Denied("command"));
         metrics.connected(Duration::from_millis(3));
         metrics.accept_failed("EMFILE");
         let text = metrics.text(metrics.process()).await.unwrap();

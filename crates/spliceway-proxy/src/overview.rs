@@ -12,7 +12,7 @@ use crate::admin::view;
 use crate::admission::Admission;
 use crate::balance::{BackendState, BackendStatus};
 use crate::health::{Health, State};
-use crate::metrics::{Metrics, Totals};
+use crate::metrics::{Metrics, Totals, Traffic};
 use crate::service::Service;
 use crate::sessions::Sessions;
 
@@ -26,6 +26,8 @@ const OBSERVED_MAX: usize = 16_384;
 const USERS: usize = 10;
 
 const DRAINING: &str = "draining";
+/// The state of a service that the configuration no longer has, and that still has sessions.
+const REMOVED: &str = "removed";
 
 /// Everything that describes the state of this run.
 pub(crate) struct Overview {
@@ -88,6 +90,8 @@ impl Overview {
         let balancers = services.iter().filter_map(|served| served.service.balancer.clone());
         self.metrics.balance(balancers.collect());
         *self.services.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(services);
+        // A reload has freed the settings before, which may have a million rules.
+        self.sessions.heap().trim_soon();
     }
 
     /// Returns the services that run now.
@@ -129,8 +133,8 @@ impl Overview {
 
     async fn sample(&self) -> Sample {
         let mut totals = HashMap::new();
-        for served in self.services().iter() {
-            totals.insert(served.service.name, served.service.traffic.totals().await);
+        for traffic in self.metrics.all_traffic() {
+            totals.insert(traffic.service(), traffic.totals().await);
         }
         Sample {
             at: Instant::now(),
@@ -166,22 +170,34 @@ impl Overview {
         let before = self.samples().back().cloned();
         let before = before.filter(|before| before.at < sample.at);
         let served = self.services();
-        let services: Vec<_> = served
+        // A service that was added after the sample is in the next one.
+        let counts = |traffic: &Traffic| {
+            let name = traffic.service();
+            let before = before.as_ref().and_then(|before| {
+                let totals = before.totals.get(name)?;
+                Some((totals, sample.at - before.at))
+            });
+            Some(counts(traffic, sample.totals.get(name)?, before))
+        };
+        let running = served.iter().filter_map(|served| {
+            let mut status = service(served, counts(&served.service.traffic)?);
+            if state != State::Serving {
+                status.state = DRAINING.to_owned();
+            }
+            Some(status)
+        });
+        let known = self.metrics.all_traffic();
+        let is_served = |name| served.iter().any(|served| served.service.name == name);
+        let removed = known
             .iter()
-            // A service that was added after the sample is in the next one.
-            .filter_map(|served| {
-                let name = served.service.name;
-                let before = before.as_ref().and_then(|before| {
-                    let totals = before.totals.get(name)?;
-                    Some((totals, sample.at - before.at))
-                });
-                let mut status = service(served, sample.totals.get(name)?, before);
-                if state != State::Serving {
-                    status.state = DRAINING.to_owned();
-                }
-                Some(status)
+            .filter(|traffic| traffic.active() > 0 && !is_served(traffic.service()));
+        let removed = removed.filter_map(|traffic| {
+            Some(view::ServiceStatus {
+                state: REMOVED.to_owned(),
+                ..counts(traffic)?
             })
-            .collect();
+        });
+        let services: Vec<_> = running.chain(removed).collect();
         let sum = |of: fn(&view::ServiceStatus) -> u64| services.iter().map(of).sum();
         let uptime = sample.at.saturating_duration_since(self.started);
         let mut status = view::Status {
@@ -236,11 +252,10 @@ impl Overview {
     }
 }
 
-fn service(served: &Served, totals: &Totals, before: Option<(&Totals, Duration)>) -> view::ServiceStatus {
+/// Returns the state of a service that runs, with these counts.
+fn service(served: &Served, counts: view::ServiceStatus) -> view::ServiceStatus {
     let service = &served.service;
-    let (up, down) = (totals.bytes.up, totals.bytes.down);
     view::ServiceStatus {
-        name: service.name.to_owned(),
         listen: served.listen.clone(),
         state: if service.accepting.is_on() {
             "accepting"
@@ -248,8 +263,27 @@ fn service(served: &Served, totals: &Totals, before: Option<(&Totals, Duration)>
             DRAINING
         }
         .to_owned(),
+        backends: service
+            .balancer
+            .iter()
+            .flat_map(|balancer| balancer.status())
+            .map(backend)
+            .collect(),
+        waiting: service
+            .balancer
+            .as_ref()
+            .map_or(0, |balancer| balancer.waiting() as u64),
+        ..counts
+    }
+}
+
+/// Returns what a service has counted, whether or not it runs.
+fn counts(traffic: &Traffic, totals: &Totals, before: Option<(&Totals, Duration)>) -> view::ServiceStatus {
+    let (up, down) = (totals.bytes.up, totals.bytes.down);
+    view::ServiceStatus {
+        name: traffic.service().to_owned(),
         sessions: view::SessionCounts {
-            active: service.metrics.active(service.name),
+            active: traffic.active(),
             total: totals.sessions,
             waits: 0,
         },
@@ -262,16 +296,7 @@ fn service(served: &Served, totals: &Totals, before: Option<(&Totals, Duration)>
         datagrams_up: totals.datagrams.up.datagrams,
         datagrams_down: totals.datagrams.down.datagrams,
         rates: before.map_or_else(view::Rates::default, |(before, time)| rates(totals, before, time)),
-        backends: service
-            .balancer
-            .iter()
-            .flat_map(|balancer| balancer.status())
-            .map(backend)
-            .collect(),
-        waiting: service
-            .balancer
-            .as_ref()
-            .map_or(0, |balancer| balancer.waiting() as u64),
+        ..view::ServiceStatus::default()
     }
 }
 

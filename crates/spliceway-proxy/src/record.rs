@@ -61,7 +61,6 @@ const OBSERVED_BYTES: u64 = 1 << 20;
 
 impl Record {
     pub(crate) fn new(service: Arc<Service>, client: Option<SocketAddr>) -> Self {
-        service.metrics.session_began(service.name);
         service.traffic.session_began();
         let open = service.sessions.add(service.name, client);
         Self::of(service, open)
@@ -69,7 +68,7 @@ impl Record {
 
     /// Returns the record of a session that began in another process.
     pub(crate) fn arrived(service: Arc<Service>, session: Session) -> Self {
-        service.metrics.session_arrived(service.name);
+        service.traffic.session_arrived();
         let target = session.facts().target.clone();
         let lease = service.balancer.as_ref().zip(target);
         let lease = lease.and_then(|(balancer, target)| balancer.adopt(&target));
@@ -489,9 +488,9 @@ impl Drop for Record {
         drop(facts);
         self.service.sessions.remove(self.registered);
         if self.has_left {
-            return self.service.metrics.session_left(self.service.name);
+            return self.service.traffic.session_left();
         }
-        self.service.metrics.session_ended(self.service.name, outcome.end);
+        self.service.traffic.session_ended(outcome.end);
         self.write(&outcome, &relay, datagrams.as_ref());
     }
 }

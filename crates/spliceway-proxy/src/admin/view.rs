@@ -64,7 +64,7 @@ pub(crate) struct ServiceStatus {
     pub(crate) name: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) listen: Vec<String>,
-    /// `accepting` or `draining`.
+    /// `accepting`, `draining`, or `removed` while sessions of a removed service still run.
     pub(crate) state: String,
     pub(crate) sessions: SessionCounts,
     pub(crate) bytes_up: u64,

@@ -56,8 +56,9 @@ pub(super) fn build(
     {
         return Ok(before.built.clone());
     }
+    let traffic = shared.metrics.traffic(service.name);
     for reason in session::refusals(service) {
-        shared.metrics.may_refuse(service.name, reason);
+        traffic.may_refuse(reason);
     }
     let policy = |access: &TargetAccess| policy(service, access, clients, shared);
     let dialer = dialer(service, policy(&service.targets), before, transient)?;
@@ -99,7 +100,7 @@ pub(super) fn build(
         ),
         advertise: service.advertise,
         metrics: Arc::clone(&shared.metrics),
-        traffic: shared.metrics.traffic(service.name),
+        traffic,
         sessions: Arc::clone(&shared.sessions),
         accepting: Accepting::new(),
     };

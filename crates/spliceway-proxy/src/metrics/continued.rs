@@ -5,11 +5,22 @@
 
 use std::collections::HashMap;
 use std::fmt::Write;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::time::Instant;
+
+use super::services::KEPT_FOR;
 
 /// The counters of an earlier process.
 #[derive(Debug, Default)]
-pub(super) struct Continued(Mutex<HashMap<String, Family>>);
+pub(super) struct Continued(Mutex<Earlier>);
+
+#[derive(Debug, Default)]
+struct Earlier {
+    families: HashMap<String, Family>,
+    /// When they came.
+    since: Option<Instant>,
+}
 
 /// The samples of one family, in order: the name with its labels, and the value.
 type Family = Vec<(String, Value)>;
@@ -22,7 +33,7 @@ enum Value {
 
 impl Continued {
     /// Replaces the counters of the earlier process.
-    pub(super) fn replace(&self, text: &str) {
+    pub(super) fn replace(&self, text: &str, now: Instant) {
         let mut families: HashMap<String, Family> = HashMap::new();
         for (family, line) in lines(text) {
             if let (Some(family), Some((name, value))) = (family, sample(line)) {
@@ -30,21 +41,31 @@ impl Continued {
                 samples.push((name.to_owned(), value));
             }
         }
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = families;
+        *self.earlier() = Earlier {
+            families,
+            since: Some(now),
+        };
     }
 
-    /// Returns the text of this process with these counters added.
-    pub(super) fn add_to(&self, text: String) -> String {
-        let families = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    fn earlier(&self) -> MutexGuard<'_, Earlier> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the text of this process, which has these services, with these counters added. What
+    /// this process does not have stays for a while, so that every scraper sees the last counts.
+    pub(super) fn add_to(&self, text: String, services: &[&str], now: Instant) -> String {
+        let Earlier { families, since } = &*self.earlier();
         if families.is_empty() {
             return text;
         }
+        let is_late = since.is_some_and(|since| now.saturating_duration_since(since) >= KEPT_FOR);
+        let is_shown = |name: &str| !(is_late && is_gone(name, services));
         let mut sum = String::with_capacity(text.len());
         let mut rest: (&str, HashMap<&str, Value>) = Default::default();
         for (family, line) in lines(&text) {
             let family = family.unwrap_or_default();
             if family != rest.0 {
-                missing(&mut sum, &families, &rest);
+                missing(&mut sum, families, &rest, is_shown);
                 let known = families.get(family).into_iter().flatten();
                 rest = (family, known.map(|(name, value)| (&**name, *value)).collect());
             }
@@ -59,18 +80,37 @@ impl Continued {
                 }
             }
         }
-        missing(&mut sum, &families, &rest);
+        missing(&mut sum, families, &rest, is_shown);
         sum
     }
 }
 
-/// Adds the samples that this process does not have yet, in their order.
-fn missing(sum: &mut String, families: &HashMap<String, Family>, (family, rest): &(&str, HashMap<&str, Value>)) {
+/// Adds the samples that this process does not have yet, in their order, if they are shown.
+fn missing(
+    sum: &mut String,
+    families: &HashMap<String, Family>,
+    (family, rest): &(&str, HashMap<&str, Value>),
+    is_shown: impl Fn(&str) -> bool,
+) {
     for (name, value) in families.get(*family).into_iter().flatten() {
-        if rest.contains_key(&**name) {
+        if rest.contains_key(&**name) && is_shown(name) {
             let _ = writeln!(sum, "{name} {}", value.plus(Value::Whole(0)));
         }
     }
+}
+
+/// Returns whether this process, with these services, can have no such sample any more. It has one
+/// for every backend and every user that it knows.
+fn is_gone(name: &str, services: &[&str]) -> bool {
+    let mut quoted = name.split('"');
+    while let (Some(key), Some(value)) = (quoted.next(), quoted.next()) {
+        match key.trim_start_matches(|start: char| start != '{' && start != ',') {
+            "{service=" | ",service=" if !services.contains(&value) => return true,
+            "{backend=" | ",backend=" | "{user=" | ",user=" => return true,
+            _ => {}
+        }
+    }
+    false
 }
 
 /// Returns each line, with its family if that is one of counters or a histogram.
@@ -130,21 +170,28 @@ mod tests {
 
     #[test]
     fn counters_and_histograms_continue_and_gauges_do_not() {
-        let continued = Continued::default();
-        assert_eq!(continued.add_to(NOW.to_owned()), NOW);
-        continued.replace(BEFORE);
-        assert_eq!(continued.add_to(NOW.to_owned()), SUM);
+        let (continued, now) = (Continued::default(), Instant::now());
+        let add_to = |text: &str| continued.add_to(text.to_owned(), &[], now);
+        assert_eq!(add_to(NOW), NOW);
+        continued.replace(BEFORE, now);
+        assert_eq!(add_to(NOW), SUM);
         let part = |text: &str| text.split("# HELP a_seconds").next().unwrap().to_owned();
-        assert_eq!(
-            continued.add_to(part(NOW)),
-            part(SUM),
-            "the end of the text ends a family"
-        );
-        continued.replace("# TYPE a_bytes counter\na_bytes_total{s=\"x y\"} 18446744073709551615\nnonsense\n");
-        assert!(
-            continued
-                .add_to(NOW.to_owned())
-                .contains("{s=\"x y\"} 18446744073709551615\n")
-        );
+        assert_eq!(add_to(&part(NOW)), part(SUM), "the end of the text ends a family");
+        let most = "# TYPE a_bytes counter\na_bytes_total{s=\"x y\"} 18446744073709551615\nnonsense\n";
+        continued.replace(most, now);
+        assert!(add_to(NOW).contains("{s=\"x y\"} 18446744073709551615\n"));
+    }
+
+    #[test]
+    fn what_only_the_earlier_process_had_is_shown_for_a_while() {
+        let (continued, now) = (Continued::default(), Instant::now());
+        let head = "# TYPE a counter\n";
+        let stays = "a_total{service=\"here\",end=\"idle\"} 1\na_total{errno=\"EMFILE\"} 2\n";
+        let goes = "a_total{service=\"gone\",end=\"idle\"} 3\na_total{service=\"here\",backend=\"gone\"} 4\n\
+            a_total{user=\"gone\"} 5\n";
+        continued.replace(&format!("{head}{stays}{goes}"), now);
+        let after = |time| continued.add_to(head.to_owned(), &["here"], now + time);
+        assert_eq!(after(KEPT_FOR / 2), format!("{head}{stays}{goes}"));
+        assert_eq!(after(KEPT_FOR), format!("{head}{stays}"));
     }
 }

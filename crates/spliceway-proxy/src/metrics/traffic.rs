@@ -1,25 +1,22 @@
-//! The metrics that a scrape reads from live objects: bytes, fallbacks, datagrams, admission and
-//! pipes.
+//! The traffic of services: their sessions, relays and datagrams.
 
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
-use prometheus_client::metrics::MetricType;
 use slab::Slab;
-use spliceway::{CancelHandle, DirectionSummary, PipePool, Reason, RelayStats, RelaySummary, Scope};
+use spliceway::{CancelHandle, DirectionSummary, Reason, RelayStats, RelaySummary};
 
-use crate::admission::Admission;
 use crate::datagrams::{DatagramStats, DatagramSummary, Dropped};
+use crate::outcome::SessionEnd;
 
 /// The traffic of one service: the counts of its running relays and of the relays that have ended.
 pub(crate) struct Traffic {
     service: &'static str,
-    /// The number of sessions so far.
+    /// The number of sessions that began in this process.
     sessions: AtomicU64,
+    /// The number of sessions that are open.
+    active: AtomicU64,
     ledger: Mutex<Ledger>,
     /// Counts the dropped datagrams that belong to no session.
     strays: DatagramStats,
@@ -30,27 +27,6 @@ pub(crate) struct Traffic {
 /// The relays, and the associations, that one slice of [`Traffic::totals`] reads. A slice holds the
 /// lock for about 20 µs.
 const SLICE: usize = 128;
-
-/// The traffic of every service that there has been. Clones share the list.
-#[derive(Clone, Default)]
-pub(super) struct AllTraffic(Arc<Mutex<Vec<Arc<Traffic>>>>);
-
-impl AllTraffic {
-    /// Returns the traffic of this service, new or known.
-    pub(super) fn of(&self, service: &'static str) -> Arc<Traffic> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = all.iter().find(|traffic| traffic.service == service) {
-            return Arc::clone(known);
-        }
-        let traffic = Arc::new(Traffic::new(service));
-        all.push(Arc::clone(&traffic));
-        traffic
-    }
-
-    pub(super) fn all(&self) -> Vec<Arc<Traffic>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
 
 /// The counts of one service. A relay's bytes are either in `running` or in `ended`, and they move
 /// between the two under the lock. So a reader that holds the lock counts each byte once, and never
@@ -65,6 +41,14 @@ struct Ledger {
     associations: Slab<DatagramStats>,
     /// The datagrams of associations that have ended.
     datagrams: DatagramSummary,
+    outcomes: Outcomes,
+}
+
+/// How often each thing happened, in the order of the first time.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Outcomes {
+    pub(super) ended: Vec<(SessionEnd, u64)>,
+    pub(super) refused: Vec<(&'static str, u64)>,
 }
 
 struct Running {
@@ -117,19 +101,66 @@ impl Traffic {
         Self {
             service,
             sessions: AtomicU64::new(0),
+            active: AtomicU64::new(0),
             ledger: Mutex::default(),
             strays: DatagramStats::default(),
             scanning: tokio::sync::Mutex::default(),
         }
     }
 
-    pub(super) fn service(&self) -> &'static str {
+    pub(crate) fn service(&self) -> &'static str {
         self.service
+    }
+
+    /// Creates the series for this reason, so that it is 0 before the first refusal.
+    pub(crate) fn may_refuse(&self, reason: &'static str) {
+        add_to(&mut self.ledger().outcomes.refused, reason, 0);
     }
 
     /// Records that a session starts.
     pub(crate) fn session_began(&self) {
         self.sessions.fetch_add(1, Ordering::Relaxed);
+        self.active.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn session_ended(&self, end: SessionEnd) {
+        self.active.fetch_sub(1, Ordering::Relaxed);
+        let outcomes = &mut self.ledger().outcomes;
+        add_to(&mut outcomes.ended, end, 1);
+        if let SessionEnd::Denied(reason) = end {
+            add_to(&mut outcomes.refused, reason, 1);
+        }
+    }
+
+    /// Records that a session arrives from another process.
+    pub(crate) fn session_arrived(&self) {
+        self.active.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Records that a session continues in another process, which counts its end.
+    pub(crate) fn session_left(&self) {
+        self.active.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Returns the number of open sessions.
+    pub(crate) fn active(&self) -> u64 {
+        self.active.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn outcomes(&self) -> Outcomes {
+        self.ledger().outcomes.clone()
+    }
+
+    /// Returns how many sessions have ended in this way.
+    pub(super) fn ended(&self, end: SessionEnd) -> u64 {
+        let ledger = self.ledger();
+        let mut ended = ledger.outcomes.ended.iter();
+        ended.find(|(one, _)| *one == end).map_or(0, |(_, count)| *count)
+    }
+
+    /// Returns the fallbacks of relays that have ended.
+    pub(super) fn fallbacks(&self) -> [u64; Reason::ALL.len()] {
+        self.ledger().fallbacks
     }
 
     /// Records that a relay starts. Returns its key for [`Self::leave`].
@@ -270,6 +301,13 @@ impl Traffic {
     }
 }
 
+fn add_to<T: PartialEq>(counts: &mut Vec<(T, u64)>, what: T, count: u64) {
+    match counts.iter_mut().find(|(one, _)| *one == what) {
+        Some((_, sum)) => *sum += count,
+        None => counts.push((what, count)),
+    }
+}
+
 impl Running {
     /// Returns the part of the counts that belongs to this process.
     fn moved(&self, summary: &RelaySummary) -> RelaySummary {
@@ -313,170 +351,6 @@ impl Paths {
         self.splice += direction.spliced;
         self.copy += direction.copied;
         self.lost += direction.lost;
-    }
-}
-
-/// The collector that encodes these metrics of one scrape.
-pub(super) struct LiveSeries {
-    /// The totals of each service.
-    totals: Vec<(&'static str, Totals)>,
-    admission: Arc<Admission>,
-}
-
-impl LiveSeries {
-    pub(super) async fn new(traffic: &AllTraffic, admission: Arc<Admission>) -> Self {
-        let mut totals = Vec::new();
-        for traffic in traffic.all() {
-            totals.push((traffic.service, traffic.totals().await));
-        }
-        Self { totals, admission }
-    }
-
-    fn bytes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let help = "Bytes delivered, by path; up is from client to target";
-        let mut family = encoder.encode_descriptor("bytes", help, None, MetricType::Counter)?;
-        for (service, Totals { bytes, .. }) in &self.totals {
-            for (direction, paths) in [("up", bytes.up), ("down", bytes.down)] {
-                for (path, count) in [("splice", paths.splice), ("copy", paths.copy)] {
-                    let labels = [("service", *service), ("direction", direction), ("path", path)];
-                    family
-                        .encode_family(&labels)?
-                        .encode_counter::<NoLabelSet, u64, u64>(&count, None)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn lost(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let help = "Bytes read from one side and not delivered to the other when the session ended";
-        let mut family = encoder.encode_descriptor("lost_bytes", help, None, MetricType::Counter)?;
-        for (service, Totals { bytes, .. }) in &self.totals {
-            for (direction, paths) in [("up", bytes.up), ("down", bytes.down)] {
-                family
-                    .encode_family(&[("service", *service), ("direction", direction)])?
-                    .encode_counter::<NoLabelSet, u64, u64>(&paths.lost, None)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn datagrams(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let counts: Vec<_> = self
-            .totals
-            .iter()
-            .map(|(service, totals)| (*service, totals.datagrams))
-            .collect();
-        let passed = |datagrams: &DatagramSummary| [("up", datagrams.up), ("down", datagrams.down)];
-        let help = "Datagrams delivered; up is from client to target";
-        let mut family = encoder.encode_descriptor("datagrams", help, None, MetricType::Counter)?;
-        for (service, datagrams) in &counts {
-            for (direction, passed) in passed(datagrams) {
-                family
-                    .encode_family(&[("service", *service), ("direction", direction)])?
-                    .encode_counter::<NoLabelSet, u64, u64>(&passed.datagrams, None)?;
-            }
-        }
-        let help = "Bytes of data in delivered datagrams";
-        let mut family = encoder.encode_descriptor("datagram_bytes", help, None, MetricType::Counter)?;
-        for (service, datagrams) in &counts {
-            for (direction, passed) in passed(datagrams) {
-                family
-                    .encode_family(&[("service", *service), ("direction", direction)])?
-                    .encode_counter::<NoLabelSet, u64, u64>(&passed.bytes, None)?;
-            }
-        }
-        let help = "Datagrams dropped, by reason";
-        let mut family = encoder.encode_descriptor("datagrams_dropped", help, None, MetricType::Counter)?;
-        for (service, datagrams) in &counts {
-            for (reason, count) in datagrams.drops() {
-                family
-                    .encode_family(&[("service", *service), ("reason", reason.as_str())])?
-                    .encode_counter::<NoLabelSet, u64, u64>(&count, None)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn admission(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let max = i64::try_from(self.admission.max()).unwrap_or(i64::MAX);
-        let help = "Limit on open sessions; further clients wait to be accepted";
-        encoder
-            .encode_descriptor("connections_max", help, None, MetricType::Gauge)?
-            .encode_gauge(&max)?;
-        let help = "Times that a listener had to wait for a session to end";
-        encoder
-            .encode_descriptor("admission_waits", help, None, MetricType::Counter)?
-            .encode_counter::<NoLabelSet, u64, u64>(&self.admission.waits(), None)
-    }
-
-    fn fallbacks(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let mut sums = [0; Reason::ALL.len()];
-        for (_, totals) in &self.totals {
-            sums.iter_mut()
-                .zip(totals.fallbacks)
-                .for_each(|(sum, count)| *sum += count);
-        }
-        let help = "Relay directions that copied instead of spliced, by reason";
-        let mut family = encoder.encode_descriptor("fallback", help, None, MetricType::Counter)?;
-        for (reason, count) in Reason::ALL.into_iter().zip(sums) {
-            let labels = [("reason", reason.as_str())];
-            family
-                .encode_family(&labels)?
-                .encode_counter::<NoLabelSet, u64, u64>(&count, None)?;
-        }
-        Ok(())
-    }
-}
-
-impl Collector for LiveSeries {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        self.bytes(&mut encoder)?;
-        self.lost(&mut encoder)?;
-        self.fallbacks(&mut encoder)?;
-        self.datagrams(&mut encoder)?;
-        self.admission(&mut encoder)?;
-        pool(&mut encoder)
-    }
-}
-
-fn pool(encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-    let stats = PipePool::global().stats();
-    let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-    let mut pipes = encoder.encode_descriptor("pipes", "Open pipes, by state", None, MetricType::Gauge)?;
-    for (state, count) in [("lent", stats.lent), ("idle", stats.idle)] {
-        pipes.encode_family(&[("state", state)])?.encode_gauge(&gauge(count))?;
-    }
-    encoder
-        .encode_descriptor("pipe_pages", "Memory pages of all open pipes", None, MetricType::Gauge)?
-        .encode_gauge(&gauge(stats.pages))?;
-    let help = "Events of the pipe pool; denied_* counts pipes that it could not lend";
-    let mut events = encoder.encode_descriptor("pool", help, None, MetricType::Counter)?;
-    let mut event = |name: &str, count: u64| {
-        events
-            .encode_family(&[("event", name)])?
-            .encode_counter::<NoLabelSet, u64, u64>(&count, None)
-    };
-    event("created", stats.created)?;
-    event("reused", stats.reused)?;
-    event("closed_dirty", stats.closed_dirty)?;
-    event("closed_idle", stats.closed_idle)?;
-    // Reasons that last for a while and do not belong to one relay have a series that is 0 before
-    // the first denial. Only such reasons can come from the pool.
-    for reason in Reason::ALL {
-        let denied = stats.denied.iter().find(|(denied, _)| *denied == reason);
-        if denied.is_some() || reason.scope() != Scope::Relay {
-            event(&format!("denied_{reason}"), denied.map_or(0, |(_, count)| *count))?;
-        }
-    }
-    Ok(())
-}
-
-impl fmt::Debug for LiveSeries {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list()
-            .entries(self.totals.iter().map(|(service, _)| service))
-            .finish()
     }
 }
 

@@ -38,6 +38,8 @@ mod kubernetes;
 mod leaving;
 mod listen;
 mod log;
+// The memory of the process in a storm of clients.
+mod memory;
 mod metrics;
 mod mixed;
 // Pipes, devices and directories in the place of a file.
@@ -53,6 +55,8 @@ mod quota;
 mod rates;
 // Changes of the configuration while the program runs.
 mod reload;
+// Services that a reload removes.
+mod renamed;
 // System calls of a session.
 mod session_cost;
 mod slow;
