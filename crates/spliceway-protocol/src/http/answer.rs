@@ -9,12 +9,14 @@
 use httparse::Header;
 
 use super::framing::options;
-use super::{FIELDS_MAX, head_length_within};
+use super::head_length_within;
 use crate::message::Message;
 
 /// The limit for all heads of one response together, in bytes. It is higher than the limit for a
 /// request, because targets set cookies. The parser holds the bytes until the head is complete.
 const HEADS_MAX_BYTES: usize = 64 << 10;
+/// Marks a response as the last one on its connection.
+const LAST: &[u8] = b"Connection: close\r\n";
 /// Fields that are not passed on. Either they apply to this connection alone (RFC 9110 section
 /// 7.6.1), or the proxy writes new ones.
 const NOT_PASSED_ON: [&str; 4] = ["connection", "keep-alive", "proxy-connection", "upgrade"];
@@ -53,7 +55,8 @@ impl Answer {
     /// Consumes the bytes of the heads from `input`. Returns the bytes to send to the client in
     /// their place, or `None` until the heads are complete.
     ///
-    /// The parser returns bytes unchanged if they are not an HTTP/1 head or exceed 64 KiB. The
+    /// If a head of HTTP/1 is malformed or exceeds 64 KiB, the mark follows its status line, and the
+    /// other bytes are unchanged. If the bytes are no head of HTTP/1, all of them are unchanged: the
     /// client then interprets them itself. The caller must not read another request from that
     /// client.
     pub fn feed(&mut self, input: &mut &[u8]) -> Option<Vec<u8>> {
@@ -66,20 +69,22 @@ impl Answer {
             let head = match whole {
                 Ok(Some(head)) => head,
                 Ok(None) => return None,
-                Err(()) => return Some([&self.interim[..], self.message.held()].concat()),
+                Err(()) => return Some([&self.interim[..], &marked(self.message.held())].concat()),
             };
-            match parsed(head) {
-                Some((100 | 102..=199, _)) => {
+            match status(head) {
+                Some(100 | 102..=199) => {
                     self.interim.extend_from_slice(head);
                     self.message.clear();
                 }
                 // The client needs the fields unchanged, because they name the agreed protocol.
-                Some((101, _)) if self.may_switch => {
+                Some(101) if self.may_switch => {
                     self.has_switched = true;
                     return Some([&self.interim[..], head].concat());
                 }
-                Some((_, last)) => return Some([&self.interim[..], &last].concat()),
-                None => return Some([&self.interim[..], head].concat()),
+                _ => {
+                    let last = rewritten(head).unwrap_or_else(|| marked(head));
+                    return Some([&self.interim[..], &last].concat());
+                }
             }
         }
     }
@@ -90,12 +95,36 @@ impl Answer {
     }
 }
 
-/// Returns the status, and the head rewritten as the last one on its connection. Returns `None` if
-/// the head is not valid.
-fn parsed(head: &[u8]) -> Option<(u16, Vec<u8>)> {
-    let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
+/// Returns the status in the first line of a head, or `None` if that is not a line of HTTP/1.
+fn status(head: &[u8]) -> Option<u16> {
+    let line = head[..head.iter().position(|byte| *byte == b'\n')?].trim_ascii_end();
+    match line.strip_prefix(b"HTTP/1.")? {
+        [b'0'..=b'9', b' ', digits @ ..] => {
+            let (digits, reason) = digits.split_at_checked(3)?;
+            let is_number = digits.iter().all(u8::is_ascii_digit) && matches!(reason, [] | [b' ', ..]);
+            is_number.then(|| {
+                digits
+                    .iter()
+                    .fold(0, |number, digit| 10 * number + u16::from(digit - b'0'))
+            })
+        }
+        _ => None,
+    }
+}
+
+/// Returns the head rewritten as the last one on its connection. Returns `None` if the head is not
+/// valid.
+fn rewritten(head: &[u8]) -> Option<Vec<u8>> {
+    // A field has a line of its own, and the size of the head limits them. Any other limit would
+    // refuse what clients accept.
+    let lines = head.iter().filter(|byte| **byte == b'\n').count();
+    let mut fields = vec![httparse::EMPTY_HEADER; lines];
     let mut parsed = httparse::Response::new(&mut fields);
-    match parsed.parse(head) {
+    let mut lenient = httparse::ParserConfig::default();
+    // RFC 9112 section 5 lets a proxy repair these two in a response.
+    lenient.allow_spaces_after_header_name_in_responses(true);
+    lenient.allow_obsolete_multiline_headers_in_responses(true);
+    match lenient.parse_response(&mut parsed, head) {
         Ok(httparse::Status::Complete(bytes)) if bytes == head.len() => {}
         _ => return None,
     }
@@ -108,11 +137,23 @@ fn parsed(head: &[u8]) -> Option<(u16, Vec<u8>)> {
     {
         last.extend_from_slice(field.name.as_bytes());
         last.extend_from_slice(b": ");
-        last.extend_from_slice(field.value);
+        let blank = |byte: &u8| if matches!(byte, b'\r' | b'\n') { b' ' } else { *byte };
+        last.extend(field.value.iter().map(blank));
         last.extend_from_slice(b"\r\n");
     }
-    last.extend_from_slice(b"Connection: close\r\n\r\n");
-    Some((parsed.code?, last))
+    last.extend_from_slice(LAST);
+    last.extend_from_slice(b"\r\n");
+    Some(last)
+}
+
+/// Returns the bytes with the mark behind their status line, or unchanged if they have none.
+fn marked(bytes: &[u8]) -> Vec<u8> {
+    let line = bytes.iter().position(|byte| *byte == b'\n');
+    let (line, rest) = match line.filter(|_| status(bytes).is_some()) {
+        Some(end) => bytes.split_at(end + 1),
+        None => return bytes.to_vec(),
+    };
+    [line, LAST, rest].concat()
 }
 
 fn is_passed_on(field: &Header<'_>, fields: &[Header<'_>]) -> bool {
@@ -196,19 +237,55 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_response_head_passes_unchanged() {
+    fn what_is_no_head_of_http_1_passes_unchanged() {
         for raw in [
             "<html>",
             "HTTP/2 200\r\n\r\n",
-            "HTTP/1.1 200 OK\r\nbad field\r\n\r\n",
+            "HTTP/1.1 2000 OK\r\n\r\n",
+            "ICY 200 OK\r\n\r\n",
             "SSH-2.0-x\r\n",
         ] {
             let (given, left) = fed(&[raw.as_bytes()]);
             assert_eq!([given.unwrap().as_bytes(), &left].concat(), raw.as_bytes());
         }
-        let long = [b"HTTP/1.1 200 OK\r\nX: ", &[b'x'; 70_000][..]].concat();
-        let (given, left) = fed(&[&long]);
-        assert_eq!([given.unwrap().as_bytes(), &left].concat(), long);
+    }
+
+    #[test]
+    fn a_head_of_any_number_of_fields_is_marked_as_the_last() {
+        let fields: String = (0..500).map(|number| format!("X-{number}: 1\r\n")).collect();
+        let (given, _) = fed(&[format!("HTTP/1.1 200 OK\r\n{fields}Connection: keep-alive\r\n\r\n").as_bytes()]);
+        assert_eq!(
+            given.unwrap(),
+            format!("HTTP/1.1 200 OK\r\n{fields}Connection: close\r\n\r\n")
+        );
+    }
+
+    #[test]
+    fn blanks_before_a_colon_and_folded_lines_are_repaired() {
+        let raw = "HTTP/1.1 200 OK\r\nX-A : 1\r\nConnection : keep-alive\r\nX-B: 2\r\n 3\r\n\r\n";
+        let (given, _) = fed(&[raw.as_bytes()]);
+        assert_eq!(
+            given.unwrap(),
+            "HTTP/1.1 200 OK\r\nX-A: 1\r\nX-B: 2   3\r\nConnection: close\r\n\r\n"
+        );
+    }
+
+    #[test]
+    fn a_malformed_or_endless_head_is_marked_behind_its_status_line() {
+        let endless = ["X: ", &"x".repeat(70_000)].concat();
+        for rest in [
+            "bad field\r\n\r\n",
+            "X: a\0b\r\nConnection: keep-alive\r\n\r\n",
+            &endless,
+        ] {
+            let (given, left) = fed(&[b"HTTP/1.1 200 OK\r\n", rest.as_bytes()]);
+            let given = [given.unwrap().as_bytes(), &left].concat();
+            let expected = ["HTTP/1.1 200 OK\r\nConnection: close\r\n", rest].concat();
+            assert_eq!(String::from_utf8_lossy(&given), expected);
+        }
+        let hints = "HTTP/1.1 103 Early Hints\r\nbad field\r\n\r\n";
+        let (given, _) = fed(&[hints.as_bytes(), ANSWER.as_bytes()]);
+        assert_eq!(given.unwrap(), [hints, PASSED_ON].concat());
     }
 
     #[test]

@@ -375,13 +375,31 @@ fn a_client_that_leaves_ends_its_request() {
     }
 }
 
+/// A client that reuses the connection would wait for an answer for ever.
+#[test]
+fn an_answer_that_clients_accept_is_marked_whatever_its_fields_are() {
+    let program = Program::proxy("http", &[]);
+    let many: String = (0..300).map(|number| format!("X-{number}: 1\r\n")).collect();
+    for fields in [&many, "X : 1\r\n", "X: 1\r\n 2\r\n", "no field\r\n"] {
+        let (listener, address) = listen();
+        let mut client = program.connect();
+        write!(client, "GET http://{address}/ HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
+        let mut target = accept(&listener);
+        read_head(&mut target);
+        write!(target, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n{fields}\r\nhello").unwrap();
+        let head = read_head(&mut client);
+        assert!(head.contains("\r\nConnection: close\r\n"), "{head}");
+        assert_eq!(read_exactly(&mut client, 5), b"hello");
+    }
+}
+
 /// The target may send bytes that are not HTTP, and the client must receive them.
 #[test]
 fn an_answer_that_is_not_http_passes_unchanged() {
     let program = Program::proxy("http", &[]);
     for said in [
         &b"<html>0.9</html>"[..],
-        b"HTTP/1.1 200 OK\r\nno field\r\n\r\nbody",
+        b"HTTP/2 200\r\nno field\r\n\r\nbody",
         b"HTTP/1.1 200",
     ] {
         let (listener, address) = listen();
