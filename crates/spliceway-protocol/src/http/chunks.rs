@@ -5,10 +5,14 @@
 //! ```
 //!
 //! The proxy relays the bytes unchanged. The parser refuses every deviation from the grammar,
-//! because another reader might find the end elsewhere.
+//! because another reader might find the end elsewhere. The only exception is a blank after a size.
+//! Old programs fill a field of fixed width with blanks, and no reader finds another size there.
 
-/// Every hexadecimal number of this many digits fits into 64 bits.
-const SIZE_MAX_DIGITS: u8 = 15;
+/// A larger size has no room for another digit. Leading zeros do not count.
+const SIZE_MAX: u64 = (1 << 56) - 1;
+/// The most digits of a size, most of which are leading zeros.
+const SIZE_MAX_DIGITS: u8 = 255;
+/// The most bytes between the digits of a size and the end of its line.
 const EXTENSION_MAX_BYTES: u16 = 255;
 const TRAILERS_MAX_BYTES: u16 = 16 << 10;
 
@@ -25,6 +29,11 @@ pub struct Malformed;
 enum State {
     Size {
         digits: u8,
+        size: u64,
+    },
+    /// In the blanks after a size.
+    Blank {
+        bytes: u16,
         size: u64,
     },
     Extension {
@@ -104,12 +113,25 @@ impl State {
         let text = !matches!(byte, b'\r' | b'\n');
         let digit = char::from(byte).to_digit(16).map(u64::from);
         Some(match (self, byte) {
-            (Self::Size { digits, size }, _) if digits < SIZE_MAX_DIGITS && digit.is_some() => Self::Size {
+            (
+                Self::Size {
+                    digits,
+                    size: size @ ..=SIZE_MAX,
+                },
+                _,
+            ) if digits < SIZE_MAX_DIGITS && digit.is_some() => Self::Size {
                 digits: digits + 1,
                 size: size << 4 | digit?,
             },
+            (Self::Size { digits: 1.., size }, b' ' | b'\t') => Self::Blank { bytes: 1, size },
+            (Self::Blank { bytes, size }, b' ' | b'\t') if bytes < EXTENSION_MAX_BYTES => {
+                Self::Blank { bytes: bytes + 1, size }
+            }
             (Self::Size { digits: 1.., size }, b';') => Self::Extension { bytes: 0, size },
-            (Self::Size { digits: 1.., size } | Self::Extension { size, .. }, b'\r') => Self::SizeEnd { size },
+            (Self::Blank { bytes, size }, b';') => Self::Extension { bytes, size },
+            (Self::Size { digits: 1.., size } | Self::Blank { size, .. } | Self::Extension { size, .. }, b'\r') => {
+                Self::SizeEnd { size }
+            }
             (Self::Extension { bytes, size }, _) if text && bytes < EXTENSION_MAX_BYTES => {
                 Self::Extension { bytes: bytes + 1, size }
             }
@@ -162,6 +184,23 @@ mod tests {
     }
 
     #[test]
+    fn zeros_before_a_size_and_blanks_after_it_are_no_part_of_it() {
+        for size in [
+            "3 \r\n",
+            "3\t  \r\n",
+            "3 ; a=b\r\n",
+            "0003\r\n",
+            "0000000000000000000003\r\n",
+            "00000000000000000003 ;x\r\n",
+        ] {
+            let stream = format!("{size}abc\r\n0000000000000000 \r\n\r\n");
+            let mut chunks = Chunks::default();
+            assert_eq!(chunks.take(stream.as_bytes()), Ok(stream.len()), "{size:?}");
+            assert!(chunks.are_over(), "{size:?}");
+        }
+    }
+
+    #[test]
     fn an_incomplete_body_is_not_over() {
         for end in 0..BODY.len() {
             let mut chunks = Chunks::default();
@@ -173,6 +212,8 @@ mod tests {
     #[test]
     fn ambiguous_chunks_are_refused() {
         let long = [b"1;", &[b'x'; 300][..], b"\r\n"].concat();
+        let blank = [b"1", &[b' '; 300][..], b"\r\n"].concat();
+        let zeros = [&[b'0'; 300][..], b"1\r\n"].concat();
         for stream in [
             &b"\r\n"[..],
             b"g\r\n",
@@ -181,16 +222,21 @@ mod tests {
             b"0x1\r\n",
             b"1\n",
             b"1;a\n",
-            b"1 \r\n",
+            b" 1\r\n",
             b"5 more\r\n",
+            b"5 0\r\n",
+            b"1 \n",
             b"1\r\r\n",
             b"1\r\nab",
             b"1\r\na\n",
             b"1\r\na\r1",
             b"1000000000000000\r\n",
+            b"0000000000000001000000000000000\r\n",
             b"0\r\n\n",
             b"0\r\na: b\n",
             &long,
+            &blank,
+            &zeros,
         ] {
             assert_eq!(Chunks::default().take(stream), Err(Malformed), "{stream:?}");
         }
