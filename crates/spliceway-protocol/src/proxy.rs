@@ -13,6 +13,9 @@
 //! The parser keeps at most 107 bytes of a header, whatever length the header claims. It also keeps
 //! up to 4 KiB of TLVs to pass on. The bytes after the header stay in the input.
 //!
+//! A wrong checksum is refused, because the addresses may be damaged too. A header with more than
+//! 4 KiB of TLVs is not checked.
+//!
 //! Specification: <https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt>
 
 use std::net::{IpAddr, SocketAddr};
@@ -112,7 +115,12 @@ enum State {
     /// Awaits the bytes up to the end of the addresses. Holds the bytes so far.
     Saying(Vec<u8>),
     /// Awaits this many bytes after the addresses.
-    Skipping { left: usize, source: Source },
+    Skipping {
+        left: usize,
+        source: Source,
+        /// The bytes before, which the checksum includes.
+        said: Vec<u8>,
+    },
 }
 
 /// The meaning of the bytes so far.
@@ -158,17 +166,24 @@ impl Header {
                     *input = rest;
                     said.push(byte);
                     if let Said::This { source, left } = look(said, self.accept)? {
-                        self.state = State::Skipping { left, source };
+                        let said = std::mem::take(said);
+                        self.state = State::Skipping { left, source, said };
                     }
                 }
-                State::Skipping { left, source } => {
+                State::Skipping { left, source, said } => {
                     let (tlvs, rest) = input.split_at((*left).min(input.len()));
                     let is_kept = matches!(source, Source::Proxied { .. }) && *left + self.tlvs.len() <= TLVS_MAX_BYTES;
                     if is_kept {
                         self.tlvs.extend_from_slice(tlvs);
                     }
                     (*input, *left) = (rest, *left - tlvs.len());
-                    return Ok((*left == 0).then_some(*source));
+                    if *left > 0 {
+                        return Ok(None);
+                    }
+                    return match is_intact(said, &self.tlvs) {
+                        true => Ok(Some(*source)),
+                        false => Err(Refusal::Malformed),
+                    };
                 }
             }
         }
@@ -258,20 +273,62 @@ fn addresses(header: &[u8]) -> Result<Source, Refusal> {
     }
 }
 
+/// Returns the type and the value of each TLV. Ends with `None` if a TLV is not complete.
+fn each(mut tlvs: &[u8]) -> impl Iterator<Item = Option<(u8, &[u8])>> {
+    std::iter::from_fn(move || {
+        if tlvs.is_empty() {
+            return None;
+        }
+        let whole = tlvs.split_at_checked(3).and_then(|(head, rest)| {
+            let length = usize::from(u16::from_be_bytes([head[1], head[2]]));
+            let (value, next) = rest.split_at_checked(length)?;
+            Some((head[0], value, next))
+        });
+        tlvs = whole.map_or(&[], |(_, _, next)| next);
+        Some(whole.map(|(kind, value, _)| (kind, value)))
+    })
+}
+
 /// Returns the TLVs, except those that apply to one header alone. Returns `None` if a TLV is not
 /// complete.
-fn passed_on(mut tlvs: &[u8]) -> Option<Vec<u8>> {
+fn passed_on(tlvs: &[u8]) -> Option<Vec<u8>> {
     let mut kept = Vec::new();
-    while let Some((head, rest)) = tlvs.split_at_checked(3) {
-        let length = usize::from(u16::from_be_bytes([head[1], head[2]]));
-        let (value, next) = rest.split_at_checked(length)?;
-        if !matches!(head[0], TLV_CRC32C | TLV_NOOP) {
-            kept.extend_from_slice(head);
+    for tlv in each(tlvs) {
+        let (kind, value) = tlv?;
+        if !matches!(kind, TLV_CRC32C | TLV_NOOP) {
+            kept.push(kind);
+            kept.extend_from_slice(&(value.len() as u16).to_be_bytes());
             kept.extend_from_slice(value);
         }
-        tlvs = next;
     }
-    tlvs.is_empty().then_some(kept)
+    Some(kept)
+}
+
+/// Returns whether the checksum of a header is right, if it has one. The header is `said` and then
+/// `tlvs`.
+fn is_intact(said: &[u8], tlvs: &[u8]) -> bool {
+    let mut at = said.len();
+    let mut sums = each(tlvs).map_while(|tlv| tlv).filter_map(|(kind, value)| {
+        let start = at + 3;
+        at = start + value.len();
+        (kind == TLV_CRC32C).then_some((start, value))
+    });
+    let Some((start, sum)) = sums.next() else {
+        return true;
+    };
+    // The sum is that of the header with zeros in its place.
+    let bytes = said.iter().chain(tlvs).enumerate();
+    let zeroed = bytes.map(|(index, byte)| if (start..start + 4).contains(&index) { 0 } else { *byte });
+    sum == crc32c(zeroed).to_be_bytes()
+}
+
+/// Returns the checksum CRC32C (RFC 3720 appendix B.4).
+fn crc32c(bytes: impl Iterator<Item = u8>) -> u32 {
+    const POLYNOMIAL: u32 = 0x82f6_3b78;
+    let shifted = |sum: u32| (sum >> 1) ^ (POLYNOMIAL * (sum & 1));
+    !bytes.fold(!0, |sum, byte| {
+        (0..8).fold(sum ^ u32::from(byte), |sum, _| shifted(sum))
+    })
 }
 
 /// Returns the header for a connection from `client`, which reached the proxy at `reached`.

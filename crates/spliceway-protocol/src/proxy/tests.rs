@@ -265,13 +265,58 @@ fn tlvs_of(payload: &[u8]) -> Vec<u8> {
     tlvs
 }
 
+/// Returns TLVs with the checksum of their header in the TLV at this offset.
+fn summed(tlvs: &[u8], at: usize) -> Vec<u8> {
+    let payload = [&IPV4, tlvs].concat();
+    let sum = crc32c(v2(0x21, 0x11, payload.len() as u16, &payload).into_iter());
+    let mut tlvs = tlvs.to_vec();
+    tlvs[at + 3..at + 7].copy_from_slice(&sum.to_be_bytes());
+    tlvs
+}
+
+#[test]
+fn a_header_with_a_wrong_checksum_is_refused() {
+    assert_eq!(crc32c(b"123456789".iter().copied()), 0xe306_9283, "as in the standard");
+    let right = summed(b"\x02\0\x01a\x03\0\x04\0\0\0\0\x04\0\x01x", 4);
+    let header = v2(
+        0x21,
+        0x11,
+        (IPV4.len() + right.len()) as u16,
+        &[&IPV4[..], &right].concat(),
+    );
+    assert_eq!(
+        fed(Accept::V2, &header, b"rest"),
+        proxied("192.0.2.1:56324", "198.51.100.2:443")
+    );
+    // Any other address, port, TLV or checksum has another sum.
+    let sum_bytes = HEAD_BYTES + IPV4.len() + 7..HEAD_BYTES + IPV4.len() + 11;
+    for at in (HEAD_BYTES..HEAD_BYTES + IPV4.len())
+        .chain(sum_bytes)
+        .chain([header.len() - 1])
+    {
+        let mut damaged = header.clone();
+        damaged[at] ^= 1;
+        assert_eq!(fed(Accept::V2, &damaged, b"rest"), Err(Refusal::Malformed), "{at}");
+    }
+    let short = [&IPV4[..], b"\x03\0\x02ab"].concat();
+    let short = v2(0x21, 0x11, short.len() as u16, &short);
+    assert_eq!(fed(Accept::V2, &short, b""), Err(Refusal::Malformed));
+    // The addresses of such a header are not used.
+    let local = v2(0x20, 0x11, 19, &[&IPV4[..], b"\x03\0\x04abcd"].concat());
+    assert_eq!(fed(Accept::V2, &local, b"rest"), Ok(Some(Source::Own)));
+}
+
 #[test]
 fn tlvs_are_passed_on_without_checksum_and_padding_up_to_a_limit() {
     let authority = b"\x02\0\x01a";
     let endpoint = [&b"\xEA\0\x05"[..], b"\x01vpce"].concat();
-    let (checksum, padding) = (b"\x03\0\x04abcd", b"\x04\0\x02\0\0");
+    let padding = b"\x04\0\x02\0\0";
     let kept = [&authority[..], &endpoint].concat();
-    assert_eq!(tlvs_of(&[&authority[..], checksum, padding, &endpoint].concat()), kept);
+    let summed = summed(
+        &[&authority[..], &[3, 0, 4, 0, 0, 0, 0], padding, &endpoint].concat(),
+        4,
+    );
+    assert_eq!(tlvs_of(&summed), kept);
     assert_eq!(
         tlvs_of(&[&authority[..], b"\x02\0\x05a"].concat()),
         b"",

@@ -227,7 +227,7 @@ fn a_header_carries_the_client_from_one_program_to_the_next() {
 #[test]
 fn tlvs_from_a_balancer_are_passed_on_to_targets() {
     let authority = b"\x02\0\x0Bexample.com";
-    let (checksum, padding) = (b"\x03\0\x04abcd", b"\x04\0\x02\0\0");
+    let (checksum, padding) = (b"\x03\0\x04\x93\xB9\x41\x00", b"\x04\0\x02\0\0");
     let said = [&ADDRESSES[..], checksum, authority, padding].concat();
     for version in ["v1", "v2"] {
         let (program, listener) = forward_with(&[&BELIEVING[..], &["--send-proxy", version]].concat());
