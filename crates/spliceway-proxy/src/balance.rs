@@ -274,6 +274,15 @@ impl Balancer {
         Some(Lease::of_running(Arc::clone(self), backend, targets))
     }
 
+    /// Returns whether another backend than this target gets clients now, and this one does not.
+    pub(crate) fn prefers_others(&self, target: &Target) -> bool {
+        let (inner, now) = (self.inner(), Instant::now());
+        let gets_clients =
+            |place: &&Place| place.weight() > 0 && self.availability(place, now) != Availability::Ejected;
+        let mut available = inner.places.iter().filter(gets_clients).peekable();
+        available.peek().is_some() && !available.any(|place| place.settings.targets.contains(target))
+    }
+
     /// Calls `decide` with whether one more backend may be ejected. Only one caller at a time
     /// decides, so that a share is never ejected.
     fn with_ejections<T>(&self, now: Instant, decide: impl FnOnce(bool) -> T) -> T {

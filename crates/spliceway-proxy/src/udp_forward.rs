@@ -14,6 +14,10 @@
 //! (`--udp-timeout`), or if the network reports that nothing receives at the target. If the target
 //! has never answered, a quarter of that time is enough, because the client may not exist.
 //!
+//! **Targets that have moved.** A client that never pauses would keep its target for ever. While
+//! the target is silent, its session asks from time to time whether another session of the client
+//! would have the same target, and ends if not. The next datagram begins that other session.
+//!
 //! **No amplification.** Anybody can forge the address of a client. So a client gets exactly the
 //! datagrams that its target sends to the session, and nothing from the program itself. The kernel
 //! admits only the target's own address to the connected socket.
@@ -35,13 +39,13 @@ mod table;
 use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use quinn_udp::UdpSocketState;
 use tokio::net::UdpSocket;
 use tokio::sync::Notify;
 use tokio::task::yield_now;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::admission::Admission;
 use crate::datagrams::{DatagramStats, Dropped, Origin, Route, system, with_scratch};
@@ -51,7 +55,7 @@ use crate::record::Record;
 use crate::service::Service;
 use crate::settings::Kind;
 use session::{Place, Session};
-use spliceway_protocol::address::canonical;
+use spliceway_protocol::address::{Target, canonical};
 use spliceway_protocol::proxy;
 use table::{Flow, Table};
 
@@ -65,6 +69,8 @@ pub(crate) struct Port {
     /// Held by the task that receives. Two tasks would reorder datagrams.
     receiving: tokio::sync::Mutex<()>,
     reopened: Notify,
+    /// What new clients reach now, if any.
+    reached_now: Mutex<(Weak<Service>, u16)>,
 }
 
 /// What the sessions of a port share.
@@ -88,6 +94,7 @@ impl Port {
             throttle: Mutex::default(),
             receiving: tokio::sync::Mutex::default(),
             reopened: Notify::new(),
+            reached_now: Mutex::default(),
             socket,
         }))
     }
@@ -132,6 +139,7 @@ impl Port {
     /// Receives once. Returns whether more datagrams may be ready.
     fn pass_up(self: &Arc<Self>, opener: &Opener, is_accepting: bool) -> bool {
         let (udp, now) = (self.udp, Instant::now());
+        self.reaches(opener, is_accepting);
         let mut begun = Vec::new();
         let more = with_scratch(|batch, gso| {
             // Errors are about answers to clients that have left.
@@ -162,6 +170,44 @@ impl Port {
             session.spawn(opener.alive.clone());
         }
         more
+    }
+
+    /// Records what new clients reach.
+    fn reaches(&self, opener: &Opener, is_accepting: bool) {
+        let mut reached = self.reached_now();
+        let service = if is_accepting {
+            Arc::downgrade(&opener.service)
+        } else {
+            Weak::new()
+        };
+        *reached = (service, opener.port_index);
+    }
+
+    /// Locks what new clients reach and ignores poisoning, because it is valid at every instant.
+    fn reached_now(&self) -> MutexGuard<'_, (Weak<Service>, u16)> {
+        self.reached_now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns whether another session of this client would have another target than `target`, which
+    /// is connected to `address`. Returns `false` if there would be none.
+    async fn leads_elsewhere(self: Arc<Self>, client: SocketAddr, target: Target, address: SocketAddr) -> bool {
+        let (service, port_index) = self.reached_now().clone();
+        let Some(service) = service.upgrade() else {
+            return false;
+        };
+        let is_another = match (&service.balancer, &service.kind) {
+            (Some(balancer), _) => balancer.prefers_others(&target),
+            (None, Kind::Forward(targets)) => targets.nth(port_index) != target,
+            _ => false,
+        };
+        if is_another || !matches!(target, Target::Name(..)) {
+            return is_another;
+        }
+        let addresses = service.dialer.addresses(&target, Some(client.ip().into()));
+        match timeout(service.timeouts.connect, addresses).await {
+            Ok(Ok(addresses)) => !addresses.contains(&address),
+            _ => false,
+        }
     }
 
     /// Begins the session of a client.

@@ -331,3 +331,17 @@ async fn a_backend_that_is_up_again_gets_its_share_gradually() {
     tokio::time::advance(5 * SECOND).await;
     assert_eq!(of_a(32), 16);
 }
+
+#[test]
+fn another_backend_is_preferred_only_if_this_one_gets_no_clients() {
+    let balancer = balancer(Policy::RoundRobin, &["a:1", "b:1,backup"], None);
+    let [a, b, gone] = ["a:1", "b:1", "c:1"].map(|text| text.parse::<Target>().unwrap());
+    let preferred = || [&a, &b, &gone].map(|target| balancer.prefers_others(target));
+    // A session stays with a backup although the main backend is available again.
+    assert_eq!(preferred(), [false, false, true]);
+    assert!(balancer.set_weight("a:1", Some(0)));
+    assert_eq!(preferred(), [true, false, true]);
+    assert!(balancer.set_weight("b:1", Some(0)));
+    // No other backend would be better.
+    assert_eq!(preferred(), [false, false, false]);
+}

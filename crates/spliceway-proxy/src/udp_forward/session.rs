@@ -1,7 +1,9 @@
 //! One session: looks up and connects to the target, and sends its answers to the client.
 
+use std::future::pending;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,6 +56,9 @@ struct NotConnected {
     /// Whether the target is at fault, and not this program or its machine.
     is_of_the_backend: bool,
 }
+
+/// Tells whether another session of a client would have another target.
+type Question = Pin<Box<dyn Future<Output = bool> + Send>>;
 
 /// How an answer was passed on.
 struct Passed {
@@ -153,6 +158,7 @@ impl Session {
         let mut answered = None::<Instant>;
         let mut silent = std::pin::pin!(sleep_until(end_of_silence(Instant::now(), answered, silence)));
         let broken = Arc::clone(&self.broken);
+        let mut asking = None;
         loop {
             let passed = tokio::select! {
                 broken = ready(socket) => match broken {
@@ -166,9 +172,19 @@ impl Session {
                     None => return SessionEnd::Idle.into(),
                     Some(later) => {
                         silent.as_mut().reset(later);
+                        if answered.is_none_or(|answered| answered.elapsed() >= silence) {
+                            asking = asking.or_else(|| self.asks(socket));
+                        }
                         continue;
                     }
                 },
+                leads_elsewhere = answer_to(&mut asking) => {
+                    if leads_elsewhere {
+                        return SessionEnd::Idle.into();
+                    }
+                    asking = None;
+                    continue;
+                }
             };
             if passed.is_answered {
                 answered = Some(Instant::now());
@@ -180,6 +196,18 @@ impl Session {
                 yield_now().await;
             }
         }
+    }
+
+    /// Asks whether another session of the client would have another target.
+    fn asks(&mut self, socket: &UdpSocket) -> Option<Question> {
+        let address = canonical(socket.peer_addr().ok()?);
+        let target = match self.record.lease() {
+            Some(lease) => lease.target(self.port_index),
+            None => self.target.clone(),
+        };
+        let Place { port, client, .. } = &self.place;
+        let asked = Arc::clone(port).leads_elsewhere(canonical(client.source), target, address);
+        Some(Box::pin(asked))
     }
 
     fn pass_down(&self, socket: &UdpSocket) -> Passed {
@@ -234,6 +262,14 @@ fn not_connected(error: &io::Error) -> NotConnected {
     NotConnected {
         outcome: Outcome::because(SessionEnd::ConnectFailed(errno::name(error)), error),
         is_of_the_backend: matches!(errno, Some(Errno::TIMEDOUT | Errno::NETUNREACH | Errno::HOSTUNREACH)),
+    }
+}
+
+/// Waits for the answer to a question. Waits for ever if there is none. Cancel safe.
+async fn answer_to(question: &mut Option<Question>) -> bool {
+    match question {
+        Some(question) => question.await,
+        None => pending().await,
     }
 }
 

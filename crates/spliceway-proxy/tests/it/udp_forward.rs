@@ -1,6 +1,7 @@
 //! `forward --udp`: datagrams of many clients, each with a session of its own.
 
 mod limits;
+mod moved;
 mod programs;
 mod running;
 
