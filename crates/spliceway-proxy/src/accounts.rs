@@ -20,9 +20,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use spliceway::RateLimit;
 use tokio::sync::Notify;
+use tokio::sync::futures::OwnedNotified;
 
 use calendar::{Date, Usage};
-use file::{Change, File, Rows};
+use file::{Change, File, Updated};
 use keeper::Saving;
 pub(crate) use limits::{AllLimits, Quota, Quotas, UserLimits};
 pub(crate) use series::{UserSeries, UserStatus};
@@ -52,6 +53,8 @@ struct All {
     accounts: HashMap<Box<str>, Arc<Account>>,
     /// What the file has of users who have no account.
     known: HashMap<Box<str>, Usage>,
+    /// Whether another process counts, too, during a hand-over.
+    is_shared: bool,
 }
 
 /// The account of one user.
@@ -61,6 +64,12 @@ pub(crate) struct Account {
     counted: AtomicU64,
     /// The value of `counted` at which a quota is used up. [`NEVER`] without a quota.
     end: AtomicU64,
+    /// The value of `counted` at which sessions wait, because another process may use what is left.
+    /// [`NEVER`] if there is no such process.
+    share: AtomicU64,
+    /// Wakes sessions that wait for a new share.
+    shared: Arc<Notify>,
+    is_waiting: AtomicBool,
     state: Mutex<State>,
     keeper: Arc<Notify>,
 }
@@ -82,6 +91,10 @@ struct State {
     unsaved: u64,
     /// Whether an operator has reset the account, and the file does not have it yet.
     is_reset: bool,
+    /// What this process has reserved in the file, which another one may not use.
+    reserved: u64,
+    /// Whether other processes have reserved the last bytes of a quota.
+    is_spent: bool,
 }
 
 /// One session of an account. Dropping it ends the session there.
@@ -145,6 +158,9 @@ impl Accounts {
         let date = Date::now();
         let usage = all.known.remove(user).unwrap_or_else(|| Usage::new(date));
         let account = Arc::new(Account::new(limits, usage, date, Arc::clone(&self.keeper)));
+        if all.is_shared && !limits.quotas.are_none() {
+            account.share.store(0, Ordering::Relaxed);
+        }
         all.accounts.insert(user.into(), Arc::clone(&account));
         Some(account)
     }
@@ -155,35 +171,56 @@ impl Accounts {
         let changes = all.accounts.iter().filter_map(|(user, account)| {
             let mut state = account.state();
             account.settle(&mut state, date);
-            let is_changed = state.unsaved > 0 || state.is_reset;
+            let needs_share = || all.is_shared && account.needs_share(&state);
+            let is_changed = state.unsaved > 0 || state.is_reset || needs_share();
             is_changed.then(|| Change {
                 user: user.clone(),
                 bytes: state.unsaved,
                 is_reset: state.is_reset,
+                counted: state.settled,
+                is_waiting: account.is_waiting(),
+                quotas: state.limits.quotas,
             })
         });
         changes.collect()
     }
 
     /// Records that the file has these changes, and these rows.
-    fn saved(&self, changes: &[Change], rows: Rows, date: Date) {
+    fn saved(&self, changes: &[Change], updated: Updated, date: Date) {
         let mut all = self.all();
-        for change in changes {
+        for (place, change) in changes.iter().enumerate() {
             if let Some(account) = all.accounts.get(&change.user) {
-                let mut state = account.state();
-                // An operator may have reset the account meanwhile.
-                if state.is_reset == change.is_reset {
-                    state.unsaved = state.unsaved.saturating_sub(change.bytes);
-                    state.is_reset = false;
-                }
+                let share = updated.shares.get(place).copied().unwrap_or(Some(NEVER));
+                account.saved(change, share);
             }
         }
-        for (user, row) in rows {
+        for (user, row) in updated.rows {
             match all.accounts.get(&user) {
                 Some(account) => account.set_usage(row, date),
                 None => drop(all.known.insert(user, row)),
             }
         }
+        if std::mem::replace(&mut all.is_shared, updated.is_shared) && !updated.is_shared {
+            all.lift_shares();
+        }
+    }
+
+    /// Lets sessions move bytes without a share, because the file cannot be updated. They continue,
+    /// and the next update counts them.
+    fn lift_shares(&self) {
+        self.all().lift_shares();
+    }
+
+    /// Returns whether another process counts, too.
+    fn are_shared(&self) -> bool {
+        self.all().is_shared
+    }
+
+    /// Returns whether a session waits for a share.
+    fn are_waiting(&self) -> bool {
+        let all = self.all();
+        let mut accounts = all.accounts.values();
+        all.is_shared && accounts.any(|account| account.is_waiting())
     }
 
     /// Returns whether any user has a quota.
@@ -204,9 +241,17 @@ impl Accounts {
 }
 
 impl All {
+    fn lift_shares(&self) {
+        for account in self.accounts.values() {
+            let mut state = account.state();
+            (state.reserved, state.is_spent) = (0, false);
+            account.set_share(NEVER);
+        }
+    }
+
     /// Returns what the file has of a user who may have no account.
     fn usage_of(&self, user: &str, date: Date) -> Usage {
-        let known = self.known.get(user).copied();
+        let known = self.known.get(user).cloned();
         let mut usage = known.unwrap_or_else(|| Usage::new(date));
         usage.advance(date);
         usage
@@ -218,6 +263,9 @@ impl Account {
         let account = Self {
             counted: AtomicU64::new(0),
             end: AtomicU64::new(NEVER),
+            share: AtomicU64::new(NEVER),
+            shared: Arc::default(),
+            is_waiting: AtomicBool::new(false),
             state: Mutex::new(State {
                 limits,
                 sessions: 0,
@@ -226,6 +274,8 @@ impl Account {
                 settled: 0,
                 unsaved: 0,
                 is_reset: false,
+                reserved: 0,
+                is_spent: false,
             }),
             keeper,
         };
@@ -238,10 +288,55 @@ impl Account {
     pub(crate) fn count(&self, bytes: u64) -> bool {
         let counted = self.counted.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let is_used_up = counted >= self.end.load(Ordering::Relaxed);
-        if is_used_up {
+        if is_used_up || !self.has_share() {
             self.keeper.notify_one();
         }
         is_used_up
+    }
+
+    /// Returns whether sessions may move bytes, whatever another process does.
+    pub(crate) fn has_share(&self) -> bool {
+        self.counted.load(Ordering::Relaxed) < self.share.load(Ordering::Relaxed)
+    }
+
+    /// Returns a future that waits for the next share. Look whether there is one after this call.
+    pub(crate) fn next_share(&self) -> OwnedNotified {
+        let next = Arc::clone(&self.shared).notified_owned();
+        self.is_waiting.store(true, Ordering::SeqCst);
+        self.keeper.notify_one();
+        next
+    }
+
+    fn set_share(&self, share: u64) {
+        // A session that waits later is not woken by this call, and sets this again.
+        self.is_waiting.store(false, Ordering::SeqCst);
+        self.share.store(share, Ordering::SeqCst);
+        self.shared.notify_waiters();
+    }
+
+    /// Returns whether a session waits for a share.
+    fn is_waiting(&self) -> bool {
+        self.is_waiting.load(Ordering::SeqCst)
+    }
+
+    /// Returns whether the file must be told, although no byte was counted.
+    fn needs_share(&self, state: &State) -> bool {
+        let has_none = self.share.load(Ordering::Relaxed) == NEVER && !state.limits.quotas.are_none();
+        has_none || state.reserved > 0 || state.is_spent || self.is_waiting()
+    }
+
+    /// Records that the file has this change. A share of `None` means that nothing is left.
+    fn saved(&self, change: &Change, share: Option<u64>) {
+        let mut state = self.state();
+        // An operator may have reset the account meanwhile.
+        if state.is_reset == change.is_reset {
+            state.unsaved = state.unsaved.saturating_sub(change.bytes);
+            state.is_reset = false;
+        }
+        state.is_spent = share.is_none();
+        let share = share.unwrap_or(0);
+        state.reserved = if share == NEVER { 0 } else { share };
+        self.set_share(change.counted.saturating_add(share));
     }
 
     fn set(&self, limits: UserLimits, date: Date) {
@@ -278,7 +373,10 @@ impl Account {
         state.usage.advance(date);
         state.usage.add(bytes);
         state.unsaved = state.unsaved.saturating_add(bytes);
-        let left = state.usage.left(&state.limits.quotas);
+        let left = match state.is_spent {
+            true => Some(0),
+            false => state.usage.left(&state.limits.quotas),
+        };
         let end = left.map_or(NEVER, |left| counted.saturating_add(left));
         self.end.store(end, Ordering::Relaxed);
     }
@@ -299,6 +397,7 @@ impl Account {
         let mut state = self.state();
         self.settle(&mut state, date);
         (state.usage, state.unsaved, state.is_reset) = (Usage::new(date), 0, true);
+        state.is_spent = false;
         self.settle(&mut state, date);
     }
 

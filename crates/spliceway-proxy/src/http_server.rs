@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -13,11 +13,12 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::admission::{Admission, ClientKey, Permit};
+use crate::clock;
 use crate::handover::Gate;
 use crate::listener::{Accepted, Listener};
 use crate::metrics::Metrics;
@@ -31,6 +32,9 @@ const CONNECTIONS_MAX: usize = 64;
 const CONNECTIONS_MAX_PER_CLIENT: usize = 48;
 /// The longest request head. Scrapers and probes send one line and a few fields.
 const HEAD_MAX_BYTES: usize = 16 << 10;
+
+/// The answer while the clock of the system is before 1970 or after 9999.
+const NO_DATE: &[u8] = b"HTTP/1.1 500 Internal Server Error\r\nConnection: close\r\n\r\nthe clock of the system has no valid date\n";
 
 pub(crate) const PLAIN: &str = "text/plain; charset=utf-8";
 
@@ -69,11 +73,16 @@ pub(crate) async fn serve(listener: Arc<Listener>, gate: Gate, answers: Arc<impl
 }
 
 /// Answers one request within the deadline. The connection is then closed.
-async fn answer_one<S, A>(stream: S, answers: &A, place: &Place)
+async fn answer_one<S, A>(mut stream: S, answers: &A, place: &Place)
 where
     S: AsyncRead + AsyncWrite + Unpin,
     A: Answers,
 {
+    // hyper has a date in each answer, and panics if there is none.
+    if !clock::has_date(SystemTime::now()) {
+        let _ = timeout(A::DEADLINE, stream.write_all(NO_DATE)).await;
+        return;
+    }
     let answer = service_fn(|request: Request<Incoming>| {
         place.has_head.store(true, Ordering::Relaxed);
         async { Ok::<_, Infallible>(answers.answer(request).await) }

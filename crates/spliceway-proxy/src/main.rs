@@ -16,6 +16,7 @@ mod balance;
 mod bind;
 mod bottleneck;
 mod cli;
+mod clock;
 mod config;
 mod control;
 mod datagrams;

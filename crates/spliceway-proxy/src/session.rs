@@ -450,10 +450,10 @@ where
     let mut counter = ByteCounter::new(record, Moved::Relay(relay.stats()));
     let (session, mut is_movable) = (record.session(), false);
     let to = poll_fn(|cx| {
-        let mut poll = || Pin::new(&mut relay).poll(cx);
+        let mut poll = |cx: &mut Context<'_>| Pin::new(&mut relay).poll(cx);
         let polled = match &mut counter {
-            Some(counter) => counter.poll(poll),
-            None => poll(),
+            Some(counter) => counter.poll(cx, poll),
+            None => poll(cx),
         };
         if let Poll::Ready(ended) = polled {
             return Poll::Ready(Ok(ended));

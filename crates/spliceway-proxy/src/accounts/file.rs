@@ -1,423 +1,513 @@
-//! The file with the bytes that users have used: a small database (redb).
+//! The file with the bytes that users have used. Each update writes the whole of it under another
+//! name, syncs it, and renames it.
 //!
 //! ```text
-//!   open, lock ─┬─▶ read the rows of users ─ add what is not saved ─ commit, sync ─┐
-//!               └─────────────── next update ◀──────────┬──────────────────────────┘
-//!                                                       └─▶ close, if the file is shared
+//!   lock ─▶ read, if another process has written ─▶ add what is not saved ─▶ write, sync, rename ─┐
+//!     ▲                                                                                           │
+//!     └── unlock, if a hand-over shares the file ◀────────────────────────────────────────────────┘
 //! ```
 //!
-//! The lock of an open file keeps other processes away. During a hand-over, both processes open the
-//! file only for their updates, and take turns. That is not the rule, because a close writes 3 MB.
+//! The lock is that of the file with this name. Who waits for it looks at the name again afterwards.
+//! If the file is gone, or is not what was written, it is written again from memory.
 
+mod snapshot;
+
+use std::fs::{Metadata, OpenOptions};
+use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
-use std::{fmt, io, thread};
+use std::time::{Duration, Instant};
+use std::{fmt, fs, thread};
 
-use redb::{Builder, Database, DatabaseError, ReadableTable, Table, TableDefinition};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, RenameFlags, fchmod, fchown, flock, renameat_with};
+use rustix::io::Errno;
+use rustix::process::{Gid, Pid, Uid, test_kill_process};
 
 use super::calendar::{Date, Usage};
+use super::limits::Quotas;
+use snapshot::{Row, Snapshot};
 
-/// The date and the bytes of each user: day, month, bytes of the day, bytes of the month.
-const USAGE: TableDefinition<'_, &str, Row> = TableDefinition::new("usage");
-/// The number of updates so far.
-const UPDATES: TableDefinition<'_, (), u64> = TableDefinition::new("updates");
-
-type Row = (u32, u32, u64, u64);
-
-/// The memory for pages of the file. The default is 1 GiB.
-const CACHE_BYTES: usize = 1 << 20;
 /// The longest wait for another process, which usually takes less than 100 ms for an update.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
-/// The time between two updates without changes while the file is shared. A user who moves bytes in
-/// this process causes changes, and is not affected.
-const LOOK: Duration = Duration::from_secs(10);
-/// The time between two attempts to open a file that another process has open.
-const RETRY: Duration = Duration::from_millis(20);
+/// The time between two attempts to lock a file that another process has locked.
+const RETRY: Duration = Duration::from_millis(5);
+/// The longest file: more than a million users.
+const MAX_BYTES: u64 = 256 << 20;
+/// The most links from the configured path to the file, as in the kernel.
+const LINKS_MAX: usize = 40;
 
 /// The file.
 #[derive(Debug)]
 pub(super) struct File {
     path: PathBuf,
-    database: Option<Database>,
-    /// The device and the number of the file that is open.
-    identity: Option<(u64, u64)>,
-    /// The number of other processes that open the file, too.
+    /// The identifier of this process.
+    id: u32,
+    /// What the file has.
+    snapshot: Snapshot,
+    /// The locked file. `None` between the updates of a file that is shared.
+    locked: Option<fs::File>,
+    /// The file when this process has read or written it.
+    seen: Option<Seen>,
+    /// Whether the content was read after it was written.
+    is_verified: bool,
+    is_loaded: bool,
+    /// Whether rows that another process has written are not returned yet.
+    has_news: bool,
+    /// The number of processes before and after this one in hand-overs.
     others: usize,
+    is_leaving: bool,
     /// The longest wait for another process.
     patience: Duration,
-    /// The number of updates after the last one of this process.
-    updates: u64,
-    /// The month for which old rows were removed.
-    swept: u32,
-    /// The time of the last change that this process has seen, and when it has looked.
-    modified: Option<SystemTime>,
-    looked: Option<Instant>,
+}
+
+/// The state of a file that every change of its content changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Seen {
+    identity: (u64, u64),
+    bytes: u64,
+    modified: (i64, i64),
 }
 
 /// The change of one user: what to add, after the row was emptied if `is_reset` is true.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Change {
     pub(super) user: Box<str>,
     pub(super) bytes: u64,
     pub(super) is_reset: bool,
+    /// For a file that is shared: what this process had counted, and whether sessions wait.
+    pub(super) counted: u64,
+    pub(super) is_waiting: bool,
+    pub(super) quotas: Quotas,
 }
 
-/// The rows that are in the file now.
+/// What the file has of users now.
 pub(super) type Rows = Vec<(Box<str>, Usage)>;
+
+/// The result of an update.
+#[derive(Debug, Default)]
+pub(super) struct Updated {
+    /// The rows of the changed users, or all rows if another process has changed the file.
+    pub(super) rows: Rows,
+    /// For each change, what this process may use until its next update. `None` in a change means
+    /// that the quota is used up. Empty if no other process uses the file.
+    pub(super) shares: Vec<Option<u64>>,
+    pub(super) is_shared: bool,
+    /// The length of the file, if it was written.
+    pub(super) written: Option<u64>,
+}
 
 /// Why the file cannot be used.
 #[derive(Debug)]
-pub(super) struct Unusable(String);
+pub(super) enum Unusable {
+    /// Another process has locked it.
+    Busy,
+    Other(String),
+}
 
 impl File {
-    /// Opens the file, or creates it. Returns its rows. The call blocks.
+    /// Reads the file, or creates it. Returns its rows. The call blocks.
     ///
     /// # Errors
     /// Returns an error if the file cannot be written, or is no such file.
-    pub(super) fn load(path: &Path, date: Date, is_shared: bool, patience: Duration) -> Result<(Self, Rows), Unusable> {
+    pub(super) fn load(
+        path: &Path,
+        date: Date,
+        is_shared: bool,
+        patience: Duration,
+    ) -> Result<(Self, Updated), Unusable> {
         let mut file = Self {
             path: path.into(),
-            database: None,
-            identity: None,
+            id: std::process::id(),
+            snapshot: Snapshot::default(),
+            locked: None,
+            seen: None,
+            is_verified: false,
+            is_loaded: false,
+            has_news: false,
             others: usize::from(is_shared),
+            is_leaving: false,
             patience,
-            updates: u64::MAX,
-            swept: 0,
-            modified: None,
-            looked: None,
         };
-        let found = std::fs::metadata(path);
-        if found.as_ref().is_ok_and(|file| !file.is_file()) {
-            // A device, which also has no length, would be overwritten.
-            return Err(Unusable("it is no regular file".to_owned()));
+        let until = Instant::now() + patience;
+        // The process that hands over has the counters, and writes a file that is gone again.
+        while is_shared && matches!(file.named(), Ok(None)) {
+            if Instant::now() >= until {
+                return Err(Unusable::Other("it is gone".to_owned()));
+            }
+            wait();
         }
-        let is_new = found.map_or(true, |file| file.len() == 0);
-        let mut database = match is_new {
-            true => create(path)?,
-            false => file.open()?,
-        };
-        if !database.check_integrity().map_err(Unusable::because)? {
-            tracing::warn!(path = %path.display(), "the quota file was damaged, and is repaired");
-        }
-        file.identity = file.identity();
-        file.database = Some(database);
-        let rows = file.update(&[], date)?;
-        Ok((file, rows))
+        let updated = file.update(&[], date)?;
+        Ok((file, updated))
     }
 
-    /// Makes these changes durable. Returns the rows of these users, or all rows if another process
-    /// has changed the file. The call blocks.
+    /// Makes these changes durable. The call blocks.
     ///
     /// # Errors
     /// Returns an error if nothing was changed.
-    pub(super) fn update(&mut self, changes: &[Change], date: Date) -> Result<Rows, Unusable> {
-        if self.database.is_some() && self.identity != self.identity() {
-            // The file was moved away. What is written to it would be lost.
-            self.database = None;
-        }
-        let database = match self.database.take() {
-            Some(database) => database,
-            None => {
-                let database = self.open()?;
-                self.identity = self.identity();
-                database
+    pub(super) fn update(&mut self, changes: &[Change], date: Date) -> Result<Updated, Unusable> {
+        let until = Instant::now() + self.patience;
+        loop {
+            match self.attempt(changes, date) {
+                Err(Unusable::Busy) if Instant::now() < until => wait(),
+                updated => {
+                    if self.others > 0 || self.has_companions() {
+                        self.locked = None;
+                    }
+                    return updated;
+                }
             }
-        };
-        let rows = self.update_in(&database, changes, date)?;
-        match self.others {
-            0 => self.database = Some(database),
-            _ => drop(database),
         }
-        (self.modified, self.looked) = (self.modified(), Some(Instant::now()));
-        Ok(rows)
     }
 
     /// Records that one more process opens the file, or one less: a process that takes over may
-    /// hand over before the one before it has ended. A shared file is closed now. The call blocks.
+    /// hand over before the one before it has ended. The next update has the effect.
     pub(super) fn share(&mut self, with_one_more: bool) {
         match with_one_more {
-            true => {
-                self.others += 1;
-                self.close();
-            }
+            true => self.others += 1,
             false => self.others = self.others.saturating_sub(1),
         }
     }
 
-    /// Closes the file until the next update. The call blocks.
-    pub(super) fn close(&mut self) {
-        if self.database.take().is_some() {
-            self.modified = self.modified();
-        }
+    /// The next update is the last one.
+    pub(super) fn leave(&mut self) {
+        self.is_leaving = true;
     }
 
-    fn identity(&self) -> Option<(u64, u64)> {
-        let file = std::fs::metadata(&self.path).ok()?;
-        Some((file.dev(), file.ino()))
-    }
-
-    /// Returns whether an update without changes is useful: the other process has ended, or seems
-    /// to have changed the file. To read the file changes it, too, so that the processes would wake
-    /// each other up again and again.
+    /// Returns whether an update without changes is useful: the file is not what this process has
+    /// written, or other processes have ended.
     pub(super) fn needs_update(&self) -> bool {
-        let is_late = || self.looked.is_none_or(|looked| looked.elapsed() >= LOOK);
-        let has_changed = || is_late() && self.modified() != self.modified;
-        self.database.is_none() && (self.others == 0 || has_changed())
+        !self.is_verified || self.named().ok().flatten() != self.seen || !self.is_settled()
     }
 
-    fn modified(&self) -> Option<SystemTime> {
-        std::fs::metadata(&self.path).and_then(|file| file.modified()).ok()
+    /// Returns whether the file says which processes share it.
+    fn is_settled(&self) -> bool {
+        let processes = &self.snapshot.processes;
+        if self.others == 0 && !self.has_companions() {
+            return processes.is_empty();
+        }
+        processes.contains(&self.id) != self.is_leaving
     }
 
-    /// Opens the file when no other process has it open. A missing file is an error, because a new
-    /// one would have empty counters.
-    fn open(&self) -> Result<Database, Unusable> {
-        let until = Instant::now() + self.patience;
-        loop {
-            match builder().open(&self.path) {
-                Ok(database) => return Ok(database),
-                Err(DatabaseError::DatabaseAlreadyOpen) if Instant::now() < until => wait(),
-                Err(error) => return Err(Unusable::because(error)),
+    /// Returns whether a process serves on that has handed over to one that has ended.
+    fn has_companions(&self) -> bool {
+        let mut processes = self.snapshot.processes.iter();
+        processes.any(|one| *one != self.id && lives(*one))
+    }
+
+    fn attempt(&mut self, changes: &[Change], date: Date) -> Result<Updated, Unusable> {
+        let is_there = self.lock()?;
+        let found = match is_there {
+            true => self.find(changes.is_empty())?,
+            false => Err(Unusable::Other("it was removed".to_owned())),
+        };
+        if let (true, true, Err(why)) = (is_there, !self.is_loaded, found.as_ref()) {
+            return Err(Unusable::Other(why.to_string()));
+        }
+        // A process that has ended in a crash may have left its name.
+        let is_shared = self.others > 0 || self.is_loaded && self.has_companions();
+        let mut updated = Updated {
+            is_shared,
+            ..Updated::default()
+        };
+        let mut before = Vec::new();
+        if !self.is_loaded || !changes.is_empty() || found.is_err() || !self.is_settled() {
+            if let (true, Err(why)) = (self.is_loaded, &found) {
+                tracing::warn!(path = %self.path.display(), %why, "the quota file has changed, and is written again from memory");
+            }
+            before = self.apply(changes, date, &mut updated);
+            self.settle(is_shared);
+            match self.write(is_there) {
+                Ok(bytes) => updated.written = Some(bytes),
+                Err(why) => {
+                    self.restore(before);
+                    return Err(why);
+                }
+            }
+        }
+        drop(before);
+        if std::mem::take(&mut self.has_news) {
+            updated.rows = self.rows(date);
+        }
+        self.is_loaded = true;
+        Ok(updated)
+    }
+
+    /// Applies changes in memory. Returns the rows before.
+    fn apply(&mut self, changes: &[Change], date: Date, updated: &mut Updated) -> Vec<(Box<str>, Option<Row>)> {
+        let mut before = Vec::with_capacity(changes.len());
+        for change in changes {
+            let mut row = self.snapshot.changed(change, date);
+            if updated.is_shared {
+                updated.shares.push(match change.quotas.are_none() {
+                    true => Some(u64::MAX),
+                    false => row.reserve(self.id, &change.quotas, change.bytes, change.is_waiting),
+                });
+            }
+            updated.rows.push((change.user.clone(), row.used.clone()));
+            let row = self.snapshot.users.insert(change.user.clone(), row);
+            before.push((change.user.clone(), row));
+        }
+        if changes.iter().any(|change| change.bytes > 0) {
+            self.snapshot.count_month(date.month);
+        }
+        before
+    }
+
+    /// Takes back changes that were not written.
+    fn restore(&mut self, before: Vec<(Box<str>, Option<Row>)>) {
+        let users = &mut self.snapshot.users;
+        for (user, row) in before {
+            match row {
+                Some(row) => drop(users.insert(user, row)),
+                None => drop(users.remove(&user)),
             }
         }
     }
 
-    fn update_in(&mut self, database: &Database, changes: &[Change], date: Date) -> Result<Rows, Unusable> {
-        let write = database.begin_write().map_err(Unusable::because)?;
-        let (rows, updates) = {
-            let mut table = write.open_table(USAGE).map_err(Unusable::because)?;
-            let mut counter = write.open_table(UPDATES).map_err(Unusable::because)?;
-            let before = counter.get(()).map_err(Unusable::because)?.map_or(0, |row| row.value());
-            counter.insert((), before + 1).map_err(Unusable::because)?;
-            if self.swept != date.month {
-                let is_current = |_: &str, row: Row| row.1 >= date.month;
-                table.retain(is_current).map_err(Unusable::because)?;
-            }
-            let mut rows = Rows::new();
-            for change in changes {
-                rows.push((change.user.clone(), apply(&mut table, change, date)?));
-            }
-            if before != self.updates {
-                rows = all(&table)?;
-            }
-            (rows, before + 1)
-        };
-        write.commit().map_err(Unusable::because)?;
-        (self.updates, self.swept) = (updates, date.month);
-        Ok(rows)
+    fn rows(&self, date: Date) -> Rows {
+        let rows = self.snapshot.users.iter().map(|(user, row)| {
+            let mut used = row.used.clone();
+            used.advance(date);
+            (user.clone(), used)
+        });
+        rows.collect()
     }
+
+    /// Records which processes share the file.
+    fn settle(&mut self, is_shared: bool) {
+        let (id, processes) = (self.id, &mut self.snapshot.processes);
+        if is_shared {
+            processes.retain(|one| *one != id && lives(*one));
+            if !self.is_leaving {
+                processes.push(id);
+            }
+        } else if !processes.is_empty() {
+            processes.clear();
+            self.snapshot.release(None);
+        }
+        if self.is_leaving {
+            self.snapshot.release(Some(id));
+        }
+    }
+
+    /// Locks the file. Returns `false` if there is none.
+    fn lock(&mut self) -> Result<bool, Unusable> {
+        let target = self.target()?;
+        let Some(named) = self.named()? else {
+            self.locked = None;
+            return Ok(false);
+        };
+        let is_named = |file: &fs::File| file.metadata().is_ok_and(|file| Seen::of(&file).identity == named.identity);
+        if self.locked.as_ref().is_some_and(is_named) {
+            return Ok(true);
+        }
+        let file = options().open(&target).map_err(|error| Unusable::io("open it", &error))?;
+        take(&file)?;
+        // The process that had the lock may have given the name to another file.
+        let locked = Seen::of(&file.metadata().map_err(Unusable::read)?);
+        if self.named()?.is_none_or(|named| named.identity != locked.identity) {
+            return Err(Unusable::Busy);
+        }
+        self.locked = Some(file);
+        Ok(true)
+    }
+
+    /// Returns the file that has the name now.
+    fn named(&self) -> Result<Option<Seen>, Unusable> {
+        match fs::metadata(&self.path) {
+            // A device or a pipe must not be replaced.
+            Ok(file) if !file.is_file() => Err(Unusable::Other("it is no regular file".to_owned())),
+            Ok(file) => Ok(Some(Seen::of(&file))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(Unusable::io("open it", &error)),
+        }
+    }
+
+    /// Looks at the locked file, and takes over what another process has written. An inner error
+    /// means that the file must be written again.
+    fn find(&mut self, verifies: bool) -> Result<Result<(), Unusable>, Unusable> {
+        let has_others = self.others > 0 || self.has_companions();
+        let Some(file) = &mut self.locked else {
+            return Ok(Ok(()));
+        };
+        let seen = Seen::of(&file.metadata().map_err(Unusable::read)?);
+        // The time of a change is not exact, so that the first look reads the file.
+        if self.seen == Some(seen) && (self.is_verified || !verifies) {
+            return Ok(Ok(()));
+        }
+        if seen.bytes > MAX_BYTES {
+            return Ok(Err(Unusable::content("it is too large")));
+        }
+        let mut bytes = Vec::new();
+        file.rewind().map_err(Unusable::read)?;
+        file.take(MAX_BYTES).read_to_end(&mut bytes).map_err(Unusable::read)?;
+        let found = match Snapshot::decode(&bytes) {
+            Err(why) => return Ok(Err(why)),
+            Ok(found) => found,
+        };
+        let is_newer = !self.is_loaded || has_others && found.updates > self.snapshot.updates;
+        if !is_newer && found.updates != self.snapshot.updates {
+            return Ok(Err(Unusable::Other("it is another one".to_owned())));
+        }
+        (self.seen, self.is_verified) = (Some(seen), true);
+        if is_newer {
+            (self.snapshot, self.has_news) = (found, true);
+        }
+        Ok(Ok(()))
+    }
+
+    /// Writes the whole file, which replaces the one with its name. Returns its length.
+    fn write(&mut self, is_there: bool) -> Result<u64, Unusable> {
+        let target = self.target()?;
+        let mut name = target.clone().into_os_string();
+        name.push(".new");
+        let (new, replaced) = (PathBuf::from(name), self.locked.as_ref().and_then(|file| file.metadata().ok()));
+        let fails = |error: &io::Error| Unusable::io(&format!("write {}", new.display()), error);
+        let mut file = options().create(true).open(&new).map_err(|error| fails(&error))?;
+        take(&file)?;
+        let is_new = fs::symlink_metadata(&new).is_ok_and(|named| {
+            let opened = file.metadata();
+            named.is_file() && opened.is_ok_and(|opened| Seen::of(&opened).identity == Seen::of(&named).identity)
+        });
+        if !is_new {
+            return Err(Unusable::Busy);
+        }
+        self.snapshot.updates += 1;
+        let bytes = self.snapshot.encode();
+        let written = fill(&mut file, &bytes, replaced.as_ref()).and_then(|()| match is_there {
+            true => fs::rename(&new, &target),
+            false => name_new(&new, &target),
+        });
+        let written = written.and_then(|()| file.metadata());
+        match written {
+            Ok(metadata) => {
+                (self.seen, self.is_verified) = (Some(Seen::of(&metadata)), false);
+                self.locked = Some(file);
+                Ok(bytes.len() as u64)
+            }
+            Err(error) => {
+                self.snapshot.updates -= 1;
+                // A disk that is full has the space again.
+                let _ = fs::remove_file(&new);
+                match error.kind() {
+                    io::ErrorKind::AlreadyExists => Err(Unusable::Busy),
+                    _ => Err(fails(&error)),
+                }
+            }
+        }
+    }
+
+    /// Returns the path of the file behind all links. So a link stays a link.
+    fn target(&self) -> Result<PathBuf, Unusable> {
+        let mut path = self.path.clone();
+        for _ in 0..LINKS_MAX {
+            match fs::read_link(&path) {
+                Ok(link) => path = path.parent().unwrap_or(Path::new("")).join(link),
+                Err(_) => return Ok(path),
+            }
+        }
+        Err(Unusable::Other("its links have no end".to_owned()))
+    }
+}
+
+impl Seen {
+    fn of(file: &Metadata) -> Self {
+        Self {
+            identity: (file.dev(), file.ino()),
+            bytes: file.len(),
+            modified: (file.mtime(), file.mtime_nsec()),
+        }
+    }
+}
+
+/// A new file may be read by its user only, because it has the names of users.
+fn options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    // A pipe that takes the name of the file must not block.
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    options.read(true).write(true).mode(0o600).custom_flags(flags.bits().cast_signed());
+    options
+}
+
+fn take(file: &fs::File) -> Result<(), Unusable> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => Err(Unusable::Busy),
+        locked => locked.map_err(|error| Unusable::io("lock it", &error.into())),
+    }
+}
+
+/// Writes a file with the mode and the owner of the one that it replaces.
+fn fill(file: &mut fs::File, bytes: &[u8], replaced: Option<&Metadata>) -> io::Result<()> {
+    file.set_len(0)?;
+    if let Some(replaced) = replaced {
+        let (own, mode) = (file.metadata()?, Mode::from_raw_mode(replaced.mode() & 0o777));
+        if (own.uid(), own.gid()) != (replaced.uid(), replaced.gid()) {
+            // Only root may.
+            let (user, group) = (Uid::from_raw(replaced.uid()), Gid::from_raw(replaced.gid()));
+            let _ = fchown(&*file, Some(user), Some(group));
+        }
+        fchmod(&*file, mode)?;
+    }
+    file.write_all(bytes)?;
+    file.sync_data()
+}
+
+/// Gives a file its name, unless another process has made one with this name.
+fn name_new(new: &Path, target: &Path) -> io::Result<()> {
+    match renameat_with(CWD, new, CWD, target, RenameFlags::NOREPLACE) {
+        // Some file systems cannot.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => fs::rename(new, target),
+        renamed => Ok(renamed?),
+    }
+}
+
+fn lives(process: u32) -> bool {
+    let process = i32::try_from(process).ok().and_then(Pid::from_raw);
+    process.is_some_and(|process| test_kill_process(process) != Err(Errno::SRCH))
 }
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "this thread may block, and nothing tells that another process has closed a file"
+    reason = "this thread may block, and nothing tells that another process has unlocked a file"
 )]
 fn wait() {
     thread::sleep(RETRY);
 }
 
-fn builder() -> Builder {
-    let mut builder = Builder::new();
-    builder.set_cache_size(CACHE_BYTES);
-    builder
-}
-
-/// Creates a file that only this user may read, because it has the names of users.
-fn create(path: &Path) -> Result<Database, Unusable> {
-    let mut options = std::fs::OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    let file = options.open(path).map_err(Unusable::because)?;
-    let created = builder().create(path);
-    if !matches!(created, Ok(_) | Err(DatabaseError::DatabaseAlreadyOpen)) {
-        // For example, the disk is full. The next start must not find half a file.
-        let _ = file.set_len(0);
-    }
-    created.map_err(Unusable::because)
-}
-
-fn apply(table: &mut Table<'_, &str, Row>, change: &Change, date: Date) -> Result<Usage, Unusable> {
-    let Change { user, bytes, is_reset } = change;
-    let row = table.get(&**user).map_err(Unusable::because)?.map(|row| row.value());
-    let row = row.filter(|_| !is_reset);
-    let mut usage = row.map_or_else(|| Usage::new(date), usage);
-    usage.advance(date);
-    usage.add(*bytes);
-    let row = (usage.date.day, usage.date.month, usage.day, usage.month);
-    table.insert(&**user, row).map_err(Unusable::because)?;
-    Ok(usage)
-}
-
-fn all(table: &Table<'_, &str, Row>) -> Result<Rows, Unusable> {
-    let rows = table.iter().map_err(Unusable::because)?;
-    rows.map(|row| {
-        let (user, row) = row.map_err(Unusable::because)?;
-        Ok((user.value().into(), usage(row.value())))
-    })
-    .collect()
-}
-
-fn usage((day, month, of_day, of_month): Row) -> Usage {
-    Usage {
-        date: Date { day, month },
-        day: of_day,
-        month: of_month,
-    }
-}
-
 impl Unusable {
-    fn because(error: impl Into<redb::Error>) -> Self {
-        Self(match error.into() {
-            redb::Error::DatabaseAlreadyOpen => "another process has it open".to_owned(),
-            redb::Error::Io(error) if error.kind() == io::ErrorKind::InvalidData => {
-                "it is no quota file, or damaged: move it away to begin with empty counters".to_owned()
-            }
-            redb::Error::Corrupted(what) => {
-                format!("it is damaged ({what}): move it away to begin with empty counters")
-            }
-            error => error.to_string(),
-        })
+    fn io(what: &str, error: &io::Error) -> Self {
+        Self::Other(format!("cannot {what}: {error}"))
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "it is the function of map_err")]
+    fn read(error: io::Error) -> Self {
+        Self::io("read it", &error)
+    }
+
+    /// Says that the content is wrong, and the remedy.
+    fn content(what: &str) -> Self {
+        Self::Other(format!("{what}: move it away to begin with empty counters"))
     }
 
     /// Says that an update has not ended in time.
     pub(super) fn slow() -> Self {
-        Self("the disk does not answer".to_owned())
+        Self::Other("the disk does not answer".to_owned())
     }
 
-    /// Says that the thread with the database has panicked, as it may if the file is damaged.
+    /// Says that the thread with the file has panicked.
     pub(super) fn panicked() -> Self {
-        Self("it is damaged: move it away to begin with empty counters".to_owned())
+        Self::Other("an update has panicked".to_owned())
     }
 }
 
 impl fmt::Display for Unusable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        match self {
+            Self::Busy => f.write_str("another process has it open"),
+            Self::Other(why) => f.write_str(why),
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const TODAY: Date = Date { day: 100, month: 3 };
-
-    /// The path of a file that is removed at the end of a test.
-    struct Temporary(PathBuf);
-
-    impl Temporary {
-        fn new(name: &str) -> Self {
-            let name = format!("spliceway-quotas-{name}-{}", std::process::id());
-            Self(std::env::temp_dir().join(name))
-        }
-
-        fn load(&self, date: Date) -> (File, Rows) {
-            File::load(&self.0, date, false, Duration::ZERO).unwrap()
-        }
-    }
-
-    impl Drop for Temporary {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_file(&self.0);
-        }
-    }
-
-    fn change(user: &str, bytes: u64, is_reset: bool) -> Change {
-        Change {
-            user: user.into(),
-            bytes,
-            is_reset,
-        }
-    }
-
-    /// Returns the bytes of the day and the month of each user.
-    fn shown(rows: &Rows) -> Vec<(&str, u64, u64)> {
-        rows.iter()
-            .map(|(user, usage)| (&**user, usage.day, usage.month))
-            .collect()
-    }
-
-    #[test]
-    fn bytes_add_up_by_user_and_period_and_a_reset_empties_one_user() {
-        let path = Temporary::new("add");
-        let (mut file, rows) = path.load(TODAY);
-        assert!(rows.is_empty());
-        let both = [change("ann", 5, false), change("bob", 7, false)];
-        assert_eq!(
-            shown(&file.update(&both, TODAY).unwrap()),
-            [("ann", 5, 5), ("bob", 7, 7)]
-        );
-        let tomorrow = Date { day: 101, month: 3 };
-        let rows = file.update(&[change("ann", 1, false)], tomorrow).unwrap();
-        assert_eq!(shown(&rows), [("ann", 1, 6)]);
-        let rows = file.update(&[change("ann", 2, true)], tomorrow).unwrap();
-        assert_eq!(shown(&rows), [("ann", 2, 2)]);
-        drop(file);
-        let (_, rows) = path.load(tomorrow);
-        assert_eq!(shown(&rows), [("ann", 2, 2), ("bob", 7, 7)]);
-    }
-
-    #[test]
-    fn another_process_takes_turns_and_its_rows_are_seen() {
-        let path = Temporary::new("turns");
-        let (mut one, _) = path.load(TODAY);
-        let load = || File::load(&path.0, TODAY, true, Duration::ZERO);
-        let why = load().unwrap_err().to_string();
-        assert_eq!(why, "another process has it open");
-        // It takes over from one process and hands over to another one.
-        one.share(true);
-        one.share(true);
-        one.share(false);
-        let (mut two, _) = load().unwrap();
-        assert_eq!(
-            shown(&one.update(&[change("ann", 5, false)], TODAY).unwrap()),
-            [("ann", 5, 5)]
-        );
-        assert!(one.others == 1 && !one.needs_update(), "it has looked just now");
-        two.looked = None;
-        assert!(two.needs_update());
-        let rows = two.update(&[change("bob", 7, false)], TODAY).unwrap();
-        assert_eq!(shown(&rows), [("ann", 5, 5), ("bob", 7, 7)]);
-        two.looked = None;
-        assert!(!two.needs_update(), "nothing has changed");
-        two.share(false);
-        assert!(two.needs_update(), "to keep the file open");
-        two.share(true);
-        let held = builder().open(&path.0).unwrap();
-        one.patience = PATIENCE;
-        let waiting = thread::spawn(move || one.update(&[change("ann", 1, false)], TODAY).map(|rows| rows.len()));
-        drop(held);
-        assert_eq!(waiting.join().unwrap().unwrap(), 2);
-    }
-
-    #[test]
-    fn users_of_an_earlier_month_are_removed() {
-        let path = Temporary::new("months");
-        let (mut file, _) = path.load(TODAY);
-        file.update(&[change("ann", 5, false)], TODAY).unwrap();
-        let next = Date { day: 130, month: 4 };
-        file.update(&[change("bob", 7, false)], next).unwrap();
-        drop(file);
-        assert_eq!(shown(&path.load(next).1), [("bob", 7, 7)]);
-    }
-
-    #[test]
-    fn a_file_that_is_gone_is_not_made_again() {
-        let path = Temporary::new("gone");
-        let (mut file, _) = path.load(TODAY);
-        std::fs::remove_file(&path.0).unwrap();
-        assert!(file.update(&[change("ann", 5, false)], TODAY).is_err());
-        assert!(!path.0.exists());
-        std::fs::write(&path.0, "").unwrap();
-        assert!(path.load(TODAY).1.is_empty(), "an empty file is a new one");
-    }
-
-    #[test]
-    fn a_pipe_or_a_device_is_refused_and_stays() {
-        let path = Temporary::new("pipe");
-        rustix::fs::mknodat(rustix::fs::CWD, &path.0, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-        let why = File::load(&path.0, TODAY, false, Duration::ZERO).unwrap_err();
-        assert_eq!(why.to_string(), "it is no regular file");
-        assert!(path.0.exists());
-    }
-}
+mod tests;

@@ -4,9 +4,12 @@
 //!   every half second, and when a quota is used up:
 //!     close sessions ─▶ changes ─▶ file, on a thread that may block ─▶ saved
 //! ```
+//!
+//! During a hand-over, both processes count. Each reserves a share of what is left in the file, and
+//! updates the file at once when sessions have used their share.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
@@ -25,8 +28,14 @@ use crate::sessions::Sessions;
 /// The time between two updates of the file. A process that is killed loses the bytes of this time,
 /// and of one update. Both together are below a second unless the disk is very slow.
 const EVERY: Duration = Duration::from_millis(500);
+/// The time between two updates of a file that another process updates, too.
+const EVERY_SHARED: Duration = Duration::from_millis(100);
+/// The most bytes that updates write in a second. With many users, they are rarer.
+const BYTES_PER_SECOND: u64 = 4_000_000;
 /// The time after which an update counts as failed. The file may wait for another process.
 const SLOW: Duration = PATIENCE.saturating_mul(2);
+/// The same while sessions may wait for the update.
+const SLOW_SHARED: Duration = Duration::from_secs(2);
 /// The longest time for the last update, at the end of the program.
 const LAST: Duration = Duration::from_secs(2);
 
@@ -36,6 +45,8 @@ pub(crate) struct Saving {
     has_failed: AtomicBool,
     pub(super) writes: Family<WriteLabel, Counter>,
     throttle: Mutex<LogThrottle>,
+    /// The length of the file.
+    bytes: AtomicU64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -51,10 +62,9 @@ impl Accounts {
     /// Returns a message if the file cannot be used.
     pub(crate) fn load(&self, path: &Path, is_shared: bool) -> Result<(), String> {
         let date = Date::now();
-        let loaded = std::panic::catch_unwind(|| File::load(path, date, is_shared, PATIENCE));
-        let loaded = loaded.unwrap_or_else(|_| Err(Unusable::panicked()));
-        let (file, rows) = loaded.map_err(|why| format!("quota file {}: {why}", path.display()))?;
-        self.saved(&[], rows, date);
+        let loaded = File::load(path, date, is_shared, PATIENCE);
+        let (file, updated) = loaded.map_err(|why| format!("quota file {}: {why}", path.display()))?;
+        self.saved(&[], updated, date);
         for result in [OK, FAILED] {
             drop(self.saving.writes.get_or_create(&WriteLabel { result }));
         }
@@ -65,6 +75,7 @@ impl Accounts {
     /// Keeps the quotas, and never returns. Without quotas, it waits for them.
     pub(crate) async fn keep(self: Arc<Self>, sessions: Arc<Sessions>) {
         let (mut next, mut saving) = (Instant::now(), None);
+        let mut soon = next;
         loop {
             if !self.have_quotas() {
                 self.keeper.notified().await;
@@ -75,24 +86,38 @@ impl Accounts {
             if self.are_used_up() {
                 sessions.close_used_up().await;
             }
-            if Instant::now() < next {
+            if self.are_waiting() {
+                next = next.min(soon);
+            }
+            let begun = Instant::now();
+            if begun < next {
                 continue;
             }
             let mut under_way = saving.take().unwrap_or_else(|| self.elsewhere(Self::save));
-            match timeout(SLOW, &mut under_way).await {
-                Ok(saved) => self
-                    .saving
-                    .report(saved.unwrap_or_else(|_| Some(Err(Unusable::panicked())))),
+            let slow = if self.are_shared() { SLOW_SHARED } else { SLOW };
+            match timeout(slow, &mut under_way).await {
+                Ok(saved) => self.report(saved.unwrap_or_else(|_| Some(Err(Unusable::panicked())))),
                 // A disk that hangs delays neither the next day nor the end of a session for long.
                 Err(_) => {
-                    self.saving.report(Some(Err(Unusable::slow())));
+                    self.report(Some(Err(Unusable::slow())));
                     let settle = |accounts: &Self| drop(accounts.changes(Date::now()));
                     let _ = self.elsewhere(settle).await;
                     saving = Some(under_way);
                 }
             }
-            next = Instant::now() + EVERY;
+            // Updates take at most half of the time.
+            soon = Instant::now() + begun.elapsed();
+            next = soon.max(begun + self.pace());
         }
+    }
+
+    /// Returns the time between two updates.
+    fn pace(&self) -> Duration {
+        if self.are_shared() {
+            return EVERY_SHARED;
+        }
+        let bytes = self.saving.bytes.load(Ordering::Relaxed);
+        EVERY.max(Duration::from_millis(bytes.saturating_mul(1000) / BYTES_PER_SECOND))
     }
 
     /// Does this on a thread that may block.
@@ -110,10 +135,11 @@ impl Accounts {
             if let Some(file) = accounts.file.get() {
                 unpoisoned(file).share(with_one_more);
             }
+            // The other process finds everything, and this one has reserved its share.
+            with_one_more.then(|| accounts.save()).flatten()
         });
-        if sharing.await.is_err() {
-            self.saving.report(Some(Err(Unusable::panicked())));
-        }
+        self.report(sharing.await.unwrap_or_else(|_| Some(Err(Unusable::panicked()))));
+        self.keeper.notify_one();
     }
 
     /// Saves once more at the end of the program, and waits for at most [`LAST`]. The call blocks.
@@ -124,10 +150,10 @@ impl Accounts {
         let (sender, saved) = mpsc::channel();
         let accounts = Arc::clone(self);
         std::thread::spawn(move || {
-            accounts.saving.report(accounts.save());
             if let Some(file) = accounts.file.get() {
-                unpoisoned(file).close();
+                unpoisoned(file).leave();
             }
+            accounts.saving.report(accounts.save());
             let _ = sender.send(());
         });
         // A disk that hangs does not keep the process.
@@ -136,15 +162,28 @@ impl Accounts {
 
     /// Saves what is not in the file yet, and takes over what other processes have saved. Returns
     /// `None` if there was nothing to do.
-    fn save(&self) -> Option<Result<(), Unusable>> {
+    pub(super) fn save(&self) -> Option<Result<(), Unusable>> {
+        // Two updates at the same time would save the same changes.
+        let mut file = unpoisoned(self.file.get()?);
         let date = Date::now();
         let changes = self.changes(date);
-        let mut file = unpoisoned(self.file.get()?);
         if changes.is_empty() && !file.needs_update() {
             return None;
         }
         let updated = file.update(&changes, date);
-        Some(updated.map(|rows| self.saved(&changes, rows, date)))
+        Some(updated.map(|updated| {
+            if let Some(bytes) = updated.written {
+                self.saving.bytes.store(bytes, Ordering::Relaxed);
+            }
+            self.saved(&changes, updated, date);
+        }))
+    }
+
+    fn report(&self, saved: Option<Result<(), Unusable>>) {
+        if matches!(saved, Some(Err(_))) {
+            self.lift_shares();
+        }
+        self.saving.report(saved);
     }
 
     /// Returns whether the last update of the quota file has worked. `None` means that there is no

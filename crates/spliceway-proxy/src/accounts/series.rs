@@ -66,7 +66,7 @@ impl Accounts {
         let date = Date::now();
         let statuses = users.into_iter().map(|(user, account, usage)| match (account, usage) {
             (Some(account), _) => account.status(user, date),
-            (None, usage) => status(user, 0, &all.limits.of(user), usage.copied().unwrap_or_default(), date),
+            (None, usage) => status(user, 0, &all.limits.of(user), usage.cloned().unwrap_or_default(), date),
         });
         statuses.collect()
     }
@@ -76,7 +76,7 @@ impl Account {
     fn status(&self, user: &str, date: Date) -> UserStatus {
         let mut state = self.state();
         self.settle(&mut state, date);
-        status(user, state.sessions, &state.limits, state.usage, date)
+        status(user, state.sessions, &state.limits, state.usage.clone(), date)
     }
 }
 
@@ -95,7 +95,7 @@ fn status(user: &str, sessions: u64, limits: &UserLimits, mut usage: Usage, date
                 period: period.as_str().to_owned(),
                 bytes: usage.of(period),
                 quota: quota.map(Into::into),
-                resets: usage.date.end_of(period),
+                resets: usage.date().end_of(period),
             })
             .into(),
     }
@@ -138,7 +138,7 @@ impl UserSeries {
             sums.sessions += state.sessions;
             sums.counted += state.settled;
             if let Some((usage, _)) = &mut sums.usage {
-                *usage = state.usage;
+                *usage = state.usage.clone();
             }
         }
         if !all.limits.are_none() {

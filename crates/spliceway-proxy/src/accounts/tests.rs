@@ -1,5 +1,6 @@
 //! Tests of accounts.
 
+use super::limits::Period;
 use super::*;
 
 fn limits(max_conns: u32, rate: &str) -> UserLimits {
@@ -76,7 +77,17 @@ fn used(accounts: &Accounts, user: &str, date: Date) -> (u64, u64) {
     let account = &all.accounts[user];
     let mut state = account.state();
     account.settle(&mut state, date);
-    (state.usage.day, state.unsaved)
+    (state.usage.of(Period::Day), state.unsaved)
+}
+
+/// A file in which a user has used these bytes.
+fn row(user: &str, bytes: u64, date: Date) -> Updated {
+    let mut usage = Usage::new(date);
+    usage.add(bytes);
+    Updated {
+        rows: vec![(user.into(), usage)],
+        ..Updated::default()
+    }
 }
 
 #[test]
@@ -142,12 +153,7 @@ fn bytes_that_are_counted_during_an_update_are_saved_by_the_next_one() {
     session.account().count(20);
     assert_eq!(used(&accounts, "ann", date), (120, 120));
     // Another process has added 500 bytes.
-    let row = Usage {
-        date,
-        day: 600,
-        month: 600,
-    };
-    accounts.saved(&changes, vec![("ann".into(), row)], date);
+    accounts.saved(&changes, row("ann", 600, date), date);
     assert_eq!(used(&accounts, "ann", date), (620, 20));
     assert!(session.account().count(380));
     assert_eq!(accounts.changes(date)[0].bytes, 400);
@@ -162,17 +168,11 @@ fn a_reset_during_an_update_counts_from_0_and_is_saved() {
     let changes = accounts.changes(date);
     assert!(accounts.reset("ann") && !accounts.reset("eve"));
     assert!(!session.account().count(7));
-    let row = Usage {
-        date,
-        day: 100,
-        month: 100,
-    };
-    accounts.saved(&changes, vec![("ann".into(), row)], date);
+    accounts.saved(&changes, row("ann", 100, date), date);
     assert_eq!(used(&accounts, "ann", date), (7, 7));
     let changes = accounts.changes(date);
     assert!(changes[0].is_reset && changes[0].bytes == 7);
-    let row = Usage { date, day: 7, month: 7 };
-    accounts.saved(&changes, vec![("ann".into(), row)], date);
+    accounts.saved(&changes, row("ann", 7, date), date);
     assert!(accounts.changes(date).is_empty());
     assert_eq!(used(&accounts, "ann", date), (7, 0));
 }
@@ -180,14 +180,119 @@ fn a_reset_during_an_update_counts_from_0_and_is_saved() {
 #[test]
 fn a_user_without_an_account_has_what_the_file_says() {
     let (accounts, date) = (Accounts::default(), Date::now());
-    let row = Usage {
-        date,
-        day: 100,
-        month: 100,
-    };
-    accounts.saved(&[], vec![("ann".into(), row)], date);
+    accounts.saved(&[], row("ann", 100, date), date);
     accounts.set(&daily(100));
     assert_eq!(accounts.statuses("", 9)[0].used[0].bytes, 100);
     assert_eq!(accounts.enter("ann").unwrap_err(), USED_UP);
     assert!(accounts.statuses("ann", 9).is_empty());
+}
+
+/// The accounts of one process in a hand-over, and its file.
+struct Process {
+    accounts: Arc<Accounts>,
+    session: Entered,
+}
+
+const MIB: u64 = 1 << 20;
+
+impl Process {
+    fn new(path: &std::path::Path, id: u32, is_shared: bool, quota: u64) -> Self {
+        let accounts = Arc::<Accounts>::default();
+        accounts.set(&daily(quota));
+        accounts.load(path, is_shared).unwrap();
+        unpoisoned(accounts.file.get().unwrap()).become_process(id);
+        let session = accounts.enter("ann").unwrap().unwrap();
+        Self { accounts, session }
+    }
+
+    fn share(&self, with_one_more: bool) {
+        unpoisoned(self.accounts.file.get().unwrap()).share(with_one_more);
+        self.update();
+    }
+
+    fn update(&self) {
+        let saved = self.accounts.save();
+        assert!(saved.is_none_or(|saved| saved.is_ok()));
+    }
+
+    /// Moves bytes as a session does, in polls of at most 1 MiB. Returns how many, and whether the
+    /// quota is used up.
+    fn moves(&self, most: u64) -> (u64, bool) {
+        let (account, mut moved) = (self.session.account(), 0);
+        while moved < most && !account.is_used_up() {
+            if !account.has_share() {
+                drop(account.next_share());
+                break;
+            }
+            account.count(MIB.min(most - moved));
+            moved += MIB.min(most - moved);
+        }
+        (moved, account.is_used_up())
+    }
+}
+
+/// Both processes of a hand-over move bytes until their sessions are cut. Returns the sum.
+fn used_by_both(name: &str, quota: u64, rates: [u64; 2]) -> u64 {
+    let path = std::env::temp_dir().join(format!("spliceway-shares-{name}-{}", std::process::id()));
+    let old = Process::new(&path, std::process::id(), false, quota);
+    let (mut moved, _) = old.moves(5 * MIB);
+    old.share(true);
+    // Process 1 always lives.
+    let new = Process::new(&path, 1, true, quota);
+    let mut are_used_up = [false; 2];
+    for round in 0.. {
+        assert!(round < 2000, "{moved} of {quota}: {are_used_up:?}");
+        for (place, process) in [&old, &new].into_iter().enumerate() {
+            let (bytes, is_used_up) = process.moves(rates[place]);
+            moved += bytes;
+            are_used_up[place] = is_used_up;
+            process.update();
+        }
+        if are_used_up == [true; 2] {
+            break;
+        }
+    }
+    assert_eq!(new.accounts.enter("ann").unwrap_err(), USED_UP);
+    drop(std::fs::remove_file(&path));
+    moved
+}
+
+#[test]
+fn both_processes_of_a_hand_over_use_one_quota_together() {
+    let quota = 300 * MIB;
+    for (name, rates) in [
+        ("both", [20 * MIB, 20 * MIB]),
+        ("old", [20 * MIB, 0]),
+        ("new", [0, 300 * MIB]),
+        ("slow", [7_000, 90 * MIB]),
+    ] {
+        let moved = used_by_both(name, quota, rates);
+        let bounds = quota - (64 << 10)..quota + 2 * 2 * MIB;
+        assert!(bounds.contains(&moved), "{name}: {moved}");
+    }
+}
+
+#[test]
+fn a_process_uses_the_whole_rest_when_the_other_one_has_ended() {
+    let path = std::env::temp_dir().join(format!("spliceway-shares-alone-{}", std::process::id()));
+    let quota = 100 * MIB;
+    let mut child = std::process::Command::new("cat")
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let old = Process::new(&path, child.id(), false, quota);
+    assert_eq!(old.moves(30 * MIB), (30 * MIB, false));
+    old.share(true);
+    let new = Process::new(&path, std::process::id(), true, quota);
+    assert_eq!(new.moves(MIB).0, 0, "it has no share yet");
+    new.update();
+    assert_eq!(new.moves(30 * MIB).0, MIB);
+    // The old process is killed, with a share.
+    drop(old);
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    new.share(false);
+    assert!(!new.accounts.are_shared());
+    assert_eq!(new.moves(quota), (69 * MIB, true));
+    drop(std::fs::remove_file(&path));
 }

@@ -7,6 +7,7 @@ use spliceway_protocol::Spoken;
 use tokio::time::Instant;
 
 use crate::accounts::UserStatus;
+use crate::clock;
 use crate::sessions::{Phase, Session};
 
 /// The state of the program.
@@ -296,5 +297,5 @@ impl SessionView {
 
 /// Returns a time as RFC 3339, in UTC.
 pub(crate) fn when(time: Option<SystemTime>) -> String {
-    humantime::format_rfc3339_millis(time.unwrap_or(SystemTime::UNIX_EPOCH)).to_string()
+    clock::rfc3339_millis(time.unwrap_or(SystemTime::UNIX_EPOCH)).to_string()
 }

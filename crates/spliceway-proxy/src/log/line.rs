@@ -14,6 +14,8 @@ use tracing_subscriber::fmt::format::{Format as TextEvents, FormatEvent, FormatF
 use tracing_subscriber::fmt::time::FormatTime;
 use tracing_subscriber::registry::LookupSpan;
 
+use crate::clock;
+
 /// The form of lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Format {
@@ -137,7 +139,7 @@ impl Line {
 
 /// The time in UTC, with milliseconds.
 fn now() -> humantime::Rfc3339Timestamp {
-    humantime::format_rfc3339_millis(SystemTime::now())
+    clock::rfc3339_millis(SystemTime::now())
 }
 
 /// Writes the time of a line of the log.

@@ -1,11 +1,12 @@
 //! Counts the bytes of a session for its user, and ends the session if a quota is used up.
 
 use std::future::poll_fn;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use spliceway::RelayStats;
+use tokio::sync::futures::OwnedNotified;
 
 use crate::accounts::Account;
 use crate::datagrams::DatagramStats;
@@ -19,6 +20,8 @@ pub(super) struct ByteCounter {
     account: Arc<Account>,
     moved: Moved,
     counted: u64,
+    /// The next share of the quota, while the session waits for it.
+    waits: Option<Pin<Box<OwnedNotified>>>,
 }
 
 /// Where the bytes are counted.
@@ -49,17 +52,21 @@ impl ByteCounter {
             account,
             counted: moved.bytes(),
             moved,
+            waits: None,
         })
     }
 
     /// Polls what moves the bytes, and counts them. If a quota is used up, the session is cut, and
     /// its future is dropped after this call.
-    pub(super) fn poll<T>(&mut self, poll: impl FnOnce() -> Poll<T>) -> Poll<T> {
+    pub(super) fn poll<T>(&mut self, cx: &mut Context<'_>, poll: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
         if self.account.is_used_up() {
             self.session.use_up();
             return Poll::Pending;
         }
-        let polled = poll();
+        if self.poll_share(cx).is_pending() {
+            return Poll::Pending;
+        }
+        let polled = poll(cx);
         let bytes = self.moved.bytes();
         if bytes != self.counted {
             let is_used_up = self.account.count(bytes - self.counted);
@@ -70,6 +77,22 @@ impl ByteCounter {
         }
         polled
     }
+
+    /// Waits while another process may use what is left of the quota.
+    fn poll_share(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while !self.account.has_share() {
+            match &mut self.waits {
+                // It may have come before this call.
+                None => self.waits = Some(Box::pin(self.account.next_share())),
+                Some(next) => {
+                    std::task::ready!(next.as_mut().poll(cx));
+                    self.waits = None;
+                }
+            }
+        }
+        self.waits = None;
+        Poll::Ready(())
+    }
 }
 
 /// Awaits a relay or an association, and counts after each of its polls.
@@ -78,5 +101,5 @@ pub(super) async fn counted<F: Future>(counter: Option<ByteCounter>, moving: F) 
         return moving.await;
     };
     let mut moving = pin!(moving);
-    poll_fn(|cx| counter.poll(|| moving.as_mut().poll(cx))).await
+    poll_fn(|cx| counter.poll(cx, |cx| moving.as_mut().poll(cx))).await
 }
