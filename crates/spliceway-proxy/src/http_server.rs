@@ -13,7 +13,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
@@ -80,7 +80,13 @@ where
 {
     // hyper has a date in each answer, and panics if there is none.
     if !clock::has_date(SystemTime::now()) {
-        let _ = timeout(A::DEADLINE, stream.write_all(NO_DATE)).await;
+        let refuse = async {
+            // A request that is not read would reset the connection.
+            let mut head = Vec::with_capacity(HEAD_MAX_BYTES);
+            while head.len() < HEAD_MAX_BYTES && !head.ends_with(b"\r\n\r\n") && stream.read_buf(&mut head).await? > 0 {}
+            stream.write_all(NO_DATE).await
+        };
+        let _ = timeout(A::DEADLINE, refuse).await;
         return;
     }
     let answer = service_fn(|request: Request<Incoming>| {

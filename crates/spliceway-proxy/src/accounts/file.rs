@@ -209,12 +209,8 @@ impl File {
             is_shared,
             ..Updated::default()
         };
-        let mut before = Vec::new();
         if !self.is_loaded || !changes.is_empty() || found.is_err() || !self.is_settled() {
-            if let (true, Err(why)) = (self.is_loaded, &found) {
-                tracing::warn!(path = %self.path.display(), %why, "the quota file has changed, and is written again from memory");
-            }
-            before = self.apply(changes, date, &mut updated);
+            let before = self.apply(changes, date, &mut updated);
             self.settle(is_shared);
             match self.write(is_there) {
                 Ok(bytes) => updated.written = Some(bytes),
@@ -223,8 +219,11 @@ impl File {
                     return Err(why);
                 }
             }
+            if let (true, Err(why)) = (self.is_loaded, &found) {
+                let path = self.path.display();
+                tracing::warn!(%path, %why, "another program has changed the quota file: it was written again from memory");
+            }
         }
-        drop(before);
         if std::mem::take(&mut self.has_news) {
             updated.rows = self.rows(date);
         }

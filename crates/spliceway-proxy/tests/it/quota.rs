@@ -1,3 +1,7 @@
+mod clock;
+mod file;
+mod shared;
+
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -322,73 +326,6 @@ fn many_sessions_exceed_a_quota_by_at_most_one_poll_budget_each() {
 }
 
 #[test]
-fn a_killed_program_has_counted_everything_that_was_saved() {
-    let quotas = Quotas::new("killed", "socks5", &ann("\"1GB/day\""));
-    let (mut program, target) = (quotas.run(), echo("127.0.0.1:0"));
-    let mut client = session(&program, "ann", target);
-    exchange(&mut client, 300_000);
-    await_saved(&program, 600_000);
-    exchange(&mut client, 50_000);
-    program.kill();
-    let mut program = quotas.run();
-    let after = used(&program);
-    assert!((600_000..=700_000).contains(&after), "{after}");
-    exchange(&mut session(&program, "ann", target), 1000);
-    // A program that stops saves the rest.
-    program.terminate();
-    program.exit();
-    let program = quotas.run();
-    assert_eq!(used(&program), after + 2000);
-}
-
-#[test]
-fn a_file_that_cannot_be_written_stops_no_session_and_is_written_later() {
-    let quotas = Quotas::new("faults", "socks5", &ann("\"2MB/day\""));
-    let (mut program, target) = (quotas.run(), echo("127.0.0.1:0"));
-    let mut client = session(&program, "ann", target);
-    exchange(&mut client, 1000);
-    await_saved(&program, 2000);
-    let (path, elsewhere) = (quotas.path(), quotas.folder.0.join("elsewhere"));
-    fs::rename(&path, &elsewhere).unwrap();
-    fs::create_dir(&path).unwrap();
-    exchange(&mut client, 1000);
-    program.line("cannot write the quota file");
-    program.await_sum("spliceway_quota_writes_total", &["result=\"failed\""], 1);
-    assert_eq!(program.sum("spliceway_quota_unsaved_bytes", &[]), 2000);
-    let status = String::from_utf8(quotas.socket.command(&["status"]).stdout).unwrap();
-    assert!(status.contains("the quota file cannot be written"), "{status}");
-    fs::remove_dir(&path).unwrap();
-    // A file that is gone is not made again, because its counters would be 0.
-    exchange(&mut client, 1000);
-    let failed = program.sum("spliceway_quota_writes_total", &["result=\"failed\""]);
-    program.await_sum("spliceway_quota_writes_total", &["result=\"failed\""], failed + 2);
-    assert!(!path.exists());
-    fs::rename(&elsewhere, &path).unwrap();
-    program.line("the quota file is written again");
-    await_saved(&program, 6000);
-    program.kill();
-    assert_eq!(used(&quotas.run()), 6000);
-}
-
-#[test]
-fn a_damaged_file_is_refused_at_the_start() {
-    let quotas = Quotas::new("damaged", "socks5", &ann("\"2MB/day\""));
-    fs::write(quotas.path(), "no database").unwrap();
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_spliceway"));
-    let output = command.args(["run", "-c", quotas.config.path()]).output().unwrap();
-    let message = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{message}");
-    assert!(
-        message.contains("move it away to begin with empty counters"),
-        "{message}"
-    );
-    fs::remove_file(quotas.path()).unwrap();
-    let program = quotas.run();
-    exchange(&mut session(&program, "ann", echo("127.0.0.1:0")), 1000);
-    await_saved(&program, 2000);
-}
-
-#[test]
 fn an_operator_sees_users_and_resets_them() {
     let limits = ann("\"1MB/day\"") + "max_conns = 9\nrate_in = \"5MB\"\n";
     let quotas = Quotas::new("reset", "socks5", &limits);
@@ -436,63 +373,6 @@ fn an_operator_sees_users_and_resets_them() {
     );
     program.kill();
     assert_eq!(used(&quotas.run()), 2000);
-}
-
-#[test]
-fn a_hand_over_loses_no_byte_of_a_quota() {
-    let quotas = Quotas::new("handover", "socks5", &ann("\"1GB/day\""));
-    let (mut program, target) = (quotas.run(), echo("127.0.0.1:0"));
-    let mut client = session(&program, "ann", target);
-    exchange(&mut client, 10_000);
-    program.signal(Signal::USR2);
-    let new = crate::handover::Process::in_line(&program.line("handed over: "));
-    exchange(&mut client, 10_000);
-    await_saved(&program, 40_000);
-    // A third process takes over from the second one, which has the file open.
-    new.signal(Signal::USR2);
-    let _third = crate::handover::Process::in_line(&program.line("handed over: "));
-    exchange(&mut client, 10_000);
-    await_saved(&program, 60_000);
-    drop(client);
-    let record = program.line("end=client_eof");
-    assert_eq!(field(&record, "bytes_up") + field(&record, "bytes_down"), 60_000);
-}
-
-#[test]
-fn both_processes_of_a_hand_over_count_until_the_old_one_has_ended() {
-    let quotas = Quotas::new("both", "mixed", &ann("\"1GB/day\""));
-    let (mut program, target, to) = (quotas.run(), echo("127.0.0.1:0"), target(swallow));
-    // A request with a body stays in the old process.
-    let mut stays = http(
-        &program,
-        &format!("POST http://{to}/"),
-        "Content-Length: 1000000000\r\n",
-    );
-    stays.write_all(&[7; 1000]).unwrap();
-    program.signal(Signal::USR2);
-    let new = crate::handover::Process::in_line(&program.line("handed over: "));
-    let body = thread::spawn(move || {
-        let _ = stays.write_all(&[7; 100_000]);
-        while stays.write_all(&[7; 1000]).is_ok() {
-            let_pass(Duration::from_millis(1));
-        }
-    });
-    let mut client = session(&program, "ann", target);
-    exchange(&mut client, 10_000);
-    // The old process ends in the middle of the body.
-    program.terminate();
-    program.terminate();
-    let record = program.line("end=drained");
-    // Its last update precedes the first one that keeps the file open.
-    program.line("stopped: cut 1 session");
-    program.line("the old process has ended");
-    body.join().unwrap();
-    exchange(&mut client, 10_000);
-    assert!(new.lives());
-    await_saved(
-        &program,
-        field(&record, "bytes_up") + field(&record, "bytes_down") + 40_000,
-    );
 }
 
 #[test]
