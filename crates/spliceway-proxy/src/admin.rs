@@ -220,10 +220,7 @@ impl Admin {
         match self.control.order(order).await {
             Ok(done) => Ok(json(StatusCode::OK, &Said::Done(done))),
             Err(NotDone::Refused(why)) => Err(Failed(StatusCode::CONFLICT, why)),
-            Err(NotDone::Busy) => {
-                let why = "the program is busy with another command, or ends".to_owned();
-                Err(Failed(StatusCode::SERVICE_UNAVAILABLE, why))
-            }
+            Err(NotDone::Busy(why)) => Err(Failed(StatusCode::SERVICE_UNAVAILABLE, why)),
         }
     }
 }

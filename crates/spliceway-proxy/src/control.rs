@@ -2,7 +2,7 @@
 //! service, and hand over to a new process.
 //!
 //! ```text
-//!   admin socket ── Command ──▶ serve::run ── Result ──▶ admin socket
+//!   admin socket ── Command ──▶ orders ── Result ──▶ admin socket
 //! ```
 
 use tokio::sync::{mpsc, oneshot};
@@ -34,8 +34,8 @@ pub(crate) struct Command {
 pub(crate) enum NotDone {
     /// It was tried, and refused or failed. The state from before is in force.
     Refused(String),
-    /// Other commands wait, or the program ends.
-    Busy,
+    /// The program does something else, or ends.
+    Busy(String),
 }
 
 /// Gives orders. Clones reach the same run.
@@ -53,8 +53,10 @@ impl Control {
     /// was done. If this future is dropped, the order is carried out all the same.
     pub(crate) async fn order(&self, order: Order) -> Result<String, NotDone> {
         let (answer, answered) = oneshot::channel();
-        self.0.try_send(Command { order, answer }).map_err(|_| NotDone::Busy)?;
-        answered.await.unwrap_or(Err(NotDone::Busy))
+        let busy = |_| NotDone::Busy("the program has other commands to carry out first".to_owned());
+        self.0.try_send(Command { order, answer }).map_err(busy)?;
+        let ends = || Err(NotDone::Busy("the program ends".to_owned()));
+        answered.await.unwrap_or_else(|_| ends())
     }
 }
 

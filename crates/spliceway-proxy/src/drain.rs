@@ -75,6 +75,11 @@ pub(crate) fn sessions(count: u64) -> String {
     }
 }
 
+/// Returns the status of a program that serves this number of sessions.
+pub(crate) fn serving(count: u64) -> String {
+    format!("serving: {}", sessions(count))
+}
+
 impl Drain {
     pub(crate) fn new() -> (Alive, Self) {
         let (sender, receiver) = mpsc::channel(1);
@@ -122,6 +127,10 @@ pub(crate) struct Signals {
     needs_terminal: bool,
     /// Whether SIGHUP has stopped the program.
     hung_up: bool,
+    /// Whether SIGHUP has asked for a reload that nobody has received yet.
+    asks_for_reload: bool,
+    /// Whether the program was asked a second time to stop, and nobody has received it yet.
+    asks_to_hurry: bool,
 }
 
 impl Signals {
@@ -138,31 +147,51 @@ impl Signals {
             hangup,
             needs_terminal: !has_file && has_terminal(),
             hung_up: false,
+            asks_for_reload: false,
+            asks_to_hurry: false,
         })
     }
 
     /// Cancel safe.
     pub(crate) async fn next(&mut self) -> SignalRequest {
-        let Self {
-            terminate,
-            interrupt,
-            upgrade,
-            hangup,
-            needs_terminal,
-            hung_up,
-        } = self;
+        if std::mem::take(&mut self.asks_for_reload) {
+            return SignalRequest::Reload;
+        }
         tokio::select! {
-            _ = terminate.recv() => SignalRequest::Stop,
-            _ = interrupt.recv() => SignalRequest::Stop,
-            _ = upgrade.recv() => SignalRequest::Upgrade,
-            Some(()) = async { hangup.as_mut()?.recv().await } => {
-                *hung_up = *needs_terminal && !has_terminal();
-                match *hung_up {
+            _ = self.terminate.recv() => SignalRequest::Stop,
+            _ = self.interrupt.recv() => SignalRequest::Stop,
+            _ = self.upgrade.recv() => SignalRequest::Upgrade,
+            Some(()) = async { self.hangup.as_mut()?.recv().await } => {
+                self.hung_up = self.needs_terminal && !has_terminal();
+                match self.hung_up {
                     true => SignalRequest::Stop,
                     false => SignalRequest::Reload,
                 }
             }
         }
+    }
+
+    /// Waits for a signal that stops the program. Other signals are returned later, by
+    /// [`Self::next`]. Cancel safe.
+    pub(crate) async fn stop_request(&mut self) {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return,
+                _ = self.interrupt.recv() => return,
+                Some(()) = async { self.hangup.as_mut()?.recv().await } => {
+                    self.hung_up = self.needs_terminal && !has_terminal();
+                    if self.hung_up {
+                        return;
+                    }
+                    self.asks_for_reload = true;
+                }
+            }
+        }
+    }
+
+    /// Records that the program was asked to stop again, for [`Drain::wait`].
+    pub(crate) fn hurry_later(&mut self) {
+        self.asks_to_hurry = !std::mem::take(&mut self.hung_up);
     }
 
     /// Waits for SIGTERM or SIGINT. Cancel safe.
@@ -176,7 +205,10 @@ impl Signals {
     /// Waits for a second SIGTERM or SIGINT. SIGHUP does not count. Neither does the first signal
     /// after a SIGHUP that has stopped the program. When a terminal closes, both the kernel and the
     /// shell send SIGHUP. A service manager may send SIGHUP together with SIGTERM.
-    async fn hurry(&mut self) {
+    pub(crate) async fn hurry(&mut self) {
+        if std::mem::take(&mut self.asks_to_hurry) {
+            return;
+        }
         loop {
             self.stop().await;
             if !std::mem::take(&mut self.hung_up) {

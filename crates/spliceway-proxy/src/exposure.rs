@@ -2,7 +2,7 @@
 
 use spliceway_protocol::address::ListenAddress;
 
-use crate::listener::Listener;
+use crate::listener::{Listener, OTHERS_MAY_CONNECT};
 use crate::settings::{Kind, ServiceSettings};
 use crate::transparent::Interception;
 
@@ -38,8 +38,7 @@ impl Reach {
             ListenAddress::Every(_) => Some(Self::Network),
             ListenAddress::Ip(address) if address.ip().to_canonical().is_loopback() => Some(Self::Local),
             ListenAddress::Ip(_) => Some(Self::Network),
-            // connect(2) requires write permission.
-            ListenAddress::Unix { mode: Some(mode), .. } if mode & 0o022 != 0 => Some(Self::SharedSocket),
+            ListenAddress::Unix { mode: Some(mode), .. } if mode & OTHERS_MAY_CONNECT != 0 => Some(Self::SharedSocket),
             ListenAddress::Unix { .. } => Some(Self::Local),
             ListenAddress::Name(..) | ListenAddress::Inherited(_) => None,
         }

@@ -20,8 +20,10 @@
 //! moves and what does not.
 
 mod adopted;
+mod commit;
 mod gate;
 mod give;
+mod give_up;
 mod link;
 mod message;
 mod owner;
@@ -34,14 +36,20 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 pub(crate) use adopted::Adopted;
+pub(crate) use commit::Commit;
 pub(crate) use gate::{Gate, Offered};
 pub(crate) use give::Giving;
+pub(crate) use give_up::GiveUp;
 pub(crate) use take::Successor;
-pub(crate) use upgrade::Upgrade;
+pub(crate) use upgrade::{Upgrade, Upgraded};
 
 /// The environment variable that tells a new process that its standard input is the socket of the
 /// old one.
 const VARIABLE: &str = "SPLICEWAY_HANDOVER";
+
+/// The most data of a message, which may take several frames. The metrics of 40 services with 256
+/// backends each have about 10 MiB.
+const LONG_MAX_BYTES: usize = 64 << 20;
 
 /// The program that takes over: the file and the arguments that this process was started with.
 pub(crate) struct Program {

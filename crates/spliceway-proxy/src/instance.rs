@@ -180,7 +180,7 @@ impl Instance {
                     let at = match found {
                         Some(index) => {
                             is_taken[index] = true;
-                            self.open[index].prepare(settled)?;
+                            self.open[index].check(settled)?;
                             At::Open(index)
                         }
                         None => At::New(Bound::bind(&address, settled, &self.shared).await?),
@@ -253,6 +253,16 @@ impl Instance {
             report.has_other_users_limits = settings.users != before.users;
         }
         report
+    }
+
+    /// Returns the name of a service that an operator has drained since the plan was made, if there
+    /// is one. The plan would send clients to listeners that are closed.
+    pub(crate) fn drained_since(&self, plan: &Plan) -> Option<&'static str> {
+        let is_closed = |place: &&Place| matches!(place.at, At::Open(index) if !self.open[index].is_accepting());
+        let places = plan.places.iter().filter(is_closed);
+        let closed = places.map(|place| plan.settings.services[place.service].name);
+        let built = plan.built.iter().filter(|built| !built.service.accepting.is_on());
+        closed.chain(built.map(|built| built.service.name)).next()
     }
 
     /// Puts a plan into force. Clients that are accepted from now on get the new rules. Running
@@ -343,9 +353,9 @@ impl Instance {
         served.collect()
     }
 
-    /// Closes the listeners of the service with this name, and waits until they are closed, so that
-    /// another program can use their addresses. Sessions may finish. Cancel safe.
-    pub(crate) async fn drain(&self, name: &str) {
+    /// Closes the listeners of the service with this name. The returned future waits until they are
+    /// closed, so that another program can use their addresses. Sessions may finish.
+    pub(crate) fn drain(&self, name: &str) -> impl Future<Output = ()> + Send + use<> {
         let built = self.running.iter().flat_map(|(_, built)| built);
         for built in built.filter(|built| built.service.name == name) {
             if built.service.accepting.stop() {
@@ -355,8 +365,12 @@ impl Instance {
                 );
             }
         }
-        for open in self.open.iter().filter(|open| open.service() == name) {
-            open.closed().await;
+        let open = self.open.iter().filter(|open| open.service() == name);
+        let closed: Vec<_> = open.map(OpenAddress::closed).collect();
+        async move {
+            for closed in closed {
+                closed.await;
+            }
         }
     }
 

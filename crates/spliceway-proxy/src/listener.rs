@@ -25,7 +25,7 @@ use spliceway_protocol::address::canonical;
 
 pub(crate) use bind::{KEEPALIVE, adopted, bind, does_for, prepare, socket_to_listen};
 pub(crate) use inherited::adopt as adopt_inherited;
-pub(crate) use socket_file::{SocketFile, set_mode};
+pub(crate) use socket_file::{ModeChange, OTHERS_MAY_CONNECT, Ownership, SocketFile};
 
 /// The number of connections that may wait to be accepted. The kernel uses the smaller of this
 /// number and `net.core.somaxconn`, which is 4096 by default.
@@ -57,10 +57,7 @@ pub(crate) enum Listener {
     /// A socket for the datagrams of all clients. It has no connections.
     Udp(Arc<UdpSocket>),
     /// A Unix socket, and its file if this program must remove it. The file is dropped first.
-    Unix(
-        #[allow(dead_code, reason = "kept until it is dropped, never read")] Option<SocketFile>,
-        UnixListener,
-    ),
+    Unix(Option<SocketFile>, UnixListener),
 }
 
 /// A client that has connected.
@@ -97,8 +94,9 @@ impl Listener {
         match self {
             Self::Tcp(listener) => listener.local_addr().is_ok_and(is_loopback),
             Self::Udp(socket) => socket.local_addr().is_ok_and(is_loopback),
+            Self::Unix(Some(file), _) => file.is_private(),
             // An abstract socket has no file, so no permissions restrict who may open it.
-            Self::Unix(_, listener) => listener
+            Self::Unix(None, listener) => listener
                 .local_addr()
                 .is_ok_and(|address| address.as_pathname().is_some_and(socket_file::is_private)),
         }
@@ -172,6 +170,25 @@ impl Accepted {
     /// to IPv4. `None` for a Unix socket.
     pub(crate) fn local(&self) -> Option<SocketAddr> {
         self.stream.local_addr().map(canonical)
+    }
+
+    /// Returns whether this is a client of a Unix socket with another user than this program and
+    /// root. It may have connected when the mode of the socket was another one.
+    pub(crate) fn is_of_other_user(&self) -> bool {
+        match &self.stream {
+            Stream::Tcp(_) => false,
+            Stream::Unix(stream) => !stream.peer_cred().is_ok_and(|peer| socket_file::is_owner(peer.uid())),
+        }
+    }
+
+    /// Returns whether the client has connected to a path that is private now.
+    pub(crate) fn is_on_private_path(&self) -> bool {
+        match &self.stream {
+            Stream::Tcp(_) => false,
+            Stream::Unix(stream) => stream
+                .local_addr()
+                .is_ok_and(|address| address.as_pathname().is_some_and(socket_file::is_private)),
+        }
     }
 }
 

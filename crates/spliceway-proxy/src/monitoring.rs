@@ -75,7 +75,8 @@ async fn open(
         address: address.to_string(),
         listeners: Vec::new(),
     };
-    for listener in shared.adopted.bind(name, address, Transport::Streams).await? {
+    let found = shared.adopted.bind(name, address, Transport::Streams).await?;
+    for listener in found.listeners {
         let own = shared.own.add(&listener)?;
         let listener = Arc::new(listener);
         offered.listeners.push(Arc::clone(&listener));

@@ -45,8 +45,9 @@ pub(crate) struct Manager {
     socket: Option<Notified>,
     /// The time within which the manager expects a ping.
     watchdog: Option<Duration>,
-    /// Whether another process is the main process of the service now.
-    has_left: AtomicBool,
+    /// Whether another process is the main process of the service: the one before this, or the one
+    /// after it.
+    is_silent: AtomicBool,
 }
 
 struct Notified {
@@ -72,8 +73,8 @@ pub(crate) enum Message<'a> {
 
 impl Manager {
     /// Returns the manager that the environment names. A manager that cannot be reached causes a
-    /// warning. Call this function within a runtime.
-    pub(crate) fn from_environment() -> Self {
+    /// warning. A process that takes over is silent at first. Call this function within a runtime.
+    pub(crate) fn from_environment(takes_over: bool) -> Self {
         let watchdog = (env::var("WATCHDOG_USEC").ok(), env::var(WATCHDOG_PID).ok());
         let watchdog = expected_ping(watchdog.0.as_deref(), watchdog.1.as_deref(), std::process::id());
         let socket = env::var_os("NOTIFY_SOCKET").and_then(|name| {
@@ -84,14 +85,19 @@ impl Manager {
         Self {
             socket,
             watchdog,
-            has_left: AtomicBool::new(false),
+            is_silent: AtomicBool::new(takes_over),
         }
+    }
+
+    /// Lets a process that has taken over send messages.
+    pub(crate) fn speak(&self) {
+        self.is_silent.store(false, Ordering::Relaxed);
     }
 
     /// Sends a message. This method waits at most a second, and a failure is only logged.
     pub(crate) async fn tell(&self, message: Message<'_>) {
         if let Some(socket) = &self.socket
-            && !self.has_left.load(Ordering::Relaxed)
+            && !self.is_silent.load(Ordering::Relaxed)
         {
             socket.send(&message.to_string()).await;
         }
@@ -101,7 +107,7 @@ impl Manager {
     /// its end is not the end of the service.
     pub(crate) async fn hand_over(&self, pid: u32) {
         self.tell(Message::MainPid(pid)).await;
-        self.has_left.store(true, Ordering::Relaxed);
+        self.is_silent.store(true, Ordering::Relaxed);
     }
 
     /// Sends the status whenever it has changed, and pings the watchdog, until the runtime ends.
@@ -242,7 +248,7 @@ mod tests {
         let manager = Manager {
             socket: Some(socket),
             watchdog,
-            has_left: AtomicBool::new(false),
+            is_silent: AtomicBool::new(false),
         };
         (manager, receiver)
     }

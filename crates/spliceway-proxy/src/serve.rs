@@ -1,28 +1,29 @@
 //! One run of the program, from the first listener to the last session.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
-use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::accounts::Accounts;
 use crate::admission::Admission;
-use crate::control::{Command, Control, NotDone, Order};
-use crate::drain::{self, Drain, Drained, SignalRequest, Signals};
-use crate::handover::{Gate, Giving, Offered, Program, Successor, Upgrade};
+use crate::control::Control;
+use crate::created;
+use crate::drain::{self, Drain, Drained, Signals};
+use crate::handover::{Commit, Gate, Offered, Program, Successor, Upgrade};
 use crate::health::{Health, State};
 use crate::instance::{Instance, Shared};
 use crate::log;
 use crate::metrics::Metrics;
 use crate::monitoring;
 use crate::notify::{Manager, Message};
+use crate::orders::{End, Next, Orders};
 use crate::overview::Overview;
 use crate::policy::OwnListeners;
-use crate::reload::Report;
 use crate::sessions::Sessions;
 use crate::settings::{Settings, Source};
 use crate::status;
@@ -61,9 +62,10 @@ pub(crate) async fn run(
     descriptors: usize,
     health: &Health,
 ) -> Result<Arc<Metrics>, CannotRun> {
-    let program = Program::of_this_process()?;
+    let program = Arc::new(Program::of_this_process()?);
     let mut signals = Signals::new(matches!(source, Source::Files(_)))?;
-    let (shared, drain) = share(health, successor.is_some(), descriptors);
+    let takes_over = successor.is_some();
+    let (shared, drain) = share(health, takes_over, descriptors);
     let metrics = Arc::clone(&shared.metrics);
     let overview = Arc::new(Overview::new(
         Arc::clone(&shared.sessions),
@@ -73,35 +75,49 @@ pub(crate) async fn run(
         descriptors,
     ));
     let (control, commands) = Control::new();
+    let manager = Arc::new(Manager::from_environment(takes_over));
     let mut instance = Instance::new(shared.clone());
-    let monitors = begin(&mut instance, settings, successor, &shared, &overview, control).await?;
-    let manager = Arc::new(Manager::from_environment());
-    manager.tell(Message::Ready(&serving(&metrics))).await;
+    let begun = tokio::select! {
+        biased;
+        begun = begin(&mut instance, settings, successor, &shared, &overview, control, &manager) => begun.map(Some),
+        () = signals.stop() => Ok(None),
+    };
+    let Some(monitors) = begun.inspect_err(|_| created::remove())? else {
+        tracing::info!("asked to stop before it serves");
+        created::remove();
+        return Ok(metrics);
+    };
+    if !takes_over {
+        created::keep();
+    }
+    manager.tell(Message::Ready(&drain::serving(metrics.open()))).await;
     health.spawn("the task that tells the service manager", {
         let (manager, metrics, health) = (Arc::clone(&manager), Arc::clone(&metrics), health.clone());
-        async move { manager.watch(&health, || serving(&metrics)).await }
+        async move { manager.watch(&health, || drain::serving(metrics.open())).await }
     });
+    let gate = shared.gate.clone();
+    drop(shared);
     let upgrade = Upgrade {
         program,
         manager: Arc::clone(&manager),
         monitors,
-        gate: shared.gate.clone(),
+        gate: gate.clone(),
     };
-    drop(shared);
-    let given = serve(
-        &mut instance,
-        Arc::new(source),
-        &overview,
-        &upgrade,
+    let orders = Orders {
+        source: Arc::new(source),
+        overview: &overview,
+        upgrade: &upgrade,
         commands,
-        &mut signals,
-    )
-    .await;
+        signals: &mut signals,
+        waiting: VecDeque::new(),
+    };
+    let end = orders.carry_out(&mut instance, &gate).await;
     manager.tell(Message::Stopping(&health.state().to_string())).await;
     if let State::Failed(part) = health.state() {
         tracing::error!("{part} ended unexpectedly: the program stops");
     }
-    stop(instance, drain, given, &overview, &mut signals, &manager).await;
+    stop(instance, drain, end, &overview, &mut signals, &manager).await;
+    created::remove();
     match health.state() {
         State::Failed(part) => {
             metrics.accounts().finish();
@@ -134,10 +150,6 @@ fn share(health: &Health, takes_over: bool, descriptors: usize) -> (Shared, Drai
     (shared, drain)
 }
 
-fn serving(metrics: &Metrics) -> String {
-    format!("serving: {}", drain::sessions(metrics.open()))
-}
-
 /// Opens all listeners and starts the services, or takes both over from another process. Returns
 /// the listeners for the operator.
 async fn begin(
@@ -147,6 +159,7 @@ async fn begin(
     shared: &Shared,
     overview: &Arc<Overview>,
     control: Control,
+    manager: &Arc<Manager>,
 ) -> Result<Vec<Offered>, CannotRun> {
     let mut taking = match successor {
         Some(successor) => Some(successor.receive(shared).await?),
@@ -168,7 +181,11 @@ async fn begin(
         }
     };
     if let Some(taking) = &mut taking {
-        taking.prepared(shared).await?;
+        // The old process learns why.
+        if let Err(error) = taking.prepared(shared).await {
+            taking.refuse(&error).await;
+            return Err(error.into());
+        }
     }
     instance.commit(plan);
     let keeping = Arc::clone(&shared.accounts).keep(Arc::clone(&shared.sessions));
@@ -177,9 +194,14 @@ async fn begin(
     shared.health.spawn("the task that ends long sessions", expiring);
     overview.serve(instance.served());
     if let Some(taking) = taking {
-        shared.adopted.clear();
         let accounts = Arc::clone(&shared.accounts);
-        let taking = taking.run(shared.alive.downgrade(), Arc::clone(overview), shared.gate.clone());
+        let commit = Commit {
+            adopted: Arc::clone(&shared.adopted),
+            gate: shared.gate.clone(),
+            manager: Arc::clone(manager),
+            metrics: Arc::clone(&shared.metrics),
+        };
+        let taking = taking.run(shared.alive.downgrade(), Arc::clone(overview), commit);
         tokio::spawn(async move {
             taking.await;
             accounts.share(false).await;
@@ -188,141 +210,22 @@ async fn begin(
     Ok(monitors)
 }
 
-/// Hands over. Meanwhile, both processes save what users have used.
-async fn hand_over(upgrade: &Upgrade, instance: &Instance, overview: &Overview) -> Result<(Giving, String), String> {
-    let accounts = overview.metrics.accounts();
-    accounts.share(true).await;
-    let given = upgrade.run(instance, overview).await;
-    if given.is_err() {
-        accounts.share(false).await;
-    }
-    given
-}
-
 /// Reads what users have used of their quotas. The file may be on a slow disk.
 async fn load_accounts(settings: &Settings, shared: &Shared, is_shared: bool) -> io::Result<()> {
     let Some(path) = settings.limits.quota_file.clone() else {
         return Ok(());
     };
     let accounts = Arc::clone(&shared.accounts);
-    let loaded = tokio::task::spawn_blocking(move || accounts.load(&path, is_shared)).await;
+    let loaded = tokio::task::spawn_blocking(move || created::watch(&path, || accounts.load(&path, is_shared))).await;
     loaded.map_err(io::Error::other)?.map_err(io::Error::other)
 }
 
-/// Carries out orders, until the program is asked to stop or a part of it has failed. Returns the
-/// new process, if there is one that has taken over.
-async fn serve(
-    instance: &mut Instance,
-    source: Arc<Source>,
-    overview: &Overview,
-    upgrade: &Upgrade,
-    mut commands: mpsc::Receiver<Command>,
-    signals: &mut Signals,
-) -> Option<Giving> {
-    let health = &overview.health;
-    let stop = || {
-        health.drain();
-        None
-    };
-    loop {
-        let (order, command) = tokio::select! {
-            request = signals.next() => match request {
-                SignalRequest::Stop => return stop(),
-                SignalRequest::Reload => (Order::Reload { end_sessions: false }, None),
-                SignalRequest::Upgrade => (Order::Upgrade, None),
-            },
-            Some(command) = commands.recv() => (command.order, Some(command)),
-            _ = health.stopped() => return None,
-        };
-        let result = match order {
-            // Other orders and signals wait.
-            Order::Upgrade => match hand_over(upgrade, instance, overview).await {
-                Ok((giving, summary)) => {
-                    tracing::info!("handed over: {summary}");
-                    health.drain();
-                    if let Some(command) = command {
-                        command.answer(Ok(format!("handed over: {summary}")));
-                    }
-                    return Some(giving);
-                }
-                Err(why) => {
-                    tracing::error!("the upgrade failed, and this process serves on: {why}");
-                    Err(NotDone::Refused(why))
-                }
-            },
-            Order::Drain(name) => {
-                instance.drain(name).await;
-                Ok(format!("{name} accepts no new clients"))
-            }
-            Order::Reload { end_sessions } => tokio::select! {
-                biased;
-                reloaded = change(instance, &source, overview, &upgrade.manager, end_sessions) => reloaded,
-                () = signals.stop() => return stop(),
-                _ = health.stopped() => return None,
-            },
-        };
-        if let Some(command) = command {
-            command.answer(result);
-        }
-    }
-}
-
-/// Reloads, and tells the service manager. Returns what to tell the operator. Cancel safe, if the
-/// program stops then.
-async fn change(
-    instance: &mut Instance,
-    source: &Arc<Source>,
-    overview: &Overview,
-    manager: &Manager,
-    end_sessions: bool,
-) -> Result<String, NotDone> {
-    manager.tell(Message::Reloading).await;
-    let reloaded = reload(instance, source).await;
-    overview.serve(instance.served());
-    let status = match &reloaded {
-        Ok(_) => serving(&overview.metrics),
-        Err(wrong) => format!("the reload is refused: {wrong}"),
-    };
-    manager.tell(Message::Ready(&status)).await;
-    let report = reloaded.map_err(NotDone::Refused)?;
-    if !end_sessions {
-        return Ok(format!("reloaded: {report}"));
-    }
-    let ended = overview.sessions.close_unknown(&instance.users()).await;
-    tracing::info!("admin: ended {ended} sessions of removed users");
-    Ok(format!("reloaded: {report}; ended {ended} sessions"))
-}
-
-/// Reads the source again, and puts it into force if it is right in every part. Cancel safe.
-async fn reload(instance: &mut Instance, source: &Arc<Source>) -> Result<Report, String> {
-    let reading = Arc::clone(source);
-    // Files may be on a slow disk.
-    let settings = tokio::task::spawn_blocking(move || reading.settings()).await;
-    let settings = settings.unwrap_or_else(|error| Err(format!("reading it failed: {error}")));
-    let plan = match settings {
-        Ok(settings) => instance.prepare(settings).await.map_err(|error| error.to_string()),
-        Err(wrong) => Err(wrong),
-    };
-    let metrics = instance.metrics();
-    metrics.reloaded(plan.is_ok());
-    match plan {
-        Ok(plan) => {
-            let report = instance.commit(plan);
-            tracing::info!("reloaded: {report}");
-            Ok(report)
-        }
-        Err(wrong) => {
-            tracing::error!("the reload is refused, and the previous settings stay in force: {wrong}");
-            Err(wrong)
-        }
-    }
-}
-
-/// Closes the listeners, and lets sessions finish. `given` is the process that has taken over.
+/// Closes the listeners, and lets sessions finish: those of this process, and those that a new
+/// process has taken.
 async fn stop(
     instance: Instance,
     drain: Drain,
-    given: Option<Giving>,
+    end: End,
     overview: &Overview,
     signals: &mut Signals,
     manager: &Manager,
@@ -330,17 +233,42 @@ async fn stop(
     let limit = instance
         .settings()
         .map_or(Duration::ZERO, |settings| settings.timeouts.drain);
+    let mut next = end.next;
+    if let Next::Interrupted(giving) = &mut next {
+        giving.ask_to_stop().await;
+    }
     instance.close().await;
     tracing::info!(?limit, "draining: no new clients are accepted, sessions may finish");
-    let drained = finish(drain, limit, overview, signals, manager);
-    match given {
-        Some(giving) => giving.finish(overview, drained).await,
-        None => drained.await,
+    // An upgrade that was given up has used some of the time.
+    let left = limit.saturating_sub(end.at.elapsed());
+    let drained = finish(drain, left, overview, signals, manager);
+    match next {
+        Next::Nobody => {
+            drained.await;
+        }
+        Next::HandedOver(giving) => {
+            let drained = async {
+                drained.await;
+            };
+            giving.finish(overview, drained).await;
+        }
+        Next::Interrupted(giving) => {
+            if drained.await == Drained::Hurried {
+                signals.hurry_later();
+            }
+            giving.ends_until(end.at + limit, signals.hurry()).await;
+        }
     }
 }
 
 /// Lets sessions finish within `limit`.
-async fn finish(mut drain: Drain, limit: Duration, overview: &Overview, signals: &mut Signals, manager: &Manager) {
+async fn finish(
+    mut drain: Drain,
+    limit: Duration,
+    overview: &Overview,
+    signals: &mut Signals,
+    manager: &Manager,
+) -> Drained {
     let mut drained = drain.wait(limit, signals, report(overview, manager)).await;
     if drained == Drained::TimeUp {
         let transfers = overview.metrics.cancel_all(FLUSH_GRACE);
@@ -358,6 +286,7 @@ async fn finish(mut drain: Drain, limit: Duration, overview: &Overview, signals:
             tracing::warn!("asked to stop again: the remaining sessions are cut now");
         }
     }
+    drained
 }
 
 /// Tells how many sessions are left, now and every few seconds.

@@ -21,6 +21,7 @@ mod request_body;
 mod spin;
 
 use std::future::{Future, poll_fn, ready};
+use std::io;
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
@@ -39,7 +40,7 @@ use crate::balance::NoLease;
 use crate::drain::Alive;
 use crate::handshake;
 use crate::listener::Accepted;
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, SessionEnd};
 use crate::policy::Denied;
 use crate::rates::SessionRates;
 use crate::record::Record;
@@ -279,7 +280,7 @@ async fn relay(ends: Ends, record: &mut Record) -> Relayed {
         (Stream::Unix(client), Stream::Unix(upstream)) => plain(client, upstream, options, state, record).await,
     };
     match ended {
-        Ok(ended) => Relayed::Ended(ended.into()),
+        Ok(outcome) => Relayed::Ended(outcome),
         Err((client, upstream, state, to)) => {
             let suspended = Suspended {
                 client,
@@ -433,7 +434,7 @@ async fn plain<A, B>(
     options: RelayOptions,
     state: Option<Box<RelayState>>,
     record: &mut Record,
-) -> Result<Result<RelaySummary, RelayError>, Interrupted>
+) -> Result<Outcome, Interrupted>
 where
     A: AsyncRead + AsyncWrite + AsFd + Unpin + Into<Stream>,
     B: AsyncRead + AsyncWrite + AsFd + Unpin + Into<Stream>,
@@ -477,18 +478,22 @@ where
         Ok(ended) => {
             let (client, upstream) = relay.streams();
             record.observe(client, upstream);
-            return Ok(ended);
+            return Ok(ended.into());
         }
         Err(to) => to,
     };
     match relay.suspend() {
         Ok(suspended) => Err((suspended.a.into(), suspended.b.into(), Box::new(suspended.state), to)),
-        // The streams are gone, as after a failed relay.
-        Err(error) => {
-            tracing::error!(%error, "cannot read out a pipe: a session ends");
-            Ok(Ok(RelaySummary::default()))
-        }
+        // The streams are gone, and with them what the pipes held.
+        Err(error) => Ok(not_suspended(&error)),
     }
+}
+
+/// Returns the end of a session whose relay could not be suspended for another process.
+fn not_suspended(error: &io::Error) -> Outcome {
+    let why = format!("cannot read out a pipe for a hand-over: {error}");
+    tracing::error!("a session ends: {why}");
+    Outcome::because(SessionEnd::Drained, &why)
 }
 
 fn relay_of<A, B>(client: A, upstream: B, options: RelayOptions, record: &mut Record) -> Relay<A, B>

@@ -11,6 +11,7 @@ use hyper::Method;
 use crate::accounts::UserStatus;
 use crate::admin::client::{self, NoAnswer};
 use crate::admin::view::{Rates, ServiceStatus, Status};
+use crate::harmless::is_harmful;
 
 /// What the command line asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,7 +59,7 @@ fn escaped(json: &str) -> String {
     for char in json.chars() {
         match char {
             '\n' => text.push(char),
-            char if client::is_harmful(char) => text.push_str(&format!("\\u{:04x}", u32::from(char))),
+            char if is_harmful(char) => text.push_str(&format!("\\u{:04x}", u32::from(char))),
             char => text.push(char),
         }
     }

@@ -9,7 +9,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{ip_original_dst, ipv6_original_dst};
-use socket2::{Domain, SockRef};
+use socket2::{Domain, SockRef, Socket, Type};
 use spliceway_protocol::address::canonical;
 
 use crate::stream::Stream;
@@ -51,12 +51,8 @@ pub(crate) fn allow_foreign_addresses<'socket>(socket: impl Into<SockRef<'socket
     let socket = socket.into();
     // One socket for both families needs only the call for IPv6.
     let is_v6 = socket.domain()? == Domain::IPV6;
-    let is_set = match is_v6 {
-        true => socket.ip_transparent_v6()?,
-        false => socket.ip_transparent_v4()?,
-    };
     // A service manager that passes such a socket has the capability.
-    if is_set {
+    if allows_foreign_addresses(&socket, is_v6)? {
         return Ok(());
     }
     let set = match is_v6 {
@@ -70,6 +66,26 @@ pub(crate) fn allow_foreign_addresses<'socket>(socket: impl Into<SockRef<'socket
         ),
         _ => error,
     })
+}
+
+/// Checks that [`allow_foreign_addresses`] will succeed, and leaves the socket as it is.
+///
+/// # Errors
+/// As [`allow_foreign_addresses`].
+pub(crate) fn may_allow_foreign_addresses<'socket>(socket: impl Into<SockRef<'socket>>) -> io::Result<()> {
+    let socket = socket.into();
+    let domain = socket.domain()?;
+    if allows_foreign_addresses(&socket, domain == Domain::IPV6)? {
+        return Ok(());
+    }
+    allow_foreign_addresses(&Socket::new(domain, Type::STREAM, None)?)
+}
+
+fn allows_foreign_addresses(socket: &SockRef<'_>, is_v6: bool) -> io::Result<bool> {
+    match is_v6 {
+        true => socket.ip_transparent_v6(),
+        false => socket.ip_transparent_v4(),
+    }
 }
 
 /// The connections of transparent services to their targets, by a hash of the target.

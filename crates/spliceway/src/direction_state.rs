@@ -144,11 +144,16 @@ impl DirectionState {
     /// Removes and returns the bytes that were read and not written, for a caller that continues
     /// without the relay.
     pub(crate) fn take_in_flight(&mut self) -> io::Result<Bytes> {
-        match std::mem::replace(self, Self::Done) {
+        let lost = self.in_flight();
+        let taken = match std::mem::replace(self, Self::Done) {
             Self::Start(prefix) => Ok(prefix),
             Self::Moving(mut direction) | Self::Finishing(mut direction) => direction.take_in_flight(),
             Self::ShuttingDown { .. } | Self::Done | Self::Broken { .. } => Ok(Bytes::new()),
+        };
+        if taken.is_err() {
+            *self = Self::Broken { lost };
         }
+        taken
     }
 
     /// Removes and returns the state from which [`resume`](Self::resume) continues.

@@ -1,5 +1,6 @@
 //! The other side of the admin socket: one request of a command of this program.
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::time::Duration;
 use std::{fmt, io};
@@ -16,6 +17,7 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use super::view::Said;
+use crate::harmless::harmless;
 
 /// The time limit for one answer, except that of an upgrade.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
@@ -76,24 +78,16 @@ pub(crate) fn parse<T: DeserializeOwned>(json: &[u8]) -> serde_json::Result<T> {
 
 fn make_harmless(value: &mut Value) {
     match value {
-        Value::String(text) if text.contains(is_harmful) => {
-            *text = text.replace(is_harmful, "\u{fffd}");
+        Value::String(text) => {
+            if let Cow::Owned(shown) = harmless(text) {
+                *text = shown;
+            }
         }
         Value::Array(values) => values.iter_mut().for_each(make_harmless),
         // The keys are in no answer that is shown: unknown ones are skipped.
         Value::Object(values) => values.values_mut().for_each(make_harmless),
         _ => {}
     }
-}
-
-/// Returns whether a terminal obeys this character instead of showing it: a control character, or
-/// one that changes the direction of the text around it.
-pub(crate) fn is_harmful(char: char) -> bool {
-    const DIRECTIONS: [char; 12] = [
-        '\u{61c}', '\u{200e}', '\u{200f}', '\u{202a}', '\u{202b}', '\u{202c}', '\u{202d}', '\u{202e}', '\u{2066}',
-        '\u{2067}', '\u{2068}', '\u{2069}',
-    ];
-    char.is_control() || DIRECTIONS.contains(&char)
 }
 
 fn unreachable(socket: &Path, error: &io::Error) -> NoAnswer {

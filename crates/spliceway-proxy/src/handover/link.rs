@@ -30,7 +30,7 @@ use tokio::net::UnixStream;
 const JSON_MAX_BYTES: usize = 64 << 10;
 /// The most data of one frame: the bytes in flight of two directions, each at most a pipe of the
 /// largest size that a process without privileges may ask for, with room for larger pipes.
-const DATA_MAX_BYTES: usize = 8 << 20;
+pub(super) const DATA_MAX_BYTES: usize = 8 << 20;
 /// The descriptors of a session: its client and its target. The kernel allows 253.
 pub(super) const DESCRIPTORS_MAX: usize = 2;
 const HEAD_BYTES: usize = 8;
@@ -53,6 +53,13 @@ pub(super) enum NotSent {
     Refused(io::Error),
     /// The other process is gone, or the socket is unusable.
     Broken,
+}
+
+impl NotSent {
+    /// Returns whether the same frame may be sent later: the system has reached a limit.
+    pub(super) fn is_temporary(&self) -> bool {
+        matches!(self, Self::Refused(error) if error.raw_os_error().is_some())
+    }
 }
 
 impl Link {

@@ -44,6 +44,10 @@ pub(super) enum ToNew {
     Accept,
     /// The data is the metrics so far.
     Totals,
+    /// The data is the beginning of that of the next message, which is too long for a frame.
+    Part,
+    /// Accept no clients, and let the sessions finish, because the program was asked to stop.
+    Stop,
 }
 
 /// What the new process says.

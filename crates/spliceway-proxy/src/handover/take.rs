@@ -14,9 +14,12 @@ use super::link::{self, Frame, Link};
 use super::message::{SessionMessage, ToNew, ToOld, VERSION};
 use super::owner::{Answer, Taker};
 use super::state::ServiceState;
-use super::{Adopted, Gate, VARIABLE};
+use super::{Adopted, Commit, LONG_MAX_BYTES, VARIABLE};
+use crate::created;
 use crate::drain::MaybeAlive;
+use crate::harmless::reason;
 use crate::instance::Shared;
+use crate::metrics::Metrics;
 use crate::overview::Overview;
 use crate::record::Record;
 use crate::service::Service;
@@ -29,6 +32,9 @@ pub(crate) struct Successor(StdUnixStream);
 
 /// The end of the hand-over in the new process.
 pub(crate) struct Taking(Link);
+
+/// A message, with all data of it.
+type Message = Frame<ToNew>;
 
 impl Successor {
     /// Returns the socket if another process has started this one to take over. Afterwards, nothing
@@ -64,7 +70,7 @@ impl Successor {
 
     /// Says why this process does not take over.
     pub(crate) fn refuse(mut self, why: &impl std::fmt::Display) {
-        let why = why.to_string();
+        let why = reason(&why.to_string());
         if let Ok(frame) = link::encode(&ToOld::Refused { why }, &[]) {
             // The old process serves on, whether or not it knows the reason.
             let _ = self.0.write_all(&frame);
@@ -72,34 +78,16 @@ impl Successor {
     }
 
     /// Receives the listeners of the old process.
+    ///
+    /// # Errors
+    /// Returns the reason why this process does not take over, and tells it to the old process.
     pub(crate) async fn receive(self, shared: &Shared) -> io::Result<Taking> {
-        let mut link = Link::new(self.0)?;
-        loop {
-            let Some(Frame {
-                message, descriptors, ..
-            }) = link.take().await?
-            else {
-                return Err(io::Error::other("the old process has ended"));
-            };
-            match message {
-                ToNew::Hello { version: VERSION } => {}
-                ToNew::Hello { version } => {
-                    let why = format!("the old process hands over in version {version}, and this one in {VERSION}");
-                    Taking(link).refuse(&why).await;
-                    return Err(io::Error::other(why));
-                }
-                ToNew::Listener { role, address, group } => {
-                    if let Err(error) = adopt(&shared.adopted, group, role, &address, descriptors) {
-                        let why = format!("the listener on {address}: {error}");
-                        Taking(link).refuse(&why).await;
-                        return Err(io::Error::other(why));
-                    }
-                }
-                ToNew::Prepare { last_session } => {
-                    shared.sessions.continue_after(last_session);
-                    return Ok(Taking(link));
-                }
-                other => return Err(io::Error::other(format!("an unexpected message: {other:?}"))),
+        let mut taking = Taking(Link::new(self.0)?);
+        match taking.listeners(shared).await {
+            Ok(()) => Ok(taking),
+            Err(error) => {
+                taking.refuse(&error).await;
+                Err(error)
             }
         }
     }
@@ -111,9 +99,56 @@ fn adopt(adopted: &Adopted, group: usize, role: String, address: &str, descripto
 }
 
 impl Taking {
+    async fn listeners(&mut self, shared: &Shared) -> io::Result<()> {
+        loop {
+            let Some(Frame {
+                message, descriptors, ..
+            }) = self.next().await?
+            else {
+                return Err(io::Error::other("the old process has ended"));
+            };
+            match message {
+                ToNew::Hello { version: VERSION } => {}
+                ToNew::Hello { version } => {
+                    let why = format!("the old process hands over in version {version}, and this one in {VERSION}");
+                    return Err(io::Error::other(why));
+                }
+                ToNew::Listener { role, address, group } => {
+                    adopt(&shared.adopted, group, role, &address, descriptors)
+                        .map_err(|error| io::Error::other(format!("the listener on {address}: {error}")))?;
+                }
+                ToNew::Prepare { last_session } => {
+                    shared.sessions.continue_after(last_session);
+                    return Ok(());
+                }
+                other => return Err(unexpected(&other)),
+            }
+        }
+    }
+
+    /// Returns the next message. Its data may have several frames.
+    async fn next(&mut self) -> io::Result<Option<Message>> {
+        let mut parts = Vec::new();
+        while let Some(mut frame) = self.0.take().await? {
+            if !parts.is_empty() {
+                parts.append(&mut frame.data);
+                frame.data = std::mem::take(&mut parts);
+            }
+            if frame.data.len() > LONG_MAX_BYTES {
+                return Err(io::Error::other("the data of a message is too long"));
+            }
+            match frame.message {
+                ToNew::Part => parts = frame.data,
+                _ => return Ok(Some(frame)),
+            }
+        }
+        Ok(None)
+    }
+
     /// Says why this process does not take over.
     pub(crate) async fn refuse(&mut self, why: &impl std::fmt::Display) {
-        let refused = ToOld::Refused { why: why.to_string() };
+        let why = reason(&why.to_string());
+        let refused = ToOld::Refused { why };
         // The old process serves on, whether or not it knows the reason.
         let _ = self.0.say(&refused).await;
     }
@@ -127,40 +162,32 @@ impl Taking {
         if self.0.say(&ToOld::Ready).await.is_err() {
             return Ok(());
         }
-        match self.0.take().await? {
+        match self.next().await? {
             Some(Frame {
                 message: ToNew::Serve,
                 data,
                 ..
-            }) => shared.metrics.continue_from(&String::from_utf8_lossy(&data)),
-            Some(Frame { message, .. }) => {
-                return Err(io::Error::other(format!("an unexpected message: {message:?}")));
-            }
+            }) => continue_metrics(&shared.metrics, &data),
+            Some(Frame { message, .. }) => return Err(unexpected(&message)),
             None => tracing::warn!("the old process has ended: this one takes over without its sessions"),
         }
         Ok(())
     }
 
     /// Receives the state of services, sessions and listeners until the old process has ended.
-    pub(crate) async fn run(mut self, alive: MaybeAlive, overview: Arc<Overview>, gate: Gate) {
+    pub(crate) async fn run(mut self, alive: MaybeAlive, overview: Arc<Overview>, commit: Commit) {
         // If this fails, the old process is dead.
         let _ = self.0.say(&ToOld::Serving).await;
-        let (mut taken, mut gate) = (0_u64, Some(gate));
-        // It opens once: later, it may be closed for the process after this one.
-        let mut open = move || {
-            if let Some(gate) = gate.take() {
-                gate.set(true);
-            }
-        };
+        let (mut taken, mut commit) = (0_u64, Some(commit));
         let error = loop {
             let Frame {
                 message,
                 data,
                 descriptors,
-            } = match self.0.take().await {
+            } = match self.next().await {
                 Ok(Some(frame)) => frame,
                 Ok(None) => {
-                    open();
+                    once(&mut commit).await;
                     return tracing::info!("took over {taken} sessions: the old process has ended");
                 }
                 Err(error) => break error.to_string(),
@@ -171,26 +198,33 @@ impl Taking {
                     taken += u64::from(is_taken);
                 }
                 ToNew::Service => add(&data, &overview),
+                ToNew::Status if data.is_empty() => {}
                 ToNew::Status => match serde_json::from_slice(&data) {
                     Ok(status) => overview.continue_from(status),
                     Err(error) => tracing::error!(%error, "the totals of the status do not arrive"),
                 },
                 ToNew::Accept => {
-                    overview.metrics.continue_from(&String::from_utf8_lossy(&data));
+                    continue_metrics(&overview.metrics, &data);
                     // If the old process is dead, this is the only one that has the listeners.
                     let _is_heard = self.0.say(&ToOld::Accepting).await;
-                    open();
+                    once(&mut commit).await;
                 }
                 ToNew::Totals => {
-                    overview.metrics.continue_from(&String::from_utf8_lossy(&data));
+                    continue_metrics(&overview.metrics, &data);
                     // An older process sends only this, when it does not accept any more.
-                    open();
+                    once(&mut commit).await;
                 }
-                other => break format!("an unexpected message: {other:?}"),
+                ToNew::Stop => {
+                    tracing::info!("the old process was asked to stop, and so is this one");
+                    overview.health.drain();
+                }
+                other => break unexpected(&other).to_string(),
             }
         };
-        // The old process kills this one when it finds the socket closed.
         tracing::error!("cannot understand the old process: {error}");
+        // It ends this process.
+        let why = format!("the new process cannot understand this one: {error}");
+        self.refuse(&why).await;
     }
 
     /// Takes one session, or refuses it. Returns whether this process owns it.
@@ -210,7 +244,7 @@ impl Taking {
         let (answer, parcel, said) = match parcel {
             Ok(parcel) => (Answer::Taken, Some(parcel), ToOld::Taken { session }),
             Err(error) => {
-                let why = error.to_string();
+                let why = reason(&error.to_string());
                 (Answer::Refused, None, ToOld::NotTaken { session, why })
             }
         };
@@ -219,12 +253,33 @@ impl Taking {
         taker.answered(answer);
         match parcel.filter(|_| taker.owns()) {
             Some((parcel, alive)) => {
+                // A quota file of this process counts the bytes of the session.
+                created::keep();
                 session::arrive(parcel, alive);
                 true
             }
             None => false,
         }
     }
+}
+
+/// Serves in place of the old process. It happens once: later, the listeners may belong to the
+/// process after this one.
+async fn once(commit: &mut Option<Commit>) {
+    if let Some(commit) = commit.take() {
+        commit.now().await;
+    }
+}
+
+/// Continues the counters of the old process. If it has too many of them, they stay as they are.
+fn continue_metrics(metrics: &Metrics, totals: &[u8]) {
+    if !totals.is_empty() {
+        metrics.continue_from(&String::from_utf8_lossy(totals));
+    }
+}
+
+fn unexpected(message: &ToNew) -> io::Error {
+    io::Error::other(format!("an unexpected message: {message:?}"))
 }
 
 /// Adds what a service of the old process knows. A service that is gone needs nothing.

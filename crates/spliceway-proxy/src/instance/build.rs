@@ -76,6 +76,7 @@ pub(super) fn build(
         engine: settings.engine,
         spin: settings.spin,
         clients: service.clients.clone(),
+        is_private: clients == Clients::Local,
         users: service.users.clone(),
         accounts: Arc::clone(&shared.accounts),
         penalties: penalties.map_or_else(

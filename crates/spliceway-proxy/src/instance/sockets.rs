@@ -11,12 +11,12 @@ use super::Shared;
 use super::finishing::Left;
 use crate::exposure::Reach;
 use crate::handover::Offered;
-use crate::listener::{self, Listener, Transport};
+use crate::listener::{self, Listener, ModeChange, Transport};
 use crate::policy::OwnEntry;
 use crate::service::Service;
 use crate::session::{self, Arrival};
-use crate::settings::ServiceSettings;
-use crate::transparent::allow_foreign_addresses;
+use crate::settings::{Kind, ServiceSettings};
+use crate::transparent::{allow_foreign_addresses, may_allow_foreign_addresses};
 use crate::udp_forward::{Opener, Port};
 
 /// The listeners of one address: one, or as many as a name has addresses.
@@ -33,7 +33,7 @@ pub(super) struct OpenAddress {
 pub(super) struct OpenSocket {
     reach: Reach,
     described: String,
-    to: watch::Sender<Assignment>,
+    to: Arc<watch::Sender<Assignment>>,
     /// The listener, as long as its task has it.
     listener: Weak<Listener>,
 }
@@ -63,12 +63,6 @@ impl Bound {
         service: &ServiceSettings,
         shared: &Shared,
     ) -> io::Result<Vec<Self>> {
-        let bound = |listener: Listener| {
-            prepare(&listener, service)?;
-            let own = shared.own.add(&listener)?;
-            let (listener, port) = (Arc::new(listener), None);
-            Ok(Self { listener, port, own })
-        };
         let left = match service.transport {
             Transport::Datagrams => shared.finishing.at(address, service.name),
             Transport::Streams => Vec::new(),
@@ -81,11 +75,26 @@ impl Bound {
             };
             return left.into_iter().map(again).collect();
         }
-        let listeners = shared
-            .adopted
-            .bind(&role(service.name), address, service.transport)
-            .await?;
-        listeners.into_iter().map(bound).collect()
+        let role = role(service.name);
+        let found = shared.adopted.bind(&role, address, service.transport).await?;
+        let are_received = found.are_received;
+        let bound = |listener: Listener| {
+            let listener = Arc::new(listener);
+            if are_received {
+                may_prepare(&listener, service)?;
+                let (listener, kind) = (Arc::clone(&listener), service.kind.clone());
+                shared.adopted.at_commit(move || prepare_or_log(&listener, &kind));
+            } else {
+                prepare(&listener, &service.kind)?;
+            }
+            let own = shared.own.add(&*listener)?;
+            Ok(Self {
+                listener,
+                port: None,
+                own,
+            })
+        };
+        found.listeners.into_iter().map(bound).collect()
     }
 
     pub(super) fn reach(&self) -> Reach {
@@ -117,7 +126,7 @@ impl OpenAddress {
             OpenSocket {
                 reach,
                 described,
-                to: sender,
+                to: Arc::new(sender),
                 listener,
             }
         });
@@ -158,10 +167,14 @@ impl OpenAddress {
             .all(|socket| socket.to.borrow().service.accepting.is_on())
     }
 
-    /// Waits until the listeners are closed.
-    pub(super) async fn closed(&self) {
-        for socket in &self.sockets {
-            socket.to.closed().await;
+    /// Returns a future that waits until the listeners are closed. Their service must have stopped
+    /// accepting.
+    pub(super) fn closed(&self) -> impl Future<Output = ()> + Send + use<> {
+        let sockets: Vec<_> = self.sockets.iter().map(|socket| Arc::clone(&socket.to)).collect();
+        async move {
+            for to in sockets {
+                to.closed().await;
+            }
         }
     }
 
@@ -171,13 +184,13 @@ impl OpenAddress {
         listener::does_for(open, (address, service, transport))
     }
 
-    /// Prepares these listeners for a service. The service that has them now does not notice.
+    /// Checks that these listeners are fit for a service, and changes nothing.
     ///
     /// # Errors
     /// Returns an error if a listener is unfit for the service.
-    pub(super) fn prepare(&self, service: &ServiceSettings) -> io::Result<()> {
+    pub(super) fn check(&self, service: &ServiceSettings) -> io::Result<()> {
         let mut open = self.sockets.iter().filter_map(|socket| socket.listener.upgrade());
-        open.try_for_each(|listener| prepare(&listener, service))
+        open.try_for_each(|listener| may_prepare(&listener, service))
     }
 
     /// Returns who could reach these listeners if they were opened for `address`.
@@ -190,15 +203,26 @@ impl OpenAddress {
 
     /// Sends new clients to this service from now on.
     pub(super) fn assign(&mut self, address: ListenAddress, to: &Assignment) {
+        for listener in self.sockets.iter().filter_map(|socket| socket.listener.upgrade()) {
+            prepare_or_log(&listener, &to.service.kind);
+        }
+        let change = match (&self.address, &address) {
+            (ListenAddress::Unix { mode: from, .. }, ListenAddress::Unix { path, mode }) => {
+                Some(ModeChange::new(path, *from, *mode))
+            }
+            _ => None,
+        };
+        // A client that may not connect by one of both modes never meets the settings of that mode.
+        let or_log = |changed: io::Result<()>| {
+            if let Err(error) = changed {
+                tracing::error!(listener = %address, %error, "cannot change the mode of the socket");
+            }
+        };
+        change.iter().for_each(|change| or_log(change.narrow()));
         for socket in &self.sockets {
             socket.to.send_replace(to.clone());
         }
-        if let ListenAddress::Unix { path, mode } = &address
-            && self.address != address
-            && let Err(error) = listener::set_mode(path, *mode)
-        {
-            tracing::error!(listener = %address, %error, "cannot change the mode of the socket");
-        }
+        change.iter().for_each(|change| or_log(change.widen()));
         self.address = address;
         self.service = to.service.name;
     }
@@ -212,17 +236,35 @@ impl std::fmt::Display for OpenAddress {
 
 /// Sets the option that a listener needs for TPROXY. It is not removed if the listener gets another
 /// service, because it only matters for connections that such a rule still sends here.
-fn prepare(listener: &Listener, service: &ServiceSettings) -> io::Result<()> {
+fn prepare(listener: &Listener, kind: &Kind) -> io::Result<()> {
     match listener {
-        Listener::Tcp(socket) if service.kind.is_behind_tproxy() => {
-            let named = |error: io::Error| {
-                let listener = listener.describe();
-                io::Error::new(error.kind(), format!("cannot listen on {listener} for TPROXY: {error}"))
-            };
-            allow_foreign_addresses(socket).map_err(named)
+        Listener::Tcp(socket) if kind.is_behind_tproxy() => {
+            allow_foreign_addresses(socket).map_err(|error| unfit(listener, &error))
         }
         _ => Ok(()),
     }
+}
+
+/// Does the same after a check, so that it does not fail.
+fn prepare_or_log(listener: &Listener, kind: &Kind) {
+    if let Err(error) = prepare(listener, kind) {
+        tracing::error!("{error}");
+    }
+}
+
+/// Checks that [`prepare`] will succeed. The service that has the listener now does not notice.
+fn may_prepare(listener: &Listener, service: &ServiceSettings) -> io::Result<()> {
+    match listener {
+        Listener::Tcp(socket) if service.kind.is_behind_tproxy() => {
+            may_allow_foreign_addresses(socket).map_err(|error| unfit(listener, &error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn unfit(listener: &Listener, error: &io::Error) -> io::Error {
+    let listener = listener.describe();
+    io::Error::new(error.kind(), format!("cannot listen on {listener} for TPROXY: {error}"))
 }
 
 /// Returns the role of a service's listeners, which differs from that of the operator's listeners.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, UdpSocket, UnixListener, lookup_host};
 
-use super::{BACKLOG, Listener, SocketFile, Transport, inherited};
+use super::{BACKLOG, Listener, Ownership, SocketFile, Transport, inherited};
 use crate::datagrams::{gather, open, report_reached};
 use crate::errno;
 use spliceway_protocol::address::ListenAddress;
@@ -56,8 +56,9 @@ pub(crate) async fn bind(address: &ListenAddress, transport: Transport) -> io::R
     bound.map_err(named)
 }
 
-/// Returns the listener of a socket that another process opened for `address`.
-pub(crate) fn adopted(socket: OwnedFd, address: &ListenAddress) -> io::Result<Listener> {
+/// Returns the listener of a socket that another process opened for `address`. Its file belongs to
+/// this process when `ownership` says so.
+pub(crate) fn adopted(socket: OwnedFd, address: &ListenAddress, ownership: &Ownership) -> io::Result<Listener> {
     let unfit = || io::Error::new(io::ErrorKind::InvalidInput, "the socket is no listener");
     let options = SockRef::from(&socket);
     if options.r#type()? == Type::DGRAM && matches!(options.domain()?, Domain::IPV4 | Domain::IPV6) {
@@ -72,7 +73,7 @@ pub(crate) fn adopted(socket: OwnedFd, address: &ListenAddress) -> io::Result<Li
     match options.domain()? {
         Domain::UNIX => {
             let file = match address {
-                ListenAddress::Unix { path, .. } => SocketFile::adopt(path),
+                ListenAddress::Unix { path, .. } => SocketFile::receive(path, ownership),
                 _ => None,
             };
             UnixListener::from_std(socket.into()).map(|listener| Listener::Unix(file, listener))

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{Mode, OFlags, fchmod, open};
@@ -17,17 +18,28 @@ use super::BACKLOG;
 /// The default mode: only the user of this program and root may connect. By default, other users of
 /// the machine must not use the proxy.
 const MODE: u32 = 0o600;
+/// The bits with which other users may connect: connect(2) requires write permission. An ACL for
+/// other users is visible in the group bits.
+pub(crate) const OTHERS_MAY_CONNECT: u32 = 0o022;
 
 /// Whether another process uses the sockets from now on, so their files stay.
 static LEFT: AtomicBool = AtomicBool::new(false);
 
-/// The file of a socket that this process listens on. Dropping this value removes the file if the
-/// path still refers to the same file.
+/// Whether this process owns the files of the sockets that it has received. Until then, they belong
+/// to the process that hands over.
+pub(crate) type Ownership = Arc<AtomicBool>;
+
+/// The file of a socket that this process listens on. Dropping this value removes the file if it
+/// belongs to this process, and if the path still refers to the same file.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
     /// The device and the inode. While the socket is open, no other file has both.
     inode: (u64, u64),
+    /// `None` for a file that this process has created.
+    received: Option<Ownership>,
+    /// The mode that the file gets when it belongs to this process, if that differs.
+    next_mode: Option<u32>,
 }
 
 impl SocketFile {
@@ -50,6 +62,8 @@ impl SocketFile {
         let file = Self {
             path: path.to_owned(),
             inode: inode(&fs::symlink_metadata(path)?),
+            received: None,
+            next_mode: None,
         };
         if fs::symlink_metadata(path)?.mode() & 0o7777 != mode {
             set_mode(path, Some(mode))?;
@@ -60,14 +74,30 @@ impl SocketFile {
 }
 
 impl SocketFile {
-    /// Takes over the file of a socket that another process has bound to `path`. Returns `None` if
-    /// the file is not there any more.
-    pub(super) fn adopt(path: &Path) -> Option<Self> {
+    /// Returns the file of a socket that another process has bound to `path`. It belongs to this
+    /// process when `ownership` says so. Returns `None` if the file is not there any more.
+    pub(super) fn receive(path: &Path, ownership: &Ownership) -> Option<Self> {
         let found = fs::symlink_metadata(path).ok()?;
         Some(Self {
             path: path.to_owned(),
             inode: inode(&found),
+            received: Some(Arc::clone(ownership)),
+            next_mode: None,
         })
+    }
+
+    /// Records the mode that the file gets when it belongs to this process.
+    pub(crate) fn gets_mode(&mut self, mode: Option<u32>) {
+        self.next_mode = Some(mode.unwrap_or(MODE));
+    }
+
+    /// Returns whether only the user of this program and root may connect, once the file has its
+    /// last mode.
+    pub(super) fn is_private(&self) -> bool {
+        match self.next_mode {
+            Some(mode) => mode & OTHERS_MAY_CONNECT == 0,
+            None => is_private(&self.path),
+        }
     }
 
     /// Leaves the files of all sockets to the process that has taken them over.
@@ -78,7 +108,8 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if LEFT.load(Ordering::Relaxed) {
+        let belongs_here = |received: &Ownership| received.load(Ordering::Relaxed);
+        if LEFT.load(Ordering::Relaxed) || !self.received.as_ref().is_none_or(belongs_here) {
             return;
         }
         if fs::symlink_metadata(&self.path).is_ok_and(|found| inode(&found) == self.inode) {
@@ -88,9 +119,44 @@ impl Drop for SocketFile {
     }
 }
 
+/// A change of the mode of a socket, in two steps: nobody may connect too early or too late.
+///
+/// ```text
+///   old mode ─ narrow ─▶ what both allow ─ the new settings apply ─ widen ─▶ new mode
+/// ```
+pub(crate) struct ModeChange<'a> {
+    path: &'a Path,
+    from: u32,
+    to: u32,
+}
+
+impl<'a> ModeChange<'a> {
+    pub(crate) fn new(path: &'a Path, from: Option<u32>, to: Option<u32>) -> Self {
+        let (from, to) = (from.unwrap_or(MODE), to.unwrap_or(MODE));
+        Self { path, from, to }
+    }
+
+    /// Takes away what the new mode does not allow. Call this before the new settings apply.
+    pub(crate) fn narrow(&self) -> io::Result<()> {
+        let both = self.from & self.to;
+        if both == self.from {
+            return Ok(());
+        }
+        set_mode(self.path, Some(both))
+    }
+
+    /// Sets the new mode. Call this when no client can get the old settings any more.
+    pub(crate) fn widen(&self) -> io::Result<()> {
+        if self.to == self.from & self.to {
+            return Ok(());
+        }
+        set_mode(self.path, Some(self.to))
+    }
+}
+
 /// Sets the mode of the socket at `path`. The file may have been replaced by a link or by another
 /// file, which keeps its mode.
-pub(crate) fn set_mode(path: &Path, mode: Option<u32>) -> io::Result<()> {
+fn set_mode(path: &Path, mode: Option<u32>) -> io::Result<()> {
     let file = open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     let found = fs::File::from(file);
     if !found.metadata()?.file_type().is_socket() {
@@ -105,9 +171,12 @@ pub(crate) fn set_mode(path: &Path, mode: Option<u32>) -> io::Result<()> {
 /// parent directories are not checked, because they may change, and most operators set the mode of
 /// the socket.
 pub(super) fn is_private(path: &Path) -> bool {
-    let owners = [rustix::process::geteuid().as_raw(), 0];
-    // connect(2) requires write permission. An ACL for other users is visible in the group bits.
-    fs::symlink_metadata(path).is_ok_and(|file| file.mode() & 0o022 == 0 && owners.contains(&file.uid()))
+    fs::symlink_metadata(path).is_ok_and(|file| file.mode() & OTHERS_MAY_CONNECT == 0 && is_owner(file.uid()))
+}
+
+/// Returns whether the user may connect to the private sockets of this program.
+pub(super) fn is_owner(uid: u32) -> bool {
+    [rustix::process::geteuid().as_raw(), 0].contains(&uid)
 }
 
 fn inode(file: &Metadata) -> (u64, u64) {

@@ -18,6 +18,7 @@ use tracing::Level;
 
 use super::queue::{Destination, Lines, Report};
 use super::{Format, LOG, Line, LogThrottle, STARTED, dropped_of, write};
+use crate::created;
 use crate::health::Health;
 use crate::settings::Settings;
 
@@ -82,7 +83,7 @@ pub(super) fn start(settings: &Settings, health: &Health) -> io::Result<()> {
         }
         AccessLog::File(path) => {
             let name = format!("the access log {}", path.display());
-            let open = OpenFile::open(path.clone());
+            let open = created::watch(path, || OpenFile::open(path.clone()));
             let open = open.map_err(|error| io::Error::new(error.kind(), format!("cannot open {name}: {error}")))?;
             write_on_thread(Output::new(name, Target::File(open)), health)?;
             Place::Own { is_file: true }

@@ -38,6 +38,15 @@ impl Addresses {
     }
 }
 
+/// Returns whether a client of a private Unix socket is of another user. It has connected while the
+/// mode of the socket was another one, or an operator has changed the mode by hand. The latter is
+/// fine for a service whose targets only the operator names.
+pub(super) fn is_stranger(accepted: &Accepted, service: &Service) -> bool {
+    service.is_private
+        && accepted.is_of_other_user()
+        && (!service.kind.has_fixed_targets() || accepted.is_on_private_path())
+}
+
 /// Reads the header with which a load balancer begins a connection, within the handshake timeout.
 pub(super) async fn introduce(
     client: &mut Client,

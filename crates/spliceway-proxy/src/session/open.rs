@@ -51,6 +51,10 @@ pub(super) async fn open(
     record: &mut Record,
 ) -> Result<Opened, Outcome> {
     let service = Arc::clone(record.service());
+    if arrival::is_stranger(&accepted, &service) {
+        listener::reset(accepted.stream);
+        return Err(SessionEnd::Denied(arrival::NO_CLIENT).into());
+    }
     let mut addresses = Addresses::of(&accepted, &service);
     let mut client = Client::with_capacity(HANDSHAKE_BUFFER_BYTES, accepted.stream);
     if let Some(accept) = &service.accept_proxy {

@@ -80,11 +80,13 @@ impl World {
             overview,
             giving: Giving {
                 link: Link::new(here).unwrap(),
-                pid: child.id(),
+                pid: child.id().unwrap(),
                 child: Some(child),
                 pauses: Vec::new(),
+                give_up: Arc::new(GiveUp::new()),
                 refused: 0,
                 why: None,
+                failure: None,
             },
             client,
             target,
@@ -145,7 +147,7 @@ async fn a_new_process_that_stops_costs_a_deadline_and_no_session() {
             world.fill();
         }
         let started = Instant::now();
-        assert!(!world.giving.sessions(&world.overview.sessions).await);
+        assert_eq!(world.giving.sessions(&world.overview.sessions).await, Given::Ended);
         assert_eq!(world.giving.moved(), 0);
         world.has_survived(started, SUSPEND + ANSWER + LEFT_BEHIND).await;
 

@@ -1,0 +1,53 @@
+//! Files that this process has created and that it removes if it does not get as far as to serve.
+//!
+//! A process that takes over may be refused after it has created a log or a quota file. Then the
+//! folders must be as before.
+
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// The files, of which there are at most two.
+static FILES: Mutex<Vec<File>> = Mutex::new(Vec::new());
+
+struct File {
+    path: PathBuf,
+    /// The device and the inode.
+    inode: (u64, u64),
+}
+
+/// Does what may create the file at `path`, and remembers the file if it was not there.
+pub(crate) fn watch<T, E>(path: &Path, create: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    let is_new = fs::symlink_metadata(path).is_err();
+    let created = create()?;
+    if is_new && let Ok(found) = fs::symlink_metadata(path) {
+        let path = path.to_owned();
+        let inode = inode(&found);
+        files(|files| files.push(File { path, inode }));
+    }
+    Ok(created)
+}
+
+/// Keeps the files.
+pub(crate) fn keep() {
+    files(Vec::clear);
+}
+
+/// Removes the files that were not kept, unless others have replaced them.
+pub(crate) fn remove() {
+    for File { path, inode: created } in files(std::mem::take) {
+        if fs::symlink_metadata(&path).is_ok_and(|found| inode(&found) == created) {
+            // If this fails, the next start uses the file.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+fn inode(file: &Metadata) -> (u64, u64) {
+    (file.dev(), file.ino())
+}
+
+fn files<T>(change: impl FnOnce(&mut Vec<File>) -> T) -> T {
+    change(&mut FILES.lock().unwrap_or_else(PoisonError::into_inner))
+}
