@@ -58,7 +58,9 @@ pub(crate) enum Next {
     Nobody,
     /// It has taken over.
     HandedOver(Giving),
-    /// The program was asked to stop during an upgrade.
+    /// The program was asked to stop during an upgrade, before any session had moved.
+    GivenUp(Giving),
+    /// The program was asked to stop while sessions moved. Both processes have some.
     Interrupted(Giving),
 }
 
@@ -211,7 +213,11 @@ impl Orders<'_> {
                 return Ok((giving, summary));
             }
             (Upgraded::GivenUp(Some(giving)), Some(at)) => {
-                let next = Next::Interrupted(giving);
+                let next = if give_up.undoes() {
+                    Next::GivenUp(giving)
+                } else {
+                    Next::Interrupted(giving)
+                };
                 return Err(NotHandedOver::Stopped(End { at, next }));
             }
             (_, Some(at)) => {
@@ -325,4 +331,88 @@ async fn share_quotas(overview: &Overview, upgrading: impl Future<Output = Upgra
         () = give_up.asked() => false,
     };
     if shared { upgrading.await } else { Upgraded::GivenUp(None) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admission::Admission;
+    use crate::control::Control;
+    use crate::drain::Drain;
+    use crate::handover::Program;
+    use crate::health::Health;
+    use crate::instance::Shared;
+    use crate::metrics::Metrics;
+    use crate::notify::Manager;
+    use crate::policy::OwnListeners;
+
+    fn shared() -> Shared {
+        let (admission, (alive, _)) = (Admission::new("sessions", 1, None), Drain::new());
+        Shared {
+            health: Health::new(),
+            metrics: Arc::new(Metrics::new(Arc::clone(&admission), Arc::default())),
+            admission,
+            sessions: Arc::default(),
+            own: OwnListeners::default(),
+            accounts: Arc::default(),
+            adopted: Arc::default(),
+            finishing: Arc::default(),
+            gate: Gate::new(true),
+            alive,
+            descriptors: 1000,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_order_that_takes_long_delays_no_drain_and_not_the_answer_to_others() {
+        let shared = shared();
+        let mut instance = Instance::new(shared.clone());
+        // Port because no client comes that would be relayed there.
+        let settings = crate::cli::typed("spliceway forward -l 127.0.0.1:0 -r 127.0.0.1:9");
+        let plan = instance.prepare(settings.unwrap()).await.unwrap();
+        instance.commit(plan);
+        let overview = Overview::new(
+            Arc::clone(&shared.sessions),
+            Arc::clone(&shared.admission),
+            Arc::clone(&shared.metrics),
+            shared.health.clone(),
+            1000,
+        );
+        let upgrade = Upgrade {
+            program: Arc::new(Program::of_this_process().unwrap()),
+            manager: Arc::new(Manager::from_environment(false)),
+            monitors: Vec::new(),
+            gate: shared.gate.clone(),
+        };
+        let (control, commands) = Control::new();
+        let mut orders = Orders {
+            source: Arc::new(Source::Files("/nowhere".into())),
+            overview: &overview,
+            upgrade: &upgrade,
+            commands,
+            signals: &mut Signals::new(true).unwrap(),
+            waiting: VecDeque::new(),
+        };
+        let (settings, before) = (
+            crate::cli::typed("spliceway forward -l 127.0.0.1:0 -r 127.0.0.1:9"),
+            Instant::now(),
+        );
+        let plan = instance.prepare(settings.unwrap()).await.unwrap();
+        let (end, ends) = tokio::sync::oneshot::channel();
+        let operator = async {
+            let drained = control.order(Order::Drain("forward")).await;
+            assert_eq!(drained, Ok("forward accepts no new clients".to_owned()));
+            assert_eq!(before.elapsed(), Duration::ZERO);
+            let reload = control.order(Order::Reload { end_sessions: false }).await;
+            let why = "a reload runs: try again when it has ended".to_owned();
+            assert_eq!(reload, Err(NotDone::Busy(why)));
+            assert_eq!(before.elapsed(), PATIENCE);
+            end.send(()).unwrap();
+        };
+        let (ended, ()) = tokio::join!(orders.during("a reload", &instance, ends), operator);
+        assert_eq!(ended, Some(Ok(())));
+        // The listeners of the plan are closed now.
+        let wrong = put_into_force(&mut instance, Ok(plan)).unwrap_err();
+        assert!(wrong.starts_with("forward was drained meanwhile"), "{wrong}");
+    }
 }

@@ -87,10 +87,11 @@ pub(crate) async fn run(
         created::remove();
         return Ok(metrics);
     };
+    // A process that takes over does both later, at its commit.
     if !takes_over {
         created::keep();
+        manager.tell(Message::Ready(&drain::serving(metrics.open()))).await;
     }
-    manager.tell(Message::Ready(&drain::serving(metrics.open()))).await;
     health.spawn("the task that tells the service manager", {
         let (manager, metrics, health) = (Arc::clone(&manager), Arc::clone(&metrics), health.clone());
         async move { manager.watch(&health, || drain::serving(metrics.open())).await }
@@ -245,6 +246,10 @@ async fn stop(
     match next {
         Next::Nobody => {
             drained.await;
+        }
+        Next::GivenUp(giving) => {
+            // The sockets of the new process keep the listeners open.
+            tokio::join!(giving.dismiss(), drained);
         }
         Next::HandedOver(giving) => {
             let drained = async {

@@ -454,23 +454,16 @@ impl Giving {
     /// Asks the new process to stop, because this one does. It lets the sessions finish that it has
     /// taken.
     pub(crate) async fn ask_to_stop(&mut self) {
-        let asked = match self.has_sessions() {
-            // A signal would be the second one, if a service manager sends one to all processes.
-            true => timeout(FAREWELL, self.link.give(&ToNew::Stop, &[], &[])).await,
-            false => Ok(Err(NotSent::Broken)),
-        };
+        // A signal would be the second one, if a service manager sends one to all processes.
+        let asked = timeout(FAREWELL, self.link.give(&ToNew::Stop, &[], &[])).await;
         if !matches!(asked, Ok(Ok(()))) {
             tell(self.child.as_ref(), Signal::TERM);
         }
     }
 
     /// Waits until the new process, which was asked to stop, has ended. Ends it at `until`, or when
-    /// `hurry` is ready. A process that owns nothing has a second.
+    /// `hurry` is ready.
     pub(crate) async fn ends_until(mut self, until: Instant, hurry: impl Future<Output = ()>) {
-        let until = match self.has_sessions() {
-            true => until,
-            false => until.min(Instant::now() + FAREWELL),
-        };
         let Some(child) = &mut self.child else { return };
         tokio::select! {
             _ = child.wait() => {}
@@ -478,10 +471,6 @@ impl Giving {
             () = hurry => {}
         }
         end(&mut self.child, false).await;
-    }
-
-    fn has_sessions(&self) -> bool {
-        !self.pauses.is_empty() || !self.give_up.undoes()
     }
 
     /// Returns a sentence about what was moved.

@@ -257,6 +257,26 @@ pub(super) mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn between_the_two_steps_of_a_change_both_modes_must_allow_a_client() {
+        let folder = Folder::new();
+        let path = folder.path("a.sock");
+        for (from, to, between) in [
+            (None, Some(0o666), 0o600),
+            (Some(0o666), None, 0o600),
+            (Some(0o660), Some(0o606), 0o600),
+            (Some(0o620), Some(0o660), 0o620),
+            (Some(0o660), Some(0o660), 0o660),
+        ] {
+            let _listening = SocketFile::listen(&path, from).unwrap();
+            let change = ModeChange::new(&path, from, to);
+            change.narrow().unwrap();
+            assert_eq!(mode(&path), between, "{from:?} {to:?}");
+            change.widen().unwrap();
+            assert_eq!(mode(&path), to.unwrap_or(MODE), "{from:?} {to:?}");
+        }
+    }
+
     #[test]
     fn no_mode_is_set_through_a_link_or_on_another_file() {
         let folder = Folder::new();
@@ -321,6 +341,20 @@ pub(super) mod tests {
         std::os::unix::fs::symlink(folder.path("nowhere"), &link).unwrap();
         assert!(SocketFile::listen(&link, None).is_err());
         assert!(link.is_symlink());
+    }
+
+    #[tokio::test]
+    async fn a_received_file_is_removed_only_by_its_owner() {
+        let folder = Folder::new();
+        let (path, ownership) = (folder.path("a.sock"), Ownership::default());
+        let (ours, _listener) = SocketFile::listen(&path, None).unwrap();
+        drop(SocketFile::receive(&path, &ownership).unwrap());
+        assert!(path.exists());
+        let received = SocketFile::receive(&path, &ownership).unwrap();
+        ownership.store(true, Ordering::Relaxed);
+        drop(received);
+        assert!(!path.exists());
+        drop(ours);
     }
 
     #[tokio::test]

@@ -2,9 +2,13 @@
 
 mod accepting;
 mod backends;
+mod failing;
+mod fake;
 mod faults;
 mod load;
+mod outside;
 mod state;
+mod stopped;
 mod unfinished;
 
 use std::fs;

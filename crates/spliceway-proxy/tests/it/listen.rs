@@ -1,18 +1,21 @@
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
 
-use crate::clients::{GREETING, exchange, ip_request};
+use crate::clients::{AGREED, GREETING, exchange, ip_request};
 use crate::harness::{
-    PATIENCE, Program, assert_same, assert_spliced, connect, echo, listen, pattern, read_exactly, refused_to_start,
-    was_reached,
+    Folder, PATIENCE, Program, accept, assert_same, assert_spliced, connect, echo, let_pass, listen, pattern,
+    read_exactly, refused_to_start, was_reached,
 };
 
 /// A path for a socket, in its own folder. The folder is removed when the value is dropped.
@@ -336,4 +339,80 @@ fn a_missing_inherited_socket_is_an_error_that_names_the_passed_ones() {
         stderr.contains("neither a TCP socket nor a Unix stream socket"),
         "{stderr}"
     );
+}
+
+/// A client of another user may have connected while the mode of the socket was another one.
+#[test]
+fn a_private_socket_serves_only_its_user_whatever_its_mode_was() {
+    const NOBODY: u32 = 65534;
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: only root can start a client of another user");
+    }
+    let folder = Folder::new("listen-user");
+    let tool = folder.0.join("spliceway");
+    fs::copy(env!("CARGO_BIN_EXE_spliceway"), &tool).unwrap();
+    let set_mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    set_mode(&folder.0, 0o755);
+    set_mode(&tool, 0o755);
+    let path = SocketPath::new();
+    set_mode(path.0.parent().unwrap(), 0o755);
+    // The command is a client that connects and sends a request.
+    let client = || {
+        let mut command = Command::new(&tool);
+        command.args(["status", "--admin", &path.address()]);
+        command.uid(NOBODY).stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().unwrap()
+    };
+    let mut program = Program::start(&["socks5", "-l", "127.0.0.1:0", "-l", &path.address()]);
+    program.line("listening on unix:");
+    let serves = || {
+        let mut own = connect_to_path(&path.0);
+        own.write_all(&GREETING).unwrap();
+        let mut answer = [0; 2];
+        own.read_exact(&mut answer).unwrap();
+        assert_eq!(answer, AGREED);
+    };
+    serves();
+    set_mode(&path.0, 0o666);
+    client().wait().unwrap();
+    let record = program.line("end=denied:client");
+    assert!(record.contains("client=unix"), "{record}");
+    serves();
+    program.terminate();
+    program.exit();
+
+    // Only the operator names targets here, and has changed the mode by hand.
+    let (target, address) = listen();
+    let arguments = ["forward", "-l", "127.0.0.1:0", "-l", &path.address(), "-r", &address.to_string()];
+    let mut program = Program::start(&[&arguments[..], &["--max-conns", "1"]].concat());
+    program.line("listening on unix:");
+    set_mode(&path.0, 0o666);
+    let mut other = client();
+    let mut server = accept(&target);
+    assert_eq!(read_exactly(&mut server, 4), b"GET ");
+    // The next client waits in the queue while the mode changes back.
+    let mut queued = client();
+    await_queued(&path.0, 1);
+    set_mode(&path.0, 0o600);
+    drop(server);
+    other.wait().unwrap();
+    program.line("end=denied:client");
+    queued.wait().unwrap();
+}
+
+/// Waits until this number of connections wait in the queue of a Unix socket. The kernel shows them
+/// without a number of their own.
+fn await_queued(path: &Path, count: usize) {
+    let until = Instant::now() + PATIENCE;
+    let name = path.to_str().unwrap();
+    loop {
+        let sockets = fs::read_to_string("/proc/net/unix").unwrap();
+        // State 2 is a socket that waits for accept(2).
+        let queued = sockets.lines().filter(|line| line.ends_with(name) && line.contains(" 02 "));
+        if queued.count() >= count {
+            return;
+        }
+        assert!(Instant::now() < until, "{sockets}");
+        let_pass(Duration::from_millis(2));
+    }
 }

@@ -7,6 +7,7 @@ use std::process::Command;
 use rustix::process::Signal;
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::handover::Process;
 use crate::harness::{PATIENCE, Program, TextFile, accept, is_closed, listen, read_exactly};
 
 /// The socket of a service manager.
@@ -127,6 +128,37 @@ fn the_watchdog_of_this_process_is_pinged() {
     }
 }
 
+/// A new process that is refused has said nothing. One that has taken over says that it is ready.
+#[test]
+fn a_new_process_is_silent_until_it_serves() {
+    let (listener, target) = listen();
+    let (busy, busy_address) = listen();
+    let service = |name: &str, listen: &str| {
+        format!("[[service]]\nname = \"{name}\"\nkind = \"forward\"\nlisten = \"{listen}\"\nto = \"{target}\"\n")
+    };
+    let metrics = "[admin]\nmetrics = \"127.0.0.1:0\"\n";
+    let (one, other) = (service("a", "127.0.0.1:0"), service("b", &busy_address.to_string()));
+    let file = TextFile::new(&format!("{metrics}{one}"));
+    let manager = Manager::at_path();
+    let mut program = manager.start(&["run", "-c", file.path()], &[]);
+    assert_eq!(manager.message(), "READY=1\nSTATUS=serving: 0 sessions");
+    file.write(&format!("{metrics}{one}{other}"));
+    program.signal(Signal::USR2);
+    program.line("Address already in use");
+    program.line("the upgrade failed");
+    drop((busy, listener));
+    program.signal(Signal::USR2);
+    let process = Process::in_line(&program.line("handed over: "));
+    // Both processes send one message at the same time.
+    let mut messages = [manager.message(), manager.message()];
+    messages.sort();
+    assert!(messages[0].starts_with("MAINPID="), "{messages:?}");
+    assert_eq!(messages[1], "READY=1\nSTATUS=serving: 0 sessions");
+    assert!(program.exit().success());
+    process.signal(Signal::TERM);
+    assert!(manager.message().starts_with("STOPPING=1\n"));
+}
+
 /// The manager is no part of the program: without it, sessions are served as before.
 #[test]
 fn a_manager_that_is_not_there_causes_a_warning_and_no_more() {
@@ -136,7 +168,10 @@ fn a_manager_that_is_not_there_causes_a_warning_and_no_more() {
         name: "/nowhere/notify".to_owned(),
     };
     let mut program = manager.start_forward(target);
-    program.line("cannot reach the service manager at NOTIFY_SOCKET");
+    assert_eq!(
+        program.lines_with("cannot reach the service manager at NOTIFY_SOCKET"),
+        1
+    );
     let (mut client, server) = (program.connect(), accept(&listener));
     drop(server);
     assert!(is_closed(&mut client));

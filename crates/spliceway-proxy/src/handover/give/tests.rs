@@ -139,8 +139,11 @@ async fn a_new_process_that_stops_costs_a_deadline_and_no_session() {
             world.fill();
         }
         let started = Instant::now();
-        assert!(world.giving.serve(&world.overview).await.is_err());
-        world.has_survived(started, ANSWER).await;
+        let trouble = world.giving.serve(&world.overview).await.unwrap_err();
+        world.giving.fail("it does not serve", trouble).await;
+        let expected = "it does not serve: no answer within 10 s, so this process has ended it";
+        assert_eq!(world.giving.failure(), expected);
+        world.has_survived(started, ANSWER + FAREWELL).await;
 
         let mut world = World::new().await;
         if is_full {
@@ -149,7 +152,7 @@ async fn a_new_process_that_stops_costs_a_deadline_and_no_session() {
         let started = Instant::now();
         assert_eq!(world.giving.sessions(&world.overview.sessions).await, Given::Ended);
         assert_eq!(world.giving.moved(), 0);
-        world.has_survived(started, SUSPEND + ANSWER + LEFT_BEHIND).await;
+        world.has_survived(started, SUSPEND + ANSWER + FAREWELL + LEFT_BEHIND).await;
 
         let mut world = World::new().await;
         if is_full {
@@ -157,6 +160,44 @@ async fn a_new_process_that_stops_costs_a_deadline_and_no_session() {
         }
         let started = Instant::now();
         assert!(!world.giving.accept(&world.overview).await);
-        world.has_survived(started, ANSWER + LEFT_BEHIND).await;
+        world.has_survived(started, ANSWER + FAREWELL + LEFT_BEHIND).await;
     }
+}
+
+/// More data than fits into a frame arrives in parts, and too much data is left out.
+#[tokio::test]
+async fn data_of_any_length_never_fails_a_hand_over() {
+    use crate::handover::link::Frame;
+    let (here, there) = StdUnixStream::pair().unwrap();
+    let mut new = Link::new(there).unwrap();
+    let mut giving = World::new().await.giving;
+    giving.link = Link::new(here).unwrap();
+    let data: Vec<u8> = (0..2 * DATA_MAX_BYTES + 5).map(|index| (index % 251) as u8).collect();
+    let gives = async {
+        for length in [0, DATA_MAX_BYTES, DATA_MAX_BYTES + 1, data.len()] {
+            giving.give_long(&ToNew::Totals, &data[..length]).await.unwrap();
+        }
+        let too_long = vec![0; LONG_MAX_BYTES + 1];
+        giving.give_long(&ToNew::Totals, &too_long).await.unwrap();
+    };
+    let takes = async {
+        for (length, frames) in [
+            (0, 1),
+            (DATA_MAX_BYTES, 1),
+            (DATA_MAX_BYTES + 1, 2),
+            (data.len(), 3),
+            (0, 1),
+        ] {
+            let mut all = Vec::new();
+            for index in 1..=frames {
+                let Frame {
+                    message, data: part, ..
+                } = new.take::<ToNew>().await.unwrap().unwrap();
+                assert_eq!(matches!(message, ToNew::Totals), index == frames, "{message:?}");
+                all.extend(part);
+            }
+            assert!(all == data[..length]);
+        }
+    };
+    tokio::join!(gives, takes);
 }

@@ -42,7 +42,7 @@ impl Old {
     }
 
     fn say(&mut self, message: &str, descriptors: &[BorrowedFd<'_>]) {
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         assert!(descriptors.is_empty() || control.push(SendAncillaryMessage::ScmRights(descriptors)));
         let length = u32::try_from(message.len()).unwrap().to_le_bytes();
@@ -104,4 +104,39 @@ fn the_new_process_serves_the_queue_when_the_old_one_stops_accepting() {
         ask(&mut queued, 1);
         ask(&mut connect(address), 2);
     }
+}
+
+#[test]
+fn a_new_process_that_is_told_to_stop_lets_its_sessions_finish() {
+    let (listener, _) = listen();
+    let mut old = Old::serving(&listener, echo("127.0.0.1:0"));
+    let (targets, address) = listen();
+    let (client_end, client_address) = listen();
+    let (upstream, mut target) = (connect(address), accept(&targets));
+    let mut client = connect(client_address);
+    let near = accept(&client_end);
+    let session = r#"{"session":{"id":7,"service":"forward"}}"#;
+    old.say(session, &[near.as_fd(), upstream.as_fd()]);
+    assert_eq!(old.hear(), r#"{"taken":{"session":7}}"#);
+    drop((near, upstream));
+    old.say(r#""stop""#, &[]);
+    client.write_all(b"request").unwrap();
+    assert_eq!(read_exactly(&mut target, 7), b"request");
+    target.write_all(b"answer").unwrap();
+    assert_eq!(read_exactly(&mut client, 6), b"answer");
+    assert!(old.new.try_wait().unwrap().is_none(), "it has a session");
+    drop((client, target));
+    assert!(old.new.wait().unwrap().success());
+}
+
+/// Data that does not fit into a frame comes in parts.
+#[test]
+fn data_in_several_frames_is_one_message() {
+    let (listener, address) = listen();
+    let mut old = Old::serving(&listener, echo("127.0.0.1:0"));
+    old.say(r#""part""#, &[]);
+    old.say(r#""part""#, &[]);
+    old.say(r#""accept""#, &[]);
+    assert_eq!(old.hear(), r#""accepting""#);
+    ask(&mut connect(address), 1);
 }
