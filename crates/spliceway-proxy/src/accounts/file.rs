@@ -29,6 +29,8 @@ use snapshot::{Row, Snapshot};
 
 /// The longest wait for another process, which usually takes less than 100 ms for an update.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+/// The longest wait for a file that another process may write again: two updates of that process.
+const REWRITE: Duration = Duration::from_secs(1);
 /// The time between two attempts to lock a file that another process has locked.
 const RETRY: Duration = Duration::from_millis(5);
 /// The longest file: more than a million users.
@@ -128,12 +130,10 @@ impl File {
             is_leaving: false,
             patience,
         };
-        let until = Instant::now() + patience;
-        // The process that hands over has the counters, and writes a file that is gone again.
-        while is_shared && matches!(file.named(), Ok(None)) {
-            if Instant::now() >= until {
-                return Err(Unusable::Other("it is gone".to_owned()));
-            }
+        // The process that hands over may have the counters of a file that is gone, and writes it
+        // again. If the file stays away, its settings name another file, or none.
+        let until = Instant::now() + patience.min(REWRITE);
+        while is_shared && matches!(file.named(), Ok(None)) && Instant::now() < until {
             wait();
         }
         let updated = file.update(&[], date)?;

@@ -267,7 +267,7 @@ fn a_place_that_is_no_file_is_an_error_at_the_start() {
     let missing = folder.0.join("missing/access.log");
     for (log, expected) in [
         (missing.to_str().unwrap(), "expected a file in a folder that exists"),
-        (folder.0.to_str().unwrap(), "Is a directory"),
+        (folder.0.to_str().unwrap(), "expected a regular file, or `-` for stdout"),
         (fifo.to_str().unwrap(), "expected a regular file, or `-` for stdout"),
         ("/dev/full", "expected a regular file, or `-` for stdout"),
     ] {
