@@ -25,7 +25,7 @@ use rustix::process::{Gid, Pid, Uid, test_kill_process};
 
 use super::calendar::{Date, Usage};
 use super::limits::Quotas;
-use snapshot::{Row, Snapshot};
+use snapshot::{Content, Row, Snapshot};
 
 /// The longest wait for another process, which usually takes less than 100 ms for an update.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
@@ -50,9 +50,13 @@ pub(super) struct File {
     locked: Option<fs::File>,
     /// The file when this process has read or written it.
     seen: Option<Seen>,
+    /// The checksum of the content.
+    sum: String,
     /// Whether the content was read after it was written.
     is_verified: bool,
     is_loaded: bool,
+    /// Whether no other process could write after the last update of this one.
+    is_exclusive: bool,
     /// Whether rows that another process has written are not returned yet.
     has_news: bool,
     /// The number of processes before and after this one in hand-overs.
@@ -123,8 +127,10 @@ impl File {
             snapshot: Snapshot::default(),
             locked: None,
             seen: None,
+            sum: String::new(),
             is_verified: false,
             is_loaded: false,
+            is_exclusive: false,
             has_news: false,
             others: usize::from(is_shared),
             is_leaving: false,
@@ -150,7 +156,8 @@ impl File {
             match self.attempt(changes, date) {
                 Err(Unusable::Busy) if Instant::now() < until => wait(),
                 updated => {
-                    if self.others > 0 || self.has_companions() {
+                    self.is_exclusive = self.others == 0 && !self.has_companions();
+                    if !self.is_exclusive {
                         self.locked = None;
                     }
                     return updated;
@@ -209,8 +216,14 @@ impl File {
             is_shared,
             ..Updated::default()
         };
-        if !self.is_loaded || !changes.is_empty() || found.is_err() || !self.is_settled() {
-            let before = self.apply(changes, date, &mut updated);
+        let mut must_write = !self.is_loaded || found.is_err() || !self.is_settled();
+        let before = self.apply(changes, date, &mut updated);
+        must_write |= changes.iter().zip(&before).any(|(change, (user, row))| {
+            let now = self.snapshot.users.get(user);
+            let is_same = row.as_ref().zip(now).is_some_and(|(row, now)| row.reserves_as(now));
+            change.bytes > 0 || change.is_reset || !is_same
+        });
+        if must_write {
             self.settle(is_shared);
             match self.write(is_there) {
                 Ok(bytes) => updated.written = Some(bytes),
@@ -325,7 +338,6 @@ impl File {
     /// Looks at the locked file, and takes over what another process has written. An inner error
     /// means that the file must be written again.
     fn find(&mut self, verifies: bool) -> Result<Result<(), Unusable>, Unusable> {
-        let has_others = self.others > 0 || self.has_companions();
         let Some(file) = &mut self.locked else {
             return Ok(Ok(()));
         };
@@ -340,18 +352,24 @@ impl File {
         let mut bytes = Vec::new();
         file.rewind().map_err(Unusable::read)?;
         file.take(MAX_BYTES).read_to_end(&mut bytes).map_err(Unusable::read)?;
-        let found = match Snapshot::decode(&bytes) {
+        let content = match Content::of(&bytes) {
+            Err(why) => return Ok(Err(why)),
+            Ok(content) => content,
+        };
+        if content.sum == self.sum {
+            (self.seen, self.is_verified) = (Some(seen), true);
+            return Ok(Ok(()));
+        }
+        let found = match content.decode() {
             Err(why) => return Ok(Err(why)),
             Ok(found) => found,
         };
-        let is_newer = !self.is_loaded || has_others && found.updates > self.snapshot.updates;
-        if !is_newer && found.updates != self.snapshot.updates {
+        let is_newer = !self.is_loaded || !self.is_exclusive && found.updates > self.snapshot.updates;
+        if !is_newer {
             return Ok(Err(Unusable::Other("it is another one".to_owned())));
         }
-        (self.seen, self.is_verified) = (Some(seen), true);
-        if is_newer {
-            (self.snapshot, self.has_news) = (found, true);
-        }
+        (self.seen, self.is_verified, self.sum) = (Some(seen), true, content.sum);
+        (self.snapshot, self.has_news) = (found, true);
         Ok(Ok(()))
     }
 
@@ -372,7 +390,7 @@ impl File {
             return Err(Unusable::Busy);
         }
         self.snapshot.updates += 1;
-        let bytes = self.snapshot.encode();
+        let (bytes, sum) = self.snapshot.encode();
         let written = fill(&mut file, &bytes, replaced.as_ref()).and_then(|()| match is_there {
             true => fs::rename(&new, &target),
             false => name_new(&new, &target),
@@ -380,7 +398,7 @@ impl File {
         let written = written.and_then(|()| file.metadata());
         match written {
             Ok(metadata) => {
-                (self.seen, self.is_verified) = (Some(Seen::of(&metadata)), false);
+                (self.seen, self.is_verified, self.sum) = (Some(Seen::of(&metadata)), false, sum);
                 self.locked = Some(file);
                 Ok(bytes.len() as u64)
             }

@@ -30,6 +30,8 @@ use crate::sessions::Sessions;
 const EVERY: Duration = Duration::from_millis(500);
 /// The time between two updates of a file that another process updates, too.
 const EVERY_SHARED: Duration = Duration::from_millis(100);
+/// The time after an update in which no other one begins, although sessions wait.
+const LEAST_GAP: Duration = Duration::from_millis(5);
 /// The most bytes that updates write in a second. With many users, they are rarer.
 const BYTES_PER_SECOND: u64 = 4_000_000;
 /// The time after which an update counts as failed. The file may wait for another process.
@@ -106,7 +108,7 @@ impl Accounts {
                 }
             }
             // Updates take at most half of the time.
-            soon = Instant::now() + begun.elapsed();
+            soon = Instant::now() + begun.elapsed().max(LEAST_GAP);
             next = soon.max(begun + self.pace());
         }
     }

@@ -51,19 +51,29 @@ pub(super) struct Row {
 }
 
 impl Snapshot {
-    pub(super) fn encode(&self) -> Vec<u8> {
+    /// Returns the bytes of a file, and their checksum.
+    pub(super) fn encode(&self) -> (Vec<u8>, String) {
         let mut json = serde_json::to_vec(self).expect("names and numbers");
         json.push(b'\n');
-        let mut bytes = [MAGIC, VERSION, checksum(&json).as_bytes(), b"\n"].concat();
+        let sum = checksum(&json);
+        let mut bytes = [MAGIC, VERSION, sum.as_bytes(), b"\n"].concat();
         bytes.append(&mut json);
-        bytes
+        (bytes, sum)
     }
+}
 
-    /// Reads what a file has.
+/// The bytes of a file that are as they were written.
+pub(super) struct Content<'a> {
+    pub(super) sum: String,
+    json: &'a [u8],
+}
+
+impl<'a> Content<'a> {
+    /// Compares the bytes with their checksum.
     ///
     /// # Errors
     /// Returns an error if any bit differs from what was written.
-    pub(super) fn decode(bytes: &[u8]) -> Result<Self, Unusable> {
+    pub(super) fn of(bytes: &'a [u8]) -> Result<Self, Unusable> {
         if bytes.is_empty() {
             return Err(Unusable::content("it is empty"));
         }
@@ -74,12 +84,19 @@ impl Snapshot {
         let damaged = || Unusable::content("it is damaged");
         let (sum, rest) = rest.split_at_checked(CHECKSUM_DIGITS).ok_or_else(damaged)?;
         let json = rest.strip_prefix(b"\n").ok_or_else(damaged)?;
-        if sum != checksum(json).as_bytes() {
+        let found = checksum(json);
+        if sum != found.as_bytes() {
             return Err(damaged());
         }
-        serde_json::from_slice(json).map_err(|_| damaged())
+        Ok(Self { sum: found, json })
     }
 
+    pub(super) fn decode(&self) -> Result<Snapshot, Unusable> {
+        serde_json::from_slice(self.json).map_err(|_| Unusable::content("it is damaged"))
+    }
+}
+
+impl Snapshot {
     /// Returns what the file has of a user, with what this change adds.
     pub(super) fn changed(&self, change: &Change, date: Date) -> Row {
         let row = self.users.get(&change.user).filter(|_| !change.is_reset);
@@ -110,6 +127,10 @@ impl Snapshot {
 }
 
 impl Row {
+    pub(super) fn reserves_as(&self, other: &Self) -> bool {
+        self.reserved == other.reserved
+    }
+
     fn release(&mut self, process: Option<u32>) {
         self.reserved.retain(|(one, _)| process.is_some_and(|process| *one != process));
     }
