@@ -345,6 +345,9 @@ impl Account {
             state.rates = limits.buckets();
         }
         state.limits = limits;
+        if limits.quotas.are_none() {
+            self.set_share(NEVER);
+        }
         self.settle(&mut state, date);
     }
 

@@ -34,7 +34,8 @@ const CONNECTIONS_MAX_PER_CLIENT: usize = 48;
 const HEAD_MAX_BYTES: usize = 16 << 10;
 
 /// The answer while the clock of the system is before 1970 or after 9999.
-const NO_DATE: &[u8] = b"HTTP/1.1 500 Internal Server Error\r\nConnection: close\r\n\r\nthe clock of the system has no valid date\n";
+const NO_DATE: &[u8] =
+    b"HTTP/1.1 500 Internal Server Error\r\nConnection: close\r\n\r\nthe clock of the system has no valid date\n";
 
 pub(crate) const PLAIN: &str = "text/plain; charset=utf-8";
 
@@ -83,7 +84,8 @@ where
         let refuse = async {
             // A request that is not read would reset the connection.
             let mut head = Vec::with_capacity(HEAD_MAX_BYTES);
-            while head.len() < HEAD_MAX_BYTES && !head.ends_with(b"\r\n\r\n") && stream.read_buf(&mut head).await? > 0 {}
+            while head.len() < HEAD_MAX_BYTES && !head.ends_with(b"\r\n\r\n") && stream.read_buf(&mut head).await? > 0 {
+            }
             stream.write_all(NO_DATE).await
         };
         let _ = timeout(A::DEADLINE, refuse).await;

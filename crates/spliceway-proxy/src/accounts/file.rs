@@ -7,8 +7,8 @@
 //!     └── unlock, if a hand-over shares the file ◀────────────────────────────────────────────────┘
 //! ```
 //!
-//! The lock is that of the file with this name. Who waits for it looks at the name again afterwards.
-//! If the file is gone, or is not what was written, it is written again from memory.
+//! The lock is that of the file with this name. A process that has waited for it looks at the name
+//! again. If the file is gone, or is not what was written, it is written again from memory.
 
 mod snapshot;
 
@@ -309,11 +309,16 @@ impl File {
             self.locked = None;
             return Ok(false);
         };
-        let is_named = |file: &fs::File| file.metadata().is_ok_and(|file| Seen::of(&file).identity == named.identity);
+        let is_named = |file: &fs::File| {
+            file.metadata()
+                .is_ok_and(|file| Seen::of(&file).identity == named.identity)
+        };
         if self.locked.as_ref().is_some_and(is_named) {
             return Ok(true);
         }
-        let file = options().open(&target).map_err(|error| Unusable::io("open it", &error))?;
+        let file = options()
+            .open(&target)
+            .map_err(|error| Unusable::io("open it", &error))?;
         take(&file)?;
         // The process that had the lock may have given the name to another file.
         let locked = Seen::of(&file.metadata().map_err(Unusable::read)?);
@@ -378,7 +383,10 @@ impl File {
         let target = self.target()?;
         let mut name = target.clone().into_os_string();
         name.push(".new");
-        let (new, replaced) = (PathBuf::from(name), self.locked.as_ref().and_then(|file| file.metadata().ok()));
+        let (new, replaced) = (
+            PathBuf::from(name),
+            self.locked.as_ref().and_then(|file| file.metadata().ok()),
+        );
         let fails = |error: &io::Error| Unusable::io(&format!("write {}", new.display()), error);
         let mut file = options().create(true).open(&new).map_err(|error| fails(&error))?;
         take(&file)?;
@@ -442,7 +450,11 @@ fn options() -> OpenOptions {
     let mut options = OpenOptions::new();
     // A pipe that takes the name of the file must not block.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    options.read(true).write(true).mode(0o600).custom_flags(flags.bits().cast_signed());
+    options
+        .read(true)
+        .write(true)
+        .mode(0o600)
+        .custom_flags(flags.bits().cast_signed());
     options
 }
 

@@ -273,6 +273,42 @@ fn both_processes_of_a_hand_over_use_one_quota_together() {
 }
 
 #[test]
+fn without_a_quota_no_session_waits_for_another_process() {
+    let path = std::env::temp_dir().join(format!("spliceway-shares-none-{}", std::process::id()));
+    let old = Process::new(&path, std::process::id(), false, MIB);
+    old.share(true);
+    let new = Process::new(&path, 1, true, MIB);
+    assert_eq!(new.moves(9 * MIB), (0, false));
+    // A reload removes the quota, and the keeper then does nothing.
+    new.accounts.set(&every(limits(9, "")));
+    assert_eq!(new.moves(9 * MIB), (9 * MIB, false));
+    drop(std::fs::remove_file(&path));
+}
+
+#[test]
+fn a_reset_during_a_hand_over_leaves_the_share_of_the_other_process() {
+    let path = std::env::temp_dir().join(format!("spliceway-shares-reset-{}", std::process::id()));
+    let old = Process::new(&path, std::process::id(), false, 100 * MIB);
+    old.share(true);
+    let new = Process::new(&path, 1, true, 100 * MIB);
+    for _ in 0..3 {
+        let (_, is_used_up) = new.moves(100 * MIB);
+        new.update();
+        assert!(!is_used_up);
+    }
+    assert!(old.accounts.reset("ann"));
+    old.update();
+    let mut moved = 0;
+    for _ in 0..99 {
+        moved += old.moves(200 * MIB).0;
+        old.update();
+    }
+    moved += new.moves(200 * MIB).0;
+    assert!((100 * MIB - (64 << 10)..102 * MIB).contains(&moved), "{moved}");
+    drop(std::fs::remove_file(&path));
+}
+
+#[test]
 fn a_process_uses_the_whole_rest_when_the_other_one_has_ended() {
     let path = std::env::temp_dir().join(format!("spliceway-shares-alone-{}", std::process::id()));
     let quota = 100 * MIB;

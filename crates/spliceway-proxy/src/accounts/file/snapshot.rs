@@ -99,8 +99,10 @@ impl<'a> Content<'a> {
 impl Snapshot {
     /// Returns what the file has of a user, with what this change adds.
     pub(super) fn changed(&self, change: &Change, date: Date) -> Row {
-        let row = self.users.get(&change.user).filter(|_| !change.is_reset);
-        let mut row = row.cloned().unwrap_or_default();
+        let mut row = self.users.get(&change.user).cloned().unwrap_or_default();
+        if change.is_reset {
+            row.used = Usage::default();
+        }
         row.used.advance(date);
         row.used.add(change.bytes);
         row
@@ -132,7 +134,8 @@ impl Row {
     }
 
     fn release(&mut self, process: Option<u32>) {
-        self.reserved.retain(|(one, _)| process.is_some_and(|process| *one != process));
+        self.reserved
+            .retain(|(one, _)| process.is_some_and(|process| *one != process));
     }
 
     /// Reserves what a process may use until its next update, and returns it. The sum of what is
@@ -140,7 +143,10 @@ impl Row {
     pub(super) fn reserve(&mut self, process: u32, quotas: &Quotas, used: u64, is_waiting: bool) -> Option<u64> {
         self.release(Some(process));
         let left = self.used.left(quotas)?;
-        let others = self.reserved.iter().fold(0_u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+        let others = self
+            .reserved
+            .iter()
+            .fold(0_u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
         let free = left.saturating_sub(others);
         if free == 0 && left <= REMNANT {
             return None;

@@ -106,10 +106,7 @@ fn bytes_add_up_by_user_and_period_and_a_reset_empties_one_user() {
     let (mut file, rows) = path.load(TODAY);
     assert!(rows.is_empty());
     let both = [change("ann", 5, false), change("bob", 7, false)];
-    assert_eq!(
-        shown(&updated(&mut file, &both, TODAY)),
-        [("ann", 5, 5), ("bob", 7, 7)]
-    );
+    assert_eq!(shown(&updated(&mut file, &both, TODAY)), [("ann", 5, 5), ("bob", 7, 7)]);
     let tomorrow = Date { day: 101, month: 3 };
     let rows = updated(&mut file, &[change("ann", 1, false)], tomorrow);
     assert_eq!(shown(&rows), [("ann", 1, 6)]);
@@ -255,7 +252,10 @@ fn what_is_no_quota_file_is_refused_and_stays() {
     for (content, why) in [
         (&b""[..], "it is empty"),
         (b"redb\x1a\x0a\xa9\x0d\x0a", "it is no quota file, or damaged"),
-        (b"spliceway quotas 2 ", "its format is that of another version, or it is damaged"),
+        (
+            b"spliceway quotas 2 ",
+            "its format is that of another version, or it is damaged",
+        ),
         (b"spliceway quotas 1 00", "it is damaged"),
     ] {
         assert_eq!(refused(&path, content), format!("{why}: {remedy}"));
@@ -284,7 +284,10 @@ fn a_device_that_takes_the_name_later_is_not_replaced() {
     assert_eq!(why.to_string(), "it is no regular file");
     assert!(fs::symlink_metadata(&path.file).unwrap().is_symlink());
     fs::remove_file(&path.file).unwrap();
-    assert_eq!(shown(&updated(&mut file, &[change("ann", 5, false)], TODAY)), [("ann", 5, 5)]);
+    assert_eq!(
+        shown(&updated(&mut file, &[change("ann", 5, false)], TODAY)),
+        [("ann", 5, 5)]
+    );
 }
 
 #[test]

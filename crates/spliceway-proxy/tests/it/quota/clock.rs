@@ -18,7 +18,10 @@ impl Clock {
         if !has_tool("faketime", "faketime") {
             return None;
         }
-        let output = Command::new("faketime").args(["-f", "+0", "printenv", "LD_PRELOAD"]).output().unwrap();
+        let output = Command::new("faketime")
+            .args(["-f", "+0", "printenv", "LD_PRELOAD"])
+            .output()
+            .unwrap();
         let quotas = Quotas::new(name, "socks5", limits);
         Some(Self {
             file: quotas.folder.0.join("clock"),
@@ -81,7 +84,11 @@ fn a_clock_that_was_ahead_or_behind_loses_no_byte() {
     program.kill();
     clock.set("-40d");
     let program = clock.run();
-    assert_eq!(ask(&program, "ann", target).1, 2, "a clock that is set back frees nothing");
+    assert_eq!(
+        ask(&program, "ann", target).1,
+        2,
+        "a clock that is set back frees nothing"
+    );
     clock.set("+0");
     await_used(&program, MB);
 }

@@ -74,8 +74,14 @@ fn a_damaged_file_is_refused_at_the_start_without_a_panic() {
         fs::write(quotas.path(), content).unwrap();
         let message = refusal(&quotas);
         assert_eq!(message.lines().count(), 1, "{message}");
-        assert!(message.contains(&format!("quota file {}: ", quotas.path().display())), "{message}");
-        assert!(message.contains("move it away to begin with empty counters"), "{message}");
+        assert!(
+            message.contains(&format!("quota file {}: ", quotas.path().display())),
+            "{message}"
+        );
+        assert!(
+            message.contains("move it away to begin with empty counters"),
+            "{message}"
+        );
         assert_eq!(fs::read(quotas.path()).unwrap(), content);
     }
     fs::write(quotas.path(), good).unwrap();

@@ -98,7 +98,10 @@ fn the_two_processes_of_a_hand_over_use_one_quota() {
         let moved = moved(&mut program, SESSIONS);
         println!("{old_sessions} and {new_sessions} sessions: {moved} bytes");
         // The bound of each session is that without a hand-over.
-        assert!((QUOTA - REMNANT..=QUOTA + SESSIONS * (2 << 20)).contains(&moved), "{moved}");
+        assert!(
+            (QUOTA - REMNANT..=QUOTA + SESSIONS * (2 << 20)).contains(&moved),
+            "{moved}"
+        );
         program.line("the old process has ended");
         await_saved(&program, moved);
         assert_eq!(ask(&program, "ann", to[1]).1, 2, "not allowed");
@@ -121,5 +124,8 @@ fn an_upgrade_that_is_refused_leaves_the_whole_quota() {
     assert!((100 * MB..=100 * MB + (2 << 20)).contains(&moved), "{moved}");
     await_saved(&program, moved);
     let content = fs::read_to_string(quotas.path()).unwrap();
-    assert!(!content.contains("processes") && !content.contains("reserved"), "{content}");
+    assert!(
+        !content.contains("processes") && !content.contains("reserved"),
+        "{content}"
+    );
 }
