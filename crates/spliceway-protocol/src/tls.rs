@@ -4,9 +4,14 @@
 //!   record: 22, version, length (2) ▸ a part of the ClientHello      one record or several
 //! ```
 //!
-//! The parser of rustls reads the message. This module finds the end of each record, no matter how
-//! the records were split into reads, and keeps the bytes so that a server can have them unchanged.
-//! The bytes after the message stay in the input.
+//! The parser finds the end of each record, no matter how the records were split into reads. It keeps
+//! the bytes so that a server can have them unchanged. The bytes after the message stay in the input.
+//!
+//! A router does not negotiate. So the parser reads only the names, and the server judges everything
+//! else: versions, ciphers, compressions, signatures, and extensions that nobody knows.
+//!
+//! A client of before 1999 may begin with a hello of SSL 2.0, which has no names. Its first five bytes
+//! identify it, and the parser reads no more of it.
 //!
 //! # Encrypted ClientHello
 //!
@@ -20,9 +25,7 @@
 //! It decrypts nothing and proves nothing. Any client can state any name.
 
 use std::mem;
-
-use rustls::server::Acceptor;
-use rustls::{Error, PeerMisbehaved};
+use std::net::IpAddr;
 
 use super::Refused;
 use super::message::append;
@@ -38,8 +41,22 @@ const BEGIN_BYTES: usize = 4;
 const RECORD_TOO_LONG: usize = (16 << 10) + 1;
 /// The type of a record with a part of a ClientHello.
 const HANDSHAKE: u8 = 22;
+/// The first version of a record. Every version from SSL 3.0 on begins with this number.
+const SSL3: u8 = 3;
+/// The bit that the length of an SSL 2.0 record begins with.
+const SSL2: u8 = 0x80;
 /// The type of a ClientHello.
 const CLIENT_HELLO: u8 = 1;
+/// The number of bytes of a ClientHello before its first part with a length: version, and random.
+const FIXED_BYTES: usize = 2 + 32;
+/// The types of extensions with the names of servers (RFC 6066) and of protocols (RFC 7301).
+const SERVER_NAME: u16 = 0;
+const ALPN: u16 = 16;
+/// The type of a host's name in the extension with names of servers.
+const HOST_NAME: u8 = 0;
+/// The longest name and the longest label of a name, in bytes (RFC 1035).
+const NAME_MAX_BYTES: usize = 253;
+const LABEL_MAX_BYTES: usize = 63;
 
 /// What a client states in its first message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,7 +67,7 @@ pub struct ClientHello {
     pub name: Option<Box<str>>,
     /// The protocols that the client offers (ALPN). Their names can contain any bytes.
     pub protocols: Vec<Box<[u8]>>,
-    /// The records that the client sent, unchanged.
+    /// The records that the client sent, unchanged. Of a hello of SSL 2.0, the first five bytes.
     pub bytes: Vec<u8>,
 }
 
@@ -72,14 +89,12 @@ pub struct Hello {
 /// what the client states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// The connection does not begin with a handshake record.
+    /// The connection does not begin with a handshake record. The client does not speak TLS.
     Missing,
     /// The message is longer than 20 KiB.
     TooLong,
     /// The message is not a valid ClientHello.
     Malformed,
-    /// The client supports no version from TLS 1.2 on, or demands a compression.
-    Unsupported,
     /// The client states a name that no host can have.
     InvalidName,
     /// The client states no name, and a name is needed.
@@ -105,8 +120,12 @@ impl Hello {
         loop {
             let missing = record_length(&self.held[self.whole..], self.whole)? + self.whole - self.held.len();
             if missing == 0 {
+                if self.held[0] != HANDSHAKE {
+                    return Ok(Some(self.hello(Stated::default())));
+                }
                 if self.is_complete()? {
-                    return self.accept().map(Some);
+                    let stated = stated(&self.body()).ok_or(Refusal::Malformed)??;
+                    return Ok(Some(self.hello(stated)));
                 }
                 continue;
             }
@@ -117,6 +136,12 @@ impl Hello {
             append(&mut self.held, taken);
             *input = rest;
         }
+    }
+
+    /// Returns the bytes that the parser has consumed. A client that does not speak TLS
+    /// ([`Refusal::Missing`]) may have another server, which needs them.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.held
     }
 
     /// Adds the last record to the message. Returns whether the message is complete.
@@ -136,32 +161,145 @@ impl Hello {
         }
     }
 
-    /// Gives the complete message to the parser of rustls. Before that, it would hold a second copy
-    /// of what a slow client has sent.
-    fn accept(&mut self) -> Result<ClientHello, Refusal> {
-        let (mut acceptor, mut records) = (Acceptor::default(), &self.held[..]);
-        let accepted = loop {
-            // A call takes at most 4 KiB. It fails if its buffer is full, which a valid message
-            // cannot cause, and takes nothing after the last record.
-            match acceptor.read_tls(&mut records) {
-                Ok(1..) => {}
-                _ => return Err(Refusal::Malformed),
-            }
-            let accepted = acceptor.accept().map_err(|(error, _)| match error {
-                Error::PeerMisbehaved(PeerMisbehaved::ServerNameMustContainOneHostName) => Refusal::InvalidName,
-                Error::PeerIncompatible(_) => Refusal::Unsupported,
-                _ => Refusal::Malformed,
-            })?;
-            if let Some(accepted) = accepted {
-                break accepted;
-            }
-        };
-        let hello = accepted.client_hello();
-        Ok(ClientHello {
-            name: hello.server_name().map(Into::into),
-            protocols: hello.alpn().into_iter().flatten().map(Into::into).collect(),
+    /// Returns the content of the complete message, without the heads of its records.
+    fn body(&self) -> Vec<u8> {
+        let (mut body, mut records) = (Vec::with_capacity(self.message), &self.held[..]);
+        while let [_, _, _, high, low, rest @ ..] = records {
+            let length = usize::from(u16::from_be_bytes([*high, *low])).min(rest.len());
+            body.extend_from_slice(&rest[..length]);
+            records = &rest[length..];
+        }
+        // Further messages may follow in the last record. They are the server's business.
+        let [_, high, middle, low] = self.begin;
+        body.truncate(u32::from_be_bytes([0, high, middle, low]) as usize + BEGIN_BYTES);
+        body.drain(..BEGIN_BYTES.min(body.len()));
+        body
+    }
+
+    fn hello(&mut self, stated: Stated) -> ClientHello {
+        ClientHello {
+            name: stated.name,
+            protocols: stated.protocols,
             bytes: mem::take(&mut self.held),
-        })
+        }
+    }
+}
+
+/// The names in a ClientHello.
+#[derive(Default)]
+struct Stated {
+    name: Option<Box<str>>,
+    protocols: Vec<Box<[u8]>>,
+}
+
+/// Reads the names from the content of a ClientHello. `None` means that a part of it is cut, or that
+/// two extensions state names of one type, of which another reader might take the other one.
+fn stated(body: &[u8]) -> Option<Result<Stated, Refusal>> {
+    let mut body = Parts(body);
+    body.take(FIXED_BYTES)?;
+    let _session = body.short()?;
+    let _ciphers = body.long()?;
+    let _compressions = body.short()?;
+    if body.0.is_empty() {
+        // Extensions came after TLS 1.0.
+        return Some(Ok(Stated::default()));
+    }
+    let mut extensions = Parts(body.long()?);
+    let (mut host, mut protocols) = (None, None);
+    while !extensions.0.is_empty() {
+        let kind = extensions.number()?;
+        let content = Parts(extensions.long()?);
+        match kind {
+            SERVER_NAME if host.is_none() => host = Some(host_name(content)?),
+            ALPN if protocols.is_none() => protocols = Some(protocol_names(content)?),
+            SERVER_NAME | ALPN => return None,
+            _ => {}
+        }
+    }
+    let name = match host.flatten().map(normal_name).transpose() {
+        Ok(name) => name.flatten(),
+        Err(refusal) => return Some(Err(refusal)),
+    };
+    let protocols = protocols.unwrap_or_default();
+    Some(Ok(Stated { name, protocols }))
+}
+
+/// Returns the name of the host in the content of an extension. Servers send this extension without
+/// content, and some clients do, too. They mean no name, as with an empty one.
+fn host_name(mut content: Parts<'_>) -> Option<Option<&[u8]>> {
+    if content.0.is_empty() {
+        return Some(None);
+    }
+    let mut names = Parts(content.long()?);
+    let mut host = None;
+    while !names.0.is_empty() {
+        let kind = names.byte()?;
+        let name = names.long()?;
+        if kind == HOST_NAME && host.replace(name).is_some() {
+            return None;
+        }
+    }
+    Some(host.filter(|host| !host.is_empty()))
+}
+
+fn protocol_names(mut content: Parts<'_>) -> Option<Vec<Box<[u8]>>> {
+    let mut list = Parts(content.long()?);
+    let mut names = Vec::new();
+    while !list.0.is_empty() {
+        let name = list.short()?;
+        if name.is_empty() {
+            return None;
+        }
+        names.push(name.into());
+    }
+    Some(names)
+}
+
+/// Returns the form in which names are compared. `None` means an address, which is no name.
+fn normal_name(name: &[u8]) -> Result<Option<Box<str>>, Refusal> {
+    let name = std::str::from_utf8(name).map_err(|_| Refusal::InvalidName)?;
+    if name.parse::<IpAddr>().is_ok() {
+        return Ok(None);
+    }
+    let name = name.strip_suffix('.').unwrap_or(name);
+    let is_label = |label: &str| {
+        let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+        (1..=LABEL_MAX_BYTES).contains(&label.len()) && label.bytes().all(is_valid)
+    };
+    if name.len() > NAME_MAX_BYTES || !name.split('.').all(is_label) {
+        return Err(Refusal::InvalidName);
+    }
+    Ok(Some(name.to_ascii_lowercase().into()))
+}
+
+/// The rest of a message. Every method returns `None` if the rest is too short.
+struct Parts<'a>(&'a [u8]);
+
+impl<'a> Parts<'a> {
+    fn take(&mut self, bytes: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(bytes)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn byte(&mut self) -> Option<u8> {
+        self.take(1).map(|taken| taken[0])
+    }
+
+    fn number(&mut self) -> Option<u16> {
+        self.take(2).map(|taken| u16::from_be_bytes([taken[0], taken[1]]))
+    }
+
+    /// Takes the bytes behind their length in one byte.
+    fn short(&mut self) -> Option<&'a [u8]> {
+        let length = self.byte()?;
+        self.take(length.into())
+    }
+
+    /// Takes the bytes behind their length in two bytes.
+    fn long(&mut self) -> Option<&'a [u8]> {
+        let length = self.number()?;
+        self.take(length.into())
     }
 }
 
@@ -175,7 +313,9 @@ impl std::fmt::Debug for Hello {
 /// head is held. `before` is the number of bytes in earlier records.
 fn record_length(held: &[u8], before: usize) -> Result<usize, Refusal> {
     match held {
-        [] | [HANDSHAKE, ..] => {}
+        [] | [HANDSHAKE] | [HANDSHAKE, SSL3..=u8::MAX, ..] => {}
+        [SSL2..=u8::MAX, rest @ ..] if before == 0 && is_ssl2(rest) => return Ok(HEAD_BYTES),
+        [HANDSHAKE, ..] if before > 0 => {}
         _ if before == 0 => return Err(Refusal::Missing),
         _ => return Err(Refusal::Malformed),
     }
@@ -189,13 +329,21 @@ fn record_length(held: &[u8], before: usize) -> Result<usize, Refusal> {
     }
 }
 
+/// Returns whether a hello of SSL 2.0 can continue like this after its first byte: the length, the
+/// type, and the version that the client wants.
+fn is_ssl2(rest: &[u8]) -> bool {
+    let [_, kind, version @ ..] = rest else {
+        return true;
+    };
+    *kind == CLIENT_HELLO && matches!(version, [] | [0] | [0, 2, ..] | [SSL3..=u8::MAX, ..])
+}
+
 impl Refusal {
     /// Every refusal, for code that keeps one counter for each refusal.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 7] = [
         Self::Missing,
         Self::TooLong,
         Self::Malformed,
-        Self::Unsupported,
         Self::InvalidName,
         Self::NoName,
         Self::UnknownName,
@@ -210,7 +358,6 @@ impl Refusal {
         let description = match self {
             Self::Missing => return Vec::new(),
             Self::TooLong | Self::Malformed => 50, // decode_error
-            Self::Unsupported => 40,               // handshake_failure
             Self::InvalidName => 47,               // illegal_parameter
             Self::NoName => 109,                   // missing_extension
             Self::UnknownName => 112,              // unrecognized_name
@@ -225,7 +372,6 @@ impl Refusal {
             Self::Missing => "tls_missing",
             Self::TooLong => "tls_too_long",
             Self::Malformed => "tls_malformed",
-            Self::Unsupported => "tls_unsupported",
             Self::InvalidName => "sni_invalid",
             Self::NoName => "sni_missing",
             Self::UnknownName => "sni_unknown",

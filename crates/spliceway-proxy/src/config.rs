@@ -173,6 +173,7 @@ tables! {
         to: List<Remote>,
         route: List<Route>,
         default_target: Value<SingleTarget>,
+        not_tls: Value<SingleTarget>,
         balance: Value<Choice<Policy>>,
         each_address: Value<Flag>,
         queue: Value<Queue>,

@@ -92,6 +92,8 @@ pub(crate) struct Heard {
     pub(crate) user: Option<Box<str>>,
     /// The name of a server that a TLS client stated.
     pub(crate) server_name: Option<Box<str>>,
+    /// Whether a client that may speak TLS has sent nothing.
+    pub(crate) is_silent: bool,
 }
 
 /// The reason why a handshake ended without a request.
@@ -239,13 +241,24 @@ async fn receive_http(
 
 /// Reads what a TLS client states, and chooses its target. The target gets the same bytes.
 async fn receive_hello(client: &mut Client, routes: &Routes, heard: &mut Heard) -> Result<ClientRequest, NoRequest> {
+    heard.is_silent = true;
+    client.fill_buf().await?;
+    heard.is_silent = false;
     let mut parser = tls::Hello::new();
-    let hello = read(client, |input| parser.feed(input)).await?;
-    heard.server_name.clone_from(&hello.name);
-    let target = routes.target(&hello);
+    let feed = |input: &mut &[u8]| match parser.feed(input) {
+        Err(tls::Refusal::Missing) => Ok(Some(None)),
+        fed => fed.map(|hello| hello.map(Some)),
+    };
+    let (target, head) = match read(client, feed).await? {
+        None => (routes.target_without_tls(), parser.into_bytes()),
+        Some(hello) => {
+            heard.server_name.clone_from(&hello.name);
+            (routes.target(&hello), hello.bytes)
+        }
+    };
     let target = target.map_err(|refusal| NoRequest::Refused(refusal.into()))?;
     Ok(ClientRequest {
-        head: hello.bytes,
+        head,
         ..ClientRequest::to_fixed_target(target.clone())
     })
 }

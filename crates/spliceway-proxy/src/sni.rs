@@ -38,13 +38,15 @@ pub(crate) struct Routes {
     choices: BTreeMap<Box<str>, Vec<Choice>>,
     /// The target of clients that have no route.
     default: Option<Target>,
+    /// The target of clients that do not speak TLS, or send nothing.
+    not_tls: Option<Target>,
     count: usize,
 }
 
 impl Routes {
     /// # Errors
     /// Returns the index of a route that has the name and the protocol of an earlier one.
-    pub(crate) fn new(routes: Vec<Route>, default: Option<Target>) -> Result<Self, usize> {
+    pub(crate) fn new(routes: Vec<Route>) -> Result<Self, usize> {
         let count = routes.len();
         let mut choices = BTreeMap::<Box<str>, Vec<Choice>>::new();
         for (index, Route { pattern, choice }) in routes.into_iter().enumerate() {
@@ -56,9 +58,16 @@ impl Routes {
         }
         Ok(Self {
             choices,
-            default,
+            default: None,
+            not_tls: None,
             count,
         })
+    }
+
+    /// Sets the targets of clients without a route, and of clients that do not speak TLS.
+    pub(crate) fn with_others(mut self, default: Option<Target>, not_tls: Option<Target>) -> Self {
+        (self.default, self.not_tls) = (default, not_tls);
+        self
     }
 
     /// Returns the target for a client: that of the most specific name with a route for one of the
@@ -88,6 +97,20 @@ impl Routes {
             refusal = Refusal::UnknownProtocol;
         }
         self.default.as_ref().ok_or(refusal)
+    }
+
+    /// Returns the target for a client whose first bytes cannot be TLS.
+    ///
+    /// # Errors
+    /// Returns the reason for a refusal if there is no such target, and no default.
+    pub(crate) fn target_without_tls(&self) -> Result<&Target, Refusal> {
+        self.not_tls.as_ref().or(self.default.as_ref()).ok_or(Refusal::Missing)
+    }
+
+    /// Returns the target for a client that sends nothing. The default target does not count: a TLS
+    /// server would wait for the client, too.
+    pub(crate) fn silent_target(&self) -> Option<&Target> {
+        self.not_tls.as_ref()
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -155,7 +178,8 @@ mod tests {
 
     fn routes(all: &[&str], default: Option<&str>) -> Routes {
         let all = all.iter().map(|text| text.parse().unwrap()).collect();
-        Routes::new(all, default.map(|text| text.parse().unwrap())).unwrap()
+        let default = default.map(|text| text.parse().unwrap());
+        Routes::new(all).unwrap().with_others(default, None)
     }
 
     fn hello(name: Option<&str>, protocols: &[&str]) -> ClientHello {
@@ -262,7 +286,7 @@ mod tests {
             (["*.a.test/h2=a:1", "*.a.test/h2=a:1", "a.test=b:1"], 1),
         ] {
             let all = all.iter().map(|text| text.parse().unwrap()).collect();
-            assert_eq!(Routes::new(all, None).unwrap_err(), expected);
+            assert_eq!(Routes::new(all).unwrap_err(), expected);
         }
     }
 }

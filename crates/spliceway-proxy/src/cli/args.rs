@@ -141,6 +141,10 @@ pub(super) struct SniCommand {
     /// Target for clients without a route, also for those that state no name [default: refuse them]
     #[arg(long, value_name = "HOST:PORT")]
     default_target: Option<Value<SingleTarget>>,
+    /// Target for clients that do not speak TLS, such as those of SSH, and for clients that send nothing
+    /// within the handshake timeout [default: the default target, but refuse silent clients]
+    #[arg(long, value_name = "HOST:PORT")]
+    not_tls: Option<Value<SingleTarget>>,
     /// Time limit for a client's handshake [default: 10s]
     #[arg(long, value_name = "TIME", hide_short_help = true)]
     handshake_timeout: Option<Value<PositiveTime>>,
@@ -455,6 +459,7 @@ impl SniCommand {
             listen: List::of(self.listen),
             route: List::of(self.route),
             default_target: self.default_target,
+            not_tls: self.not_tls,
             ..config::Service::default()
         };
         let mut config = self.common.config(KindArg::Sni, service);

@@ -76,6 +76,9 @@ pub(super) fn summary(path: &Path, settings: &Settings) -> String {
             if let Some(target) = routes.default_target() {
                 let _ = write!(text, ", default {target}");
             }
+            if let Some(target) = routes.silent_target() {
+                let _ = write!(text, ", not TLS {target}");
+            }
         }
         text.push('\n');
     }

@@ -143,6 +143,10 @@ async fn ask(
     // would mistake the 408 for the answer. A client that has named its user gets no 408 either. It
     // has sent its whole head and was waiting for the proxy.
     let is_late = heard.protocol == Some(Spoken::Http) && heard.user.is_none();
+    let silent_target = match kind {
+        Kind::Sni(routes) if heard.is_silent => routes.silent_target(),
+        _ => None,
+    };
     record.heard(heard);
     match request {
         Ok(Ok(request)) => Ok(request),
@@ -153,6 +157,10 @@ async fn ask(
             Err(no_request.outcome())
         }
         Err(_) => {
+            if let Some(target) = silent_target {
+                // The client may wait for its server to speak.
+                return Ok(ClientRequest::to_fixed_target(target.clone()));
+            }
             if is_late {
                 lingering_close(client, &http::response(http::Status::RequestTimeout)).await;
             }

@@ -351,7 +351,8 @@ fn of_routers(service: &config::Service) -> Option<(&'static str, Option<usize>)
         .default_target
         .as_ref()
         .map(|default| ("default_target", default.at()));
-    route.or(default)
+    let not_tls = service.not_tls.as_ref().map(|target| ("not_tls", target.at()));
+    route.or(default).or(not_tls)
 }
 
 /// Returns the routes of TLS clients, or `None` if there is no route.
@@ -359,14 +360,15 @@ fn routes(service: &config::Service) -> Result<Option<Arc<Routes>>, Fault> {
     let Some(listed) = service.route.as_ref().filter(|routes| !routes.is_empty()) else {
         return Ok(None);
     };
-    let routes = Routes::new(listed.parsed(), parsed(&service.default_target)).map_err(|index| {
+    let routes = Routes::new(listed.parsed()).map_err(|index| {
         let problem = format!(
             "has the name and the protocol of {} twice: remove one of them",
             listed[index].text()
         );
         Fault::new(listed[index].at(), "route", problem)
     })?;
-    Ok(Some(Arc::new(routes)))
+    let others = (parsed(&service.default_target), parsed(&service.not_tls));
+    Ok(Some(Arc::new(routes.with_others(others.0, others.1))))
 }
 
 /// Returns a key that only forwarders have, if there is one.
