@@ -8,6 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use super::message::Message;
 use super::{Command, Demand, Failure, Refused, Request};
 use crate::address::Target;
+use crate::socks5::address::of_name;
 
 pub(super) const VERSION: u8 = 4;
 const CONNECT: u8 = 1;
@@ -79,7 +80,7 @@ impl RequestStage {
             None => Target::Ip((ip(message), port).into()),
             Some(name) => {
                 let name = std::str::from_utf8(name).map_err(|_| Refusal::Name)?;
-                Target::named(name, port).ok_or(Refusal::Name)?
+                of_name(name, port).ok_or(Refusal::Name)?
             }
         };
         Ok(Some((Request { command, target }, user_id.into())))

@@ -1,6 +1,6 @@
 //! Addresses in SOCKS5 requests, replies and datagrams: type, address, and port.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use crate::address::Target;
 
@@ -40,11 +40,23 @@ pub(crate) fn decode(address: &[u8]) -> Result<Target, Wrong> {
         [IPV6, ip @ ..] => <[u8; 16]>::try_from(ip).map_err(|_| Wrong::Type)?.into(),
         [NAME, _, name @ ..] => {
             let name = std::str::from_utf8(name).map_err(|_| Wrong::Name)?;
-            return Target::named(name, port).ok_or(Wrong::Name);
+            return of_name(name, port).ok_or(Wrong::Name);
         }
         _ => return Err(Wrong::Type),
     };
     Ok(Target::Ip(SocketAddr::new(ip, port)))
+}
+
+/// Returns the target that a client states as a name, or `None` if no host can have the name.
+///
+/// Clients that take the host from a URI may leave the brackets of an IPv6 address in place.
+pub(crate) fn of_name(name: &str, port: u16) -> Option<Target> {
+    let inner = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
+    let ip = inner.and_then(|inner| inner.parse::<Ipv6Addr>().ok());
+    match ip {
+        Some(ip) => Some(Target::Ip(SocketAddr::new(ip.into(), port))),
+        None => Target::named(name, port),
+    }
 }
 
 /// Appends an address to `bytes`.

@@ -210,7 +210,15 @@ mod tests {
 
     #[test]
     fn a_name_that_no_host_can_have_is_refused() {
-        for bad in [&b""[..], b"a\0b", b"a b", b"a\n", b"\xff\xfe", b"caf\xc3\xa9", b"[::1]"] {
+        for bad in [
+            &b""[..],
+            b"a\0b",
+            b"a b",
+            b"a\n",
+            b"\xff\xfe",
+            b"caf\xc3\xa9",
+            b"[::1]:80",
+        ] {
             assert_eq!(parse(&named(bad)), Err(Malformed::Name), "{bad:?}");
         }
         let (target, _) = parse(&named(&[b'a'; 255]))

@@ -192,11 +192,33 @@ fn empty_fields_are_accepted() {
 
 #[test]
 fn an_address_written_as_a_name_is_that_address() {
-    for (name, expected) in [(&b"127.0.0.1"[..], "127.0.0.1:8080"), (b"::1", "[::1]:8080")] {
+    for (name, expected) in [
+        (&b"127.0.0.1"[..], "127.0.0.1:8080"),
+        (b"::1", "[::1]:8080"),
+        (b"[::1]", "[::1]:8080"),
+        (b"[2001:DB8::1]", "[2001:db8::1]:8080"),
+    ] {
         let asked = converse(Demand::Nothing, &[&connect(NAME, &counted(name))])
             .unwrap()
             .request;
         assert!(matches!(asked, Some(Request { target: Target::Ip(ip), .. }) if ip.to_string() == expected));
+    }
+}
+
+#[test]
+fn brackets_are_only_around_an_ipv6_address() {
+    for name in [
+        &b"[127.0.0.1]"[..],
+        b"[a.example]",
+        b"[::1",
+        b"::1]",
+        b"[[::1]]",
+        b"[]",
+        b"[::1]:80",
+        b"[::1%lo]",
+    ] {
+        let refused = converse(Demand::Nothing, &[&connect(NAME, &counted(name))]);
+        assert!(matches!(refused, Err(Refusal::Name)), "{name:?}");
     }
 }
 
@@ -267,7 +289,7 @@ fn every_unsupported_part_of_a_request_has_its_own_refusal() {
         b"\xff\xfe",
         b"caf\xc3\xa9",
         b"a/b",
-        b"[::1]",
+        b"[::1",
     ] {
         assert_eq!(
             refusal(Demand::Nothing, &connect(NAME, &counted(bad))),
