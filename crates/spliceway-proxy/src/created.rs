@@ -51,3 +51,30 @@ fn inode(file: &Metadata) -> (u64, u64) {
 fn files<T>(change: impl FnOnce(&mut Vec<File>) -> T) -> T {
     change(&mut FILES.lock().unwrap_or_else(PoisonError::into_inner))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+
+    #[test]
+    fn only_new_files_that_nobody_has_replaced_are_removed() {
+        let folder = std::env::temp_dir().join(format!("spliceway-created-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        let [old, new, failed, replaced] = ["old", "new", "failed", "replaced"].map(|name| folder.join(name));
+        fs::write(&old, "old").unwrap();
+        for path in [&old, &new, &replaced] {
+            watch(path, || fs::write(path, "written")).unwrap();
+        }
+        watch(&failed, || Err::<(), _>(io::Error::other("as a test"))).unwrap_err();
+        fs::write(folder.join("other"), "theirs").unwrap();
+        fs::rename(folder.join("other"), &replaced).unwrap();
+        remove();
+        assert!(old.exists() && !new.exists() && replaced.exists());
+        watch(&new, || fs::write(&new, "written")).unwrap();
+        keep();
+        remove();
+        assert!(new.exists());
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}

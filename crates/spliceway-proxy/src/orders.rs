@@ -179,7 +179,11 @@ impl Orders<'_> {
         let give_up = Arc::new(GiveUp::new());
         let (mut stopped, mut drains) = (None, Vec::new());
         let offered = instance.listeners().collect();
-        let mut upgrading = pin!(share_quotas(self.overview, self.upgrade.run(offered, self.overview, &give_up), &give_up));
+        let mut upgrading = pin!(share_quotas(
+            self.overview,
+            self.upgrade.run(offered, self.overview, &give_up),
+            &give_up
+        ));
         let upgraded = loop {
             tokio::select! {
                 biased;
@@ -305,7 +309,9 @@ async fn plan(instance: &Instance, source: Arc<Source>) -> Result<Plan, String> 
 /// Puts a plan into force if it is right in every part.
 fn put_into_force(instance: &mut Instance, plan: Result<Plan, String>) -> Result<Report, String> {
     let plan = plan.and_then(|plan| match instance.drained_since(&plan) {
-        Some(name) => Err(format!("{name} was drained meanwhile: reload again to open its listeners")),
+        Some(name) => Err(format!(
+            "{name} was drained meanwhile: reload again to open its listeners"
+        )),
         None => Ok(plan),
     });
     instance.metrics().reloaded(plan.is_ok());
@@ -330,7 +336,11 @@ async fn share_quotas(overview: &Overview, upgrading: impl Future<Output = Upgra
         () = overview.metrics.accounts().share(true) => true,
         () = give_up.asked() => false,
     };
-    if shared { upgrading.await } else { Upgraded::GivenUp(None) }
+    if shared {
+        upgrading.await
+    } else {
+        Upgraded::GivenUp(None)
+    }
 }
 
 #[cfg(test)]

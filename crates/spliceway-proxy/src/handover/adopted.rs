@@ -80,7 +80,8 @@ impl Adopted {
                 are_received: false,
             });
         };
-        if let (ListenAddress::Unix { mode: before, .. }, ListenAddress::Unix { path, mode }) = (&group.address, address)
+        if let (ListenAddress::Unix { mode: before, .. }, ListenAddress::Unix { path, mode }) =
+            (&group.address, address)
             && before != mode
         {
             self.change_mode(&mut group.listeners, path.clone(), *before, *mode);

@@ -151,7 +151,10 @@ impl Giving {
                 other => Err(Trouble::unexpected(&other)),
             }
         };
-        give_up.at_once(START, introduced).await.unwrap_or_else(|| Err(late(&give_up, START)))
+        give_up
+            .at_once(START, introduced)
+            .await
+            .unwrap_or_else(|| Err(late(&give_up, START)))
     }
 
     async fn send_listeners(&mut self, offered: &[Offered], sessions: &Sessions) -> Result<(), NotSent> {
@@ -185,17 +188,15 @@ impl Giving {
                 Err(not_sent) => self.hear_after(Err(not_sent)).await.map(drop),
             }
         };
-        give_up.at_once(ANSWER, served).await.unwrap_or_else(|| Err(late(&give_up, ANSWER)))
+        give_up
+            .at_once(ANSWER, served)
+            .await
+            .unwrap_or_else(|| Err(late(&give_up, ANSWER)))
     }
 
     /// Sends a frame that the other process needs. If the system has reached a limit, this method
     /// tries again. The caller has a deadline.
-    async fn give(
-        &mut self,
-        message: &ToNew,
-        data: &[&[u8]],
-        descriptors: &[BorrowedFd<'_>],
-    ) -> Result<(), NotSent> {
+    async fn give(&mut self, message: &ToNew, data: &[&[u8]], descriptors: &[BorrowedFd<'_>]) -> Result<(), NotSent> {
         loop {
             match self.link.give(message, data, descriptors).await {
                 Err(not_sent) if not_sent.is_temporary() => sleep(RETRY).await,
@@ -208,10 +209,17 @@ impl Giving {
     /// new process can do without it.
     async fn give_long(&mut self, message: &ToNew, mut data: &[u8]) -> Result<(), NotSent> {
         if data.len() > LONG_MAX_BYTES {
-            tracing::warn!(bytes = data.len(), ?message, "the data of a hand-over is too long, and is left out");
+            tracing::warn!(
+                bytes = data.len(),
+                ?message,
+                "the data of a hand-over is too long, and is left out"
+            );
             data = &[];
         }
-        while let Some((part, rest)) = data.split_at_checked(DATA_MAX_BYTES).filter(|(_, rest)| !rest.is_empty()) {
+        while let Some((part, rest)) = data
+            .split_at_checked(DATA_MAX_BYTES)
+            .filter(|(_, rest)| !rest.is_empty())
+        {
             self.give(&ToNew::Part, &[part], &[]).await?;
             data = rest;
         }
@@ -430,11 +438,18 @@ impl Giving {
 
     /// Ends the new process because of this trouble, and remembers the first reason.
     pub(super) async fn fail(&mut self, step: &str, trouble: Trouble) {
-        let ended = end(&mut self.child, matches!(trouble, Trouble::Refused(_) | Trouble::Closed)).await;
+        let ended = end(
+            &mut self.child,
+            matches!(trouble, Trouble::Refused(_) | Trouble::Closed),
+        )
+        .await;
         let failure = match trouble {
             Trouble::Refused(why) => why,
             Trouble::Closed => format!("{step}: {ended}"),
-            Trouble::Late(time) => format!("{step}: no answer within {} s, so this process has ended it", time.as_secs()),
+            Trouble::Late(time) => format!(
+                "{step}: no answer within {} s, so this process has ended it",
+                time.as_secs()
+            ),
             Trouble::Wrong(what) => format!("{step}: {what}. So this process has ended it"),
             Trouble::GivenUp => format!("{step}: the upgrade was given up"),
         };
@@ -553,11 +568,16 @@ async fn end(child: &mut Option<Child>, is_ending: bool) -> String {
         }
     }
     let killed = process.kill().await;
-    killed.map_or_else(|error| error.to_string(), |()| "it did not end, and was killed".to_owned())
+    killed.map_or_else(
+        |error| error.to_string(),
+        |()| "it did not end, and was killed".to_owned(),
+    )
 }
 
 fn tell(child: Option<&Child>, signal: Signal) {
-    let pid = child.and_then(Child::id).and_then(|pid| Pid::from_raw(pid.cast_signed()));
+    let pid = child
+        .and_then(Child::id)
+        .and_then(|pid| Pid::from_raw(pid.cast_signed()));
     if let Some(pid) = pid {
         // The process is not reaped yet, so no other one has its number.
         let _ = kill_process(pid, signal);

@@ -299,6 +299,10 @@ impl Program {
         rustix::process::kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Returns the process that the started one has started.
     pub(crate) fn only_child(&self) -> Pid {
         let pid = self.child.id();

@@ -383,7 +383,15 @@ fn a_private_socket_serves_only_its_user_whatever_its_mode_was() {
 
     // Only the operator names targets here, and has changed the mode by hand.
     let (target, address) = listen();
-    let arguments = ["forward", "-l", "127.0.0.1:0", "-l", &path.address(), "-r", &address.to_string()];
+    let arguments = [
+        "forward",
+        "-l",
+        "127.0.0.1:0",
+        "-l",
+        &path.address(),
+        "-r",
+        &address.to_string(),
+    ];
     let mut program = Program::start(&[&arguments[..], &["--max-conns", "1"]].concat());
     program.line("listening on unix:");
     set_mode(&path.0, 0o666);
@@ -408,7 +416,9 @@ fn await_queued(path: &Path, count: usize) {
     loop {
         let sockets = fs::read_to_string("/proc/net/unix").unwrap();
         // State 2 is a socket that waits for accept(2).
-        let queued = sockets.lines().filter(|line| line.ends_with(name) && line.contains(" 02 "));
+        let queued = sockets
+            .lines()
+            .filter(|line| line.ends_with(name) && line.contains(" 02 "));
         if queued.count() >= count {
             return;
         }

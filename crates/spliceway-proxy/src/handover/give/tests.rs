@@ -152,7 +152,9 @@ async fn a_new_process_that_stops_costs_a_deadline_and_no_session() {
         let started = Instant::now();
         assert_eq!(world.giving.sessions(&world.overview.sessions).await, Given::Ended);
         assert_eq!(world.giving.moved(), 0);
-        world.has_survived(started, SUSPEND + ANSWER + FAREWELL + LEFT_BEHIND).await;
+        world
+            .has_survived(started, SUSPEND + ANSWER + FAREWELL + LEFT_BEHIND)
+            .await;
 
         let mut world = World::new().await;
         if is_full {

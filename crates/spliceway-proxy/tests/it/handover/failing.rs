@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -17,7 +17,7 @@ use super::fake::{New, Next, name_of};
 use super::outside::Sockets;
 use super::{Process, ask};
 use crate::clients::{AGREED, GREETING};
-use crate::harness::{Program, TextFile, echo, let_pass, listen};
+use crate::harness::{PATIENCE, Program, TextFile, echo, let_pass, listen};
 use crate::listen::connect_to_path;
 
 const FAILED: &str = "the upgrade failed, and this process serves on: ";
@@ -67,10 +67,7 @@ const FAILURES: [(&[Answer], &str); 10] = [
         &[READY, ("serve", CLOSES)],
         "the new process does not serve: exit status: 0",
     ),
-    (
-        &[READY, ("serve", r#"{"refused":{"why":"no memory"}}"#)],
-        "no memory",
-    ),
+    (&[READY, ("serve", r#"{"refused":{"why":"no memory"}}"#)], "no memory"),
     (
         &[READY, SERVING, ("session", CLOSES)],
         "the new process does not take sessions: exit status: 0",
@@ -184,6 +181,15 @@ fn mode(sockets: &Sockets) -> u32 {
     found.permissions().mode() & 0o777
 }
 
+/// Waits until the new process has set the mode, which it does when the old one has given up.
+fn await_open(sockets: &Sockets) {
+    let until = Instant::now() + PATIENCE;
+    while mode(sockets) != 0o666 {
+        assert!(Instant::now() < until, "{:o}", mode(sockets));
+        let_pass(Duration::from_millis(2));
+    }
+}
+
 #[test]
 fn an_upgrade_that_is_refused_leaves_sockets_modes_and_files_as_they_were() {
     let (sockets, users) = (Sockets::new("refused"), TextFile::new("ann:wonderland\n"));
@@ -203,7 +209,7 @@ fn an_upgrade_that_is_refused_leaves_sockets_modes_and_files_as_they_were() {
     config.write(&proxy(&sockets, &users, Proxy::WithFiles("")));
     program.signal(Signal::USR2);
     let process = Process::in_line(&program.line("handed over: "));
-    assert_eq!(mode(&sockets), 0o666);
+    await_open(&sockets);
     for name in ["new", "records", "quotas"] {
         assert!(sockets.folder.0.join(name).exists(), "{name}");
     }
@@ -231,6 +237,7 @@ fn a_real_new_process_that_fails_at_any_step_changes_nothing() {
         for number in 1.. {
             assert!(number < 30, "no upgrade is complete");
             if is_complete_with(fault, number) {
+                assert!(number > 8, "{number} messages are too few for a hand-over");
                 completed += 1;
                 break;
             }
@@ -263,7 +270,7 @@ fn is_complete_with(fault: &str, number: usize) -> bool {
     let line = program.line(" serves");
     if !line.contains(FAILED) {
         let _process = Process::in_line(&line);
-        assert_eq!(mode(&sockets), 0o666);
+        await_open(&sockets);
         return true;
     }
     sockets.await_as_before(&program, &before);

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use spliceway_net::has_tool;
 
 use super::{Process, ask, upgrade};
-use crate::harness::{Folder, PATIENCE, Program, TextFile, echo, let_pass, with_patience};
+use crate::harness::{Folder, PATIENCE, Program, TextFile, accept, echo, let_pass, listen, with_patience};
 
 /// The first message with a session, of those that the old process sends: greeting, listener,
 /// preparation, order to serve, state of the service, state of the program.
@@ -321,4 +321,47 @@ fn the_death_of_either_process_at_any_step_ends_only_what_it_owns() {
         seen.iter()
             .any(|(who, survivors, serves)| *who == "old" && *serves && *survivors < SESSIONS)
     );
+}
+
+#[test]
+fn a_session_whose_pipe_cannot_be_read_has_that_end_and_no_other() {
+    if !has_tool("strace", "strace") {
+        return;
+    }
+    let (listener, target) = listen();
+    let (target, any) = (target.to_string(), "127.0.0.1:0");
+    let mut program = Program::start(&["forward", "-l", any, "-r", &target, "--workers", "1", "--splice", "on"]);
+    let (mut client, target) = (program.connect(), accept(&listener));
+    let sent = super::fill(&mut client, &crate::harness::pattern(7, super::PERIOD));
+    // A pipe has bytes now. The program calls read(2) only to read it out.
+    let mut strace = Command::new("strace");
+    strace.args(["-p", &program.pid().to_string(), "-o", "/dev/null"]);
+    strace.args(["-e", "trace=read", "-e", "inject=read:error=EIO"]);
+    let mut strace = strace.stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(strace.stderr.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    if line.contains("attached") {
+        program.signal(Signal::USR2);
+        let record = program.line("end=drained");
+        assert!(
+            record.contains("cause=\"cannot read out a pipe for a hand-over: "),
+            "{record}"
+        );
+        let (_, lost) = record.split_once("lost_up=").unwrap();
+        let lost: usize = lost.split(' ').next().unwrap().parse().unwrap();
+        let arrived = crate::harness::read_all(&target).len();
+        // The rest was in the socket of the client.
+        assert!(
+            lost > 0 && arrived + lost <= sent,
+            "{lost} {arrived} of {sent}: {record}"
+        );
+        let _process = Process::in_line(&program.line("handed over: "));
+        fault("a pipe cannot be read", "the session ends, and its record says why");
+    } else {
+        println!("skipped: this user may not trace the program: {line}");
+    }
+    let _ = strace.kill();
+    let _ = strace.wait();
 }

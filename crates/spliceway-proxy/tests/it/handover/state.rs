@@ -101,3 +101,28 @@ fn the_status_and_the_times_of_sessions_continue_after_an_upgrade() {
     ask(&mut connect(program.address), 4);
     await_status((3, [3600, 3600, 0]));
 }
+
+/// The metrics of 10,240 backends do not fit into one message.
+#[test]
+fn a_program_with_10_mib_of_metrics_hands_over_with_all_counters() {
+    let echo = echo("127.0.0.1:0");
+    let mut services = "[admin]\nmetrics = \"127.0.0.1:0\"\n".to_owned();
+    for service in 0..40 {
+        services += &format!(
+            "[[service]]\nname = \"service-with-quite-a-long-name-{service:02}\"\nkind = \"forward\"\n\
+             listen = \"127.0.0.1:0\"\nbalance = \"first\"\n[[service.backend]]\nto = \"{echo}\"\n"
+        );
+        let backends = (0..255).map(|number| format!("[[service.backend]]\nto = \"192.0.2.{number}:65000\"\n"));
+        services.extend(backends);
+    }
+    let config = TextFile::new(&services);
+    let mut program = Program::run(&config);
+    let mut client = program.connect();
+    ask(&mut client, 1);
+    assert!(program.get("/metrics").len() > 8 << 20);
+    let connections = |program: &Program| program.sum("spliceway_backend_connections_total", &[]);
+    assert_eq!(connections(&program), 1);
+    let _process = upgrade(&mut program, None);
+    assert_eq!(connections(&program), 1);
+    ask(&mut client, 2);
+}
