@@ -34,6 +34,16 @@ pub(crate) fn keep() {
     files(Vec::clear);
 }
 
+/// Records that this process has replaced one of its files by another one.
+pub(crate) fn replaced(before: &Metadata, after: &Metadata) {
+    files(|files| {
+        let is_replaced = |file: &&mut File| file.inode == inode(before);
+        if let Some(file) = files.iter_mut().find(is_replaced) {
+            file.inode = inode(after);
+        }
+    });
+}
+
 /// Removes the files that were not kept, unless others have replaced them.
 pub(crate) fn remove() {
     for File { path, inode: created } in files(std::mem::take) {
@@ -58,19 +68,25 @@ mod tests {
     use std::io;
 
     #[test]
-    fn only_new_files_that_nobody_has_replaced_are_removed() {
+    fn only_new_files_that_no_other_program_has_replaced_are_removed() {
         let folder = std::env::temp_dir().join(format!("spliceway-created-{}", std::process::id()));
         fs::create_dir(&folder).unwrap();
-        let [old, new, failed, replaced] = ["old", "new", "failed", "replaced"].map(|name| folder.join(name));
+        let [old, new, failed, other] = ["old", "new", "failed", "other"].map(|name| folder.join(name));
         fs::write(&old, "old").unwrap();
-        for path in [&old, &new, &replaced] {
+        for path in [&old, &new, &other] {
             watch(path, || fs::write(path, "written")).unwrap();
         }
         watch(&failed, || Err::<(), _>(io::Error::other("as a test"))).unwrap_err();
-        fs::write(folder.join("other"), "theirs").unwrap();
-        fs::rename(folder.join("other"), &replaced).unwrap();
+        for path in [&new, &other] {
+            let (saved, before) = (folder.join("saved"), fs::metadata(path).unwrap());
+            fs::write(&saved, "saved").unwrap();
+            if path == &new {
+                replaced(&before, &fs::metadata(&saved).unwrap());
+            }
+            fs::rename(&saved, path).unwrap();
+        }
         remove();
-        assert!(old.exists() && !new.exists() && replaced.exists());
+        assert!(old.exists() && !new.exists() && other.exists());
         watch(&new, || fs::write(&new, "written")).unwrap();
         keep();
         remove();

@@ -114,12 +114,20 @@ fn main() -> ExitCode {
             };
             let health = Health::new();
             match log::start(&settings, &health) {
-                Ok(_flushes) => match run(*settings, source, successor, &health) {
-                    Ok(0) => ExitCode::SUCCESS,
-                    Ok(_) => ExitCode::from(CUT),
-                    Err(error) => failed(&error),
-                },
-                Err(error) => failed(&error.into()),
+                Ok(_flushes) => {
+                    let ended = run(*settings, source, successor, &health);
+                    // The program has written its files for the last time.
+                    created::remove();
+                    match ended {
+                        Ok(0) => ExitCode::SUCCESS,
+                        Ok(_) => ExitCode::from(CUT),
+                        Err(error) => failed(&error),
+                    }
+                }
+                Err(error) => {
+                    created::remove();
+                    failed(&error.into())
+                }
             }
         }
     }

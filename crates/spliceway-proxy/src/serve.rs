@@ -82,9 +82,8 @@ pub(crate) async fn run(
         begun = begin(&mut instance, settings, successor, &shared, &overview, control, &manager) => begun.map(Some),
         () = signals.stop() => Ok(None),
     };
-    let Some(monitors) = begun.inspect_err(|_| created::remove())? else {
+    let Some(monitors) = begun? else {
         tracing::info!("asked to stop before it serves");
-        created::remove();
         return Ok(metrics);
     };
     // A process that takes over does both later, at its commit.
@@ -118,7 +117,6 @@ pub(crate) async fn run(
         tracing::error!("{part} ended unexpectedly: the program stops");
     }
     stop(instance, drain, end, &overview, &mut signals, &manager).await;
-    created::remove();
     match health.state() {
         State::Failed(part) => {
             metrics.accounts().finish();

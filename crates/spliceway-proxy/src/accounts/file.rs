@@ -25,6 +25,7 @@ use rustix::process::{Gid, Pid, Uid, test_kill_process};
 
 use super::calendar::{Date, Usage};
 use super::limits::Quotas;
+use crate::created;
 use snapshot::{Content, Row, Snapshot};
 
 /// The longest wait for another process, which usually takes less than 100 ms for an update.
@@ -406,6 +407,9 @@ impl File {
         let written = written.and_then(|()| file.metadata());
         match written {
             Ok(metadata) => {
+                if let Some(replaced) = &replaced {
+                    created::replaced(replaced, &metadata);
+                }
                 (self.seen, self.is_verified, self.sum) = (Some(Seen::of(&metadata)), false, sum);
                 self.locked = Some(file);
                 Ok(bytes.len() as u64)

@@ -212,7 +212,10 @@ fn a_file_that_is_removed_during_a_hand_over_keeps_its_counters() {
     fs::remove_file(&path.file).unwrap();
     one.share(true);
     let (mut two, rows) = path.try_load(TODAY, true).unwrap();
-    assert!(rows.rows.is_empty(), "the new process may be the only one with this file");
+    assert!(
+        rows.rows.is_empty(),
+        "the new process may be the only one with this file"
+    );
     two.become_process(1);
     updated(&mut one, &[], TODAY);
     assert_eq!(shown(&updated(&mut two, &[], TODAY)), [("ann", 5, 5)]);

@@ -119,7 +119,8 @@ fn a_program_with_10_mib_of_metrics_hands_over_with_all_counters() {
     let mut program = Program::run(&config);
     let mut client = program.connect();
     ask(&mut client, 1);
-    assert!(program.get("/metrics").len() > 8 << 20);
+    let bytes = program.get("/metrics").len();
+    assert!(bytes > 8 << 20, "{bytes}");
     let connections = |program: &Program| program.sum("spliceway_backend_connections_total", &[]);
     assert_eq!(connections(&program), 1);
     let _process = upgrade(&mut program, None);
