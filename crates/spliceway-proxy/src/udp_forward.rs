@@ -188,8 +188,8 @@ impl Port {
         self.reached_now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether another session of this client would have another target than `target`, which
-    /// is connected to `address`. Returns `false` if there would be none.
+    /// Returns whether another session of this client would have another target than `target`,
+    /// which is connected to `address`. Returns `false` if there would be none.
     async fn leads_elsewhere(self: Arc<Self>, client: SocketAddr, target: Target, address: SocketAddr) -> bool {
         let (service, port_index) = self.reached_now().clone();
         let Some(service) = service.upgrade() else {

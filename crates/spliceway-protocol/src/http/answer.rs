@@ -55,10 +55,10 @@ impl Answer {
     /// Consumes the bytes of the heads from `input`. Returns the bytes to send to the client in
     /// their place, or `None` until the heads are complete.
     ///
-    /// If a head of HTTP/1 is malformed or exceeds 64 KiB, the mark follows its status line, and the
-    /// other bytes are unchanged. If the bytes are no head of HTTP/1, all of them are unchanged: the
-    /// client then interprets them itself. The caller must not read another request from that
-    /// client.
+    /// If a head of HTTP/1 is malformed or exceeds 64 KiB, the mark follows its status line, and
+    /// the other bytes are unchanged. If the bytes are no head of HTTP/1, all of them are
+    /// unchanged: the client then interprets them itself. The caller must not read another request
+    /// from that client.
     pub fn feed(&mut self, input: &mut &[u8]) -> Option<Vec<u8>> {
         loop {
             let room = HEADS_MAX_BYTES.saturating_sub(self.interim.len());
