@@ -11,7 +11,7 @@
 //!   suspends a relay, Session ─────────────────▶ holds the session
 //!                  ◀──────────────────────────── Taken: it owns the session, and resumes the relay
 //!   pauses its accept tasks, Service …, Accept ▶ may accept
-//!                  ◀──────────────────────────── Accepting
+//!                  ◀──────────────────────────── Accepting, and then the commit: it owns the listeners
 //!   closes its listeners and drains; sessions
 //!   that begin to relay follow; Totals, end ───▶ serves alone
 //! ```

@@ -97,7 +97,7 @@ impl Orders<'_> {
                         return End::now(Next::HandedOver(giving));
                     }
                     Err(NotHandedOver::Failed(why)) => Err(NotDone::Refused(why)),
-                    Err(NotHandedOver::Stopped(end)) => return end,
+                    Err(NotHandedOver::Stopped(end)) => return *end,
                 },
             };
             if let Some(command) = command {
@@ -173,8 +173,8 @@ impl Orders<'_> {
         }
     }
 
-    /// Hands over. A stop ends the upgrade at every step. The drain of a service ends it, as long as
-    /// no session has moved.
+    /// Hands over. A stop ends the upgrade at every step. The drain of a service ends it, as long
+    /// as no session has moved.
     async fn hand_over(&mut self, instance: &Instance) -> Result<(Giving, String), NotHandedOver> {
         let give_up = Arc::new(GiveUp::new());
         let (mut stopped, mut drains) = (None, Vec::new());
@@ -222,11 +222,11 @@ impl Orders<'_> {
                 } else {
                     Next::Interrupted(giving)
                 };
-                return Err(NotHandedOver::Stopped(End { at, next }));
+                return Err(NotHandedOver::Stopped(Box::new(End { at, next })));
             }
             (_, Some(at)) => {
                 let next = Next::Nobody;
-                return Err(NotHandedOver::Stopped(End { at, next }));
+                return Err(NotHandedOver::Stopped(Box::new(End { at, next })));
             }
             (Upgraded::GivenUp(giving), None) => {
                 if let Some(giving) = giving {
@@ -272,7 +272,7 @@ impl End {
 enum NotHandedOver {
     /// This process serves on, for this reason.
     Failed(String),
-    Stopped(End),
+    Stopped(Box<End>),
 }
 
 fn busy(runs: &str) -> NotDone {

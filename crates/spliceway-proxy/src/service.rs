@@ -32,7 +32,8 @@ pub(crate) struct Service {
     /// The time that a worker stays awake after a message.
     pub(crate) spin: Duration,
     pub(crate) clients: ClientPolicy,
-    /// Whether its clients count as local. Those of a Unix socket must then be of this user or root.
+    /// Whether its clients count as local. Those of a Unix socket must then be of this user or
+    /// root.
     pub(crate) is_private: bool,
     pub(crate) users: Option<Arc<Users>>,
     pub(crate) accounts: Arc<Accounts>,

@@ -43,7 +43,7 @@ const TOGETHER: usize = 16;
 /// The time between two searches for sessions that have begun to relay.
 const SEARCH: Duration = Duration::from_millis(20);
 /// The time in which a process that is told to end may remove what it has created.
-const FAREWELL: Duration = Duration::from_secs(1);
+const EXIT_GRACE: Duration = Duration::from_secs(1);
 /// The time between two attempts to send a frame that the system does not accept now.
 const RETRY: Duration = Duration::from_millis(20);
 
@@ -205,8 +205,8 @@ impl Giving {
         }
     }
 
-    /// Sends a message whose data may be longer than a frame. Too much data is left out, because the
-    /// new process can do without it.
+    /// Sends a message whose data may be longer than a frame. Too much data is left out, because
+    /// the new process can do without it.
     async fn give_long(&mut self, message: &ToNew, mut data: &[u8]) -> Result<(), NotSent> {
         if data.len() > LONG_MAX_BYTES {
             tracing::warn!(
@@ -226,8 +226,8 @@ impl Giving {
         self.give(message, &[data], &[]).await
     }
 
-    /// Returns the next message, or why there is none. A process that has refused and ended may have
-    /// left its reason, although nothing can be sent to it.
+    /// Returns the next message, or why there is none. A process that has refused and ended may
+    /// have left its reason, although nothing can be sent to it.
     async fn hear_after(&mut self, sent: Result<(), NotSent>) -> Result<ToOld, Trouble> {
         if let Err(NotSent::Refused(error)) = sent {
             return Err(Trouble::Wrong(format!("a message cannot be sent: {error}")));
@@ -470,7 +470,7 @@ impl Giving {
     /// taken.
     pub(crate) async fn ask_to_stop(&mut self) {
         // A signal would be the second one, if a service manager sends one to all processes.
-        let asked = timeout(FAREWELL, self.link.give(&ToNew::Stop, &[], &[])).await;
+        let asked = timeout(EXIT_GRACE, self.link.give(&ToNew::Stop, &[], &[])).await;
         if !matches!(asked, Ok(Ok(()))) {
             tell(self.child.as_ref(), Signal::TERM);
         }
@@ -561,7 +561,7 @@ async fn end(child: &mut Option<Child>, is_ending: bool) -> String {
         } else if !is_ending {
             continue;
         }
-        match timeout(FAREWELL, process.wait()).await {
+        match timeout(EXIT_GRACE, process.wait()).await {
             Ok(Ok(status)) => return status.to_string(),
             Ok(Err(error)) => return error.to_string(),
             Err(_) => {}

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
-/// The time that a new process has left for its answer, once the old one gives up. It may have taken
-/// a session, and only its answer tells.
+/// The time that a new process has left for its answer, once the old one gives up. It may have
+/// taken a session, and only its answer tells.
 const LAST_CHANCE: Duration = Duration::from_secs(1);
 
 /// Whether an upgrade is to be given up, and whether that still undoes it.
@@ -48,8 +48,8 @@ impl GiveUp {
         !self.has_moved.load(Ordering::Relaxed)
     }
 
-    /// Waits for the end of `work`, but not longer than `limit`, and not at all after the request to
-    /// give up.
+    /// Waits for the end of `work`, but not longer than `limit`, and not at all after the request
+    /// to give up.
     pub(super) async fn at_once<T>(&self, limit: Duration, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;

@@ -143,7 +143,7 @@ async fn a_new_process_that_stops_costs_a_deadline_and_no_session() {
         world.giving.fail("it does not serve", trouble).await;
         let expected = "it does not serve: no answer within 10 s, so this process has ended it";
         assert_eq!(world.giving.failure(), expected);
-        world.has_survived(started, ANSWER + FAREWELL).await;
+        world.has_survived(started, ANSWER + EXIT_GRACE).await;
 
         let mut world = World::new().await;
         if is_full {
@@ -153,7 +153,7 @@ async fn a_new_process_that_stops_costs_a_deadline_and_no_session() {
         assert_eq!(world.giving.sessions(&world.overview.sessions).await, Given::Ended);
         assert_eq!(world.giving.moved(), 0);
         world
-            .has_survived(started, SUSPEND + ANSWER + FAREWELL + LEFT_BEHIND)
+            .has_survived(started, SUSPEND + ANSWER + EXIT_GRACE + LEFT_BEHIND)
             .await;
 
         let mut world = World::new().await;
@@ -162,7 +162,7 @@ async fn a_new_process_that_stops_costs_a_deadline_and_no_session() {
         }
         let started = Instant::now();
         assert!(!world.giving.accept(&world.overview).await);
-        world.has_survived(started, ANSWER + FAREWELL + LEFT_BEHIND).await;
+        world.has_survived(started, ANSWER + EXIT_GRACE + LEFT_BEHIND).await;
     }
 }
 

@@ -197,6 +197,7 @@ fn an_upgrade_that_is_refused_leaves_sockets_modes_and_files_as_they_were() {
     let mut program = run(&config);
     let before = sockets.outside(&program);
     let (_taken, busy) = listen();
+    // Port because no client comes that would be relayed there.
     let busy = format!("[[service]]\nname = \"busy\"\nkind = \"forward\"\nlisten = \"{busy}\"\nto = \"127.0.0.1:9\"\n");
     config.write(&proxy(&sockets, &users, Proxy::WithFiles(&busy)));
     for _ in 0..2 {

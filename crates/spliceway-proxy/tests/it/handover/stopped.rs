@@ -162,7 +162,7 @@ fn a_stop_when_the_new_process_begins_to_accept_stops_both() {
 }
 
 #[test]
-fn a_drain_ends_an_upgrade_that_has_changed_nothing_and_status_never_waits() {
+fn a_drain_ends_an_upgrade_that_hangs_and_status_never_waits() {
     let (next, sockets, echo) = (Next::new("drained"), Sockets::new("drained"), echo("127.0.0.1:0"));
     let mut program = next.start(&[
         "forward",
