@@ -52,6 +52,7 @@ mod session;
 mod sessions;
 mod settings;
 mod sni;
+mod startup;
 mod status;
 mod status_page;
 mod status_server;
@@ -85,6 +86,15 @@ const USAGE: u8 = 2;
 const CUT: u8 = 3;
 
 fn main() -> ExitCode {
+    match startup::check_stack() {
+        Ok(()) => start(),
+        Err(error) => failed(&error.into()),
+    }
+}
+
+/// Does what the command line asks for. It is not inlined, because its stack is large.
+#[inline(never)]
+fn start() -> ExitCode {
     listener::adopt_inherited();
     match cli::parse() {
         cli::Action::Status(command) => status::run(&command),
@@ -112,6 +122,12 @@ fn main() -> ExitCode {
                 Ok(successor) => successor,
                 Err(wrong) => return failed(&CannotRun::Unsafe(wrong)),
             };
+            if let Err(error) = startup::check_threads(settings.workers.get()) {
+                if let Some(successor) = successor {
+                    successor.refuse(&error);
+                }
+                return failed(&error.into());
+            }
             let health = Health::new();
             match log::start(&settings, &health) {
                 Ok(_flushes) => {
@@ -162,7 +178,11 @@ fn printed(result: io::Result<()>) -> ExitCode {
 }
 
 fn failed(error: &CannotRun) -> ExitCode {
-    log::announce(&format_args!("spliceway: {error}"));
+    let remedy = match error {
+        CannotRun::System(error) => startup::remedy(error),
+        _ => "",
+    };
+    log::announce(&format_args!("spliceway: {error}{remedy}"));
     match error {
         CannotRun::System(_) | CannotRun::Failed(_) => ExitCode::FAILURE,
         CannotRun::Unsafe(_) => ExitCode::from(USAGE),

@@ -151,13 +151,17 @@ impl Accounts {
         }
         let (sender, saved) = mpsc::channel();
         let accounts = Arc::clone(self);
-        std::thread::spawn(move || {
+        let save = move || {
             if let Some(file) = accounts.file.get() {
                 unpoisoned(file).leave();
             }
             accounts.saving.report(accounts.save());
             let _ = sender.send(());
-        });
+        };
+        // Without a thread, a disk that hangs delays the end, but nothing is lost.
+        if std::thread::Builder::new().spawn(save.clone()).is_err() {
+            save();
+        }
         // A disk that hangs does not keep the process.
         let _ = saved.recv_timeout(LAST);
     }

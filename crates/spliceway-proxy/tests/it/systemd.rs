@@ -81,3 +81,35 @@ fn the_packaged_configuration_is_valid_and_private() {
     let expected = "valid, 1 service\n  socks: socks5 on 127.0.0.1:1080\n";
     assert!(said.ends_with(expected), "{said}");
 }
+
+/// Runs the program with a resource limit, and returns its stderr. The program must refuse to start.
+fn refusal(limit: &str, arguments: &[&str]) -> String {
+    let mut command = Command::new("prlimit");
+    let output = command.args([limit, PROGRAM]).args(arguments).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    stderr
+}
+
+#[test]
+fn a_limit_of_a_service_manager_is_an_error_with_a_remedy() {
+    if !has_tool("prlimit", "util-linux") {
+        return;
+    }
+    let refused = refusal("--stack=65536", &["--version"]);
+    assert!(refused.contains("the limit on the stack is 64 KiB: expected at least 256 KiB (LimitSTACK="));
+    let forward = ["forward", "-l", "127.0.0.1:0", "-r", "127.0.0.1:1", "--workers"];
+    // The stacks of 256 threads need 512 MiB.
+    let refused = refusal("--as=500000000", &[&forward[..], &["256"]].concat());
+    assert!(
+        refused.contains("of 258: Resource temporarily unavailable"),
+        "{refused}"
+    );
+    assert!(refused.contains("(TasksMax=, LimitNPROC=,"), "{refused}");
+    let refused = refusal("--nofile=8", &[&forward[..], &["1"]].concat());
+    assert!(
+        refused.contains("raise the limit on descriptors (LimitNOFILE="),
+        "{refused}"
+    );
+}
