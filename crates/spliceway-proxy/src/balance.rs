@@ -35,7 +35,7 @@ use crate::admission::ClientKey;
 use ejection::Availability;
 use lease::Backend;
 use policy::Candidate;
-use queue::{InForce, Waiter};
+use queue::{InForce, Queue};
 
 pub(crate) use check::CheckSettings;
 pub(crate) use ejection::EjectSettings;
@@ -101,8 +101,7 @@ pub(crate) struct Balancer {
 #[derive(Debug, Default)]
 struct Inner {
     places: Vec<Place>,
-    /// The clients that wait, the first one first.
-    queue: VecDeque<Waiter>,
+    queue: Queue,
     /// Whether another balancer is in force. No client waits here any more.
     is_replaced: bool,
     /// The last members of names that have left. An answer may have only some of the addresses, and
@@ -192,7 +191,7 @@ impl Balancer {
             settings: settings.clone(),
             inner: Mutex::new(Inner {
                 places,
-                queue: VecDeque::new(),
+                queue: Queue::default(),
                 is_replaced: false,
                 left,
                 unresolved,

@@ -282,6 +282,11 @@ impl Tried {
         self.0.len()
     }
 
+    /// Returns whether both are the same backends.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.count() == other.count() && self.0.iter().all(|tried| other.has(tried))
+    }
+
     pub(super) fn has(&self, backend: &Arc<Backend>) -> bool {
         self.0.iter().any(|tried| Arc::ptr_eq(tried, backend))
     }

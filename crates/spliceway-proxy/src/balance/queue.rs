@@ -8,7 +8,12 @@
 //!
 //! A session keeps the balancer that it began with. Clients that still need a backend ask the
 //! balancer in force.
+//!
+//! A client never waits for another client that waits for other backends. So clients that have
+//! tried the same backends form a line, and each free place goes to the first client of a line who
+//! can use it.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -25,11 +30,28 @@ const AGAIN: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct InForce(Mutex<Weak<Balancer>>);
 
+/// The clients that wait for a backend.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    /// No line is empty.
+    lines: Vec<Line>,
+    /// The number of the next client.
+    next: u64,
+}
+
+/// Clients that have tried the same backends, in the order of their arrival.
+#[derive(Debug)]
+struct Line {
+    tried: Tried,
+    waiters: VecDeque<Waiter>,
+}
+
 /// A client that waits for a backend.
 #[derive(Debug)]
-pub(super) struct Waiter {
+struct Waiter {
+    /// The clients are numbered in the order of their arrival.
+    number: u64,
     client: Option<u64>,
-    tried: Tried,
     answer: oneshot::Sender<Lease>,
 }
 
@@ -57,6 +79,76 @@ impl NoLease {
     }
 }
 
+impl Queue {
+    fn is_empty(&self) -> bool {
+        self.lines.is_empty()
+    }
+
+    fn len(&self) -> usize {
+        self.lines.iter().map(|line| line.waiters.len()).sum()
+    }
+
+    fn waiters(&self) -> impl Iterator<Item = &Waiter> {
+        self.lines.iter().flat_map(|line| &line.waiters)
+    }
+
+    /// Adds a client after all others. The result is where it gets its lease.
+    fn push(&mut self, client: Option<u64>, tried: &Tried) -> oneshot::Receiver<Lease> {
+        let (sender, answer) = oneshot::channel();
+        let waiter = Waiter {
+            number: self.next,
+            client,
+            answer: sender,
+        };
+        self.next += 1;
+        self.line(tried).push_back(waiter);
+        answer
+    }
+
+    /// Returns the clients that have tried these backends.
+    fn line(&mut self, tried: &Tried) -> &mut VecDeque<Waiter> {
+        let known = self.lines.iter().position(|line| line.tried.is_same(tried));
+        let index = known.unwrap_or_else(|| {
+            self.lines.push(Line {
+                tried: tried.clone(),
+                waiters: VecDeque::new(),
+            });
+            self.lines.len() - 1
+        });
+        &mut self.lines[index].waiters
+    }
+
+    /// Adds clients that have come after those of this queue.
+    fn append(&mut self, since: Self) {
+        let before = self.next;
+        self.next += since.next;
+        for Line { tried, waiters } in since.lines {
+            let numbered = waiters.into_iter().map(|waiter| Waiter {
+                number: before + waiter.number,
+                ..waiter
+            });
+            self.line(&tried).extend(numbered);
+        }
+    }
+
+    /// Removes clients that have left.
+    fn forget_left(&mut self) {
+        for line in &mut self.lines {
+            line.waiters.retain(|waiter| !waiter.answer.is_closed());
+        }
+        self.lines.retain(|line| !line.waiters.is_empty());
+    }
+
+    /// Takes out the client that has waited for the longest time, among the lines that are not
+    /// `stopped`. Returns it with the index of its line.
+    fn pop(&mut self, stopped: &[usize]) -> Option<(usize, Waiter)> {
+        let lines = self.lines.iter().enumerate();
+        let fronts = lines.filter_map(|(index, line)| Some((line.waiters.front()?.number, index)));
+        let (_, index) = fronts.filter(|(_, index)| !stopped.contains(index)).min()?;
+        Some((index, self.lines[index].waiters.pop_front()?))
+    }
+}
+
 impl Balancer {
     /// Puts this balancer into force. Clients that wait at the balancer before it now wait here.
     pub(crate) fn takes_over(self: &Arc<Self>) {
@@ -69,7 +161,7 @@ impl Balancer {
             // Clients that have come since the change have waited for a shorter time.
             let mut inner = self.inner();
             let since = std::mem::replace(&mut inner.queue, waiting);
-            inner.queue.extend(since);
+            inner.queue.append(since);
         }
         self.serve_queue();
     }
@@ -81,7 +173,8 @@ impl Balancer {
     }
 
     /// Returns a place with a backend that was not tried before. If all backends are full, the
-    /// client waits for up to `limit`, in the order of arrival. Cancel safe: a client that leaves
+    /// client waits for up to `limit`. Clients that wait for the same backends get them in the
+    /// order of their arrival. Cancel safe: a client that leaves
     /// gives its place to the next one.
     ///
     /// # Errors
@@ -108,17 +201,12 @@ impl Balancer {
                 Choice::Place(_) | Choice::Full => {}
             }
             if inner.queue.len() >= balancer.settings.queue_max {
-                inner.queue.retain(|waiter| !waiter.answer.is_closed());
+                inner.queue.forget_left();
             }
             if inner.queue.len() >= balancer.settings.queue_max {
                 return Err(NoLease::QueueFull);
             }
-            let (sender, answer) = oneshot::channel();
-            inner.queue.push_back(Waiter {
-                client,
-                tried: tried.clone(),
-                answer: sender,
-            });
+            let answer = inner.queue.push(client, tried);
             drop(inner);
             // The clients before this one may have left.
             balancer.serve_queue();
@@ -142,25 +230,30 @@ impl Balancer {
         }
     }
 
-    /// Gives free places to the clients that wait, as long as the first of them can have one.
+    /// Gives free places to the clients that wait. A client that has to go on waiting stops only
+    /// its own line.
     pub(super) fn serve_queue(self: &Arc<Self>) {
-        let mut served = Vec::new();
+        let (mut served, mut stopped) = (Vec::new(), Vec::new());
         let mut inner = self.inner();
-        while let Some(waiter) = inner.queue.pop_front() {
+        let mut queue = std::mem::take(&mut inner.queue);
+        while let Some((index, waiter)) = queue.pop(&stopped) {
+            let line = &mut queue.lines[index];
             let choice = match waiter.answer.is_closed() {
                 true => Choice::None,
-                false => self.choose(&mut inner, waiter.client, &waiter.tried),
+                false => self.choose(&mut inner, waiter.client, &line.tried),
             };
             match choice {
                 Choice::Full => {
-                    inner.queue.push_front(waiter);
-                    break;
+                    line.waiters.push_front(waiter);
+                    stopped.push(index);
                 }
-                Choice::Place(index) => served.push((waiter.answer, self.take(&inner.places[index]))),
+                Choice::Place(place) => served.push((waiter.answer, self.take(&inner.places[place]))),
                 // Without a lease, the client gets an error.
                 Choice::None => drop(waiter),
             }
         }
+        queue.lines.retain(|line| !line.waiters.is_empty());
+        inner.queue = queue;
         drop(inner);
         for (answer, lease) in served {
             // If the client has left, its lease is dropped, which serves the next one.
@@ -171,7 +264,8 @@ impl Balancer {
     /// Returns the number of clients that wait.
     pub(crate) fn waiting(&self) -> usize {
         let inner = self.inner();
-        inner.queue.iter().filter(|waiter| !waiter.answer.is_closed()).count()
+        let waiters = inner.queue.waiters();
+        waiters.filter(|waiter| !waiter.answer.is_closed()).count()
     }
 }
 

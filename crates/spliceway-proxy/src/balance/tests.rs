@@ -204,15 +204,39 @@ async fn clients_wait_in_order_until_a_session_ends() {
 
 /// Lets a client wait for a backend.
 async fn waiting(balancer: &Arc<Balancer>) -> tokio::task::JoinHandle<Result<Lease, NoLease>> {
+    waiting_after(balancer, Tried::default()).await
+}
+
+/// Lets a client wait that has tried these backends.
+async fn waiting_after(balancer: &Arc<Balancer>, tried: Tried) -> tokio::task::JoinHandle<Result<Lease, NoLease>> {
     let (balancer, before) = (Arc::clone(balancer), balancer.waiting());
     let client = tokio::spawn({
         let balancer = Arc::clone(&balancer);
-        async move { balancer.lease(None, &Tried::default(), SECOND).await }
+        async move { balancer.lease(None, &tried, SECOND).await }
     });
     while balancer.waiting() == before {
         tokio::task::yield_now().await;
     }
     client
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_waits_for_one_backend_keeps_nobody_from_another() {
+    let balancer = balancer(Policy::First, &["a:1,max-conns=1", "b:1,max-conns=1"], None);
+    let mut tried = Tried::default();
+    tried.add(any(&balancer));
+    let of_b = lease(&balancer, None, &tried).unwrap();
+    let retries = waiting_after(&balancer, tried.clone()).await;
+    let of_a = any(&balancer);
+    assert_eq!((target(&of_a), target(&of_b)), ("a:1".to_owned(), "b:1".to_owned()));
+    let fresh = waiting(&balancer).await;
+    drop(of_b);
+    let of_b = retries.await.unwrap().unwrap();
+    assert_eq!(target(&of_b), "b:1", "it came first");
+    drop(of_b);
+    assert_eq!(target(&fresh.await.unwrap().unwrap()), "b:1");
+    drop(of_a);
+    assert_eq!(balancer.waiting(), 0);
 }
 
 #[tokio::test(start_paused = true)]
