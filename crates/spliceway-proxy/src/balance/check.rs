@@ -19,7 +19,7 @@ use tokio::time::{sleep, timeout};
 
 use super::lease::Backend;
 use super::probe::{Probe, Unhealthy};
-use super::{Balancer, Place};
+use super::{Balancer, Members, Place};
 use crate::dial::Dialer;
 
 /// The most checks of a service that run at the same time. Each needs a descriptor.
@@ -120,13 +120,13 @@ pub(super) async fn watch(balancer: Arc<Balancer>, settings: CheckSettings, dial
     loop {
         let current = balancer.targets();
         running.retain(|(backend, task)| {
-            let stays = current.iter().any(|(one, _)| Arc::ptr_eq(one, backend));
+            let stays = current.iter().any(|(one, ..)| Arc::ptr_eq(one, backend));
             if !stays {
                 task.abort();
             }
             stays
         });
-        for (backend, target) in current {
+        for (backend, target, host) in current {
             if running.iter().any(|(one, _)| Arc::ptr_eq(one, &backend)) {
                 continue;
             }
@@ -135,6 +135,7 @@ pub(super) async fn watch(balancer: Arc<Balancer>, settings: CheckSettings, dial
                 settings: Arc::clone(&settings),
                 backend: Arc::clone(&backend),
                 target,
+                host,
                 dialer: dialer.clone(),
                 places: Arc::clone(&places),
             };
@@ -155,6 +156,8 @@ struct Task {
     settings: Arc<CheckSettings>,
     backend: Arc<Backend>,
     target: Target,
+    /// What a check of HTTP asks for.
+    host: Target,
     dialer: Dialer,
     places: Arc<Semaphore>,
 }
@@ -190,7 +193,7 @@ impl Task {
                 .map_err(Unhealthy::Unreachable)?;
             self.settings
                 .probe
-                .run(dialed, &self.settings.introduction, &self.target)
+                .run(dialed, &self.settings.introduction, &self.host)
                 .await
         };
         let checked = timeout(self.settings.interval, check).await;
@@ -199,9 +202,17 @@ impl Task {
 }
 
 impl Balancer {
-    /// Returns the backends with their targets. The first port of a range stands for all.
-    fn targets(&self) -> Vec<(Arc<Backend>, Target)> {
-        let of = |place: &Place| (Arc::clone(&place.backend), place.settings.targets.nth(0));
+    /// Returns the backends with their targets, and with the hosts that their checks ask for. The
+    /// first port of a range stands for all.
+    pub(super) fn targets(&self) -> Vec<(Arc<Backend>, Target, Target)> {
+        // A server may serve several names, so an address of a name is asked for the name.
+        let of_names = |place: &Place| self.names().find(|name| name.name == place.group);
+        let of = |place: &Place| {
+            let target = place.settings.targets.nth(0);
+            let name = of_names(place).filter(|name| name.members == Members::EachAddress);
+            let host = name.map_or_else(|| target.clone(), |name| name.targets.nth(0));
+            (Arc::clone(&place.backend), target, host)
+        };
         self.inner().places.iter().map(of).collect()
     }
 }

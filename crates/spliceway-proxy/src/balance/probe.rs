@@ -15,8 +15,8 @@ use crate::stream::Stream;
 const ANSWER_MAX_BYTES: usize = 4096;
 /// The most bytes that a check sends or expects.
 const TEXT_MAX_BYTES: usize = 1024;
-/// `HTTP/1.1 200`.
-const STATUS_BYTES: usize = 12;
+/// `HTTP/1.1 200`, and the byte after it.
+const STATUS_BYTES: usize = 13;
 /// The content types of TLS records: an alert, and a handshake. Both come from a TLS server.
 const TLS_RECORDS: [u8; 2] = [21, 22];
 
@@ -44,11 +44,12 @@ pub(crate) enum Unhealthy {
 }
 
 impl Probe {
-    pub(super) async fn run(&self, dialed: Dialed, introduction: &[u8], target: &Target) -> Result<(), Unhealthy> {
+    /// Checks a backend. A check of HTTP asks for `host`.
+    pub(super) async fn run(&self, dialed: Dialed, introduction: &[u8], host: &Target) -> Result<(), Unhealthy> {
         let Dialed { stream, early, .. } = dialed;
         match stream {
-            Stream::Tcp(stream) => self.talk(stream, early, introduction, target).await,
-            Stream::Unix(stream) => self.talk(stream, early, introduction, target).await,
+            Stream::Tcp(stream) => self.talk(stream, early, introduction, host).await,
+            Stream::Unix(stream) => self.talk(stream, early, introduction, host).await,
         }
     }
 
@@ -57,7 +58,7 @@ impl Probe {
         mut stream: impl AsyncRead + AsyncWrite + Unpin,
         mut answer: Vec<u8>,
         introduction: &[u8],
-        target: &Target,
+        host: &Target,
     ) -> Result<(), Unhealthy> {
         let mut said = introduction.to_vec();
         match self {
@@ -66,7 +67,7 @@ impl Probe {
             Self::Http(path, _) => {
                 let request = format!(
                     "GET {path} HTTP/1.1\r\nHost: {}\r\nUser-Agent: spliceway\r\nConnection: close\r\n\r\n",
-                    host(target)
+                    name_of(host)
                 );
                 said.extend(request.bytes());
             }
@@ -93,12 +94,7 @@ impl Probe {
         match self {
             Self::Connect => Some(true),
             Self::Tls => answer.first().map(|first| TLS_RECORDS.contains(first)),
-            Self::Http(_, statuses) => {
-                let head = answer.get(..STATUS_BYTES)?;
-                let status = head.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..));
-                let status = status.and_then(|digits| std::str::from_utf8(digits).ok()?.parse().ok());
-                Some(status.is_some_and(|status| statuses.contains(&status)))
-            }
+            Self::Http(_, statuses) => is_http_answered(answer, statuses),
             Self::Send(_, expected) => {
                 let is_here = expected.is_empty() || answer.windows(expected.len()).any(|part| part == expected);
                 is_here.then_some(true)
@@ -107,8 +103,35 @@ impl Probe {
     }
 }
 
+/// Returns whether the final answer has one of these statuses, or `None` if more must be read.
+fn is_http_answered(mut answer: &[u8], statuses: &RangeInclusive<u16>) -> Option<bool> {
+    /// The end of a head.
+    const END: &[u8] = b"\r\n\r\n";
+    /// The final answer follows these (RFC 9110, section 15.2), except after 101.
+    const INTERIM: [RangeInclusive<u16>; 2] = [100..=100, 102..=199];
+    loop {
+        let status = status(answer.get(..STATUS_BYTES)?);
+        let is_interim = status.is_some_and(|status| INTERIM.iter().any(|range| range.contains(&status)));
+        if !is_interim {
+            return Some(status.is_some_and(|status| statuses.contains(&status)));
+        }
+        let end = answer.windows(END.len()).position(|bytes| bytes == END)?;
+        answer = &answer[end + END.len()..];
+    }
+}
+
+/// Returns the status at the start of an answer: `HTTP/1.1 200`, and the byte after it.
+fn status(start: &[u8]) -> Option<u16> {
+    match start.strip_prefix(b"HTTP/1.")? {
+        [b'0'..=b'9', b' ', digits @ .., b' ' | b'\r' | b'\n'] if digits.iter().all(u8::is_ascii_digit) => {
+            std::str::from_utf8(digits).ok()?.parse().ok()
+        }
+        _ => None,
+    }
+}
+
 /// Returns the name of the host for the request.
-fn host(target: &Target) -> String {
+fn name_of(target: &Target) -> String {
     match target {
         Target::Unix(_) => "localhost".to_owned(),
         target => target.to_string(),

@@ -57,6 +57,24 @@ fn members_are_replaced_and_those_that_stay_keep_their_sessions() {
     assert!(balancer.status().iter().all(|one| one.sessions == 0));
 }
 
+/// A server may serve several names at one address.
+#[test]
+fn checks_of_http_ask_an_address_for_its_name() {
+    let (web, other) = (name("web.example:80"), backend("192.0.2.9:80"));
+    let balancer = balancer_of(Policy::First, vec![web.clone(), other], None);
+    balancer.update(&web, &addresses(&["192.0.2.1:80"]), true);
+    let asked: Vec<_> = balancer
+        .targets()
+        .iter()
+        .map(|(_, target, host)| (target.to_string(), host.to_string()))
+        .collect();
+    let expected = [("192.0.2.1:80", "web.example:80"), ("192.0.2.9:80", "192.0.2.9:80")];
+    assert_eq!(
+        asked,
+        expected.map(|(target, host)| (target.to_owned(), host.to_owned()))
+    );
+}
+
 #[test]
 fn a_failed_lookup_keeps_the_members() {
     let web = name("web:80");

@@ -39,6 +39,24 @@ async fn each_check_accepts_its_answer_and_no_other_one() {
         ("http:/up", "200-204", "HTTP/1.1 301 Moved\r\n\r\n", false),
         ("http:/up", "", "SSH-2.0-OpenSSH", false),
         ("http:/up", "", "HTTP/1.1 20", false),
+        ("http:/up", "", "HTTP/1.1 2000 OK\r\n\r\n", false),
+        ("http:/up", "", "HTTP/1.1X200 OK\r\n\r\n", false),
+        ("http:/up", "", "HTTP/1.1 +99 OK\r\n\r\n", false),
+        ("http:/up", "", "HTTP/1.1 200\r\n\r\n", true),
+        (
+            "http:/up",
+            "",
+            "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: <a>\r\n\r\nHTTP/1.1 200 OK\r\n\r\n",
+            true,
+        ),
+        (
+            "http:/up",
+            "",
+            "HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 500 No\r\n\r\n",
+            false,
+        ),
+        ("http:/up", "", "HTTP/1.1 103 Early Hints\r\n\r\n", false),
+        ("http:/up", "101", "HTTP/1.1 101 Switching Protocols\r\n\r\n", true),
         ("send:PING\\r\\n", "+PONG", "+PONG\r\n", true),
         (
             "send:PING\\r\\n",
@@ -67,7 +85,7 @@ async fn each_check_accepts_its_answer_and_no_other_one() {
 async fn a_check_sends_what_was_asked() {
     let (_, sent) = checked(&probe("send:a\\x00\\\\\\tb", ""), &[]).await;
     assert_eq!(sent, b"a\0\\\tb");
-    let (_, sent) = checked(&probe("http:/up?a=b", ""), &[b"HTTP/1.1 200 OK"]).await;
+    let (_, sent) = checked(&probe("http:/up?a=b", ""), &[b"HTTP/1.1 200 OK\r\n\r\n"]).await;
     let sent = String::from_utf8(sent).unwrap();
     assert!(
         sent.starts_with("GET /up?a=b HTTP/1.1\r\nHost: web.example:80\r\n"),
