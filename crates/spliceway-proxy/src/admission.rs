@@ -23,6 +23,10 @@ pub(crate) const NO_PLACE_LEFT: &str = "max_conns";
 /// The reason to refuse a session whose client has reached its limit on running dials.
 pub(crate) const TOO_MANY_DIALS: &str = "max_dials_per_ip";
 
+/// The ports of an association in each address family: one towards its client, and one towards its
+/// targets. The same port of the other family is another one.
+const PORTS_OF_ASSOCIATION: usize = 2;
+
 /// The limits, and the sessions that count towards them.
 #[derive(Debug)]
 pub(crate) struct Admission {
@@ -43,6 +47,10 @@ pub(crate) struct Admission {
     max_datagrams: AtomicUsize,
     /// The number of these sessions.
     datagrams: AtomicUsize,
+    /// The limit on ports of sessions of datagrams, which no other program can use meanwhile.
+    max_ports: AtomicUsize,
+    /// The number of these ports.
+    ports: AtomicUsize,
 }
 
 /// A session's places within the limit. Dropping the permit returns them.
@@ -52,6 +60,8 @@ pub(crate) struct Permit {
     places: u32,
     /// Whether the session is one of `forward --udp`.
     is_of_datagrams: bool,
+    /// The ports of its sockets for datagrams.
+    ports: usize,
     /// The client that the session counts towards, if there is a limit for each client.
     client: Option<ClientKey>,
 }
@@ -108,6 +118,12 @@ impl Drop for Dial<'_> {
     }
 }
 
+/// Adds to a count. Returns `false` if it would exceed `max`, and does not change then.
+fn count(counted: &AtomicUsize, more: usize, max: usize) -> bool {
+    let add = |before: usize| before.checked_add(more).filter(|sum| *sum <= max);
+    counted.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
+}
+
 fn uncount(clients: &mut HashMap<ClientKey, u32>, client: ClientKey) {
     if let Entry::Occupied(mut count) = clients.entry(client) {
         *count.get_mut() -= 1;
@@ -133,6 +149,8 @@ impl Admission {
             clients: Mutex::default(),
             max_datagrams: usize::MAX.into(),
             datagrams: AtomicUsize::new(0),
+            max_ports: usize::MAX.into(),
+            ports: AtomicUsize::new(0),
         })
     }
 
@@ -154,10 +172,12 @@ impl Admission {
         self.max_per_client.store(max_per_client, Ordering::Relaxed);
     }
 
-    /// Changes the limit on sessions of `forward --udp`. Anybody can forge such clients, so they
-    /// must not take the places of other services.
-    pub(crate) fn limit_datagrams(&self, max: usize) {
+    /// Changes the limit on sessions of `forward --udp`, and the limit on ports of all sessions of
+    /// datagrams. Anybody can forge clients of `forward --udp`, so they must not take the places of
+    /// other services.
+    pub(crate) fn limit_datagrams(&self, max: usize, max_ports: usize) {
         self.max_datagrams.store(max, Ordering::Relaxed);
+        self.max_ports.store(max_ports, Ordering::Relaxed);
     }
 
     /// Returns places, first those that are above the limit.
@@ -181,7 +201,7 @@ impl Admission {
         };
         // The permit returns the place when it is dropped.
         place.forget();
-        self.permit(false)
+        self.permit()
     }
 
     /// Returns a place for a session of `forward --udp`, if one is free. Nobody waits for it, so
@@ -191,21 +211,16 @@ impl Admission {
     /// Returns the limit that is reached.
     pub(crate) fn try_admit_datagrams(self: &Arc<Self>) -> Result<Permit, usize> {
         let max = self.max_datagrams.load(Ordering::Relaxed);
-        let one_more = |sessions| (sessions < max).then_some(sessions + 1);
-        let counted = self
-            .datagrams
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
-        counted.map_err(|_| max)?;
-        match self.free.try_acquire() {
-            Ok(place) => {
-                place.forget();
-                Ok(self.permit(true))
-            }
-            Err(_) => {
-                self.datagrams.fetch_sub(1, Ordering::Relaxed);
-                Err(self.max())
-            }
+        if !count(&self.datagrams, 1, max) {
+            return Err(max);
         }
+        let mut permit = self.unplaced();
+        permit.is_of_datagrams = true;
+        permit.takes_ports(1)?;
+        let place = self.free.try_acquire().map_err(|_| self.max())?;
+        place.forget();
+        permit.places = 1;
+        Ok(permit)
     }
 
     /// Returns a place for a session that runs already, even above the limit.
@@ -216,15 +231,23 @@ impl Admission {
                 self.owed.fetch_add(1, Ordering::Relaxed);
             }
         }
-        self.permit(false)
+        self.permit()
     }
 
     /// Returns the permit for a place that is taken.
-    fn permit(self: &Arc<Self>, is_of_datagrams: bool) -> Permit {
+    fn permit(self: &Arc<Self>) -> Permit {
+        let mut permit = self.unplaced();
+        permit.places = 1;
+        permit
+    }
+
+    /// Returns a permit without a place.
+    fn unplaced(self: &Arc<Self>) -> Permit {
         Permit {
             admission: Arc::clone(self),
-            places: 1,
-            is_of_datagrams,
+            places: 0,
+            is_of_datagrams: false,
+            ports: 0,
             client: None,
         }
     }
@@ -263,15 +286,31 @@ impl Admission {
 }
 
 impl Permit {
-    /// Acquires one more place, for a session that needs more than the two descriptors of one
-    /// place. Returns `false` if no place is left.
+    /// Acquires what an association needs: one more place, for twice the descriptors of a session,
+    /// and ports. Returns `false` if no place or no port is left.
     pub(crate) fn widen(&mut self) -> bool {
+        if self.takes_ports(PORTS_OF_ASSOCIATION).is_err() {
+            return false;
+        }
         let Ok(place) = self.admission.free.try_acquire() else {
             return false;
         };
         place.forget();
         self.places += 1;
         true
+    }
+
+    /// Counts ports for this session.
+    ///
+    /// # Errors
+    /// Returns the limit that is reached.
+    fn takes_ports(&mut self, ports: usize) -> Result<(), usize> {
+        let max = self.admission.max_ports.load(Ordering::Relaxed);
+        if !count(&self.admission.ports, ports, max) {
+            return Err(max);
+        }
+        self.ports += ports;
+        Ok(())
     }
 
     /// Counts this session towards `client` from now on. Returns `false` if `client` has reached
@@ -310,6 +349,7 @@ impl Drop for Permit {
         if self.is_of_datagrams {
             self.admission.datagrams.fetch_sub(1, Ordering::Relaxed);
         }
+        self.admission.ports.fetch_sub(self.ports, Ordering::Relaxed);
         self.admission.free_places(self.places as usize);
     }
 }
@@ -398,7 +438,7 @@ mod tests {
     #[test]
     fn datagrams_have_a_limit_of_their_own_within_that_of_all_sessions() {
         let admission = Admission::new("sessions", 3, None);
-        admission.limit_datagrams(2);
+        admission.limit_datagrams(2, usize::MAX);
         let datagrams = [(); 2].map(|()| admission.try_admit_datagrams().unwrap());
         assert_eq!(admission.try_admit_datagrams().unwrap_err(), 2);
         let third = admitted(&admission);
@@ -408,6 +448,22 @@ mod tests {
         drop((third, others));
         let datagrams = [(); 2].map(|()| admission.try_admit_datagrams().unwrap());
         assert_eq!(admission.taken(), datagrams.len());
+    }
+
+    #[test]
+    fn sessions_of_datagrams_and_associations_share_the_ports() {
+        let admission = Admission::new("sessions", 100, None);
+        admission.limit_datagrams(usize::MAX, 4);
+        let mut associations = [(); 2].map(|()| admitted(&admission));
+        assert!(associations[0].widen());
+        let datagrams = [(); 2].map(|()| admission.try_admit_datagrams().unwrap());
+        assert_eq!(admission.try_admit_datagrams().unwrap_err(), 4);
+        assert!(!associations[1].widen());
+        assert_eq!(admission.taken(), 5, "a refusal takes nothing");
+        drop(datagrams);
+        assert!(associations[1].widen() && admission.try_admit_datagrams().is_err());
+        drop(associations);
+        assert_eq!((admission.taken(), admission.ports.load(Ordering::Relaxed)), (0, 0));
     }
 
     #[test]

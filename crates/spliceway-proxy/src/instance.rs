@@ -21,7 +21,7 @@ use crate::drain::Alive;
 use crate::exposure::{Clients, Reach, check_open};
 use crate::handover::{Adopted, Gate, Offered};
 use crate::health::Health;
-use crate::limits::{Descriptors, datagram_sessions};
+use crate::limits::{Descriptors, datagram_ports, datagram_sessions};
 use crate::listener::Transport;
 use crate::log::{self, announce};
 use crate::metrics::Metrics;
@@ -334,7 +334,7 @@ impl Instance {
             .iter()
             .any(|service| service.transport == Transport::Streams);
         let datagrams = datagram_sessions(max, has_others);
-        self.shared.admission.limit_datagrams(datagrams);
+        self.shared.admission.limit_datagrams(datagrams, datagram_ports());
         self.shared.admission.set(max, settings.limits.max_conns_per_ip);
     }
 

@@ -201,7 +201,7 @@ impl Opening {
                 let dialed = self.bind(record).await?;
                 self.ends(dialed, record).await.map(Opened::Relay)
             }
-            // An association has up to four descriptors, as two sessions do.
+            // An association has up to four descriptors, as two sessions do, and ports.
             Command::Associate if !permit.widen() => {
                 let end = SessionEnd::Denied(admission::NO_PLACE_LEFT);
                 Err(self.refuse(Failure::General, end.into()).await)

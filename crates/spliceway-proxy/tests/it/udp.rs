@@ -1,3 +1,4 @@
+use std::fs;
 use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpStream, UdpSocket};
 use std::thread;
@@ -5,6 +6,7 @@ use std::thread;
 use crate::clients::{GREETING, greeted, ip_request};
 use crate::drain::CUT;
 use crate::harness::{PATIENCE, Program, TextFile, read_all, read_exactly};
+use spliceway_net::{Net, Offloads};
 
 /// Returns a socket whose reads wait at most [`PATIENCE`], and its address.
 pub(crate) fn socket(address: &str) -> (UdpSocket, SocketAddr) {
@@ -122,6 +124,40 @@ fn fragments_strangers_and_refused_targets_are_dropped_and_counted() {
     assert_eq!(program.sum("spliceway_datagrams_total", &[]), 0);
     inside.set_nonblocking(true).unwrap();
     assert!(inside.recv(&mut [0; 16]).is_err());
+}
+
+#[test]
+fn associations_leave_a_quarter_of_the_ports_to_others() {
+    if let Some(net) = Net::chain(1, Offloads::On) {
+        net.node(0).inside(|| {
+            // 15 of these 20 ports are for datagrams. An association has 2.
+            fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40019").unwrap();
+            let target = shouting("127.0.0.1:9000");
+            let program = Program::socks5(&[]);
+            let mut open: Vec<_> = (0..7).map(|_| answered(&program, target)).collect();
+            assert_eq!(refused(&program), 1);
+            let others: Vec<_> = (0..5).map(|_| UdpSocket::bind("0.0.0.0:0").unwrap()).collect();
+            drop((open.pop(), others));
+            program.await_sum("spliceway_connections_active", &[], 6);
+            answered(&program, target);
+        });
+    }
+}
+
+/// Returns an association through which a datagram has passed.
+fn answered(program: &Program, target: SocketAddr) -> TcpStream {
+    let (connection, relay) = associated(program);
+    let (socket, _) = socket("127.0.0.1:41000");
+    socket.send_to(&wrapped(target, b"a"), relay).unwrap();
+    assert_eq!(received(&socket), wrapped(target, b"A"));
+    connection
+}
+
+/// Returns the code with which an association is refused.
+fn refused(program: &Program) -> u8 {
+    let mut client = greeted(program);
+    client.write_all(&[5, 3, 0, 1, 0, 0, 0, 0, 0, 0]).unwrap();
+    read_exactly(&mut client, 10)[1]
 }
 
 #[test]
