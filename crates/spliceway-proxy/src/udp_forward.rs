@@ -20,7 +20,9 @@
 //!
 //! **No amplification.** Anybody can forge the address of a client. So a client gets exactly the
 //! datagrams that its target sends to the session, and nothing from the program itself. The kernel
-//! admits only the target's own address to the connected socket.
+//! admits only the target's own address to the connected socket. No client is its own target: each
+//! answer would reach the target as another question, and one forged datagram would go round for
+//! ever.
 //!
 //! **Order and boundaries.** The datagrams of a session keep their order, and none is split or
 //! merged. Those that arrive before the socket is connected wait for it.
@@ -33,6 +35,7 @@
 //! **Loss.** Like a router, the program drops a datagram that it cannot send immediately, or that
 //! is above a rate limit.
 
+mod refused;
 mod session;
 mod table;
 
@@ -54,6 +57,7 @@ use crate::log::LogThrottle;
 use crate::record::Record;
 use crate::service::Service;
 use crate::settings::Kind;
+use refused::Refused;
 use session::{Place, Session};
 use spliceway_protocol::address::{Target, canonical};
 use spliceway_protocol::proxy;
@@ -65,6 +69,7 @@ pub(crate) struct Port {
     local: SocketAddr,
     udp: &'static UdpSocketState,
     table: Table,
+    refused: Refused,
     throttle: Mutex<LogThrottle>,
     /// Held by the task that receives. Two tasks would reorder datagrams.
     receiving: tokio::sync::Mutex<()>,
@@ -91,6 +96,7 @@ impl Port {
             local: socket.local_addr()?,
             udp: system()?,
             table: Table::default(),
+            refused: Refused::default(),
             throttle: Mutex::default(),
             receiving: tokio::sync::Mutex::default(),
             reopened: Notify::new(),
@@ -231,6 +237,11 @@ impl Port {
         let Kind::Forward(targets) = &service.kind else {
             return Err(Dropped::Denied);
         };
+        let target = targets.nth(opener.port_index);
+        // A backend or an address of a name is known only later.
+        if service.balancer.is_none() && target == Target::Ip(address) {
+            return Err(Dropped::Client);
+        }
         let mut permit = opener.admission.try_admit_datagrams().map_err(|max| {
             self.warn_of_limit(max);
             Dropped::Sessions
@@ -248,8 +259,9 @@ impl Port {
             place: Place::new(Arc::clone(self), client),
             record: Record::new(Arc::clone(service), Some(address)),
             broken: flow.broken(),
+            dialled: None,
             port_index: opener.port_index,
-            target: targets.nth(opener.port_index),
+            target,
             stats,
             permit,
         };

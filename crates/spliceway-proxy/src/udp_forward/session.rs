@@ -22,6 +22,7 @@ use crate::datagrams::{DatagramStats, Dropped, GsoBatch, Origin, Route, send, to
 use crate::drain::Alive;
 use crate::errno;
 use crate::outcome::{Outcome, SessionEnd};
+use crate::policy::Denied;
 use crate::record::Record;
 use crate::session::no_backend;
 use spliceway_protocol::address::{Target, canonical};
@@ -37,6 +38,8 @@ pub(super) struct Session {
     pub(super) broken: Arc<Broken>,
     /// The target, if there are no backends.
     pub(super) target: Target,
+    /// The address of the target, once the socket is connected to it.
+    pub(super) dialled: Option<SocketAddr>,
     /// The position of the port in its range.
     pub(super) port_index: u16,
     pub(super) stats: DatagramStats,
@@ -134,9 +137,17 @@ impl Session {
             is_of_the_backend: error.is_of_the_backend(),
             outcome: error.into(),
         })?;
+        // The answers would come back to the target as datagrams of a client.
+        if addresses.contains(&client) {
+            return Err(NotConnected {
+                outcome: SessionEnd::Denied(Denied::Loop.as_str()).into(),
+                is_of_the_backend: false,
+            });
+        }
         // Nothing shows which address works before the client's datagrams are sent. The family of
         // the client is at least known to work between the client and this machine.
-        addresses.sort_by_key(|address| address.is_ipv4() != client.is_ipv4());
+        let (refused, now) = (&self.place.port.refused, Instant::now());
+        addresses.sort_by_key(|address| (refused.has(*address, now), address.is_ipv4() != client.is_ipv4()));
         let mut failed = not_connected(&Errno::NETUNREACH.into());
         for address in addresses {
             match connected(address, &service) {
@@ -144,6 +155,7 @@ impl Session {
                     self.record.connected(Some(address), started.elapsed());
                     self.record.associating(self.stats.clone());
                     self.place.open(&socket, address);
+                    self.dialled = Some(address);
                     return Ok(socket);
                 }
                 Err(error) => failed = not_connected(&error),
@@ -247,6 +259,9 @@ impl Session {
     fn unreachable(&mut self, errno: Errno, has_answered: bool) -> Outcome {
         if let (false, Some(lease)) = (has_answered, self.record.lease()) {
             lease.failed(Failure::Connect);
+        }
+        if let Some(address) = self.dialled {
+            self.place.port.refused.add(address, Instant::now());
         }
         let error = io::Error::from(errno);
         let end = match has_answered {

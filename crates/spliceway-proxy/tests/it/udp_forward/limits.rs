@@ -2,10 +2,12 @@
 
 use std::io::Write;
 use std::net::{Ipv4Addr, UdpSocket};
+use std::sync::{Arc, Mutex};
 
 use rustix::process::{Resource, getrlimit};
 
 use super::{alone, assert_answered, client, client_at, forward, free, marking, received, received_from, socket};
+use crate::balance::names::dns;
 use crate::harness::{Program, TextFile, address_in, connect, echo, read_exactly};
 
 const DROPPED: &str = "spliceway_datagrams_dropped_total";
@@ -98,6 +100,53 @@ fn datagrams_above_a_rate_are_dropped_in_each_direction() {
     for direction in ["direction=\"up\"", "direction=\"down\""] {
         assert_eq!(program.sum("spliceway_datagrams_total", &[direction]), 2);
     }
+}
+
+#[test]
+fn the_next_session_takes_another_address_than_one_at_which_nothing_receives() {
+    let target = marking("127.0.0.1:0", b'a');
+    let server = dns(&Arc::new(Mutex::new(vec![
+        Ipv4Addr::new(127, 0, 0, 66),
+        Ipv4Addr::LOCALHOST,
+    ])));
+    let (name, server) = (format!("two.example:{}", target.port()), server.to_string());
+    let mut program = Program::start(&["forward", "--udp", "-l", "127.0.0.1:0", "-r", &name, "--dns", &server]);
+    let client = client(&program);
+    client.send(b"lost").unwrap();
+    program.line("end=connect_failed:ECONNREFUSED");
+    assert_answered(&client, 'a', "another");
+}
+
+/// A stranger can forge the address of the target. Each answer would be the next question.
+#[test]
+fn a_target_is_no_client_of_itself() {
+    let (target, address) = socket("127.0.0.1:0");
+    let program = forward(address, &[]);
+    target.send_to(b"forged", program.address).unwrap();
+    program.await_sum(DROPPED, &["reason=\"client\""], 1);
+    let client = client(&program);
+    client.send(b"question").unwrap();
+    let (data, session) = received_from(&target);
+    assert_eq!(data, b"question", "nothing came before it");
+    target.send_to(b"answer", session).unwrap();
+    assert_eq!(received(&client), b"answer");
+}
+
+#[test]
+fn a_backend_is_a_client_of_the_others_and_a_name_of_none() {
+    let [(a, first), (b, second)] = [socket("127.0.0.1:0"), socket("127.0.0.1:0")];
+    let second = second.to_string();
+    let mut program = forward(first, &["-r", &second, "--balance", "first"]);
+    a.send_to(b"a", program.address).unwrap();
+    assert_eq!(received(&b), b"a");
+    b.send_to(b"b", program.address).unwrap();
+    assert_eq!(received(&a), b"b");
+    assert_eq!(program.lines_with("end="), 0);
+
+    let name = format!("localhost:{}", first.port());
+    let mut program = Program::start(&["forward", "--udp", "-l", "127.0.0.1:0", "-r", &name]);
+    a.send_to(b"a", program.address).unwrap();
+    program.line("end=denied:loop");
 }
 
 #[test]
