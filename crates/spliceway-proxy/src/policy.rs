@@ -337,6 +337,8 @@ mod tests {
             ("[::]:80", Err(Denied::Unspecified)),
             ("169.254.169.254:80", Err(Denied::Metadata)),
             ("[fd00:ec2::254]:80", Err(Denied::Metadata)),
+            ("[fd00:ec2::23]:80", Err(Denied::Metadata)),
+            ("[fe80::a9fe:a9fe]:80", Err(Denied::Metadata)),
             ("[64:ff9b::a9fe:a9fe]:80", Err(Denied::Metadata)),
             ("224.0.0.1:80", Err(Denied::Multicast)),
         ] {

@@ -10,15 +10,18 @@ use super::Denied;
 
 /// The IPv4 networks that are not public. The first network that contains an address gives the
 /// reason, so a network comes before any larger network that contains it.
-const V4: [(Ipv4Net, Denied); 21] = [
+const V4: [(Ipv4Net, Denied); 24] = [
     // Amazon and the clouds that use the same address, Amazon's container credentials (two
-    // addresses), Alibaba, Azure's agent, Oracle.
+    // addresses), Alibaba, Azure's agent, Oracle, Scaleway, Tencent (two).
     (v4([169, 254, 169, 254], 32), Denied::Metadata),
     (v4([169, 254, 170, 2], 32), Denied::Metadata),
     (v4([169, 254, 170, 23], 32), Denied::Metadata),
     (v4([100, 100, 100, 200], 32), Denied::Metadata),
     (v4([168, 63, 129, 16], 32), Denied::Metadata),
     (v4([192, 0, 0, 192], 32), Denied::Metadata),
+    (v4([169, 254, 42, 42], 32), Denied::Metadata),
+    (v4([169, 254, 0, 23], 32), Denied::Metadata),
+    (v4([169, 254, 10, 10], 32), Denied::Metadata),
     (v4([0, 0, 0, 0], 8), Denied::Unspecified),
     (v4([10, 0, 0, 0], 8), Denied::Private),
     (v4([100, 64, 0, 0], 10), Denied::Cgnat),
@@ -43,12 +46,19 @@ const V4: [(Ipv4Net, Denied); 21] = [
 /// The IPv6 networks that are not public, in the same order. Other addresses in `2000::/3` are
 /// public, except for 6to4 addresses that contain a non-public IPv4 address. Outside `2000::/3`,
 /// only NAT64 addresses that contain a public IPv4 address are public.
-const V6: [(Ipv6Net, Denied); 11] = [
+const V6: [(Ipv6Net, Denied); 17] = [
     (v6([0, 0, 0, 0, 0, 0, 0, 0], 128), Denied::Unspecified),
     (v6([0, 0, 0, 0, 0, 0, 0, 1], 128), Denied::Loopback),
-    // Amazon, Google.
+    // Amazon, Amazon's container credentials, Google, Alibaba, Oracle, Akamai,
+    // Scaleway, OpenStack.
     (v6([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254], 128), Denied::Metadata),
+    (v6([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23], 128), Denied::Metadata),
     (v6([0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254], 128), Denied::Metadata),
+    (v6([0xfd00, 0x100, 0, 0, 0, 0, 0x100, 0x200], 128), Denied::Metadata),
+    (v6([0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe], 128), Denied::Metadata),
+    (v6([0xfd00, 0xa9fe, 0xa9fe, 0, 0, 0, 0, 1], 128), Denied::Metadata),
+    (v6([0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42], 128), Denied::Metadata),
+    (v6([0xfe80, 0, 0, 0, 0, 0, 0xa9fe, 0xa9fe], 128), Denied::Metadata),
     (v6([0xfc00, 0, 0, 0, 0, 0, 0, 0], 7), Denied::Private),
     (v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10), Denied::LinkLocal),
     // Site-local addresses, which the private ones have replaced.
@@ -215,7 +225,16 @@ mod tests {
             "100.100.100.200",
             "168.63.129.16",
             "192.0.0.192",
+            "169.254.42.42",
+            "169.254.0.23",
+            "169.254.10.10",
             "fd00:ec2::254",
+            "fd00:ec2::23",
+            "fd00:100::100:200",
+            "fd00:c1::a9fe:a9fe",
+            "fd00:a9fe:a9fe::1",
+            "fd00:42::42",
+            "fe80::a9fe:a9fe",
             "::ffff:169.254.169.254",
             "64:ff9b::169.254.169.254",
             "2002:a9fe:a9fe::1",
