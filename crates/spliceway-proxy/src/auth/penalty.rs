@@ -1,6 +1,7 @@
 //! Slows down guessing: a client that fails has to wait, and each further failure makes the wait
 //! longer.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,6 +20,11 @@ const FIRST: Duration = Duration::from_secs(1);
 const FORGET: Duration = Duration::from_secs(600);
 /// The maximum number of addresses. Each of them uses about 200 bytes.
 pub(crate) const CLIENTS_MAX: usize = 10_000;
+/// The number of failed clients of an IPv6 network of 48 bits from which all its clients count as
+/// failed. Many providers assign such a network to one customer, who then has 65,536 clients.
+const FAILED_IN_NETWORK: usize = 16;
+/// The most expired clients that one change drops.
+const EXPIRED_MAX: usize = 8;
 
 /// The addresses from which authentication failed recently. An IPv6 address counts as its /64
 /// network, because a client with one address of the network has all of them.
@@ -39,6 +45,8 @@ struct Table {
     /// The same clients, ordered by the number of their failures. Clients with the fewest failures
     /// come first.
     by_count: BTreeSet<(u32, Instant, ClientKey)>,
+    /// The number of these clients in each IPv6 network of 48 bits.
+    networks: HashMap<u128, usize>,
 }
 
 #[derive(Clone, Copy)]
@@ -81,11 +89,14 @@ impl Penalties {
     }
 
     /// Returns whether a password from this client was wrong recently, or the client was turned
-    /// away.
+    /// away. If that holds for many clients of an IPv6 network, it holds for all of them: otherwise,
+    /// a flood from there would always look like first logins.
     pub(crate) fn has_failed(&self, client: IpAddr, now: Instant) -> bool {
-        let table = self.table();
-        let failures = table.clients.get(&client.into());
+        let (table, client) = (self.table(), ClientKey::from(client));
+        let failures = table.clients.get(&client);
+        let of_network = network(client).and_then(|network| table.networks.get(&network));
         failures.is_some_and(|failures| now <= failures.last + self.forget())
+            || of_network.is_some_and(|failed| *failed >= FAILED_IN_NETWORK)
     }
 
     /// Records that a password from this client was wrong.
@@ -161,6 +172,9 @@ impl Table {
     }
 
     fn put(&mut self, client: ClientKey, failures: Failures) {
+        if let Some(network) = network(client) {
+            *self.networks.entry(network).or_insert(0) += 1;
+        }
         self.clients.insert(client, failures);
         self.by_time.insert((failures.last, client));
         self.by_count.insert((failures.count, failures.last, client));
@@ -170,20 +184,40 @@ impl Table {
         let failures = self.clients.remove(&client)?;
         self.by_time.remove(&(failures.last, client));
         self.by_count.remove(&(failures.count, failures.last, client));
+        if let Some(network) = network(client)
+            && let Entry::Occupied(mut failed) = self.networks.entry(network)
+        {
+            *failed.get_mut() -= 1;
+            if *failed.get() == 0 {
+                failed.remove();
+            }
+        }
         Some(failures)
     }
 
-    /// Drops one client if the table is full: an expired one, or else the one with the fewest
-    /// failures. Addresses that try only once are not worth remembering.
+    /// Drops expired clients. If the table is full, it also drops the one with the fewest failures:
+    /// addresses that try only once are not worth remembering.
     fn make_room(&mut self, now: Instant, forget: Duration) {
-        if self.clients.len() < CLIENTS_MAX {
-            return;
-        }
-        let expired = self.by_time.first().filter(|(last, _)| now > *last + forget);
-        let least = || self.by_count.first().map(|(_, _, client)| *client);
-        if let Some(client) = expired.map(|(_, client)| *client).or_else(least) {
+        let is_expired = |(last, _): &(Instant, ClientKey)| now > *last + forget;
+        for _ in 0..EXPIRED_MAX {
+            let Some((_, client)) = self.by_time.first().copied().filter(is_expired) else {
+                break;
+            };
             self.take(client);
         }
+        if self.clients.len() >= CLIENTS_MAX
+            && let Some((_, _, client)) = self.by_count.first().copied()
+        {
+            self.take(client);
+        }
+    }
+}
+
+/// Returns the IPv6 network of 48 bits that a client is in.
+fn network(client: ClientKey) -> Option<u128> {
+    match client.ip() {
+        IpAddr::V6(ip) => Some(ip.to_bits() >> 80),
+        IpAddr::V4(_) => None,
     }
 }
 
@@ -243,6 +277,24 @@ mod tests {
         let holds = |client: &str| penalties.wait(client.parse().unwrap(), now).is_some();
         assert!(holds("192.0.2.1") && holds("::ffff:192.0.2.1") && holds("2001:db8::2"));
         assert!(!holds("192.0.2.2") && !holds("2001:db8:0:1::1"));
+    }
+
+    #[test]
+    fn many_failed_clients_of_an_ipv6_network_make_the_others_failed_ones() {
+        let (penalties, now) = (Penalties::new(LONGEST), Instant::now());
+        let client = |net: usize, host: usize| format!("2001:db8:{net:x}:{host:x}::1").parse::<IpAddr>().unwrap();
+        for host in 1..FAILED_IN_NETWORK {
+            penalties.turned_away(client(1, host), now);
+            penalties.failed(client(1, host), now);
+        }
+        assert!(!penalties.has_failed(client(1, 0), now));
+        penalties.turned_away(client(1, FAILED_IN_NETWORK), now);
+        assert!(penalties.has_failed(client(1, 0), now) && penalties.wait(client(1, 0), now).is_none());
+        assert!(!penalties.has_failed(client(2, 0), now) && !penalties.has_failed(CLIENT, now));
+        let later = now + FORGET + Duration::from_secs(1);
+        (0..3).for_each(|_| penalties.failed(client(2, 0), later));
+        assert!(!penalties.has_failed(client(1, 0), later));
+        assert_eq!(penalties.table().networks.len(), 1);
     }
 
     #[test]
