@@ -55,6 +55,8 @@ struct Level {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Weight {
+    // Without this, a body without the key would mean null.
+    #[serde(deserialize_with = "Option::deserialize")]
     weight: Option<u32>,
 }
 
@@ -174,11 +176,11 @@ impl Admin {
     }
 
     async fn drain(&self, name: &str) -> Answered {
-        let services = self.overview.services();
+        let (name, services) = (decoded(name), self.overview.services());
         let mut names = services.iter().map(|served| served.service.name);
         match names.find(|one| *one == name) {
             Some(name) => self.order(Order::Drain(name)).await,
-            None => Err(no_service(name)),
+            None => Err(no_service(&name)),
         }
     }
 

@@ -164,6 +164,7 @@ fn the_operator_drains_a_backend_and_changes_its_weight() {
     for wrong in ["257", "-1", "\"1\"", "0, \"more\": 1"] {
         assert_eq!(set(wrong), 400, "{wrong}");
     }
+    assert_eq!(socket.ask_with("PUT", &path(&backends[0]), "{}").0, 400);
     for (method, path, code) in [
         ("PUT", path("nowhere"), 404),
         ("PUT", "/v1/services/other/backends/a/weight".to_owned(), 404),
