@@ -42,6 +42,7 @@ mod table;
 use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use quinn_udp::UdpSocketState;
@@ -74,6 +75,8 @@ pub(crate) struct Port {
     /// Held by the task that receives. Two tasks would reorder datagrams.
     receiving: tokio::sync::Mutex<()>,
     reopened: Notify,
+    /// Whether a service has the socket. Then no datagram is dropped because the one before drains.
+    is_open: AtomicBool,
     /// What new clients reach now, if any.
     reached_now: Mutex<(Weak<Service>, u16)>,
 }
@@ -100,9 +103,22 @@ impl Port {
             throttle: Mutex::default(),
             receiving: tokio::sync::Mutex::default(),
             reopened: Notify::new(),
+            is_open: AtomicBool::new(true),
             reached_now: Mutex::default(),
             socket,
         }))
+    }
+
+    /// Records that a service has the socket from now on. Datagrams of new clients stay in it until
+    /// [`serve`](Self::serve) begins.
+    pub(crate) fn reopens(&self) {
+        self.is_open.store(true, Ordering::Relaxed);
+        self.reopened.notify_waiters();
+    }
+
+    /// Records that only sessions have the socket from now on.
+    pub(crate) fn closes(&self) {
+        self.is_open.store(false, Ordering::Relaxed);
     }
 
     /// Forwards the datagrams of clients until the future is dropped. `opener` tells which service
@@ -133,6 +149,9 @@ impl Port {
         while !self.table.is_empty() {
             tokio::select! {
                 () = readable(&self.socket) => {
+                    if self.is_open.load(Ordering::Relaxed) {
+                        return;
+                    }
                     if self.pass_up(opener, false) {
                         yield_now().await;
                     }

@@ -89,8 +89,8 @@ impl Penalties {
     }
 
     /// Returns whether a password from this client was wrong recently, or the client was turned
-    /// away. If that holds for many clients of an IPv6 network, it holds for all of them: otherwise,
-    /// a flood from there would always look like first logins.
+    /// away. If that holds for many clients of an IPv6 network, it holds for all of them.
+    /// Otherwise, a flood from there would always look like first logins.
     pub(crate) fn has_failed(&self, client: IpAddr, now: Instant) -> bool {
         let (table, client) = (self.table(), ClientKey::from(client));
         let failures = table.clients.get(&client);

@@ -122,6 +122,10 @@ impl OpenAddress {
             let (reach, described) = (bound.reach(), bound.describe());
             let (sender, receiver) = watch::channel(to.clone());
             let listener = Arc::downgrade(&bound.listener);
+            // Before its task runs, the reload may have been reported.
+            if let Some(port) = &bound.port {
+                port.reopens();
+            }
             accepting.spawn(accept(bound, address.clone(), receiver, shared.clone()));
             OpenSocket {
                 reach,
@@ -369,6 +373,7 @@ async fn forward(left: Left, to: &watch::Receiver<Assignment>, shared: &Shared, 
         }
     }
     let (opener, gate, finishing) = (opener(), shared.gate.clone(), Arc::clone(&shared.finishing));
+    port.closes();
     finishing.add(left);
     tokio::spawn(async move {
         loop {

@@ -132,6 +132,7 @@ fn associations_leave_a_quarter_of_the_ports_to_others() {
         net.node(0).inside(|| {
             // 15 of these 20 ports are for datagrams. An association has 2.
             fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40019").unwrap();
+            // Port because the other ports are counted.
             let target = shouting("127.0.0.1:9000");
             let program = Program::socks5(&[]);
             let mut open: Vec<_> = (0..7).map(|_| answered(&program, target)).collect();
@@ -147,6 +148,7 @@ fn associations_leave_a_quarter_of_the_ports_to_others() {
 /// Returns an association through which a datagram has passed.
 fn answered(program: &Program, target: SocketAddr) -> TcpStream {
     let (connection, relay) = associated(program);
+    // Port because the other ports are counted.
     let (socket, _) = socket("127.0.0.1:41000");
     socket.send_to(&wrapped(target, b"a"), relay).unwrap();
     assert_eq!(received(&socket), wrapped(target, b"A"));

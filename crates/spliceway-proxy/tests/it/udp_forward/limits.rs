@@ -103,7 +103,7 @@ fn datagrams_above_a_rate_are_dropped_in_each_direction() {
 }
 
 #[test]
-fn the_next_session_takes_another_address_than_one_at_which_nothing_receives() {
+fn the_next_session_avoids_an_address_at_which_nothing_receives() {
     let target = marking("127.0.0.1:0", b'a');
     let server = dns(&Arc::new(Mutex::new(vec![
         Ipv4Addr::new(127, 0, 0, 66),
