@@ -494,9 +494,12 @@ fn name_new(new: &Path, target: &Path) -> io::Result<()> {
     }
 }
 
+/// Returns whether a process runs. One that has ended may keep its number until its parent asks.
 fn lives(process: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    let has_ended = stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('Z'));
     let process = i32::try_from(process).ok().and_then(Pid::from_raw);
-    process.is_some_and(|process| test_kill_process(process) != Err(Errno::SRCH))
+    !has_ended && process.is_some_and(|process| test_kill_process(process) != Err(Errno::SRCH))
 }
 
 #[expect(

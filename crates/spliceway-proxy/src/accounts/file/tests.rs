@@ -294,6 +294,17 @@ fn a_device_that_takes_the_name_later_is_not_replaced() {
 }
 
 #[test]
+fn a_process_that_nobody_reaps_has_ended() {
+    use rustix::process::{WaitId, WaitIdOptions, waitid};
+    let mut child = std::process::Command::new("true").spawn().unwrap();
+    let id = Pid::from_raw(child.id().cast_signed()).unwrap();
+    let ended = waitid(WaitId::Pid(id), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
+    assert!(ended.unwrap().is_some() && !lives(child.id()));
+    child.wait().unwrap();
+    assert!(!lives(child.id()) && lives(std::process::id()) && lives(1));
+}
+
+#[test]
 fn links_and_modes_stay() {
     let path = Temporary::new("links");
     let folder = path.folder.join("elsewhere");
