@@ -102,6 +102,7 @@ mod tests {
         (0..1000).rev().for_each(|open| heap.shrinks_to(open));
         let runtime = Handle::current().metrics();
         assert_eq!(runtime.num_alive_tasks(), 1);
+        // Sleeps because the clock is paused.
         sleep(WAIT * 2).await;
         while runtime.num_alive_tasks() > 0 {
             tokio::task::yield_now().await;

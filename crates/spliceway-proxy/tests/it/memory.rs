@@ -59,12 +59,14 @@ fn memory_returns_after_a_storm_of_unfinished_client_hellos() {
     hello.extend([1, 0]);
     hello.extend(15_996_u16.to_be_bytes());
     hello.resize(SENT_BYTES, 0);
+    // Port because nothing connects to it.
     storm("sni", &["--route", "example.com=127.0.0.1:1"], &hello);
 }
 
 #[test]
 fn memory_returns_after_a_storm_of_unfinished_request_heads() {
     let field = format!("Field: {}\r\n", "v".repeat(200));
+    // Port because nothing connects to it.
     let mut head = b"GET http://127.0.0.1:1/ HTTP/1.1\r\n".to_vec();
     head.extend(field.bytes().cycle().take(SENT_BYTES - head.len()));
     storm("http", &[], &head);

@@ -100,6 +100,7 @@ fn what_cannot_be_read_as_a_file_is_named_as_what_it_is() {
             "-l",
             "127.0.0.1:0",
             "-r",
+            // Port because nothing connects to it.
             "127.0.0.1:1",
             "--access-log",
             path,

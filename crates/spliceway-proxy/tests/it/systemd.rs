@@ -82,7 +82,8 @@ fn the_packaged_configuration_is_valid_and_private() {
     assert!(said.ends_with(expected), "{said}");
 }
 
-/// Runs the program with a resource limit, and returns its stderr. The program must refuse to start.
+/// Runs the program with a resource limit, and returns its stderr. The program must refuse to
+/// start.
 fn refusal(limit: &str, arguments: &[&str]) -> String {
     let mut command = Command::new("prlimit");
     let output = command.args([limit, PROGRAM]).args(arguments).output().unwrap();
@@ -99,6 +100,7 @@ fn a_limit_of_a_service_manager_is_an_error_with_a_remedy() {
     }
     let refused = refusal("--stack=65536", &["--version"]);
     assert!(refused.contains("the limit on the stack is 64 KiB: expected at least 256 KiB (LimitSTACK="));
+    // Port because nothing connects to it.
     let forward = ["forward", "-l", "127.0.0.1:0", "-r", "127.0.0.1:1", "--workers"];
     // The stacks of 256 threads need 512 MiB.
     let refused = refusal("--as=500000000", &[&forward[..], &["256"]].concat());
