@@ -4,12 +4,15 @@
 //! folders must be as before.
 
 use std::fs::{self, Metadata};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 /// The files, of which there are at most two.
 static FILES: Mutex<Vec<File>> = Mutex::new(Vec::new());
+/// Those that were removed.
+static REMOVED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 struct File {
     path: PathBuf,
@@ -34,24 +37,40 @@ pub(crate) fn keep() {
     files(Vec::clear);
 }
 
-/// Records that this process has replaced one of its files by another one.
-pub(crate) fn replaced(before: &Metadata, after: &Metadata) {
+/// Removes the files that were not kept, unless others have replaced them.
+pub(crate) fn remove() {
     files(|files| {
-        let is_replaced = |file: &&mut File| file.inode == inode(before);
-        if let Some(file) = files.iter_mut().find(is_replaced) {
-            file.inode = inode(after);
+        for File { path, inode: created } in std::mem::take(files) {
+            if fs::symlink_metadata(&path).is_ok_and(|found| inode(&found) == created) {
+                // If this fails, the next start uses the file.
+                let _ = fs::remove_file(&path);
+                removed(|removed| removed.push(path));
+            }
         }
     });
 }
 
-/// Removes the files that were not kept, unless others have replaced them.
-pub(crate) fn remove() {
-    for File { path, inode: created } in files(std::mem::take) {
-        if fs::symlink_metadata(&path).is_ok_and(|found| inode(&found) == created) {
-            // If this fails, the next start uses the file.
-            let _ = fs::remove_file(path);
+/// Lets this process replace a file that it may have created.
+///
+/// # Errors
+/// Returns an error if the file was removed, because this process does not serve.
+pub(crate) fn replace(path: &Path, replace: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    files(|files| {
+        if is_removed(path) {
+            return Err(io::Error::other("this process does not serve"));
         }
-    }
+        replace()?;
+        let created = files.iter_mut().find(|file| file.path == path);
+        if let (Some(created), Ok(found)) = (created, fs::symlink_metadata(path)) {
+            created.inode = inode(&found);
+        }
+        Ok(())
+    })
+}
+
+/// Returns whether this process has created the file and removed it again.
+pub(crate) fn is_removed(path: &Path) -> bool {
+    removed(|removed| removed.iter().any(|one| one == path))
 }
 
 fn inode(file: &Metadata) -> (u64, u64) {
@@ -62,31 +81,37 @@ fn files<T>(change: impl FnOnce(&mut Vec<File>) -> T) -> T {
     change(&mut FILES.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
+fn removed<T>(change: impl FnOnce(&mut Vec<PathBuf>) -> T) -> T {
+    change(&mut REMOVED.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io;
 
     #[test]
     fn only_new_files_that_no_other_program_has_replaced_are_removed() {
         let folder = std::env::temp_dir().join(format!("spliceway-created-{}", std::process::id()));
         fs::create_dir(&folder).unwrap();
-        let [old, new, failed, other] = ["old", "new", "failed", "other"].map(|name| folder.join(name));
+        let [old, new, failed, replaced, own] =
+            ["old", "new", "failed", "replaced", "own"].map(|name| folder.join(name));
         fs::write(&old, "old").unwrap();
-        for path in [&old, &new, &other] {
+        for path in [&old, &new, &replaced, &own] {
             watch(path, || fs::write(path, "written")).unwrap();
         }
         watch(&failed, || Err::<(), _>(io::Error::other("as a test"))).unwrap_err();
-        for path in [&new, &other] {
-            let (saved, before) = (folder.join("saved"), fs::metadata(path).unwrap());
-            fs::write(&saved, "saved").unwrap();
-            if path == &new {
-                replaced(&before, &fs::metadata(&saved).unwrap());
-            }
-            fs::rename(&saved, path).unwrap();
-        }
+        fs::write(folder.join("other"), "theirs").unwrap();
+        fs::rename(folder.join("other"), &replaced).unwrap();
+        let replace_own = || {
+            fs::write(folder.join("other"), "ours").unwrap();
+            replace(&own, || fs::rename(folder.join("other"), &own))
+        };
+        replace_own().unwrap();
+        assert!(!is_removed(&own));
         remove();
-        assert!(old.exists() && !new.exists() && other.exists());
+        assert!(old.exists() && !new.exists() && replaced.exists());
+        // A task that still runs does not make it again.
+        assert!(is_removed(&own) && replace_own().is_err() && !own.exists());
         watch(&new, || fs::write(&new, "written")).unwrap();
         keep();
         remove();

@@ -176,6 +176,11 @@ impl File {
         }
     }
 
+    /// Returns whether this process has created the file and removed it, because it does not serve.
+    pub(super) fn is_removed(&self) -> bool {
+        created::is_removed(&self.path)
+    }
+
     /// The next update is the last one.
     pub(super) fn leave(&mut self) {
         self.is_leaving = true;
@@ -400,16 +405,15 @@ impl File {
         }
         self.snapshot.updates += 1;
         let (bytes, sum) = self.snapshot.encode();
-        let written = fill(&mut file, &bytes, replaced.as_ref()).and_then(|()| match is_there {
-            true => fs::rename(&new, &target),
-            false => name_new(&new, &target),
+        let written = fill(&mut file, &bytes, replaced.as_ref()).and_then(|()| {
+            created::replace(&self.path, || match is_there {
+                true => fs::rename(&new, &target),
+                false => name_new(&new, &target),
+            })
         });
         let written = written.and_then(|()| file.metadata());
         match written {
             Ok(metadata) => {
-                if let Some(replaced) = &replaced {
-                    created::replaced(replaced, &metadata);
-                }
                 (self.seen, self.is_verified, self.sum) = (Some(Seen::of(&metadata)), false, sum);
                 self.locked = Some(file);
                 Ok(bytes.len() as u64)

@@ -171,6 +171,9 @@ impl Accounts {
     pub(super) fn save(&self) -> Option<Result<(), Unusable>> {
         // Two updates at the same time would save the same changes.
         let mut file = unpoisoned(self.file.get()?);
+        if file.is_removed() {
+            return None;
+        }
         let date = Date::now();
         let changes = self.changes(date);
         if changes.is_empty() && !file.needs_update() {
