@@ -1,17 +1,20 @@
 //! Parses the addresses that users write: addresses to listen on, and targets to relay to.
 
+mod unix_socket;
+
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::str::FromStr;
+
+use unix_socket::{ABSTRACT_MODES, EXPECTED_ABSTRACT_MODE, socket_path};
+pub use unix_socket::{is_abstract, system_path};
 
 /// The longest DNS name in text form, in bytes. A SOCKS5 request has room for the same number.
 const NAME_MAX_BYTES: usize = 255;
 
 /// The prefix of a Unix socket path.
 const UNIX: &str = "unix:";
-/// `sun_path` has 108 bytes, and the last byte is 0.
-const PATH_MAX_BYTES: usize = 107;
 /// The text between a path and the permissions of its socket.
 const MODE: &str = ",mode=";
 /// The prefix of the name of a socket that the service manager passed.
@@ -29,7 +32,7 @@ pub enum ListenAddress {
     Name(Box<str>, u16),
     /// A Unix socket.
     Unix {
-        /// The absolute path.
+        /// The absolute path, or the name of an abstract socket.
         path: Box<Path>,
         /// The permissions, if the address states them.
         mode: Option<u32>,
@@ -63,7 +66,8 @@ pub enum Target {
     Ip(SocketAddr),
     /// A name, which is looked up for every connection, and a port.
     Name(Box<str>, u16),
-    /// The path of a Unix socket. Only the operator can name a Unix socket. A client cannot.
+    /// The path of a Unix socket, or the name of an abstract one ([`is_abstract`]). Only the
+    /// operator can name a Unix socket. A client cannot.
     Unix(Box<Path>),
 }
 
@@ -184,7 +188,8 @@ impl FromStr for Target {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let expected = "expected HOST:PORT, such as example.com:80, 192.0.2.1:80 or [2001:db8::1]:80, or unix:/PATH";
+        let expected =
+            "expected HOST:PORT, such as example.com:80, 192.0.2.1:80 or [2001:db8::1]:80, unix:/PATH or unix:@NAME";
         if let Some(path) = text.strip_prefix(UNIX) {
             return socket_path(path).map(Self::Unix).ok_or(expected);
         }
@@ -204,7 +209,7 @@ impl FromStr for ListenAddress {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let expected = "expected :PORT, IP:PORT, [IPV6]:PORT or NAME:PORT, such as 127.0.0.1:1080, or unix:/PATH[,mode=0660] or fd:NAME";
+        let expected = "expected :PORT, IP:PORT, [IPV6]:PORT or NAME:PORT, such as 127.0.0.1:1080, or unix:/PATH[,mode=0660], unix:@NAME or fd:NAME";
         if let Some(port) = text.strip_prefix(':') {
             return port_number(port, expected).map(Self::Every);
         }
@@ -224,6 +229,9 @@ impl FromStr for ListenAddress {
         {
             Target::Ip(address) => Ok(Self::Ip(address)),
             Target::Name(name, port) => Ok(Self::Name(name, port)),
+            Target::Unix(path) if is_abstract(&path) && mode.is_some_and(|mode| !ABSTRACT_MODES.contains(&mode)) => {
+                Err(EXPECTED_ABSTRACT_MODE)
+            }
             Target::Unix(path) => Ok(Self::Unix { path, mode }),
         }
     }
@@ -286,12 +294,6 @@ fn ports(first: Option<u16>, last: Option<&str>) -> Result<u16, &'static str> {
         0 => Err(expected),
         _ => last.checked_sub(first).map(|more| more + 1).ok_or(expected),
     }
-}
-
-/// Returns the path if it is valid and absolute. A relative path would depend on the program's
-/// working directory.
-fn socket_path(text: &str) -> Option<Box<Path>> {
-    (text.starts_with('/') && text.len() <= PATH_MAX_BYTES && !text.contains('\0')).then(|| Path::new(text).into())
 }
 
 /// Returns the name if it follows the rules of `FileDescriptorName=` (systemd.socket(5)): at most
@@ -374,6 +376,7 @@ fn last_port(f: &mut fmt::Formatter<'_>, first: Option<u16>, count: u16) -> fmt:
 
 #[cfg(test)]
 mod tests {
+    use super::unix_socket::PATH_MAX_BYTES;
     use super::*;
 
     #[test]
@@ -385,6 +388,8 @@ mod tests {
             "localhost:1080",
             "unix:/run/a,b-1.sock",
             "unix:/run/a.sock,mode=0660",
+            "unix:@a/b-1,c",
+            "unix:@a,mode=0666",
             "fd:web.socket",
             "fd:3",
         ] {
@@ -398,6 +403,7 @@ mod tests {
             "a_b.example.com.:80",
             "a-b:80",
             "unix:/run/a-b:1-2.sock",
+            "unix:@a-b:1-2",
         ] {
             assert_eq!(text.parse::<Target>().unwrap().to_string(), text);
             let range: TargetRange = text.parse().unwrap();

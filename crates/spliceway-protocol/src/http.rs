@@ -23,6 +23,7 @@ mod target;
 pub use answer::Answer;
 pub(super) use basic::encode as basic_credentials;
 pub use chunks::{Chunks, Malformed};
+pub use forward::for_proxy;
 pub use response::{ESTABLISHED, Status, come_again, failed, no_chunks, response};
 
 use super::message::Message;

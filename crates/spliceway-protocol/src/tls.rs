@@ -4,14 +4,15 @@
 //!   record: 22, version, length (2) ▸ a part of the ClientHello      one record or several
 //! ```
 //!
-//! The parser finds the end of each record, no matter how the records were split into reads. It keeps
-//! the bytes so that a server can have them unchanged. The bytes after the message stay in the input.
+//! The parser finds the end of each record, no matter how the records were split into reads. It
+//! keeps the bytes so that a server can have them unchanged. The bytes after the message stay in
+//! the input.
 //!
-//! A router does not negotiate. So the parser reads only the names, and the server judges everything
-//! else: versions, ciphers, compressions, signatures, and extensions that nobody knows.
+//! A router does not negotiate. So the parser reads only the names, and the server judges
+//! everything else: versions, ciphers, compressions, signatures, and extensions that nobody knows.
 //!
-//! A client of before 1999 may begin with a hello of SSL 2.0, which has no names. Its first five bytes
-//! identify it, and the parser reads no more of it.
+//! A client of before 1999 may begin with a hello of SSL 2.0, which has no names. Its first five
+//! bytes identify it, and the parser reads no more of it.
 //!
 //! # Encrypted ClientHello
 //!
@@ -67,7 +68,7 @@ pub struct ClientHello {
     pub name: Option<Box<str>>,
     /// The protocols that the client offers (ALPN). Their names can contain any bytes.
     pub protocols: Vec<Box<[u8]>>,
-    /// The records that the client sent, unchanged. Of a hello of SSL 2.0, the first five bytes.
+    /// The records that the client sent, unchanged, or the first five bytes of an SSL 2.0 hello.
     pub bytes: Vec<u8>,
 }
 
@@ -192,8 +193,8 @@ struct Stated {
     protocols: Vec<Box<[u8]>>,
 }
 
-/// Reads the names from the content of a ClientHello. `None` means that a part of it is cut, or that
-/// two extensions state names of one type, of which another reader might take the other one.
+/// Reads the names from the content of a ClientHello. `None` means that a part of it is cut, or
+/// that two extensions state names of one type, of which another reader might take the other one.
 fn stated(body: &[u8]) -> Option<Result<Stated, Refusal>> {
     let mut body = Parts(body);
     body.take(FIXED_BYTES)?;

@@ -26,6 +26,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::admission::ClientKey;
+use crate::hops;
 use crate::policy::{Denied, TargetPolicy};
 use crate::stream::Stream;
 use crate::transparent::OwnDial;
@@ -75,6 +76,18 @@ pub(crate) struct Dialed {
     pub(crate) address: Option<SocketAddr>,
     /// Recognizes the connection if a firewall rule sends it back to this process.
     pub(crate) own: Option<Box<OwnDial>>,
+    /// The HTTP proxy at the other end, if it awaits the request in place of the target.
+    pub(crate) proxy: Option<Box<UpstreamProxy>>,
+}
+
+/// How bytes pass through the last upstream proxy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Passage {
+    /// The proxy connects to the target, and knows nothing about the bytes.
+    Tunnel,
+    /// The bytes are one HTTP request. An HTTP proxy gets it instead of CONNECT, which many proxies
+    /// allow for port 443 only.
+    Request,
 }
 
 /// The purpose of a connection, which decides how its address is checked.
@@ -82,8 +95,8 @@ pub(crate) struct Dialed {
 enum Purpose<'a> {
     /// A target, to which the whole policy applies, and the whole name that led to its address.
     Target(Option<&'a str>),
-    /// An upstream proxy, which the operator has named. The only check is that the proxy is not
-    /// this program.
+    /// An upstream proxy, which the operator has named. The only check is that there are not too
+    /// many hops within this program.
     Proxy,
 }
 
@@ -92,7 +105,22 @@ enum Purpose<'a> {
 struct Caller {
     client: resolver::Key,
     ip: Option<IpAddr>,
+    /// The number of services of this program that the client's bytes have passed.
+    hops: u8,
     deadline: Instant,
+}
+
+/// What a dial is for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DialRequest<'a> {
+    pub(crate) passage: Passage,
+    /// The address of the client.
+    pub(crate) client: Option<IpAddr>,
+    /// The proxies that the request has passed through, including this one. Upstream proxies
+    /// receive it if their protocol allows this.
+    pub(crate) via: &'a str,
+    /// The number of [hops](crate::hops) behind the client.
+    pub(crate) hops: u8,
 }
 
 impl Dialer {
@@ -127,13 +155,33 @@ impl Dialer {
     /// Returns a denial if an address was denied and no other address connected. Otherwise, returns
     /// the error of the last failed attempt.
     pub(crate) async fn dial(&self, target: &Target, client: Option<IpAddr>, via: &str) -> Result<Dialed, DialError> {
+        let request = DialRequest {
+            passage: Passage::Tunnel,
+            client,
+            via,
+            hops: 0,
+        };
+        self.dial_for(target, request).await
+    }
+
+    /// Connects as [`Self::dial`] does.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::dial`].
+    pub(crate) async fn dial_for(&self, target: &Target, request: DialRequest<'_>) -> Result<Dialed, DialError> {
+        let DialRequest {
+            passage,
+            client,
+            via,
+            hops,
+        } = request;
         let mut caller = self.caller(client.map(ClientKey::from));
-        caller.ip = client;
+        (caller.ip, caller.hops) = (client, hops);
         self.policy.check_name(target)?;
         if self.settings.upstreams.is_empty() {
             self.connect(target, Purpose::Target(None), caller).await
         } else {
-            self.dial_through(target, via, caller).await
+            self.dial_through(passage, target, via, caller).await
         }
     }
 
@@ -187,6 +235,7 @@ impl Dialer {
         Caller {
             client,
             ip: None,
+            hops: 0,
             deadline: Instant::now() + self.settings.timeout,
         }
     }
@@ -246,6 +295,9 @@ impl Dialer {
             Target::Name(name, port) => return self.connect_by_name(name, *port, purpose, caller).await,
             Target::Unix(path) => {
                 self.policy.check_path(path)?;
+                if self.policy.is_hop_to_path(path) {
+                    hops::next(caller.hops)?;
+                }
                 let connected = unix::connect(path, caller.deadline).await;
                 let stream = connected.map_err(|error| DialError::Unreachable(target.clone(), error))?;
                 return Ok(Dialed::new(stream.into(), None, None));
@@ -327,7 +379,7 @@ impl Dialer {
                     own = own.acquire() => own,
                     beside = self.beside.acquire() => beside,
                 };
-                let outcome = self.attempt(address, purpose, caller.ip).await;
+                let outcome = self.attempt(address, purpose, caller).await;
                 Tried { ip, outcome }
             })
         };
@@ -344,20 +396,23 @@ impl Dialer {
 
     /// Checks `address` and connects to it. Every dial of an IP address uses this method, so no
     /// address is unchecked.
-    async fn attempt(
-        &self,
-        address: SocketAddr,
-        purpose: Purpose<'_>,
-        client: Option<IpAddr>,
-    ) -> Result<Connected, Why> {
-        let allowed = match purpose {
-            Purpose::Target(name) => self.policy.check(name, address),
-            Purpose::Proxy => self.policy.check_loop(address),
+    async fn attempt(&self, address: SocketAddr, purpose: Purpose<'_>, caller: Caller) -> Result<Connected, Why> {
+        let is_hop = match purpose {
+            Purpose::Target(name) => {
+                self.policy.check(name, address).map_err(Why::Denied)?;
+                self.policy.is_hop(address)
+            }
+            // The operator has named the proxy.
+            Purpose::Proxy => self.is_own_listener(address),
         };
-        allowed.map_err(Why::Denied)?;
+        let hops = if is_hop {
+            hops::next(caller.hops).map_err(Why::Denied)?
+        } else {
+            0
+        };
         self.settings
             .sockets
-            .connect(address, client)
+            .connect_after(hops, address, caller.ip)
             .await
             .map_err(Why::Failed)
     }
@@ -384,6 +439,7 @@ impl Dialed {
             early: Vec::new(),
             address,
             own,
+            proxy: None,
         }
     }
 }

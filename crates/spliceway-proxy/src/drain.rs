@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::time::Duration;
 
+use signal_hook::consts::SIGXCPU;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
@@ -113,8 +114,8 @@ pub(crate) enum SignalRequest {
     Upgrade,
 }
 
-/// The signals SIGTERM and SIGINT, and also SIGHUP and SIGUSR2. While this value exists, none of
-/// these signals kills the process.
+/// The signals SIGTERM and SIGINT, and also SIGHUP, SIGUSR2 and SIGXCPU. While this value exists,
+/// none of these signals kills the process.
 ///
 /// SIGHUP asks for a reload. If the settings come from the command line, it asks to stop when the
 /// terminal of the program has gone, and it stays ignored if it was ignored at the start (nohup).
@@ -123,6 +124,8 @@ pub(crate) struct Signals {
     interrupt: Signal,
     upgrade: Signal,
     hangup: Option<Signal>,
+    /// The limit on CPU time is reached.
+    cpu_time: Signal,
     /// Whether SIGHUP stops the program if no terminal is left.
     needs_terminal: bool,
     /// Whether SIGHUP has stopped the program.
@@ -145,6 +148,7 @@ impl Signals {
             interrupt: signal(SignalKind::interrupt())?,
             upgrade: signal(SignalKind::user_defined2())?,
             hangup,
+            cpu_time: signal(SignalKind::from_raw(SIGXCPU))?,
             needs_terminal: !has_file && has_terminal(),
             hung_up: false,
             asks_for_reload: false,
@@ -161,6 +165,10 @@ impl Signals {
             _ = self.terminate.recv() => SignalRequest::Stop,
             _ = self.interrupt.recv() => SignalRequest::Stop,
             _ = self.upgrade.recv() => SignalRequest::Upgrade,
+            _ = self.cpu_time.recv() => {
+                tracing::error!("the limit on CPU time (RLIMIT_CPU) is reached: the program stops");
+                SignalRequest::Stop
+            }
             Some(()) = async { self.hangup.as_mut()?.recv().await } => {
                 self.hung_up = self.needs_terminal && !has_terminal();
                 match self.hung_up {

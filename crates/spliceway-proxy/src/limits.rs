@@ -2,8 +2,24 @@
 
 use std::fmt;
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Lets a write beyond the limit on the size of files (RLIMIT_FSIZE) fail with `EFBIG`, as on a
+/// full disk. By default, the kernel ends the process with SIGXFSZ.
+pub(crate) fn survive_file_size() {
+    // Nobody reads the flag: that there is a handler is enough. Only an invalid signal is refused.
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::<AtomicBool>::default());
+}
+
+/// Returns the limit on the CPU time of the process, if it has one. The kernel sends SIGXCPU at the
+/// soft limit, and ends the process at the hard limit without a word.
+pub(crate) fn cpu_time() -> Option<Duration> {
+    getrlimit(Resource::Cpu).current.map(Duration::from_secs)
+}
 
 /// Sets the limit on descriptors and returns the new limit.
 ///

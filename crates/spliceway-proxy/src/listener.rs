@@ -1,5 +1,6 @@
 //! Listens for clients and accepts them. No accept(2) error ends a listener.
 
+mod abstract_socket;
 mod bind;
 mod inherited;
 mod socket_file;
@@ -95,10 +96,10 @@ impl Listener {
             Self::Tcp(listener) => listener.local_addr().is_ok_and(is_loopback),
             Self::Udp(socket) => socket.local_addr().is_ok_and(is_loopback),
             Self::Unix(Some(file), _) => file.is_private(),
-            // An abstract socket has no file, so no permissions restrict who may open it.
-            Self::Unix(None, listener) => listener
-                .local_addr()
-                .is_ok_and(|address| address.as_pathname().is_some_and(socket_file::is_private)),
+            Self::Unix(None, listener) => listener.local_addr().is_ok_and(|address| match address.as_pathname() {
+                Some(path) => socket_file::is_private(path),
+                None => abstract_socket::name(listener).is_some_and(|name| abstract_socket::is_private(&name)),
+            }),
         }
     }
 
@@ -109,7 +110,10 @@ impl Listener {
             Self::Udp(socket) => socket.local_addr().map(|address| format!("{address}/udp")),
             Self::Unix(_, listener) => listener.local_addr().map(|address| match address.as_pathname() {
                 Some(path) => format!("unix:{}", path.display()),
-                None => format!("unix:{address:?}"),
+                None => match abstract_socket::name(listener) {
+                    Some(name) => format!("unix:{name}"),
+                    None => format!("unix:{address:?}"),
+                },
             }),
         };
         described.unwrap_or_else(|_| "?".to_owned())
@@ -123,10 +127,16 @@ impl Listener {
                 stream: stream.into(),
                 peer: Some(canonical(peer)),
             }),
-            Self::Unix(_, listener) => ready!(listener.poll_accept(cx)).map(|(stream, _)| Accepted {
-                stream: stream.into(),
-                peer: None,
-            }),
+            Self::Unix(_, listener) => loop {
+                break match ready!(listener.poll_accept(cx)) {
+                    // A client that may not connect sees the end of its connection.
+                    Ok((stream, _)) if !abstract_socket::admits(listener, &stream) => continue,
+                    accepted => accepted.map(|(stream, _)| Accepted {
+                        stream: stream.into(),
+                        peer: None,
+                    }),
+                };
+            },
         })
     }
 

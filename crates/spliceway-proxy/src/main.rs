@@ -30,6 +30,7 @@ mod handshake;
 mod harmless;
 mod health;
 mod heap;
+mod hops;
 mod http_server;
 mod instance;
 mod limits;
@@ -82,6 +83,8 @@ const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(1);
 const SECRET_MAX_BYTES: usize = 255;
 /// The exit code for bad usage and for unsafe settings.
 const USAGE: u8 = 2;
+/// The warning about a limit that ends every long run.
+const CPU_TIME: &str = "the system limits the CPU time of this process (RLIMIT_CPU): at the limit, the program stops";
 /// The exit code after a stop that cut sessions.
 const CUT: u8 = 3;
 
@@ -96,6 +99,7 @@ fn main() -> ExitCode {
 #[inline(never)]
 fn start() -> ExitCode {
     listener::adopt_inherited();
+    limits::survive_file_size();
     match cli::parse() {
         cli::Action::Status(command) => status::run(&command),
         cli::Action::Reload(command) => reload::run(&command),
@@ -129,8 +133,12 @@ fn start() -> ExitCode {
                 return failed(&error.into());
             }
             let health = Health::new();
+            let cpu_time = limits::cpu_time();
             match log::start(&settings, &health) {
                 Ok(_flushes) => {
+                    if let Some(limit) = cpu_time {
+                        tracing::warn!(?limit, "{CPU_TIME}");
+                    }
                     let ended = run(*settings, source, successor, &health);
                     // The program has written its files for the last time.
                     created::remove();

@@ -6,6 +6,7 @@
 
 mod backends;
 mod continued;
+mod exposition;
 mod process;
 mod series;
 mod services;
@@ -30,6 +31,7 @@ use crate::balance::Balancer;
 use crate::outcome::SessionEnd;
 use backends::Backends;
 use continued::Continued;
+pub(crate) use exposition::Exposition;
 pub(crate) use process::Process;
 use series::LiveSeries;
 use services::AllTraffic;

@@ -15,7 +15,7 @@ use spliceway_protocol::address::Target;
 use spliceway_protocol::rule::canonical_network;
 
 pub(crate) use client::{ClientPolicy, network};
-pub(crate) use own::{OwnEntry, OwnListeners};
+pub(crate) use own::{OwnEntry, OwnListeners, reached};
 pub(crate) use rules::{RuleList, TargetRules};
 
 /// The targets that a service may connect to.
@@ -56,6 +56,8 @@ pub(crate) struct TargetPolicy {
     rules: TargetRules,
     /// Whether targets get datagrams, and not connections.
     is_for_datagrams: bool,
+    /// Whether targets may be listeners of this program, because the operator names the targets.
+    may_hop: bool,
 }
 
 /// The reason why a target is refused, which is a `reason` in metrics and records.
@@ -74,7 +76,7 @@ pub(crate) enum Denied {
     Metadata,
     /// Any other address that no host on the public Internet has.
     Reserved,
-    /// A listener of this program, which is refused whatever else is allowed. Otherwise, each
+    /// A listener of this program that a client has named, or one hop too many. Otherwise, each
     /// session would open the next one until no descriptor is left.
     Loop,
     /// A target rule of the operator, which the text names.
@@ -90,6 +92,7 @@ impl TargetPolicy {
             opened: Arc::default(),
             rules: TargetRules::default(),
             is_for_datagrams: false,
+            may_hop: false,
         }
     }
 
@@ -107,6 +110,7 @@ impl TargetPolicy {
             opened,
             rules: access.rules.clone(),
             is_for_datagrams: false,
+            may_hop: false,
         }
     }
 
@@ -115,8 +119,27 @@ impl TargetPolicy {
     pub(crate) fn for_datagrams(self) -> Self {
         Self {
             is_for_datagrams: true,
+            // Datagrams have no hops that could be counted.
+            may_hop: false,
             ..self
         }
+    }
+
+    /// Returns the same policy for targets that the operator names. They may be listeners of this
+    /// program, if the caller counts the [hops](crate::hops).
+    pub(crate) fn with_hops(self) -> Self {
+        Self { may_hop: true, ..self }
+    }
+
+    /// Returns whether an allowed `address` is a listener of this program.
+    pub(crate) fn is_hop(&self, address: SocketAddr) -> bool {
+        self.may_hop && self.check_loop(address).is_err()
+    }
+
+    /// Returns whether the path of a Unix socket, which [`Self::check_path`] allows, is a listener
+    /// of this program.
+    pub(crate) fn is_hop_to_path(&self, path: &Path) -> bool {
+        self.may_hop && self.own.are_at_path(path)
     }
 
     #[cfg(test)]
@@ -147,7 +170,9 @@ impl TargetPolicy {
             }
             Targets::Everything => {}
         }
-        self.check_loop(address)?;
+        if !self.may_hop {
+            self.check_loop(address)?;
+        }
         self.rules.check(name, address)
     }
 
@@ -177,7 +202,7 @@ impl TargetPolicy {
     /// # Errors
     /// Returns [`Denied::Loop`] for a listener of this program.
     pub(crate) fn check_path(&self, path: &Path) -> Result<(), Denied> {
-        if self.own.are_at_path(path) {
+        if !self.may_hop && self.own.are_at_path(path) {
             Err(Denied::Loop)
         } else {
             Ok(())

@@ -1,6 +1,7 @@
 //! The settings of the program. They are checked and complete, whatever their source.
 
 mod backends;
+mod chains;
 mod distinct;
 mod origin;
 mod settle;

@@ -113,6 +113,11 @@ impl Routes {
         self.not_tls.as_ref()
     }
 
+    /// Returns the targets of all routes.
+    pub(crate) fn targets(&self) -> impl Iterator<Item = &Target> {
+        self.choices.values().flatten().map(|choice| &choice.target)
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.count
     }

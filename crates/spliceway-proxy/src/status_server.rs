@@ -5,15 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::body::Incoming;
-use hyper::header::ALLOW;
+use hyper::header::{ALLOW, VARY};
 use hyper::{Method, Request, StatusCode};
 
 use crate::health::State;
 use crate::http_server::{Answer, Answers, PLAIN, response, set};
+use crate::metrics::Exposition;
 use crate::overview::Overview;
 use crate::status_page::StatusPage;
-
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Answers scrapers, probes and browsers.
 pub(crate) struct StatusServer {
@@ -34,7 +33,7 @@ impl Answers for StatusServer {
         match (request.uri().path(), &self.page) {
             // This path does not check `Host`, unlike the status page: a scraper may use any name
             // of this machine, and a list of them would break scrapes.
-            ("/metrics", _) => self.metrics().await,
+            ("/metrics", _) => self.metrics(Exposition::accepted_by(request.headers())).await,
             ("/healthz", _) => response(StatusCode::OK, PLAIN, "alive\n"),
             ("/readyz", _) => self.readiness(),
             ("/" | "/status.json", Some(page)) => page.answer(&request),
@@ -45,12 +44,16 @@ impl Answers for StatusServer {
 }
 
 impl StatusServer {
-    async fn metrics(&self) -> Answer {
+    async fn metrics(&self, exposition: Exposition) -> Answer {
         let metrics = Arc::clone(&self.overview.metrics);
         // The kernel may take long to answer, and a worker must not wait.
         let process = tokio::task::spawn_blocking(move || metrics.process()).await;
         match self.overview.metrics.text(process.unwrap_or_default()).await {
-            Ok(text) => response(StatusCode::OK, OPEN_METRICS, text),
+            Ok(text) => {
+                let mut answer = response(StatusCode::OK, exposition.content_type(), exposition.write(text));
+                set(&mut answer, VARY, "Accept");
+                answer
+            }
             Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, format!("{error}\n")),
         }
     }

@@ -1,7 +1,7 @@
 //! Connections that the firewall has taken from their way to a target: finds their target, and
 //! recognizes those that this process has opened itself.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -103,7 +103,8 @@ const SHARDS: usize = 64;
 
 struct OwnDials {
     hasher: RandomState,
-    shards: [Mutex<HashSet<Ends>>; SHARDS],
+    /// With the number of services of this process that the bytes have passed before the target.
+    shards: [Mutex<HashMap<Ends, u8>>; SHARDS],
 }
 
 /// The source and the target of a connection, without scope and flow of IPv6.
@@ -114,21 +115,32 @@ type Ends = [(IpAddr, u16); 2];
 pub(crate) struct OwnDial(Ends);
 
 impl OwnDial {
-    /// Calls `connect`, which begins to connect to `target` and returns the source, and remembers
-    /// both. The other end cannot be checked before that, because `connect` runs under the lock.
+    /// Remembers a connection that has passed `hops` services. Calls `connect`, which begins to
+    /// connect to `target` and returns the source, and remembers both. The other end cannot be
+    /// checked before that, because `connect` runs under the lock.
     ///
     /// # Errors
     /// Returns the error of `connect`.
-    pub(crate) fn begin<E>(target: SocketAddr, connect: impl FnOnce() -> Result<SocketAddr, E>) -> Result<Self, E> {
+    pub(crate) fn begin<E>(
+        target: SocketAddr,
+        hops: u8,
+        connect: impl FnOnce() -> Result<SocketAddr, E>,
+    ) -> Result<Self, E> {
         let mut shard = OWN_DIALS.shard(target);
         let ends = ends(connect()?, target);
-        shard.insert(ends);
+        shard.insert(ends, hops);
         Ok(Self(ends))
     }
 
     /// Returns whether a client with this address and target is a connection of this process.
     pub(crate) fn is_from(client: SocketAddr, target: SocketAddr) -> bool {
-        OWN_DIALS.shard(target).contains(&ends(client, target))
+        Self::hops(client, target).is_some()
+    }
+
+    /// Returns the number of services that the bytes of such a connection have passed. `None` if
+    /// the connection is not one of this process.
+    pub(crate) fn hops(client: SocketAddr, target: SocketAddr) -> Option<u8> {
+        OWN_DIALS.shard(target).get(&ends(client, target)).copied()
     }
 }
 
@@ -140,7 +152,7 @@ impl Drop for OwnDial {
 }
 
 impl OwnDials {
-    fn shard(&self, target: SocketAddr) -> MutexGuard<'_, HashSet<Ends>> {
+    fn shard(&self, target: SocketAddr) -> MutexGuard<'_, HashMap<Ends, u8>> {
         let target = canonical(target);
         let hash = self.hasher.hash_one((target.ip(), target.port()));
         let shard = &self.shards[hash as usize % SHARDS];
@@ -164,8 +176,9 @@ mod tests {
     fn a_connection_is_known_by_both_of_its_ends_until_it_is_dropped() {
         let [source, target, other]: [SocketAddr; 3] =
             ["192.0.2.1:1001", "192.0.2.2:80", "192.0.2.3:80"].map(|text| text.parse().unwrap());
-        let dial = OwnDial::begin(target, || Ok::<_, ()>(source)).unwrap();
+        let dial = OwnDial::begin(target, 3, || Ok::<_, ()>(source)).unwrap();
         assert!(OwnDial::is_from(source, target));
+        assert_eq!(OwnDial::hops(source, target), Some(3));
         let mapped = "[::ffff:192.0.2.1]:1001".parse().unwrap();
         assert!(OwnDial::is_from(mapped, target));
         for (client, target) in [(source, other), (other, target), (target, source)] {
@@ -173,6 +186,6 @@ mod tests {
         }
         drop(dial);
         assert!(!OwnDial::is_from(source, target));
-        assert_eq!(OwnDial::begin(target, || Err("refused")).unwrap_err(), "refused");
+        assert_eq!(OwnDial::begin(target, 0, || Err("refused")).unwrap_err(), "refused");
     }
 }

@@ -19,7 +19,18 @@ const HEADS_MAX_BYTES: usize = 64 << 10;
 const LAST: &[u8] = b"Connection: close\r\n";
 /// Fields that are not passed on. Either they apply to this connection alone (RFC 9110 section
 /// 7.6.1), or the proxy writes new ones.
-const NOT_PASSED_ON: [&str; 4] = ["connection", "keep-alive", "proxy-connection", "upgrade"];
+const NOT_PASSED_ON: [&str; 5] = [
+    "connection",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-connection",
+    "upgrade",
+];
+/// The status of an answer from the next proxy that demands other credentials. The client could
+/// only give its credentials for this proxy, which are not for anybody else.
+const DEMANDS_CREDENTIALS: u16 = 407;
+/// What the client gets instead.
+const BAD_GATEWAY: &str = "502 Bad Gateway\r\n";
 
 /// Parses and rewrites the head of a target's response, together with the interim responses before
 /// it.
@@ -129,7 +140,10 @@ fn rewritten(head: &[u8]) -> Option<Vec<u8>> {
         _ => return None,
     }
     let line = head.iter().position(|byte| *byte == b'\n')? + 1;
-    let mut last = head[..line].to_vec();
+    let mut last = match parsed.code? {
+        DEMANDS_CREDENTIALS => format!("HTTP/1.{} {BAD_GATEWAY}", parsed.version?).into_bytes(),
+        _ => head[..line].to_vec(),
+    };
     for field in parsed
         .headers
         .iter()
@@ -286,6 +300,15 @@ mod tests {
         let hints = "HTTP/1.1 103 Early Hints\r\nbad field\r\n\r\n";
         let (given, _) = fed(&[hints.as_bytes(), ANSWER.as_bytes()]);
         assert_eq!(given.unwrap(), [hints, PASSED_ON].concat());
+    }
+
+    #[test]
+    fn a_demand_for_credentials_is_not_for_the_client() {
+        let demand = "HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Authenticate: Basic realm=\"x\"\r\n\
+                      Content-Length: 2\r\n\r\nno";
+        let (given, left) = fed(&[demand.as_bytes()]);
+        let expected = "HTTP/1.1 502 Bad Gateway\r\nContent-Length: 2\r\nConnection: close\r\n\r\n";
+        assert_eq!((given.as_deref(), &left[..]), (Some(expected), &b"no"[..]));
     }
 
     #[test]

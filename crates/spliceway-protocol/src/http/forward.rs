@@ -9,7 +9,8 @@ use httparse::Header;
 use super::framing::options;
 use super::response::last_recipient;
 use super::target::Absolute;
-use super::{HttpRequest, Refusal};
+use super::{HttpRequest, Refusal, basic_credentials};
+use crate::Credentials;
 
 /// Fields that are not forwarded. Either they apply to this connection alone, even if `Connection`
 /// does not name them (RFC 9110 section 7.6.1), or the proxy writes new ones.
@@ -157,6 +158,47 @@ pub(super) fn head(
     }
     head.extend_from_slice(b"\r\n");
     head
+}
+
+/// Returns the head of an [`HttpRequest::Forward`] for a further proxy in place of the target: the
+/// URI is absolute, and the head has the credentials for that proxy.
+///
+/// Returns `None` if HTTP cannot express the credentials.
+pub fn for_proxy(head: &[u8], credentials: Option<&Credentials>) -> Option<Vec<u8>> {
+    let (line, rest) = first_line(head)?;
+    let (host, fields) = first_line(rest)?;
+    let authority = host.strip_prefix(b"Host: ")?;
+    let mut words = line.splitn(3, |byte| *byte == b' ');
+    let (method, path, version) = (words.next()?, words.next()?, words.next()?);
+    // The last proxy before the server writes the asterisk (RFC 9112 section 3.2.4).
+    let path = if path == b"*" { &b""[..] } else { path };
+    let mut head = [
+        method,
+        b" http://",
+        authority,
+        path,
+        b" ",
+        version,
+        b"\r\n",
+        host,
+        b"\r\n",
+    ]
+    .concat();
+    if let Some(credentials) = credentials {
+        push(
+            &mut head,
+            "Proxy-Authorization",
+            basic_credentials(credentials)?.as_bytes(),
+        );
+    }
+    head.extend_from_slice(fields);
+    Some(head)
+}
+
+/// Splits a head after its first line.
+fn first_line(head: &[u8]) -> Option<(&[u8], &[u8])> {
+    let end = head.windows(2).position(|end| end == b"\r\n")?;
+    Some((&head[..end], &head[end + 2..]))
 }
 
 fn push(head: &mut Vec<u8>, name: &str, value: &[u8]) {

@@ -534,3 +534,39 @@ fn the_answer_to_trace_has_the_request_without_its_secrets() {
         assert!(head.contains("Content-Type: message/http"), "{head}");
     }
 }
+
+#[test]
+fn a_head_for_a_further_proxy_is_absolute_and_has_its_credentials() {
+    let secret = Credentials {
+        name: b"ann".as_slice().into(),
+        secret: b"pw".as_slice().into(),
+    };
+    for (request, expected) in [
+        (
+            "GET http://a.test/x?y HTTP/1.1\r\nHost: other\r\nProxy-Authorization: Basic YTpi\r\nA: b\r\n\r\n",
+            "GET http://a.test/x?y HTTP/1.1\r\nHost: a.test\r\nProxy-Authorization: Basic YW5uOnB3\r\nA: b\r\n",
+        ),
+        (
+            "OPTIONS http://a.test:81 HTTP/1.1\r\nHost: other\r\n\r\n",
+            "OPTIONS http://a.test:81 HTTP/1.1\r\nHost: a.test:81\r\nProxy-Authorization: Basic YW5uOnB3\r\n",
+        ),
+        (
+            "GET http://[::1]:8 HTTP/1.0\r\n\r\n",
+            "GET http://[::1]:8/ HTTP/1.0\r\nHost: [::1]:8\r\nProxy-Authorization: Basic YW5uOnB3\r\n",
+        ),
+    ] {
+        let mut parser = Head::new(Demand::Nothing);
+        let parsed = parser.feed(&mut request.as_bytes()).unwrap();
+        let Some(RequestHead::Agreed(HttpRequest::Forward { head, .. })) = parsed else {
+            panic!("{parsed:?}");
+        };
+        let sent = String::from_utf8(for_proxy(&head, Some(&secret)).unwrap()).unwrap();
+        assert!(
+            sent.starts_with(expected) && sent.ends_with("Connection: close\r\n\r\n"),
+            "{sent}"
+        );
+        assert_eq!(sent.matches("Proxy-Authorization").count(), 1);
+        let open = String::from_utf8(for_proxy(&head, None).unwrap()).unwrap();
+        assert_eq!(open, sent.replace("Proxy-Authorization: Basic YW5uOnB3\r\n", ""));
+    }
+}

@@ -339,7 +339,7 @@ fn a_router_judges_nothing_but_the_names() {
         ),
         (
             "a second message",
-            records(&[message(&[names.clone()], &[0]), vec![1]].concat(), 999),
+            records(&[message(std::slice::from_ref(&names), &[0]), vec![1]].concat(), 999),
             named,
         ),
     ] {

@@ -13,6 +13,7 @@ use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use spliceway_protocol::address::system_path;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
@@ -103,7 +104,7 @@ fn unreachable(socket: &Path, error: &io::Error) -> NoAnswer {
 
 async fn exchange(socket: &Path, method: Method, path: &str) -> Result<(StatusCode, Bytes), NoAnswer> {
     let named = |error: &dyn fmt::Display| NoAnswer(format!("{}: {error}", socket.display()));
-    let stream = UnixStream::connect(socket)
+    let stream = UnixStream::connect(system_path(socket))
         .await
         .map_err(|error| unreachable(socket, &error))?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream))

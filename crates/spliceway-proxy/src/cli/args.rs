@@ -14,12 +14,12 @@ use crate::config::{
 #[derive(Args, Debug)]
 pub(super) struct ForwardArgs {
     /// Address to listen on: `:PORT` (all addresses), `IP:PORT`, `[IPV6]:PORT`, `NAME:PORT`,
-    /// `unix:PATH[,mode=0660]` or `fd:NAME`. `PORT-PORT` is a range. May be repeated
+    /// `unix:PATH[,mode=0660]`, `unix:@NAME` or `fd:NAME`. `PORT-PORT` is a range. May be repeated
     #[arg(short, long, value_name = "ADDR", required = true)]
     listen: Vec<Value<Listen>>,
-    /// Target: `HOST:PORT`, `unix:PATH` or `srv:NAME`. A range `HOST:PORT-PORT` maps listening
-    /// ports one to one. May be repeated: each client then gets one of these backends. `,weight=N`,
-    /// `,max-conns=N` and `,backup` may follow
+    /// Target: `HOST:PORT`, `unix:PATH`, `unix:@NAME` or `srv:NAME`. A range `HOST:PORT-PORT` maps
+    /// listening ports one to one. May be repeated: each client then gets one of these backends.
+    /// `,weight=N`, `,max-conns=N` and `,backup` may follow
     #[arg(short, long, visible_alias = "to", value_name = "HOST:PORT", required = true)]
     remote: Vec<Value<Remote>>,
     /// How to spread clients over several backends [default: least-conn]
@@ -131,7 +131,7 @@ pub(super) struct TransparentCommand {
 #[derive(Args, Debug)]
 pub(super) struct SniCommand {
     /// Address to listen on: `:PORT` (all addresses), `IP:PORT`, `[IPV6]:PORT`, `NAME:PORT`,
-    /// `unix:PATH[,mode=0660]` or `fd:NAME`. `PORT-PORT` is a range. May be repeated
+    /// `unix:PATH[,mode=0660]`, `unix:@NAME` or `fd:NAME`. `PORT-PORT` is a range. May be repeated
     #[arg(short, long, value_name = "ADDR", required = true)]
     listen: Vec<Value<Listen>>,
     /// Target for a name: `NAME=HOST:PORT`. `*.NAME` means all names below NAME, `NAME/PROTOCOL`
@@ -141,8 +141,9 @@ pub(super) struct SniCommand {
     /// Target for clients without a route, also for those that state no name [default: refuse them]
     #[arg(long, value_name = "HOST:PORT")]
     default_target: Option<Value<SingleTarget>>,
-    /// Target for clients that do not speak TLS, such as those of SSH, and for clients that send nothing
-    /// within the handshake timeout [default: the default target, but refuse silent clients]
+    /// Target for clients that do not speak TLS, such as those of SSH, and for clients that send
+    /// nothing within the handshake timeout [default: the default target, but refuse silent
+    /// clients]
     #[arg(long, value_name = "HOST:PORT")]
     not_tls: Option<Value<SingleTarget>>,
     /// Time limit for a client's handshake [default: 10s]
@@ -155,7 +156,7 @@ pub(super) struct SniCommand {
 #[derive(Args, Debug)]
 pub(super) struct ProxyCommand {
     /// Address to listen on: `:PORT` (all addresses), `IP:PORT`, `[IPV6]:PORT`, `NAME:PORT`,
-    /// `unix:PATH[,mode=0660]` or `fd:NAME`. `PORT-PORT` is a range. May be repeated
+    /// `unix:PATH[,mode=0660]`, `unix:@NAME` or `fd:NAME`. `PORT-PORT` is a range. May be repeated
     #[arg(short, long, value_name = "ADDR")]
     listen: Vec<Value<Listen>>,
     #[command(flatten, next_help_heading = "Access")]
@@ -385,7 +386,7 @@ pub(super) struct WatchArgs {
     #[arg(long, value_name = "NAME", requires = "status_page", hide_short_help = true)]
     status_host: Vec<Value<Host>>,
     /// Unix socket for `spliceway status`, `spliceway top` and other tools of the operator:
-    /// `unix:PATH[,mode=0600]`
+    /// `unix:PATH[,mode=0600]` or `unix:@NAME`
     #[arg(long, value_name = "unix:PATH")]
     admin: Option<Value<AdminSocket>>,
     /// Log level for stderr. `info` logs one line per session [default: info]

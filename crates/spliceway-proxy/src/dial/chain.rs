@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout_at};
 use super::error::UpstreamFault;
 use super::resolver::LookupError;
 use super::upstream::Scheme;
-use super::{Caller, DialError, Dialed, Dialer, Purpose, UpstreamProxy};
+use super::{Caller, DialError, Dialed, Dialer, Passage, Purpose, UpstreamProxy};
 use spliceway_protocol::address::Target;
 use spliceway_protocol::client::{self, Handshake, Language, Step};
 
@@ -19,7 +19,13 @@ const READ_BYTES: usize = 2 << 10;
 impl Dialer {
     /// Connects to `target` through all upstream proxies. If the last proxy accepts only addresses,
     /// the addresses of a name are tried in turn, each with its own connection.
-    pub(super) async fn dial_through(&self, target: &Target, via: &str, caller: Caller) -> Result<Dialed, DialError> {
+    pub(super) async fn dial_through(
+        &self,
+        passage: Passage,
+        target: &Target,
+        via: &str,
+        caller: Caller,
+    ) -> Result<Dialed, DialError> {
         let proxies = &self.settings.upstreams;
         let takes_addresses = proxies.last().is_some_and(|last| last.scheme == Scheme::Socks5);
         let (name, targets) = match target {
@@ -31,7 +37,7 @@ impl Dialer {
         };
         let mut failed = None;
         for target in &targets {
-            match self.through_all(target, name.as_deref(), via, caller).await {
+            match self.through_all(passage, target, name.as_deref(), via, caller).await {
                 // As in happy eyeballs, a denial is reported rather than another failure.
                 Err(error) if error.is_of_the_target() && Instant::now() < caller.deadline => {
                     failed = failed
@@ -46,6 +52,7 @@ impl Dialer {
 
     async fn through_all(
         &self,
+        passage: Passage,
         target: &Target,
         name: Option<&str>,
         via: &str,
@@ -62,6 +69,10 @@ impl Dialer {
             asked.map_err(|error| next.unreachable(error))?;
         }
         let last = &proxies[proxies.len() - 1];
+        if passage == Passage::Request && last.scheme == Scheme::Http {
+            dialed.proxy = Some(Box::new(last.clone()));
+            return Ok(dialed);
+        }
         ask(&mut dialed, last, target, via, caller.deadline).await?;
         Ok(dialed)
     }

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpSocket, TcpStream};
 
+use crate::policy;
 use crate::transparent::{OwnDial, allow_foreign_addresses};
 
 /// The maximum length of an interface name. `IFNAMSIZ` is 16 bytes, including a final zero byte.
@@ -83,23 +84,35 @@ impl SocketSettings {
         }
     }
 
-    /// Connects to `address` for a client at `client`. Cancel safe: dropping the future closes the
+    #[cfg(test)]
+    async fn connect(&self, address: SocketAddr, client: Option<IpAddr>) -> Result<Connected, SocketError> {
+        self.connect_after(0, address, client).await
+    }
+
+    /// Connects to `address` for a client at `client`. With the first hop or a later one, the
+    /// address is that of a listener of this program. Cancel safe: dropping the future closes the
     /// socket.
-    pub(super) async fn connect(&self, address: SocketAddr, client: Option<IpAddr>) -> Result<Connected, SocketError> {
+    pub(super) async fn connect_after(
+        &self,
+        hops: u8,
+        address: SocketAddr,
+        client: Option<IpAddr>,
+    ) -> Result<Connected, SocketError> {
         let socket = self.open(address.ip(), client)?;
         socket.set_tcp_nodelay(true).map_err(Call::Open.failed())?;
         if let Some(silence) = self.keepalive {
             let keepalive = TcpKeepalive::new().with_time(silence).with_interval(silence);
             socket.set_tcp_keepalive(&keepalive).map_err(Call::Open.failed())?;
         }
-        if self.is_transparent {
-            return connect_and_remember(socket, address)
-                .await
-                .map_err(Call::Connect.failed());
-        }
-        let connecting = TcpSocket::from_std_stream(socket.into()).connect(address);
-        let stream = connecting.await.map_err(Call::Connect.failed())?;
-        Ok((stream, None))
+        let connected = if self.is_transparent || hops > 0 {
+            connect_and_remember(socket, address, hops).await
+        } else {
+            let connecting = TcpSocket::from_std_stream(socket.into()).connect(address);
+            connecting.await.map(|stream| (stream, None))
+        };
+        connected
+            .and_then(|(stream, own)| Ok((not_itself(stream)?, own)))
+            .map_err(Call::Connect.failed())
     }
 
     fn open(&self, to: IpAddr, client: Option<IpAddr>) -> Result<Socket, SocketError> {
@@ -152,9 +165,23 @@ impl SocketSettings {
     }
 }
 
+/// Refuses a connection to itself. If nothing listens on a port of this machine, the kernel may
+/// choose the same port as the source, and TCP then connects the socket to itself (simultaneous
+/// open).
+fn not_itself(stream: TcpStream) -> io::Result<TcpStream> {
+    if stream.local_addr()? != stream.peer_addr()? {
+        return Ok(stream);
+    }
+    // Without a reset, the port would stay in use for a minute after the close, and the service
+    // that belongs there could not start.
+    stream.set_zero_linger()?;
+    Err(Errno::CONNREFUSED.into())
+}
+
 /// Connects, and remembers the connection before anything can come back.
-async fn connect_and_remember(socket: Socket, address: SocketAddr) -> io::Result<Connected> {
-    let own = OwnDial::begin(address, || {
+async fn connect_and_remember(socket: Socket, address: SocketAddr, hops: u8) -> io::Result<Connected> {
+    let reached = SocketAddr::new(policy::reached(address.ip()), address.port());
+    let own = OwnDial::begin(reached, hops, || {
         match socket.connect(&address.into()) {
             Err(error) if Errno::from_io_error(&error) != Some(Errno::INPROGRESS) => return Err(error),
             _ => {}

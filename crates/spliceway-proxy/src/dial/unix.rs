@@ -4,6 +4,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
+use spliceway_protocol::address::system_path;
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
@@ -17,9 +18,9 @@ const RETRY_MAX: Duration = Duration::from_millis(100);
 /// Connects to `path`. If the listener's backlog is full, connect(2) fails immediately, and this
 /// function tries again. With TCP, the kernel would wait instead. Cancel safe.
 pub(super) async fn connect(path: &Path, deadline: Instant) -> Result<UnixStream, SocketError> {
-    let mut wait = RETRY_MIN;
+    let (mut wait, address) = (RETRY_MIN, system_path(path));
     loop {
-        let error = match timeout_at(deadline, UnixStream::connect(path)).await {
+        let error = match timeout_at(deadline, UnixStream::connect(&address)).await {
             Ok(Ok(stream)) => return Ok(stream),
             Ok(Err(error)) => error,
             Err(_) => return Err(SocketError::timed_out()),

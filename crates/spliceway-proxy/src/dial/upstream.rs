@@ -6,8 +6,8 @@ use std::str::FromStr;
 use percent_encoding::percent_decode_str;
 use url::Url;
 
-use spliceway_protocol::Credentials;
 use spliceway_protocol::address::Target;
+use spliceway_protocol::{Credentials, http};
 
 /// The maximum length of a chain. Every connection needs a handshake with each proxy, within one
 /// timeout.
@@ -90,6 +90,18 @@ impl UpstreamProxy {
     /// here.
     pub(crate) fn looks_up_names(&self) -> bool {
         self.scheme != Scheme::Socks5
+    }
+
+    /// Returns the address of the proxy.
+    pub(crate) fn address(&self) -> &Target {
+        &self.address
+    }
+
+    /// Returns the head of a request for this HTTP proxy. `head` is the one for the target. Returns
+    /// `None` if HTTP cannot express the user and the password, which the parser of the URL has
+    /// checked.
+    pub(crate) fn request_head(&self, head: &[u8]) -> Option<Vec<u8>> {
+        http::for_proxy(head, self.credentials.as_ref())
     }
 
     /// Returns whether the proxy is given a user and a password.

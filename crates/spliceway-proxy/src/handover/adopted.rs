@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 
-use spliceway_protocol::address::ListenAddress;
+use spliceway_protocol::address::{ListenAddress, is_abstract};
 
 use crate::listener::{self, Listener, ModeChange, Ownership, Transport};
 
@@ -100,13 +100,20 @@ impl Adopted {
                 file.gets_mode(mode);
             }
         }
-        self.at_commit(move || {
+        let is_abstract = is_abstract(&path);
+        let change = move || {
             let change = ModeChange::new(&path, before, mode);
             if let Err(error) = change.narrow().and_then(|()| change.widen()) {
                 let path = path.display();
                 tracing::error!(%path, %error, "cannot change the mode of the socket");
             }
-        });
+        };
+        if is_abstract {
+            // Each process asks for the users of its own clients.
+            change();
+        } else {
+            self.at_commit(change);
+        }
     }
 
     /// Changes a listener when the old process accepts no clients any more.

@@ -140,6 +140,7 @@ impl Built {
 fn policy(service: &ServiceSettings, access: &TargetAccess, clients: Clients, shared: &Shared) -> TargetPolicy {
     let policy = TargetPolicy::of(access, clients == Clients::Local, shared.own.clone());
     match service.transport {
+        Transport::Streams if service.kind.has_fixed_targets() => policy.with_hops(),
         Transport::Streams => policy,
         Transport::Datagrams => policy.for_datagrams(),
     }

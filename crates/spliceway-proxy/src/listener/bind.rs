@@ -9,10 +9,10 @@ use std::time::Duration;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, UdpSocket, UnixListener, lookup_host};
 
-use super::{BACKLOG, Listener, Ownership, SocketFile, Transport, inherited};
+use super::{BACKLOG, Listener, Ownership, SocketFile, Transport, abstract_socket, inherited};
 use crate::datagrams::{gather, open, report_reached};
 use crate::errno;
-use spliceway_protocol::address::ListenAddress;
+use spliceway_protocol::address::{ListenAddress, is_abstract};
 
 /// The silence before the kernel sends a keepalive probe, and the time between probes. With the
 /// probes, a vanished peer is noticed even if the idle timeout is off.
@@ -48,6 +48,9 @@ pub(crate) async fn bind(address: &ListenAddress, transport: Transport) -> io::R
         ListenAddress::Unix { .. } if transport == Transport::Datagrams => {
             Err(io::Error::other("a Unix socket is not for datagrams"))
         }
+        ListenAddress::Unix { path, mode } if is_abstract(path) => {
+            abstract_socket::listen(path, *mode).map(|listener| vec![Listener::Unix(None, listener)])
+        }
         ListenAddress::Unix { path, mode } => {
             SocketFile::listen(path, *mode).map(|(file, listener)| vec![Listener::Unix(Some(file), listener)])
         }
@@ -73,6 +76,10 @@ pub(crate) fn adopted(socket: OwnedFd, address: &ListenAddress, ownership: &Owne
     match options.domain()? {
         Domain::UNIX => {
             let file = match address {
+                ListenAddress::Unix { path, mode } if is_abstract(path) => {
+                    abstract_socket::set_mode(path, *mode);
+                    None
+                }
                 ListenAddress::Unix { path, .. } => SocketFile::receive(path, ownership),
                 _ => None,
             };

@@ -37,7 +37,7 @@ pub(crate) fn adopt() {
     });
 }
 
-/// Returns the listeners with this name, or the one with this number.
+/// Returns the listeners with this name and transport, or the one with this number.
 ///
 /// # Errors
 /// Returns an error if there is no such socket, if it was taken before, or if it is not a listening
@@ -59,10 +59,20 @@ pub(super) fn take(name: &str, transport: Transport) -> io::Result<Vec<Listener>
             format!("the service manager passed {passed}"),
         ));
     }
-    found
-        .into_iter()
-        .map(|index| listener(sockets, index, transport))
-        .collect()
+    // One name may have sockets of both transports. The other ones are for another service.
+    let is_several = found.len() > 1;
+    let (mut taken, mut others) = (Vec::new(), None);
+    for index in found {
+        match listener(sockets, index, transport) {
+            Ok(listener) => taken.push(listener),
+            Err(Unfit::Other(error)) if is_several => others = others.or(Some(error)),
+            Err(Unfit::Other(error) | Unfit::Failed(error)) => return Err(error),
+        }
+    }
+    match others {
+        Some(error) if taken.is_empty() => Err(error),
+        _ => Ok(taken),
+    }
 }
 
 /// Returns which of `count` sockets have this name. If no socket has it, the name may be the number
@@ -78,24 +88,31 @@ fn find(names: &[String], count: usize, name: &str) -> Vec<usize> {
     number.filter(|index| *index < count).into_iter().collect()
 }
 
-fn listener(sockets: &mut ListenFd, index: usize, transport: Transport) -> io::Result<Listener> {
+/// Why a socket is no listener.
+enum Unfit {
+    /// The socket is of another kind, or another service has taken it.
+    Other(io::Error),
+    Failed(io::Error),
+}
+
+fn listener(sockets: &mut ListenFd, index: usize, transport: Transport) -> Result<Listener, Unfit> {
     let number = index + FIRST;
     let unfit = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("descriptor {number} {why}"));
     if transport == Transport::Datagrams {
         let Ok(Some(socket)) = sockets.take_udp_socket(index) else {
-            return Err(unfit("is in use, or no UDP socket"));
+            return Err(Unfit::Other(unfit("is in use, or no UDP socket")));
         };
         socket.set_nonblocking(true)?;
-        return datagrams(socket.into());
+        return datagrams(socket.into()).map_err(Unfit::Failed);
     }
     // If the socket is of another kind, this call leaves it in `sockets`.
     if let Ok(Some(listener)) = sockets.take_tcp_listener(index) {
         if !SockRef::from(&listener).is_listener()? {
-            return Err(unfit("does not listen"));
+            return Err(Unfit::Failed(unfit("does not listen")));
         }
         prepare(&listener)?;
         listener.set_nonblocking(true)?;
-        return TcpListener::from_std(listener).map(Listener::Tcp);
+        return Ok(TcpListener::from_std(listener).map(Listener::Tcp)?);
     }
     match sockets.take_unix_listener(index) {
         Ok(Some(listener)) if SockRef::from(&listener).is_listener()? => {
@@ -103,9 +120,15 @@ fn listener(sockets: &mut ListenFd, index: usize, transport: Transport) -> io::R
             // The file belongs to the service manager.
             Ok(Listener::Unix(None, UnixListener::from_std(listener)?))
         }
-        Ok(Some(_)) => Err(unfit("does not listen")),
-        Ok(None) => Err(unfit("is already in use")),
-        Err(_) => Err(unfit("is neither a TCP socket nor a Unix stream socket")),
+        Ok(Some(_)) => Err(Unfit::Failed(unfit("does not listen"))),
+        Ok(None) => Err(Unfit::Other(unfit("is already in use"))),
+        Err(_) => Err(Unfit::Other(unfit("is neither a TCP socket nor a Unix stream socket"))),
+    }
+}
+
+impl From<io::Error> for Unfit {
+    fn from(error: io::Error) -> Self {
+        Self::Failed(error)
     }
 }
 

@@ -11,9 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{Mode, OFlags, fchmod, open};
 use rustix::io::Errno;
 use socket2::{Domain, SockAddr, Socket, Type};
+use spliceway_protocol::address::is_abstract;
 use tokio::net::UnixListener;
 
-use super::BACKLOG;
+use super::{BACKLOG, abstract_socket};
 
 /// The default mode: only the user of this program and root may connect. By default, other users of
 /// the machine must not use the proxy.
@@ -157,6 +158,10 @@ impl<'a> ModeChange<'a> {
 /// Sets the mode of the socket at `path`. The file may have been replaced by a link or by another
 /// file, which keeps its mode.
 fn set_mode(path: &Path, mode: Option<u32>) -> io::Result<()> {
+    if is_abstract(path) {
+        abstract_socket::set_mode(path, mode);
+        return Ok(());
+    }
     let file = open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     let found = fs::File::from(file);
     if !found.metadata()?.file_type().is_socket() {

@@ -1,13 +1,16 @@
 //! The addresses that this program listens on.
 
+use std::ffi::OsStr;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
 use slab::Slab;
 use socket2::{SockRef, Type};
+use spliceway_protocol::address::is_abstract;
 
 /// The addresses of this program's own listeners. A listener is added once it is bound. Clones
 /// share the list.
@@ -53,6 +56,8 @@ impl OwnListeners {
             }
         } else if let Some(path) = local.as_pathname() {
             Bound::Path(real(path))
+        } else if let Some(name) = local.as_abstract_namespace() {
+            Bound::Path(OsStr::from_bytes(&[b"@", name].concat()).into())
         } else {
             return Ok(None);
         };
@@ -99,7 +104,7 @@ impl Drop for OwnEntry {
 
 /// Returns the address that a connection to `ip` reaches: connect(2) treats the unspecified address
 /// as loopback.
-pub(super) fn reached(ip: IpAddr) -> IpAddr {
+pub(crate) fn reached(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Ipv6Addr::LOCALHOST.into(),
@@ -171,6 +176,9 @@ impl Addresses {
 
 /// Returns the canonical form of a path, because a file may have several paths.
 fn real(path: &Path) -> PathBuf {
+    if is_abstract(path) {
+        return path.to_owned();
+    }
     path.canonicalize().unwrap_or_else(|_| path.to_owned())
 }
 

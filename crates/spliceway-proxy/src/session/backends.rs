@@ -38,11 +38,12 @@ impl Opening {
             let (target, begun) = (&self.request.request.target, Instant::now());
             let dialed = tokio::select! {
                 biased;
-                dialed = service.dialer.dial(target, self.client_ip(), &self.request.via) => dialed,
+                dialed = service.dialer.dial_for(target, self.dial_request()) => dialed,
                 left = departed(&self.client, self.finish()) => return Err(left),
             };
             match dialed {
-                Ok(dialed) => {
+                Ok(mut dialed) => {
+                    record.keep(dialed.own.take());
                     lease.connected(begun.elapsed(), limit / 2);
                     lease.retries = tried.count();
                     record.connected(dialed.address, started.elapsed());

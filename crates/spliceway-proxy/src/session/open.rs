@@ -18,8 +18,9 @@ use super::{Begin, Ends, Opened, RemainingBody};
 use crate::accounts;
 use crate::admission::{self, ClientKey, Dial, Permit};
 use crate::bind::{Binding, NobodyCame};
-use crate::dial::{DialError, Dialed};
+use crate::dial::{DialError, DialRequest, Dialed, Passage};
 use crate::handshake::{self, Authenticator, Client, ClientRequest, Heard, NoRequest};
+use crate::hops;
 use crate::listener::{self, Accepted};
 use crate::outcome::{Outcome, SessionEnd};
 use crate::policy::Denied;
@@ -56,6 +57,7 @@ pub(super) async fn open(
         return Err(SessionEnd::Denied(arrival::NO_CLIENT).into());
     }
     let mut addresses = Addresses::of(&accepted, &service);
+    let hops = hops::behind(&accepted.stream, accepted.peer);
     let mut client = Client::with_capacity(HANDSHAKE_BUFFER_BYTES, accepted.stream);
     if let Some(accept) = &service.accept_proxy {
         addresses = arrival::introduce(&mut client, accept, addresses, &service).await?;
@@ -92,6 +94,7 @@ pub(super) async fn open(
         port_index,
         introduced: false,
         ahead: 0,
+        hops,
         service,
     };
     if let Err(reason) = record.enter_account() {
@@ -180,6 +183,8 @@ pub(super) struct Opening {
     introduced: bool,
     /// The number of bytes that the target has received before the relay starts.
     ahead: u64,
+    /// The number of services of this program that the client has passed.
+    hops: u8,
     pub(super) service: Arc<Service>,
 }
 
@@ -216,7 +221,7 @@ impl Opening {
         let started = Instant::now();
         let dialed = tokio::select! {
             biased;
-            dialed = service.dialer_of(self.request.user.as_deref()).dial(&self.request.request.target, self.client_ip(), &self.request.via) => dialed,
+            dialed = self.dial(&service) => dialed,
             left = departed(&self.client, self.finish()) => return Err(left),
         };
         let mut dialed = match dialed {
@@ -225,9 +230,30 @@ impl Opening {
         };
         record.connected(dialed.address, started.elapsed());
         record.keep(dialed.own.take());
+        if let Some(proxy) = dialed.proxy.take() {
+            self.request.head = proxy.request_head(&self.request.head).unwrap_or_default();
+        }
         let bound = || dialed.stream.local_addr().unwrap_or(UNSPECIFIED);
         self.answer(&self.request.succeeded(bound)).await?;
         Ok(dialed)
+    }
+
+    async fn dial(&self, service: &Service) -> Result<Dialed, DialError> {
+        let dialer = service.dialer_of(self.request.user.as_deref());
+        dialer.dial_for(&self.request.request.target, self.dial_request()).await
+    }
+
+    pub(super) fn dial_request(&self) -> DialRequest<'_> {
+        DialRequest {
+            // A proxy passes no upgrade on, so a client that asks for one gets a tunnel.
+            passage: match self.request.body {
+                Some(Body::Bytes(_) | Body::Chunked) => Passage::Request,
+                Some(Body::Upgrade) | None => Passage::Tunnel,
+            },
+            client: self.client_ip(),
+            via: &self.request.via,
+            hops: self.hops,
+        }
     }
 
     pub(super) fn client_ip(&self) -> Option<IpAddr> {
@@ -308,6 +334,7 @@ impl Opening {
                     early: Vec::new(),
                     address: Some(peer),
                     own: None,
+                    proxy: None,
                 })
             }
             Err(NobodyCame::TimedOut) => Err(self

@@ -2,15 +2,16 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 
-use spliceway_protocol::address::ListenAddress;
+use spliceway_protocol::address::{ListenAddress, Target};
 
 use super::ServiceSettings;
 use super::origin::{Fault, Origin};
 use crate::config::{self, Listen, Value};
 use crate::listener::Transport;
+use crate::policy::reached;
 
 /// The names and addresses of the services so far. Each search takes logarithmic time, because a
 /// file of 16 MiB has room for 60,000 services.
@@ -37,6 +38,8 @@ enum Host {
 struct Taken {
     last: u16,
     listen: Value<Listen>,
+    /// The index of the service.
+    service: usize,
 }
 
 impl Distinct {
@@ -46,6 +49,7 @@ impl Distinct {
     /// Returns an error if the name or an address is taken.
     pub(super) fn add(&mut self, service: &ServiceSettings, origin: &Origin) -> Result<(), Fault> {
         let at = place(&service.config);
+        let index = self.names.len();
         match self.names.entry(service.name) {
             Entry::Vacant(entry) => drop(entry.insert(at)),
             Entry::Occupied(entry) => {
@@ -57,7 +61,7 @@ impl Distinct {
         }
         let all = service.config.listen.iter().flat_map(|list| list.iter());
         for listen in all {
-            if let Some(other) = self.take(service.transport, listen) {
+            if let Some(other) = self.take(service.transport, listen, index) {
                 let (text, there) = (other.text(), origin.place(other.at()));
                 let problem = format!("the service at {there} listens on {text}: expected another address or port");
                 return Err(Fault::new(listen.at(), "listen", problem));
@@ -67,7 +71,7 @@ impl Distinct {
     }
 
     /// Takes a range of ports. Returns a value that has one of these ports already.
-    fn take(&mut self, transport: Transport, listen: &Value<Listen>) -> Option<&Value<Listen>> {
+    fn take(&mut self, transport: Transport, listen: &Value<Listen>, service: usize) -> Option<&Value<Listen>> {
         let range = listen.parsed();
         let (host, first) = match range.first {
             ListenAddress::Every(port) => (Host::Every, port),
@@ -93,8 +97,35 @@ impl Distinct {
             return ranges.get(&at).map(|taken| &taken.listen);
         }
         let listen = listen.clone();
-        ranges.insert(first, Taken { last, listen });
+        ranges.insert(first, Taken { last, listen, service });
         None
+    }
+
+    /// Returns the index of the service that a connection to `target` reaches, as far as the
+    /// addresses of services show it.
+    pub(super) fn service_at(&self, target: &Target) -> Option<usize> {
+        let ip = match target {
+            Target::Unix(path) => return self.at(Host::Unix(path.clone()), 1),
+            Target::Name(name, _) if name.eq_ignore_ascii_case("localhost") => Ipv4Addr::LOCALHOST.into(),
+            Target::Name(name, port) => return self.at(Host::Name(name.clone()), *port),
+            Target::Ip(address) => reached(address.ip()),
+        };
+        let port = target.port()?;
+        let any: IpAddr = match ip {
+            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let own = self.at(Host::Ip(SocketAddr::new(ip, 0)), port);
+        let any = || self.at(Host::Ip(SocketAddr::new(any, 0)), port);
+        let every = || self.at(Host::Every, port);
+        // Other addresses may be those of another machine.
+        own.or_else(|| ip.is_loopback().then(|| any().or_else(every)).flatten())
+    }
+
+    fn at(&self, host: Host, port: u16) -> Option<usize> {
+        let ranges = self.ranges.get(&(Transport::Streams, host))?;
+        let (_, taken) = ranges.range(..=port).next_back()?;
+        (taken.last >= port).then_some(taken.service)
     }
 }
 
@@ -132,7 +163,11 @@ mod tests {
             for text in texts.iter().cycle().step_by(step).take(texts.len()) {
                 let value: Value<Listen> = text.parse().unwrap();
                 let overlaps = taken.iter().any(|one| one.parsed().overlaps(&value.parsed()));
-                assert_eq!(distinct.take(Transport::Streams, &value).is_some(), overlaps, "{text}");
+                assert_eq!(
+                    distinct.take(Transport::Streams, &value, 0).is_some(),
+                    overlaps,
+                    "{text}"
+                );
                 if !overlaps {
                     taken.push(value);
                 }

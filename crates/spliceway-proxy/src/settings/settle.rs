@@ -9,6 +9,7 @@ use spliceway::{Engine, PipeSize};
 use tracing_subscriber::filter::LevelFilter;
 
 use super::backends::{backends, balance};
+use super::chains;
 use super::distinct::Distinct;
 use super::targets::Lists;
 use super::udp;
@@ -86,6 +87,7 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
             "there is no service: expected a table [[service]]",
         ));
     }
+    chains::check(&services, &distinct)?;
     check_saved(config, origin)?;
     let users = user_limits(&defaults.user, user, &services, origin, warnings)?;
     Ok(Settings {

@@ -303,9 +303,18 @@ async fn ready(socket: &UdpSocket) -> Option<Errno> {
 }
 
 fn connected(address: SocketAddr, service: &crate::service::Service) -> io::Result<Arc<UdpSocket>> {
-    let socket = towards(address.ip(), service.dialer.sockets())?;
-    SockRef::from(&socket).connect(&address.into())?;
-    Ok(Arc::new(socket))
+    let connect = || {
+        let socket = towards(address.ip(), service.dialer.sockets())?;
+        SockRef::from(&socket).connect(&address.into())?;
+        Ok::<_, io::Error>(Arc::new(socket))
+    };
+    let socket = connect()?;
+    if socket.local_addr()? != socket.peer_addr()? {
+        return Ok(socket);
+    }
+    // The kernel has chosen the port of the target, where nothing receives, as the source. The
+    // client would get its own datagrams. While this socket is open, another one gets another port.
+    connect()
 }
 
 impl Place {

@@ -420,3 +420,35 @@ fn a_slow_disk_delays_neither_sessions_nor_the_exit() {
     assert!(program.exit().success());
     assert!(lines_of(&log).len() < SESSIONS);
 }
+
+#[test]
+fn a_log_at_the_limit_on_file_sizes_does_not_end_the_program() {
+    let folder = Folder::new("limited");
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -f 1; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_spliceway")]);
+    command.args(["forward", "-l", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]);
+    command.args(["-r", &echo("127.0.0.1:0").to_string(), "--access-log", &folder.log()]);
+    let mut program = Program::spawn(command, true);
+    let until = Instant::now() + PATIENCE;
+    while program.sum(DROPPED, &["log=\"access\""]) == 0 {
+        assert!(Instant::now() < until, "nothing is dropped");
+        session(&program);
+    }
+    // The report names the cause.
+    program.line("File too large");
+    session(&program);
+    assert!(!program.has_ended());
+}
+
+#[test]
+fn the_limit_on_cpu_time_stops_the_program_with_a_word() {
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -t 5; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_spliceway")]);
+    command.args(["forward", "-l", "127.0.0.1:0", "-r", &refusing().to_string()]);
+    let mut program = Program::spawn(command, false);
+    // The warning comes before the line that the start has read.
+    assert_eq!(program.lines_with("limit=5s"), 1);
+    program.signal(Signal::XCPU);
+    program.line("the limit on CPU time (RLIMIT_CPU) is reached");
+    assert_eq!(program.exit().code(), Some(0));
+}

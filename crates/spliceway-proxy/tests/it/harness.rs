@@ -252,12 +252,13 @@ impl Program {
 
     /// Returns the head and the body of the answer to `GET path` on the metrics listener.
     pub(crate) fn get(&self, path: &str) -> String {
+        self.get_as(path, "Connection: close")
+    }
+
+    /// Does the same with a further field.
+    pub(crate) fn get_as(&self, path: &str, field: &str) -> String {
         let mut stream = self.connect_to(self.metrics());
-        write!(
-            stream,
-            "GET {path} HTTP/1.1\r\nHost: spliceway\r\nConnection: close\r\n\r\n"
-        )
-        .unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: spliceway\r\n{field}\r\n\r\n").unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         answer

@@ -1,6 +1,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
@@ -14,7 +15,7 @@ use socket2::{Domain, Socket, Type};
 
 use crate::clients::{AGREED, GREETING, exchange, ip_request};
 use crate::harness::{
-    Folder, PATIENCE, Program, accept, assert_same, assert_spliced, connect, echo, let_pass, listen, pattern,
+    Folder, PATIENCE, Program, TextFile, accept, assert_same, assert_spliced, connect, echo, let_pass, listen, pattern,
     read_exactly, refused_to_start, was_reached,
 };
 
@@ -101,7 +102,7 @@ fn a_stale_unix_socket_is_replaced_and_a_live_one_is_not() {
     let path = SocketPath::new();
     let mut first = on_path(&path.address(), &[]);
     let second = Command::new(env!("CARGO_BIN_EXE_spliceway"))
-        .args(["forward", "-l", &path.address(), "-r", &path.address()])
+        .args(["forward", "-l", &path.address(), "-r", "unix:/nowhere"])
         .output()
         .unwrap();
     let stderr = String::from_utf8(second.stderr).unwrap();
@@ -425,4 +426,127 @@ fn await_queued(path: &Path, count: usize) {
         assert!(Instant::now() < until, "{sockets}");
         let_pass(Duration::from_millis(2));
     }
+}
+
+/// Ends the program with the test.
+struct Running(std::process::Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn one_inherited_name_may_have_sockets_of_both_transports() {
+    let target = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let streams = echo("127.0.0.1:0");
+    let datagrams = target.local_addr().unwrap();
+    let service = |name: &str, to: SocketAddr, more: &str| {
+        format!("[[service]]\nkind = \"forward\"\nname = \"{name}\"\nlisten = \"fd:dns\"\nto = \"{to}\"\n{more}")
+    };
+    let mut services = [service("tcp", streams, ""), service("udp", datagrams, "udp = true\n")];
+    for _ in 0..2 {
+        services.reverse();
+        let config = TextFile::new(&services.concat());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let (tcp, udp) = (listener.local_addr().unwrap(), socket.local_addr().unwrap());
+        let script = "exec 3<&0 4<&1 </dev/null >/dev/null; \
+            export LISTEN_PID=$$ LISTEN_FDS=2 LISTEN_FDNAMES=dns:dns; exec \"$0\" \"$@\"";
+        let _running = Running(
+            Command::new("sh")
+                .args([
+                    "-c",
+                    script,
+                    env!("CARGO_BIN_EXE_spliceway"),
+                    "run",
+                    "-c",
+                    config.path(),
+                ])
+                .stdin(OwnedFd::from(listener))
+                .stdout(OwnedFd::from(socket))
+                .spawn()
+                .unwrap(),
+        );
+        exchange(connect(tcp));
+        let client = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        client.send_to(b"ping", udp).unwrap();
+        target.set_read_timeout(Some(crate::harness::PATIENCE)).unwrap();
+        let (length, _) = target.recv_from(&mut [0; 9]).unwrap();
+        assert_eq!(length, 4);
+    }
+}
+
+#[test]
+fn abstract_sockets_are_listeners_targets_and_admin_sockets() {
+    use std::os::linux::net::SocketAddrExt;
+
+    let unique = format!("spliceway-{}", std::process::id());
+    let address = |name: &str| std::os::unix::net::SocketAddr::from_abstract_name(format!("{unique}-{name}")).unwrap();
+    let named = |name: &str| format!("unix:@{unique}-{name}");
+    let target = UnixListener::bind_addr(&address("target")).unwrap();
+    let (near, far, admin) = (named("near"), named("target"), named("admin"));
+    let arguments = [
+        "forward",
+        "-l",
+        "127.0.0.1:0",
+        "-l",
+        &near,
+        "-r",
+        &far,
+        "--admin",
+        &admin,
+    ];
+    let mut program = Program::start(&arguments);
+    assert!(program.line("listening on").contains(&near));
+    let mut client = UnixStream::connect_addr(&address("near")).unwrap();
+    client.write_all(b"ping").unwrap();
+    let (mut accepted, _) = target.accept().unwrap();
+    accepted.read_exact(&mut [0; 4]).unwrap();
+    let status = |launcher: &[&str]| {
+        let words = [
+            launcher,
+            &[env!("CARGO_BIN_EXE_spliceway"), "status", "--admin", &admin],
+        ]
+        .concat();
+        Command::new(words[0]).args(&words[1..]).output().unwrap()
+    };
+    let answer = status(&[]);
+    assert!(answer.status.success(), "{answer:?}");
+    // A second program cannot take the name.
+    assert!(refused_by_system(&["forward", "-l", &near, "-r", &far]).contains("in use"));
+    if !rustix::process::geteuid().is_root() || !spliceway_net::has_tool("setpriv", "util-linux") {
+        return;
+    }
+    let stranger = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    assert!(!status(&stranger).status.success());
+    let (open, admin) = (named("open"), format!("{},mode=0666", named("second")));
+    let arguments = ["forward", "-l", &open, "-r", &far, "--admin", &admin];
+    let _open = Running(
+        Command::new(env!("CARGO_BIN_EXE_spliceway"))
+            .args(arguments)
+            .spawn()
+            .unwrap(),
+    );
+    while UnixStream::connect_addr(&address("second")).is_err() {
+        thread::yield_now();
+    }
+    let answer = Command::new(stranger[0])
+        .args(&stranger[1..])
+        .args([env!("CARGO_BIN_EXE_spliceway"), "status", "--admin", &named("second")])
+        .output()
+        .unwrap();
+    assert!(answer.status.success(), "{answer:?}");
+}
+
+/// Returns what the program says if the system does not let it listen.
+fn refused_by_system(arguments: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_spliceway"))
+        .args(arguments)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    String::from_utf8(output.stderr).unwrap()
 }

@@ -12,6 +12,7 @@ mod balance;
 mod bench;
 // Which side, network or limit made a session slow.
 mod bottleneck;
+mod chains;
 mod clients;
 mod command_line;
 // Messages about files that are wrong.

@@ -1,8 +1,10 @@
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
+use std::process::{Command, Stdio};
 use std::thread;
 
 use socket2::{Domain, Socket, Type};
+use spliceway_net::has_tool;
 
 use crate::harness::{
     Program, accept, assert_same, connect, listen, pattern, read_all, read_exactly, send_and_finish, with_patience,
@@ -100,7 +102,7 @@ fn every_series_is_exported_under_its_name() {
     drop((program.connect(), accept(&listener)));
     program.await_sum("spliceway_connections_total", &[], 1);
     let answer = program.get("/metrics");
-    assert!(answer.contains("application/openmetrics-text"), "{answer}");
+    assert!(answer.contains("content-type: text/plain; version=0.0.4"), "{answer}");
     for series in [
         "spliceway_bytes_total{service=\"forward\",direction=\"up\",path=\"splice\"}",
         "spliceway_connections_active{service=\"forward\"}",
@@ -114,7 +116,47 @@ fn every_series_is_exported_under_its_name() {
     ] {
         assert!(answer.contains(&format!("\n{series}")), "{series} is not in\n{answer}");
     }
+    for line in [
+        "# TYPE spliceway_bytes_total counter",
+        "# TYPE spliceway_build_info gauge",
+    ] {
+        assert!(answer.contains(line), "{line}");
+    }
+    assert!(!answer.contains("# EOF") && !answer.contains("# UNIT"), "{answer}");
+    let answer = program.get_as("/metrics", "Accept: application/openmetrics-text;version=1.0.0");
+    assert!(
+        answer.contains("content-type: application/openmetrics-text; version=1.0.0"),
+        "{answer}"
+    );
+    assert!(answer.contains("# TYPE spliceway_bytes counter"), "{answer}");
     assert!(answer.ends_with("# EOF\n"));
+}
+
+#[test]
+fn promtool_finds_no_error_in_the_text_format() {
+    if !has_tool("promtool", "prometheus") {
+        return;
+    }
+    let (_listener, address) = listen();
+    let program = Program::forward(address, &[]);
+    for accept in ["Accept: text/plain;version=0.0.4", "Accept: */*"] {
+        let answer = program.get_as("/metrics", accept);
+        let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+        let mut promtool = Command::new("promtool")
+            .args(["check", "metrics"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        promtool.stdin.take().unwrap().write_all(body.as_bytes()).unwrap();
+        let output = promtool.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            !said.contains("error while linting") && !said.contains("parsing"),
+            "{said}"
+        );
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@ use std::io::Write;
 use std::process::Command;
 
 use crate::clients::{exchange, greeted, ip_request, name_request, read_head};
-use crate::harness::{Program, assert_spliced, echo, listen, read_exactly, refusing};
+use crate::harness::{Program, accept, assert_spliced, echo, listen, read_all, read_exactly, refusing};
 
 const USER: &[&str] = &["--auth", "ann:wonder/land@"];
 
@@ -143,4 +143,60 @@ fn a_client_at_its_dial_limit_does_not_block_other_clients() {
         assert!(std::time::Instant::now() < until, "nobody is refused");
     }
     assert_eq!(crate::harness::read_exactly(&mut asks(2, target), 4)[1], 0);
+}
+
+/// A demand for credentials, which must not reach the client.
+const DEMAND: &[u8] = b"HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Authenticate: Basic realm=\"x\"\r\n\
+    Content-Length: 2\r\n\r\nno";
+
+#[test]
+fn an_http_proxy_gets_plain_requests_in_absolute_form() {
+    let chained = Program::socks5(&[]);
+    for before in [None, Some(format!("socks5://{}", chained.address))] {
+        let (listener, address) = listen();
+        let last = format!("http://ann:pw@{address}");
+        let chain: Vec<_> = before.iter().chain([&last]).flat_map(|url| ["-x", url]).collect();
+        let program = Program::proxy("mixed", &chain);
+        for (sent, expected) in [
+            (
+                "GET http://a.test/x?y HTTP/1.1\r\nHost: a.test\r\nProxy-Authorization: Basic YTpi\r\n\r\n",
+                "GET http://a.test/x?y HTTP/1.1\r\nHost: a.test\r\nProxy-Authorization: Basic YW5uOnB3\r\n",
+            ),
+            (
+                "POST http://a.test:81 HTTP/1.1\r\nHost: b\r\nContent-Length: 4\r\n\r\nbody",
+                "POST http://a.test:81/ HTTP/1.1\r\nHost: a.test:81\r\nProxy-Authorization: Basic YW5uOnB3\r\n\
+                 Content-Length: 4\r\n",
+            ),
+            (
+                "POST http://a.test/ HTTP/1.1\r\nHost: b\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n",
+                "POST http://a.test/ HTTP/1.1\r\n",
+            ),
+        ] {
+            let mut client = program.connect();
+            client.write_all(sent.as_bytes()).unwrap();
+            let mut proxy = accept(&listener);
+            let head = read_head(&mut proxy);
+            assert!(head.starts_with(expected) && !head.contains("YTpi"), "{head}");
+            let (_, body) = sent.split_once("\r\n\r\n").unwrap();
+            assert_eq!(read_exactly(&mut proxy, body.len()), body.as_bytes());
+            proxy.write_all(DEMAND).unwrap();
+            drop(proxy);
+            let answer = String::from_utf8(read_all(&client)).unwrap();
+            assert!(answer.starts_with("HTTP/1.1 502 Bad Gateway\r\n"), "{answer}");
+            assert!(answer.ends_with("\r\n\r\nno") && !answer.contains("Proxy-"), "{answer}");
+        }
+        for (sent, expected) in [
+            ("CONNECT a.test:443 HTTP/1.1\r\n\r\n", "CONNECT a.test:443 HTTP/1.1\r\n"),
+            // The proxy would not pass the upgrade on.
+            (
+                "GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+                "CONNECT a.test:80 HTTP/1.1\r\n",
+            ),
+        ] {
+            let mut client = program.connect();
+            client.write_all(sent.as_bytes()).unwrap();
+            let head = read_head(&mut accept(&listener));
+            assert!(head.starts_with(expected), "{head}");
+        }
+    }
 }

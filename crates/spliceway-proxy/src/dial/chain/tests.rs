@@ -4,7 +4,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::dial::tests::dns::{Answer, Server};
 use crate::dial::tests::held;
-use crate::dial::{DialSettings, Dialed, Dialer, ResolverSettings, SocketSettings};
+use crate::dial::{DialRequest, DialSettings, Dialed, Dialer, ResolverSettings, SocketSettings};
 use crate::policy::{OwnListeners, TargetPolicy, Targets};
 use spliceway_protocol::Failure;
 
@@ -352,13 +352,24 @@ async fn an_upstream_proxy_may_be_on_loopback_even_if_targets_may_not() {
 }
 
 #[tokio::test]
-async fn spliceway_is_not_its_own_upstream_proxy() {
+async fn an_own_listener_is_an_upstream_proxy_for_a_few_hops_only() {
     let (listener, address) = listen().await;
     let own = OwnListeners::default();
     let _entry = own.add(&listener).unwrap();
-    let urls = [format!("socks5://{address}")];
+    let urls = [format!("http://{address}")];
     let dialer = dialer_with(&urls, Targets::Everything, ResolverSettings::System, own);
-    let failed = dial(&dialer, TARGET).await.unwrap_err();
+    let target = TARGET.parse().unwrap();
+    let after = |hops| {
+        let request = DialRequest {
+            passage: Passage::Request,
+            client: None,
+            via: "1.1 test",
+            hops,
+        };
+        dialer.dial_for(&target, request)
+    };
+    assert!(after(0).await.unwrap().proxy.is_some() && after(3).await.is_ok());
+    let failed = after(4).await.unwrap_err();
     assert_eq!(failed.as_str(), "upstream_unreachable");
     assert!(
         failed.to_string().contains("one of spliceway's own listeners"),

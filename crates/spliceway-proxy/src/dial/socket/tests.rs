@@ -204,3 +204,31 @@ fn connections_from_one_source_to_several_targets_share_its_ports() {
         }
     });
 }
+
+/// Without the check, the kernel connects some of these sockets to themselves: it chooses the port
+/// of the target as the source.
+#[test]
+fn a_connection_to_itself_is_a_refused_connection() {
+    in_namespace(&[], || async {
+        std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "20000 20007").unwrap();
+        for (ip, is_transparent) in [
+            ("127.0.0.1", false),
+            ("127.0.0.1", true),
+            ("0.0.0.0", false),
+            ("::1", false),
+        ] {
+            let target = SocketAddr::new(ip.parse().unwrap(), 20002);
+            let settings = SocketSettings {
+                is_transparent,
+                ..SocketSettings::default()
+            };
+            for _ in 0..100 {
+                let failed = settings.connect(target, None).await.unwrap_err();
+                assert_eq!((failed.call, errno(&failed)), (Call::Connect, Some(Errno::CONNREFUSED)));
+            }
+            // No connection has left the port in TIME_WAIT.
+            let service = Socket::new(Domain::for_address(target), Type::STREAM, None).unwrap();
+            service.bind(&target.into()).unwrap();
+        }
+    });
+}

@@ -1,0 +1,131 @@
+//! Checks the services whose targets are services of the same configuration.
+
+use spliceway_protocol::address::Target;
+
+use super::distinct::Distinct;
+use super::origin::Fault;
+use super::{Kind, ServiceSettings};
+use crate::config::{List, Value};
+use crate::exposure::Reach;
+use crate::listener::Transport;
+
+/// A target of a service that is another service.
+struct Hop {
+    to: usize,
+    key: &'static str,
+    at: Option<usize>,
+}
+
+/// Checks that no target leads back to its service, and that no service opens a proxy to strangers.
+///
+/// # Errors
+/// Returns an error at the target.
+pub(super) fn check(services: &[ServiceSettings], distinct: &Distinct) -> Result<(), Fault> {
+    let hops: Vec<Vec<Hop>> = services.iter().map(|service| hops(service, distinct)).collect();
+    let mut states = vec![State::New; services.len()];
+    for start in 0..services.len() {
+        if let Some((key, at, names)) = find_loop(start, services, &hops, &mut states) {
+            let problem = format!("leads back to the same service ({names}): expected another target");
+            return Err(Fault::new(at, key, problem));
+        }
+    }
+    for (service, hops) in services.iter().zip(&hops) {
+        let opened = hops.iter().find(|hop| opens(service, &services[hop.to]));
+        if let Some(Hop { to, key, at }) = opened {
+            let problem = format!(
+                "makes everybody a local client of the proxy `{}`: restrict access to one of the two \
+                 (--auth-file for the proxy, --allow here), or allow everybody (--open for the proxy)",
+                services[*to].name
+            );
+            return Err(Fault::new(*at, key, problem));
+        }
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    New,
+    /// The search is behind this service.
+    Open,
+    Done,
+}
+
+/// The key and the place of a target, and the names of the services in the loop.
+type Loop = (&'static str, Option<usize>, String);
+
+/// Follows all targets from `start`, without recursion: a file has room for 60,000 services.
+fn find_loop(start: usize, services: &[ServiceSettings], hops: &[Vec<Hop>], states: &mut [State]) -> Option<Loop> {
+    let mut path = vec![(start, 0)];
+    while let Some((service, next)) = path.last_mut() {
+        let service = *service;
+        if states[service] == State::Done {
+            path.pop();
+            continue;
+        }
+        states[service] = State::Open;
+        let Some(hop) = hops[service].get(*next) else {
+            states[service] = State::Done;
+            path.pop();
+            continue;
+        };
+        *next += 1;
+        if states[hop.to] == State::Open {
+            let begin = path.iter().position(|(one, _)| *one == hop.to)?;
+            let indices = path[begin..].iter().map(|(one, _)| *one).chain([hop.to]);
+            let names: Vec<_> = indices.map(|one| services[one].name).collect();
+            return Some((hop.key, hop.at, names.join(", ")));
+        }
+        path.push((hop.to, 0));
+    }
+    None
+}
+
+/// Returns the targets that are services, in the order of the configuration.
+fn hops(service: &ServiceSettings, distinct: &Distinct) -> Vec<Hop> {
+    if service.transport == Transport::Datagrams {
+        return Vec::new();
+    }
+    let mut targets: Vec<(Target, &'static str, Option<usize>)> = Vec::new();
+    if let Some(proxy) = service.dial.upstreams.first() {
+        // The other proxies and the targets are connected to from there.
+        let at = service.config.upstream_proxy.as_ref().and_then(List::at);
+        targets.push((proxy.address().clone(), "upstream_proxy", at));
+    } else if let Kind::Forward(first) = &service.kind {
+        let at = service.config.to.as_ref().and_then(List::at);
+        let backends = service.balance.iter().flat_map(|balance| &balance.backends);
+        targets.push((first.first.clone(), "to", at));
+        targets.extend(backends.map(|backend| (backend.targets.first.clone(), "to", at)));
+    } else if let Kind::Sni(routes) = &service.kind {
+        let at = service.config.route.as_ref().and_then(List::at);
+        targets.extend(routes.targets().map(|target| (target.clone(), "route", at)));
+        let others = [
+            (
+                "default_target",
+                routes.default_target(),
+                &service.config.default_target,
+            ),
+            ("not_tls", routes.silent_target(), &service.config.not_tls),
+        ];
+        for (key, target, value) in others {
+            let at = value.as_ref().and_then(Value::at);
+            targets.extend(target.map(|target| (target.clone(), key, at)));
+        }
+    }
+    let hop = |(target, key, at): (Target, _, _)| distinct.service_at(&target).map(|to| Hop { to, key, at });
+    targets.into_iter().filter_map(hop).collect()
+}
+
+/// Returns whether strangers who reach `service` could use the proxy `to`, which takes them for
+/// clients on this machine.
+fn opens(service: &ServiceSettings, to: &ServiceSettings) -> bool {
+    let is_proxy = matches!(to.kind, Kind::Socks5 | Kind::Http | Kind::Mixed);
+    let is_guarded = to.users.is_some() || to.open || to.accept_proxy.is_some() || service.users.is_some();
+    if !is_proxy || is_guarded || service.clients.names_who_may() {
+        return false;
+    }
+    let is_far = |range: &spliceway_protocol::address::ListenRange| {
+        Reach::of_address(&range.first).is_some_and(|reach| reach != Reach::Local)
+    };
+    service.accept_proxy.is_some() || service.listen.iter().any(is_far)
+}
