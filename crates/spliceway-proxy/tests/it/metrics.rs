@@ -1,10 +1,8 @@
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
-use std::process::{Command, Stdio};
 use std::thread;
 
 use socket2::{Domain, Socket, Type};
-use spliceway_net::has_tool;
 
 use crate::harness::{
     Program, accept, assert_same, connect, listen, pattern, read_all, read_exactly, send_and_finish, with_patience,
@@ -130,33 +128,6 @@ fn every_series_is_exported_under_its_name() {
     );
     assert!(answer.contains("# TYPE spliceway_bytes counter"), "{answer}");
     assert!(answer.ends_with("# EOF\n"));
-}
-
-#[test]
-fn promtool_finds_no_error_in_the_text_format() {
-    if !has_tool("promtool", "prometheus") {
-        return;
-    }
-    let (_listener, address) = listen();
-    let program = Program::forward(address, &[]);
-    for accept in ["Accept: text/plain;version=0.0.4", "Accept: */*"] {
-        let answer = program.get_as("/metrics", accept);
-        let (_, body) = answer.split_once("\r\n\r\n").unwrap();
-        let mut promtool = Command::new("promtool")
-            .args(["check", "metrics"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        promtool.stdin.take().unwrap().write_all(body.as_bytes()).unwrap();
-        let output = promtool.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(
-            !said.contains("error while linting") && !said.contains("parsing"),
-            "{said}"
-        );
-    }
 }
 
 #[test]

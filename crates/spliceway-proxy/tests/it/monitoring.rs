@@ -31,9 +31,7 @@ fn types(exposition: &str) -> HashMap<&str, &str> {
 /// Returns the names of the series.
 fn series(exposition: &str) -> HashSet<String> {
     let suffixes = |kind| match kind {
-        "counter" => &["_total"][..],
-        "histogram" => &["_bucket", "_count", "_sum"],
-        "info" => &["_info"],
+        "histogram" => &["_bucket", "_count", "_sum"][..],
         _ => &[""],
     };
     let types = types(exposition);
@@ -72,21 +70,8 @@ fn promtool_accepts_names_and_help_texts() {
     if !has_tool("promtool", "prometheus") {
         return;
     }
-    // promtool reads the older format, in which the family of a counter has the name of its series.
-    let exposition = exposition();
-    let types = types(&exposition);
-    let older = |line: &str| {
-        let renamed = ["# HELP ", "# TYPE "].iter().find_map(|start| {
-            let (name, text) = line.strip_prefix(start)?.split_once(' ')?;
-            Some(match types[name] {
-                "counter" => format!("{start}{name}_total {text}\n"),
-                "info" => format!("{start}{name}_info {}\n", text.replace("info", "gauge")),
-                _ => format!("{line}\n"),
-            })
-        });
-        renamed.unwrap_or_else(|| format!("{line}\n"))
-    };
-    let text: String = exposition.lines().map(older).collect();
+    // promtool reads the text format, which the program serves unless a scraper prefers another.
+    let text = exposition();
     let mut promtool = Command::new("promtool");
     let mut promtool = promtool
         .args(["check", "metrics"])
