@@ -3,7 +3,7 @@
 mod unix_socket;
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::path::Path;
 use std::str::FromStr;
 
@@ -196,6 +196,9 @@ impl FromStr for Target {
         if let Ok(address) = text.parse() {
             return Ok(Self::Ip(address));
         }
+        if let Some(address) = address_with_zone(text, expected) {
+            return address.map(Self::Ip);
+        }
         let (host, port) = text.rsplit_once(':').ok_or(expected)?;
         Self::named(host, port_number(port, expected)?)
             // An IPv6 address without brackets is ambiguous: `::1:80` may be port 80 of ::1, or an
@@ -223,10 +226,13 @@ impl FromStr for ListenAddress {
         if address.strip_prefix(UNIX).is_some_and(ends_with_an_option) {
             return Err(EXPECTED_MODE);
         }
-        match address
-            .parse()
-            .map_err(|wrong| if wrong == TOO_HIGH { wrong } else { expected })?
-        {
+        match address.parse().map_err(|wrong| {
+            if matches!(wrong, TOO_HIGH | NO_INTERFACE) {
+                wrong
+            } else {
+                expected
+            }
+        })? {
             Target::Ip(address) => Ok(Self::Ip(address)),
             Target::Name(name, port) => Ok(Self::Name(name, port)),
             Target::Unix(path) if is_abstract(&path) && mode.is_some_and(|mode| !ABSTRACT_MODES.contains(&mode)) => {
@@ -256,6 +262,39 @@ impl FromStr for TargetRange {
         let first: Target = first.parse()?;
         let count = ports(first.port(), last)?;
         Ok(Self { first, count })
+    }
+}
+
+/// Parses an IP address, perhaps with a zone (RFC 4007): `fe80::1%eth0` or `fe80::1%2`. The result has
+/// this port. A zone that is a name must be that of an interface of this machine.
+///
+/// # Errors
+/// Returns an error if the text is not an address, or if there is no such interface.
+pub fn ip_with_zone(text: &str, port: u16) -> Result<SocketAddr, &'static str> {
+    let expected = "this is not an IP address";
+    match text.split_once('%') {
+        None => text.parse().map(|ip| SocketAddr::new(ip, port)).map_err(|_| expected),
+        Some((ip, zone)) => {
+            let ip = ip.parse().map_err(|_| expected)?;
+            Ok(SocketAddrV6::new(ip, port, 0, zone_index(zone)?).into())
+        }
+    }
+}
+
+/// Returns the address if the text has the form `[IP%ZONE]:PORT`, with the name of an interface.
+fn address_with_zone(text: &str, expected: &'static str) -> Option<Result<SocketAddr, &'static str>> {
+    let (host, port) = text.strip_prefix('[')?.split_once("]:")?;
+    host.contains('%').then(|| {
+        let address = ip_with_zone(host, port_number(port, expected)?);
+        address.map_err(|wrong| if wrong == NO_INTERFACE { wrong } else { expected })
+    })
+}
+
+/// Returns the number of the interface. A number counts as it is, as in getaddrinfo(3).
+fn zone_index(zone: &str) -> Result<u32, &'static str> {
+    match zone.parse() {
+        Ok(number) if zone.bytes().all(|byte| byte.is_ascii_digit()) => Ok(number),
+        _ => nix::net::if_::if_nametoindex(zone).map_err(|_| NO_INTERFACE),
     }
 }
 
@@ -319,6 +358,8 @@ fn permissions(text: &str) -> Option<u32> {
     let mode = u32::from_str_radix(text, 8).ok()?;
     (digits && mode <= 0o777).then_some(mode)
 }
+
+const NO_INTERFACE: &str = "the zone after the % is not the name or number of an interface of this machine";
 
 const TOO_HIGH: &str = "the port is too high: ports end at 65535";
 
@@ -476,6 +517,31 @@ mod tests {
             let address: SocketAddr = text.parse().unwrap();
             assert_eq!(canonical(address), expected.parse().unwrap(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_zone_is_the_name_or_the_number_of_an_interface() {
+        for (text, shown) in [
+            ("[fe80::1%lo]:80", "[fe80::1%1]:80"),
+            ("[fe80::1%1]:80", "[fe80::1%1]:80"),
+            ("[fe80::1%77]:80", "[fe80::1%77]:80"),
+        ] {
+            assert_eq!(text.parse::<Target>().unwrap().to_string(), shown);
+            assert_eq!(text.parse::<ListenAddress>().unwrap().to_string(), shown);
+        }
+        assert_eq!("[fe80::1%lo]:8-9".parse::<ListenRange>().unwrap().count, 2);
+        for text in ["[fe80::1%no-such]:80", "[fe80::1%]:80", "[fe80::1%+1]:80"] {
+            assert_eq!(text.parse::<Target>(), Err(NO_INTERFACE), "{text}");
+            assert_eq!(text.parse::<ListenAddress>(), Err(NO_INTERFACE), "{text}");
+        }
+        for text in ["[192.0.2.1%lo]:80", "[a%lo]:80", "fe80::1%lo:80"] {
+            assert!(
+                text.parse::<Target>().unwrap_err().starts_with("expected HOST:PORT"),
+                "{text}"
+            );
+        }
+        assert_eq!(ip_with_zone("fe80::1%lo", 53), Ok("[fe80::1%1]:53".parse().unwrap()));
+        assert_eq!(ip_with_zone("192.0.2.1", 53), Ok("192.0.2.1:53".parse().unwrap()));
     }
 
     #[test]

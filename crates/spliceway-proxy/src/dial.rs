@@ -32,11 +32,13 @@ use crate::stream::Stream;
 use crate::transparent::OwnDial;
 use attempts::{Lost, Tried, Why, first_to_connect};
 use happy_eyeballs::HappyEyeballs;
-use resolver::{Found, Lookup, Pending, Resolver};
+use resolver::{Found, Lookup, Pending, Reading, Resolver};
 use spliceway_protocol::address::{Target, canonical};
 
 pub(crate) use error::DialError;
-pub(crate) use resolver::{LookupError, Member, MemberList, ResolverSettings};
+#[cfg(test)]
+pub(crate) use resolver::Families;
+pub(crate) use resolver::{LookupError, Member, MemberList, Memory, ResolverSettings};
 use socket::Connected;
 pub(crate) use socket::SocketSettings;
 pub(crate) use upstream::{CHAIN_MAX, UpstreamProxy};
@@ -126,14 +128,13 @@ pub(crate) struct DialRequest<'a> {
 impl Dialer {
     /// Creates a dialer that opens up to `transient` descriptors at the same time for lookups and
     /// parallel attempts. Work that needs more descriptors waits, within the timeout of its dial.
-    /// If the settings require it, this function reads `/etc/resolv.conf` and `/etc/hosts` once.
     ///
     /// # Errors
-    /// Returns an error if a socket option can never be set, or if the resolver cannot be created.
+    /// Returns an error if a socket option can never be set.
     pub(crate) fn new(settings: DialSettings, policy: TargetPolicy, transient: usize) -> io::Result<Self> {
         settings.sockets.probe()?;
         Ok(Self {
-            resolver: Arc::new(Resolver::new(&settings.resolver, transient / 2)?),
+            resolver: Arc::new(Resolver::new(&settings.resolver, transient / 2)),
             beside: Arc::new(Semaphore::new((transient / 2).max(1))),
             settings: Arc::new(settings),
             policy,
@@ -218,16 +219,23 @@ impl Dialer {
     }
 
     /// Returns every address that a name stands for, and how long the answer is valid. With
-    /// `is_srv`, the name has SRV records, and the port is theirs. Cancel safe.
+    /// `is_srv`, the name has SRV records, and the port is theirs. `memory` is that of the last
+    /// lookup of this name. Cancel safe.
     ///
     /// # Errors
     /// Returns an error if there is no address, or if the lookup fails or takes too long.
-    pub(crate) async fn members(&self, name: &str, port: u16, is_srv: bool) -> Result<MemberList, LookupError> {
+    pub(crate) async fn members(
+        &self,
+        name: &str,
+        port: u16,
+        is_srv: bool,
+        memory: &mut Memory,
+    ) -> Result<MemberList, LookupError> {
         let caller = self.caller(None);
-        let deadline = caller.deadline;
-        match is_srv {
-            true => resolver::within(deadline, self.resolver.services(name, caller)).await,
-            false => resolver::within(deadline, self.resolver.members(name, port, caller)).await,
+        if is_srv {
+            self.resolver.services(name, memory, caller).await
+        } else {
+            self.resolver.members(name, port, memory, caller).await
         }
     }
 
@@ -271,7 +279,9 @@ impl Dialer {
         };
         // It is not known which reading has led to the address, but it was an allowed one.
         let readings = self.readings(name, Purpose::Target(None));
-        let mut checks = readings.iter().map(|reading| self.policy.check(Some(reading), address));
+        let mut checks = readings
+            .iter()
+            .map(|reading| self.policy.check(Some(&reading.name), address));
         let first = checks.next().unwrap_or_else(|| self.policy.check(Some(name), address));
         first.or_else(|denied| checks.find(Result::is_ok).unwrap_or(Err(denied)))
     }
@@ -285,13 +295,9 @@ impl Dialer {
     /// Connects without upstream proxies.
     async fn connect(&self, target: &Target, purpose: Purpose<'_>, caller: Caller) -> Result<Dialed, DialError> {
         match target {
-            Target::Ip(address) => self.connect_any(
-                HappyEyeballs::of([address.ip()]),
-                Vec::new(),
-                address.port(),
-                purpose,
-                caller,
-            ),
+            Target::Ip(address) => {
+                self.connect_any(HappyEyeballs::of([address.ip()]), Vec::new(), *address, purpose, caller)
+            }
             Target::Name(name, port) => return self.connect_by_name(name, *port, purpose, caller).await,
             Target::Unix(path) => {
                 self.policy.check_path(path)?;
@@ -317,8 +323,14 @@ impl Dialer {
     ) -> Result<Dialed, DialError> {
         let deadline = caller.deadline;
         let mut unresolved = DialError::Unresolved(LookupError::NoAddress);
+        let any = SocketAddr::from(([0, 0, 0, 0], port));
         for reading in self.readings(name, purpose) {
-            let purpose = match self.check_reading(&reading, port, purpose) {
+            if let DialError::Unresolved(failed) = &unresolved
+                && reading.is_useless_after(failed)
+            {
+                continue;
+            }
+            let purpose = match self.check_reading(&reading.name, port, purpose) {
                 Ok(purpose) => purpose,
                 Err(denied) => {
                     unresolved = denied;
@@ -335,7 +347,7 @@ impl Dialer {
                     }
                 },
             };
-            match self.connect_any(eyeballs, lookups, port, purpose, caller).await {
+            match self.connect_any(eyeballs, lookups, any, purpose, caller).await {
                 Err(error @ DialError::Unresolved(_)) => unresolved = unresolved.or(error),
                 done => return done,
             }
@@ -345,7 +357,7 @@ impl Dialer {
 
     /// Returns the whole names that a name may represent. If a rule has a name, the system's
     /// resolver must not use its search list, because the program would not know the whole name.
-    fn readings(&self, name: &str, purpose: Purpose<'_>) -> Vec<String> {
+    fn readings(&self, name: &str, purpose: Purpose<'_>) -> Vec<Reading> {
         let only_whole = purpose != Purpose::Proxy && self.policy.has_rules_for_names();
         self.resolver.readings(name, only_whole)
     }
@@ -361,17 +373,18 @@ impl Dialer {
         }
     }
 
+    /// Tries addresses with the port of `model`, and with its zone.
     async fn connect_any<'a>(
         &'a self,
         eyeballs: HappyEyeballs,
         lookups: Vec<Pending<'a, Found>>,
-        port: u16,
+        model: SocketAddr,
         purpose: Purpose<'a>,
         caller: Caller,
     ) -> Result<Dialed, DialError> {
         let own = Arc::new(Semaphore::new(1));
         let attempt = |ip: IpAddr| -> Pending<'a, Tried<Connected>> {
-            let (address, own) = (SocketAddr::new(ip, port), Arc::clone(&own));
+            let (address, own) = (with_ip(model, ip), Arc::clone(&own));
             Box::pin(async move {
                 // The attempt uses the session's own descriptor, or else a shared one.
                 let _descriptor = tokio::select! {
@@ -384,11 +397,11 @@ impl Dialer {
             })
         };
         match first_to_connect(eyeballs, lookups, attempt, caller.deadline).await {
-            Ok((ip, (stream, own))) => Ok(Dialed::new(stream.into(), Some(SocketAddr::new(ip, port)), own)),
+            Ok((ip, (stream, own))) => Ok(Dialed::new(stream.into(), Some(with_ip(model, ip)), own)),
             Err(Lost::Unresolved(error)) => Err(error.into()),
             Err(Lost::Attempt(ip, Why::Denied(denied))) => Err(DialError::Denied(denied, Some(ip))),
             Err(Lost::Attempt(ip, Why::Failed(error))) => {
-                let address = SocketAddr::new(ip, port);
+                let address = with_ip(model, ip);
                 Err(DialError::Unreachable(Target::Ip(address), error))
             }
         }
@@ -430,6 +443,12 @@ impl Dialer {
         let addresses = addresses.into_iter().map(|ip| SocketAddr::new(ip, port));
         Ok((reading, addresses.collect()))
     }
+}
+
+/// Returns `model` with this IP address. The zone of an IPv6 address stays.
+fn with_ip(mut model: SocketAddr, ip: IpAddr) -> SocketAddr {
+    model.set_ip(ip);
+    model
 }
 
 impl Dialed {

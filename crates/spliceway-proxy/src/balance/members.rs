@@ -6,8 +6,9 @@
 //!             └────────────── soon ──────────────┘
 //! ```
 //!
-//! Only an answer removes members. If one of several queries fails, none is removed. If the answer
-//! is that the name has no address, it must stay so for [`GONE`].
+//! Only an answer removes members. If a query fails, the members of its family and host stay, and
+//! the other ones follow their answers. If the answer is that the name has no address, it must stay
+//! so for [`GONE`].
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -20,7 +21,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use super::{BACKENDS_MAX, BackendSettings, Balancer, Inner, Place, WEIGHT_MAX, check};
-use crate::dial::{Dialer, LookupError, Member, MemberList};
+use crate::dial::{Dialer, LookupError, Member, MemberList, Memory};
 
 /// The shortest time between two lookups of a name, for answers with a TTL of 0.
 const SHORTEST: Duration = Duration::from_secs(1);
@@ -32,6 +33,9 @@ const AGAIN: Duration = Duration::from_secs(5);
 /// The time for which a name has had no address when its members leave. A server that has just
 /// begun to serve a zone may not know the name yet. HAProxy has the same default.
 const GONE: Duration = Duration::from_secs(30);
+
+/// The shortest time between two log lines about parts of lookups that fail.
+const LOG_AGAIN: Duration = Duration::from_secs(60);
 
 /// Which addresses a backend stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +52,8 @@ pub(super) struct Change {
     before: usize,
     added: usize,
     removed: usize,
+    /// How many members have no room.
+    left_out: usize,
 }
 
 impl Balancer {
@@ -87,8 +93,8 @@ impl Balancer {
     ) -> Duration {
         let again = match found {
             Ok(found) => {
-                self.update(name, &found.members, found.is_whole);
-                let longest = if found.is_whole { LONGEST } else { AGAIN };
+                self.update(name, &found);
+                let longest = if found.failed.is_none() { LONGEST } else { AGAIN };
                 found.ttl.clamp(SHORTEST, longest)
             }
             // Without members, the clients get an error, and do not wait any longer.
@@ -109,26 +115,36 @@ impl Balancer {
                 name = &*name.name,
                 "a name has had no address for {GONE:?}: its backends leave"
             );
-            self.update(name, &[], true);
+            self.update(name, &MemberList::default());
         }
         self.looked_up(name, Err(LookupError::NoAddress))
     }
 
-    /// Puts the members of a name into force, as a lookup has found them. If the answer is not
-    /// whole, those that are known stay as they are: the weights and priorities of SRV records are
-    /// relative to each other.
-    fn update(&self, name: &BackendSettings, members: &[Member], is_whole: bool) {
+    /// Puts the members of a name into force, as a lookup has found them. Where a query failed and
+    /// there is no last answer, the members of that family stay.
+    fn update(&self, name: &BackendSettings, found: &MemberList) {
         let mut inner = self.inner();
-        let before = inner
-            .places
-            .iter()
-            .filter(|place| !is_whole && place.group == name.name);
+        let stays = |place: &&Place| {
+            let address = place.settings.name.parse::<SocketAddr>();
+            place.group == name.name && address.is_ok_and(|address| found.unknown.has(address.ip()))
+        };
+        let before = inner.places.iter().filter(stays);
         let before: Vec<_> = before.map(|place| place.settings.clone()).collect();
         // The first of the same name counts.
-        let members = before.into_iter().chain(of_members(name, members));
+        let members = before.into_iter().chain(of_members(name, &found.members));
         let change = self.replace_members(&mut inner, name, members);
         drop(inner);
         self.members_changed.notify_one();
+        let left_out = found.left_out + change.left_out;
+        if change.added + change.removed > 0 && left_out > 0 {
+            let (service, name) = (self.service, &*name.name);
+            tracing::warn!(
+                service,
+                name,
+                left_out,
+                "a name has too many backends: a service has at most {BACKENDS_MAX}"
+            );
+        }
         if change.added + change.removed > 0 && change.before > 0 {
             tracing::info!(
                 service = self.service,
@@ -156,10 +172,14 @@ impl Balancer {
             }
         }
         let before = known.len();
-        let (mut added, mut mine) = (0, Vec::new());
+        let (mut added, mut left_out, mut mine) = (0, 0, Vec::new());
         for settings in members {
             let is_taken = |place: &Place| place.settings.name == settings.name;
-            if others.iter().chain(&mine).any(is_taken) || others.len() + mine.len() >= BACKENDS_MAX {
+            if others.iter().chain(&mine).any(is_taken) {
+                continue;
+            }
+            if others.len() + mine.len() >= BACKENDS_MAX {
+                left_out += 1;
                 continue;
             }
             mine.push(match known.remove(&settings.name) {
@@ -181,7 +201,12 @@ impl Balancer {
         others.extend(mine);
         others.sort_by_key(position);
         inner.places = others;
-        Change { before, added, removed }
+        Change {
+            before,
+            added,
+            removed,
+            left_out,
+        }
     }
 }
 
@@ -190,16 +215,11 @@ async fn watch_name(balancer: Arc<Balancer>, name: BackendSettings, dialer: Dial
     let Target::Name(host, port) = &name.targets.first else {
         return std::future::pending().await;
     };
-    let (is_srv, mut is_failing, mut gone) = (name.members == Members::Srv, false, None);
+    let (is_srv, mut log, mut gone) = (name.members == Members::Srv, FailureLog::default(), None);
+    let mut memory = Memory::default();
     loop {
-        let found = dialer.members(host, *port, is_srv).await;
-        if let Err(error) = &found
-            && !is_failing
-        {
-            let (service, name) = (balancer.service, &*name.name);
-            tracing::warn!(service, name, %error, "cannot look up a name: its known addresses stay");
-        }
-        is_failing = found.is_err();
+        let found = dialer.members(host, *port, is_srv, &mut memory).await;
+        log.record(balancer.service, &name.name, &found);
         let again = match found {
             Err(LookupError::NoAddress) => balancer.has_no_address(&name, gone.get_or_insert_with(Instant::now)),
             found => {
@@ -208,6 +228,38 @@ async fn watch_name(balancer: Arc<Balancer>, name: BackendSettings, dialer: Dial
             }
         };
         sleep(again).await;
+    }
+}
+
+/// Logs the failures of the lookups of a name: the first of a row, and a part that fails at most once
+/// a minute.
+#[derive(Default)]
+struct FailureLog {
+    has_failed: bool,
+    logged: Option<Instant>,
+}
+
+impl FailureLog {
+    fn record(&mut self, service: &str, name: &str, found: &Result<MemberList, LookupError>) {
+        let (error, what) = match found {
+            Ok(MemberList { failed: None, .. }) => {
+                self.has_failed = false;
+                return;
+            }
+            Ok(MemberList {
+                failed: Some(error), ..
+            }) => (
+                error,
+                "a part of the lookup of a name failed: the known addresses of that part stay",
+            ),
+            Err(error) => (error, "cannot look up a name: its known addresses stay"),
+        };
+        let is_due = self.logged.is_none_or(|logged| logged.elapsed() >= LOG_AGAIN);
+        if !self.has_failed && (found.is_err() || is_due) {
+            tracing::warn!(service, name, %error, "{what}");
+            self.logged = Some(Instant::now());
+        }
+        self.has_failed = true;
     }
 }
 

@@ -15,7 +15,7 @@ use crate::balance::{BackendSettings, Members, WEIGHT_MAX};
 use crate::dial::ResolverSettings;
 use crate::log::{AccessLog, Format};
 use crate::policy;
-use spliceway_protocol::address::{ListenAddress, Target};
+use spliceway_protocol::address::{ListenAddress, Target, ip_with_zone};
 
 #[derive(ValueEnum, Clone, Copy, Debug)]
 pub(crate) enum SpliceArg {
@@ -287,10 +287,14 @@ const DNS_PORT: u16 = 53;
 
 /// Parses a resolver: a mode, or servers separated by commas.
 pub(crate) fn resolver(typed: &str) -> Result<ResolverSettings, String> {
-    let server = |text: &str| match (text.parse::<SocketAddr>(), text.parse::<IpAddr>()) {
-        (Ok(address), _) => Some(address),
-        (_, Ok(ip)) => Some(SocketAddr::new(ip, DNS_PORT)),
-        _ => None,
+    let expected = "expected auto, system, or addresses of servers such as 192.0.2.53 or [2001:db8::53]:53";
+    let server = |text: &str| -> Result<SocketAddr, String> {
+        match (text.parse(), ip_with_zone(text, DNS_PORT)) {
+            (Ok(Target::Ip(address)), _) | (_, Ok(address)) => Ok(address),
+            (Err(why), _) if text.starts_with('[') && text.contains('%') => Err(why.to_owned()),
+            (_, Err(why)) if text.contains('%') => Err(why.to_owned()),
+            _ => Err(expected.to_owned()),
+        }
     };
     match typed {
         "auto" => Ok(ResolverSettings::Configured),
@@ -298,11 +302,8 @@ pub(crate) fn resolver(typed: &str) -> Result<ResolverSettings, String> {
         servers => servers
             .split(',')
             .map(server)
-            .collect::<Option<_>>()
-            .map(ResolverSettings::Servers)
-            .ok_or_else(|| {
-                "expected auto, system, or addresses of servers such as 192.0.2.53 or [2001:db8::53]:53".to_owned()
-            }),
+            .collect::<Result<_, _>>()
+            .map(ResolverSettings::Servers),
     }
 }
 

@@ -3,13 +3,18 @@
 use std::future::poll_fn;
 use std::net::IpAddr;
 use std::task::Poll;
+use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::happy_eyeballs::{HappyEyeballs, Step};
-use super::resolver::{Found, LookupError, Pending};
+use super::happy_eyeballs::{Family, HappyEyeballs, Step};
+use super::resolver::{Found, LookupError, NO_NAME_DELAY, Pending};
 use super::socket::SocketError;
 use crate::policy::Denied;
+
+/// How long a missing answer is awaited after all known addresses have failed. A server has 5 s for
+/// an answer.
+const LATE_ANSWER_DELAY: Duration = Duration::from_secs(5);
 
 /// A finished attempt.
 pub(super) struct Tried<T> {
@@ -45,8 +50,20 @@ pub(super) async fn first_to_connect<'a, T>(
     let mut attempts: Vec<Pending<'a, Tried<T>>> = Vec::new();
     let mut latest = None;
     let mut lost = Lost::Unresolved(LookupError::NoAddress);
+    let mut no_such_name = false;
+    // Since when only an answer is awaited that may never come.
+    let mut idle = None;
     loop {
         let now = Instant::now();
+        let may_end = attempts.is_empty() && !lookups.is_empty() && (latest.is_some() || no_such_name);
+        let since = may_end.then(|| *idle.get_or_insert(now));
+        if since.is_none() {
+            idle = None;
+        } else if since.is_some_and(|since| now >= since + patience(no_such_name)) {
+            lookups.clear();
+            eyeballs.answered(Family::V6, [], now);
+            eyeballs.answered(Family::V4, [], now);
+        }
         if now >= deadline {
             return Err(lost.or_late(latest.filter(|_| !attempts.is_empty())));
         }
@@ -56,7 +73,10 @@ pub(super) async fn first_to_connect<'a, T>(
                 attempts.push(attempt(ip));
                 continue;
             }
-            Step::Wait(until) => until.map_or(deadline, |until| until.min(deadline)),
+            Step::Wait(until) => {
+                let missing = idle.map(|since| since + patience(no_such_name));
+                [until, missing].into_iter().flatten().fold(deadline, Instant::min)
+            }
             Step::Exhausted => return Err(lost),
         };
         tokio::select! {
@@ -68,16 +88,25 @@ pub(super) async fn first_to_connect<'a, T>(
                     eyeballs.failed();
                 }
             },
-            Found { family, addresses } = next_done(&mut lookups) => match addresses {
-                Ok(addresses) => eyeballs.answered(family, addresses, Instant::now()),
+            found = next_done(&mut lookups) => match found.addresses {
+                Ok(addresses) => {
+                    no_such_name |= found.no_such_name;
+                    eyeballs.answered(found.family, addresses, Instant::now());
+                }
                 Err(error) => {
                     lost = lost.or_unresolved(error);
-                    eyeballs.answered(family, [], Instant::now());
+                    eyeballs.answered(found.family, [], Instant::now());
                 }
             },
             () = sleep_until(until) => {}
         }
     }
+}
+
+/// Returns how long a missing answer is awaited when nothing else is left to do: no server has the
+/// name, or all known addresses have failed.
+fn patience(no_such_name: bool) -> Duration {
+    if no_such_name { NO_NAME_DELAY } else { LATE_ANSWER_DELAY }
 }
 
 impl Lost {
@@ -113,7 +142,7 @@ impl Lost {
 
 /// Waits until one of `futures` is done, removes it and returns its result. Waits forever if there
 /// are no futures. Cancel safe.
-async fn next_done<T>(futures: &mut Vec<Pending<'_, T>>) -> T {
+pub(super) async fn next_done<T>(futures: &mut Vec<Pending<'_, T>>) -> T {
     poll_fn(|cx| {
         for index in 0..futures.len() {
             if let Poll::Ready(done) = futures[index].as_mut().poll(cx) {

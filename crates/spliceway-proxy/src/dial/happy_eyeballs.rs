@@ -23,7 +23,7 @@ pub(super) const RESOLUTION_DELAY: Duration = Duration::from_millis(50);
 /// sockets that are open for the connection. All attempts have started after 4 s.
 pub(super) const ADDRESSES_MAX: usize = 16;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Family {
     V6,
     V4,

@@ -1,55 +1,64 @@
-//! Looks up names in `/etc/hosts`, the cache and DNS, or with the system's own resolver.
+//! Looks up names as glibc does: in `/etc/hosts`, with the servers of `/etc/resolv.conf`, or with the
+//! C library where only that knows the answer ([design note
+//! 011](../../../../docs/design/011-names.md)).
 
 use std::fmt;
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::path::Path;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hickory_resolver::config::{ConnectionConfig, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts};
-use hickory_resolver::lookup::Lookup as Answered;
-use hickory_resolver::net::runtime::TokioRuntimeProvider;
-use hickory_resolver::net::{DnsError, NetError};
-use hickory_resolver::proto::op::Query;
-use hickory_resolver::proto::rr::{Name, RecordType};
-use hickory_resolver::{Hosts, TokioResolver, system_conf};
+use hickory_proto::rr::RecordType;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
 use super::Caller;
 use super::cache::Cache;
-use super::happy_eyeballs::{Family, HappyEyeballs};
+use super::happy_eyeballs::{Family, HappyEyeballs, RESOLUTION_DELAY};
+use files::{Files, Snapshot};
+use nsswitch::{OwnPlan, Plan, Source};
 use places::{Place, Places, TooLate};
+use query::{Reply, ask};
+use resolv_conf::ResolvConf;
 
+mod files;
+mod hosts;
 mod members;
+mod nsswitch;
 mod places;
+mod query;
+mod resolv_conf;
 
-use members::Valid;
-pub(crate) use members::{Member, MemberList};
+#[cfg(test)]
+pub(crate) use members::Families;
+pub(crate) use members::{Member, MemberList, Memory};
 pub(super) use places::Key;
 
-/// The maximum number of search domains for a short name: as many as resolv.conf(5) has always
-/// allowed. Each of them costs two queries.
-const SEARCH_MAX: usize = 6;
-/// The maximum number of sockets that a query for one family uses. hickory asks two servers at the
-/// same time and asks again if one of them is slow.
-const EACH_QUESTION: usize = 3;
 /// The maximum number of threads in `getaddrinfo(3)`. A call may take 30 s and cannot be cancelled.
 const IN_SYSTEM_MAX: usize = 64;
+/// How long the lookup of all addresses waits for IPv4 when it has IPv6 addresses. IPv6 may have no
+/// route.
+const V4_DELAY: Duration = Duration::from_millis(250);
+/// How long a lookup waits for the other family when a server has said that there is no such name.
+/// That holds for both families, but some servers say so wrongly about IPv6.
+pub(super) const NO_NAME_DELAY: Duration = Duration::from_secs(1);
+/// Where systemd-machined lists the containers.
+const MACHINES: &str = "/run/systemd/machines";
 
 /// The resolver to use.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) enum ResolverSettings {
-    /// DNS as configured in `/etc/resolv.conf`, or the system's resolver if that file cannot be
-    /// used.
+    /// As `/etc/nsswitch.conf`, `/etc/resolv.conf` and `/etc/hosts` say.
     #[default]
     Configured,
     /// The system's `getaddrinfo(3)`. It does not report how long an answer is valid, so every
     /// lookup calls it.
     System,
-    /// DNS with these servers.
+    /// `/etc/hosts`, and DNS with these servers, which are asked in this order.
     Servers(Vec<SocketAddr>),
 }
 
@@ -60,6 +69,24 @@ pub(super) type Pending<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 pub(super) struct Found {
     pub(super) family: Family,
     pub(super) addresses: Result<Vec<IpAddr>, LookupError>,
+    /// Whether a server has said that there is no such name.
+    pub(super) no_such_name: bool,
+}
+
+/// A name that a host may stand for, and who knows its addresses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Reading {
+    pub(super) name: String,
+    origin: Origin,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Origin {
+    /// The addresses are known, from `/etc/hosts`.
+    Known(Vec<IpAddr>),
+    Dns,
+    /// The C library.
+    System,
 }
 
 /// A lookup in progress.
@@ -78,123 +105,159 @@ pub(crate) enum LookupError {
     TimedOut,
     /// The lookup failed.
     Failed(Arc<str>),
+    /// No server could be reached.
+    Unreachable(Arc<str>),
     /// The client has too many slow lookups, so this lookup could not start in time.
     TooMany,
 }
 
-pub(super) enum Resolver {
-    System(Places),
-    Dns(Box<Dns>),
-}
-
-pub(super) struct Dns {
-    servers: TokioResolver,
-    hosts: Hosts,
-    cache: Mutex<Cache>,
-    search: Search,
-    /// The places for queries. Answers from the cache do not need a place.
+pub(super) struct Resolver {
+    from: Servers,
+    files: Arc<Files>,
+    cache: Mutex<Cached>,
+    /// The places for queries. Each uses one socket. Answers from the cache do not need a place.
     asking: Places,
+    /// The places for calls of the C library.
+    in_system: Places,
+    /// The number of lookups, for the option `rotate`.
+    lookups: AtomicUsize,
 }
 
-/// The search list for short names.
-#[derive(Debug, Default)]
-struct Search {
-    /// The domains in lower case, each with a final dot.
-    domains: Vec<Box<str>>,
-    /// A name with at least this many dots is first tried as it is.
-    ndots: usize,
+enum Servers {
+    /// Those of the files.
+    Configured,
+    System,
+    These(Arc<ResolvConf>),
+}
+
+#[derive(Default)]
+struct Cached {
+    cache: Cache,
+    /// The generation of the files under which the answers came.
+    generation: u64,
 }
 
 impl Resolver {
     /// Creates a resolver whose DNS queries use up to `descriptors` sockets at the same time. At
     /// least one query can always run.
-    ///
-    /// # Errors
-    /// Returns an error if no resolver can be created for the servers.
-    pub(super) fn new(settings: &ResolverSettings, descriptors: usize) -> io::Result<Self> {
-        let questions = (descriptors / EACH_QUESTION).max(1);
-        match settings {
-            ResolverSettings::System => Ok(Self::system()),
-            ResolverSettings::Servers(servers) => {
-                let servers = servers.iter().map(|address| server(*address)).collect();
-                let config = ResolverConfig::from_name_servers(servers);
-                Self::of(
-                    config,
-                    ResolverOpts::default(),
-                    Hosts::from_system().unwrap_or_default(),
-                    questions,
-                )
-            }
-            ResolverSettings::Configured => match system_conf::read_system_conf() {
-                Ok((config, options)) => Self::of(config, options, Hosts::from_system().unwrap_or_default(), questions),
-                Err(error) => {
-                    tracing::warn!(%error, "cannot use /etc/resolv.conf: the system looks up names, and nothing is cached");
-                    Ok(Self::system())
-                }
-            },
-        }
+    pub(super) fn new(settings: &ResolverSettings, descriptors: usize) -> Self {
+        let from = match settings {
+            ResolverSettings::Configured => Servers::Configured,
+            ResolverSettings::System => Servers::System,
+            ResolverSettings::Servers(servers) => Servers::These(Arc::new(ResolvConf::of_servers(servers.clone()))),
+        };
+        Self::of(from, Files::of_system(), descriptors)
     }
 
-    fn system() -> Self {
-        Self::System(Places::new(IN_SYSTEM_MAX))
-    }
-
-    fn of(config: ResolverConfig, options: ResolverOpts, hosts: Hosts, questions: usize) -> io::Result<Self> {
-        let search = Search::new(&config, options.ndots);
-        // hickory gets only complete names. This module handles the search list, the hosts file and
-        // the cache.
-        let (_, _, name_servers) = config.into_parts();
-        let config = ResolverConfig::from_name_servers(name_servers);
-        let mut builder =
-            TokioResolver::builder_with_config(config, TokioRuntimeProvider::default()).with_options(options);
-        builder.options_mut().cache_size = 0;
-        builder.options_mut().use_hosts_file = ResolveHosts::Never;
-        let servers = builder.build().map_err(io::Error::other)?;
-        Ok(Self::Dns(Box::new(Dns {
-            servers,
-            hosts,
+    fn of(from: Servers, files: Arc<Files>, descriptors: usize) -> Self {
+        Self {
+            from,
+            files,
             cache: Mutex::default(),
-            search,
-            asking: Places::new(questions),
-        })))
+            asking: Places::new(descriptors),
+            in_system: Places::new(IN_SYSTEM_MAX),
+            lookups: AtomicUsize::new(0),
+        }
     }
 
     /// Adds a search domain, which has a final dot.
     #[cfg(test)]
     pub(super) fn with_search(mut self, domain: &str) -> Self {
-        if let Self::Dns(dns) = &mut self {
-            dns.search.domains = vec![domain.into()];
-            dns.search.ndots = 1;
+        if let Servers::These(conf) = &mut self.from {
+            Arc::make_mut(conf).search = vec![domain.into()];
         }
         self
     }
 
-    /// Returns the names that `host` may represent, in lower case and with the likeliest one first.
-    /// There is at least one.
-    ///
-    /// The system's resolver has a search list of its own. With `only_whole`, it must not use that:
-    /// the name has a final dot. Then it does not find names in `/etc/hosts`, either.
-    pub(super) fn readings(&self, host: &str, only_whole: bool) -> Vec<String> {
-        let host = host.to_ascii_lowercase();
-        match self {
-            Self::System(_) if only_whole && !host.ends_with('.') => vec![host + "."],
-            Self::System(_) => vec![host],
-            Self::Dns(dns) if dns.in_hosts(&host).is_some() => vec![host],
-            Self::Dns(dns) => dns.search.readings(host),
+    /// Returns what the files say now. `None` means that the C library looks up all names.
+    fn current(&self) -> Option<Snapshot> {
+        let mut now = match self.from {
+            Servers::System => return None,
+            Servers::Configured | Servers::These(_) => self.files.current(),
+        };
+        if let Servers::These(conf) = &self.from {
+            (now.conf, now.plan, now.generation) = (Arc::clone(conf), Arc::default(), 0);
         }
+        now.reason_for_system().is_none().then_some(now)
+    }
+
+    /// Returns the names that `host` may represent, with the likeliest one first.
+    ///
+    /// The C library has a search list of its own. With `only_whole`, it must not use that: the name
+    /// has a final dot. Then it does not find names in `/etc/hosts`, either.
+    pub(super) fn readings(&self, host: &str, only_whole: bool) -> Vec<Reading> {
+        let host = host.to_ascii_lowercase();
+        let Some(now) = self.current() else {
+            return vec![by_system(host, only_whole)];
+        };
+        // `current` has checked the plan.
+        let Plan::Own(plan) = &*now.plan else {
+            return vec![by_system(host, only_whole)];
+        };
+        let in_files = || now.hosts.get(&host).map(<[IpAddr]>::to_vec);
+        if let Some(addresses) = loopback_of(&host) {
+            return vec![known(host.clone(), in_files().unwrap_or(addresses))];
+        }
+        if self.is_for_system(&host, plan) && in_files().is_none() {
+            return vec![by_system(host, only_whole)];
+        }
+        let mut readings = Vec::new();
+        for source in &plan.sources {
+            match source {
+                Source::Files => match in_files() {
+                    Some(addresses) if readings.is_empty() => return vec![known(host, addresses)],
+                    Some(addresses) => readings.push(known(host.clone(), addresses)),
+                    None => {}
+                },
+                Source::Dns if host.ends_with(".onion") || host.ends_with(".onion.") => {}
+                Source::Dns => readings.extend(now.conf.whole_names(&host).into_iter().map(|name| Reading {
+                    name,
+                    origin: Origin::Dns,
+                })),
+            }
+        }
+        if readings.is_empty() {
+            readings.push(known(host, Vec::new()));
+        }
+        readings
+    }
+
+    /// Returns whether only a module of the C library knows the name.
+    fn is_for_system(&self, host: &str, plan: &OwnPlan) -> bool {
+        let name = host.strip_suffix('.').unwrap_or(host);
+        let is_own = || name.eq_ignore_ascii_case(self.files.hostname()) || matches!(name, "_gateway" | "_outbound");
+        // A host name has no slash, and a name of dots is none.
+        let is_machine = || !name.starts_with('.') && Path::new(MACHINES).join(name).exists();
+        (plan.mdns && name.ends_with(".local")) || (plan.myhostname && is_own()) || (plan.mymachines && is_machine())
     }
 
     /// Starts the lookup of one reading.
-    pub(super) fn look_up<'a>(&'a self, reading: &'a str, caller: Caller) -> Lookup<'a> {
-        match self {
-            Self::System(places) => Lookup::Whole(Box::pin(ask_system(reading, places, caller))),
-            Self::Dns(dns) => match dns.in_hosts(reading) {
-                Some(addresses) => Lookup::Whole(Box::pin(async { Ok(addresses) })),
-                None => Lookup::Families([
-                    Box::pin(dns.found(reading, Family::V6, caller)),
-                    Box::pin(dns.found(reading, Family::V4, caller)),
-                ]),
-            },
+    pub(super) fn look_up<'a>(&'a self, reading: &'a Reading, caller: Caller) -> Lookup<'a> {
+        let name = &*reading.name;
+        match (&reading.origin, self.current()) {
+            (Origin::Known(addresses), _) => Lookup::Whole(Box::pin(async { Ok(addresses.clone()) })),
+            (Origin::Dns, Some(now)) => {
+                let is_in_turn = now.conf.options.single_request;
+                let first = self.first_server(&now);
+                let found = |family, now: Snapshot| -> Pending<'a, Found> {
+                    Box::pin(self.found(name, family, now, first, caller))
+                };
+                let [v6, v4] = [found(Family::V6, now.clone()), found(Family::V4, now)];
+                if is_in_turn {
+                    Lookup::Whole(Box::pin(one_after_other(v4, v6)))
+                } else {
+                    Lookup::Families([v6, v4])
+                }
+            }
+            (Origin::Dns | Origin::System, _) => Lookup::Whole(Box::pin(ask_system(name, &self.in_system, caller))),
+        }
+    }
+
+    fn first_server(&self, now: &Snapshot) -> usize {
+        if now.conf.options.rotate {
+            self.lookups.fetch_add(1, Ordering::Relaxed)
+        } else {
+            0
         }
     }
 
@@ -202,18 +265,24 @@ impl Resolver {
     /// would try, in that order. A reading that does not pass `check` is not looked up. Cancel
     /// safe.
     ///
+    /// If one family has addresses, the other one gets little more time: a name server may never
+    /// answer about it.
+    ///
     /// # Errors
     /// Returns the error of a check, or else that of the last lookup.
     pub(super) async fn all<E: From<LookupError>>(
         &self,
-        readings: Vec<String>,
+        readings: Vec<Reading>,
         caller: Caller,
         check: impl Fn(&str) -> Result<(), E>,
     ) -> Result<(String, Vec<IpAddr>), E> {
         let mut failed = LookupError::NoAddress;
         let mut refused = None;
         for reading in readings {
-            if let Err(error) = check(&reading) {
+            if reading.is_useless_after(&failed) {
+                continue;
+            }
+            if let Err(error) = check(&reading.name) {
                 refused = Some(error);
                 continue;
             }
@@ -223,14 +292,117 @@ impl Resolver {
             };
             match found {
                 Ok(addresses) if !addresses.is_empty() => {
-                    return Ok((reading, HappyEyeballs::of(addresses).in_turn()));
+                    return Ok((reading.name, HappyEyeballs::of(addresses).in_turn()));
                 }
                 Ok(_) => {}
-                Err(error) => failed = error,
+                Err(error) => failed = failed.or(error),
             }
         }
         Err(refused.unwrap_or_else(|| failed.into()))
     }
+
+    async fn found(&self, name: &str, family: Family, now: Snapshot, first: usize, caller: Caller) -> Found {
+        let reply = if family == Family::V6 && now.conf.options.no_aaaa {
+            Ok((Vec::new(), false))
+        } else if let Some(addresses) = self.cached(name, family, now.generation) {
+            Ok((addresses, false))
+        } else {
+            match self.asking.take(caller.client, caller.deadline).await {
+                Ok(place) => self.ask(name, family, &now, first, place).await,
+                Err(too_late) => Err(too_late.into()),
+            }
+        };
+        let no_such_name = matches!(reply, Ok((_, true)));
+        Found {
+            family,
+            addresses: reply.map(|(addresses, _)| addresses),
+            no_such_name,
+        }
+    }
+
+    fn cached(&self, name: &str, family: Family, generation: u64) -> Option<Vec<IpAddr>> {
+        let mut cached = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if cached.generation != generation {
+            // Other servers may know other names.
+            *cached = Cached {
+                cache: Cache::default(),
+                generation,
+            };
+        }
+        let addresses = cached.cache.get(name, family, Instant::now())?;
+        Some(addresses.to_vec())
+    }
+
+    /// Queries the servers and caches the answer for its TTL. Returns whether there is no such name,
+    /// too.
+    async fn ask(
+        &self,
+        name: &str,
+        family: Family,
+        now: &Snapshot,
+        first: usize,
+        _place: Place,
+    ) -> Result<(Vec<IpAddr>, bool), LookupError> {
+        let reply = query(&now.conf, first, name, family).await?;
+        let addresses = reply.addresses();
+        let mut cached = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if cached.generation == now.generation {
+            let now = Instant::now();
+            cached.cache.put(name, family, &addresses, reply.ttl, now);
+            // The name has no addresses of the other family either. Servers that say so wrongly do
+            // it for IPv6.
+            if reply.no_such_name && family == Family::V4 && cached.cache.get(name, Family::V6, now).is_none() {
+                cached.cache.put(name, Family::V6, &[], reply.ttl, now);
+            }
+        }
+        Ok((addresses, reply.no_such_name))
+    }
+}
+
+impl Reading {
+    /// Returns whether this reading must not be tried after such a failure of an earlier one. If no
+    /// server has answered, the earlier name may exist, and this one may be another host.
+    pub(super) fn is_useless_after(&self, failed: &LookupError) -> bool {
+        let has_answer = matches!(failed, LookupError::NoAddress | LookupError::Failed(_));
+        self.origin == Origin::Dns && !has_answer
+    }
+}
+
+fn by_system(mut host: String, only_whole: bool) -> Reading {
+    if only_whole && !host.ends_with('.') {
+        host.push('.');
+    }
+    Reading {
+        name: host,
+        origin: Origin::System,
+    }
+}
+
+fn known(name: String, addresses: Vec<IpAddr>) -> Reading {
+    Reading {
+        name,
+        origin: Origin::Known(addresses),
+    }
+}
+
+/// Returns the addresses of `localhost` and of all names below it (RFC 6761).
+fn loopback_of(host: &str) -> Option<Vec<IpAddr>> {
+    let name = host.strip_suffix('.').unwrap_or(host);
+    let is_localhost = name == "localhost" || name.ends_with(".localhost");
+    is_localhost.then(|| {
+        vec![
+            std::net::Ipv6Addr::LOCALHOST.into(),
+            std::net::Ipv4Addr::LOCALHOST.into(),
+        ]
+    })
+}
+
+async fn query(conf: &ResolvConf, first: usize, name: &str, family: Family) -> Result<Reply, LookupError> {
+    let record_type = match family {
+        Family::V6 => RecordType::AAAA,
+        Family::V4 => RecordType::A,
+    };
+    ask(conf, first, name, record_type).await
 }
 
 /// Waits for `lookup` until `deadline`.
@@ -241,46 +413,43 @@ pub(super) async fn within<T>(
     timeout_at(deadline, lookup).await.unwrap_or(Err(LookupError::TimedOut))
 }
 
-/// Joins both answers. If one lookup fails, the addresses of the other one count.
-async fn both(v6: Pending<'_, Found>, v4: Pending<'_, Found>) -> Result<Vec<IpAddr>, LookupError> {
-    match tokio::join!(v6, v4) {
-        (
-            Found {
-                addresses: Ok(mut v6), ..
-            },
-            Found { addresses: Ok(v4), .. },
-        ) => {
-            v6.extend(v4);
-            Ok(v6)
+/// Joins both answers.
+async fn both(mut v6: Pending<'_, Found>, mut v4: Pending<'_, Found>) -> Result<Vec<IpAddr>, LookupError> {
+    let (first, other) = tokio::select! {
+        biased;
+        found = &mut v6 => (found, v4),
+        found = &mut v4 => (found, v6),
+    };
+    joined(first, other).await
+}
+
+async fn one_after_other(v4: Pending<'_, Found>, v6: Pending<'_, Found>) -> Result<Vec<IpAddr>, LookupError> {
+    joined(v4.await, v6).await
+}
+
+/// Joins the answer for one family and that for the other, which may never come. If one lookup
+/// fails, the addresses of the other one count.
+async fn joined(first: Found, other: Pending<'_, Found>) -> Result<Vec<IpAddr>, LookupError> {
+    let patience = match &first.addresses {
+        Ok(found) if !found.is_empty() && first.family == Family::V4 => Some(RESOLUTION_DELAY),
+        Ok(found) if !found.is_empty() => Some(V4_DELAY),
+        Ok(_) if first.no_such_name => Some(NO_NAME_DELAY),
+        _ => None,
+    };
+    let other = match patience {
+        None => other.await,
+        Some(patience) => match tokio::time::timeout(patience, other).await {
+            Ok(other) => other,
+            Err(_) => return first.addresses,
+        },
+    };
+    match (first.addresses, other.addresses) {
+        (Ok(mut found), Ok(more)) => {
+            found.extend(more);
+            Ok(found)
         }
-        (
-            Found {
-                addresses: Ok(found), ..
-            },
-            Found {
-                addresses: Err(error), ..
-            },
-        )
-        | (
-            Found {
-                addresses: Err(error), ..
-            },
-            Found {
-                addresses: Ok(found), ..
-            },
-        ) => {
-            if found.is_empty() {
-                Err(error)
-            } else {
-                Ok(found)
-            }
-        }
-        (
-            Found {
-                addresses: Err(error), ..
-            },
-            Found { addresses: Err(_), .. },
-        ) => Err(error),
+        (Ok(found), Err(_)) | (Err(_), Ok(found)) if !found.is_empty() => Ok(found),
+        (Err(error), _) | (_, Err(error)) => Err(error),
     }
 }
 
@@ -297,127 +466,9 @@ fn system_look_up(name: &str) -> io::Result<Vec<IpAddr>> {
     Ok((name, 0).to_socket_addrs()?.map(|address| address.ip()).collect())
 }
 
-fn failure(error: &NetError) -> LookupError {
-    match error {
-        NetError::Timeout => LookupError::TimedOut,
-        NetError::Dns(DnsError::NoRecordsFound(_)) => LookupError::NoAddress,
-        error => LookupError::Failed(error.to_string().into()),
-    }
-}
-
-/// Returns the configuration of a server that is queried over UDP, and over TCP for long answers.
-fn server(address: SocketAddr) -> NameServerConfig {
-    let connection = |mut connection: ConnectionConfig| {
-        connection.port = address.port();
-        connection
-    };
-    let connections = vec![connection(ConnectionConfig::udp()), connection(ConnectionConfig::tcp())];
-    NameServerConfig::new(address.ip(), true, connections)
-}
-
-impl Dns {
-    /// Returns the addresses of a name in `/etc/hosts`. If the file has addresses of only one
-    /// family, the name has no address of the other family, and no server is asked.
-    fn in_hosts(&self, name: &str) -> Option<Vec<IpAddr>> {
-        let name = Name::from_ascii(name).ok()?;
-        let of_type = |record_type| self.hosts.lookup_static_host(&Query::query(name.clone(), record_type));
-        let (v6, v4) = (of_type(RecordType::AAAA), of_type(RecordType::A));
-        let answers = [&v6, &v4].into_iter().flatten().flat_map(Answered::answers);
-        let addresses: Vec<IpAddr> = answers.filter_map(|record| record.data.ip_addr()).collect();
-        (!addresses.is_empty()).then_some(addresses)
-    }
-
-    async fn found(&self, name: &str, family: Family, caller: Caller) -> Found {
-        let addresses = match self.cached(name, family) {
-            Some(addresses) => Ok(addresses),
-            None => match self.asking.take(caller.client, caller.deadline).await {
-                Ok(place) => self.ask(name, family, place).await,
-                Err(too_late) => Err(too_late.into()),
-            },
-        };
-        Found { family, addresses }
-    }
-
-    fn cached(&self, name: &str, family: Family) -> Option<Vec<IpAddr>> {
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        let addresses = cache.get(name, family, Instant::now())?;
-        Some(addresses.to_vec())
-    }
-
-    /// Queries the servers and caches the answer for its TTL.
-    async fn ask(&self, name: &str, family: Family, _place: Place) -> Result<Vec<IpAddr>, LookupError> {
-        let (addresses, ttl) = self.query(name, family).await?;
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        cache.put(name, family, &addresses, ttl, Instant::now());
-        Ok(addresses)
-    }
-
-    /// Queries the servers. Returns the addresses, which may be none, and the TTL.
-    async fn query(&self, name: &str, family: Family) -> Result<Valid<IpAddr>, LookupError> {
-        // A text that is not a DNS name has no address, so no server is asked.
-        let question = Name::from_ascii(name).map_err(|_| LookupError::NoAddress)?;
-        let record_type = match family {
-            Family::V6 => RecordType::AAAA,
-            Family::V4 => RecordType::A,
-        };
-        let (addresses, ttl) = match self.servers.lookup(question, record_type).await {
-            Ok(lookup) => {
-                let answers = lookup.answers();
-                let of_type = answers.iter().filter(|record| record.record_type() == record_type);
-                let addresses: Vec<IpAddr> = of_type.filter_map(|record| record.data.ip_addr()).collect();
-                // An alias and the addresses that it leads to are valid only together, so the
-                // shortest TTL counts.
-                (addresses, answers.iter().map(|record| record.ttl).min())
-            }
-            Err(NetError::Dns(DnsError::NoRecordsFound(none))) => (Vec::new(), none.negative_ttl),
-            Err(error) => return Err(failure(&error)),
-        };
-        Ok((addresses, Duration::from_secs(ttl.unwrap_or(0).into())))
-    }
-}
-
-impl Search {
-    fn new(config: &ResolverConfig, ndots: usize) -> Self {
-        let listed = config.search().iter();
-        // Without a search list, the domain of this machine is searched.
-        let own = config.domain().filter(|_| config.search().is_empty());
-        let text = |domain: &Name| format!("{}.", domain.to_lowercase().to_ascii().trim_end_matches('.'));
-        Self {
-            domains: listed
-                .chain(own)
-                .take(SEARCH_MAX)
-                .map(|domain| text(domain).into())
-                .collect(),
-            ndots,
-        }
-    }
-
-    /// Returns the readings in the order that resolv.conf(5) specifies. A name with a final dot is
-    /// complete. A name with enough dots is probably complete, so it is first tried as it is.
-    fn readings(&self, host: String) -> Vec<String> {
-        if host.ends_with('.') {
-            return vec![host];
-        }
-        let searched = self.domains.iter().map(|domain| format!("{host}.{domain}"));
-        let whole = std::iter::once(format!("{host}."));
-        let is_localhost = host.rsplit('.').next() == Some("localhost");
-        if is_localhost || host.matches('.').count() >= self.ndots {
-            whole.chain(searched).collect()
-        } else {
-            searched.chain(whole).collect()
-        }
-    }
-}
-
 impl fmt::Debug for Resolver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::System(_) => f.write_str("System"),
-            Self::Dns(dns) => f
-                .debug_struct("Dns")
-                .field("search", &dns.search)
-                .finish_non_exhaustive(),
-        }
+        f.debug_struct("Resolver").finish_non_exhaustive()
     }
 }
 
@@ -432,7 +483,7 @@ impl fmt::Display for LookupError {
         match self {
             Self::NoAddress => f.write_str("the name has no address"),
             Self::TimedOut => f.write_str("no answer in time"),
-            Self::Failed(error) => f.write_str(error),
+            Self::Failed(error) | Self::Unreachable(error) => f.write_str(error),
             Self::TooMany => f.write_str("too many lookups of this client are in progress"),
         }
     }

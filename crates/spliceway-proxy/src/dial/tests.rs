@@ -288,7 +288,13 @@ async fn only_a_parallel_attempt_waits_for_a_descriptor() {
     let (_silent, live, port) = a_silent_and_a_live_one().await;
     let eyeballs = |first: [u8; 4]| {
         let eyeballs = HappyEyeballs::of([first, [127, 0, 0, 2]].map(IpAddr::from));
-        dialer.connect_any(eyeballs, Vec::new(), port, Purpose::Target(None), dialer.caller(None))
+        dialer.connect_any(
+            eyeballs,
+            Vec::new(),
+            ([0, 0, 0, 0], port).into(),
+            Purpose::Target(None),
+            dialer.caller(None),
+        )
     };
     let descriptors = u32::try_from(dialer.beside.available_permits()).unwrap();
     let all = dialer.beside.acquire_many(descriptors).await.unwrap();

@@ -1,12 +1,14 @@
 //! Upstream proxies, as the command line specifies them.
 
+use std::borrow::Cow;
 use std::fmt;
+use std::net::Ipv6Addr;
 use std::str::FromStr;
 
 use percent_encoding::percent_decode_str;
 use url::Url;
 
-use spliceway_protocol::address::Target;
+use spliceway_protocol::address::{Target, ip_with_zone};
 use spliceway_protocol::{Credentials, http};
 
 /// The maximum length of a chain. Every connection needs a handshake with each proxy, within one
@@ -55,7 +57,8 @@ impl FromStr for UpstreamProxy {
     /// Errors do not repeat the text, because it may contain a password.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let but = |what: &dyn fmt::Display| format!("{EXPECTED}: {what}");
-        let url = Url::parse(text).map_err(|error| match error {
+        let (text, zone) = without_zone(text);
+        let url = Url::parse(&text).map_err(|error| match error {
             url::ParseError::InvalidPort => but(&"ports are 1 to 65535"),
             error => but(&error),
         })?;
@@ -73,7 +76,12 @@ impl FromStr for UpstreamProxy {
             .and_then(|host| host.strip_suffix(']'))
             .unwrap_or(host);
         let port = url.port_or_known_default().unwrap_or(SOCKS_PORT);
-        let address = Target::named(host, port).ok_or_else(|| but(&"this is not a host name"))?;
+        let address = match zone {
+            Some(zone) => ip_with_zone(&format!("{host}%{zone}"), port)
+                .map(Target::Ip)
+                .map_err(|what| but(&what))?,
+            None => Target::named(host, port).ok_or_else(|| but(&"this is not a host name"))?,
+        };
         if port == 0 {
             return Err(but(&"ports are 1 to 65535"));
         }
@@ -107,6 +115,21 @@ impl UpstreamProxy {
     /// Returns whether the proxy is given a user and a password.
     pub(crate) fn has_credentials(&self) -> bool {
         self.credentials.is_some()
+    }
+}
+
+/// Takes the zone out of the address in a URL, because the parser of URLs accepts none. The zone
+/// follows `%25` (RFC 6874), or `%` as in curl.
+fn without_zone(text: &str) -> (Cow<'_, str>, Option<&str>) {
+    let zone = text.rsplit_once('[').and_then(|(before, host)| {
+        let (host, after) = host.split_once(']')?;
+        let (ip, zone) = host.split_once('%').filter(|(ip, _)| ip.parse::<Ipv6Addr>().is_ok())?;
+        let zone = zone.strip_prefix("25").filter(|zone| !zone.is_empty()).unwrap_or(zone);
+        Some((format!("{before}[{ip}]{after}"), zone))
+    });
+    match zone {
+        Some((text, zone)) => (text.into(), Some(zone)),
+        None => (text.into(), None),
     }
 }
 
@@ -162,6 +185,9 @@ mod tests {
             ("http://[2001:db8::1]:3128/", "http://[2001:db8::1]:3128"),
             ("http://proxy.example", "http://proxy.example:80"),
             ("socks5h://[::1]", "socks5h://[::1]:1080"),
+            ("socks5://[fe80::1%25lo]:9", "socks5://[fe80::1%1]:9"),
+            ("http://[fe80::1%lo]/", "http://[fe80::1%1]:80"),
+            ("socks5://[fe80::1%7]:9", "socks5://[fe80::1%7]:9"),
         ] {
             assert_eq!(parsed(text).to_string(), shown);
             assert!(parsed(text).credentials.is_none());
@@ -198,6 +224,7 @@ mod tests {
             "socks5://somebody:hunter2@example.com/path".to_owned(),
             "socks5://somebody:hunter2@example.com?query".to_owned(),
             "socks5://somebody@example.com".to_owned(),
+            "socks5://somebody:hunter2@[fe80::1%no-such]:9".to_owned(),
             "socks5://:hunter2@example.com".to_owned(),
             format!("socks5://{long}:hunter2@example.com"),
             "http://some%3Abody:hunter2@example.com".to_owned(),

@@ -1,6 +1,7 @@
 use super::super::tests::{any, backend, balancer_of, target};
 use super::*;
 use crate::balance::{NoLease, Policy, Tried};
+use crate::dial::Families;
 
 const TTL: Duration = Duration::from_secs(60);
 
@@ -25,8 +26,12 @@ pub(in crate::balance) fn answer(members: Vec<Member>, ttl: Duration) -> Result<
     Ok(MemberList {
         members,
         ttl,
-        is_whole: true,
+        ..MemberList::default()
     })
+}
+
+fn list(members: &[Member]) -> MemberList {
+    answer(members.to_vec(), TTL).unwrap()
 }
 
 fn names(balancer: &Balancer) -> Vec<String> {
@@ -47,8 +52,7 @@ fn members_are_replaced_and_those_that_stay_keep_their_sessions() {
     let leases: Vec<_> = (0..7).map(|_| any(&balancer)).collect();
     balancer.update(
         &web,
-        &addresses(&["[2001:db8::1]:80", "192.0.2.9:80", "192.0.2.9:80"]),
-        true,
+        &list(&addresses(&["[2001:db8::1]:80", "192.0.2.9:80", "192.0.2.9:80"])),
     );
     let sessions: Vec<_> = balancer.status().iter().map(|one| one.sessions).collect();
     assert_eq!(names(&balancer), ["[2001:db8::1]:80", "192.0.2.9:80", "other:80"]);
@@ -79,7 +83,7 @@ fn checks_of_http_ask_an_address_for_its_name() {
 fn a_failed_lookup_keeps_the_members() {
     let web = name("web:80");
     let balancer = balancer_of(Policy::First, vec![web.clone()], None);
-    balancer.update(&web, &addresses(&["192.0.2.1:80"]), true);
+    balancer.update(&web, &list(&addresses(&["192.0.2.1:80"])));
     assert_eq!(balancer.looked_up(&web, Err(LookupError::TimedOut)), AGAIN);
     assert_eq!(target(&any(&balancer)), "192.0.2.1:80");
 }
@@ -120,7 +124,7 @@ async fn a_client_waits_for_the_first_lookup_and_no_longer() {
 fn a_reload_keeps_members_until_the_next_lookup() {
     let web = name("web:80");
     let before = balancer_of(Policy::First, vec![web.clone()], None);
-    before.update(&web, &addresses(&["192.0.2.1:80"]), true);
+    before.update(&web, &list(&addresses(&["192.0.2.1:80"])));
     let lease = any(&before);
     let after = balancer_of(Policy::RoundRobin, vec![backend("other:80"), web], Some(&before));
     assert_eq!(names(&after), ["other:80", "192.0.2.1:80"]);
@@ -141,7 +145,7 @@ fn records_of_a_service_have_weights_and_priorities() {
             (member.priority, member.weight) = (10, Some(weight));
         }
         (members[2].priority, members[2].weight) = (20, Some(1));
-        balancer.update(&web, &members, true);
+        balancer.update(&web, &list(&members));
         let status = balancer.status();
         assert_eq!([status[0].weight, status[1].weight], expected);
         let backups: Vec<_> = status.iter().map(|one| one.is_backup).collect();
@@ -157,7 +161,7 @@ fn a_name_has_at_most_so_many_members() {
         .map(|number| format!("192.0.{}.{}:80", number / 256, number % 256))
         .collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
-    balancer.update(&web, &addresses(&many), true);
+    balancer.update(&web, &list(&addresses(&many)));
     assert_eq!(balancer.status().len(), BACKENDS_MAX);
 }
 
@@ -167,7 +171,7 @@ async fn members_leave_when_their_name_has_had_no_address_for_long() {
     let balancer = balancer_of(Policy::First, vec![web.clone()], None);
     let since = Instant::now();
     assert_eq!(balancer.has_no_address(&web, &since), AGAIN);
-    balancer.update(&web, &addresses(&["192.0.2.1:80"]), true);
+    balancer.update(&web, &list(&addresses(&["192.0.2.1:80"])));
     for (seconds, expected) in [(0, 1), (29, 1), (1, 0), (5, 0)] {
         tokio::time::advance(Duration::from_secs(seconds)).await;
         assert_eq!(balancer.has_no_address(&web, &since), AGAIN);
@@ -178,17 +182,17 @@ async fn members_leave_when_their_name_has_had_no_address_for_long() {
 }
 
 #[test]
-fn an_answer_that_is_not_whole_removes_no_member() {
+fn members_of_a_family_that_is_not_known_stay() {
     let web = name("web:80");
     let balancer = balancer_of(Policy::First, vec![web.clone()], None);
-    balancer.update(&web, &addresses(&["192.0.2.1:80", "192.0.2.2:80"]), true);
+    balancer.update(&web, &list(&addresses(&["192.0.2.1:80", "[2001:db8::1]:80"])));
     let found = MemberList {
-        members: addresses(&["192.0.2.3:80", "192.0.2.2:80"]),
-        ttl: TTL,
-        is_whole: false,
+        failed: Some(LookupError::TimedOut),
+        unknown: Families::V4,
+        ..list(&addresses(&["[2001:db8::3]:80"]))
     };
     assert_eq!(balancer.looked_up(&web, Ok(found)), AGAIN, "sooner than its TTL");
-    assert_eq!(names(&balancer), ["192.0.2.1:80", "192.0.2.2:80", "192.0.2.3:80"]);
+    assert_eq!(names(&balancer), ["192.0.2.1:80", "[2001:db8::3]:80"]);
 }
 
 #[test]
@@ -196,12 +200,12 @@ fn a_member_that_returns_keeps_its_state() {
     let web = name("web:80,max-conns=1");
     let before = balancer_of(Policy::First, vec![web.clone()], None);
     let all = addresses(&["192.0.2.1:80", "192.0.2.2:80", "192.0.2.3:80"]);
-    before.update(&web, &all, true);
+    before.update(&web, &list(&all));
     assert!(before.set_weight("192.0.2.1:80", Some(0)));
     let session = any(&before);
-    before.update(&web, &all[2..], true);
+    before.update(&web, &list(&all[2..]));
     let after = balancer_of(Policy::First, vec![web.clone()], Some(&before));
-    after.update(&web, &all, true);
+    after.update(&web, &list(&all));
     let status = after.status();
     assert_eq!(
         [0, 1, 2].map(|index| (status[index].weight, status[index].sessions)),
@@ -213,8 +217,8 @@ fn a_member_that_returns_keeps_its_state() {
     );
     // Only the last ones are remembered.
     let other = |number: usize| addresses(&[&format!("198.51.{}.{}:80", number / 256, number % 256)]);
-    (0..=BACKENDS_MAX + 3).for_each(|number| after.update(&web, &other(number), true));
-    after.update(&web, &all, true);
+    (0..=BACKENDS_MAX + 3).for_each(|number| after.update(&web, &list(&other(number))));
+    after.update(&web, &list(&all));
     assert_eq!(after.status()[0].weight, 1);
     assert_eq!(after.inner().left.len(), BACKENDS_MAX);
 }

@@ -102,7 +102,7 @@ fn members_of_a_name_move_until_it_is_looked_up() {
         let found = MemberList {
             members: members.to_vec(),
             ttl: Duration::from_secs(60),
-            is_whole: true,
+            ..MemberList::default()
         };
         balancer.looked_up(&name, Ok(found));
     };

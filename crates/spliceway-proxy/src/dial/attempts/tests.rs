@@ -81,7 +81,11 @@ fn answer(family: Family, addresses: &[&str], after: Duration) -> Pending<'stati
     Box::pin(async move {
         // Sleeps because a lookup does nothing else here. The clock is paused.
         sleep(after).await;
-        Found { family, addresses }
+        Found {
+            family,
+            addresses,
+            no_such_name: false,
+        }
     })
 }
 
@@ -90,6 +94,7 @@ fn failure(family: Family, error: LookupError) -> Pending<'static, Found> {
         Found {
             family,
             addresses: Err(error),
+            no_such_name: false,
         }
     })
 }
@@ -209,6 +214,26 @@ async fn late_addresses_are_tried_too() {
     ];
     let (won, took) = network.run(HappyEyeballs::looking_up(), lookups).await;
     assert_eq!((won.unwrap().as_str(), took), ("2001:db8::1", late + FAST));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_missing_answer_delays_a_failure_by_seconds_only() {
+    let network = Network::new(&[("192.0.2.1", Fate::Refused(FAST))]);
+    let lookups = vec![answer(Family::V6, &[], NEVER), answer(Family::V4, &["192.0.2.1"], FAST)];
+    let (lost, took) = network.run(HappyEyeballs::looking_up(), lookups).await;
+    assert!(matches!(lost, Err(Lost::Attempt(_, Why::Failed(_)))));
+    assert_eq!(took, 2 * FAST + RESOLUTION_DELAY + LATE_ANSWER_DELAY);
+    let no_such_name: Pending<'_, Found> = Box::pin(async {
+        Found {
+            family: Family::V4,
+            addresses: Ok(Vec::new()),
+            no_such_name: true,
+        }
+    });
+    let lookups = vec![answer(Family::V6, &[], NEVER), no_such_name];
+    let (lost, took) = network.run(HappyEyeballs::looking_up(), lookups).await;
+    assert!(matches!(lost, Err(Lost::Unresolved(LookupError::NoAddress))));
+    assert_eq!(took, NO_NAME_DELAY);
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
-use hickory_resolver::proto::op::{Message, OpCode, ResponseCode};
-use hickory_resolver::proto::rr::rdata::{CNAME, SOA, SRV};
-use hickory_resolver::proto::rr::{Name, RData, Record};
+use hickory_proto::op::{Message, OpCode, ResponseCode};
+use hickory_proto::rr::rdata::{CNAME, SOA, SRV};
+use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
@@ -43,6 +43,12 @@ pub(in crate::dial) enum Answer {
     Fails,
     /// No answer.
     Nothing,
+    /// This address, with a TTL in seconds. Queries about the other family get no answer.
+    OneFamily(IpAddr, u32),
+    /// This answer to queries for A. Other queries get none.
+    OnlyV4(Box<Answer>),
+    /// These addresses. Queries for AAAA get a server failure.
+    FailsForV6(Vec<IpAddr>, u32),
 }
 
 impl Answer {
@@ -138,7 +144,12 @@ fn answer(question: &[u8], script: &Mutex<Script>) -> Option<Message> {
         records.filter(of_type).collect()
     };
     let mut none_for = None;
-    match script.answers.get(&name) {
+    let known = match script.answers.get(&name) {
+        Some(Answer::OnlyV4(answer)) if query.query_type() == RecordType::A => Some(&**answer),
+        Some(Answer::OnlyV4(_)) => return None,
+        known => known,
+    };
+    match known {
         Some(Answer::Has(ips, seconds)) => {
             message.add_answers(records(query.name(), ips, *seconds));
             none_for = message.answers.is_empty().then_some(*seconds);
@@ -160,7 +171,19 @@ fn answer(question: &[u8], script: &Mutex<Script>) -> Option<Message> {
             none_for = *seconds;
         }
         Some(Answer::Fails) => message.metadata.response_code = ResponseCode::ServFail,
-        Some(Answer::Nothing) => return None,
+        Some(Answer::OneFamily(ip, seconds)) => {
+            message.add_answers(records(query.name(), &[*ip], *seconds));
+            if message.answers.is_empty() {
+                return None;
+            }
+        }
+        Some(Answer::FailsForV6(..)) if query.query_type() == RecordType::AAAA => {
+            message.metadata.response_code = ResponseCode::ServFail;
+        }
+        Some(Answer::FailsForV6(ips, seconds)) => {
+            message.add_answers(records(query.name(), ips, *seconds));
+        }
+        Some(Answer::Nothing | Answer::OnlyV4(_)) => return None,
         None => message.metadata.response_code = ResponseCode::NXDomain,
     }
     // The SOA record of the zone gives the TTL of a negative answer (RFC 2308).
