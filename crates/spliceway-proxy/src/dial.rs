@@ -32,7 +32,7 @@ use crate::stream::Stream;
 use crate::transparent::OwnDial;
 use attempts::{Lost, Tried, Why, first_to_connect};
 use happy_eyeballs::HappyEyeballs;
-use resolver::{Found, Lookup, Pending, Reading, Resolver};
+use resolver::{Found, Lookup, Pending, Reading, Resolver, SearchEnd};
 use spliceway_protocol::address::{Target, canonical};
 
 pub(crate) use error::DialError;
@@ -323,11 +323,9 @@ impl Dialer {
     ) -> Result<Dialed, DialError> {
         let deadline = caller.deadline;
         let mut unresolved = DialError::Unresolved(LookupError::NoAddress);
-        let any = SocketAddr::from(([0, 0, 0, 0], port));
+        let (any, mut end) = (SocketAddr::from(([0, 0, 0, 0], port)), SearchEnd::default());
         for reading in self.readings(name, purpose) {
-            if let DialError::Unresolved(failed) = &unresolved
-                && reading.is_useless_after(failed)
-            {
+            if end.skips(&reading) {
                 continue;
             }
             let purpose = match self.check_reading(&reading.name, port, purpose) {
@@ -342,13 +340,17 @@ impl Dialer {
                 Lookup::Whole(lookup) => match resolver::within(deadline, lookup).await {
                     Ok(addresses) => (HappyEyeballs::of(addresses), Vec::new()),
                     Err(error) => {
+                        end.failed(&reading, &error);
                         unresolved = unresolved.or(error.into());
                         continue;
                     }
                 },
             };
             match self.connect_any(eyeballs, lookups, any, purpose, caller).await {
-                Err(error @ DialError::Unresolved(_)) => unresolved = unresolved.or(error),
+                Err(DialError::Unresolved(error)) => {
+                    end.failed(&reading, &error);
+                    unresolved = unresolved.or(error.into());
+                }
                 done => return done,
             }
         }

@@ -84,7 +84,8 @@ pub(super) struct Reading {
 enum Origin {
     /// The addresses are known, from `/etc/hosts`.
     Known(Vec<IpAddr>),
-    Dns,
+    /// The name servers. The name may have a search domain.
+    Dns { is_searched: bool },
     /// The C library.
     System,
 }
@@ -210,10 +211,7 @@ impl Resolver {
                     None => {}
                 },
                 Source::Dns if host.ends_with(".onion") || host.ends_with(".onion.") => {}
-                Source::Dns => readings.extend(now.conf.whole_names(&host).into_iter().map(|name| Reading {
-                    name,
-                    origin: Origin::Dns,
-                })),
+                Source::Dns => readings.extend(by_dns(&host, now.conf.whole_names(&host))),
             }
         }
         if readings.is_empty() {
@@ -236,7 +234,7 @@ impl Resolver {
         let name = &*reading.name;
         match (&reading.origin, self.current()) {
             (Origin::Known(addresses), _) => Lookup::Whole(Box::pin(async { Ok(addresses.clone()) })),
-            (Origin::Dns, Some(now)) => {
+            (Origin::Dns { .. }, Some(now)) => {
                 let is_in_turn = now.conf.options.single_request;
                 let first = self.first_server(&now);
                 let found = |family, now: Snapshot| -> Pending<'a, Found> {
@@ -249,7 +247,9 @@ impl Resolver {
                     Lookup::Families([v6, v4])
                 }
             }
-            (Origin::Dns | Origin::System, _) => Lookup::Whole(Box::pin(ask_system(name, &self.in_system, caller))),
+            (Origin::Dns { .. } | Origin::System, _) => {
+                Lookup::Whole(Box::pin(ask_system(name, &self.in_system, caller)))
+            }
         }
     }
 
@@ -277,9 +277,9 @@ impl Resolver {
         check: impl Fn(&str) -> Result<(), E>,
     ) -> Result<(String, Vec<IpAddr>), E> {
         let mut failed = LookupError::NoAddress;
-        let mut refused = None;
+        let (mut refused, mut end) = (None, SearchEnd::default());
         for reading in readings {
-            if reading.is_useless_after(&failed) {
+            if end.skips(&reading) {
                 continue;
             }
             if let Err(error) = check(&reading.name) {
@@ -295,7 +295,10 @@ impl Resolver {
                     return Ok((reading.name, HappyEyeballs::of(addresses).in_turn()));
                 }
                 Ok(_) => {}
-                Err(error) => failed = failed.or(error),
+                Err(error) => {
+                    end.failed(&reading, &error);
+                    failed = failed.or(error);
+                }
             }
         }
         Err(refused.unwrap_or_else(|| failed.into()))
@@ -359,13 +362,33 @@ impl Resolver {
     }
 }
 
-impl Reading {
-    /// Returns whether this reading must not be tried after such a failure of an earlier one. If no
-    /// server has answered, the earlier name may exist, and this one may be another host.
-    pub(super) fn is_useless_after(&self, failed: &LookupError) -> bool {
-        let has_answer = matches!(failed, LookupError::NoAddress | LookupError::Failed(_));
-        self.origin == Origin::Dns && !has_answer
+/// What a failed reading means for the later ones.
+#[derive(Debug, Default)]
+pub(super) struct SearchEnd(bool);
+
+impl SearchEnd {
+    /// Returns whether this reading must not be tried any more.
+    pub(super) fn skips(&self, reading: &Reading) -> bool {
+        self.0 && reading.origin == Origin::Dns { is_searched: true }
     }
+
+    /// Records the failure of a reading. If no server has answered about a name with a search
+    /// domain, that name may exist, and the next domain may have another host of this name. glibc
+    /// then tries only the name without a domain.
+    pub(super) fn failed(&mut self, reading: &Reading, error: &LookupError) {
+        let is_silence = !matches!(error, LookupError::NoAddress | LookupError::Failed(_));
+        self.0 |= is_silence && reading.origin == Origin::Dns { is_searched: true };
+    }
+}
+
+fn by_dns(host: &str, names: Vec<String>) -> impl Iterator<Item = Reading> {
+    let shortest = host.len() + 1;
+    names.into_iter().map(move |name| Reading {
+        origin: Origin::Dns {
+            is_searched: name.len() > shortest,
+        },
+        name,
+    })
 }
 
 fn by_system(mut host: String, only_whole: bool) -> Reading {

@@ -45,6 +45,8 @@ mod metrics;
 mod mixed;
 // Pipes, devices and directories in the place of a file.
 mod named_files;
+// Names, as the C library resolves them.
+mod names;
 // What a service manager is told.
 mod notify;
 // Metrics as Prometheus sees them, the dashboard and the alerts.

@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::files::Snapshot;
 use super::query::ask;
-use super::{Caller, Family, Lookup, LookupError, Origin, Pending, Resolver, Servers, query, within};
+use super::{Caller, Family, Lookup, LookupError, Origin, Pending, Resolver, SearchEnd, Servers, query, within};
 use crate::dial::attempts::next_done;
 
 /// The time for which an answer is used that has no TTL: from `getaddrinfo(3)`, and from
@@ -162,12 +162,13 @@ impl Resolver {
     async fn every_address(&self, host: &str, patience: Duration, caller: Caller) -> Pair {
         let mut last: Pair = [const { Err(LookupError::NoAddress) }; 2];
         let mut failed = LookupError::NoAddress;
+        let mut end = SearchEnd::default();
         for reading in self.readings(host, false) {
-            if reading.is_useless_after(&failed) {
+            if end.skips(&reading) {
                 continue;
             }
             let pair = match (&reading.origin, self.current()) {
-                (Origin::Dns, Some(now)) => {
+                (Origin::Dns { .. }, Some(now)) => {
                     let names = [reading.name.as_str().into()];
                     self.batch(&now, &names, patience, caller).await.pop().unwrap_or(last)
                 }
@@ -180,6 +181,7 @@ impl Resolver {
                 return pair;
             }
             for error in pair.iter().filter_map(|answer| answer.as_ref().err()) {
+                end.failed(&reading, error);
                 failed = failed.or(error.clone());
             }
             last = pair;

@@ -317,13 +317,15 @@ async fn a_search_goes_on_if_one_family_says_that_there_is_no_such_name() {
 async fn a_search_ends_at_a_name_about_which_no_server_answers() {
     let server = Server::start().await;
     server.says("a.first.example.", Answer::Nothing);
-    server.says("a.", Answer::has(&["192.0.2.1"], 60));
+    server.says("a.second.example.", Answer::has(&["192.0.2.1"], 60));
     let mut conf = ResolvConf::of_servers(vec![server.address]);
-    conf.search = vec!["first.example.".into()];
+    conf.search = ["first.example.", "second.example."].map(Into::into).into();
     (conf.options.timeout, conf.options.attempts) = (Duration::ZERO, 1);
     let resolver = Resolver::of(Servers::These(Arc::new(conf)), Files::of_system(), 16);
     assert_eq!(all(&resolver, "a").await, Err(LookupError::TimedOut));
-    assert_eq!(server.asked("a."), 0);
+    assert_eq!(server.asked("a.second.example."), 0);
+    server.says("a.", Answer::has(&["192.0.2.2"], 60));
+    assert_eq!(all(&resolver, "a").await, ips(&["192.0.2.2"]), "as glibc");
 }
 
 #[tokio::test]
@@ -396,12 +398,12 @@ fn each_name_is_given_to_the_module_that_may_know_it() {
         ("known.LOCAL", address("192.0.2.1")),
         ("own", Origin::System),
         ("_gateway", Origin::System),
-        ("other", Origin::Dns),
+        ("other", Origin::Dns { is_searched: false }),
         ("known.onion", address("192.0.2.1")),
         ("other.onion", Origin::Known(Vec::new())),
         ("localhost", address("::2")),
         ("a.localhost", Origin::Known(loopback_of("localhost").unwrap())),
-        ("127.1", Origin::Dns),
+        ("127.1", Origin::Dns { is_searched: false }),
     ] {
         assert_eq!(origins(host), [expected], "{host}");
     }
