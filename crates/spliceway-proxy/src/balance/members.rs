@@ -231,8 +231,8 @@ async fn watch_name(balancer: Arc<Balancer>, name: BackendSettings, dialer: Dial
     }
 }
 
-/// Logs the failures of the lookups of a name: the first of a row, and a part that fails at most once
-/// a minute.
+/// Logs the failures of the lookups of a name: the first of a row, and a part that fails at most
+/// once a minute.
 #[derive(Default)]
 struct FailureLog {
     has_failed: bool,

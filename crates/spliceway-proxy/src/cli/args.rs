@@ -283,8 +283,8 @@ pub(super) struct DialArgs {
     /// Send a PROXY header of this version to targets: v1 or v2
     #[arg(long, value_name = "VERSION", hide_short_help = true)]
     send_proxy: Option<Value<SendProxy>>,
-    /// DNS resolver to use: `auto` (/etc/resolv.conf, with a cache), `system` (the C library), or
-    /// servers, `IP[:PORT],…` [default: auto]
+    /// DNS resolver to use: `auto` (as glibc, with a cache), `system` (the C library), or servers
+    /// in their order, `IP[:PORT],…` [default: auto]
     #[arg(long, value_name = "RESOLVER", hide_short_help = true)]
     dns: Option<Value<Resolver>>,
     /// Connect from this source address. May be given once per address family. A family without a

@@ -1,6 +1,5 @@
-//! Looks up names as glibc does: in `/etc/hosts`, with the servers of `/etc/resolv.conf`, or with the
-//! C library where only that knows the answer ([design note
-//! 011](../../../../docs/design/011-names.md)).
+//! Looks up names as glibc does: in `/etc/hosts`, with the servers of `/etc/resolv.conf`, or with
+//! the C library where only that knows the answer (`docs/design/011-names.md`).
 
 use std::fmt;
 use std::future::Future;
@@ -184,8 +183,8 @@ impl Resolver {
 
     /// Returns the names that `host` may represent, with the likeliest one first.
     ///
-    /// The C library has a search list of its own. With `only_whole`, it must not use that: the name
-    /// has a final dot. Then it does not find names in `/etc/hosts`, either.
+    /// The C library has a search list of its own. With `only_whole`, it must not use that: the
+    /// name has a final dot. Then it does not find names in `/etc/hosts`, either.
     pub(super) fn readings(&self, host: &str, only_whole: bool) -> Vec<Reading> {
         let host = host.to_ascii_lowercase();
         let Some(now) = self.current() else {
@@ -336,8 +335,8 @@ impl Resolver {
         Some(addresses.to_vec())
     }
 
-    /// Queries the servers and caches the answer for its TTL. Returns whether there is no such name,
-    /// too.
+    /// Queries the servers and caches the answer for its TTL. Returns whether there is no such
+    /// name, too.
     async fn ask(
         &self,
         name: &str,

@@ -40,14 +40,16 @@ enum Says {
 }
 
 /// What a query was about: A, AAAA or SRV, and the name.
-type Asked = (RecordType, String);
+type Question = (RecordType, String);
+
+type Script = HashMap<(String, Option<RecordType>), Says>;
 
 /// A name server. It knows no other names.
 #[derive(Clone, Default)]
 struct NameServer {
     /// Answers by name, and by type if there is one.
-    script: Arc<Mutex<HashMap<(String, Option<RecordType>), Says>>>,
-    asked: Arc<Mutex<Vec<Asked>>>,
+    script: Arc<Mutex<Script>>,
+    asked: Arc<Mutex<Vec<Question>>>,
 }
 
 impl NameServer {
@@ -127,7 +129,7 @@ impl NameServer {
     }
 
     /// Returns the queries since the last call, sorted.
-    fn take(&self) -> Vec<Asked> {
+    fn take(&self) -> Vec<Question> {
         let mut asked = std::mem::take(&mut *self.asked.lock().unwrap());
         asked.sort_by_key(|(record_type, name)| (name.clone(), record_type.to_string()));
         asked
@@ -147,7 +149,7 @@ struct Machine {
 #[derive(Debug, PartialEq, Eq)]
 struct Outcome {
     addresses: BTreeSet<IpAddr>,
-    asked: [Vec<Asked>; 2],
+    asked: [Vec<Question>; 2],
 }
 
 impl Machine {
@@ -224,7 +226,7 @@ impl Machine {
         self.start(&[&["socks5", "-l", "127.0.0.1:0"], arguments].concat())
     }
 
-    fn take(&self) -> [Vec<Asked>; 2] {
+    fn take(&self) -> [Vec<Question>; 2] {
         [self.first.take(), self.second.take()]
     }
 

@@ -21,7 +21,8 @@ use crate::dial::attempts::next_done;
 /// `/etc/hosts`.
 const WITHOUT_TTL: Duration = Duration::from_secs(30);
 /// The most addresses of one name, and the most SRV records of one answer, that are used. A service
-/// has at most as many backends. Of more, the lowest are used, so that it is always the same ones.
+/// has at most as many backends. If there are more, the lowest are used, which are always the same
+/// ones.
 pub(crate) const MEMBERS_MAX: usize = 256;
 /// The number of queries at the same time for each family of the targets of SRV records.
 const LANES: usize = 8;
@@ -282,7 +283,8 @@ impl Default for Gathered {
 }
 
 impl Gathered {
-    /// Adds the answers for a host. Returns its addresses: where an answer is missing, the last one.
+    /// Adds the answers for a host. Returns its addresses: where an answer is missing, the last
+    /// one.
     fn add(&mut self, host: &str, pair: Pair, memory: &mut Memory) -> Vec<IpAddr> {
         let mut all = Vec::new();
         for (family, answer) in FAMILIES.into_iter().zip(pair) {

@@ -51,11 +51,11 @@ impl Plan {
     /// Reads the text of the file.
     pub(super) fn parse(text: &[u8]) -> Self {
         let text = String::from_utf8_lossy(text);
-        let line = text.lines().filter_map(|line| {
+        let mut lines = text.lines().filter_map(|line| {
             let line = line.split('#').next().unwrap_or_default();
             line.trim_start().strip_prefix("hosts")?.trim_start().strip_prefix(':')
         });
-        match line.last() {
+        match lines.next_back() {
             Some(line) => Self::of_line(line),
             None => Self::default(),
         }

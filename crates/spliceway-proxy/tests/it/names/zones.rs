@@ -89,11 +89,11 @@ fn listeners_targets_and_upstream_proxies_may_have_a_zone() {
 
 #[test]
 fn an_unknown_interface_is_an_error_that_says_so() {
-    let wrong = "[fe80::1%no-such]:80";
+    let wrong = "[fe80::1%no-such]:0";
     for arguments in [
         &["forward", "-l", "127.0.0.1:0", "-r", wrong][..],
-        &["forward", "-l", wrong, "-r", "127.0.0.1:80"],
-        &["socks5", "-l", "127.0.0.1:0", "-x", "socks5://[fe80::1%no-such]:80"],
+        &["forward", "-l", wrong, "-r", "127.0.0.1:0"],
+        &["socks5", "-l", "127.0.0.1:0", "-x", "socks5://[fe80::1%no-such]:1"],
         &["socks5", "-l", "127.0.0.1:0", "--dns", "fe80::1%no-such"],
         &["socks5", "-l", "127.0.0.1:0", "--dns", "127.0.0.1,[fe80::1%no-such]:53"],
     ] {
