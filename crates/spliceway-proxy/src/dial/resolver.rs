@@ -196,7 +196,9 @@ impl Resolver {
         };
         let in_files = || now.hosts.get(&host).map(<[IpAddr]>::to_vec);
         if let Some(addresses) = loopback_of(&host) {
-            return vec![known(host.clone(), in_files().unwrap_or(addresses))];
+            // The file of this machine may have one of the two addresses only.
+            let listed = now.hosts.get(host.trim_end_matches('.')).map(<[IpAddr]>::to_vec);
+            return vec![known(host, listed.unwrap_or(addresses))];
         }
         if self.is_for_system(&host, plan) && in_files().is_none() {
             return vec![by_system(host, only_whole)];

@@ -66,7 +66,7 @@ fn members_are_replaced_and_those_that_stay_keep_their_sessions() {
 fn checks_of_http_ask_an_address_for_its_name() {
     let (web, other) = (name("web.example:80"), backend("192.0.2.9:80"));
     let balancer = balancer_of(Policy::First, vec![web.clone(), other], None);
-    balancer.update(&web, &addresses(&["192.0.2.1:80"]), true);
+    balancer.update(&web, &list(&addresses(&["192.0.2.1:80"])));
     let asked: Vec<_> = balancer
         .targets()
         .iter()

@@ -402,6 +402,7 @@ fn each_name_is_given_to_the_module_that_may_know_it() {
         ("known.onion", address("192.0.2.1")),
         ("other.onion", Origin::Known(Vec::new())),
         ("localhost", address("::2")),
+        ("LocalHost.", address("::2")),
         ("a.localhost", Origin::Known(loopback_of("localhost").unwrap())),
         ("127.1", Origin::Dns { is_searched: false }),
     ] {
