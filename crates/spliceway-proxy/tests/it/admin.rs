@@ -256,7 +256,10 @@ fn a_client_that_closes_its_side_after_the_request_gets_its_answer() {
     admin.read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer:?}");
     let metrics = connect(program.metrics());
-    send_and_finish(&metrics, b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
+    send_and_finish(
+        &metrics,
+        b"GET /metrics HTTP/1.1\r\nHost: a\r\nAccept: application/openmetrics-text\r\n\r\n",
+    );
     assert!(read_all(&metrics).ends_with(b"# EOF\n"));
 }
 
