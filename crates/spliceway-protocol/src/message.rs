@@ -54,7 +54,7 @@ impl Message {
 
 /// The room that a buffer may have beyond its bytes. Thousands of clients may send long messages
 /// slowly, and doubling would hold twice their bytes.
-const ROOM_BYTES: usize = 2 << 10;
+pub(super) const ROOM_BYTES: usize = 2 << 10;
 
 /// Appends bytes of a message that may grow further.
 pub(super) fn append(held: &mut Vec<u8>, bytes: &[u8]) {

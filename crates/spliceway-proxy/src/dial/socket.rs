@@ -111,7 +111,7 @@ impl SocketSettings {
             connecting.await.map(|stream| (stream, None))
         };
         connected
-            .and_then(|(stream, own)| Ok((not_itself(stream)?, own)))
+            .and_then(|(stream, own)| Ok((not_itself(stream, address)?, own)))
             .map_err(Call::Connect.failed())
     }
 
@@ -168,8 +168,9 @@ impl SocketSettings {
 /// Refuses a connection to itself. If nothing listens on a port of this machine, the kernel may
 /// choose the same port as the source, and TCP then connects the socket to itself (simultaneous
 /// open).
-fn not_itself(stream: TcpStream) -> io::Result<TcpStream> {
-    if stream.local_addr()? != stream.peer_addr()? {
+fn not_itself(stream: TcpStream, address: SocketAddr) -> io::Result<TcpStream> {
+    let (local, reached) = (stream.local_addr()?, policy::reached(address.ip()));
+    if (local.ip().to_canonical(), local.port()) != (reached.to_canonical(), address.port()) {
         return Ok(stream);
     }
     // Without a reset, the port would stay in use for a minute after the close, and the service
