@@ -26,7 +26,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::admission::ClientKey;
-use crate::hops;
+use crate::hops::Hops;
 use crate::policy::{Denied, TargetPolicy};
 use crate::stream::Stream;
 use crate::transparent::OwnDial;
@@ -107,8 +107,8 @@ enum Purpose<'a> {
 struct Caller {
     client: resolver::Key,
     ip: Option<IpAddr>,
-    /// The number of services of this program that the client's bytes have passed.
-    hops: u8,
+    /// The services of this program that the client's bytes have passed.
+    hops: Hops,
     deadline: Instant,
 }
 
@@ -121,8 +121,8 @@ pub(crate) struct DialRequest<'a> {
     /// The proxies that the request has passed through, including this one. Upstream proxies
     /// receive it if their protocol allows this.
     pub(crate) via: &'a str,
-    /// The number of [hops](crate::hops) behind the client.
-    pub(crate) hops: u8,
+    /// The [hops](crate::hops) behind the client.
+    pub(crate) hops: Hops,
 }
 
 impl Dialer {
@@ -160,7 +160,7 @@ impl Dialer {
             passage: Passage::Tunnel,
             client,
             via,
-            hops: 0,
+            hops: Hops::default(),
         };
         self.dial_for(target, request).await
     }
@@ -243,7 +243,7 @@ impl Dialer {
         Caller {
             client,
             ip: None,
-            hops: 0,
+            hops: Hops::default(),
             deadline: Instant::now() + self.settings.timeout,
         }
     }
@@ -302,7 +302,7 @@ impl Dialer {
             Target::Unix(path) => {
                 self.policy.check_path(path)?;
                 if self.policy.is_hop_to_path(path) {
-                    hops::next(caller.hops)?;
+                    caller.hops.next()?;
                 }
                 let connected = unix::connect(path, caller.deadline).await;
                 let stream = connected.map_err(|error| DialError::Unreachable(target.clone(), error))?;
@@ -421,9 +421,9 @@ impl Dialer {
             Purpose::Proxy => self.is_own_listener(address),
         };
         let hops = if is_hop {
-            hops::next(caller.hops).map_err(Why::Denied)?
+            caller.hops.next().map_err(Why::Denied)?
         } else {
-            0
+            Hops::default()
         };
         self.settings
             .sockets

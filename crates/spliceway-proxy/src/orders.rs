@@ -210,7 +210,12 @@ impl Orders<'_> {
             }
         };
         let why = match (upgraded, stopped) {
-            (Upgraded::Done(giving, summary), _) => {
+            // The stop came when the new process already accepted clients.
+            (Upgraded::Done(giving, _), Some(at)) => {
+                let next = Next::Interrupted(giving);
+                return Err(NotHandedOver::Stopped(Box::new(End { at, next })));
+            }
+            (Upgraded::Done(giving, summary), None) => {
                 tracing::info!("handed over: {summary}");
                 let moved = || NotDone::Busy("the program has handed over to a new process: ask that one".to_owned());
                 drains.into_iter().for_each(|(_, command)| command.answer(Err(moved())));

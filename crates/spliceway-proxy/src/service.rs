@@ -35,6 +35,8 @@ pub(crate) struct Service {
     /// Whether its clients count as local. Those of a Unix socket must then be of this user or
     /// root.
     pub(crate) is_private: bool,
+    /// Whether it is a proxy whose clients need no password because they count as local.
+    pub(crate) is_only_for_this_machine: bool,
     pub(crate) users: Option<Arc<Users>>,
     pub(crate) accounts: Arc<Accounts>,
     pub(crate) penalties: Arc<Penalties>,

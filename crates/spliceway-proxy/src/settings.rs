@@ -220,6 +220,14 @@ impl Kind {
     }
 }
 
+impl ServiceSettings {
+    /// Returns whether it is a proxy that would serve a client of any address without a password.
+    pub(crate) fn is_unguarded_proxy(&self) -> bool {
+        let is_proxy = matches!(self.kind, Kind::Socks5 | Kind::Http | Kind::Mixed);
+        is_proxy && self.users.is_none() && !self.open && self.accept_proxy.is_none()
+    }
+}
+
 /// The requirement that every connection begins with a PROXY header, which names the client.
 #[derive(Debug, Clone)]
 pub(crate) struct AcceptProxy {

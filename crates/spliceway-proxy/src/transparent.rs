@@ -12,6 +12,7 @@ use rustix::net::sockopt::{ip_original_dst, ipv6_original_dst};
 use socket2::{Domain, SockRef, Socket, Type};
 use spliceway_protocol::address::canonical;
 
+use crate::hops::Hops;
 use crate::stream::Stream;
 
 /// The reason to refuse a client that has connected to the listener itself.
@@ -103,8 +104,8 @@ const SHARDS: usize = 64;
 
 struct OwnDials {
     hasher: RandomState,
-    /// With the number of services of this process that the bytes have passed before the target.
-    shards: [Mutex<HashMap<Ends, u8>>; SHARDS],
+    /// With the services of this process that the bytes have passed before the target.
+    shards: [Mutex<HashMap<Ends, Hops>>; SHARDS],
 }
 
 /// The source and the target of a connection, without scope and flow of IPv6.
@@ -115,7 +116,7 @@ type Ends = [(IpAddr, u16); 2];
 pub(crate) struct OwnDial(Ends);
 
 impl OwnDial {
-    /// Remembers a connection that has passed `hops` services. Calls `connect`, which begins to
+    /// Remembers a connection after these hops. Calls `connect`, which begins to
     /// connect to `target` and returns the source, and remembers both. The other end cannot be
     /// checked before that, because `connect` runs under the lock.
     ///
@@ -123,7 +124,7 @@ impl OwnDial {
     /// Returns the error of `connect`.
     pub(crate) fn begin<E>(
         target: SocketAddr,
-        hops: u8,
+        hops: Hops,
         connect: impl FnOnce() -> Result<SocketAddr, E>,
     ) -> Result<Self, E> {
         let mut shard = OWN_DIALS.shard(target);
@@ -137,9 +138,9 @@ impl OwnDial {
         Self::hops(client, target).is_some()
     }
 
-    /// Returns the number of services that the bytes of such a connection have passed. `None` if
+    /// Returns the services that the bytes of such a connection have passed. `None` if
     /// the connection is not one of this process.
-    pub(crate) fn hops(client: SocketAddr, target: SocketAddr) -> Option<u8> {
+    pub(crate) fn hops(client: SocketAddr, target: SocketAddr) -> Option<Hops> {
         OWN_DIALS.shard(target).get(&ends(client, target)).copied()
     }
 }
@@ -152,7 +153,7 @@ impl Drop for OwnDial {
 }
 
 impl OwnDials {
-    fn shard(&self, target: SocketAddr) -> MutexGuard<'_, HashMap<Ends, u8>> {
+    fn shard(&self, target: SocketAddr) -> MutexGuard<'_, HashMap<Ends, Hops>> {
         let target = canonical(target);
         let hash = self.hasher.hash_one((target.ip(), target.port()));
         let shard = &self.shards[hash as usize % SHARDS];
@@ -176,9 +177,9 @@ mod tests {
     fn a_connection_is_known_by_both_of_its_ends_until_it_is_dropped() {
         let [source, target, other]: [SocketAddr; 3] =
             ["192.0.2.1:1001", "192.0.2.2:80", "192.0.2.3:80"].map(|text| text.parse().unwrap());
-        let dial = OwnDial::begin(target, 3, || Ok::<_, ()>(source)).unwrap();
+        let dial = OwnDial::begin(target, Hops::of(3), || Ok::<_, ()>(source)).unwrap();
         assert!(OwnDial::is_from(source, target));
-        assert_eq!(OwnDial::hops(source, target), Some(3));
+        assert_eq!(OwnDial::hops(source, target), Some(Hops::of(3)));
         let mapped = "[::ffff:192.0.2.1]:1001".parse().unwrap();
         assert!(OwnDial::is_from(mapped, target));
         for (client, target) in [(source, other), (other, target), (target, source)] {
@@ -186,6 +187,9 @@ mod tests {
         }
         drop(dial);
         assert!(!OwnDial::is_from(source, target));
-        assert_eq!(OwnDial::begin(target, 0, || Err("refused")).unwrap_err(), "refused");
+        assert_eq!(
+            OwnDial::begin(target, Hops::default(), || Err("refused")).unwrap_err(),
+            "refused"
+        );
     }
 }

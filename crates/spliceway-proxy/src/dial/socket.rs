@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpSocket, TcpStream};
 
+use crate::hops::Hops;
 use crate::policy;
 use crate::transparent::{OwnDial, allow_foreign_addresses};
 
@@ -86,7 +87,7 @@ impl SocketSettings {
 
     #[cfg(test)]
     async fn connect(&self, address: SocketAddr, client: Option<IpAddr>) -> Result<Connected, SocketError> {
-        self.connect_after(0, address, client).await
+        self.connect_after(Hops::default(), address, client).await
     }
 
     /// Connects to `address` for a client at `client`. With the first hop or a later one, the
@@ -94,7 +95,7 @@ impl SocketSettings {
     /// socket.
     pub(super) async fn connect_after(
         &self,
-        hops: u8,
+        hops: Hops,
         address: SocketAddr,
         client: Option<IpAddr>,
     ) -> Result<Connected, SocketError> {
@@ -104,7 +105,7 @@ impl SocketSettings {
             let keepalive = TcpKeepalive::new().with_time(silence).with_interval(silence);
             socket.set_tcp_keepalive(&keepalive).map_err(Call::Open.failed())?;
         }
-        let connected = if self.is_transparent || hops > 0 {
+        let connected = if self.is_transparent || hops.exist() {
             connect_and_remember(socket, address, hops).await
         } else {
             let connecting = TcpSocket::from_std_stream(socket.into()).connect(address);
@@ -180,7 +181,7 @@ fn not_itself(stream: TcpStream, address: SocketAddr) -> io::Result<TcpStream> {
 }
 
 /// Connects, and remembers the connection before anything can come back.
-async fn connect_and_remember(socket: Socket, address: SocketAddr, hops: u8) -> io::Result<Connected> {
+async fn connect_and_remember(socket: Socket, address: SocketAddr, hops: Hops) -> io::Result<Connected> {
     let reached = SocketAddr::new(policy::reached(address.ip()), address.port());
     let own = OwnDial::begin(reached, hops, || {
         match socket.connect(&address.into()) {

@@ -77,6 +77,7 @@ pub(super) fn build(
         spin: settings.spin,
         clients: service.clients.clone(),
         is_private: clients == Clients::Local,
+        is_only_for_this_machine: clients == Clients::Local && service.is_unguarded_proxy(),
         users: service.users.clone(),
         accounts: Arc::clone(&shared.accounts),
         penalties: penalties.map_or_else(

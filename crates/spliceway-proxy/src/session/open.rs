@@ -20,7 +20,7 @@ use crate::admission::{self, ClientKey, Dial, Permit};
 use crate::bind::{Binding, NobodyCame};
 use crate::dial::{DialError, DialRequest, Dialed, Passage};
 use crate::handshake::{self, Authenticator, Client, ClientRequest, Heard, NoRequest};
-use crate::hops;
+use crate::hops::Hops;
 use crate::listener::{self, Accepted};
 use crate::outcome::{Outcome, SessionEnd};
 use crate::policy::Denied;
@@ -57,7 +57,12 @@ pub(super) async fn open(
         return Err(SessionEnd::Denied(arrival::NO_CLIENT).into());
     }
     let mut addresses = Addresses::of(&accepted, &service);
-    let hops = hops::behind(&accepted.stream, accepted.peer);
+    let mut hops = Hops::behind(&accepted.stream, accepted.peer);
+    if hops.are_far() && service.is_only_for_this_machine {
+        listener::reset(accepted.stream);
+        return Err(SessionEnd::Denied(arrival::NO_CLIENT).into());
+    }
+    hops.begin(!service.is_private && !service.clients.names_who_may());
     let mut client = Client::with_capacity(HANDSHAKE_BUFFER_BYTES, accepted.stream);
     if let Some(accept) = &service.accept_proxy {
         addresses = arrival::introduce(&mut client, accept, addresses, &service).await?;
@@ -183,8 +188,8 @@ pub(super) struct Opening {
     introduced: bool,
     /// The number of bytes that the target has received before the relay starts.
     ahead: u64,
-    /// The number of services of this program that the client has passed.
-    hops: u8,
+    /// The services of this program that the client has passed.
+    hops: Hops,
     pub(super) service: Arc<Service>,
 }
 

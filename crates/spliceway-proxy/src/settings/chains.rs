@@ -16,6 +16,10 @@ struct Hop {
     at: Option<usize>,
 }
 
+/// The most services in a search for a proxy. While the program runs, hops have a limit, and a proxy
+/// refuses clients of other machines that arrive by hops.
+const SERVICES_MAX: usize = 64;
+
 /// Checks that no target leads back to its service, and that no service opens a proxy to strangers.
 ///
 /// # Errors
@@ -29,13 +33,12 @@ pub(super) fn check(services: &[ServiceSettings], distinct: &Distinct) -> Result
             return Err(Fault::new(at, key, problem));
         }
     }
-    for (service, hops) in services.iter().zip(&hops) {
-        let opened = hops.iter().find(|hop| opens(service, &services[hop.to]));
-        if let Some(Hop { to, key, at }) = opened {
+    for service in 0..services.len() {
+        if let Some((Hop { key, at, .. }, to)) = opened_by(service, services, &hops) {
             let problem = format!(
                 "makes everybody a local client of the proxy `{}`: restrict access to one of the two \
                  (--auth-file for the proxy, --allow here), or allow everybody (--open for the proxy)",
-                services[*to].name
+                services[to].name
             );
             return Err(Fault::new(*at, key, problem));
         }
@@ -94,8 +97,9 @@ fn hops(service: &ServiceSettings, distinct: &Distinct) -> Vec<Hop> {
     } else if let Kind::Forward(first) = &service.kind {
         let at = service.config.to.as_ref().and_then(List::at);
         let backends = service.balance.iter().flat_map(|balance| &balance.backends);
-        targets.push((first.first.clone(), "to", at));
-        targets.extend(backends.map(|backend| (backend.targets.first.clone(), "to", at)));
+        let ranges = std::iter::once(first).chain(backends.map(|backend| &backend.targets));
+        let all = ranges.flat_map(|range| (0..range.count).map(|offset| range.nth(offset)));
+        targets.extend(all.map(|target| (target, "to", at)));
     } else if let Kind::Sni(routes) = &service.kind {
         let at = service.config.route.as_ref().and_then(List::at);
         targets.extend(routes.targets().map(|target| (target.clone(), "route", at)));
@@ -116,12 +120,30 @@ fn hops(service: &ServiceSettings, distinct: &Distinct) -> Vec<Hop> {
     targets.into_iter().filter_map(hop).collect()
 }
 
+/// Returns the proxy that strangers who reach this service could use over some hops, and the first
+/// hop there.
+fn opened_by<'a>(from: usize, services: &[ServiceSettings], hops: &'a [Vec<Hop>]) -> Option<(&'a Hop, usize)> {
+    let (mut seen, mut next) = (
+        vec![from],
+        hops[from].iter().map(|hop| (hop, hop.to)).collect::<Vec<_>>(),
+    );
+    while let Some((first, service)) = next.pop() {
+        if opens(&services[from], &services[service]) {
+            return Some((first, service));
+        }
+        // More services than hops are allowed need no search.
+        if seen.len() < SERVICES_MAX && !seen.contains(&service) {
+            seen.push(service);
+            next.extend(hops[service].iter().map(|hop| (first, hop.to)));
+        }
+    }
+    None
+}
+
 /// Returns whether strangers who reach `service` could use the proxy `to`, which takes them for
 /// clients on this machine.
 fn opens(service: &ServiceSettings, to: &ServiceSettings) -> bool {
-    let is_proxy = matches!(to.kind, Kind::Socks5 | Kind::Http | Kind::Mixed);
-    let is_guarded = to.users.is_some() || to.open || to.accept_proxy.is_some() || service.users.is_some();
-    if !is_proxy || is_guarded || service.clients.names_who_may() {
+    if !to.is_unguarded_proxy() || service.clients.names_who_may() {
         return false;
     }
     let is_far = |range: &spliceway_protocol::address::ListenRange| {

@@ -1,5 +1,6 @@
 //! Services whose targets are services of the same program.
 
+use std::io::{Read, Write};
 use std::net::SocketAddr;
 
 use crate::clients::exchange;
@@ -78,4 +79,35 @@ fn a_hop_may_use_a_unix_socket_and_its_loop_ends() {
     assert!(program.reload().contains("changed second"));
     assert!(is_closed(&mut crate::harness::connect(first)));
     program.await_end("denied:loop");
+}
+
+/// A proxy on loopback asks nobody for a password. Its clients over a hop may be on other machines.
+#[test]
+fn a_hop_makes_no_client_of_another_machine_a_local_one() {
+    let nowhere = refusing().to_string();
+    let config = |to: [&str; 2]| {
+        format!(
+            "admin.metrics = \"127.0.0.1:0\"\n\
+             [[service]]\nkind = \"forward\"\nname = \"open\"\nlisten = \"0.0.0.0:0\"\nto = \"{}\"\n\
+             [[service]]\nkind = \"forward\"\nname = \"second\"\nlisten = \"127.0.0.1:0\"\nto = \"{}\"\n\
+             [[service]]\nkind = \"socks5\"\nname = \"proxy\"\nlisten = \"127.0.0.1:0\"\n",
+            to[0], to[1]
+        )
+    };
+    let file = TextFile::new(&config([&nowhere, &nowhere]));
+    let mut program = Program::run(&file);
+    let port = program.address.port();
+    let [second, proxy] = ["second", "proxy"].map(|name| address_in(&program.line(&format!("{name} listening on"))));
+    // The ports are not in the configuration, so that only the hops show the way to the proxy.
+    file.write(&config([&second.to_string(), &proxy.to_string()]));
+    assert!(program.reload().contains("changed open"));
+    let agrees = |address: SocketAddr| {
+        let mut client = crate::harness::connect(address);
+        client.write_all(&[5, 1, 0]).unwrap();
+        let mut answer = [0; 2];
+        client.read_exact(&mut answer).is_ok() && answer == [5, 0]
+    };
+    assert!(agrees(second), "a client of a service on loopback");
+    assert!(!agrees(([127, 0, 0, 1], port).into()));
+    program.await_end("denied:client");
 }

@@ -1,3 +1,4 @@
+use crate::hops::Hops;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
@@ -359,12 +360,12 @@ async fn an_own_listener_is_an_upstream_proxy_for_a_few_hops_only() {
     let urls = [format!("http://{address}")];
     let dialer = dialer_with(&urls, Targets::Everything, ResolverSettings::System, own);
     let target = TARGET.parse().unwrap();
-    let after = |hops| {
+    let after = |hops: u8| {
         let request = DialRequest {
             passage: Passage::Request,
             client: None,
             via: "1.1 test",
-            hops,
+            hops: Hops::of(hops),
         };
         dialer.dial_for(&target, request)
     };

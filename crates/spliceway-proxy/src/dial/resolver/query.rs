@@ -121,7 +121,7 @@ async fn exchange(
         let reply = timeout(patience, question.by_datagram(server))
             .await
             .unwrap_or_else(late)?;
-        if !reply.metadata.truncation {
+        if let Some(reply) = reply {
             return Ok(reply);
         }
     }
@@ -132,6 +132,9 @@ fn late<T>(_: tokio::time::error::Elapsed) -> io::Result<T> {
     Err(io::ErrorKind::TimedOut.into())
 }
 
+/// The bit of the third byte that says that an answer is cut (RFC 1035, section 4.1.1).
+const TRUNCATED: u8 = 0x02;
+
 /// A question as it is sent.
 struct Question<'a> {
     id: u16,
@@ -140,7 +143,8 @@ struct Question<'a> {
 }
 
 impl Question<'_> {
-    async fn by_datagram(&self, server: SocketAddr) -> io::Result<Message> {
+    /// Returns `None` if the answer does not fit into a datagram.
+    async fn by_datagram(&self, server: SocketAddr) -> io::Result<Option<Message>> {
         let any: IpAddr = match server {
             SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -154,7 +158,9 @@ impl Question<'_> {
         loop {
             let bytes = socket.recv(&mut buffer).await?;
             if let Some(reply) = self.reply(&buffer[..bytes]) {
-                return reply;
+                // A part of a longer answer may end anywhere. The whole of it arrives over TCP.
+                let is_part = bytes == buffer.len() || buffer[2] & TRUNCATED != 0;
+                return if is_part { Ok(None) } else { reply.map(Some) };
             }
         }
     }

@@ -23,7 +23,7 @@ async fn all_for(client: u8, resolver: &Resolver, name: &str) -> Result<Vec<IpAd
     let caller = Caller {
         client: self::client(client),
         ip: None,
-        hops: 0,
+        hops: crate::hops::Hops::default(),
         deadline: Instant::now() + TIME,
     };
     let found = resolver.all(resolver.readings(name, false), caller, |_| Ok(())).await;

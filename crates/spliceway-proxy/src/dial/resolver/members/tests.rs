@@ -10,7 +10,7 @@ fn asking(server: &Server) -> Resolver {
 fn caller() -> Caller {
     Caller {
         ip: None,
-        hops: 0,
+        hops: crate::hops::Hops::default(),
         client: None,
         deadline: Instant::now() + Duration::from_secs(20),
     }
