@@ -55,6 +55,8 @@ pub(super) struct File {
     sum: String,
     /// Whether the content was read after it was written.
     is_verified: bool,
+    /// The path of the file behind all links, at the last update. A link may lead elsewhere later.
+    last_target: Option<PathBuf>,
     is_loaded: bool,
     /// Whether no other process could write after the last update of this one.
     is_exclusive: bool,
@@ -130,6 +132,7 @@ impl File {
             seen: None,
             sum: String::new(),
             is_verified: false,
+            last_target: None,
             is_loaded: false,
             is_exclusive: false,
             has_news: false,
@@ -216,6 +219,12 @@ impl File {
         if let (true, true, Err(why)) = (is_there, !self.is_loaded, found.as_ref()) {
             return Err(Unusable::Other(why.to_string()));
         }
+        let target = self.target()?;
+        if is_there && found.is_err() && self.last_target.as_ref() != Some(&target) {
+            let why = format!("it is a link to {} now, which is no quota file", target.display());
+            return Err(Unusable::Other(why));
+        }
+        self.last_target = Some(target);
         // A process that has ended in a crash may have left its name.
         let is_shared = self.others > 0 || self.is_loaded && self.has_companions();
         let mut updated = Updated {
@@ -401,7 +410,10 @@ impl File {
             named.is_file() && opened.is_ok_and(|opened| Seen::of(&opened).identity == Seen::of(&named).identity)
         });
         if !is_new {
-            return Err(Unusable::Busy);
+            return Err(match fs::symlink_metadata(&new) {
+                Ok(named) if !named.is_file() => Unusable::Other(format!("{} is no regular file", new.display())),
+                _ => Unusable::Busy,
+            });
         }
         self.snapshot.updates += 1;
         let (bytes, sum) = self.snapshot.encode();

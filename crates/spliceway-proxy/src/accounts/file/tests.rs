@@ -305,6 +305,31 @@ fn a_process_that_nobody_reaps_has_ended() {
 }
 
 #[test]
+fn a_link_that_leads_elsewhere_later_replaces_no_foreign_file() {
+    let path = Temporary::new("elsewhere");
+    let (mut file, _) = path.load(TODAY);
+    updated(&mut file, &[change("ann", 5, false)], TODAY);
+    let foreign = path.file.with_file_name("foreign");
+    fs::write(&foreign, "theirs").unwrap();
+    fs::remove_file(&path.file).unwrap();
+    std::os::unix::fs::symlink(&foreign, &path.file).unwrap();
+    let why = file.update(&[change("ann", 1, false)], TODAY).unwrap_err().to_string();
+    assert!(why.contains("which is no quota file"), "{why}");
+    assert_eq!(fs::read_to_string(&foreign).unwrap(), "theirs");
+}
+
+#[test]
+fn a_pipe_with_the_name_of_the_new_file_is_named() {
+    let path = Temporary::new("new-pipe");
+    let (mut file, _) = path.load(TODAY);
+    let mut new = path.file.clone().into_os_string();
+    new.push(".new");
+    rustix::fs::mknodat(rustix::fs::CWD, &new, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let why = file.update(&[change("ann", 1, false)], TODAY).unwrap_err().to_string();
+    assert!(why.ends_with(".new is no regular file"), "{why}");
+}
+
+#[test]
 fn links_and_modes_stay() {
     let path = Temporary::new("links");
     let folder = path.folder.join("elsewhere");

@@ -115,3 +115,32 @@ fn only_the_answer_to_the_question_counts() {
     broken.truncate(20);
     assert!(question.reply(&broken).unwrap().is_err());
 }
+
+/// A server may cut an answer anywhere. The whole of it is at TCP.
+#[tokio::test]
+async fn an_answer_that_is_cut_in_a_record_is_asked_for_over_tcp() {
+    let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = server.local_addr().unwrap();
+    let datagrams = UdpSocket::bind(at).await.unwrap();
+    let serving = async {
+        let mut question = [0; 512];
+        let (length, from) = datagrams.recv_from(&mut question).await.unwrap();
+        let mut message = answer();
+        message.metadata.id = u16::from_be_bytes([question[0], question[1]]);
+        message.answers = vec![address("a.example.", 1, 9)];
+        message.metadata.truncation = true;
+        let cut = message.to_vec().unwrap();
+        datagrams.send_to(&cut[..cut.len() - 3], from).await.unwrap();
+        let (mut stream, _) = server.accept().await.unwrap();
+        assert_eq!(usize::from(stream.read_u16().await.unwrap()), length);
+        stream.read_exact(&mut question[..length]).await.unwrap();
+        message.metadata.truncation = false;
+        let whole = message.to_vec().unwrap();
+        let head = u16::try_from(whole.len()).unwrap().to_be_bytes();
+        stream.write_all(&[&head[..], &whole].concat()).await.unwrap();
+    };
+    let query = query();
+    let asking = exchange(at, &query, false, false, Duration::from_secs(10));
+    let (reply, ()) = tokio::join!(asking, serving);
+    assert_eq!(Reply::of(&reply.unwrap(), &query).addresses().len(), 1);
+}
