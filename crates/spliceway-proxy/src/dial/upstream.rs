@@ -94,6 +94,11 @@ impl FromStr for UpstreamProxy {
 }
 
 impl UpstreamProxy {
+    /// Returns whether it is an HTTP proxy.
+    pub(crate) fn speaks_http(&self) -> bool {
+        self.scheme == Scheme::Http
+    }
+
     /// Returns whether the proxy looks up the names of targets, so that their addresses are unknown
     /// here.
     pub(crate) fn looks_up_names(&self) -> bool {

@@ -107,7 +107,12 @@ pub(super) async fn start(program: &Arc<Program>, give_up: &Arc<GiveUp>) -> Resu
     }
     let starting = Arc::clone(program);
     // The file may be on a slow disk.
-    let started = give_up.at_once(START, spawn_blocking(move || spawn(&starting))).await;
+    let mut starting = spawn_blocking(move || spawn(&starting));
+    let started = match give_up.at_once(START, &mut starting).await {
+        // Until it runs another program, a new process has a copy of every listener.
+        None if give_up.is_asked() => timeout(EXIT_GRACE, starting).await.ok(),
+        started => started,
+    };
     let started = match started {
         Some(started) => started.map_err(io::Error::other).and_then(|started| started),
         None if give_up.is_asked() => return Err(None),

@@ -6,6 +6,7 @@ use super::distinct::Distinct;
 use super::origin::Fault;
 use super::{Kind, ServiceSettings};
 use crate::config::{List, Value};
+use crate::dial::UpstreamProxy;
 use crate::exposure::Reach;
 use crate::listener::Transport;
 
@@ -16,8 +17,8 @@ struct Hop {
     at: Option<usize>,
 }
 
-/// The most services in a search for a proxy. While the program runs, hops have a limit, and a proxy
-/// refuses clients of other machines that arrive by hops.
+/// The most services in a search for a proxy. While the program runs, hops have a limit, and a
+/// proxy refuses clients of other machines that arrive by hops.
 const SERVICES_MAX: usize = 64;
 
 /// Checks that no target leads back to its service, and that no service opens a proxy to strangers.
@@ -31,6 +32,18 @@ pub(super) fn check(services: &[ServiceSettings], distinct: &Distinct) -> Result
         if let Some((key, at, names)) = find_loop(start, services, &hops, &mut states) {
             let problem = format!("leads back to the same service ({names}): expected another target");
             return Err(Fault::new(at, key, problem));
+        }
+    }
+    for (service, hops) in services.iter().zip(&hops) {
+        let is_http = service.dial.upstreams.first().is_some_and(UpstreamProxy::speaks_http);
+        let to_http = |hop: &&Hop| matches!(services[hop.to].kind, Kind::Http | Kind::Mixed);
+        if let Some(Hop { to, key, at }) = hops.iter().find(to_http).filter(|_| is_http) {
+            let name = services[*to].name;
+            let problem = format!(
+                "leads to `{name}`, which refuses HTTP requests that have passed this program: \
+                 expected socks5://, or a proxy elsewhere"
+            );
+            return Err(Fault::new(*at, key, problem));
         }
     }
     for service in 0..services.len() {
