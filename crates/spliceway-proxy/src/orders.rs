@@ -210,27 +210,14 @@ impl Orders<'_> {
             }
         };
         let why = match (upgraded, stopped) {
-            // The stop came when the new process already accepted clients.
-            (Upgraded::Done(giving, _), Some(at)) => {
-                let next = Next::Interrupted(giving);
-                return Err(NotHandedOver::Stopped(Box::new(End { at, next })));
-            }
             (Upgraded::Done(giving, summary), None) => {
                 tracing::info!("handed over: {summary}");
                 let moved = || NotDone::Busy("the program has handed over to a new process: ask that one".to_owned());
                 drains.into_iter().for_each(|(_, command)| command.answer(Err(moved())));
                 return Ok((giving, summary));
             }
-            (Upgraded::GivenUp(Some(giving)), Some(at)) => {
-                let next = if give_up.undoes() {
-                    Next::GivenUp(giving)
-                } else {
-                    Next::Interrupted(giving)
-                };
-                return Err(NotHandedOver::Stopped(Box::new(End { at, next })));
-            }
-            (_, Some(at)) => {
-                let next = Next::Nobody;
+            (upgraded, Some(at)) => {
+                let next = Next::after(upgraded, give_up.undoes());
                 return Err(NotHandedOver::Stopped(Box::new(End { at, next })));
             }
             (Upgraded::GivenUp(giving), None) => {
@@ -262,6 +249,19 @@ impl Orders<'_> {
     fn refuse_first(&mut self, runs: &str) {
         if let Some((_, command)) = self.waiting.pop_front() {
             command.answer(Err(busy(runs)));
+        }
+    }
+}
+
+impl Next {
+    /// Returns what is left of an upgrade when the program is asked to stop. `undoes` says that no
+    /// session has moved.
+    fn after(upgraded: Upgraded, undoes: bool) -> Self {
+        match upgraded {
+            Upgraded::GivenUp(Some(giving)) if undoes => Self::GivenUp(giving),
+            // The stop may come when the new process already accepts clients.
+            Upgraded::GivenUp(Some(giving)) | Upgraded::Done(giving, _) => Self::Interrupted(giving),
+            Upgraded::GivenUp(None) | Upgraded::Failed(_) => Self::Nobody,
         }
     }
 }

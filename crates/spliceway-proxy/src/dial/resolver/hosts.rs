@@ -5,6 +5,9 @@ use std::net::IpAddr;
 
 use super::files::Ignored;
 
+/// The most addresses of a name. As many are used of an answer over DNS.
+const ADDRESSES_MAX: usize = 256;
+
 /// The names of the file in lower case, with their addresses in the order of the lines.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Hosts(HashMap<Box<str>, Vec<IpAddr>>);
@@ -40,7 +43,7 @@ impl Hosts {
 
     fn add(&mut self, name: &str, address: IpAddr) {
         let addresses = self.0.entry(name.into()).or_default();
-        if !addresses.contains(&address) {
+        if addresses.len() < ADDRESSES_MAX && !addresses.contains(&address) {
             addresses.push(address);
         }
     }
