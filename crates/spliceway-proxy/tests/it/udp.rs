@@ -1,6 +1,7 @@
 use std::fs;
 use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 
 use crate::clients::{GREETING, greeted, ip_request};
@@ -147,9 +148,12 @@ fn associations_leave_a_quarter_of_the_ports_to_others() {
 
 /// Returns an association through which a datagram has passed.
 fn answered(program: &Program, target: SocketAddr) -> TcpStream {
+    // Port because the other ports are counted. A process that another test starts may still have a
+    // copy of the last socket, so each one has another port.
+    static NEXT: AtomicU16 = AtomicU16::new(41_000);
+    let port = NEXT.fetch_add(1, Ordering::Relaxed);
     let (connection, relay) = associated(program);
-    // Port because the other ports are counted.
-    let (socket, _) = socket("127.0.0.1:41000");
+    let (socket, _) = socket(&format!("127.0.0.1:{port}"));
     socket.send_to(&wrapped(target, b"a"), relay).unwrap();
     assert_eq!(received(&socket), wrapped(target, b"A"));
     connection
