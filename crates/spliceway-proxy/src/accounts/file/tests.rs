@@ -6,6 +6,8 @@ use super::super::limits::Period;
 use super::*;
 
 const TODAY: Date = Date { day: 100, month: 3 };
+/// For a lock that is free in a moment.
+const TEST_PATIENCE: Duration = Duration::from_secs(20);
 
 impl File {
     /// Lets a test be another process.
@@ -32,8 +34,24 @@ impl Temporary {
     }
 
     fn load(&self, date: Date) -> (File, Rows) {
-        let (file, updated) = self.try_load(date, false).unwrap();
+        let (file, updated) = self.load_free(date, false);
         (file, updated.rows)
+    }
+
+    /// Loads a file that nobody uses. A program that another test starts has all descriptors of
+    /// this process, with their locks, until it executes.
+    fn load_free(&self, date: Date, is_shared: bool) -> (File, Updated) {
+        let until = Instant::now() + TEST_PATIENCE;
+        loop {
+            match self.try_load(date, is_shared) {
+                Err(Unusable::Busy) if Instant::now() < until => wait(),
+                loaded => {
+                    let (mut file, updated) = loaded.unwrap();
+                    file.patience = TEST_PATIENCE;
+                    return (file, updated);
+                }
+            }
+        }
     }
 
     fn try_load(&self, date: Date, is_shared: bool) -> Result<(File, Updated), Unusable> {
@@ -128,7 +146,7 @@ fn another_process_takes_turns_and_its_rows_are_seen() {
     }
     one.share(true);
     updated(&mut one, &[change("ann", 5, false)], TODAY);
-    let (mut two, rows) = path.try_load(TODAY, true).unwrap();
+    let (mut two, rows) = path.load_free(TODAY, true);
     assert_eq!(shown(&rows.rows), [("ann", 5, 5)]);
     two.become_process(1);
     updated(&mut two, &[change("bob", 7, false)], TODAY);
@@ -144,6 +162,7 @@ fn another_process_takes_turns_and_its_rows_are_seen() {
     assert!(two.needs_update());
     assert_eq!(shown(&updated(&mut two, &[], TODAY)), [("ann", 9, 9), ("bob", 8, 8)]);
     assert!(two.locked.is_some() && two.snapshot.processes.is_empty());
+    one.patience = Duration::ZERO;
     assert!(one.update(&[change("ann", 1, false)], TODAY).is_err());
 }
 
@@ -211,7 +230,7 @@ fn a_file_that_is_removed_during_a_hand_over_keeps_its_counters() {
     updated(&mut one, &[change("ann", 5, false)], TODAY);
     fs::remove_file(&path.file).unwrap();
     one.share(true);
-    let (mut two, rows) = path.try_load(TODAY, true).unwrap();
+    let (mut two, rows) = path.load_free(TODAY, true);
     assert!(
         rows.rows.is_empty(),
         "the new process may be the only one with this file"
