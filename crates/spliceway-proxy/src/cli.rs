@@ -14,11 +14,11 @@ use clap_complete::Shell;
 use spliceway_lab::bench::{BenchCommand, RelayCommand};
 use spliceway_lab::doctor::{DoctorCommand, Way};
 
-use crate::config::{Config, KindArg, admin_path};
-use crate::reload::ReloadCommand;
+use crate::operator::reload::ReloadCommand;
+use crate::operator::status::StatusCommand;
+use crate::operator::users_command::UsersCommand;
+use crate::settings::config::{Config, KindArg, admin_path};
 use crate::settings::{Origin, Settings, Source, settle};
-use crate::status::StatusCommand;
-use crate::users_command::UsersCommand;
 use args::{CommonArgs, ForwardArgs, ProxyCommand, SniCommand, TransparentCommand};
 
 #[cfg(test)]

@@ -34,7 +34,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Registry, reload};
 
-use crate::health::Health;
+use crate::kit::health::Health;
 use crate::settings::Settings;
 use line::{Clock, Events};
 use queue::{Destination, Lines, Report};

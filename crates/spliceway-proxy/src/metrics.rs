@@ -25,10 +25,10 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use tokio::time::Instant;
 
-use crate::accounts::{Accounts, UserSeries};
-use crate::admission::Admission;
-use crate::balance::Balancer;
-use crate::outcome::SessionEnd;
+use crate::access::accounts::{Accounts, UserSeries};
+use crate::access::admission::Admission;
+use crate::kit::outcome::SessionEnd;
+use crate::reach::balance::Balancer;
 use backends::Backends;
 use continued::Continued;
 pub(crate) use exposition::Exposition;

@@ -2,7 +2,9 @@
 
 mod backends;
 mod chains;
+pub(crate) mod config;
 mod distinct;
+pub(crate) mod exposure;
 mod origin;
 mod settle;
 mod targets;
@@ -21,17 +23,17 @@ use ipnet::IpNet;
 use spliceway::{Engine, PipeSize};
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::accounts::AllLimits;
-use crate::auth::Users;
-use crate::balance::BalanceSettings;
-use crate::config::{self, Config};
-use crate::dial::DialSettings;
-use crate::listener::Transport;
+use crate::access::accounts::AllLimits;
+use crate::access::auth::Users;
+use crate::access::policy::{ClientPolicy, TargetAccess};
+use crate::access::rates::Rates;
 use crate::log::{AccessLog, Format};
-use crate::policy::{ClientPolicy, TargetAccess};
-use crate::rates::Rates;
-use crate::sni::Routes;
-use crate::transparent::Interception;
+use crate::net::listener::Transport;
+use crate::net::transparent::Interception;
+use crate::reach::balance::BalanceSettings;
+use crate::reach::dial::DialSettings;
+use crate::reach::sni::Routes;
+use crate::settings::config::Config;
 use spliceway_protocol::address::{ListenAddress, ListenRange, TargetRange};
 use spliceway_protocol::proxy;
 

@@ -25,7 +25,10 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
         "crates/spliceway/src/identity.rs",
         "it finds the concrete type of a stream by its type identity",
     ),
-    ("crates/spliceway-proxy/src/heap.rs", "malloc_trim has no safe wrapper"),
+    (
+        "crates/spliceway-proxy/src/kit/heap.rs",
+        "malloc_trim has no safe wrapper",
+    ),
     (
         "testing/net/src/tun.rs",
         "TUNSETIFF and TUNSETOFFLOAD have no safe wrapper; no user gets this crate",

@@ -2,8 +2,8 @@
 
 use clap::Args;
 
-use crate::balance::Policy;
-use crate::config::{
+use crate::reach::balance::Policy;
+use crate::settings::config::{
     self, AcceptProxy, Address, AdminSocket, Auth, Check, Choice, Config, Descriptors, EjectAfter, Expected, File,
     Flag, Host, Interface, Ip, KindArg, List, Listen, LogFormatArg, LogLevelArg, Mark, Network, PerClient, Percent,
     PipeSizeArg, PositiveTime, Private, Queue, Rate, RecordTime, Records, Remote, Resolver, Route, Rule, SendProxy,

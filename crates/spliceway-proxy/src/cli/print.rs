@@ -9,10 +9,10 @@ use serde_json::Value as Json;
 mod tests;
 
 use super::Cli;
-use crate::config::keys::{Keys, flag_of};
-use crate::config::{Config, File, List, Records, Rule, Value};
-use crate::listener::Transport;
-use crate::policy::TargetRules;
+use crate::access::policy::TargetRules;
+use crate::net::listener::Transport;
+use crate::settings::config::keys::{Keys, flag_of};
+use crate::settings::config::{Config, File, List, Records, Rule, Value};
 use crate::settings::{Kind, Settings};
 use clap::CommandFactory;
 
@@ -30,7 +30,10 @@ pub(super) fn toml(mut config: Config) -> String {
         service.to_deny = service.to_deny.take().map(List::<Rule>::absolute);
     }
     let file = toml::to_string(&config).unwrap_or_else(|error| format!("# {error}\n"));
-    for variable in [crate::config::AUTH_VARIABLE, crate::config::UPSTREAM_VARIABLE] {
+    for variable in [
+        crate::settings::config::AUTH_VARIABLE,
+        crate::settings::config::UPSTREAM_VARIABLE,
+    ] {
         if file.contains(&format!("\"${{{variable}}}\"")) {
             let _ = writeln!(
                 text,

@@ -18,8 +18,8 @@ use tracing::Level;
 
 use super::queue::{Destination, Lines, Report};
 use super::{Format, LOG, Line, LogThrottle, STARTED, dropped_of, write};
-use crate::created;
-use crate::health::Health;
+use crate::kit::created;
+use crate::kit::health::Health;
 use crate::settings::Settings;
 
 /// Where records go.

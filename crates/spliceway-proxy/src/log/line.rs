@@ -14,7 +14,7 @@ use tracing_subscriber::fmt::format::{Format as TextEvents, FormatEvent, FormatF
 use tracing_subscriber::fmt::time::FormatTime;
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::clock;
+use crate::kit::clock;
 
 /// The form of lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
-use crate::balance::{BackendState, BackendStatus, Balancer, Failure};
+use crate::reach::balance::{BackendState, BackendStatus, Balancer, Failure};
 
 /// The backends of each service, as they are now. A backend that a reload removes has no series any
 /// more.

@@ -11,9 +11,9 @@ use spliceway::{PipePool, Reason, Scope};
 
 use super::services::{AllTraffic, Fallbacks};
 use super::traffic::{Outcomes, Totals};
-use crate::admission::Admission;
-use crate::datagrams::DatagramSummary;
-use crate::outcome::SessionEnd;
+use crate::access::admission::Admission;
+use crate::kit::outcome::SessionEnd;
+use crate::net::datagrams::DatagramSummary;
 
 /// The collector that encodes these metrics of one scrape.
 pub(super) struct LiveSeries {

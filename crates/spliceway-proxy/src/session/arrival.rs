@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 
 use tokio::time::timeout;
 
-use crate::admission::{self, Permit};
-use crate::handshake::{self, Client};
-use crate::listener::Accepted;
-use crate::outcome::{Outcome, SessionEnd};
-use crate::service::Service;
+use crate::access::admission::{self, Permit};
+use crate::kit::outcome::{Outcome, SessionEnd};
+use crate::net::listener::Accepted;
+use crate::session::handshake::{self, Client};
+use crate::session::service::Service;
 use crate::settings::AcceptProxy;
 use spliceway_protocol::proxy;
 

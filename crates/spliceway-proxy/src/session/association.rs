@@ -7,17 +7,17 @@ use rustix::io::Errno;
 use tokio::net::UdpSocket;
 
 use super::byte_counter::{ByteCounter, Moved, counted};
-use crate::admission::ClientKey;
-use crate::associate::{AssociateEnd, AssociateSettings, Association, Destinations};
-use crate::bind::Expected;
-use crate::datagrams::{Dropped, towards};
-use crate::dial::{DialError, Dialer};
-use crate::handshake::{Client, ClientRequest};
-use crate::outcome::{Outcome, SessionEnd};
-use crate::policy::Denied;
-use crate::rates::SessionRates;
-use crate::record::Record;
-use crate::service::Service;
+use crate::access::admission::ClientKey;
+use crate::access::policy::Denied;
+use crate::access::rates::SessionRates;
+use crate::kit::outcome::{Outcome, SessionEnd};
+use crate::net::datagrams::{Dropped, towards};
+use crate::reach::dial::{DialError, Dialer};
+use crate::session::associate::{AssociateEnd, AssociateSettings, Association, Destinations};
+use crate::session::bind::Expected;
+use crate::session::handshake::{Client, ClientRequest};
+use crate::session::record::Record;
+use crate::session::service::Service;
 use spliceway_protocol::address::Target;
 
 /// An association whose client knows where to send datagrams, and the connection that keeps it

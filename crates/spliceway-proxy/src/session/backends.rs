@@ -6,10 +6,10 @@ use tokio::time::Instant;
 
 use super::departure::departed;
 use super::open::Opening;
-use crate::balance::{Balancer, Failure, NoLease, Tried};
-use crate::dial::Dialed;
-use crate::outcome::{Outcome, SessionEnd};
-use crate::record::Record;
+use crate::kit::outcome::{Outcome, SessionEnd};
+use crate::reach::balance::{Balancer, Failure, NoLease, Tried};
+use crate::reach::dial::Dialed;
+use crate::session::record::Record;
 
 impl Opening {
     /// Connects to a backend. If that fails, another backend is tried, because none of them has

@@ -8,10 +8,10 @@ use std::task::{Context, Poll};
 use spliceway::RelayStats;
 use tokio::sync::futures::OwnedNotified;
 
-use crate::accounts::Account;
-use crate::datagrams::DatagramStats;
-use crate::record::Record;
-use crate::sessions::Session;
+use crate::access::accounts::Account;
+use crate::net::datagrams::DatagramStats;
+use crate::session::record::Record;
+use crate::session::sessions::Session;
 
 /// Counts after each poll of a relay or an association. A poll moves at most one poll budget and
 /// one more read, so a quota is exceeded by at most that much in each session.

@@ -12,9 +12,9 @@ use std::io;
 use rustix::net::{RecvFlags, recv};
 use tokio::io::Interest;
 
-use crate::handshake::Client;
-use crate::outcome::{Outcome, SessionEnd};
-use crate::stream::Stream;
+use crate::kit::outcome::{Outcome, SessionEnd};
+use crate::net::stream::Stream;
+use crate::session::handshake::Client;
 
 /// The meaning of EOF from the client before it has its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,10 +8,10 @@ use tokio::time::{sleep, timeout};
 
 use super::departure::{Finish, departed};
 use super::request_body::FORGOTTEN_MAX_BYTES;
-use crate::dial::Dialed;
-use crate::handshake::Client;
-use crate::outcome::Outcome;
-use crate::stream::Stream;
+use crate::kit::outcome::Outcome;
+use crate::net::stream::Stream;
+use crate::reach::dial::Dialed;
+use crate::session::handshake::Client;
 use spliceway_protocol::http::Answer;
 
 /// The size of one read, with room for most answer heads.

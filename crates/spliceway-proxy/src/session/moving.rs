@@ -12,10 +12,10 @@ use spliceway::RelayState;
 use tokio::sync::oneshot;
 
 use super::Ends;
-use crate::admission::Permit;
-use crate::drain::Alive;
-use crate::record::Record;
-use crate::stream::Stream;
+use crate::access::admission::Permit;
+use crate::net::stream::Stream;
+use crate::run::drain::Alive;
+use crate::session::record::Record;
 
 /// A session whose relay is suspended. No task reads from its sockets or writes to them.
 pub(crate) struct Parcel {
@@ -29,7 +29,7 @@ pub(crate) struct Suspended {
     pub(crate) client: Stream,
     pub(crate) upstream: Stream,
     pub(crate) state: RelayState,
-    pub(crate) rates: crate::rates::SessionRates,
+    pub(crate) rates: crate::access::rates::SessionRates,
 }
 
 /// A parcel that waits for the answer of another process. If it is dropped, the session continues

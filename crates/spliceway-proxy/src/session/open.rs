@@ -15,20 +15,20 @@ use super::association::{self, Reach};
 use super::departure::{Finish, departed};
 use super::exchange::{self, NoAnswer, Patience};
 use super::{Begin, Ends, Opened, RemainingBody};
-use crate::accounts;
-use crate::admission::{self, ClientKey, Dial, Permit};
-use crate::bind::{Binding, NobodyCame};
-use crate::dial::{DialError, DialRequest, Dialed, Passage};
-use crate::handshake::{self, Authenticator, Client, ClientRequest, Heard, NoRequest};
-use crate::hops::Hops;
-use crate::listener::{self, Accepted};
-use crate::outcome::{Outcome, SessionEnd};
-use crate::policy::Denied;
-use crate::record::Record;
-use crate::service::Service;
+use crate::access::accounts;
+use crate::access::admission::{self, ClientKey, Dial, Permit};
+use crate::access::policy::Denied;
+use crate::kit::outcome::{Outcome, SessionEnd};
+use crate::net::hops::Hops;
+use crate::net::listener::{self, Accepted};
+use crate::net::stream::Stream;
+use crate::net::transparent::{Interception, NOT_REDIRECTED, OwnDial};
+use crate::reach::dial::{DialError, DialRequest, Dialed, Passage};
+use crate::session::bind::{Binding, NobodyCame};
+use crate::session::handshake::{self, Authenticator, Client, ClientRequest, Heard, NoRequest};
+use crate::session::record::Record;
+use crate::session::service::Service;
 use crate::settings::Kind;
-use crate::stream::Stream;
-use crate::transparent::{Interception, NOT_REDIRECTED, OwnDial};
 use spliceway_protocol::address::Target;
 use spliceway_protocol::http::{self, Body, Chunks, Malformed};
 use spliceway_protocol::socks5::UNSPECIFIED;
@@ -382,7 +382,7 @@ impl Opening {
     }
 
     async fn out_of_sockets(&mut self, error: &io::Error) -> Outcome {
-        let end = SessionEnd::ConnectFailed(crate::errno::name(error));
+        let end = SessionEnd::ConnectFailed(crate::kit::errno::name(error));
         self.refuse(Failure::General, Outcome::because(end, error)).await
     }
 

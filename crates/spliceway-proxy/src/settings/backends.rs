@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use super::origin::Fault;
 use super::settle::{or, parsed};
-use crate::balance::{BACKENDS_MAX, BackendSettings, BalanceSettings, CheckSettings, EjectSettings, Members, Policy};
-use crate::config;
+use crate::reach::balance::{
+    BACKENDS_MAX, BackendSettings, BalanceSettings, CheckSettings, EjectSettings, Members, Policy,
+};
+use crate::settings::config;
 use spliceway_protocol::address::Target;
 use spliceway_protocol::proxy;
 

@@ -5,10 +5,10 @@ use spliceway_protocol::address::Target;
 use super::distinct::Distinct;
 use super::origin::Fault;
 use super::{Kind, ServiceSettings};
-use crate::config::{List, Value};
-use crate::dial::UpstreamProxy;
-use crate::exposure::Reach;
-use crate::listener::Transport;
+use crate::net::listener::Transport;
+use crate::reach::dial::UpstreamProxy;
+use crate::settings::config::{List, Value};
+use crate::settings::exposure::Reach;
 
 /// A target of a service that is another service.
 struct Hop {

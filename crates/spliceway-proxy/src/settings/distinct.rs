@@ -9,9 +9,9 @@ use spliceway_protocol::address::{ListenAddress, Target};
 
 use super::ServiceSettings;
 use super::origin::{Fault, Origin};
-use crate::config::{self, Listen, Value};
-use crate::listener::Transport;
-use crate::policy::reached;
+use crate::access::policy::reached;
+use crate::net::listener::Transport;
+use crate::settings::config::{self, Listen, Value};
 
 /// The names and addresses of the services so far. Each search takes logarithmic time, because a
 /// file of 16 MiB has room for 60,000 services.

@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::path::PathBuf;
 
-use crate::config::AUTH_VARIABLE;
-use crate::config::source::Sources;
+use crate::settings::config::AUTH_VARIABLE;
+use crate::settings::config::source::Sources;
 
 /// The command line, or files.
 #[derive(Debug)]

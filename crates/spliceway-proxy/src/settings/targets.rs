@@ -10,10 +10,10 @@ use toml::Spanned;
 
 use super::UserTargets;
 use super::origin::{Fault, Origin};
-use crate::auth::{Users, fingerprint};
-use crate::config::{KindArg, List, Private, PrivateArg, Rule, RuleArg, Service, User, Value};
-use crate::named_file;
-use crate::policy::{PrivateTargets, RuleList, TargetAccess, TargetRules};
+use crate::access::auth::{Users, fingerprint};
+use crate::access::policy::{PrivateTargets, RuleList, TargetAccess, TargetRules};
+use crate::kit::named_file;
+use crate::settings::config::{KindArg, List, Private, PrivateArg, Rule, RuleArg, Service, User, Value};
 
 /// The maximum size of a file, which is enough for a million rules of 32 bytes.
 const FILE_MAX_BYTES: usize = 32 << 20;

@@ -1,8 +1,8 @@
 //! Checks the settings of a service that forwards datagrams.
 
 use super::origin::Fault;
-use crate::balance::BackendSettings;
-use crate::config::{self, List, Value};
+use crate::reach::balance::BackendSettings;
+use crate::settings::config::{self, List, Value};
 use spliceway_protocol::address::{ListenAddress, Target};
 use spliceway_protocol::proxy;
 

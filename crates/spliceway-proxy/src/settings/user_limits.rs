@@ -7,8 +7,8 @@ use toml::Spanned;
 
 use super::ServiceSettings;
 use super::origin::{Fault, Origin};
-use crate::accounts::{AllLimits, Quotas, UserLimits};
-use crate::config::{Config, List, User, UserDefaults, UserQuota, Value, Word};
+use crate::access::accounts::{AllLimits, Quotas, UserLimits};
+use crate::settings::config::{Config, List, User, UserDefaults, UserQuota, Value, Word};
 
 /// Returns the limits of all users. A key that a user does not have is that of every user.
 pub(super) fn user_limits(

@@ -1,8 +1,8 @@
 //! The users of a service, from its file or from the environment.
 
 use super::origin::{Fault, Origin};
-use crate::auth::{self, Stored, Users};
-use crate::config::{AUTH_VARIABLE, Service};
+use crate::access::auth::{self, Stored, Users};
+use crate::settings::config::{AUTH_VARIABLE, Service};
 
 /// Returns the users, and adds warnings about how their passwords are stored.
 pub(super) fn users(service: &Service, origin: &Origin, warnings: &mut Vec<Fault>) -> Result<Option<Users>, Fault> {

@@ -3,7 +3,7 @@
 use clap::{CommandFactory, Parser};
 
 use super::*;
-use crate::config::source;
+use crate::settings::config::source;
 use crate::settings::{Origin, settle};
 
 /// Returns the settings that a file means, without what the operator has written.

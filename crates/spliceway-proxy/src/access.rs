@@ -1,0 +1,7 @@
+//! Clients and their rights: admission, logins, rules, rates, accounts, and how much each may use.
+
+pub(crate) mod accounts;
+pub(crate) mod admission;
+pub(crate) mod auth;
+pub(crate) mod policy;
+pub(crate) mod rates;

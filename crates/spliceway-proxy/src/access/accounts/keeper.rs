@@ -1,0 +1,269 @@
+//! Keeps quotas: ends the sessions of users who have used theirs up, and saves what was used.
+//!
+//! ```text
+//!   every half second, and when a quota is used up:
+//!     close sessions ─▶ changes ─▶ file, on a thread that may block ─▶ saved
+//! ```
+//!
+//! During a hand-over, both processes count. Each reserves a share of what is left in the file, and
+//! updates the file at once when sessions have used their share.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::calendar::Date;
+use super::file::{File, PATIENCE, Unusable};
+use super::{Accounts, unpoisoned};
+use crate::log::LogThrottle;
+use crate::session::sessions::Sessions;
+
+/// The time between two updates of the file. A process that is killed loses the bytes of this time,
+/// and of one update. Both together are below a second unless the disk is very slow.
+const EVERY: Duration = Duration::from_millis(500);
+/// The time between two updates of a file that another process updates, too.
+const EVERY_SHARED: Duration = Duration::from_millis(100);
+/// The time after an update in which no other one begins, although sessions wait.
+const LEAST_GAP: Duration = Duration::from_millis(5);
+/// The most bytes that updates write in a second. With many users, they are rarer.
+const BYTES_PER_SECOND: u64 = 4_000_000;
+/// The time after which an update counts as failed. The file may wait for another process.
+const SLOW: Duration = PATIENCE.saturating_mul(2);
+/// The same while sessions may wait for the update.
+const SLOW_SHARED: Duration = Duration::from_secs(8);
+/// The longest time for the last update, at the end of the program.
+const LAST: Duration = Duration::from_secs(2);
+
+/// How well saving works.
+#[derive(Debug, Default)]
+pub(crate) struct Saving {
+    has_failed: AtomicBool,
+    pub(super) writes: Family<WriteLabel, Counter>,
+    throttle: Mutex<LogThrottle>,
+    /// The length of the file.
+    bytes: AtomicU64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct WriteLabel {
+    result: &'static str,
+}
+
+impl Accounts {
+    /// Reads the quota file. If it `is_shared`, the process that hands over to this one opens it,
+    /// too. The call blocks.
+    ///
+    /// # Errors
+    /// Returns a message if the file cannot be used.
+    pub(crate) fn load(&self, path: &Path, is_shared: bool) -> Result<(), String> {
+        let date = Date::now();
+        let loaded = File::load(path, date, is_shared, PATIENCE);
+        let (file, updated) = loaded.map_err(|why| format!("quota file {}: {why}", path.display()))?;
+        self.saved(&[], updated, date);
+        for result in [OK, FAILED] {
+            drop(self.saving.writes.get_or_create(&WriteLabel { result }));
+        }
+        let _ = self.file.set(Mutex::new(file));
+        Ok(())
+    }
+
+    /// Keeps the quotas, and never returns. Without quotas, it waits for them.
+    pub(crate) async fn keep(self: Arc<Self>, sessions: Arc<Sessions>) {
+        let (mut next, mut saving) = (Instant::now(), None);
+        let mut soon = next;
+        loop {
+            if !self.have_quotas() {
+                self.keeper.notified().await;
+                continue;
+            }
+            // An account that is used up is told at once, and the file at most each half second.
+            let _is_told = timeout_at(next, self.keeper.notified()).await;
+            if self.are_used_up() {
+                sessions.close_used_up().await;
+            }
+            if self.are_waiting() {
+                next = next.min(soon);
+            }
+            let begun = Instant::now();
+            if begun < next {
+                continue;
+            }
+            let mut under_way = saving.take().unwrap_or_else(|| self.elsewhere(Self::save));
+            let slow = if self.are_shared() { SLOW_SHARED } else { SLOW };
+            match timeout(slow, &mut under_way).await {
+                Ok(saved) => self.report(saved.unwrap_or_else(|_| Some(Err(Unusable::panicked())))),
+                // A disk that hangs delays neither the next day nor the end of a session for long.
+                Err(_) => {
+                    self.report(Some(Err(Unusable::slow())));
+                    let settle = |accounts: &Self| drop(accounts.changes(Date::now()));
+                    let _ = self.elsewhere(settle).await;
+                    saving = Some(under_way);
+                }
+            }
+            // Updates take at most half of the time.
+            soon = Instant::now() + begun.elapsed().max(LEAST_GAP);
+            next = soon.max(begun + self.pace());
+        }
+    }
+
+    /// Returns the time between two updates.
+    fn pace(&self) -> Duration {
+        if self.are_shared() {
+            return EVERY_SHARED;
+        }
+        let bytes = self.saving.bytes.load(Ordering::Relaxed);
+        EVERY.max(Duration::from_millis(bytes.saturating_mul(1000) / BYTES_PER_SECOND))
+    }
+
+    /// Does this on a thread that may block.
+    fn elsewhere<T: Send + 'static>(self: &Arc<Self>, what: impl FnOnce(&Self) -> T + Send + 'static) -> JoinHandle<T> {
+        let accounts = Arc::clone(self);
+        spawn_blocking(move || what(&accounts))
+    }
+
+    /// Records that one more process opens the quota file, or one less. Afterwards, it can.
+    pub(crate) async fn share(self: &Arc<Self>, with_one_more: bool) {
+        if self.file.get().is_none() {
+            return;
+        }
+        let sharing = self.elsewhere(move |accounts| {
+            if let Some(file) = accounts.file.get() {
+                unpoisoned(file).share(with_one_more);
+            }
+            // The other process finds everything, and this one has reserved its share.
+            with_one_more.then(|| accounts.save()).flatten()
+        });
+        self.report(sharing.await.unwrap_or_else(|_| Some(Err(Unusable::panicked()))));
+        self.keeper.notify_one();
+    }
+
+    /// Saves once more at the end of the program, and waits for at most [`LAST`]. The call blocks.
+    pub(crate) fn finish(self: &Arc<Self>) {
+        if self.file.get().is_none() {
+            return;
+        }
+        let (sender, saved) = mpsc::channel();
+        let accounts = Arc::clone(self);
+        let save = move || {
+            if let Some(file) = accounts.file.get() {
+                unpoisoned(file).leave();
+            }
+            accounts.saving.report(accounts.save());
+            let _ = sender.send(());
+        };
+        // Without a thread, a disk that hangs delays the end, but nothing is lost.
+        if std::thread::Builder::new().spawn(save.clone()).is_err() {
+            save();
+        }
+        // A disk that hangs does not keep the process.
+        let _ = saved.recv_timeout(LAST);
+    }
+
+    /// Saves what is not in the file yet, and takes over what other processes have saved. Returns
+    /// `None` if there was nothing to do.
+    pub(super) fn save(&self) -> Option<Result<(), Unusable>> {
+        // Two updates at the same time would save the same changes.
+        let mut file = unpoisoned(self.file.get()?);
+        if file.is_removed() {
+            return None;
+        }
+        let date = Date::now();
+        let changes = self.changes(date);
+        if changes.is_empty() && !file.needs_update() {
+            return None;
+        }
+        let updated = file.update(&changes, date);
+        Some(updated.map(|updated| {
+            if let Some(bytes) = updated.written {
+                self.saving.bytes.store(bytes, Ordering::Relaxed);
+            }
+            self.saved(&changes, updated, date);
+        }))
+    }
+
+    fn report(&self, saved: Option<Result<(), Unusable>>) {
+        if matches!(saved, Some(Err(_))) {
+            self.lift_shares();
+        }
+        self.saving.report(saved);
+    }
+
+    /// Returns whether the last update of the quota file has worked. `None` means that there is no
+    /// file.
+    pub(crate) fn are_saved(&self) -> Option<bool> {
+        let file = self.file.get();
+        file.map(|_| !self.saving.has_failed.load(Ordering::Relaxed))
+    }
+}
+
+const OK: &str = "ok";
+const FAILED: &str = "failed";
+
+impl Saving {
+    fn report(&self, saved: Option<Result<(), Unusable>>) {
+        match saved {
+            None => {}
+            Some(Ok(())) => self.succeeded(),
+            Some(Err(why)) => self.failed(&why),
+        }
+    }
+
+    fn succeeded(&self) {
+        self.writes.get_or_create(&WriteLabel { result: OK }).inc();
+        if self.has_failed.swap(false, Ordering::Relaxed) {
+            tracing::info!("the quota file is written again, with all bytes since");
+        }
+    }
+
+    fn failed(&self, why: &Unusable) {
+        self.writes.get_or_create(&WriteLabel { result: FAILED }).inc();
+        self.has_failed.store(true, Ordering::Relaxed);
+        if unpoisoned(&self.throttle).admits(Instant::now()) {
+            tracing::error!(%why, "cannot write the quota file: counting continues in memory");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::AllLimits;
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    #[expect(
+        clippy::await_holding_lock,
+        reason = "it is the disk, for which only another thread waits"
+    )]
+    async fn a_disk_that_hangs_is_reported_and_gets_everything_later() {
+        let path = std::env::temp_dir().join(format!("spliceway-quotas-hangs-{}", std::process::id()));
+        let (accounts, mut limits) = (Arc::<Accounts>::default(), AllLimits::default());
+        limits.every.quotas.day = std::num::NonZeroU64::new(1000);
+        accounts.set(&limits);
+        accounts.load(&path, false).unwrap();
+        let keeping = tokio::spawn(Arc::clone(&accounts).keep(Arc::default()));
+        let disk = Arc::clone(&accounts);
+        let hang = disk.file.get().unwrap().lock().unwrap();
+        let session = accounts.enter("ann").unwrap().unwrap();
+        session.account().count(7);
+        let until = std::time::Instant::now() + Duration::from_secs(20);
+        let pass = async |is_saved| {
+            while accounts.are_saved() != Some(is_saved) {
+                assert!(std::time::Instant::now() < until);
+                tokio::time::advance(Duration::from_secs(1)).await;
+            }
+        };
+        pass(false).await;
+        drop(hang);
+        pass(true).await;
+        assert!(accounts.changes(Date::now()).is_empty());
+        keeping.abort();
+        std::fs::remove_file(&path).unwrap();
+    }
+}

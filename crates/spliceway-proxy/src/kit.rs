@@ -1,0 +1,11 @@
+//! Small facts and tools without policy: errors of the system, health, limits, files, time.
+
+pub(crate) mod clock;
+pub(crate) mod created;
+pub(crate) mod errno;
+pub(crate) mod harmless;
+pub(crate) mod health;
+pub(crate) mod heap;
+pub(crate) mod limits;
+pub(crate) mod named_file;
+pub(crate) mod outcome;

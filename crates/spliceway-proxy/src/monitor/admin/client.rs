@@ -1,0 +1,128 @@
+//! The other side of the admin socket: one request of a command of this program.
+
+use std::borrow::Cow;
+use std::path::Path;
+use std::time::Duration;
+use std::{fmt, io};
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper::header::HOST;
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use spliceway_protocol::address::system_path;
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+use super::view::Said;
+use crate::kit::harmless::harmless;
+
+/// The time limit for one answer, except that of an upgrade.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+/// The longest answer. A page of 1,000 sessions has about 350 KiB.
+const ANSWER_MAX_BYTES: usize = 16 << 20;
+
+/// Why there is no answer, as a sentence.
+#[derive(Debug)]
+pub(crate) struct NoAnswer(String);
+
+impl NoAnswer {
+    pub(crate) fn unexpected(socket: &Path, error: &dyn fmt::Display) -> Self {
+        Self(format!("{}: unexpected answer: {error}", socket.display()))
+    }
+}
+
+impl fmt::Display for NoAnswer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Sends a request and returns the JSON of its answer.
+///
+/// # Errors
+/// Returns a sentence if there is no answer, or if the program refuses the request.
+pub(crate) async fn request(socket: &Path, method: Method, path: &str, patience: Duration) -> Result<Bytes, NoAnswer> {
+    let answered = timeout(patience, exchange(socket, method, path)).await;
+    let (status, body) = answered.unwrap_or_else(|_| {
+        let path = socket.display();
+        Err(NoAnswer(format!("{path}: no answer within {}s", patience.as_secs())))
+    })?;
+    if status.is_success() {
+        return Ok(body);
+    }
+    Err(NoAnswer(match parse(&body) {
+        Ok(Said::Error(why)) => why,
+        _ => format!("{}: unexpected answer {status}", socket.display()),
+    }))
+}
+
+/// Sends a GET request and returns its answer.
+///
+/// # Errors
+/// As [`request`], and if the answer has another form than expected.
+pub(crate) async fn get<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, NoAnswer> {
+    let body = request(socket, Method::GET, path, PATIENCE).await?;
+    parse(&body).map_err(|error| NoAnswer::unexpected(socket, &error))
+}
+
+/// Returns the value of an answer. Its texts may come from clients of the program, so they have no
+/// character that changes what a terminal shows elsewhere.
+pub(crate) fn parse<T: DeserializeOwned>(json: &[u8]) -> serde_json::Result<T> {
+    let mut value = serde_json::from_slice(json)?;
+    make_harmless(&mut value);
+    serde_json::from_value(value)
+}
+
+fn make_harmless(value: &mut Value) {
+    match value {
+        Value::String(text) => {
+            if let Cow::Owned(shown) = harmless(text) {
+                *text = shown;
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(make_harmless),
+        // The keys are in no answer that is shown: unknown ones are skipped.
+        Value::Object(values) => values.values_mut().for_each(make_harmless),
+        _ => {}
+    }
+}
+
+fn unreachable(socket: &Path, error: &io::Error) -> NoAnswer {
+    let path = socket.display();
+    let help = match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+            ": start the program with --admin, and give the same --admin here"
+        }
+        _ => "",
+    };
+    NoAnswer(format!("{path}: {error}{help}"))
+}
+
+async fn exchange(socket: &Path, method: Method, path: &str) -> Result<(StatusCode, Bytes), NoAnswer> {
+    let named = |error: &dyn fmt::Display| NoAnswer(format!("{}: {error}", socket.display()));
+    let stream = UnixStream::connect(system_path(socket))
+        .await
+        .map_err(|error| unreachable(socket, &error))?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(|error| named(&error))?;
+    let request = Request::builder().method(method).uri(path).header(HOST, "localhost");
+    let request = request.body(Full::<Bytes>::default()).map_err(|error| named(&error))?;
+    let answered = async {
+        let answer = sender.send_request(request).await.map_err(|error| named(&error))?;
+        let (head, body) = answer.into_parts();
+        let body = Limited::new(body, ANSWER_MAX_BYTES).collect().await;
+        Ok((head.status, body.map_err(|error| named(&error))?.to_bytes()))
+    };
+    let mut answered = std::pin::pin!(answered);
+    tokio::select! {
+        biased;
+        answered = &mut answered => answered,
+        // The connection ends with the last byte of the answer, which may still be unread.
+        _ = connection => answered.await,
+    }
+}

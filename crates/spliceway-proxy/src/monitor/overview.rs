@@ -1,0 +1,375 @@
+//! The state of the whole program, for the admin socket and the status page: totals, and rates over
+//! the last seconds.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use spliceway::{PipePool, Reason};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use crate::access::admission::Admission;
+use crate::kit::health::{Health, State};
+use crate::metrics::{Metrics, Totals, Traffic};
+use crate::monitor::admin::view;
+use crate::reach::balance::{BackendState, BackendStatus};
+use crate::session::service::Service;
+use crate::session::sessions::Sessions;
+
+/// The time between two samples. Rates are over [`SAMPLES`] of them.
+const EVERY: Duration = Duration::from_secs(1);
+const SAMPLES: usize = 5;
+/// The most sessions that are looked at after one sample, for their idle time. It takes about 3 ms.
+const OBSERVED_MAX: usize = 16_384;
+
+/// The users of one status. `spliceway users` lists all of them.
+const USERS: usize = 10;
+
+const DRAINING: &str = "draining";
+/// The state of a service that the configuration no longer has, and that still has sessions.
+const REMOVED: &str = "removed";
+
+/// Everything that describes the state of this run.
+pub(crate) struct Overview {
+    /// The services that run now. A reload replaces them.
+    services: Mutex<Arc<Vec<Served>>>,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) admission: Arc<Admission>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) health: Health,
+    /// The limit on descriptors.
+    pub(crate) descriptors: usize,
+    started: Instant,
+    /// The last samples, the oldest first.
+    samples: Mutex<VecDeque<Sample>>,
+    /// The last state of the process that has handed over to this one.
+    before: Mutex<Option<Box<view::Status>>>,
+}
+
+/// A service and its listeners.
+pub(crate) struct Served {
+    pub(crate) service: Arc<Service>,
+    pub(crate) listen: Vec<String>,
+}
+
+/// The totals of each service at about one moment, by the name of the service.
+#[derive(Clone)]
+struct Sample {
+    at: Instant,
+    totals: HashMap<&'static str, Totals>,
+}
+
+impl Overview {
+    pub(crate) fn new(
+        sessions: Arc<Sessions>,
+        admission: Arc<Admission>,
+        metrics: Arc<Metrics>,
+        health: Health,
+        descriptors: usize,
+    ) -> Self {
+        Self {
+            services: Mutex::default(),
+            sessions,
+            admission,
+            metrics,
+            health,
+            descriptors,
+            started: Instant::now(),
+            samples: Mutex::default(),
+            before: Mutex::default(),
+        }
+    }
+
+    /// Continues from the last [state](Self::status) of an earlier process.
+    pub(crate) fn continue_from(&self, before: view::Status) {
+        *self.before.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(before));
+    }
+
+    /// Records the services that run from now on.
+    pub(crate) fn serve(&self, services: Vec<Served>) {
+        let balancers = services.iter().filter_map(|served| served.service.balancer.clone());
+        self.metrics.balance(balancers.collect());
+        *self.services.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(services);
+        // A reload has freed the settings before, which may have a million rules.
+        self.sessions.heap().trim_soon();
+    }
+
+    /// Returns the services that run now.
+    pub(crate) fn services(&self) -> Arc<Vec<Served>> {
+        Arc::clone(&self.services.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Takes samples until it is dropped.
+    pub(crate) async fn watch(&self) {
+        let mut ticks = interval(EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut slot = 0;
+        loop {
+            ticks.tick().await;
+            let sample = self.sample().await;
+            {
+                let mut samples = self.samples();
+                samples.truncate(SAMPLES);
+                samples.push_front(sample);
+            }
+            slot = self.observe(slot).await;
+        }
+    }
+
+    /// Looks at sessions from `slot` on, so that their idle times are known. Returns where to
+    /// continue.
+    async fn observe(&self, mut slot: usize) -> usize {
+        let (now, mut observed) = (Instant::now(), 0);
+        while observed < OBSERVED_MAX {
+            let (sessions, next) = self.sessions.slice(slot);
+            sessions.iter().for_each(|(_, session)| session.observe(now));
+            observed += sessions.len();
+            let Some(next) = next else { return 0 };
+            slot = next;
+            tokio::task::yield_now().await;
+        }
+        slot
+    }
+
+    async fn sample(&self) -> Sample {
+        let mut totals = HashMap::new();
+        for traffic in self.metrics.all_traffic() {
+            totals.insert(traffic.service(), traffic.totals().await);
+        }
+        Sample {
+            at: Instant::now(),
+            totals,
+        }
+    }
+
+    /// Returns the state now.
+    pub(crate) async fn status(&self) -> view::Status {
+        let sample = self.sample().await;
+        self.status_at(&sample)
+    }
+
+    /// Returns the state at the last sample, without what only the operator may see: listeners,
+    /// backends, the process, and which part has failed.
+    pub(crate) fn aggregates(&self) -> view::Status {
+        let Some(sample) = self.samples().front().cloned() else {
+            return view::Status::default();
+        };
+        let mut status = self.status_at(&sample);
+        status.state = self.health.state().name().to_owned();
+        status.pid = None;
+        status.users.clear();
+        for service in &mut status.services {
+            service.listen.clear();
+            service.backends.clear();
+        }
+        status
+    }
+
+    fn status_at(&self, sample: &Sample) -> view::Status {
+        let state = self.health.state();
+        let before = self.samples().back().cloned();
+        let before = before.filter(|before| before.at < sample.at);
+        let served = self.services();
+        // A service that was added after the sample is in the next one.
+        let counts = |traffic: &Traffic| {
+            let name = traffic.service();
+            let before = before.as_ref().and_then(|before| {
+                let totals = before.totals.get(name)?;
+                Some((totals, sample.at - before.at))
+            });
+            Some(counts(traffic, sample.totals.get(name)?, before))
+        };
+        let running = served.iter().filter_map(|served| {
+            let mut status = service(served, counts(&served.service.traffic)?);
+            if state != State::Serving {
+                status.state = DRAINING.to_owned();
+            }
+            Some(status)
+        });
+        let known = self.metrics.all_traffic();
+        let is_served = |name| served.iter().any(|served| served.service.name == name);
+        let removed = known
+            .iter()
+            .filter(|traffic| traffic.active() > 0 && !is_served(traffic.service()));
+        let removed = removed.filter_map(|traffic| {
+            Some(view::ServiceStatus {
+                state: REMOVED.to_owned(),
+                ..counts(traffic)?
+            })
+        });
+        let services: Vec<_> = running.chain(removed).collect();
+        let sum = |of: fn(&view::ServiceStatus) -> u64| services.iter().map(of).sum();
+        let uptime = sample.at.saturating_duration_since(self.started);
+        let mut status = view::Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: Some(std::process::id()),
+            started: view::when(SystemTime::now().checked_sub(self.started.elapsed())),
+            uptime_seconds: uptime.as_secs_f64(),
+            ready: self.is_ready(),
+            state: state.to_string(),
+            sessions: view::SessionCounts {
+                active: sum(|service| service.sessions.active),
+                total: sum(|service| service.sessions.total),
+                waits: self.admission.waits(),
+            },
+            rates: all(services.iter().map(|service| &service.rates)),
+            services,
+            pipes: pipes(),
+            fallbacks: fallbacks(&sample.totals),
+            limits: view::Limits {
+                sessions: self.admission.max() as u64,
+                descriptors: self.descriptors as u64,
+                pipes: PipePool::global().limits().max_pipes as u64,
+                pipe_pages: PipePool::global().limits().max_pages as u64,
+            },
+            log: view::LogStatus {
+                level: crate::log::level(),
+                lines_dropped: crate::log::lines_dropped(),
+            },
+            quotas_are_saved: self.metrics.accounts().are_saved(),
+            users: self.metrics.accounts().statuses("", USERS),
+        };
+        if let Some(before) = &*self.before.lock().unwrap_or_else(PoisonError::into_inner) {
+            status.continue_from(before);
+        }
+        status
+    }
+
+    /// Returns whether the program serves, and at least one service accepts clients.
+    pub(crate) fn is_ready(&self) -> bool {
+        let accepts = self.services().iter().any(|served| served.service.accepting.is_on());
+        accepts && self.health.state() == State::Serving
+    }
+
+    /// Returns whether the program drains, and another one may serve in its place.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.health.state() == State::Draining
+    }
+
+    /// Locks the samples and ignores poisoning, because they are valid at every instant.
+    fn samples(&self) -> MutexGuard<'_, VecDeque<Sample>> {
+        self.samples.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns the state of a service that runs, with these counts.
+fn service(served: &Served, counts: view::ServiceStatus) -> view::ServiceStatus {
+    let service = &served.service;
+    view::ServiceStatus {
+        listen: served.listen.clone(),
+        state: if service.accepting.is_on() {
+            "accepting"
+        } else {
+            DRAINING
+        }
+        .to_owned(),
+        backends: service
+            .balancer
+            .iter()
+            .flat_map(|balancer| balancer.status())
+            .map(backend)
+            .collect(),
+        waiting: service
+            .balancer
+            .as_ref()
+            .map_or(0, |balancer| balancer.waiting() as u64),
+        ..counts
+    }
+}
+
+/// Returns what a service has counted, whether or not it runs.
+fn counts(traffic: &Traffic, totals: &Totals, before: Option<(&Totals, Duration)>) -> view::ServiceStatus {
+    let (up, down) = (totals.bytes.up, totals.bytes.down);
+    view::ServiceStatus {
+        name: traffic.service().to_owned(),
+        sessions: view::SessionCounts {
+            active: traffic.active(),
+            total: totals.sessions,
+            waits: 0,
+        },
+        bytes_up: bytes_up(totals),
+        bytes_down: bytes_down(totals),
+        spliced_up: up.splice,
+        spliced_down: down.splice,
+        lost_up: up.lost,
+        lost_down: down.lost,
+        datagrams_up: totals.datagrams.up.datagrams,
+        datagrams_down: totals.datagrams.down.datagrams,
+        rates: before.map_or_else(view::Rates::default, |(before, time)| rates(totals, before, time)),
+        ..view::ServiceStatus::default()
+    }
+}
+
+fn backend(status: BackendStatus) -> view::Backend {
+    view::Backend {
+        name: status.name.into(),
+        state: match status.state {
+            BackendState::Up => "up",
+            BackendState::Draining => "draining",
+            BackendState::Ejected => "ejected",
+            BackendState::Down => "down",
+        }
+        .to_owned(),
+        weight: status.weight,
+        backup: status.is_backup,
+        sessions: status.sessions.into(),
+        connections: status.connections,
+        failures: status.failures.iter().sum(),
+        ejections: status.ejections,
+    }
+}
+
+/// Returns the bytes of connections and datagrams that targets have received.
+fn bytes_up(totals: &Totals) -> u64 {
+    totals.bytes.up.splice + totals.bytes.up.copy + totals.datagrams.up.bytes
+}
+
+/// Returns the bytes of connections and datagrams that clients have received.
+fn bytes_down(totals: &Totals) -> u64 {
+    totals.bytes.down.splice + totals.bytes.down.copy + totals.datagrams.down.bytes
+}
+
+fn rates(now: &Totals, before: &Totals, time: Duration) -> view::Rates {
+    let seconds = time.as_secs_f64();
+    let per_second = |count: fn(&Totals) -> u64| count(now).saturating_sub(count(before)) as f64 / seconds;
+    view::Rates {
+        over_seconds: seconds,
+        bytes_up: per_second(bytes_up),
+        bytes_down: per_second(bytes_down),
+        spliced: per_second(|totals| totals.bytes.up.splice + totals.bytes.down.splice),
+        sessions: per_second(|totals| totals.sessions),
+    }
+}
+
+fn all<'a>(services: impl Iterator<Item = &'a view::Rates>) -> view::Rates {
+    services.fold(view::Rates::default(), |sum, rates| view::Rates {
+        over_seconds: rates.over_seconds,
+        bytes_up: sum.bytes_up + rates.bytes_up,
+        bytes_down: sum.bytes_down + rates.bytes_down,
+        spliced: sum.spliced + rates.spliced,
+        sessions: sum.sessions + rates.sessions,
+    })
+}
+
+fn pipes() -> view::Pipes {
+    let stats = PipePool::global().stats();
+    view::Pipes {
+        lent: stats.lent as u64,
+        idle: stats.idle as u64,
+        pages: stats.pages as u64,
+        created: stats.created,
+        reused: stats.reused,
+        denied: stats.denied.iter().map(|(_, count)| count).sum(),
+    }
+}
+
+fn fallbacks(totals: &HashMap<&str, Totals>) -> Vec<view::Fallback> {
+    let counts = Reason::ALL
+        .into_iter()
+        .enumerate()
+        .map(|(place, reason)| view::Fallback {
+            reason: reason.to_string(),
+            count: totals.values().map(|totals| totals.fallbacks[place]).sum(),
+        });
+    counts.filter(|fallback| fallback.count > 0).collect()
+}

@@ -1,0 +1,7 @@
+//! Sockets as such: listeners, streams, datagrams, and where a connection wanted to go.
+
+pub(crate) mod datagrams;
+pub(crate) mod hops;
+pub(crate) mod listener;
+pub(crate) mod stream;
+pub(crate) mod transparent;

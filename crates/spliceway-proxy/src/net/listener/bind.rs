@@ -1,0 +1,230 @@
+//! Binds listeners of every kind.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use tokio::net::{TcpListener, UdpSocket, UnixListener, lookup_host};
+
+use super::{BACKLOG, Listener, Ownership, SocketFile, Transport, abstract_socket, inherited};
+use crate::kit::errno;
+use crate::net::datagrams::{gather, open, report_reached};
+use spliceway_protocol::address::{ListenAddress, is_abstract};
+
+/// The silence before the kernel sends a keepalive probe, and the time between probes. With the
+/// probes, a vanished peer is noticed even if the idle timeout is off.
+pub(crate) const KEEPALIVE: Duration = Duration::from_secs(60);
+
+/// The receive buffer of a socket for the datagrams of all clients. The kernel lowers it to
+/// `net.core.rmem_max`, which is 208 KiB by default.
+const DATAGRAM_BUFFER_BYTES: usize = 4 << 20;
+
+/// Binds the listeners for `address`. A host name gets one listener for each of its addresses.
+/// `fd:NAME` gets one listener for each socket with this name from the service manager. `:PORT` is
+/// one socket for IPv6 and IPv4, if the machine has IPv6.
+///
+/// # Errors
+/// Returns the first error, whose text contains the address.
+pub(crate) async fn bind(address: &ListenAddress, transport: Transport) -> io::Result<Vec<Listener>> {
+    let listen = match transport {
+        Transport::Streams => listen,
+        Transport::Datagrams => receive,
+    };
+    let named = |error: io::Error| io::Error::new(error.kind(), format!("cannot listen on {address}: {error}"));
+    let bound = match address {
+        ListenAddress::Every(port) => match listen((Ipv6Addr::UNSPECIFIED, *port).into(), false) {
+            Err(error) if no_such_family(&error) => listen((Ipv4Addr::UNSPECIFIED, *port).into(), false),
+            listener => listener,
+        }
+        .map(|listener| vec![listener]),
+        ListenAddress::Ip(address) => listen(*address, true).map(|listener| vec![listener]),
+        ListenAddress::Name(name, port) => match lookup_host((&**name, *port)).await {
+            Ok(addresses) => listen_on_all(addresses, listen),
+            Err(error) => Err(error),
+        },
+        ListenAddress::Unix { .. } if transport == Transport::Datagrams => {
+            Err(io::Error::other("a Unix socket is not for datagrams"))
+        }
+        ListenAddress::Unix { path, mode } if is_abstract(path) => {
+            abstract_socket::listen(path, *mode).map(|listener| vec![Listener::Unix(None, listener)])
+        }
+        ListenAddress::Unix { path, mode } => {
+            SocketFile::listen(path, *mode).map(|(file, listener)| vec![Listener::Unix(Some(file), listener)])
+        }
+        ListenAddress::Inherited(name) => inherited::take(name, transport),
+    };
+    bound.map_err(named)
+}
+
+/// Returns the listener of a socket that another process opened for `address`. Its file belongs to
+/// this process when `ownership` says so.
+pub(crate) fn adopted(socket: OwnedFd, address: &ListenAddress, ownership: &Ownership) -> io::Result<Listener> {
+    let unfit = || io::Error::new(io::ErrorKind::InvalidInput, "the socket is no listener");
+    let options = SockRef::from(&socket);
+    if options.r#type()? == Type::DGRAM && matches!(options.domain()?, Domain::IPV4 | Domain::IPV6) {
+        options.set_nonblocking(true)?;
+        let socket = UdpSocket::from_std(socket.into())?;
+        return Ok(Listener::Udp(Arc::new(socket)));
+    }
+    if !options.is_listener()? || options.r#type()? != Type::STREAM {
+        return Err(unfit());
+    }
+    options.set_nonblocking(true)?;
+    match options.domain()? {
+        Domain::UNIX => {
+            let file = match address {
+                ListenAddress::Unix { path, mode } if is_abstract(path) => {
+                    abstract_socket::set_mode(path, *mode);
+                    None
+                }
+                ListenAddress::Unix { path, .. } => SocketFile::receive(path, ownership),
+                _ => None,
+            };
+            UnixListener::from_std(socket.into()).map(|listener| Listener::Unix(file, listener))
+        }
+        Domain::IPV4 | Domain::IPV6 => TcpListener::from_std(socket.into()).map(Listener::Tcp),
+        _ => Err(unfit()),
+    }
+}
+
+/// Returns whether listeners that are `open` would do for what is `wanted`. Both are an address,
+/// the name of what uses it, and what clients send.
+pub(crate) fn does_for(open: (&ListenAddress, &str, Transport), wanted: (&ListenAddress, &str, Transport)) -> bool {
+    if open.2 != wanted.2 {
+        return false;
+    }
+    // The kernel has chosen the port, and clients of that port expect the same service.
+    if has_any_port(wanted.0) && open.1 != wanted.1 {
+        return false;
+    }
+    match (open.0, wanted.0) {
+        (ListenAddress::Unix { path: open, .. }, ListenAddress::Unix { path: wanted, .. }) => open == wanted,
+        (open, wanted) => open == wanted,
+    }
+}
+
+/// Returns whether the kernel chooses the port for this address.
+fn has_any_port(address: &ListenAddress) -> bool {
+    match address {
+        ListenAddress::Every(port) | ListenAddress::Name(_, port) => *port == 0,
+        ListenAddress::Ip(address) => address.port() == 0,
+        ListenAddress::Unix { .. } | ListenAddress::Inherited(_) => false,
+    }
+}
+
+/// Listens on all addresses of a name. It skips an address that this machine does not have, such as
+/// `::1` if IPv6 is off. It returns an error if the machine has none of the addresses.
+fn listen_on_all(
+    addresses: impl Iterator<Item = SocketAddr>,
+    listen: fn(SocketAddr, bool) -> io::Result<Listener>,
+) -> io::Result<Vec<Listener>> {
+    let (mut listeners, mut missing) = (Vec::new(), io::Error::other("the name has no address"));
+    for address in addresses {
+        match listen(address, true) {
+            Ok(listener) => listeners.push(listener),
+            Err(error) if no_such_family(&error) => missing = error,
+            Err(error) => return Err(error),
+        }
+    }
+    if listeners.is_empty() {
+        Err(missing)
+    } else {
+        Ok(listeners)
+    }
+}
+
+fn no_such_family(error: &io::Error) -> bool {
+    matches!(errno::name(error), "EAFNOSUPPORT" | "EADDRNOTAVAIL")
+}
+
+fn listen(address: SocketAddr, v6_only: bool) -> io::Result<Listener> {
+    let socket = socket_to_listen(address, v6_only)?;
+    // Without this option, a restart must wait until the last connections of the previous run have
+    // left TIME_WAIT.
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into()).map(Listener::Tcp)
+}
+
+/// Binds a socket for datagrams. It lacks `SO_REUSEADDR`, with which another program could take the
+/// datagrams.
+fn receive(address: SocketAddr, v6_only: bool) -> io::Result<Listener> {
+    let socket = open(address, v6_only)?;
+    socket.set_recv_buffer_size(DATAGRAM_BUFFER_BYTES)?;
+    socket.bind(&address.into())?;
+    datagrams(socket)
+}
+
+/// Returns the listener of a bound socket for datagrams.
+pub(super) fn datagrams(socket: Socket) -> io::Result<Listener> {
+    let socket = UdpSocket::from_std(socket.into())?;
+    gather(&socket);
+    if socket.local_addr()?.ip().is_unspecified() {
+        report_reached(&socket)?;
+    }
+    Ok(Listener::Udp(Arc::new(socket)))
+}
+
+/// Creates a socket to listen on `address`. The caller must bind it. Accepted sockets inherit its
+/// options, which saves calls for each of them.
+pub(crate) fn socket_to_listen(address: SocketAddr, v6_only: bool) -> io::Result<Socket> {
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM.nonblocking(),
+        Some(Protocol::TCP),
+    )?;
+    if address.is_ipv6() {
+        socket.set_only_v6(v6_only)?;
+    }
+    prepare(&socket)?;
+    Ok(socket)
+}
+
+/// Sets the options of every relayed socket: keepalive and `TCP_NODELAY`. The relay does not need
+/// Nagle's algorithm, because it always sends all bytes that it has.
+pub(crate) fn prepare<'socket>(socket: impl Into<SockRef<'socket>>) -> io::Result<()> {
+    let socket = socket.into();
+    socket.set_tcp_nodelay(true)?;
+    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::TcpStream;
+
+    #[tokio::test]
+    async fn accepted_sockets_inherit_nodelay_and_keepalive() {
+        let Ok(Listener::Tcp(listener)) = listen(([127, 0, 0, 1], 0).into(), true) else {
+            panic!("no listener")
+        };
+        let client = TcpStream::connect(listener.local_addr().unwrap());
+        let (accepted, _client) = tokio::join!(listener.accept(), client);
+        let (accepted, _) = accepted.unwrap();
+        let options = SockRef::from(&accepted);
+        assert!(options.tcp_nodelay().unwrap() && options.keepalive().unwrap());
+        assert_eq!(options.tcp_keepalive_time().unwrap(), KEEPALIVE);
+    }
+
+    #[tokio::test]
+    async fn the_error_for_a_busy_address_names_the_address() {
+        let Listener::Tcp(taken) = bind(&"127.0.0.1:0".parse().unwrap(), Transport::Streams)
+            .await
+            .unwrap()
+            .remove(0)
+        else {
+            panic!("no TCP listener")
+        };
+        let address = ListenAddress::Ip(taken.local_addr().unwrap());
+        let error = bind(&address, Transport::Streams).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        assert!(
+            error.to_string().starts_with(&format!("cannot listen on {address}: ")),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,183 @@
+//! The errors of a dial.
+
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+
+use super::resolver::LookupError;
+use super::socket::{Call, SocketError};
+use crate::access::policy::Denied;
+use crate::kit::errno;
+use spliceway_protocol::address::Target;
+use spliceway_protocol::{Failure, client};
+
+/// The reason why there is no connection to a target. Its text never contains a password.
+#[derive(Debug)]
+pub(crate) enum DialError {
+    /// The name has no address, or its lookup failed.
+    Unresolved(LookupError),
+    /// The policy refuses the name or this address, and no other address connected.
+    Denied(Denied, Option<IpAddr>),
+    /// The last address that was tried, or the Unix socket, cannot be reached.
+    Unreachable(Target, SocketError),
+    /// An upstream proxy, as [`super::UpstreamProxy`] displays it, and its fault.
+    Upstream(Box<str>, UpstreamFault),
+}
+
+/// The fault of an upstream proxy.
+#[derive(Debug)]
+pub(crate) enum UpstreamFault {
+    /// The proxy cannot be reached.
+    Unreachable(Box<DialError>),
+    /// The handshake with the proxy failed.
+    Answered(client::Error),
+    /// The proxy did not answer before the timeout.
+    Silent,
+    /// The proxy closed the connection without an answer.
+    Closed,
+    Io(io::Error),
+}
+
+impl DialError {
+    /// Returns the reason for records and metrics: the name of an errno, `unresolved`,
+    /// `too_many_lookups`, the reason of a denial, or `upstream_` with the fault.
+    pub(crate) fn as_str(&self) -> &'static str {
+        match self {
+            Self::Unresolved(LookupError::TimedOut) => "ETIMEDOUT",
+            Self::Unresolved(LookupError::TooMany) => "too_many_lookups",
+            Self::Unresolved(_) => "unresolved",
+            Self::Denied(denied, _) => denied.as_str(),
+            Self::Unreachable(_, failed) => errno::name(&failed.error),
+            Self::Upstream(_, fault) => fault.as_str(),
+        }
+    }
+
+    /// Returns the failure to report to the client.
+    pub(crate) fn failure(&self) -> Failure {
+        match self {
+            Self::Unresolved(LookupError::TimedOut | LookupError::TooMany) => Failure::TimedOut,
+            Self::Unresolved(_) => Failure::HostUnreachable,
+            Self::Denied(..) => Failure::NotAllowed,
+            Self::Unreachable(_, failed) => failed.failure(),
+            Self::Upstream(_, fault) => fault.failure(),
+        }
+    }
+
+    /// Returns the reason if the policy of this program refused the target.
+    pub(crate) fn denied(&self) -> Option<&'static str> {
+        match self {
+            Self::Denied(denied, _) => Some(denied.as_str()),
+            _ => None,
+        }
+    }
+
+    /// Returns whether the target is at fault, and not this program, its machine or a proxy.
+    pub(crate) fn is_of_the_backend(&self) -> bool {
+        match self {
+            Self::Denied(..) => false,
+            Self::Unresolved(_) | Self::Unreachable(..) => !self.is_of_this_machine(),
+            Self::Upstream(..) => self.is_of_the_target(),
+        }
+    }
+
+    /// Returns whether this machine is at fault: it has no port, no memory or no descriptor left.
+    pub(crate) fn is_of_this_machine(&self) -> bool {
+        const OWN: [&str; 5] = ["EADDRNOTAVAIL", "ENOBUFS", "ENOMEM", "EMFILE", "ENFILE"];
+        match self {
+            Self::Unresolved(error) => *error == LookupError::TooMany,
+            Self::Unreachable(_, failed) => failed.call != Call::Connect || OWN.contains(&self.as_str()),
+            Self::Denied(..) | Self::Upstream(..) => false,
+        }
+    }
+
+    /// Returns the error to report if neither of two readings of a name has an address. As in happy
+    /// eyeballs, that is a denial rather than a failure.
+    pub(super) fn or(self, later: Self) -> Self {
+        match self {
+            Self::Denied(..) => self,
+            _ => later,
+        }
+    }
+
+    /// Returns whether another address of the same name may succeed through the same proxies.
+    pub(super) fn is_of_the_target(&self) -> bool {
+        matches!(
+            self,
+            Self::Denied(..) | Self::Upstream(_, UpstreamFault::Answered(client::Error::Failed(_)))
+        ) && self.failure() != Failure::Loop
+    }
+}
+
+impl SocketError {
+    fn failure(&self) -> Failure {
+        match (errno::name(&self.error), self.call) {
+            ("ECONNREFUSED", _) => Failure::Refused,
+            ("EHOSTUNREACH" | "EHOSTDOWN", _) => Failure::HostUnreachable,
+            ("ENETUNREACH" | "ENETDOWN" | "EAFNOSUPPORT" | "EADDRNOTAVAIL", _) => Failure::NetworkUnreachable,
+            ("ETIMEDOUT", _) => Failure::TimedOut,
+            // A firewall forbids the connection. From earlier calls, these errors mean that the
+            // program lacks a privilege.
+            ("EACCES" | "EPERM", Call::Connect) => Failure::NotAllowed,
+            _ => Failure::General,
+        }
+    }
+}
+
+impl UpstreamFault {
+    fn as_str(&self) -> &'static str {
+        match self {
+            Self::Unreachable(_) => "upstream_unreachable",
+            Self::Answered(error) => error.as_str(),
+            Self::Silent => "upstream_silent",
+            Self::Closed => "upstream_closed",
+            Self::Io(_) => "upstream_io",
+        }
+    }
+
+    /// Returns the failure to report to the client. Upstream proxies are internal, so the client
+    /// does not learn what is wrong with one of them.
+    fn failure(&self) -> Failure {
+        match self {
+            Self::Answered(error) => error.failure(),
+            Self::Silent => Failure::TimedOut,
+            Self::Unreachable(error) if error.failure() == Failure::TimedOut => Failure::TimedOut,
+            Self::Unreachable(_) | Self::Closed | Self::Io(_) => Failure::General,
+        }
+    }
+}
+
+impl From<Denied> for DialError {
+    fn from(denied: Denied) -> Self {
+        Self::Denied(denied, None)
+    }
+}
+
+impl From<LookupError> for DialError {
+    fn from(error: LookupError) -> Self {
+        Self::Unresolved(error)
+    }
+}
+
+impl fmt::Display for DialError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unresolved(error) => write!(f, "cannot look up the name: {error}"),
+            Self::Denied(denied, Some(ip)) => write!(f, "not allowed: {ip} is {denied}"),
+            Self::Denied(denied, None) => write!(f, "not allowed: {denied}"),
+            Self::Unreachable(target, error) => write!(f, "cannot connect to {target}: {error}"),
+            Self::Upstream(proxy, fault) => write!(f, "{proxy}: {fault}"),
+        }
+    }
+}
+
+impl fmt::Display for UpstreamFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unreachable(error) => error.fmt(f),
+            Self::Answered(error) => error.fmt(f),
+            Self::Silent => f.write_str("the upstream proxy did not answer in time"),
+            Self::Closed => f.write_str("the upstream proxy closed the connection without an answer"),
+            Self::Io(error) => error.fmt(f),
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! The listeners that a new process has received.
+//!
+//! ```text
+//!   received ─┬─ bind: a service uses it ─▶ open ───────────────┐
+//!             └─ no service uses it                             ▼
+//!                        the old process still accepts: nothing of the listeners changes
+//!                                                               │ commit
+//!                   files belong to this process, modes change, unused listeners close
+//! ```
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, PoisonError};
+
+use spliceway_protocol::address::{ListenAddress, is_abstract};
+
+use crate::net::listener::{self, Listener, ModeChange, Ownership, Transport};
+
+/// Listeners by their address. The limit on descriptors limits them. Empty in a process that was
+/// not started by another one.
+#[derive(Default)]
+pub(crate) struct Adopted {
+    groups: Mutex<Vec<Group>>,
+    changes: Mutex<Vec<Change>>,
+    /// Whether the files of the sockets belong to this process.
+    ownership: Ownership,
+}
+
+/// What changes a listener when it belongs to this process.
+type Change = Box<dyn FnOnce() + Send>;
+
+/// The listeners of an address.
+pub(crate) struct Found {
+    pub(crate) listeners: Vec<Listener>,
+    /// Whether another process still accepts their clients. Their options must not change yet.
+    pub(crate) are_received: bool,
+}
+
+/// The listeners of one address.
+struct Group {
+    number: usize,
+    /// What used them: a service, or the metrics or admin listener.
+    role: String,
+    address: ListenAddress,
+    listeners: Vec<Listener>,
+}
+
+impl Adopted {
+    /// Adds a listener. Listeners with the same number were opened for one address.
+    pub(super) fn add(&self, number: usize, role: String, address: &str, socket: OwnedFd) -> io::Result<()> {
+        let address: ListenAddress = address
+            .parse()
+            .map_err(|error| io::Error::other(format!("{address}: {error}")))?;
+        let listener = listener::adopted(socket, &address, &self.ownership)?;
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        match groups.last_mut().filter(|group| group.number == number) {
+            Some(group) => group.listeners.push(listener),
+            None => groups.push(Group {
+                number,
+                role,
+                address,
+                listeners: vec![listener],
+            }),
+        }
+        Ok(())
+    }
+
+    /// Returns the listeners for an address, and binds them if there are none.
+    pub(crate) async fn bind(&self, role: &str, address: &ListenAddress, transport: Transport) -> io::Result<Found> {
+        let group = {
+            let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+            let found = groups.iter().position(|group| group.is_for(role, address, transport));
+            found.map(|index| groups.remove(index))
+        };
+        let Some(mut group) = group else {
+            return Ok(Found {
+                listeners: listener::bind(address, transport).await?,
+                are_received: false,
+            });
+        };
+        if let (ListenAddress::Unix { mode: before, .. }, ListenAddress::Unix { path, mode }) =
+            (&group.address, address)
+            && before != mode
+        {
+            self.change_mode(&mut group.listeners, path.clone(), *before, *mode);
+        }
+        Ok(Found {
+            listeners: group.listeners,
+            are_received: true,
+        })
+    }
+
+    /// Changes the mode of a socket at the commit. Until then, the old process serves clients by
+    /// its own settings.
+    fn change_mode(&self, listeners: &mut [Listener], path: Box<Path>, before: Option<u32>, mode: Option<u32>) {
+        for listener in listeners {
+            if let Listener::Unix(Some(file), _) = listener {
+                file.gets_mode(mode);
+            }
+        }
+        let is_abstract = is_abstract(&path);
+        let change = move || {
+            let change = ModeChange::new(&path, before, mode);
+            if let Err(error) = change.narrow().and_then(|()| change.widen()) {
+                let path = path.display();
+                tracing::error!(%path, %error, "cannot change the mode of the socket");
+            }
+        };
+        if is_abstract {
+            // Each process asks for the users of its own clients.
+            change();
+        } else {
+            self.at_commit(change);
+        }
+    }
+
+    /// Changes a listener when the old process accepts no clients any more.
+    pub(crate) fn at_commit(&self, change: impl FnOnce() + Send + 'static) {
+        let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        changes.push(Box::new(change));
+    }
+
+    /// Owns the listeners: the old process accepts no clients any more, and this one does not yet.
+    /// Closes the listeners that are not in use.
+    pub(crate) fn commit(&self) {
+        self.ownership.store(true, Ordering::Relaxed);
+        let changes = std::mem::take(&mut *self.changes.lock().unwrap_or_else(PoisonError::into_inner));
+        changes.into_iter().for_each(|change| change());
+        let unused = std::mem::take(&mut *self.groups.lock().unwrap_or_else(PoisonError::into_inner));
+        for group in unused {
+            tracing::info!("no longer listens on {}", group.address);
+        }
+    }
+}
+
+impl Group {
+    fn is_for(&self, role: &str, address: &ListenAddress, transport: Transport) -> bool {
+        let has = self.listeners.first().map(Listener::transport);
+        has.is_some_and(|has| listener::does_for((&self.address, &self.role, has), (address, role, transport)))
+    }
+}

@@ -1,0 +1,205 @@
+//! A new process that stops in the middle of a hand-over costs deadlines, and no session.
+
+use std::io::Write;
+
+use spliceway::RelayState;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+
+use std::sync::Arc;
+
+use super::*;
+use crate::access::admission::Admission;
+use crate::access::policy::OwnListeners;
+use crate::kit::health::Health;
+use crate::net::stream::Stream;
+use crate::run::drain::Drain;
+use crate::run::handover::Gate;
+use crate::run::instance::{Instance, Shared};
+use crate::session::record::Record;
+use crate::session::sessions::{Facts, Session};
+use crate::session::{self, Parcel, Suspended};
+
+/// An old process with one session in relay, and a new process that neither reads nor answers.
+struct World {
+    overview: Overview,
+    giving: Giving,
+    client: UnixStream,
+    target: UnixStream,
+    /// The socket of the new process, which stays open when that process is dead.
+    _other: StdUnixStream,
+    _instance: Instance,
+    _drain: Drain,
+}
+
+impl World {
+    async fn new() -> Self {
+        let (admission, health) = (Admission::new("sessions", 1, None), Health::new());
+        let (alive, drain) = Drain::new();
+        let shared = Shared {
+            health: health.clone(),
+            metrics: Arc::new(Metrics::new(Arc::clone(&admission), Arc::default())),
+            admission: Arc::clone(&admission),
+            sessions: Arc::default(),
+            own: OwnListeners::default(),
+            accounts: Arc::default(),
+            adopted: Arc::default(),
+            finishing: Arc::default(),
+            gate: Gate::new(false),
+            alive: alive.clone(),
+            descriptors: 1000,
+        };
+        // Port because no client comes that would be relayed there.
+        let settings = crate::cli::typed("spliceway forward -l 127.0.0.1:0 -r 127.0.0.1:9 --idle-timeout 0");
+        let mut instance = Instance::new(shared.clone());
+        let plan = instance.prepare(settings.unwrap()).await.unwrap();
+        instance.commit(plan);
+        let (sessions, metrics) = (Arc::clone(&shared.sessions), Arc::clone(&shared.metrics));
+        let overview = Overview::new(sessions, admission, metrics, health, 1000);
+        overview.serve(instance.served());
+
+        let service = Arc::clone(&overview.services()[0].service);
+        let (client, near) = UnixStream::pair().unwrap();
+        let (far, target) = UnixStream::pair().unwrap();
+        let session = Session::new(1, service.name, Instant::now(), Facts::default());
+        let rates = service.rates.of_session(None);
+        let parcel = Parcel {
+            record: Record::arrived(service, session),
+            permit: overview.admission.readmit(),
+            suspended: Suspended {
+                client: Stream::Unix(near),
+                upstream: Stream::Unix(far),
+                state: RelayState::default(),
+                rates,
+            },
+        };
+        session::arrive(parcel, alive);
+        let (here, other) = StdUnixStream::pair().unwrap();
+        let child = Command::new("sleep").arg("100").spawn().unwrap();
+        let mut world = Self {
+            overview,
+            giving: Giving {
+                link: Link::new(here).unwrap(),
+                pid: child.id().unwrap(),
+                child: Some(child),
+                pauses: Vec::new(),
+                give_up: Arc::new(GiveUp::new()),
+                refused: 0,
+                why: None,
+                failure: None,
+            },
+            client,
+            target,
+            _other: other,
+            _instance: instance,
+            _drain: drain,
+        };
+        world.exchange().await;
+        world
+    }
+
+    /// Sends bytes through the session, in both directions.
+    async fn exchange(&mut self) {
+        let (client, target) = (&mut self.client, &mut self.target);
+        for is_up in [true, false] {
+            let (from, to) = if is_up {
+                (&mut *client, &mut *target)
+            } else {
+                (&mut *target, &mut *client)
+            };
+            from.write_all(b"bytes").await.unwrap();
+            let mut bytes = [0; 5];
+            to.read_exact(&mut bytes).await.unwrap();
+            assert_eq!(&bytes, b"bytes");
+        }
+    }
+
+    /// Fills the socket of the new process.
+    fn fill(&mut self) {
+        let socket = self.giving.link.as_fd().try_clone_to_owned().unwrap();
+        let mut socket = StdUnixStream::from(socket);
+        while socket.write(&[0; 4096]).is_ok() {}
+    }
+
+    /// Asserts that the new process has been reaped within this time, and that the session
+    /// continues here.
+    async fn has_survived(&mut self, started: Instant, most: Duration) {
+        assert!(started.elapsed() <= most, "{:?}", started.elapsed());
+        assert!(self.giving.child.is_none(), "it must not answer later");
+        self.exchange().await;
+    }
+}
+
+/// The clock is paused, so a deadline passes as soon as everything waits.
+#[tokio::test(start_paused = true)]
+async fn a_new_process_that_stops_costs_a_deadline_and_no_session() {
+    for is_full in [false, true] {
+        let mut world = World::new().await;
+        if is_full {
+            world.fill();
+        }
+        let started = Instant::now();
+        let trouble = world.giving.serve(&world.overview).await.unwrap_err();
+        world.giving.fail("it does not serve", trouble).await;
+        let expected = "it does not serve: no answer within 10 s, so this process has ended it";
+        assert_eq!(world.giving.failure(), expected);
+        world.has_survived(started, ANSWER + EXIT_GRACE).await;
+
+        let mut world = World::new().await;
+        if is_full {
+            world.fill();
+        }
+        let started = Instant::now();
+        assert_eq!(world.giving.sessions(&world.overview.sessions).await, Given::Ended);
+        assert_eq!(world.giving.moved(), 0);
+        world
+            .has_survived(started, SUSPEND + ANSWER + EXIT_GRACE + LEFT_BEHIND)
+            .await;
+
+        let mut world = World::new().await;
+        if is_full {
+            world.fill();
+        }
+        let started = Instant::now();
+        assert!(!world.giving.accept(&world.overview).await);
+        world.has_survived(started, ANSWER + EXIT_GRACE + LEFT_BEHIND).await;
+    }
+}
+
+/// More data than fits into a frame arrives in parts, and too much data is left out.
+#[tokio::test]
+async fn data_of_any_length_never_fails_a_hand_over() {
+    use crate::run::handover::link::Frame;
+    let (here, there) = StdUnixStream::pair().unwrap();
+    let mut new = Link::new(there).unwrap();
+    let mut giving = World::new().await.giving;
+    giving.link = Link::new(here).unwrap();
+    let data: Vec<u8> = (0..2 * DATA_MAX_BYTES + 5).map(|index| (index % 251) as u8).collect();
+    let gives = async {
+        for length in [0, DATA_MAX_BYTES, DATA_MAX_BYTES + 1, data.len()] {
+            giving.give_long(&ToNew::Totals, &data[..length]).await.unwrap();
+        }
+        let too_long = vec![0; LONG_MAX_BYTES + 1];
+        giving.give_long(&ToNew::Totals, &too_long).await.unwrap();
+    };
+    let takes = async {
+        for (length, frames) in [
+            (0, 1),
+            (DATA_MAX_BYTES, 1),
+            (DATA_MAX_BYTES + 1, 2),
+            (data.len(), 3),
+            (0, 1),
+        ] {
+            let mut all = Vec::new();
+            for index in 1..=frames {
+                let Frame {
+                    message, data: part, ..
+                } = new.take::<ToNew>().await.unwrap().unwrap();
+                assert_eq!(matches!(message, ToNew::Totals), index == frames, "{message:?}");
+                all.extend(part);
+            }
+            assert!(all == data[..length]);
+        }
+    };
+    tokio::join!(gives, takes);
+}

@@ -1,0 +1,354 @@
+//! The new process: receives listeners, prepares, serves, and then receives sessions.
+
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use socket2::{Domain, SockRef, Type};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::Instant;
+
+use super::link::{self, Frame, Link};
+use super::message::{SessionMessage, ToNew, ToOld, VERSION};
+use super::owner::{Answer, Taker};
+use super::state::ServiceState;
+use super::{Adopted, Commit, LONG_MAX_BYTES, VARIABLE};
+use crate::kit::created;
+use crate::kit::harmless::reason;
+use crate::metrics::Metrics;
+use crate::monitor::overview::Overview;
+use crate::net::stream::Stream;
+use crate::run::drain::MaybeAlive;
+use crate::run::instance::Shared;
+use crate::session::record::Record;
+use crate::session::service::Service;
+use crate::session::sessions::Session;
+use crate::session::{self, Parcel, Suspended};
+
+/// The socket to the process that has started this one.
+pub(crate) struct Successor(StdUnixStream);
+
+/// The end of the hand-over in the new process.
+pub(crate) struct Taking(Link);
+
+/// A message, with all data of it.
+type Message = Frame<ToNew>;
+
+impl Successor {
+    /// Returns the socket if another process has started this one to take over. Afterwards, nothing
+    /// else of this process can use it.
+    ///
+    /// # Errors
+    /// Returns an error if standard input is not such a socket.
+    pub(crate) fn from_stdin() -> Result<Option<Self>, String> {
+        if std::env::var_os(VARIABLE).is_none() {
+            return Ok(None);
+        }
+        let wrong = |error: io::Error| {
+            format!("{VARIABLE} is set, but standard input is no socket of a running spliceway: {error}")
+        };
+        Self::adopt().map(Some).map_err(wrong)
+    }
+
+    fn adopt() -> io::Result<Self> {
+        let socket = io::stdin().as_fd().try_clone_to_owned()?;
+        let options = SockRef::from(&socket);
+        if options.domain()? != Domain::UNIX || options.r#type()? != Type::STREAM {
+            return Err(io::Error::other("it is another kind of socket"));
+        }
+        let peer = rustix::net::sockopt::socket_peercred(&socket)?;
+        if peer.uid != rustix::process::geteuid() || Some(peer.pid) != rustix::process::getppid() {
+            return Err(io::Error::other(
+                "its other end has another user, is not the parent, or has ended",
+            ));
+        }
+        rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null")?)?;
+        Ok(Self(socket.into()))
+    }
+
+    /// Says why this process does not take over.
+    pub(crate) fn refuse(mut self, why: &impl std::fmt::Display) {
+        let why = reason(&why.to_string());
+        if let Ok(frame) = link::encode(&ToOld::Refused { why }, &[]) {
+            // The old process serves on, whether or not it knows the reason.
+            let _ = self.0.write_all(&frame);
+        }
+    }
+
+    /// Receives the listeners of the old process.
+    ///
+    /// # Errors
+    /// Returns the reason why this process does not take over, and tells it to the old process.
+    pub(crate) async fn receive(self, shared: &Shared) -> io::Result<Taking> {
+        let mut taking = Taking(Link::new(self.0)?);
+        match taking.listeners(shared).await {
+            Ok(()) => Ok(taking),
+            Err(error) => {
+                taking.refuse(&error).await;
+                Err(error)
+            }
+        }
+    }
+}
+
+fn adopt(adopted: &Adopted, group: usize, role: String, address: &str, descriptors: Vec<OwnedFd>) -> io::Result<()> {
+    let [socket] = <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| io::Error::other("it did not arrive"))?;
+    adopted.add(group, role, address, socket)
+}
+
+impl Taking {
+    async fn listeners(&mut self, shared: &Shared) -> io::Result<()> {
+        loop {
+            let Some(Frame {
+                message, descriptors, ..
+            }) = self.next().await?
+            else {
+                return Err(io::Error::other("the old process has ended"));
+            };
+            match message {
+                ToNew::Hello { version: VERSION } => {}
+                ToNew::Hello { version } => {
+                    let why = format!("the old process hands over in version {version}, and this one in {VERSION}");
+                    return Err(io::Error::other(why));
+                }
+                ToNew::Listener { role, address, group } => {
+                    adopt(&shared.adopted, group, role, &address, descriptors)
+                        .map_err(|error| io::Error::other(format!("the listener on {address}: {error}")))?;
+                }
+                ToNew::Prepare { last_session } => {
+                    shared.sessions.continue_after(last_session);
+                    return Ok(());
+                }
+                other => return Err(unexpected(&other)),
+            }
+        }
+    }
+
+    /// Returns the next message. Its data may have several frames.
+    async fn next(&mut self) -> io::Result<Option<Message>> {
+        let mut parts = Vec::new();
+        while let Some(mut frame) = self.0.take().await? {
+            if !parts.is_empty() {
+                parts.append(&mut frame.data);
+                frame.data = std::mem::take(&mut parts);
+            }
+            if frame.data.len() > LONG_MAX_BYTES {
+                return Err(io::Error::other("the data of a message is too long"));
+            }
+            match frame.message {
+                ToNew::Part => parts = frame.data,
+                _ => return Ok(Some(frame)),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Says why this process does not take over.
+    pub(crate) async fn refuse(&mut self, why: &impl std::fmt::Display) {
+        let why = reason(&why.to_string());
+        let refused = ToOld::Refused { why };
+        // The old process serves on, whether or not it knows the reason.
+        let _ = self.0.say(&refused).await;
+    }
+
+    /// Waits until the services of this process may start. If the old process has died, this
+    /// process is the only one left, and serves.
+    ///
+    /// # Errors
+    /// Returns an error if the messages make no sense. The old process then serves on.
+    pub(crate) async fn prepared(&mut self, shared: &Shared) -> io::Result<()> {
+        if self.0.say(&ToOld::Ready).await.is_err() {
+            return Ok(());
+        }
+        match self.next().await? {
+            Some(Frame {
+                message: ToNew::Serve,
+                data,
+                ..
+            }) => continue_metrics(&shared.metrics, &data),
+            Some(Frame { message, .. }) => return Err(unexpected(&message)),
+            None => tracing::warn!("the old process has ended: this one takes over without its sessions"),
+        }
+        Ok(())
+    }
+
+    /// Receives the state of services, sessions and listeners until the old process has ended.
+    pub(crate) async fn run(mut self, alive: MaybeAlive, overview: Arc<Overview>, commit: Commit) {
+        // If this fails, the old process is dead.
+        let _ = self.0.say(&ToOld::Serving).await;
+        let (mut taken, mut commit) = (0_u64, Some(commit));
+        let error = loop {
+            let Frame {
+                message,
+                data,
+                descriptors,
+            } = match self.next().await {
+                Ok(Some(frame)) => frame,
+                Ok(None) => {
+                    once(&mut commit).await;
+                    return tracing::info!("took over {taken} sessions: the old process has ended");
+                }
+                Err(error) => break error.to_string(),
+            };
+            match message {
+                ToNew::Session(session) => {
+                    let is_taken = self.session(*session, &data, descriptors, &alive, &overview).await;
+                    taken += u64::from(is_taken);
+                }
+                ToNew::Service => add(&data, &overview),
+                ToNew::Status if data.is_empty() => {}
+                ToNew::Status => match serde_json::from_slice(&data) {
+                    Ok(status) => overview.continue_from(status),
+                    Err(error) => tracing::error!(%error, "the totals of the status do not arrive"),
+                },
+                ToNew::Accept => {
+                    continue_metrics(&overview.metrics, &data);
+                    // If the old process is dead, this is the only one that has the listeners.
+                    let _is_heard = self.0.say(&ToOld::Accepting).await;
+                    once(&mut commit).await;
+                }
+                ToNew::Totals => {
+                    continue_metrics(&overview.metrics, &data);
+                    // An older process sends only this, when it does not accept any more.
+                    once(&mut commit).await;
+                }
+                ToNew::Stop => {
+                    tracing::info!("the old process was asked to stop, and so is this one");
+                    overview.health.drain();
+                }
+                other => break unexpected(&other).to_string(),
+            }
+        };
+        tracing::error!("cannot understand the old process: {error}");
+        // It ends this process.
+        let why = format!("the new process cannot understand this one: {error}");
+        self.refuse(&why).await;
+    }
+
+    /// Takes one session, or refuses it. Returns whether this process owns it.
+    async fn session(
+        &mut self,
+        message: SessionMessage,
+        data: &[u8],
+        descriptors: Vec<OwnedFd>,
+        alive: &MaybeAlive,
+        overview: &Overview,
+    ) -> bool {
+        let mut taker = Taker::default();
+        taker.received();
+        let session = message.id;
+        let alive = alive.upgrade().ok_or_else(|| io::Error::other("the new process stops"));
+        let parcel = alive.and_then(|alive| Ok((parcel(message, data, descriptors, overview)?, alive)));
+        let (answer, parcel, said) = match parcel {
+            Ok(parcel) => (Answer::Taken, Some(parcel), ToOld::Taken { session }),
+            Err(error) => {
+                let why = reason(&error.to_string());
+                (Answer::Refused, None, ToOld::NotTaken { session, why })
+            }
+        };
+        // If the old process is dead, this is the only process that has the session.
+        let _is_heard = self.0.say(&said).await;
+        taker.answered(answer);
+        match parcel.filter(|_| taker.owns()) {
+            Some((parcel, alive)) => {
+                // A quota file of this process counts the bytes of the session.
+                created::keep();
+                session::arrive(parcel, alive);
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+/// Serves in place of the old process. It happens once: later, the listeners may belong to the
+/// process after this one.
+async fn once(commit: &mut Option<Commit>) {
+    if let Some(commit) = commit.take() {
+        commit.now().await;
+    }
+}
+
+/// Continues the counters of the old process. If it has too many of them, they stay as they are.
+fn continue_metrics(metrics: &Metrics, totals: &[u8]) {
+    if !totals.is_empty() {
+        metrics.continue_from(&String::from_utf8_lossy(totals));
+    }
+}
+
+fn unexpected(message: &ToNew) -> io::Error {
+    io::Error::other(format!("an unexpected message: {message:?}"))
+}
+
+/// Adds what a service of the old process knows. A service that is gone needs nothing.
+fn add(data: &[u8], overview: &Overview) {
+    match ServiceState::decode(data) {
+        Ok(state) => {
+            if let Ok(service) = service(&state.service, overview) {
+                state.add_to(&service);
+            }
+        }
+        Err(error) => tracing::error!(%error, "the state of a service does not arrive"),
+    }
+}
+
+/// Builds everything that the session needs. Nothing of it moves a byte.
+fn parcel(message: SessionMessage, data: &[u8], descriptors: Vec<OwnedFd>, overview: &Overview) -> io::Result<Parcel> {
+    let [client, upstream] = <[OwnedFd; 2]>::try_from(descriptors)
+        .map_err(|missing| io::Error::other(format!("{} of 2 sockets arrived", missing.len())))?;
+    let service = service(&message.service, overview)?;
+    let state = message
+        .state(data)
+        .ok_or_else(|| io::Error::other("bytes are missing"))?;
+    let (client, upstream) = (stream(client)?, stream(upstream)?);
+    let facts = message.facts();
+    let address = facts.client.map(|client| client.ip());
+    let balances = message.rates;
+    let mut permit = overview.admission.readmit();
+    if let Some(address) = address {
+        // A client above its limit keeps its sessions.
+        let _is_counted = permit.count(address);
+    }
+    let age = Duration::from_micros(message.age_us);
+    let now = Instant::now();
+    let ago = |time| now.checked_sub(time).unwrap_or(now);
+    let session = Session::new(message.id, service.name, ago(age), facts);
+    if let Some(idle) = message.shown_idle_us {
+        session.has_moved(message.bytes(), ago(Duration::from_micros(idle)));
+    }
+    let mut record = Record::arrived(Arc::clone(&service), session);
+    record.reenter_account();
+    let rates = record.user_rates(service.rates.of_session(address));
+    rates.lower(balances);
+    Ok(Parcel {
+        record,
+        permit,
+        suspended: Suspended {
+            client,
+            upstream,
+            state,
+            rates,
+        },
+    })
+}
+
+fn service(name: &str, overview: &Overview) -> io::Result<Arc<Service>> {
+    let services = overview.services();
+    let found = services.iter().find(|served| served.service.name == name);
+    let found = found.map(|served| Arc::clone(&served.service));
+    found.ok_or_else(|| io::Error::other(format!("there is no service {name}")))
+}
+
+fn stream(socket: OwnedFd) -> io::Result<Stream> {
+    let options = SockRef::from(&socket);
+    if options.r#type()? != Type::STREAM {
+        return Err(io::Error::other("it is no stream"));
+    }
+    options.set_nonblocking(true)?;
+    Ok(match options.domain()? {
+        Domain::UNIX => Stream::Unix(UnixStream::from_std(socket.into())?),
+        _ => Stream::Tcp(TcpStream::from_std(socket.into())?),
+    })
+}

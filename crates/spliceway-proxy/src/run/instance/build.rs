@@ -1,0 +1,190 @@
+//! Builds a service from its settings, and continues what it shares with its predecessor.
+
+use std::sync::{Arc, OnceLock};
+
+use spliceway::{Peer, RelayOptions};
+use tokio::sync::oneshot;
+
+use super::Shared;
+use crate::access::admission::Dials;
+use crate::access::auth::Penalties;
+use crate::access::policy::{TargetAccess, TargetPolicy};
+use crate::access::rates::RateLimits;
+use crate::kit::health::Health;
+use crate::net::listener::Transport;
+use crate::reach::balance::Balancer;
+use crate::reach::dial::Dialer;
+use crate::run::drain::Accepting;
+use crate::session;
+use crate::session::service::Service;
+use crate::settings::exposure::Clients;
+use crate::settings::{ServiceSettings, Settings, UserTargets};
+
+/// A service that runs, and the settings that it was built from.
+#[derive(Clone)]
+pub(super) struct Built {
+    pub(super) service: Arc<Service>,
+    clients: Clients,
+    /// The number of descriptors that its dialer may use.
+    transient: usize,
+    /// Dropping it stops the tasks of the service.
+    tasks: Arc<OnceLock<oneshot::Sender<()>>>,
+}
+
+/// The parts that a service takes over from the service of the same name before it.
+pub(super) struct Before<'a> {
+    pub(super) built: &'a Built,
+    pub(super) settings: &'a Settings,
+    pub(super) service: &'a ServiceSettings,
+}
+
+/// Builds a service. Rate limits, penalties, users and the dialer continue if their settings are
+/// unchanged. If nothing has changed, the service itself continues.
+pub(super) fn build(
+    settings: &Settings,
+    service: &ServiceSettings,
+    clients: Clients,
+    before: Option<&Before<'_>>,
+    shared: &Shared,
+    transient: usize,
+) -> std::io::Result<Built> {
+    if let Some(before) = before
+        && is_unchanged(settings, service, before)
+        && (before.built.clients, before.built.transient) == (clients, transient)
+        // A service that an operator has drained accepts clients again.
+        && before.built.service.accepting.is_on()
+    {
+        return Ok(before.built.clone());
+    }
+    let traffic = shared.metrics.traffic(service.name);
+    for reason in session::refusals(service) {
+        traffic.may_refuse(reason);
+    }
+    let policy = |access: &TargetAccess| policy(service, access, clients, shared);
+    let dialer = dialer(service, policy(&service.targets), before, transient)?;
+    let of_user = |user: &UserTargets| (user.name.clone(), dialer.with_policy(policy(&user.targets)));
+    let user_dialers = service.user_targets.iter().map(of_user).collect();
+    let penalties = before.filter(|before| before.service.auth_penalty == service.auth_penalty);
+    let rates = (service.rates_in, service.rates_out);
+    let limits = before.filter(|before| (before.service.rates_in, before.service.rates_out) == rates);
+    let dials = before.filter(|before| before.settings.limits.max_dials_per_ip == settings.limits.max_dials_per_ip);
+    let service = Service {
+        name: service.name,
+        kind: service.kind.clone(),
+        timeouts: settings.timeouts,
+        relays: relays(settings),
+        engine: settings.engine,
+        spin: settings.spin,
+        clients: service.clients.clone(),
+        is_private: clients == Clients::Local,
+        is_only_for_this_machine: clients == Clients::Local && service.is_unguarded_proxy(),
+        users: service.users.clone(),
+        accounts: Arc::clone(&shared.accounts),
+        penalties: penalties.map_or_else(
+            || Arc::new(Penalties::new(service.auth_penalty)),
+            |before| Arc::clone(&before.built.service.penalties),
+        ),
+        accept_proxy: service.accept_proxy.clone(),
+        send_proxy: service.send_proxy,
+        dials: dials.map_or_else(
+            || Arc::new(Dials::new(settings.limits.max_dials_per_ip)),
+            |before| Arc::clone(&before.built.service.dials),
+        ),
+        dialer,
+        user_dialers,
+        balancer: service.balance.as_ref().map(|balance| {
+            let before = before.and_then(|before| before.built.service.balancer.as_deref());
+            Balancer::new(service.name, balance, before)
+        }),
+        rates: limits.map_or_else(
+            || RateLimits::new(rates.0, rates.1),
+            |before| Arc::clone(&before.built.service.rates),
+        ),
+        advertise: service.advertise,
+        metrics: Arc::clone(&shared.metrics),
+        traffic,
+        sessions: Arc::clone(&shared.sessions),
+        accepting: Accepting::new(),
+    };
+    Ok(Built {
+        service: Arc::new(service),
+        clients,
+        transient,
+        tasks: Arc::default(),
+    })
+}
+
+impl Built {
+    /// Moves the clients that wait for a backend of the replaced service to this one.
+    pub(super) fn takes_over(&self) {
+        if let Some(balancer) = &self.service.balancer {
+            balancer.takes_over();
+        }
+    }
+
+    /// Starts the tasks of the service, unless they run. They stop when the service is replaced.
+    pub(super) fn begin(&self, health: &Health) {
+        let service = &self.service;
+        let Some(balancer) = service.balancer.as_ref().filter(|balancer| balancer.needs_tasks()) else {
+            return;
+        };
+        self.tasks.get_or_init(|| {
+            let (stop, stopped) = oneshot::channel();
+            let task = Arc::clone(balancer).watch(service.dialer.clone());
+            let name = format!("the task that watches the backends of {}", service.name);
+            health.spawn_until(stopped, &name, task);
+            stop
+        });
+    }
+}
+
+fn policy(service: &ServiceSettings, access: &TargetAccess, clients: Clients, shared: &Shared) -> TargetPolicy {
+    let policy = TargetPolicy::of(access, clients == Clients::Local, shared.own.clone());
+    match service.transport {
+        Transport::Streams if service.kind.has_fixed_targets() => policy.with_hops(),
+        Transport::Streams => policy,
+        Transport::Datagrams => policy.for_datagrams(),
+    }
+}
+
+/// Returns a dialer that shares the name cache of the service before, if it would connect in the
+/// same way, or a new one.
+fn dialer(
+    service: &ServiceSettings,
+    policy: TargetPolicy,
+    before: Option<&Before<'_>>,
+    transient: usize,
+) -> std::io::Result<Dialer> {
+    if let Some(before) = before
+        && before.service.config.dials_like(&service.config)
+        && before.service.dial.timeout == service.dial.timeout
+        && before.built.transient == transient
+    {
+        return Ok(before.built.service.dialer.with_policy(policy));
+    }
+    Dialer::new(service.dial.clone(), policy, transient)
+}
+
+/// Returns whether sessions of the service would have the same rules.
+pub(super) fn is_unchanged(settings: &Settings, service: &ServiceSettings, before: &Before<'_>) -> bool {
+    let has_same_users = match (&service.users, &before.service.users) {
+        (Some(users), Some(before)) => Arc::ptr_eq(users, before),
+        (users, before) => users.is_none() && before.is_none(),
+    };
+    has_same_users
+        // The files of rules may be others.
+        && service.targets == before.service.targets
+        && service.user_targets == before.service.user_targets
+        && service.config == before.service.config
+        && settings.has_same_sessions(before.settings)
+}
+
+fn relays(settings: &Settings) -> RelayOptions {
+    RelayOptions::new()
+        .engine(settings.engine)
+        .pipe_size(settings.pipe_size)
+        .early_answers_to(Peer::A)
+        .pass_resets(true)
+        .idle_timeout(settings.timeouts.idle)
+        .half_close_timeout(settings.timeouts.half_close)
+}

@@ -1,0 +1,400 @@
+//! The open listeners, and the services that they lead to.
+
+use std::io;
+use std::pin::pin;
+use std::sync::{Arc, Weak};
+
+use spliceway_protocol::address::ListenAddress;
+use tokio::sync::watch;
+
+use super::Shared;
+use super::finishing::Left;
+use crate::access::policy::OwnEntry;
+use crate::net::listener::{self, Listener, ModeChange, Transport};
+use crate::net::transparent::{allow_foreign_addresses, may_allow_foreign_addresses};
+use crate::run::handover::Offered;
+use crate::session::service::Service;
+use crate::session::udp_forward::{Opener, Port};
+use crate::session::{self, Arrival};
+use crate::settings::exposure::Reach;
+use crate::settings::{Kind, ServiceSettings};
+
+/// The listeners of one address: one, or as many as a name has addresses.
+pub(super) struct OpenAddress {
+    address: ListenAddress,
+    transport: Transport,
+    /// The name of the service that clients reach.
+    service: &'static str,
+    pub(super) sockets: Vec<OpenSocket>,
+}
+
+/// A listener with a task that accepts its clients. Dropping this value ends the task, which closes
+/// the listener.
+pub(super) struct OpenSocket {
+    reach: Reach,
+    described: String,
+    to: Arc<watch::Sender<Assignment>>,
+    /// The listener, as long as its task has it.
+    listener: Weak<Listener>,
+}
+
+/// A listener without a task.
+pub(super) struct Bound {
+    listener: Arc<Listener>,
+    /// The sessions that a socket for datagrams already has.
+    port: Option<Arc<Port>>,
+    own: Option<OwnEntry>,
+}
+
+/// Where the clients of a listener go.
+#[derive(Clone)]
+pub(super) struct Assignment {
+    pub(super) service: Arc<Service>,
+    /// The position of the port in its range: 0 for the first port.
+    pub(super) port_index: u16,
+}
+
+impl Bound {
+    /// Binds the listeners of an address, and adds them to the list of own listeners.
+    ///
+    /// A process that was started to take over uses the listeners of `service` that it received.
+    pub(super) async fn bind(
+        address: &ListenAddress,
+        service: &ServiceSettings,
+        shared: &Shared,
+    ) -> io::Result<Vec<Self>> {
+        let left = match service.transport {
+            Transport::Datagrams => shared.finishing.at(address, service.name),
+            Transport::Streams => Vec::new(),
+        };
+        if !left.is_empty() {
+            let again = |left: Left| {
+                let own = shared.own.add(&*left.listener)?;
+                let (listener, port) = (left.listener, Some(left.port));
+                Ok(Self { listener, port, own })
+            };
+            return left.into_iter().map(again).collect();
+        }
+        let role = role(service.name);
+        let found = shared.adopted.bind(&role, address, service.transport).await?;
+        let are_received = found.are_received;
+        let bound = |listener: Listener| {
+            let listener = Arc::new(listener);
+            if are_received {
+                may_prepare(&listener, service)?;
+                let (listener, kind) = (Arc::clone(&listener), service.kind.clone());
+                shared.adopted.at_commit(move || prepare_or_log(&listener, &kind));
+            } else {
+                prepare(&listener, &service.kind)?;
+            }
+            let own = shared.own.add(&*listener)?;
+            Ok(Self {
+                listener,
+                port: None,
+                own,
+            })
+        };
+        found.listeners.into_iter().map(bound).collect()
+    }
+
+    pub(super) fn reach(&self) -> Reach {
+        Reach::of_listener(&self.listener)
+    }
+
+    pub(super) fn describe(&self) -> String {
+        self.listener.describe()
+    }
+}
+
+impl OpenAddress {
+    /// Starts to accept clients on new listeners.
+    pub(super) fn open(
+        address: ListenAddress,
+        bound: Vec<Bound>,
+        to: &Assignment,
+        shared: &Shared,
+        accepting: &mut tokio::task::JoinSet<()>,
+    ) -> Self {
+        let transport = bound
+            .first()
+            .map_or(Transport::Streams, |bound| bound.listener.transport());
+        let sockets = bound.into_iter().map(|bound| {
+            let (reach, described) = (bound.reach(), bound.describe());
+            let (sender, receiver) = watch::channel(to.clone());
+            let listener = Arc::downgrade(&bound.listener);
+            // Before its task runs, the reload may have been reported.
+            if let Some(port) = &bound.port {
+                port.reopens();
+            }
+            accepting.spawn(accept(bound, address.clone(), receiver, shared.clone()));
+            OpenSocket {
+                reach,
+                described,
+                to: Arc::new(sender),
+                listener,
+            }
+        });
+        Self {
+            sockets: sockets.collect(),
+            address,
+            transport,
+            service: to.service.name,
+        }
+    }
+
+    pub(super) fn service(&self) -> &'static str {
+        self.service
+    }
+
+    /// Returns the open listeners, for another process.
+    pub(super) fn listeners(&self) -> Offered {
+        Offered {
+            role: role(self.service),
+            address: self.address.to_string(),
+            listeners: self
+                .sockets
+                .iter()
+                .filter_map(|socket| socket.listener.upgrade())
+                .collect(),
+        }
+    }
+
+    /// Returns the address of each listener.
+    pub(super) fn describe(&self) -> impl Iterator<Item = String> {
+        self.sockets.iter().map(|socket| socket.described.clone())
+    }
+
+    /// Returns whether an operator has not drained the service.
+    pub(super) fn is_accepting(&self) -> bool {
+        self.sockets
+            .iter()
+            .all(|socket| socket.to.borrow().service.accepting.is_on())
+    }
+
+    /// Returns a future that waits until the listeners are closed. Their service must have stopped
+    /// accepting.
+    pub(super) fn closed(&self) -> impl Future<Output = ()> + Send + use<> {
+        let sockets: Vec<_> = self.sockets.iter().map(|socket| Arc::clone(&socket.to)).collect();
+        async move {
+            for to in sockets {
+                to.closed().await;
+            }
+        }
+    }
+
+    /// Returns whether these listeners would do for `address` of this service.
+    pub(super) fn is_at(&self, address: &ListenAddress, service: &str, transport: Transport) -> bool {
+        let open = (&self.address, self.service, self.transport);
+        listener::does_for(open, (address, service, transport))
+    }
+
+    /// Checks that these listeners are fit for a service, and changes nothing.
+    ///
+    /// # Errors
+    /// Returns an error if a listener is unfit for the service.
+    pub(super) fn check(&self, service: &ServiceSettings) -> io::Result<()> {
+        let mut open = self.sockets.iter().filter_map(|socket| socket.listener.upgrade());
+        open.try_for_each(|listener| may_prepare(&listener, service))
+    }
+
+    /// Returns who could reach these listeners if they were opened for `address`.
+    pub(super) fn reach_as(&self, address: &ListenAddress) -> Vec<Reach> {
+        match Reach::of_address(address) {
+            Some(reach) => vec![reach],
+            None => self.sockets.iter().map(|socket| socket.reach).collect(),
+        }
+    }
+
+    /// Sends new clients to this service from now on.
+    pub(super) fn assign(&mut self, address: ListenAddress, to: &Assignment) {
+        for listener in self.sockets.iter().filter_map(|socket| socket.listener.upgrade()) {
+            prepare_or_log(&listener, &to.service.kind);
+        }
+        let change = match (&self.address, &address) {
+            (ListenAddress::Unix { mode: from, .. }, ListenAddress::Unix { path, mode }) => {
+                Some(ModeChange::new(path, *from, *mode))
+            }
+            _ => None,
+        };
+        // A client that may not connect by one of both modes never meets the settings of that mode.
+        let or_log = |changed: io::Result<()>| {
+            if let Err(error) = changed {
+                tracing::error!(listener = %address, %error, "cannot change the mode of the socket");
+            }
+        };
+        change.iter().for_each(|change| or_log(change.narrow()));
+        for socket in &self.sockets {
+            socket.to.send_replace(to.clone());
+        }
+        change.iter().for_each(|change| or_log(change.widen()));
+        self.address = address;
+        self.service = to.service.name;
+    }
+}
+
+impl std::fmt::Display for OpenAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.address.fmt(f)
+    }
+}
+
+/// Sets the option that a listener needs for TPROXY. It is not removed if the listener gets another
+/// service, because it only matters for connections that such a rule still sends here.
+fn prepare(listener: &Listener, kind: &Kind) -> io::Result<()> {
+    match listener {
+        Listener::Tcp(socket) if kind.is_behind_tproxy() => {
+            allow_foreign_addresses(socket).map_err(|error| unfit(listener, &error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Does the same after a check, so that it does not fail.
+fn prepare_or_log(listener: &Listener, kind: &Kind) {
+    if let Err(error) = prepare(listener, kind) {
+        tracing::error!("{error}");
+    }
+}
+
+/// Checks that [`prepare`] will succeed. The service that has the listener now does not notice.
+fn may_prepare(listener: &Listener, service: &ServiceSettings) -> io::Result<()> {
+    match listener {
+        Listener::Tcp(socket) if service.kind.is_behind_tproxy() => {
+            may_allow_foreign_addresses(socket).map_err(|error| unfit(listener, &error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn unfit(listener: &Listener, error: &io::Error) -> io::Error {
+    let listener = listener.describe();
+    io::Error::new(error.kind(), format!("cannot listen on {listener} for TPROXY: {error}"))
+}
+
+/// Returns the role of a service's listeners, which differs from that of the operator's listeners.
+fn role(service: &str) -> String {
+    format!("service {service}")
+}
+
+/// Accepts clients until the listener is no longer wanted, the service stops accepting, or the
+/// program stops.
+async fn accept(bound: Bound, address: ListenAddress, to: watch::Receiver<Assignment>, shared: Shared) {
+    let Bound { listener, port, own } = bound;
+    let name = to.borrow().service.name;
+    let guard = shared
+        .health
+        .guard(&format!("the {name} listener on {}", listener.describe()));
+    let unwanted = unwanted(to.clone());
+    let stop = async {
+        tokio::select! {
+            _ = shared.health.stopped() => {}
+            () = unwanted => {}
+        }
+    };
+    if let Listener::Udp(socket) = &*listener {
+        match port.map_or_else(|| Port::new(Arc::clone(socket)), Ok) {
+            Ok(port) => {
+                let (service, listener) = (name, Arc::clone(&listener));
+                let left = Left {
+                    address,
+                    service,
+                    listener,
+                    port,
+                };
+                forward(left, &to, &shared, stop).await;
+            }
+            Err(error) => tracing::error!(%error, "cannot receive datagrams"),
+        }
+    } else {
+        accept_clients(&listener, &to, &shared, stop).await;
+    }
+    drop((listener, own));
+    guard.release();
+    // `Bound::closed` waits for the last receiver.
+    drop(to);
+}
+
+/// Accepts the clients of a listener until `stop` is ready.
+async fn accept_clients(
+    listener: &Listener,
+    to: &watch::Receiver<Assignment>,
+    shared: &Shared,
+    stop: impl Future<Output = ()>,
+) {
+    shared
+        .gate
+        .accept(
+            listener,
+            &shared.admission,
+            &shared.metrics,
+            stop,
+            |accepted, permit| {
+                let Assignment { service, port_index } = to.borrow().clone();
+                let arrival = Arrival {
+                    accepted,
+                    port_index,
+                    permit,
+                };
+                if let Some((opening, session)) = session::begin(arrival, service) {
+                    let task = tokio::spawn(session::run(opening, shared.alive.clone()));
+                    session.runs_in(task.abort_handle());
+                }
+            },
+        )
+        .await;
+}
+
+/// Forwards the datagrams of clients until `stop` is ready. Then the socket stays open for the
+/// sessions that there are.
+async fn forward(left: Left, to: &watch::Receiver<Assignment>, shared: &Shared, stop: impl Future<Output = ()>) {
+    let opener = || {
+        let Assignment { service, port_index } = to.borrow().clone();
+        Opener {
+            service,
+            port_index,
+            admission: Arc::clone(&shared.admission),
+            alive: shared.alive.clone(),
+        }
+    };
+    let port = Arc::clone(&left.port);
+    let mut stop = pin!(stop);
+    loop {
+        tokio::select! {
+            biased;
+            () = &mut stop => break,
+            // Another process receives the datagrams while the gate is closed.
+            () = shared.gate.is(true) => {}
+        }
+        tokio::select! {
+            biased;
+            () = &mut stop => break,
+            () = shared.gate.is(false) => {}
+            () = port.serve(opener) => {}
+        }
+    }
+    let (opener, gate, finishing) = (opener(), shared.gate.clone(), Arc::clone(&shared.finishing));
+    port.closes();
+    finishing.add(left);
+    tokio::spawn(async move {
+        loop {
+            gate.is(true).await;
+            tokio::select! {
+                biased;
+                () = gate.is(false) => {}
+                () = port.finish(&opener) => break,
+            }
+        }
+        finishing.remove(&port);
+    });
+}
+
+/// Waits until the listener leads to no service, or to one that has stopped accepting.
+async fn unwanted(mut to: watch::Receiver<Assignment>) {
+    loop {
+        let service = Arc::clone(&to.borrow_and_update().service);
+        tokio::select! {
+            () = service.accepting.stopped() => return,
+            changed = to.changed() => if changed.is_err() { return },
+        }
+    }
+}

@@ -1,0 +1,433 @@
+//! Carries out the orders of operators and signals, while the program serves.
+//!
+//! ```text
+//!            ┌─ reload ──▶ reads, prepares ──────────▶ commits ──────────────┐
+//!   idle ────┤                └─ drained meanwhile: refused                  ├──▶ idle
+//!     ▲      ├─ upgrade ─▶ a new process prepares ─▶ sessions move ─▶ end    │
+//!     │      │                └─ drained meanwhile: given up                 │
+//!     │      └─ drain ───▶ at once, also while something else runs           │
+//!     └──────────────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! A stop does not wait for any of them. A reload or an upgrade that is ordered while another one
+//! runs waits for a short time.
+
+use std::collections::VecDeque;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+
+use crate::monitor::control::{Command, NotDone, Order};
+use crate::monitor::overview::Overview;
+use crate::operator::reload::Report;
+use crate::run::drain::{SignalRequest, Signals, serving};
+use crate::run::handover::{Gate, GiveUp, Giving, Upgrade, Upgraded};
+use crate::run::instance::{Instance, Plan};
+use crate::run::notify::Message;
+use crate::settings::Source;
+
+/// The time for which a reload or an upgrade waits for the one before it. The commands of the
+/// program wait longer for their answer.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// The most reloads and upgrades that wait.
+const WAITING_MAX: usize = 4;
+
+/// What carries out orders.
+pub(crate) struct Orders<'a> {
+    pub(crate) source: Arc<Source>,
+    pub(crate) overview: &'a Overview,
+    pub(crate) upgrade: &'a Upgrade,
+    pub(crate) commands: mpsc::Receiver<Command>,
+    pub(crate) signals: &'a mut Signals,
+    /// Reloads and upgrades, each with the time at which it is refused.
+    pub(crate) waiting: VecDeque<(Instant, Command)>,
+}
+
+/// The end of the time in which the program serves.
+pub(crate) struct End {
+    /// When the program was asked to stop.
+    pub(crate) at: Instant,
+    pub(crate) next: Next,
+}
+
+/// The new process, if there is one.
+pub(crate) enum Next {
+    Nobody,
+    /// It has taken over.
+    HandedOver(Giving),
+    /// The program was asked to stop during an upgrade, before any session had moved.
+    GivenUp(Giving),
+    /// The program was asked to stop while sessions moved. Both processes have some.
+    Interrupted(Giving),
+}
+
+impl Orders<'_> {
+    /// Carries out orders until the program is asked to stop, a part of it has failed, or a new
+    /// process has taken over.
+    pub(crate) async fn carry_out(mut self, instance: &mut Instance, gate: &Gate) -> End {
+        // Until a process that takes over accepts clients, the one before it carries out orders.
+        tokio::select! {
+            biased;
+            () = self.signals.stop_request() => return self.stop(),
+            _ = self.overview.health.stopped() => return End::now(Next::Nobody),
+            () = gate.is(true) => {}
+        }
+        loop {
+            let Some((order, command)) = self.next().await else {
+                return self.stop();
+            };
+            let result = match order {
+                Order::Drain(name) => {
+                    drain(instance, name, command);
+                    continue;
+                }
+                Order::Reload { end_sessions } => match self.change(instance, end_sessions).await {
+                    Some(reloaded) => reloaded,
+                    None => return self.stop(),
+                },
+                Order::Upgrade => match self.hand_over(instance).await {
+                    Ok((giving, summary)) => {
+                        if let Some(command) = command {
+                            command.answer(Ok(format!("handed over: {summary}")));
+                        }
+                        self.overview.health.drain();
+                        return End::now(Next::HandedOver(giving));
+                    }
+                    Err(NotHandedOver::Failed(why)) => Err(NotDone::Refused(why)),
+                    Err(NotHandedOver::Stopped(end)) => return *end,
+                },
+            };
+            if let Some(command) = command {
+                command.answer(result);
+            }
+        }
+    }
+
+    /// Returns the next order, and the command if an operator has given it. Returns `None` if the
+    /// program must stop.
+    async fn next(&mut self) -> Option<(Order, Option<Command>)> {
+        if let Some((_, command)) = self.waiting.pop_front() {
+            return Some((command.order, Some(command)));
+        }
+        tokio::select! {
+            request = self.signals.next() => match request {
+                SignalRequest::Stop => None,
+                SignalRequest::Reload => Some((Order::Reload { end_sessions: false }, None)),
+                SignalRequest::Upgrade => Some((Order::Upgrade, None)),
+            },
+            Some(command) = self.commands.recv() => Some((command.order, Some(command))),
+            _ = self.overview.health.stopped() => None,
+        }
+    }
+
+    fn stop(&self) -> End {
+        self.overview.health.drain();
+        End::now(Next::Nobody)
+    }
+
+    /// Reloads, and tells the service manager. Returns what to tell the operator, or `None` if the
+    /// program must stop.
+    async fn change(&mut self, instance: &mut Instance, end_sessions: bool) -> Option<Result<String, NotDone>> {
+        let (overview, manager) = (self.overview, &self.upgrade.manager);
+        manager.tell(Message::Reloading).await;
+        let plan = plan(instance, Arc::clone(&self.source));
+        let plan = self.during("a reload", instance, plan).await?;
+        let reloaded = put_into_force(instance, plan);
+        overview.serve(instance.served());
+        let status = match &reloaded {
+            Ok(_) => serving(overview.metrics.open()),
+            Err(wrong) => format!("the reload is refused: {wrong}"),
+        };
+        manager.tell(Message::Ready(&status)).await;
+        let report = match reloaded {
+            Ok(report) => report,
+            Err(wrong) => return Some(Err(NotDone::Refused(wrong))),
+        };
+        if !end_sessions {
+            return Some(Ok(format!("reloaded: {report}")));
+        }
+        let ended = overview.sessions.close_unknown(&instance.users()).await;
+        tracing::info!("admin: ended {ended} sessions of removed users");
+        Some(Ok(format!("reloaded: {report}; ended {ended} sessions")))
+    }
+
+    /// Waits for `work`, and carries out what need not wait. Returns `None` if the program must
+    /// stop.
+    async fn during<T>(&mut self, what: &str, instance: &Instance, work: impl Future<Output = T>) -> Option<T> {
+        let mut work = pin!(work);
+        loop {
+            tokio::select! {
+                biased;
+                () = self.signals.stop_request() => return None,
+                _ = self.overview.health.stopped() => return None,
+                done = &mut work => return Some(done),
+                () = too_late(&self.waiting) => self.refuse_first(what),
+                Some(command) = self.commands.recv() => match command.order {
+                    Order::Drain(name) => drain(instance, name, Some(command)),
+                    Order::Reload { .. } | Order::Upgrade => self.wait(command, what),
+                },
+            }
+        }
+    }
+
+    /// Hands over. A stop ends the upgrade at every step. The drain of a service ends it, as long
+    /// as no session has moved.
+    async fn hand_over(&mut self, instance: &Instance) -> Result<(Giving, String), NotHandedOver> {
+        let give_up = Arc::new(GiveUp::new());
+        let (mut stopped, mut drains) = (None, Vec::new());
+        let offered = instance.listeners().collect();
+        let mut upgrading = pin!(share_quotas(
+            self.overview,
+            self.upgrade.run(offered, self.overview, &give_up),
+            &give_up
+        ));
+        let upgraded = loop {
+            tokio::select! {
+                biased;
+                () = self.signals.stop_request() => {
+                    match stopped {
+                        None => tracing::info!("asked to stop during an upgrade: it is given up"),
+                        Some(_) => self.signals.hurry_later(),
+                    }
+                    stopped.get_or_insert_with(Instant::now);
+                    self.overview.health.drain();
+                    give_up.ask();
+                }
+                upgraded = &mut upgrading => break upgraded,
+                () = too_late(&self.waiting) => self.refuse_first("an upgrade"),
+                Some(command) = self.commands.recv() => match command.order {
+                    Order::Drain(name) => {
+                        if give_up.undoes() {
+                            give_up.ask();
+                        }
+                        drains.push((name, command));
+                    }
+                    Order::Reload { .. } | Order::Upgrade => self.wait(command, "an upgrade"),
+                },
+            }
+        };
+        let why = match (upgraded, stopped) {
+            (Upgraded::Done(giving, summary), None) => {
+                tracing::info!("handed over: {summary}");
+                let moved = || NotDone::Busy("the program has handed over to a new process: ask that one".to_owned());
+                drains.into_iter().for_each(|(_, command)| command.answer(Err(moved())));
+                return Ok((giving, summary));
+            }
+            (upgraded, Some(at)) => {
+                let next = Next::after(upgraded, give_up.undoes());
+                return Err(NotHandedOver::Stopped(Box::new(End { at, next })));
+            }
+            (Upgraded::GivenUp(giving), None) => {
+                if let Some(giving) = giving {
+                    giving.dismiss().await;
+                }
+                let drained = drains.first().map_or("a service", |(name, _)| *name);
+                format!("{drained} was drained meanwhile, and the new process would accept its clients: try again")
+            }
+            (Upgraded::Failed(why), None) => why,
+        };
+        self.overview.metrics.accounts().share(false).await;
+        tracing::error!("the upgrade failed, and this process serves on: {why}");
+        drains
+            .into_iter()
+            .for_each(|(name, command)| drain(instance, name, Some(command)));
+        Err(NotHandedOver::Failed(why))
+    }
+
+    /// Lets a reload or an upgrade wait for a short time.
+    fn wait(&mut self, command: Command, runs: &str) {
+        if self.waiting.len() < WAITING_MAX {
+            self.waiting.push_back((Instant::now() + PATIENCE, command));
+        } else {
+            command.answer(Err(busy(runs)));
+        }
+    }
+
+    fn refuse_first(&mut self, runs: &str) {
+        if let Some((_, command)) = self.waiting.pop_front() {
+            command.answer(Err(busy(runs)));
+        }
+    }
+}
+
+impl Next {
+    /// Returns what is left of an upgrade when the program is asked to stop. `undoes` says that no
+    /// session has moved.
+    fn after(upgraded: Upgraded, undoes: bool) -> Self {
+        match upgraded {
+            Upgraded::GivenUp(Some(giving)) if undoes => Self::GivenUp(giving),
+            // The stop may come when the new process already accepts clients.
+            Upgraded::GivenUp(Some(giving)) | Upgraded::Done(giving, _) => Self::Interrupted(giving),
+            Upgraded::GivenUp(None) | Upgraded::Failed(_) => Self::Nobody,
+        }
+    }
+}
+
+impl End {
+    fn now(next: Next) -> Self {
+        let at = Instant::now();
+        Self { at, next }
+    }
+}
+
+/// Why a new process has not taken over.
+enum NotHandedOver {
+    /// This process serves on, for this reason.
+    Failed(String),
+    Stopped(Box<End>),
+}
+
+fn busy(runs: &str) -> NotDone {
+    NotDone::Busy(format!("{runs} runs: try again when it has ended"))
+}
+
+/// Waits until the first command has waited too long.
+async fn too_late(waiting: &VecDeque<(Instant, Command)>) {
+    match waiting.front() {
+        Some((until, _)) => sleep_until(*until).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Closes the listeners of a service at once, and answers when they are closed.
+fn drain(instance: &Instance, name: &'static str, command: Option<Command>) {
+    let closed = instance.drain(name);
+    tokio::spawn(async move {
+        closed.await;
+        if let Some(command) = command {
+            command.answer(Ok(format!("{name} accepts no new clients")));
+        }
+    });
+}
+
+/// Reads the source again, and prepares what it needs. Cancel safe.
+async fn plan(instance: &Instance, source: Arc<Source>) -> Result<Plan, String> {
+    // Files may be on a slow disk.
+    let settings = tokio::task::spawn_blocking(move || source.settings()).await;
+    let settings = settings.unwrap_or_else(|error| Err(format!("reading it failed: {error}")))?;
+    instance.prepare(settings).await.map_err(|error| error.to_string())
+}
+
+/// Puts a plan into force if it is right in every part.
+fn put_into_force(instance: &mut Instance, plan: Result<Plan, String>) -> Result<Report, String> {
+    let plan = plan.and_then(|plan| match instance.drained_since(&plan) {
+        Some(name) => Err(format!(
+            "{name} was drained meanwhile: reload again to open its listeners"
+        )),
+        None => Ok(plan),
+    });
+    instance.metrics().reloaded(plan.is_ok());
+    match plan {
+        Ok(plan) => {
+            let report = instance.commit(plan);
+            tracing::info!("reloaded: {report}");
+            Ok(report)
+        }
+        Err(wrong) => {
+            tracing::error!("the reload is refused, and the previous settings stay in force: {wrong}");
+            Err(wrong)
+        }
+    }
+}
+
+/// Lets both processes save what users have used, and then hands over. The file of the quotas may
+/// be on a slow disk, for which a stop does not wait.
+async fn share_quotas(overview: &Overview, upgrading: impl Future<Output = Upgraded>, give_up: &GiveUp) -> Upgraded {
+    let shared = tokio::select! {
+        biased;
+        () = overview.metrics.accounts().share(true) => true,
+        () = give_up.asked() => false,
+    };
+    if shared {
+        upgrading.await
+    } else {
+        Upgraded::GivenUp(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::access::admission::Admission;
+    use crate::access::policy::OwnListeners;
+    use crate::kit::health::Health;
+    use crate::metrics::Metrics;
+    use crate::monitor::control::Control;
+    use crate::run::drain::Drain;
+    use crate::run::handover::Program;
+    use crate::run::instance::Shared;
+    use crate::run::notify::Manager;
+
+    fn shared() -> Shared {
+        let (admission, (alive, _)) = (Admission::new("sessions", 1, None), Drain::new());
+        Shared {
+            health: Health::new(),
+            metrics: Arc::new(Metrics::new(Arc::clone(&admission), Arc::default())),
+            admission,
+            sessions: Arc::default(),
+            own: OwnListeners::default(),
+            accounts: Arc::default(),
+            adopted: Arc::default(),
+            finishing: Arc::default(),
+            gate: Gate::new(true),
+            alive,
+            descriptors: 1000,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_order_that_takes_long_delays_no_drain_and_not_the_answer_to_others() {
+        let shared = shared();
+        let mut instance = Instance::new(shared.clone());
+        // Port because no client comes that would be relayed there.
+        let settings = crate::cli::typed("spliceway forward -l 127.0.0.1:0 -r 127.0.0.1:9");
+        let plan = instance.prepare(settings.unwrap()).await.unwrap();
+        instance.commit(plan);
+        let overview = Overview::new(
+            Arc::clone(&shared.sessions),
+            Arc::clone(&shared.admission),
+            Arc::clone(&shared.metrics),
+            shared.health.clone(),
+            1000,
+        );
+        let upgrade = Upgrade {
+            program: Arc::new(Program::of_this_process().unwrap()),
+            manager: Arc::new(Manager::from_environment(false)),
+            monitors: Vec::new(),
+            gate: shared.gate.clone(),
+        };
+        let (control, commands) = Control::new();
+        let mut orders = Orders {
+            source: Arc::new(Source::Files("/nowhere".into())),
+            overview: &overview,
+            upgrade: &upgrade,
+            commands,
+            signals: &mut Signals::new(true).unwrap(),
+            waiting: VecDeque::new(),
+        };
+        let (settings, before) = (
+            crate::cli::typed("spliceway forward -l 127.0.0.1:0 -r 127.0.0.1:9"),
+            Instant::now(),
+        );
+        let plan = instance.prepare(settings.unwrap()).await.unwrap();
+        let (end, ends) = tokio::sync::oneshot::channel();
+        let operator = async {
+            let drained = control.order(Order::Drain("forward")).await;
+            assert_eq!(drained, Ok("forward accepts no new clients".to_owned()));
+            assert_eq!(before.elapsed(), Duration::ZERO);
+            let reload = control.order(Order::Reload { end_sessions: false }).await;
+            let why = "a reload runs: try again when it has ended".to_owned();
+            assert_eq!(reload, Err(NotDone::Busy(why)));
+            assert_eq!(before.elapsed(), PATIENCE);
+            end.send(()).unwrap();
+        };
+        let (ended, ()) = tokio::join!(orders.during("a reload", &instance, ends), operator);
+        assert_eq!(ended, Some(Ok(())));
+        // The listeners of the plan are closed now.
+        let wrong = put_into_force(&mut instance, Ok(plan)).unwrap_err();
+        assert!(wrong.starts_with("forward was drained meanwhile"), "{wrong}");
+    }
+}

@@ -1,0 +1,461 @@
+//! One run of the program, from the first listener to the last session.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::future::pending;
+use std::sync::Arc;
+use std::time::Duration;
+use std::{fmt, io};
+
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::access::accounts::Accounts;
+use crate::access::admission::Admission;
+use crate::access::policy::OwnListeners;
+use crate::kit::created;
+use crate::kit::health::{Health, State};
+use crate::log;
+use crate::metrics::Metrics;
+use crate::monitor::control::Control;
+use crate::monitor::overview::Overview;
+use crate::operator::status;
+use crate::run::drain::{self, Drain, Drained, Signals};
+use crate::run::handover::{Commit, Gate, Offered, Program, Successor, Upgrade};
+use crate::run::instance::{Instance, Shared};
+use crate::run::monitoring;
+use crate::run::notify::{Manager, Message};
+use crate::run::orders::{End, Next, Orders};
+use crate::session::sessions::Sessions;
+use crate::settings::{Settings, Source};
+
+/// The time in which sessions that the drain timeout cuts may deliver the bytes that they hold. At
+/// 1 Mbit/s, it is enough for 256 KiB, the most that a session holds for a slow sink.
+const FLUSH_GRACE: Duration = Duration::from_secs(2);
+
+/// The time between two reports on a drain.
+const REPORT_EVERY: Duration = Duration::from_secs(5);
+
+/// The reason why a run did not begin or ended without a signal.
+#[derive(Debug)]
+pub(crate) enum CannotRun {
+    /// The system prevents the run. The settings are not the cause.
+    System(io::Error),
+    /// The settings are not safe.
+    Unsafe(String),
+    /// An essential part of the program has ended. The value names the part.
+    Failed(Arc<str>),
+}
+
+/// Serves until a signal asks the program to stop, and then for at most the drain timeout. The
+/// remaining sessions then deliver the bytes that they hold. Sessions that cannot deliver them in
+/// time end with the runtime. `descriptors` is the number of descriptors that this process may
+/// open. A reload reads `source` again. The metrics tell how many sessions were cut, once the
+/// runtime has ended.
+///
+/// # Errors
+/// Returns an error if a listener cannot be opened or is not safe, or if a part of the program ends
+/// unexpectedly later.
+pub(crate) async fn run(
+    settings: Settings,
+    source: Source,
+    successor: Option<Successor>,
+    descriptors: usize,
+    health: &Health,
+) -> Result<Arc<Metrics>, CannotRun> {
+    let program = Arc::new(Program::of_this_process()?);
+    let mut signals = Signals::new(matches!(source, Source::Files(_)))?;
+    let takes_over = successor.is_some();
+    let (shared, drain) = share(health, takes_over, descriptors);
+    let metrics = Arc::clone(&shared.metrics);
+    let overview = Arc::new(Overview::new(
+        Arc::clone(&shared.sessions),
+        Arc::clone(&shared.admission),
+        Arc::clone(&metrics),
+        health.clone(),
+        descriptors,
+    ));
+    let (control, commands) = Control::new();
+    let manager = Arc::new(Manager::from_environment(takes_over));
+    let mut instance = Instance::new(shared.clone());
+    let begun = tokio::select! {
+        biased;
+        begun = begin(&mut instance, settings, successor, &shared, &overview, control, &manager) => begun.map(Some),
+        () = signals.stop() => Ok(None),
+    };
+    let Some(monitors) = begun? else {
+        tracing::info!("asked to stop before it serves");
+        return Ok(metrics);
+    };
+    // A process that takes over does both later, at its commit.
+    if !takes_over {
+        created::keep();
+        manager.tell(Message::Ready(&drain::serving(metrics.open()))).await;
+    }
+    health.spawn("the task that tells the service manager", {
+        let (manager, metrics, health) = (Arc::clone(&manager), Arc::clone(&metrics), health.clone());
+        async move { manager.watch(&health, || drain::serving(metrics.open())).await }
+    });
+    let gate = shared.gate.clone();
+    drop(shared);
+    let upgrade = Upgrade {
+        program,
+        manager: Arc::clone(&manager),
+        monitors,
+        gate: gate.clone(),
+    };
+    let orders = Orders {
+        source: Arc::new(source),
+        overview: &overview,
+        upgrade: &upgrade,
+        commands,
+        signals: &mut signals,
+        waiting: VecDeque::new(),
+    };
+    let end = orders.carry_out(&mut instance, &gate).await;
+    manager.tell(Message::Stopping(&health.state().to_string())).await;
+    if let State::Failed(part) = health.state() {
+        tracing::error!("{part} ended unexpectedly: the program stops");
+    }
+    stop(instance, drain, end, &overview, &mut signals, &manager).await;
+    match health.state() {
+        State::Failed(part) => {
+            metrics.accounts().finish();
+            Err(CannotRun::Failed(part))
+        }
+        _ => Ok(metrics),
+    }
+}
+
+/// Creates what the tasks of the program share. A process that takes over accepts no clients until
+/// the old one does not accept them any more.
+fn share(health: &Health, takes_over: bool, descriptors: usize) -> (Shared, Drain) {
+    // Each start and each reload sets the limits of the admission.
+    let admission = Admission::new("sessions", 1, None);
+    let (alive, drain) = Drain::new();
+    let accounts = Arc::<Accounts>::default();
+    let shared = Shared {
+        health: health.clone(),
+        metrics: Arc::new(Metrics::new(Arc::clone(&admission), Arc::clone(&accounts))),
+        admission,
+        accounts,
+        sessions: Arc::<Sessions>::default(),
+        own: OwnListeners::default(),
+        adopted: Arc::default(),
+        finishing: Arc::default(),
+        gate: Gate::new(!takes_over),
+        alive,
+        descriptors,
+    };
+    (shared, drain)
+}
+
+/// Opens all listeners and starts the services, or takes both over from another process. Returns
+/// the listeners for the operator.
+async fn begin(
+    instance: &mut Instance,
+    settings: Settings,
+    successor: Option<Successor>,
+    shared: &Shared,
+    overview: &Arc<Overview>,
+    control: Control,
+    manager: &Arc<Manager>,
+) -> Result<Vec<Offered>, CannotRun> {
+    let mut taking = match successor {
+        Some(successor) => Some(successor.receive(shared).await?),
+        None => None,
+    };
+    let prepared = async {
+        load_accounts(&settings, shared, taking.is_some()).await?;
+        let plan = instance.prepare(settings).await?;
+        let monitors = monitoring::start(plan.settings(), shared, Arc::clone(overview), control).await?;
+        Ok::<_, CannotRun>((plan, monitors))
+    };
+    let (plan, monitors) = match prepared.await {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            if let Some(taking) = &mut taking {
+                taking.refuse(&error).await;
+            }
+            return Err(error);
+        }
+    };
+    if let Some(taking) = &mut taking {
+        // The old process learns why.
+        if let Err(error) = taking.prepared(shared).await {
+            taking.refuse(&error).await;
+            return Err(error.into());
+        }
+    }
+    instance.commit(plan);
+    let keeping = Arc::clone(&shared.accounts).keep(Arc::clone(&shared.sessions));
+    shared.health.spawn("the task that keeps quotas", keeping);
+    let expiring = Arc::clone(&shared.sessions).expire();
+    shared.health.spawn("the task that ends long sessions", expiring);
+    overview.serve(instance.served());
+    if let Some(taking) = taking {
+        let accounts = Arc::clone(&shared.accounts);
+        let commit = Commit {
+            adopted: Arc::clone(&shared.adopted),
+            gate: shared.gate.clone(),
+            manager: Arc::clone(manager),
+            metrics: Arc::clone(&shared.metrics),
+        };
+        let taking = taking.run(shared.alive.downgrade(), Arc::clone(overview), commit);
+        tokio::spawn(async move {
+            taking.await;
+            accounts.share(false).await;
+        });
+    }
+    Ok(monitors)
+}
+
+/// Reads what users have used of their quotas. The file may be on a slow disk.
+async fn load_accounts(settings: &Settings, shared: &Shared, is_shared: bool) -> io::Result<()> {
+    let Some(path) = settings.limits.quota_file.clone() else {
+        return Ok(());
+    };
+    let accounts = Arc::clone(&shared.accounts);
+    let loaded = tokio::task::spawn_blocking(move || created::watch(&path, || accounts.load(&path, is_shared))).await;
+    loaded.map_err(io::Error::other)?.map_err(io::Error::other)
+}
+
+/// Closes the listeners, and lets sessions finish: those of this process, and those that a new
+/// process has taken.
+async fn stop(
+    instance: Instance,
+    drain: Drain,
+    end: End,
+    overview: &Overview,
+    signals: &mut Signals,
+    manager: &Manager,
+) {
+    let limit = instance
+        .settings()
+        .map_or(Duration::ZERO, |settings| settings.timeouts.drain);
+    let mut next = end.next;
+    if let Next::Interrupted(giving) = &mut next {
+        giving.ask_to_stop().await;
+    }
+    instance.close().await;
+    tracing::info!(?limit, "draining: no new clients are accepted, sessions may finish");
+    // An upgrade that was given up has used some of the time.
+    let left = limit.saturating_sub(end.at.elapsed());
+    let drained = finish(drain, left, overview, signals, manager);
+    match next {
+        Next::Nobody => {
+            drained.await;
+        }
+        Next::GivenUp(giving) => {
+            // The sockets of the new process keep the listeners open.
+            tokio::join!(giving.dismiss(), drained);
+        }
+        Next::HandedOver(giving) => {
+            let drained = async {
+                drained.await;
+            };
+            giving.finish(overview, drained).await;
+        }
+        Next::Interrupted(giving) => {
+            if drained.await == Drained::Hurried {
+                signals.hurry_later();
+            }
+            giving.ends_until(end.at + limit, signals.hurry()).await;
+        }
+    }
+}
+
+/// Lets sessions finish within `limit`.
+async fn finish(
+    mut drain: Drain,
+    limit: Duration,
+    overview: &Overview,
+    signals: &mut Signals,
+    manager: &Manager,
+) -> Drained {
+    let mut drained = drain.wait(limit, signals, report(overview, manager)).await;
+    if drained == Drained::TimeUp {
+        let transfers = overview.metrics.cancel_all(FLUSH_GRACE);
+        tracing::warn!(
+            transfers,
+            "the drain timeout is over: the remaining sessions are cut, and deliver what they still hold if they can"
+        );
+        drained = drain.wait(FLUSH_GRACE, signals, pending()).await;
+    }
+    match drained {
+        Drained::Empty => tracing::info!("drained: every session has ended"),
+        Drained::TimeUp => tracing::warn!("some sessions did not end in time: their records show any lost bytes"),
+        Drained::Hurried => {
+            log::hurry();
+            tracing::warn!("asked to stop again: the remaining sessions are cut now");
+        }
+    }
+    drained
+}
+
+/// Tells how many sessions are left, now and every few seconds.
+async fn report(overview: &Overview, manager: &Manager) -> Infallible {
+    let mut ticks = interval(REPORT_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let (count, oldest) = overview.sessions.survey().await;
+        let Some(oldest) = oldest else { continue };
+        let (sessions, longest) = (drain::sessions(count), status::time(oldest.elapsed()));
+        let text = format!("draining: {sessions}, longest {longest}");
+        tracing::info!("{text}");
+        manager.tell(Message::Stopping(&text)).await;
+    }
+}
+
+impl From<io::Error> for CannotRun {
+    fn from(error: io::Error) -> Self {
+        Self::System(error)
+    }
+}
+
+impl fmt::Display for CannotRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::System(error) => error.fmt(f),
+            Self::Unsafe(why) => f.write_str(why),
+            Self::Failed(part) => write!(f, "{part} ended unexpectedly"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::path::Path;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::UnixStream;
+    use tokio::task::JoinHandle;
+
+    /// A log writer that panics once, at the line about the limit on sessions. An earlier log
+    /// implementation panicked when it could not write a line.
+    struct Panics;
+
+    static PANICKED: AtomicBool = AtomicBool::new(false);
+
+    impl Write for Panics {
+        fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+            let fails = String::from_utf8_lossy(line).contains("the limit on sessions is reached");
+            assert!(!fails || PANICKED.swap(true, Ordering::Relaxed), "as a test");
+            Ok(line.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    async fn reach<T>(path: &Path, running: &JoinHandle<T>) -> UnixStream {
+        loop {
+            assert!(!running.is_finished(), "it does not listen");
+            if let Ok(stream) = UnixStream::connect(path).await {
+                return stream;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn an_accept_task_that_panics_ends_readiness_and_the_run() {
+        let folder = std::env::temp_dir().join(format!("spliceway-serve-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let (clients, metrics) = (folder.join("clients"), folder.join("metrics"));
+        let settings = crate::cli::typed(&format!(
+            "spliceway socks5 --open --max-conns 1 -l unix:{} --metrics unix:{}",
+            clients.display(),
+            metrics.display()
+        ));
+        let subscriber = tracing_subscriber::fmt().with_writer(|| Panics).with_ansi(false);
+        let _log = tracing::subscriber::set_default(subscriber.finish());
+        let health = Health::new();
+        let running = tokio::spawn({
+            let health = health.clone();
+            async move {
+                let source = Source::Files("/nowhere".into());
+                run(settings.unwrap(), source, None, 1000, &health).await
+            }
+        });
+        // This session uses the only place, and the program logs this.
+        let session = reach(&clients, &running).await;
+        let listener = format!("the socks5 listener on unix:{}", clients.display());
+        assert_eq!(health.stopped().await, State::Failed(listener.as_str().into()));
+        let mut probe = reach(&metrics, &running).await;
+        probe
+            .write_all(b"GET /readyz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            .await
+            .unwrap();
+        let mut answer = String::new();
+        probe.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+        assert!(answer.ends_with("\r\n\r\nfailed\n"), "{answer}");
+        drop(session);
+        let ended = running.await.unwrap();
+        assert!(matches!(ended, Err(CannotRun::Failed(part)) if *part == *listener));
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    /// The runtime of the program shares its sessions between the workers. So no session belongs to
+    /// one worker, and each worker can serve all of them.
+    #[test]
+    fn one_stuck_worker_of_two_stops_no_accepts_and_no_sessions() {
+        const SESSIONS: usize = 1000;
+        crate::kit::limits::raise_descriptors(None).unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
+        let folder = std::env::temp_dir().join(format!("spliceway-stuck-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let (clients, target) = (folder.join("clients"), folder.join("target"));
+        let settings = crate::cli::typed(&format!(
+            "spliceway forward -l unix:{} -r unix:{}",
+            clients.display(),
+            target.display()
+        ));
+        let target = std::os::unix::net::UnixListener::bind(&target).unwrap();
+        let running = runtime.spawn(async move {
+            let source = Source::Files("/nowhere".into());
+            run(settings.unwrap(), source, None, 100_000, &Health::new()).await
+        });
+        let (unstick, stuck) = std::sync::mpsc::channel::<()>();
+        let (begun, begins) = std::sync::mpsc::channel();
+        runtime.spawn(async move {
+            begun.send(()).unwrap();
+            // This blocks the worker.
+            let _ = stuck.recv();
+        });
+        begins.recv().unwrap();
+        let connect = || loop {
+            assert!(!running.is_finished(), "it does not listen");
+            if let Ok(stream) = std::os::unix::net::UnixStream::connect(&clients) {
+                return stream;
+            }
+            std::thread::yield_now();
+        };
+        let sessions: Vec<_> = (0..SESSIONS)
+            .map(|_| {
+                let client = connect();
+                (client, target.accept().unwrap().0)
+            })
+            .collect();
+        for (client, target) in &sessions {
+            for (mut from, mut to) in [(client, target), (target, client)] {
+                from.write_all(b"message").unwrap();
+                let mut message = [0; 7];
+                std::io::Read::read_exact(&mut to, &mut message).unwrap();
+                assert_eq!(&message, b"message");
+            }
+        }
+        drop(unstick);
+        drop(sessions);
+        running.abort();
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}

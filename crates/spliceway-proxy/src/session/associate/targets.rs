@@ -1,0 +1,213 @@
+//! Sends a client's datagrams to targets: checks the policy, resolves names and opens sockets.
+
+use std::future::pending;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use quinn_udp::UdpSocketState;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+
+use super::Destinations;
+use super::names::{Lookup, Name, Names};
+use super::peers::Peers;
+use super::sockets::Outside;
+use crate::access::policy::Denied;
+use crate::net::datagrams::{DatagramStats, Dropped, GsoBatch, Route, send};
+use crate::reach::dial::DialError;
+use spliceway_protocol::address::Target;
+
+/// The target side of an association.
+#[derive(Debug)]
+pub(super) struct Targets<D> {
+    pub(super) sockets: Outside,
+    pub(super) peers: Peers,
+    pub(super) lookups: JoinSet<Found>,
+    names: Names,
+    destinations: D,
+    lookup_limit: Duration,
+    /// Whether the IPv4 addresses of names come first.
+    prefers_v4: bool,
+    udp: &'static UdpSocketState,
+    stats: DatagramStats,
+}
+
+/// A finished lookup.
+#[derive(Debug)]
+pub(super) struct Found {
+    name: Name,
+    /// `None` if the lookup took too long.
+    addresses: Option<Result<Vec<SocketAddr>, DialError>>,
+}
+
+impl<D: Destinations> Targets<D> {
+    pub(super) fn new(
+        destinations: D,
+        lookup_limit: Duration,
+        prefers_v4: bool,
+        udp: &'static UdpSocketState,
+        stats: DatagramStats,
+    ) -> Self {
+        Self {
+            sockets: Outside::default(),
+            peers: Peers::default(),
+            lookups: JoinSet::new(),
+            names: Names::default(),
+            destinations,
+            lookup_limit,
+            prefers_v4,
+            udp,
+            stats,
+        }
+    }
+
+    /// Sends a datagram, adds it to `gso`, keeps it until the lookup of its name ends, or drops it.
+    /// Sent and dropped datagrams are counted.
+    pub(super) fn send(&mut self, target: Target, data: &[u8], now: Instant, gso: &mut GsoBatch) {
+        match target {
+            Target::Ip(address) => self.send_to(None, address, data, gso),
+            Target::Name(name, port) => self.send_to_name((name, port), data, now, gso),
+            // A client cannot name a Unix socket.
+            Target::Unix(_) => self.stats.dropped(Dropped::Denied),
+        }
+    }
+
+    fn send_to(&mut self, name: Option<&str>, address: SocketAddr, data: &[u8], gso: &mut GsoBatch) {
+        if let Err(dropped) = self.admit(name, address, data) {
+            return self.stats.dropped(dropped);
+        }
+        if !gso.push(Route::To(address), data, |gso| self.flush(gso)) {
+            let sent = self.send_now(address, data);
+            self.count(sent, data.len());
+        }
+    }
+
+    fn send_to_name(&mut self, name: Name, data: &[u8], now: Instant, gso: &mut GsoBatch) {
+        match self.names.look_up(&name, now) {
+            Lookup::NotNeeded => {}
+            Lookup::Start => self.look_up(name.clone()),
+            Lookup::TooMany => return self.stats.dropped(Dropped::LookupLimit),
+        }
+        if let Some(address) = self.names.proven(&name) {
+            self.send_to(Some(&name.0), address, data, gso);
+        } else if self.names.addresses(&name).is_some() {
+            self.flush(gso);
+            let sent = self.send_to_first(&name, data);
+            self.count(sent, data.len());
+        } else if !self.names.wait(&name, data) {
+            self.stats.dropped(Dropped::LookupLimit);
+        }
+    }
+
+    /// Sends to the first address of the name that is allowed and has a route. This address becomes
+    /// the name's first one.
+    fn send_to_first(&mut self, name: &Name, data: &[u8]) -> Result<(), Dropped> {
+        let mut sent = Err(Dropped::Unresolved);
+        for place in 0.. {
+            let Some(&address) = self.names.addresses(name).and_then(|addresses| addresses.get(place)) else {
+                break;
+            };
+            sent = self
+                .admit(Some(&name.0), address, data)
+                .and_then(|()| self.send_now(address, data));
+            match sent {
+                Err(Dropped::Unreachable | Dropped::Denied | Dropped::Rule) => {}
+                Err(Dropped::Rate) => break,
+                _ => {
+                    self.names.prove(name, place);
+                    break;
+                }
+            }
+        }
+        sent
+    }
+
+    /// Prepares to send to `address`, if the policy and the rates allow it. Every datagram passes
+    /// this check, so no datagram is sent to a forbidden address.
+    fn admit(&mut self, name: Option<&str>, address: SocketAddr, data: &[u8]) -> Result<(), Dropped> {
+        let allowed = self.destinations.check(name, address);
+        allowed.map_err(|denied| self.refused(&DialError::Denied(denied, Some(address.ip()))))?;
+        self.sockets.open(address, &self.destinations)?;
+        self.stats.charge_up(data.len())?;
+        // The peer is recorded before sending, because the answer may arrive before this thread
+        // continues.
+        self.peers.sent_to(address);
+        Ok(())
+    }
+
+    /// Returns why a datagram is dropped. The record of the session tells the first refusal.
+    fn refused(&self, error: &DialError) -> Dropped {
+        match error {
+            DialError::Denied(denied, _) => {
+                self.stats.denied(error);
+                match denied {
+                    Denied::Rule(_) => Dropped::Rule,
+                    _ => Dropped::Denied,
+                }
+            }
+            _ => Dropped::Unresolved,
+        }
+    }
+
+    fn send_now(&self, address: SocketAddr, data: &[u8]) -> Result<(), Dropped> {
+        let socket = self.sockets.of(address).ok_or(Dropped::Socket)?;
+        send(self.udp, socket, Route::To(address), data).map_err(Dropped::from)
+    }
+
+    /// Sends the datagrams in `gso`.
+    pub(super) fn flush(&self, gso: &mut GsoBatch) {
+        let Some(Route::To(address)) = gso.to() else { return };
+        if let Some(socket) = self.sockets.of(address) {
+            gso.flush(self.udp, socket, |bytes, sent| {
+                self.count(sent.map_err(Dropped::from), bytes);
+            });
+        }
+    }
+
+    fn count(&self, sent: Result<(), Dropped>, bytes: usize) {
+        match sent {
+            Ok(()) => self.stats.up(bytes),
+            Err(dropped) => self.stats.dropped(dropped),
+        }
+    }
+
+    fn look_up(&mut self, name: Name) {
+        let (destinations, limit) = (self.destinations.clone(), self.lookup_limit);
+        self.lookups.spawn(async move {
+            let target = Target::Name(name.0.clone(), name.1);
+            let looked_up = timeout(limit, destinations.look_up(&target)).await;
+            Found {
+                addresses: looked_up.ok(),
+                name,
+            }
+        });
+    }
+
+    /// Handles a finished lookup and sends the datagrams that waited for it.
+    pub(super) fn found(&mut self, found: Found, now: Instant) {
+        let Found { name, addresses } = found;
+        let (mut addresses, without) = match addresses {
+            Some(Ok(addresses)) => (addresses, Dropped::Unresolved),
+            Some(Err(error)) => (Vec::new(), self.refused(&error)),
+            None => (Vec::new(), Dropped::Unresolved),
+        };
+        let fruitless = addresses.is_empty();
+        addresses.sort_by_key(|address| address.is_ipv4() != self.prefers_v4);
+        for data in self.names.found(&name, addresses, now) {
+            let sent = match fruitless {
+                true => Err(without),
+                false => self.send_to_first(&name, &data),
+            };
+            self.count(sent, data.len());
+        }
+    }
+}
+
+/// Waits for the next finished lookup, or forever if no lookup is running. Cancel safe.
+pub(super) async fn next(lookups: &mut JoinSet<Found>) -> Found {
+    match lookups.join_next().await {
+        Some(Ok(found)) => found,
+        Some(Err(panicked)) => std::panic::resume_unwind(panicked.into_panic()),
+        None => pending().await,
+    }
+}

@@ -1,0 +1,415 @@
+//! The handshake: reads a client's messages, decides whether the client may make its request, and
+//! answers.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::time::Instant;
+
+use crate::access::auth::{Busy, Penalties, Standing, Users};
+use crate::net::stream::Stream;
+use crate::reach::sni::Routes;
+use crate::settings::Kind;
+use spliceway_protocol::address::Target;
+use spliceway_protocol::{
+    Command, Credentials, Demand, Failure, Proof, Refused, Request, Spoken, http, socks4, socks5, tls,
+};
+
+// The reasons for refusals that do not come from a parser.
+
+const WRONG_SECRET: &str = "auth";
+const HELD: &str = "auth_penalty";
+const TOO_MANY_CHECKS: &str = "auth_busy";
+const NO_SECRET: &str = "auth_required";
+/// The reason to refuse a known command that this service does not support.
+pub(crate) const UNSUPPORTED: &str = "command";
+/// The reason to refuse a body that is not chunked, although the head declares it.
+pub(crate) const NO_CHUNKS: &str = "framing";
+/// The reason for a request that the proxy answers itself, as the `Max-Forwards` field demands.
+const LAST_RECIPIENT: &str = "max_forwards";
+pub(crate) const TOO_SLOW: &str = "handshake_timeout";
+const NONE_OF_THEM: &str = "version";
+
+/// The time after which a client should try again if too many other clients were waiting.
+const BUSY_FOR: Duration = Duration::from_secs(1);
+
+/// Returns the reasons for which a service of this kind may refuse a client before its request is
+/// known.
+pub(crate) fn refusals(kind: &Kind, has_users: bool) -> Vec<&'static str> {
+    let mut reasons = Vec::new();
+    if matches!(kind, Kind::Socks5 | Kind::Mixed) {
+        reasons.extend(socks5::Refusal::ALL.map(socks5::Refusal::as_str));
+    }
+    if matches!(kind, Kind::Http | Kind::Mixed) {
+        reasons.extend(http::Refusal::ALL.map(http::Refusal::as_str));
+        reasons.push(LAST_RECIPIENT);
+    }
+    if matches!(kind, Kind::Mixed) {
+        reasons.push(NONE_OF_THEM);
+        reasons.extend(socks4::Refusal::ALL.map(socks4::Refusal::as_str));
+    }
+    if matches!(kind, Kind::Sni(_)) {
+        reasons.extend(tls::Refusal::ALL.map(tls::Refusal::as_str));
+    }
+    if !matches!(kind, Kind::Forward(_) | Kind::Transparent(_)) {
+        reasons.push(TOO_SLOW);
+    }
+    if has_users {
+        reasons.extend([WRONG_SECRET, HELD, TOO_MANY_CHECKS, NO_SECRET]);
+    }
+    reasons
+}
+
+/// A client's connection, with a buffer for the bytes that the client has already sent.
+pub(crate) type Client = BufReader<Stream>;
+
+/// A request that the client is allowed to make.
+pub(crate) struct ClientRequest {
+    pub(crate) request: Request,
+    /// The protocol of the request. `None` if the clients send no request: those of a forwarder,
+    /// and TLS clients.
+    pub(crate) spoken: Option<Spoken>,
+    /// The user that the client has proven to be.
+    pub(crate) user: Option<Box<[u8]>>,
+    /// The bytes that the target gets first: the request itself, if it is meant for the target.
+    pub(crate) head: Vec<u8>,
+    /// The part of the client's further bytes that is also for the target. `None` means all of
+    /// them.
+    pub(crate) body: Option<http::Body>,
+    /// The proxies that the request has passed through, including this one, in the form of a `Via`
+    /// field.
+    pub(crate) via: String,
+}
+
+/// The facts that a client has stated about itself so far. The record includes them even if the
+/// handshake fails.
+#[derive(Default)]
+pub(crate) struct Heard {
+    pub(crate) protocol: Option<Spoken>,
+    /// The name that the client gave. The name is proven only after the handshake has succeeded.
+    pub(crate) user: Option<Box<str>>,
+    /// The name of a server that a TLS client stated.
+    pub(crate) server_name: Option<Box<str>>,
+    /// Whether a client that may speak TLS has sent nothing.
+    pub(crate) is_silent: bool,
+}
+
+/// The reason why a handshake ended without a request.
+pub(crate) enum NoRequest {
+    /// The proxy refuses the client and sends it this answer.
+    Refused(Refused),
+    /// The client ended its stream before its request was complete.
+    Gone,
+    Failed(io::Error),
+}
+
+/// Decides whether a client may make a request.
+pub(crate) struct Authenticator<'a> {
+    pub(crate) users: Option<&'a Users>,
+    pub(crate) penalties: &'a Penalties,
+    /// The client's address. `None` for a client of a Unix socket.
+    pub(crate) client: Option<IpAddr>,
+    /// The deadline of the handshake.
+    pub(crate) deadline: Instant,
+}
+
+/// The reason to refuse a client that gave a name and a password.
+#[derive(Debug, Clone, Copy)]
+enum Unproven {
+    Wrong,
+    /// The client must wait this long.
+    Held(Duration),
+    Busy,
+}
+
+/// Receives the client's request, in a protocol that a service of this kind speaks. If this future
+/// is dropped early, the client gets no answer.
+pub(crate) async fn receive_request(
+    client: &mut Client,
+    kind: &Kind,
+    authenticator: &Authenticator<'_>,
+    heard: &mut Heard,
+) -> Result<ClientRequest, NoRequest> {
+    let spoken = match kind {
+        Kind::Forward(target) => return Ok(ClientRequest::to_fixed_target(target.first.clone())),
+        Kind::Transparent(_) => unreachable!("the firewall knows the target of these clients"),
+        // Boxed, because only this kind needs the memory of a TLS parser.
+        Kind::Sni(routes) => return Box::pin(receive_hello(client, routes, heard)).await,
+        Kind::Socks5 => Spoken::Socks5,
+        // The record and the answer depend on whether the client has sent a byte.
+        Kind::Http if client.fill_buf().await?.is_empty() => return Err(NoRequest::Gone),
+        Kind::Http => Spoken::Http,
+        Kind::Mixed => first_byte(client).await?,
+    };
+    heard.protocol = Some(spoken);
+    match spoken {
+        Spoken::Socks5 => receive_socks5(client, authenticator, heard).await,
+        Spoken::Socks4 => receive_socks4(client, authenticator).await,
+        Spoken::Http => receive_http(client, authenticator, heard).await,
+    }
+}
+
+async fn first_byte(client: &mut Client) -> Result<Spoken, NoRequest> {
+    let first = client.fill_buf().await?.first().ok_or(NoRequest::Gone)?;
+    Spoken::by_first_byte(*first).ok_or_else(|| refused(NONE_OF_THEM, Vec::new()))
+}
+
+async fn receive_socks5(
+    client: &mut Client,
+    authenticator: &Authenticator<'_>,
+    heard: &mut Heard,
+) -> Result<ClientRequest, NoRequest> {
+    let mut greeting = socks5::Greeting::new(authenticator.demand());
+    let offer = read(client, |input| greeting.feed(input)).await?;
+    client.write_all(&offer.answer()).await?;
+    let (agreed, user) = match offer {
+        socks5::Offer::Agreed(agreed) => (agreed, None),
+        socks5::Offer::Password(mut stage) => {
+            let (credentials, undecided) = read(client, |input| stage.feed(input)).await?;
+            heard.user = Some(credentials.name_as_text());
+            let proof = authenticator.verify(&credentials).await;
+            let proof = proof.map_err(|why| refused(why.reason(), why.socks5().to_vec()))?;
+            client.write_all(&socks5::Undecided::ACCEPTED).await?;
+            (undecided.accept(proof), Some(credentials.name))
+        }
+    };
+    let mut stage = agreed.request();
+    let request = read(client, |input| stage.feed(input)).await?;
+    Ok(ClientRequest {
+        request,
+        spoken: Some(Spoken::Socks5),
+        user,
+        head: Vec::new(),
+        body: None,
+        via: http::first_via(),
+    })
+}
+
+async fn receive_socks4(client: &mut Client, authenticator: &Authenticator<'_>) -> Result<ClientRequest, NoRequest> {
+    let mut stage = socks4::RequestStage::new(authenticator.demand());
+    // The user id proves nothing, because a client may send any user id.
+    let (request, _) = read(client, |input| stage.feed(input)).await?;
+    Ok(ClientRequest {
+        request,
+        spoken: Some(Spoken::Socks4),
+        user: None,
+        head: Vec::new(),
+        body: None,
+        via: http::first_via(),
+    })
+}
+
+async fn receive_http(
+    client: &mut Client,
+    authenticator: &Authenticator<'_>,
+    heard: &mut Heard,
+) -> Result<ClientRequest, NoRequest> {
+    let mut parser = http::Head::new(authenticator.demand());
+    let (request, user) = match read(client, |input| parser.feed(input)).await? {
+        http::RequestHead::Agreed(request) => (request, None),
+        http::RequestHead::Password(unproven) => {
+            let Some(credentials) = &unproven.credentials else {
+                let challenge = http::response(http::Status::AuthenticationRequired);
+                return Err(refused(NO_SECRET, challenge));
+            };
+            heard.user = Some(credentials.name_as_text());
+            let proof = authenticator.verify(credentials).await;
+            let proof = proof.map_err(|why| refused(why.reason(), why.http()))?;
+            let user = credentials.name.clone();
+            (unproven.accept(proof), Some(user))
+        }
+    };
+    let (target, head, body) = match request {
+        http::HttpRequest::Connect(target) => (target, Vec::new(), None),
+        http::HttpRequest::Forward { target, head, body } => (target, head, Some(body)),
+        http::HttpRequest::Answered(answer) => return Err(refused(LAST_RECIPIENT, answer)),
+    };
+    Ok(ClientRequest {
+        request: Request {
+            command: Command::Connect,
+            target,
+        },
+        spoken: Some(Spoken::Http),
+        user,
+        head,
+        body,
+        via: parser.into_via(),
+    })
+}
+
+/// Reads what a TLS client states, and chooses its target. The target gets the same bytes.
+async fn receive_hello(client: &mut Client, routes: &Routes, heard: &mut Heard) -> Result<ClientRequest, NoRequest> {
+    heard.is_silent = true;
+    client.fill_buf().await?;
+    heard.is_silent = false;
+    let mut parser = tls::Hello::new();
+    let feed = |input: &mut &[u8]| match parser.feed(input) {
+        Err(tls::Refusal::Missing) => Ok(Some(None)),
+        fed => fed.map(|hello| hello.map(Some)),
+    };
+    let (target, head) = match read(client, feed).await? {
+        None => (routes.target_without_tls(), parser.into_bytes()),
+        Some(hello) => {
+            heard.server_name.clone_from(&hello.name);
+            (routes.target(&hello), hello.bytes)
+        }
+    };
+    let target = target.map_err(|refusal| NoRequest::Refused(refusal.into()))?;
+    Ok(ClientRequest {
+        head,
+        ..ClientRequest::to_fixed_target(target.clone())
+    })
+}
+
+/// Feeds the client's bytes to a parser until the parser has a whole message. The bytes after the
+/// message stay in the buffer.
+pub(crate) async fn read<T, R: Into<Refused>>(
+    client: &mut Client,
+    mut feed: impl FnMut(&mut &[u8]) -> Result<Option<T>, R>,
+) -> Result<T, NoRequest> {
+    loop {
+        let received = client.fill_buf().await?;
+        if received.is_empty() {
+            return Err(NoRequest::Gone);
+        }
+        let mut left = received;
+        let fed = feed(&mut left);
+        let taken = received.len() - left.len();
+        client.consume(taken);
+        if let Some(message) = fed.map_err(|refusal| NoRequest::Refused(refusal.into()))? {
+            return Ok(message);
+        }
+    }
+}
+
+impl Authenticator<'_> {
+    fn demand(&self) -> Demand {
+        match self.users {
+            Some(_) => Demand::Password,
+            None => Demand::Nothing,
+        }
+    }
+
+    /// Checks a name and a password.
+    ///
+    /// A client with recent failures must wait. During the wait, even the correct password is
+    /// refused, unless it was accepted from this address before.
+    async fn verify(&self, credentials: &Credentials) -> Result<Proof, Unproven> {
+        let Some(users) = self.users else {
+            return Err(Unproven::Wrong);
+        };
+        let again = |client| users.verify_again(credentials, client, Instant::now());
+        if let Some(proof) = self.client.and_then(again) {
+            return Ok(proof);
+        }
+        let _turn = self.penalties.turn(self.client).await.ok_or(Unproven::Busy)?;
+        let now = Instant::now();
+        if let Some(wait) = self.client.and_then(|client| self.penalties.wait(client, now)) {
+            return Err(Unproven::Held(wait));
+        }
+        let has_failed = |client| self.penalties.has_failed(client, now) && !users.has_passed_from(client);
+        let standing = match self.client.is_some_and(has_failed) {
+            true => Standing::Failed,
+            false => Standing::Good,
+        };
+        match users.verify(credentials, self.client, standing, self.deadline).await {
+            Ok(Some(proof)) => Ok(proof),
+            Ok(None) => {
+                if let Some(client) = self.client {
+                    self.penalties.failed(client, Instant::now());
+                }
+                Err(Unproven::Wrong)
+            }
+            Err(Busy) => {
+                if let Some(client) = self.client {
+                    self.penalties.turned_away(client, Instant::now());
+                }
+                Err(Unproven::Busy)
+            }
+        }
+    }
+}
+
+impl Unproven {
+    fn reason(self) -> &'static str {
+        match self {
+            Self::Wrong => WRONG_SECRET,
+            Self::Held(_) => HELD,
+            Self::Busy => TOO_MANY_CHECKS,
+        }
+    }
+
+    fn socks5(self) -> [u8; 2] {
+        match self {
+            Self::Wrong => socks5::Undecided::REFUSED,
+            Self::Held(_) => socks5::Undecided::WAIT,
+            Self::Busy => socks5::Undecided::BUSY,
+        }
+    }
+
+    fn http(self) -> Vec<u8> {
+        match self {
+            Self::Wrong => http::response(http::Status::AuthenticationRequired),
+            Self::Held(wait) => http::come_again(http::Status::TooManyRequests, wait),
+            Self::Busy => http::come_again(http::Status::Unavailable, BUSY_FOR),
+        }
+    }
+}
+
+impl ClientRequest {
+    /// Returns the implied request of a client whose target the operator has named.
+    pub(crate) fn to_fixed_target(target: Target) -> Self {
+        Self {
+            request: Request {
+                command: Command::Connect,
+                target,
+            },
+            spoken: None,
+            user: None,
+            head: Vec::new(),
+            body: None,
+            via: http::first_via(),
+        }
+    }
+
+    /// Returns the answer for a client whose request has succeeded. Only SOCKS answers contain
+    /// `bound`. The answer is empty if the target itself will answer.
+    pub(crate) fn succeeded(&self, bound: impl FnOnce() -> SocketAddr) -> Vec<u8> {
+        match self.spoken {
+            Some(Spoken::Socks5) => socks5::succeeded(bound()),
+            Some(Spoken::Socks4) => socks4::succeeded(bound()).to_vec(),
+            Some(Spoken::Http) if self.body.is_none() => http::ESTABLISHED.to_vec(),
+            Some(Spoken::Http) | None => Vec::new(),
+        }
+    }
+
+    /// Returns the answer for a client whose command this service does not support.
+    pub(crate) fn unsupported(&self) -> Vec<u8> {
+        match self.spoken {
+            Some(Spoken::Socks5) => socks5::Refusal::Command.answer(),
+            _ => self.failed(Failure::General),
+        }
+    }
+
+    /// Returns the answer for a client whose target was not reached.
+    pub(crate) fn failed(&self, failure: Failure) -> Vec<u8> {
+        match self.spoken {
+            Some(Spoken::Socks5) => socks5::failed(failure),
+            Some(Spoken::Socks4) => socks4::failed(failure).to_vec(),
+            Some(Spoken::Http) => http::failed(failure),
+            None => Vec::new(),
+        }
+    }
+}
+
+fn refused(reason: &'static str, answer: Vec<u8>) -> NoRequest {
+    NoRequest::Refused(Refused { reason, answer })
+}
+
+impl From<io::Error> for NoRequest {
+    fn from(error: io::Error) -> Self {
+        Self::Failed(error)
+    }
+}

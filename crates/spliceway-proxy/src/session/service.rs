@@ -1,0 +1,65 @@
+//! One service of the program: a forwarder or a proxy, with everything that its sessions share.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use spliceway::{Engine, RelayOptions};
+use spliceway_protocol::proxy;
+
+use crate::access::accounts::Accounts;
+use crate::access::admission::Dials;
+use crate::access::auth::{Penalties, Users};
+use crate::access::policy::ClientPolicy;
+use crate::access::rates::RateLimits;
+use crate::metrics::{Metrics, Traffic};
+use crate::reach::balance::Balancer;
+use crate::reach::dial::Dialer;
+use crate::run::drain::Accepting;
+use crate::session::sessions::Sessions;
+use crate::settings::{AcceptProxy, Kind, Timeouts};
+
+/// The state that the sessions of one service share.
+pub(crate) struct Service {
+    /// The value of `service` in metrics and records.
+    pub(crate) name: &'static str,
+    pub(crate) kind: Kind,
+    pub(crate) timeouts: Timeouts,
+    pub(crate) relays: RelayOptions,
+    /// The engine of `relays`.
+    pub(crate) engine: Engine,
+    /// The time that a worker stays awake after a message.
+    pub(crate) spin: Duration,
+    pub(crate) clients: ClientPolicy,
+    /// Whether its clients count as local. Those of a Unix socket must then be of this user or
+    /// root.
+    pub(crate) is_private: bool,
+    /// Whether it is a proxy whose clients need no password because they count as local.
+    pub(crate) is_only_for_this_machine: bool,
+    pub(crate) users: Option<Arc<Users>>,
+    pub(crate) accounts: Arc<Accounts>,
+    pub(crate) penalties: Arc<Penalties>,
+    pub(crate) accept_proxy: Option<AcceptProxy>,
+    pub(crate) send_proxy: Option<proxy::Version>,
+    pub(crate) dialer: Dialer,
+    /// The dialers of users who have targets of their own, by their names.
+    pub(crate) user_dialers: HashMap<Box<[u8]>, Dialer>,
+    /// Chooses the target, if there are several backends.
+    pub(crate) balancer: Option<Arc<Balancer>>,
+    pub(crate) dials: Arc<Dials>,
+    pub(crate) rates: Arc<RateLimits>,
+    pub(crate) advertise: Option<IpAddr>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) traffic: Arc<Traffic>,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) accepting: Accepting,
+}
+
+impl Service {
+    /// Returns the dialer for the targets of a client, who may have proven to be a user.
+    pub(crate) fn dialer_of(&self, user: Option<&[u8]>) -> &Dialer {
+        user.and_then(|user| self.user_dialers.get(user))
+            .unwrap_or(&self.dialer)
+    }
+}

@@ -1,0 +1,251 @@
+//! The sessions of a port, by client.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use quinn_udp::UdpSocketState;
+use rustix::io::Errno;
+use tokio::net::UdpSocket;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::net::datagrams::{DatagramStats, Dropped, GsoBatch, Origin, Packet, Route, send};
+
+/// The most datagrams of one session that wait for its socket. A client rarely sends more before
+/// it has an answer.
+const WAITING_MAX: usize = 64;
+/// The most bytes of the datagrams that wait in a port. Forged clients could send any number.
+const WAITING_MAX_BYTES: usize = 4 << 20;
+
+/// The sessions of a port. A limit on sessions limits them.
+#[derive(Default)]
+pub(super) struct Table {
+    flows: Mutex<Flows>,
+    emptied: Notify,
+}
+
+#[derive(Default)]
+pub(super) struct Flows {
+    pub(super) of_clients: HashMap<Origin, Flow>,
+    /// The bytes of all datagrams that wait.
+    waiting_bytes: usize,
+}
+
+/// The way of a client's datagrams to its target.
+pub(super) struct Flow {
+    way: Way,
+    /// The PROXY header of each datagram, which may be empty.
+    header: Vec<u8>,
+    /// The time of the client's last datagram.
+    heard: Instant,
+    stats: DatagramStats,
+    broken: Arc<Broken>,
+}
+
+/// ```text
+///   Waiting ─ the socket is connected ─▶ Open
+/// ```
+enum Way {
+    /// The target is being looked up. The datagrams have their headers.
+    Waiting(Vec<Box<[u8]>>),
+    Open(Arc<UdpSocket>, Route),
+}
+
+/// Tells the task of a session that nothing receives its datagrams.
+#[derive(Default)]
+pub(super) struct Broken {
+    by: OnceLock<Errno>,
+    changed: Notify,
+}
+
+impl Table {
+    /// Locks the sessions and ignores poisoning, because they are valid at every instant.
+    pub(super) fn flows(&self) -> MutexGuard<'_, Flows> {
+        self.flows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.flows().of_clients.is_empty()
+    }
+
+    /// Waits until the table has become empty. The caller must check that it still is.
+    pub(super) async fn emptied(&self) {
+        self.emptied.notified().await;
+    }
+
+    /// Sends the datagrams of this client that have waited, and further ones, through `socket`.
+    pub(super) fn open(&self, client: Origin, udp: &UdpSocketState, socket: Arc<UdpSocket>, route: Route) {
+        let mut flows = self.flows();
+        let Some(flow) = flows.of_clients.get_mut(&client) else {
+            return;
+        };
+        let way = std::mem::replace(&mut flow.way, Way::Open(socket, route));
+        if let Way::Waiting(datagrams) = way {
+            datagrams.iter().for_each(|datagram| flow.send(udp, datagram));
+            flows.waiting_bytes -= bytes_of(&datagrams);
+        }
+    }
+
+    /// Returns the end of the silence that `end_of` computes from the time at which the client was
+    /// last heard. Returns `None` if that end is over: the session is removed, and another datagram
+    /// begins another one.
+    pub(super) fn end_of_silence(
+        &self,
+        client: Origin,
+        now: Instant,
+        end_of: impl FnOnce(Instant) -> Instant,
+    ) -> Option<Instant> {
+        let mut flows = self.flows();
+        let end = end_of(flows.of_clients.get(&client)?.heard);
+        if end > now {
+            return Some(end);
+        }
+        self.take(&mut flows, client);
+        None
+    }
+
+    /// Removes the session of this client. Datagrams that wait are dropped for this reason.
+    pub(super) fn remove(&self, client: Origin, reason: Dropped) {
+        let mut flows = self.flows();
+        let Some(flow) = self.take(&mut flows, client) else {
+            return;
+        };
+        if let Way::Waiting(datagrams) = &flow.way {
+            datagrams.iter().for_each(|_| flow.stats.dropped(reason));
+        }
+    }
+
+    fn take(&self, flows: &mut Flows, client: Origin) -> Option<Flow> {
+        let flow = flows.of_clients.remove(&client)?;
+        if let Way::Waiting(datagrams) = &flow.way {
+            flows.waiting_bytes -= bytes_of(datagrams);
+        }
+        if flows.of_clients.is_empty() {
+            self.emptied.notify_one();
+        }
+        Some(flow)
+    }
+}
+
+fn bytes_of(datagrams: &[Box<[u8]>]) -> usize {
+    datagrams.iter().map(|datagram| datagram.len()).sum()
+}
+
+impl Flows {
+    /// Adds the session of a client, which must not have one.
+    pub(super) fn insert(&mut self, client: Origin, flow: Flow) {
+        if let Entry::Vacant(entry) = self.of_clients.entry(client) {
+            entry.insert(flow);
+        }
+    }
+
+    /// Sends a datagram of this client, adds it to `gso`, keeps it until the session has a socket,
+    /// or drops it. Returns `false` if the client has no session.
+    pub(super) fn send(
+        &mut self,
+        client: Origin,
+        packet: &mut Packet<'_>,
+        now: Instant,
+        udp: &UdpSocketState,
+        gso: &mut GsoBatch,
+    ) -> bool {
+        let Some(flow) = self.of_clients.get_mut(&client) else {
+            return false;
+        };
+        flow.heard = now;
+        if let Err(dropped) = flow.stats.charge_up(packet.data().len()) {
+            flow.stats.dropped(dropped);
+            return true;
+        }
+        let datagram = packet.behind(&flow.header);
+        match &mut flow.way {
+            Way::Waiting(datagrams) => {
+                let bytes = self.waiting_bytes + datagram.len();
+                if datagrams.len() < WAITING_MAX && bytes <= WAITING_MAX_BYTES {
+                    datagrams.push(datagram.into());
+                    self.waiting_bytes = bytes;
+                } else {
+                    flow.stats.dropped(Dropped::LookupLimit);
+                }
+            }
+            Way::Open(_, route) => {
+                if !gso.push(*route, datagram, |gso| flow.flush(udp, gso)) {
+                    flow.send(udp, datagram);
+                }
+            }
+        }
+        true
+    }
+
+    /// Sends the datagrams in `gso`, which are of this client.
+    pub(super) fn flush(&self, client: Option<Origin>, udp: &UdpSocketState, gso: &mut GsoBatch) {
+        if let Some(flow) = client.and_then(|client| self.of_clients.get(&client)) {
+            flow.flush(udp, gso);
+        }
+    }
+}
+
+impl Flow {
+    pub(super) fn new(header: Vec<u8>, stats: DatagramStats, now: Instant) -> Self {
+        Self {
+            way: Way::Waiting(Vec::new()),
+            header,
+            heard: now,
+            stats,
+            broken: Arc::default(),
+        }
+    }
+
+    pub(super) fn broken(&self) -> Arc<Broken> {
+        Arc::clone(&self.broken)
+    }
+
+    fn send(&self, udp: &UdpSocketState, datagram: &[u8]) {
+        if let Way::Open(socket, route) = &self.way {
+            self.count(datagram.len(), send(udp, socket, *route, datagram));
+        }
+    }
+
+    fn flush(&self, udp: &UdpSocketState, gso: &mut GsoBatch) {
+        if let Way::Open(socket, _) = &self.way {
+            gso.flush(udp, socket, |bytes, sent| self.count(bytes, sent));
+        }
+    }
+
+    fn count(&self, bytes: usize, sent: Result<(), Errno>) {
+        match sent {
+            Ok(()) => self.stats.up(bytes - self.header.len()),
+            Err(errno) => {
+                self.stats.dropped(errno.into());
+                if says_nothing_receives(errno) {
+                    self.broken.set(errno);
+                }
+            }
+        }
+    }
+}
+
+/// Returns whether an error of a connected socket says that nothing receives at its peer. Other
+/// errors concern one datagram, such as `EMSGSIZE` after the path has become narrower.
+pub(super) fn says_nothing_receives(errno: Errno) -> bool {
+    matches!(errno, Errno::CONNREFUSED | Errno::HOSTUNREACH | Errno::NETUNREACH)
+}
+
+impl Broken {
+    fn set(&self, errno: Errno) {
+        if self.by.set(errno).is_ok() {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Waits for the error. Cancel safe.
+    pub(super) async fn by(&self) -> Errno {
+        loop {
+            if let Some(errno) = self.by.get() {
+                return *errno;
+            }
+            self.changed.notified().await;
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! Parses the values of options and keys.
+
+use std::net::{IpAddr, SocketAddr};
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use spliceway::{Engine, PipeSize, SizeClass};
+use tracing_subscriber::filter::LevelFilter;
+
+use super::words::{PrivateArg, RuleArg};
+use crate::access::policy;
+use crate::log::{AccessLog, Format};
+use crate::reach::balance::{BackendSettings, Members, WEIGHT_MAX};
+use crate::reach::dial::ResolverSettings;
+use spliceway_protocol::address::{ListenAddress, Target, ip_with_zone};
+
+#[derive(ValueEnum, Clone, Copy, Debug)]
+pub(crate) enum SpliceArg {
+    /// Splice bulk data and copy small messages
+    Auto,
+    /// Splice from the first byte, and fail if that is not possible
+    On,
+    /// Copy everything
+    Off,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug)]
+pub(crate) enum PipeSizeArg {
+    Auto,
+    #[value(name = "64K")]
+    Kib64,
+    #[value(name = "256K")]
+    Kib256,
+    #[value(name = "1M")]
+    Mib1,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug)]
+pub(crate) enum LogLevelArg {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug)]
+pub(crate) enum LogFormatArg {
+    /// Lines for people
+    Text,
+    /// One JSON object per line
+    Json,
+}
+
+/// The kind of a service in a file. On the command line, it is the subcommand.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KindArg {
+    Forward,
+    Socks5,
+    Http,
+    Mixed,
+    Transparent,
+    Sni,
+}
+
+/// More threads than any machine has processors, but few enough to start.
+const WORKERS_MAX: usize = 1024;
+
+pub(crate) fn workers(typed: &str) -> Result<NonZeroUsize, String> {
+    let count = typed
+        .parse()
+        .ok()
+        .filter(|count: &NonZeroUsize| count.get() <= WORKERS_MAX);
+    count.ok_or_else(|| format!("expected a number from 1 to {WORKERS_MAX}"))
+}
+
+/// Parses a number that must not be 0.
+pub(crate) fn count<N: FromStr>(typed: &str) -> Result<N, &'static str> {
+    typed.parse().map_err(|_| "expected a number, 1 or more")
+}
+
+/// Parses the limit of a user, who may be without it.
+pub(crate) fn unless_none<L: FromStr<Err: std::fmt::Display>>(typed: &str) -> Result<Option<L>, String> {
+    match typed {
+        "none" => Ok(None),
+        limit => limit.parse().map(Some).map_err(|error| format!("{error}, or none")),
+    }
+}
+
+/// Parses the name of a user, as it is in a user file. Returns it as records show it.
+pub(crate) fn user(text: &str) -> Result<Box<str>, &'static str> {
+    match text {
+        "" => Err("expected the name of a user"),
+        name => Ok(spliceway_protocol::printable(name.as_bytes())),
+    }
+}
+
+pub(crate) fn mark(typed: &str) -> Result<u32, &'static str> {
+    let mark = match typed.strip_prefix("0x") {
+        // The check excludes a sign, which `from_str_radix` accepts.
+        Some(digits) if digits.bytes().all(|byte| byte.is_ascii_hexdigit()) => u32::from_str_radix(digits, 16).ok(),
+        Some(_) => None,
+        None => typed.parse().ok(),
+    };
+    mark.ok_or("expected a number such as 100 or 0x64, at most 0xffffffff")
+}
+
+/// With fewer descriptors, the program could serve only a few sessions.
+const DESCRIPTORS_MIN: u64 = 64;
+
+pub(crate) fn descriptors(typed: &str) -> Result<u64, String> {
+    let count = typed.parse().ok().filter(|count| *count >= DESCRIPTORS_MIN);
+    count.ok_or_else(|| format!("expected a number, {DESCRIPTORS_MIN} or more"))
+}
+
+/// Parses a target and its options: `HOST:PORT[,weight=N][,backup][,max-conns=N]`.
+pub(crate) fn remote(typed: &str) -> Result<BackendSettings, String> {
+    let mut backend = BackendSettings {
+        name: typed.into(),
+        targets: Target::Unix(Path::new("").into()).into(),
+        weight: NonZeroU32::MIN,
+        is_backup: false,
+        max_conns: None,
+        members: Members::One,
+    };
+    let mut text = typed;
+    while let Some((rest, option)) = text.rsplit_once(',') {
+        match option.split_once('=').unwrap_or((option, "")) {
+            ("weight", number) => backend.weight = weight(number)?,
+            ("backup", "") => backend.is_backup = true,
+            ("max-conns", number) => backend.max_conns = Some(count(number)?),
+            _ => {
+                let expected = "expected HOST:PORT or unix:PATH, and then only ,weight=N or ,max-conns=N or ,backup";
+                return Err(expected.to_owned());
+            }
+        }
+        text = rest;
+    }
+    backend.name = text.into();
+    if let Some(name) = text.strip_prefix("srv:") {
+        let expected = || "expected a name of SRV records, such as srv:_http._tcp.example.com".to_owned();
+        let name = Target::named(name, 0).filter(|target| matches!(target, Target::Name(..)));
+        backend.targets = name.ok_or_else(expected)?.into();
+        backend.members = Members::Srv;
+        return Ok(backend);
+    }
+    backend.targets = text.parse()?;
+    match backend.targets.first.port() {
+        Some(0) => Err("expected a port from 1 to 65535".to_owned()),
+        _ => Ok(backend),
+    }
+}
+
+/// Each client that waits holds a descriptor and about 2 KiB.
+const QUEUE_MAX: usize = 65_536;
+
+pub(crate) fn queue(typed: &str) -> Result<usize, String> {
+    let count = typed.parse().ok().filter(|count| *count <= QUEUE_MAX);
+    count.ok_or_else(|| format!("expected a number from 0 to {QUEUE_MAX}"))
+}
+
+pub(crate) fn eject_after(typed: &str) -> Result<u32, &'static str> {
+    typed.parse().map_err(|_| "expected a number of failures, or 0 for off")
+}
+
+pub(crate) fn percent(typed: &str) -> Result<u32, &'static str> {
+    let percent = typed.parse().ok().filter(|percent| *percent <= 100);
+    percent.ok_or("expected a share in per cent, from 0 to 100")
+}
+
+pub(crate) fn weight(typed: &str) -> Result<NonZeroU32, String> {
+    let weight = typed
+        .parse()
+        .ok()
+        .filter(|weight: &NonZeroU32| weight.get() <= WEIGHT_MAX);
+    weight.ok_or_else(|| format!("expected a weight from 1 to {WEIGHT_MAX}"))
+}
+
+pub(crate) fn flag(text: &str) -> Result<bool, &'static str> {
+    text.parse().map_err(|_| "expected true or false")
+}
+
+pub(crate) fn ip(text: &str) -> Result<IpAddr, &'static str> {
+    text.parse()
+        .map_err(|_| "expected an IP address such as 192.0.2.1 or 2001:db8::1")
+}
+
+/// Parses a text that must not be empty.
+pub(crate) fn text(text: &str) -> Result<Box<str>, &'static str> {
+    match text {
+        "" => Err("expected a name"),
+        text => Ok(text.into()),
+    }
+}
+
+/// Parses the name of a host as browsers send it, without the port.
+pub(crate) fn host(text: &str) -> Result<Box<str>, &'static str> {
+    let bare = text.strip_prefix('[').and_then(|ipv6| ipv6.strip_suffix(']'));
+    let is_host = match Target::named(bare.unwrap_or(text), 0) {
+        Some(Target::Ip(_)) => true,
+        found => found.is_some() && bare.is_none(),
+    };
+    is_host
+        .then(|| text.into())
+        .ok_or("expected a name without a port, such as status.example.com")
+}
+
+pub(crate) fn path(text: &str) -> Result<PathBuf, &'static str> {
+    match text {
+        "" => Err("expected the path of a file"),
+        path => Ok(path.into()),
+    }
+}
+
+pub(crate) fn private(text: &str) -> Result<PrivateArg, String> {
+    match text {
+        "true" => return Ok(PrivateArg::All),
+        "false" => return Ok(PrivateArg::Nothing),
+        _ => {}
+    }
+    let net = policy::network(text)
+        .map_err(|_| "expected a network such as 10.1.0.0/16 or an address, or nothing for all that are not public")?;
+    match policy::stays_closed(net) {
+        Some(why) => Err(format!(
+            "{net} is {why}, which only --allow-private without a network opens; expected a private network"
+        )),
+        None => Ok(PrivateArg::Network(net)),
+    }
+}
+
+/// The start of a file among rules.
+pub(super) const FILE_OF_RULES: &str = "@";
+
+pub(crate) fn rule(text: &str) -> Result<RuleArg, &'static str> {
+    match text.strip_prefix(FILE_OF_RULES) {
+        Some("") => Err("expected a file after @, such as @blocked.txt"),
+        Some(path) => Ok(RuleArg::File(path.into())),
+        None => text.parse().map(RuleArg::Rule),
+    }
+}
+
+/// Parses the place of records.
+pub(crate) fn access_log(text: &str) -> Result<AccessLog, &'static str> {
+    match text {
+        "" => Err("expected the path of a file, `-` for stdout, stderr or off"),
+        "-" => Ok(AccessLog::Stdout),
+        "stderr" => Ok(AccessLog::Stderr),
+        "off" => Ok(AccessLog::Off),
+        path => Ok(AccessLog::File(path.into())),
+    }
+}
+
+/// A longer name does not fit into a table or a chart.
+const NAME_MAX_BYTES: usize = 64;
+
+/// Parses the name of a service, which is a label in metrics and a field in records.
+pub(crate) fn name(text: &str) -> Result<Box<str>, String> {
+    let of_names = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    let is_name = (1..=NAME_MAX_BYTES).contains(&text.len()) && text.bytes().all(of_names);
+    is_name
+        .then(|| text.into())
+        .ok_or_else(|| format!("expected 1 to {NAME_MAX_BYTES} letters, digits, `-`, `_` or `.`, such as web-1"))
+}
+
+/// Parses the address of an admin socket. It has no other access control than the mode of its file.
+pub(crate) fn admin(typed: &str) -> Result<ListenAddress, String> {
+    match typed.parse()? {
+        unix @ ListenAddress::Unix { .. } => Ok(unix),
+        _ => Err("expected unix:PATH".to_owned()),
+    }
+}
+
+/// Parses the address of a running program's admin socket. A path alone works too.
+pub(crate) fn admin_path(typed: &str) -> Result<PathBuf, String> {
+    match admin(typed) {
+        Ok(ListenAddress::Unix { path, .. }) => Ok(path.into()),
+        _ if typed.starts_with('/') => Ok(typed.into()),
+        _ => Err("expected unix:PATH".to_owned()),
+    }
+}
+
+const DNS_PORT: u16 = 53;
+
+/// Parses a resolver: a mode, or servers separated by commas.
+pub(crate) fn resolver(typed: &str) -> Result<ResolverSettings, String> {
+    let expected = "expected auto, system, or addresses of servers such as 192.0.2.53 or [2001:db8::53]:53";
+    let server = |text: &str| -> Result<SocketAddr, String> {
+        match (text.parse(), ip_with_zone(text, DNS_PORT)) {
+            (Ok(Target::Ip(address)), _) | (_, Ok(address)) => Ok(address),
+            (Err(why), _) if text.starts_with('[') && text.contains('%') => Err(why.to_owned()),
+            (_, Err(why)) if text.contains('%') => Err(why.to_owned()),
+            _ => Err(expected.to_owned()),
+        }
+    };
+    match typed {
+        "auto" => Ok(ResolverSettings::Configured),
+        "system" => Ok(ResolverSettings::System),
+        servers => servers
+            .split(',')
+            .map(server)
+            .collect::<Result<_, _>>()
+            .map(ResolverSettings::Servers),
+    }
+}
+
+/// The longest time in days, which is a hundred years. The clock can represent an instant that far
+/// ahead.
+const LONGEST_DAYS: u64 = 36_500;
+
+pub(crate) fn time(typed: &str) -> Result<Duration, String> {
+    let expected = "expected a time such as 500ms, 10s, 1m or 1h30m, in ms, s, m, h or d";
+    // humantime's error message names units that the help does not mention.
+    let time = humantime::parse_duration(typed).map_err(|_| expected.to_owned())?;
+    match time <= Duration::from_secs(LONGEST_DAYS * 24 * 60 * 60) {
+        true => Ok(time),
+        false => Err(format!("{expected}, and at most {LONGEST_DAYS} days")),
+    }
+}
+
+pub(crate) fn spin(typed: &str) -> Result<Duration, &'static str> {
+    let time = humantime::parse_duration(typed).ok();
+    let short = time.filter(|time| *time <= Duration::from_millis(1));
+    short.ok_or("expected a time of at most 1ms, such as 20us")
+}
+
+pub(crate) fn record_time(typed: &str) -> Result<Duration, String> {
+    match time(typed)? {
+        time if time.is_zero() || time >= Duration::from_secs(1) => Ok(time),
+        _ => Err("expected a time of at least 1s, or 0 for off".to_owned()),
+    }
+}
+
+pub(crate) fn positive_time(typed: &str) -> Result<Duration, String> {
+    match time(typed)? {
+        Duration::ZERO => Err("expected a time longer than 0".to_owned()),
+        time => Ok(time),
+    }
+}
+
+impl From<SpliceArg> for Engine {
+    fn from(arg: SpliceArg) -> Self {
+        match arg {
+            SpliceArg::Auto => Self::Auto,
+            SpliceArg::On => Self::Splice,
+            SpliceArg::Off => Self::Copy,
+        }
+    }
+}
+
+impl From<PipeSizeArg> for PipeSize {
+    fn from(arg: PipeSizeArg) -> Self {
+        match arg {
+            PipeSizeArg::Auto => Self::Auto,
+            PipeSizeArg::Kib64 => Self::Fixed(SizeClass::Kib64),
+            PipeSizeArg::Kib256 => Self::Fixed(SizeClass::Kib256),
+            PipeSizeArg::Mib1 => Self::Fixed(SizeClass::Mib1),
+        }
+    }
+}
+
+impl From<LogFormatArg> for Format {
+    fn from(arg: LogFormatArg) -> Self {
+        match arg {
+            LogFormatArg::Text => Self::Text,
+            LogFormatArg::Json => Self::Json,
+        }
+    }
+}
+
+impl From<LogLevelArg> for LevelFilter {
+    fn from(arg: LogLevelArg) -> Self {
+        match arg {
+            LogLevelArg::Off => Self::OFF,
+            LogLevelArg::Error => Self::ERROR,
+            LogLevelArg::Warn => Self::WARN,
+            LogLevelArg::Info => Self::INFO,
+            LogLevelArg::Debug => Self::DEBUG,
+            LogLevelArg::Trace => Self::TRACE,
+        }
+    }
+}
