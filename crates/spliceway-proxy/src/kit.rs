@@ -1,5 +1,6 @@
 //! Small facts and tools without policy: errors of the system, health, limits, files, time.
 
+pub(crate) mod alive;
 pub(crate) mod clock;
 pub(crate) mod created;
 pub(crate) mod errno;
@@ -9,3 +10,4 @@ pub(crate) mod heap;
 pub(crate) mod limits;
 pub(crate) mod named_file;
 pub(crate) mod outcome;
+pub(crate) mod text;

@@ -35,7 +35,6 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Registry, reload};
 
 use crate::kit::health::Health;
-use crate::settings::Settings;
 use line::{Clock, Events};
 use queue::{Destination, Lines, Report};
 
@@ -68,12 +67,21 @@ pub(crate) struct LogLabel {
     log: &'static str,
 }
 
+/// What operators can set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LogSettings {
+    pub(crate) level: LevelFilter,
+    pub(crate) format: Format,
+    /// Where the records of sessions go.
+    pub(crate) access: AccessLog,
+}
+
 /// Starts the threads of both logs. From then on, the log thread writes every line of the process,
 /// including panic messages.
 ///
 /// # Errors
 /// Returns an error if the access log cannot be opened, or if the system cannot create a thread.
-pub(crate) fn start(settings: &Settings, health: &Health) -> io::Result<Flush> {
+pub(crate) fn start(settings: &LogSettings, health: &Health) -> io::Result<Flush> {
     access::start(settings, health)?;
     let guard = health.guard("the thread that writes the log");
     thread::Builder::new()
@@ -84,11 +92,11 @@ pub(crate) fn start(settings: &Settings, health: &Health) -> io::Result<Flush> {
             LOG.write_to(Stderr)
         })?;
     let look = Look {
-        format: settings.log_format,
-        is_colored: settings.log_format == Format::Text && io::stderr().is_terminal(),
+        format: settings.format,
+        is_colored: settings.format == Format::Text && io::stderr().is_terminal(),
     };
     let _ = STARTED.set(look);
-    let (level, handle) = reload::Layer::new(settings.log_level);
+    let (level, handle) = reload::Layer::new(settings.level);
     let _ = LEVEL.set(handle);
     let events = match look.format {
         Format::Text => Events::Text(TextEvents::default().with_target(false).with_timer(Clock)),

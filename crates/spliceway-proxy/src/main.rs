@@ -95,7 +95,7 @@ fn start() -> ExitCode {
             }
             let health = Health::new();
             let cpu_time = limits::cpu_time();
-            match log::start(&settings, &health) {
+            match log::start(&settings.log, &health) {
                 Ok(_flushes) => {
                     if let Some(limit) = cpu_time {
                         tracing::warn!(?limit, "{CPU_TIME}");

@@ -3,5 +3,6 @@
 pub(crate) mod datagrams;
 pub(crate) mod hops;
 pub(crate) mod listener;
+pub(crate) mod outgoing;
 pub(crate) mod stream;
 pub(crate) mod transparent;

@@ -21,13 +21,12 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use spliceway::{Engine, PipeSize};
-use tracing_subscriber::filter::LevelFilter;
 
 use crate::access::accounts::AllLimits;
 use crate::access::auth::Users;
 use crate::access::policy::{ClientPolicy, TargetAccess};
 use crate::access::rates::Rates;
-use crate::log::{AccessLog, Format};
+use crate::log::LogSettings;
 use crate::net::listener::Transport;
 use crate::net::transparent::Interception;
 use crate::reach::balance::BalanceSettings;
@@ -76,10 +75,7 @@ pub(crate) struct Settings {
     /// The time that a worker stays awake after a message.
     pub(crate) spin: Duration,
     pub(crate) workers: NonZeroUsize,
-    pub(crate) log_level: LevelFilter,
-    pub(crate) log_format: Format,
-    /// Where the records of sessions go.
-    pub(crate) access_log: AccessLog,
+    pub(crate) log: LogSettings,
     /// The time between two records of an open session. `None` means that there are none.
     pub(crate) record_interval: Option<Duration>,
     pub(crate) metrics: Option<ListenAddress>,
@@ -119,8 +115,8 @@ impl Settings {
     /// Returns the keys of settings that differ and cannot change at run time.
     pub(crate) fn fixed_differences(&self, other: &Self) -> Vec<&'static str> {
         let differ = [
-            ("log.format", self.log_format != other.log_format),
-            ("log.access", self.access_log != other.access_log),
+            ("log.format", self.log.format != other.log.format),
+            ("log.access", self.log.access != other.log.access),
             ("log.record_interval", self.record_interval != other.record_interval),
             ("limits.nofile", self.limits.descriptors != other.limits.descriptors),
             ("limits.quota_file", self.limits.quota_file != other.limits.quota_file),

@@ -5,6 +5,7 @@ mod own;
 mod public;
 mod rules;
 
+use crate::net::hops::TooManyHops;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -257,6 +258,12 @@ impl TargetPolicy {
 /// Returns the reason why no address of a network can be opened, if there is one.
 pub(crate) fn stays_closed(net: IpNet) -> Option<Denied> {
     public::refusal_of_network(canonical_network(net)).filter(|reason| !reason.can_be_opened())
+}
+
+impl From<TooManyHops> for Denied {
+    fn from(_: TooManyHops) -> Self {
+        Self::Loop
+    }
 }
 
 impl Denied {

@@ -17,10 +17,9 @@ use tokio::time::Instant;
 use tracing::Level;
 
 use super::queue::{Destination, Lines, Report};
-use super::{Format, LOG, Line, LogThrottle, STARTED, dropped_of, write};
+use super::{Format, LOG, Line, LogSettings, LogThrottle, STARTED, dropped_of, write};
 use crate::kit::created;
 use crate::kit::health::Health;
-use crate::settings::Settings;
 
 /// Where records go.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -70,8 +69,8 @@ pub(crate) struct ReopenLabel {
 ///
 /// # Errors
 /// Returns an error if the file cannot be opened, or if the system cannot create a thread.
-pub(super) fn start(settings: &Settings, health: &Health) -> io::Result<()> {
-    let to = match &settings.access_log {
+pub(super) fn start(settings: &LogSettings, health: &Health) -> io::Result<()> {
+    let to = match &settings.access {
         AccessLog::Stderr => Place::Log,
         AccessLog::Off => Place::Nowhere,
         AccessLog::Stdout => {
@@ -89,7 +88,7 @@ pub(super) fn start(settings: &Settings, health: &Health) -> io::Result<()> {
             Place::Own { is_file: true }
         }
     };
-    let format = settings.log_format;
+    let format = settings.format;
     let _ = ACCESS.set(Access { to, format });
     Ok(())
 }

@@ -12,8 +12,8 @@ use spliceway::{PipePool, Reason, Scope};
 use super::services::{AllTraffic, Fallbacks};
 use super::traffic::{Outcomes, Totals};
 use crate::access::admission::Admission;
+use crate::access::datagram_counts::DatagramSummary;
 use crate::kit::outcome::SessionEnd;
-use crate::net::datagrams::DatagramSummary;
 
 /// The collector that encodes these metrics of one scrape.
 pub(super) struct LiveSeries {

@@ -7,8 +7,8 @@ use std::time::Duration;
 use slab::Slab;
 use spliceway::{CancelHandle, DirectionSummary, Reason, RelayStats, RelaySummary};
 
+use crate::access::datagram_counts::{DatagramStats, DatagramSummary, Dropped};
 use crate::kit::outcome::SessionEnd;
-use crate::net::datagrams::{DatagramStats, DatagramSummary, Dropped};
 
 /// The traffic of one service: the counts of its running relays and of the relays that have ended.
 pub(crate) struct Traffic {

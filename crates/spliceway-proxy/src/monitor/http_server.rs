@@ -18,10 +18,10 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::access::admission::{Admission, ClientKey, Permit};
+use crate::access::gate::Gate;
 use crate::kit::clock;
 use crate::metrics::Metrics;
 use crate::net::listener::{Accepted, Listener};
-use crate::run::handover::Gate;
 
 /// The limit on connections. It is low, because scrapers and probes are few. A further connection
 /// replaces another one ([`Places`]).
@@ -69,7 +69,8 @@ pub(crate) async fn serve(listener: Arc<Listener>, gate: Gate, answers: Arc<impl
         });
         places.may_close(number, connection.abort_handle());
     };
-    gate.accept(&listener, &admission, &metrics, std::future::pending(), serve)
+    let failed = |errno| metrics.accept_failed(errno);
+    gate.accept(&listener, &admission, &failed, std::future::pending(), serve)
         .await;
 }
 

@@ -1,17 +1,13 @@
-//! What sessions with datagrams share: batches of them, their sockets and their counts.
+//! What sessions with datagrams share: batches of them, and their sockets.
 //!
 //! ```text
 //!   socket ─ recvmmsg(2), UDP_GRO ─▶ Batch ─ each datagram ─▶ GsoBatch ─ UDP_SEGMENT ─▶ socket
 //! ```
 
 mod batch;
-mod counts;
 mod gso_batch;
 mod sockets;
 
 pub(crate) use batch::{Origin, Packet, with_scratch};
-#[cfg(test)]
-pub(crate) use counts::Passed;
-pub(crate) use counts::{DatagramStats, DatagramSummary, Dropped};
 pub(crate) use gso_batch::{GsoBatch, Route, send};
 pub(crate) use sockets::{bind, gather, open, report_reached, system, towards};

@@ -11,7 +11,6 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::access::policy::Denied;
 use crate::net::stream::Stream;
 use crate::net::transparent::OwnDial;
 
@@ -31,6 +30,10 @@ pub(crate) struct Hops {
     /// Whether the client before the first hop may be on another machine.
     is_far: bool,
 }
+
+/// A connection has passed as many services as it may, so that it may be in a loop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TooManyHops;
 
 impl Hops {
     /// Returns the hops behind a client at `peer`.
@@ -80,10 +83,10 @@ impl Hops {
     /// Returns the hops with the next one.
     ///
     /// # Errors
-    /// Returns [`Denied::Loop`] if there are too many.
-    pub(crate) fn next(self) -> Result<Self, Denied> {
+    /// Returns [`TooManyHops`] if this may be a loop.
+    pub(crate) fn next(self) -> Result<Self, TooManyHops> {
         if self.count >= HOPS_MAX {
-            return Err(Denied::Loop);
+            return Err(TooManyHops);
         }
         if self.is_far {
             FAR_HOPPED.store(true, Ordering::Release);

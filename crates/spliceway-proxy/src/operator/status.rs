@@ -10,6 +10,7 @@ use hyper::Method;
 
 use crate::access::accounts::UserStatus;
 use crate::kit::harmless::is_harmful;
+use crate::kit::text;
 use crate::monitor::admin::client::{self, NoAnswer};
 use crate::monitor::admin::view::{Rates, ServiceStatus, Status};
 
@@ -253,18 +254,7 @@ pub(crate) fn percent(part: f64, whole: f64) -> String {
 /// Returns how long the program has run. A number that is no time is shown as 0 or as the longest.
 pub(crate) fn uptime(status: &Status) -> String {
     let seconds = status.uptime_seconds.max(0.0);
-    time(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
-}
-
-/// Returns a time with at most two units.
-pub(crate) fn time(time: Duration) -> String {
-    let seconds = time.as_secs();
-    match seconds {
-        0..60 => format!("{seconds}s"),
-        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
-        3600..86_400 => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
-        _ => format!("{}d{:02}h", seconds / 86_400, seconds / 3600 % 24),
-    }
+    text::time(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
 }
 
 #[cfg(test)]
@@ -351,6 +341,6 @@ mod tests {
             (percent(0.0, 0.0), percent(999.0, 1000.0), percent(1.0, 1.0)),
             ("-".into(), "99 %".into(), "100 %".into())
         );
-        assert_eq!(time(Duration::from_secs(3_725)), "1h02m");
+        assert_eq!(text::time(Duration::from_secs(3_725)), "1h02m");
     }
 }

@@ -302,7 +302,7 @@ impl Dialer {
             Target::Unix(path) => {
                 self.policy.check_path(path)?;
                 if self.policy.is_hop_to_path(path) {
-                    caller.hops.next()?;
+                    caller.hops.next().map_err(Denied::from)?;
                 }
                 let connected = unix::connect(path, caller.deadline).await;
                 let stream = connected.map_err(|error| DialError::Unreachable(target.clone(), error))?;
@@ -421,7 +421,7 @@ impl Dialer {
             Purpose::Proxy => self.is_own_listener(address),
         };
         let hops = if is_hop {
-            caller.hops.next().map_err(Why::Denied)?
+            caller.hops.next().map_err(|many| Why::Denied(many.into()))?
         } else {
             Hops::default()
         };

@@ -7,55 +7,11 @@ use std::time::Duration;
 
 use signal_hook::consts::SIGXCPU;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{mpsc, watch};
 
-/// A token that keeps the drain waiting. Every task that must finish before the process ends holds
-/// one.
-#[derive(Clone)]
-pub(crate) struct Alive(mpsc::Sender<Infallible>);
-
-/// A token that does not keep the drain waiting, and becomes one that does.
-pub(crate) struct MaybeAlive(mpsc::WeakSender<Infallible>);
-
-impl Alive {
-    pub(crate) fn downgrade(&self) -> MaybeAlive {
-        MaybeAlive(self.0.downgrade())
-    }
-}
-
-impl MaybeAlive {
-    /// Returns `None` if the drain has ended.
-    pub(crate) fn upgrade(&self) -> Option<Alive> {
-        self.0.upgrade().map(Alive)
-    }
-}
+use crate::kit::alive::{Alive, Ended};
 
 /// Waits until the last [`Alive`] is dropped.
-pub(crate) struct Drain(mpsc::Receiver<Infallible>);
-
-/// Whether a service accepts clients. It does until it is told to stop, while others continue.
-pub(crate) struct Accepting(watch::Sender<bool>);
-
-impl Accepting {
-    pub(crate) fn new() -> Self {
-        Self(watch::Sender::new(true))
-    }
-
-    pub(crate) fn is_on(&self) -> bool {
-        *self.0.borrow()
-    }
-
-    /// Closes the listeners of the service. Returns `false` if they were closed before.
-    pub(crate) fn stop(&self) -> bool {
-        self.0.send_if_modified(std::mem::take)
-    }
-
-    /// Waits until the service stops accepting.
-    pub(crate) async fn stopped(&self) {
-        // `self` holds the sender, so the channel stays open.
-        let _ = self.0.subscribe().wait_for(|on| !on).await;
-    }
-}
+pub(crate) struct Drain(Ended);
 
 /// How a drain ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,8 +39,8 @@ pub(crate) fn serving(count: u64) -> String {
 
 impl Drain {
     pub(crate) fn new() -> (Alive, Self) {
-        let (sender, receiver) = mpsc::channel(1);
-        (Alive(sender), Self(receiver))
+        let (alive, ended) = Alive::new();
+        (alive, Self(ended))
     }
 
     /// Waits until no [`Alive`] is left, `limit` has passed, or another signal arrives. Meanwhile,
@@ -97,7 +53,7 @@ impl Drain {
     ) -> Drained {
         tokio::select! {
             biased;
-            _ = self.0.recv() => Drained::Empty,
+            () = self.0.wait() => Drained::Empty,
             () = signals.hurry() => Drained::Hurried,
             () = tokio::time::sleep(limit) => Drained::TimeUp,
             never = reports => match never {},

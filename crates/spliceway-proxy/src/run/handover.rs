@@ -21,11 +21,11 @@
 
 mod adopted;
 mod commit;
-mod gate;
 mod give;
 mod give_up;
 mod link;
 mod message;
+mod offered;
 mod owner;
 mod state;
 mod take;
@@ -37,9 +37,9 @@ use std::path::PathBuf;
 
 pub(crate) use adopted::Adopted;
 pub(crate) use commit::Commit;
-pub(crate) use gate::{Gate, Offered};
 pub(crate) use give::Giving;
 pub(crate) use give_up::GiveUp;
+pub(crate) use offered::Offered;
 pub(crate) use take::Successor;
 pub(crate) use upgrade::{Upgrade, Upgraded};
 

@@ -17,16 +17,17 @@ use tokio::task::JoinSet;
 
 use crate::access::accounts::Accounts;
 use crate::access::admission::Admission;
+use crate::access::gate::Gate;
 use crate::access::policy::OwnListeners;
+use crate::kit::alive::Alive;
 use crate::kit::health::Health;
 use crate::kit::limits::{Descriptors, datagram_ports, datagram_sessions};
 use crate::log::{self, announce};
 use crate::metrics::Metrics;
 use crate::monitor::overview::Served;
 use crate::net::listener::Transport;
-use crate::operator::reload::Report;
-use crate::run::drain::Alive;
-use crate::run::handover::{Adopted, Gate, Offered};
+use crate::run::handover::{Adopted, Offered};
+use crate::run::report::Report;
 use crate::run::serve::CannotRun;
 use crate::session::sessions::Sessions;
 use crate::settings::exposure::{Clients, Reach, check_open};
@@ -275,9 +276,9 @@ impl Instance {
             report,
         } = plan;
         if let Some((before, _)) = &self.running
-            && before.log_level != settings.log_level
+            && before.log.level != settings.log.level
         {
-            log::set_level(settings.log_level);
+            log::set_level(settings.log.level);
         }
         settings.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         self.limit_sessions(&settings, self.sockets(&places));

@@ -20,13 +20,14 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
+use crate::access::gate::Gate;
 use crate::monitor::control::{Command, NotDone, Order};
 use crate::monitor::overview::Overview;
-use crate::operator::reload::Report;
 use crate::run::drain::{SignalRequest, Signals, serving};
-use crate::run::handover::{Gate, GiveUp, Giving, Upgrade, Upgraded};
+use crate::run::handover::{GiveUp, Giving, Upgrade, Upgraded};
 use crate::run::instance::{Instance, Plan};
 use crate::run::notify::Message;
+use crate::run::report::Report;
 use crate::settings::Source;
 
 /// The time for which a reload or an upgrade waits for the one before it. The commands of the

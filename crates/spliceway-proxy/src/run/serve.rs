@@ -11,16 +11,17 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::access::accounts::Accounts;
 use crate::access::admission::Admission;
+use crate::access::gate::Gate;
 use crate::access::policy::OwnListeners;
 use crate::kit::created;
 use crate::kit::health::{Health, State};
+use crate::kit::text;
 use crate::log;
 use crate::metrics::Metrics;
 use crate::monitor::control::Control;
 use crate::monitor::overview::Overview;
-use crate::operator::status;
 use crate::run::drain::{self, Drain, Drained, Signals};
-use crate::run::handover::{Commit, Gate, Offered, Program, Successor, Upgrade};
+use crate::run::handover::{Commit, Offered, Program, Successor, Upgrade};
 use crate::run::instance::{Instance, Shared};
 use crate::run::monitoring;
 use crate::run::notify::{Manager, Message};
@@ -187,7 +188,11 @@ async fn begin(
         }
     }
     instance.commit(plan);
-    let keeping = Arc::clone(&shared.accounts).keep(Arc::clone(&shared.sessions));
+    let sessions = Arc::clone(&shared.sessions);
+    let keeping = Arc::clone(&shared.accounts).keep(move || {
+        let sessions = Arc::clone(&sessions);
+        async move { sessions.close_used_up().await }
+    });
     shared.health.spawn("the task that keeps quotas", keeping);
     let expiring = Arc::clone(&shared.sessions).expire();
     shared.health.spawn("the task that ends long sessions", expiring);
@@ -300,7 +305,7 @@ async fn report(overview: &Overview, manager: &Manager) -> Infallible {
         ticks.tick().await;
         let (count, oldest) = overview.sessions.survey().await;
         let Some(oldest) = oldest else { continue };
-        let (sessions, longest) = (drain::sessions(count), status::time(oldest.elapsed()));
+        let (sessions, longest) = (drain::sessions(count), text::time(oldest.elapsed()));
         let text = format!("draining: {sessions}, longest {longest}");
         tracing::info!("{text}");
         manager.tell(Message::Stopping(&text)).await;

@@ -67,11 +67,10 @@ use tokio::net::UdpSocket;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until};
 
+use crate::access::datagram_counts::{DatagramStats, Dropped};
 use crate::access::policy::Denied;
 use crate::access::rates::SessionRates;
-use crate::net::datagrams::{
-    DatagramStats, Dropped, GsoBatch, Origin, Route, bind, gather, send, system, with_scratch,
-};
+use crate::net::datagrams::{GsoBatch, Origin, Route, bind, gather, send, system, with_scratch};
 use crate::reach::dial::DialError;
 use sockets::readable;
 use spliceway_protocol::address::{Target, canonical};

@@ -8,10 +8,11 @@ use tokio::net::UdpSocket;
 
 use super::byte_counter::{ByteCounter, Moved, counted};
 use crate::access::admission::ClientKey;
+use crate::access::datagram_counts::Dropped;
 use crate::access::policy::Denied;
 use crate::access::rates::SessionRates;
 use crate::kit::outcome::{Outcome, SessionEnd};
-use crate::net::datagrams::{Dropped, towards};
+use crate::net::datagrams::towards;
 use crate::reach::dial::{DialError, Dialer};
 use crate::session::associate::{AssociateEnd, AssociateSettings, Association, Destinations};
 use crate::session::bind::Expected;

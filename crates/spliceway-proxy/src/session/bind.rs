@@ -131,8 +131,8 @@ mod tests {
     use tokio::net::UdpSocket;
 
     use super::*;
+    use crate::access::datagram_counts::Dropped;
     use crate::access::policy::Denied;
-    use crate::net::datagrams::Dropped;
     use crate::reach::dial::{DialError, LookupError};
     use spliceway_protocol::address::Target;
 

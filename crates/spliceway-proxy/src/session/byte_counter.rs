@@ -9,7 +9,7 @@ use spliceway::RelayStats;
 use tokio::sync::futures::OwnedNotified;
 
 use crate::access::accounts::Account;
-use crate::net::datagrams::DatagramStats;
+use crate::access::datagram_counts::DatagramStats;
 use crate::session::record::Record;
 use crate::session::sessions::Session;
 

@@ -13,8 +13,8 @@ use tokio::sync::oneshot;
 
 use super::Ends;
 use crate::access::admission::Permit;
+use crate::kit::alive::Alive;
 use crate::net::stream::Stream;
-use crate::run::drain::Alive;
 use crate::session::record::Record;
 
 /// A session whose relay is suspended. No task reads from its sockets or writes to them.

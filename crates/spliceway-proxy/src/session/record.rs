@@ -10,10 +10,10 @@ use spliceway::{CancelHandle, RelayStats, RelaySummary, RelayWaits, TcpInfo};
 use spliceway_protocol::address::Target;
 use tokio::time::sleep;
 
+use crate::access::datagram_counts::{DatagramStats, DatagramSummary};
 use crate::access::rates::SessionRates;
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::log::{self, Line};
-use crate::net::datagrams::{DatagramStats, DatagramSummary};
 use crate::net::transparent::OwnDial;
 use crate::reach::balance::Lease;
 use crate::session::bottleneck::{self, slowest};

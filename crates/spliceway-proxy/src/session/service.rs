@@ -13,10 +13,10 @@ use crate::access::admission::Dials;
 use crate::access::auth::{Penalties, Users};
 use crate::access::policy::ClientPolicy;
 use crate::access::rates::RateLimits;
+use crate::kit::alive::Accepting;
 use crate::metrics::{Metrics, Traffic};
 use crate::reach::balance::Balancer;
 use crate::reach::dial::Dialer;
-use crate::run::drain::Accepting;
 use crate::session::sessions::Sessions;
 use crate::settings::{AcceptProxy, Kind, Timeouts};
 

@@ -23,9 +23,9 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
 use crate::access::accounts::Entered;
+use crate::access::datagram_counts::DatagramStats;
 use crate::kit::heap::Heap;
 use crate::kit::outcome::SessionEnd;
-use crate::net::datagrams::DatagramStats;
 use crate::session::Moving;
 
 /// The time in which a session that is closed from outside may deliver the bytes that it holds, as

@@ -52,9 +52,10 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, timeout};
 
 use crate::access::admission::Admission;
+use crate::access::datagram_counts::{DatagramStats, Dropped};
+use crate::kit::alive::Alive;
 use crate::log::LogThrottle;
-use crate::net::datagrams::{DatagramStats, Dropped, Origin, Route, system, with_scratch};
-use crate::run::drain::Alive;
+use crate::net::datagrams::{Origin, Route, system, with_scratch};
 use crate::session::record::Record;
 use crate::session::service::Service;
 use crate::settings::Kind;

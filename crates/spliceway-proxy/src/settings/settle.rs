@@ -18,7 +18,7 @@ use super::users::users;
 use super::{AcceptProxy, Kind, Limits, ServiceSettings, Settings, Timeouts, interned};
 use crate::access::policy::ClientPolicy;
 use crate::access::rates::Rates;
-use crate::log::{AccessLog, Format};
+use crate::log::{AccessLog, Format, LogSettings};
 use crate::net::listener::{KEEPALIVE, Transport};
 use crate::net::transparent::Interception;
 use crate::reach::dial::{CHAIN_MAX, DialSettings, SocketSettings};
@@ -108,11 +108,13 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
         pipe_size: parsed(&engine.pipe_size).map_or(PipeSize::Auto, Into::into),
         spin: parsed(&engine.spin).unwrap_or_default(),
         workers: or(&engine.workers, processors()),
-        log_level: parsed(&log.level).map_or(LevelFilter::INFO, Into::into),
-        log_format: parsed(&log.format).map_or(Format::Text, Into::into),
-        access_log: log.access.as_ref().map_or(AccessLog::Stderr, |access| {
-            access.place(origin.folder_of(access.at()).as_deref())
-        }),
+        log: LogSettings {
+            level: parsed(&log.level).map_or(LevelFilter::INFO, Into::into),
+            format: parsed(&log.format).map_or(Format::Text, Into::into),
+            access: log.access.as_ref().map_or(AccessLog::Stderr, |access| {
+                access.place(origin.folder_of(access.at()).as_deref())
+            }),
+        },
         record_interval: parsed(&log.record_interval).and_then(unless_zero),
         metrics: parsed(&admin.metrics),
         status_page: status_page(admin)?,

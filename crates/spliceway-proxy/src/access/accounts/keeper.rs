@@ -23,7 +23,6 @@ use super::calendar::Date;
 use super::file::{File, PATIENCE, Unusable};
 use super::{Accounts, unpoisoned};
 use crate::log::LogThrottle;
-use crate::session::sessions::Sessions;
 
 /// The time between two updates of the file. A process that is killed loses the bytes of this time,
 /// and of one update. Both together are below a second unless the disk is very slow.
@@ -74,8 +73,12 @@ impl Accounts {
         Ok(())
     }
 
-    /// Keeps the quotas, and never returns. Without quotas, it waits for them.
-    pub(crate) async fn keep(self: Arc<Self>, sessions: Arc<Sessions>) {
+    /// Keeps the quotas, and never returns. Without quotas, it waits for them. `close_used_up` ends
+    /// the sessions of users who have used their quota up.
+    pub(crate) async fn keep<Closing>(self: Arc<Self>, close_used_up: impl Fn() -> Closing)
+    where
+        Closing: Future<Output = ()>,
+    {
         let (mut next, mut saving) = (Instant::now(), None);
         let mut soon = next;
         loop {
@@ -86,7 +89,7 @@ impl Accounts {
             // An account that is used up is told at once, and the file at most each half second.
             let _is_told = timeout_at(next, self.keeper.notified()).await;
             if self.are_used_up() {
-                sessions.close_used_up().await;
+                close_used_up().await;
             }
             if self.are_waiting() {
                 next = next.min(soon);
@@ -247,7 +250,7 @@ mod tests {
         limits.every.quotas.day = std::num::NonZeroU64::new(1000);
         accounts.set(&limits);
         accounts.load(&path, false).unwrap();
-        let keeping = tokio::spawn(Arc::clone(&accounts).keep(Arc::default()));
+        let keeping = tokio::spawn(Arc::clone(&accounts).keep(|| async {}));
         let disk = Arc::clone(&accounts);
         let hang = disk.file.get().unwrap().lock().unwrap();
         let session = accounts.enter("ann").unwrap().unwrap();

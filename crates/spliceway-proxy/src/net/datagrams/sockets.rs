@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::UdpSocket;
 
-use crate::reach::dial::SocketSettings;
+use crate::net::outgoing::SocketSettings;
 
 /// Binds a socket to this address only. An IPv6 socket does not accept IPv4, so a peer's address
 /// has only one form.

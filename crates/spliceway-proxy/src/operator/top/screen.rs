@@ -9,8 +9,9 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table};
 
 use super::model::{Mode, Model, Row};
+use crate::kit::text::time;
 use crate::monitor::admin::view::{SessionView, Status};
-use crate::operator::status::{bytes, percent, share, time, uptime};
+use crate::operator::status::{bytes, percent, share, uptime};
 
 /// A screen of this width also shows the user and the idle time.
 const WIDE: u16 = 110;

@@ -2,8 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::time::Duration;
+use std::net::{IpAddr, SocketAddr};
 
 use nix::sys::socket::{setsockopt, sockopt};
 use rustix::io::Errno;
@@ -12,31 +11,11 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use crate::access::policy;
 use crate::net::hops::Hops;
+pub(crate) use crate::net::outgoing::SocketSettings;
 use crate::net::transparent::{OwnDial, allow_foreign_addresses};
 
 /// The maximum length of an interface name. `IFNAMSIZ` is 16 bytes, including a final zero byte.
 const INTERFACE_MAX_BYTES: usize = 15;
-
-/// The settings that all sockets to targets share.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct SocketSettings {
-    /// The source address of IPv4 connections. If only one family has a source address, targets of
-    /// the other family cannot be reached.
-    pub(crate) source_v4: Option<Ipv4Addr>,
-    pub(crate) source_v6: Option<Ipv6Addr>,
-    /// The network interface for outgoing packets (`SO_BINDTODEVICE`).
-    pub(crate) interface: Option<Box<str>>,
-    /// The mark of outgoing packets (`SO_MARK`), for routing and firewalls.
-    pub(crate) mark: Option<u32>,
-    /// Whether connections have the address of the client as their source.
-    pub(crate) keeps_client: bool,
-    /// Whether a firewall rule might send the connections back to this process, so that it must
-    /// recognize them.
-    pub(crate) is_transparent: bool,
-    /// The silence before the kernel sends a keepalive probe, and the time between probes. `None`
-    /// means no probes.
-    pub(crate) keepalive: Option<Duration>,
-}
 
 /// The call that failed on a socket, and its error.
 #[derive(Debug)]

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{Adopted, Gate};
+use super::Adopted;
+use crate::access::gate::Gate;
 use crate::kit::created;
 use crate::metrics::Metrics;
 use crate::run::drain;

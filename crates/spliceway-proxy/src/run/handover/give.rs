@@ -13,10 +13,10 @@ use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::gate::Offered;
 use super::give_up::GiveUp;
 use super::link::{DATA_MAX_BYTES, Link, NotSent};
 use super::message::{SessionMessage, ToNew, ToOld, VERSION, micros};
+use super::offered::Offered;
 use super::owner::{Answer, Giver};
 use super::state::ServiceState;
 use super::{LONG_MAX_BYTES, Program, VARIABLE};

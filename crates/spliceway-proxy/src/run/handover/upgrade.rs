@@ -6,7 +6,8 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::give::{Given, Giving, Trouble, start};
-use super::{Gate, GiveUp, Offered, Program};
+use super::{GiveUp, Offered, Program};
+use crate::access::gate::Gate;
 use crate::monitor::overview::Overview;
 use crate::net::listener::SocketFile;
 use crate::run::notify::Manager;

@@ -321,27 +321,21 @@ async fn accept_clients(
     shared: &Shared,
     stop: impl Future<Output = ()>,
 ) {
-    shared
-        .gate
-        .accept(
-            listener,
-            &shared.admission,
-            &shared.metrics,
-            stop,
-            |accepted, permit| {
-                let Assignment { service, port_index } = to.borrow().clone();
-                let arrival = Arrival {
-                    accepted,
-                    port_index,
-                    permit,
-                };
-                if let Some((opening, session)) = session::begin(arrival, service) {
-                    let task = tokio::spawn(session::run(opening, shared.alive.clone()));
-                    session.runs_in(task.abort_handle());
-                }
-            },
-        )
-        .await;
+    let failed = |errno| shared.metrics.accept_failed(errno);
+    let serve = |accepted, permit| {
+        let Assignment { service, port_index } = to.borrow().clone();
+        let arrival = Arrival {
+            accepted,
+            port_index,
+            permit,
+        };
+        if let Some((opening, session)) = session::begin(arrival, service) {
+            let task = tokio::spawn(session::run(opening, shared.alive.clone()));
+            session.runs_in(task.abort_handle());
+        }
+    };
+    let (gate, admission) = (&shared.gate, &shared.admission);
+    gate.accept(listener, admission, &failed, stop, serve).await;
 }
 
 /// Forwards the datagrams of clients until `stop` is ready. Then the socket stays open for the

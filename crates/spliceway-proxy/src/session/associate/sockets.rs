@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use tokio::net::UdpSocket;
 
 use super::Destinations;
-use crate::net::datagrams::Dropped;
+use crate::access::datagram_counts::Dropped;
 
 /// The sockets for targets: one for each address family, opened for the first datagram that needs
 /// it.

@@ -12,8 +12,9 @@ use super::Destinations;
 use super::names::{Lookup, Name, Names};
 use super::peers::Peers;
 use super::sockets::Outside;
+use crate::access::datagram_counts::{DatagramStats, Dropped};
 use crate::access::policy::Denied;
-use crate::net::datagrams::{DatagramStats, Dropped, GsoBatch, Route, send};
+use crate::net::datagrams::{GsoBatch, Route, send};
 use crate::reach::dial::DialError;
 use spliceway_protocol::address::Target;
 

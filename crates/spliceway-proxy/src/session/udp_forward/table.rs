@@ -10,7 +10,8 @@ use tokio::net::UdpSocket;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::net::datagrams::{DatagramStats, Dropped, GsoBatch, Origin, Packet, Route, send};
+use crate::access::datagram_counts::{DatagramStats, Dropped};
+use crate::net::datagrams::{GsoBatch, Origin, Packet, Route, send};
 
 /// The most datagrams of one session that wait for its socket. A client rarely sends more before
 /// it has an answer.

@@ -1,4 +1,5 @@
-use std::time::Instant;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::time::{Duration, Instant};
 
 use socket2::SockRef;
 use spliceway_net::{Net, Offloads};

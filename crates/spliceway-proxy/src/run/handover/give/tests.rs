@@ -10,11 +10,11 @@ use std::sync::Arc;
 
 use super::*;
 use crate::access::admission::Admission;
+use crate::access::gate::Gate;
 use crate::access::policy::OwnListeners;
 use crate::kit::health::Health;
 use crate::net::stream::Stream;
 use crate::run::drain::Drain;
-use crate::run::handover::Gate;
 use crate::run::instance::{Instance, Shared};
 use crate::session::record::Record;
 use crate::session::sessions::{Facts, Session};

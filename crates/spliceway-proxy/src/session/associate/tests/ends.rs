@@ -10,7 +10,7 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, advance, pause, resume};
 
 use super::rig::{ANYWHERE, Book, Rig, soon, target};
-use crate::net::datagrams::Dropped;
+use crate::access::datagram_counts::Dropped;
 use crate::session::associate::{AssociateEnd, AssociateSettings};
 use spliceway_protocol::socks5::datagram::Malformed;
 

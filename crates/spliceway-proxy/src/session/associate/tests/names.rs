@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use tokio::sync::mpsc;
 
 use super::rig::{ANYWHERE, Book, Lookup, Rig, soon, take, target};
+use crate::access::datagram_counts::Dropped;
 use crate::access::policy::Denied;
-use crate::net::datagrams::Dropped;
 use crate::reach::dial::{DialError, LookupError};
 use crate::session::associate::AssociateSettings;
 

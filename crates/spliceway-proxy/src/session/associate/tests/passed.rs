@@ -6,7 +6,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::UdpSocket;
 
 use super::rig::{ANYWHERE, Book, Rig, take, target};
-use crate::net::datagrams::{Dropped, Passed};
+use crate::access::datagram_counts::{Dropped, Passed};
 use crate::session::associate::AssociateSettings;
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use tokio::net::UdpSocket;
 
 use super::rig::{ANYWHERE, Book, Rig, take, target};
-use crate::net::datagrams::Dropped;
+use crate::access::datagram_counts::Dropped;
 use crate::session::associate::AssociateSettings;
 use spliceway_protocol::address::Target;
 use spliceway_protocol::socks5::datagram::{Header, Malformed};

@@ -10,9 +10,10 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use crate::access::datagram_counts::{DatagramStats, Dropped};
 use crate::access::policy::Denied;
 use crate::access::rates::SessionRates;
-use crate::net::datagrams::{DatagramStats, Dropped, bind};
+use crate::net::datagrams::bind;
 use crate::reach::dial::DialError;
 use crate::session::associate::{AssociateEnd, AssociateSettings, Association, Destinations};
 use spliceway_protocol::address::Target;

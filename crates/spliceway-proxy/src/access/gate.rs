@@ -2,32 +2,17 @@
 //! listeners.
 
 use std::future::Future;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
+use crate::access::accept::accept;
 use crate::access::admission::{Admission, Permit};
-use crate::metrics::Metrics;
-use crate::net::listener::{self, Accepted, Listener};
+use crate::net::listener::{Accepted, Listener};
 
 /// Whether this process accepts clients. The listeners stay open either way.
 #[derive(Clone)]
 pub(crate) struct Gate(watch::Sender<bool>);
-
-/// Listeners that were opened for one address.
-#[derive(Clone)]
-pub(crate) struct Offered {
-    pub(crate) role: String,
-    pub(crate) address: String,
-    pub(crate) listeners: Vec<Arc<Listener>>,
-}
-
-impl Offered {
-    pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.listeners.iter().map(|listener| listener.as_fd())
-    }
-}
 
 impl Gate {
     pub(crate) fn new(is_open: bool) -> Self {
@@ -44,12 +29,12 @@ impl Gate {
         let _ = self.0.subscribe().wait_for(|is_open| *is_open == open).await;
     }
 
-    /// Does what [`listener::accept`] does, and pauses while the gate is closed.
+    /// Does what [`accept`] does, and pauses while the gate is closed.
     pub(crate) async fn accept(
         &self,
         listener: &Listener,
         admission: &Arc<Admission>,
-        metrics: &Metrics,
+        failed: &impl Fn(&'static str),
         stop: impl Future<Output = ()>,
         mut serve: impl FnMut(Accepted, Permit),
     ) {
@@ -69,7 +54,7 @@ impl Gate {
                     _ = changes.wait_for(|is_open| !*is_open) => {}
                 }
             };
-            listener::accept(listener, admission, metrics, pause, &mut serve).await;
+            accept(listener, admission, failed, pause, &mut serve).await;
             if is_stopped {
                 return;
             }
@@ -80,7 +65,7 @@ impl Gate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::listener::Transport;
+    use crate::net::listener::{self, Transport};
     use spliceway_protocol::address::ListenAddress;
     use tokio::net::TcpStream;
     use tokio::sync::{mpsc, oneshot};
@@ -91,7 +76,7 @@ mod tests {
         let listener = listener::bind(&address, Transport::Streams).await.unwrap().remove(0);
         let address = listener.describe();
         let admission = Admission::new("sessions", 10, None);
-        let (gate, metrics) = (Gate::new(false), Metrics::new(Arc::clone(&admission), Arc::default()));
+        let gate = Gate::new(false);
         let (accepted, mut accepts) = mpsc::unbounded_channel();
         let (stop, stopped) = oneshot::channel::<()>();
         let accepting = tokio::spawn({
@@ -99,7 +84,7 @@ mod tests {
             async move {
                 let stop = async { drop(stopped.await) };
                 let serve = |client: Accepted, _: Permit| drop(accepted.send(client));
-                gate.accept(&listener, &admission, &metrics, stop, serve).await;
+                gate.accept(&listener, &admission, &|_| {}, stop, serve).await;
             }
         });
         let _first = TcpStream::connect(&address).await.unwrap();

@@ -1,0 +1,25 @@
+//! The settings of sockets to targets.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+/// The settings that all sockets to targets share.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct SocketSettings {
+    /// The source address of IPv4 connections. If only one family has a source address, targets of
+    /// the other family cannot be reached.
+    pub(crate) source_v4: Option<Ipv4Addr>,
+    pub(crate) source_v6: Option<Ipv6Addr>,
+    /// The network interface for outgoing packets (`SO_BINDTODEVICE`).
+    pub(crate) interface: Option<Box<str>>,
+    /// The mark of outgoing packets (`SO_MARK`), for routing and firewalls.
+    pub(crate) mark: Option<u32>,
+    /// Whether connections have the address of the client as their source.
+    pub(crate) keeps_client: bool,
+    /// Whether a firewall rule might send the connections back to this process, so that it must
+    /// recognize them.
+    pub(crate) is_transparent: bool,
+    /// The silence before the kernel sends a keepalive probe, and the time between probes. `None`
+    /// means no probes.
+    pub(crate) keepalive: Option<Duration>,
+}

@@ -1,0 +1,55 @@
+//! What a reload changed.
+
+use std::fmt;
+
+/// What a reload changed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Report {
+    /// The names of services.
+    pub(crate) added: Vec<&'static str>,
+    pub(crate) changed: Vec<&'static str>,
+    pub(crate) removed: Vec<&'static str>,
+    /// The addresses of listeners.
+    pub(crate) opened: Vec<String>,
+    pub(crate) closed: Vec<String>,
+    /// The users that a service no longer has: the service, and the user as in records. Their
+    /// sessions continue, unless the operator asks to end them.
+    pub(crate) removed_users: Vec<(&'static str, Box<str>)>,
+    /// Whether the limits of users differ.
+    pub(crate) has_other_users_limits: bool,
+    /// The settings that differ from those in force, and need a restart.
+    pub(crate) needs_restart: Vec<&'static str>,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let opened: Vec<_> = self.opened.iter().map(String::as_str).collect();
+        let closed: Vec<_> = self.closed.iter().map(String::as_str).collect();
+        let users: Vec<_> = self
+            .removed_users
+            .iter()
+            .map(|(service, user)| format!("{user} of {service}"))
+            .collect();
+        let users: Vec<_> = users.iter().map(String::as_str).collect();
+        let limits = Vec::from_iter(self.has_other_users_limits.then_some("the limits of users"));
+        let parts = [
+            ("added", &self.added),
+            ("changed", &self.changed),
+            ("removed", &self.removed),
+            ("listens on", &opened),
+            ("no longer listens on", &closed),
+            ("removed users", &users),
+            ("changed", &limits),
+            ("needs a restart for", &self.needs_restart),
+        ];
+        let mut separator = "";
+        for (what, names) in parts.into_iter().filter(|(_, names)| !names.is_empty()) {
+            write!(f, "{separator}{what} {}", names.join(", "))?;
+            separator = "; ";
+        }
+        match separator {
+            "" => f.write_str("nothing has changed"),
+            _ => Ok(()),
+        }
+    }
+}
