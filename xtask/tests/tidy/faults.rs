@@ -1,7 +1,9 @@
 //! Every rule finds its fault.
 
 use super::repository::Repository;
-use super::{catalogue, documents, file_lengths, fixed_ports, inherited_lints, prose, sleeps, test_names, unsafe_code};
+use super::{
+    catalogue, documents, file_lengths, fixed_ports, folders, inherited_lints, prose, sleeps, test_names, unsafe_code,
+};
 
 /// Asserts that the rule has these findings in a repository of one file. Each finding must contain
 /// its item of `expected`.
@@ -189,4 +191,38 @@ fn wide_lines_long_sentences_and_banned_words_are_found() {
         &["Of t"],
     );
     finds(prose::old_names, "a.rs", "struct Mover;\n", &["Mover"]);
+}
+
+#[test]
+fn an_edge_against_the_direction_of_the_folders_is_found() {
+    let path = "crates/spliceway-proxy/src/access/admission.rs";
+    let rule = folders::direction;
+    finds(rule, path, "use crate::kit::errno;\nuse crate::access::auth;\n", &[]);
+    finds(rule, path, "\nuse crate::session::record;\n", &["admission.rs:2"]);
+    finds(
+        rule,
+        path,
+        "fn f() {\n    crate::run::serve::f();\n}\n",
+        &["admission.rs:2"],
+    );
+    finds(
+        rule,
+        path,
+        "use crate::{kit, log};\nuse super::super::run;\n",
+        &["admission.rs:1", ":2"],
+    );
+    finds(rule, path, "use crate::elsewhere::f;\n", &["no folder elsewhere"]);
+    finds(
+        rule,
+        path,
+        "#[cfg(test)]\nmod tests {\n    use crate::run::serve;\n}\n",
+        &[],
+    );
+    finds(rule, "crates/spliceway-proxy/src/other.rs", "", &["no folder"]);
+    finds(
+        rule,
+        "crates/spliceway-proxy/src/main.rs",
+        "use crate::run::serve;\n",
+        &[],
+    );
 }

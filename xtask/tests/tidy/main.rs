@@ -7,6 +7,7 @@
 mod catalogue;
 mod documents;
 mod faults;
+mod folders;
 mod prose;
 mod repository;
 
@@ -75,6 +76,7 @@ rules! {
     every_known_fault_names_tests_that_exist: catalogue::faults;
     prose_and_comments_wrap_at_100_columns: prose::wrapping;
     sentences_are_short: prose::long_sentences;
+    the_program_depends_in_one_direction: folders::direction;
     words_are_plain: prose::banned_words;
     names_follow_the_vocabulary: prose::old_names;
 }
