@@ -12,8 +12,9 @@ mod series;
 mod services;
 mod traffic;
 
+use parking_lot::Mutex;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -150,7 +151,7 @@ impl Metrics {
 
     /// Records the balancers of the services that run from now on.
     pub(crate) fn balance(&self, balancers: Vec<Arc<Balancer>>) {
-        *self.balancers.lock().unwrap_or_else(PoisonError::into_inner) = balancers;
+        *self.balancers.lock() = balancers;
     }
 
     /// Cancels all running relays and associations of all services, and returns their number. See
@@ -211,7 +212,7 @@ impl Metrics {
         let series = LiveSeries::new(&self.traffic, Arc::clone(&self.admission)).await;
         live.register_collector(Box::new(series));
         live.register_collector(Box::new(UserSeries(Arc::clone(&self.accounts))));
-        let balancers = self.balancers.lock().unwrap_or_else(PoisonError::into_inner);
+        let balancers = self.balancers.lock();
         live.register_collector(Box::new(Backends::of(&balancers)));
         drop(balancers);
         let mut text = String::new();

@@ -12,11 +12,12 @@ mod udp;
 mod user_limits;
 mod users;
 
+use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -263,7 +264,7 @@ pub(crate) struct Limits {
 /// back. So the memory for names grows only with new names.
 fn interned(name: &str) -> &'static str {
     static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
-    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut names = NAMES.lock();
     let names = names.get_or_insert_default();
     if let Some(known) = names.get(name) {
         return known;

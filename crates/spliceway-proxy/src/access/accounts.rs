@@ -14,9 +14,10 @@ mod keeper;
 mod limits;
 mod series;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use spliceway::RateLimit;
 use tokio::sync::Notify;
@@ -236,7 +237,7 @@ impl Accounts {
     }
 
     fn all(&self) -> MutexGuard<'_, All> {
-        unpoisoned(&self.all)
+        self.all.lock()
     }
 }
 
@@ -422,7 +423,7 @@ impl Account {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        unpoisoned(&self.state)
+        self.state.lock()
     }
 }
 
@@ -441,11 +442,6 @@ impl Drop for Entered {
     fn drop(&mut self) {
         self.0.state().sessions -= 1;
     }
-}
-
-/// Locks the mutex and ignores poisoning, because the data is valid at every instant.
-fn unpoisoned<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
-    lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -4,12 +4,13 @@
 //! backlog, and the running sessions keep their resources. At the limit for a client, the program
 //! refuses that client's new sessions. Otherwise, one client could use up the total limit alone.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -101,7 +102,7 @@ impl Dials {
     /// Counts one more dial for `client`. Returns `None` if the client has reached its limit.
     pub(crate) fn begin(&self, client: IpAddr) -> Option<Dial<'_>> {
         let client = ClientKey::from(client);
-        let mut clients = unpoisoned(&self.clients);
+        let mut clients = self.clients.lock();
         let dials = clients.entry(client).or_insert(0);
         // The limit is at least 1, so a new entry is always counted. No entry with a count of 0
         // remains.
@@ -114,7 +115,7 @@ impl Dials {
 
 impl Drop for Dial<'_> {
     fn drop(&mut self) {
-        uncount(&mut unpoisoned(&self.dials.clients), self.client);
+        uncount(&mut self.dials.clients.lock(), self.client);
     }
 }
 
@@ -255,7 +256,7 @@ impl Admission {
     /// Counts a wait. Logs that the limit is reached, at most once per [`LogThrottle::EVERY`].
     fn full(&self, now: Instant) {
         self.waits.fetch_add(1, Ordering::Relaxed);
-        if unpoisoned(&self.throttle).admits(now) {
+        if self.throttle.lock().admits(now) {
             tracing::warn!(
                 max = self.max(),
                 "the limit on {} is reached: new clients wait",
@@ -281,7 +282,7 @@ impl Admission {
     }
 
     fn clients(&self) -> MutexGuard<'_, HashMap<ClientKey, u32>> {
-        unpoisoned(&self.clients)
+        self.clients.lock()
     }
 }
 
@@ -369,11 +370,6 @@ impl From<IpAddr> for ClientKey {
             ipv4 => ipv4,
         })
     }
-}
-
-/// Locks the mutex and ignores poisoning, because the data is valid at every instant.
-fn unpoisoned<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
-    lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -10,10 +10,11 @@ mod passed;
 mod penalty;
 mod turns;
 
+use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use argon2::password_hash;
 use blake2::Blake2sMac256;
@@ -213,13 +214,13 @@ impl User {
     }
 
     fn has_passed(&self, given: &Digest) -> bool {
-        let passed = self.passed.lock().unwrap_or_else(PoisonError::into_inner);
+        let passed = self.passed.lock();
         let same = passed.map_or(Choice::from(0), |passed| passed.ct_eq(given));
         same.into()
     }
 
     fn remember(&self, given: Digest) {
-        *self.passed.lock().unwrap_or_else(PoisonError::into_inner) = Some(given);
+        *self.passed.lock() = Some(given);
     }
 }
 

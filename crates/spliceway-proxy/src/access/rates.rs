@@ -8,11 +8,12 @@
 
 mod units;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use spliceway::RateLimit;
@@ -229,8 +230,7 @@ impl RateLimits {
     }
 
     fn clients(&self) -> MutexGuard<'_, Clients> {
-        // The map is valid at every instant, so a poisoned lock is usable.
-        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+        self.clients.lock()
     }
 }
 

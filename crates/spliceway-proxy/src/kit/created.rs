@@ -3,11 +3,11 @@
 //! A process that takes over may be refused after it has created a log or a quota file. Then the
 //! folders must be as before.
 
+use parking_lot::Mutex;
 use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 /// The files, of which there are at most two.
 static FILES: Mutex<Vec<File>> = Mutex::new(Vec::new());
@@ -78,11 +78,11 @@ fn inode(file: &Metadata) -> (u64, u64) {
 }
 
 fn files<T>(change: impl FnOnce(&mut Vec<File>) -> T) -> T {
-    change(&mut FILES.lock().unwrap_or_else(PoisonError::into_inner))
+    change(&mut FILES.lock())
 }
 
 fn removed<T>(change: impl FnOnce(&mut Vec<PathBuf>) -> T) -> T {
-    change(&mut REMOVED.lock().unwrap_or_else(PoisonError::into_inner))
+    change(&mut REMOVED.lock())
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! A bounded queue of lines, and the thread that writes them.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::io::{self, Write};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
@@ -127,10 +127,9 @@ impl Lines {
     /// Waits [`BATCH_TIME`] after a batch, so that lines collect for the next one. Only a flush
     /// ends the wait early.
     fn collect(&self) {
-        drop(
-            self.pushed
-                .wait_timeout_while(self.queue(), BATCH_TIME, |queue| !queue.flushing),
-        );
+        let mut queue = self.queue();
+        self.pushed
+            .wait_while_for(&mut queue, |queue| !queue.flushing, BATCH_TIME);
     }
 
     /// Waits for lines and moves them to `batch`, which must be empty. Returns the number of
@@ -141,7 +140,7 @@ impl Lines {
         while queue.lines.ends.is_empty() && !queue.reopening {
             queue.idle = true;
             self.written.notify_all();
-            queue = self.pushed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            self.pushed.wait(&mut queue);
         }
         queue.idle = false;
         std::mem::swap(&mut queue.lines, batch);
@@ -167,15 +166,14 @@ impl Lines {
     pub(super) fn flush(&self, until: Instant) {
         self.hasten();
         let patience = until.saturating_duration_since(Instant::now());
-        let waited = self
-            .written
-            .wait_timeout_while(self.queue(), patience, |queue| !queue.idle);
-        waited.unwrap_or_else(PoisonError::into_inner).0.flushing = false;
+        let mut queue = self.queue();
+        self.written.wait_while_for(&mut queue, |queue| !queue.idle, patience);
+        queue.flushing = false;
     }
 
-    /// Locks the queue and ignores poisoning, because the queue is valid at every instant.
+    /// Locks the queue.
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 }
 

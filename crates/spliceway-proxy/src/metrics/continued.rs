@@ -3,9 +3,9 @@
 //! The earlier process sends the text of its metrics. At a scrape, its counters and histograms are
 //! added to those of this process. Gauges are not: they describe this process alone.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fmt::Write;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::time::Instant;
 
@@ -48,7 +48,7 @@ impl Continued {
     }
 
     fn earlier(&self) -> MutexGuard<'_, Earlier> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Returns the text of this process, which has these services, with these counters added. What

@@ -5,7 +5,8 @@
 //!   runs ─ a reload removes it ─▶ removed ─ its last session ends ─▶ gone ─ KEPT_FOR ─▶ no series
 //! ```
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use spliceway::Reason;
@@ -90,9 +91,9 @@ impl AllTraffic {
         });
     }
 
-    /// Locks the list and ignores poisoning, because it is valid at every instant.
+    /// Locks the list.
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -1,7 +1,7 @@
 //! The traffic of services: their sessions, relays and datagrams.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use slab::Slab;
@@ -294,10 +294,9 @@ impl Traffic {
         running.len() + associations.len()
     }
 
-    /// Locks the ledger and ignores poisoning, because every change under the lock is complete
-    /// before anything can panic.
+    /// Locks the ledger.
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ledger.lock()
     }
 }
 

@@ -1,9 +1,10 @@
 //! A small HTTP server for operators: one request per connection, few connections, and a deadline.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use http_body_util::Full;
@@ -167,9 +168,9 @@ impl Places {
         }
     }
 
-    /// Locks the connections and ignores poisoning, because the map is valid at every instant.
+    /// Locks the connections.
     fn taken(&self) -> MutexGuard<'_, Taken> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -1,8 +1,9 @@
 //! The state of the whole program, for the admin socket and the status page: totals, and rates over
 //! the last seconds.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use spliceway::{PipePool, Reason};
@@ -82,21 +83,21 @@ impl Overview {
 
     /// Continues from the last [state](Self::status) of an earlier process.
     pub(crate) fn continue_from(&self, before: view::Status) {
-        *self.before.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(before));
+        *self.before.lock() = Some(Box::new(before));
     }
 
     /// Records the services that run from now on.
     pub(crate) fn serve(&self, services: Vec<Served>) {
         let balancers = services.iter().filter_map(|served| served.service.balancer.clone());
         self.metrics.balance(balancers.collect());
-        *self.services.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(services);
+        *self.services.lock() = Arc::new(services);
         // A reload has freed the settings before, which may have a million rules.
         self.sessions.heap().trim_soon();
     }
 
     /// Returns the services that run now.
     pub(crate) fn services(&self) -> Arc<Vec<Served>> {
-        Arc::clone(&self.services.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.services.lock())
     }
 
     /// Takes samples until it is dropped.
@@ -229,7 +230,7 @@ impl Overview {
             quotas_are_saved: self.metrics.accounts().are_saved(),
             users: self.metrics.accounts().statuses("", USERS),
         };
-        if let Some(before) = &*self.before.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(before) = &*self.before.lock() {
             status.continue_from(before);
         }
         status
@@ -246,9 +247,9 @@ impl Overview {
         self.health.state() == State::Draining
     }
 
-    /// Locks the samples and ignores poisoning, because they are valid at every instant.
+    /// Locks the samples.
     fn samples(&self) -> MutexGuard<'_, VecDeque<Sample>> {
-        self.samples.lock().unwrap_or_else(PoisonError::into_inner)
+        self.samples.lock()
     }
 }
 

@@ -1,11 +1,12 @@
 //! Connections that the firewall has taken from their way to a target: finds their target, and
 //! recognizes those that this process has opened itself.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::LazyLock;
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{ip_original_dst, ipv6_original_dst};
@@ -157,8 +158,7 @@ impl OwnDials {
         let target = canonical(target);
         let hash = self.hasher.hash_one((target.ip(), target.port()));
         let shard = &self.shards[hash as usize % SHARDS];
-        // No change under the lock can panic halfway through.
-        shard.lock().unwrap_or_else(PoisonError::into_inner)
+        shard.lock()
     }
 }
 

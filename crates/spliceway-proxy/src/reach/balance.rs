@@ -19,10 +19,11 @@ mod policy;
 mod probe;
 mod queue;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use blake2::Blake2b512;
@@ -323,9 +324,9 @@ impl Balancer {
         self.inner().places.iter().map(status).collect()
     }
 
-    /// Locks the state and ignores poisoning, because it is valid at every instant.
+    /// Locks the state.
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 

@@ -9,6 +9,7 @@
 //! The crate `sd-notify` 0.5 does not reach abstract sockets. It opens a socket for each message,
 //! which fails if no descriptor is left, and its calls block while the manager is slow.
 
+use parking_lot::Mutex;
 use std::env;
 use std::ffi::OsStr;
 use std::fmt::{self, Display};
@@ -17,7 +18,6 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -182,7 +182,7 @@ impl Notified {
     async fn send(&self, message: &str) {
         let sent = timeout(PATIENCE, self.try_send(message.as_bytes())).await;
         let sent = sent.unwrap_or_else(|late| Err(late.into()));
-        let mut throttle = self.throttle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut throttle = self.throttle.lock();
         if let Err(error) = sent
             && throttle.admits(Instant::now())
         {

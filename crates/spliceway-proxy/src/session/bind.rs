@@ -124,7 +124,8 @@ impl Binding {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use parking_lot::Mutex;
+    use std::sync::Arc;
 
     use socket2::SockRef;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -146,7 +147,7 @@ mod tests {
 
     impl Destinations for Book {
         fn check(&self, _: Option<&str>, address: SocketAddr) -> Result<(), Denied> {
-            match self.refused.lock().unwrap().contains(&address.ip()) {
+            match self.refused.lock().contains(&address.ip()) {
                 true => Err(Denied::Private),
                 false => Ok(()),
             }
@@ -199,7 +200,7 @@ mod tests {
     async fn the_unspecified_address_admits_any_peer_that_the_policy_allows() {
         let binding = bound();
         let (address, book) = (binding.address(), Book::default());
-        book.refused.lock().unwrap().push(ip(6));
+        book.refused.lock().push(ip(6));
         let _refused = connect_from(6, address).await;
         let friend = connect_from(7, address).await;
         let (_, peer) = binding.accept(&Expected::Anyone, &book, LIMIT).await.unwrap();

@@ -7,10 +7,11 @@
 
 mod expiry;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -258,9 +259,9 @@ impl Sessions {
         }
     }
 
-    /// Locks the sessions and ignores poisoning, because the slab is valid at every instant.
+    /// Locks the sessions.
     fn open(&self) -> MutexGuard<'_, Slab<(u64, Arc<Session>)>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.open.lock()
     }
 }
 
@@ -308,9 +309,9 @@ impl Session {
         }
     }
 
-    /// Locks the facts and ignores poisoning, because they are valid at every instant.
+    /// Locks the facts.
     pub(crate) fn facts(&self) -> MutexGuard<'_, Facts> {
-        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.facts.lock()
     }
 
     /// Records the task of the session.

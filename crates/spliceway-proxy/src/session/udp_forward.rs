@@ -39,11 +39,12 @@ mod refused;
 mod session;
 mod table;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use quinn_udp::UdpSocketState;
 use tokio::net::UdpSocket;
@@ -209,9 +210,9 @@ impl Port {
         *reached = (service, opener.port_index);
     }
 
-    /// Locks what new clients reach and ignores poisoning, because it is valid at every instant.
+    /// Locks what new clients reach.
     fn reached_now(&self) -> MutexGuard<'_, (Weak<Service>, u16)> {
-        self.reached_now.lock().unwrap_or_else(PoisonError::into_inner)
+        self.reached_now.lock()
     }
 
     /// Returns whether another session of this client would have another target than `target`,
@@ -303,7 +304,7 @@ impl Port {
     }
 
     fn warn_of_limit(&self, max: usize) {
-        let mut throttle = self.throttle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut throttle = self.throttle.lock();
         if throttle.admits(Instant::now()) {
             tracing::warn!(
                 max,

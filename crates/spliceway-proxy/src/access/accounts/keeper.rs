@@ -8,9 +8,10 @@
 //! During a hand-over, both processes count. Each reserves a share of what is left in the file, and
 //! updates the file at once when sessions have used their share.
 
+use parking_lot::Mutex;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -19,9 +20,9 @@ use prometheus_client::metrics::family::Family;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, timeout, timeout_at};
 
+use super::Accounts;
 use super::calendar::Date;
 use super::file::{File, PATIENCE, Unusable};
-use super::{Accounts, unpoisoned};
 use crate::log::LogThrottle;
 
 /// The time between two updates of the file. A process that is killed loses the bytes of this time,
@@ -138,7 +139,7 @@ impl Accounts {
         }
         let sharing = self.elsewhere(move |accounts| {
             if let Some(file) = accounts.file.get() {
-                unpoisoned(file).share(with_one_more);
+                file.lock().share(with_one_more);
             }
             // The other process finds everything, and this one has reserved its share.
             with_one_more.then(|| accounts.save()).flatten()
@@ -156,7 +157,7 @@ impl Accounts {
         let accounts = Arc::clone(self);
         let save = move || {
             if let Some(file) = accounts.file.get() {
-                unpoisoned(file).leave();
+                file.lock().leave();
             }
             accounts.saving.report(accounts.save());
             let _ = sender.send(());
@@ -173,7 +174,7 @@ impl Accounts {
     /// `None` if there was nothing to do.
     pub(super) fn save(&self) -> Option<Result<(), Unusable>> {
         // Two updates at the same time would save the same changes.
-        let mut file = unpoisoned(self.file.get()?);
+        let mut file = self.file.get()?.lock();
         if file.is_removed() {
             return None;
         }
@@ -228,7 +229,7 @@ impl Saving {
     fn failed(&self, why: &Unusable) {
         self.writes.get_or_create(&WriteLabel { result: FAILED }).inc();
         self.has_failed.store(true, Ordering::Relaxed);
-        if unpoisoned(&self.throttle).admits(Instant::now()) {
+        if self.throttle.lock().admits(Instant::now()) {
             tracing::error!(%why, "cannot write the quota file: counting continues in memory");
         }
     }
@@ -252,7 +253,7 @@ mod tests {
         accounts.load(&path, false).unwrap();
         let keeping = tokio::spawn(Arc::clone(&accounts).keep(|| async {}));
         let disk = Arc::clone(&accounts);
-        let hang = disk.file.get().unwrap().lock().unwrap();
+        let hang = disk.file.get().unwrap().lock();
         let session = accounts.enter("ann").unwrap().unwrap();
         session.account().count(7);
         let until = std::time::Instant::now() + Duration::from_secs(20);

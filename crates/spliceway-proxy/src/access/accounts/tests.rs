@@ -200,13 +200,13 @@ impl Process {
         let accounts = Arc::<Accounts>::default();
         accounts.set(&daily(quota));
         accounts.load(path, is_shared).unwrap();
-        unpoisoned(accounts.file.get().unwrap()).become_process(id);
+        accounts.file.get().unwrap().lock().become_process(id);
         let session = accounts.enter("ann").unwrap().unwrap();
         Self { accounts, session }
     }
 
     fn share(&self, with_one_more: bool) {
-        unpoisoned(self.accounts.file.get().unwrap()).share(with_one_more);
+        self.accounts.file.get().unwrap().lock().share(with_one_more);
         self.update();
     }
 

@@ -13,8 +13,9 @@
 //! client starves while others keep arriving. A client that was turned away counts as failed. So
 //! clients that retry do not get ahead of a client that arrives for the first time.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -120,8 +121,7 @@ impl Checks {
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue<Check>> {
-        // No change under the lock can panic halfway through.
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 }
 

@@ -4,8 +4,8 @@
 //! The table holds keyed digests of passwords, but no passwords. Each set of users has its own
 //! table. If a file is read again, its users get a new table.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use subtle::ConstantTimeEq;
@@ -48,7 +48,7 @@ impl Passed {
     /// Returns whether this password was accepted before, for this user and from this address. The
     /// comparison takes the same time even if there is no entry.
     pub(super) fn has(&self, client: ClientKey, user: UserId, given: &Digest, now: Instant) -> bool {
-        let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.0.lock();
         let mut nothing = Entry::new([0; 32], now);
         let entry = table.entries.get_mut(&(client, user));
         let is_known = entry.is_some();
@@ -68,7 +68,7 @@ impl Passed {
 
     /// Records that this password was correct.
     pub(super) fn remember(&self, client: ClientKey, user: UserId, given: Digest, now: Instant) {
-        let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.0.lock();
         let key = (client, user);
         match table.entries.get_mut(&key) {
             // The count of wrong passwords does not change.
@@ -83,7 +83,7 @@ impl Passed {
 
     /// Returns whether any user has logged in from this address.
     pub(super) fn knows(&self, client: ClientKey) -> bool {
-        let table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let table = self.0.lock();
         let mut of_client = table.entries.range((client, UserId::MIN)..=(client, UserId::MAX));
         of_client.next().is_some()
     }
@@ -172,7 +172,7 @@ mod tests {
         }
         assert!(!passed.has(client(1), 1, &[1; 32], now) && !passed.has(client(100), 1, &[1; 32], now));
         assert!(passed.has(client(101), 1, &[1; 32], now));
-        let table = passed.0.lock().unwrap();
+        let table = passed.0.lock();
         assert_eq!((table.entries.len(), table.by_use.len()), (ENTRIES_MAX, ENTRIES_MAX));
     }
 }

@@ -1,10 +1,10 @@
 //! Slows down guessing: a client that fails has to wait, and each further failure makes the wait
 //! longer.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -135,7 +135,7 @@ impl Penalties {
     fn table(&self) -> MutexGuard<'_, Table> {
         // A change that stopped halfway would leave an address in only some of the orders. However,
         // no change can panic.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 }
 

@@ -1,8 +1,9 @@
 //! Lets each client guess one password at a time. So the result of a guess is known before the next
 //! guess. A client that sends many passwords at the same time delays only itself.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use tokio::sync::{Mutex as Turnstile, OwnedMutexGuard};
 
@@ -65,7 +66,7 @@ impl Turns {
 
     fn clients(&self) -> MutexGuard<'_, HashMap<Key, Waiters>> {
         // Each change affects only one entry.
-        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+        self.clients.lock()
     }
 }
 

@@ -1,11 +1,12 @@
 //! The addresses that this program listens on.
 
+use parking_lot::{Mutex, RwLock};
 use std::ffi::OsStr;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slab::Slab;
@@ -62,13 +63,13 @@ impl OwnListeners {
             return Ok(None);
         };
         let own = self.clone();
-        let key = self.bound.write().unwrap_or_else(PoisonError::into_inner).insert(bound);
+        let key = self.bound.write().insert(bound);
         Ok(Some(OwnEntry { own, key }))
     }
 
     /// Returns whether a connection to `address`, or a datagram, reaches one of these listeners.
     pub(super) fn are_at(&self, address: SocketAddr, is_datagram: bool) -> bool {
-        let bound = self.bound.read().unwrap_or_else(PoisonError::into_inner);
+        let bound = self.bound.read();
         let ip = reached(address.ip());
         let mut own = bound.iter().filter_map(|(_, bound)| match bound {
             Bound::Ip {
@@ -88,7 +89,7 @@ impl OwnListeners {
     /// Returns whether a connection to this Unix socket reaches one of these listeners.
     pub(super) fn are_at_path(&self, path: &Path) -> bool {
         let path = real(path);
-        let bound = self.bound.read().unwrap_or_else(PoisonError::into_inner);
+        let bound = self.bound.read();
         bound
             .iter()
             .any(|(_, bound)| matches!(bound, Bound::Path(own) if *own == path))
@@ -97,7 +98,7 @@ impl OwnListeners {
 
 impl Drop for OwnEntry {
     fn drop(&mut self) {
-        let mut bound = self.own.bound.write().unwrap_or_else(PoisonError::into_inner);
+        let mut bound = self.own.bound.write();
         bound.try_remove(self.key);
     }
 }
@@ -145,7 +146,7 @@ impl Addresses {
         if !self.are_known(|when| now.saturating_duration_since(when) < FRESH) {
             self.ask(now, system);
         }
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.read();
         // Without a list, the program assumes that `ip` is an address of this machine.
         known.as_ref().is_none_or(|(_, addresses)| addresses.contains(&ip))
     }
@@ -153,23 +154,22 @@ impl Addresses {
     /// Refreshes the list. If the system returns an error, the previous list stays in use.
     fn ask(&self, now: Instant, system: impl FnOnce() -> io::Result<Vec<IpAddr>>) {
         let asking = match self.asking.try_lock() {
-            Err(TryLockError::WouldBlock) if self.are_known(|_| true) => return,
+            Some(asking) => asking,
+            None if self.are_known(|_| true) => return,
             // The first callers have no previous list, so they wait.
-            Err(TryLockError::WouldBlock) => self.asking.lock().unwrap_or_else(PoisonError::into_inner),
-            Err(TryLockError::Poisoned(asking)) => asking.into_inner(),
-            Ok(asking) => asking,
+            None => self.asking.lock(),
         };
         if self.are_known(|when| now.saturating_duration_since(when) < FRESH) {
             return;
         }
         if let Ok(addresses) = system() {
-            *self.known.write().unwrap_or_else(PoisonError::into_inner) = Some((now, addresses));
+            *self.known.write() = Some((now, addresses));
         }
         drop(asking);
     }
 
     fn are_known(&self, since: impl FnOnce(Instant) -> bool) -> bool {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.read();
         known.as_ref().is_some_and(|(when, _)| since(*when))
     }
 }

@@ -1,10 +1,10 @@
 //! Listens on abstract Unix sockets (unix(7)). They have names and no files, so no mode decides who
 //! may connect. The program asks the kernel for the user of each client instead.
 
+use parking_lot::RwLock;
 use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
-use std::sync::{PoisonError, RwLock};
 
 use socket2::{Domain, SockAddr, Socket, Type};
 use spliceway_protocol::address::system_path;
@@ -33,7 +33,7 @@ pub(super) fn listen(path: &Path, mode: Option<u32>) -> io::Result<UnixListener>
 
 /// Decides who may connect from now on.
 pub(super) fn set_mode(path: &Path, mode: Option<u32>) {
-    let mut private = PRIVATE.write().unwrap_or_else(PoisonError::into_inner);
+    let mut private = PRIVATE.write();
     match mode {
         Some(EVERYBODY) => drop(private.remove(path)),
         _ => drop(private.insert(path.into())),
@@ -49,13 +49,13 @@ pub(super) fn name(listener: &UnixListener) -> Option<String> {
 
 /// Returns whether only the user of this program and root may connect to the socket with this name.
 pub(super) fn is_private(name: &str) -> bool {
-    let private = PRIVATE.read().unwrap_or_else(PoisonError::into_inner);
+    let private = PRIVATE.read();
     private.contains(Path::new(name))
 }
 
 /// Returns whether a client may stay.
 pub(super) fn admits(listener: &UnixListener, client: &UnixStream) -> bool {
-    if PRIVATE.read().unwrap_or_else(PoisonError::into_inner).is_empty() {
+    if PRIVATE.read().is_empty() {
         return true;
     }
     let may = [rustix::process::geteuid().as_raw(), 0];

@@ -1,9 +1,10 @@
 //! Listening sockets from a service manager (`sd_listen_fds(3)`). The service manager can then
 //! restart the program without losing a client.
 
+use parking_lot::Mutex;
 use std::env;
 use std::io;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use listenfd::ListenFd;
 use socket2::SockRef;
@@ -45,8 +46,7 @@ pub(crate) fn adopt() {
 pub(super) fn take(name: &str, transport: Transport) -> io::Result<Vec<Listener>> {
     adopt();
     let inherited = INHERITED.get().expect("adopted");
-    // No change under the lock can panic halfway through.
-    let mut inherited = inherited.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut inherited = inherited.lock();
     let Inherited { sockets, names } = &mut *inherited;
     let found = find(names, sockets.len(), name);
     if found.is_empty() {

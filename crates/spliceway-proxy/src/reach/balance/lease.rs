@@ -1,7 +1,8 @@
 //! A session's place with a backend, and what the sessions of a backend share.
 
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use spliceway_protocol::address::{Target, TargetRange};
@@ -167,14 +168,14 @@ impl Backend {
         }
     }
 
-    /// Locks the results of checks and ignores poisoning, because they are valid at every instant.
+    /// Locks the results of checks.
     fn state_of_checks(&self) -> MutexGuard<'_, Checked> {
-        self.checked.lock().unwrap_or_else(PoisonError::into_inner)
+        self.checked.lock()
     }
 
-    /// Locks the failures and ignores poisoning, because they are valid at every instant.
+    /// Locks the failures.
     fn ejection(&self) -> MutexGuard<'_, Ejection> {
-        self.ejection.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ejection.lock()
     }
 }
 

@@ -13,8 +13,9 @@
 //! tried the same backends form a line, and each free place goes to the first client of a line who
 //! can use it.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::oneshot::{self, error::RecvError};
@@ -270,8 +271,8 @@ impl Balancer {
 }
 
 impl InForce {
-    /// Locks the balancer and ignores poisoning, because it is valid at every instant.
+    /// Locks the balancer.
     fn lock(&self) -> MutexGuard<'_, Weak<Balancer>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }

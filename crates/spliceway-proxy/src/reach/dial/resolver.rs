@@ -1,14 +1,15 @@
 //! Looks up names as glibc does: in `/etc/hosts`, with the servers of `/etc/resolv.conf`, or with
 //! the C library where only that knows the answer (`docs/design/011-names.md`).
 
+use parking_lot::Mutex;
 use std::fmt;
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hickory_proto::rr::RecordType;
@@ -325,7 +326,7 @@ impl Resolver {
     }
 
     fn cached(&self, name: &str, family: Family, generation: u64) -> Option<Vec<IpAddr>> {
-        let mut cached = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cached = self.cache.lock();
         if cached.generation != generation {
             // Other servers may know other names.
             *cached = Cached {
@@ -349,7 +350,7 @@ impl Resolver {
     ) -> Result<(Vec<IpAddr>, bool), LookupError> {
         let reply = query(&now.conf, first, name, family).await?;
         let addresses = reply.addresses();
-        let mut cached = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cached = self.cache.lock();
         if cached.generation == now.generation {
             let now = Instant::now();
             cached.cache.put(name, family, &addresses, reply.ttl, now);

@@ -8,11 +8,11 @@
 //!                   files belong to this process, modes change, unused listeners close
 //! ```
 
+use parking_lot::Mutex;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, PoisonError};
 
 use spliceway_protocol::address::{ListenAddress, is_abstract};
 
@@ -54,7 +54,7 @@ impl Adopted {
             .parse()
             .map_err(|error| io::Error::other(format!("{address}: {error}")))?;
         let listener = listener::adopted(socket, &address, &self.ownership)?;
-        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut groups = self.groups.lock();
         match groups.last_mut().filter(|group| group.number == number) {
             Some(group) => group.listeners.push(listener),
             None => groups.push(Group {
@@ -70,7 +70,7 @@ impl Adopted {
     /// Returns the listeners for an address, and binds them if there are none.
     pub(crate) async fn bind(&self, role: &str, address: &ListenAddress, transport: Transport) -> io::Result<Found> {
         let group = {
-            let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut groups = self.groups.lock();
             let found = groups.iter().position(|group| group.is_for(role, address, transport));
             found.map(|index| groups.remove(index))
         };
@@ -118,7 +118,7 @@ impl Adopted {
 
     /// Changes a listener when the old process accepts no clients any more.
     pub(crate) fn at_commit(&self, change: impl FnOnce() + Send + 'static) {
-        let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut changes = self.changes.lock();
         changes.push(Box::new(change));
     }
 
@@ -126,9 +126,9 @@ impl Adopted {
     /// Closes the listeners that are not in use.
     pub(crate) fn commit(&self) {
         self.ownership.store(true, Ordering::Relaxed);
-        let changes = std::mem::take(&mut *self.changes.lock().unwrap_or_else(PoisonError::into_inner));
+        let changes = std::mem::take(&mut *self.changes.lock());
         changes.into_iter().for_each(|change| change());
-        let unused = std::mem::take(&mut *self.groups.lock().unwrap_or_else(PoisonError::into_inner));
+        let unused = std::mem::take(&mut *self.groups.lock());
         for group in unused {
             tracing::info!("no longer listens on {}", group.address);
         }

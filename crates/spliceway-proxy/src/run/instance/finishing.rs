@@ -3,7 +3,8 @@
 //! A socket stays bound for its sessions. So a service that gets the address again must get the
 //! socket, too.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 
 use spliceway_protocol::address::ListenAddress;
 
@@ -41,8 +42,8 @@ impl Finishing {
         self.lefts().iter().filter(would_do).cloned().collect()
     }
 
-    /// Locks the sockets and ignores poisoning, because they are valid at every instant.
+    /// Locks the sockets.
     fn lefts(&self) -> MutexGuard<'_, Vec<Left>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }

@@ -1,9 +1,9 @@
 //! The addresses at which nothing received a moment ago, so that the next session of a name takes
 //! another address.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -33,9 +33,9 @@ impl Refused {
         known.any(|(one, when)| *one == address && now < *when + REMEMBERED)
     }
 
-    /// Locks the addresses and ignores poisoning, because they are valid at every instant.
+    /// Locks the addresses.
     fn refused(&self) -> MutexGuard<'_, VecDeque<(SocketAddr, Instant)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -1,8 +1,9 @@
 //! The sessions of a port, by client.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use quinn_udp::UdpSocketState;
 use rustix::io::Errno;
@@ -61,9 +62,9 @@ pub(super) struct Broken {
 }
 
 impl Table {
-    /// Locks the sessions and ignores poisoning, because they are valid at every instant.
+    /// Locks the sessions.
     pub(super) fn flows(&self) -> MutexGuard<'_, Flows> {
-        self.flows.lock().unwrap_or_else(PoisonError::into_inner)
+        self.flows.lock()
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -8,11 +8,12 @@
 //!
 //! A file that cannot be read any more keeps its last meaning, with a warning.
 
+use parking_lot::Mutex;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
@@ -134,7 +135,7 @@ impl Files {
 
     /// Returns what the files say now, or said a second ago.
     pub(super) fn current(&self) -> Snapshot {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         let now = Instant::now();
         if state
             .looked
@@ -149,7 +150,7 @@ impl Files {
     /// Makes the next lookup look at the files.
     #[cfg(test)]
     pub(super) fn expire(&self) {
-        self.state.lock().unwrap().looked = None;
+        self.state.lock().looked = None;
     }
 }
 

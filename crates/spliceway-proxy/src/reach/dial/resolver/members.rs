@@ -4,9 +4,9 @@
 //! A server may answer about one family and not about the other, or about one host and not about
 //! another. What is not answered stays as the last answer was.
 
+use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use hickory_proto::rr::{RData, RecordType};
@@ -222,7 +222,7 @@ impl Resolver {
                 for index in (lane..names.len()).step_by(LANES) {
                     let answer = self.one(now, &names[index], FAMILIES[family], caller).await;
                     let is_silent = answer == Err(LookupError::TimedOut);
-                    found.lock().unwrap_or_else(PoisonError::into_inner)[index][family] = Some(answer);
+                    found.lock()[index][family] = Some(answer);
                     if is_silent {
                         break;
                     }
@@ -239,7 +239,7 @@ impl Resolver {
                 break;
             };
             left[family] -= 1;
-            let found = found.lock().unwrap_or_else(PoisonError::into_inner);
+            let found = found.lock();
             let has_any = found
                 .iter()
                 .any(|pair| matches!(&pair[family], Some(Ok((all, _))) if !all.is_empty()));
@@ -248,7 +248,7 @@ impl Resolver {
             }
         }
         drop(running);
-        let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = found.lock();
         let answered = std::mem::take(&mut *found).into_iter();
         answered
             .map(|pair| pair.map(|answer| answer.unwrap_or(Err(LookupError::TimedOut))))

@@ -5,8 +5,9 @@
 //! half of all places, and two busy clients hold a third each. Further lookups wait in one queue
 //! for each client, and the clients take turns.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -95,8 +96,7 @@ impl Places {
     }
 
     fn shares(&self) -> MutexGuard<'_, Shares> {
-        // No change under the lock can panic halfway through.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     #[cfg(test)]

@@ -1,8 +1,9 @@
 //! A DNS server on loopback. A test sets its answers and counts its queries.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use hickory_proto::op::{Message, OpCode, ResponseCode};
 use hickory_proto::rr::rdata::{CNAME, SOA, SRV};
@@ -80,12 +81,12 @@ impl Server {
 
     /// Sets the answer to all further queries for `name`.
     pub(in crate::reach::dial) fn says(&self, name: &str, answer: Answer) {
-        self.script.lock().unwrap().answers.insert(name.into(), answer);
+        self.script.lock().answers.insert(name.into(), answer);
     }
 
     /// Returns the number of queries for `name`, for both families together.
     pub(in crate::reach::dial) fn asked(&self, name: &str) -> usize {
-        let script = self.script.lock().unwrap();
+        let script = self.script.lock();
         script.asked.iter().filter(|asked| *asked == name).count()
     }
 }
@@ -131,7 +132,7 @@ fn answer(question: &[u8], script: &Mutex<Script>) -> Option<Message> {
     let question = Message::from_vec(question).unwrap();
     let query = question.queries[0].clone();
     let name = query.name().to_lowercase().to_ascii();
-    let mut script = script.lock().unwrap();
+    let mut script = script.lock();
     script.asked.push(name.clone());
     let mut message = Message::response(question.metadata.id, OpCode::Query);
     message.metadata.recursion_available = true;
