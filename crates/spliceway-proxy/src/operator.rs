@@ -1,5 +1,6 @@
 //! The commands that talk to a running program.
 
+mod conversation;
 pub(crate) mod reload;
 pub(crate) mod status;
 pub(crate) mod top;

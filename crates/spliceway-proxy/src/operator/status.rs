@@ -1,13 +1,13 @@
 //! The command `spliceway status`: asks a running program how it is, and prints the answer.
 
 use std::fmt::{self, Write as _};
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use hyper::Method;
 
+use super::conversation::{answered, printed};
 use crate::access::accounts::UserStatus;
 use crate::kit::harmless::is_harmful;
 use crate::kit::text;
@@ -23,27 +23,13 @@ pub(crate) struct StatusCommand {
 
 /// Prints the status. The code is 0 if the program answers and is ready.
 pub(crate) fn run(command: &StatusCommand) -> ExitCode {
-    let asked = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| error.to_string())
-        .and_then(|runtime| {
-            runtime
-                .block_on(ask(&command.socket))
-                .map_err(|error| error.to_string())
-        });
-    let (status, text) = match asked {
+    let (status, text) = match answered(ask(&command.socket)) {
         Ok(asked) => asked,
-        Err(error) => {
-            crate::log::announce(&format_args!("spliceway: {error}"));
-            return ExitCode::FAILURE;
-        }
+        Err(code) => return code,
     };
     let text = if command.json { text } else { shown(&status) };
-    match io::stdout().write_all(text.as_bytes()) {
-        Ok(()) if status.ready => ExitCode::SUCCESS,
-        _ => ExitCode::FAILURE,
-    }
+    let code = printed(&text);
+    if status.ready { code } else { ExitCode::FAILURE }
 }
 
 async fn ask(socket: &Path) -> Result<(Status, String), NoAnswer> {

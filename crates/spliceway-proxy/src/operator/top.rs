@@ -27,6 +27,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
+use super::conversation::failed;
 use crate::monitor::admin::client::{self, NoAnswer};
 use crate::monitor::admin::view::{Said, SessionPage, Status};
 use model::{Model, Update, Wish};
@@ -55,10 +56,7 @@ enum Report {
 pub(crate) fn run(socket: PathBuf) -> ExitCode {
     match show(socket) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            crate::log::announce(&format_args!("spliceway: {error}"));
-            ExitCode::FAILURE
-        }
+        Err(error) => failed(&error),
     }
 }
 

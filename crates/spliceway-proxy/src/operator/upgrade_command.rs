@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use hyper::Method;
 
+use super::conversation::answered;
 use crate::monitor::admin::client::{self, NoAnswer};
 use crate::monitor::admin::view::{Said, Status};
 
@@ -16,17 +17,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Asks the program behind `socket`. The code is 0 if the new process serves.
 pub(crate) fn run(socket: &Path) -> ExitCode {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let upgraded = match runtime {
-        Ok(runtime) => runtime.block_on(ask(socket)).map_err(|error| error.to_string()),
-        Err(error) => Err(error.to_string()),
-    };
-    match upgraded {
+    match answered(ask(socket)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            crate::log::announce(&format_args!("spliceway: {error}"));
-            ExitCode::FAILURE
-        }
+        Err(code) => code,
     }
 }
 

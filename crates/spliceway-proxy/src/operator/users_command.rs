@@ -1,13 +1,13 @@
 //! The command `spliceway users`: shows what the users of a running program have used, and empties
 //! it for one of them.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use hyper::Method;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
+use super::conversation::{answered, printed};
 use crate::monitor::admin::client::{self, NoAnswer, PATIENCE};
 use crate::monitor::admin::view::{Said, UserPage};
 use crate::operator::status;
@@ -22,24 +22,13 @@ pub(crate) struct UsersCommand {
 
 /// Prints the users, or resets one. The code is 0 if the program has answered.
 pub(crate) fn run(command: &UsersCommand) -> ExitCode {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let text = runtime.map_err(|error| error.to_string()).and_then(|runtime| {
-        let answer = runtime.block_on(async {
-            match &command.reset {
-                Some(user) => reset(command, user).await,
-                None => list(command).await,
-            }
-        });
-        answer.map_err(|error| error.to_string())
-    });
-    match text {
-        Ok(text) if std::io::stdout().write_all(text.as_bytes()).is_ok() => ExitCode::SUCCESS,
-        Ok(_) => ExitCode::FAILURE,
-        Err(error) => {
-            crate::log::announce(&format_args!("spliceway: {error}"));
-            ExitCode::FAILURE
+    let text = answered(async {
+        match &command.reset {
+            Some(user) => reset(command, user).await,
+            None => list(command).await,
         }
-    }
+    });
+    text.map_or_else(|code| code, |text| printed(&text))
 }
 
 async fn list(command: &UsersCommand) -> Result<String, NoAnswer> {

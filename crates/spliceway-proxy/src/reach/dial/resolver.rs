@@ -27,6 +27,7 @@ use resolv_conf::ResolvConf;
 
 mod files;
 mod hosts;
+mod ignored;
 mod members;
 mod nsswitch;
 mod places;

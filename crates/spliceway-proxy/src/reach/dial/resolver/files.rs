@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::OFlags;
 
 use super::hosts::Hosts;
+use super::ignored::Ignored;
 use super::nsswitch::Plan;
 use super::resolv_conf::{ResolvConf, Surroundings};
 
@@ -39,14 +40,6 @@ pub(super) struct Snapshot {
     pub(super) plan: Arc<Plan>,
     /// The number of changes that make cached answers invalid.
     pub(super) generation: u64,
-}
-
-/// The lines of a file that were ignored.
-#[derive(Debug, Default)]
-pub(super) struct Ignored {
-    pub(super) count: usize,
-    /// The number of the first line, and the reason.
-    pub(super) first: Option<(usize, &'static str)>,
 }
 
 /// The files and their last meaning.
@@ -89,13 +82,6 @@ static SYSTEM: LazyLock<Arc<Files>> = LazyLock::new(|| {
     };
     Arc::new(Files::new(Path::new("/etc"), around))
 });
-
-impl Ignored {
-    pub(super) fn add(&mut self, line: usize, why: &'static str) {
-        self.count += 1;
-        self.first.get_or_insert((line, why));
-    }
-}
 
 impl Files {
     /// Returns the files of this machine.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use super::files::Ignored;
+use super::ignored::Ignored;
 
 /// The most addresses of a name. As many are used of an answer over DNS.
 const ADDRESSES_MAX: usize = 256;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use spliceway_protocol::address::ip_with_zone;
 
-use super::files::Ignored;
+use super::ignored::Ignored;
 
 const DNS_PORT: u16 = 53;
 /// The maximum number of name servers, as in glibc (`MAXNS`).
