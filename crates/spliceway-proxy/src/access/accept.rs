@@ -155,7 +155,7 @@ async fn next(listener: &Listener, admission: &Arc<Admission>) -> (io::Result<Ac
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::listener::{Transport, bind, reset};
+    use crate::net::listener::{Transport, bind, closes, reset};
     use tokio::net::TcpStream;
     use tokio::sync::{mpsc, oneshot};
 
@@ -223,7 +223,7 @@ mod tests {
         let _waits = TcpStream::connect(address).await.unwrap();
         stop.send(()).unwrap();
         assert!(accepted.recv().await.is_none());
-        assert!(TcpStream::connect(address).await.is_err(), "the listener is closed");
+        closes(address).await;
     }
 
     #[tokio::test]

@@ -169,6 +169,17 @@ pub(crate) fn reset(stream: Stream) {
     }
 }
 
+/// Waits until nothing listens at `address`. A program that another test starts has a copy of each
+/// listener until it executes.
+#[cfg(test)]
+pub(crate) async fn closes(address: impl tokio::net::ToSocketAddrs) {
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while tokio::net::TcpStream::connect(&address).await.is_ok() {
+        assert!(std::time::Instant::now() < until, "the listener is still open");
+        tokio::task::yield_now().await;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;

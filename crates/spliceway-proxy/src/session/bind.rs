@@ -134,6 +134,7 @@ mod tests {
     use super::*;
     use crate::access::datagram_counts::Dropped;
     use crate::access::policy::Denied;
+    use crate::net::listener::closes;
     use crate::reach::dial::{DialError, LookupError};
     use spliceway_protocol::address::Target;
 
@@ -193,7 +194,7 @@ mod tests {
         friend.write_all(b"in").await.unwrap();
         accepted.read_exact(&mut [0; 2]).await.unwrap();
         assert!(SockRef::from(&accepted).tcp_nodelay().unwrap() && SockRef::from(&accepted).keepalive().unwrap());
-        assert!(TcpStream::connect(address).await.is_err(), "one is all");
+        closes(address).await;
     }
 
     #[tokio::test]
@@ -214,6 +215,6 @@ mod tests {
         tokio::time::pause();
         let ended = binding.accept(&Expected::Anyone, &Book::default(), LIMIT).await;
         assert!(matches!(ended, Err(NobodyCame::TimedOut)), "{ended:?}");
-        assert!(TcpStream::connect(address).await.is_err(), "it is closed");
+        closes(address).await;
     }
 }
