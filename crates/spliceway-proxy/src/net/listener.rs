@@ -172,10 +172,13 @@ pub(crate) fn reset(stream: Stream) {
 /// Waits until nothing listens at `address`. A program that another test starts has a copy of each
 /// listener until it executes.
 #[cfg(test)]
-pub(crate) async fn closes(address: impl tokio::net::ToSocketAddrs) {
-    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while tokio::net::TcpStream::connect(&address).await.is_ok() {
-        assert!(std::time::Instant::now() < until, "the listener is still open");
+pub(crate) async fn closes(address: impl std::net::ToSocketAddrs) {
+    use std::time::{Duration, Instant};
+    let address = address.to_socket_addrs().unwrap().next().unwrap();
+    let until = Instant::now() + Duration::from_secs(20);
+    let attempt = || std::net::TcpStream::connect_timeout(&address, Duration::from_secs(1));
+    while !attempt().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+        assert!(Instant::now() < until, "the listener is still open");
         tokio::task::yield_now().await;
     }
 }
