@@ -1,7 +1,8 @@
 //! A small HTTP server for operators: one request per connection, few connections, and a deadline.
 
 use parking_lot::{Mutex, MutexGuard};
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,12 +26,9 @@ use crate::metrics::Metrics;
 use crate::net::listener::{Accepted, Listener};
 
 /// The limit on connections. It is low, because scrapers and probes are few. A further connection
-/// replaces another one ([`Places`]).
+/// replaces another one ([`Places`]). While a client floods the listener, a probe from the same
+/// address must send its head before this many newer connections are accepted.
 const CONNECTIONS_MAX: usize = 64;
-/// The limit on connections from one client, which leaves places for other clients. This limit must
-/// not be too low. While a client floods the listener, a probe from the same address must send its
-/// head before this many newer connections are accepted.
-const CONNECTIONS_MAX_PER_CLIENT: usize = 48;
 /// The longest request head. Scrapers and probes send one line and a few fields.
 const HEAD_MAX_BYTES: usize = 16 << 10;
 
@@ -110,9 +108,9 @@ where
 /// The open connections. If no place is left for a new connection, another connection loses its
 /// place.
 ///
-/// The oldest connection that has not sent its whole request head loses its place. If all
-/// connections have sent it, the oldest connection loses its place. If the new connection's client
-/// has reached its own limit, only that client's connections are considered.
+/// The client with the most connections loses one of them, so that a flood closes no connection of
+/// a client with few. It is the oldest one that has not sent its whole request head, or else the
+/// oldest.
 #[derive(Default)]
 struct Places(Mutex<Taken>);
 
@@ -140,11 +138,8 @@ struct Place {
 impl Places {
     fn enter(places: &Arc<Self>, client: Option<ClientKey>) -> Place {
         let mut taken = places.taken();
-        let of_client = |connection: &Connection| client.is_some() && connection.client == client;
-        if taken.connections.values().filter(|one| of_client(one)).count() >= CONNECTIONS_MAX_PER_CLIENT {
-            taken.close_one(of_client);
-        } else if taken.connections.len() >= CONNECTIONS_MAX {
-            taken.close_one(|_| true);
+        if taken.connections.len() >= CONNECTIONS_MAX {
+            taken.close_one();
         }
         let (number, has_head) = (taken.next, Arc::new(AtomicBool::new(false)));
         taken.next += 1;
@@ -175,10 +170,15 @@ impl Places {
 }
 
 impl Taken {
-    fn close_one(&mut self, may_be: impl Fn(&Connection) -> bool) {
-        let candidates = self.connections.iter().filter(|(_, connection)| may_be(connection));
-        let first =
-            candidates.min_by_key(|(number, connection)| (connection.has_head.load(Ordering::Relaxed), **number));
+    fn close_one(&mut self) {
+        let mut held = HashMap::<_, usize>::new();
+        for connection in self.connections.values() {
+            *held.entry(connection.client).or_default() += 1;
+        }
+        let first = self.connections.iter().min_by_key(|(number, connection)| {
+            let has_head = connection.has_head.load(Ordering::Relaxed);
+            (Reverse(held[&connection.client]), has_head, **number)
+        });
         let number = first.map(|(number, _)| *number);
         let connection = number.and_then(|number| self.connections.remove(&number));
         if let Some(task) = connection.and_then(|connection| connection.task) {
@@ -214,6 +214,7 @@ pub(crate) fn set(answer: &mut Answer, name: HeaderName, value: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::IpAddr;
     use std::pin::pin;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
     use tokio::time::Instant;
@@ -315,5 +316,18 @@ mod tests {
         assert_eq!(numbers(&places).len(), CONNECTIONS_MAX);
         drop(taken);
         assert_eq!(numbers(&places), [0; 0]);
+    }
+
+    #[test]
+    fn a_flood_from_a_few_addresses_closes_no_connection_of_a_client_with_one() {
+        let client = |last| Some(ClientKey::from(IpAddr::from([127, 0, 0, last])));
+        let places = Arc::default();
+        let honest = Places::enter(&places, client(9));
+        let flood: Vec<_> = (0..1000_u16)
+            .map(|n| Places::enter(&places, client(n.to_le_bytes()[0] % 4)))
+            .collect();
+        assert!(numbers(&places).contains(&honest.number));
+        assert_eq!(numbers(&places).len(), CONNECTIONS_MAX);
+        drop((honest, flood));
     }
 }
