@@ -8,11 +8,7 @@
 //! A proxy on loopback takes every client for one of this machine. A hop must not make a client of
 //! another machine one of them, so hops remember where their client may be.
 
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-use crate::net::stream::Stream;
-use crate::net::transparent::OwnDial;
 
 /// The most hops of one connection. A chain of more services has no known use.
 const HOPS_MAX: u8 = 4;
@@ -36,30 +32,17 @@ pub(crate) struct Hops {
 pub(crate) struct TooManyHops;
 
 impl Hops {
-    /// Returns the hops behind a client at `peer`.
-    pub(crate) fn behind(client: &Stream, peer: Option<SocketAddr>) -> Self {
-        if !HOPPED.load(Ordering::Acquire) {
-            return Self::default();
-        }
-        match (client, peer) {
-            (Stream::Tcp(stream), Some(peer)) => {
-                let local = stream.local_addr().ok();
-                local.and_then(|local| OwnDial::hops(peer, local)).unwrap_or_default()
-            }
-            // A Unix socket does not tell which session is at its other end, so there is no further
-            // hop.
-            (Stream::Unix(stream), _) => {
-                let pid = stream.peer_cred().ok().and_then(|peer| peer.pid());
-                let is_own = pid.is_some_and(|pid| u32::try_from(pid) == Ok(std::process::id()));
-                if !is_own {
-                    return Self::default();
-                }
-                Self {
-                    count: HOPS_MAX,
-                    is_far: FAR_HOPPED.load(Ordering::Acquire),
-                }
-            }
-            (Stream::Tcp(_), None) => Self::default(),
+    /// Returns whether there has been any hop in this process.
+    pub(super) fn have_begun() -> bool {
+        HOPPED.load(Ordering::Acquire)
+    }
+
+    /// Returns the hops of a client of this process whose session is not known. It has no further
+    /// hop.
+    pub(super) fn of_unknown_session() -> Self {
+        Self {
+            count: HOPS_MAX,
+            is_far: FAR_HOPPED.load(Ordering::Acquire),
         }
     }
 

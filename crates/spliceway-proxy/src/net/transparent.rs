@@ -57,9 +57,10 @@ pub(crate) fn allow_foreign_addresses<'socket>(socket: impl Into<SockRef<'socket
     if allows_foreign_addresses(&socket, is_v6)? {
         return Ok(());
     }
-    let set = match is_v6 {
-        true => socket.set_ip_transparent_v6(true),
-        false => socket.set_ip_transparent_v4(true),
+    let set = if is_v6 {
+        socket.set_ip_transparent_v6(true)
+    } else {
+        socket.set_ip_transparent_v4(true)
     };
     set.map_err(|error| match Errno::from_io_error(&error) {
         Some(Errno::PERM) => io::Error::new(
@@ -84,9 +85,10 @@ pub(crate) fn may_allow_foreign_addresses<'socket>(socket: impl Into<SockRef<'so
 }
 
 fn allows_foreign_addresses(socket: &SockRef<'_>, is_v6: bool) -> io::Result<bool> {
-    match is_v6 {
-        true => socket.ip_transparent_v6(),
-        false => socket.ip_transparent_v4(),
+    if is_v6 {
+        socket.ip_transparent_v6()
+    } else {
+        socket.ip_transparent_v4()
     }
 }
 
@@ -117,9 +119,9 @@ type Ends = [(IpAddr, u16); 2];
 pub(crate) struct OwnDial(Ends);
 
 impl OwnDial {
-    /// Remembers a connection after these hops. Calls `connect`, which begins to
-    /// connect to `target` and returns the source, and remembers both. The other end cannot be
-    /// checked before that, because `connect` runs under the lock.
+    /// Remembers a connection after these hops. Calls `connect`, which begins to connect to `target`
+    /// and returns the source, and remembers both. The other end cannot be checked before that,
+    /// because `connect` runs under the lock.
     ///
     /// # Errors
     /// Returns the error of `connect`.
@@ -139,10 +141,36 @@ impl OwnDial {
         Self::hops(client, target).is_some()
     }
 
-    /// Returns the services that the bytes of such a connection have passed. `None` if
-    /// the connection is not one of this process.
-    pub(crate) fn hops(client: SocketAddr, target: SocketAddr) -> Option<Hops> {
+    /// Returns the services that the bytes of such a connection have passed. `None` if the connection
+    /// is not one of this process.
+    fn hops(client: SocketAddr, target: SocketAddr) -> Option<Hops> {
         OWN_DIALS.shard(target).get(&ends(client, target)).copied()
+    }
+}
+
+impl Hops {
+    /// Returns the hops behind a client at `peer`.
+    pub(crate) fn behind(client: &Stream, peer: Option<SocketAddr>) -> Self {
+        if !Self::have_begun() {
+            return Self::default();
+        }
+        match (client, peer) {
+            (Stream::Tcp(stream), Some(peer)) => {
+                let local = stream.local_addr().ok();
+                local.and_then(|local| OwnDial::hops(peer, local)).unwrap_or_default()
+            }
+            // A Unix socket does not tell which session is at its other end.
+            (Stream::Unix(stream), _) => {
+                let pid = stream.peer_cred().ok().and_then(|peer| peer.pid());
+                let is_own = pid.is_some_and(|pid| u32::try_from(pid) == Ok(std::process::id()));
+                if is_own {
+                    Self::of_unknown_session()
+                } else {
+                    Self::default()
+                }
+            }
+            (Stream::Tcp(_), None) => Self::default(),
+        }
     }
 }
 
@@ -157,8 +185,7 @@ impl OwnDials {
     fn shard(&self, target: SocketAddr) -> MutexGuard<'_, HashMap<Ends, Hops>> {
         let target = canonical(target);
         let hash = self.hasher.hash_one((target.ip(), target.port()));
-        let shard = &self.shards[hash as usize % SHARDS];
-        shard.lock()
+        self.shards[hash as usize % SHARDS].lock()
     }
 }
 

@@ -10,7 +10,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use spliceway_protocol::address::system_path;
 use tokio::net::{UnixListener, UnixStream};
 
-use super::BACKLOG;
+use super::options::BACKLOG;
 
 /// The mode that admits every user.
 const EVERYBODY: u32 = 0o666;
@@ -49,8 +49,7 @@ pub(super) fn name(listener: &UnixListener) -> Option<String> {
 
 /// Returns whether only the user of this program and root may connect to the socket with this name.
 pub(super) fn is_private(name: &str) -> bool {
-    let private = PRIVATE.read();
-    private.contains(Path::new(name))
+    PRIVATE.read().contains(Path::new(name))
 }
 
 /// Returns whether a client may stay.
@@ -58,7 +57,15 @@ pub(super) fn admits(listener: &UnixListener, client: &UnixStream) -> bool {
     if PRIVATE.read().is_empty() {
         return true;
     }
-    let may = [rustix::process::geteuid().as_raw(), 0];
-    let is_known = || client.peer_cred().is_ok_and(|peer| may.contains(&peer.uid()));
-    !name(listener).is_some_and(|name| is_private(&name)) || is_known()
+    !name(listener).is_some_and(|name| is_private(&name)) || is_of_owner(client)
+}
+
+/// Returns whether the user of a client may connect to the private sockets of this program.
+pub(super) fn is_of_owner(client: &UnixStream) -> bool {
+    client.peer_cred().is_ok_and(|peer| is_owner(peer.uid()))
+}
+
+/// Returns whether the user may connect to the private sockets of this program.
+pub(super) fn is_owner(uid: u32) -> bool {
+    [rustix::process::geteuid().as_raw(), 0].contains(&uid)
 }

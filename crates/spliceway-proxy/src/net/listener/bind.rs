@@ -4,19 +4,17 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
 
-use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use rustix::io::Errno;
+use socket2::{Domain, SockRef, Type};
 use tokio::net::{TcpListener, UdpSocket, UnixListener, lookup_host};
 
-use super::{BACKLOG, Listener, Ownership, SocketFile, Transport, abstract_socket, inherited};
-use crate::kit::errno;
-use crate::net::datagrams::{gather, open, report_reached};
+use super::listening::{Listener, Transport};
+use super::options::{BACKLOG, socket_to_listen};
+use super::socket_file::{Ownership, SocketFile};
+use super::{abstract_socket, inherited};
+use crate::net::datagrams::open;
 use spliceway_protocol::address::{ListenAddress, is_abstract};
-
-/// The silence before the kernel sends a keepalive probe, and the time between probes. With the
-/// probes, a vanished peer is noticed even if the idle timeout is off.
-pub(crate) const KEEPALIVE: Duration = Duration::from_secs(60);
 
 /// The receive buffer of a socket for the datagrams of all clients. The kernel lowers it to
 /// `net.core.rmem_max`, which is 208 KiB by default.
@@ -137,7 +135,10 @@ fn listen_on_all(
 }
 
 fn no_such_family(error: &io::Error) -> bool {
-    matches!(errno::name(error), "EAFNOSUPPORT" | "EADDRNOTAVAIL")
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL)
+    )
 }
 
 fn listen(address: SocketAddr, v6_only: bool) -> io::Result<Listener> {
@@ -156,44 +157,12 @@ fn receive(address: SocketAddr, v6_only: bool) -> io::Result<Listener> {
     let socket = open(address, v6_only)?;
     socket.set_recv_buffer_size(DATAGRAM_BUFFER_BYTES)?;
     socket.bind(&address.into())?;
-    datagrams(socket)
-}
-
-/// Returns the listener of a bound socket for datagrams.
-pub(super) fn datagrams(socket: Socket) -> io::Result<Listener> {
-    let socket = UdpSocket::from_std(socket.into())?;
-    gather(&socket);
-    if socket.local_addr()?.ip().is_unspecified() {
-        report_reached(&socket)?;
-    }
-    Ok(Listener::Udp(Arc::new(socket)))
-}
-
-/// Creates a socket to listen on `address`. The caller must bind it. Accepted sockets inherit its
-/// options, which saves calls for each of them.
-pub(crate) fn socket_to_listen(address: SocketAddr, v6_only: bool) -> io::Result<Socket> {
-    let socket = Socket::new(
-        Domain::for_address(address),
-        Type::STREAM.nonblocking(),
-        Some(Protocol::TCP),
-    )?;
-    if address.is_ipv6() {
-        socket.set_only_v6(v6_only)?;
-    }
-    prepare(&socket)?;
-    Ok(socket)
-}
-
-/// Sets the options of every relayed socket: keepalive and `TCP_NODELAY`. The relay does not need
-/// Nagle's algorithm, because it always sends all bytes that it has.
-pub(crate) fn prepare<'socket>(socket: impl Into<SockRef<'socket>>) -> io::Result<()> {
-    let socket = socket.into();
-    socket.set_tcp_nodelay(true)?;
-    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE))
+    Listener::of_datagrams(socket)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::options::KEEPALIVE;
     use super::*;
     use tokio::net::TcpStream;
 

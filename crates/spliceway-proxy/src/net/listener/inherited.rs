@@ -10,8 +10,8 @@ use listenfd::ListenFd;
 use socket2::SockRef;
 use tokio::net::{TcpListener, UnixListener};
 
-use super::bind::datagrams;
-use super::{Listener, Transport, prepare};
+use super::listening::{Listener, Transport};
+use super::options::set_options;
 
 /// The number of the first passed descriptor, after the standard streams.
 const FIRST: usize = 3;
@@ -103,14 +103,14 @@ fn listener(sockets: &mut ListenFd, index: usize, transport: Transport) -> Resul
             return Err(Unfit::Other(unfit("is in use, or no UDP socket")));
         };
         socket.set_nonblocking(true)?;
-        return datagrams(socket.into()).map_err(Unfit::Failed);
+        return Listener::of_datagrams(socket.into()).map_err(Unfit::Failed);
     }
     // If the socket is of another kind, this call leaves it in `sockets`.
     if let Ok(Some(listener)) = sockets.take_tcp_listener(index) {
         if !SockRef::from(&listener).is_listener()? {
             return Err(Unfit::Failed(unfit("does not listen")));
         }
-        prepare(&listener)?;
+        set_options(&listener)?;
         listener.set_nonblocking(true)?;
         return Ok(TcpListener::from_std(listener).map(Listener::Tcp)?);
     }

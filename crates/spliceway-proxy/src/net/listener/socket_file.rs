@@ -14,7 +14,8 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use spliceway_protocol::address::is_abstract;
 use tokio::net::UnixListener;
 
-use super::{BACKLOG, abstract_socket};
+use super::abstract_socket::{self, is_owner};
+use super::options::BACKLOG;
 
 /// The default mode: only the user of this program and root may connect. By default, other users of
 /// the machine must not use the proxy.
@@ -72,9 +73,7 @@ impl SocketFile {
         socket.listen(BACKLOG)?;
         Ok((file, UnixListener::from_std(socket.into())?))
     }
-}
 
-impl SocketFile {
     /// Returns the file of a socket that another process has bound to `path`. It belongs to this
     /// process when `ownership` says so. Returns `None` if the file is not there any more.
     pub(super) fn receive(path: &Path, ownership: &Ownership) -> Option<Self> {
@@ -177,11 +176,6 @@ fn set_mode(path: &Path, mode: Option<u32>) -> io::Result<()> {
 /// the socket.
 pub(super) fn is_private(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|file| file.mode() & OTHERS_MAY_CONNECT == 0 && is_owner(file.uid()))
-}
-
-/// Returns whether the user may connect to the private sockets of this program.
-pub(super) fn is_owner(uid: u32) -> bool {
-    [rustix::process::geteuid().as_raw(), 0].contains(&uid)
 }
 
 fn inode(file: &Metadata) -> (u64, u64) {
