@@ -20,7 +20,7 @@ use tokio::time::{sleep, timeout};
 use super::lease::Backend;
 use super::probe::{Probe, Unhealthy};
 use super::{Balancer, Members, Place};
-use crate::reach::dial::Dialer;
+use crate::reach::dial::{DialRequest, Dialer};
 
 /// The most checks of a service that run at the same time. Each needs a descriptor.
 const RUNNING_MAX: usize = 32;
@@ -188,7 +188,7 @@ impl Task {
         let check = async {
             let dialed = self
                 .dialer
-                .dial(&self.target, None, "")
+                .dial_for(&self.target, DialRequest::default())
                 .await
                 .map_err(Unhealthy::Unreachable)?;
             self.settings

@@ -53,7 +53,7 @@ impl Cache {
                 self.insert(name, known);
             }
         }
-        let answer = self.young.get(name)?.of(family)?;
+        let answer = self.young.get(name)?.answer(family)?;
         (now < answer.until).then(|| Arc::clone(&answer.addresses))
     }
 
@@ -73,11 +73,11 @@ impl Cache {
             until: now + ttl,
         };
         if let Some(known) = self.young.get_mut(name) {
-            *known.slot(family) = Some(answer);
+            *known.answer_mut(family) = Some(answer);
             return;
         }
         let mut known = self.old.remove(name).unwrap_or_default();
-        *known.slot(family) = Some(answer);
+        *known.answer_mut(family) = Some(answer);
         self.insert(name.into(), known);
     }
 
@@ -90,14 +90,14 @@ impl Cache {
 }
 
 impl Known {
-    fn of(&self, family: Family) -> Option<&Answer> {
+    fn answer(&self, family: Family) -> Option<&Answer> {
         match family {
             Family::V6 => self.v6.as_ref(),
             Family::V4 => self.v4.as_ref(),
         }
     }
 
-    fn slot(&mut self, family: Family) -> &mut Option<Answer> {
+    fn answer_mut(&mut self, family: Family) -> &mut Option<Answer> {
         match family {
             Family::V6 => &mut self.v6,
             Family::V4 => &mut self.v4,

@@ -6,10 +6,11 @@ use std::io;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, timeout_at};
 
-use super::error::UpstreamFault;
+use super::dialer::{Dialed, Dialer};
+use super::error::{DialError, UpstreamFault};
+use super::request::{Caller, Passage, Purpose};
 use super::resolver::LookupError;
-use super::upstream::Scheme;
-use super::{Caller, DialError, Dialed, Dialer, Passage, Purpose, UpstreamProxy};
+use super::upstream::{Scheme, UpstreamProxy};
 use spliceway_protocol::address::Target;
 use spliceway_protocol::client::{self, Handshake, Language, Step};
 
@@ -37,7 +38,10 @@ impl Dialer {
         };
         let mut failed = None;
         for target in &targets {
-            match self.through_all(passage, target, name.as_deref(), via, caller).await {
+            match self
+                .connect_through_all(passage, target, name.as_deref(), via, caller)
+                .await
+            {
                 // As in happy eyeballs, a denial is reported rather than another failure.
                 Err(error) if error.is_of_the_target() && Instant::now() < caller.deadline => {
                     failed = failed
@@ -50,7 +54,7 @@ impl Dialer {
         Err(failed.unwrap_or(DialError::Unresolved(LookupError::NoAddress)))
     }
 
-    async fn through_all(
+    async fn connect_through_all(
         &self,
         passage: Passage,
         target: &Target,
@@ -65,19 +69,19 @@ impl Dialer {
         let connected = self.connect(&proxies[0].address, Purpose::Proxy, caller).await;
         let mut dialed = connected.map_err(|error| proxies[0].unreachable(error))?;
         for (proxy, next) in proxies.iter().zip(&proxies[1..]) {
-            let asked = self.ask_for_proxy(&mut dialed, proxy, next, via, caller).await;
-            asked.map_err(|error| next.unreachable(error))?;
+            let connected = self.connect_to_next(&mut dialed, proxy, next, via, caller).await;
+            connected.map_err(|error| next.unreachable(error))?;
         }
         let last = &proxies[proxies.len() - 1];
         if passage == Passage::Request && last.scheme == Scheme::Http {
             dialed.proxy = Some(Box::new(last.clone()));
             return Ok(dialed);
         }
-        ask(&mut dialed, last, target, via, caller.deadline).await?;
+        request_connection(&mut dialed, last, target, via, caller.deadline).await?;
         Ok(dialed)
     }
 
-    async fn ask_for_proxy(
+    async fn connect_to_next(
         &self,
         dialed: &mut Dialed,
         proxy: &UpstreamProxy,
@@ -88,9 +92,9 @@ impl Dialer {
         match &next.address {
             Target::Name(name, port) if proxy.scheme == Scheme::Socks5 => {
                 let (_, addresses) = self.look_up(name, *port, Purpose::Proxy, caller).await?;
-                ask(dialed, proxy, &Target::Ip(addresses[0]), via, caller.deadline).await
+                request_connection(dialed, proxy, &Target::Ip(addresses[0]), via, caller.deadline).await
             }
-            address => ask(dialed, proxy, address, via, caller.deadline).await,
+            address => request_connection(dialed, proxy, address, via, caller.deadline).await,
         }
     }
 }
@@ -106,20 +110,25 @@ impl UpstreamProxy {
 }
 
 /// Asks `proxy`, at the other end of `dialed`, to connect to `target`.
-async fn ask(
+async fn request_connection(
     dialed: &mut Dialed,
     proxy: &UpstreamProxy,
     target: &Target,
     via: &str,
     deadline: Instant,
 ) -> Result<(), DialError> {
-    let asked = timeout_at(deadline, converse(dialed, proxy, target, via)).await;
-    asked
+    let connected = timeout_at(deadline, shake_hands(dialed, proxy, target, via)).await;
+    connected
         .unwrap_or(Err(UpstreamFault::Silent))
         .map_err(|fault| proxy.fault(fault))
 }
 
-async fn converse(dialed: &mut Dialed, proxy: &UpstreamProxy, target: &Target, via: &str) -> Result<(), UpstreamFault> {
+async fn shake_hands(
+    dialed: &mut Dialed,
+    proxy: &UpstreamProxy,
+    target: &Target,
+    via: &str,
+) -> Result<(), UpstreamFault> {
     let language = match proxy.scheme {
         Scheme::Socks5 | Scheme::Socks5h => Language::Socks5,
         Scheme::Http => Language::Http,
@@ -133,7 +142,7 @@ async fn converse(dialed: &mut Dialed, proxy: &UpstreamProxy, target: &Target, v
         dialed.early.drain(..taken);
         match step {
             Step::Connected => return Ok(()),
-            Step::Send(words) => dialed.stream.write_all(&words).await?,
+            Step::Send(bytes) => dialed.stream.write_all(&bytes).await?,
             Step::Wait => {
                 dialed.early.reserve(READ_BYTES);
                 if dialed.stream.read_buf(&mut dialed.early).await? == 0 {

@@ -4,6 +4,8 @@ use std::fmt;
 use std::io;
 use std::net::IpAddr;
 
+use rustix::io::Errno;
+
 use super::resolver::LookupError;
 use super::socket::{Call, SocketError};
 use crate::access::policy::Denied;
@@ -82,10 +84,15 @@ impl DialError {
 
     /// Returns whether this machine is at fault: it has no port, no memory or no descriptor left.
     pub(crate) fn is_of_this_machine(&self) -> bool {
-        const OWN: [&str; 5] = ["EADDRNOTAVAIL", "ENOBUFS", "ENOMEM", "EMFILE", "ENFILE"];
         match self {
             Self::Unresolved(error) => *error == LookupError::TooMany,
-            Self::Unreachable(_, failed) => failed.call != Call::Connect || OWN.contains(&self.as_str()),
+            Self::Unreachable(_, failed) => {
+                failed.call != Call::Connect
+                    || matches!(
+                        Errno::from_io_error(&failed.error),
+                        Some(Errno::ADDRNOTAVAIL | Errno::NOBUFS | Errno::NOMEM | Errno::MFILE | Errno::NFILE)
+                    )
+            }
             Self::Denied(..) | Self::Upstream(..) => false,
         }
     }
@@ -110,14 +117,16 @@ impl DialError {
 
 impl SocketError {
     fn failure(&self) -> Failure {
-        match (errno::name(&self.error), self.call) {
-            ("ECONNREFUSED", _) => Failure::Refused,
-            ("EHOSTUNREACH" | "EHOSTDOWN", _) => Failure::HostUnreachable,
-            ("ENETUNREACH" | "ENETDOWN" | "EAFNOSUPPORT" | "EADDRNOTAVAIL", _) => Failure::NetworkUnreachable,
-            ("ETIMEDOUT", _) => Failure::TimedOut,
+        match Errno::from_io_error(&self.error) {
+            Some(Errno::CONNREFUSED) => Failure::Refused,
+            Some(Errno::HOSTUNREACH | Errno::HOSTDOWN) => Failure::HostUnreachable,
+            Some(Errno::NETUNREACH | Errno::NETDOWN | Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) => {
+                Failure::NetworkUnreachable
+            }
+            Some(Errno::TIMEDOUT) => Failure::TimedOut,
             // A firewall forbids the connection. From earlier calls, these errors mean that the
             // program lacks a privilege.
-            ("EACCES" | "EPERM", Call::Connect) => Failure::NotAllowed,
+            Some(Errno::ACCESS | Errno::PERM) if self.call == Call::Connect => Failure::NotAllowed,
             _ => Failure::General,
         }
     }

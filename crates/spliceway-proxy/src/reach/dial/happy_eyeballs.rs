@@ -71,7 +71,7 @@ impl HappyEyeballs {
     }
 
     /// Starts with all addresses known.
-    pub(super) fn of(addresses: impl IntoIterator<Item = IpAddr>) -> Self {
+    pub(super) fn with_addresses(addresses: impl IntoIterator<Item = IpAddr>) -> Self {
         let mut eyeballs = Self::looking_up();
         eyeballs.awaited.clear();
         eyeballs.add(addresses);
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn families_take_turns_250_ms_apart_whatever_order_they_came_in() {
         let start = Instant::now();
-        let mut eyeballs = HappyEyeballs::of(ips(&[ONE, TWO, A, B]));
+        let mut eyeballs = HappyEyeballs::with_addresses(ips(&[ONE, TWO, A, B]));
         for (index, ip) in (0..).zip([A, ONE, B, TWO]) {
             let now = after(start, index * 250);
             assert_eq!(eyeballs.next(now), tries(ip));
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn after_a_failure_the_next_attempt_starts_immediately() {
         let start = Instant::now();
-        let mut eyeballs = HappyEyeballs::of(ips(&[A, ONE]));
+        let mut eyeballs = HappyEyeballs::with_addresses(ips(&[A, ONE]));
         assert_eq!(eyeballs.next(start), tries(A));
         eyeballs.failed();
         assert_eq!(eyeballs.next(start), tries(ONE));
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(eyeballs.next(start), Step::Wait(None));
         eyeballs.answered(Family::V4, [], start);
         assert_eq!(eyeballs.next(start), Step::Exhausted);
-        assert_eq!(HappyEyeballs::of([]).next(start), Step::Exhausted);
+        assert_eq!(HappyEyeballs::with_addresses([]).next(start), Step::Exhausted);
     }
 
     #[test]
@@ -260,7 +260,7 @@ mod tests {
         let start = Instant::now();
         let v6 = (0..100_u16).map(|low| IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, low]));
         let v4 = (0..100_u8).map(|low| IpAddr::from([192, 0, 2, low]));
-        let mut eyeballs = HappyEyeballs::of(v6.chain(v4));
+        let mut eyeballs = HappyEyeballs::with_addresses(v6.chain(v4));
         let mut tried = Vec::new();
         while let Step::Try(ip) = eyeballs.next(start) {
             tried.push(ip);
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn an_ipv4_mapped_ipv6_address_is_tried_as_ipv4() {
         assert_eq!(
-            HappyEyeballs::of(ips(&["::ffff:192.0.2.1"])).next(Instant::now()),
+            HappyEyeballs::with_addresses(ips(&["::ffff:192.0.2.1"])).next(Instant::now()),
             tries(ONE)
         );
     }

@@ -6,10 +6,21 @@ use tokio::net::{TcpListener, UnixListener};
 pub(super) mod dns;
 mod rules;
 
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
 use self::dns::{Answer, Server};
+use super::happy_eyeballs::HappyEyeballs;
+use super::request::Purpose;
 use super::*;
+use crate::access::policy::TargetPolicy;
 use crate::access::policy::{OwnListeners, Targets};
+use crate::net::stream::Stream;
 use spliceway_protocol::Failure;
+use spliceway_protocol::address::Target;
 
 /// The time limit for events that should happen much sooner.
 const TIME: Duration = Duration::from_secs(20);
@@ -41,7 +52,7 @@ fn from_nowhere(server: &Server) -> Dialer {
 const ALLOWED_BUT_FROM_NOWHERE: (&str, Option<&str>) = ("EADDRNOTAVAIL", None);
 
 async fn dial(dialer: &Dialer, target: &str) -> Result<Dialed, DialError> {
-    dialer.dial(&target.parse().unwrap(), None, "1.1 test").await
+    dialer.dial_for(&target.parse().unwrap(), DialRequest::default()).await
 }
 
 async fn fails(dialer: &Dialer, target: &str) -> (&'static str, Option<&'static str>) {
@@ -152,7 +163,7 @@ async fn a_target_that_needs_no_lookup_is_dialled_at_the_first_poll() {
     listener.accept().unwrap();
     for target in [format!("127.0.0.1:{port}"), format!("cached.example:{port}")] {
         let target = target.parse().unwrap();
-        let mut dialing = std::pin::pin!(dialer.dial(&target, None, ""));
+        let mut dialing = std::pin::pin!(dialer.dial_for(&target, DialRequest::default()));
         let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
         assert!(dialing.as_mut().poll(&mut cx).is_pending());
         listener.accept().unwrap();
@@ -287,7 +298,7 @@ async fn only_a_parallel_attempt_waits_for_a_descriptor() {
     let dialer = dialer(ResolverSettings::System, SocketSettings::default(), policy);
     let (_silent, live, port) = a_silent_and_a_live_one().await;
     let eyeballs = |first: [u8; 4]| {
-        let eyeballs = HappyEyeballs::of([first, [127, 0, 0, 2]].map(IpAddr::from));
+        let eyeballs = HappyEyeballs::with_addresses([first, [127, 0, 0, 2]].map(IpAddr::from));
         dialer.connect_any(
             eyeballs,
             Vec::new(),
@@ -362,13 +373,19 @@ async fn a_unix_socket_is_reached_unless_it_is_an_own_listener() {
     let their_listener = UnixListener::bind(&theirs).unwrap();
     let policy = TargetPolicy::new(Targets::Public, own);
     let dialer = dialer(ResolverSettings::System, SocketSettings::default(), policy);
-    let dialed = dialer.dial(&Target::Unix(theirs.into()), None, "").await.unwrap();
+    let dialed = dialer
+        .dial_for(&Target::Unix(theirs.into()), DialRequest::default())
+        .await
+        .unwrap();
     assert!(matches!(dialed.stream, Stream::Unix(_)) && dialed.address.is_none());
     their_listener.accept().await.unwrap();
-    let refused = dialer.dial(&Target::Unix(ours.into()), None, "").await.unwrap_err();
+    let refused = dialer
+        .dial_for(&Target::Unix(ours.into()), DialRequest::default())
+        .await
+        .unwrap_err();
     assert_eq!(refused.denied(), Some("loop"));
     let missing = dialer
-        .dial(&Target::Unix(folder.join("missing").into()), None, "")
+        .dial_for(&Target::Unix(folder.join("missing").into()), DialRequest::default())
         .await
         .unwrap_err();
     assert!(matches!(missing, DialError::Unreachable(Target::Unix(_), _)));

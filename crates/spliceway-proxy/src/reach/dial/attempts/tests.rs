@@ -1,5 +1,6 @@
 //! The clock is paused in these tests. It jumps to the next deadline when nothing else can happen.
 
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,9 +10,12 @@ use tokio::time::sleep;
 use super::super::happy_eyeballs::{ATTEMPT_DELAY, Family, RESOLUTION_DELAY};
 use super::super::socket::Call;
 use super::*;
+use crate::access::policy::Denied;
 
 const TIME: Duration = Duration::from_secs(10);
 const FAST: Duration = Duration::from_millis(5);
+const PORT: u16 = 80;
+const MODEL: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), PORT);
 const NEVER: Duration = Duration::from_secs(1_000_000);
 
 /// The result of an attempt, and the time that it takes.
@@ -38,29 +42,34 @@ impl Network {
     }
 
     fn all(&self) -> HappyEyeballs {
-        HappyEyeballs::of(self.fates.iter().map(|(ip, _)| ip.parse().unwrap()))
+        HappyEyeballs::with_addresses(self.fates.iter().map(|(ip, _)| ip.parse().unwrap()))
     }
 
-    fn attempt(&self, ip: IpAddr) -> Pending<'static, Tried<Arc<()>>> {
+    fn attempt(&self, address: SocketAddr) -> Pending<'static, Result<(IpAddr, Arc<()>), DialError>> {
+        let ip = address.ip();
         let fate = self.fates.iter().find(|(known, _)| known.parse() == Ok(ip));
         let fate = fate.unwrap_or_else(|| panic!("{ip} is tried")).1;
         let held = Arc::clone(&self.held);
         Box::pin(async move {
             let (after, outcome) = match fate {
-                Fate::Connects(after) => (after, Ok(held)),
-                Fate::Refused(after) => (after, Err(Why::Failed(refused()))),
-                Fate::Denied => (Duration::ZERO, Err(Why::Denied(Denied::Private))),
+                Fate::Connects(after) => (after, Ok((ip, held))),
+                Fate::Refused(after) => (after, Err(DialError::Unreachable(Target::Ip(address), refused()))),
+                Fate::Denied => (Duration::ZERO, Err(DialError::Denied(Denied::Private, Some(ip)))),
             };
             // Sleeps because an attempt does nothing else here. The clock is paused.
             sleep(after).await;
-            Tried { ip, outcome }
+            outcome
         })
     }
 
     /// Returns the winner or the error, and the time that it took.
-    async fn run(&self, eyeballs: HappyEyeballs, lookups: Vec<Pending<'_, Found>>) -> (Result<String, Lost>, Duration) {
+    async fn run(
+        &self,
+        eyeballs: HappyEyeballs,
+        lookups: Vec<Pending<'_, Found>>,
+    ) -> (Result<String, DialError>, Duration) {
         let start = Instant::now();
-        let won = first_to_connect(eyeballs, lookups, |ip| self.attempt(ip), start + TIME).await;
+        let won = first_to_connect(eyeballs, lookups, MODEL, |address| self.attempt(address), start + TIME).await;
         let took = start.elapsed();
         if let Ok((_, held)) = &won {
             assert_eq!(Arc::strong_count(held), 2, "whoever lost is gone when somebody has won");
@@ -148,7 +157,9 @@ async fn a_denied_address_is_skipped() {
 async fn if_all_attempts_fail_a_denial_or_the_last_failure_is_reported() {
     let network = Network::new(&[("192.0.2.1", Fate::Refused(FAST)), ("192.0.2.2", Fate::Refused(FAST))]);
     let (lost, took) = network.run(network.all(), Vec::new()).await;
-    assert!(matches!(lost, Err(Lost::Attempt(ip, Why::Failed(_))) if ip == IpAddr::from([192, 0, 2, 2])));
+    assert!(
+        matches!(lost, Err(DialError::Unreachable(Target::Ip(address), _)) if address == ([192, 0, 2, 2], PORT).into())
+    );
     assert_eq!(took, 2 * FAST);
     for fates in [
         [("192.0.2.1", Fate::Denied), ("192.0.2.2", Fate::Refused(FAST))],
@@ -157,7 +168,7 @@ async fn if_all_attempts_fail_a_denial_or_the_last_failure_is_reported() {
     ] {
         let network = Network::new(&fates);
         let (lost, _) = network.run(network.all(), Vec::new()).await;
-        assert!(matches!(lost, Err(Lost::Attempt(_, Why::Denied(Denied::Private)))));
+        assert!(matches!(lost, Err(DialError::Denied(Denied::Private, Some(_)))));
     }
 }
 
@@ -168,12 +179,12 @@ async fn the_deadline_ends_running_attempts() {
         ("192.0.2.2", Fate::Connects(NEVER)),
     ]);
     let (lost, took) = network.run(network.all(), Vec::new()).await;
-    let Err(Lost::Attempt(ip, Why::Failed(failed))) = lost else {
+    let Err(DialError::Unreachable(Target::Ip(address), failed)) = lost else {
         panic!("{lost:?}")
     };
     assert_eq!(
-        (ip, failed.error.kind()),
-        ([192, 0, 2, 2].into(), std::io::ErrorKind::TimedOut)
+        (address, failed.error.kind()),
+        (([192, 0, 2, 2], PORT).into(), std::io::ErrorKind::TimedOut)
     );
     assert_eq!(took, TIME);
     assert_eq!(Arc::strong_count(&network.held), 1);
@@ -221,7 +232,7 @@ async fn a_missing_answer_delays_a_failure_by_seconds_only() {
     let network = Network::new(&[("192.0.2.1", Fate::Refused(FAST))]);
     let lookups = vec![answer(Family::V6, &[], NEVER), answer(Family::V4, &["192.0.2.1"], FAST)];
     let (lost, took) = network.run(HappyEyeballs::looking_up(), lookups).await;
-    assert!(matches!(lost, Err(Lost::Attempt(_, Why::Failed(_)))));
+    assert!(matches!(lost, Err(DialError::Unreachable(..))));
     assert_eq!(took, 2 * FAST + RESOLUTION_DELAY + LATE_ANSWER_DELAY);
     let no_such_name: Pending<'_, Found> = Box::pin(async {
         Found {
@@ -232,7 +243,7 @@ async fn a_missing_answer_delays_a_failure_by_seconds_only() {
     });
     let lookups = vec![answer(Family::V6, &[], NEVER), no_such_name];
     let (lost, took) = network.run(HappyEyeballs::looking_up(), lookups).await;
-    assert!(matches!(lost, Err(Lost::Unresolved(LookupError::NoAddress))));
+    assert!(matches!(lost, Err(DialError::Unresolved(LookupError::NoAddress))));
     assert_eq!(took, NO_NAME_DELAY);
 }
 
@@ -245,10 +256,10 @@ async fn without_an_address_the_error_of_the_lookup_is_reported() {
         vec![answer(Family::V6, &[], FAST), failure(Family::V4, failed.clone())],
     ] {
         let (lost, _) = network.run(HappyEyeballs::looking_up(), lookups).await;
-        assert!(matches!(lost, Err(Lost::Unresolved(error)) if error == failed));
+        assert!(matches!(lost, Err(DialError::Unresolved(error)) if error == failed));
     }
     let lookups = vec![answer(Family::V6, &[], FAST), answer(Family::V4, &[], NEVER)];
     let (lost, took) = network.run(HappyEyeballs::looking_up(), lookups).await;
-    assert!(matches!(lost, Err(Lost::Unresolved(LookupError::TimedOut))));
+    assert!(matches!(lost, Err(DialError::Unresolved(LookupError::TimedOut))));
     assert_eq!(took, TIME);
 }

@@ -6,7 +6,7 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::access::policy::{OwnListeners, TargetPolicy, Targets};
 use crate::reach::dial::tests::dns::{Answer, Server};
 use crate::reach::dial::tests::held;
-use crate::reach::dial::{DialRequest, DialSettings, Dialed, Dialer, ResolverSettings, SocketSettings};
+use crate::reach::dial::{DialRequest, DialSettings, ResolverSettings, SocketSettings};
 use spliceway_protocol::Failure;
 
 use super::*;
@@ -65,7 +65,11 @@ fn dialer(urls: &[String]) -> Dialer {
 }
 
 async fn dial(dialer: &Dialer, target: &str) -> Result<Dialed, DialError> {
-    dialer.dial(&target.parse().unwrap(), None, "1.1 test").await
+    let request = DialRequest {
+        via: "1.1 test",
+        ..DialRequest::default()
+    };
+    dialer.dial_for(&target.parse().unwrap(), request).await
 }
 
 /// Checks that each end receives exactly the bytes that the other end sends from now on.

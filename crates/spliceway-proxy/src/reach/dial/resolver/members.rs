@@ -12,10 +12,13 @@ use std::time::Duration;
 use hickory_proto::rr::{RData, RecordType};
 use tokio::time::{Instant, timeout_at};
 
+use super::answer::{Lookup, LookupError, Pending, next_done, within};
 use super::files::Snapshot;
-use super::query::ask;
-use super::{Caller, Family, Lookup, LookupError, Origin, Pending, Resolver, SearchEnd, Servers, query, within};
-use crate::reach::dial::attempts::next_done;
+use super::lookup::{Resolver, Servers};
+use super::query::{query_addresses, query_servers};
+use super::reading::{Origin, SearchEnd};
+use crate::reach::dial::happy_eyeballs::Family;
+use crate::reach::dial::request::Caller;
 
 /// The time for which an answer is used that has no TTL: from `getaddrinfo(3)`, and from
 /// `/etc/hosts`.
@@ -23,7 +26,7 @@ const WITHOUT_TTL: Duration = Duration::from_secs(30);
 /// The most addresses of one name, and the most SRV records of one answer, that are used. A service
 /// has at most as many backends. If there are more, the lowest are used, which are always the same
 /// ones.
-pub(crate) const MEMBERS_MAX: usize = 256;
+const MEMBERS_MAX: usize = 256;
 /// The number of queries at the same time for each family of the targets of SRV records.
 const LANES: usize = 8;
 /// How long the first lookup waits for the other family when one is known. The clients wait, too.
@@ -107,10 +110,10 @@ impl Resolver {
             let why = "the system's resolver has no SRV records: name servers with --dns";
             return Err(LookupError::Failed(why.into()));
         };
-        let place = self.asking.take(caller.client, caller.deadline).await?;
+        let permit = self.query_permits.take(caller.client, caller.deadline).await?;
         let first = self.first_server(&now);
-        let reply = within(caller.deadline, ask(&now.conf, first, name, RecordType::SRV)).await?;
-        drop(place);
+        let reply = within(caller.deadline, query_servers(&now.conf, first, name, RecordType::SRV)).await?;
+        drop(permit);
         let mut records: Vec<_> = reply
             .data
             .iter()
@@ -130,7 +133,7 @@ impl Resolver {
         records.truncate(MEMBERS_MAX);
         let targets: HashSet<Box<str>> = records.iter().map(|(_, target, ..)| target.as_str().into()).collect();
         let targets: Vec<Box<str>> = targets.into_iter().collect();
-        let pairs = self.of_targets(&now, &targets, memory.patience(), caller).await;
+        let pairs = self.look_up_targets(&now, &targets, memory.patience(), caller).await;
         let mut list = Gathered {
             ttl: reply.ttl,
             ..Gathered::default()
@@ -195,7 +198,13 @@ impl Resolver {
     }
 
     /// Looks up the targets of SRV records, which are whole names.
-    async fn of_targets(&self, now: &Snapshot, targets: &[Box<str>], patience: Duration, caller: Caller) -> Vec<Pair> {
+    async fn look_up_targets(
+        &self,
+        now: &Snapshot,
+        targets: &[Box<str>],
+        patience: Duration,
+        caller: Caller,
+    ) -> Vec<Pair> {
         let in_files = |target: &str| now.hosts.get(target.trim_end_matches('.')).map(<[IpAddr]>::to_vec);
         let (known, others): (Vec<_>, Vec<_>) = targets.iter().cloned().partition(|target| in_files(target).is_some());
         let pairs = self.batch(now, &others, patience, caller).await;
@@ -220,7 +229,7 @@ impl Resolver {
         let lane = |lane: usize, family: usize| -> Pending<'_, usize> {
             Box::pin(async move {
                 for index in (lane..names.len()).step_by(LANES) {
-                    let answer = self.one(now, &names[index], FAMILIES[family], caller).await;
+                    let answer = self.query_family(now, &names[index], FAMILIES[family], caller).await;
                     let is_silent = answer == Err(LookupError::TimedOut);
                     found.lock()[index][family] = Some(answer);
                     if is_silent {
@@ -255,12 +264,12 @@ impl Resolver {
             .collect()
     }
 
-    async fn one(&self, now: &Snapshot, name: &str, family: Family, caller: Caller) -> Answer {
+    async fn query_family(&self, now: &Snapshot, name: &str, family: Family, caller: Caller) -> Answer {
         if family == Family::V6 && now.conf.options.no_aaaa {
             return Ok((Vec::new(), WITHOUT_TTL));
         }
-        let _place = self.asking.take(caller.client, caller.deadline).await?;
-        let reply = query(&now.conf, self.first_server(now), name, family).await?;
+        let _permit = self.query_permits.take(caller.client, caller.deadline).await?;
+        let reply = query_addresses(&now.conf, self.first_server(now), name, family).await?;
         Ok((reply.addresses(), reply.ttl))
     }
 }
@@ -369,17 +378,6 @@ fn split(found: Result<Vec<IpAddr>, LookupError>) -> Pair {
             [Ok((v6, WITHOUT_TTL)), Ok((v4, WITHOUT_TTL))]
         }
         Err(error) => [Err(error.clone()), Err(error)],
-    }
-}
-
-impl LookupError {
-    /// Returns the error to report for two lookups. That a name has no address is only known if all
-    /// lookups say so.
-    pub(super) fn or(self, later: Self) -> Self {
-        match self {
-            Self::NoAddress => later,
-            failed => failed,
-        }
     }
 }
 

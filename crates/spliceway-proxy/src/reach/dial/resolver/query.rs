@@ -20,8 +20,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::timeout;
 
-use super::LookupError;
+use super::answer::LookupError;
 use super::resolv_conf::{Options, ResolvConf};
+use crate::reach::dial::happy_eyeballs::Family;
 
 /// The largest datagram of an answer. Servers send 512 bytes unless a query allows more.
 const DATAGRAM_MAX_BYTES: usize = 4096;
@@ -40,8 +41,22 @@ pub(super) struct Reply {
     pub(super) no_such_name: bool,
 }
 
+/// Asks the servers for the addresses of one family, beginning with the server at this index.
+pub(super) async fn query_addresses(
+    conf: &ResolvConf,
+    first: usize,
+    name: &str,
+    family: Family,
+) -> Result<Reply, LookupError> {
+    let record_type = match family {
+        Family::V6 => RecordType::AAAA,
+        Family::V4 => RecordType::A,
+    };
+    query_servers(conf, first, name, record_type).await
+}
+
 /// Asks the servers, beginning with the one at this index.
-pub(super) async fn ask(
+pub(super) async fn query_servers(
     conf: &ResolvConf,
     first: usize,
     name: &str,
@@ -55,9 +70,9 @@ pub(super) async fn ask(
     for round in 0..conf.options.attempts {
         for index in 0..conf.servers.len() {
             let server = conf.servers[(first + index) % conf.servers.len()];
-            failed = match ask_one(server, &query, &conf.options, conf.patience(round)).await {
+            failed = match query_server(server, &query, &conf.options, conf.patience(round)).await {
                 Ok(message) => match failure(&message) {
-                    None => return Ok(Reply::of(&message, &query)),
+                    None => return Ok(Reply::new(&message, &query)),
                     Some(why) => LookupError::Failed(format!("the name server {} {why}", server.ip()).into()),
                 },
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => LookupError::TimedOut,
@@ -87,7 +102,7 @@ fn failure(message: &Message) -> Option<String> {
     }
 }
 
-async fn ask_one(server: SocketAddr, query: &Query, options: &Options, patience: Duration) -> io::Result<Message> {
+async fn query_server(server: SocketAddr, query: &Query, options: &Options, patience: Duration) -> io::Result<Message> {
     let message = exchange(server, query, options.edns0, options.use_vc, patience).await?;
     // Some servers do not know EDNS.
     if options.edns0 && message.metadata.response_code == ResponseCode::FormErr {
@@ -200,7 +215,7 @@ impl Question<'_> {
 }
 
 impl Reply {
-    fn of(message: &Message, query: &Query) -> Self {
+    fn new(message: &Message, query: &Query) -> Self {
         let mut used: Vec<&Record> = Vec::new();
         let mut name = query.name();
         // Some servers send an alias after the records that it leads to, so all records are

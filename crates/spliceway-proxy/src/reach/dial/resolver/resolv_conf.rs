@@ -80,7 +80,7 @@ impl Default for Options {
 
 impl ResolvConf {
     /// Returns the configuration for these servers, without search domains.
-    pub(super) fn of_servers(servers: Vec<SocketAddr>) -> Self {
+    pub(super) fn with_servers(servers: Vec<SocketAddr>) -> Self {
         Self {
             servers,
             search: Vec::new(),
@@ -90,7 +90,7 @@ impl ResolvConf {
 
     /// Reads the text of the file. A bad line is ignored.
     pub(super) fn parse(text: &[u8], around: &Surroundings, ignored: &mut Ignored) -> Self {
-        let mut conf = Self::of_servers(Vec::new());
+        let mut conf = Self::with_servers(Vec::new());
         let mut search = None;
         for (number, line) in (1..).zip(text.split(|byte| *byte == b'\n')) {
             if let Err(why) = conf.line(line, &mut search) {

@@ -1,7 +1,17 @@
-use tokio::task::JoinSet;
-use tokio::time::timeout;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
 
-use super::*;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+
+use super::answer::*;
+use super::files::Files;
+use super::lookup::*;
+use super::reading::*;
+use super::resolv_conf::{self, ResolvConf};
+use crate::access::admission::ClientKey;
+use crate::reach::dial::request::Caller;
 use crate::reach::dial::tests::dns::{Answer, Server};
 
 const TIME: Duration = Duration::from_secs(20);
@@ -14,7 +24,7 @@ async fn all(resolver: &Resolver, name: &str) -> Result<Vec<IpAddr>, LookupError
     all_for(1, resolver, name).await
 }
 
-fn client(last: u8) -> Key {
+fn client(last: u8) -> Option<ClientKey> {
     Some(IpAddr::from([192, 0, 2, last]).into())
 }
 
@@ -26,7 +36,9 @@ async fn all_for(client: u8, resolver: &Resolver, name: &str) -> Result<Vec<IpAd
         hops: crate::net::hops::Hops::default(),
         deadline: Instant::now() + TIME,
     };
-    let found = resolver.all(resolver.readings(name, false), caller, |_| Ok(())).await;
+    let found = resolver
+        .first_with_addresses(resolver.readings(name, false), caller, |_| Ok(()))
+        .await;
     found.map(|(_, addresses)| addresses)
 }
 
@@ -51,7 +63,7 @@ impl Etc {
     /// Returns a resolver for these files.
     fn resolver(&self) -> Resolver {
         let around = resolv_conf::Surroundings::default();
-        Resolver::of(Servers::Configured, Arc::new(Files::new(&self.0, around)), 64)
+        Resolver::with_files(Servers::Configured, Arc::new(Files::new(&self.0, around)), 64)
     }
 }
 
@@ -63,9 +75,9 @@ impl Drop for Etc {
 
 /// Returns a resolver that asks these servers, as if resolv.conf(5) named them, with these options.
 fn asking_all(servers: &[&Server], options: impl Fn(&mut resolv_conf::Options)) -> Resolver {
-    let mut conf = ResolvConf::of_servers(servers.iter().map(|server| server.address).collect());
+    let mut conf = ResolvConf::with_servers(servers.iter().map(|server| server.address).collect());
     options(&mut conf.options);
-    Resolver::of(Servers::These(Arc::new(conf)), Files::of_system(), 64)
+    Resolver::with_files(Servers::These(Arc::new(conf)), Files::of_system(), 64)
 }
 
 #[tokio::test]
@@ -99,7 +111,7 @@ async fn a_lookup_waits_for_a_place_and_a_cached_one_does_not() {
     assert_eq!(all(&resolver, "known.example").await, ips(&["192.0.2.1"]));
     let mut under_way = Vec::new();
     for other in 2.. {
-        let place = resolver.asking.take(client(other), Instant::now() + TIME);
+        let place = resolver.query_permits.take(client(other), Instant::now() + TIME);
         match timeout(Duration::ZERO, place).await {
             Ok(place) => under_way.push(place),
             Err(_) => break,
@@ -120,7 +132,7 @@ async fn the_slow_names_of_one_client_do_not_delay_another_client() {
     let server = Server::start().await;
     server.says("good.example.", Answer::has(&["192.0.2.1"], 60));
     let resolver = Arc::new(asking(&server));
-    let places = resolver.asking.free();
+    let places = resolver.query_permits.free();
     let mut slow = JoinSet::new();
     for number in 0..200 {
         let name = format!("slow{number}.example");
@@ -128,7 +140,7 @@ async fn the_slow_names_of_one_client_do_not_delay_another_client() {
         let resolver = Arc::clone(&resolver);
         slow.spawn(async move { all_for(1, &resolver, &name).await });
     }
-    while resolver.asking.free() > places / 2 {
+    while resolver.query_permits.free() > places / 2 {
         tokio::task::yield_now().await;
     }
     let good = all_for(2, &resolver, "good.example");
@@ -224,7 +236,7 @@ async fn names_in_the_hosts_file_are_not_queried() {
     let etc = Etc::new("hosts");
     etc.write("hosts", b"192.0.2.1 A");
     let mut resolver = etc.resolver();
-    resolver.from = Servers::These(Arc::new(ResolvConf::of_servers(vec![server.address])));
+    resolver.from = Servers::These(Arc::new(ResolvConf::with_servers(vec![server.address])));
     let resolver = resolver.with_search("example.");
     assert_eq!(all(&resolver, "A").await, ips(&["192.0.2.1"]));
     assert_eq!((server.asked("a."), server.asked("a.example.")), (0, 0));
@@ -237,9 +249,9 @@ async fn a_short_name_is_found_in_the_domain_that_has_it() {
     let server = Server::start().await;
     server.says("a.second.example.", Answer::has(&["192.0.2.1"], 60));
     server.says("a.", Answer::has(&["2001:db8::9"], 60));
-    let mut conf = ResolvConf::of_servers(vec![server.address]);
+    let mut conf = ResolvConf::with_servers(vec![server.address]);
     conf.search = ["first.example.", "second.example."].map(Into::into).into();
-    let resolver = Resolver::of(Servers::These(Arc::new(conf)), Files::of_system(), 16);
+    let resolver = Resolver::with_files(Servers::These(Arc::new(conf)), Files::of_system(), 16);
     assert_eq!(all(&resolver, "a").await, ips(&["192.0.2.1"]));
     assert_eq!(all(&resolver, "a.").await, ips(&["2001:db8::9"]));
 }
@@ -318,10 +330,10 @@ async fn a_search_ends_at_a_name_about_which_no_server_answers() {
     let server = Server::start().await;
     server.says("a.first.example.", Answer::Nothing);
     server.says("a.second.example.", Answer::has(&["192.0.2.1"], 60));
-    let mut conf = ResolvConf::of_servers(vec![server.address]);
+    let mut conf = ResolvConf::with_servers(vec![server.address]);
     conf.search = ["first.example.", "second.example."].map(Into::into).into();
     (conf.options.timeout, conf.options.attempts) = (Duration::ZERO, 1);
-    let resolver = Resolver::of(Servers::These(Arc::new(conf)), Files::of_system(), 16);
+    let resolver = Resolver::with_files(Servers::These(Arc::new(conf)), Files::of_system(), 16);
     assert_eq!(all(&resolver, "a").await, Err(LookupError::TimedOut));
     assert_eq!(server.asked("a.second.example."), 0);
     server.says("a.", Answer::has(&["192.0.2.2"], 60));
@@ -384,7 +396,7 @@ fn each_name_is_given_to_the_module_that_may_know_it() {
         hostname: "Own".into(),
         ..Default::default()
     };
-    let resolver = Resolver::of(Servers::Configured, Arc::new(Files::new(&etc.0, around)), 16);
+    let resolver = Resolver::with_files(Servers::Configured, Arc::new(Files::new(&etc.0, around)), 16);
     let origins = |host: &str| {
         resolver
             .readings(host, false)

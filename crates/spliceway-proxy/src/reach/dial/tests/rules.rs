@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::access::policy::{RuleList, TargetRules};
+use crate::access::policy::{Denied, RuleList, TargetRules};
 use crate::reach::dial::resolver::Resolver;
 
 const REFUSED: (&str, Option<&str>) = ("target_rule", Some("target_rule"));

@@ -1,4 +1,4 @@
-use super::super::ResolverSettings;
+use super::super::lookup::ResolverSettings;
 use super::*;
 use crate::reach::dial::tests::dns::{Answer, Server};
 use tokio::time::Instant;

@@ -28,7 +28,7 @@ fn alias(owner: &str, of: &str, ttl: u32) -> Record {
 fn found(records: Vec<Record>) -> (Vec<IpAddr>, u64) {
     let mut message = answer();
     message.answers = records;
-    let reply = Reply::of(&message, &query());
+    let reply = Reply::new(&message, &query());
     (reply.addresses(), reply.ttl.as_secs())
 }
 
@@ -58,7 +58,7 @@ fn a_negative_answer_is_valid_as_long_as_its_zone_says() {
     message.metadata.response_code = ResponseCode::NXDomain;
     let soa = SOA::new(name("example."), name("example."), 1, 1, 1, 1, 30);
     message.add_authority(Record::from_rdata(name("example."), 60, RData::SOA(soa)));
-    let reply = Reply::of(&message, &query());
+    let reply = Reply::new(&message, &query());
     assert_eq!(
         (reply.ttl, reply.no_such_name, failure(&message)),
         (Duration::from_secs(30), true, None)
@@ -142,5 +142,5 @@ async fn an_answer_that_is_cut_in_a_record_is_asked_for_over_tcp() {
     let query = query();
     let asking = exchange(at, &query, false, false, Duration::from_secs(10));
     let (reply, ()) = tokio::join!(asking, serving);
-    assert_eq!(Reply::of(&reply.unwrap(), &query).addresses().len(), 1);
+    assert_eq!(Reply::new(&reply.unwrap(), &query).addresses().len(), 1);
 }

@@ -1,8 +1,8 @@
 //! Divides the concurrent lookups among the clients, so that one client's slow names do not delay
 //! another client.
 //!
-//! A client may start a lookup while it holds fewer places than are free. So one busy client holds
-//! half of all places, and two busy clients hold a third each. Further lookups wait in one queue
+//! A client may start a lookup while it holds fewer permits than are free. So one busy client holds
+//! half of all permits, and two busy clients hold a third each. Further lookups wait in one queue
 //! for each client, and the clients take turns.
 
 use parking_lot::{Mutex, MutexGuard};
@@ -13,14 +13,15 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::answer::LookupError;
 use crate::access::admission::ClientKey;
 
 /// The client towards whose share a lookup counts. Clients without an address share one key.
-pub(in crate::reach::dial) type Key = Option<ClientKey>;
+type Key = Option<ClientKey>;
 
-/// The places for lookups. Clones share them.
+/// The permits for lookups. Clones share them.
 #[derive(Clone)]
-pub(in crate::reach::dial) struct Places(Arc<Mutex<Shares>>);
+pub(super) struct Permits(Arc<Mutex<Shares>>);
 
 struct Shares {
     free: usize,
@@ -39,25 +40,21 @@ struct Client {
     usual: Duration,
 }
 
-/// A running lookup.
-pub(super) struct Place {
-    places: Places,
+/// The permit of a running lookup.
+pub(super) struct Permit {
+    permits: Permits,
     client: Key,
     since: Instant,
 }
 
 /// A waiting lookup.
 struct Waiting {
-    places: Places,
+    permits: Permits,
     client: Key,
     granted: oneshot::Receiver<()>,
 }
 
-/// The lookup could not start before its deadline.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct TooLate;
-
-impl Places {
+impl Permits {
     pub(super) fn new(count: usize) -> Self {
         Self(Arc::new(Mutex::new(Shares {
             free: count.max(1),
@@ -66,30 +63,30 @@ impl Places {
         })))
     }
 
-    /// Waits for a place. Cancel safe.
+    /// Waits for a permit. Cancel safe.
     ///
     /// # Errors
-    /// Returns [`TooLate`] if the client's lookups take so long that this one would start after
+    /// Returns [`LookupError::TooMany`] if the client's lookups take so long that this one would start after
     /// `deadline`.
-    pub(super) async fn take(&self, client: Key, deadline: Instant) -> Result<Place, TooLate> {
+    pub(super) async fn take(&self, client: Key, deadline: Instant) -> Result<Permit, LookupError> {
         let waiting = {
             let mut shares = self.shares();
             let now = Instant::now();
             if shares.take_now(client) {
-                return Ok(self.place(client, now));
+                return Ok(self.permit(client, now));
             }
             Waiting {
                 granted: shares.queue(client, now, deadline)?,
-                places: self.clone(),
+                permits: self.clone(),
                 client,
             }
         };
-        Ok(waiting.await_place().await)
+        Ok(waiting.await_permit().await)
     }
 
-    fn place(&self, client: Key, since: Instant) -> Place {
-        Place {
-            places: self.clone(),
+    fn permit(&self, client: Key, since: Instant) -> Permit {
+        Permit {
+            permits: self.clone(),
             client,
             since,
         }
@@ -107,13 +104,9 @@ impl Places {
 
 impl Shares {
     fn take_now(&mut self, client: Key) -> bool {
-        let free = self.free;
-        let held = self.clients.get(&client).map_or(0, |client| client.held);
-        let waits = self
-            .clients
-            .get(&client)
-            .is_some_and(|client| !client.waiting.is_empty());
-        if waits || held >= free {
+        let known = self.clients.get(&client);
+        let (held, waits) = known.map_or((0, false), |known| (known.held, !known.waiting.is_empty()));
+        if waits || held >= self.free {
             return false;
         }
         self.clients.entry(client).or_default().held += 1;
@@ -121,13 +114,13 @@ impl Shares {
         true
     }
 
-    fn queue(&mut self, key: Key, now: Instant, deadline: Instant) -> Result<oneshot::Receiver<()>, TooLate> {
+    fn queue(&mut self, key: Key, now: Instant, deadline: Instant) -> Result<oneshot::Receiver<()>, LookupError> {
         let client = self.clients.entry(key).or_default();
         let rounds = client.waiting.len() / client.held.max(1) + 1;
         let wait = client.usual.saturating_mul(u32::try_from(rounds).unwrap_or(u32::MAX));
         // The average is unknown until a lookup of the client has ended.
         if client.held > 0 && deadline.saturating_duration_since(now) < wait {
-            return Err(TooLate);
+            return Err(LookupError::TooMany);
         }
         if client.waiting.is_empty() {
             self.turns.push_back(key);
@@ -137,9 +130,9 @@ impl Shares {
         Ok(granted)
     }
 
-    /// Gives free places to waiting lookups.
+    /// Gives free permits to waiting lookups.
     fn share_out(&mut self) {
-        // The number of clients that were skipped since a place was last granted.
+        // The number of clients that were skipped since a permit was last granted.
         let mut passed = 0;
         while self.free > 0 && passed < self.turns.len() {
             let Some(key) = self.turns.pop_front() else { return };
@@ -182,19 +175,19 @@ impl Shares {
 }
 
 impl Waiting {
-    async fn await_place(mut self) -> Place {
+    async fn await_permit(mut self) -> Permit {
         // The sender is dropped only together with `self`.
         let _ = (&mut self.granted).await;
-        self.places.place(self.client, Instant::now())
+        self.permits.permit(self.client, Instant::now())
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        let mut shares = self.places.shares();
+        let mut shares = self.permits.shares();
         self.granted.close();
         if self.granted.try_recv().is_ok() {
-            // A place was granted, but the waiter was dropped before it received the place.
+            // A permit was granted, but the waiter was dropped before it received the permit.
             shares.give_back(self.client);
         } else if let Some(client) = shares.clients.get_mut(&self.client) {
             client.waiting.retain(|grant| !grant.is_closed());
@@ -206,9 +199,9 @@ impl Drop for Waiting {
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
-        let mut shares = self.places.shares();
+        let mut shares = self.permits.shares();
         if let Some(client) = shares.clients.get_mut(&self.client) {
             client.usual = (3 * client.usual + self.since.elapsed()) / 4;
         }
@@ -231,90 +224,90 @@ mod tests {
         Some(IpAddr::from(Ipv4Addr::new(192, 0, 2, last)).into())
     }
 
-    type Taking<'a> = Pin<Box<dyn Future<Output = Result<Place, TooLate>> + 'a>>;
+    type Taking<'a> = Pin<Box<dyn Future<Output = Result<Permit, LookupError>> + 'a>>;
 
-    fn taking(places: &Places, key: Key) -> Taking<'_> {
-        Box::pin(places.take(key, Instant::now() + LONG))
+    fn taking(permits: &Permits, key: Key) -> Taking<'_> {
+        Box::pin(permits.take(key, Instant::now() + LONG))
     }
 
-    fn poll(taking: &mut Taking<'_>) -> Option<Place> {
+    fn poll(taking: &mut Taking<'_>) -> Option<Permit> {
         match taking.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(place) => Some(place.unwrap()),
+            Poll::Ready(permit) => Some(permit.unwrap()),
             Poll::Pending => None,
         }
     }
 
-    fn taken(places: &Places, key: Key) -> Option<Place> {
-        poll(&mut taking(places, key))
+    fn taken(permits: &Permits, key: Key) -> Option<Permit> {
+        poll(&mut taking(permits, key))
     }
 
-    fn is_empty(places: &Places) -> bool {
-        let shares = places.shares();
+    fn is_empty(permits: &Permits) -> bool {
+        let shares = permits.shares();
         shares.clients.is_empty() && shares.turns.is_empty()
     }
 
     #[tokio::test]
     async fn one_client_gets_half_and_the_next_one_gets_half_of_the_rest() {
-        let places = Places::new(20);
-        let first: Vec<_> = std::iter::from_fn(|| taken(&places, client(1))).collect();
-        let second: Vec<_> = std::iter::from_fn(|| taken(&places, client(2))).collect();
+        let permits = Permits::new(20);
+        let first: Vec<_> = std::iter::from_fn(|| taken(&permits, client(1))).collect();
+        let second: Vec<_> = std::iter::from_fn(|| taken(&permits, client(2))).collect();
         assert_eq!((first.len(), second.len()), (10, 5));
         for newcomer in 3..8 {
-            assert!(taken(&places, client(newcomer)).is_some());
+            assert!(taken(&permits, client(newcomer)).is_some());
         }
         drop((first, second));
-        assert!(places.free() == 20 && is_empty(&places));
+        assert!(permits.free() == 20 && is_empty(&permits));
     }
 
     #[tokio::test]
     async fn clients_that_wait_take_turns_and_each_is_served_in_its_order() {
-        let places = Places::new(1);
-        let only = taken(&places, client(1)).unwrap();
-        let mut waiting: Vec<_> = [1, 1, 2].map(|key| taking(&places, client(key))).into();
+        let permits = Permits::new(1);
+        let only = taken(&permits, client(1)).unwrap();
+        let mut waiting: Vec<_> = [1, 1, 2].map(|key| taking(&permits, client(key))).into();
         for taking in &mut waiting {
             assert!(poll(taking).is_none());
         }
         drop(only);
-        let place = poll(&mut waiting[0]).unwrap();
+        let permit = poll(&mut waiting[0]).unwrap();
         assert!(poll(&mut waiting[1]).is_none() && poll(&mut waiting[2]).is_none());
-        drop(place);
+        drop(permit);
         assert!(poll(&mut waiting[1]).is_none());
-        let place = poll(&mut waiting[2]).unwrap();
-        drop(place);
+        let permit = poll(&mut waiting[2]).unwrap();
+        drop(permit);
         drop(poll(&mut waiting[1]).unwrap());
         drop(waiting);
-        assert!(places.free() == 1 && is_empty(&places));
+        assert!(permits.free() == 1 && is_empty(&permits));
     }
 
     #[tokio::test]
     async fn a_dropped_lookup_frees_its_place() {
-        let places = Places::new(1);
-        let only = taken(&places, client(1)).unwrap();
-        let mut early = taking(&places, client(2));
-        let mut late = taking(&places, client(3));
+        let permits = Permits::new(1);
+        let only = taken(&permits, client(1)).unwrap();
+        let mut early = taking(&permits, client(2));
+        let mut late = taking(&permits, client(3));
         assert!(poll(&mut early).is_none() && poll(&mut late).is_none());
         drop(early);
-        assert!(!places.shares().clients.contains_key(&client(2)));
+        assert!(!permits.shares().clients.contains_key(&client(2)));
         drop(only);
-        assert_eq!(places.free(), 0, "the place is the other's");
+        assert_eq!(permits.free(), 0, "the permit is the other's");
         drop(late);
-        assert!(places.free() == 1 && is_empty(&places));
+        assert!(permits.free() == 1 && is_empty(&permits));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_lookup_that_would_start_too_late_is_refused_immediately() {
-        let places = Places::new(4);
-        let mut held: Vec<_> = std::iter::from_fn(|| taken(&places, client(1))).collect();
+        let permits = Permits::new(4);
+        let mut held: Vec<_> = std::iter::from_fn(|| taken(&permits, client(1))).collect();
         assert_eq!(held.len(), 2);
         tokio::time::advance(Duration::from_secs(40)).await;
         drop(held.pop());
         // The average of this client is 10 s now.
-        held.push(taken(&places, client(1)).unwrap());
+        held.push(taken(&permits, client(1)).unwrap());
         let soon = Instant::now() + Duration::from_secs(5);
-        assert_eq!(places.take(client(1), soon).await.err(), Some(TooLate));
-        assert!(places.take(client(2), soon).await.is_ok(), "others are not");
+        assert_eq!(permits.take(client(1), soon).await.err(), Some(LookupError::TooMany));
+        assert!(permits.take(client(2), soon).await.is_ok(), "others are not");
         drop(held);
-        assert!(places.take(client(1), soon).await.is_ok(), "nor is it later");
-        assert!(is_empty(&places));
+        assert!(permits.take(client(1), soon).await.is_ok(), "nor is it later");
+        assert!(is_empty(&permits));
     }
 }
