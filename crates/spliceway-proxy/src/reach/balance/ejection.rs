@@ -60,7 +60,7 @@ enum State {
 /// The failures of one backend, for another process.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub(super) struct MovedEjection {
+pub(super) struct HandedOverEjection {
     failures: u32,
     ejections: u32,
     /// The time for which the backend still gets no clients, if it is ejected.
@@ -164,9 +164,9 @@ impl Ejection {
         }
     }
 
-    /// Returns the state for another process. The session that tries may move there too, but its
+    /// Returns the state for another process. The session that tries may be handed over, too, but its
     /// end proves nothing there. So another one tries, when the time of this one is over.
-    pub(super) fn moved(&self, now: Instant) -> MovedEjection {
+    pub(super) fn to_hand_over(&self, now: Instant) -> HandedOverEjection {
         let (ejected, up_again) = match self.state {
             State::Up => (None, None),
             State::UpAgain(since) => (None, Some(now.saturating_duration_since(since))),
@@ -174,7 +174,7 @@ impl Ejection {
             State::Trial(None) => (Some(Duration::ZERO), None),
             State::Trial(Some(connected)) => (Some((connected + EARLY).saturating_duration_since(now)), None),
         };
-        MovedEjection {
+        HandedOverEjection {
             failures: self.failures,
             ejections: self.ejections,
             ejected,
@@ -183,16 +183,16 @@ impl Ejection {
     }
 
     /// Returns the state that another process had, at most a moment ago.
-    pub(super) fn arrived(moved: MovedEjection, now: Instant) -> Self {
-        let state = match (moved.ejected, moved.up_again) {
+    pub(super) fn take_over(earlier: HandedOverEjection, now: Instant) -> Self {
+        let state = match (earlier.ejected, earlier.up_again) {
             (Some(left), _) => State::Ejected(now.checked_add(left).unwrap_or(now)),
             (None, Some(up)) => State::UpAgain(now.checked_sub(up).unwrap_or(now)),
             (None, None) => State::Up,
         };
         Self {
             state,
-            failures: moved.failures,
-            ejections: moved.ejections,
+            failures: earlier.failures,
+            ejections: earlier.ejections,
         }
     }
 
@@ -344,8 +344,8 @@ mod tests {
     fn an_ejection_continues_in_another_process() {
         let (mut ejection, mut now) = (Ejection::default(), Instant::now());
         let moved = |ejection: &Ejection, now| {
-            let json = serde_json::to_string(&ejection.moved(now)).unwrap();
-            Ejection::arrived(serde_json::from_str(&json).unwrap(), now)
+            let json = serde_json::to_string(&ejection.to_hand_over(now)).unwrap();
+            Ejection::take_over(serde_json::from_str(&json).unwrap(), now)
         };
         assert_eq!(refused(&mut ejection, now), None);
         ejection = moved(&ejection, now);
@@ -370,7 +370,7 @@ mod tests {
         ejection.settle(now + EARLY);
         assert_eq!(moved(&ejection, now + EARLY).up_since(), Some(now + EARLY));
         let endless = br#"{"ejected":{"secs":18446744073709551615,"nanos":0}}"#;
-        let endless = Ejection::arrived(serde_json::from_slice(endless).unwrap(), now);
+        let endless = Ejection::take_over(serde_json::from_slice(endless).unwrap(), now);
         assert_eq!(endless.availability(now), Availability::Trial);
     }
 

@@ -1,195 +1,199 @@
-//! A session's place with a backend, and what the sessions of a backend share.
+//! How a client gets a backend, waits for one, and gives it back; and the balancers that one
+//! service has over time.
+//!
+//! ```text
+//!   balancer ── reload ──▶ balancer ── reload ──▶ balancer in force
+//!       ▲                     ▲                        ▲
+//!       │ a session ends      │ wait ─── requeued ────▶│ wait
+//! ```
+//!
+//! A session keeps the balancer that it began with. Clients that still need a backend ask the
+//! balancer in force.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use spliceway_protocol::address::{Target, TargetRange};
-use tokio::time::Instant;
+use spliceway_protocol::address::Target;
+use tokio::sync::oneshot::{self, error::RecvError};
+use tokio::time::{Instant, timeout};
 
-use super::check::{CheckSettings, Checked, MovedChecks};
-use super::ejection::{Availability, Credit, EARLY, Ejection, MovedEjection};
-use super::moved::MovedBackend;
-use super::probe::Unhealthy;
-use super::{BackendState, BackendStatus, Balancer, WEIGHT_MAX, WEIGHT_UNIT};
+use super::backend::{Failure, Tried};
+use super::balancer::{Balancer, Choice, Entry, Lease};
+use super::ejection::{Credit, EARLY};
+use super::policy;
+use crate::access::admission::ClientKey;
 
-/// No weight of a backend.
-const NOT_SET: u32 = u32::MAX;
+/// The most backends that are tried for one client. HAProxy has the same default.
+pub(super) const TRIES_MAX: usize = 4;
+/// The time after which a client that waits looks for a backend by itself.
+const AGAIN: Duration = Duration::from_secs(1);
 
-/// What the sessions of a backend share. A reload keeps it.
-#[derive(Debug)]
-pub(super) struct Backend {
-    name: Box<str>,
-    /// The number of sessions, including those that are connecting.
-    active: AtomicU32,
-    ejection: Mutex<Ejection>,
-    checked: Mutex<Checked>,
-    /// The weight that the operator has set, or [`NOT_SET`].
-    set_weight: AtomicU32,
-    connections: AtomicU64,
-    failures: [AtomicU64; Failure::ALL.len()],
-    ejections: AtomicU64,
-    /// Good and failed checks.
-    checks: [AtomicU64; 2],
-}
-
-/// How a backend fails.
+/// Why a client gets no backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Failure {
-    /// It cannot be reached.
-    Connect,
-    /// Connecting took too long, but succeeded.
-    SlowConnect,
-    /// It ended a session soon after it began, without an answer.
-    EarlyEnd,
+pub(crate) enum NoLease {
+    /// All are ejected, or were tried.
+    NoneAvailable,
+    /// All are full, and too many clients wait.
+    QueueFull,
+    /// All are full, and no session ended in time.
+    QueueTimeout,
 }
 
-/// A session's place with a backend, until it is dropped.
-#[derive(Debug)]
-pub(crate) struct Lease {
-    balancer: Arc<Balancer>,
-    backend: Arc<Backend>,
-    targets: TargetRange,
-    /// Whether this session tries if an ejected backend works again.
-    is_trial: bool,
-    connected: Option<(Instant, Credit)>,
-    /// The number of backends that were tried before this one.
-    pub(crate) retries: usize,
-}
+impl NoLease {
+    pub(crate) const ALL: [Self; 3] = [Self::NoneAvailable, Self::QueueFull, Self::QueueTimeout];
 
-/// The backends that have been tried for one client.
-#[derive(Debug, Default, Clone)]
-pub(crate) struct Tried(Vec<Arc<Backend>>);
-
-impl Failure {
-    pub(crate) const ALL: [Self; 3] = [Self::Connect, Self::SlowConnect, Self::EarlyEnd];
-
-    /// Returns the reason for metrics and the log.
+    /// Returns the reason for records and metrics.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
-            Self::Connect => "connect",
-            Self::SlowConnect => "slow_connect",
-            Self::EarlyEnd => "early_end",
+            Self::NoneAvailable => "no_backend",
+            Self::QueueFull => "queue_full",
+            Self::QueueTimeout => "queue_timeout",
         }
     }
 }
 
-impl Backend {
-    pub(super) fn new(name: &str) -> Self {
-        Self {
-            name: name.into(),
-            active: AtomicU32::new(0),
-            ejection: Mutex::default(),
-            checked: Mutex::default(),
-            set_weight: AtomicU32::new(NOT_SET),
-            connections: AtomicU64::new(0),
-            failures: Default::default(),
-            ejections: AtomicU64::new(0),
-            checks: Default::default(),
+impl Balancer {
+    /// Puts this balancer into force. Clients that wait at the balancer before it now wait here.
+    pub(crate) fn takes_over(self: &Arc<Self>) {
+        let before = std::mem::replace(&mut *self.in_force.lock(), Arc::downgrade(self));
+        if let Some(before) = before.upgrade().filter(|before| !Arc::ptr_eq(before, self)) {
+            let mut replaced = before.inner.lock();
+            replaced.is_replaced = true;
+            let waiting = std::mem::take(&mut replaced.queue);
+            drop(replaced);
+            // Clients that have come since the change have waited for a shorter time.
+            let mut inner = self.inner.lock();
+            let since = std::mem::replace(&mut inner.queue, waiting);
+            inner.queue.append(since);
         }
+        self.serve_queue();
     }
 
-    pub(super) fn name(&self) -> &str {
-        &self.name
+    /// Returns a lease for a session that runs already, if its target is one of the backends.
+    pub(crate) fn adopt(self: &Arc<Self>, target: &Target) -> Option<Lease> {
+        let inner = self.inner.lock();
+        let mut entries = inner.entries.iter();
+        let entry = entries.find(|entry| entry.settings.targets.contains(target))?;
+        Some(Lease::for_running_session(self, entry))
     }
 
-    pub(super) fn active(&self) -> u32 {
-        self.active.load(Ordering::Relaxed)
+    /// Returns the balancer in force. That is this one if its service is gone.
+    pub(super) fn in_force(self: &Arc<Self>) -> Arc<Self> {
+        let in_force = self.in_force.lock().upgrade();
+        in_force.unwrap_or_else(|| Arc::clone(self))
     }
 
-    pub(super) fn availability(&self, now: Instant) -> Availability {
-        self.ejection().availability(now)
-    }
-
-    pub(super) fn status(&self) -> BackendStatus {
-        BackendStatus {
-            name: self.name.clone(),
-            state: BackendState::Up,
-            is_backup: false,
-            weight: 1,
-            sessions: self.active(),
-            connections: self.connections.load(Ordering::Relaxed),
-            failures: self.failures.each_ref().map(|count| count.load(Ordering::Relaxed)),
-            ejections: self.ejections.load(Ordering::Relaxed),
-            checks: self.checks.each_ref().map(|count| count.load(Ordering::Relaxed)),
+    /// Returns a lease of a backend that was not tried before. If all backends are full, the client
+    /// waits for up to `limit`. Clients that wait for the same backends get them in the order of
+    /// their arrival. Cancel safe: a client that leaves makes way for the next one.
+    ///
+    /// # Errors
+    /// Returns the reason if there is no backend, or after [`TRIES_MAX`] tries.
+    pub(crate) async fn lease(
+        self: &Arc<Self>,
+        client: Option<ClientKey>,
+        tried: &Tried,
+        limit: Duration,
+    ) -> Result<Lease, NoLease> {
+        if tried.count() >= TRIES_MAX {
+            return Err(NoLease::NoneAvailable);
         }
-    }
-
-    /// Returns the weight that the operator has set while the program runs.
-    pub(super) fn weight(&self) -> Option<u32> {
-        Some(self.set_weight.load(Ordering::Relaxed)).filter(|weight| *weight != NOT_SET)
-    }
-
-    pub(super) fn set_weight(&self, weight: Option<u32>) {
-        self.set_weight.store(weight.unwrap_or(NOT_SET), Ordering::Relaxed);
-    }
-
-    pub(super) fn moved(&self, now: Instant) -> (MovedEjection, MovedChecks) {
-        (self.ejection().moved(now), self.state_of_checks().moved())
-    }
-
-    /// Takes over the state of this backend in another process.
-    pub(super) fn arrived(&self, moved: &MovedBackend, now: Instant) {
-        self.set_weight(moved.set_weight.filter(|weight| *weight <= WEIGHT_MAX));
-        *self.ejection() = Ejection::arrived(moved.ejection, now);
-        self.state_of_checks().arrived(moved.checks);
-    }
-
-    pub(super) fn is_down(&self) -> bool {
-        self.state_of_checks().is_down()
-    }
-
-    /// Records the result of a check.
-    pub(super) fn checked(&self, balancer: &Arc<Balancer>, settings: &CheckSettings, result: Result<(), Unhealthy>) {
-        self.checks[usize::from(result.is_err())].fetch_add(1, Ordering::Relaxed);
-        let changed = self.state_of_checks().record(result.is_ok(), settings);
-        let (service, backend) = (balancer.service, &*self.name);
-        match (changed, result) {
-            (Some(true), _) => {
-                self.ejection().is_up_again(Instant::now());
-                tracing::info!(service, backend, "a backend is up again");
+        let client = client.map(policy::hash_of_client);
+        let answer = loop {
+            let balancer = self.in_force();
+            let mut inner = balancer.inner.lock();
+            if inner.is_replaced && !Arc::ptr_eq(&balancer, &self.in_force()) {
+                continue;
             }
-            (Some(false), Err(error)) => tracing::warn!(service, backend, %error, "a backend is down"),
-            _ => return,
+            match balancer.choose(&mut inner, client, tried) {
+                Choice::None => return Err(NoLease::NoneAvailable),
+                Choice::Backend(index) if inner.queue.is_empty() => {
+                    return Ok(Lease::new(&balancer, &inner.entries[index]));
+                }
+                Choice::Backend(_) | Choice::Full => {}
+            }
+            if inner.queue.len() >= balancer.settings.queue_max {
+                inner.queue.forget_left();
+            }
+            if inner.queue.len() >= balancer.settings.queue_max {
+                return Err(NoLease::QueueFull);
+            }
+            let answer = inner.queue.push(client, tried);
+            drop(inner);
+            // The clients before this one may have left.
+            balancer.serve_queue();
+            break answer;
+        };
+        match timeout(limit, self.wait_for_lease(answer)).await {
+            Ok(Ok(lease)) => Ok(lease),
+            Ok(Err(_)) => Err(NoLease::NoneAvailable),
+            Err(_) => Err(NoLease::QueueTimeout),
         }
-        // Clients that wait may get this backend now, or a backup in its place.
-        balancer.serve_queue();
     }
 
-    /// Returns the part of its weight that the backend has now: less than 1 if it is up again for
-    /// less than `slow_start`.
-    pub(super) fn share(&self, slow_start: Duration, now: Instant) -> f64 {
-        let since = self.ejection().up_since();
-        let up = since.map(|since| now.saturating_duration_since(since));
-        match up.filter(|up| *up < slow_start) {
-            Some(up) => (up.as_secs_f64() / slow_start.as_secs_f64()).max(1.0 / f64::from(WEIGHT_UNIT)),
-            None => 1.0,
+    /// Waits for a lease.
+    async fn wait_for_lease(self: &Arc<Self>, mut answer: oneshot::Receiver<Lease>) -> Result<Lease, RecvError> {
+        loop {
+            match timeout(AGAIN, &mut answer).await {
+                Ok(answered) => return answered,
+                // An ejection may be over, which causes no event.
+                Err(_) => self.in_force().serve_queue(),
+            }
         }
     }
 
-    /// Locks the results of checks.
-    fn state_of_checks(&self) -> MutexGuard<'_, Checked> {
-        self.checked.lock()
+    /// Gives free seats to the clients that wait. A client that has to go on waiting stops only
+    /// its own line.
+    pub(super) fn serve_queue(self: &Arc<Self>) {
+        let (mut served, mut stopped) = (Vec::new(), Vec::new());
+        let mut inner = self.inner.lock();
+        let mut queue = std::mem::take(&mut inner.queue);
+        while let Some((index, waiter)) = queue.pop(&stopped) {
+            let line = &mut queue.lines[index];
+            let choice = if waiter.answer.is_closed() {
+                Choice::None
+            } else {
+                self.choose(&mut inner, waiter.client, &line.tried)
+            };
+            match choice {
+                Choice::Full => {
+                    line.waiters.push_front(waiter);
+                    stopped.push(index);
+                }
+                Choice::Backend(entry) => served.push((waiter.answer, Lease::new(self, &inner.entries[entry]))),
+                // Without a lease, the client gets an error.
+                Choice::None => drop(waiter),
+            }
+        }
+        queue.lines.retain(|line| !line.waiters.is_empty());
+        inner.queue = queue;
+        drop(inner);
+        for (answer, lease) in served {
+            // If the client has left, its lease is dropped, which serves the next one.
+            drop(answer.send(lease));
+        }
     }
 
-    /// Locks the failures.
-    fn ejection(&self) -> MutexGuard<'_, Ejection> {
-        self.ejection.lock()
+    /// Returns the number of clients that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        let inner = self.inner.lock();
+        let waiters = inner.queue.waiters();
+        waiters.filter(|waiter| !waiter.answer.is_closed()).count()
     }
 }
 
 impl Lease {
-    pub(super) fn new(balancer: Arc<Balancer>, backend: Arc<Backend>, targets: TargetRange) -> Self {
-        let mut lease = Self::of_running(balancer, backend, targets);
-        let (mut ejection, now) = (lease.backend.ejection(), Instant::now());
+    fn new(balancer: &Arc<Balancer>, entry: &Entry) -> Self {
+        let mut lease = Self::for_running_session(balancer, entry);
+        let (mut ejection, now) = (lease.backend.ejection.lock(), Instant::now());
         let is_back = ejection.settle(now);
         let is_trial = ejection.begins(now);
         drop(ejection);
         if is_back {
             tracing::info!(
-                service = lease.balancer.service,
-                backend = &*lease.backend.name,
+                service = lease.balancer.service(),
+                backend = lease.backend.name(),
                 "a backend serves again"
             );
         }
@@ -197,13 +201,13 @@ impl Lease {
         lease
     }
 
-    /// Returns a place for a session that runs already. It proves nothing about the backend.
-    pub(super) fn of_running(balancer: Arc<Balancer>, backend: Arc<Backend>, targets: TargetRange) -> Self {
-        backend.active.fetch_add(1, Ordering::Relaxed);
+    /// Returns a lease for a session that runs already. It proves nothing about the backend.
+    fn for_running_session(balancer: &Arc<Balancer>, entry: &Entry) -> Self {
+        entry.backend.active.fetch_add(1, Ordering::Relaxed);
         Self {
-            balancer,
-            backend,
-            targets,
+            balancer: Arc::clone(balancer),
+            backend: Arc::clone(&entry.backend),
+            targets: entry.settings.targets.clone(),
             is_trial: false,
             connected: None,
             retries: 0,
@@ -228,7 +232,7 @@ impl Lease {
     pub(crate) fn begins(&mut self) {
         self.backend.connections.fetch_add(1, Ordering::Relaxed);
         let now = Instant::now();
-        let credit = self.backend.ejection().connected(self.is_trial, now);
+        let credit = self.backend.ejection.lock().connected(self.is_trial, now);
         self.connected = Some((now, credit));
     }
 
@@ -241,13 +245,16 @@ impl Lease {
         let balancer = self.balancer.in_force();
         let ejected = balancer.with_ejections(now, |may_eject| {
             let settings = &balancer.settings.eject;
-            backend.ejection().failed(is_trial, credit, settings, may_eject, now)
+            backend
+                .ejection
+                .lock()
+                .failed(is_trial, credit, settings, may_eject, now)
         });
         if let Some(time) = ejected {
             backend.ejections.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(
-                service = self.balancer.service,
-                backend = &*backend.name,
+                service = self.balancer.service(),
+                backend = backend.name(),
                 reason = failure.as_str(),
                 ?time,
                 "a backend is ejected"
@@ -266,7 +273,7 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if self.is_trial && self.connected.is_none() {
-            self.backend.ejection().abandoned(Instant::now());
+            self.backend.ejection.lock().abandoned(Instant::now());
         }
         self.backend.active.fetch_sub(1, Ordering::Relaxed);
         self.balancer.in_force().serve_queue();
@@ -274,21 +281,8 @@ impl Drop for Lease {
 }
 
 impl Tried {
-    /// Records that this backend cannot be reached, and gives its place back.
+    /// Records that this backend cannot be reached, and gives the lease back.
     pub(crate) fn add(&mut self, lease: Lease) {
         self.0.push(Arc::clone(&lease.backend));
-    }
-
-    pub(crate) fn count(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Returns whether both are the same backends.
-    pub(super) fn is_same(&self, other: &Self) -> bool {
-        self.count() == other.count() && self.0.iter().all(|tried| other.has(tried))
-    }
-
-    pub(super) fn has(&self, backend: &Arc<Backend>) -> bool {
-        self.0.iter().any(|tried| Arc::ptr_eq(tried, backend))
     }
 }

@@ -16,11 +16,11 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use spliceway_protocol::address::{Target, TargetRange};
-use tokio::task::JoinSet;
+use spliceway_protocol::address::Target;
 use tokio::time::{Instant, sleep};
 
-use super::{BACKENDS_MAX, BackendSettings, Balancer, Inner, Place, WEIGHT_MAX, check};
+use super::balancer::{Balancer, Entry, Inner};
+use super::settings::{BACKENDS_MAX, BackendSettings, Members, WEIGHT_MAX};
 use crate::reach::dial::{Dialer, LookupError, Member, MemberList, Memory};
 
 /// The shortest time between two lookups of a name, for answers with a TTL of 0.
@@ -36,16 +36,6 @@ const GONE: Duration = Duration::from_secs(30);
 
 /// The shortest time between two log lines about parts of lookups that fail.
 const LOG_AGAIN: Duration = Duration::from_secs(60);
-
-/// Which addresses a backend stands for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Members {
-    /// It is one backend, whatever its addresses. Each connection looks its name up.
-    One,
-    EachAddress,
-    /// The addresses and ports of SRV records.
-    Srv,
-}
 
 /// How many members a name had, and how many have come and gone.
 pub(super) struct Change {
@@ -64,27 +54,6 @@ impl Balancer {
             .filter(|backend| backend.members != Members::One)
     }
 
-    /// Returns whether there are names to look up, or backends to check.
-    pub(crate) fn needs_tasks(&self) -> bool {
-        self.settings.check.is_some() || self.names().next().is_some()
-    }
-
-    /// Looks up the names again and again, and checks the backends. Never returns.
-    pub(crate) async fn watch(self: Arc<Self>, dialer: Dialer) {
-        let mut tasks = JoinSet::new();
-        if let Some(check) = &self.settings.check {
-            tasks.spawn(check::watch(Arc::clone(&self), check.clone(), dialer.clone()));
-        }
-        for name in self.names() {
-            tasks.spawn(watch_name(Arc::clone(&self), name.clone(), dialer.clone()));
-        }
-        while let Some(ended) = tasks.join_next().await {
-            if let Err(error) = ended {
-                std::panic::resume_unwind(error.into_panic());
-            }
-        }
-    }
-
     /// Puts the result of a lookup into force. Returns when to repeat it.
     pub(super) fn looked_up(
         self: &Arc<Self>,
@@ -100,16 +69,16 @@ impl Balancer {
             // Without members, the clients get an error, and do not wait any longer.
             Err(_) => AGAIN,
         };
-        self.inner().unresolved.retain(|one| *one != name.name);
+        self.inner.lock().unresolved.retain(|one| *one != name.name);
         self.serve_queue();
         again
     }
 
     /// Records that a name has no address since this time. Returns when to look it up again.
     fn has_no_address(self: &Arc<Self>, name: &BackendSettings, since: &Instant) -> Duration {
-        let has_members = || self.inner().places.iter().any(|place| place.group == name.name);
+        let has_members = || self.inner.lock().entries.iter().any(|entry| entry.group == name.name);
         if since.elapsed() >= GONE && has_members() {
-            let service = self.service;
+            let service = self.service();
             tracing::warn!(
                 service,
                 name = &*name.name,
@@ -123,21 +92,21 @@ impl Balancer {
     /// Puts the members of a name into force, as a lookup has found them. Where a query failed and
     /// there is no last answer, the members of that family stay.
     fn update(&self, name: &BackendSettings, found: &MemberList) {
-        let mut inner = self.inner();
-        let stays = |place: &&Place| {
-            let address = place.settings.name.parse::<SocketAddr>();
-            place.group == name.name && address.is_ok_and(|address| found.unknown.has(address.ip()))
+        let mut inner = self.inner.lock();
+        let stays = |entry: &&Entry| {
+            let address = entry.settings.name.parse::<SocketAddr>();
+            entry.group == name.name && address.is_ok_and(|address| found.unknown.has(address.ip()))
         };
-        let before = inner.places.iter().filter(stays);
-        let before: Vec<_> = before.map(|place| place.settings.clone()).collect();
+        let before = inner.entries.iter().filter(stays);
+        let before: Vec<_> = before.map(|entry| entry.settings.clone()).collect();
         // The first of the same name counts.
-        let members = before.into_iter().chain(of_members(name, &found.members));
+        let members = before.into_iter().chain(members_of(name, &found.members));
         let change = self.replace_members(&mut inner, name, members);
         drop(inner);
         self.members_changed.notify_one();
         let left_out = found.left_out + change.left_out;
         if change.added + change.removed > 0 && left_out > 0 {
-            let (service, name) = (self.service, &*name.name);
+            let (service, name) = (self.service(), &*name.name);
             tracing::warn!(
                 service,
                 name,
@@ -147,7 +116,7 @@ impl Balancer {
         }
         if change.added + change.removed > 0 && change.before > 0 {
             tracing::info!(
-                service = self.service,
+                service = self.service(),
                 name = &*name.name,
                 members = change.before + change.added - change.removed,
                 added = change.added,
@@ -165,16 +134,17 @@ impl Balancer {
         members: impl IntoIterator<Item = BackendSettings>,
     ) -> Change {
         let (mut others, mut known) = (Vec::new(), HashMap::new());
-        for place in std::mem::take(&mut inner.places) {
-            match place.group == name.name {
-                true => drop(known.insert(place.settings.name.clone(), place)),
-                false => others.push(place),
+        for entry in std::mem::take(&mut inner.entries) {
+            if entry.group == name.name {
+                known.insert(entry.settings.name.clone(), entry);
+            } else {
+                others.push(entry);
             }
         }
         let before = known.len();
         let (mut added, mut left_out, mut mine) = (0, 0, Vec::new());
         for settings in members {
-            let is_taken = |place: &Place| place.settings.name == settings.name;
+            let is_taken = |entry: &Entry| entry.settings.name == settings.name;
             if others.iter().chain(&mine).any(is_taken) {
                 continue;
             }
@@ -183,24 +153,24 @@ impl Balancer {
                 continue;
             }
             mine.push(match known.remove(&settings.name) {
-                Some(place) => Place { settings, ..place },
+                Some(entry) => Entry { settings, ..entry },
                 None => {
                     added += 1;
                     let left = inner.left.iter().position(|left| *left.name() == *settings.name);
                     let left = left.and_then(|index| inner.left.remove(index));
-                    Place::new(&name.name, settings, left)
+                    Entry::new(&name.name, settings, left)
                 }
             });
         }
         let removed = known.len();
-        inner.left.extend(known.into_values().map(|place| place.backend));
+        inner.left.extend(known.into_values().map(|entry| entry.backend));
         let too_many = inner.left.len().saturating_sub(BACKENDS_MAX);
         inner.left.drain(..too_many);
         // The policy `first` needs the order of the settings.
-        let position = |place: &Place| self.settings.backends.iter().position(|one| one.name == place.group);
+        let position = |entry: &Entry| self.settings.backends.iter().position(|one| one.name == entry.group);
         others.extend(mine);
         others.sort_by_key(position);
-        inner.places = others;
+        inner.entries = others;
         Change {
             before,
             added,
@@ -211,7 +181,7 @@ impl Balancer {
 }
 
 /// Looks up one name again and again. Never returns.
-async fn watch_name(balancer: Arc<Balancer>, name: BackendSettings, dialer: Dialer) {
+pub(super) async fn watch_name(balancer: Arc<Balancer>, name: BackendSettings, dialer: Dialer) {
     let Target::Name(host, port) = &name.targets.first else {
         return std::future::pending().await;
     };
@@ -219,7 +189,7 @@ async fn watch_name(balancer: Arc<Balancer>, name: BackendSettings, dialer: Dial
     let mut memory = Memory::default();
     loop {
         let found = dialer.members(host, *port, is_srv, &mut memory).await;
-        log.record(balancer.service, &name.name, &found);
+        log.record(balancer.service(), &name.name, &found);
         let again = match found {
             Err(LookupError::NoAddress) => balancer.has_no_address(&name, gone.get_or_insert_with(Instant::now)),
             found => {
@@ -264,40 +234,18 @@ impl FailureLog {
 }
 
 /// Returns the settings of each member of a name.
-fn of_members(name: &BackendSettings, members: &[Member]) -> impl Iterator<Item = BackendSettings> {
+fn members_of(name: &BackendSettings, members: &[Member]) -> impl Iterator<Item = BackendSettings> {
     let first = members.iter().map(|member| member.priority).min().unwrap_or(0);
     let heaviest = members.iter().filter_map(|member| member.weight).max().unwrap_or(0);
     members.iter().map(move |member| {
         // The weights of SRV records go up to 65,535. A weight of 0 means a small chance.
-        let scaled = |weight: u16| match u32::from(heaviest) > WEIGHT_MAX {
-            true => u32::from(weight) * WEIGHT_MAX / u32::from(heaviest),
-            false => weight.into(),
-        };
+        let scaled = |weight: u16| u32::from(weight) * WEIGHT_MAX / u32::from(heaviest).max(WEIGHT_MAX);
         let weight = member
             .weight
             .map(|weight| NonZeroU32::new(scaled(weight)).unwrap_or(NonZeroU32::MIN));
         let is_backup = name.is_backup || member.priority > first;
-        member_of(name, member.address, weight.unwrap_or(name.weight), is_backup)
+        name.member(member.address, weight.unwrap_or(name.weight), is_backup)
     })
-}
-
-/// Returns the settings of a member of a name.
-pub(super) fn member_of(
-    name: &BackendSettings,
-    address: SocketAddr,
-    weight: NonZeroU32,
-    is_backup: bool,
-) -> BackendSettings {
-    BackendSettings {
-        name: address.to_string().into(),
-        targets: TargetRange {
-            first: Target::Ip(address),
-            count: name.targets.count,
-        },
-        weight,
-        is_backup,
-        ..name.clone()
-    }
 }
 
 #[cfg(test)]

@@ -2,9 +2,14 @@
 //! random numbers as arguments.
 
 use std::fmt;
+use std::net::IpAddr;
 
+use blake2::Blake2b512;
+use blake2::digest::Digest;
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
+
+use crate::access::admission::ClientKey;
 
 /// A backend with fewer sessions than this takes every client whose hash prefers it. So the bound
 /// on load never separates the few sessions of a quiet service.
@@ -86,10 +91,7 @@ fn least(candidates: &mut [Candidate]) -> Option<usize> {
     let least = candidates
         .iter()
         .copied()
-        .reduce(|least, one| match one.is_less_loaded(&least) {
-            true => one,
-            false => least,
-        })?;
+        .reduce(|least, one| if one.is_less_loaded(&least) { one } else { least })?;
     turn(candidates, |one| !least.is_less_loaded(one))
 }
 
@@ -99,10 +101,8 @@ fn p2c(candidates: &[Candidate], random: &mut dyn FnMut(u64) -> u64) -> Option<u
     let Some(second) = draw(candidates, Some(first), random) else {
         return Some(first);
     };
-    match candidates[second].is_less_loaded(&candidates[first]) {
-        true => Some(second),
-        false => Some(first),
-    }
+    let is_second = candidates[second].is_less_loaded(&candidates[first]);
+    Some(if is_second { second } else { first })
 }
 
 fn draw(candidates: &[Candidate], except: Option<usize>, random: &mut dyn FnMut(u64) -> u64) -> Option<usize> {
@@ -143,10 +143,25 @@ fn by_hash(candidates: &[Candidate], client: u64) -> Option<usize> {
 
 /// Spreads the differences between two numbers over all bits (the finalizer of SplitMix64). It must
 /// never change, because all processes and all versions should send a client to the same backend.
-pub(super) fn mixed(number: u64) -> u64 {
+fn mixed(number: u64) -> u64 {
     let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     number ^ (number >> 31)
+}
+
+/// Returns the same number in every process and every version, so that several instances send a
+/// client to the same backend.
+pub(super) fn hash_of_name(name: &str) -> u64 {
+    let digest = Blake2b512::digest(name);
+    digest.iter().take(8).fold(0, |hash, byte| hash << 8 | u64::from(*byte))
+}
+
+pub(super) fn hash_of_client(client: ClientKey) -> u64 {
+    match client.ip() {
+        IpAddr::V4(ip) => mixed(ip.to_bits().into()),
+        // The other half is 0, because a /64 network is one client.
+        IpAddr::V6(ip) => mixed((ip.to_bits() >> 64) as u64),
+    }
 }
 
 impl fmt::Display for Policy {

@@ -1,7 +1,15 @@
+use std::net::IpAddr;
+use std::num::NonZeroU32;
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
+use spliceway_protocol::address::Target;
+
+use super::lease::TRIES_MAX;
 use super::*;
+use crate::access::admission::ClientKey;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -316,8 +324,8 @@ async fn waiting_clients_get_a_backup_when_a_check_finds_the_others_down() {
     let balancer = Balancer::new("web", &settings, None);
     let _full = any(&balancer);
     let client = waiting(&balancer).await;
-    let backend = Arc::clone(&balancer.inner().places[0].backend);
-    backend.checked(&balancer, &check, Err(probe::Unhealthy::TooSlow));
+    let backend = Arc::clone(&balancer.inner.lock().entries[0].backend);
+    balancer.record_check(&backend, &check, Err(probe::Unhealthy::TooSlow));
     assert_eq!(target(&client.await.unwrap().unwrap()), "b:1");
 }
 
@@ -344,11 +352,11 @@ async fn a_backend_that_is_up_again_gets_its_share_gradually() {
     };
     let balancer = Balancer::new("web", &settings, None);
     let of_a = |picks: usize| (0..picks).filter(|_| target(&any(&balancer)) == "a:1").count();
-    let backend = Arc::clone(&balancer.inner().places[0].backend);
+    let backend = Arc::clone(&balancer.inner.lock().entries[0].backend);
     assert_eq!(of_a(32), 16);
-    backend.checked(&balancer, &check, Err(probe::Unhealthy::TooSlow));
+    balancer.record_check(&backend, &check, Err(probe::Unhealthy::TooSlow));
     assert_eq!(of_a(32), 0);
-    backend.checked(&balancer, &check, Ok(()));
+    balancer.record_check(&backend, &check, Ok(()));
     assert_eq!(of_a(17), 1, "one turn for 16 of the other one");
     tokio::time::advance(5 * SECOND).await;
     assert_eq!(of_a(24), 8, "half of its share");

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::message::micros;
 use crate::access::rates::Balances;
-use crate::reach::balance::MovedBackend;
+use crate::reach::balance::HandedOverBackend;
 use crate::session::service::Service;
 
 /// The most clients whose rate limits move. A client takes at most 110 bytes, and so does each of
@@ -27,7 +27,7 @@ pub(super) struct ServiceState {
     /// What the limits of the service allow, in bytes, from and to clients.
     rates: Balances,
     limited: Vec<Limited>,
-    backends: Vec<MovedBackend>,
+    backends: Vec<HandedOverBackend>,
 }
 
 /// A client from which authentication has failed.
@@ -51,7 +51,7 @@ impl ServiceState {
     pub(super) fn of(service: &Service) -> Self {
         let balancer = service.balancer.as_ref();
         Self {
-            backends: balancer.map(|balancer| balancer.moved()).unwrap_or_default(),
+            backends: balancer.map(|balancer| balancer.to_hand_over()).unwrap_or_default(),
             ..Self::of_clients(service)
         }
     }
@@ -93,7 +93,7 @@ impl ServiceState {
         let limited = self.limited.iter().map(|limited| (limited.client, limited.rates));
         service.rates.lower(self.rates, limited, now);
         if let Some(balancer) = service.balancer.as_ref().filter(|_| !self.backends.is_empty()) {
-            balancer.arrived(&self.backends);
+            balancer.take_over(&self.backends);
         }
     }
 

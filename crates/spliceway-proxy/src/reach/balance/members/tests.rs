@@ -220,5 +220,5 @@ fn a_member_that_returns_keeps_its_state() {
     (0..=BACKENDS_MAX + 3).for_each(|number| after.update(&web, &list(&other(number))));
     after.update(&web, &list(&all));
     assert_eq!(after.status()[0].weight, 1);
-    assert_eq!(after.inner().left.len(), BACKENDS_MAX);
+    assert_eq!(after.inner.lock().left.len(), BACKENDS_MAX);
 }

@@ -7,8 +7,8 @@ use crate::reach::dial::{Member, MemberList};
 
 /// Moves the state of one balancer to another, as a hand-over does.
 fn move_to(from: &Arc<Balancer>, to: &Arc<Balancer>) {
-    let json = serde_json::to_string(&from.moved()).unwrap();
-    to.arrived(&serde_json::from_str::<Vec<MovedBackend>>(&json).unwrap());
+    let json = serde_json::to_string(&from.to_hand_over()).unwrap();
+    to.take_over(&serde_json::from_str::<Vec<HandedOverBackend>>(&json).unwrap());
 }
 
 fn states(balancer: &Balancer) -> Vec<(String, BackendState)> {
@@ -65,11 +65,11 @@ fn the_first_check_of_another_process_is_newer_than_what_moves() {
     };
     let (old, new) = (new(), new());
     let record = |balancer: &Arc<Balancer>, index: usize, is_good: bool| {
-        let backend = Arc::clone(&balancer.inner().places[index].backend);
+        let backend = Arc::clone(&balancer.inner.lock().entries[index].backend);
         let result = is_good
             .then_some(())
             .ok_or(crate::reach::balance::probe::Unhealthy::TooSlow);
-        backend.checked(balancer, &check, result);
+        balancer.record_check(&backend, &check, result);
     };
     record(&old, 0, false);
     record(&old, 1, true);
