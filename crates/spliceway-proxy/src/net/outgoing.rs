@@ -1,6 +1,6 @@
 //! The settings of sockets to targets.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 /// The settings that all sockets to targets share.
@@ -22,4 +22,27 @@ pub(crate) struct SocketSettings {
     /// The silence before the kernel sends a keepalive probe, and the time between probes. `None`
     /// means no probes.
     pub(crate) keepalive: Option<Duration>,
+}
+
+impl SocketSettings {
+    /// Returns the source address for targets of the family of `to`, if there is one.
+    pub(crate) fn source(&self, to: IpAddr) -> Option<IpAddr> {
+        match to {
+            IpAddr::V4(_) => self.source_v4.map(IpAddr::from),
+            IpAddr::V6(_) => self.source_v6.map(IpAddr::from),
+        }
+    }
+
+    /// Returns whether there is a source address for any family.
+    pub(crate) fn has_source(&self) -> bool {
+        self.source_v4.is_some() || self.source_v6.is_some()
+    }
+}
+
+/// Returns the address that means any address of the family of `to`.
+pub(crate) fn unspecified(to: IpAddr) -> IpAddr {
+    match to {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    }
 }

@@ -1,7 +1,7 @@
 //! Opens UDP sockets.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::OnceLock;
 
 use nix::sys::socket::{setsockopt, sockopt};
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::UdpSocket;
 
-use crate::net::outgoing::SocketSettings;
+use crate::net::outgoing::{SocketSettings, unspecified};
 
 /// Binds a socket to this address only. An IPv6 socket does not accept IPv4, so a peer's address
 /// has only one form.
@@ -24,18 +24,8 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
 /// # Errors
 /// Returns `EAFNOSUPPORT` if that family is not used, or the error of a system call.
 pub(crate) fn towards(to: IpAddr, settings: &SocketSettings) -> io::Result<UdpSocket> {
-    let any = settings.source_v4.is_none() && settings.source_v6.is_none();
-    let source = match to {
-        IpAddr::V4(_) => settings
-            .source_v4
-            .or(any.then_some(Ipv4Addr::UNSPECIFIED))
-            .map(IpAddr::from),
-        IpAddr::V6(_) => settings
-            .source_v6
-            .or(any.then_some(Ipv6Addr::UNSPECIFIED))
-            .map(IpAddr::from),
-    };
-    let source = source.ok_or(Errno::AFNOSUPPORT)?;
+    let any = (!settings.has_source()).then(|| unspecified(to));
+    let source = settings.source(to).or(any).ok_or(Errno::AFNOSUPPORT)?;
     bind_as(SocketAddr::new(source, 0), settings).inspect(gather)
 }
 
@@ -101,6 +91,8 @@ pub(crate) fn system() -> io::Result<&'static UdpSocketState> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
     use super::*;
 
     #[tokio::test]

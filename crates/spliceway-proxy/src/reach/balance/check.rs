@@ -29,73 +29,44 @@ pub(crate) struct CheckSettings {
 }
 
 /// What the checks of a backend have shown.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub(super) struct Checked {
-    state: State,
+    /// Whether the backend is up. `None` before its first check.
+    is_up: Option<bool>,
     /// The checks in a row that contradict the state.
     contrary: u32,
 }
 
-/// What the checks of a backend have shown, for another process.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub(super) struct HandedOverChecks {
-    /// Whether the backend is up. `None` before its first check.
-    is_up: Option<bool>,
-    contrary: u32,
-}
-
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// There was no check yet.
-    #[default]
-    Unknown,
-    Up,
-    Down,
-}
-
 impl Checked {
     pub(super) fn is_down(&self) -> bool {
-        self.state == State::Down
-    }
-
-    pub(super) fn to_hand_over(&self) -> HandedOverChecks {
-        HandedOverChecks {
-            is_up: match self.state {
-                State::Unknown => None,
-                State::Up => Some(true),
-                State::Down => Some(false),
-            },
-            contrary: self.contrary,
-        }
+        self.is_up == Some(false)
     }
 
     /// Takes over the results of another process. Those of this process are newer.
-    pub(super) fn take_over(&mut self, earlier: HandedOverChecks) {
-        if let (State::Unknown, Some(is_up)) = (self.state, earlier.is_up) {
-            self.state = if is_up { State::Up } else { State::Down };
-            self.contrary = earlier.contrary;
+    pub(super) fn take_over(&mut self, earlier: Self) {
+        if self.is_up.is_none() && earlier.is_up.is_some() {
+            *self = earlier;
         }
     }
 
     /// Records the result of a check. Returns whether the backend is up, if that has changed.
     pub(super) fn record(&mut self, is_good: bool, settings: &CheckSettings) -> Option<bool> {
-        let needed = match (self.state, is_good) {
-            (State::Up, true) | (State::Down, false) => {
-                self.contrary = 0;
-                return None;
-            }
-            (State::Unknown, _) => 1,
-            (State::Up, false) => settings.fall,
-            (State::Down, true) => settings.rise,
+        if self.is_up == Some(is_good) {
+            self.contrary = 0;
+            return None;
+        }
+        let needed = match self.is_up {
+            None => 1,
+            Some(true) => settings.fall,
+            Some(false) => settings.rise,
         };
         self.contrary = self.contrary.saturating_add(1);
         if self.contrary < needed {
             return None;
         }
-        let was_unknown = self.state == State::Unknown;
-        self.state = if is_good { State::Up } else { State::Down };
-        self.contrary = 0;
+        let was_unknown = self.is_up.is_none();
+        (self.is_up, self.contrary) = (Some(is_good), 0);
         // Nobody was told that an unknown backend was not up.
         (!(was_unknown && is_good)).then_some(is_good)
     }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::balancer::{Balancer, Entry, Inner};
-use super::check::HandedOverChecks;
+use super::check::Checked;
 use super::ejection::{Ejection, HandedOverEjection};
 use super::settings::{BackendSettings, Members, WEIGHT_MAX};
 
@@ -25,7 +25,7 @@ pub(crate) struct HandedOverBackend {
     /// The weight that the operator has set.
     set_weight: Option<u32>,
     ejection: HandedOverEjection,
-    checks: HandedOverChecks,
+    checks: Checked,
 }
 
 /// What the lookup of a name has said about a member.
@@ -52,7 +52,7 @@ impl Balancer {
                 member,
                 set_weight: backend.weight(),
                 ejection: backend.ejection.lock().to_hand_over(now),
-                checks: backend.checked.lock().to_hand_over(),
+                checks: *backend.checked.lock(),
             }
         };
         self.inner.lock().entries.iter().map(state).collect()

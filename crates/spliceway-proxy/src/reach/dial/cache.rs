@@ -30,11 +30,7 @@ pub(super) struct Cache {
 }
 
 /// The answers for a name, by family.
-#[derive(Debug, Default, Clone)]
-struct Known {
-    v6: Option<Answer>,
-    v4: Option<Answer>,
-}
+type Known = [Option<Answer>; 2];
 
 #[derive(Debug, Clone)]
 struct Answer {
@@ -53,7 +49,7 @@ impl Cache {
                 self.insert(name, known);
             }
         }
-        let answer = self.young.get(name)?.answer(family)?;
+        let answer = self.young.get(name)?[family as usize].as_ref()?;
         (now < answer.until).then(|| Arc::clone(&answer.addresses))
     }
 
@@ -73,11 +69,11 @@ impl Cache {
             until: now + ttl,
         };
         if let Some(known) = self.young.get_mut(name) {
-            *known.answer_mut(family) = Some(answer);
+            known[family as usize] = Some(answer);
             return;
         }
         let mut known = self.old.remove(name).unwrap_or_default();
-        *known.answer_mut(family) = Some(answer);
+        known[family as usize] = Some(answer);
         self.insert(name.into(), known);
     }
 
@@ -86,22 +82,6 @@ impl Cache {
             self.old = std::mem::take(&mut self.young);
         }
         self.young.insert(name, known);
-    }
-}
-
-impl Known {
-    fn answer(&self, family: Family) -> Option<&Answer> {
-        match family {
-            Family::V6 => self.v6.as_ref(),
-            Family::V4 => self.v4.as_ref(),
-        }
-    }
-
-    fn answer_mut(&mut self, family: Family) -> &mut Option<Answer> {
-        match family {
-            Family::V6 => &mut self.v6,
-            Family::V4 => &mut self.v4,
-        }
     }
 }
 

@@ -29,11 +29,17 @@ pub(super) enum Family {
     V4,
 }
 
+impl From<IpAddr> for Family {
+    fn from(ip: IpAddr) -> Self {
+        if ip.is_ipv6() { Self::V6 } else { Self::V4 }
+    }
+}
+
 /// The attempts for one connection. IPv6 comes first (section 4), unless only IPv4 is known.
 #[derive(Debug)]
 pub(super) struct HappyEyeballs {
-    waiting_v6: VecDeque<IpAddr>,
-    waiting_v4: VecDeque<IpAddr>,
+    /// The addresses that wait, by family.
+    waiting: [VecDeque<IpAddr>; 2],
     /// The families whose answers are still missing.
     awaited: Vec<Family>,
     /// The family that is next, if both have an address.
@@ -60,8 +66,7 @@ impl HappyEyeballs {
     /// Starts before the answer for either family is known.
     pub(super) fn looking_up() -> Self {
         Self {
-            waiting_v6: VecDeque::new(),
-            waiting_v4: VecDeque::new(),
+            waiting: Default::default(),
             awaited: vec![Family::V6, Family::V4],
             turn: Family::V6,
             under_way: 0,
@@ -84,7 +89,7 @@ impl HappyEyeballs {
         self.awaited.retain(|awaited| *awaited != family);
         self.add(addresses);
         if !begun {
-            let waits = self.waiting_v6.is_empty() && self.awaited.contains(&Family::V6);
+            let waits = self.waiting[Family::V6 as usize].is_empty() && self.awaited.contains(&Family::V6);
             self.not_before = waits.then(|| now + RESOLUTION_DELAY);
         }
     }
@@ -98,7 +103,7 @@ impl HappyEyeballs {
     /// Returns the next step. Call this method again after each `Try` and after each `Wait`.
     pub(super) fn next(&mut self, now: Instant) -> Step {
         let may_try = self.left > 0;
-        let is_waiting = !self.waiting_v6.is_empty() || !self.waiting_v4.is_empty();
+        let is_waiting = self.waiting.iter().any(|waiting| !waiting.is_empty());
         if let Some(then) = self.not_before.filter(|then| may_try && is_waiting && now < *then) {
             return Step::Wait(Some(then));
         }
@@ -121,21 +126,15 @@ impl HappyEyeballs {
     }
 
     fn take(&mut self) -> Option<IpAddr> {
-        let ip = match self.turn {
-            Family::V6 => self.waiting_v6.pop_front().or_else(|| self.waiting_v4.pop_front()),
-            Family::V4 => self.waiting_v4.pop_front().or_else(|| self.waiting_v6.pop_front()),
-        }?;
+        let mut families = [self.turn as usize, 1 - self.turn as usize].into_iter();
+        let ip = families.find_map(|family| self.waiting[family].pop_front())?;
         self.turn = if ip.is_ipv6() { Family::V4 } else { Family::V6 };
         Some(ip)
     }
 
     fn add(&mut self, addresses: impl IntoIterator<Item = IpAddr>) {
         for ip in addresses.into_iter().map(|ip| ip.to_canonical()) {
-            let waiting = if ip.is_ipv6() {
-                &mut self.waiting_v6
-            } else {
-                &mut self.waiting_v4
-            };
+            let waiting = &mut self.waiting[Family::from(ip) as usize];
             if waiting.len() < ADDRESSES_MAX {
                 waiting.push_back(ip);
             }

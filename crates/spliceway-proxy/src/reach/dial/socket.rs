@@ -102,13 +102,10 @@ impl SocketSettings {
             Some(client) => Some(client).filter(|client| client.is_ipv4() == to.is_ipv4()),
             None => self.source(to),
         };
-        if source.is_none() && (client.is_some() || self.source_v4.is_some() || self.source_v6.is_some()) {
+        if source.is_none() && (client.is_some() || self.has_source()) {
             return Err(Call::Source.failed()(Errno::AFNOSUPPORT.into()));
         }
-        let domain = match to {
-            IpAddr::V4(_) => Domain::IPV4,
-            IpAddr::V6(_) => Domain::IPV6,
-        };
+        let domain = Domain::for_address(SocketAddr::new(to, 0));
         let opened = Socket::new(domain, Type::STREAM.nonblocking(), Some(Protocol::TCP));
         let socket = opened.map_err(Call::Open.failed())?;
         self.steer(&socket)?;
@@ -135,13 +132,6 @@ impl SocketSettings {
             allow_foreign_addresses(socket).map_err(Call::Foreign.failed())?;
         }
         Ok(())
-    }
-
-    fn source(&self, to: IpAddr) -> Option<IpAddr> {
-        match to {
-            IpAddr::V4(_) => self.source_v4.map(IpAddr::from),
-            IpAddr::V6(_) => self.source_v6.map(IpAddr::from),
-        }
     }
 }
 

@@ -51,10 +51,7 @@ pub(crate) struct MemberList {
 
 /// A set of address families.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Families {
-    v6: bool,
-    v4: bool,
-}
+pub(crate) struct Families([bool; 2]);
 
 /// An address that a name stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -312,7 +309,7 @@ impl Gathered {
                     self.failed = Some(error);
                     match memory.0.get(&key) {
                         Some(last) => all.extend(last),
-                        None => self.unknown.add(family),
+                        None => self.unknown.0[family as usize] = true,
                     }
                 }
             }
@@ -340,18 +337,11 @@ impl Gathered {
 
 impl Families {
     #[cfg(test)]
-    pub(crate) const V4: Self = Self { v6: false, v4: true };
-
-    fn add(&mut self, family: Family) {
-        match family {
-            Family::V6 => self.v6 = true,
-            Family::V4 => self.v4 = true,
-        }
-    }
+    pub(crate) const V4: Self = Self([false, true]);
 
     /// Returns whether the set has the family of `ip`.
     pub(crate) fn has(self, ip: IpAddr) -> bool {
-        if ip.is_ipv6() { self.v6 } else { self.v4 }
+        self.0[Family::from(ip) as usize]
     }
 }
 

@@ -11,7 +11,7 @@
 //! learns no internal names.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
@@ -22,6 +22,7 @@ use tokio::time::timeout;
 
 use super::answer::LookupError;
 use super::resolv_conf::{Options, ResolvConf};
+use crate::net::outgoing::unspecified;
 use crate::reach::dial::happy_eyeballs::Family;
 
 /// The largest datagram of an answer. Servers send 512 bytes unless a query allows more.
@@ -160,13 +161,9 @@ struct Question<'a> {
 impl Question<'_> {
     /// Returns `None` if the answer does not fit into a datagram.
     async fn by_datagram(&self, server: SocketAddr) -> io::Result<Option<Message>> {
-        let any: IpAddr = match server {
-            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-        };
         // The kernel chooses a random port, and a connected socket gets datagrams only from the
         // server.
-        let socket = UdpSocket::bind((any, 0)).await?;
+        let socket = UdpSocket::bind((unspecified(server.ip()), 0)).await?;
         socket.connect(server).await?;
         socket.send(&self.bytes).await?;
         let mut buffer = vec![0; DATAGRAM_MAX_BYTES];

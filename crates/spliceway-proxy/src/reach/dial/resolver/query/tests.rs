@@ -1,5 +1,7 @@
 use hickory_proto::rr::rdata::{A, CNAME, SOA};
 
+use std::net::Ipv4Addr;
+
 use super::*;
 
 fn name(text: &str) -> Name {
