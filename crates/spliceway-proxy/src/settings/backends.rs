@@ -4,11 +4,10 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::origin::Fault;
-use super::settle::{or, parsed};
 use crate::reach::balance::{
     BACKENDS_MAX, BackendSettings, BalanceSettings, CheckSettings, EjectSettings, Members, Policy,
 };
-use crate::settings::config;
+use crate::settings::config::{self, or, parsed};
 use spliceway_protocol::address::Target;
 use spliceway_protocol::proxy;
 

@@ -4,7 +4,7 @@ use spliceway_protocol::address::Target;
 
 use super::distinct::Distinct;
 use super::origin::Fault;
-use super::{Kind, ServiceSettings};
+use super::service::{Kind, ServiceSettings};
 use crate::net::listener::Transport;
 use crate::reach::dial::UpstreamProxy;
 use crate::settings::config::{List, Value};

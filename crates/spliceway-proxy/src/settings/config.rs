@@ -10,6 +10,7 @@
 //! its flag. A new key is a line in a table below, a line in `cli/args.rs`, and its meaning in
 //! `settings/settle.rs`.
 
+mod files;
 pub(crate) mod keys;
 pub(crate) mod source;
 mod tree;
@@ -23,14 +24,11 @@ use toml::Spanned;
 
 use crate::reach::balance::Policy;
 
+pub(super) use files::Sources;
 pub(crate) use value::{List, Value, Word};
-pub(crate) use values::{KindArg, LogFormatArg, LogLevelArg, PipeSizeArg, SpliceArg, admin_path};
+pub(super) use value::{all, or, parsed};
+pub(crate) use values::{KindArg, LogFormatArg, LogLevelArg, PipeSizeArg, PrivateArg, RuleArg, SpliceArg, admin_path};
 pub(crate) use words::*;
-
-/// The variable for the name and the password of a single user.
-pub(crate) const AUTH_VARIABLE: &str = "SPLICEWAY_AUTH";
-/// The variable for upstream proxies, separated by spaces.
-pub(crate) const UPSTREAM_VARIABLE: &str = "SPLICEWAY_UPSTREAM_PROXY";
 
 /// Defines tables whose keys are all optional, and are written only if they have a value.
 macro_rules! tables {

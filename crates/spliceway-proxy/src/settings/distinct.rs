@@ -7,8 +7,8 @@ use std::path::Path;
 
 use spliceway_protocol::address::{ListenAddress, Target};
 
-use super::ServiceSettings;
 use super::origin::{Fault, Origin};
+use super::service::ServiceSettings;
 use crate::access::policy::reached;
 use crate::net::listener::Transport;
 use crate::settings::config::{self, Listen, Value};

@@ -4,7 +4,7 @@ use spliceway_protocol::address::ListenAddress;
 
 use crate::net::listener::{Listener, OTHERS_MAY_CONNECT};
 use crate::net::transparent::Interception;
-use crate::settings::{Kind, ServiceSettings};
+use crate::settings::service::{Kind, ServiceSettings};
 
 /// The clients that can connect to a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

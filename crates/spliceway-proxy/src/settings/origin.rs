@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 
 use crate::settings::config::AUTH_VARIABLE;
-use crate::settings::config::source::Sources;
+use crate::settings::config::Sources;
 
 /// The command line, or files.
 #[derive(Debug)]

@@ -1,21 +1,25 @@
 //! Turns a configuration into settings: checks it whole, and fills in the defaults.
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use spliceway::{Engine, PipeSize};
 use tracing_subscriber::filter::LevelFilter;
 
 use super::backends::{backends, balance};
 use super::chains;
 use super::distinct::Distinct;
+use super::program::{Limits, Settings, Timeouts};
+use super::service::{AcceptProxy, Kind, ServiceSettings};
 use super::targets::Lists;
 use super::udp;
 use super::user_limits::{check_saved, user_limits};
 use super::users::users;
-use super::{AcceptProxy, Kind, Limits, ServiceSettings, Settings, Timeouts, interned};
 use crate::access::policy::ClientPolicy;
 use crate::access::rates::Rates;
 use crate::log::{AccessLog, Format, LogSettings};
@@ -23,7 +27,7 @@ use crate::net::listener::{KEEPALIVE, Transport};
 use crate::net::transparent::Interception;
 use crate::reach::dial::{CHAIN_MAX, DialSettings, SocketSettings};
 use crate::reach::sni::Routes;
-use crate::settings::config::{self, Choice, Config, KindArg, List, Rate, Value, Word};
+use crate::settings::config::{self, Choice, Config, KindArg, List, Rate, Value, Word, all, or, parsed};
 use crate::settings::exposure::{Clients, Reach, check_open};
 use crate::settings::origin::{Fault, Origin};
 use spliceway_protocol::address::ListenAddress;
@@ -39,6 +43,30 @@ const UDP_TIME: Duration = Duration::from_secs(60);
 const DRAIN_TIME: Duration = Duration::from_secs(30);
 const AUTH_PENALTY: Duration = Duration::from_secs(60);
 const MAX_DIALS_PER_IP: NonZeroU32 = NonZeroU32::new(256).expect("not 0");
+
+/// Where settings come from. A reload reads them again.
+#[derive(Debug)]
+pub(crate) enum Source {
+    CommandLine(Box<Config>),
+    /// A file, or a directory of files.
+    Files(PathBuf),
+}
+
+impl Source {
+    /// Returns the settings as they are now. Files are read again, and user files too.
+    ///
+    /// # Errors
+    /// Returns the first fault, with its flag or its place in a file.
+    pub(crate) fn settings(&self) -> Result<Settings, String> {
+        match self {
+            Self::CommandLine(config) => settle(config, &Origin::CommandLine),
+            Self::Files(path) => {
+                let (config, sources) = config::source::read(path, &config::source::variable)?;
+                settle(&config, &Origin::Files(sources))
+            }
+        }
+    }
+}
 
 /// Checks `config`, which comes from `origin`, and reads the user files that it names.
 ///
@@ -134,18 +162,6 @@ fn status_page(admin: &config::Admin) -> Result<Option<Vec<Box<str>>>, Fault> {
         return Err(Fault::new(hosts.at(), "status_host", "needs status_page = true"));
     }
     Ok(is_on.then(|| all(&admin.status_host)))
-}
-
-pub(super) fn parsed<W: Word>(value: &Option<Value<W>>) -> Option<W::Parsed> {
-    value.as_ref().map(Value::parsed)
-}
-
-pub(super) fn or<W: Word>(value: &Option<Value<W>>, default: W::Parsed) -> W::Parsed {
-    parsed(value).unwrap_or(default)
-}
-
-fn all<W: Word>(list: &Option<List<W>>) -> Vec<W::Parsed> {
-    list.as_ref().map(List::parsed).unwrap_or_default()
 }
 
 fn unless_zero(time: Duration) -> Option<Duration> {
@@ -465,4 +481,18 @@ fn dial(service: &config::Service, timeout: Duration) -> Result<DialSettings, Fa
 
 fn processors() -> NonZeroUsize {
     std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
+}
+
+/// Returns the name as a label of metrics. A name is never forgotten, because counters never go
+/// back. So the memory for names grows only with new names.
+fn interned(name: &str) -> &'static str {
+    static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
+    let mut names = NAMES.lock();
+    let names = names.get_or_insert_default();
+    if let Some(known) = names.get(name) {
+        return known;
+    }
+    let name: &'static str = Box::leak(name.into());
+    names.insert(name);
+    name
 }

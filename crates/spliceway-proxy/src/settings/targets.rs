@@ -8,8 +8,8 @@ use std::sync::Arc;
 use spliceway_protocol::rule::canonical_network;
 use toml::Spanned;
 
-use super::UserTargets;
 use super::origin::{Fault, Origin};
+use super::service::UserTargets;
 use crate::access::auth::{Users, fingerprint};
 use crate::access::policy::{PrivateTargets, RuleList, TargetAccess, TargetRules};
 use crate::kit::named_file;

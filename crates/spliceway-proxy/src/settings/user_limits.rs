@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, HashSet};
 
 use toml::Spanned;
 
-use super::ServiceSettings;
 use super::origin::{Fault, Origin};
+use super::service::ServiceSettings;
 use crate::access::accounts::{AllLimits, Quotas, UserLimits};
-use crate::settings::config::{Config, List, User, UserDefaults, UserQuota, Value, Word};
+use crate::settings::config::{Config, List, User, UserDefaults, UserQuota, or};
 
 /// Returns the limits of all users. A key that a user does not have is that of every user.
 pub(super) fn user_limits(
@@ -63,10 +63,6 @@ pub(super) fn user_limits(
         named.insert(user, limits);
     }
     Ok(AllLimits { every, named })
-}
-
-fn or<W: Word>(value: &Option<Value<W>>, default: W::Parsed) -> W::Parsed {
-    value.as_ref().map_or(default, Value::parsed)
 }
 
 fn quotas(list: &Option<List<UserQuota>>, origin: &Origin) -> Result<Option<Quotas>, Fault> {

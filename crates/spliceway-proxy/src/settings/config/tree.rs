@@ -6,8 +6,8 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeArray, DeString, DeTable, DeValue};
 
+use super::files::{ALL_MAX_BYTES, Sources};
 use super::keys::{self, Keys};
-use super::source::{ALL_MAX_BYTES, Sources};
 
 /// Returns the value of an environment variable, or the end of a sentence about it.
 pub(crate) type Environment<'a> = &'a dyn Fn(&str) -> Result<String, &'static str>;

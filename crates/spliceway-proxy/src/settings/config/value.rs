@@ -113,6 +113,18 @@ impl<W: Word> List<W> {
     }
 }
 
+pub(in crate::settings) fn parsed<W: Word>(value: &Option<Value<W>>) -> Option<W::Parsed> {
+    value.as_ref().map(Value::parsed)
+}
+
+pub(in crate::settings) fn or<W: Word>(value: &Option<Value<W>>, default: W::Parsed) -> W::Parsed {
+    parsed(value).unwrap_or(default)
+}
+
+pub(in crate::settings) fn all<W: Word>(list: &Option<List<W>>) -> Vec<W::Parsed> {
+    list.as_ref().map(List::parsed).unwrap_or_default()
+}
+
 impl<W: Word> Deref for List<W> {
     type Target = [Value<W>];
 

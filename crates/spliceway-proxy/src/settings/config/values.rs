@@ -7,15 +7,16 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use ipnet::IpNet;
 use spliceway::{Engine, PipeSize, SizeClass};
 use tracing_subscriber::filter::LevelFilter;
 
-use super::words::{PrivateArg, RuleArg};
 use crate::access::policy;
 use crate::log::{AccessLog, Format};
 use crate::reach::balance::{BackendSettings, Members, WEIGHT_MAX};
 use crate::reach::dial::ResolverSettings;
 use spliceway_protocol::address::{ListenAddress, Target, ip_with_zone};
+use spliceway_protocol::rule::TargetRule;
 
 #[derive(ValueEnum, Clone, Copy, Debug)]
 pub(crate) enum SpliceArg {
@@ -65,6 +66,22 @@ pub(crate) enum KindArg {
     Mixed,
     Transparent,
     Sni,
+}
+
+/// What `--allow-private` takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PrivateArg {
+    All,
+    Nothing,
+    Network(IpNet),
+}
+
+/// What `--to-allow` and `--to-deny` take.
+#[derive(Debug, Clone)]
+pub(crate) enum RuleArg {
+    Rule(TargetRule),
+    /// `@FILE`: a file with one rule on each line.
+    File(PathBuf),
 }
 
 /// More threads than any machine has processors, but few enough to start.

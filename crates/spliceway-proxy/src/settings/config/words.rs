@@ -10,10 +10,9 @@ use clap::builder::{EnumValueParser, TypedValueParser};
 use ipnet::IpNet;
 use spliceway_protocol::address::{ListenAddress, ListenRange, Target};
 use spliceway_protocol::proxy;
-use spliceway_protocol::rule::TargetRule;
 
 use super::value::{Form, List, Value, Word};
-use super::values;
+use super::values::{self, PrivateArg, RuleArg};
 use crate::access::accounts::Quota;
 use crate::access::policy;
 use crate::access::rates::{ByteRate, RateArg};
@@ -21,6 +20,11 @@ use crate::log::AccessLog;
 use crate::reach::balance::{BackendSettings, Probe};
 use crate::reach::dial::{ResolverSettings, UpstreamProxy};
 use crate::reach::sni;
+
+/// The variable for the name and the password of a single user.
+pub(crate) const AUTH_VARIABLE: &str = "SPLICEWAY_AUTH";
+/// The variable for upstream proxies, separated by spaces.
+pub(crate) const UPSTREAM_VARIABLE: &str = "SPLICEWAY_UPSTREAM_PROXY";
 
 macro_rules! words {
     ($($(#[$doc:meta])* $word:ident: $parsed:ty = $form:ident, $parse:expr;)+) => {$(
@@ -95,22 +99,6 @@ words! {
     SendProxy: proxy::Version = Text, str::parse;
 }
 
-/// What `--allow-private` takes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PrivateArg {
-    All,
-    Nothing,
-    Network(IpNet),
-}
-
-/// What `--to-allow` and `--to-deny` take.
-#[derive(Debug, Clone)]
-pub(crate) enum RuleArg {
-    Rule(TargetRule),
-    /// `@FILE`: a file with one rule on each line.
-    File(PathBuf),
-}
-
 /// The name and the password of a user. Its parser is in the settings, because its error must not
 /// repeat the text.
 pub(crate) enum Auth {}
@@ -124,7 +112,7 @@ impl Word for Auth {
     }
 
     fn variable(_: &Self::Parsed) -> Option<&'static str> {
-        Some(super::AUTH_VARIABLE)
+        Some(AUTH_VARIABLE)
     }
 }
 
@@ -142,7 +130,7 @@ impl Word for Upstream {
 
     fn variable(parsed: &Self::Parsed) -> Option<&'static str> {
         let is_public = parsed.as_ref().is_ok_and(|proxy| !proxy.has_credentials());
-        (!is_public).then_some(super::UPSTREAM_VARIABLE)
+        (!is_public).then_some(UPSTREAM_VARIABLE)
     }
 }
 

@@ -1,0 +1,145 @@
+//! The files of a configuration, and the places in them.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use toml::de::Error;
+
+use crate::kit::named_file::{self, Unreadable};
+
+/// The limit on all files together, before and after variables are replaced. A service needs about
+/// 200 bytes.
+pub(super) const ALL_MAX_BYTES: usize = 16 << 20;
+
+/// The files that were read. An offset counts from the start of the first file.
+#[derive(Debug)]
+pub(crate) struct Sources {
+    /// The path that the operator gave.
+    path: PathBuf,
+    pub(super) files: Vec<Source>,
+}
+
+#[derive(Debug)]
+pub(super) struct Source {
+    path: PathBuf,
+    pub(super) text: String,
+    /// The offset of the text. The next text begins one byte after the end of this one, so that the
+    /// end belongs to this text too.
+    pub(super) start: usize,
+    /// The offsets at which the lines begin, from the start of the text.
+    lines: Vec<usize>,
+}
+
+impl Sources {
+    pub(super) fn read(path: &Path) -> Result<Self, String> {
+        let named = |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+        let is_directory = fs::metadata(path).is_ok_and(|metadata| metadata.is_dir());
+        let paths = match is_directory {
+            true => files_in(path).map_err(|error| named(path, &error))?,
+            false => vec![path.to_owned()],
+        };
+        let (mut files, mut start, mut room) = (Vec::new(), 0, ALL_MAX_BYTES);
+        for path in paths {
+            let text = text_of(&path, is_directory, room).map_err(|error| named(&path, &error))?;
+            let length = text.len();
+            let ends = text.match_indices('\n').map(|(at, _)| at + 1);
+            files.push(Source {
+                lines: std::iter::once(0).chain(ends).collect(),
+                path,
+                text,
+                start,
+            });
+            start += length + 1;
+            room -= length;
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            files,
+        })
+    }
+
+    /// Returns the number of bytes that the values of variables may add.
+    pub(super) fn room(&self) -> usize {
+        let read: usize = self.files.iter().map(|source| source.text.len()).sum();
+        ALL_MAX_BYTES - read
+    }
+
+    /// Returns `FILE:LINE:COLUMN` of an offset. Without an offset, returns the path that the
+    /// operator gave.
+    pub(crate) fn place(&self, at: Option<usize>) -> String {
+        let Some((at, source)) = at.and_then(|at| Some((at, self.source(at)?))) else {
+            return self.path.display().to_string();
+        };
+        // The end of the text is shown as the end of its last line that is not blank.
+        let before = match source.text.get(..at - source.start) {
+            Some(before) if before.len() < source.text.len() => before,
+            _ => source.text.trim_end(),
+        };
+        let line = source.lines.partition_point(|start| *start <= before.len());
+        let column = before[source.lines[line - 1]..].chars().count() + 1;
+        format!("{}:{line}:{column}", source.path.display())
+    }
+
+    /// Returns the directory of the file at this offset.
+    pub(crate) fn folder_of(&self, at: usize) -> Option<PathBuf> {
+        self.source(at)?.path.parent().map(Path::to_owned)
+    }
+
+    fn source(&self, at: usize) -> Option<&Source> {
+        self.files.iter().rfind(|source| source.start <= at)
+    }
+
+    pub(super) fn show(&self, error: &Error, start: usize, what: &str) -> String {
+        let at = error.span().map(|span| start + span.start);
+        let problem = match error.message() {
+            "duplicate key" => "the key is given twice: remove one of them".to_owned(),
+            // A message of the parser may have several lines, and words that TOML does not have.
+            message => message
+                .trim()
+                .replace('\n', ", ")
+                .replace(": sequence,", ": array,")
+                .replace(": map,", ": table,"),
+        };
+        format!("{}: {what}{problem}", self.place(at))
+    }
+}
+
+/// Returns the files of a configuration in a directory, in the order of their names.
+fn files_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        let is_hidden = path
+            .file_name()
+            .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+        if !is_hidden && path.extension().is_some_and(|extension| extension == "toml") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    match files.is_empty() {
+        true => Err(io::Error::other(
+            "the directory has no configuration: expected files *.toml",
+        )),
+        false => Ok(files),
+    }
+}
+
+/// Returns the text of a file with at most `room` bytes. The files of a directory must be regular,
+/// so that nothing in it lets the program wait. The operator may still name a pipe alone, such as
+/// `<(generate)` of a shell.
+fn text_of(path: &Path, is_in_directory: bool, room: usize) -> Result<String, String> {
+    if is_in_directory && named_file::is_regular(path).is_ok_and(|is_regular| !is_regular) {
+        let problem = "this is not a regular file: remove it, or rename it so that it does not end in .toml";
+        return Err(problem.to_owned());
+    }
+    match named_file::read(path, room) {
+        Ok(file) => Ok(file.text),
+        Err(Unreadable::TooLong(_)) => Err(format!(
+            "too long: expected at most {} MiB in all files",
+            ALL_MAX_BYTES >> 20
+        )),
+        Err(why) => Err(why.to_string()),
+    }
+}

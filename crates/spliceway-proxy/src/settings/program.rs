@@ -1,0 +1,104 @@
+//! The settings of the program and of all its services.
+
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use spliceway::{Engine, PipeSize};
+use spliceway_protocol::address::ListenAddress;
+
+use super::service::ServiceSettings;
+use crate::access::accounts::AllLimits;
+use crate::log::LogSettings;
+
+/// Everything that a run depends on.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    pub(crate) services: Vec<ServiceSettings>,
+    pub(crate) users: AllLimits,
+    pub(crate) timeouts: Timeouts,
+    pub(crate) limits: Limits,
+    pub(crate) engine: Engine,
+    pub(crate) pipe_size: PipeSize,
+    /// The time that a worker stays awake after a message.
+    pub(crate) spin: Duration,
+    pub(crate) workers: NonZeroUsize,
+    pub(crate) log: LogSettings,
+    /// The time between two records of an open session. `None` means that there are none.
+    pub(crate) record_interval: Option<Duration>,
+    pub(crate) metrics: Option<ListenAddress>,
+    /// The status page on the metrics listener, with the names that its requests may use.
+    pub(crate) status_page: Option<Vec<Box<str>>>,
+    pub(crate) admin: Option<ListenAddress>,
+    /// Warnings for the operator.
+    pub(crate) warnings: Vec<String>,
+}
+
+impl Settings {
+    /// Returns whether sessions depend on these settings in the same way, apart from those of their
+    /// service.
+    pub(crate) fn has_same_sessions(&self, other: &Self) -> bool {
+        let of = |settings: &Self| {
+            let Timeouts {
+                drain: _,
+                handshake,
+                connect,
+                idle,
+                half_close,
+                udp,
+                max_session,
+            } = settings.timeouts;
+            let times = (handshake, connect, idle, half_close, udp, max_session);
+            (
+                times,
+                settings.engine,
+                settings.pipe_size,
+                settings.spin,
+                settings.limits.max_dials_per_ip,
+            )
+        };
+        of(self) == of(other)
+    }
+
+    /// Returns the keys of settings that differ and cannot change at run time.
+    pub(crate) fn fixed_differences(&self, other: &Self) -> Vec<&'static str> {
+        let differ = [
+            ("log.format", self.log.format != other.log.format),
+            ("log.access", self.log.access != other.log.access),
+            ("log.record_interval", self.record_interval != other.record_interval),
+            ("limits.nofile", self.limits.descriptors != other.limits.descriptors),
+            ("limits.quota_file", self.limits.quota_file != other.limits.quota_file),
+            ("engine.workers", self.workers != other.workers),
+            ("admin.socket", self.admin != other.admin),
+            ("admin.metrics", self.metrics != other.metrics),
+            ("admin.status_page", self.status_page != other.status_page),
+        ];
+        let differ = differ.into_iter().filter(|(_, differs)| *differs);
+        differ.map(|(key, _)| key).collect()
+    }
+}
+
+/// The timeouts of all phases. `None` means off. A timeout that is not an `Option` cannot be off.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Timeouts {
+    pub(crate) handshake: Duration,
+    pub(crate) connect: Duration,
+    pub(crate) idle: Option<Duration>,
+    pub(crate) half_close: Option<Duration>,
+    pub(crate) drain: Duration,
+    /// The silence that ends a session of forwarded datagrams.
+    pub(crate) udp: Duration,
+    /// The longest session. Sessions end up to a tenth of it earlier.
+    pub(crate) max_session: Option<Duration>,
+}
+
+/// Limits on resources. `None` means that the available descriptors are the only limit.
+#[derive(Debug, Clone)]
+pub(crate) struct Limits {
+    pub(crate) max_conns: Option<NonZeroUsize>,
+    pub(crate) max_conns_per_ip: Option<NonZeroU32>,
+    pub(crate) max_dials_per_ip: NonZeroU32,
+    pub(crate) descriptors: Option<u64>,
+    /// The file with what users have used of their quotas.
+    pub(crate) quota_file: Option<PathBuf>,
+}

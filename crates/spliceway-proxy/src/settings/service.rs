@@ -1,0 +1,123 @@
+//! The settings of one service.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use spliceway_protocol::address::{ListenRange, TargetRange};
+use spliceway_protocol::proxy;
+
+use super::config;
+use crate::access::auth::Users;
+use crate::access::policy::{ClientPolicy, TargetAccess};
+use crate::access::rates::Rates;
+use crate::net::listener::Transport;
+use crate::net::transparent::Interception;
+use crate::reach::balance::BalanceSettings;
+use crate::reach::dial::DialSettings;
+use crate::reach::sni::Routes;
+
+/// The settings of one service.
+#[derive(Debug)]
+pub(crate) struct ServiceSettings {
+    /// The value of `service` in metrics and records.
+    pub(crate) name: &'static str,
+    pub(crate) kind: Kind,
+    pub(crate) listen: Vec<ListenRange>,
+    pub(crate) transport: Transport,
+    /// The clients that may connect.
+    pub(crate) clients: ClientPolicy,
+    /// The users who may request a target. `None` means every client that may connect.
+    pub(crate) users: Option<Arc<Users>>,
+    /// The longest time that an address must wait after wrong passwords. Zero means no wait.
+    pub(crate) auth_penalty: Duration,
+    /// Whether everybody may use the service.
+    pub(crate) open: bool,
+    /// The targets that clients may reach.
+    pub(crate) targets: TargetAccess,
+    /// The targets of users who have a table of their own.
+    pub(crate) user_targets: Vec<UserTargets>,
+    pub(crate) accept_proxy: Option<AcceptProxy>,
+    pub(crate) send_proxy: Option<proxy::Version>,
+    pub(crate) dial: DialSettings,
+    /// The backends of a forwarder. `None` if there is only the target of its kind.
+    pub(crate) balance: Option<BalanceSettings>,
+    /// The rate limits for bytes from clients.
+    pub(crate) rates_in: Rates,
+    /// The rate limits for bytes to clients.
+    pub(crate) rates_out: Rates,
+    /// The address that SOCKS replies give for UDP ASSOCIATE and BIND. `None` means the address
+    /// that the client reached.
+    pub(crate) advertise: Option<IpAddr>,
+    /// What the operator has written, with the defaults for all services.
+    pub(crate) config: config::Service,
+}
+
+/// The targets that one user may reach.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct UserTargets {
+    /// The name as clients send it.
+    pub(crate) name: Box<[u8]>,
+    pub(crate) targets: TargetAccess,
+}
+
+/// The kind of a service.
+#[derive(Debug, Clone)]
+pub(crate) enum Kind {
+    /// Relays to one target, or from each port of a range to its own target. With several backends,
+    /// this is the first one.
+    Forward(TargetRange),
+    /// Relays to the target that the client names in SOCKS5 (RFC 1928).
+    Socks5,
+    /// Relays to the target that the client names in HTTP (RFC 9110): in CONNECT, or in a request
+    /// with an absolute URI.
+    Http,
+    /// Relays for SOCKS5, HTTP and SOCKS4 clients. The first byte identifies the protocol.
+    Mixed,
+    /// Relays to the target that the client wanted to reach. A firewall rule has sent the client
+    /// here instead.
+    Transparent(Interception),
+    /// Relays TLS clients to the target of the name that they state.
+    Sni(Arc<Routes>),
+}
+
+impl Kind {
+    /// Returns the default name of such a service.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Forward(_) => "forward",
+            Self::Socks5 => "socks5",
+            Self::Http => "http",
+            Self::Mixed => "mixed",
+            Self::Transparent(_) => "transparent",
+            Self::Sni(_) => "sni",
+        }
+    }
+
+    /// Returns whether a TPROXY rule sends clients to the listeners.
+    pub(crate) fn is_behind_tproxy(&self) -> bool {
+        matches!(self, Self::Transparent(Interception::Tproxy))
+    }
+
+    /// Returns whether only the operator names targets.
+    pub(crate) fn has_fixed_targets(&self) -> bool {
+        matches!(self, Self::Forward(_) | Self::Sni(_))
+    }
+}
+
+impl ServiceSettings {
+    /// Returns whether it is a proxy that would serve a client of any address without a password.
+    pub(crate) fn is_unguarded_proxy(&self) -> bool {
+        let is_proxy = matches!(self.kind, Kind::Socks5 | Kind::Http | Kind::Mixed);
+        is_proxy && self.users.is_none() && !self.open && self.accept_proxy.is_none()
+    }
+}
+
+/// The requirement that every connection begins with a PROXY header, which names the client.
+#[derive(Debug, Clone)]
+pub(crate) struct AcceptProxy {
+    pub(crate) versions: proxy::Accept,
+    /// The networks whose headers are trusted. A connection from any other network is refused.
+    pub(crate) from: Vec<IpNet>,
+}
