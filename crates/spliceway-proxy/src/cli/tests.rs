@@ -66,7 +66,8 @@ fn the_bare_form_means_forward() {
 #[test]
 fn zero_turns_off_only_optional_timeouts() {
     let settings = typed("spliceway socks5 --idle-timeout 0 --half-close-timeout 0").unwrap();
-    assert_eq!((settings.timeouts.idle, settings.timeouts.half_close), (None, None));
+    let timeouts = settings.sessions.timeouts;
+    assert_eq!((timeouts.idle, timeouts.half_close), (None, None));
     assert!(typed("spliceway socks5 --connect-timeout 0").is_err());
     assert!(typed("spliceway socks5 --handshake-timeout 0s").is_err());
     assert!(typed("spliceway socks5 --drain-timeout 0").is_ok());

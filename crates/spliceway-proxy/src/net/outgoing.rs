@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 /// The settings that all sockets to targets share.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct SocketSettings {
     /// The source address of IPv4 connections. If only one family has a source address, targets of
     /// the other family cannot be reached.

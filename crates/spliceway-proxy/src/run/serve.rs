@@ -234,9 +234,7 @@ async fn stop(
     signals: &mut Signals,
     manager: &Manager,
 ) {
-    let limit = instance
-        .settings()
-        .map_or(Duration::ZERO, |settings| settings.timeouts.drain);
+    let limit = instance.settings().map_or(Duration::ZERO, |settings| settings.drain);
     let mut next = end.next;
     if let Next::Interrupted(giving) = &mut next {
         giving.ask_to_stop().await;

@@ -244,24 +244,6 @@ impl Service {
     }
 }
 
-impl Service {
-    /// Returns whether both connect to targets in the same way.
-    pub(crate) fn dials_like(&self, other: &Self) -> bool {
-        fn dial(service: &Service) -> impl PartialEq {
-            (
-                service.upstream_proxy.clone(),
-                service.dns.clone(),
-                service.bind_source.clone(),
-                service.bind_interface.clone(),
-                service.mark.clone(),
-                service.transparent_source.clone(),
-                service.kind.clone(),
-            )
-        }
-        dial(self) == dial(other)
-    }
-}
-
 impl Backend {
     /// Returns the offset of a value in the table.
     pub(crate) fn at(&self) -> Option<usize> {

@@ -16,12 +16,10 @@ use crate::log::LogSettings;
 pub(crate) struct Settings {
     pub(crate) services: Vec<ServiceSettings>,
     pub(crate) users: AllLimits,
-    pub(crate) timeouts: Timeouts,
+    pub(crate) sessions: SessionSettings,
+    /// The time limit for sessions to finish before the program ends.
+    pub(crate) drain: Duration,
     pub(crate) limits: Limits,
-    pub(crate) engine: Engine,
-    pub(crate) pipe_size: PipeSize,
-    /// The time that a worker stays awake after a message.
-    pub(crate) spin: Duration,
     pub(crate) workers: NonZeroUsize,
     pub(crate) log: LogSettings,
     /// The time between two records of an open session. `None` means that there are none.
@@ -35,31 +33,6 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Returns whether sessions depend on these settings in the same way, apart from those of their
-    /// service.
-    pub(crate) fn has_same_sessions(&self, other: &Self) -> bool {
-        let of = |settings: &Self| {
-            let Timeouts {
-                drain: _,
-                handshake,
-                connect,
-                idle,
-                half_close,
-                udp,
-                max_session,
-            } = settings.timeouts;
-            let times = (handshake, connect, idle, half_close, udp, max_session);
-            (
-                times,
-                settings.engine,
-                settings.pipe_size,
-                settings.spin,
-                settings.limits.max_dials_per_ip,
-            )
-        };
-        of(self) == of(other)
-    }
-
     /// Returns the keys of settings that differ and cannot change at run time.
     pub(crate) fn fixed_differences(&self, other: &Self) -> Vec<&'static str> {
         let differ = [
@@ -78,14 +51,24 @@ impl Settings {
     }
 }
 
+/// What the sessions of every service depend on. A change gives new sessions new rules.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct SessionSettings {
+    pub(crate) timeouts: Timeouts,
+    pub(crate) engine: Engine,
+    pub(crate) pipe_size: PipeSize,
+    /// The time that a worker stays awake after a message.
+    pub(crate) spin: Duration,
+    pub(crate) max_dials_per_ip: NonZeroU32,
+}
+
 /// The timeouts of all phases. `None` means off. A timeout that is not an `Option` cannot be off.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Timeouts {
     pub(crate) handshake: Duration,
     pub(crate) connect: Duration,
     pub(crate) idle: Option<Duration>,
     pub(crate) half_close: Option<Duration>,
-    pub(crate) drain: Duration,
     /// The silence that ends a session of forwarded datagrams.
     pub(crate) udp: Duration,
     /// The longest session. Sessions end up to a tenth of it earlier.
@@ -97,7 +80,6 @@ pub(crate) struct Timeouts {
 pub(crate) struct Limits {
     pub(crate) max_conns: Option<NonZeroUsize>,
     pub(crate) max_conns_per_ip: Option<NonZeroU32>,
-    pub(crate) max_dials_per_ip: NonZeroU32,
     pub(crate) descriptors: Option<u64>,
     /// The file with what users have used of their quotas.
     pub(crate) quota_file: Option<PathBuf>,

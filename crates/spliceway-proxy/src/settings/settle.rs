@@ -14,7 +14,7 @@ use tracing_subscriber::filter::LevelFilter;
 use super::backends::{backends, balance};
 use super::chains;
 use super::distinct::Distinct;
-use super::program::{Limits, Settings, Timeouts};
+use super::program::{Limits, SessionSettings, Settings, Timeouts};
 use super::service::{AcceptProxy, Kind, ServiceSettings};
 use super::targets::Lists;
 use super::udp;
@@ -90,12 +90,12 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
         user,
         service,
     } = config;
+    let drain = or(&timeouts.drain, DRAIN_TIME);
     let timeouts = Timeouts {
         handshake: or(&timeouts.handshake, HANDSHAKE_TIME),
         connect: or(&timeouts.connect, CONNECT_TIME),
         idle: unless_zero(or(&timeouts.idle, IDLE_TIME)),
         half_close: unless_zero(or(&timeouts.half_close, HALF_CLOSE_TIME)),
-        drain: or(&timeouts.drain, DRAIN_TIME),
         udp: or(&timeouts.udp, UDP_TIME),
         max_session: unless_zero(or(&limits.max_session, Duration::ZERO)),
     };
@@ -121,20 +121,23 @@ fn settings(config: &Config, origin: &Origin, warnings: &mut Vec<Fault>) -> Resu
     Ok(Settings {
         services,
         users,
-        timeouts,
+        sessions: SessionSettings {
+            timeouts,
+            engine: parsed(&engine.splice).map_or(Engine::Auto, Into::into),
+            pipe_size: parsed(&engine.pipe_size).map_or(PipeSize::Auto, Into::into),
+            spin: parsed(&engine.spin).unwrap_or_default(),
+            max_dials_per_ip: or(&limits.max_dials_per_ip, MAX_DIALS_PER_IP),
+        },
+        drain,
         limits: Limits {
             max_conns: parsed(&limits.max_conns),
             max_conns_per_ip: parsed(&limits.max_conns_per_ip),
-            max_dials_per_ip: or(&limits.max_dials_per_ip, MAX_DIALS_PER_IP),
             descriptors: parsed(&limits.nofile),
             quota_file: limits
                 .quota_file
                 .as_ref()
                 .map(|file| file.path(origin.folder_of(file.at()).as_deref())),
         },
-        engine: parsed(&engine.splice).map_or(Engine::Auto, Into::into),
-        pipe_size: parsed(&engine.pipe_size).map_or(PipeSize::Auto, Into::into),
-        spin: parsed(&engine.spin).unwrap_or_default(),
         workers: or(&engine.workers, processors()),
         log: LogSettings {
             level: parsed(&log.level).map_or(LevelFilter::INFO, Into::into),

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use spliceway_protocol::address::canonical;
+use spliceway_protocol::rule::canonical_network;
 
 use crate::session::sessions::Session;
 
@@ -132,17 +133,6 @@ impl Client {
             _ => false,
         }
     }
-}
-
-/// Returns the IPv4 network that an IPv4-mapped network such as `::ffff:192.0.2.0/120` means.
-fn canonical_network(network: IpNet) -> IpNet {
-    const MAPPED_BITS: u8 = 96;
-    let mapped = match network {
-        IpNet::V6(v6) => v6.addr().to_ipv4_mapped().zip(v6.prefix_len().checked_sub(MAPPED_BITS)),
-        IpNet::V4(_) => None,
-    };
-    let v4 = mapped.and_then(|(ip, bits)| IpNet::new(ip.into(), bits).ok());
-    v4.unwrap_or(network)
 }
 
 fn limit(text: &str) -> Result<usize, String> {

@@ -26,7 +26,7 @@ use crate::net::transparent::OwnDial;
 use spliceway_protocol::address::{Target, canonical};
 
 /// The settings for connections to targets.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct DialSettings {
     pub(crate) resolver: ResolverSettings,
     pub(crate) sockets: SocketSettings,

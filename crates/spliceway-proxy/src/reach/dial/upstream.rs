@@ -51,6 +51,15 @@ impl Scheme {
     }
 }
 
+/// Compares two settings of the operator, so it need not take constant time.
+impl PartialEq for UpstreamProxy {
+    fn eq(&self, other: &Self) -> bool {
+        let key = |credentials: &Credentials| (credentials.name.clone(), credentials.secret.clone());
+        (self.scheme, &self.address, self.credentials.as_ref().map(key))
+            == (other.scheme, &other.address, other.credentials.as_ref().map(key))
+    }
+}
+
 impl FromStr for UpstreamProxy {
     type Err = String;
 

@@ -18,7 +18,7 @@ use crate::reach::dial::Dialer;
 use crate::session;
 use crate::session::service::Service;
 use crate::settings::exposure::Clients;
-use crate::settings::{ServiceSettings, Settings, UserTargets};
+use crate::settings::{ServiceSettings, SessionSettings, Settings, UserTargets};
 
 /// A service that runs, and the settings that it was built from.
 #[derive(Clone)]
@@ -67,14 +67,15 @@ pub(super) fn build(
     let penalties = before.filter(|before| before.service.auth_penalty == service.auth_penalty);
     let rates = (service.rates_in, service.rates_out);
     let limits = before.filter(|before| (before.service.rates_in, before.service.rates_out) == rates);
-    let dials = before.filter(|before| before.settings.limits.max_dials_per_ip == settings.limits.max_dials_per_ip);
+    let sessions = &settings.sessions;
+    let dials = before.filter(|before| before.settings.sessions.max_dials_per_ip == sessions.max_dials_per_ip);
     let service = Service {
         name: service.name,
         kind: service.kind.clone(),
-        timeouts: settings.timeouts,
-        relays: relays(settings),
-        engine: settings.engine,
-        spin: settings.spin,
+        timeouts: sessions.timeouts,
+        relays: relays(sessions),
+        engine: sessions.engine,
+        spin: sessions.spin,
         clients: service.clients.clone(),
         is_private: clients == Clients::Local,
         is_only_for_this_machine: clients == Clients::Local && service.is_unguarded_proxy(),
@@ -87,7 +88,7 @@ pub(super) fn build(
         accept_proxy: service.accept_proxy.clone(),
         send_proxy: service.send_proxy,
         dials: dials.map_or_else(
-            || Arc::new(Dials::new(settings.limits.max_dials_per_ip)),
+            || Arc::new(Dials::new(sessions.max_dials_per_ip)),
             |before| Arc::clone(&before.built.service.dials),
         ),
         dialer,
@@ -156,8 +157,7 @@ fn dialer(
     transient: usize,
 ) -> std::io::Result<Dialer> {
     if let Some(before) = before
-        && before.service.config.dials_like(&service.config)
-        && before.service.dial.timeout == service.dial.timeout
+        && before.service.dial == service.dial
         && before.built.transient == transient
     {
         return Ok(before.built.service.dialer.with_policy(policy));
@@ -167,19 +167,16 @@ fn dialer(
 
 /// Returns whether sessions of the service would have the same rules.
 pub(super) fn is_unchanged(settings: &Settings, service: &ServiceSettings, before: &Before<'_>) -> bool {
-    let has_same_users = match (&service.users, &before.service.users) {
-        (Some(users), Some(before)) => Arc::ptr_eq(users, before),
-        (users, before) => users.is_none() && before.is_none(),
-    };
-    has_same_users
+    let users = |service: &ServiceSettings| service.users.as_ref().map(Arc::as_ptr);
+    users(service) == users(before.service)
         // The files of rules may be others.
         && service.targets == before.service.targets
         && service.user_targets == before.service.user_targets
         && service.config == before.service.config
-        && settings.has_same_sessions(before.settings)
+        && settings.sessions == before.settings.sessions
 }
 
-fn relays(settings: &Settings) -> RelayOptions {
+fn relays(settings: &SessionSettings) -> RelayOptions {
     RelayOptions::new()
         .engine(settings.engine)
         .pipe_size(settings.pipe_size)

@@ -113,15 +113,15 @@ impl<W: Word> List<W> {
     }
 }
 
-pub(in crate::settings) fn parsed<W: Word>(value: &Option<Value<W>>) -> Option<W::Parsed> {
+pub(crate) fn parsed<W: Word>(value: &Option<Value<W>>) -> Option<W::Parsed> {
     value.as_ref().map(Value::parsed)
 }
 
-pub(in crate::settings) fn or<W: Word>(value: &Option<Value<W>>, default: W::Parsed) -> W::Parsed {
+pub(crate) fn or<W: Word>(value: &Option<Value<W>>, default: W::Parsed) -> W::Parsed {
     parsed(value).unwrap_or(default)
 }
 
-pub(in crate::settings) fn all<W: Word>(list: &Option<List<W>>) -> Vec<W::Parsed> {
+pub(crate) fn all<W: Word>(list: &Option<List<W>>) -> Vec<W::Parsed> {
     list.as_ref().map(List::parsed).unwrap_or_default()
 }
 
