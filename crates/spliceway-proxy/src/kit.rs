@@ -10,4 +10,5 @@ pub(crate) mod heap;
 pub(crate) mod limits;
 pub(crate) mod named_file;
 pub(crate) mod outcome;
+pub(crate) mod refusal;
 pub(crate) mod text;

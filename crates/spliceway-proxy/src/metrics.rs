@@ -231,6 +231,7 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kit::refusal::Refusal;
 
     #[tokio::test]
     async fn the_series_have_the_documented_names() {
@@ -242,7 +243,7 @@ mod tests {
         traffic.session_began();
         traffic.session_ended(SessionEnd::ConnectFailed("ECONNREFUSED"));
         traffic.session_began();
-        traffic.session_ended(SessionEnd::Denied("command"));
+        traffic.session_ended(SessionEnd::Denied(Refusal::Command));
         metrics.connected(Duration::from_millis(3));
         metrics.accept_failed("EMFILE");
         let text = metrics.text(metrics.process()).await.unwrap();

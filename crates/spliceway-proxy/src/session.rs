@@ -22,6 +22,7 @@ pub(crate) mod handshake;
 mod moving;
 mod open;
 pub(crate) mod record;
+mod refusals;
 mod request_body;
 pub(crate) mod service;
 pub(crate) mod sessions;
@@ -42,55 +43,23 @@ use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::task::coop::unconstrained;
 
-use crate::access::accounts;
-use crate::access::admission::{self, Permit};
-use crate::access::policy::Denied;
+use crate::access::admission::Permit;
 use crate::access::rates::SessionRates;
 use crate::kit::alive::Alive;
 use crate::kit::outcome::{Outcome, SessionEnd};
 use crate::net::listener::Accepted;
 use crate::net::stream::Stream;
-use crate::net::transparent::NOT_REDIRECTED;
-use crate::reach::balance::NoLease;
 use crate::session::record::Record;
 use crate::session::service::Service;
 use crate::session::sessions::Session;
-use crate::settings::{Kind, ServiceSettings};
 use answering::{Answering, Upload};
 pub(crate) use backends::no_backend;
 use byte_counter::{ByteCounter, Moved, counted};
 pub(crate) use moving::{Moving, Parcel, Suspended, arrive};
+pub(crate) use refusals::refusals;
 use request_body::RequestBody;
 use spin::Spin;
 use spliceway_protocol::http::{Chunks, Malformed};
-use spliceway_protocol::proxy;
-
-/// Returns the reasons for which such a service may refuse a client.
-pub(crate) fn refusals(service: &ServiceSettings) -> Vec<&'static str> {
-    let mut reasons = vec![arrival::NO_CLIENT, admission::TOO_MANY_OF_CLIENT];
-    reasons.extend(Denied::REASONS);
-    if service.accept_proxy.is_some() {
-        reasons.extend([arrival::NO_BALANCER, handshake::TOO_SLOW]);
-        reasons.extend(proxy::Refusal::ALL.map(proxy::Refusal::as_str));
-    }
-    if service.balance.is_some() {
-        reasons.extend(NoLease::ALL.map(NoLease::as_str));
-    }
-    if !service.kind.has_fixed_targets() {
-        reasons.push(admission::TOO_MANY_DIALS);
-    }
-    if service.users.is_some() {
-        reasons.extend([accounts::TOO_MANY_OF_USER, accounts::USED_UP]);
-    }
-    if matches!(service.kind, Kind::Transparent(_)) {
-        reasons.push(NOT_REDIRECTED);
-    }
-    if matches!(service.kind, Kind::Socks5 | Kind::Mixed) {
-        reasons.push(admission::NO_PLACE_LEFT);
-    }
-    reasons.extend(handshake::refusals(&service.kind, service.users.is_some()));
-    reasons
-}
 
 /// A client that a listener has accepted.
 pub(crate) struct Arrival {

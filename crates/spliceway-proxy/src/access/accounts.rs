@@ -23,16 +23,12 @@ use spliceway::RateLimit;
 use tokio::sync::Notify;
 use tokio::sync::futures::OwnedNotified;
 
+use crate::kit::refusal::Refusal;
 use calendar::{Date, Usage};
 use file::{Change, File, Updated};
 use keeper::Saving;
 pub(crate) use limits::{AllLimits, Quota, Quotas, UserLimits};
 pub(crate) use series::{UserSeries, UserStatus};
-
-/// The reason to refuse a session whose user has reached the limit on sessions.
-pub(crate) const TOO_MANY_OF_USER: &str = "user_max_conns";
-/// The reason to refuse a session whose user has used up a quota.
-pub(crate) const USED_UP: &str = "quota";
 
 /// The accounts of all users.
 #[derive(Debug, Default)]
@@ -120,7 +116,7 @@ impl Accounts {
     ///
     /// # Errors
     /// Returns the reason to refuse the session.
-    pub(crate) fn enter(&self, user: &str) -> Result<Option<Entered>, &'static str> {
+    pub(crate) fn enter(&self, user: &str) -> Result<Option<Entered>, Refusal> {
         let account = self.of(user);
         account.map(|account| account.enter(false)).transpose()
     }
@@ -352,15 +348,15 @@ impl Account {
         self.settle(&mut state, date);
     }
 
-    fn enter(self: Arc<Self>, is_there_already: bool) -> Result<Entered, &'static str> {
+    fn enter(self: Arc<Self>, is_there_already: bool) -> Result<Entered, Refusal> {
         let mut state = self.state();
         if !is_there_already {
             if self.is_used_up() {
-                return Err(USED_UP);
+                return Err(Refusal::Quota);
             }
             let max = state.limits.max_conns;
             if max.is_some_and(|max| state.sessions >= max.get().into()) {
-                return Err(TOO_MANY_OF_USER);
+                return Err(Refusal::SessionsOfUser);
             }
         }
         state.sessions += 1;

@@ -17,13 +17,6 @@ use tokio::time::Instant;
 
 use crate::log::LogThrottle;
 
-/// The reason to refuse a session whose client has reached its limit on sessions.
-pub(crate) const TOO_MANY_OF_CLIENT: &str = "max_conns_per_ip";
-/// The reason to refuse a session that needs a second place if no place is left.
-pub(crate) const NO_PLACE_LEFT: &str = "max_conns";
-/// The reason to refuse a session whose client has reached its limit on running dials.
-pub(crate) const TOO_MANY_DIALS: &str = "max_dials_per_ip";
-
 /// The ports of an association in each address family: one towards its client, and one towards its
 /// targets. The same port of the other family is another one.
 const PORTS_OF_ASSOCIATION: usize = 2;

@@ -9,8 +9,8 @@ use rustix::io::Errno;
 use spliceway::RateLimit;
 use tokio::sync::Notify;
 
-use crate::access::admission;
 use crate::access::rates::SessionRates;
+use crate::kit::refusal::Refusal;
 use spliceway_protocol::socks5::datagram::Malformed;
 
 /// The reason why a datagram was not forwarded.
@@ -92,8 +92,8 @@ impl Dropped {
             Self::Unreachable => "unreachable",
             Self::Socket => "socket",
             Self::Client => "client",
-            Self::Sessions => admission::NO_PLACE_LEFT,
-            Self::SessionsOfClient => admission::TOO_MANY_OF_CLIENT,
+            Self::Sessions => Refusal::Sessions.as_str(),
+            Self::SessionsOfClient => Refusal::SessionsOfClient.as_str(),
             Self::Draining => "draining",
         }
     }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::refusal::Refusal;
 use prometheus_client::encoding::{EncodeLabelValue, LabelValueEncoder};
 use spliceway::{EndReason, Peer, RelayError, RelaySummary};
 
@@ -12,7 +13,7 @@ pub(crate) struct Outcome {
 }
 
 /// The reason why a session ended, which is `end` in metrics and records.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SessionEnd {
     /// Both sides sent EOF, the client first, or the client left before it made a request.
     ClientEof,
@@ -28,8 +29,8 @@ pub(crate) enum SessionEnd {
     ResetByUpstream,
     /// The target was not reached. The value names the errno or another cause.
     ConnectFailed(&'static str),
-    /// The proxy refused the client, for this reason.
-    Denied(&'static str),
+    /// The proxy refused the client.
+    Denied(Refusal),
     /// The session was cut because the program is stopping.
     Drained,
     /// An operator closed the session through the admin socket.
@@ -64,7 +65,7 @@ impl fmt::Display for SessionEnd {
             Self::ResetByClient => f.write_str("reset_by_client"),
             Self::ResetByUpstream => f.write_str("reset_by_upstream"),
             Self::ConnectFailed(errno) => write!(f, "connect_failed:{errno}"),
-            Self::Denied(reason) => write!(f, "denied:{reason}"),
+            Self::Denied(reason) => write!(f, "denied:{}", reason.as_str()),
             Self::Drained => f.write_str("drained"),
             Self::ClosedByAdmin => f.write_str("closed_by_admin"),
             Self::Quota => f.write_str("quota"),

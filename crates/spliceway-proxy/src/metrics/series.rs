@@ -26,7 +26,7 @@ pub(super) struct LiveSeries {
     admission: Arc<Admission>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, EncodeLabelSet)]
 struct EndLabels {
     service: &'static str,
     end: SessionEnd,
@@ -71,7 +71,7 @@ impl LiveSeries {
         for (service, _, outcomes) in &self.outcomes {
             for (reason, count) in &outcomes.refused {
                 family
-                    .encode_family(&[("service", *service), ("reason", *reason)])?
+                    .encode_family(&[("service", *service), ("reason", reason.as_str())])?
                     .encode_counter::<NoLabelSet, u64, u64>(count, None)?;
             }
         }

@@ -9,6 +9,7 @@ use spliceway::{CancelHandle, DirectionSummary, Reason, RelayStats, RelaySummary
 
 use crate::access::datagram_counts::{DatagramStats, DatagramSummary, Dropped};
 use crate::kit::outcome::SessionEnd;
+use crate::kit::refusal::Refusal;
 
 /// The traffic of one service: the counts of its running relays and of the relays that have ended.
 pub(crate) struct Traffic {
@@ -48,7 +49,7 @@ struct Ledger {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Outcomes {
     pub(super) ended: Vec<(SessionEnd, u64)>,
-    pub(super) refused: Vec<(&'static str, u64)>,
+    pub(super) refused: Vec<(Refusal, u64)>,
 }
 
 struct Running {
@@ -113,7 +114,7 @@ impl Traffic {
     }
 
     /// Creates the series for this reason, so that it is 0 before the first refusal.
-    pub(crate) fn may_refuse(&self, reason: &'static str) {
+    pub(crate) fn may_refuse(&self, reason: Refusal) {
         add_to(&mut self.ledger().outcomes.refused, reason, 0);
     }
 

@@ -16,9 +16,6 @@ use spliceway_protocol::address::canonical;
 use crate::net::hops::Hops;
 use crate::net::stream::Stream;
 
-/// The reason to refuse a client that has connected to the listener itself.
-pub(crate) const NOT_REDIRECTED: &str = "not_redirected";
-
 /// How the firewall sends connections to a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Interception {

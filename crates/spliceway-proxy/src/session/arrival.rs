@@ -4,18 +4,14 @@ use std::net::SocketAddr;
 
 use tokio::time::timeout;
 
-use crate::access::admission::{self, Permit};
+use crate::access::admission::Permit;
 use crate::kit::outcome::{Outcome, SessionEnd};
+use crate::kit::refusal::Refusal;
 use crate::net::listener::Accepted;
 use crate::session::handshake::{self, Client};
 use crate::session::service::Service;
 use crate::settings::AcceptProxy;
 use spliceway_protocol::proxy;
-
-/// The reason to refuse a client whose address is not allowed.
-pub(super) const NO_CLIENT: &str = "client";
-/// The reason to refuse a connection that does not come from a trusted load balancer.
-pub(super) const NO_BALANCER: &str = "proxy_from";
 
 /// The addresses of a client and of the socket that it reached. They come from the connection, or
 /// from a load balancer in front of the proxy.
@@ -58,7 +54,7 @@ pub(super) async fn introduce(
         .client
         .is_none_or(|balancer| accept.from.iter().any(|network| network.contains(&balancer.ip())));
     if !trusted {
-        return Err(SessionEnd::Denied(NO_BALANCER).into());
+        return Err(SessionEnd::Denied(Refusal::Balancer).into());
     }
     let mut header = proxy::Header::new(accept.versions);
     let read = handshake::read(client, |input| header.feed(input));
@@ -70,21 +66,21 @@ pub(super) async fn introduce(
             tlvs: header.into_tlvs(),
         }),
         Ok(Err(no_request)) => Err(no_request.outcome()),
-        Err(_) => Err(SessionEnd::Denied(handshake::TOO_SLOW).into()),
+        Err(_) => Err(SessionEnd::Denied(Refusal::HandshakeTimeout).into()),
     }
 }
 
 /// Returns the reason to refuse this client before its request is read, if there is one.
-pub(super) fn refusal(addresses: &Addresses, permit: &mut Permit, service: &Service) -> Option<&'static str> {
+pub(super) fn refusal(addresses: &Addresses, permit: &mut Permit, service: &Service) -> Option<Refusal> {
     let Some(client) = addresses.client else {
         // The mode of a Unix socket decides who may open it. Behind a load balancer, the allowed
         // networks decide, and this client is in none of them.
         let is_stranger = service.accept_proxy.is_some() && service.clients.names_who_may();
-        return is_stranger.then_some(NO_CLIENT);
+        return is_stranger.then_some(Refusal::Client);
     };
     let client = client.ip();
     if !service.clients.admits(client) {
-        return Some(NO_CLIENT);
+        return Some(Refusal::Client);
     }
-    (!permit.count(client)).then_some(admission::TOO_MANY_OF_CLIENT)
+    (!permit.count(client)).then_some(Refusal::SessionsOfClient)
 }

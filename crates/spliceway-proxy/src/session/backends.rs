@@ -68,6 +68,6 @@ impl Opening {
 pub(crate) fn no_backend(why: NoLease, failed: Option<Outcome>) -> Outcome {
     match (why, failed) {
         (NoLease::NoneAvailable, Some(outcome)) => outcome,
-        _ => SessionEnd::Denied(why.as_str()).into(),
+        _ => SessionEnd::Denied(why.into()).into(),
     }
 }

@@ -9,6 +9,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::time::Instant;
 
 use crate::access::auth::{Busy, Penalties, Standing, Users};
+use crate::kit::refusal::Refusal;
 use crate::net::stream::Stream;
 use crate::reach::sni::Routes;
 use crate::settings::Kind;
@@ -17,50 +18,8 @@ use spliceway_protocol::{
     Command, Credentials, Demand, Failure, Proof, Refused, Request, Spoken, http, socks4, socks5, tls,
 };
 
-// The reasons for refusals that do not come from a parser.
-
-const WRONG_SECRET: &str = "auth";
-const HELD: &str = "auth_penalty";
-const TOO_MANY_CHECKS: &str = "auth_busy";
-const NO_SECRET: &str = "auth_required";
-/// The reason to refuse a known command that this service does not support.
-pub(crate) const UNSUPPORTED: &str = "command";
-/// The reason to refuse a body that is not chunked, although the head declares it.
-pub(crate) const NO_CHUNKS: &str = "framing";
-/// The reason for a request that the proxy answers itself, as the `Max-Forwards` field demands.
-const LAST_RECIPIENT: &str = "max_forwards";
-pub(crate) const TOO_SLOW: &str = "handshake_timeout";
-const NONE_OF_THEM: &str = "version";
-
 /// The time after which a client should try again if too many other clients were waiting.
 const BUSY_FOR: Duration = Duration::from_secs(1);
-
-/// Returns the reasons for which a service of this kind may refuse a client before its request is
-/// known.
-pub(crate) fn refusals(kind: &Kind, has_users: bool) -> Vec<&'static str> {
-    let mut reasons = Vec::new();
-    if matches!(kind, Kind::Socks5 | Kind::Mixed) {
-        reasons.extend(socks5::Refusal::ALL.map(socks5::Refusal::as_str));
-    }
-    if matches!(kind, Kind::Http | Kind::Mixed) {
-        reasons.extend(http::Refusal::ALL.map(http::Refusal::as_str));
-        reasons.push(LAST_RECIPIENT);
-    }
-    if matches!(kind, Kind::Mixed) {
-        reasons.push(NONE_OF_THEM);
-        reasons.extend(socks4::Refusal::ALL.map(socks4::Refusal::as_str));
-    }
-    if matches!(kind, Kind::Sni(_)) {
-        reasons.extend(tls::Refusal::ALL.map(tls::Refusal::as_str));
-    }
-    if !matches!(kind, Kind::Forward(_) | Kind::Transparent(_)) {
-        reasons.push(TOO_SLOW);
-    }
-    if has_users {
-        reasons.extend([WRONG_SECRET, HELD, TOO_MANY_CHECKS, NO_SECRET]);
-    }
-    reasons
-}
 
 /// A client's connection, with a buffer for the bytes that the client has already sent.
 pub(crate) type Client = BufReader<Stream>;
@@ -99,7 +58,10 @@ pub(crate) struct Heard {
 /// The reason why a handshake ended without a request.
 pub(crate) enum NoRequest {
     /// The proxy refuses the client and sends it this answer.
-    Refused(Refused),
+    Refused {
+        reason: Refusal,
+        answer: Vec<u8>,
+    },
     /// The client ended its stream before its request was complete.
     Gone,
     Failed(io::Error),
@@ -153,7 +115,7 @@ pub(crate) async fn receive_request(
 
 async fn first_byte(client: &mut Client) -> Result<Spoken, NoRequest> {
     let first = client.fill_buf().await?.first().ok_or(NoRequest::Gone)?;
-    Spoken::by_first_byte(*first).ok_or_else(|| refused(NONE_OF_THEM, Vec::new()))
+    Spoken::by_first_byte(*first).ok_or_else(|| refused(Refusal::UnknownProtocol, Vec::new()))
 }
 
 async fn receive_socks5(
@@ -212,7 +174,7 @@ async fn receive_http(
         http::RequestHead::Password(unproven) => {
             let Some(credentials) = &unproven.credentials else {
                 let challenge = http::response(http::Status::AuthenticationRequired);
-                return Err(refused(NO_SECRET, challenge));
+                return Err(refused(Refusal::NoPassword, challenge));
             };
             heard.user = Some(credentials.name_as_text());
             let proof = authenticator.verify(credentials).await;
@@ -224,7 +186,7 @@ async fn receive_http(
     let (target, head, body) = match request {
         http::HttpRequest::Connect(target) => (target, Vec::new(), None),
         http::HttpRequest::Forward { target, head, body } => (target, head, Some(body)),
-        http::HttpRequest::Answered(answer) => return Err(refused(LAST_RECIPIENT, answer)),
+        http::HttpRequest::Answered(answer) => return Err(refused(Refusal::LastRecipient, answer)),
     };
     Ok(ClientRequest {
         request: Request {
@@ -256,7 +218,7 @@ async fn receive_hello(client: &mut Client, routes: &Routes, heard: &mut Heard) 
             (routes.target(&hello), hello.bytes)
         }
     };
-    let target = target.map_err(|refusal| NoRequest::Refused(refusal.into()))?;
+    let target = target.map_err(NoRequest::by_parser)?;
     Ok(ClientRequest {
         head,
         ..ClientRequest::to_fixed_target(target.clone())
@@ -265,7 +227,7 @@ async fn receive_hello(client: &mut Client, routes: &Routes, heard: &mut Heard) 
 
 /// Feeds the client's bytes to a parser until the parser has a whole message. The bytes after the
 /// message stay in the buffer.
-pub(crate) async fn read<T, R: Into<Refused>>(
+pub(crate) async fn read<T, R: Copy + Into<Refusal> + Into<Refused>>(
     client: &mut Client,
     mut feed: impl FnMut(&mut &[u8]) -> Result<Option<T>, R>,
 ) -> Result<T, NoRequest> {
@@ -278,7 +240,7 @@ pub(crate) async fn read<T, R: Into<Refused>>(
         let fed = feed(&mut left);
         let taken = received.len() - left.len();
         client.consume(taken);
-        if let Some(message) = fed.map_err(|refusal| NoRequest::Refused(refusal.into()))? {
+        if let Some(message) = fed.map_err(NoRequest::by_parser)? {
             return Ok(message);
         }
     }
@@ -333,11 +295,11 @@ impl Authenticator<'_> {
 }
 
 impl Unproven {
-    fn reason(self) -> &'static str {
+    fn reason(self) -> Refusal {
         match self {
-            Self::Wrong => WRONG_SECRET,
-            Self::Held(_) => HELD,
-            Self::Busy => TOO_MANY_CHECKS,
+            Self::Wrong => Refusal::WrongPassword,
+            Self::Held(_) => Refusal::AuthPenalty,
+            Self::Busy => Refusal::AuthBusy,
         }
     }
 
@@ -404,8 +366,15 @@ impl ClientRequest {
     }
 }
 
-fn refused(reason: &'static str, answer: Vec<u8>) -> NoRequest {
-    NoRequest::Refused(Refused { reason, answer })
+fn refused(reason: Refusal, answer: Vec<u8>) -> NoRequest {
+    NoRequest::Refused { reason, answer }
+}
+
+impl NoRequest {
+    fn by_parser(refusal: impl Copy + Into<Refusal> + Into<Refused>) -> Self {
+        let Refused { answer, .. } = refusal.into();
+        refused(refusal.into(), answer)
+    }
 }
 
 impl From<io::Error> for NoRequest {

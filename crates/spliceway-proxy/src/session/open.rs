@@ -15,14 +15,13 @@ use super::association::{self, Reach};
 use super::departure::{Finish, departed};
 use super::exchange::{self, NoAnswer, Patience};
 use super::{Begin, Ends, Opened, RemainingBody};
-use crate::access::accounts;
-use crate::access::admission::{self, ClientKey, Dial, Permit};
-use crate::access::policy::Denied;
+use crate::access::admission::{ClientKey, Dial, Permit};
 use crate::kit::outcome::{Outcome, SessionEnd};
+use crate::kit::refusal::Refusal;
 use crate::net::hops::Hops;
 use crate::net::listener::{self, Accepted};
 use crate::net::stream::Stream;
-use crate::net::transparent::{Interception, NOT_REDIRECTED, OwnDial};
+use crate::net::transparent::{Interception, OwnDial};
 use crate::reach::dial::{DialError, DialRequest, Dialed, Passage};
 use crate::session::bind::{Binding, NobodyCame};
 use crate::session::handshake::{self, Authenticator, Client, ClientRequest, Heard, NoRequest};
@@ -54,13 +53,13 @@ pub(super) async fn open(
     let service = Arc::clone(record.service());
     if arrival::is_stranger(&accepted, &service) {
         listener::reset(accepted.stream);
-        return Err(SessionEnd::Denied(arrival::NO_CLIENT).into());
+        return Err(SessionEnd::Denied(Refusal::Client).into());
     }
     let mut addresses = Addresses::of(&accepted, &service);
     let mut hops = Hops::behind(&accepted.stream, accepted.peer);
     if hops.are_far() && service.is_only_for_this_machine {
         listener::reset(accepted.stream);
-        return Err(SessionEnd::Denied(arrival::NO_CLIENT).into());
+        return Err(SessionEnd::Denied(Refusal::Client).into());
     }
     hops.begin(!service.is_private && !service.clients.names_who_may());
     let mut client = Client::with_capacity(HANDSHAKE_BUFFER_BYTES, accepted.stream);
@@ -104,7 +103,7 @@ pub(super) async fn open(
     };
     if let Err(reason) = record.enter_account() {
         let failure = match reason {
-            accounts::USED_UP => Failure::NotAllowed,
+            Refusal::Quota => Failure::NotAllowed,
             _ => Failure::General,
         };
         return Err(opening.refuse(failure, SessionEnd::Denied(reason).into()).await);
@@ -119,11 +118,11 @@ fn original_target(
     client: &Client,
     addresses: &Addresses,
     service: &Service,
-) -> Result<SocketAddr, &'static str> {
-    let target = how.target(client.get_ref()).ok_or(NOT_REDIRECTED)?;
+) -> Result<SocketAddr, Refusal> {
+    let target = how.target(client.get_ref()).ok_or(Refusal::NotRedirected)?;
     let is_own = addresses.client.is_some_and(|client| OwnDial::is_from(client, target));
     if is_own || service.dialer.is_own_listener(target) {
-        return Err(Denied::Loop.as_str());
+        return Err(Refusal::Loop);
     }
     Ok(target)
 }
@@ -159,8 +158,8 @@ async fn ask(
     match request {
         Ok(Ok(request)) => Ok(request),
         Ok(Err(no_request)) => {
-            if let NoRequest::Refused(refused) = &no_request {
-                lingering_close(client, &refused.answer).await;
+            if let NoRequest::Refused { answer, .. } = &no_request {
+                lingering_close(client, answer).await;
             }
             Err(no_request.outcome())
         }
@@ -172,7 +171,7 @@ async fn ask(
             if is_late {
                 lingering_close(client, &http::response(http::Status::RequestTimeout)).await;
             }
-            Err(SessionEnd::Denied(handshake::TOO_SLOW).into())
+            Err(SessionEnd::Denied(Refusal::HandshakeTimeout).into())
         }
     }
 }
@@ -213,7 +212,7 @@ impl Opening {
             }
             // An association has up to four descriptors, as two sessions do, and ports.
             Command::Associate if !permit.widen() => {
-                let end = SessionEnd::Denied(admission::NO_PLACE_LEFT);
+                let end = SessionEnd::Denied(Refusal::Sessions);
                 Err(self.refuse(Failure::General, end.into()).await)
             }
             Command::Associate => self.associate(record).await,
@@ -283,7 +282,7 @@ impl Opening {
         match service.dials.begin(client) {
             Some(dial) => Ok(Some(dial)),
             None => Err(self
-                .refuse(Failure::General, SessionEnd::Denied(admission::TOO_MANY_DIALS).into())
+                .refuse(Failure::General, SessionEnd::Denied(Refusal::DialsOfClient).into())
                 .await),
         }
     }
@@ -376,7 +375,7 @@ impl Opening {
             Some(reached) => Ok(reached),
             None => {
                 lingering_close(&mut self.client, &self.request.unsupported()).await;
-                Err(SessionEnd::Denied(handshake::UNSUPPORTED).into())
+                Err(SessionEnd::Denied(Refusal::Command).into())
             }
         }
     }
@@ -405,7 +404,7 @@ impl Opening {
         match timeout(self.service.timeouts.handshake, self.client.write_all(answer)).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(Outcome::because(SessionEnd::ResetByClient, &error)),
-            Err(_) => Err(SessionEnd::Denied(handshake::TOO_SLOW).into()),
+            Err(_) => Err(SessionEnd::Denied(Refusal::HandshakeTimeout).into()),
         }
     }
 
@@ -465,7 +464,7 @@ impl Opening {
                 Ok(here) => here,
                 Err(Malformed) => {
                     lingering_close(&mut self.client, &http::no_chunks()).await;
-                    return Err(SessionEnd::Denied(handshake::NO_CHUNKS).into());
+                    return Err(SessionEnd::Denied(Refusal::NotChunked).into());
                 }
             },
         };
@@ -512,7 +511,7 @@ async fn lingering_close(client: &mut Client, answer: &[u8]) {
 impl NoRequest {
     pub(super) fn outcome(&self) -> Outcome {
         match self {
-            Self::Refused(refused) => SessionEnd::Denied(refused.reason).into(),
+            Self::Refused { reason, .. } => SessionEnd::Denied(*reason).into(),
             Self::Gone => SessionEnd::ClientEof.into(),
             Self::Failed(error) => Outcome::because(SessionEnd::ResetByClient, error),
         }

@@ -13,6 +13,7 @@ use tokio::time::sleep;
 use crate::access::datagram_counts::{DatagramStats, DatagramSummary};
 use crate::access::rates::SessionRates;
 use crate::kit::outcome::{Outcome, SessionEnd};
+use crate::kit::refusal::Refusal;
 use crate::log::{self, Line};
 use crate::net::transparent::OwnDial;
 use crate::reach::balance::Lease;
@@ -118,7 +119,7 @@ impl Record {
     ///
     /// # Errors
     /// Returns the reason to refuse the session.
-    pub(crate) fn enter_account(&mut self) -> Result<(), &'static str> {
+    pub(crate) fn enter_account(&mut self) -> Result<(), Refusal> {
         if self.service.users.is_none() {
             return Ok(());
         }

@@ -38,8 +38,8 @@ fn each_user_has_its_own_limit_on_sessions() {
     accounts.set(&all);
     let ann = accounts.enter("ann").unwrap();
     let bob = [accounts.enter("bob").unwrap(), accounts.enter("bob").unwrap()];
-    assert_eq!(accounts.enter("ann").unwrap_err(), TOO_MANY_OF_USER);
-    assert_eq!(accounts.enter("bob").unwrap_err(), TOO_MANY_OF_USER);
+    assert_eq!(accounts.enter("ann").unwrap_err(), Refusal::SessionsOfUser);
+    assert_eq!(accounts.enter("bob").unwrap_err(), Refusal::SessionsOfUser);
     let arrived = accounts.reenter("ann");
     assert!(arrived.is_some(), "a session from another process continues");
     drop((ann, bob));
@@ -98,7 +98,7 @@ fn a_quota_is_used_up_when_its_last_byte_is_counted() {
     assert!(!session.account().count(99));
     assert!(accounts.enter("ann").is_ok());
     assert!(session.account().count(1));
-    assert_eq!(accounts.enter("ann").unwrap_err(), USED_UP);
+    assert_eq!(accounts.enter("ann").unwrap_err(), Refusal::Quota);
     assert!(accounts.enter("bob").is_ok());
     assert!(accounts.reenter("ann").is_some(), "its first poll ends it");
     accounts.set(&daily(101));
@@ -183,7 +183,7 @@ fn a_user_without_an_account_has_what_the_file_says() {
     accounts.saved(&[], row("ann", 100, date), date);
     accounts.set(&daily(100));
     assert_eq!(accounts.statuses("", 9)[0].used[0].bytes, 100);
-    assert_eq!(accounts.enter("ann").unwrap_err(), USED_UP);
+    assert_eq!(accounts.enter("ann").unwrap_err(), Refusal::Quota);
     assert!(accounts.statuses("ann", 9).is_empty());
 }
 
@@ -252,7 +252,7 @@ fn used_by_both(name: &str, quota: u64, rates: [u64; 2]) -> u64 {
             break;
         }
     }
-    assert_eq!(new.accounts.enter("ann").unwrap_err(), USED_UP);
+    assert_eq!(new.accounts.enter("ann").unwrap_err(), Refusal::Quota);
     drop(std::fs::remove_file(&path));
     moved
 }

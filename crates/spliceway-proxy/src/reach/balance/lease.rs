@@ -23,6 +23,7 @@ use super::balancer::{Balancer, Choice, Entry, Lease};
 use super::ejection::{Credit, EARLY};
 use super::policy;
 use crate::access::admission::ClientKey;
+use crate::kit::refusal::Refusal;
 
 /// The most backends that are tried for one client. HAProxy has the same default.
 pub(super) const TRIES_MAX: usize = 4;
@@ -40,15 +41,12 @@ pub(crate) enum NoLease {
     QueueTimeout,
 }
 
-impl NoLease {
-    pub(crate) const ALL: [Self; 3] = [Self::NoneAvailable, Self::QueueFull, Self::QueueTimeout];
-
-    /// Returns the reason for records and metrics.
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::NoneAvailable => "no_backend",
-            Self::QueueFull => "queue_full",
-            Self::QueueTimeout => "queue_timeout",
+impl From<NoLease> for Refusal {
+    fn from(why: NoLease) -> Self {
+        match why {
+            NoLease::NoneAvailable => Self::NoBackend,
+            NoLease::QueueFull => Self::QueueFull,
+            NoLease::QueueTimeout => Self::QueueTimeout,
         }
     }
 }

@@ -10,6 +10,7 @@ use super::resolver::LookupError;
 use super::socket::{Call, SocketError};
 use crate::access::policy::Denied;
 use crate::kit::errno;
+use crate::kit::refusal::Refusal;
 use spliceway_protocol::address::Target;
 use spliceway_protocol::{Failure, client};
 
@@ -48,7 +49,7 @@ impl DialError {
             Self::Unresolved(LookupError::TimedOut) => "ETIMEDOUT",
             Self::Unresolved(LookupError::TooMany) => "too_many_lookups",
             Self::Unresolved(_) => "unresolved",
-            Self::Denied(denied, _) => denied.as_str(),
+            Self::Denied(denied, _) => Refusal::from(denied).as_str(),
             Self::Unreachable(_, failed) => errno::name(&failed.error),
             Self::Upstream(_, fault) => fault.as_str(),
         }
@@ -66,9 +67,9 @@ impl DialError {
     }
 
     /// Returns the reason if the policy of this program refused the target.
-    pub(crate) fn denied(&self) -> Option<&'static str> {
+    pub(crate) fn denied(&self) -> Option<Refusal> {
         match self {
-            Self::Denied(denied, _) => Some(denied.as_str()),
+            Self::Denied(denied, _) => Some(denied.into()),
             _ => None,
         }
     }

@@ -18,6 +18,7 @@ use super::request::Purpose;
 use super::*;
 use crate::access::policy::TargetPolicy;
 use crate::access::policy::{OwnListeners, Targets};
+use crate::kit::refusal::Refusal;
 use crate::net::stream::Stream;
 use spliceway_protocol::Failure;
 use spliceway_protocol::address::Target;
@@ -57,7 +58,7 @@ async fn dial(dialer: &Dialer, target: &str) -> Result<Dialed, DialError> {
 
 async fn fails(dialer: &Dialer, target: &str) -> (&'static str, Option<&'static str>) {
     let error = dial(dialer, target).await.unwrap_err();
-    (error.as_str(), error.denied())
+    (error.as_str(), error.denied().map(Refusal::as_str))
 }
 
 /// Returns an address on 127.0.0.1 at which no program listens. No other program can listen there
@@ -228,7 +229,7 @@ async fn names_that_need_no_lookup_are_refused_without_one() {
     ] {
         assert_eq!(fails(&dialer, target).await, (reason, Some(reason)), "{target}");
         let error = dialer.addresses(&target.parse().unwrap(), None).await.unwrap_err();
-        assert_eq!(error.denied(), Some(reason), "{target}");
+        assert_eq!(error.denied().map(Refusal::as_str), Some(reason), "{target}");
     }
     assert_eq!(server.asked("127.1.") + server.asked("localhost."), 0);
 }
@@ -259,7 +260,7 @@ async fn only_allowed_addresses_are_returned_for_datagrams() {
     ] {
         server.says("inside.example.", Answer::has(&["10.0.0.1"], 60));
         let error = dialer.addresses(&target.parse().unwrap(), None).await.unwrap_err();
-        assert_eq!(error.denied(), reason, "{target}");
+        assert_eq!(error.denied().map(Refusal::as_str), reason, "{target}");
     }
     let literal = dialer
         .addresses(&"[::ffff:8.8.8.8]:53".parse().unwrap(), None)
@@ -383,7 +384,7 @@ async fn a_unix_socket_is_reached_unless_it_is_an_own_listener() {
         .dial_for(&Target::Unix(ours.into()), DialRequest::default())
         .await
         .unwrap_err();
-    assert_eq!(refused.denied(), Some("loop"));
+    assert_eq!(refused.denied().map(Refusal::as_str), Some("loop"));
     let missing = dialer
         .dial_for(&Target::Unix(folder.join("missing").into()), DialRequest::default())
         .await

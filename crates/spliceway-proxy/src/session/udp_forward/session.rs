@@ -18,10 +18,10 @@ use super::Port;
 use super::table::{Broken, says_nothing_receives};
 use crate::access::admission::Permit;
 use crate::access::datagram_counts::{DatagramStats, Dropped};
-use crate::access::policy::Denied;
 use crate::kit::alive::Alive;
 use crate::kit::errno;
 use crate::kit::outcome::{Outcome, SessionEnd};
+use crate::kit::refusal::Refusal;
 use crate::net::datagrams::{GsoBatch, Origin, Route, send, towards, with_scratch};
 use crate::reach::balance::{Failure, Tried};
 use crate::session::no_backend;
@@ -141,7 +141,7 @@ impl Session {
         // The answers would come back to the target as datagrams of a client.
         if addresses.contains(&client) {
             return Err(NotConnected {
-                outcome: SessionEnd::Denied(Denied::Loop.as_str()).into(),
+                outcome: SessionEnd::Denied(Refusal::Loop).into(),
                 is_of_the_backend: false,
             });
         }

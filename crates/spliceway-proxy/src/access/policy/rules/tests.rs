@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::time::Instant;
 
 use super::*;
+use crate::kit::refusal::Refusal;
 use spliceway_protocol::rule::TargetRule;
 
 fn list(rules: &[&str]) -> Option<Arc<RuleList>> {
@@ -271,7 +272,10 @@ fn a_refusal_names_the_rule() {
         (None, "198.51.100.1:80", "refused by --to-allow, where no rule matches"),
     ] {
         let denied = refusing.check(name, address.parse().unwrap()).unwrap_err();
-        assert_eq!((denied.to_string(), denied.as_str()), (rule.to_owned(), "target_rule"));
+        assert_eq!(
+            (denied.to_string(), Refusal::from(&denied)),
+            (rule.to_owned(), Refusal::TargetRule)
+        );
     }
 }
 

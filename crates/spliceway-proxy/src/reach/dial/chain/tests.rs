@@ -4,6 +4,7 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::access::policy::{OwnListeners, TargetPolicy, Targets};
+use crate::kit::refusal::Refusal;
 use crate::reach::dial::tests::dns::{Answer, Server};
 use crate::reach::dial::tests::held;
 use crate::reach::dial::{DialRequest, DialSettings, ResolverSettings, SocketSettings};
@@ -343,7 +344,7 @@ async fn an_upstream_proxy_may_be_on_loopback_even_if_targets_may_not() {
     ] {
         let failed = dial(&public(scheme), target).await.unwrap_err();
         assert_eq!(
-            (failed.denied(), failed.failure()),
+            (failed.denied().map(Refusal::as_str), failed.failure()),
             (Some(reason), Failure::NotAllowed),
             "{target}"
         );

@@ -1,0 +1,41 @@
+//! The reasons for which a service may refuse a client.
+
+use crate::kit::refusal::Refusal;
+use crate::settings::{Kind, ServiceSettings};
+
+/// Returns the reasons for which such a service may refuse a client.
+pub(crate) fn refusals(service: &ServiceSettings) -> impl Iterator<Item = Refusal> {
+    Refusal::all().filter(|reason| may_have(service, *reason))
+}
+
+fn may_have(service: &ServiceSettings, reason: Refusal) -> bool {
+    let (kind, accepts_proxy) = (&service.kind, service.accept_proxy.is_some());
+    match reason {
+        Refusal::Client | Refusal::SessionsOfClient => true,
+        Refusal::Loopback
+        | Refusal::Private
+        | Refusal::LinkLocal
+        | Refusal::Cgnat
+        | Refusal::Unspecified
+        | Refusal::Multicast
+        | Refusal::Metadata
+        | Refusal::Reserved
+        | Refusal::Loop
+        | Refusal::TargetRule => true,
+        Refusal::Balancer | Refusal::Proxy(_) => accepts_proxy,
+        Refusal::HandshakeTimeout => accepts_proxy || !matches!(kind, Kind::Forward(_) | Kind::Transparent(_)),
+        Refusal::NoBackend | Refusal::QueueFull | Refusal::QueueTimeout => service.balance.is_some(),
+        Refusal::DialsOfClient => !kind.has_fixed_targets(),
+        Refusal::SessionsOfUser
+        | Refusal::Quota
+        | Refusal::WrongPassword
+        | Refusal::AuthPenalty
+        | Refusal::AuthBusy
+        | Refusal::NoPassword => service.users.is_some(),
+        Refusal::NotRedirected => matches!(kind, Kind::Transparent(_)),
+        Refusal::Sessions | Refusal::Command | Refusal::Socks5(_) => matches!(kind, Kind::Socks5 | Kind::Mixed),
+        Refusal::NotChunked | Refusal::LastRecipient | Refusal::Http(_) => matches!(kind, Kind::Http | Kind::Mixed),
+        Refusal::UnknownProtocol | Refusal::Socks4(_) => matches!(kind, Kind::Mixed),
+        Refusal::Tls(_) => matches!(kind, Kind::Sni(_)),
+    }
+}
