@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
@@ -83,18 +84,20 @@ pub(crate) async fn accept(
 /// the section "Error handling" of accept(2), and the errors that a firewall causes.
 fn is_of_the_client(error: &io::Error) -> bool {
     matches!(
-        errno::name(error),
-        "ECONNABORTED"
-            | "EINTR"
-            | "EPROTO"
-            | "EPERM"
-            | "ENETDOWN"
-            | "ENOPROTOOPT"
-            | "EHOSTDOWN"
-            | "ENONET"
-            | "EHOSTUNREACH"
-            | "EOPNOTSUPP"
-            | "ENETUNREACH"
+        Errno::from_io_error(error),
+        Some(
+            Errno::CONNABORTED
+                | Errno::INTR
+                | Errno::PROTO
+                | Errno::PERM
+                | Errno::NETDOWN
+                | Errno::NOPROTOOPT
+                | Errno::HOSTDOWN
+                | Errno::NONET
+                | Errno::HOSTUNREACH
+                | Errno::OPNOTSUPP
+                | Errno::NETUNREACH
+        )
     )
 }
 
