@@ -12,7 +12,10 @@ mod calendar;
 mod file;
 mod keeper;
 mod limits;
+mod saving;
 mod series;
+mod snapshot;
+mod unusable;
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
@@ -25,10 +28,11 @@ use tokio::sync::futures::OwnedNotified;
 
 use crate::kit::refusal::Refusal;
 use calendar::{Date, Usage};
-use file::{Change, File, Updated};
-use keeper::Saving;
+use file::{File, Updated};
 pub(crate) use limits::{AllLimits, Quota, Quotas, UserLimits};
+use saving::Saving;
 pub(crate) use series::{UserSeries, UserStatus};
+use snapshot::Change;
 
 /// The accounts of all users.
 #[derive(Debug, Default)]
@@ -373,9 +377,10 @@ impl Account {
         state.usage.advance(date);
         state.usage.add(bytes);
         state.unsaved = state.unsaved.saturating_add(bytes);
-        let left = match state.is_spent {
-            true => Some(0),
-            false => state.usage.left(&state.limits.quotas),
+        let left = if state.is_spent {
+            Some(0)
+        } else {
+            state.usage.left(&state.limits.quotas)
         };
         let end = left.map_or(NEVER, |left| counted.saturating_add(left));
         self.end.store(end, Ordering::Relaxed);

@@ -4,6 +4,7 @@
 //! Only this module creates a [`Proof`], and no handshake continues without one.
 
 mod checks;
+mod digest;
 mod file;
 mod hash;
 mod passed;
@@ -14,39 +15,25 @@ use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use argon2::password_hash;
-use blake2::Blake2sMac256;
-use blake2::digest::{KeyInit, Mac};
 use subtle::{Choice, ConstantTimeEq};
 use tokio::time::Instant;
 
 use checks::Checks;
+use digest::{Digest, KEY_BYTES, digest};
 use hash::{Hash, Work};
-use passed::Passed;
+use passed::{Passed, UserId};
 use spliceway_protocol::{Credentials, Proof};
 
 pub(crate) use checks::{Busy, Standing};
+pub(crate) use digest::{Fingerprint, fingerprint};
 pub(crate) use file::{read, user};
-pub(crate) use hash::hash;
+pub(crate) use hash::{Stored, hash};
 #[cfg(test)]
 pub(crate) use penalty::CLIENTS_MAX as PENALISED_MAX;
 pub(crate) use penalty::Penalties;
-
-/// A keyed digest of a password, for comparisons. Its length does not depend on the password, and
-/// it is useless outside this process.
-type Digest = [u8; 32];
-
-/// A keyed digest of the text that users were read from. It shows whether the text has changed.
-pub(crate) type Fingerprint = Digest;
-
-/// The number of a user.
-type UserId = u32;
-
-/// The length of the salts that the password-hash crate generates. Such a salt is random, so it can
-/// serve as the key.
-const KEY_BYTES: usize = 16;
 
 /// The users of a service and their passwords.
 pub(crate) struct Users {
@@ -70,12 +57,6 @@ struct User {
 
 enum Secret {
     Clear(Digest),
-    Hash(Arc<Hash>),
-}
-
-/// The stored form of a user's password.
-pub(crate) enum Stored {
-    Clear(Box<[u8]>),
     Hash(Arc<Hash>),
 }
 
@@ -175,14 +156,12 @@ impl Users {
             Secret::Clear(expected) => bool::from(expected.ct_eq(&given)),
             Secret::Hash(_) => user.has_passed(&given),
         });
-        let is_right = match is_known_to_be_right {
-            true => true,
-            // No user has a hash, so no login costs anything.
-            false if self.each_cost.is_empty() => false,
-            false => {
-                let work = self.work(user, &credentials.secret);
-                self.checks.check(work, standing, deadline).await?
-            }
+        // If no user has a hash, no login costs anything.
+        let is_right = if is_known_to_be_right || self.each_cost.is_empty() {
+            is_known_to_be_right
+        } else {
+            let work = self.work(user, &credentials.secret);
+            self.checks.check(work, standing, deadline).await?
         };
         let Some(user) = user.filter(|_| is_right) else {
             return Ok(None);
@@ -222,20 +201,6 @@ impl User {
     fn remember(&self, given: Digest) {
         *self.passed.lock() = Some(given);
     }
-}
-
-/// Returns the fingerprint of a text, for comparisons within this process.
-pub(crate) fn fingerprint(text: &str) -> Fingerprint {
-    static KEY: OnceLock<[u8; KEY_BYTES]> = OnceLock::new();
-    // Without random numbers, the program does not get as far as users.
-    let key = KEY.get_or_init(|| password_hash::try_generate_salt().unwrap_or_default());
-    digest(key, text.as_bytes())
-}
-
-fn digest(key: &[u8], secret: &[u8]) -> Digest {
-    let mut mac = Blake2sMac256::new_from_slice(key).expect("a key of 16 bytes is short enough");
-    mac.update(secret);
-    mac.finalize().into_bytes().into()
 }
 
 impl fmt::Debug for Users {

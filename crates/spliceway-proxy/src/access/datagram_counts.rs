@@ -231,10 +231,8 @@ impl DatagramStats {
 }
 
 fn charge(rate: Option<&RateLimit>, bytes: usize) -> Result<(), Dropped> {
-    match rate.is_none_or(|rate| rate.try_charge(bytes as u64)) {
-        true => Ok(()),
-        false => Err(Dropped::Rate),
-    }
+    let is_within = rate.is_none_or(|rate| rate.try_charge(bytes as u64));
+    is_within.then_some(()).ok_or(Dropped::Rate)
 }
 
 impl LivePassed {

@@ -178,9 +178,10 @@ mod tests {
             let _stop = (!is_stopped).then_some(stop);
             health.spawn_until(stopped, "this", async move {
                 let _ends = ends;
-                match is_stopped {
-                    true => std::future::pending().await,
-                    false => tokio::task::yield_now().await,
+                if is_stopped {
+                    std::future::pending::<()>().await;
+                } else {
+                    tokio::task::yield_now().await;
                 }
             });
             assert!(ended.await.is_err());

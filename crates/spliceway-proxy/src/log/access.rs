@@ -16,8 +16,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 use tracing::Level;
 
+use super::line::{Format, Line};
 use super::queue::{Destination, Lines, Report};
-use super::{Format, LOG, Line, LogSettings, LogThrottle, STARTED, dropped_of, write};
+use super::stderr::{LOG, STARTED, write};
+use super::throttle::LogThrottle;
 use crate::kit::created;
 use crate::kit::health::Health;
 
@@ -39,7 +41,7 @@ const MODE: u32 = 0o640;
 const STACK_BYTES: usize = 256 << 10;
 
 static ACCESS: OnceLock<Access> = OnceLock::new();
-static LINES: LazyLock<Lines> = LazyLock::new(|| Lines::counted_by(dropped_of("access")));
+static LINES: LazyLock<Lines> = LazyLock::new(|| Lines::of_log("access"));
 static REOPENS: LazyLock<Family<ReopenLabel, Counter>> = LazyLock::new(Family::default);
 
 /// What has been started.
@@ -69,8 +71,8 @@ pub(crate) struct ReopenLabel {
 ///
 /// # Errors
 /// Returns an error if the file cannot be opened, or if the system cannot create a thread.
-pub(super) fn start(settings: &LogSettings, health: &Health) -> io::Result<()> {
-    let to = match &settings.access {
+pub(super) fn start(access: &AccessLog, format: Format, health: &Health) -> io::Result<()> {
+    let to = match access {
         AccessLog::Stderr => Place::Log,
         AccessLog::Off => Place::Nowhere,
         AccessLog::Stdout => {
@@ -88,7 +90,6 @@ pub(super) fn start(settings: &LogSettings, health: &Health) -> io::Result<()> {
             Place::Own { is_file: true }
         }
     };
-    let format = settings.format;
     let _ = ACCESS.set(Access { to, format });
     Ok(())
 }
@@ -112,9 +113,10 @@ pub(crate) fn record(is_failure: bool, fill: impl FnOnce(&mut Line)) {
         Place::Nowhere => return,
         Place::Own { .. } => (Line::new(access.format), &*LINES),
         Place::Log => {
-            let (level, is_enabled) = match is_failure {
-                true => (Level::WARN, tracing::enabled!(Level::WARN)),
-                false => (Level::INFO, tracing::enabled!(Level::INFO)),
+            let (level, is_enabled) = if is_failure {
+                (Level::WARN, tracing::enabled!(Level::WARN))
+            } else {
+                (Level::INFO, tracing::enabled!(Level::INFO))
             };
             if !is_enabled {
                 return;

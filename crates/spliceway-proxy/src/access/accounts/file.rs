@@ -10,23 +10,21 @@
 //! The lock is that of the file with this name. A process that has waited for it looks at the name
 //! again. If the file is gone, or is not what was written, it is written again from memory.
 
-mod snapshot;
-
 use std::fs::{Metadata, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use std::{fmt, fs, thread};
+use std::{fs, thread};
 
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, RenameFlags, fchmod, fchown, flock, renameat_with};
 use rustix::io::Errno;
 use rustix::process::{Gid, Pid, Uid, test_kill_process};
 
 use super::calendar::{Date, Usage};
-use super::limits::Quotas;
+use super::snapshot::{Change, Content, Row, Snapshot};
+use super::unusable::Unusable;
 use crate::kit::created;
-use snapshot::{Content, Row, Snapshot};
 
 /// The longest wait for another process, which usually takes less than 100 ms for an update.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
@@ -77,18 +75,6 @@ struct Seen {
     modified: (i64, i64),
 }
 
-/// The change of one user: what to add, after the row was emptied if `is_reset` is true.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Change {
-    pub(super) user: Box<str>,
-    pub(super) bytes: u64,
-    pub(super) is_reset: bool,
-    /// For a file that is shared: what this process had counted, and whether sessions wait.
-    pub(super) counted: u64,
-    pub(super) is_waiting: bool,
-    pub(super) quotas: Quotas,
-}
-
 /// What the file has of users now.
 pub(super) type Rows = Vec<(Box<str>, Usage)>;
 
@@ -103,14 +89,6 @@ pub(super) struct Updated {
     pub(super) is_shared: bool,
     /// The length of the file, if it was written.
     pub(super) written: Option<u64>,
-}
-
-/// Why the file cannot be used.
-#[derive(Debug)]
-pub(super) enum Unusable {
-    /// Another process has locked it.
-    Busy,
-    Other(String),
 }
 
 impl File {
@@ -173,9 +151,10 @@ impl File {
     /// Records that one more process opens the file, or one less: a process that takes over may
     /// hand over before the one before it has ended. The next update has the effect.
     pub(super) fn share(&mut self, with_one_more: bool) {
-        match with_one_more {
-            true => self.others += 1,
-            false => self.others = self.others.saturating_sub(1),
+        if with_one_more {
+            self.others += 1;
+        } else {
+            self.others = self.others.saturating_sub(1);
         }
     }
 
@@ -212,9 +191,10 @@ impl File {
 
     fn attempt(&mut self, changes: &[Change], date: Date) -> Result<Updated, Unusable> {
         let is_there = self.lock()?;
-        let found = match is_there {
-            true => self.find(changes.is_empty())?,
-            false => Err(Unusable::Other("it was removed".to_owned())),
+        let found = if is_there {
+            self.find(changes.is_empty())?
+        } else {
+            Err(Unusable::Other("it was removed".to_owned()))
         };
         if let (true, true, Err(why)) = (is_there, !self.is_loaded, found.as_ref()) {
             return Err(Unusable::Other(why.to_string()));
@@ -265,9 +245,10 @@ impl File {
         for change in changes {
             let mut row = self.snapshot.changed(change, date);
             if updated.is_shared {
-                updated.shares.push(match change.quotas.are_none() {
-                    true => Some(u64::MAX),
-                    false => row.reserve(self.id, &change.quotas, change.bytes, change.is_waiting),
+                updated.shares.push(if change.quotas.are_none() {
+                    Some(u64::MAX)
+                } else {
+                    row.reserve(self.id, &change.quotas, change.bytes, change.is_waiting)
                 });
             }
             updated.rows.push((change.user.clone(), row.used.clone()));
@@ -418,9 +399,12 @@ impl File {
         self.snapshot.updates += 1;
         let (bytes, sum) = self.snapshot.encode();
         let written = fill(&mut file, &bytes, replaced.as_ref()).and_then(|()| {
-            created::replace(&self.path, || match is_there {
-                true => fs::rename(&new, &target),
-                false => name_new(&new, &target),
+            created::replace(&self.path, || {
+                if is_there {
+                    fs::rename(&new, &target)
+                } else {
+                    name_new(&new, &target)
+                }
             })
         });
         let written = written.and_then(|()| file.metadata());
@@ -524,41 +508,6 @@ fn lives(process: u32) -> bool {
 )]
 fn wait() {
     thread::sleep(RETRY);
-}
-
-impl Unusable {
-    fn io(what: &str, error: &io::Error) -> Self {
-        Self::Other(format!("cannot {what}: {error}"))
-    }
-
-    #[expect(clippy::needless_pass_by_value, reason = "it is the function of map_err")]
-    fn read(error: io::Error) -> Self {
-        Self::io("read it", &error)
-    }
-
-    /// Says that the content is wrong, and the remedy.
-    fn content(what: &str) -> Self {
-        Self::Other(format!("{what}: move it away to begin with empty counters"))
-    }
-
-    /// Says that an update has not ended in time.
-    pub(super) fn slow() -> Self {
-        Self::Other("the disk does not answer".to_owned())
-    }
-
-    /// Says that the thread with the file has panicked.
-    pub(super) fn panicked() -> Self {
-        Self::Other("an update has panicked".to_owned())
-    }
-}
-
-impl fmt::Display for Unusable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Busy => f.write_str("another process has it open"),
-            Self::Other(why) => f.write_str(why),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -10,20 +10,16 @@
 
 use parking_lot::Mutex;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Accounts;
 use super::calendar::Date;
-use super::file::{File, PATIENCE, Unusable};
-use crate::log::LogThrottle;
+use super::file::{File, PATIENCE};
+use super::unusable::Unusable;
 
 /// The time between two updates of the file. A process that is killed loses the bytes of this time,
 /// and of one update. Both together are below a second unless the disk is very slow.
@@ -41,21 +37,6 @@ const SLOW_SHARED: Duration = Duration::from_secs(8);
 /// The longest time for the last update, at the end of the program.
 const LAST: Duration = Duration::from_secs(2);
 
-/// How well saving works.
-#[derive(Debug, Default)]
-pub(crate) struct Saving {
-    has_failed: AtomicBool,
-    pub(super) writes: Family<WriteLabel, Counter>,
-    throttle: Mutex<LogThrottle>,
-    /// The length of the file.
-    bytes: AtomicU64,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct WriteLabel {
-    result: &'static str,
-}
-
 impl Accounts {
     /// Reads the quota file. If it `is_shared`, the process that hands over to this one opens it,
     /// too. The call blocks.
@@ -67,9 +48,6 @@ impl Accounts {
         let loaded = File::load(path, date, is_shared, PATIENCE);
         let (file, updated) = loaded.map_err(|why| format!("quota file {}: {why}", path.display()))?;
         self.saved(&[], updated, date);
-        for result in [OK, FAILED] {
-            drop(self.saving.writes.get_or_create(&WriteLabel { result }));
-        }
         let _ = self.file.set(Mutex::new(file));
         Ok(())
     }
@@ -122,7 +100,7 @@ impl Accounts {
         if self.are_shared() {
             return EVERY_SHARED;
         }
-        let bytes = self.saving.bytes.load(Ordering::Relaxed);
+        let bytes = self.saving.bytes();
         EVERY.max(Duration::from_millis(bytes.saturating_mul(1000) / BYTES_PER_SECOND))
     }
 
@@ -186,7 +164,7 @@ impl Accounts {
         let updated = file.update(&changes, date);
         Some(updated.map(|updated| {
             if let Some(bytes) = updated.written {
-                self.saving.bytes.store(bytes, Ordering::Relaxed);
+                self.saving.set_bytes(bytes);
             }
             self.saved(&changes, updated, date);
         }))
@@ -203,35 +181,7 @@ impl Accounts {
     /// file.
     pub(crate) fn are_saved(&self) -> Option<bool> {
         let file = self.file.get();
-        file.map(|_| !self.saving.has_failed.load(Ordering::Relaxed))
-    }
-}
-
-const OK: &str = "ok";
-const FAILED: &str = "failed";
-
-impl Saving {
-    fn report(&self, saved: Option<Result<(), Unusable>>) {
-        match saved {
-            None => {}
-            Some(Ok(())) => self.succeeded(),
-            Some(Err(why)) => self.failed(&why),
-        }
-    }
-
-    fn succeeded(&self) {
-        self.writes.get_or_create(&WriteLabel { result: OK }).inc();
-        if self.has_failed.swap(false, Ordering::Relaxed) {
-            tracing::info!("the quota file is written again, with all bytes since");
-        }
-    }
-
-    fn failed(&self, why: &Unusable) {
-        self.writes.get_or_create(&WriteLabel { result: FAILED }).inc();
-        self.has_failed.store(true, Ordering::Relaxed);
-        if self.throttle.lock().admits(Instant::now()) {
-            tracing::error!(%why, "cannot write the quota file: counting continues in memory");
-        }
+        file.map(|_| !self.saving.is_failing())
     }
 }
 

@@ -153,8 +153,10 @@ impl Collector for UserSeries {
         let (sums, unsaved) = self.sums();
         if self.0.file.get().is_some() {
             let help = "Updates of the quota file, by result";
-            let writes = encoder.encode_descriptor("quota_writes", help, None, MetricType::Counter)?;
-            self.0.saving.writes.encode(writes)?;
+            let mut family = encoder.encode_descriptor("quota_writes", help, None, MetricType::Counter)?;
+            for (result, count) in self.0.saving.updates() {
+                ConstCounter::new(count).encode(family.encode_family(&[("result", result)])?)?;
+            }
             let help = "Bytes that count for quotas and are not in the quota file";
             let family = encoder.encode_descriptor("quota_unsaved_bytes", help, None, MetricType::Gauge)?;
             ConstGauge::new(unsaved).encode(family)?;

@@ -11,9 +11,9 @@ use blake2::Blake2b512;
 use blake2::digest::Digest;
 use serde::{Deserialize, Serialize};
 
-use super::super::calendar::{Date, KEPT, Usage};
-use super::super::limits::Quotas;
-use super::{Change, Unusable};
+use super::calendar::{Date, KEPT, Usage};
+use super::limits::Quotas;
+use super::unusable::Unusable;
 
 const MAGIC: &[u8] = b"spliceway quotas ";
 const VERSION: &[u8] = b"1 ";
@@ -48,6 +48,18 @@ pub(super) struct Row {
     /// The bytes that each process may use until its next update, which are not in `used`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     reserved: Vec<(u32, u64)>,
+}
+
+/// The change of one user: what to add, after the row was emptied if `is_reset` is true.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Change {
+    pub(super) user: Box<str>,
+    pub(super) bytes: u64,
+    pub(super) is_reset: bool,
+    /// For a file that is shared: what this process had counted, and whether sessions wait.
+    pub(super) counted: u64,
+    pub(super) is_waiting: bool,
+    pub(super) quotas: Quotas,
 }
 
 impl Snapshot {

@@ -199,9 +199,10 @@ impl<T> Queue<T> {
     }
 
     fn next(&mut self) -> Option<Waiting<T>> {
-        let queue = match self.good.is_empty() {
-            true => &mut self.failed,
-            false => &mut self.good,
+        let queue = if self.good.is_empty() {
+            &mut self.failed
+        } else {
+            &mut self.good
         };
         match self.taken % NEWEST_EVERY {
             0 => queue.pop_back(),

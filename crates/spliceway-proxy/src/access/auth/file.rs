@@ -5,8 +5,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::hash::{Cost, Hash, WORK_MAX_KIB};
-use super::{Fingerprint, Stored, fingerprint};
+use super::digest::{Fingerprint, fingerprint};
+use super::hash::{Cost, Hash, Stored, WORK_MAX_KIB};
 use crate::kit::named_file::{self, NamedFile};
 
 /// The start of a hash. A text that does not start with it is the password itself.
@@ -65,10 +65,10 @@ pub(crate) fn read(path: &Path) -> Result<UserFile, FileError> {
     })?;
     file.fingerprint = fingerprint(&text);
     file.exposed = (mode & EXPOSED != 0).then_some(mode);
-    match file.users.is_empty() {
-        true => Err(whole(format!("the file has no users; {EXPECTED}"))),
-        false => Ok(file),
+    if file.users.is_empty() {
+        return Err(whole(format!("the file has no users; {EXPECTED}")));
     }
+    Ok(file)
 }
 
 const EXPECTED: &str = "expected NAME:HASH, with a hash of `spliceway hash-password`, or NAME:PASSWORD";
@@ -100,12 +100,12 @@ fn parse(text: &str) -> Result<UserFile, (usize, String)> {
 /// Checks the cost of a failed login, which is one hash of each different cost.
 fn check_work(costs: &BTreeSet<Cost>) -> Result<(), String> {
     let work: u64 = costs.iter().map(|cost| cost.work_kib()).sum();
-    match work <= WORK_MAX_KIB {
-        true => Ok(()),
-        false => Err(format!(
-            "a failed login costs too much with this hash: expected the sum of m × t over all different costs to be at most {WORK_MAX_KIB}, found {work}"
-        )),
+    if work <= WORK_MAX_KIB {
+        return Ok(());
     }
+    Err(format!(
+        "a failed login costs too much with this hash: expected the sum of m × t over all different costs to be at most {WORK_MAX_KIB}, found {work}"
+    ))
 }
 
 /// Parses `NAME:HASH` or `NAME:PASSWORD`.

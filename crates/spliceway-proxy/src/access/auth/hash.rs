@@ -27,6 +27,12 @@ pub(crate) struct Hash {
     output: Box<[u8]>,
 }
 
+/// The stored form of a user's password.
+pub(crate) enum Stored {
+    Clear(Box<[u8]>),
+    Hash(Arc<Hash>),
+}
+
 /// The parameters that determine how long the check of a hash takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Cost {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use subtle::ConstantTimeEq;
 use tokio::time::Instant;
 
-use super::{Digest, UserId};
+use super::digest::Digest;
 use crate::access::admission::ClientKey;
 
 /// The maximum number of passwords. Each of them uses about 200 bytes. The least recently used one
@@ -34,6 +34,8 @@ struct Table {
     uses: u64,
 }
 
+/// The number of a user.
+pub(super) type UserId = u32;
 type Key = (ClientKey, UserId);
 
 struct Entry {

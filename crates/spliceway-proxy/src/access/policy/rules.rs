@@ -117,10 +117,10 @@ impl TargetRules {
         let by_port = |list: &'a RuleList| list.by_port(port);
         let allowed = allowed.or(self.allow.as_deref().map(by_port).unwrap_or_default());
         refused(&self.deny.as_deref().map(by_port).unwrap_or_default(), &allowed)?;
-        match self.allow.is_some() && allowed.is_nothing() {
-            true => Err(Denied::Rule(NOT_ALLOWED.into())),
-            false => Ok(()),
+        if self.allow.is_some() && allowed.is_nothing() {
+            return Err(Denied::Rule(NOT_ALLOWED.into()));
         }
+        Ok(())
     }
 }
 
