@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::access::policy::{RuleList, TargetRules};
+use crate::access::policy::{Denied, RuleList, TargetRules};
 use crate::kit::refusal::Refusal;
 use crate::reach::dial::resolver::Resolver;
 
